@@ -1,0 +1,4 @@
+"""Containers for batches of small sparse matrices, on NumPy or CuPy arrays."""
+from chainer_bspmm.sparse.batched_csr import BatchedCSR
+
+__all__ = ['BatchedCSR']

@@ -1,0 +1,342 @@
+"""`BatchedCSR`: the adjacency matrices of a batch of graphs as one block-diagonal CSR matrix."""
+import numpy
+import scipy.sparse
+
+import chainer
+from chainer import backend
+from chainer.backends import cuda
+
+from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import validate
+
+LAYOUTS = ('packed', 'padded')
+
+
+class BatchedCSR:
+    """Hold one sparse matrix per graph as a single block-diagonal CSR matrix.
+
+    Entry ``k`` of row ``i`` (``indptr[i] <= k < indptr[i + 1]``) stands in column ``indices[k]``
+    and has the value ``data[k]``, or 1 where ``data`` is None. Entries that name the same place
+    add up. With R relations (bond types) the columns of a graph with n nodes are n * R: entry
+    ``(i, j * R + r)`` is ``A_r[i, j]``, so that one product sums over the relations.
+
+    Instances are immutable. The constructor checks arrays of unknown origin; matrices, dense
+    batches and data sets come in through :meth:`from_matrices`, :meth:`from_dense` and
+    ``chainer_bspmm.concat_mols``.
+
+    Args:
+        indptr (array): (n_rows + 1,) integers, start of every row's entries.
+        indices (array): (nnz,) integers, column of every entry in the numbering of the whole batch.
+        row_offsets (array): (n_graphs + 1,) integers, first row of every graph.
+        data (array or None): (nnz,) float16, float32 or float64 values; None means all ones.
+        col_offsets (array or None): (n_graphs + 1,) integers, first column of every graph;
+            None means ``row_offsets * n_relations``.
+        n_relations (int): R, the number of columns each node owns.
+        layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows.
+        max_atom_id (int or None): largest atom id of the nodes, where known; lets a model check
+            its embedding without asking the device.
+
+    Raises:
+        TypeError: an array is no array, or is not of an integer (``data``: floating) dtype.
+        ValueError: wrong lengths, decreasing offsets, an index outside its graph's block, more
+            than 2**31 - 1 entries, rows or columns. The message names graph, row, value, bound.
+
+    Attributes:
+        indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floating).
+        n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
+        max_rows, max_nnz (int): rows and entries of the largest graph.
+        is_symmetric (bool): whether the matrix was found equal to its transpose.
+        layout, max_atom_id: as given.
+
+    Note:
+        CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
+    """
+
+    def __init__(self, indptr, indices, row_offsets, data=None, col_offsets=None, n_relations=1,
+                 layout='packed', max_atom_id=None):
+        n_relations = validate.relation_count(n_relations)
+        validate.one_of('layout', layout, LAYOUTS)
+        arrays = {'indptr': indptr, 'indices': indices, 'row_offsets': row_offsets}
+        if col_offsets is not None:
+            arrays['col_offsets'] = col_offsets
+        host, device = validate.host_integers(arrays, data)
+        if col_offsets is None:
+            validate.fits_int32('nodes times relations', (host['indptr'].size - 1) * n_relations)
+            host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
+        validate.blocks(host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'])
+        if layout == 'padded':
+            validate.equal_blocks(host['row_offsets'])
+        host = {name: array.astype(numpy.int32) for name, array in host.items()}
+        self._set(data=None if data is None else cuda.to_cpu(data), n_relations=n_relations,
+                  layout=layout, max_atom_id=max_atom_id, is_symmetric=None, **host)
+        if device.xp is not numpy:
+            self._move(device)
+
+    def _set(self, indptr, indices, data, row_offsets, col_offsets, n_relations, layout,
+             max_atom_id, is_symmetric):
+        """Take over checked host arrays; `is_symmetric` None means find out."""
+        self.indptr = indptr
+        self.indices = indices
+        self.data = data
+        self.row_offsets = row_offsets
+        self.col_offsets = col_offsets
+        self.n_relations = n_relations
+        self.layout = layout
+        self.max_atom_id = max_atom_id
+        self.n_graphs = row_offsets.size - 1
+        self.n_rows = indptr.size - 1
+        self.n_cols = int(col_offsets[-1])
+        self.nnz = indices.size
+        self.max_rows = int(numpy.diff(row_offsets).max(initial=0))
+        self.max_nnz = int(numpy.diff(indptr[row_offsets]).max(initial=0))
+        self._forget()
+        if is_symmetric is None:
+            is_symmetric = self._find_symmetry()
+        self.is_symmetric = is_symmetric
+
+    def _find_symmetry(self):
+        if self.n_rows != self.n_cols or not numpy.array_equal(self.row_offsets, self.col_offsets):
+            return False
+        indptr, indices, order = build.transpose(numpy, self.indptr, self.indices, self.n_cols)
+        return (numpy.array_equal(indptr, self.indptr)
+                and numpy.array_equal(indices, self.indices)
+                and (self.data is None or numpy.array_equal(self.data[order], self.data)))
+
+    @classmethod
+    def _trusted(cls, **fields):
+        """Make an instance from host arrays that this package built itself: nothing is checked."""
+        self = cls.__new__(cls)
+        self._set(**fields)
+        return self
+
+    @classmethod
+    def from_matrices(cls, matrices, layout='packed', max_atom_id=None):
+        """Build a batch from one matrix per graph.
+
+        Args:
+            matrices (sequence): for every graph a dense (n, n) array, a dense (R, n, n) array, a
+                SciPy sparse (n, n) matrix, or a list of R SciPy sparse matrices. NaN is a value.
+                Dense float64 stays float64; integer and boolean matrices become float32.
+            layout (str): ``'packed'``: graph g owns n_g rows. ``'padded'``: every graph owns as
+                many rows as the largest has; the rows past n_g are empty.
+            max_atom_id (int or None): see the class.
+
+        Returns:
+            BatchedCSR: on the host, or on the device of the given CuPy arrays.
+
+        Raises:
+            TypeError: an element is neither an array nor a SciPy matrix.
+            ValueError: no element, not square, relation counts differ, too many entries.
+
+        Note:
+            CuPy arrays are copied to the host (synchronises).
+        """
+        validate.one_of('layout', layout, LAYOUTS)
+        matrices = list(matrices)
+        device = validate.same_device('matrices', matrices)
+        fields = build.from_matrices([_to_host(matrix) for matrix in matrices], layout)
+        self = cls._trusted(layout=layout, max_atom_id=max_atom_id, **fields)
+        return self if device is None else self.to_device(device)
+
+    @classmethod
+    def from_dense(cls, adj, n_nodes=None, layout='padded', max_atom_id=None):
+        """Build a batch from a padded dense adjacency array.
+
+        Args:
+            adj (array): (n_graphs, N, N), or (n_graphs, R, N, N) with R relations; NumPy or CuPy.
+            n_nodes (sequence of int or None): nodes of every graph, needed by ``'packed'``.
+            layout (str): ``'padded'``: every graph owns N rows. ``'packed'``: n_nodes[g] rows;
+                entries past them are an error.
+            max_atom_id (int or None): see the class.
+
+        Returns:
+            BatchedCSR: on the device that holds ``adj``.
+
+        Raises:
+            TypeError: ``adj`` is no array. ValueError: wrong shape, sizes or layout.
+
+        Note:
+            A CuPy array is copied to the host (synchronises).
+        """
+        validate.dense_batch(adj)
+        host = cuda.to_cpu(adj)
+        if layout == 'packed':
+            matrices = validate.crop(host, n_nodes)
+        else:
+            matrices = list(host)
+        if not matrices:
+            validate.one_of('layout', layout, LAYOUTS)
+            raise ValueError('adj: expected at least one graph, got shape %s' % (adj.shape,))
+        self = cls.from_matrices(matrices, layout, max_atom_id)
+        device = backend.get_device_from_array(adj)
+        return self if device.xp is numpy else self.to_device(device)
+
+    def _move(self, device):
+        """Send every array to `device` in one transfer; the host integers stay as they are."""
+        names = ['indptr', 'indices', 'row_offsets', 'col_offsets']
+        if self.data is not None:
+            names.append('data')
+        for name, array in zip(names, _send([getattr(self, name) for name in names], device)):
+            setattr(self, name, array)
+
+    def _copy(self):
+        """Return a new instance with the same arrays and nothing derived from them."""
+        new = BatchedCSR.__new__(BatchedCSR)
+        new.__dict__.update(self.__dict__)
+        new._forget()
+        return new
+
+    def _forget(self):
+        self._transpose = None
+        self._transpose_order = None
+        self._cache = {}  # what a backend derives from the arrays, such as SciPy's view of them
+
+    @property
+    def xp(self):
+        """numpy or cupy: the module of the arrays."""
+        return backend.get_array_module(self.indices)
+
+    @property
+    def dtype(self):
+        """dtype of ``data``, or None for implicit ones."""
+        return None if self.data is None else self.data.dtype
+
+    @property
+    def shape(self):
+        """(n_rows, n_cols) of the block-diagonal matrix."""
+        return self.n_rows, self.n_cols
+
+    @property
+    def nbytes(self):
+        """Bytes of the arrays (int)."""
+        arrays = [self.indptr, self.indices, self.row_offsets, self.col_offsets]
+        return sum(array.nbytes for array in arrays) + (
+            0 if self.data is None else self.data.nbytes)
+
+    @property
+    def T(self):
+        """The transposed matrix, built once on the device that holds this one, deterministically.
+
+        A symmetric matrix is its own transpose. For edge values from outside see
+        :attr:`transpose_order`.
+        """
+        if self.is_symmetric:
+            return self
+        if self._transpose is None:
+            indptr, indices, order = build.transpose(
+                self.xp, self.indptr, self.indices, self.n_cols)
+            new = self._copy()
+            new.indptr, new.indices = indptr, indices
+            new.data = None if self.data is None else self.data[order]
+            new.row_offsets, new.col_offsets = self.col_offsets, self.row_offsets
+            new.n_rows, new.n_cols = self.n_cols, self.n_rows
+            new.max_rows = self.max_rows * self.n_relations
+            # Rows of the transpose are (node, relation) pairs; its columns carry no relations.
+            new.n_relations = 1
+            new._transpose = self
+            self._transpose, self._transpose_order = new, order
+        return self._transpose
+
+    @property
+    def transpose_order(self):
+        """(nnz,) int32: entry k of :attr:`T` is entry ``transpose_order[k]`` of this matrix."""
+        if self._transpose_order is None:
+            if self.is_symmetric:
+                self._transpose_order = build.transpose(
+                    self.xp, self.indptr, self.indices, self.n_cols)[2]
+            elif self.T._transpose_order is not None:
+                # This is the transpose of another matrix: invert that one's order.
+                self._transpose_order = build.invert(self.xp, self.T._transpose_order)
+        return self._transpose_order
+
+    def to_device(self, device):
+        """Return the batch on another device, in one transfer.
+
+        Args:
+            device: anything that ``chainer.get_device`` takes, such as ``-1``, ``0``,
+                ``'@cupy:0'`` or a ``chainer.backend.Device``.
+
+        Returns:
+            BatchedCSR: this very object where it is there already.
+        """
+        device = chainer.get_device(device)
+        if device == backend.get_device_from_array(self.indices):
+            return self
+        new = self._copy()
+        new._move(device)
+        return new
+
+    def astype(self, dtype):
+        """Return the batch with ``data`` in another floating dtype.
+
+        Args:
+            dtype: float16, float32 or float64.
+
+        Returns:
+            BatchedCSR: this very object where nothing changes (implicit ones have no dtype).
+        """
+        dtype = validate.float_dtype('dtype', dtype)
+        if self.data is None or self.data.dtype == dtype:
+            return self
+        new = self._copy()
+        new.data = self.data.astype(dtype)
+        return new
+
+    def entry_rows(self):
+        """Return the row of every entry, (nnz,) int32, on the matrix's device."""
+        return build.entry_rows(self.xp, self.indptr, self.nnz)
+
+    def to_scipy(self):
+        """Return the block-diagonal ``scipy.sparse.csr_matrix`` (n_rows, n_cols), on the host.
+
+        Implicit ones become float32. Copies from a device (synchronises).
+        """
+        indptr, indices = cuda.to_cpu(self.indptr), cuda.to_cpu(self.indices)
+        data = numpy.ones(self.nnz, 'f') if self.data is None else cuda.to_cpu(self.data)
+        return scipy.sparse.csr_matrix((data, indices, indptr), shape=self.shape)
+
+    def to_dense(self):
+        """Return the matrices as one zero-padded array, on this device.
+
+        Returns:
+            array: (n_graphs, N, N) with N the size of the largest graph, or (n_graphs, R, N, N)
+            where R > 1; float32 for implicit ones. Entries that name the same place are added.
+        """
+        n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
+        row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)
+        max_cols = int(numpy.diff(col_offsets).max(initial=0)) // n_relations
+        rows = cuda.to_cpu(self.entry_rows())
+        graph = numpy.searchsorted(row_offsets, rows, side='right') - 1
+        column = cuda.to_cpu(self.indices) - col_offsets[graph]
+        data = numpy.ones(self.nnz, 'f') if self.data is None else cuda.to_cpu(self.data)
+        dense = numpy.zeros((n_graphs, n_relations, self.max_rows, max_cols), data.dtype)
+        numpy.add.at(dense, (graph, column % n_relations, rows - row_offsets[graph],
+                             column // n_relations), data)
+        return xp.asarray(dense if n_relations > 1 else dense[:, 0])
+
+    def __repr__(self):
+        return '<BatchedCSR: %d graphs (%s), %d x %d, %d relation%s, %d entries%s, %s on %s>' % (
+            self.n_graphs, self.layout, self.n_rows, self.n_cols, self.n_relations,
+            's'[:self.n_relations != 1], self.nnz, ', symmetric' if self.is_symmetric else '',
+            'ones' if self.data is None else self.data.dtype.name,
+            backend.get_device_from_array(self.indices).name)
+
+
+def _to_host(matrix):
+    if isinstance(matrix, cuda.ndarray):
+        return matrix.get()
+    return matrix
+
+
+def _send(arrays, device):
+    """Send host arrays to `device` as one buffer: a transfer costs more than its few bytes."""
+    if device.xp is numpy:
+        return [cuda.to_cpu(array) for array in arrays]
+    starts = numpy.cumsum([0] + [-(-array.nbytes // 16) * 16 for array in arrays])  # 16-byte aligned
+    buffer = numpy.zeros(int(starts[-1]), numpy.uint8)
+    for start, array in zip(starts, arrays):
+        buffer[start:start + array.nbytes] = numpy.frombuffer(
+            numpy.ascontiguousarray(cuda.to_cpu(array)), numpy.uint8)
+    sent = device.send(buffer)
+    return [sent[start:start + array.nbytes].view(array.dtype)
+            for start, array in zip(starts.tolist(), arrays)]

@@ -1,0 +1,114 @@
+"""Array work behind `BatchedCSR`: gathering matrices into one CSR, transposing it."""
+import numpy
+import scipy.sparse
+
+from chainer_bspmm.sparse import validate
+
+
+def entry_rows(xp, indptr, nnz):
+    """Return the row of every entry, (nnz,) int32."""
+    if xp is numpy:
+        return numpy.repeat(numpy.arange(indptr.size - 1, dtype=numpy.int32), numpy.diff(indptr))
+    return (xp.searchsorted(indptr, xp.arange(nnz, dtype=indptr.dtype), side='right') - 1).astype(
+        numpy.int32)
+
+
+def transpose(xp, indptr, indices, n_cols):
+    """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order.
+
+    Entry k of the transpose is entry ``order[k]`` of the given matrix. Entries of one column keep
+    their order, so the result does not depend on timing.
+    """
+    nnz = indices.size
+    if xp is numpy:
+        pattern = scipy.sparse.csr_matrix(
+            (numpy.arange(nnz, dtype=numpy.int32), indices, indptr),
+            shape=(indptr.size - 1, n_cols)).tocsc()
+        return pattern.indptr, pattern.indices, pattern.data
+    # Unique keys: the order is fixed whether or not the device's sort is stable.
+    keys = indices.astype(numpy.int64) * max(nnz, 1) + xp.arange(nnz)
+    order = xp.argsort(keys).astype(numpy.int32)
+    starts = xp.searchsorted(
+        indices[order], xp.arange(n_cols + 1, dtype=numpy.int32)).astype(numpy.int32)
+    return starts, entry_rows(xp, indptr, nnz)[order], order
+
+
+def invert(xp, order):
+    """Return the inverse of a permutation, (nnz,) int32."""
+    inverse = xp.empty_like(order)
+    inverse[order] = xp.arange(order.size, dtype=order.dtype)
+    return inverse
+
+
+def from_matrices(matrices, layout):
+    """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
+    if not matrices:
+        raise ValueError('matrices: expected at least one matrix, got an empty sequence')
+    if all(isinstance(matrix, numpy.ndarray) for matrix in matrices):
+        return _from_arrays(matrices, layout)
+    return _from_scipy(matrices, layout)
+
+
+def _from_arrays(matrices, layout):
+    n_relations, sizes, dtype = validate.dense_matrices(matrices)
+    if n_relations > 1:
+        # (relation, row, column) -> (row, relation, column), the order of the entries in a row.
+        matrices = [matrix.transpose(1, 0, 2) for matrix in matrices]
+    flat = numpy.concatenate([matrix.ravel() for matrix in matrices])
+    starts = _starts(sizes * sizes * n_relations)
+    place = numpy.flatnonzero(flat != 0)  # NaN != 0: it is a value
+    graph_nnz = numpy.diff(numpy.searchsorted(place, starts))
+    graph = numpy.repeat(numpy.arange(sizes.size), graph_nnz)
+    size = sizes[graph]
+    local = place - starts[graph]
+    row, rest = numpy.divmod(local, size * n_relations)
+    relation, column = (0, rest) if n_relations == 1 else numpy.divmod(rest, size)
+    data = flat[place].astype(dtype, copy=False)
+    symmetric = n_relations == 1 and numpy.array_equal(
+        flat[starts[graph] + column * size + row], data)
+    return _fields(sizes, layout, n_relations, graph, row, column, relation, data, symmetric)
+
+
+def _from_scipy(matrices, layout):
+    n_relations, sizes, stacks, dtype = validate.sparse_matrices(matrices)
+    parts = []
+    for graph, stack in enumerate(stacks):
+        for relation, matrix in enumerate(stack):
+            coo = matrix.tocoo()
+            parts.append((numpy.full(coo.nnz, graph), coo.row, coo.col,
+                          numpy.full(coo.nnz, relation), coo.data))
+    graph, row, column, relation, data = (
+        numpy.concatenate(part) for part in zip(*parts))
+    order = numpy.lexsort((column, relation, row, graph))
+    graph, row, column, relation = (
+        array[order].astype(numpy.int64) for array in (graph, row, column, relation))
+    data = data[order].astype(dtype, copy=False)
+    return _fields(sizes, layout, n_relations, graph, row, column, relation, data, None)
+
+
+def _fields(sizes, layout, n_relations, graph, row, column, relation, data, is_symmetric):
+    """Number the entries, sorted by (graph, row, relation, column), through the whole batch."""
+    if layout == 'padded':
+        sizes = numpy.full_like(sizes, sizes.max())
+    offsets = _starts(sizes)
+    n_rows = int(offsets[-1])
+    validate.fits_int32('nodes times relations', n_rows * n_relations)
+    validate.fits_int32('non-zeros', data.size)
+    indices = (offsets[graph] + column) * n_relations + relation
+    counts = numpy.bincount(offsets[graph] + row, minlength=n_rows)
+    return {
+        'indptr': _starts(counts).astype(numpy.int32),
+        'indices': indices.astype(numpy.int32),
+        'data': None if (data == 1).all() else data,
+        'row_offsets': offsets.astype(numpy.int32),
+        'col_offsets': (offsets * n_relations).astype(numpy.int32),
+        'n_relations': n_relations,
+        'is_symmetric': is_symmetric,
+    }
+
+
+def _starts(lengths):
+    """Return 0 and the running sums of `lengths`, int64."""
+    starts = numpy.zeros(len(lengths) + 1, numpy.int64)
+    numpy.cumsum(lengths, out=starts[1:])
+    return starts

@@ -1,0 +1,190 @@
+"""Checks of what a user hands to `BatchedCSR`; every error names argument, got and expected."""
+import numpy
+import scipy.sparse
+
+from chainer import backend
+from chainer.backends import cuda
+
+FLOATS = tuple(numpy.dtype(name) for name in ('float16', 'float32', 'float64'))
+INT32_MAX = 2 ** 31 - 1
+
+
+def one_of(name, value, allowed):
+    if value not in allowed:
+        raise ValueError('%s: expected one of %s, got %r' % (name, ', '.join(map(repr, allowed)), value))
+
+
+def fits_int32(what, count):
+    if count > INT32_MAX:
+        raise ValueError('%s: expected at most 2**31 - 1 = %d in one batch, got %d; '
+                         'use smaller batches' % (what, INT32_MAX, count))
+
+
+def float_dtype(name, dtype):
+    dtype = numpy.dtype(dtype)
+    if dtype not in FLOATS:
+        raise TypeError('%s: expected float16, float32 or float64, got %s' % (name, dtype))
+    return dtype
+
+
+def relation_count(n_relations):
+    if not isinstance(n_relations, (int, numpy.integer)) or isinstance(n_relations, bool):
+        raise TypeError('n_relations: expected an int, got %r' % (n_relations,))
+    if n_relations < 1:
+        raise ValueError('n_relations: expected at least 1, got %d' % n_relations)
+    return int(n_relations)
+
+
+def host_integers(arrays, data):
+    """Check kind, dimension and length of raw arrays; return host copies and their device."""
+    device = None
+    for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
+        if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
+            raise TypeError('%s: expected a NumPy or CuPy array, got %s'
+                            % (name, type(array).__name__))
+        here = backend.get_device_from_array(array)
+        if device is not None and here != device:
+            raise ValueError('%s: expected on %s as the other arrays, got on %s'
+                             % (name, device, here))
+        device = here
+        if array.ndim != 1:
+            raise ValueError('%s: expected 1 dimension, got shape %s' % (name, array.shape))
+        fits_int32('non-zeros' if name in ('indices', 'data') else 'length of ' + name, array.size)
+        if name == 'data':
+            float_dtype('data', array.dtype)
+        elif array.dtype.kind not in 'iu':
+            raise TypeError('%s: expected integers, got %s' % (name, array.dtype))
+    if data is not None and data.size != arrays['indices'].size:
+        raise ValueError('data: expected one value for each of the %d indices, got %d'
+                         % (arrays['indices'].size, data.size))
+    # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
+    return {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}, device
+
+
+def blocks(indptr, indices, row_offsets, col_offsets):
+    """Check that the arrays describe a block-diagonal CSR matrix."""
+    n_rows = indptr.size - 1
+    if n_rows < 0:
+        raise ValueError('indptr: expected n_rows + 1 entries, got none')
+    _starts('row_offsets', row_offsets, n_rows, 'rows, len(indptr) - 1')
+    if col_offsets.size != row_offsets.size:
+        raise ValueError('col_offsets: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
+                         % (row_offsets.size, col_offsets.size))
+    fits_int32('col_offsets', int(col_offsets[-1]))
+    _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
+    _starts('indptr', indptr, indices.size, 'non-zeros, len(indices)')
+    graph_nnz = numpy.diff(indptr[row_offsets])
+    low = numpy.repeat(col_offsets[:-1], graph_nnz)
+    high = numpy.repeat(col_offsets[1:], graph_nnz)
+    wrong = (indices < low) | (indices >= high)
+    if wrong.any():
+        k = int(wrong.argmax())
+        raise ValueError(
+            'indices: graph %d, row %d: expected a column in [%d, %d), the block of that graph, '
+            'got %d (entry %d)' % (
+                numpy.searchsorted(indptr[row_offsets], k, side='right') - 1,
+                numpy.searchsorted(indptr, k, side='right') - 1, low[k], high[k], indices[k], k))
+
+
+def _starts(name, starts, total, meaning):
+    if starts.size < 1:
+        raise ValueError('%s: expected at least one entry, got none' % name)
+    if starts[0] != 0:
+        raise ValueError('%s: expected to start at 0, got %d' % (name, starts[0]))
+    decreasing = numpy.diff(starts) < 0
+    if decreasing.any():
+        i = int(decreasing.argmax())
+        raise ValueError('%s: expected not to decrease, got %d after %d at position %d'
+                         % (name, starts[i + 1], starts[i], i + 1))
+    if starts[-1] != total:
+        raise ValueError('%s: expected to end at %d (the number of %s), got %d'
+                         % (name, total, meaning, starts[-1]))
+
+
+def equal_blocks(row_offsets):
+    rows = numpy.diff(row_offsets)
+    if rows.size and (rows != rows[0]).any():
+        raise ValueError("row_offsets: layout='padded' expects equally many rows for every graph, "
+                         'got between %d and %d' % (rows.min(), rows.max()))
+
+
+def same_device(name, arrays):
+    """Return the device that CuPy arrays among `arrays` share, or None where there are none."""
+    devices = {backend.get_device_from_array(array)
+               for array in arrays if isinstance(array, cuda.ndarray)}
+    if len(devices) > 1:
+        raise ValueError('%s: expected on one device, got %s' % (name, sorted(map(str, devices))))
+    return devices.pop() if devices else None
+
+
+def dense_matrices(matrices):
+    """Return relation count, (n_graphs,) sizes and value dtype of dense square matrices."""
+    first = matrices[0]
+    if first.ndim not in (2, 3):
+        raise ValueError('matrices[0]: expected shape (n, n) or (R, n, n), got %s' % (first.shape,))
+    n_relations = 1 if first.ndim == 2 else first.shape[0]
+    if n_relations == 0:
+        raise ValueError('matrices[0]: expected at least one relation, got shape %s' % (first.shape,))
+    lead = first.shape[:-2]
+    for i, matrix in enumerate(matrices):
+        shape = matrix.shape
+        if len(shape) < 2 or shape[-1] != shape[-2] or shape[:-2] != lead:
+            raise ValueError('matrices[%d]: expected shape %s as in matrices[0], got %s' % (
+                i, '(n, n)' if not lead else '(%d, n, n)' % n_relations, shape))
+    dtype = numpy.result_type(*{matrix.dtype for matrix in matrices})
+    return n_relations, numpy.array([matrix.shape[-1] for matrix in matrices]), _value_dtype(dtype)
+
+
+def sparse_matrices(matrices):
+    """Return relation count, sizes, a list of SciPy matrices for every graph, and value dtype."""
+    stacks = []
+    for i, matrix in enumerate(matrices):
+        stack = matrix if isinstance(matrix, (list, tuple)) else [matrix]
+        for part in stack:
+            if not scipy.sparse.issparse(part):
+                raise TypeError(
+                    'matrices[%d]: expected SciPy sparse matrices, or arrays throughout the batch, '
+                    'got %s' % (i, type(part).__name__))
+            if part.shape != (stack[0].shape[0],) * 2:
+                raise ValueError('matrices[%d]: expected square matrices of one size, got %s'
+                                 % (i, [other.shape for other in stack]))
+        if len(stack) != (len(stacks[0]) if stacks else max(len(stack), 1)):
+            raise ValueError('matrices[%d]: expected %d relations as in matrices[0], got %d'
+                             % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack)))
+        stacks.append(stack)
+    dtype = numpy.result_type(*{part.dtype for stack in stacks for part in stack})
+    sizes = numpy.array([stack[0].shape[0] for stack in stacks])
+    return len(stacks[0]), sizes, stacks, _value_dtype(dtype)
+
+
+def _value_dtype(dtype):
+    if dtype.kind in 'iub':
+        return numpy.dtype('float32')
+    return float_dtype('matrices', dtype)
+
+
+def dense_batch(adj):
+    if not isinstance(adj, (numpy.ndarray, cuda.ndarray)):
+        raise TypeError('adj: expected a NumPy or CuPy array, got %s' % type(adj).__name__)
+    if adj.ndim not in (3, 4) or adj.shape[-1] != adj.shape[-2]:
+        raise ValueError('adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s'
+                         % (adj.shape,))
+
+
+def crop(adj, n_nodes):
+    """Return the (.., n, n) corner of every graph of a padded dense batch."""
+    if n_nodes is None:
+        raise ValueError("n_nodes: layout='packed' expects the number of nodes of every graph, got None")
+    n_nodes = numpy.asarray(n_nodes)
+    if n_nodes.shape != (len(adj),) or n_nodes.dtype.kind not in 'iu':
+        raise ValueError('n_nodes: expected %d integers, one for each graph, got %s %s'
+                         % (len(adj), n_nodes.dtype, n_nodes.shape))
+    matrices = []
+    for graph, (matrix, n) in enumerate(zip(adj, n_nodes)):
+        if not 0 <= n <= adj.shape[-1]:
+            raise ValueError('n_nodes[%d]: expected 0 to %d, got %d' % (graph, adj.shape[-1], n))
+        if (matrix[..., n:, :] != 0).any() or (matrix[..., n:] != 0).any():
+            raise ValueError('adj[%d]: expected zeros outside of its %d nodes, got other values'
+                             % (graph, n))
+        matrices.append(matrix[..., :n, :n])
+    return matrices

@@ -1,0 +1,103 @@
+"""Graph batches that break things, tolerances, and comparison with the float64 reference."""
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCSR
+
+DTYPES = ('float16', 'float32', 'float64')
+
+# Relative error norm ||out - reference|| / ||reference|| against float64. float32 and float64: a few
+# hundred roundings of 6e-8 and 1e-16 at most. float16 storage, float32 sums: one rounding of inputs
+# is exact here, the result is rounded once (5e-4 at worst in a single element).
+TOLERANCE = {'float16': 5e-4, 'float32': 1e-5, 'float64': 1e-14}
+
+WIDTHS = (1, 2, 3, 31, 33, 64, 1024)
+
+
+def assert_close(actual, expected, dtype):
+    """Compare the relative error norm with the tolerance of the dtype; NaN only where expected."""
+    actual = cuda.to_cpu(actual)
+    assert actual.dtype == numpy.dtype(dtype)
+    assert actual.shape == expected.shape
+    actual = actual.astype(numpy.float64)
+    assert (numpy.isnan(actual) == numpy.isnan(expected)).all()
+    error = numpy.linalg.norm(numpy.nan_to_num(actual - expected))
+    scale = numpy.linalg.norm(numpy.nan_to_num(expected))
+    assert error <= TOLERANCE[numpy.dtype(dtype).name] * scale, error / max(scale, 1e-300)
+
+
+def relative_error(actual, expected):
+    actual, expected = (cuda.to_cpu(a).astype(numpy.float64) for a in (actual, expected))
+    scale = numpy.linalg.norm(expected)
+    return numpy.linalg.norm(actual - expected) / (scale if scale else 1.)
+
+
+def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=False):
+    """Return an (n, n) or (R, n, n) float64 matrix with about three entries a row."""
+    density = min(1., 3. / max(n * n_relations, 1)) if density is None else density
+    matrix = rng.uniform(0.5, 2., (n_relations, n, n)) * (
+        rng.uniform(size=(n_relations, n, n)) < density)
+    if ones:
+        matrix = (matrix != 0).astype(float)
+    if symmetric:
+        matrix = numpy.maximum(matrix, matrix.transpose(0, 2, 1))
+    return matrix if n_relations > 1 else matrix[0]
+
+
+# name -> sizes of the graphs of one batch
+SIZES = {
+    'one graph': [5],
+    'lone nodes': [1, 1, 1],
+    'empty graphs first, between, last': [0, 4, 0, 0, 3, 0],
+    'only empty graphs': [0, 0],
+    'huge among tiny': [2, 1, 300, 3, 0, 2],
+    'many': [9, 17, 3, 25, 12, 1, 8, 30, 19, 4] * 3,
+}
+
+
+def batches(seed=0):
+    """Yield (name, BatchedCSR in float64 on the host) of every kind that breaks things."""
+    rng = numpy.random.RandomState(seed)
+    for name, sizes in SIZES.items():
+        yield name, BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes])
+    sizes = SIZES['many']
+    for name, options in (('symmetric', {'symmetric': True}), ('ones', {'ones': True}),
+                          ('symmetric ones', {'symmetric': True, 'ones': True}),
+                          ('four relations', {'n_relations': 4}),
+                          ('dense blocks', {'density': 1.})):
+        yield name, BatchedCSR.from_matrices([random_matrix(rng, n, **options) for n in sizes])
+    yield 'no entries', BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in (3, 2)])
+    yield 'padded', BatchedCSR.from_matrices(
+        [random_matrix(rng, n) for n in sizes], layout='padded')
+    yield 'duplicates, unsorted', BatchedCSR(
+        numpy.array([0, 4, 4, 7]), numpy.array([1, 0, 1, 1, 2, 2, 2]), numpy.array([0, 2, 3]),
+        data=rng.uniform(-1, 1, 7))
+    yield 'rectangular', BatchedCSR(
+        numpy.array([0, 2, 3, 3]), numpy.array([0, 4, 6]), numpy.array([0, 1, 3]),
+        data=rng.uniform(-1, 1, 3), col_offsets=numpy.array([0, 5, 7]))
+
+
+BATCHES = dict(batches())
+
+
+def batch_on(name, xp, dtype):
+    """Return one of BATCHES in a dtype on a device."""
+    adj = BATCHES[name].astype(dtype)
+    return adj if xp is numpy else adj.to_device('@cupy:%d' % xp.cuda.Device().id)
+
+
+def features(rng, xp, n_rows, n_channels, dtype):
+    return xp.asarray(rng.uniform(-1, 1, (n_rows, n_channels)).astype(dtype))
+
+
+def poisoned(monkeypatch, cupy):
+    """Fill what cupy.empty returns: an element that a kernel forgets to write shows as NaN."""
+    empty = cupy.empty
+
+    def empty_poisoned(shape, dtype=float, *args, **kwargs):
+        array = empty(shape, dtype, *args, **kwargs)
+        array.fill(numpy.nan if array.dtype.kind == 'f' else 127)
+        return array
+
+    monkeypatch.setattr(cupy, 'empty', empty_poisoned)
