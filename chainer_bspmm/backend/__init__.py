@@ -1,0 +1,82 @@
+"""The products and reductions on bare arrays: checks first, then SciPy or a CUDA kernel.
+
+Every function takes arrays that lie on the device of the matrix, launches on that device's current
+stream, does not synchronise, and returns new C-contiguous arrays.
+"""
+import numpy
+
+from chainer_bspmm.backend import check
+from chainer_bspmm.backend import cpu
+from chainer_bspmm.backend import gpu
+
+
+def bspmm(adj, x, data=None, residual=None, trans=False):
+    """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
+
+    Args:
+        adj (BatchedCSR): n_rows x n_cols.
+        x (array): (n_cols, n_B); or (n_graphs, N, n_B) where ``adj`` is padded to N columns a graph.
+        data (array or None): (nnz,) values of the entries in place of ``adj.data``.
+        residual (array or None): of the result's shape, added to the product.
+        trans (bool): multiply by the transposed matrix; ``data`` keeps the order of ``adj``.
+
+    Returns:
+        array: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``, of x's dtype.
+    """
+    check.bspmm(adj, x, data, residual, trans)
+    module = cpu if type(x) is numpy.ndarray else gpu
+    return module.bspmm(adj, x, data, residual, trans)
+
+
+def bsddmm(adj, u, v):
+    """Compute ``w[k] = sum_c u[row[k], c] v[column[k], c]`` for every entry k.
+
+    Args:
+        adj (BatchedCSR): the pattern, n_rows x n_cols; its values are not used.
+        u (array): (n_rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded.
+        v (array): (n_cols, n_B), or three-dimensional likewise.
+
+    Returns:
+        array: (nnz,), of u's dtype.
+    """
+    check.bsddmm(adj, u, v)
+    module = cpu if type(u) is numpy.ndarray else gpu
+    return module.bsddmm(adj, u, v)
+
+
+def segment_sum(x, offsets):
+    """Compute ``y[g] = sum of x[offsets[g]:offsets[g + 1]]``; an empty segment gives 0.
+
+    Args:
+        x (array): (n_rows, n_B) floats.
+        offsets (array): (n_segments + 1,) int32, as ``BatchedCSR.row_offsets``.
+
+    Returns:
+        array: (n_segments, n_B), of x's dtype.
+    """
+    check.segments(x, offsets)
+    return (cpu if type(x) is numpy.ndarray else gpu).segment_sum(x, offsets)
+
+
+def segment_max(x, offsets):
+    """Compute the maximum of every segment; arguments as :func:`segment_sum`.
+
+    An empty segment gives 0; NaN propagates.
+    """
+    check.segments(x, offsets)
+    return (cpu if type(x) is numpy.ndarray else gpu).segment_max(x, offsets)
+
+
+def segment_broadcast(y, offsets, n_rows):
+    """Copy row g of ``y`` to every row of segment g: the transpose of :func:`segment_sum`.
+
+    Args:
+        y (array): (n_segments, n_B) floats.
+        offsets (array): (n_segments + 1,) int32.
+        n_rows (int): ``offsets[-1]``, known on the host.
+
+    Returns:
+        array: (n_rows, n_B), of y's dtype.
+    """
+    check.broadcast(y, offsets)
+    return (cpu if type(y) is numpy.ndarray else gpu).segment_broadcast(y, offsets, n_rows)

@@ -1,0 +1,119 @@
+"""Checks of arrays against a `BatchedCSR` before anything is launched.
+
+They read attributes only, never the device, and cost about a microsecond: they stand in the path
+of every product.
+"""
+import numpy
+
+from chainer import backend
+from chainer.backends import cuda
+
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.validate import FLOATS
+
+
+def bspmm(adj, x, data, residual, trans):
+    adjacency(adj)
+    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
+    _matrix('x', x, adj, n_in)
+    dtype = x.dtype
+    if data is not None:
+        _on_device('data', data, adj)
+        if data.shape != (adj.nnz,):
+            raise ValueError('data: expected shape (%d,), one value for each entry, got %s'
+                             % (adj.nnz, data.shape))
+        _same_dtype('data', data.dtype, dtype)
+    elif adj.data is not None and adj.data.dtype != dtype:
+        raise TypeError('x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+                        % (adj.data.dtype, dtype))
+    if residual is not None:
+        _on_device('residual', residual, adj)
+        shape = result_shape(adj, n_out, x)
+        if residual.shape != shape:
+            raise ValueError('residual: expected shape %s, that of the product, got %s'
+                             % (shape, residual.shape))
+        _same_dtype('residual', residual.dtype, dtype)
+
+
+def result_shape(adj, n_rows, x):
+    """Return the shape of a product with `n_rows` rows in all, given as `x` was."""
+    if x.ndim == 2:
+        return n_rows, x.shape[1]
+    return adj.n_graphs, n_rows // adj.n_graphs, x.shape[2]
+
+
+def bsddmm(adj, u, v):
+    adjacency(adj)
+    _matrix('u', u, adj, adj.n_rows)
+    _matrix('v', v, adj, adj.n_cols)
+    if u.shape[-1] != v.shape[-1]:
+        raise ValueError('v: expected %d channels as u, got shape %s' % (u.shape[-1], v.shape))
+    _same_dtype('v', v.dtype, u.dtype)
+
+
+def segments(x, offsets):
+    if x.ndim != 2:
+        raise ValueError('x: expected shape (n_rows, n_B), got %s' % (x.shape,))
+    _float('x', x)
+    _same_place('x', x, 'offsets', offsets)
+
+
+def broadcast(y, offsets):
+    if y.ndim != 2 or len(y) != offsets.size - 1:
+        raise ValueError('y: expected %d rows, one for each segment, got shape %s'
+                         % (offsets.size - 1, y.shape))
+    _float('y', y)
+    _same_place('y', y, 'offsets', offsets)
+
+
+def adjacency(adj):
+    if type(adj) is not BatchedCSR:
+        raise TypeError(
+            'adj: expected a BatchedCSR, got %s%s; data sets become sparse batches with '
+            'converter=chainer_bspmm.concat_mols, arrays with BatchedCSR.from_dense' % (
+                type(adj).__name__, ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else ''))
+
+
+def _matrix(name, x, adj, n_rows):
+    _on_device(name, x, adj)
+    shape = x.shape
+    if x.dtype not in FLOATS:
+        _float(name, x)
+    if len(shape) == 2:
+        if shape[0] == n_rows:
+            return
+    elif len(shape) == 3 and adj.layout == 'padded' and adj.n_graphs:
+        if shape[:2] == (adj.n_graphs, n_rows // adj.n_graphs):
+            return
+    expected = '(%d, n_B)' % n_rows
+    if adj.layout == 'padded' and adj.n_graphs:
+        expected += ' or (%d, %d, n_B)' % (adj.n_graphs, n_rows // adj.n_graphs)
+    raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, shape))
+
+
+def _float(name, x):
+    if x.dtype not in FLOATS:
+        raise TypeError('%s: expected float16, float32 or float64, got %s' % (name, x.dtype))
+
+
+def _same_dtype(name, dtype, expected):
+    if dtype != expected:
+        raise TypeError('%s: expected %s, got %s' % (name, expected, dtype))
+
+
+def _on_device(name, x, adj):
+    indices = adj.indices
+    if type(x) is type(indices) and (
+            type(x) is numpy.ndarray or x.data.device_id == indices.data.device_id):
+        return
+    _same_place(name, x, 'adj', indices)
+
+
+def _same_place(name, x, other_name, other):
+    for label, array in ((name, x), (other_name, other)):
+        if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
+            raise TypeError('%s: expected a NumPy or CuPy array, got %s'
+                            % (label, type(array).__name__))
+    here, there = backend.get_device_from_array(x), backend.get_device_from_array(other)
+    if here != there:
+        raise ValueError('%s: expected on %s with %s, got on %s' % (name, there, other_name, here))

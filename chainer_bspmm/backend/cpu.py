@@ -1,0 +1,59 @@
+"""The products on NumPy arrays, by SciPy. float16 is computed in float32."""
+import numpy
+import scipy.sparse
+
+from chainer_bspmm.backend import check
+
+
+def bspmm(adj, x, data, residual, trans):
+    compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
+    matrix = _matrix(adj, data, compute, trans)
+    y = matrix @ x.reshape(matrix.shape[1], x.shape[-1]).astype(compute, copy=False)
+    if residual is not None:
+        y += residual.reshape(y.shape)
+    shape = check.result_shape(adj, len(y), x)
+    return y.astype(x.dtype, copy=False).reshape(shape)
+
+
+def _matrix(adj, data, dtype, trans):
+    """Return SciPy's view of the matrix; kept with it, because making one checks the arrays again."""
+    if data is not None:
+        values = data.astype(dtype, copy=False)
+        if trans:
+            values = values[adj.transpose_order]
+        side = adj.T if trans else adj
+        return scipy.sparse.csr_matrix((values, side.indices, side.indptr), shape=side.shape)
+    side = adj.T if trans else adj
+    if dtype not in side._cache:
+        values = numpy.ones(side.nnz, dtype) if side.data is None else side.data.astype(dtype)
+        side._cache[dtype] = scipy.sparse.csr_matrix(
+            (values, side.indices, side.indptr), shape=side.shape)
+    return side._cache[dtype]
+
+
+def bsddmm(adj, u, v):
+    u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
+    compute = numpy.float32 if u.dtype == numpy.float16 else u.dtype
+    return numpy.einsum('kc,kc->k', u[adj.entry_rows()].astype(compute, copy=False),
+                        v[adj.indices].astype(compute, copy=False)).astype(u.dtype, copy=False)
+
+
+def segment_sum(x, offsets):
+    compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
+    membership = scipy.sparse.csr_matrix(
+        (numpy.ones(len(x), compute), numpy.arange(len(x), dtype=numpy.int32), offsets),
+        shape=(offsets.size - 1, len(x)))
+    return (membership @ x.astype(compute, copy=False)).astype(x.dtype, copy=False)
+
+
+def segment_max(x, offsets):
+    y = numpy.zeros((offsets.size - 1, x.shape[1]), x.dtype)
+    # reduceat gives x[start] for an empty segment, so only the others take part.
+    used = numpy.flatnonzero(numpy.diff(offsets))
+    if used.size:
+        y[used] = numpy.maximum.reduceat(x, offsets[used], axis=0)
+    return y
+
+
+def segment_broadcast(y, offsets, n_rows):
+    return numpy.repeat(y, numpy.diff(offsets), axis=0)

@@ -1,0 +1,127 @@
+"""The products on CuPy arrays: one kernel launch each, on the current stream of the matrix's device.
+
+A call does not synchronise and copies nothing to the device. Inputs that are not C-contiguous are
+copied first.
+"""
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.backend import check
+from chainer_bspmm.backend import kernels
+from chainer_bspmm.backend import policy
+
+# How bspmm_csr finds the value of an entry; see the kernel's header.
+ONES, DATA, ORDERED = 0, 1, 2
+NULL = numpy.uintp(0)
+
+
+def bspmm(adj, x, data, residual, trans):
+    side = adj.T if trans else adj
+    n_rows, n_channels = side.n_rows, x.shape[-1]
+    shape = check.result_shape(adj, n_rows, x)
+    with _Device(x):
+        xp = cuda.cupy
+        if not x.flags.c_contiguous:
+            x = xp.ascontiguousarray(x)
+        y = xp.empty((n_rows, n_channels), x.dtype)
+        if y.size:
+            bits = x.data.ptr | y.data.ptr
+            if residual is None:
+                residual = NULL
+            else:
+                residual = xp.ascontiguousarray(residual)
+                bits |= residual.data.ptr
+            weights, order = DATA, NULL
+            if data is None:
+                data = side.data
+            elif trans:
+                weights, order = ORDERED, adj.transpose_order
+            if data is None:
+                weights, data = ONES, NULL
+            elif not data.flags.c_contiguous:
+                data = xp.ascontiguousarray(data)
+            width = policy.vector_width(n_channels, x.itemsize, bits)
+            launch = policy.row_launch(n_rows, n_channels, width)
+            kernel = kernels.load(x.data.device_id, 'bspmm_csr', x.dtype.char,
+                                  launch.defines + (('WEIGHTS', weights),))
+            kernel(launch.grid, launch.block, (
+                side.indptr, side.indices, data, order, x, residual, y,
+                numpy.int32(n_rows), numpy.int32(launch.n_vectors)))
+    return y if len(shape) == 2 else y.reshape(shape)
+
+
+def bsddmm(adj, u, v):
+    n_channels = u.shape[-1]
+    with _Device(u):
+        xp = cuda.cupy
+        u, v = xp.ascontiguousarray(u), xp.ascontiguousarray(v)
+        w = xp.empty(adj.nnz, u.dtype)
+        if not n_channels:
+            w.fill(0)
+        elif w.size:
+            width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
+            launch = policy.dot_launch(adj.n_rows, n_channels, width)
+            kernel = kernels.load(u.data.device_id, 'bsddmm_csr', u.dtype.char, launch.defines)
+            kernel(launch.grid, launch.block, (
+                adj.indptr, adj.indices, u, v, w,
+                numpy.int32(adj.n_rows), numpy.int32(launch.n_vectors)))
+    return w
+
+
+def segment_sum(x, offsets):
+    return _reduce(x, offsets, 'SUM')
+
+
+def segment_max(x, offsets):
+    return _reduce(x, offsets, 'MAX')
+
+
+def _reduce(x, offsets, operation):
+    n_segments, n_channels = offsets.size - 1, x.shape[1]
+    with _Device(x):
+        xp = cuda.cupy
+        x = xp.ascontiguousarray(x)
+        y = xp.empty((n_segments, n_channels), x.dtype)
+        if y.size:
+            width = policy.vector_width(n_channels, x.itemsize, x.data.ptr | y.data.ptr)
+            launch = policy.row_launch(n_segments, n_channels, width)
+            kernel = kernels.load(x.data.device_id, 'segment_reduce', x.dtype.char,
+                                  launch.defines + (('OPERATION', operation),))
+            kernel(launch.grid, launch.block, (
+                offsets, x, y, numpy.int32(n_segments), numpy.int32(launch.n_vectors)))
+    return y
+
+
+def segment_broadcast(y, offsets, n_rows):
+    n_channels = y.shape[1]
+    with _Device(y):
+        xp = cuda.cupy
+        y = xp.ascontiguousarray(y)
+        x = xp.empty((n_rows, n_channels), y.dtype)
+        if x.size:
+            width = policy.vector_width(n_channels, y.itemsize, x.data.ptr | y.data.ptr)
+            launch = policy.row_launch(n_rows, n_channels, width)
+            kernel = kernels.load(y.data.device_id, 'segment_broadcast', y.dtype.char,
+                                  launch.defines)
+            kernel(launch.grid, launch.block, (
+                offsets, y, x, numpy.int32(offsets.size - 1), numpy.int32(n_rows),
+                numpy.int32(launch.n_vectors)))
+    return x
+
+
+class _Device:
+    """Make the device of an array current; costs nothing where it is already."""
+
+    def __init__(self, x):
+        self._id = x.data.device_id
+
+    def __enter__(self):
+        runtime = cuda.cupy.cuda.runtime
+        self._previous = runtime.getDevice()
+        if self._previous != self._id:
+            runtime.setDevice(self._id)
+
+    def __exit__(self, *_):
+        if self._previous != self._id:
+            cuda.cupy.cuda.runtime.setDevice(self._previous)

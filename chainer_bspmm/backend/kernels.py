@@ -1,0 +1,56 @@
+"""Find the CUDA sources, compile them for a device, keep what was compiled."""
+import functools
+import pathlib
+
+from chainer.backends import cuda
+
+# What a storage dtype is called in the kernels, by NumPy's one-letter code.
+STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
+
+
+@functools.lru_cache(maxsize=None)
+def directory():
+    """Return the folder (pathlib.Path) that holds the ``.cu`` files.
+
+    It lies inside the package where that was installed from a wheel, beside it in a checkout.
+    """
+    package = pathlib.Path(__file__).resolve().parent.parent
+    candidates = [package / 'kernels', package.parent / 'kernels']
+    for folder in candidates:
+        if (folder / 'common.cuh').is_file():
+            return folder
+    raise FileNotFoundError('kernels: expected the CUDA sources in %s or %s, found neither; '
+                            'reinstall chainer_bspmm' % tuple(candidates))
+
+
+def source(name):
+    """Return the text of kernel file ``name + '.cu'`` with the common header put in its place.
+
+    CuPy's disk cache hashes the text it compiles but not the headers which that text includes: a
+    change of an included header would go unnoticed.
+    """
+    common = (directory() / 'common.cuh').read_text()
+    before, after = (directory() / (name + '.cu')).read_text().split('#include "common.cuh"\n')
+    return ''.join([before, '#line 1 "common.cuh"\n', common,
+                    '#line %d "%s.cu"\n' % (before.count('\n') + 2, name), after])
+
+
+def options(dtype_char, defines):
+    """Return the compiler options (tuple of str) for a storage dtype and (name, value) pairs."""
+    return ('-std=c++17', '-DSTORAGE=' + STORAGE[dtype_char]) + tuple(
+        '-D%s=%s' % define for define in defines)
+
+
+@functools.lru_cache(maxsize=None)
+def load(device_id, name, dtype_char, defines):
+    """Return the compiled ``cupy.cuda.Function`` of one kernel on one device.
+
+    Args:
+        device_id (int): the current device.
+        name (str): kernel file and entry point.
+        dtype_char (str): ``'e'``, ``'f'`` or ``'d'``.
+        defines (tuple of (str, object)): compile-time constants.
+    """
+    module = cuda.cupy.RawModule(code=source(name), options=options(dtype_char, defines))
+    # The bare function: RawKernel would look up the device again at every launch.
+    return module.get_function(name).kernel

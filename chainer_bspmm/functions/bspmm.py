@@ -1,0 +1,90 @@
+"""Batched sparse times dense product (Batched SpMM)."""
+from chainer import function_node
+
+from chainer_bspmm import backend
+
+
+class BatchedSpMM(function_node.FunctionNode):
+    """C = op(A) X (+ residual); inputs x, then edge values and residual where there are any.
+
+    `trans` makes op(A) the transpose, with edge values still in the order of A.
+    """
+
+    def __init__(self, adj, has_data, has_residual, trans=False):
+        self._adj = adj
+        self._has_data = has_data
+        self._has_residual = has_residual
+        self._trans = trans
+
+    def forward(self, inputs):
+        x = inputs[0]
+        data = inputs[1] if self._has_data else None
+        residual = inputs[-1] if self._has_residual else None
+        # The product is linear in x: only the gradients that involve edge values need the inputs.
+        self.retain_inputs((0, 1) if self._has_data else ())
+        return backend.bspmm(self._adj, x, data, residual, self._trans),
+
+    def backward(self, indexes, grad_outputs):
+        from chainer_bspmm.functions.bsddmm import BatchedSDDMM
+        gy, = grad_outputs
+        x, data = self.get_retained_inputs() if self._has_data else (None, None)
+        gradients = []
+        for index in indexes:
+            if index == 0:
+                node = BatchedSpMM(self._adj, self._has_data, False, not self._trans)
+                gradients += node.apply((gy, data) if self._has_data else (gy,))
+            elif index == 1 and self._has_data:
+                pair = (x, gy) if self._trans else (gy, x)
+                gradients += BatchedSDDMM(self._adj).apply(pair)
+            else:
+                gradients.append(gy)
+        return tuple(gradients)
+
+
+def bspmm(adj, x, data=None, residual=None):
+    """Multiply every graph's sparse matrix by its block of dense rows, in one launch.
+
+    ``y[i, c] = sum_k value[k] * x[column[k], c] (+ residual[i, c])`` over the entries k of row i.
+    Differentiable to any order with respect to ``x``, ``data`` and ``residual``.
+
+    Args:
+        adj (BatchedCSR): the batch of matrices, n_rows x n_cols, on the device of ``x``. Its own
+            values are constants.
+        x (Variable or array): (n_cols, n_B) float16, float32 or float64. Where ``adj`` is padded
+            to N columns a graph, also (n_graphs, N, n_B).
+        data (Variable or array or None): (nnz,) edge values of x's dtype, used in place of
+            ``adj.data``, in the order of ``adj.indices``. NaN propagates as in a dense product.
+        residual (Variable or array or None): added to the product; of its shape and dtype.
+
+    Returns:
+        Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
+        float16 is summed in float32.
+
+    Raises:
+        TypeError: ``adj`` is no BatchedCSR, or a dtype does not fit.
+        ValueError: a shape or a device does not fit. Both are raised before anything is launched.
+
+    Note:
+        Deterministic; does not synchronise. Arrays that are not C-contiguous are copied. On a GPU
+        float32 denormals are flushed to zero.
+
+    Source:
+        Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
+        Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
+
+    Example:
+        >>> import numpy
+        >>> import chainer_bspmm
+        >>> adj = chainer_bspmm.BatchedCSR.from_matrices([numpy.ones((2, 2)), numpy.eye(1)])
+        >>> chainer_bspmm.functions.bspmm(adj, numpy.array([[1.], [2.], [3.]])).array
+        array([[3.],
+               [3.],
+               [3.]])
+    """
+    backend.check.adjacency(adj)
+    inputs = [x]
+    if data is not None:
+        inputs.append(data)
+    if residual is not None:
+        inputs.append(residual)
+    return BatchedSpMM(adj, data is not None, residual is not None).apply(inputs)[0]

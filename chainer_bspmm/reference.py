@@ -1,0 +1,64 @@
+"""The float64 NumPy truth that every fast path is compared with. Slow, plain loops.
+
+All functions take host or device arrays and return float64 NumPy arrays. The formulas are those
+in the docstrings of ``chainer_bspmm.functions``.
+"""
+import numpy
+
+from chainer.backends import cuda
+
+
+def _host(array):
+    return cuda.to_cpu(array).astype(numpy.float64)
+
+
+def entries(adj):
+    """Yield (entry, row, column) for every entry of a BatchedCSR."""
+    indptr, indices = cuda.to_cpu(adj.indptr), cuda.to_cpu(adj.indices)
+    for row in range(adj.n_rows):
+        for entry in range(indptr[row], indptr[row + 1]):
+            yield entry, row, indices[entry]
+
+
+def bspmm(adj, x, data=None, residual=None, trans=False):
+    """y[row] = sum over the row's entries of value * x[column] (+ residual[row])."""
+    x = _host(x)
+    flat = x.reshape(adj.n_rows if trans else adj.n_cols, x.shape[-1])
+    values = data if data is not None else adj.data
+    values = numpy.ones(adj.nnz) if values is None else _host(values)
+    y = numpy.zeros((adj.n_cols if trans else adj.n_rows, x.shape[-1]))
+    for entry, row, column in entries(adj):
+        if trans:
+            row, column = column, row
+        y[row] += values[entry] * flat[column]
+    if x.ndim == 3:
+        y = y.reshape(adj.n_graphs, len(y) // adj.n_graphs, x.shape[-1])
+    return y if residual is None else y + _host(residual)
+
+
+def bsddmm(adj, u, v):
+    """w[entry] = dot(u[row], v[column])."""
+    u, v = _host(u), _host(v)
+    u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
+    w = numpy.zeros(adj.nnz)
+    for entry, row, column in entries(adj):
+        w[entry] = (u[row] * v[column]).sum()
+    return w
+
+
+def segment_sum(x, offsets):
+    """y[g] = sum of x[offsets[g]:offsets[g + 1]]."""
+    x, offsets = _host(x), cuda.to_cpu(offsets)
+    return numpy.stack([x[a:b].sum(axis=0) for a, b in zip(offsets[:-1], offsets[1:])])
+
+
+def segment_max(x, offsets):
+    """y[g] = maximum of x[offsets[g]:offsets[g + 1]]; 0 for an empty segment."""
+    x, offsets = _host(x), cuda.to_cpu(offsets)
+    return numpy.stack([x[a:b].max(axis=0) if b > a else numpy.zeros(x.shape[1])
+                        for a, b in zip(offsets[:-1], offsets[1:])])
+
+
+def segment_broadcast(y, offsets):
+    """x[i] = y[g] for the rows i of segment g."""
+    return numpy.repeat(_host(y), numpy.diff(cuda.to_cpu(offsets)), axis=0)

@@ -1,0 +1,30 @@
+// What all kernels share. Every kernel file is compiled with
+//   -DSTORAGE=__half | float | double   dtype of the arrays in memory
+//   -DVECTOR=n                          elements a thread moves at a time (a power of two)
+// Arithmetic is float for __half and float storage, double for double. All arrays are C-contiguous;
+// feature matrices are rows of n_vectors vectors, aligned to a vector. Row and entry counts fit in
+// 31 bits; products of them with a width do not, so offsets are 64-bit.
+#pragma once
+
+#include <cuda_fp16.h>
+
+template <typename T> struct Arithmetic { using type = float; };
+template <> struct Arithmetic<double> { using type = double; };
+
+using Real = Arithmetic<STORAGE>::type;
+
+__device__ inline float widen(__half value) { return __half2float(value); }
+__device__ inline float widen(float value) { return value; }
+__device__ inline double widen(double value) { return value; }
+
+__device__ inline void narrow(__half &to, float value) { to = __float2half_rn(value); }
+__device__ inline void narrow(float &to, float value) { to = value; }
+__device__ inline void narrow(double &to, double value) { to = value; }
+
+// One vector of a feature matrix: its alignment makes the compiler load and store it at once.
+struct alignas(sizeof(STORAGE) * VECTOR) Vector {
+    STORAGE element[VECTOR];
+};
+
+static_assert((VECTOR & (VECTOR - 1)) == 0, "VECTOR is a power of two");
+static_assert(sizeof(Vector) <= 16, "no load is wider than 16 bytes");

@@ -1,0 +1,106 @@
+"""Segmented sum, maximum and broadcast."""
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import reference
+from chainer_bspmm.functions import segment_broadcast
+from chainer_bspmm.functions import segment_max
+from chainer_bspmm.functions import segment_sum
+from tests.functions.test_bspmm import check_gradients
+from tests.support import assert_close
+from tests.support import batch_on
+from tests.support import BATCHES
+from tests.support import DTYPES
+from tests.support import features
+from tests.support import WIDTHS
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('name', BATCHES)
+def test_values(xp, name, dtype):
+    rng = numpy.random.RandomState(0)
+    adj = batch_on(name, xp, dtype)
+    for n_channels in WIDTHS:
+        x = features(rng, xp, adj.n_rows, n_channels, dtype)
+        y = features(rng, xp, adj.n_graphs, n_channels, dtype)
+        offsets = adj.row_offsets
+        assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), dtype)
+        assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), dtype)
+        assert_close(segment_broadcast(adj, y).array,
+                     reference.segment_broadcast(y, offsets), dtype)
+
+
+@pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
+def test_no_channels(xp, function):
+    adj = batch_on('many', xp, 'float32')
+    n_in, n_out = adj.n_rows, adj.n_graphs
+    if function is segment_broadcast:
+        n_in, n_out = n_out, n_in
+    assert function(adj, xp.empty((n_in, 0), 'f')).shape == (n_out, 0)
+
+
+def test_nan(xp):
+    adj = batch_on('one graph', xp, 'float32')
+    for row in range(5):  # first, last and in between
+        x = numpy.arange(10, dtype='f').reshape(5, 2)
+        x[row, 0] = numpy.nan
+        for function in (segment_sum, segment_max):
+            y = cuda.to_cpu(function(adj, xp.asarray(x)).array)
+            assert numpy.isnan(y[0, 0]) and not numpy.isnan(y[0, 1])
+
+
+def test_maximum_of_negative_values(xp):
+    adj = batch_on('empty graphs first, between, last', xp, 'float32')
+    x = -1 - xp.arange(7, dtype='f')[:, None]
+    numpy.testing.assert_array_equal(
+        cuda.to_cpu(segment_max(adj, x).array)[:, 0], [0, -1, 0, 0, -5, 0])
+
+
+def test_input_that_is_not_contiguous(xp):
+    rng = numpy.random.RandomState(0)
+    adj = batch_on('many', xp, 'float32')
+    x = features(rng, xp, 5, adj.n_rows, 'float32').T
+    y = features(rng, xp, adj.n_graphs, 10, 'float32')[:, ::2]
+    offsets = adj.row_offsets
+    assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), 'float32')
+    assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), 'float32')
+    assert_close(segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), 'float32')
+
+
+@pytest.mark.parametrize('name', ['empty graphs first, between, last', 'only empty graphs', 'many'])
+@pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
+def test_gradients(xp, name, function):
+    rng = numpy.random.RandomState(0)
+    adj = batch_on(name, xp, 'float64')
+    n = adj.n_graphs if function is segment_broadcast else adj.n_rows
+    # distinct values far apart: a maximum has no derivative where two rows meet
+    x = xp.asarray(rng.permutation(n * 3).reshape(n, 3) * 0.1)
+    check_gradients(lambda x: function(adj, x) ** 2, x)
+
+
+def test_gradient_of_a_shared_maximum_is_that_of_chainer(xp):
+    adj = batch_on('one graph', xp, 'float32')
+    x = chainer.Variable(xp.array([[1.], [3.], [3.], [2.], [3.]], 'f'))
+    dense = chainer.Variable(x.array[None])
+    for y in (segment_max(adj, x), chainer.functions.max(dense, axis=1)):
+        y.grad = xp.full(y.shape, 2, 'f')
+        y.backward()
+    assert (x.grad == dense.grad[0]).all()
+    assert (x.grad[:, 0] == xp.array([0, 2, 2, 0, 2])).all()
+
+
+@pytest.mark.parametrize('function, x, error, message', [
+    (segment_sum, numpy.ones((4, 2), 'f'), ValueError, r'x: expected shape \(5, n_B\).* \(4, 2\)'),
+    (segment_max, numpy.ones(5, 'f'), ValueError, r'x: expected shape \(5, n_B\).* got \(5,\)'),
+    (segment_sum, numpy.ones((5, 2), 'i'), TypeError, 'x: expected float16, .* got int32'),
+    (segment_broadcast, numpy.ones((5, 2), 'f'), ValueError, 'y: expected 1 rows'),
+    (segment_broadcast, numpy.ones((1, 2), 'i'), TypeError, 'y: expected float16, .* got int32'),
+])
+def test_bad_input(function, x, error, message):
+    with pytest.raises(error, match=message):
+        function(BATCHES['one graph'], x)
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
+        function(x, x)
