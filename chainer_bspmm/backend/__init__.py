@@ -15,7 +15,7 @@ def bspmm(adj, x, data=None, residual=None, trans=False):
 
     Args:
         adj (BatchedCSR): n_rows x n_cols.
-        x (array): (n_cols, n_B); or (n_graphs, N, n_B) where ``adj`` is padded to N columns a graph.
+        x (array): (n_cols, n_B); or (n_graphs, N, n_B) where ``adj`` is padded.
         data (array or None): (nnz,) values of the entries in place of ``adj.data``.
         residual (array or None): of the result's shape, added to the product.
         trans (bool): multiply by the transposed matrix; ``data`` keeps the order of ``adj``.

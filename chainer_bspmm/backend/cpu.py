@@ -16,7 +16,7 @@ def bspmm(adj, x, data, residual, trans):
 
 
 def _matrix(adj, data, dtype, trans):
-    """Return SciPy's view of the matrix; kept with it, because making one checks the arrays again."""
+    """Return SciPy's view of the matrix; kept with it, because making one costs a check."""
     if data is not None:
         values = data.astype(dtype, copy=False)
         if trans:

@@ -1,7 +1,7 @@
-"""The products on CuPy arrays: one kernel launch each, on the current stream of the matrix's device.
+"""The products on CuPy arrays: one kernel launch each, on the device that holds the matrix.
 
-A call does not synchronise and copies nothing to the device. Inputs that are not C-contiguous are
-copied first.
+A call launches on the current stream, does not synchronise and copies nothing to the device. Inputs
+that are not C-contiguous are copied first.
 """
 import numpy
 

@@ -39,7 +39,8 @@ def bsddmm(adj, u, v):
         v (Variable or array): (n_cols, n_B), or three-dimensional likewise; of u's dtype.
 
     Returns:
-        Variable: (nnz,) in the order of ``adj.indices``, of u's dtype. float16 is summed in float32.
+        Variable: (nnz,) in the order of ``adj.indices``, of u's dtype; float16 is summed in
+        float32.
 
     Raises:
         TypeError, ValueError: as :func:`chainer_bspmm.functions.bspmm`.

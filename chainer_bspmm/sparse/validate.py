@@ -11,7 +11,8 @@ INT32_MAX = 2 ** 31 - 1
 
 def one_of(name, value, allowed):
     if value not in allowed:
-        raise ValueError('%s: expected one of %s, got %r' % (name, ', '.join(map(repr, allowed)), value))
+        raise ValueError('%s: expected one of %s, got %r'
+                         % (name, ', '.join(map(repr, allowed)), value))
 
 
 def fits_int32(what, count):
@@ -68,8 +69,8 @@ def blocks(indptr, indices, row_offsets, col_offsets):
         raise ValueError('indptr: expected n_rows + 1 entries, got none')
     _starts('row_offsets', row_offsets, n_rows, 'rows, len(indptr) - 1')
     if col_offsets.size != row_offsets.size:
-        raise ValueError('col_offsets: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
-                         % (row_offsets.size, col_offsets.size))
+        raise ValueError('col_offsets: expected n_graphs + 1 = %d entries as row_offsets has, '
+                         'got %d' % (row_offsets.size, col_offsets.size))
     fits_int32('col_offsets', int(col_offsets[-1]))
     _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
     _starts('indptr', indptr, indices.size, 'non-zeros, len(indices)')
@@ -124,7 +125,8 @@ def dense_matrices(matrices):
         raise ValueError('matrices[0]: expected shape (n, n) or (R, n, n), got %s' % (first.shape,))
     n_relations = 1 if first.ndim == 2 else first.shape[0]
     if n_relations == 0:
-        raise ValueError('matrices[0]: expected at least one relation, got shape %s' % (first.shape,))
+        raise ValueError('matrices[0]: expected at least one relation, got shape %s'
+                         % (first.shape,))
     lead = first.shape[:-2]
     for i, matrix in enumerate(matrices):
         shape = matrix.shape
@@ -174,7 +176,8 @@ def dense_batch(adj):
 def crop(adj, n_nodes):
     """Return the (.., n, n) corner of every graph of a padded dense batch."""
     if n_nodes is None:
-        raise ValueError("n_nodes: layout='packed' expects the number of nodes of every graph, got None")
+        raise ValueError("n_nodes: layout='packed' expects the number of nodes of every graph, "
+                         'got None')
     n_nodes = numpy.asarray(n_nodes)
     if n_nodes.shape != (len(adj),) or n_nodes.dtype.kind not in 'iu':
         raise ValueError('n_nodes: expected %d integers, one for each graph, got %s %s'

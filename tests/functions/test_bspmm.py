@@ -87,11 +87,11 @@ def test_input_that_is_not_contiguous(xp, layout):
     rng = numpy.random.RandomState(0)
     adj = batch_on('many', xp, 'float32')
     n = adj.n_cols
-    x = {'transposed': lambda: features(rng, xp, 8, n, 'float32').T,
-         'strided columns': lambda: features(rng, xp, n, 16, 'float32')[:, ::2],
-         'strided rows': lambda: features(rng, xp, 2 * n, 8, 'float32')[::-2],
+    x = {'transposed': features(rng, xp, 8, n, 'float32').T,
+         'strided columns': features(rng, xp, n, 16, 'float32')[:, ::2],
+         'strided rows': features(rng, xp, 2 * n, 8, 'float32')[::-2],
          # contiguous, but not aligned to a vector
-         'offset': lambda: features(rng, xp, 1, n * 8 + 1, 'float32')[0, 1:].reshape(n, 8)}[layout]()
+         'offset': features(rng, xp, 1, n * 8 + 1, 'float32')[0, 1:].reshape(n, 8)}[layout]
     data = features(rng, xp, 2, adj.nnz, 'float32').T[:, 1]
     for values in (None, data):
         for trans in (False, True):
@@ -229,7 +229,7 @@ def test_product_without_edge_values_keeps_no_input():
 # --- what is refused, before anything is launched ---
 
 def small():
-    return BatchedCSR.from_matrices([numpy.array([[2., 1.], [0., 1.]], 'f'), numpy.eye(1, dtype='f')])
+    return BatchedCSR.from_matrices([numpy.array([[2., 1.], [0., 1.]], 'f'), ones(1, 1)])
 
 
 def ones(*shape, dtype='f'):
@@ -247,7 +247,8 @@ def ones(*shape, dtype='f'):
     ((small(), ones(3, 2, dtype='d')), TypeError,
      r'x: expected float32 as the values of adj, got float64; adj.astype'),
     ((small(), ones(3, 2), ones(3)), ValueError, r'data: expected shape \(4,\), .* got \(3,\)'),
-    ((small(), ones(3, 2), ones(4, 1)), ValueError, r'data: expected shape \(4,\), .* got \(4, 1\)'),
+    ((small(), ones(3, 2), ones(4, 1)), ValueError,
+     r'data: expected shape \(4,\), .* got \(4, 1\)'),
     ((small(), ones(3, 2), ones(4, dtype='d')), TypeError, 'data: expected float32, got float64'),
     ((small(), ones(3, 2), None, ones(3, 3)), ValueError,
      r'residual: expected shape \(3, 2\), .* got \(3, 3\)'),
@@ -262,7 +263,8 @@ def test_bad_input(monkeypatch, arguments, error, message):
 
 def test_bad_shape_for_relations():
     adj = BatchedCSR.from_matrices([ones(3, 2, 2)])
-    with pytest.raises(ValueError, match=r'x: expected shape \(6, n_B\) .*3 relations.* got \(2, 4\)'):
+    message = r'x: expected shape \(6, n_B\) .*3 relations.* got \(2, 4\)'
+    with pytest.raises(ValueError, match=message):
         bspmm(adj, ones(2, 4))
 
 

@@ -67,7 +67,8 @@ def test_input_that_is_not_contiguous(xp):
     offsets = adj.row_offsets
     assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), 'float32')
     assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), 'float32')
-    assert_close(segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), 'float32')
+    assert_close(segment_broadcast(adj, y).array,
+                 reference.segment_broadcast(y, offsets), 'float32')
 
 
 @pytest.mark.parametrize('name', ['empty graphs first, between, last', 'only empty graphs', 'many'])

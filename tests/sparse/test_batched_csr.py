@@ -178,7 +178,7 @@ def test_repr_and_bytes(xp):
 
 def test_pickle():
     adj = BatchedCSR.from_matrices(matrices(), max_atom_id=8)
-    adj.T
+    assert adj.T is not adj  # the cached transpose refers back to adj
     again = pickle.loads(pickle.dumps(adj))
     assert again.max_atom_id == 8
     numpy.testing.assert_array_equal(again.to_dense(), adj.to_dense())
@@ -220,7 +220,7 @@ def raw(xp=numpy, data=None, **changes):
     ({'indptr': []}, 'indptr: expected n_rows'),
     ({'indices': [0, 1, 1, -1]},
      r'indices: graph 1, row 2: expected a column in \[2, 3\), .* got -1 \(entry 3\)'),
-    ({'indices': [0, 2, 1, 2]}, r'indices: graph 0, row 0: expected a column in \[0, 2\), .* got 2'),
+    ({'indices': [0, 2, 1, 2]}, r'indices: graph 0, row 0: .* column in \[0, 2\), .* got 2'),
     ({'indices': [0, 1, 1, 3]}, r'indices: graph 1, row 2: .* got 3'),
     ({'row_offsets': [0, 2]}, 'row_offsets: expected to end at 3 .*, got 2'),
     ({'row_offsets': [1, 3]}, 'row_offsets: expected to start at 0, got 1'),
@@ -258,7 +258,8 @@ def test_raw_arrays_on_two_devices():
 
 def test_too_large():
     huge = numpy.broadcast_to(numpy.int32(0), (2 ** 31,))  # takes four bytes
-    with pytest.raises(ValueError, match=r'non-zeros: expected at most 2\*\*31 - 1 .* got 2147483648'):
+    message = r'non-zeros: expected at most 2\*\*31 - 1 .* got 2147483648'
+    with pytest.raises(ValueError, match=message):
         BatchedCSR(numpy.array([0, 1]), huge, numpy.array([0, 1]))
     with pytest.raises(ValueError, match='nodes times relations: .* got 3000000000'):
         BatchedCSR(numpy.array([0, 0, 0, 0]), numpy.array([], 'i'), numpy.array([0, 3]),

@@ -1,0 +1,30 @@
+"""Batched sparse matrix products for the graph convolutions of Chainer Chemistry.
+
+Two lines of a training script change::
+
+    import chainer_bspmm                               # first: repairs Chainer for today's Python
+    predictor = chainer_bspmm.sparsify(predictor)      # the same parameters, sparse products
+    ...
+    updater = StandardUpdater(train_iter, optimizer, device=device,
+                              converter=chainer_bspmm.concat_mols)
+"""
+from chainer_bspmm import compat
+
+compat.apply()
+
+from chainer_bspmm import dataset  # NOQA: E402
+from chainer_bspmm import functions  # NOQA: E402
+from chainer_bspmm import links  # NOQA: E402
+from chainer_bspmm import models  # NOQA: E402
+from chainer_bspmm import sparse  # NOQA: E402
+from chainer_bspmm.dataset import concat_mols  # NOQA: E402
+from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
+from chainer_bspmm.models import sparsify  # NOQA: E402
+from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
+
+__version__ = '0.1.0'
+
+__all__ = [
+    'BatchedCSR', 'CSRConverter', 'concat_mols', 'dataset', 'functions', 'links', 'models',
+    'sparse', 'sparsify',
+]

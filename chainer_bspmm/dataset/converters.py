@@ -1,0 +1,136 @@
+"""Converters: a list of molecules in, arrays and a `BatchedCSR` on a device out."""
+import numpy
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.batched_csr import LAYOUTS
+
+
+class CSRConverter(chainer.dataset.Converter):
+    """Turn examples ``(atoms, adj, label...)`` into one sparse batch.
+
+    Takes the place of ``chainer_chemistry.dataset.converters.concat_mols``, wherever a converter
+    goes: updaters, evaluators, ``predict``. Instances can be pickled.
+
+    Args:
+        layout (str): ``'packed'``: the nodes of all molecules one after the other, no padding;
+            padding that the data set holds (trailing atoms of id 0 without any bond) is left out.
+            ``'padded'``: every molecule has as many rows as the largest one of the batch, which
+            reproduces Chainer Chemistry's dense batch, phantom atoms included.
+    """
+
+    def __init__(self, layout='packed'):
+        validate.one_of('layout', layout, LAYOUTS)
+        self.layout = layout
+
+    def __call__(self, batch, device=None):
+        """Convert.
+
+        Args:
+            batch (sequence): examples, each a tuple of
+                atoms: (n,) integer atom ids, or (n, channels) floating node features;
+                adj: (n, n) or (R, n, n) dense array, or SciPy sparse matrix;
+                any number of labels: scalars or arrays of one shape a column.
+                A list, a SubDataset or a NumpyTupleDataset.
+            device (None, int, str or chainer.backend.Device): where the result goes; None means
+                the host.
+
+        Returns:
+            tuple: atoms, (n_nodes,) int32, or (n_graphs, N) padded with 0 (features have one more
+            dimension); BatchedCSR; then one array (n_graphs, ...) for each label.
+
+        Raises:
+            TypeError: the batch does not hold tuples of arrays.
+            ValueError: empty batch, tuples of different lengths, a negative atom id, atoms and
+                adjacency of different sizes; the message names the example.
+        """
+        examples = [batch[i] for i in range(len(batch))]
+        columns = _columns(examples)
+        sizes, atoms, matrices = _molecules(columns[0], columns[1], self.layout == 'packed')
+        max_atom_id = None
+        flat = numpy.concatenate(atoms)
+        if flat.dtype.kind in 'iu':
+            max_atom_id = int(flat.max(initial=0))
+            if flat.min(initial=0) < 0:
+                graph = int(numpy.searchsorted(numpy.cumsum(sizes), flat.argmin(), side='right'))
+                raise ValueError('batch[%d][0]: expected atom ids of at least 0, got %d'
+                                 % (graph, flat.min()))
+            flat = flat.astype(numpy.int32, copy=False)
+        adj = BatchedCSR.from_matrices(matrices, self.layout, max_atom_id)
+        if self.layout == 'padded':
+            flat = _pad(flat, sizes, adj.max_rows)
+        labels = [_stack(i, column) for i, column in enumerate(columns) if i > 1]
+        if device is not None:
+            device = chainer.get_device(device)
+            flat, *labels = [device.send(array) for array in [flat] + labels]
+            adj = adj.to_device(device)
+        return (flat, adj) + tuple(labels)
+
+
+def _columns(examples):
+    if not examples:
+        raise ValueError('batch: expected at least one example, got none')
+    for i, example in enumerate(examples):
+        if not isinstance(example, tuple):
+            raise TypeError('batch[%d]: expected a tuple (atoms, adj, label...), got %s'
+                            % (i, type(example).__name__))
+        if len(example) < 2 or len(example) != len(examples[0]):
+            raise ValueError('batch[%d]: expected a tuple (atoms, adj, label...) of %d elements, '
+                             'got %d' % (i, max(len(examples[0]), 2), len(example)))
+    return list(zip(*examples))
+
+
+def _molecules(atoms, matrices, strip):
+    """Check that atoms and adjacency agree, cut padding off, return sizes, atoms, matrices."""
+    atoms, matrices = list(atoms), list(matrices)
+    sizes = []
+    for i, (ids, matrix) in enumerate(zip(atoms, matrices)):
+        if not hasattr(ids, 'dtype') or not hasattr(matrix, 'shape'):
+            raise TypeError('batch[%d]: expected arrays of atoms and adjacency, got %s and %s'
+                            % (i, type(ids).__name__, type(matrix).__name__))
+        n = matrix.shape[-1]
+        if ids.shape[:1] != (n,) or ids.ndim != atoms[0].ndim:
+            raise ValueError('batch[%d]: expected as many atoms as the adjacency has rows, got '
+                             'atoms of shape %s and adjacency of shape %s'
+                             % (i, ids.shape, matrix.shape))
+        if strip and n and ids.ndim == 1 and ids[-1] == 0:
+            n = _used(cuda.to_cpu(ids), matrix)
+            ids, matrix = ids[:n], matrix[..., :n, :n]
+        atoms[i], matrices[i] = cuda.to_cpu(ids), matrix
+        sizes.append(n)
+    return sizes, atoms, matrices
+
+
+def _used(ids, matrix):
+    """Return the number of nodes without trailing padding: id 0, no entry in row or column.
+
+    Id 0 alone does not make padding: it is also RDKit's atomic number of a dummy atom.
+    """
+    if not isinstance(matrix, numpy.ndarray):
+        return len(ids)
+    bonds = (matrix != 0).reshape(-1, len(ids), len(ids)).any(axis=0)
+    used = numpy.flatnonzero((ids != 0) | bonds.any(axis=0) | bonds.any(axis=1))
+    return int(used[-1]) + 1 if used.size else 0
+
+
+def _pad(flat, sizes, n):
+    padded = numpy.zeros((len(sizes), n) + flat.shape[1:], flat.dtype)
+    padded[numpy.arange(n) < numpy.asarray(sizes)[:, None]] = flat
+    return padded
+
+
+def _stack(i, column):
+    try:
+        stacked = numpy.array([cuda.to_cpu(label) for label in column])
+    except ValueError:
+        stacked = None
+    if stacked is None or stacked.dtype == object:
+        raise ValueError('batch[...][%d]: expected labels of one shape, got shapes %s'
+                         % (i, sorted({numpy.shape(label) for label in column})))
+    return stacked
+
+
+concat_mols = CSRConverter()

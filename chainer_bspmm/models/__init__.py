@@ -1,0 +1,5 @@
+"""Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
+from chainer_bspmm.models.rsgcn import RSGCN
+from chainer_bspmm.models.sparsify import sparsify
+
+__all__ = ['RSGCN', 'sparsify']

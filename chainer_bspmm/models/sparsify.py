@@ -1,0 +1,94 @@
+"""`sparsify`: swap the dense graph convolutions of a model for sparse ones."""
+import chainer
+from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate as DenseRSGCNUpdate
+from chainer_chemistry.models.rsgcn import RSGCN as DenseRSGCN
+
+from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.models.rsgcn import RSGCN
+
+# Chainer Chemistry's class -> ours.
+SWAPS = {DenseRSGCN: RSGCN, DenseRSGCNUpdate: RSGCNUpdate}
+
+# Where Chainer Chemistry keeps links that multiply by an adjacency matrix, and what else is there.
+GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
+OTHER_MODULES = ('chainer_chemistry.models.mlp', 'chainer_chemistry.models.prediction.')
+
+
+def sparsify(model):
+    """Swap the dense graph convolutions of a Chainer Chemistry model for batched sparse ones.
+
+    The swapped model has the same parameters under the same paths (snapshots load both ways) and
+    takes what ``chainer_bspmm.concat_mols`` gives: atoms and a BatchedCSR.
+
+    Inside a wrapper (GraphConvPredictor, Regressor, Classifier, a Chain of your own) the swap is
+    made in place: the wrapper is returned, its parameters are the very same objects, an optimizer
+    that was set up before goes on, its state included. A bare RSGCN is returned new, and shares its
+    child links with the old one, which stays usable: an optimizer that was set up with the old
+    model goes on updating the shared parameters, but its ``target`` is the old model; set it up
+    with the new one (``optimizer.setup(new)`` starts its state afresh) or sparsify first.
+
+    Args:
+        model (chainer.Link): an upstream RSGCN or RSGCNUpdate, or anything that contains one.
+            An RSGCNUpdate in a Chain of your own, with its three-dimensional features, needs
+            ``CSRConverter(layout='padded')``.
+
+    Returns:
+        chainer.Link: the model. What is sparse already is left as it is.
+
+    Raises:
+        TypeError: ``model`` is no link.
+        ValueError: it contains nothing that can be swapped, or a graph convolution that cannot.
+            Nothing has been changed then.
+    """
+    if not isinstance(model, chainer.Link):
+        raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
+    twins = {}
+    _prepare(model, '', twins)
+    if not twins and not any(type(link) in SWAPS.values() for link in model.links()):
+        raise ValueError('model: expected one of the supported %s, or a link that contains one, '
+                         'got %s' % (_supported(), _full_name(model)))
+    if model in twins:
+        return twins[model]
+    _swap(model, twins)
+    return model
+
+
+def _prepare(link, path, twins):
+    """Make the sparse twin of every link to be swapped, without touching the model yet."""
+    kind = type(link)
+    if kind in SWAPS:
+        if link not in twins:
+            twins[link] = SWAPS[kind].from_dense(link)
+    elif kind not in SWAPS.values():
+        if any(module.startswith(GRAPH_MODULES) and not module.startswith(OTHER_MODULES)
+               for module in [base.__module__ for base in kind.__mro__]):
+            raise ValueError('model%s: expected one of the supported %s, got %s'
+                             % (path, _supported(), _full_name(link)))
+        for name, child in _children(link):
+            _prepare(child, '%s.%s' % (path, name), twins)
+
+
+def _swap(parent, twins):
+    for name, child in _children(parent):
+        if child not in twins:
+            if type(child) not in SWAPS.values():
+                _swap(child, twins)
+        elif isinstance(parent, chainer.ChainList):
+            parent[int(name)] = twins[child]
+        else:
+            # A registered child cannot be assigned over; deleted first, it keeps name and path.
+            delattr(parent, name)
+            with parent.init_scope():
+                setattr(parent, name, twins[child])
+
+
+def _children(link):
+    return [(child.name, child) for child in link.children()]
+
+
+def _supported():
+    return ', '.join(kind.__name__ for kind in SWAPS)
+
+
+def _full_name(link):
+    return '%s.%s' % (type(link).__module__, type(link).__name__)

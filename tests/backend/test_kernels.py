@@ -1,0 +1,41 @@
+"""Finding and assembling the CUDA sources."""
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm.backend import kernels
+
+NAMES = ['bspmm_csr', 'bsddmm_csr', 'segment_reduce', 'segment_broadcast']
+
+
+def test_directory_holds_every_source():
+    assert sorted(path.stem for path in kernels.directory().glob('*.cu')) == sorted(NAMES)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_source_contains_the_common_header_once(name):
+    text = kernels.source(name)
+    assert text.count('using Real') == 1 and '#include "common.cuh"' not in text
+    assert 'extern "C" __global__ void %s(' % name in text
+    # Compiler messages name the right line of the right file.
+    original = (kernels.directory() / (name + '.cu')).read_text().splitlines()
+    after = text.split('"%s.cu"\n' % name)[1].splitlines()
+    line = int(text.split('"%s.cu"\n' % name)[0].rsplit('#line ', 1)[1])
+    assert after == original[line - 1:]
+
+
+def test_options():
+    assert kernels.options('e', (('VECTOR', 8),)) == (
+        '-std=c++17', '-DSTORAGE=__half', '-DVECTOR=8')
+
+
+def test_missing_sources(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels, '__file__', str(tmp_path / 'p' / 'backend' / 'kernels.py'))
+    with pytest.raises(FileNotFoundError, match='kernels: expected the CUDA sources in .*kernels'):
+        kernels.directory.__wrapped__()
+
+
+@pytest.mark.gpu
+def test_compiled_once():
+    arguments = (cuda.Device().id, 'bspmm_csr', 'f', (('VECTOR', 1), ('WEIGHTS', 0)))
+    assert kernels.load(*arguments) is kernels.load(*arguments)

@@ -1,0 +1,226 @@
+"""sparsify: where a model may sit, what stays the same, what is refused."""
+import copy
+import pickle
+
+import numpy
+import pytest
+
+import chainer
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
+from chainer_chemistry.models import GIN
+from chainer_chemistry.models import MLP
+from chainer_chemistry.models import RSGCN as DenseRSGCN
+from chainer_chemistry.models.gwm.gwm_net import RSGCN_GWM
+from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction import GraphConvPredictor
+from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import set_up_predictor
+
+from chainer_bspmm import concat_mols
+from chainer_bspmm import CSRConverter
+from chainer_bspmm import sparsify
+from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.models import RSGCN
+from tests.models.test_rsgcn import molecules
+from tests.support import relative_error
+
+EXAMPLES = molecules([5, 9, 3])
+
+
+def rsgcn(**options):
+    return DenseRSGCN(4, hidden_channels=6, dropout_ratio=0., **options)
+
+
+class OwnChain(chainer.Chain):
+    """What a user might write: the model below other links and lists."""
+
+    def __init__(self, conv):
+        super().__init__()
+        with self.init_scope():
+            self.parts = chainer.ChainList(chainer.links.Linear(4, 2), conv)
+            self.head = chainer.Sequential(chainer.links.Linear(4, 5), chainer.functions.relu,
+                                           chainer.links.Linear(5, 3))
+
+    def forward(self, atoms, adj):
+        return self.head(self.parts[1](atoms, adj))
+
+
+WRAPPERS = {
+    'predictor': lambda: GraphConvPredictor(rsgcn(), MLP(3, 8)),
+    'set_up_predictor': lambda: set_up_predictor(
+        'rsgcn', 6, 2, 3, conv_kwargs={'dropout_ratio': 0.}),
+    'own chain': lambda: OwnChain(rsgcn(use_batch_norm=True)),
+}
+
+
+def initialised(model):
+    with chainer.using_config('train', False):
+        model(*dense_concat_mols(EXAMPLES)[:2])
+    return model
+
+
+@pytest.mark.parametrize('wrapper', WRAPPERS)
+def test_swap_in_place(wrapper):
+    model = initialised(WRAPPERS[wrapper]())
+    before = dict(model.namedparams())
+    with chainer.using_config('train', False):
+        expected = numpy.concatenate([model(*dense_concat_mols([e])[:2]).array for e in EXAMPLES])
+        assert sparsify(model) is model
+        actual = model(*concat_mols(EXAMPLES)[:2]).array
+    after = dict(model.namedparams())
+    assert before.keys() == after.keys()
+    assert all(after[name] is before[name] for name in before)
+    assert relative_error(actual, expected) < 1e-5
+    assert not any(type(link) is DenseRSGCN for link in model.links())
+    # Twice changes nothing.
+    links = list(model.links())
+    assert sparsify(model) is model
+    assert all(a is b for a, b in zip(links, model.links()))
+
+
+@pytest.mark.parametrize('kind', [Regressor, Classifier])
+def test_optimizer_that_was_set_up_before_goes_on(kind):
+    """Two runs from equal state, one swapped in the middle, make the same steps."""
+    examples = molecules([7] * 6)
+    if kind is Classifier:
+        examples = [(a, m, numpy.array(len(a) % 2, 'i')) for a, m, _ in examples]
+    numpy.random.seed(0)
+    twins = []
+    first = None
+    for swap in (False, True):
+        model = kind(GraphConvPredictor(rsgcn(), MLP(3, 8)))
+        if first is None:
+            model(*dense_concat_mols(examples))
+            first = copy.deepcopy(model)
+        else:
+            model = first
+        optimizer = chainer.optimizers.Adam(alpha=0.01).setup(model)
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
+        for step in range(6):
+            if step == 3 and swap:
+                sparsify(model)
+            converter = concat_mols if swap and step >= 3 else dense_concat_mols
+            optimizer.update(model, *converter(examples, -1))
+        assert optimizer.t == 6 and all(p.update_rule.t == 6 for p in model.params())
+        twins.append({name: p.array for name, p in model.namedparams()})
+    for name in twins[0]:
+        assert relative_error(twins[1][name], twins[0][name]) < 1e-4, name
+
+
+def test_bare_model_is_new_and_shares_its_links():
+    dense = initialised(rsgcn(use_batch_norm=True))
+    model = sparsify(dense)
+    assert type(model) is RSGCN and type(dense) is DenseRSGCN
+    ours, theirs = dict(model.namedparams()), dict(dense.namedparams())
+    assert ours.keys() == theirs.keys() and all(ours[name] is theirs[name] for name in ours)
+    assert sparsify(model) is model
+    # As the docstring says: an optimizer of the old model updates what the new one uses.
+    optimizer = chainer.optimizers.SGD().setup(dense)
+    before = model.embed.W.array.copy()
+    optimizer.update(lambda: chainer.functions.sum(model(*concat_mols(EXAMPLES)[:2])))
+    assert (model.embed.W.array != before).any()
+
+
+def test_model_that_was_never_called():
+    model = Regressor(set_up_predictor('rsgcn', 6, 2, 3))
+    sparsify(model)(*concat_mols(EXAMPLES))
+
+
+def test_shared_model_stays_shared():
+    conv = rsgcn()
+    model = chainer.ChainList(GraphConvPredictor(conv), GraphConvPredictor(conv))
+    sparsify(model)
+    assert type(model[0].graph_conv) is RSGCN and model[0].graph_conv is model[1].graph_conv
+
+
+def test_update_link_in_a_chain_of_ones_own():
+    class Own(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.update = DenseRSGCNUpdate(6, 4)
+
+        def forward(self, h, adj):
+            return chainer.functions.sum(self.update(h, adj), axis=1)
+
+    model = Own()
+    h = numpy.random.RandomState(0).uniform(size=(3, 9, 6)).astype('f')
+    expected = model(h, dense_concat_mols(EXAMPLES)[1]).array
+    sparsify(model)
+    assert type(model.update) is RSGCNUpdate
+    assert relative_error(model(h, CSRConverter('padded')(EXAMPLES)[1]).array, expected) < 1e-5
+
+
+@pytest.mark.parametrize('wrapper', WRAPPERS)
+def test_snapshots_load_both_ways(tmp_path, wrapper):
+    def predictions(model, converter):
+        with chainer.using_config('train', False):
+            return numpy.concatenate([model(*converter([e])[:2]).array for e in EXAMPLES])
+
+    dense = initialised(WRAPPERS[wrapper]())
+    sparse = sparsify(WRAPPERS[wrapper]())
+    chainer.serializers.save_npz(tmp_path / 'dense.npz', dense)
+    chainer.serializers.load_npz(tmp_path / 'dense.npz', sparse)
+    expected = predictions(dense, dense_concat_mols)
+    assert relative_error(predictions(sparse, concat_mols), expected) < 1e-5
+    again = WRAPPERS[wrapper]()
+    chainer.serializers.save_npz(tmp_path / 'sparse.npz', sparse)
+    chainer.serializers.load_npz(tmp_path / 'sparse.npz', again)
+    numpy.testing.assert_array_equal(predictions(again, dense_concat_mols), expected)
+
+
+def test_pickle(tmp_path):
+    model = sparsify(Regressor(set_up_predictor('rsgcn', 6, 2, 3)))
+    inputs = [example[:2] for example in EXAMPLES]
+    expected = model.predict(inputs, converter=concat_mols)
+    again = pickle.loads(pickle.dumps(model))
+    numpy.testing.assert_array_equal(again.predict(inputs, converter=concat_mols), expected)
+    model.save_pickle(tmp_path / 'model.pkl')
+    again = Regressor.load_pickle(tmp_path / 'model.pkl')
+    numpy.testing.assert_array_equal(again.predict(inputs, converter=concat_mols), expected)
+
+
+def test_device_is_kept():
+    dense = rsgcn()
+    assert sparsify(dense).device == dense.device
+
+
+@pytest.mark.gpu
+def test_device_is_kept_on_a_gpu():
+    model = GraphConvPredictor(rsgcn())
+    model.to_device('@cupy:0')
+    sparsify(model)
+    assert model.graph_conv.device == chainer.get_device('@cupy:0')
+    assert model(*concat_mols(EXAMPLES, '@cupy:0')[:2]).xp is chainer.backends.cuda.cupy
+
+
+SUPPORTED = 'expected one of the supported RSGCN, RSGCNUpdate'
+
+
+@pytest.mark.parametrize('model, message', [
+    (lambda: GIN(4), 'model: %s, got chainer_chemistry.models.gin.GIN' % SUPPORTED),
+    (lambda: GraphConvPredictor(GIN(4)),
+     r'model\.graph_conv: %s, got chainer_chemistry.models.gin.GIN' % SUPPORTED),
+    (lambda: RSGCN_GWM(4, hidden_channels=4),
+     'model: %s, got chainer_chemistry.*RSGCN_GWM' % SUPPORTED),
+    (lambda: MLP(3, 8), 'model: %s, .* got chainer_chemistry.models.mlp.MLP' % SUPPORTED),
+    (lambda: chainer.links.Linear(3), 'model: %s, .* got chainer.links.*Linear' % SUPPORTED),
+    (lambda: type('Mine', (DenseRSGCN,), {})(4), 'model: %s, got .*Mine' % SUPPORTED),
+    (lambda: DenseRSGCN(4, readout=lambda h: h), r'model.readout: expected .*GeneralReadout, got'),
+])
+def test_what_cannot_be_swapped(model, message):
+    with pytest.raises(ValueError, match=message):
+        sparsify(model())
+
+
+def test_no_link():
+    with pytest.raises(TypeError, match='model: expected a chainer.Link, got ndarray'):
+        sparsify(numpy.ones(3))
+
+
+def test_nothing_is_changed_where_a_part_cannot_be_swapped():
+    good, bad = GraphConvPredictor(rsgcn()), GraphConvPredictor(GIN(4))
+    with pytest.raises(ValueError, match=r'model\.1\.graph_conv: .*GIN'):
+        sparsify(chainer.ChainList(good, bad))
+    assert type(good.graph_conv) is DenseRSGCN
