@@ -23,6 +23,7 @@ import chainer_bspmm
 from chainer_bspmm import concat_mols
 from chainer_bspmm import sparsify
 from tests.models.test_rsgcn import molecules
+from tests.support import relative_error
 
 EXAMPLES = molecules([5, 9, 3, 7, 1, 12, 4, 8] * 3)
 
@@ -36,6 +37,8 @@ def regressor(device, seed=0, **options):
     numpy.random.seed(seed)
     model = Regressor(sparsify(set_up_predictor(
         'rsgcn', 8, 2, 3, conv_kwargs={'dropout_ratio': 0.})), **options)
+    model(*concat_mols(EXAMPLES))  # gives lazy parameters their values while on the host
+    model.cleargrads()
     model.to_device(device)
     return model
 
@@ -75,7 +78,10 @@ def test_standard_updater_evaluator_and_log(device, tmp_path):
 
 
 def test_interrupted_training_resumes(device, tmp_path):
-    """Resuming from a snapshot in the middle of an epoch ends in the very same parameters."""
+    """Resuming from a snapshot in the middle of an epoch ends in the same parameters.
+
+    To the last bit on a CPU; Chainer's EmbedID adds up its gradient by atomicAdd on a GPU.
+    """
     trainer, whole = make_trainer(device, tmp_path / 'whole', 3)
     trainer.run()
     trainer, _ = make_trainer(device, tmp_path / 'part', 1)
@@ -84,7 +90,8 @@ def test_interrupted_training_resumes(device, tmp_path):
     chainer.serializers.load_npz(tmp_path / 'part' / 'snapshot_iter_3', trainer)
     trainer.run()
     for name, value in parameters(whole).items():
-        numpy.testing.assert_array_equal(parameters(resumed)[name], value)
+        error = relative_error(parameters(resumed)[name], value)
+        assert error == 0 if device.xp is numpy else error < 1e-4, name
 
 
 def test_run_train(device, tmp_path):
