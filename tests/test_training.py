@@ -44,7 +44,8 @@ def regressor(device, seed=0, **options):
 
 
 def parameters(model):
-    return {name: chainer.backends.cuda.to_cpu(p.array) for name, p in model.namedparams()}
+    return {name: numpy.array(chainer.backends.cuda.to_cpu(p.array))
+            for name, p in model.namedparams()}
 
 
 def make_trainer(device, out, epochs, seed=0):
