@@ -1,0 +1,99 @@
+"""Repairs of Chainer 7.8.1."""
+
+import functools
+import types
+import warnings
+
+import numpy
+
+from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names, lost_numpy_names
+
+
+@repairs('chainer.functions.array.as_strided')
+def as_strided_reads_sctypes(module):
+    """chainer/functions/array/as_strided.py: backward reads numpy.sctypes (gone in NumPy 2)."""
+    give_back_numpy_names(module, 'np', 'sctypes')
+
+
+@repairs('chainer.functions.array.resize_images')
+def resize_images_reads_float(module):
+    """chainer/functions/array/resize_images.py: numpy.float (gone in NumPy 1.24).
+
+    Only this one function gets the view: others in the module compare ``xp is numpy``.
+    """
+    lost = lost_numpy_names('float')
+    if lost:
+        module.compute_indices_and_weights = types.FunctionType(
+            module.compute_indices_and_weights.__code__,
+            {**vars(module), 'numpy': ModuleView(numpy, **lost)})
+
+
+def _warns_about_third_positional():
+    shape = numpy.zeros(1, dtype=int)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        try:
+            numpy.maximum(shape, shape, shape)
+        except (DeprecationWarning, TypeError):
+            return True
+    return False
+
+
+@repairs('chainer.dataset.convert')
+def pad_without_positional_out(module):
+    """chainer/dataset/convert.py: numpy.maximum with its output given by position.
+
+    NumPy 2.4 warns of it, once a molecule; chainer_chemistry's concat_mols comes here too.
+    """
+    if not _warns_about_third_positional():
+        return
+
+    def concat_arrays_with_padding(arrays, padding):
+        shape = numpy.max([array.shape for array in arrays], axis=0)
+        device = module.backend.get_device_from_array(arrays[0])
+        with module.chainer.using_device(device):
+            result = device.xp.full(
+                (len(arrays), *map(int, shape)), padding, dtype=arrays[0].dtype)
+            for i, array in enumerate(arrays):
+                result[(i, *map(slice, array.shape))] = array
+        return result
+
+    module._concat_arrays_with_padding = concat_arrays_with_padding
+
+
+@repairs('chainer.backends.cuda')
+def expect_no_cudnn(module):
+    """chainer/backends/cuda.py: warns that cuDNN is not enabled, though CuPy 14 cannot have it.
+
+    With an earlier CuPy the warning stays: there cuDNN can be installed.
+    """
+    if module.available and not module.cudnn_enabled and module._cupy_major >= 14:
+        module.check_cuda_available._already_warned = True
+
+
+@repairs('chainer.optimizer')
+def resume_without_state_of_unused_parameters(module):
+    """chainer/optimizer.py: demands an optimizer state of parameters that never had one.
+
+    A parameter whose shape is left open and that no forward pass uses (``first_mlp`` of a GIN
+    trained without chainer_bspmm, parts of WeaveNet) is saved without one; resuming is then a
+    KeyError. An update rule that is not enabled goes on without, so the rules of parameters that
+    are still open are disabled while they load.
+    """
+    serialize = module.Optimizer.serialize
+
+    @functools.wraps(serialize)
+    def serialize_leniently(self, serializer):
+        rules = [param.update_rule for param in self.target.params()
+                 if param.array is None and param.update_rule is not None
+                 and param.update_rule.enabled]
+        for rule in rules:
+            rule.enabled = False
+        try:
+            serialize(self, serializer)
+        finally:
+            for rule in rules:
+                rule.enabled = True
+
+    module.Optimizer.serialize = serialize_leniently

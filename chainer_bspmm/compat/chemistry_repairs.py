@@ -1,0 +1,230 @@
+"""Repairs of Chainer Chemistry 0.7.1."""
+
+import functools
+
+import numpy
+
+from chainer_bspmm.compat.hooks import repairs
+from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
+
+
+# --- names that NumPy or Python lost ---
+
+@repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
+def graph_dataset_reads_int(module):
+    """dataset/graph_dataset/base_graph_dataset.py: numpy.int (gone in NumPy 1.24)."""
+    give_back_numpy_names(module, 'numpy', 'int')
+
+
+@repairs('chainer_chemistry.dataset.splitters.stratified_splitter')
+def stratified_splitter_reads_int(module):
+    """dataset/splitters/stratified_splitter.py: numpy.int (gone in NumPy 1.24)."""
+    give_back_numpy_names(module, 'numpy', 'int')
+
+
+@repairs('chainer_chemistry.dataset.preprocessors.gin_preprocessor')
+def gin_preprocessor_reads_int(module):
+    """dataset/preprocessors/gin_preprocessor.py: numpy.int (gone in NumPy 1.24)."""
+    give_back_numpy_names(module, 'numpy', 'int')
+
+
+@repairs('chainer_chemistry.dataset.preprocessors.ggnn_preprocessor')
+def ggnn_preprocessor_reads_int(module):
+    """dataset/preprocessors/ggnn_preprocessor.py: numpy.int (gone in NumPy 1.24)."""
+    give_back_numpy_names(module, 'numpy', 'int')
+
+
+@repairs('chainer_chemistry.dataset.preprocessors.common')
+def supernode_feature_reads_float(module):
+    """dataset/preprocessors/common.py: numpy.float (gone in NumPy 1.24).
+
+    The parsers swallow the error, so that every molecule of a ``*_gwm`` method is dropped.
+    """
+    give_back_numpy_names(module, 'numpy', 'float')
+
+
+@repairs('chainer_chemistry.dataset.indexer')
+def indexer_reads_bool(module):
+    """dataset/indexer.py: numpy.bool (gone in NumPy 1.24, back with NumPy 2)."""
+    give_back_numpy_names(module, 'numpy', 'bool')
+
+
+@repairs('chainer_chemistry.links.update.relgat_update')
+def relgat_reads_bool(module):
+    """links/update/relgat_update.py: xp.bool (gone in NumPy 1.24, back with NumPy 2).
+
+    It asks the array module of the link, which may be CuPy; so the link answers with a view.
+    """
+    def xp(self):
+        own = super(module.RelGATUpdate, self).xp
+        return own if 'bool' in vars(own) else ModuleView(own, bool=numpy.bool_)
+
+    module.RelGATUpdate.xp = property(xp)
+
+
+@repairs('chainer_chemistry.training.extensions.roc_auc_evaluator')
+def roc_auc_reads_in1d(module):
+    """training/extensions/roc_auc_evaluator.py: numpy.in1d (gone in NumPy 2.4)."""
+    give_back_numpy_names(module, 'numpy', 'in1d')
+
+
+@repairs('chainer_chemistry.training.extensions.prc_auc_evaluator')
+def prc_auc_reads_in1d(module):
+    """training/extensions/prc_auc_evaluator.py: numpy.in1d (gone in NumPy 2.4)."""
+    give_back_numpy_names(module, 'numpy', 'in1d')
+
+
+@repairs('chainer_chemistry.utils.sparse_utils')
+def sparse_utils_need_no_distutils(module):
+    """utils/sparse_utils.py: distutils.version (gone in Python 3.12) to ask for NumPy 1.16."""
+    module.sparse_utils_available = lambda: module._coomatrix_imported
+
+
+# --- lists of arrays of different shapes, which NumPy 1.24 no longer makes an array of ---
+
+def _ragged_array(items, *args, **kwargs):
+    """Do as numpy.array, but make arrays of different shapes an array of objects."""
+    if args or kwargs or len({numpy.shape(item) for item in items}) < 2:
+        return numpy.array(items, *args, **kwargs)
+    objects = numpy.empty(len(items), dtype=object)
+    objects[:] = items
+    return objects
+
+
+class _RaggedRandomState(numpy.random.RandomState):
+    """RandomState whose permutation takes lists of different lengths, as NumPy < 1.24 did."""
+
+    def permutation(self, x):
+        if not isinstance(x, list):
+            return super().permutation(x)
+        objects = numpy.empty(len(x), dtype=object)
+        objects[:] = x
+        return super().permutation(objects)
+
+
+@repairs('chainer_chemistry.dataset.splitters.scaffold_splitter')
+def scaffold_splitter_permutes_lists(module):
+    """dataset/splitters/scaffold_splitter.py: permutes a list of lists of different lengths.
+
+    The permutation of an object array draws the same numbers, so that a seed keeps its split.
+    """
+    random = ModuleView(module.numpy.random, RandomState=_RaggedRandomState)
+    module.numpy = ModuleView(module.numpy, random=random)
+
+
+@repairs('chainer_chemistry.dataset.preprocessors.wle_util')
+def wle_labels_are_ragged(module):
+    """dataset/preprocessors/wle_util.py: to_index makes an array of arrays."""
+    module.np = ModuleView(module.np, array=_ragged_array)
+
+
+@repairs('chainer_chemistry.dataset.preprocessors.wle_io')
+def wle_data_sets_are_ragged(module):
+    """dataset/preprocessors/wle_io.py: create_datasets makes an array of adjacencies."""
+    module.np = ModuleView(module.np, array=_ragged_array)
+
+
+@repairs('chainer_chemistry.dataset.converters.cgcnn_converter')
+def cgcnn_batch_is_ragged(module):
+    """dataset/converters/cgcnn_converter.py: makes an array of the crystals' atom indices."""
+    module.numpy = ModuleView(module.numpy, array=_ragged_array)
+
+
+# --- scikit-learn ---
+
+@repairs('chainer_chemistry.training.extensions.roc_auc_evaluator')
+def roc_auc_of_one_class_raises(module):
+    """training/extensions/roc_auc_evaluator.py: relies on scikit-learn's ValueError.
+
+    For labels of one class scikit-learn >= 1.6 warns and returns NaN, so that
+    ``raise_value_error=True`` raised nothing and False logged nothing.
+    """
+    score = module.metrics.roc_auc_score
+
+    def roc_auc_score(y_true, y_score, **kwargs):
+        if len(numpy.unique(y_true)) == 1:
+            raise ValueError('Only one class present in y_true. ROC AUC score is not defined in '
+                             'that case.')
+        return score(y_true, y_score, **kwargs)
+
+    module.metrics = ModuleView(module.metrics, roc_auc_score=roc_auc_score)
+
+
+# --- a copy of the loss to the host in every step ---
+
+def _convert_to_scalar(self, value):
+    """Convert what is reported to a scalar, but leave on its device what is on one.
+
+    Args:
+        value (chainer.Variable, array or scalar): Holds one number.
+
+    Returns:
+        scalar or cupy.ndarray: A Python scalar for an array on the host. For a CuPy array a
+        zero-dimensional one, which the reporter accumulates on the device and LogReport reads
+        when it logs: no synchronization here.
+
+    Raises:
+        ValueError: If the array holds more than one number.
+    """
+    from chainer import Variable
+    from chainer.backends import cuda
+
+    if isinstance(value, Variable):
+        value = value.array
+    if numpy.isscalar(value):
+        return value
+    if isinstance(value, cuda.ndarray):
+        return value.reshape(())
+    return cuda.to_cpu(value).item()
+
+
+@repairs('chainer_chemistry.models.prediction.regressor')
+def regressor_reports_lazily(module):
+    """models/prediction/regressor.py: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
+    module.Regressor._convert_to_scalar = _convert_to_scalar
+
+
+@repairs('chainer_chemistry.models.prediction.classifier')
+def classifier_reports_lazily(module):
+    """models/prediction/classifier.py: numpy.asscalar (gone in NumPy 1.23), after a host copy."""
+    module.Classifier._convert_to_scalar = _convert_to_scalar
+
+
+# --- GIN's first_mlp, which takes part in nothing ---
+
+def _zero_unused_layers(mlp, n_channels):
+    """Give layers that were never called a weight, without drawing random numbers."""
+    import chainer
+
+    for link in mlp.links():
+        if isinstance(link, chainer.links.Linear) and link.W.array is None:
+            link.W.initializer = chainer.initializers.Zero()
+            link.W.initialize((link.out_size, n_channels))
+            link.cleargrads()
+
+
+def _initialize_first_mlp(model_class, get_atoms):
+    forward = model_class.__call__
+
+    @functools.wraps(forward)
+    def call(self, *args, **kwargs):
+        # Atom ids go through the embedding. Only GINSparse puts anything else (features)
+        # through first_mlp, which then takes its shapes from them.
+        if get_atoms(*args, **kwargs).dtype == numpy.int32:
+            _zero_unused_layers(self.first_mlp, self.hidden_channels)
+        return forward(self, *args, **kwargs)
+
+    model_class.__call__ = call
+
+
+@repairs('chainer_chemistry.models.gin')
+def gin_initializes_first_mlp(module):
+    """models/gin.py: ``first_mlp`` is registered but not called, so its weights stay None.
+
+    Then the .npz file holds a pickled object, ``optimizer.update`` without ``cleargrads`` fails,
+    and the trainer's snapshot cannot be resumed (KeyError ``first_mlp/layers/0/W/m``). They
+    become zeros in the first forward pass, together with the other weights whose shapes GIN
+    leaves open. Files in which they are None load as before.
+    """
+    _initialize_first_mlp(module.GIN, lambda atom_array, *_, **__: atom_array)
+    _initialize_first_mlp(module.GINSparse, lambda sparse_batch, *_, **__: sparse_batch.x)

@@ -1,0 +1,93 @@
+"""The table of repairs, and the import hook that applies each when its module is imported."""
+
+import contextlib
+import importlib.abc
+import sys
+
+# Upstream module name -> functions of the module, called right after it was executed.
+_repairs = {}
+# Upstream module name -> context manager factories, entered while it is being executed.
+_surroundings = {}
+
+
+def repairs(module_name):
+    """Register the decorated function as a repair of one upstream module.
+
+    Args:
+        module_name (str): Full name of the upstream module. The function gets the module.
+
+    Returns:
+        callable: The decorator, which returns the function unchanged.
+    """
+    def register(function):
+        _repairs.setdefault(module_name, []).append(function)
+        return function
+    return register
+
+
+def surrounds(*module_names):
+    """Register the decorated context manager around the execution of upstream modules.
+
+    Args:
+        module_names (str): Full names of the upstream modules.
+
+    Returns:
+        callable: The decorator, which returns the context manager factory unchanged.
+    """
+    def register(factory):
+        for module_name in module_names:
+            _surroundings.setdefault(module_name, []).append(factory)
+        return factory
+    return register
+
+
+def repair(module):
+    """Apply the repairs of one upstream module that has been executed."""
+    for function in _repairs.get(module.__name__, ()):
+        function(module)
+
+
+class _RepairingFinder(importlib.abc.MetaPathFinder):
+    """Finds upstream modules as the other finders do, and repairs them once executed."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in _repairs and name not in _surroundings:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, 'find_spec'):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_repair(module):
+            with contextlib.ExitStack() as stack:
+                for factory in _surroundings.get(name, ()):
+                    stack.enter_context(factory())
+                execute(module)
+            repair(module)
+
+        spec.loader.exec_module = execute_and_repair
+        return spec
+
+
+_finder = _RepairingFinder()
+
+
+def install():
+    """Repair upstream modules from now on, and those that are imported already."""
+    already_imported = [
+        sys.modules[name] for name in _repairs if sys.modules.get(name) is not None]
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    for module in already_imported:
+        repair(module)
+
+
+def uninstall():
+    """Stop repairing upstream modules that are imported from now on."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)

@@ -1,0 +1,72 @@
+"""Import of the two upstream packages with every repair in place."""
+
+import importlib
+import importlib.util
+import sys
+
+# These modules fill the table of repairs when they are imported.
+from chainer_bspmm.compat import chainer_repairs  # noqa: F401
+from chainer_bspmm.compat import chainermn_repairs  # noqa: F401
+from chainer_bspmm.compat import chemistry_repairs  # noqa: F401
+from chainer_bspmm.compat import stand_ins  # noqa: F401
+from chainer_bspmm.compat import hooks
+
+_INSTALL_CHAINER = (
+    "chainer_bspmm needs Chainer, which is not installed. Its source package does not build with "
+    "setuptools 82 or later. Install it with:\n"
+    "    pip install 'setuptools<81' wheel\n"
+    "    pip install --no-build-isolation chainer==7.8.1")
+_INSTALL_CHEMISTRY = (
+    "chainer_bspmm needs Chainer Chemistry, which is not installed. Install it with:\n"
+    "    pip install chainer-chemistry==0.7.1")
+_RESTART = (
+    "{name} could not be imported: {error!r}. If {name} was imported before chainer_bspmm in this "
+    "process, restart Python and import chainer_bspmm first; it was written for Chainer 7.8.1 and "
+    "Chainer Chemistry 0.7.1.")
+
+
+def _purge_leftovers(package, dependents):
+    """Forget the modules of a package whose import has failed.
+
+    Python forgets the package itself but keeps those of its modules that did import; a second
+    import would mix them with new ones.
+    """
+    if package in sys.modules:
+        return
+    if not any(name.startswith(package + '.') for name in sys.modules):
+        return
+    for name in list(sys.modules):
+        if name.split('.')[0] in dependents:
+            del sys.modules[name]
+
+
+def _import(name, when_absent):
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        raise ImportError(when_absent, name=name)
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise ImportError(_RESTART.format(name=name, error=error), name=name) from error
+
+
+def import_upstream():
+    """Import chainer and chainer_chemistry, repaired.
+
+    Raises:
+        ImportError: If one of them is missing or cannot be imported.
+    """
+    if import_upstream.done:
+        return
+    _purge_leftovers('chainer', ('chainer', 'chainerx', 'chainermn', 'chainer_chemistry'))
+    _purge_leftovers('chainer_chemistry', ('chainer_chemistry',))
+    try:
+        hooks.install()
+        _import('chainer', _INSTALL_CHAINER)
+        _import('chainer_chemistry', _INSTALL_CHEMISTRY)
+    except ImportError:
+        hooks.uninstall()
+        raise
+    import_upstream.done = True
+
+
+import_upstream.done = False

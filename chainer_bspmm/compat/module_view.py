@@ -1,0 +1,74 @@
+"""A foreign module as one upstream module expects to see it."""
+
+import types
+
+import numpy
+
+_NUMPY_MAJOR = int(numpy.__version__.split('.')[0])
+
+
+class ModuleView(types.ModuleType):
+    """A module with some names added or replaced; all others are read from the original.
+
+    Args:
+        module (module): The original.
+        names (dict): The names that the view itself answers.
+    """
+
+    def __init__(self, module, **names):
+        super().__init__(module.__name__)
+        self.__dict__.update(names, _original=module)
+
+    def __getattr__(self, name):
+        return getattr(self._original, name)
+
+
+def _in1d(ar1, ar2, assume_unique=False, invert=False):
+    # in1d always answered in one dimension; isin keeps the shape of its first argument.
+    return numpy.isin(ar1, ar2, assume_unique=assume_unique, invert=invert).ravel()
+
+
+_LOST_NAMES = {
+    'bool': bool,
+    'float': float,
+    'in1d': _in1d,
+    'int': int,
+    'sctypes': {
+        'int': [numpy.int8, numpy.int16, numpy.int32, numpy.int64],
+        'float': [numpy.float16, numpy.float32, numpy.float64, numpy.longdouble],
+    },
+}
+
+
+def numpy_lost(name):
+    """Tell whether NumPy has removed or deprecated a name.
+
+    ``vars`` does not list the aliases that NumPy 1.20-1.23 serve with a warning, and does not
+    trigger that warning either. in1d is still listed, deprecated, in NumPy 2.0-2.3.
+    """
+    return name not in vars(numpy) or (name == 'in1d' and _NUMPY_MAJOR >= 2)
+
+
+def lost_numpy_names(*names):
+    """Return those of the names that NumPy lost, with what they stood for.
+
+    Args:
+        names (str): Keys of the table above.
+
+    Returns:
+        dict: Name -> object.
+    """
+    return {name: _LOST_NAMES[name] for name in names if numpy_lost(name)}
+
+
+def give_back_numpy_names(module, alias, *names):
+    """Let one upstream module, and no other, see NumPy with names that it lost.
+
+    Args:
+        module (module): The upstream module. It must not compare NumPy by identity.
+        alias (str): What the module calls NumPy: ``'numpy'`` or ``'np'``.
+        names (str): The names it reads at run time.
+    """
+    lost = lost_numpy_names(*names)
+    if lost:
+        setattr(module, alias, ModuleView(getattr(module, alias), **lost))

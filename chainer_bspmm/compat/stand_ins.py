@@ -1,0 +1,124 @@
+"""What upstream modules need to find while they are being imported, and only then."""
+
+import collections
+import collections.abc
+import contextlib
+import importlib.metadata
+import sys
+import types
+
+import numpy
+
+from chainer_bspmm.compat.hooks import repairs, surrounds
+from chainer_bspmm.compat.module_view import ModuleView, lost_numpy_names
+
+
+@contextlib.contextmanager
+def _modules_in_place(**modules):
+    missing = object()
+    before = {name: sys.modules.get(name, missing) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is missing:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+@contextlib.contextmanager
+def _attributes_in_place(owner, attributes):
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            delattr(owner, name)
+
+
+class _ResolutionError(Exception):
+    """Stands for pkg_resources.ResolutionError."""
+
+
+class _DistributionNotFound(_ResolutionError):
+    """Stands for pkg_resources.DistributionNotFound."""
+
+
+class _VersionConflict(_ResolutionError):
+    """Stands for pkg_resources.VersionConflict."""
+
+
+def _require_nothing(requirement):
+    # To chainer._environment_check every optional package is absent: it would ask for CuPy
+    # below 8, which runs on no Python of today.
+    raise _DistributionNotFound(requirement)
+
+
+class _WorkingSet:
+    """Stands for pkg_resources.WorkingSet, as chainer.testing.with_requires uses it."""
+
+    def require(self, *texts):
+        from packaging.requirements import Requirement
+
+        for requirement in map(Requirement, texts):
+            try:
+                version = importlib.metadata.version(requirement.name)
+            except importlib.metadata.PackageNotFoundError as error:
+                raise _DistributionNotFound(str(requirement)) from error
+            if not requirement.specifier.contains(version, prereleases=True):
+                raise _VersionConflict(f'{requirement}, but {version} is installed')
+
+
+def _make_pkg_resources():
+    module = types.ModuleType('pkg_resources')
+    module.ResolutionError = _ResolutionError
+    module.DistributionNotFound = _DistributionNotFound
+    module.VersionConflict = _VersionConflict
+    module.WorkingSet = _WorkingSet
+    module.require = _require_nothing
+    return module
+
+
+@surrounds('chainer._environment_check', 'chainer.testing.helper',
+           'chainer.testing.doctest_helper')
+def pkg_resources_stand_in():
+    """chainer/_environment_check.py and chainer/testing import pkg_resources.
+
+    setuptools >= 82 has none, and earlier ones warn when it is imported; so the real one is
+    hidden too.
+    """
+    return _modules_in_place(pkg_resources=_make_pkg_resources())
+
+
+@surrounds('chainer._environment_check')
+def numpy_distutils_stand_in():
+    """chainer/_environment_check.py imports numpy.distutils.system_info.
+
+    Python 3.12 has none, and NumPy >= 1.23 warns when it is imported.
+    """
+    return _modules_in_place(**{
+        'numpy.distutils': types.ModuleType('numpy.distutils'),
+        'numpy.distutils.system_info': types.ModuleType('numpy.distutils.system_info'),
+    })
+
+
+@repairs('chainer._environment_check')
+def skip_accelerate_check(module):
+    """chainer/_environment_check.py asks numpy.distutils, on macOS, for NumPy's BLAS."""
+    system_info = types.SimpleNamespace(get_info=lambda name: {})
+    module.numpy = ModuleView(numpy, distutils=types.SimpleNamespace(system_info=system_info))
+
+
+@surrounds('chainer.functions.array.as_strided')
+def sctypes_stand_in():
+    """chainer/functions/array/as_strided.py reads numpy.sctypes at import; NumPy 2 has none."""
+    return _attributes_in_place(numpy, lost_numpy_names('sctypes'))
+
+
+@surrounds('chainer_chemistry.utils.extend')
+def iterable_stand_in():
+    """chainer_chemistry/utils/extend.py imports Iterable from collections; Python 3.10 has none."""
+    return _attributes_in_place(collections, {'Iterable': collections.abc.Iterable})

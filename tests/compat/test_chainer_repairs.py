@@ -1,0 +1,121 @@
+"""Each repair of Chainer, on Chainer's real code path."""
+
+import sys
+import warnings
+
+import chainer_bspmm  # noqa: F401
+import chainer
+from chainer import functions, links, optimizers, serializers
+import numpy
+import pytest
+
+from chainer_bspmm.compat import hooks
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        yield
+
+
+def test_as_strided_forward_and_backward():
+    x = chainer.Variable(numpy.arange(4, dtype='f'))
+    y = functions.as_strided(x, (3, 2), (1, 1), 0)
+    y.grad = numpy.ones((3, 2), 'f')
+    y.backward()
+    numpy.testing.assert_array_equal(x.grad, [1, 2, 2, 1])
+
+
+def test_as_strided_refuses_integer_gradients_as_before():
+    from chainer.functions.array import as_strided
+    assert numpy.dtype('f') in as_strided.np.sctypes['float']
+    assert numpy.dtype('i') not in as_strided.np.sctypes['float']
+
+
+@pytest.mark.parametrize('mode, align_corners, expected', [
+    ('bilinear', True, [[0, 1, 2], [2, 3, 4], [4, 5, 6]]),
+    ('nearest', False, [[0, 0, 2], [0, 0, 2], [4, 4, 6]]),
+])
+def test_resize_images(mode, align_corners, expected):
+    x = chainer.Variable(numpy.array([[[[0, 2], [4, 6]]]], 'f'))
+    y = functions.resize_images(x, (3, 3), mode=mode, align_corners=align_corners)
+    numpy.testing.assert_array_equal(y.array[0, 0], expected)
+    y.grad = numpy.ones_like(y.array)
+    y.backward()
+    assert x.grad.sum() == 9
+
+
+def test_padding_without_warning():
+    from chainer_chemistry.dataset.converters import concat_mols
+    small = numpy.ones((1, 2, 2), 'f')
+    large = numpy.full((1, 3, 1), 2, 'f')
+    adj, label = concat_mols([(small, numpy.int32(1)), (large, numpy.int32(2))], device=-1)
+    numpy.testing.assert_array_equal(
+        adj[:, 0], [[[1, 1], [1, 1], [0, 0]], [[2, 0], [2, 0], [2, 0]]])
+    assert adj.dtype == numpy.float32
+    numpy.testing.assert_array_equal(label, [1, 2])
+
+
+def test_padding_refuses_arrays_of_different_dimension():
+    # NumPy < 1.25 compares the shapes with a DeprecationWarning first.
+    with pytest.raises((ValueError, DeprecationWarning)):
+        chainer.dataset.concat_examples(
+            [(numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)], padding=0)
+
+
+class _UnusedLayer(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.used = links.Linear(2, 1)
+            self.unused = links.Linear(None, 1, nobias=True)
+
+
+def _train_one_step(optimizer):
+    model = _UnusedLayer()
+    optimizer.setup(model)
+    optimizer.update(lambda: functions.sum(model.used(numpy.ones((1, 2), 'f'))))
+    return model
+
+
+def test_optimizer_resumes_without_state_of_unused_parameters(tmp_path):
+    optimizer = optimizers.Adam()
+    _train_one_step(optimizer)
+    serializers.save_npz(str(tmp_path / 'adam.npz'), optimizer)
+    resumed = optimizers.Adam().setup(_UnusedLayer())
+    serializers.load_npz(str(tmp_path / 'adam.npz'), resumed)
+    numpy.testing.assert_array_equal(
+        resumed.target.used.W.update_rule.state['m'],
+        optimizer.target.used.W.update_rule.state['m'])
+    assert resumed.target.unused.W.update_rule.enabled
+
+
+def test_optimizer_still_refuses_the_snapshot_of_another_kind(tmp_path):
+    optimizer = optimizers.SGD()
+    _train_one_step(optimizer)
+    serializers.save_npz(str(tmp_path / 'sgd.npz'), optimizer)
+    resumed = optimizers.Adam().setup(_UnusedLayer())
+    with pytest.raises(KeyError):
+        serializers.load_npz(str(tmp_path / 'sgd.npz'), resumed)
+    assert resumed.target.unused.W.update_rule.enabled
+
+
+def test_environment_check_on_macos(monkeypatch):
+    monkeypatch.setattr(sys, 'platform', 'darwin')
+    chainer._environment_check.check()
+
+
+@pytest.mark.parametrize('cupy_major, warned', [(14, False), (13, True)])
+def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major, warned):
+    cuda = chainer.backends.cuda
+    monkeypatch.setattr(cuda, 'available', True)
+    monkeypatch.setattr(cuda, 'cudnn_enabled', False)
+    monkeypatch.setattr(cuda, '_cudnn_disabled_by_user', False, raising=False)
+    monkeypatch.setattr(cuda, '_cupy_major', cupy_major)
+    monkeypatch.setattr(cuda.check_cuda_available, '_already_warned', False, raising=False)
+    hooks.repair(cuda)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        cuda.check_cuda_available()
+    assert any('cuDNN is not enabled' in str(w.message) for w in caught) == warned

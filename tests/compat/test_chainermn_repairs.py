@@ -1,0 +1,58 @@
+"""Repairs of ChainerMN's memory utility, with a stand-in for mpi4py and for the GPU."""
+
+import subprocess
+import sys
+import textwrap
+
+_MEMORY_UTILITY = '''
+    import chainer_bspmm
+    import sys, types
+    from unittest import mock
+    sys.modules['mpi4py'] = mock.MagicMock()
+    sys.modules['mpi4py.MPI'] = sys.modules['mpi4py'].MPI
+    import chainer
+    import numpy
+    from chainermn.communicators import _memory_utility
+'''
+
+
+def run(code):
+    result = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(_MEMORY_UTILITY + code)],
+        capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_kernels_include_half():
+    printed = run('''
+    chainer.cuda.raw = lambda code, name: (name, code)
+    for make in (_memory_utility._cupy_batched_pack_params,
+                 _memory_utility._cupy_batched_unpack_params):
+        name, code = make()
+        print(name, code.index('#include <cuda_fp16.h>') < code.index('half'))
+    ''')
+    assert printed.splitlines() == [
+        'cupy_batched_pack_params True', 'cupy_batched_unpack_params True']
+
+
+def test_unpack_converts_and_fills_missing_gradients():
+    run('''
+    class Buffer:
+        """Device memory: answers with the numbers 0, 1, 2, ..."""
+        def to_device(self, array, size, offset, stream):
+            assert array.dtype == 'e' and size == array.nbytes
+            array[...] = numpy.arange(offset // 2, offset // 2 + array.size).reshape(array.shape)
+
+    first = chainer.Parameter(numpy.zeros((2, 2), 'f'))
+    first.grad = numpy.zeros((2, 2), 'f')
+    kept = first.grad
+    second = chainer.Parameter(numpy.zeros(3, 'e'))
+    second.grad = None
+    _memory_utility.unpack_params(
+        [first, second], 'grad', Buffer(), numpy.float16, zero_fill=True)
+    assert first.grad is kept
+    numpy.testing.assert_array_equal(first.grad, [[0, 1], [2, 3]])
+    numpy.testing.assert_array_equal(second.grad, [4, 5, 6])
+    assert first.grad.dtype == 'f' and second.grad.dtype == 'e'
+    ''')

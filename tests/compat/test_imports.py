@@ -1,0 +1,215 @@
+"""Imports of upstream in fresh processes: order, leftovers, warnings, missing packages."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# Makes modules impossible to import: HIDE.add('pkg_resources').
+_HIDE = '''
+    import sys
+    class Hide(set):
+        def find_spec(self, name, path=None, target=None):
+            if name.split('.')[0] in self or name in self:
+                raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+    HIDE = Hide()
+    sys.meta_path.insert(0, HIDE)
+'''
+
+
+def run(code, *options):
+    """Run code in a fresh interpreter and return what it printed and its error output."""
+    result = subprocess.run(
+        [sys.executable, *options, '-c', textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout, result.stderr
+
+
+def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
+    # -B and an empty cache prefix: sources are compiled anew, which is when Python warns about
+    # their escape sequences.
+    printed, errors = run('''
+        import collections, numpy, os, sys, tempfile
+        sys.pycache_prefix = tempfile.mkdtemp()
+        numpy_names = set(vars(numpy))
+        import chainer_bspmm
+        new = {name for name in set(vars(numpy)) - numpy_names
+               if type(getattr(numpy, name)).__name__ != 'module'}
+        print(sorted(new), hasattr(collections, 'Iterable'))
+        import chainer
+        print(chainer.__version__, 'chainer_chemistry' in sys.modules)
+    ''', '-B', '-W', 'default')
+    assert printed.split('\n')[:2] == ['[] False', '7.8.1 True']
+    assert 'Warning' not in errors
+
+
+def test_import_without_setuptools_and_numpy_distutils():
+    run(_HIDE + '''
+    import numpy.testing  # NumPy 1.22 needs the rest of numpy.distutils there
+    for name in list(sys.modules):
+        if name.split('.')[0] in ('pkg_resources', 'setuptools', 'distutils'):
+            del sys.modules[name]
+    HIDE.update(['pkg_resources', 'setuptools', 'distutils', '_distutils_hack',
+                 'numpy.distutils.system_info'])
+    import chainer_bspmm
+    from chainer_chemistry.utils.sparse_utils import sparse_utils_available
+    assert sparse_utils_available()
+    assert 'pkg_resources' not in sys.modules
+    from chainer import testing
+    assert testing.FunctionTestCase
+    ''')
+
+
+def test_real_pkg_resources_is_hidden_from_chainer_and_put_back():
+    printed, errors = run('''
+        import sys, types
+        real = sys.modules['pkg_resources'] = types.ModuleType('pkg_resources')
+        import chainer_bspmm
+        import chainer
+        print(sys.modules['pkg_resources'] is real)
+        print(chainer._environment_check.pkg_resources is real)
+    ''')
+    assert printed.split() == ['True', 'False']
+
+
+def test_chainer_testing_finds_its_requirements():
+    pytest.importorskip('packaging')
+    run('''
+        import chainer_bspmm
+        from chainer import testing
+        import unittest
+        def skipped(decorator):
+            return getattr(decorator(lambda: None), '__unittest_skip__', False)
+        assert not skipped(testing.with_requires('numpy>=1.10'))
+        assert skipped(testing.with_requires('numpy>=99'))
+        assert skipped(testing.with_requires('no-such-package'))
+        assert skipped(testing.without_requires('numpy>=1.10'))
+    ''')
+
+
+def test_import_after_a_failed_import_of_chainer():
+    # Where Chainer imports unaided, the failure is brought about by hiding one of its modules.
+    printed, _ = run(_HIDE + '''
+    HIDE.add('chainer._environment_check')
+    try:
+        import chainer
+    except (ImportError, AttributeError):
+        pass
+    HIDE.clear()
+    stale = {name: sys.modules[name] for name in sys.modules if name.startswith('chainer.')}
+    assert stale and 'chainer' not in sys.modules
+    import chainer_bspmm
+    import chainer
+    import numpy
+    assert not any(sys.modules.get(name) is module for name, module in stale.items())
+    link = chainer.links.Linear(2, 2)
+    assert isinstance(link(numpy.ones((1, 2), 'f')), chainer.Variable)
+    print('done')
+    ''')
+    assert printed == 'done\n'
+
+
+def test_import_after_a_failed_import_of_chainer_chemistry():
+    printed, _ = run(_HIDE + '''
+    from chainer_bspmm.compat import imports
+    for name in [name for name in sys.modules if name.startswith('chainer_chemistry')]:
+        del sys.modules[name]
+    imports.import_upstream.done = False
+    HIDE.add('chainer_chemistry.training')
+    try:
+        import chainer_chemistry
+    except ImportError:
+        pass
+    HIDE.clear()
+    stale = {name: module for name, module in sys.modules.items()
+             if name.startswith('chainer_chemistry.')}
+    assert stale and 'chainer_chemistry' not in sys.modules
+    imports.import_upstream()
+    assert not any(sys.modules.get(name) is module for name, module in stale.items())
+    print('done')
+    ''')
+    assert printed == 'done\n'
+
+
+def test_chainer_imported_first_is_repaired_in_place():
+    # Chainer imports unaided only with NumPy 1 and pkg_resources: helped by hand elsewhere.
+    printed, _ = run('''
+        import sys, types, warnings
+        warnings.simplefilter('ignore')
+        import numpy.testing
+        before = dict(sys.modules)
+        for name in ('pkg_resources', 'numpy.distutils', 'numpy.distutils.system_info'):
+            module = sys.modules[name] = types.ModuleType(name)
+        class DistributionNotFound(Exception): pass
+        def require(name): raise DistributionNotFound
+        sys.modules['pkg_resources'].require = require
+        sys.modules['pkg_resources'].DistributionNotFound = DistributionNotFound
+        if 'sctypes' not in vars(numpy):
+            numpy.sctypes = {'int': [numpy.int32, numpy.int64], 'float': [numpy.float32]}
+        import chainer
+        for name in ('pkg_resources', 'numpy.distutils', 'numpy.distutils.system_info'):
+            del sys.modules[name]
+            sys.modules.update({name: before[name]} if name in before else {})
+        serialize = chainer.Optimizer.serialize
+        import chainer_bspmm
+        assert sys.modules['chainer'] is chainer
+        assert chainer.Optimizer.serialize is not serialize
+        indices = chainer.functions.array.resize_images.compute_indices_and_weights
+        v, u, vw, uw = indices((2, 2), (4, 4), 'bilinear', True, numpy)
+        print(v.tolist())
+    ''')
+    assert printed == '[0.0, 3.0]\n'
+
+
+@pytest.mark.parametrize('package, expected', [
+    ('chainer', "pip install --no-build-isolation chainer==7.8.1"),
+    ('chainer_chemistry', "pip install chainer-chemistry==0.7.1"),
+])
+def test_missing_package_says_how_to_install_it(package, expected):
+    printed, _ = run('''
+        import importlib.util, sys
+        find_spec = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *a: None if name == %r else find_spec(name, *a)
+        try:
+            import chainer_bspmm
+        except ImportError as error:
+            print(error.name)
+            print(error)
+            print(sum('chainer_bspmm' in type(finder).__module__ for finder in sys.meta_path))
+    ''' % package)
+    lines = printed.strip().split('\n')
+    assert lines[0] == package
+    assert expected in printed
+    assert lines[-1] == '0'
+
+
+def test_chainer_that_cannot_be_imported_says_what_to_do():
+    printed, _ = run(_HIDE + '''
+    HIDE.add('six')
+    try:
+        import chainer_bspmm
+    except ImportError as error:
+        print(error)
+    ''')
+    assert "No module named 'six'" in printed
+    assert 'restart Python and import chainer_bspmm first' in printed
+
+
+def test_missing_rdkit_is_still_warned_about():
+    _, errors = run(_HIDE + '''
+    HIDE.add('rdkit')
+    from chainer_bspmm import compat
+    ''')
+    assert 'RDKit is not installed' in errors
+
+
+def test_applying_again_changes_nothing():
+    from chainer_bspmm import compat
+    compat.apply()
+    from chainer_chemistry.models import GIN
+    from chainer_chemistry.training.extensions import roc_auc_evaluator
+    before = GIN.__call__, roc_auc_evaluator.metrics, len(sys.meta_path)
+    compat.apply()
+    assert before == (GIN.__call__, roc_auc_evaluator.metrics, len(sys.meta_path))

@@ -1,0 +1,22 @@
+import chainer_bspmm  # noqa: F401
+import numpy
+import pytest
+
+from chainer_bspmm.compat import module_view
+
+
+def test_view_adds_names_and_passes_on_the_rest():
+    view = module_view.ModuleView(numpy, float=float)
+    assert view.float is float
+    assert view.float32 is numpy.float32
+    assert 'float' not in vars(numpy)
+    with pytest.raises(AttributeError, match='no_such_name'):
+        getattr(view, 'no_such_name')  # noqa: B009
+
+
+def test_in1d_is_one_dimensional():
+    values = numpy.array([[1, 2], [3, -1]])
+    for invert in (False, True):
+        got = module_view._in1d(values, [1, -1], invert=invert)
+        numpy.testing.assert_array_equal(
+            got, numpy.array([True, False, False, True]) ^ invert)
