@@ -1,0 +1,45 @@
+# `make demo` and `make test` need only make and Python 3.10 or newer: each first makes a virtual
+# environment in this folder and installs everything into it. Later runs use it again.
+PYTHON ?= python3
+
+override VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(subst /,-,$(patsubst /%,%,$(PYTHON))))
+override READY := $(VENV)/ready
+
+help:
+	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
+	@echo 'make test    run the tests'
+	@echo 'make lint    check the style'
+	@echo 'make wheel   build the sdist and the wheel into dist/'
+	@echo 'make clean   remove the environments and whatever was built'
+	@echo 'PYTHON=python3.13 behind any of them uses that interpreter, in an environment of its own.'
+
+demo: $(READY)
+	@$(VENV)/bin/python examples/qm9/demo.py
+
+test: $(READY)
+	@$(VENV)/bin/python -m pytest
+
+lint: $(READY)
+	@$(VENV)/bin/python -m ruff check .
+
+wheel: $(READY)
+	@rm -rf dist
+	@$(VENV)/bin/python -m build --no-isolation --quiet
+
+clean:
+	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache
+
+# Make the environment anew when it is not this checkout's: its interpreter was replaced or is gone,
+# or the folder was copied or moved, and the environment would run the code of the old place.
+override INSTALLED := $(shell $(VENV)/bin/python -Ic \
+	'from importlib.util import find_spec; print(find_spec("chainer_bspmm").origin)' 2>/dev/null)
+ifneq ($(INSTALLED),$(CURDIR)/chainer_bspmm/__init__.py)
+.PHONY: $(READY)
+endif
+
+$(READY): setup.cfg pyproject.toml tools/environment.py
+	@$(PYTHON) -c '' || { echo 'PYTHON=$(PYTHON) does not run. Name a Python that does, 3.10 or newer:' \
+	    'make PYTHON=/path/to/python' >&2; exit 1; }
+	@$(PYTHON) tools/environment.py $(VENV)
+
+.PHONY: help demo test lint wheel clean
