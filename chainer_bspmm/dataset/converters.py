@@ -2,11 +2,10 @@
 import numpy
 
 import chainer
-from chainer.backends import cuda
-
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batched_csr import LAYOUTS
+from chainer_bspmm.sparse.build import to_host
 
 
 class CSRConverter(chainer.dataset.Converter):
@@ -97,9 +96,9 @@ def _molecules(atoms, matrices, strip):
                              'atoms of shape %s and adjacency of shape %s'
                              % (i, ids.shape, matrix.shape))
         if strip and n and ids.ndim == 1 and ids[-1] == 0:
-            n = _used(cuda.to_cpu(ids), matrix)
+            n = _used(to_host(ids), matrix)
             ids, matrix = ids[:n], matrix[..., :n, :n]
-        atoms[i], matrices[i] = cuda.to_cpu(ids), matrix
+        atoms[i], matrices[i] = to_host(ids), matrix
         sizes.append(n)
     return sizes, atoms, matrices
 
@@ -124,7 +123,7 @@ def _pad(flat, sizes, n):
 
 def _stack(i, column):
     try:
-        stacked = numpy.array([cuda.to_cpu(label) for label in column])
+        stacked = numpy.array([to_host(label) for label in column])
     except ValueError:
         stacked = None
     if stacked is None or stacked.dtype == object:

@@ -134,7 +134,7 @@ class BatchedCSR:
         validate.one_of('layout', layout, LAYOUTS)
         matrices = list(matrices)
         device = validate.same_device('matrices', matrices)
-        fields = build.from_matrices([_to_host(matrix) for matrix in matrices], layout)
+        fields = build.from_matrices([build.to_host(matrix) for matrix in matrices], layout)
         self = cls._trusted(layout=layout, max_atom_id=max_atom_id, **fields)
         return self if device is None else self.to_device(device)
 
@@ -320,12 +320,6 @@ class BatchedCSR:
             's'[:self.n_relations != 1], self.nnz, ', symmetric' if self.is_symmetric else '',
             'ones' if self.data is None else self.data.dtype.name,
             backend.get_device_from_array(self.indices).name)
-
-
-def _to_host(matrix):
-    if isinstance(matrix, cuda.ndarray):
-        return matrix.get()
-    return matrix
 
 
 def _send(arrays, device):

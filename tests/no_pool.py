@@ -1,0 +1,7 @@
+"""pytest plugin (``-p tests.no_pool``) for compute-sanitizer: every array an allocation of its own.
+
+CuPy's memory pool hands out pieces of larger blocks, inside of which a sanitizer sees no bounds.
+"""
+import cupy
+
+cupy.cuda.set_allocator(None)
