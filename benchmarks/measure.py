@@ -1,0 +1,114 @@
+"""What the benchmarks share: timing by CUDA graph and on the host, conditions, result files."""
+import datetime
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+import time
+
+import cupy
+import numpy
+
+import chainer_bspmm
+import chainer
+
+RESULTS = pathlib.Path(__file__).parent / 'results'
+CALLS = 50  # calls captured in one graph: a replay's own cost is shared among them
+ROUNDS = 30
+
+
+def capture(call):
+    """Return a CUDA graph of CALLS calls, with what keeps its memory alive.
+
+    Everything that a call allocates comes from a pool of the graph's own.
+    """
+    stream = cupy.cuda.Stream(non_blocking=True)
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc), stream:
+        for _ in range(3):  # compiles, and fills the pool
+            call()
+        stream.synchronize()
+        stream.begin_capture()
+        for _ in range(CALLS):
+            call()
+        graph = stream.end_capture()
+    return graph, stream, pool
+
+
+def device_times(calls):
+    """Measure device microseconds a call of several contenders, interleaved, with a warm L2.
+
+    Args:
+        calls (dict): name -> function without arguments that launches on the current stream.
+
+    Returns:
+        dict: name -> {'median', 'low', 'high'}: over ROUNDS replays, low and high are the 10th
+        and 90th percentile.
+    """
+    graphs = {name: capture(call) for name, call in calls.items()}
+    times = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, (graph, stream, _) in graphs.items():
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            graph.launch(stream)
+            start.record(stream)
+            graph.launch(stream)
+            stop.record(stream)
+            stop.synchronize()
+            times[name].append(cupy.cuda.get_elapsed_time(start, stop) * 1e3 / CALLS)
+    return {name: _summary(values) for name, values in times.items()}
+
+
+def host_times(calls, n_calls=100):
+    """Measure host microseconds until a call returns, interleaved; the device is never waited for.
+
+    Args, Returns:
+        as :func:`device_times`; n_calls calls make one round.
+    """
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(20):
+            call()
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            cupy.cuda.Device().synchronize()
+            start = time.perf_counter()
+            for _ in range(n_calls):
+                call()
+            times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
+    cupy.cuda.Device().synchronize()
+    return {name: _summary(values) for name, values in times.items()}
+
+
+def _summary(values):
+    low, high = numpy.percentile(values, [10, 90])
+    return {'median': round(statistics.median(values), 3), 'low': round(float(low), 3),
+            'high': round(float(high), 3)}
+
+
+def conditions(commit):
+    """Return what a figure depends on; `commit` None asks git."""
+    if commit is None:
+        commit = subprocess.run(['git', 'describe', '--always', '--dirty'], text=True,
+                                capture_output=True, check=True).stdout.strip()
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    driver = subprocess.run(['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
+                            text=True, capture_output=True, check=True).stdout.split()[0]
+    return {
+        'date': datetime.date.today().isoformat(), 'commit': commit,
+        'gpu': properties['name'].decode(), 'driver': driver,
+        'cuda': cupy.cuda.runtime.runtimeGetVersion(), 'cupy': cupy.__version__,
+        'chainer': chainer.__version__, 'chainer_bspmm': chainer_bspmm.__version__,
+        'numpy': numpy.__version__, 'python': platform.python_version(),
+    }
+
+
+def save(name, result, folder=None):
+    """Write ``results/<gpu>/<name>.json``, or into `folder`, and return its path."""
+    gpu = result['conditions']['gpu'].lower().replace(' ', '-')
+    folder = pathlib.Path(folder) if folder else RESULTS / gpu
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (name + '.json')
+    path.write_text(json.dumps(result, indent=1) + '\n')
+    return path
