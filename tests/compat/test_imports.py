@@ -47,7 +47,8 @@ def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
 
 def test_import_without_setuptools_and_numpy_distutils():
     run(_HIDE + '''
-    import numpy.testing  # NumPy 1.22 needs the rest of numpy.distutils there
+    # Old versions of these need distutils themselves, and came when Python had it.
+    import joblib, numpy.testing, pandas, scipy.sparse, sklearn.metrics
     for name in list(sys.modules):
         if name.split('.')[0] in ('pkg_resources', 'setuptools', 'distutils'):
             del sys.modules[name]
