@@ -4,8 +4,9 @@
 //     w[k] = sum over c of u[row(k), c] * v[indices[k], c]      for every entry k
 //
 // indptr (n_rows + 1) int32, indices (nnz) int32, u (n_rows, n_B), v (n_cols, n_B), w (nnz);
-// n_B = n_vectors * VECTOR. Every entry is written once. Deterministic: the lanes add in a fixed
-// tree; no atomics.
+// n_B = n_vectors * VECTOR. Every entry of a row is written once; where w is larger than the batch
+// (indptr[n_rows] < nnz) the rest is left as it is. Deterministic: the lanes add in a fixed tree; no
+// atomics.
 //
 // -DLANES=n: threads that share a row, a power of two up to 32.
 //

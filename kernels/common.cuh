@@ -4,7 +4,6 @@
 // Arithmetic is float for __half and float storage, double for double. All arrays are C-contiguous;
 // feature matrices are rows of n_vectors vectors, aligned to a vector. Row and entry counts fit in
 // 31 bits; products of them with a width do not, so offsets are 64-bit.
-#pragma once
 
 #include <cuda_fp16.h>
 

@@ -1,0 +1,28 @@
+import functools
+import shutil
+
+import pytest
+
+import cuda_on_cpu
+
+
+@pytest.fixture(scope='session')
+def gxx():
+    """Skip where no g++ can build the kernels."""
+    if shutil.which('g++') is None:
+        pytest.skip('without a GPU the kernels run by g++, which is not on the PATH')
+    if not cuda_on_cpu.knows('int main() { if constexpr (true) return 0; }'):
+        pytest.skip('without a GPU the kernels run by g++ -std=c++17 -pthread, which fails here')
+
+
+@pytest.fixture
+def make_device(gxx, monkeypatch):
+    """`cuda_on_cpu.Device` with its arguments `sanitizer` and `replace`."""
+    return functools.partial(cuda_on_cpu.Device, monkeypatch)
+
+
+@pytest.fixture
+def device(make_device):
+    """The GPU backend on the CPU, its accesses to memory checked where the compiler can do it."""
+    checked = cuda_on_cpu.knows(sanitizer=cuda_on_cpu.MEMORY)
+    return make_device(cuda_on_cpu.MEMORY if checked else None)

@@ -1,0 +1,183 @@
+// Runs a kernel on the CPU: one OS thread for each CUDA thread, one block after the other. Threads
+// of a block run truly at once, so ThreadSanitizer sees their races (not those between blocks).
+// Nothing is said of warps in lockstep, speed, or flushed denormals.
+//
+// Whatever a GPU would leave undefined ends the program with status 1 and a message: a barrier or
+// shuffle that not all its threads reach, a lane that reads from one outside its mask, a byte
+// written beside an array.
+#include "cuda_on_cpu.h"
+
+#include <condition_variable>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size)
+#define ASAN_UNPOISON_MEMORY_REGION(address, size)
+#endif
+
+namespace {
+
+// The threads that wait for each other: a block at __syncthreads, the lanes of one mask at a shuffle.
+struct Group {
+    unsigned expected = 0, arrived = 0, turn = 0;
+    std::condition_variable complete;
+    // By turn, so that the next shuffle can begin while a slow lane still reads the last.
+    unsigned long long bits[2][32];
+};
+
+struct Block {
+    std::mutex mutex;  // guards all of this
+    unsigned alive = 0, waiting = 0;
+    Group everyone;
+    std::map<std::pair<unsigned, unsigned>, Group> lanes;  // by warp and mask
+};
+
+Block *block;
+
+[[noreturn]] void fail(const std::string &message)
+{
+    std::fprintf(stderr, "block (%u, %u, %u), thread (%u, %u, %u): %s\n", blockIdx.x, blockIdx.y,
+                 blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, message.c_str());
+    std::_Exit(1);
+}
+
+void release(Group &group)
+{
+    block->waiting -= group.arrived;
+    group.arrived = 0;
+    ++group.turn;
+    group.complete.notify_all();
+}
+
+void detect_deadlock()
+{
+    if (block->alive && block->waiting == block->alive)
+        fail("deadlock: every thread that has not returned waits at a barrier or a shuffle for one "
+             "that does not come");
+}
+
+void meet(Group &group, std::unique_lock<std::mutex> &lock)
+{
+    const unsigned turn = group.turn;
+    ++group.arrived;
+    ++block->waiting;
+    if (group.arrived == group.expected) {
+        release(group);
+    } else {
+        detect_deadlock();
+        group.complete.wait(lock, [&] { return group.turn != turn; });
+    }
+}
+
+// Threads that returned are no longer expected at a barrier.
+void leave()
+{
+    const std::lock_guard<std::mutex> lock(block->mutex);
+    --block->alive;
+    Group &everyone = block->everyone;
+    if (--everyone.expected && everyone.arrived == everyone.expected) release(everyone);
+    detect_deadlock();
+}
+
+struct Array {
+    std::string file;
+    unsigned char *begin, *end;
+};
+
+std::vector<Array> arrays;
+const std::size_t GUARD = 64;
+const unsigned char POISON = 0xFF;  // a NaN in every floating dtype, -1 as an integer
+
+void check_guard(const Array &array, const unsigned char *from, const char *side)
+{
+    for (std::size_t i = 0; i < GUARD; ++i)
+        if (from[i] != POISON) {
+            std::fprintf(stderr, "a byte was written %s %s\n", side, array.file.c_str());
+            std::_Exit(1);
+        }
+}
+
+}  // namespace
+
+void __syncthreads()
+{
+    std::unique_lock<std::mutex> lock(block->mutex);
+    meet(block->everyone, lock);
+}
+
+unsigned long long shuffle_down(unsigned mask, unsigned long long bits, unsigned delta, int width)
+{
+    const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    const unsigned lane = thread % 32;
+    const unsigned source = lane % width + delta < unsigned(width) ? lane + delta : lane;
+    if (!(mask >> lane & 1)) fail("shuffle: the mask leaves out the lane that calls");
+    if (!(mask >> source & 1)) fail("shuffle: the mask leaves out the lane that is read");
+
+    std::unique_lock<std::mutex> lock(block->mutex);
+    Group &group = block->lanes[{thread / 32, mask}];
+    group.expected = __builtin_popcount(mask);
+    unsigned long long *const exchange = group.bits[group.turn % 2];
+    exchange[lane] = bits;
+    meet(group, lock);
+    return exchange[source];
+}
+
+// Read "SHIFT:FILE" into memory that lies SHIFT bytes past a multiple of 64 between two poisoned
+// guards; run_grid() writes it back. The end of the program frees it.
+void *load(const char *argument)
+{
+    const std::string text = argument;
+    if (text == "null") return nullptr;
+    const std::size_t colon = text.find(':');
+    const std::string file = text.substr(colon + 1);
+    std::ifstream stream(file, std::ios::binary);
+    const std::string content{std::istreambuf_iterator<char>(stream), {}};
+    if (!stream.is_open()) fail("cannot read " + file);
+
+    const std::size_t before = GUARD + std::stoul(text.substr(0, colon));
+    const std::size_t total = before + content.size() + GUARD;
+    auto *const memory = static_cast<unsigned char *>(std::aligned_alloc(64, (total + 63) / 64 * 64));
+    std::memset(memory, POISON, total);
+    const Array array{file, memory + before, memory + before + content.size()};
+    std::memcpy(array.begin, content.data(), content.size());
+    ASAN_POISON_MEMORY_REGION(memory, before);
+    ASAN_POISON_MEMORY_REGION(array.end, GUARD);
+    arrays.push_back(array);
+    return array.begin;
+}
+
+void run_grid(void (*thread)(void *), void *context)
+{
+    const unsigned n_threads = blockDim.x * blockDim.y * blockDim.z;
+    for (unsigned b = 0; b < gridDim.x * gridDim.y * gridDim.z; ++b) {
+        Block current;
+        current.alive = current.everyone.expected = n_threads;
+        block = &current;
+        std::vector<std::thread> threads;
+        for (unsigned t = 0; t < n_threads; ++t)
+            threads.emplace_back([=] {
+                blockIdx = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
+                threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y,
+                             t / blockDim.x / blockDim.y};
+                thread(context);
+                leave();
+            });
+        for (std::thread &each : threads) each.join();
+    }
+    for (const Array &array : arrays) {
+        ASAN_UNPOISON_MEMORY_REGION(array.begin - GUARD, array.end - array.begin + 2 * GUARD);
+        check_guard(array, array.begin - GUARD, "before");
+        check_guard(array, array.end, "after");
+        std::ofstream(array.file, std::ios::binary)
+            .write(reinterpret_cast<char *>(array.begin), array.end - array.begin);
+    }
+}

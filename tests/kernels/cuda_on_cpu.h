@@ -1,0 +1,58 @@
+// Lets g++ compile a CUDA source for the CPU: what the source expects of CUDA, as far as this
+// project's kernels need it, and launch() for the main() that is put behind it. cuda_on_cpu.cpp
+// says how it runs.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+
+#define __global__
+#define __device__
+#define __shared__ static  // blocks run one after the other
+
+struct Dimensions { unsigned x, y, z; };
+inline thread_local Dimensions threadIdx, blockIdx;
+inline Dimensions blockDim, gridDim;
+
+void __syncthreads();
+
+// Return the bits that the lane `delta` further on brings to this call.
+unsigned long long shuffle_down(unsigned mask, unsigned long long bits, unsigned delta, int width);
+
+template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32)
+{
+    unsigned long long bits = 0;
+    static_assert(sizeof(value) <= sizeof(bits), "a shuffled value has at most 8 bytes");
+    std::memcpy(&bits, &value, sizeof(value));
+    bits = shuffle_down(mask, bits, delta, width);
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+void *load(const char *argument);
+void run_grid(void (*thread)(void *), void *context);
+
+// One argument of the kernel, converted to whatever type the kernel wants.
+struct Argument {
+    const char *text;
+    operator int() const { return std::atoi(text); }
+    template <typename T> operator T *() const { return static_cast<T *>(load(text)); }
+};
+
+// Run a kernel. argv: the program, grid and block (six numbers), then the kernel's arguments: an
+// integer as digits; null as "null"; an array as "SHIFT:FILE", see load().
+template <typename... Types> int launch(void (*kernel)(Types...), char **argv)
+{
+    unsigned *const sizes[] = {&gridDim.x, &gridDim.y, &gridDim.z,
+                               &blockDim.x, &blockDim.y, &blockDim.z};
+    for (unsigned *size : sizes) *size = std::atoi(*++argv);
+    struct Call {
+        void (*kernel)(Types...);
+        std::tuple<Types...> arguments;  // braces: converted from left to right
+    } call{kernel, std::tuple<Types...>{static_cast<Types>(Argument{*++argv})...}};
+    run_grid([](void *context) {
+        std::apply(static_cast<Call *>(context)->kernel, static_cast<Call *>(context)->arguments);
+    }, &call);
+    return 0;
+}

@@ -1,0 +1,170 @@
+"""The means by which the kernels run on a CPU: that they find what they are there to find."""
+import numpy
+import pytest
+
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.backend import policy
+
+from cuda_on_cpu import MEMORY, RACES, KernelError
+from cuda_on_cpu import build, knows, run
+from kernel_cases import batch, integers
+
+pytestmark = pytest.mark.usefixtures('gxx')
+
+BLOCK_SUM = '''
+extern "C" __global__ void block_sum(const int *x, int *y)
+{
+    __shared__ int part[64];
+    part[threadIdx.x] = x[blockIdx.x * blockDim.x + threadIdx.x];
+    for (unsigned step = blockDim.x / 2; step > 0; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x >= step) return;  // and is not waited for any more
+        part[threadIdx.x] += part[threadIdx.x + step];
+    }
+    y[blockIdx.x] = part[0];
+}
+'''
+
+SHIFT_LANES = '''
+extern "C" __global__ void shift_lanes(const double *x, double *y)
+{
+    const unsigned lane = threadIdx.x % 32, i = threadIdx.x + blockDim.x * threadIdx.y;
+    const unsigned mask = 0xFFu << (lane & ~7u);
+    double value = x[i];
+    // Groups of lanes differ in how often they come here.
+    for (unsigned times = 0; times <= i / 8 % 3; ++times)
+        value = __shfl_down_sync(mask, value, 3, 8);
+    y[i] = value;
+}
+'''
+
+HANG = '''
+extern "C" __global__ void hang(int *y)
+{
+    if (threadIdx.x) __syncthreads(); else *y = __shfl_down_sync(3u, 1, 1);
+}
+'''
+
+
+def run_block_sum(text, sanitizer=None):
+    x, y = numpy.arange(128, dtype=numpy.int32), numpy.zeros(2, numpy.int32)
+    run(build(text, 'block_sum', (), sanitizer), (2, 1, 1), (64, 1, 1), (x, y))
+    numpy.testing.assert_array_equal(y, x.reshape(2, 64).sum(axis=1))
+
+
+def test_barrier_and_shared_memory():
+    run_block_sum(BLOCK_SUM)
+
+
+def test_missing_barrier_is_a_race():
+    if not knows(sanitizer=RACES):
+        pytest.skip('g++ -fsanitize=thread does not work here')
+    run_block_sum(BLOCK_SUM, RACES)
+    with pytest.raises(KernelError, match='data race'):
+        run_block_sum(BLOCK_SUM.replace('__syncthreads();', ''), RACES)
+
+
+def test_shuffle_within_parts_of_a_warp():
+    x, y = numpy.arange(64.), numpy.zeros(64)
+    run(build(SHIFT_LANES, 'shift_lanes'), (1, 1, 1), (32, 2, 1), (x, y))
+    expected = x.reshape(8, 8)
+    for group, values in enumerate(expected):
+        for _ in range(group % 3 + 1):
+            values[:5] = values[3:].copy()
+    numpy.testing.assert_array_equal(y, expected.ravel())
+
+
+@pytest.mark.parametrize('mask, report', [
+    ('3u', 'deadlock'), ('2u', 'leaves out the lane that calls'),
+    ('1u', 'leaves out the lane that is read')])
+def test_shuffle_that_a_gpu_leaves_undefined(mask, report):
+    with pytest.raises(KernelError, match=report):
+        run(build(HANG.replace('3u', mask), 'hang'), (1, 1, 1), (32, 1, 1),
+            (numpy.zeros(1, numpy.int32),))
+
+
+def product(device):
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 8), 'f', seed=2))
+    return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
+
+
+def sampled(device):
+    adj = batch('mixed', 'f')
+    u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
+    return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+
+
+def maximum(device):
+    offsets = numpy.array([0, 9, 12], numpy.int32)
+    x = device.put(-1 - abs(integers((12, 8), 'f')))
+    x[3] = numpy.nan
+    return gpu.segment_max(x, offsets), reference.segment_max(x, offsets)
+
+
+def broadcast(device):
+    offsets = numpy.array([0, 0, 9, 12], numpy.int32)
+    y = device.put(integers((3, 8), 'f'))
+    expected = numpy.pad(reference.segment_broadcast(y, offsets), ((0, 2), (0, 0)))
+    return gpu.segment_broadcast(y, offsets, 14), expected
+
+
+@pytest.mark.parametrize('calculate, old, new', [
+    (product, 'indices[k + u] :', 'indices[k] :'),
+    (product, 'y[at] = result', 'if (begin < end) y[at] = result'),
+    (product, 'c < n_vectors;', 'c < n_vectors - 1;'),
+    (sampled, 'step = LANES / 2', 'step = LANES / 4'),
+    (sampled, 'c = threadIdx.x;', 'c = 0;'),
+    (maximum, '|| value != value', ''),
+    (maximum, 'if (i + u == begin)', 'if (false)'),
+    (broadcast, 'offsets[middle + 1] <= row', 'offsets[middle + 1] < row'),
+])
+def test_wrong_result_is_noticed(make_device, calculate, old, new):
+    result, expected = calculate(make_device(replace=(old, new)))
+    assert not numpy.array_equal(result, expected.astype('f'), equal_nan=True)
+
+
+@pytest.mark.parametrize('sanitizer, report', [(None, 'a byte was written after'),
+                                               (MEMORY, 'AddressSanitizer')])
+@pytest.mark.parametrize('calculate, old', [
+    (product, 'row >= n_rows'), (maximum, 'segment >= n_segments'), (broadcast, 'row >= n_rows')])
+def test_row_too_many_is_noticed(make_device, calculate, old, sanitizer, report):
+    with pytest.raises(KernelError, match=report):
+        calculate(make_device(sanitizer, (old, old.replace('>=', '>'))))
+
+
+@pytest.mark.parametrize('calculate, old, new', [
+    (product, 'x[(long long)column[u]', 'x[1 + (long long)column[u]'),
+    (product, 'k + u < end ? widen(data[k + u])', 'true ? widen(data[k + u])'),
+    (sampled, 'k < indptr[row + 1]', 'k <= indptr[row + 1]'),
+    (broadcast, 'low < n_segments ?', 'true ?'),
+])
+def test_reading_outside_is_noticed(make_device, calculate, old, new):
+    with pytest.raises(KernelError, match='AddressSanitizer'):
+        calculate(make_device(MEMORY, (old, new)))
+
+
+def test_vector_that_is_not_aligned_is_noticed(make_device, monkeypatch):
+    monkeypatch.setattr(policy, 'vector_width', lambda *_: 4)
+    device = make_device(MEMORY)
+    adj = batch('small', 'f')
+    x = device.put(numpy.zeros((adj.n_cols, 8), 'f'), shift=4)
+    with pytest.raises(KernelError, match='misaligned address'):
+        gpu.bspmm(adj, x, None, None, False)
+
+
+def test_shuffle_with_lanes_that_have_returned_is_noticed(make_device):
+    with pytest.raises(KernelError, match='deadlock'):
+        sampled(make_device(replace=('(group, sum', '(~0u, sum')))
+
+
+@pytest.mark.parametrize('calculate', [product, sampled, maximum, broadcast])
+def test_kernels_have_no_races(make_device, calculate):
+    result, expected = calculate(make_device(RACES))
+    numpy.testing.assert_array_equal(result, expected.astype('f'))
+
+
+def test_two_writers_of_one_place_are_noticed(make_device):
+    with pytest.raises(KernelError, match='data race'):
+        product(make_device(RACES, ('blockIdx.y * blockDim.x + threadIdx.x', '0')))

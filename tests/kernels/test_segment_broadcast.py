@@ -1,0 +1,57 @@
+import numpy
+import pytest
+
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.backend import policy
+
+from kernel_cases import CHANNELS, DTYPES, TERM
+from kernel_cases import assert_exact, integers
+
+
+def check(device, dtype, n_channels, sizes, spare=0, shift=0):
+    offsets = numpy.cumsum((0,) + sizes).astype(numpy.int32)
+    y = device.put(integers((len(sizes), n_channels), dtype, TERM), shift)
+    x = gpu.segment_broadcast(y, offsets, int(offsets[-1]) + spare)
+    expected = reference.segment_broadcast(y, offsets)
+    assert_exact(x, numpy.pad(expected, ((0, spare), (0, 0))), dtype)
+    return device.launched[-1]
+
+
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_channels(device, dtype, n_channels):
+    check(device, dtype, n_channels, (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1))
+
+
+@pytest.mark.parametrize('sizes, spare', [
+    ((1,), 0), ((5,), 0), ((1,) * 9, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0),
+    ((3, 2), 4), ((3, 0), 1), ((0, 0), 4), ((), 4)], ids=str)
+def test_segments_and_rows_beyond_the_batch(device, sizes, spare):
+    check(device, 'f', 3, sizes, spare)
+
+
+@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input(device, dtype, shift, width):
+    assert check(device, dtype, 16, (2, 0, 3), shift=shift)['VECTOR'] == width
+
+
+def test_blocks_that_stride_over_the_channels(device, monkeypatch):
+    plan = policy.row_launch
+    monkeypatch.setattr(policy, 'row_launch', lambda *sizes: plan(*sizes)._replace(
+        grid=(plan(*sizes).grid[0], 2, 1)))
+    check(device, 'f', 33 * 4 * 3, (2, 0, 3))
+
+
+def test_nan_stays_in_its_segment(device):
+    y = device.put(numpy.array([[1, numpy.nan], [2, 3]], 'f'))
+    x = gpu.segment_broadcast(y, numpy.array([0, 1, 3], numpy.int32), 3)
+    numpy.testing.assert_array_equal(x, [[1, numpy.nan], [2, 3], [2, 3]])
+
+
+@pytest.mark.parametrize('n_rows, n_channels', [(0, 3), (3, 0)])
+def test_empty_result_launches_nothing(device, n_rows, n_channels):
+    y = device.put(numpy.zeros((1, n_channels), 'f'))
+    x = gpu.segment_broadcast(y, numpy.array([0, n_rows], numpy.int32), n_rows)
+    assert x.shape == (n_rows, n_channels)
+    assert not device.launched

@@ -1,0 +1,86 @@
+import numpy
+import pytest
+
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.backend import policy
+
+from kernel_cases import CHANNELS, DTYPES, TERM
+from kernel_cases import assert_exact, integers
+
+# Empty segments first, in between and last; one row; one huge among tiny ones; one row more, as
+# many as, and one row fewer than the kernel loads ahead.
+SIZES = (0, 1, 24, 0, 0, 2, 9, 8, 7, 1, 0)
+OPERATIONS = ('sum', 'max')
+
+
+def offsets_of(sizes):
+    return numpy.cumsum((0,) + tuple(sizes)).astype(numpy.int32)
+
+
+def check(device, operation, x, offsets):
+    y = getattr(gpu, 'segment_' + operation)(x, offsets)
+    assert_exact(y, getattr(reference, 'segment_' + operation)(x, offsets), x.dtype.char)
+    return y
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_channels(device, dtype, n_channels, operation):
+    offsets = offsets_of(SIZES if n_channels <= 64 else SIZES[:3])
+    check(device, operation, device.put(integers((offsets[-1], n_channels), dtype, TERM)), offsets)
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('sizes', [(1,), (0,), (0, 0, 5), (40,)], ids=str)
+def test_segments(device, sizes, operation):
+    offsets = offsets_of(sizes)
+    check(device, operation, device.put(integers((offsets[-1], 3), 'f', TERM)), offsets)
+
+
+def test_maximum_of_negative_values(device):
+    offsets = offsets_of(SIZES)
+    x = device.put(-1 - abs(integers((offsets[-1], 4), 'f')))
+    assert check(device, 'max', x, offsets).min() < 0
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_nan_wins_wherever_it_stands(device, dtype, operation):
+    offsets = offsets_of((24, 9, 3, 1))
+    x = device.put(integers((offsets[-1], 3), dtype, TERM))
+    # First, middle and last of a segment, and alone in one.
+    x[0, 0] = x[12, 1] = x[23, 2] = x[36, 1] = numpy.nan
+    assert numpy.isnan(check(device, operation, x, offsets)).sum() == 4
+
+
+@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input(device, dtype, shift, width):
+    offsets = offsets_of(SIZES)
+    check(device, 'sum', device.put(integers((offsets[-1], 16), dtype, TERM), shift), offsets)
+    assert device.launched[-1]['VECTOR'] == width
+
+
+def test_rows_beyond_the_batch_are_not_read(device):
+    offsets = offsets_of((2, 3))
+    x = device.put(integers((9, 3), 'f', TERM))
+    x[5:] = numpy.nan
+    for operation in OPERATIONS:
+        assert not numpy.isnan(check(device, operation, x, offsets)).any()
+
+
+def test_blocks_that_stride_over_the_channels(device, monkeypatch):
+    plan = policy.row_launch
+    monkeypatch.setattr(policy, 'row_launch', lambda *sizes: plan(*sizes)._replace(
+        grid=(plan(*sizes).grid[0], 2, 1)))
+    offsets = offsets_of((2, 0, 3))
+    check(device, 'sum', device.put(integers((5, 33 * 4 * 3), 'f', TERM)), offsets)
+
+
+@pytest.mark.parametrize('sizes, n_channels', [((), 3), ((2, 1), 0)], ids=str)
+def test_empty_result_launches_nothing(device, sizes, n_channels):
+    x = device.put(numpy.zeros((sum(sizes), n_channels), 'f'))
+    for operation in (gpu.segment_sum, gpu.segment_max):
+        assert operation(x, offsets_of(sizes)).shape == (len(sizes), n_channels)
+    assert not device.launched
