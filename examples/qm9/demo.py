@@ -1,0 +1,243 @@
+#!/usr/bin/env python
+"""Show in about a minute what chainer_bspmm does; `make demo` runs this.
+
+Trains on the sample of QM9 beside this file, then compares the trained model with upstream's dense
+one: the same predictions from the same parameters, the time of a training step, the size of the
+adjacency. Everything printed is measured in this run. Exits with 1 if the predictions differ.
+"""
+import argparse
+import os
+import platform
+import sys
+import time
+
+# Products as small as these are no faster on several threads, and much slower on a busy machine.
+os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
+
+import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
+import chainer
+import chainer_chemistry
+import numpy
+import pandas
+import qm9_data
+import qm9_model
+import train_qm9
+from chainer import optimizers
+from chainer_chemistry.links.readout.general_readout import GeneralReadout
+from chainer_chemistry.models import RSGCN
+from matplotlib import pyplot
+from rdkit import RDConfig
+
+LABEL = 'alpha'
+MAX_DIFFERENCE = 1e-5
+BATCHSIZE = 128
+PADDED_SIZE = 30
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0], allow_abbrev=False)
+    at_least = qm9_model.at_least
+    parser.add_argument('--out', '-o', default=os.path.join('result', 'demo'),
+                        help='folder for the pictures, the log and the model')
+    parser.add_argument('--epoch', '-e', type=at_least(int, 1), default=100,
+                        help='number of epochs')
+    parser.add_argument('--num-data', type=int, default=-1,
+                        help='molecules of the sample to use; -1: all')
+    parser.add_argument('--repeats', type=at_least(int, 1), default=25,
+                        help='measurements of each step time')
+    return parser.parse_args(argv)
+
+
+def headline(text):
+    print('\n%s\n%s' % (text, '-' * len(text)))
+
+
+def trained_models(folder):
+    """Return the trained model twice, sparse and in upstream's dense code."""
+    device = chainer.get_device('@numpy')
+    return [qm9_model.load_model(folder, dense, device)[0] for dense in (False, True)]
+
+
+def nci_molecules(method, out):
+    """Return graphs of the larger molecules that come with RDKit, or None where they are absent."""
+    path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
+    if not os.path.exists(path):
+        return None
+    table = pandas.read_csv(path, sep='\t', header=None, names=['smiles', 'where'], dtype=str)
+    table['where'] = 'first_5K.smi compound ' + table['where']
+    dataset, _, failures = qm9_data.preprocess(table[['where', 'smiles']], method, [])
+    qm9_data.report_failures(failures, out, shown=0)
+    # Some number as label: the time of a step does not depend on it.
+    return [(atoms, adj, numpy.float32([len(atoms)])) for atoms, adj, _ in dataset]
+
+
+def compare_predictions(sparse, dense, examples):
+    """Return the largest relative difference of the predictions.
+
+    The sparse model runs in batches, the dense one on each molecule alone, without padding.
+    """
+    ours = qm9_model.predict(sparse, examples, False, BATCHSIZE)
+    upstream = qm9_model.predict(dense, examples, True, 1)
+    return float((numpy.abs(ours - upstream) / numpy.abs(upstream)).max())
+
+
+def padding_changes(dense, example, size):
+    """Return how much a molecule's answer changes when upstream pads it, for two readouts.
+
+    Args:
+        dense (Regressor): upstream's trained model.
+        example (tuple): atoms (n,), adj (n, n).
+        size (int): atoms after padding.
+
+    Returns:
+        tuple of float: relative change (maximum norm) of the prediction; of the fingerprint with
+        the same parameters and `max` in place of `sum` as readout.
+    """
+    atoms, adj = example[0], example[1]
+    n = len(atoms)
+    padded_atoms, padded_adj = numpy.zeros(size, 'i'), numpy.zeros((size, size), 'f')
+    padded_atoms[:n], padded_adj[:n, :n] = atoms, adj
+    trained = dense.predictor.graph_conv
+    with_max = RSGCN(trained.out_dim, trained.hidden_channels, trained.n_update_layers,
+                     readout=GeneralReadout(mode='max'), dropout_ratio=0.)
+    with_max.embed.copyparams(trained.embed)
+    with_max.gconvs.copyparams(trained.gconvs)
+    changes = []
+    for model in (dense.predictor, with_max):
+        with chainer.using_config('train', False), chainer.no_backprop_mode():
+            alone = model(atoms[None], adj[None]).array
+            padded = model(padded_atoms[None], padded_adj[None]).array
+        changes.append(float(numpy.abs(padded - alone).max() / numpy.abs(alone).max()))
+    return tuple(changes)
+
+
+def measure_steps(settings, scaler, examples, repeats):
+    """Time training steps, dense and sparse in turn, on the same batches.
+
+    Args:
+        settings (dict): of the model.
+        scaler (StandardScaler): of the labels.
+        examples (list): of (atoms, adj, labels).
+        repeats (int): number of batches.
+
+    Returns:
+        tuple: (median milliseconds (2, 3): dense, sparse x converter, update, both together;
+        mean bytes of a batch's adjacency (2,): dense, sparse;
+        atoms that each molecule is padded to, on average).
+    """
+    models = []
+    for dense in (True, False):
+        numpy.random.seed(0)
+        model = qm9_model.build_regressor(settings, dense, scaler.copy())
+        optimizer = optimizers.Adam()
+        optimizer.setup(model)
+        models.append((model, optimizer, qm9_model.converter_of(dense)))
+    device = chainer.get_device('@numpy')
+    times, sizes, padded = [], [], []
+    order = numpy.random.RandomState(0)
+    for _ in range(2 + repeats):
+        batch = [examples[i] for i in order.permutation(len(examples))[:BATCHSIZE]]
+        row, size = [], []
+        for model, optimizer, convert in models:
+            start = time.perf_counter()
+            arrays = convert(batch, device)
+            middle = time.perf_counter()
+            optimizer.update(model, *arrays)
+            end = time.perf_counter()
+            row.append([middle - start, end - middle, end - start])
+            size.append(arrays[1].nbytes)
+        times.append(row)
+        sizes.append(size)
+        padded.append(max(len(example[0]) for example in batch))
+    # The first two steps allocate and warm up.
+    return 1e3 * numpy.median(times[2:], axis=0), numpy.mean(sizes, axis=0), numpy.mean(padded)
+
+
+def plot_fit(path, truth, predictions):
+    """Draw predicted against true values."""
+    description, unit = qm9_data.TARGETS[LABEL][2], qm9_data.unit(LABEL)
+    figure, ax = pyplot.subplots(figsize=(4.6, 4.4), layout='constrained')
+    low = min(truth.min(), predictions.min())
+    high = max(truth.max(), predictions.max())
+    ax.plot([low, high], [low, high], color='gray', linewidth=1)
+    ax.scatter(truth, predictions, s=8, alpha=0.5)
+    ax.set(xlabel='DFT [%s]' % unit, ylabel='predicted [%s]' % unit, aspect='equal',
+           title='%s of %d test molecules' % (description, len(truth)))
+    ax.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def print_steps(name, settings, scaler, examples, repeats):
+    """Measure and print one comparison."""
+    n_atoms = numpy.array([len(example[0]) for example in examples])
+    times, sizes, padded = measure_steps(settings, scaler, examples, repeats)
+    print('%s: %d molecules, %.1f atoms on average, %d at most;\n'
+          '  a dense batch pads them to %.0f on average' % (
+              name, len(examples), n_atoms.mean(), n_atoms.max(), padded))
+    print('  %-36s %10s %10s   %s' % ('', 'dense', 'sparse', 'ratio'))
+    rows = [('converter [ms]', times[:, 0]), ('forward, backward, update [ms]', times[:, 1]),
+            ('whole training step [ms]', times[:, 2]), ('adjacency of a batch [kB]', sizes / 1e3)]
+    for title, (upstream, ours) in rows:
+        print('  %-36s %10.2f %10.2f   %.1fx' % (title, upstream, ours, upstream / ours))
+
+
+def main():
+    args = parse_arguments()
+    start = time.perf_counter()
+    print('chainer_bspmm %s: graph convolutions as batched sparse products' %
+          chainer_bspmm.__version__)
+    print('Python %s, NumPy %s, Chainer %s, Chainer Chemistry %s; CPU, BLAS thread(s): %s' % (
+        platform.python_version(), numpy.__version__, chainer.__version__,
+        chainer_chemistry.__version__, os.environ['OPENBLAS_NUM_THREADS']))
+
+    headline('1. RSGCN learns from real molecules')
+    status = train_qm9.run(train_qm9.parse_arguments([
+        '--label', LABEL, '--unit-num', '64', '--epoch', str(args.epoch),
+        '--num-data', str(args.num_data), '--out', args.out]), report_every=10)
+    if status:
+        return status
+    sparse, dense = trained_models(args.out)
+    settings = qm9_model.load_settings(args.out)
+    _, table = qm9_data.read_qm9('sample', [LABEL])
+    dataset, _, _ = qm9_data.preprocess(qm9_data.thin_out(table, args.num_data),
+                                           settings['method'], [LABEL])
+    examples = [dataset[i] for i in range(len(dataset))]
+    test = qm9_data.split_indices(len(examples), settings['train_data_ratio'], settings['seed'])[2]
+    test_examples = [examples[i] for i in test]
+    path = os.path.join(args.out, 'fit.png')
+    plot_fit(path, train_qm9.labels_of(test_examples)[:, 0],
+             qm9_model.predict(sparse, test_examples, False, BATCHSIZE)[:, 0])
+    print('Predicted against true: %s' % path)
+
+    headline("2. Same parameters, same predictions as upstream's dense model")
+    difference = compare_predictions(sparse, dense, test_examples)
+    print('%d test molecules, sparse in batches of %d, dense one by one (no padding):' % (
+        len(test), BATCHSIZE))
+    equal = difference < MAX_DIFFERENCE
+    print('  largest relative difference of a prediction: %.1e, limit %.0e: %s' % (
+        difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT'))
+    ethanol = qm9_data.graph_of('CCO', qm9_data.preprocess_method_dict[settings['method']]())[0]
+    changes = padding_changes(dense, ethanol, PADDED_SIZE)
+    print("Padding: ethanol in upstream's dense batch beside a molecule of %d atoms, not alone:\n"
+          '  its prediction changes by %.2g %%; with `max` as readout its fingerprint by %.2g %%.\n'
+          '  Packed batches have no padding.' % (
+              (PADDED_SIZE,) + tuple(100 * change for change in changes)))
+
+    headline('3. A training step, batch of %d, medians of %d, dense and sparse in turn' % (
+        BATCHSIZE, args.repeats))
+    scaler = sparse.predictor.label_scaler
+    print_steps('QM9 sample', settings, scaler, examples, args.repeats)
+    print()
+    larger = nci_molecules(settings['method'], args.out)
+    if larger is not None:
+        print_steps('NCI compounds that come with RDKit', settings, scaler, larger, args.repeats)
+    print('\nAll this took %.0f seconds.' % (time.perf_counter() - start))
+    return 0 if equal else 1
+
+
+if __name__ == '__main__':
+    try:
+        sys.exit(main())
+    except qm9_data.DataError as error:
+        sys.exit('error: %s' % error)

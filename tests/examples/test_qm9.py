@@ -1,0 +1,326 @@
+"""The scripts of examples/qm9, run as a user runs them."""
+import csv
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+QM9 = ROOT / 'examples' / 'qm9'
+QUICK = ['--epoch', '2', '--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
+
+
+def command(script, arguments):
+    return [sys.executable, str(QM9 / script)] + [str(argument) for argument in arguments]
+
+
+def environment():
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
+
+
+def run(script, *arguments, status=0, cwd=None):
+    """Run a script of the example; return its stdout, or its stderr where it must fail."""
+    done = subprocess.run(command(script, arguments), cwd=cwd, env=environment(),
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stderr if status else done.stdout
+
+
+def arrays(path):
+    with numpy.load(path, allow_pickle=True) as f:
+        return {name: f[name] for name in f}
+
+
+def rows(path):
+    with open(path, newline='') as f:
+        return list(csv.DictReader(f))
+
+
+@pytest.fixture(scope='module')
+def qm9_data():
+    sys.path.insert(0, str(QM9))
+    try:
+        import qm9_data
+        yield qm9_data
+    finally:
+        sys.path.remove(str(QM9))
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """The output folder of a short training, and what was printed."""
+    out = tmp_path_factory.mktemp('trained')
+    return out, run('train_qm9.py', '--label', 'alpha', '--out', out, *QUICK)
+
+
+# The sample
+
+def test_sample_is_the_one_that_make_sample_writes():
+    with gzip.open(QM9 / 'data' / 'qm9_sample.csv.gz') as f:
+        text = f.read()
+    assert hashlib.sha256(text).hexdigest() == (
+        '2562bb454932be7958f4f01455ff89e77bb5f38bbf24d37c9df48c51cbc162a6')
+
+
+def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data):
+    _, table = qm9_data.read_qm9('sample', list(qm9_data.TARGETS))
+    dataset, kept, failures = qm9_data.preprocess(table, 'rsgcn', list(qm9_data.TARGETS))
+    assert len(dataset) == len(kept) == 4000 and not failures
+    atoms, adj, labels = dataset[0]  # methane, with the numbers of QM9's first file
+    assert atoms.tolist() == [6] and adj.tolist() == [[1]]
+    numpy.testing.assert_array_equal(labels, numpy.float32([
+        157.7118, 157.70997, 157.70699, 0, 13.21, -.3877, .1171, .5048, 35.3641, .044749,
+        -40.47893, -40.476062, -40.475117, -40.498597, 6.469]))
+
+
+def test_targets_are_upstreams(qm9_data):
+    from chainer_chemistry.datasets import get_qm9_label_names
+    assert list(qm9_data.TARGETS) == get_qm9_label_names()
+
+
+def test_preprocessing_is_upstreams(qm9_data):
+    from chainer_chemistry.dataset.parsers import CSVFileParser
+    from chainer_chemistry.dataset.preprocessors import RSGCNPreprocessor
+    _, table = qm9_data.read_qm9('sample', ['gap'])
+    dataset, _, _ = qm9_data.preprocess(table.iloc[1000:1100], 'rsgcn', ['gap'])
+    parser = CSVFileParser(RSGCNPreprocessor(), labels='gap', smiles_col='smiles',
+                           postprocess_label=lambda label: numpy.asarray(label, 'f'))
+    expected = parser.parse(qm9_data.SAMPLE, target_index=range(1000, 1100))['dataset']
+    assert len(dataset) == len(expected) == 100
+    for ours, upstream in zip(dataset, expected):
+        for a, b in zip(ours, upstream):
+            assert a.dtype == b.dtype
+            numpy.testing.assert_array_equal(a, b)
+
+
+def test_num_data_spreads_over_the_data(qm9_data):
+    _, table = qm9_data.read_qm9('sample', [])
+    assert qm9_data.thin_out(table, 4)['smiles'].tolist() == [
+        table['smiles'][i] for i in (0, 1000, 2000, 3000)]
+    assert len(qm9_data.thin_out(table, 5000)) == len(qm9_data.thin_out(table, -1)) == 4000
+
+
+def test_split_is_a_partition_decided_by_the_seed(qm9_data):
+    parts = qm9_data.split_indices(101, 0.7, 1)
+    assert [len(part) for part in parts] == [70, 15, 16]
+    assert sorted(numpy.concatenate(parts)) == list(range(101))
+    assert all((a == b).all() for a, b in zip(parts, qm9_data.split_indices(101, 0.7, 1)))
+    assert (parts[0] != qm9_data.split_indices(101, 0.7, 2)[0]).any()
+
+
+# Training
+
+def test_training_prints_data_split_and_error_in_the_unit(trained):
+    out, text = trained
+    assert 'the sample of QM9 in this repository: 4000 molecules, 200 of them used' in text
+    assert 'alpha (bohr^3)' in text
+    assert 'Split: 140 training, 30 validation, 30 test' in text
+    assert '\033' not in text
+    assert len(json.loads((out / 'log').read_text())) == 2
+    assert (out / 'learning_curve.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_equal_seeds_train_equal_models(trained, tmp_path):
+    out, _ = trained
+    run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, *QUICK)
+    ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'model.npz')
+    assert ours.keys() == other.keys()
+    for name in ours:
+        numpy.testing.assert_array_equal(ours[name], other[name])
+
+
+def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
+    out, _ = trained
+    first = ['--epoch', '1'] + QUICK[2:]
+    run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, *first)
+    snapshot = tmp_path / 'snapshot.npz'
+    text = run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume', snapshot, *QUICK)
+    assert 'epoch 1' in text
+    ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'model.npz')
+    for name in ours:
+        numpy.testing.assert_array_equal(ours[name], other[name])
+    log, other_log = [[{key: entry[key] for key in entry if key != 'elapsed_time'}
+                       for entry in json.loads((folder / 'log').read_text())]
+                      for folder in (out, tmp_path)]
+    assert log == other_log
+
+
+def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
+    options = ['--label', 'gap', '--unit-num', '8', '--conv-layers', '2', '--num-data', '1000',
+               '--epoch', '4', '--batchsize', '4']
+    with subprocess.Popen(command('train_qm9.py', options + ['--out', tmp_path / 'a']),
+                          env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        text = ''
+        for line in process.stdout:
+            text += line
+            if line.startswith('1 '):
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130, text
+    assert '--resume %s' % (tmp_path / 'a' / 'snapshot.npz') in text
+    # The interrupt came in the middle of the training, not at its end.
+    assert not (tmp_path / 'a' / 'model.npz').exists()
+    run('train_qm9.py', '--out', tmp_path / 'a', '--resume', tmp_path / 'a' / 'snapshot.npz',
+        *options)
+    run('train_qm9.py', '--out', tmp_path / 'b', *options)
+    ours, other = arrays(tmp_path / 'a' / 'model.npz'), arrays(tmp_path / 'b' / 'model.npz')
+    for name in ours:
+        numpy.testing.assert_array_equal(ours[name], other[name])
+
+
+def test_snapshot_of_a_finished_training_only_tests_again(trained, tmp_path):
+    out, text = trained
+    again = run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume',
+                out / 'snapshot.npz', *QUICK)
+    assert 'nothing to train' in again
+    line = [line for line in text.splitlines() if line.startswith('alpha ')][0]
+    assert line in again
+    assert (tmp_path / 'learning_curve.png').exists()
+
+
+def test_resume_refuses_other_settings(trained, tmp_path):
+    out, _ = trained
+    message = run('train_qm9.py', '--label', 'gap', '--out', tmp_path,
+                  '--resume', out / 'snapshot.npz', *QUICK, status=1)
+    assert "label was 'alpha'" in message and "is 'gap' now" in message
+
+
+def test_other_settings_remove_a_stale_model(trained, tmp_path):
+    out, _ = trained
+    for name in ('settings.json', 'model.npz', 'snapshot.npz'):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    sys.path.insert(0, str(QM9))
+    try:
+        import qm9_model
+    finally:
+        sys.path.remove(str(QM9))
+    settings = json.loads((out / 'settings.json').read_text())
+    files = ['model.npz', 'snapshot.npz']
+    qm9_model.start_folder(tmp_path, settings, files)
+    assert (tmp_path / 'model.npz').exists()
+    qm9_model.start_folder(tmp_path, dict(settings, unit_num=9), files)
+    assert not (tmp_path / 'model.npz').exists() and not (tmp_path / 'snapshot.npz').exists()
+
+
+def test_all_targets_dense(tmp_path):
+    text = run('train_qm9.py', '--dense', '--out', tmp_path, *QUICK)
+    assert 'U0 ' in text and 'cal/(mol K)' in text
+    assert numpy.isfinite(arrays(tmp_path / 'model.npz')['predictor/mlp/l_out/W']).all()
+
+
+# Data of the user's own
+
+def test_broken_molecules_are_counted_and_listed(tmp_path):
+    path = tmp_path / 'mine.csv'
+    smiles = ['CCO', 'C1CC', 'CC', '', 'CCC', 'CCN', '[Og]', 'CCF', 'CCCC', 'C=C']
+    path.write_text('smiles,gap\n' + ''.join('%s,0.%d\n' % (s, i) for i, s in enumerate(smiles)))
+    text = run('train_qm9.py', '--data', path, '--label', 'gap', '--epoch', '1', '--out', tmp_path)
+    assert '10 molecules, 7 of them used' in text
+    assert '3 molecule(s) could not be used' in text
+    assert "mine.csv row 3: 'C1CC': RDKit cannot parse it" in text
+    assert "mine.csv row 8: '[Og]': atomic number 118" in text
+    failed = rows(tmp_path / 'failed.csv')
+    assert [row['row'] for row in failed] == ['mine.csv row %d' % i for i in (3, 5, 8)]
+
+
+@pytest.mark.parametrize('text, message', [
+    ('smiles,gap\nCC,1\n\nCCC,high\n', "mine.csv row 4: target gap is 'high', expected a finite"),
+    ('smiles,gap\nCC,nan\n', "mine.csv row 2: target gap is 'nan', expected a finite number"),
+    ('smiles,homo\nCC,1\n', 'has no column gap; expected the columns smiles, gap, found'),
+    ('SMILES,gap\nCC,1\n', 'has no column smiles'),
+    ('', 'cannot be read as CSV'),
+    ('smiles,gap\n', 'none of the 0 molecules can be used'),
+    ('smiles,gap\nC1,1\n', "none of the 1 molecules can be used, the first: mine.csv row 2: 'C1'"),
+    ('smiles,gap\nCC,1\n', 'leave a part of the split empty'),
+])
+def test_bad_files(qm9_data, tmp_path, text, message):
+    path = tmp_path / 'mine.csv'
+    path.write_text(text)
+    with pytest.raises(qm9_data.DataError) as error:
+        dataset, _, _ = qm9_data.load_qm9(str(path), 'gap', 'rsgcn', -1, str(tmp_path))
+        qm9_data.split_indices(len(dataset), 0.7, 0)
+    assert message in str(error.value)
+
+
+def test_errors_reach_the_user_without_a_traceback(tmp_path):
+    message = run('train_qm9.py', '--data', 'missing.csv', '--out', tmp_path, status=1)
+    assert message == 'error: data file not found: missing.csv\n'
+    message = run('predict_qm9.py', '--in-dir', tmp_path, status=1)
+    assert message.startswith('error: ') and 'is no output folder of train_qm9.py' in message
+    message = run('train_qm9.py', '--train-data-ratio', '1.5', status=2)
+    assert 'got 1.5, expected a number between 0 and 1' in message
+
+
+def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
+    folder = tmp_path / 'qm9pack'
+    (folder / 'data').mkdir(parents=True)
+    (folder / '__init__.py').write_text('raise ImportError("qm9pack must not be imported")\n')
+    columns = [column for _, column, _ in qm9_data.TARGETS.values()]
+    for part in (1, 2, 3):
+        (folder / 'data' / ('qm9_part%d.csv' % part)).write_text(
+            'Index,SMILES,%s\n%d,%s,%s\n' % (
+                ','.join(columns), part, 'C' * part, ','.join(str(i) for i in range(15))))
+    monkeypatch.syspath_prepend(tmp_path)
+    description, table = qm9_data.read_qm9('full', list(qm9_data.TARGETS))
+    assert "qm9pack's files" in description
+    assert table['smiles'].tolist() == ['C', 'CC', 'CCC']
+    assert table[list(qm9_data.TARGETS)].iloc[2].tolist() == list(range(15))
+
+
+def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, capsys):
+    path = tmp_path / 'qm9.csv'  # as upstream writes it
+    path.write_text(',SMILES1,SMILES2,gap\n0,CC,CC,0.5\n')
+    monkeypatch.setattr(qm9_data, 'qm9pack_files', lambda: [])
+    monkeypatch.setattr('chainer_chemistry.datasets.get_qm9_filepath', lambda: str(path))
+    description, table = qm9_data.read_qm9('full', ['gap'])
+    assert 'qm9pack is not installed' in capsys.readouterr().out
+    assert str(path) in description and table['gap'].tolist() == [0.5]
+
+
+# Prediction
+
+@pytest.mark.parametrize('dense', [[], ['--dense']])
+def test_prediction_repeats_the_test_error_of_the_training(trained, tmp_path, dense):
+    out, text = trained
+    line = [line for line in text.splitlines() if line.startswith('alpha ')][0]
+    printed = run('predict_qm9.py', '--in-dir', out, '--out', tmp_path / 'p.csv', *dense)
+    assert 'MAE of alpha: %s' % line.split()[1][:5] in printed
+    result = rows(tmp_path / 'p.csv')
+    errors = [abs(float(row['alpha predicted [bohr^3]']) - float(row['alpha true [bohr^3]']))
+              for row in result]
+    assert len(errors) == 30
+    assert numpy.mean(errors) == pytest.approx(float(line.split()[1]), rel=1e-4)
+
+
+def test_prediction_of_smiles_and_files(trained, tmp_path):
+    out, _ = trained
+    path = tmp_path / 'mine.csv'
+    path.write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\n')
+    text = run('predict_qm9.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv')
+    assert '1 molecule(s) could not be used' in text and '(1 molecules)' in text
+    from_file = rows(tmp_path / 'a.csv')
+    assert [row['smiles'] for row in from_file] == ['CCO', 'C1CC', 'OCC']
+    assert from_file[1]['alpha predicted [bohr^3]'] == ''
+    run('predict_qm9.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC', 'CC')
+    from_smiles = rows(tmp_path / 'b.csv')
+    assert list(from_smiles[0]) == ['smiles', 'alpha predicted [bohr^3]']
+    ethanol = {float(row['alpha predicted [bohr^3]'])
+               for row in (from_file[0], from_file[2], from_smiles[0])}
+    assert max(ethanol) == pytest.approx(min(ethanol), rel=1e-5)
+
+
+# The demo
+
+def test_demo(tmp_path):
+    text = run('demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2', cwd=tmp_path)
+    assert 'limit 1e-05: equal' in text
+    assert text.count('whole training step') == text.count('adjacency of a batch') >= 1
+    for name in ('learning_curve.png', 'fit.png'):
+        assert (tmp_path / 'result' / 'demo' / name).read_bytes().startswith(b'\x89PNG')
