@@ -76,31 +76,32 @@ def _columns(examples):
         if not isinstance(example, tuple):
             raise TypeError('batch[%d]: expected a tuple (atoms, adj, label...), got %s'
                             % (i, type(example).__name__))
-        if len(example) < 2 or len(example) != len(examples[0]):
-            raise ValueError('batch[%d]: expected a tuple (atoms, adj, label...) of %d elements, '
-                             'got %d' % (i, max(len(examples[0]), 2), len(example)))
+    n_columns = max(len(examples[0]), 2)
+    if set(map(len, examples)) != {n_columns}:
+        i, example = next((i, e) for i, e in enumerate(examples) if len(e) != n_columns)
+        raise ValueError('batch[%d]: expected a tuple (atoms, adj, label...) of %d elements, '
+                         'got %d' % (i, n_columns, len(example)))
     return list(zip(*examples))
 
 
 def _molecules(atoms, matrices, strip):
     """Check that atoms and adjacency agree, cut padding off, return sizes, atoms, matrices."""
-    atoms, matrices = list(atoms), list(matrices)
-    sizes = []
     for i, (ids, matrix) in enumerate(zip(atoms, matrices)):
         if not hasattr(ids, 'dtype') or not hasattr(matrix, 'shape'):
             raise TypeError('batch[%d]: expected arrays of atoms and adjacency, got %s and %s'
                             % (i, type(ids).__name__, type(matrix).__name__))
-        n = matrix.shape[-1]
-        if ids.shape[:1] != (n,) or ids.ndim != atoms[0].ndim:
+        shape = ids.shape
+        if shape[:1] != matrix.shape[-1:] or len(shape) != atoms[0].ndim:
             raise ValueError('batch[%d]: expected as many atoms as the adjacency has rows, got '
                              'atoms of shape %s and adjacency of shape %s'
-                             % (i, ids.shape, matrix.shape))
-        if strip and n and ids.ndim == 1 and ids[-1] == 0:
-            n = _used(to_host(ids), matrix)
-            ids, matrix = ids[:n], matrix[..., :n, :n]
-        atoms[i], matrices[i] = to_host(ids), matrix
-        sizes.append(n)
-    return sizes, atoms, matrices
+                             % (i, shape, matrix.shape))
+    atoms, matrices = [to_host(ids) for ids in atoms], list(matrices)
+    if strip and atoms[0].ndim == 1:
+        for i, ids in enumerate(atoms):
+            if ids.size and not ids[-1]:
+                n = _used(ids, matrices[i])
+                atoms[i], matrices[i] = ids[:n], matrices[i][..., :n, :n]
+    return list(map(len, atoms)), atoms, matrices
 
 
 def _used(ids, matrix):

@@ -111,11 +111,13 @@ def equal_blocks(row_offsets):
 
 def same_device(name, arrays):
     """Return the device that CuPy arrays among `arrays` share, or None where there are none."""
+    if not any(issubclass(kind, cuda.ndarray) for kind in set(map(type, arrays))):
+        return None
     devices = {backend.get_device_from_array(array)
                for array in arrays if isinstance(array, cuda.ndarray)}
     if len(devices) > 1:
         raise ValueError('%s: expected on one device, got %s' % (name, sorted(map(str, devices))))
-    return devices.pop() if devices else None
+    return devices.pop()
 
 
 def dense_matrices(matrices):
@@ -128,13 +130,13 @@ def dense_matrices(matrices):
         raise ValueError('matrices[0]: expected at least one relation, got shape %s'
                          % (first.shape,))
     lead = first.shape[:-2]
-    for i, matrix in enumerate(matrices):
-        shape = matrix.shape
-        if len(shape) < 2 or shape[-1] != shape[-2] or shape[:-2] != lead:
+    shapes = [matrix.shape for matrix in matrices]
+    for i, shape in enumerate(shapes):
+        if shape != lead + (shape[-1:] * 2):
             raise ValueError('matrices[%d]: expected shape %s as in matrices[0], got %s' % (
                 i, '(n, n)' if not lead else '(%d, n, n)' % n_relations, shape))
     dtype = numpy.result_type(*{matrix.dtype for matrix in matrices})
-    return n_relations, numpy.array([matrix.shape[-1] for matrix in matrices]), _value_dtype(dtype)
+    return n_relations, numpy.array([shape[-1] for shape in shapes]), _value_dtype(dtype)
 
 
 def sparse_matrices(matrices):
