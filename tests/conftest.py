@@ -13,15 +13,16 @@ def xp(request, monkeypatch):
     """numpy, and cupy with every new array full of NaN; the latter is skipped without a GPU."""
     if request.param == 'numpy':
         return numpy
-    if not cuda.available:
-        pytest.skip('no GPU: CuPy is not installed or finds no device')
     poisoned(monkeypatch, cuda.cupy)
     return cuda.cupy
 
 
 def pytest_collection_modifyitems(items):
-    """Skip tests that are marked gpu as a whole where there is none."""
+    """Skip tests that are marked gpu where there is none, multi_gpu where there is but one."""
+    n_gpus = cuda.cupy.cuda.runtime.getDeviceCount() if cuda.available else 0
     for item in items:
-        if item.get_closest_marker('gpu') and not cuda.available:
+        if item.get_closest_marker('gpu') and not n_gpus:
             item.add_marker(pytest.mark.skip(
                 reason='no GPU: CuPy is not installed or finds no device'))
+        elif item.get_closest_marker('multi_gpu') and n_gpus < 2:
+            item.add_marker(pytest.mark.skip(reason='needs two GPUs, found %d' % n_gpus))

@@ -111,6 +111,17 @@ def test_parallel_updater(tmp_path):
     assert any((before[name] != value).any() for name, value in parameters(model).items())
 
 
+@pytest.mark.multi_gpu
+def test_parallel_updater_on_two_gpus(tmp_path):
+    model = regressor('@numpy')
+    before = parameters(model)
+    updater = training.updaters.ParallelUpdater(
+        chainer.iterators.SerialIterator(EXAMPLES, 6), chainer.optimizers.Adam().setup(model),
+        devices={'main': '@cupy:0', 'second': '@cupy:1'}, converter=concat_mols)
+    training.Trainer(updater, (1, 'epoch'), out=str(tmp_path)).run()
+    assert any((before[name] != value).any() for name, value in parameters(model).items())
+
+
 def test_predict_does_not_depend_on_batches(device):
     model = regressor(device)
     inputs = [example[:2] for example in EXAMPLES]

@@ -142,6 +142,19 @@ def test_random_batches(sizes, n_channels, n_relations, symmetric, seed, dtype, 
     assert_close(backend.bspmm(adj, x, trans=trans), reference.bspmm(adj, x, trans=trans), dtype)
 
 
+@pytest.mark.multi_gpu
+def test_runs_on_the_device_of_its_arrays():
+    rng = numpy.random.RandomState(0)
+    adj = BATCHES['many'].astype('f').to_device('@cupy:1')
+    with cuda.get_device_from_id(1):
+        x = features(rng, cuda.cupy, adj.n_cols, 8, 'float32')
+    with cuda.get_device_from_id(0):  # another one is current
+        y = backend.bspmm(adj, x)
+        assert cuda.Device().id == 0
+    assert y.device.id == 1
+    assert_close(y, reference.bspmm(adj, x), 'float32')
+
+
 # --- gradients ---
 
 GRADIENT_BATCHES = ['empty graphs first, between, last', 'symmetric', 'symmetric ones',
