@@ -155,6 +155,29 @@ def test_runs_on_the_device_of_its_arrays():
     assert_close(y, reference.bspmm(adj, x), 'float32')
 
 
+@pytest.mark.gpu
+def test_more_elements_than_32_bits_count():
+    """The last rows lie past element 2**31 of x and y."""
+    n, n_channels = 2 ** 21 + 7, 1024
+    cupy = cuda.cupy
+    if cupy.cuda.runtime.memGetInfo()[0] < 20 * 2 ** 30:
+        pytest.skip('needs 20 GB of GPU memory')
+    offsets = cupy.array([0, n], 'i')
+    # Row i holds column n - 1 - i: every product crosses from one end to the other.
+    adj = BatchedCSR(cupy.arange(n + 1, dtype='i'), cupy.arange(n - 1, -1, -1, dtype='i'), offsets)
+    x = cupy.broadcast_to(cupy.arange(n, dtype='i')[:, None] % 1000, (n, n_channels)).astype('e')
+    y = backend.bspmm(adj, x)
+    assert y.size > 2 ** 31
+    for rows in (slice(0, 5), slice(n - 5, n)):
+        assert (y[rows] == x[::-1][rows]).all()
+    w = backend.bsddmm(adj, y[:, :1024], x)
+    expected = 1024. * (x[::-1, 0].astype('d') ** 2)
+    assert cupy.allclose(w[expected < 6e4].astype('d'), expected[expected < 6e4], rtol=1e-3)
+    top = backend.segment_max(y, offsets)
+    assert (top == 999).all()
+    assert (backend.segment_broadcast(top, offsets, n)[-3:] == 999).all()
+
+
 # --- gradients ---
 
 GRADIENT_BATCHES = ['empty graphs first, between, last', 'symmetric', 'symmetric ones',
