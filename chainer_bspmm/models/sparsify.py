@@ -64,26 +64,30 @@ def _prepare(link, path, twins):
                for module in [base.__module__ for base in kind.__mro__]):
             raise ValueError('model%s: expected one of the supported %s, got %s'
                              % (path, _supported(), _full_name(link)))
-        for name, child in _children(link):
-            _prepare(child, '%s.%s' % (path, name), twins)
+        for child in link.children():
+            _prepare(child, '%s.%s' % (path, child.name), twins)
 
 
 def _swap(parent, twins):
-    for name, child in _children(parent):
-        if child not in twins:
-            if type(child) not in SWAPS.values():
-                _swap(child, twins)
-        elif isinstance(parent, chainer.ChainList):
-            parent[int(name)] = twins[child]
-        else:
+    """Put the twins in place of the links, wherever an attribute or element refers to one."""
+    for child in parent.children():
+        if child not in twins and type(child) not in SWAPS.values():
+            _swap(child, twins)
+    if isinstance(parent, chainer.ChainList):
+        for i, child in enumerate(parent):
+            if child in twins:
+                parent[i] = twins[child]
+        return
+    for name, value in list(vars(parent).items()):
+        if not isinstance(value, chainer.Link) or value not in twins:
+            continue
+        if name in parent._children:
             # A registered child cannot be assigned over; deleted first, it keeps name and path.
             delattr(parent, name)
             with parent.init_scope():
-                setattr(parent, name, twins[child])
-
-
-def _children(link):
-    return [(child.name, child) for child in link.children()]
+                setattr(parent, name, twins[value])
+        else:
+            setattr(parent, name, twins[value])
 
 
 def _supported():

@@ -136,6 +136,25 @@ def test_shared_model_stays_shared():
     assert type(model[0].graph_conv) is RSGCN and model[0].graph_conv is model[1].graph_conv
 
 
+def test_every_reference_to_the_model_is_swapped():
+    class Own(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            model = rsgcn()
+            with self.init_scope():
+                self.first = model
+                self.second = model
+            self.alias = model
+
+    own = sparsify(Own())
+    assert type(own.first) is RSGCN and own.first is own.second is own.alias
+    assert {name.split('/')[1] for name, _ in own.namedparams()} <= {'first', 'second'}
+    layers = sparsify(chainer.Sequential(
+        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu))
+    assert type(layers[1]) is RSGCN
+    assert layers(*concat_mols(EXAMPLES)).shape == (3, 4)
+
+
 def test_update_link_in_a_chain_of_ones_own():
     class Own(chainer.Chain):
         def __init__(self):
