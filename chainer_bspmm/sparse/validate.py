@@ -102,11 +102,11 @@ def _starts(name, starts, total, meaning):
                          % (name, total, meaning, starts[-1]))
 
 
-def equal_blocks(row_offsets):
-    rows = numpy.diff(row_offsets)
-    if rows.size and (rows != rows[0]).any():
-        raise ValueError("row_offsets: layout='padded' expects equally many rows for every graph, "
-                         'got between %d and %d' % (rows.min(), rows.max()))
+def equal_blocks(name, offsets):
+    sizes = numpy.diff(offsets)
+    if sizes.size and (sizes != sizes[0]).any():
+        raise ValueError("%s: layout='padded' expects blocks of one size, got %d to %d"
+                         % (name, sizes.min(), sizes.max()))
 
 
 def same_device(name, arrays):

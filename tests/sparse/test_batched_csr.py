@@ -129,6 +129,9 @@ def test_transpose(xp, name):
     adj = batch_on(name, xp, 'float32')
     transposed = adj.T
     assert transposed.T is adj and adj.T is transposed
+    for side in (adj, transposed):
+        for most, offsets in ((side.max_rows, side.row_offsets), (side.max_cols, side.col_offsets)):
+            assert most == numpy.diff(cuda.to_cpu(offsets)).max(initial=0)
     assert transposed.xp is xp and transposed.shape == adj.shape[::-1]
     a, b = adj.to_scipy(), transposed.to_scipy()
     numpy.testing.assert_array_equal(a.toarray().T, b.toarray())
@@ -154,8 +157,8 @@ def test_to_device_and_back(xp, name):
     back = moved.to_device(-1)
     for attribute in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'):
         numpy.testing.assert_array_equal(getattr(back, attribute), getattr(adj, attribute))
-    for attribute in ('n_graphs', 'max_rows', 'max_nnz', 'layout', 'n_relations', 'is_symmetric',
-                      'max_atom_id', 'nbytes'):
+    for attribute in ('n_graphs', 'max_rows', 'max_cols', 'max_nnz', 'layout', 'n_relations',
+                      'is_symmetric', 'max_atom_id', 'nbytes'):
         assert getattr(moved, attribute) == getattr(adj, attribute)
 
 
@@ -228,7 +231,9 @@ def raw(xp=numpy, data=None, **changes):
     ({'row_offsets': []}, 'row_offsets: expected at least one entry'),
     ({'col_offsets': [0, 3]}, r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
     ({'col_offsets': [0, 4, 3]}, 'col_offsets: expected not to decrease'),
-    ({'layout': 'padded'}, 'row_offsets: .*expects equally many rows .* between 1 and 2'),
+    ({'layout': 'padded'}, 'row_offsets: .*expects blocks of one size, got 1 to 2'),
+    ({'layout': 'padded', 'indptr': [0, 2, 4], 'row_offsets': [0, 1, 2], 'col_offsets': [0, 2, 3],
+      'indices': [0, 1, 2, 2]}, 'col_offsets: .*expects blocks of one size, got 1 to 2'),
     ({'layout': 'ragged'}, "layout: expected one of 'packed', 'padded', got 'ragged'"),
     ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
     ({'data': numpy.ones(3)}, 'data: expected one value for each of the 4 indices, got 3'),
