@@ -34,22 +34,23 @@ extern "C" __global__ void segment_reduce(
     const long long segment = (long long)blockIdx.x * blockDim.y + threadIdx.y;
     if (segment >= n_segments) return;
     const int begin = offsets[segment];
-    const int end = offsets[segment + 1];
+    const int count = offsets[segment + 1] - begin;
 
     for (int c = blockIdx.y * blockDim.x + threadIdx.x; c < n_vectors; c += gridDim.y * blockDim.x) {
         Real total[VECTOR] = {};
-        for (int i = begin; i < end; i += AHEAD) {
+        long long i = begin;
+        for (int left = count; left > 0; left -= AHEAD, i += AHEAD) {
             Vector loaded[AHEAD];
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u)
-                if (i + u < end) loaded[u] = x[(long long)(i + u) * n_vectors + c];
+                if (u < left) loaded[u] = x[(i + u) * n_vectors + c];
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u)
-                if (i + u < end)
+                if (u < left)
 #pragma unroll
                     for (int e = 0; e < VECTOR; ++e) {
                         const Real value = widen(loaded[u].element[e]);
-                        if (i + u == begin)
+                        if (u == 0 && left == count)
                             total[e] = value;
                         else
                             take(total[e], value);

@@ -3,6 +3,7 @@ import numpy
 import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
 from chainer.backends import cuda
 
 from tests.support import poisoned
@@ -17,6 +18,12 @@ def xp(request, monkeypatch):
     return cuda.cupy
 
 
+@pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])
+def device(request):
+    """A Chainer device of either kind."""
+    return chainer.get_device('@numpy' if request.param == 'numpy' else '@cupy:0')
+
+
 def pytest_collection_modifyitems(items):
     """Skip tests that are marked gpu where there is none, multi_gpu where there is but one."""
     n_gpus = cuda.cupy.cuda.runtime.getDeviceCount() if cuda.available else 0
@@ -24,5 +31,5 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker('gpu') and not n_gpus:
             item.add_marker(pytest.mark.skip(
                 reason='no GPU: CuPy is not installed or finds no device'))
-        elif item.get_closest_marker('multi_gpu') and n_gpus < 2:
-            item.add_marker(pytest.mark.skip(reason='needs two GPUs, found %d' % n_gpus))
+        elif item.get_closest_marker('multi_gpu') and n_gpus == 1:
+            item.add_marker(pytest.mark.skip(reason='needs two GPUs, found one'))

@@ -28,11 +28,6 @@ from tests.support import relative_error
 EXAMPLES = molecules([5, 9, 3, 7, 1, 12, 4, 8] * 3)
 
 
-@pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])
-def device(request):
-    return chainer.get_device('@numpy' if request.param == 'numpy' else '@cupy:0')
-
-
 def regressor(device, seed=0, **options):
     numpy.random.seed(seed)
     model = Regressor(sparsify(set_up_predictor(
@@ -111,6 +106,7 @@ def test_parallel_updater(tmp_path):
     assert any((before[name] != value).any() for name, value in parameters(model).items())
 
 
+@pytest.mark.gpu
 @pytest.mark.multi_gpu
 def test_parallel_updater_on_two_gpus(tmp_path):
     model = regressor('@numpy')

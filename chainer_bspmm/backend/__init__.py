@@ -3,11 +3,15 @@
 Every function takes arrays that lie on the device of the matrix, launches on that device's current
 stream, does not synchronise, and returns new C-contiguous arrays.
 """
-import numpy
+from chainer.backends import cuda
 
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gpu
+
+
+def _module(x):
+    return gpu if isinstance(x, cuda.ndarray) else cpu
 
 
 def bspmm(adj, x, data=None, residual=None, trans=False):
@@ -24,8 +28,7 @@ def bspmm(adj, x, data=None, residual=None, trans=False):
         array: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``, of x's dtype.
     """
     check.bspmm(adj, x, data, residual, trans)
-    module = cpu if type(x) is numpy.ndarray else gpu
-    return module.bspmm(adj, x, data, residual, trans)
+    return _module(x).bspmm(adj, x, data, residual, trans)
 
 
 def bsddmm(adj, u, v):
@@ -40,8 +43,7 @@ def bsddmm(adj, u, v):
         array: (nnz,), of u's dtype.
     """
     check.bsddmm(adj, u, v)
-    module = cpu if type(u) is numpy.ndarray else gpu
-    return module.bsddmm(adj, u, v)
+    return _module(u).bsddmm(adj, u, v)
 
 
 def segment_sum(x, offsets):
@@ -55,7 +57,7 @@ def segment_sum(x, offsets):
         array: (n_segments, n_B), of x's dtype.
     """
     check.segments(x, offsets)
-    return (cpu if type(x) is numpy.ndarray else gpu).segment_sum(x, offsets)
+    return _module(x).segment_sum(x, offsets)
 
 
 def segment_max(x, offsets):
@@ -64,7 +66,7 @@ def segment_max(x, offsets):
     An empty segment gives 0; NaN propagates.
     """
     check.segments(x, offsets)
-    return (cpu if type(x) is numpy.ndarray else gpu).segment_max(x, offsets)
+    return _module(x).segment_max(x, offsets)
 
 
 def segment_broadcast(y, offsets, n_rows):
@@ -79,4 +81,4 @@ def segment_broadcast(y, offsets, n_rows):
         array: (n_rows, n_B), of y's dtype.
     """
     check.broadcast(y, offsets)
-    return (cpu if type(y) is numpy.ndarray else gpu).segment_broadcast(y, offsets, n_rows)
+    return _module(y).segment_broadcast(y, offsets, n_rows)

@@ -30,6 +30,7 @@ def _modules_in_place(**modules):
 
 @contextlib.contextmanager
 def _attributes_in_place(owner, attributes):
+    attributes = {name: value for name, value in attributes.items() if name not in vars(owner)}
     for name, value in attributes.items():
         setattr(owner, name, value)
     try:

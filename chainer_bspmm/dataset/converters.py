@@ -53,6 +53,7 @@ class CSRConverter(chainer.dataset.Converter):
         flat = numpy.concatenate(atoms)
         if flat.dtype.kind in 'iu':
             max_atom_id = int(flat.max(initial=0))
+            validate.fits_int32('atom ids', max_atom_id)
             if flat.min(initial=0) < 0:
                 graph = int(numpy.searchsorted(numpy.cumsum(sizes), flat.argmin(), side='right'))
                 raise ValueError('batch[%d][0]: expected atom ids of at least 0, got %d'
@@ -90,15 +91,20 @@ def _molecules(atoms, matrices, strip):
         if not hasattr(ids, 'dtype') or not hasattr(matrix, 'shape'):
             raise TypeError('batch[%d]: expected arrays of atoms and adjacency, got %s and %s'
                             % (i, type(ids).__name__, type(matrix).__name__))
-        shape = ids.shape
-        if shape[:1] != matrix.shape[-1:] or len(shape) != atoms[0].ndim:
-            raise ValueError('batch[%d]: expected as many atoms as the adjacency has rows, got '
-                             'atoms of shape %s and adjacency of shape %s'
-                             % (i, shape, matrix.shape))
+        if matrix.shape[-2:] != ids.shape[:1] * 2:
+            raise ValueError('batch[%d]: expected a row and a column of the adjacency for each '
+                             'atom, got atoms of shape %s and adjacency of shape %s'
+                             % (i, ids.shape, matrix.shape))
+    kinds = {('id' if ids.dtype.kind in 'iu' else ids.dtype.kind, ids.ndim) for ids in atoms}
+    if kinds != {('id', 1)} and kinds != {('f', 2)}:
+        raise ValueError('batch: expected (n,) integer atom ids, or (n, channels) floating '
+                         'features, throughout, got %s' % ', '.join(sorted(
+                             {'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms})))
     atoms, matrices = [to_host(ids) for ids in atoms], list(matrices)
     if strip and atoms[0].ndim == 1:
         for i, ids in enumerate(atoms):
             if ids.size and not ids[-1]:
+                matrices[i] = to_host(matrices[i])
                 n = _used(ids, matrices[i])
                 atoms[i], matrices[i] = ids[:n], matrices[i][..., :n, :n]
     return list(map(len, atoms)), atoms, matrices
@@ -127,9 +133,10 @@ def _stack(i, column):
         stacked = numpy.array([to_host(label) for label in column])
     except ValueError:
         stacked = None
-    if stacked is None or stacked.dtype == object:
-        raise ValueError('batch[...][%d]: expected labels of one shape, got shapes %s'
-                         % (i, sorted({numpy.shape(label) for label in column})))
+    if stacked is None or stacked.dtype.kind not in 'biuf':
+        raise ValueError('batch[...][%d]: expected labels of one shape, got %s' % (
+            i, ', '.join(sorted({'%s %s' % (getattr(label, 'dtype', type(label).__name__),
+                                            numpy.shape(to_host(label))) for label in column}))))
     return stacked
 
 

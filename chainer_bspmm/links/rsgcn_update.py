@@ -3,6 +3,7 @@ import chainer
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
+from chainer_bspmm.links.twin import take_over
 
 
 class RSGCNUpdate(chainer.Chain):
@@ -29,8 +30,7 @@ class RSGCNUpdate(chainer.Chain):
         self = cls.__new__(cls)
         chainer.Chain.__init__(self)
         self._assemble(link.graph_linear, link.in_channels, link.out_channels)
-        self.to_device(link.device)
-        return self
+        return take_over(self, link)
 
     def _assemble(self, graph_linear, in_channels, out_channels):
         with self.init_scope():

@@ -10,6 +10,7 @@ from chainer_chemistry.links.readout.general_readout import GeneralReadout as De
 from chainer_bspmm.backend.check import adjacency
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.links.twin import take_over
 
 
 class RSGCN(chainer.Chain):
@@ -64,8 +65,7 @@ class RSGCN(chainer.Chain):
             embed=model.embed, gconvs=[RSGCNUpdate.from_dense(link) for link in model.gconvs],
             bnorms=model.bnorms, readout=GeneralReadout(readout.mode, readout.activation),
             dropout_ratio=model.dropout_ratio)
-        self.to_device(model.device)
-        return self
+        return take_over(self, model)
 
     def _assemble(self, embed, gconvs, bnorms, readout, dropout_ratio):
         with self.init_scope():
@@ -117,15 +117,20 @@ def embed_atoms(embed, atom_array, adj):
     the array itself, which synchronises if it lies on a device.
     """
     adjacency(adj)
+    if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
+        raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
     lead = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
     is_ids = atom_array.dtype.kind in 'iu'
     if atom_array.shape[:len(lead)] != lead or atom_array.ndim != len(lead) + (not is_ids):
         raise ValueError('atom_array: expected shape %s%s to go with %r, got %s' % (
             lead, ' ids, or features of one more dimension', adj, atom_array.shape))
     flat = atom_array.reshape((adj.n_rows,) + atom_array.shape[len(lead):])
+    n_atom_types, n_channels = embed.W.shape
     if not is_ids:
+        if flat.shape[1] != n_channels:
+            raise ValueError('atom_array: expected features of %d channels, got shape %s'
+                             % (n_channels, atom_array.shape))
         return chainer.as_variable(flat)
-    n_atom_types = embed.W.shape[0]
     largest, smallest = adj.max_atom_id, 0
     if largest is None and flat.size:
         array = cuda.to_cpu(flat.array if isinstance(flat, chainer.Variable) else flat)

@@ -54,7 +54,9 @@ class BatchedCSR:
 
     def __init__(self, indptr, indices, row_offsets, data=None, col_offsets=None, n_relations=1,
                  layout='packed', max_atom_id=None):
-        n_relations = validate.relation_count(n_relations)
+        n_relations = validate.count('n_relations', n_relations, 1)
+        if max_atom_id is not None:
+            max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
         validate.one_of('layout', layout, LAYOUTS)
         arrays = {'indptr': indptr, 'indices': indices, 'row_offsets': row_offsets}
         if col_offsets is not None:
@@ -63,13 +65,15 @@ class BatchedCSR:
         if col_offsets is None:
             validate.fits_int32('nodes times relations', (host['indptr'].size - 1) * n_relations)
             host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
-        validate.blocks(host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'])
+        validate.blocks(host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'],
+                        n_relations)
         if layout == 'padded':
             validate.equal_blocks('row_offsets', host['row_offsets'])
             validate.equal_blocks('col_offsets', host['col_offsets'])
         host = {name: array.astype(numpy.int32) for name, array in host.items()}
-        self._set(data=None if data is None else cuda.to_cpu(data), n_relations=n_relations,
-                  layout=layout, max_atom_id=max_atom_id, is_symmetric=None, **host)
+        data = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
+        self._set(data=data, n_relations=n_relations, layout=layout,
+                  max_atom_id=max_atom_id, is_symmetric=None, **host)
         if device.xp is not numpy:
             self._move(device)
 
@@ -220,7 +224,8 @@ class BatchedCSR:
         """The transposed matrix, built once on the device that holds this one, deterministically.
 
         A symmetric matrix is its own transpose. For edge values from outside see
-        :attr:`transpose_order`.
+        :attr:`transpose_order`. The transpose does not refer back, or the two would hold each
+        other's device memory until Python looks for cycles.
         """
         if self.is_symmetric:
             return self
@@ -235,7 +240,6 @@ class BatchedCSR:
             new.max_rows, new.max_cols = self.max_cols, self.max_rows
             # Rows of the transpose are (node, relation) pairs; its columns carry no relations.
             new.n_relations = 1
-            new._transpose = self
             self._transpose, self._transpose_order = new, order
         return self._transpose
 
@@ -246,9 +250,8 @@ class BatchedCSR:
             if self.is_symmetric:
                 self._transpose_order = build.transpose(
                     self.xp, self.indptr, self.indices, self.n_cols)[2]
-            elif self.T._transpose_order is not None:
-                # This is the transpose of another matrix: invert that one's order.
-                self._transpose_order = build.invert(self.xp, self.T._transpose_order)
+            else:
+                self.T  # NOQA: B018  (building it notes the order)
         return self._transpose_order
 
     def to_device(self, device):
@@ -275,14 +278,17 @@ class BatchedCSR:
             dtype: float16, float32 or float64.
 
         Returns:
-            BatchedCSR: this very object where nothing changes (implicit ones have no dtype).
+            BatchedCSR: this very object where nothing changes (implicit ones have no dtype); the
+            same one again for the same dtype.
         """
         dtype = validate.float_dtype('dtype', dtype)
         if self.data is None or self.data.dtype == dtype:
             return self
-        new = self._copy()
-        new.data = self.data.astype(dtype)
-        return new
+        key = 'astype', dtype
+        if key not in self._cache:  # a model asks in every forward pass
+            self._cache[key] = self._copy()
+            self._cache[key].data = self.data.astype(dtype)
+        return self._cache[key]
 
     def entry_rows(self):
         """Return the row of every entry, (nnz,) int32, on the matrix's device."""
@@ -295,7 +301,7 @@ class BatchedCSR:
         """
         indptr, indices = cuda.to_cpu(self.indptr), cuda.to_cpu(self.indices)
         data = numpy.ones(self.nnz, 'f') if self.data is None else cuda.to_cpu(self.data)
-        return scipy.sparse.csr_matrix((data, indices, indptr), shape=self.shape)
+        return scipy.sparse.csr_matrix((data, indices, indptr), shape=self.shape, copy=True)
 
     def to_dense(self):
         """Return the matrices as one zero-padded array, on this device.

@@ -40,13 +40,6 @@ def transpose(xp, indptr, indices, n_cols):
     return starts, entry_rows(xp, indptr, nnz)[order], order
 
 
-def invert(xp, order):
-    """Return the inverse of a permutation, (nnz,) int32."""
-    inverse = xp.empty_like(order)
-    inverse[order] = xp.arange(order.size, dtype=order.dtype)
-    return inverse
-
-
 def from_matrices(matrices, layout):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
     if not matrices:

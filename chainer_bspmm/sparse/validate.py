@@ -15,10 +15,10 @@ def one_of(name, value, allowed):
                          % (name, ', '.join(map(repr, allowed)), value))
 
 
-def fits_int32(what, count):
-    if count > INT32_MAX:
-        raise ValueError('%s: expected at most 2**31 - 1 = %d in one batch, got %d; '
-                         'use smaller batches' % (what, INT32_MAX, count))
+def fits_int32(what, number):
+    if number > INT32_MAX:
+        raise ValueError('%s: expected at most 2**31 - 1 = %d in one batch, got %d'
+                         % (what, INT32_MAX, number))
 
 
 def float_dtype(name, dtype):
@@ -28,12 +28,12 @@ def float_dtype(name, dtype):
     return dtype
 
 
-def relation_count(n_relations):
-    if not isinstance(n_relations, (int, numpy.integer)) or isinstance(n_relations, bool):
-        raise TypeError('n_relations: expected an int, got %r' % (n_relations,))
-    if n_relations < 1:
-        raise ValueError('n_relations: expected at least 1, got %d' % n_relations)
-    return int(n_relations)
+def count(name, value, least):
+    if not isinstance(value, (int, numpy.integer)) or isinstance(value, bool):
+        raise TypeError('%s: expected an int, got %r' % (name, value))
+    if value < least:
+        raise ValueError('%s: expected at least %d, got %d' % (name, least, value))
+    return int(value)
 
 
 def host_integers(arrays, data):
@@ -62,7 +62,7 @@ def host_integers(arrays, data):
     return {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}, device
 
 
-def blocks(indptr, indices, row_offsets, col_offsets):
+def blocks(indptr, indices, row_offsets, col_offsets, n_relations):
     """Check that the arrays describe a block-diagonal CSR matrix."""
     n_rows = indptr.size - 1
     if n_rows < 0:
@@ -73,6 +73,9 @@ def blocks(indptr, indices, row_offsets, col_offsets):
                          'got %d' % (row_offsets.size, col_offsets.size))
     fits_int32('col_offsets', int(col_offsets[-1]))
     _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
+    if (col_offsets % n_relations).any():
+        raise ValueError('col_offsets: expected multiples of n_relations = %d, got %d'
+                         % (n_relations, col_offsets[(col_offsets % n_relations).argmax()]))
     _starts('indptr', indptr, indices.size, 'non-zeros, len(indices)')
     graph_nnz = numpy.diff(indptr[row_offsets])
     low = numpy.repeat(col_offsets[:-1], graph_nnz)

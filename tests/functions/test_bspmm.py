@@ -99,6 +99,13 @@ def test_input_that_is_not_contiguous(xp, layout):
                          reference.bspmm(adj, x, values, x, trans), 'float32')
 
 
+def test_subclass_of_ndarray(tmp_path):
+    adj = BATCHES['one graph'].astype('f')
+    x = numpy.memmap(tmp_path / 'x', 'f', 'w+', shape=(5, 2))
+    x[...] = numpy.arange(10).reshape(5, 2)
+    assert_close(bspmm(adj, x).array, reference.bspmm(adj, x), 'float32')
+
+
 def test_inputs_are_left_alone(xp):
     rng = numpy.random.RandomState(0)
     adj = batch_on('many', xp, 'float32')
@@ -142,6 +149,7 @@ def test_random_batches(sizes, n_channels, n_relations, symmetric, seed, dtype, 
     assert_close(backend.bspmm(adj, x, trans=trans), reference.bspmm(adj, x, trans=trans), dtype)
 
 
+@pytest.mark.gpu
 @pytest.mark.multi_gpu
 def test_runs_on_the_device_of_its_arrays():
     rng = numpy.random.RandomState(0)

@@ -112,12 +112,12 @@ def broadcast(device):
 
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'indices[k + u] :', 'indices[k] :'),
-    (product, 'y[at] = result', 'if (begin < end) y[at] = result'),
+    (product, 'y[at] = result', 'if (count > 0) y[at] = result'),
     (product, 'c < n_vectors;', 'c < n_vectors - 1;'),
     (sampled, 'step = LANES / 2', 'step = LANES / 4'),
     (sampled, 'c = threadIdx.x;', 'c = 0;'),
     (maximum, '|| value != value', ''),
-    (maximum, 'if (i + u == begin)', 'if (false)'),
+    (maximum, 'if (u == 0 && left == count)', 'if (false)'),
     (broadcast, 'offsets[middle + 1] <= row', 'offsets[middle + 1] < row'),
 ])
 def test_wrong_result_is_noticed(make_device, calculate, old, new):
@@ -136,7 +136,7 @@ def test_row_too_many_is_noticed(make_device, calculate, old, sanitizer, report)
 
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'x[(long long)column[u]', 'x[1 + (long long)column[u]'),
-    (product, 'k + u < end ? widen(data[k + u])', 'true ? widen(data[k + u])'),
+    (product, 'u < left ? widen(data[k + u])', 'true ? widen(data[k + u])'),
     (sampled, 'k < indptr[row + 1]', 'k <= indptr[row + 1]'),
     (broadcast, 'low < n_segments ?', 'true ?'),
 ])

@@ -8,13 +8,10 @@ import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import GeneralReadout as DenseReadout
-from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
 from chainer_chemistry.models import RSGCN as DenseRSGCN
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.links import GeneralReadout
-from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.models import RSGCN
 from chainer_bspmm.models import sparsify
 from chainer_bspmm.sparse import BatchedCSR
@@ -110,11 +107,6 @@ def assert_parity(actual, dense, truth):
     for name in truth:
         bound = max(1e-5, 3 * relative_error(dense[name], truth[name]))
         assert relative_error(actual[name], truth[name]) <= bound, name
-
-
-@pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])
-def device(request):
-    return chainer.get_device('@numpy' if request.param == 'numpy' else '@cupy:0')
 
 
 @pytest.mark.parametrize('name', [name for name in OPTIONS if 'batch norm' not in name])
@@ -316,31 +308,6 @@ def test_half_precision(device, dtype):
     assert all(p.grad is not None and p.grad.dtype == p.dtype for p in model.params())
 
 
-# --- links on their own ---
-
-@pytest.mark.parametrize('in_channels', [None, 6])
-def test_update_link(device, in_channels):
-    rng = numpy.random.RandomState(0)
-    h = rng.uniform(size=(2, 5, 6)).astype('f')
-    adj = numpy.stack([molecule(rng, 5)[1] for _ in range(2)])
-    dense = DenseRSGCNUpdate(in_channels, 4)
-    expected = dense(h, adj).array
-    link = RSGCNUpdate.from_dense(dense)
-    link.to_device(device)
-    for layout, features in (('padded', h), ('packed', h.reshape(10, 6))):
-        batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
-        y = cuda.to_cpu(link(device.send(features), batch).array)
-        assert relative_error(y.reshape(2, 5, 4), expected) < 1e-5
-    fresh = RSGCNUpdate(in_channels, 4)
-    assert fresh(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj))).shape == (10, 4)
-
-
-def test_readout_modes():
-    message = "mode: expected one of 'sum', 'max', 'summax', got 'mean'"
-    with pytest.raises(ValueError, match=message):
-        GeneralReadout('mean')
-
-
 # --- what is refused ---
 
 def test_atom_id_outside_of_the_embedding(monkeypatch):
@@ -359,7 +326,14 @@ def test_atom_id_outside_of_the_embedding(monkeypatch):
         model(numpy.array([0, -1], 'i'), unknown)
 
 
+def test_atoms_that_are_no_array():
+    adj = BatchedCSR.from_matrices([numpy.ones((2, 2))])
+    with pytest.raises(TypeError, match='atom_array: expected an array, got list'):
+        RSGCN(3)([6, 6], adj)
+
+
 @pytest.mark.parametrize('atoms, layout, message', [
+    (numpy.zeros((4, 5), 'f'), 'packed', r'atom_array: expected features of 32 channels, .* 5'),
     (numpy.zeros(3, 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(3,\)'),
     (numpy.zeros((2, 2), 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(2, 2\)'),
     (numpy.zeros(4, 'i'), 'padded', r'atom_array: expected shape \(2, 2\) .* got \(4,\)'),

@@ -124,6 +124,29 @@ def test_bare_model_is_new_and_shares_its_links():
     assert (model.embed.W.array != before).any()
 
 
+def test_hooks_of_the_replaced_links_go_on():
+    class Count(chainer.LinkHook):
+        name = 'Count'
+        calls = 0
+
+        def forward_postprocess(self, args):
+            self.calls += 1
+
+    hook = Count()
+    predictor = GraphConvPredictor(rsgcn())
+    predictor.graph_conv.add_hook(hook)
+    predictor.graph_conv.gconvs[1].add_hook(hook)
+    sparsify(predictor)(*concat_mols(EXAMPLES)[:2])
+    assert hook.calls == 2
+
+
+def test_parameters_of_ones_own_are_not_lost_in_silence():
+    dense = rsgcn()
+    dense.add_param('temperature', (1,), initializer=1)
+    with pytest.raises(ValueError, match='expected the parameters of RSGCN alone, .*temperature'):
+        sparsify(GraphConvPredictor(dense))
+
+
 def test_model_that_was_never_called():
     model = Regressor(set_up_predictor('rsgcn', 6, 2, 3))
     sparsify(model)(*concat_mols(EXAMPLES))

@@ -128,7 +128,10 @@ def test_symmetry_is_found():
 def test_transpose(xp, name):
     adj = batch_on(name, xp, 'float32')
     transposed = adj.T
-    assert transposed.T is adj and adj.T is transposed
+    assert adj.T is transposed and transposed.n_relations == (
+        adj.n_relations if transposed is adj else 1)
+    assert (transposed.max_rows, transposed.max_cols) == (adj.max_cols, adj.max_rows)
+    numpy.testing.assert_array_equal(transposed.T.to_scipy().toarray(), adj.to_scipy().toarray())
     for side in (adj, transposed):
         for most, offsets in ((side.max_rows, side.row_offsets), (side.max_cols, side.col_offsets)):
             assert most == numpy.diff(cuda.to_cpu(offsets)).max(initial=0)
@@ -139,9 +142,8 @@ def test_transpose(xp, name):
     assert order.dtype == numpy.int32
     numpy.testing.assert_array_equal(numpy.sort(order), numpy.arange(adj.nnz))
     numpy.testing.assert_array_equal(a.data[order], b.data)
-    if not adj.is_symmetric:
-        back = cuda.to_cpu(transposed.transpose_order)
-        numpy.testing.assert_array_equal(b.data[back], a.data)
+    back = cuda.to_cpu(transposed.transpose_order)
+    numpy.testing.assert_array_equal(b.data[back], transposed.T.to_scipy().data)
     fresh = batch_on(name, xp, 'float32')
     for attribute in ('indptr', 'indices'):
         numpy.testing.assert_array_equal(cuda.to_cpu(getattr(fresh.T, attribute)),
@@ -167,6 +169,7 @@ def test_astype():
     half = adj.astype('float16')
     assert half.dtype == numpy.float16 and adj.dtype == numpy.float64
     assert half.T.dtype == numpy.float16 and adj.astype(float) is adj
+    assert adj.astype('float16') is half  # and with it its cached transpose
     with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
         adj.astype('int32')
 
@@ -177,6 +180,16 @@ def test_repr_and_bytes(xp):
     assert repr(adj) == ('<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, '
                          'float32 on %s>' % device_of(xp))
     assert adj.nbytes == 4 * (4 + 3 + 3 + 3 + 3)
+
+
+def test_nothing_is_shared_with_the_arrays_given_or_returned():
+    data = numpy.array([1., 2., 2., 1.])
+    adj = BatchedCSR(numpy.array([0, 2, 4]), numpy.array([0, 1, 0, 1]), numpy.array([0, 2]), data)
+    expected = adj.to_dense()
+    data[1] = 9
+    adj.to_scipy().data[:] = 7
+    adj.to_scipy().indices[:] = 0
+    numpy.testing.assert_array_equal(adj.to_dense(), expected)
 
 
 def test_pickle():
@@ -236,6 +249,10 @@ def raw(xp=numpy, data=None, **changes):
       'indices': [0, 1, 2, 2]}, 'col_offsets: .*expects blocks of one size, got 1 to 2'),
     ({'layout': 'ragged'}, "layout: expected one of 'packed', 'padded', got 'ragged'"),
     ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
+    ({'n_relations': 2, 'col_offsets': [0, 3, 6]},
+     'col_offsets: expected multiples of n_relations = 2, got 3'),
+    ({'col_offsets': [0, 2, 3 * 10 ** 9]}, r'col_offsets: expected at most 2\*\*31 - 1'),
+    ({'max_atom_id': -1}, 'max_atom_id: expected at least 0, got -1'),
     ({'data': numpy.ones(3)}, 'data: expected one value for each of the 4 indices, got 3'),
     ({'indptr': numpy.zeros((2, 2), int)}, r'indptr: expected 1 dimension, got shape \(2, 2\)'),
 ])
@@ -249,6 +266,7 @@ def test_bad_raw_values(changes, message):
     ({'indices': 'abc'}, 'indices: expected a NumPy or CuPy array, got str'),
     ({'data': numpy.ones(4, int)}, 'data: expected float16, float32 or float64, got int64'),
     ({'n_relations': 1.5}, 'n_relations: expected an int, got 1.5'),
+    ({'max_atom_id': 'x'}, "max_atom_id: expected an int, got 'x'"),
 ])
 def test_bad_raw_types(changes, message):
     with pytest.raises(TypeError, match=message):

@@ -1,0 +1,28 @@
+"""The update link alone, against Chainer Chemistry's."""
+import numpy
+import pytest
+
+from chainer.backends import cuda
+from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
+
+from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.sparse import BatchedCSR
+from tests.models.test_rsgcn import molecule
+from tests.support import relative_error
+
+
+@pytest.mark.parametrize('in_channels', [None, 6])
+def test_update_link(device, in_channels):
+    rng = numpy.random.RandomState(0)
+    h = rng.uniform(size=(2, 5, 6)).astype('f')
+    adj = numpy.stack([molecule(rng, 5)[1] for _ in range(2)])
+    dense = DenseRSGCNUpdate(in_channels, 4)
+    expected = dense(h, adj).array
+    link = RSGCNUpdate.from_dense(dense)
+    link.to_device(device)
+    for layout, features in (('padded', h), ('packed', h.reshape(10, 6))):
+        batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
+        y = cuda.to_cpu(link(device.send(features), batch).array)
+        assert relative_error(y.reshape(2, 5, 4), expected) < 1e-5
+    fresh = RSGCNUpdate(in_channels, 4)
+    assert fresh(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj))).shape == (10, 4)
