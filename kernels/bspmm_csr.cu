@@ -33,24 +33,24 @@ extern "C" __global__ void bspmm_csr(
     const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= n_rows) return;
     const int begin = indptr[row];
-    const int count = indptr[row + 1] - begin;
+    const int end = indptr[row + 1];
 
     for (int c = blockIdx.y * blockDim.x + threadIdx.x; c < n_vectors; c += gridDim.y * blockDim.x) {
         Real sum[VECTOR] = {};
-        unsigned k = begin;  // unsigned: it may pass 2^31 after the last entry
-        for (int left = count; left > 0; left -= AHEAD, k += AHEAD) {
+        // k stops at end: a step past it could overflow where the batch is as large as allowed.
+        for (int k = begin; k < end; k = end - k > AHEAD ? k + AHEAD : end) {
             int column[AHEAD];
             Real value[AHEAD];
             Vector gathered[AHEAD];
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
-                column[u] = u < left ? indices[k + u] : -1;
+                column[u] = u < end - k ? indices[k + u] : -1;
 #if WEIGHTS == 0
                 value[u] = 1;
 #elif WEIGHTS == 1
-                value[u] = u < left ? widen(data[k + u]) : Real(0);
+                value[u] = u < end - k ? widen(data[k + u]) : Real(0);
 #else
-                value[u] = u < left ? widen(data[order[k + u]]) : Real(0);
+                value[u] = u < end - k ? widen(data[order[k + u]]) : Real(0);
 #endif
             }
 #pragma unroll

@@ -112,7 +112,7 @@ def broadcast(device):
 
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'indices[k + u] :', 'indices[k] :'),
-    (product, 'y[at] = result', 'if (count > 0) y[at] = result'),
+    (product, 'y[at] = result', 'if (begin < end) y[at] = result'),
     (product, 'c < n_vectors;', 'c < n_vectors - 1;'),
     (sampled, 'step = LANES / 2', 'step = LANES / 4'),
     (sampled, 'c = threadIdx.x;', 'c = 0;'),
@@ -136,7 +136,7 @@ def test_row_too_many_is_noticed(make_device, calculate, old, sanitizer, report)
 
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'x[(long long)column[u]', 'x[1 + (long long)column[u]'),
-    (product, 'u < left ? widen(data[k + u])', 'true ? widen(data[k + u])'),
+    (product, 'u < end - k ? widen(data[k + u])', 'true ? widen(data[k + u])'),
     (sampled, 'k < indptr[row + 1]', 'k <= indptr[row + 1]'),
     (broadcast, 'low < n_segments ?', 'true ?'),
 ])
