@@ -32,6 +32,11 @@ def vector_width(n_channels, itemsize, address_bits):
     return width
 
 
+def bspmm_algorithm(adj):
+    """Return the name of the algorithm that ``'auto'`` means for a batch."""
+    return 'vector'
+
+
 @functools.lru_cache(maxsize=4096)
 def row_launch(n_rows, n_channels, width):
     """Plan a thread per (row, vector) of a feature matrix: the grid of bspmm and broadcast.
