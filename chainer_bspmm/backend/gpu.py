@@ -3,6 +3,8 @@
 A call launches on the current stream, does not synchronise and copies nothing to the device. Inputs
 that are not C-contiguous are copied first.
 """
+import functools
+
 import numpy
 
 from chainer.backends import cuda
@@ -60,8 +62,37 @@ def _vector(adj, x, data, residual, trans):
     return y
 
 
+def _swa(adj, x, data, residual, trans, blocked=None):
+    """A sub-warp per row, sums in shared memory, kernels/bspmm_swa.cu."""
+    side = adj.T if trans else adj
+    n_rows, n_channels = side.n_rows, x.shape[-1]
+    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
+    if y.size:
+        launch = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
+        weights, order = DATA, NULL
+        if data is None:
+            data = side.data
+        elif trans:
+            weights, order = ORDERED, adj.transpose_order
+        if data is None:
+            weights, data = ONES, NULL
+        kernel = kernels.load(x.data.device_id, 'bspmm_swa', x.dtype.char,
+                              launch.defines + (('WEIGHTS', weights),))
+        kernel(launch.grid, launch.block, (
+            side.row_offsets, side.indptr, side.indices, data, order, x,
+            NULL if residual is None else residual, y, numpy.int32(side.n_graphs),
+            numpy.int32(side.max_rows), numpy.int32(n_channels), numpy.int32(launch.width)),
+            launch.shared_bytes)
+    return y
+
+
 # name -> function(adj, x, data, residual, trans) that returns (n_rows, n_B); arrays C-contiguous.
-ALGORITHMS = {'vector': _vector}
+ALGORITHMS = {
+    'vector': _vector,
+    'swa': _swa,
+    'swa_rows': functools.partial(_swa, blocked=False),
+    'swa_blocked': functools.partial(_swa, blocked=True),
+}
 
 
 def bsddmm(adj, u, v):

@@ -66,7 +66,8 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
 
     Raises:
         TypeError: ``adj`` is no BatchedCSR, or a dtype does not fit.
-        ValueError: a shape, a device or the algorithm does not fit. Both are raised before anything is launched.
+        ValueError: a shape, a device or the algorithm does not fit. Both are raised before
+            anything is launched.
 
     Note:
         Deterministic; does not synchronise. Arrays that are not C-contiguous are copied. On a GPU
@@ -75,6 +76,8 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
     Source:
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
+        ``'swa'``: their CSR kernel as written, ``'swa_rows'`` and ``'swa_blocked'`` its two forms
+        (c) and (d) of figure 5 whatever the width; ``kernels/bspmm_swa.cu`` names deviations.
 
     Example:
         >>> import numpy

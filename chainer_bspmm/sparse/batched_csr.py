@@ -44,7 +44,7 @@ class BatchedCSR:
     Attributes:
         indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floating).
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
-        max_rows, max_nnz (int): rows and entries of the largest graph.
+        max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
         is_symmetric (bool): whether the matrix was found equal to its transpose.
         layout, max_atom_id: as given.
 
@@ -88,6 +88,7 @@ class BatchedCSR:
         self.n_cols = int(col_offsets[-1])
         self.nnz = indices.size
         self.max_rows = int(numpy.diff(row_offsets).max(initial=0))
+        self.max_cols = int(numpy.diff(col_offsets).max(initial=0))
         self.max_nnz = int(numpy.diff(indptr[row_offsets]).max(initial=0))
         self._forget()
         if is_symmetric is None:
@@ -230,7 +231,7 @@ class BatchedCSR:
             new.data = None if self.data is None else self.data[order]
             new.row_offsets, new.col_offsets = self.col_offsets, self.row_offsets
             new.n_rows, new.n_cols = self.n_cols, self.n_rows
-            new.max_rows = self.max_rows * self.n_relations
+            new.max_rows, new.max_cols = self.max_cols, self.max_rows
             # Rows of the transpose are (node, relation) pairs; its columns carry no relations.
             new.n_relations = 1
             new._transpose = self
@@ -304,7 +305,7 @@ class BatchedCSR:
         """
         n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
         row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)
-        max_cols = int(numpy.diff(col_offsets).max(initial=0)) // n_relations
+        max_cols = self.max_cols // n_relations
         rows = cuda.to_cpu(self.entry_rows())
         graph = numpy.searchsorted(row_offsets, rows, side='right') - 1
         column = cuda.to_cpu(self.indices) - col_offsets[graph]

@@ -11,6 +11,7 @@ from chainer_bspmm.backend import kernels
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 CONSTANTS = {
     'bspmm_csr': [('WEIGHTS', weights) for weights in (0, 1, 2)],
+    'bspmm_swa': [('SUBWARP', lanes) for lanes in (1, 2, 4, 8, 16, 32)],
     'bsddmm_csr': [('LANES', lanes) for lanes in (1, 2, 4, 8, 16, 32)],
     'segment_reduce': [('OPERATION', 'SUM'), ('OPERATION', 'MAX'), ('OPERATION', 'MAX')],
     'segment_broadcast': [],

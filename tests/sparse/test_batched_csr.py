@@ -129,6 +129,9 @@ def test_transpose(xp, name):
     adj = batch_on(name, xp, 'float32')
     transposed = adj.T
     assert transposed.T is adj and adj.T is transposed
+    for side in (adj, transposed):
+        for most, offsets in ((side.max_rows, side.row_offsets), (side.max_cols, side.col_offsets)):
+            assert most == numpy.diff(cuda.to_cpu(offsets)).max(initial=0)
     assert transposed.xp is xp and transposed.shape == adj.shape[::-1]
     a, b = adj.to_scipy(), transposed.to_scipy()
     numpy.testing.assert_array_equal(a.toarray().T, b.toarray())
@@ -154,8 +157,8 @@ def test_to_device_and_back(xp, name):
     back = moved.to_device(-1)
     for attribute in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'):
         numpy.testing.assert_array_equal(getattr(back, attribute), getattr(adj, attribute))
-    for attribute in ('n_graphs', 'max_rows', 'max_nnz', 'layout', 'n_relations', 'is_symmetric',
-                      'max_atom_id', 'nbytes'):
+    for attribute in ('n_graphs', 'max_rows', 'max_cols', 'max_nnz', 'layout', 'n_relations',
+                      'is_symmetric', 'max_atom_id', 'nbytes'):
         assert getattr(moved, attribute) == getattr(adj, attribute)
 
 
