@@ -14,7 +14,7 @@ def _module(x):
     return gpu if isinstance(x, cuda.ndarray) else cpu
 
 
-def bspmm(adj, x, data=None, residual=None, trans=False):
+def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
     Args:
@@ -23,12 +23,18 @@ def bspmm(adj, x, data=None, residual=None, trans=False):
         data (array or None): (nnz,) values of the entries in place of ``adj.data``.
         residual (array or None): of the result's shape, added to the product.
         trans (bool): multiply by the transposed matrix; ``data`` keeps the order of ``adj``.
+        algorithm (str): ``'auto'``, or on a GPU a name from ``gpu.ALGORITHMS``.
 
     Returns:
         array: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``, of x's dtype.
     """
     check.bspmm(adj, x, data, residual, trans)
-    return _module(x).bspmm(adj, x, data, residual, trans)
+    if not isinstance(x, cuda.ndarray):
+        check.one_of('algorithm on a CPU', algorithm, ('auto',))
+        return cpu.bspmm(adj, x, data, residual, trans)
+    if algorithm != 'auto':
+        check.one_of('algorithm', algorithm, gpu.ALGORITHMS)
+    return gpu.bspmm(adj, x, data, residual, trans, algorithm)
 
 
 def bsddmm(adj, u, v):

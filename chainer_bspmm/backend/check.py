@@ -10,6 +10,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import FLOATS
+from chainer_bspmm.sparse.validate import one_of  # NOQA: F401
 
 
 def bspmm(adj, x, data, residual, trans):

@@ -3,6 +3,8 @@
 A call launches on the current stream, does not synchronise and copies nothing to the device. Inputs
 that are not C-contiguous are copied first.
 """
+import functools
+
 import numpy
 
 from chainer.backends import cuda
@@ -16,39 +18,81 @@ ONES, DATA, ORDERED = 0, 1, 2
 NULL = numpy.uintp(0)
 
 
-def bspmm(adj, x, data, residual, trans):
+def bspmm(adj, x, data, residual, trans, algorithm='auto'):
+    if algorithm == 'auto':
+        algorithm = policy.bspmm_algorithm(adj)
+    shape = check.result_shape(adj, adj.n_cols if trans else adj.n_rows, x)
+    with _Device(x):
+        y = ALGORITHMS[algorithm](adj, _contiguous(x), _contiguous(data), _contiguous(residual),
+                                  trans)
+    return y if len(shape) == 2 else y.reshape(shape)
+
+
+def _contiguous(array):
+    if array is None or array.flags.c_contiguous:
+        return array
+    return cuda.cupy.ascontiguousarray(array)
+
+
+def _vector(adj, x, data, residual, trans):
+    """A thread per vector of a row, kernels/bspmm_csr.cu."""
     side = adj.T if trans else adj
     n_rows, n_channels = side.n_rows, x.shape[-1]
-    shape = check.result_shape(adj, n_rows, x)
-    with _Device(x):
-        xp = cuda.cupy
-        if not x.flags.c_contiguous:
-            x = xp.ascontiguousarray(x)
-        y = xp.empty((n_rows, n_channels), x.dtype)
-        if y.size:
-            bits = x.data.ptr | y.data.ptr
-            if residual is None:
-                residual = NULL
-            else:
-                residual = xp.ascontiguousarray(residual)
-                bits |= residual.data.ptr
-            weights, order = DATA, NULL
-            if data is None:
-                data = side.data
-            elif trans:
-                weights, order = ORDERED, adj.transpose_order
-            if data is None:
-                weights, data = ONES, NULL
-            elif not data.flags.c_contiguous:
-                data = xp.ascontiguousarray(data)
-            width = policy.vector_width(n_channels, x.itemsize, bits)
-            launch = policy.row_launch(n_rows, n_channels, width)
-            kernel = kernels.load(x.data.device_id, 'bspmm_csr', x.dtype.char,
-                                  launch.defines + (('WEIGHTS', weights),))
-            kernel(launch.grid, launch.block, (
-                side.indptr, side.indices, data, order, x, residual, y,
-                numpy.int32(n_rows), numpy.int32(launch.n_vectors)))
-    return y if len(shape) == 2 else y.reshape(shape)
+    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
+    if y.size:
+        bits = x.data.ptr | y.data.ptr
+        if residual is None:
+            residual = NULL
+        else:
+            bits |= residual.data.ptr
+        weights, order = DATA, NULL
+        if data is None:
+            data = side.data
+        elif trans:
+            weights, order = ORDERED, adj.transpose_order
+        if data is None:
+            weights, data = ONES, NULL
+        width = policy.vector_width(n_channels, x.itemsize, bits)
+        launch = policy.row_launch(n_rows, n_channels, width)
+        kernel = kernels.load(x.data.device_id, 'bspmm_csr', x.dtype.char,
+                              launch.defines + (('WEIGHTS', weights),))
+        kernel(launch.grid, launch.block, (
+            side.indptr, side.indices, data, order, x, residual, y,
+            numpy.int32(n_rows), numpy.int32(launch.n_vectors)))
+    return y
+
+
+def _swa(adj, x, data, residual, trans, blocked=None):
+    """A sub-warp per row, sums in shared memory, kernels/bspmm_swa.cu."""
+    side = adj.T if trans else adj
+    n_rows, n_channels = side.n_rows, x.shape[-1]
+    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
+    if y.size:
+        launch = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
+        weights, order = DATA, NULL
+        if data is None:
+            data = side.data
+        elif trans:
+            weights, order = ORDERED, adj.transpose_order
+        if data is None:
+            weights, data = ONES, NULL
+        kernel = kernels.load(x.data.device_id, 'bspmm_swa', x.dtype.char,
+                              launch.defines + (('WEIGHTS', weights),))
+        kernel(launch.grid, launch.block, (
+            side.row_offsets, side.indptr, side.indices, data, order, x,
+            NULL if residual is None else residual, y, numpy.int32(side.n_graphs),
+            numpy.int32(side.max_rows), numpy.int32(n_channels), numpy.int32(launch.width)),
+            launch.shared_bytes)
+    return y
+
+
+# name -> function(adj, x, data, residual, trans) that returns (n_rows, n_B); arrays C-contiguous.
+ALGORITHMS = {
+    'vector': _vector,
+    'swa': _swa,
+    'swa_rows': functools.partial(_swa, blocked=False),
+    'swa_blocked': functools.partial(_swa, blocked=True),
+}
 
 
 def bsddmm(adj, u, v):

@@ -14,6 +14,7 @@ BLOCK = 128  # threads; large enough for full occupancy, small enough for batche
 WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
+SHARED_BUDGET = 32 * 1024  # bytes a block, of the papers' algorithms
 
 
 def vector_width(n_channels, itemsize, address_bits):
@@ -30,6 +31,11 @@ def vector_width(n_channels, itemsize, address_bits):
     while width > 1 and (n_channels % width or address_bits % (width * itemsize)):
         width //= 2
     return width
+
+
+def bspmm_algorithm(adj):
+    """Return the name of the algorithm that ``'auto'`` means for a batch."""
+    return 'vector'
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,3 +70,71 @@ def dot_launch(n_rows, n_channels, width):
     rows = BLOCK // lanes
     return Launch((('VECTOR', width), ('LANES', lanes)), (-(-n_rows // rows), 1, 1),
                   (lanes, rows, 1), n_vectors)
+
+
+# As Launch; width: columns of the result that a block owns; shared_bytes: dynamic shared memory.
+SWALaunch = collections.namedtuple('SWALaunch', 'defines grid block width shared_bytes')
+
+
+def sub_warp(n_channels):
+    """Return how many lanes share a row or an entry: 32, or the least power of two >= n_B <= 16.
+
+    Source: Nagasaka et al., section 4.1.
+    """
+    lanes = 1
+    while lanes < min(n_channels, WARP):
+        lanes *= 2
+    return lanes
+
+
+def swa_shared_bytes(width, lanes, itemsize):
+    """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums.
+
+    Args:
+        width (int): columns of the result that a block owns.
+        lanes (int): subWarp.
+        itemsize (int): bytes an element of the matrices; float16 is summed in float32.
+    """
+    return BLOCK // lanes * width * max(itemsize, 4)
+
+
+@functools.lru_cache(maxsize=4096)
+def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
+    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
+
+    Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
+    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`.
+
+    Args:
+        n_graphs, max_rows, n_channels (int): batch, max(m_A) and n_B, all positive.
+        itemsize (int): bytes an element.
+        blocked (bool or None): force (d), with two partitions at least, or (c); None: (c) where
+            it fits, else (d).
+
+    Raises:
+        ValueError: (c) is forced and does not fit, or the grid is larger than CUDA allows.
+
+    Source:
+        Nagasaka et al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
+    """
+    lanes = sub_warp(n_channels)
+    partitions, width = 1, n_channels
+    shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+    if blocked is False and shared_bytes > SHARED_BUDGET:
+        raise ValueError(
+            'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory a '
+            'block, got n_B = %d, which takes %d; swa_blocked splits the columns'
+            % (SHARED_BUDGET, n_channels, shared_bytes))
+    while shared_bytes > SHARED_BUDGET or blocked and partitions == 1:
+        partitions *= 2
+        width = -(-n_channels // partitions)
+        shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+    sub_warps = n_graphs * max_rows
+    if sub_warps >= 2 ** 31 or partitions > MAX_GRID_Y:
+        raise ValueError(
+            'algorithm: swa expects fewer than 2**31 sub-warps, graphs times rows of the largest, '
+            'and at most %d partitions; got %d x %d and %d'
+            % (MAX_GRID_Y, n_graphs, max_rows, partitions))
+    return SWALaunch((('VECTOR', 1), ('SUBWARP', lanes)),
+                     (-(-sub_warps * lanes // BLOCK), partitions, 1), (BLOCK, 1, 1), width,
+                     shared_bytes)

@@ -10,11 +10,12 @@ class BatchedSpMM(function_node.FunctionNode):
     `trans` makes op(A) the transpose, with edge values still in the order of A.
     """
 
-    def __init__(self, adj, has_data, has_residual, trans=False):
+    def __init__(self, adj, has_data, has_residual, trans=False, algorithm='auto'):
         self._adj = adj
         self._has_data = has_data
         self._has_residual = has_residual
         self._trans = trans
+        self._algorithm = algorithm
 
     def forward(self, inputs):
         x = inputs[0]
@@ -22,7 +23,7 @@ class BatchedSpMM(function_node.FunctionNode):
         residual = inputs[-1] if self._has_residual else None
         # The product is linear in x: only the gradients that involve edge values need the inputs.
         self.retain_inputs((0, 1) if self._has_data else ())
-        return backend.bspmm(self._adj, x, data, residual, self._trans),
+        return backend.bspmm(self._adj, x, data, residual, self._trans, self._algorithm),
 
     def backward(self, indexes, grad_outputs):
         from chainer_bspmm.functions.bsddmm import BatchedSDDMM
@@ -31,7 +32,8 @@ class BatchedSpMM(function_node.FunctionNode):
         gradients = []
         for index in indexes:
             if index == 0:
-                node = BatchedSpMM(self._adj, self._has_data, False, not self._trans)
+                node = BatchedSpMM(self._adj, self._has_data, False, not self._trans,
+                                   self._algorithm)
                 gradients += node.apply((gy, data) if self._has_data else (gy,))
             elif index == 1 and self._has_data:
                 pair = (x, gy) if self._trans else (gy, x)
@@ -41,7 +43,7 @@ class BatchedSpMM(function_node.FunctionNode):
         return tuple(gradients)
 
 
-def bspmm(adj, x, data=None, residual=None):
+def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
     """Multiply every graph's sparse matrix by its block of dense rows, in one launch.
 
     ``y[i, c] = sum_k value[k] * x[column[k], c] (+ residual[i, c])`` over the entries k of row i.
@@ -55,6 +57,8 @@ def bspmm(adj, x, data=None, residual=None):
         data (Variable or array or None): (nnz,) edge values of x's dtype, used in place of
             ``adj.data``, in the order of ``adj.indices``. NaN propagates as in a dense product.
         residual (Variable or array or None): added to the product; of its shape and dtype.
+        algorithm (str): ``'auto'``, or the name of one of ``backend.gpu.ALGORITHMS``, which runs
+            forward and backward; for tests and benchmarks.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
@@ -62,7 +66,8 @@ def bspmm(adj, x, data=None, residual=None):
 
     Raises:
         TypeError: ``adj`` is no BatchedCSR, or a dtype does not fit.
-        ValueError: a shape or a device does not fit. Both are raised before anything is launched.
+        ValueError: a shape, a device or the algorithm does not fit. Both are raised before
+            anything is launched.
 
     Note:
         Deterministic; does not synchronise. Arrays that are not C-contiguous are copied. On a GPU
@@ -71,6 +76,8 @@ def bspmm(adj, x, data=None, residual=None):
     Source:
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
+        ``'swa'``: their CSR kernel as written, ``'swa_rows'`` and ``'swa_blocked'`` its two forms
+        (c) and (d) of figure 5 whatever the width; ``kernels/bspmm_swa.cu`` names deviations.
 
     Example:
         >>> import numpy
@@ -87,4 +94,5 @@ def bspmm(adj, x, data=None, residual=None):
         inputs.append(data)
     if residual is not None:
         inputs.append(residual)
-    return BatchedSpMM(adj, data is not None, residual is not None).apply(inputs)[0]
+    node = BatchedSpMM(adj, data is not None, residual is not None, algorithm=algorithm)
+    return node.apply(inputs)[0]

@@ -54,3 +54,80 @@ def test_dot_launch(n_vectors):
     assert lanes >= min(n_vectors, 32)
     assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp
     assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
+
+
+# --- the papers' CSR kernels ---
+
+@pytest.mark.parametrize('n_channels', range(1, 41))
+def test_sub_warp(n_channels):
+    expected = 32 if n_channels > 16 else {
+        1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}.get(n_channels, 16)
+    assert policy.sub_warp(n_channels) == expected
+
+
+def test_sub_warp_of_wide_matrices():
+    assert {policy.sub_warp(n) for n in (64, 1024, 2 ** 31 - 1)} == {32}
+
+
+@pytest.mark.parametrize('n_channels, itemsize, expected', [
+    (1, 4, 128 * 1 * 4), (3, 4, 32 * 3 * 4), (16, 4, 8 * 16 * 4), (17, 4, 4 * 17 * 4),
+    (64, 2, 4 * 64 * 4), (64, 4, 4 * 64 * 4), (64, 8, 4 * 64 * 8)])
+def test_swa_shared_bytes(n_channels, itemsize, expected):
+    assert policy.swa_shared_bytes(n_channels, policy.sub_warp(n_channels), itemsize) == expected
+    assert policy.swa_launch(1, 1, n_channels, itemsize).shared_bytes == expected
+
+
+# Four rows a block: 32 KB are 2,048 columns of float32 sums, 1,024 of float64.
+@pytest.mark.parametrize('n_channels, itemsize, partitions, width, shared_bytes', [
+    (2047, 4, 1, 2047, 32752), (2048, 4, 1, 2048, 32768), (2049, 4, 2, 1025, 16400),
+    (4096, 4, 2, 2048, 32768), (4097, 4, 4, 1025, 16400), (8193, 4, 8, 1025, 16400),
+    (2048, 2, 1, 2048, 32768), (2049, 2, 2, 1025, 16400),
+    (1024, 8, 1, 1024, 32768), (1025, 8, 2, 513, 16416)])
+def test_swa_partitions_about_the_budget(n_channels, itemsize, partitions, width, shared_bytes):
+    launch = policy.swa_launch(10, 50, n_channels, itemsize)
+    assert (launch.grid[1], launch.width, launch.shared_bytes) == (partitions, width, shared_bytes)
+    if partitions > 1:
+        assert policy.swa_launch(10, 50, n_channels, itemsize, True) == launch
+        with pytest.raises(ValueError, match='algorithm: swa_rows .*32768.*n_B = %d' % n_channels):
+            policy.swa_launch(10, 50, n_channels, itemsize, False)
+    else:
+        assert policy.swa_launch(10, 50, n_channels, itemsize, False) == launch
+        forced = policy.swa_launch(10, 50, n_channels, itemsize, True)
+        assert forced.grid == (launch.grid[0], 2, 1) and forced.width == -(-n_channels // 2)
+
+
+@pytest.mark.parametrize('n_graphs, max_rows, n_channels, blocks', [
+    (50, 50, 64, 50 * 50 * 32 / 128), (100, 50, 512, 100 * 50 * 32 / 128),  # figures 6a, 6b
+    (100, 64, 8, 100 * 64 * 8 / 128), (3, 7, 1, 1), (1, 1, 1024, 1), (3, 43, 1, 2)])
+def test_swa_grid(n_graphs, max_rows, n_channels, blocks):
+    launch = policy.swa_launch(n_graphs, max_rows, n_channels, 4)
+    assert launch.block == (128, 1, 1)
+    assert launch.grid == (blocks, 1, 1)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(strategies.integers(1, 500), strategies.integers(1, 500),
+                  strategies.integers(1, 20000), strategies.sampled_from([2, 4, 8]),
+                  strategies.sampled_from([None, True]))
+def test_swa_launch_covers_everything_once(n_graphs, max_rows, n_channels, itemsize, blocked):
+    launch = policy.swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked)
+    blocks, partitions, _ = launch.grid
+    rows = launch.block[0] // dict(launch.defines)['SUBWARP']
+    assert (blocks - 1) * rows < n_graphs * max_rows <= blocks * rows
+    assert partitions * launch.width >= n_channels
+    assert launch.width == -(-n_channels // partitions)
+    assert launch.shared_bytes == rows * launch.width * max(itemsize, 4) <= 32 * 1024
+    # The fewest partitions that fit: half as many would not.
+    if partitions > (2 if blocked else 1):
+        assert rows * -(-n_channels // (partitions // 2)) * max(itemsize, 4) > 32 * 1024
+
+
+@pytest.mark.parametrize('n_graphs, max_rows, n_channels', [
+    (2 ** 16, 2 ** 15, 8), (1, 1, 2 ** 31 - 1)])
+def test_swa_grid_that_cuda_does_not_allow(n_graphs, max_rows, n_channels):
+    with pytest.raises(ValueError, match='algorithm: swa expects fewer than 2.*31 sub-warps'):
+        policy.swa_launch(n_graphs, max_rows, n_channels, 4)
+
+
+def test_swa_grid_just_allowed():
+    assert policy.swa_launch(2 ** 31 - 1, 1, 64, 4).grid[0] <= 2 ** 31 - 1

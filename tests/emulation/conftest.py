@@ -5,6 +5,22 @@ import pytest
 
 import cuda_on_cpu
 
+USAGE = pytest.StashKey()
+
+
+@pytest.fixture
+def nvcc_usage(request):
+    """List of (kernel, architecture, constants, registers, bytes of static shared memory)."""
+    return request.config.stash.setdefault(USAGE, [])
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    rows = config.stash.get(USAGE, [])
+    if rows:
+        terminalreporter.section('registers a thread, bytes of static shared memory (nvcc)')
+        for row in sorted(rows):
+            terminalreporter.write_line('%-18s %-7s %-45s %3d %5d' % row)
+
 
 @pytest.fixture(scope='session')
 def gxx():

@@ -34,11 +34,14 @@ struct Group {
     unsigned long long bits[2][32];
 };
 
+const unsigned char POISON = 0xFF;  // a NaN in every floating dtype, -1 as an integer
+
 struct Block {
-    std::mutex mutex;  // guards all of this
+    std::mutex mutex;  // guards all of this but `shared`
     unsigned alive = 0, waiting = 0;
     Group everyone;
     std::map<std::pair<unsigned, unsigned>, Group> lanes;  // by warp and mask
+    std::vector<unsigned char> shared = std::vector<unsigned char>(dynamic_shared_bytes, POISON);
 };
 
 Block *block;
@@ -95,7 +98,6 @@ struct Array {
 
 std::vector<Array> arrays;
 const std::size_t GUARD = 64;
-const unsigned char POISON = 0xFF;  // a NaN in every floating dtype, -1 as an integer
 
 void check_guard(const Array &array, const unsigned char *from, const char *side)
 {
@@ -113,6 +115,8 @@ void __syncthreads()
     std::unique_lock<std::mutex> lock(block->mutex);
     meet(block->everyone, lock);
 }
+
+void *dynamic_shared() { return block->shared.data(); }
 
 unsigned long long shuffle_down(unsigned mask, unsigned long long bits, unsigned delta, int width)
 {

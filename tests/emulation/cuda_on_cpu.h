@@ -14,8 +14,12 @@
 struct Dimensions { unsigned x, y, z; };
 inline thread_local Dimensions threadIdx, blockIdx;
 inline Dimensions blockDim, gridDim;
+inline unsigned dynamic_shared_bytes;
 
 void __syncthreads();
+
+// What `extern __shared__` names: the block's dynamic shared memory, as large as the launch says.
+void *dynamic_shared();
 
 // Return the bits that the lane `delta` further on brings to this call.
 unsigned long long shuffle_down(unsigned mask, unsigned long long bits, unsigned delta, int width);
@@ -40,12 +44,12 @@ struct Argument {
     template <typename T> operator T *() const { return static_cast<T *>(load(text)); }
 };
 
-// Run a kernel. argv: the program, grid and block (six numbers), then the kernel's arguments: an
-// integer as digits; null as "null"; an array as "SHIFT:FILE", see load().
+// Run a kernel. argv: the program, grid and block (six numbers), bytes of dynamic shared memory, then
+// the kernel's arguments: an integer as digits; null as "null"; an array as "SHIFT:FILE", see load().
 template <typename... Types> int launch(void (*kernel)(Types...), char **argv)
 {
     unsigned *const sizes[] = {&gridDim.x, &gridDim.y, &gridDim.z,
-                               &blockDim.x, &blockDim.y, &blockDim.z};
+                               &blockDim.x, &blockDim.y, &blockDim.z, &dynamic_shared_bytes};
     for (unsigned *size : sizes) *size = std::atoi(*++argv);
     struct Call {
         void (*kernel)(Types...);

@@ -1,0 +1,210 @@
+import numpy
+import pytest
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.backend import policy
+from tests import support
+
+import kernel_cases
+from cuda_on_cpu import MEMORY, RACES, KernelError
+from kernel_cases import CHANNELS, DTYPES
+from kernel_cases import assert_exact, batch, integers
+
+NAMES = ('swa', 'swa_rows', 'swa_blocked')
+
+
+def check(device, adj, dtype, n_channels, algorithm='swa', values='own', with_residual=False,
+          trans=False, shift=0):
+    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
+    x = device.put(integers((n_in, n_channels), dtype, seed=2), shift)
+    residual = data = None
+    if with_residual:
+        residual = device.put(integers((n_out, n_channels), dtype, seed=3))
+    if values == 'given':
+        data = integers(adj.nnz, dtype, seed=4)
+    elif values == 'ones':
+        adj = adj._copy()
+        adj.data = None
+    y = gpu.bspmm(adj, x, data, residual, trans, algorithm)
+    assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
+    return device.launched[-1] if device.launched else None
+
+
+@pytest.mark.parametrize('algorithm', NAMES)
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_channels(device, dtype, n_channels, algorithm):
+    check(device, batch('small', dtype), dtype, n_channels, algorithm)
+
+
+@pytest.mark.parametrize('n_channels, lanes', [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32)])
+def test_sub_warps(device, n_channels, lanes):
+    defines = check(device, batch('mixed', 'f'), 'f', n_channels, with_residual=True)
+    assert defines['SUBWARP'] == lanes
+
+
+@pytest.mark.parametrize('with_residual', [False, True])
+@pytest.mark.parametrize('values, trans, weights', [
+    ('ones', False, 0), ('ones', True, 0), ('own', True, 1), ('given', False, 1),
+    ('given', True, 2)])
+@pytest.mark.parametrize('dtype, n_channels', [('e', 8), ('f', 3)])
+def test_values(device, dtype, n_channels, values, trans, weights, with_residual):
+    defines = check(device, batch('relations', dtype), dtype, n_channels, 'swa', values,
+                    with_residual, trans)
+    assert defines['WEIGHTS'] == weights
+
+
+@pytest.mark.parametrize('algorithm', NAMES)
+@pytest.mark.parametrize('trans', [False, True])
+@pytest.mark.parametrize('name', kernel_cases.BATCHES)
+def test_batches(device, name, trans, algorithm):
+    check(device, batch(name, 'f'), 'f', 3, algorithm, 'given', True, trans)
+
+
+@pytest.mark.parametrize('trans', [False, True])
+@pytest.mark.parametrize('name', support.BATCHES)
+def test_batches_of_the_package_tests(device, name, trans):
+    # Width 2, because a block of the CPU takes as long as a thread of its own for each lane does.
+    check(device, support.BATCHES[name].astype('f'), 'f', 2, 'swa_blocked', 'given', True, trans)
+
+
+@pytest.mark.parametrize('dtype, n_channels, partitions', [
+    ('f', 2048, 1), ('f', 2049, 2), ('f', 4097, 4), ('e', 2049, 2), ('d', 1024, 1), ('d', 1025, 2)])
+def test_partitions_about_the_budget(device, dtype, n_channels, partitions):
+    adj = batch('small', dtype)
+    launch = policy.swa_launch(adj.n_graphs, adj.max_rows, n_channels, numpy.dtype(dtype).itemsize)
+    assert launch.grid[1] == partitions
+    check(device, adj, dtype, n_channels)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_input_that_is_aligned_to_an_element_only(device, dtype):
+    check(device, batch('small', dtype), dtype, 16, shift=numpy.dtype(dtype).itemsize)
+
+
+def test_three_dimensional_input(device):
+    adj = batch('padded', 'f')
+    x = device.put(integers((adj.n_graphs, adj.max_rows, 4), 'f'))
+    assert_exact(gpu.bspmm(adj, x, None, None, False, 'swa'), reference.bspmm(adj, x), 'f')
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_nan_reaches_its_rows_only(device, dtype):
+    adj = batch('mixed', dtype)
+    x = device.put(integers((adj.n_cols, 3), dtype))
+    x[10, 1] = numpy.nan
+    data = adj.data.copy()
+    data[2] = numpy.nan
+    y = gpu.bspmm(adj, x, data, None, False, 'swa')
+    assert 3 < numpy.isnan(y).sum() < y.size // 2
+    assert_exact(y, reference.bspmm(adj, x, data), dtype)
+
+
+def test_rows_beyond_the_last_graph_are_not_written(device):
+    adj = batch('small', 'f')._copy()
+    adj.n_rows += 3
+    x = device.put(integers((adj.n_cols, 4), 'f'))
+    y = gpu.bspmm(adj, x, None, None, False, 'swa')
+    assert numpy.isnan(y[-3:]).all() and not numpy.isnan(y[:-3]).any()
+
+
+@pytest.mark.parametrize('n_rows, n_channels', [(0, 3), (3, 0)])
+@pytest.mark.parametrize('algorithm', NAMES)
+def test_empty_result_launches_nothing(device, n_rows, n_channels, algorithm):
+    adj = BatchedCSR.from_matrices([numpy.ones((n_rows, n_rows), 'f')])
+    x = device.put(numpy.zeros((n_rows, n_channels), 'f'))
+    assert gpu.bspmm(adj, x, None, None, False, algorithm).shape == (n_rows, n_channels)
+    assert not device.launched
+
+
+def test_rows_that_do_not_fit(device):
+    adj = batch('small', 'd')
+    x = device.put(numpy.zeros((adj.n_cols, 1025)))
+    with pytest.raises(ValueError, match='^algorithm: swa_rows .* 32768 .* n_B = 1025'):
+        gpu.bspmm(adj, x, None, None, False, 'swa_rows')
+    assert not device.launched
+
+
+# --- faults planted in the kernel: that the means of these tests see them ---
+
+def product(device, algorithm='swa'):
+    # With nine columns 16 lanes share a row: 8 rows a block, of which the last block uses 5.
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 9), 'f', seed=2))
+    residual = device.put(integers((adj.n_rows, 9), 'f', seed=3))
+    return (gpu.bspmm(adj, x, None, residual, False, algorithm),
+            reference.bspmm(adj, x, residual=residual))
+
+
+@pytest.mark.parametrize('algorithm', NAMES)
+def test_no_races(make_device, algorithm):
+    result, expected = product(make_device(RACES), algorithm)
+    assert_exact(result, expected, 'f')
+
+
+@pytest.mark.parametrize('old, new', [
+    # A row's sums begin one element early, in those of the row before.
+    ('sum = output + sub_warp * width', 'sum = output + sub_warp * (width - 1)'),
+    # Lanes no longer own their columns: the writing out takes other ones than the adding did.
+    ('Real result = sum[j]', 'Real result = sum[columns - 1 - j]')])
+def test_sums_that_two_lanes_touch_without_a_barrier_are_a_race(make_device, old, new):
+    with pytest.raises(KernelError, match='data race'):
+        product(make_device(RACES, (old, new)))
+
+
+# Zeroed by lanes in another order, the sums need a barrier before the adding. The kernel itself has
+# none to remove; this is how it would be with one. No thread may return before it.
+ZEROING = 'for (unsigned j = lane; j < columns; j += SUBWARP) sum[%sj] = 0;'
+
+
+@pytest.fixture
+def full_graph():
+    """One graph that fills whole blocks: 8 rows of 16 lanes each."""
+    return BatchedCSR.from_matrices([integers((8, 8), 'f', seed=5)])
+
+
+@pytest.mark.parametrize('barrier, races', [(' __syncthreads();', False), ('', True)])
+def test_removed_barrier_is_found(make_device, full_graph, barrier, races):
+    device = make_device(RACES, (ZEROING % '', ZEROING % 'columns - 1 - ' + barrier))
+    if races:
+        with pytest.raises(KernelError, match='data race'):
+            check(device, full_graph, 'f', 16)
+    else:
+        check(device, full_graph, 'f', 16)
+
+
+@pytest.mark.parametrize('old, new, where', [
+    # An element too far in shared memory, zeroing and reading.
+    ('sum[j] = 0', 'sum[j + 1] = 0', 'heap-buffer-overflow'),
+    ('Real result = sum[j]', 'Real result = sum[j + 1]', 'heap-buffer-overflow'),
+    # The row after the last of the batch.
+    ('row >= row_offsets[graph + 1]', 'row > row_offsets[graph + 1]', 'poison|overflow'),
+    ('graph >= n_graphs', 'graph > n_graphs', 'poison|overflow'),
+    # The entry after a row's last, and the element after x's last.
+    ('k < end', 'k <= end', 'poison|overflow'),
+    ('widen(from[j])', 'widen(from[j + 1])', 'poison|overflow')])
+def test_access_outside_is_found(make_device, old, new, where):
+    # Of the 16 sub-warps of two blocks two have no row in the last graph and two have no graph.
+    adj = BatchedCSR.from_matrices([1 + abs(integers((n, n), 'f')) for n in (7, 5)])
+    with pytest.raises(KernelError, match='AddressSanitizer: .*(%s)' % where):
+        check(make_device(MEMORY, (old, new)), adj, 'f', 16)
+
+
+@pytest.mark.parametrize('old, new', [
+    (' sum[j] = 0;', ' ;'),  # shared memory starts as NaN
+    ('number % max_rows', '0'),
+    ('blockIdx.y * width', '0'),
+    ('* n_channels + first;\n        for', '* n_channels;\n        for'),
+    ('if (residual)', 'if (false)'),
+    ('j = lane; j < columns; j += SUBWARP) sum[j] +=',
+     'j = lane; j < columns; j += 2 * SUBWARP) sum[j] +=')])
+def test_wrong_result_is_noticed(make_device, old, new):
+    device = make_device(replace=(old, new))
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 80), 'f', seed=2))
+    residual = device.put(integers((adj.n_rows, 80), 'f', seed=3))
+    result = gpu.bspmm(adj, x, None, residual, False, 'swa_blocked')
+    expected = reference.bspmm(adj, x, residual=residual)
+    assert not numpy.array_equal(result, expected.astype('f'), equal_nan=True)

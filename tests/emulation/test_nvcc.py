@@ -1,0 +1,90 @@
+"""The kernels as NVIDIA's compiler sees them, for every architecture; no GPU is needed for that."""
+import functools
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from chainer_bspmm.backend import kernels
+
+# From Turing on: the generations that CuPy supports and this project names.
+ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
+# The widest and the narrowest vector of every storage dtype. The other constants take turns (MAX
+# is there twice, else it would meet narrow vectors only).
+STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
+CONSTANTS = {
+    'bspmm_csr': [(('WEIGHTS', weights),) for weights in (0, 1, 2)],
+    # From dtype to dtype, so that every one meets three of them.
+    'bspmm_swa': [(('SUBWARP', lanes), ('WEIGHTS', weights)) for lanes, weights in (
+        (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))],
+    'bsddmm_csr': [(('LANES', lanes),) for lanes in (1, 2, 4, 8, 16, 32)],
+    'segment_reduce': [(('OPERATION', name),) for name in ('SUM', 'MAX', 'MAX')],
+    'segment_broadcast': [()],
+}
+# Everything for sm_90; for each of the others a third of it, in turn, so that the whole file takes
+# half a minute.
+VARIANTS = [
+    (architecture, dtype, width)
+    for turn, architecture in enumerate(ARCHITECTURES) for i, (dtype, width) in enumerate(STORAGE)
+    if architecture == 'sm_90' or i % 3 == turn % 3]
+
+
+def defines_of(name, dtype, width):
+    constants = CONSTANTS[name]
+    return (('VECTOR', width), *constants[STORAGE.index((dtype, width)) % len(constants)])
+
+
+@functools.lru_cache(maxsize=None)
+def known_architectures():
+    return subprocess.run(['nvcc', '--list-gpu-code'], capture_output=True, text=True,
+                          check=True).stdout.split()
+
+
+def compiled(tmp_path, name, dtype, defines, architecture, *flags):
+    """Return what ptxas says of a kernel, or skip where the compiler is not there for it."""
+    if shutil.which('nvcc') is None:
+        pytest.skip('nvcc is not on the PATH')
+    if architecture not in known_architectures():
+        pytest.skip('this nvcc does not know %s' % architecture)
+    # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
+    done = subprocess.run(
+        ['nvcc', *kernels.options(dtype, defines), '-arch=' + architecture, '-cubin',
+         '-Werror=all-warnings', '-Xptxas=-v', *flags, '-o', str(tmp_path / 'kernel.cubin'),
+         str(kernels.directory() / (name + '.cu'))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def usage(report):
+    """Return registers a thread, bytes of static shared memory, bytes of the stack and spilled."""
+    def number(pattern):
+        return sum(map(int, re.findall(pattern, report)))
+
+    registers = re.search(r'Used (\d+) registers', report)
+    assert registers and 'bytes spill stores' in report, 'not a report of ptxas: ' + report
+    return (int(registers[1]), number(r'(\d+) bytes smem'), number(r'(\d+) bytes stack frame'),
+            number(r'(\d+) bytes spill (?:stores|loads)'))
+
+
+def test_every_kernel_is_compiled():
+    assert {path.stem for path in kernels.directory().glob('*.cu')} == set(CONSTANTS)
+
+
+@pytest.mark.parametrize('architecture, dtype, width', VARIANTS)
+@pytest.mark.parametrize('name', CONSTANTS)
+def test_kernel_compiles_without_a_warning_or_a_spill(
+        tmp_path, nvcc_usage, name, dtype, width, architecture):
+    defines = defines_of(name, dtype, width)
+    registers, shared, stack, spilled = usage(
+        compiled(tmp_path, name, dtype, defines, architecture))
+    nvcc_usage.append((name, architecture, ' '.join(
+        ['STORAGE=' + kernels.STORAGE[dtype], *('%s=%s' % define for define in defines)]),
+        registers, shared))
+    assert (stack, spilled) == (0, 0), 'bytes of the stack and spilled'
+
+
+def test_spill_is_noticed(tmp_path):
+    defines = defines_of('segment_reduce', 'e', 8)
+    report = compiled(tmp_path, 'segment_reduce', 'e', defines, 'sm_90', '-maxrregcount=24')
+    assert usage(report)[3] > 0
