@@ -5,7 +5,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.backend import kernels
 
-NAMES = ['bspmm_csr', 'bsddmm_csr', 'segment_reduce', 'segment_broadcast']
+NAMES = ['bspmm_csr', 'bsddmm_csr', 'segment_reduce', 'segment_broadcast', 'bspmm_sell', 'spmv_csr']
 
 
 def test_directory_holds_every_source():

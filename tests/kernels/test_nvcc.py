@@ -14,6 +14,12 @@ CONSTANTS = {
     'bsddmm_csr': [('LANES', lanes) for lanes in (1, 2, 4, 8, 16, 32)],
     'segment_reduce': [('OPERATION', 'SUM'), ('OPERATION', 'MAX'), ('OPERATION', 'MAX')],
     'segment_broadcast': [],
+    # Several constants together. As many columns of x a thread as the policy gives it.
+    'bspmm_sell': [(('TILE', tile), ('WEIGHTS', weights), ('WHOLE_WARPS', whole))
+                   for tile, weights, whole in ((1, 1, 1), (8, 1, 0), (2, 0, 1),
+                                                (8, 1, 1), (4, 1, 0), (8, 0, 0))],
+    'spmv_csr': [(('LANES', lanes), ('WEIGHTS', weights))
+                 for lanes, weights in ((1, 1), (2, 0), (4, 1), (8, 1), (16, 0), (32, 1))],
 }
 
 
@@ -28,7 +34,8 @@ def test_kernel_compiles_without_a_warning(tmp_path, name, dtype, width):
         pytest.skip('nvcc is not on the PATH')
     defines = [('VECTOR', width)]
     if CONSTANTS[name]:
-        defines.append(CONSTANTS[name][STORAGE.index((dtype, width)) % len(CONSTANTS[name])])
+        chosen = CONSTANTS[name][STORAGE.index((dtype, width)) % len(CONSTANTS[name])]
+        defines += chosen if isinstance(chosen[0], tuple) else [chosen]
     # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
     done = subprocess.run(
         ['nvcc', *kernels.options(dtype, defines), '-arch=sm_90', '-cubin', '-Werror=all-warnings',
