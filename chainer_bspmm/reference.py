@@ -36,6 +36,12 @@ def bspmm(adj, x, data=None, residual=None, trans=False):
     return y if residual is None else y + _host(residual)
 
 
+def spmv(adj, x, alpha=1., beta=0., y=None):
+    """alpha * (sum over the row's entries of value * x[column]) + beta * y[row]; A in CSR."""
+    product = alpha * bspmm(adj, x[:, None])[:, 0]
+    return product if beta == 0 else product + beta * _host(y)
+
+
 def bsddmm(adj, u, v):
     """w[entry] = dot(u[row], v[column])."""
     u, v = _host(u), _host(v)

@@ -1,13 +1,15 @@
 """The products and reductions on bare arrays: checks first, then SciPy or a CUDA kernel.
 
 Every function takes arrays that lie on the device of the matrix, launches on that device's current
-stream, does not synchronise, and returns new C-contiguous arrays.
+stream, does not synchronise, and returns new C-contiguous arrays, except where
+:func:`spmv` is given the array to fill.
 """
 from chainer.backends import cuda
 
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gpu
+from chainer_bspmm.sparse import BatchedSELL
 
 
 def _module(x):
@@ -18,23 +20,57 @@ def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
     Args:
-        adj (BatchedCSR): n_rows x n_cols.
+        adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
         x (array): (n_cols, n_B); or (n_graphs, N, n_B) where ``adj`` is padded.
-        data (array or None): (nnz,) values of the entries in place of ``adj.data``.
+        data (array or None): (nnz,) values of the entries in place of ``adj.data``; None with a
+            BatchedSELL.
         residual (array or None): of the result's shape, added to the product.
         trans (bool): multiply by the transposed matrix; ``data`` keeps the order of ``adj``.
-        algorithm (str): ``'auto'``, or on a GPU a name from ``gpu.ALGORITHMS``.
+        algorithm (str): ``'auto'``, or on a GPU with a BatchedCSR a name from ``gpu.ALGORITHMS``.
 
     Returns:
         array: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``, of x's dtype.
     """
     check.bspmm(adj, x, data, residual, trans)
+    if type(adj) is BatchedSELL:
+        check.one_of('algorithm with a BatchedSELL', algorithm, ('auto',))
     if not isinstance(x, cuda.ndarray):
         check.one_of('algorithm on a CPU', algorithm, ('auto',))
         return cpu.bspmm(adj, x, data, residual, trans)
     if algorithm != 'auto':
         check.one_of('algorithm', algorithm, gpu.ALGORITHMS)
     return gpu.bspmm(adj, x, data, residual, trans, algorithm)
+
+
+def spmv(adj, x, alpha=1, beta=0, y=None):
+    """Compute ``y[i] = alpha sum_k value[k] x[column[k]] + beta y[i]``, in ``y`` where it is given.
+
+    As in BLAS beta scales y once, and ``beta=0`` never reads y, whatever it holds. alpha and beta
+    are rounded to x's dtype (float16: to float32). Unlike in BLAS, ``alpha=0`` still multiplies:
+    a NaN in x stays one.
+
+    Args:
+        adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
+        x (array): (n_cols,) float16, float32 or float64.
+        alpha, beta (float): factors.
+        y (array or None): (n_rows,) of x's dtype, C-contiguous, apart from x in memory. None means
+            a new array, and asks for ``beta=0``.
+
+    Returns:
+        array: ``y``, or a new array (n_rows,) of x's dtype.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; before anything is launched.
+
+    Note:
+        Deterministic; does not synchronise.
+
+    Source:
+        IPSJ report 2018-HPC-164 No. 3, figures 2, 4 and 5; ``kernels/bspmm_sell.cu``,
+        ``kernels/spmv_csr.cu``. beta stands in the report's loop, which is not what is meant.
+    """
+    check.spmv(adj, x, alpha, beta, y)
+    return _module(x).spmv(adj, x, alpha, beta, y)
 
 
 def bsddmm(adj, u, v):

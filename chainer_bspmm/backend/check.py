@@ -1,20 +1,26 @@
-"""Checks of arrays against a `BatchedCSR` before anything is launched.
+"""Checks of arrays against a `BatchedCSR` or `BatchedSELL` before anything is launched.
 
 They read attributes only, never the device, and cost about a microsecond: they stand in the path
 of every product.
 """
+import numbers
+
 import numpy
 
 from chainer import backend
 from chainer.backends import cuda
 
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedSELL
 from chainer_bspmm.sparse.validate import FLOATS
 from chainer_bspmm.sparse.validate import one_of  # NOQA: F401
 
 
 def bspmm(adj, x, data, residual, trans):
-    adjacency(adj)
+    product(adj)
+    if data is not None and type(adj) is BatchedSELL:
+        raise ValueError('data: expected None, because a BatchedSELL has its own values, got %s; '
+                         'edge values go with a BatchedCSR' % type(data).__name__)
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     _matrix('x', x, adj, n_in)
     dtype = x.dtype
@@ -24,9 +30,8 @@ def bspmm(adj, x, data, residual, trans):
             raise ValueError('data: expected shape (%d,), one value for each entry, got %s'
                              % (adj.nnz, data.shape))
         _same_dtype('data', data.dtype, dtype)
-    elif adj.data is not None and adj.data.dtype != dtype:
-        raise TypeError('x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
-                        % (adj.data.dtype, dtype))
+    else:
+        _values_dtype(adj, x)
     if residual is not None:
         _on_device('residual', residual, adj)
         shape = result_shape(adj, n_out, x)
@@ -41,6 +46,35 @@ def result_shape(adj, n_rows, x):
     if x.ndim == 2:
         return n_rows, x.shape[1]
     return adj.n_graphs, n_rows // adj.n_graphs, x.shape[2]
+
+
+def spmv(adj, x, alpha, beta, y):
+    if type(adj) not in (BatchedCSR, BatchedSELL):
+        raise TypeError('adj: expected a BatchedCSR or BatchedSELL, got %s' % type(adj).__name__)
+    for name, factor in (('alpha', alpha), ('beta', beta)):
+        if not isinstance(factor, numbers.Real):
+            raise TypeError('%s: expected a real number, got %r' % (name, factor))
+    _vector('x', x, adj, adj.n_cols)
+    _values_dtype(adj, x)
+    if y is None:
+        if beta != 0:
+            raise ValueError('y: expected an array to go with beta = %r, got None' % beta)
+        return
+    _vector('y', y, adj, adj.n_rows)
+    _same_dtype('y', y.dtype, x.dtype)
+    if not y.flags.c_contiguous:
+        raise ValueError('y: expected a C-contiguous array, because it is written in place, got '
+                         'strides %s' % (y.strides,))
+    if backend.get_array_module(x).may_share_memory(x, y):
+        raise ValueError('y: expected memory apart from that of x, got an overlap')
+
+
+def _vector(name, x, adj, size):
+    _on_device(name, x, adj)
+    _float(name, x)
+    if x.shape != (size,):
+        raise ValueError('%s: expected shape (%d,) to go with %r, got %s'
+                         % (name, size, adj, x.shape))
 
 
 def bsddmm(adj, u, v):
@@ -65,6 +99,12 @@ def broadcast(y, offsets):
                          % (offsets.size - 1, y.shape))
     _float('y', y)
     _same_place('y', y, 'offsets', offsets)
+
+
+def product(adj):
+    """Check the matrix of a product that knows both containers."""
+    if type(adj) is not BatchedSELL:
+        adjacency(adj)
 
 
 def adjacency(adj):
@@ -102,12 +142,18 @@ def _same_dtype(name, dtype, expected):
         raise TypeError('%s: expected %s, got %s' % (name, expected, dtype))
 
 
+def _values_dtype(adj, x):
+    if adj.data is not None and adj.data.dtype != x.dtype:
+        raise TypeError('x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+                        % (adj.data.dtype, x.dtype))
+
+
 def _on_device(name, x, adj):
-    indices = adj.indices
-    if type(x) is type(indices) and (
-            type(x) is numpy.ndarray or x.data.device_id == indices.data.device_id):
+    offsets = adj.row_offsets
+    if type(x) is type(offsets) and (
+            type(x) is numpy.ndarray or x.data.device_id == offsets.data.device_id):
         return
-    _same_place(name, x, 'adj', indices)
+    _same_place(name, x, 'adj', offsets)
 
 
 def _same_place(name, x, other_name, other):

@@ -3,6 +3,7 @@ import numpy
 import scipy.sparse
 
 from chainer_bspmm.backend import check
+from chainer_bspmm.sparse import BatchedSELL
 
 
 def bspmm(adj, x, data, residual, trans):
@@ -24,11 +25,27 @@ def _matrix(adj, data, dtype, trans):
         side = adj.T if trans else adj
         return scipy.sparse.csr_matrix((values, side.indices, side.indptr), shape=side.shape)
     side = adj.T if trans else adj
+    if dtype not in side._cache and type(side) is BatchedSELL:
+        side._cache[dtype] = side.to_scipy().astype(dtype)
     if dtype not in side._cache:
         values = numpy.ones(side.nnz, dtype) if side.data is None else side.data.astype(dtype)
         side._cache[dtype] = scipy.sparse.csr_matrix(
             (values, side.indices, side.indptr), shape=side.shape)
     return side._cache[dtype]
+
+
+def spmv(adj, x, alpha, beta, y):
+    compute = numpy.float64 if x.dtype == numpy.float64 else numpy.float32
+    product = _matrix(adj, None, compute, False) @ x.astype(compute, copy=False)
+    alpha, beta = compute(alpha), compute(beta)
+    with numpy.errstate(invalid='ignore'):  # as silent about infinities as SciPy's product
+        product *= alpha
+        if beta != 0:  # 0 times what y holds could be NaN
+            product += beta * y.astype(compute, copy=False)
+    if y is None:
+        return product.astype(x.dtype, copy=False)
+    y[...] = product
+    return y
 
 
 def bsddmm(adj, u, v):

@@ -12,6 +12,7 @@ from chainer.backends import cuda
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import kernels
 from chainer_bspmm.backend import policy
+from chainer_bspmm.sparse import BatchedSELL
 
 # How bspmm_csr finds the value of an entry; see the kernel's header.
 ONES, DATA, ORDERED = 0, 1, 2
@@ -22,6 +23,8 @@ def bspmm(adj, x, data, residual, trans, algorithm='auto'):
     if algorithm == 'auto':
         algorithm = policy.bspmm_algorithm(adj)
     shape = check.result_shape(adj, adj.n_cols if trans else adj.n_rows, x)
+    if type(adj) is BatchedSELL:
+        return _bspmm_sell(adj, x, residual, trans).reshape(shape)
     with _Device(x):
         y = ALGORITHMS[algorithm](adj, _contiguous(x), _contiguous(data), _contiguous(residual),
                                   trans)
@@ -32,6 +35,14 @@ def _contiguous(array):
     if array is None or array.flags.c_contiguous:
         return array
     return cuda.cupy.ascontiguousarray(array)
+
+
+def _values(adj, data, trans):
+    """Return WEIGHTS, data and order as the CSR kernels take them."""
+    if data is not None:
+        return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, NULL)
+    data = (adj.T if trans else adj).data
+    return (ONES, NULL, NULL) if data is None else (DATA, data, NULL)
 
 
 def _vector(adj, x, data, residual, trans):
@@ -45,13 +56,7 @@ def _vector(adj, x, data, residual, trans):
             residual = NULL
         else:
             bits |= residual.data.ptr
-        weights, order = DATA, NULL
-        if data is None:
-            data = side.data
-        elif trans:
-            weights, order = ORDERED, adj.transpose_order
-        if data is None:
-            weights, data = ONES, NULL
+        weights, data, order = _values(adj, data, trans)
         width = policy.vector_width(n_channels, x.itemsize, bits)
         launch = policy.row_launch(n_rows, n_channels, width)
         kernel = kernels.load(x.data.device_id, 'bspmm_csr', x.dtype.char,
@@ -69,13 +74,7 @@ def _swa(adj, x, data, residual, trans, blocked=None):
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
         launch = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
-        weights, order = DATA, NULL
-        if data is None:
-            data = side.data
-        elif trans:
-            weights, order = ORDERED, adj.transpose_order
-        if data is None:
-            weights, data = ONES, NULL
+        weights, data, order = _values(adj, data, trans)
         kernel = kernels.load(x.data.device_id, 'bspmm_swa', x.dtype.char,
                               launch.defines + (('WEIGHTS', weights),))
         kernel(launch.grid, launch.block, (
@@ -93,6 +92,63 @@ ALGORITHMS = {
     'swa_rows': functools.partial(_swa, blocked=False),
     'swa_blocked': functools.partial(_swa, blocked=True),
 }
+
+
+def _bspmm_sell(adj, x, residual, trans):
+    side = adj.T if trans else adj
+    with _Device(x):
+        y = cuda.cupy.empty((side.n_rows, x.shape[-1]), x.dtype)
+        beta = 0 if residual is None else 1
+        _launch_sell(side, _contiguous(x), 1, beta, _contiguous(residual), y)
+    return y
+
+
+def _launch_sell(adj, x, alpha, beta, residual, y):
+    """Compute y = alpha A x + beta residual, kernels/bspmm_sell.cu; `residual` may be y or None."""
+    if not y.size:
+        return
+    bits = x.data.ptr | y.data.ptr | (0 if residual is None else residual.data.ptr)
+    n_channels = y.size // adj.n_rows
+    width = policy.vector_width(n_channels, x.itemsize, bits)
+    n_slots = policy.sell_slots(adj.max_slice_rows)
+    launch = policy.sell_launch(adj.n_slices, n_slots, n_channels, width)
+    weights, data = _own_values(adj)
+    kernel = kernels.load(x.data.device_id, 'bspmm_sell', x.dtype.char,
+                          launch.defines + (('WEIGHTS', weights),))
+    real = _arithmetic(x.dtype)
+    kernel(launch.grid, launch.block, (
+        adj.slice_starts, adj.slice_rows, adj.column, data,
+        NULL if adj.row_order is None else adj.row_order, x,
+        NULL if residual is None else residual, y, real(alpha), real(beta),
+        numpy.int32(adj.n_slices), numpy.int32(n_slots), numpy.int32(launch.n_vectors)))
+
+
+def _own_values(adj):
+    return (ONES, NULL) if adj.data is None else (DATA, adj.data)
+
+
+def _arithmetic(dtype):
+    """Return the NumPy type the kernels calculate in, `Real` of common.cuh."""
+    return numpy.float64 if dtype == numpy.float64 else numpy.float32
+
+
+def spmv(adj, x, alpha, beta, y):
+    with _Device(x):
+        if y is None:
+            y = cuda.cupy.empty(adj.n_rows, x.dtype)
+        x = _contiguous(x)
+        if type(adj) is BatchedSELL:
+            _launch_sell(adj, x, alpha, beta, y, y)
+        elif y.size:
+            launch = policy.spmv_launch(adj.n_rows, adj.nnz)
+            weights, data = _own_values(adj)
+            kernel = kernels.load(x.data.device_id, 'spmv_csr', x.dtype.char,
+                                  launch.defines + (('WEIGHTS', weights),))
+            real = _arithmetic(x.dtype)
+            kernel(launch.grid, launch.block, (
+                adj.indptr, adj.indices, data, x, y, real(alpha), real(beta),
+                numpy.int32(adj.n_rows)))
+    return y
 
 
 def bsddmm(adj, u, v):

@@ -138,3 +138,61 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     return SWALaunch((('VECTOR', 1), ('SUBWARP', lanes)),
                      (-(-sub_warps * lanes // BLOCK), partitions, 1), (BLOCK, 1, 1), width,
                      shared_bytes)
+
+
+# Columns of x whose sums one thread of bspmm_sell keeps in registers.
+SELL_COLUMNS = 8
+
+
+def sell_slots(max_slice_rows):
+    """Return how many threads every slice of a SELL matrix gets: its rows, or whole warps of them.
+
+    Args:
+        max_slice_rows (int): rows of the largest slice, positive. Not the slice size that was asked
+            for: no slice of small molecules is higher than the largest of them.
+    """
+    return max_slice_rows if max_slice_rows < WARP else -(-max_slice_rows // WARP) * WARP
+
+
+@functools.lru_cache(maxsize=4096)
+def sell_launch(n_slices, n_slots, n_channels, width):
+    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell.
+
+    Args:
+        n_slices (int): positive.
+        n_slots (int): threads a slice, from :func:`sell_slots`.
+        n_channels (int): columns of the feature matrix, positive.
+        width (int): elements a vector, from :func:`vector_width`.
+
+    Raises:
+        ValueError: more threads than the kernel counts in 32 bits.
+    """
+    n_vectors = n_channels // width
+    tile = min(n_vectors, SELL_COLUMNS // width)
+    blocks = -(-n_slices * n_slots // BLOCK)
+    if blocks * BLOCK >= 2 ** 32:
+        raise ValueError('adj: expected fewer than 2**32 slots, got %d slices of %d; make the '
+                         'BatchedSELL with a smaller slice_size' % (n_slices, n_slots))
+    return Launch((('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % WARP == 0))),
+                  (blocks, min(-(-n_vectors // tile), MAX_GRID_Y), 1), (BLOCK, 1, 1), n_vectors)
+
+
+# Entries of a row that one lane of spmv_csr loads before it uses the first: AHEAD in the kernel.
+SPMV_AHEAD = 4
+
+
+@functools.lru_cache(maxsize=4096)
+def spmv_launch(n_rows, nnz):
+    """Plan a thread or, where rows are long, a sub-warp per row: the grid of spmv_csr.
+
+    A lane for every SPMV_AHEAD entries of the mean row, so that its loads are in flight together.
+
+    Args:
+        n_rows, nnz (int): rows (positive) and entries of the matrix.
+    """
+    lanes = 1
+    while lanes < WARP and lanes * SPMV_AHEAD * n_rows < nnz:
+        lanes *= 2
+    rows = BLOCK // lanes
+    return Launch((('VECTOR', 1), ('LANES', lanes)), (-(-n_rows // rows), 1, 1),
+                  (lanes, rows, 1), 1)

@@ -50,22 +50,25 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
     Differentiable to any order with respect to ``x``, ``data`` and ``residual``.
 
     Args:
-        adj (BatchedCSR): the batch of matrices, n_rows x n_cols, on the device of ``x``. Its own
-            values are constants.
+        adj (BatchedCSR or BatchedSELL): the batch of matrices, n_rows x n_cols, on the device of
+            ``x``. Its own values are constants. A BatchedSELL is for an ``x`` of one to about eight
+            columns; wider ones are done eight at a time, each of which reads the matrix again.
+            Backward it multiplies by the SELL of the transpose, which it builds once and keeps.
         x (Variable or array): (n_cols, n_B) float16, float32 or float64. Where ``adj`` is padded
             to N columns a graph, also (n_graphs, N, n_B).
         data (Variable or array or None): (nnz,) edge values of x's dtype, used in place of
             ``adj.data``, in the order of ``adj.indices``. NaN propagates as in a dense product.
+            Not with a BatchedSELL.
         residual (Variable or array or None): added to the product; of its shape and dtype.
         algorithm (str): ``'auto'``, or the name of one of ``backend.gpu.ALGORITHMS``, which runs
-            forward and backward; for tests and benchmarks.
+            forward and backward; for tests and benchmarks. A BatchedSELL has but one.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
         float16 is summed in float32.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR, or a dtype does not fit.
+        TypeError: ``adj`` is neither container, or a dtype does not fit.
         ValueError: a shape, a device or the algorithm does not fit. Both are raised before
             anything is launched.
 
@@ -78,6 +81,7 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
         ``'swa'``: their CSR kernel as written, ``'swa_rows'`` and ``'swa_blocked'`` its two forms
         (c) and (d) of figure 5 whatever the width; ``kernels/bspmm_swa.cu`` names deviations.
+        SELL: IPSJ report 2018-HPC-164 No. 3, there for one column; ``kernels/bspmm_sell.cu``.
 
     Example:
         >>> import numpy
@@ -88,7 +92,7 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
                [3.],
                [3.]])
     """
-    backend.check.adjacency(adj)
+    backend.check.product(adj)
     inputs = [x]
     if data is not None:
         inputs.append(data)

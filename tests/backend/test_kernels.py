@@ -5,7 +5,8 @@ from chainer.backends import cuda
 
 from chainer_bspmm.backend import kernels
 
-NAMES = ['bspmm_csr', 'bspmm_swa', 'bsddmm_csr', 'segment_reduce', 'segment_broadcast']
+NAMES = ['bspmm_csr', 'bspmm_swa', 'bspmm_sell', 'spmv_csr', 'bsddmm_csr', 'segment_reduce',
+         'segment_broadcast']
 
 
 def test_directory_holds_every_source():

@@ -5,6 +5,7 @@ import hypothesis
 from hypothesis import strategies
 import pytest
 
+from chainer_bspmm.backend import kernels
 from chainer_bspmm.backend import policy
 
 
@@ -131,3 +132,57 @@ def test_swa_grid_that_cuda_does_not_allow(n_graphs, max_rows, n_channels):
 
 def test_swa_grid_just_allowed():
     assert policy.swa_launch(2 ** 31 - 1, 1, 64, 4).grid[0] <= 2 ** 31 - 1
+
+
+# --- SELL ---
+
+@pytest.mark.parametrize('rows, slots', [(1, 1), (2, 2), (7, 7), (31, 31), (32, 32), (33, 64),
+                                         (64, 64), (1000, 1024)])
+def test_sell_slots(rows, slots):
+    assert policy.sell_slots(rows) == slots
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(strategies.integers(1, 5000), strategies.integers(1, 1024),
+                  strategies.integers(1, 300), strategies.sampled_from([1, 2, 4, 8]))
+def test_sell_launch_covers_everything_once(n_slices, rows, n_vectors, width):
+    n_slots = policy.sell_slots(rows)
+    launch = policy.sell_launch(n_slices, n_slots, n_vectors * width, width)
+    defines = dict(launch.defines)
+    block = launch.block[0]
+    assert launch.block == (block, 1, 1) and block % 32 == 0 and launch.n_vectors == n_vectors
+    assert (launch.grid[0] - 1) * block < n_slices * n_slots <= launch.grid[0] * block
+    # With whole warps the lanes of one warp are all of one slice.
+    assert defines['WHOLE_WARPS'] == (rows >= 32) and (n_slots % 32 == 0) == (rows >= 32)
+    tile = defines['TILE']
+    assert 1 <= tile and tile * width <= policy.SELL_COLUMNS
+    assert (launch.grid[1] - 1) * tile < n_vectors <= launch.grid[1] * tile
+    assert defines['VECTOR'] == width
+
+
+@pytest.mark.parametrize('n_channels, width, tile', [
+    (1, 1, 1), (2, 2, 1), (3, 1, 3), (4, 4, 1), (7, 1, 7), (8, 4, 2), (8, 2, 4), (8, 8, 1),
+    (9, 1, 8), (33, 1, 8), (64, 4, 2)])
+def test_sell_tile(n_channels, width, tile):
+    assert dict(policy.sell_launch(3, 32, n_channels, width).defines)['TILE'] == tile
+
+
+def test_sell_launch_stays_within_32_bits_and_the_grid():
+    assert policy.sell_launch(2 ** 20, 1024, 2 ** 31 - 1, 1).grid[1] <= 65535
+    assert policy.sell_launch(2 ** 27 - 4, 32, 1, 1).grid[0] * policy.BLOCK < 2 ** 32
+    with pytest.raises(ValueError, match=r'adj: .* fewer than 2\*\*32 .* slices of 32; .*size'):
+        policy.sell_launch(2 ** 27, 32, 1, 1)
+
+
+@pytest.mark.parametrize('n_rows, nnz, lanes', [
+    (100, 0, 1), (100, 250, 1), (100, 400, 1), (100, 401, 2), (100, 800, 2), (100, 1500, 4),
+    (1, 100, 32), (1, 10 ** 9, 32)])
+def test_spmv_launch(n_rows, nnz, lanes):
+    launch = policy.spmv_launch(n_rows, nnz)
+    assert dict(launch.defines) == {'VECTOR': 1, 'LANES': lanes}
+    assert launch.block[0] == lanes and lanes * launch.block[1] == policy.BLOCK
+    assert (launch.grid[0] - 1) * launch.block[1] < n_rows <= launch.grid[0] * launch.block[1]
+
+
+def test_sources_load_as_many_entries_as_the_policy_assumes():
+    assert '#define AHEAD %d\n' % policy.SPMV_AHEAD in kernels.source('spmv_csr')

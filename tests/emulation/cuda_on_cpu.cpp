@@ -136,13 +136,16 @@ unsigned long long shuffle_down(unsigned mask, unsigned long long bits, unsigned
 }
 
 // Read "SHIFT:FILE" into memory that lies SHIFT bytes past a multiple of 64 between two poisoned
-// guards; run_grid() writes it back. The end of the program frees it.
+// guards; run_grid() writes it back. The end of the program frees it. A file that comes twice is one
+// array.
 void *load(const char *argument)
 {
     const std::string text = argument;
     if (text == "null") return nullptr;
     const std::size_t colon = text.find(':');
     const std::string file = text.substr(colon + 1);
+    for (const Array &array : arrays)
+        if (array.file == file) return array.begin;
     std::ifstream stream(file, std::ios::binary);
     const std::string content{std::istreambuf_iterator<char>(stream), {}};
     if (!stream.is_open()) fail("cannot read " + file);

@@ -16,6 +16,8 @@ inline thread_local Dimensions threadIdx, blockIdx;
 inline Dimensions blockDim, gridDim;
 inline unsigned dynamic_shared_bytes;
 
+template <typename T> T __ldg(const T *address) { return *address; }
+
 void __syncthreads();
 
 // What `extern __shared__` names: the block's dynamic shared memory, as large as the launch says.
@@ -41,11 +43,14 @@ void run_grid(void (*thread)(void *), void *context);
 struct Argument {
     const char *text;
     operator int() const { return std::atoi(text); }
+    operator unsigned() const { return std::strtoul(text, nullptr, 10); }
+    operator float() const { return float(std::atof(text)); }
+    operator double() const { return std::atof(text); }
     template <typename T> operator T *() const { return static_cast<T *>(load(text)); }
 };
 
 // Run a kernel. argv: the program, grid and block (six numbers), bytes of dynamic shared memory, then
-// the kernel's arguments: an integer as digits; null as "null"; an array as "SHIFT:FILE", see load().
+// the kernel's arguments: a number as digits; null as "null"; an array as "SHIFT:FILE", see load().
 template <typename... Types> int launch(void (*kernel)(Types...), char **argv)
 {
     unsigned *const sizes[] = {&gridDim.x, &gridDim.y, &gridDim.z,

@@ -79,20 +79,23 @@ def build(text, entry, options=(), sanitizer=None):
 
 
 def run(program, grid, block, arguments, shared_bytes=0):
-    """Run a kernel on NumPy arrays, which it may change, NumPy int32 numbers and null pointers.
+    """Run a kernel on NumPy arrays, which it may change, NumPy numbers and null pointers.
+
+    An array that comes twice is one array to the kernel too.
 
     Raises:
         KernelError: the kernel did something that a GPU leaves undefined; the message says what.
     """
-    words, files = [], []
+    words, files = [], {}
     for argument in arguments:
         if isinstance(argument, numpy.ndarray):
             assert argument.flags.c_contiguous
-            file = _new_path('argument-%d' % len(words))
-            argument.tofile(file)
-            files.append((argument, file))
-            words.append('%d:%s' % (argument.ctypes.data % 64, file))
-        elif isinstance(argument, numpy.int32):
+            place = argument.ctypes.data, argument.nbytes
+            if place not in files:
+                files[place] = argument, _new_path('argument-%d' % len(words))
+                argument.tofile(files[place][1])
+            words.append('%d:%s' % (argument.ctypes.data % 64, files[place][1]))
+        elif isinstance(argument, (numpy.int32, numpy.float32, numpy.float64)):
             words.append(str(argument))
         else:
             assert isinstance(argument, numpy.uintp) and argument == 0
@@ -101,7 +104,7 @@ def run(program, grid, block, arguments, shared_bytes=0):
                           env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         raise KernelError('status %d\n%s' % (done.returncode, done.stderr))
-    for argument, file in files:
+    for argument, file in files.values():
         after = numpy.fromfile(file, argument.dtype).reshape(argument.shape)
         if after.tobytes() != argument.tobytes():
             argument[...] = after

@@ -2,6 +2,8 @@
 import numpy
 import pytest
 
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.backend import policy
@@ -110,6 +112,30 @@ def broadcast(device):
     return gpu.segment_broadcast(y, offsets, 14), expected
 
 
+def sliced(device):
+    """Slices of up to 64 rows, two warps each."""
+    adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)])
+    x, y = (device.put(integers((adj.n_cols, 9), 'f', seed=seed)) for seed in (2, 3))
+    return gpu.bspmm(BatchedSELL(adj, 64, True), x, None, y, False), reference.bspmm(
+        adj, x, residual=y)
+
+
+def in_place(matrix):
+    def calculate(device):
+        adj = batch('mixed', 'f')
+        x, y = (device.put(integers(adj.n_cols, 'f', seed=seed)) for seed in (2, 3))
+        expected = reference.spmv(adj, x, 2, 3, y)
+        return gpu.spmv(matrix(adj), x, 2, 3, y), expected
+    return calculate
+
+
+# The only one of its conditions that guards a load.
+PADDED_GATHER = '''if (from[u] >= 0 && c + t < n_vectors)
+                        gathered'''
+sliced_vector = in_place(lambda adj: BatchedSELL(adj, 7))
+vector = in_place(lambda adj: adj)
+
+
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'indices[k + u] :', 'indices[k] :'),
     (product, 'y[at] = result', 'if (begin < end) y[at] = result'),
@@ -119,6 +145,15 @@ def broadcast(device):
     (maximum, '|| value != value', ''),
     (maximum, 'if (u == 0 && left == count)', 'if (false)'),
     (broadcast, 'offsets[middle + 1] <= row', 'offsets[middle + 1] < row'),
+    (sliced, 'row_order ? row_order[first_row + place]', 'row_order ? first_row + place'),
+    (sliced, 'warp % warps * 32', '0'),
+    (sliced, 'for (int c = blockIdx.y * TILE; c', 'for (int c = blockIdx.y * TILE; c + 1'),
+    (sliced_vector, 'sum[t][e] *= alpha', ''),
+    (sliced_vector, 'if (beta != 0)', 'if (false)'),
+    (sliced_vector, 'AHEAD * height', 'AHEAD'),
+    (vector, 'sum *= alpha', ''),
+    (vector, 'if (beta != 0)', 'if (false)'),
+    (vector, 'k += AHEAD * LANES', 'k += LANES'),
 ])
 def test_wrong_result_is_noticed(make_device, calculate, old, new):
     result, expected = calculate(make_device(replace=(old, new)))
@@ -139,6 +174,12 @@ def test_row_too_many_is_noticed(make_device, calculate, old, sanitizer, report)
     (product, 'u < end - k ? widen(data[k + u])', 'true ? widen(data[k + u])'),
     (sampled, 'k < indptr[row + 1]', 'k <= indptr[row + 1]'),
     (broadcast, 'low < n_segments ?', 'true ?'),
+    (sliced, 'place >= height', 'false'),
+    (sliced_vector, 'slice >= n_slices', 'slice > n_slices'),
+    (vector, 'row >= n_rows', 'row > n_rows'),
+    (sliced_vector, 'at < end ? column[at]', 'true ? column[at]'),
+    (sliced_vector, PADDED_GATHER, PADDED_GATHER.replace('from[u] >= 0', 'true')),
+    (vector, 'at < end ? indices[at]', 'true ? indices[at]'),
 ])
 def test_reading_outside_is_noticed(make_device, calculate, old, new):
     with pytest.raises(KernelError, match='AddressSanitizer'):
@@ -159,12 +200,19 @@ def test_shuffle_with_lanes_that_have_returned_is_noticed(make_device):
         sampled(make_device(replace=('(group, sum', '(~0u, sum')))
 
 
-@pytest.mark.parametrize('calculate', [product, sampled, maximum, broadcast])
+@pytest.mark.parametrize('calculate', [
+    product, sampled, maximum, broadcast, sliced, sliced_vector, vector])
 def test_kernels_have_no_races(make_device, calculate):
     result, expected = calculate(make_device(RACES))
     numpy.testing.assert_array_equal(result, expected.astype('f'))
 
 
-def test_two_writers_of_one_place_are_noticed(make_device):
+@pytest.mark.parametrize('calculate, old, new', [
+    (product, 'blockIdx.y * blockDim.x + threadIdx.x', '0'),
+    (sliced, '+ thread % 32;', ';'),
+    # The array that is updated in place is one array here too.
+    (sliced_vector, 'residual[at]', 'residual[0]'),
+])
+def test_two_users_of_one_place_are_noticed(make_device, calculate, old, new):
     with pytest.raises(KernelError, match='data race'):
-        product(make_device(RACES, ('blockIdx.y * blockDim.x + threadIdx.x', '0')))
+        calculate(make_device(RACES, (old, new)))

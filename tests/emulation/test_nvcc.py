@@ -21,6 +21,12 @@ CONSTANTS = {
     'bsddmm_csr': [(('LANES', lanes),) for lanes in (1, 2, 4, 8, 16, 32)],
     'segment_reduce': [(('OPERATION', name),) for name in ('SUM', 'MAX', 'MAX')],
     'segment_broadcast': [()],
+    # As many columns of x a thread as the policy gives it.
+    'bspmm_sell': [(('TILE', tile), ('WEIGHTS', weights), ('WHOLE_WARPS', whole))
+                   for tile, weights, whole in ((1, 1, 1), (8, 1, 0), (2, 0, 1),
+                                                (8, 1, 1), (4, 1, 0), (8, 0, 0))],
+    'spmv_csr': [(('LANES', lanes), ('WEIGHTS', weights))
+                 for lanes, weights in ((1, 1), (2, 0), (4, 1), (8, 1), (16, 0), (32, 1))],
 }
 # Everything for sm_90; for each of the others a third of it, in turn, so that the whole file takes
 # half a minute.

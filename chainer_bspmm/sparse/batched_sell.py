@@ -1,0 +1,274 @@
+"""`BatchedSELL`: the matrices of a batch of graphs in slices of rows, for narrow products."""
+import numpy
+
+import chainer
+from chainer import backend
+
+from chainer_bspmm.sparse import batched_csr
+from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.batched_csr import BatchedCSR
+
+PADDING = -1  # in `column`
+
+
+class BatchedSELL:
+    """Hold one sparse matrix per graph as sliced ELLPACK (SELL).
+
+    The rows of every graph are cut into slices of ``slice_size`` rows; the last slice of a graph
+    holds what is left, so no slice spans two graphs. A slice of h rows is stored column-major, each
+    row padded to the longest of the slice: entry k of its row j is element
+    ``slice_starts[s] + k * h + j`` of ``column`` and ``data``. With ``slice_size`` 1 that is CSR;
+    with one not below the largest graph it is ELL, graph by graph.
+
+    Padding is marked by the column -1, its ``data`` by 0. A mark in the values could not tell
+    padding from a stored 0 and would have to be multiplied by some row of x, where a NaN or an
+    infinity would show; and implicit ones, which have no values here either, could not carry it.
+
+    Instances are immutable.
+
+    Args:
+        adj (BatchedCSR): the matrices; its implicit ones stay implicit.
+        slice_size (int): S, rows a slice, at least 1. The speed depends on it; 32 makes a slice a
+            warp.
+        sort_rows (bool): sort the rows of every graph by falling number of entries before cutting,
+            which saves padding. Products still take and give rows in the order of ``adj``.
+
+    Raises:
+        TypeError: ``adj`` is no BatchedCSR, ``slice_size`` no int or ``sort_rows`` no bool.
+        ValueError: ``slice_size`` below 1, or more than 2**31 - 1 entries with padding.
+
+    Attributes:
+        slice_starts (array): (n_slices + 1,) int32, first element of every slice.
+        slice_rows (array): (n_slices + 1,) int32, first row of every slice, in the sorted numbering
+            where rows are sorted; slice s has ``slice_rows[s + 1] - slice_rows[s]`` rows.
+        column (array): (n_stored,) int32, columns in the numbering of the whole batch, or -1.
+        data (array or None): (n_stored,) floats; None means all ones.
+        row_order (array or None): (n_rows,) int32, the row of ``adj`` at every sorted place; None
+            where rows are not sorted.
+        row_offsets, col_offsets, n_graphs, n_rows, n_cols, nnz, n_relations, max_rows, layout,
+            max_atom_id, is_symmetric: as in ``adj``.
+        slice_size, n_slices (int): S and the number of slices.
+        max_slice_rows (int): rows of the largest slice.
+
+    Note:
+        Built on the host: CuPy arrays are copied there and back (synchronises, at construction, and
+        once for :attr:`T` of a matrix that is not symmetric).
+
+    Source:
+        The SELL format and the sorting of rows are those of the IPSJ report 2018-HPC-164 No. 3
+        (sections 4 and 4.1). Departures: slices end with their graph, rows are sorted inside a
+        graph only, and the last slice of a graph is as high as its rows.
+    """
+
+    def __init__(self, adj, slice_size=32, sort_rows=False):
+        if type(adj) is not BatchedCSR:
+            raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
+        self.slice_size = validate.slice_size(slice_size)
+        if not isinstance(sort_rows, (bool, numpy.bool_)):
+            raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))
+        device = backend.get_device_from_array(adj.indices)
+        adj = adj.to_device('@numpy')
+        self.row_offsets, self.col_offsets = adj.row_offsets, adj.col_offsets
+        self.n_graphs, self.n_rows, self.n_cols = adj.n_graphs, adj.n_rows, adj.n_cols
+        self.nnz, self.n_relations, self.max_rows = adj.nnz, adj.n_relations, adj.max_rows
+        self.layout, self.max_atom_id = adj.layout, adj.max_atom_id
+        self.is_symmetric = adj.is_symmetric
+        self._set_slices()
+        self._set_entries(adj, sort_rows)
+        self._forget()
+        if device.xp is not numpy:
+            self._move(device)
+
+    def _set_slices(self):
+        """Cut the rows of every graph."""
+        sizes = numpy.diff(self.row_offsets).astype(numpy.int64)
+        size = min(self.slice_size, max(self.max_rows, 1))
+        n_slices = -(-sizes // size)
+        number = numpy.arange(n_slices.sum()) - numpy.repeat(numpy.cumsum(n_slices) - n_slices,
+                                                             n_slices)
+        first = numpy.repeat(self.row_offsets[:-1], n_slices) + size * number
+        self.slice_rows = numpy.append(first, self.n_rows).astype(numpy.int32)
+        self.n_slices = first.size
+        self.max_slice_rows = min(size, self.max_rows)
+
+    def _set_entries(self, adj, sort_rows):
+        counts = numpy.diff(adj.indptr)
+        self.row_order = None
+        if sort_rows:
+            graph = numpy.repeat(numpy.arange(self.n_graphs), numpy.diff(self.row_offsets))
+            # lexsort is stable: rows of one length keep their order.
+            self.row_order = numpy.lexsort((-counts, graph)).astype(numpy.int32)
+            counts = counts[self.row_order]
+        heights = numpy.diff(self.slice_rows).astype(numpy.int64)
+        widths = numpy.maximum.reduceat(counts, self.slice_rows[:-1]) if self.n_slices else heights
+        starts = numpy.zeros(self.n_slices + 1, numpy.int64)
+        numpy.cumsum(heights * widths, out=starts[1:])
+        validate.fits_int32('non-zeros with padding', int(starts[-1]))
+        self.slice_starts = starts.astype(numpy.int32)
+        stored, entry = _places(self, counts, adj.indptr)
+        self.column = numpy.full(starts[-1], PADDING, numpy.int32)
+        self.column[stored] = adj.indices[entry]
+        self.data = None
+        if adj.data is not None:
+            self.data = numpy.zeros(starts[-1], adj.data.dtype)
+            self.data[stored] = adj.data[entry]
+
+    def _array_names(self):
+        names = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets',
+                 'col_offsets')
+        return [name for name in names if getattr(self, name) is not None]
+
+    def _move(self, device):
+        """Send every array to `device` in one transfer."""
+        names = self._array_names()
+        arrays = batched_csr._send([getattr(self, name) for name in names], device)
+        for name, array in zip(names, arrays):
+            setattr(self, name, array)
+
+    def _copy(self):
+        """Return a new instance with the same arrays and nothing derived from them."""
+        new = BatchedSELL.__new__(BatchedSELL)
+        new.__dict__.update(self.__dict__)
+        new._forget()
+        return new
+
+    def _forget(self):
+        self._transpose = None
+        self._cache = {}  # what a backend derives from the arrays, such as SciPy's view of them
+
+    @property
+    def xp(self):
+        """numpy or cupy: the module of the arrays."""
+        return backend.get_array_module(self.column)
+
+    @property
+    def dtype(self):
+        """dtype of ``data``, or None for implicit ones."""
+        return None if self.data is None else self.data.dtype
+
+    @property
+    def shape(self):
+        """(n_rows, n_cols) of the block-diagonal matrix."""
+        return self.n_rows, self.n_cols
+
+    @property
+    def nbytes(self):
+        """Bytes of the arrays (int)."""
+        return sum(getattr(self, name).nbytes for name in self._array_names())
+
+    @property
+    def padding_ratio(self):
+        """Stored entries, padding among them, over non-zeros (float); 1 where there are none."""
+        return self.column.size / self.nnz if self.nnz else 1.
+
+    @property
+    def T(self):
+        """The transposed matrix, of the same ``slice_size`` and sorting, built once.
+
+        A symmetric matrix is its own transpose.
+        """
+        if self.is_symmetric:
+            return self
+        if self._transpose is None:
+            adj = self.to_device('@numpy').to_csr().T
+            new = BatchedSELL(adj, self.slice_size, self.row_order is not None).to_device(
+                backend.get_device_from_array(self.column))
+            new._transpose = self
+            self._transpose = new
+        return self._transpose
+
+    def to_csr(self):
+        """Return the ``BatchedCSR`` this was made of, entries of a row in their old order.
+
+        Returns:
+            BatchedCSR: on the same device. Passes through the host (synchronises).
+        """
+        host = self.to_device('@numpy')
+        heights = numpy.diff(host.slice_rows)
+        size = numpy.diff(host.slice_starts)
+        inside = numpy.arange(host.column.size) - numpy.repeat(host.slice_starts[:-1], size)
+        place = numpy.repeat(host.slice_rows[:-1], size) + inside % numpy.repeat(heights, size)
+        counts = numpy.bincount(place[host.column != PADDING], minlength=self.n_rows)
+        row_counts = counts
+        if host.row_order is not None:
+            row_counts = numpy.empty_like(counts)
+            row_counts[host.row_order] = counts
+        indptr = numpy.zeros(self.n_rows + 1, numpy.int32)
+        numpy.cumsum(row_counts, out=indptr[1:])
+        stored, entry = _places(host, counts, indptr)
+        indices = numpy.empty(self.nnz, numpy.int32)
+        indices[entry] = host.column[stored]
+        data = None
+        if host.data is not None:
+            data = numpy.empty(self.nnz, host.data.dtype)
+            data[entry] = host.data[stored]
+        adj = BatchedCSR._trusted(
+            indptr=indptr, indices=indices, data=data, row_offsets=host.row_offsets,
+            col_offsets=host.col_offsets, n_relations=self.n_relations, layout=self.layout,
+            max_atom_id=self.max_atom_id, is_symmetric=self.is_symmetric)
+        return adj.to_device(backend.get_device_from_array(self.column))
+
+    def to_scipy(self):
+        """Return the block-diagonal ``scipy.sparse.csr_matrix`` (n_rows, n_cols), on the host.
+
+        Implicit ones become float32. Copies from a device (synchronises).
+        """
+        return self.to_device('@numpy').to_csr().to_scipy()
+
+    def to_device(self, device):
+        """Return the batch on another device, in one transfer.
+
+        Args:
+            device: anything that ``chainer.get_device`` takes, such as ``-1``, ``0``,
+                ``'@cupy:0'`` or a ``chainer.backend.Device``.
+
+        Returns:
+            BatchedSELL: this very object where it is there already.
+        """
+        device = chainer.get_device(device)
+        if device == backend.get_device_from_array(self.column):
+            return self
+        new = self._copy()
+        new._move(device)
+        return new
+
+    def astype(self, dtype):
+        """Return the batch with ``data`` in another floating dtype.
+
+        Args:
+            dtype: float16, float32 or float64.
+
+        Returns:
+            BatchedSELL: this very object where nothing changes (implicit ones have no dtype).
+        """
+        dtype = validate.float_dtype('dtype', dtype)
+        if self.data is None or self.data.dtype == dtype:
+            return self
+        new = self._copy()
+        new.data = self.data.astype(dtype)
+        return new
+
+    def __repr__(self):
+        return ('<BatchedSELL: %d graphs (%s), %d x %d, %d relation%s, %d entries%s, %s on %s, '
+                '%d slice%s of up to %d rows%s, padding ratio %.3g>' % (
+                    self.n_graphs, self.layout, self.n_rows, self.n_cols, self.n_relations,
+                    's'[:self.n_relations != 1], self.nnz,
+                    ', symmetric' if self.is_symmetric else '',
+                    'ones' if self.data is None else self.data.dtype.name,
+                    backend.get_device_from_array(self.column).name, self.n_slices,
+                    's'[:self.n_slices != 1], self.slice_size,
+                    ', sorted' if self.row_order is not None else '', self.padding_ratio))
+
+
+def _places(sell, counts, indptr):
+    """Return where the entries lie in SELL and in CSR, two (nnz,) arrays in the same order.
+
+    `counts` (n_rows,): entries of the row at every place of the sorted numbering. Host arrays.
+    """
+    heights = numpy.diff(sell.slice_rows)
+    place = numpy.repeat(numpy.arange(sell.n_rows), counts)
+    k = numpy.arange(place.size) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
+    slice_ = numpy.repeat(numpy.arange(sell.n_slices), heights)[place]
+    stored = sell.slice_starts[slice_] + k * heights[slice_] + place - sell.slice_rows[slice_]
+    row = place if sell.row_order is None else sell.row_order[place]
+    return stored, indptr[row] + k

@@ -1,0 +1,205 @@
+"""BatchedSELL: slices, padding, conversions, moving, and what it refuses."""
+import pickle
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedSELL
+from chainer_bspmm.sparse import validate
+from tests.support import BATCHES
+from tests.support import batch_on
+
+SIZES = (1, 2, 7, 32, 64, 1000)
+ARRAYS = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets', 'col_offsets')
+
+
+def device_of(xp):
+    return '@numpy' if xp is numpy else '@cupy:0'
+
+
+def assert_same_arrays(a, b, names):
+    for name in names:
+        numpy.testing.assert_array_equal(*(
+            None if getattr(each, name) is None else cuda.to_cpu(getattr(each, name))
+            for each in (a, b)), err_msg=name)
+
+
+def report_example():
+    """The matrix of the report's figures 1 and 3, with one more graph behind it."""
+    first = numpy.array([[1, 0, 2, 0], [0, 3, 0, 4], [0, 5, 0, 0], [0, 0, 0, 6]], float)
+    second = numpy.array([[0, 0, 0], [7, 8, 9], [0, 0, 0]], float)
+    return BatchedCSR.from_matrices([first, second])
+
+
+@pytest.mark.parametrize('size, rows, starts, column, data', [
+    (2, [0, 2, 4, 6, 7], [0, 4, 6, 12, 12],
+     [0, 1, 2, 3, 1, 3, -1, 4, -1, 5, -1, 6], [1, 3, 2, 4, 5, 6, 0, 7, 0, 8, 0, 9]),
+    (1, [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 4, 5, 6, 6, 9, 9],
+     [0, 2, 1, 3, 1, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    (3, [0, 3, 4, 7], [0, 6, 7, 16], [0, 1, 1, 2, 3, -1, 3, -1, 4, -1, -1, 5, -1, -1, 6, -1],
+     [1, 3, 5, 2, 4, 0, 6, 0, 7, 0, 0, 8, 0, 0, 9, 0]),
+])
+def test_slices_by_hand(xp, size, rows, starts, column, data):
+    sell = BatchedSELL(report_example().to_device(device_of(xp)), size)
+    assert sell.xp is xp and sell.row_order is None
+    for name, expected in (('slice_rows', rows), ('slice_starts', starts), ('column', column),
+                           ('data', data)):
+        numpy.testing.assert_array_equal(cuda.to_cpu(getattr(sell, name)), expected)
+    assert sell.n_slices == len(rows) - 1 and sell.padding_ratio == len(column) / 9
+    assert sell.max_slice_rows == size
+
+
+def test_sorted_slices_by_hand():
+    sell = BatchedSELL(report_example(), 2, sort_rows=True)
+    numpy.testing.assert_array_equal(sell.row_order, [0, 1, 2, 3, 5, 4, 6])
+    numpy.testing.assert_array_equal(sell.slice_starts, [0, 4, 6, 12, 12])
+    numpy.testing.assert_array_equal(sell.column[6:], [4, -1, 5, -1, 6, -1])
+    numpy.testing.assert_array_equal(BatchedSELL(report_example(), 1, True).data,
+                                     [1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize('sort_rows', [False, True])
+@pytest.mark.parametrize('size', SIZES)
+@pytest.mark.parametrize('name', BATCHES)
+def test_round_trip(xp, name, size, sort_rows):
+    adj = batch_on(name, xp, 'float32')
+    sell = BatchedSELL(adj, size, sort_rows)
+    back = sell.to_csr()
+    assert back.xp is xp and sell.xp is xp
+    assert_same_arrays(back, adj, ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'))
+    for each in (back, sell):
+        for attribute in ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows',
+                          'layout', 'max_atom_id', 'is_symmetric', 'dtype', 'shape'):
+            assert getattr(each, attribute) == getattr(adj, attribute)
+    numpy.testing.assert_array_equal(sell.to_scipy().toarray(), adj.to_scipy().toarray())
+
+
+@pytest.mark.parametrize('sort_rows', [False, True])
+@pytest.mark.parametrize('size', SIZES)
+@pytest.mark.parametrize('name', BATCHES)
+def test_slices(name, size, sort_rows):
+    adj = BATCHES[name]
+    sell = BatchedSELL(adj, size, sort_rows)
+    heights, offsets = numpy.diff(sell.slice_rows), set(adj.row_offsets.tolist())
+    lengths = numpy.diff(adj.indptr)
+    if sort_rows:
+        for a, b in zip(adj.row_offsets[:-1], adj.row_offsets[1:]):
+            assert sorted(sell.row_order[a:b]) == list(range(a, b))
+            assert (numpy.diff(lengths[sell.row_order[a:b]]) <= 0).all()
+        lengths = lengths[sell.row_order]
+    assert offsets <= set(sell.slice_rows.tolist()) and heights.min(initial=1) >= 1
+    assert heights.max(initial=0) == sell.max_slice_rows == min(size, adj.max_rows)
+    for s, height in enumerate(heights):
+        first, end = sell.slice_rows[s:s + 2]
+        assert height == size or end in offsets  # only the last of a graph is short
+        assert sell.slice_starts[s + 1] - sell.slice_starts[s] == (
+            height * lengths[first:end].max())
+    for name in ('slice_starts', 'slice_rows', 'column'):
+        assert getattr(sell, name).dtype == numpy.int32
+    assert ((sell.column == -1).sum(), sell.column.size) == (
+        sell.column.size - adj.nnz, sell.slice_starts[-1])
+    assert sell.padding_ratio == (sell.column.size / adj.nnz if adj.nnz else 1)
+
+
+def test_padding_falls_with_the_slices_and_with_sorting():
+    adj = BATCHES['huge among tiny']
+    plain = [BatchedSELL(adj, size).padding_ratio for size in (1, 8, 32, 1000)]
+    ordered = [BatchedSELL(adj, size, True).padding_ratio for size in (1, 8, 32, 1000)]
+    assert plain[0] == ordered[0] == 1 and plain == sorted(plain)
+    assert ordered[1] < plain[1] and ordered[2] < plain[2] and ordered[3] == plain[3]
+
+
+@pytest.mark.parametrize('name', BATCHES)
+def test_transpose(xp, name):
+    adj = batch_on(name, xp, 'float64')
+    sell = BatchedSELL(adj, 7, True)
+    assert sell.T.xp is xp and sell.T.T is sell and sell.T is sell.T
+    assert (sell.T is sell) == adj.is_symmetric
+    assert sell.T.slice_size == 7 and sell.T.row_order is not None
+    numpy.testing.assert_array_equal(sell.T.to_scipy().toarray(), adj.to_scipy().toarray().T)
+
+
+@pytest.mark.parametrize('sort_rows', [False, True])
+@pytest.mark.parametrize('name', BATCHES)
+def test_to_device_and_back(xp, name, sort_rows):
+    sell = BatchedSELL(BATCHES[name], 7, sort_rows)
+    moved = sell.to_device(device_of(xp))
+    assert moved.xp is xp and moved.to_device(device_of(xp)) is moved
+    assert_same_arrays(moved.to_device(-1), sell, ARRAYS)
+    assert moved.nbytes == sell.nbytes and repr(moved.to_device(-1)) == repr(sell)
+
+
+def test_ones_stay_implicit():
+    sell = BatchedSELL(BATCHES['ones'])
+    assert sell.data is None and sell.dtype is None and sell.astype('float16') is sell
+    assert sell.to_csr().data is None and sell.to_scipy().dtype == numpy.float32
+
+
+def test_stored_zero_is_no_padding():
+    adj = BatchedCSR(numpy.array([0, 1, 3]), numpy.array([0, 0, 1]), numpy.array([0, 2]),
+                     data=numpy.array([0., 0., 2.]))
+    again = BatchedSELL(adj).to_csr()
+    assert again.nnz == 3
+    numpy.testing.assert_array_equal(again.data, [0, 0, 2])
+
+
+def test_astype():
+    sell = BatchedSELL(BATCHES['many'])
+    assert sell.T.dtype == numpy.float64
+    half = sell.astype('float16')
+    assert half.dtype == half.T.dtype == numpy.float16 and sell.dtype == numpy.float64
+    assert sell.astype(float) is sell
+    with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
+        sell.astype('int32')
+
+
+def test_repr_and_bytes(xp):
+    adj = BatchedCSR.from_matrices([numpy.array([[1, 2], [0, 1]], 'f'), numpy.eye(1, dtype='f')])
+    sell = BatchedSELL(adj.to_device(device_of(xp)), 2, sort_rows=True)
+    assert repr(sell) == (
+        '<BatchedSELL: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float32 on %s, '
+        '2 slices of up to 2 rows, sorted, padding ratio 1.25>' % device_of(xp))
+    assert sell.nbytes == 4 * (3 + 3 + 5 + 5 + 3 + 3 + 3)
+
+
+def test_pickle():
+    sell = BatchedSELL(BATCHES['many'], 7, True)
+    assert sell.T is not sell  # the kept transpose refers back
+    again = pickle.loads(pickle.dumps(sell))
+    assert_same_arrays(again, sell, ARRAYS)
+    assert_same_arrays(again.T, sell.T, ARRAYS)
+
+
+def test_no_graphs():
+    sell = BatchedSELL(BatchedCSR(numpy.array([0]), numpy.array([], 'i'), numpy.array([0])))
+    assert (sell.n_slices, sell.column.size, sell.max_slice_rows) == (0, 0, 0)
+    assert sell.to_csr().shape == (0, 0)
+
+
+def test_size_beyond_64_bits():
+    assert BatchedSELL(report_example(), 10 ** 30).n_slices == 2
+
+
+# --- what is refused ---
+
+@pytest.mark.parametrize('arguments, error, message', [
+    ((numpy.ones((2, 2)),), TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+    ((report_example(), 0), ValueError, 'slice_size: expected at least 1 row, got 0'),
+    ((report_example(), -3), ValueError, 'slice_size: expected at least 1 row, got -3'),
+    ((report_example(), 2.), TypeError, 'slice_size: expected an int, got 2.0'),
+    ((report_example(), True), TypeError, 'slice_size: expected an int, got True'),
+    ((report_example(), 2, 'yes'), TypeError, "sort_rows: expected a bool, got 'yes'"),
+])
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        BatchedSELL(*arguments)
+
+
+def test_too_much_padding(monkeypatch):
+    monkeypatch.setattr(validate, 'INT32_MAX', 15)
+    with pytest.raises(ValueError, match='non-zeros with padding: expected at most .* got 16'):
+        BatchedSELL(report_example(), 3)
+    BatchedSELL(report_example(), 2)
