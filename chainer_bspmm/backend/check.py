@@ -75,7 +75,8 @@ def adjacency(adj):
         raise TypeError(
             'adj: expected a %s, got %s%s; data sets become sparse batches with '
             'converter=chainer_bspmm.concat_mols, arrays with BatchedCSR.from_dense' % (
-                ' or '.join(kind.__name__ for kind in CONTAINERS), type(adj).__name__, ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else ''))
+                ' or '.join(kind.__name__ for kind in CONTAINERS), type(adj).__name__,
+                ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else ''))
 
 
 def _matrix(name, x, adj, n_rows):

@@ -51,8 +51,9 @@ def _coo_matrix(adj, data, dtype, trans):
 def bsddmm(adj, u, v):
     u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
     compute = numpy.float32 if u.dtype == numpy.float16 else u.dtype
-    return numpy.einsum('kc,kc->k', u[adj.entry_rows()].astype(compute, copy=False),
-                        v[adj.entry_columns()].astype(compute, copy=False)).astype(u.dtype, copy=False)
+    w = numpy.einsum('kc,kc->k', u[adj.entry_rows()].astype(compute, copy=False),
+                     v[adj.entry_columns()].astype(compute, copy=False))
+    return w.astype(u.dtype, copy=False)
 
 
 def segment_sum(x, offsets):

@@ -22,8 +22,8 @@ def bspmm(adj, x, data, residual, trans, algorithm='auto'):
         algorithm = 'st' if type(adj) is BatchedCOO else policy.bspmm_algorithm(adj)
     shape = check.result_shape(adj, adj.n_cols if trans else adj.n_rows, x)
     with _Device(x):
-        y = algorithms(adj)[algorithm](adj, _contiguous(x), _contiguous(data), _contiguous(residual),
-                                  trans)
+        y = algorithms(adj)[algorithm](
+            adj, _contiguous(x), _contiguous(data), _contiguous(residual), trans)
     return y if len(shape) == 2 else y.reshape(shape)
 
 

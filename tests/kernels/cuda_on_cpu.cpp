@@ -162,6 +162,9 @@ void run_grid(void (*thread)(void *), void *context)
         Block current;
         current.alive = current.everyone.expected = n_threads;
         block = &current;
+        // Of exact size, so that AddressSanitizer knows its end.
+        std::vector<unsigned char> shared(dynamic_shared_bytes, POISON);
+        dynamic_shared = shared.data();
         std::vector<std::thread> threads;
         for (unsigned t = 0; t < n_threads; ++t)
             threads.emplace_back([=] {

@@ -9,7 +9,12 @@
 
 #define __global__
 #define __device__
+#define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after the other
+// `extern __shared__ T name[];` is not C++: cuda_on_cpu.py rewrites it to this memory, which has the
+// size that the launch gives and is new, full of NaN, for every block.
+inline unsigned char *dynamic_shared;
+inline unsigned dynamic_shared_bytes;
 
 struct Dimensions { unsigned x, y, z; };
 inline thread_local Dimensions threadIdx, blockIdx;
@@ -30,6 +35,18 @@ template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta,
     return value;
 }
 
+// Not by std::atomic_ref, which C++17 lacks; threads of a block meet here, blocks never do.
+template <typename T> T atomicAdd(T *address, T value)
+{
+    T before, after;
+    __atomic_load(address, &before, __ATOMIC_RELAXED);
+    do
+        after = before + value;
+    while (!__atomic_compare_exchange(address, &before, &after, true, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED));
+    return before;
+}
+
 void *load(const char *argument);
 void run_grid(void (*thread)(void *), void *context);
 
@@ -40,12 +57,12 @@ struct Argument {
     template <typename T> operator T *() const { return static_cast<T *>(load(text)); }
 };
 
-// Run a kernel. argv: the program, grid and block (six numbers), then the kernel's arguments: an
-// integer as digits; null as "null"; an array as "SHIFT:FILE", see load().
+// Run a kernel. argv: the program, grid and block (six numbers), bytes of dynamic shared memory, then
+// the kernel's arguments: an integer as digits; null as "null"; an array as "SHIFT:FILE", see load().
 template <typename... Types> int launch(void (*kernel)(Types...), char **argv)
 {
     unsigned *const sizes[] = {&gridDim.x, &gridDim.y, &gridDim.z,
-                               &blockDim.x, &blockDim.y, &blockDim.z};
+                               &blockDim.x, &blockDim.y, &blockDim.z, &dynamic_shared_bytes};
     for (unsigned *size : sizes) *size = std::atoi(*++argv);
     struct Call {
         void (*kernel)(Types...);

@@ -4,6 +4,7 @@ import functools
 import itertools
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import types
@@ -68,13 +69,15 @@ def build(text, entry, options=(), sanitizer=None):
     """Return the path of a program that runs the kernel `entry` of a CUDA source."""
     path = _new_path(entry)
     source = path.with_suffix('.cpp')
+    text = re.sub(r'extern __shared__ (\w+) (\w+)\[\];',
+                  r'\1 *const \2 = reinterpret_cast<\1 *>(dynamic_shared);', text)
     source.write_text('#include "cuda_on_cpu.h"\n%s\n'
                       'int main(int, char **argv) { return launch(%s, argv); }\n' % (text, entry))
     _must_compile(sanitizer, [*options, source, _engine(sanitizer), '-o', path])
     return path
 
 
-def run(program, grid, block, arguments):
+def run(program, grid, block, arguments, shared_bytes=0):
     """Run a kernel on NumPy arrays, which it may change, NumPy int32 numbers and null pointers.
 
     Raises:
@@ -93,8 +96,8 @@ def run(program, grid, block, arguments):
         else:
             assert isinstance(argument, numpy.uintp) and argument == 0
             words.append('null')
-    done = subprocess.run([program, *map(str, (*grid, *block)), *words], env=ENVIRONMENT,
-                          capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run([program, *map(str, (*grid, *block, shared_bytes)), *words],
+                          env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         raise KernelError('status %d\n%s' % (done.returncode, done.stderr))
     for argument, file in files:
@@ -135,6 +138,7 @@ class Device:
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(
             empty=self._empty, ascontiguousarray=self._ascontiguousarray,
+            zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
             cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0))))
 
     def put(self, array, shift=0):
@@ -161,7 +165,7 @@ class Device:
             text = text.replace(*self._replace)
         program = build(text, name, kernels.options(dtype_char, defines), self._sanitizer)
 
-        def kernel(grid, block, arguments):
+        def kernel(grid, block, arguments, shared_bytes=0):
             self.launched.append(dict(defines))
-            run(program, grid, block, arguments)
+            run(program, grid, block, arguments, shared_bytes)
         return kernel
