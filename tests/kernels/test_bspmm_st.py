@@ -247,15 +247,15 @@ def test_atomics_are_declared(device):
 
 # --- faults that must be seen ---
 
-def product(device, algorithm, n_channels=5):
-    adj = coo('mixed', 'f')
+def product(device, algorithm, n_channels=5, name='mixed'):
+    adj = coo(name, 'f')
     x = device.put(integers((adj.n_cols, n_channels), 'f', seed=2))
     return gpu.bspmm(adj, x, None, None, False, algorithm), reference.bspmm(adj, x)
 
 
 @pytest.mark.parametrize('algorithm', CASES)
 def test_kernels_have_no_races(make_device, algorithm):
-    result, expected = product(make_device(RACES), algorithm)
+    result, expected = product(make_device(RACES), algorithm, name='relations')
     numpy.testing.assert_array_equal(result, expected.astype('f'))
 
 
@@ -269,13 +269,14 @@ LAST = '    }\n    __syncthreads();\n\n    for (int row'
     (LAST, LAST.replace('__syncthreads();', ''))])
 def test_race_in_shared_memory_is_noticed(make_device, old, new):
     with pytest.raises(KernelError, match='data race'):
-        product(make_device(RACES, (old, new)), 'st_blocked')
+        product(make_device(RACES, (old, new)), 'st_blocked', name='relations')
 
 
 def test_sum_without_atomics_in_global_memory_is_noticed(make_device):
     old = 'atomicAdd(&y[row * n_channels + c], '
     with pytest.raises(KernelError, match='data race'):
-        product(make_device(RACES, (old, 'y[row * n_channels + c] += (')), 'st_global')
+        product(make_device(RACES, (old, 'y[row * n_channels + c] += (')), 'st_global',
+                name='duplicates')
 
 
 @pytest.mark.parametrize('algorithm, old, new', [
