@@ -20,12 +20,13 @@ from chainer_bspmm import sparse  # NOQA: E402
 from chainer_bspmm.dataset import concat_mols  # NOQA: E402
 from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
 from chainer_bspmm.models import sparsify  # NOQA: E402
+from chainer_bspmm.sparse import BatchedCOO  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
 from chainer_bspmm.sparse import BatchedSELL  # NOQA: E402
 
 __version__ = '0.1.0'
 
 __all__ = [
-    'BatchedCSR', 'BatchedSELL', 'CSRConverter', 'concat_mols', 'dataset', 'functions', 'links',
-    'models', 'sparse', 'sparsify',
+    'BatchedCOO', 'BatchedCSR', 'BatchedSELL', 'CSRConverter', 'concat_mols', 'dataset',
+    'functions', 'links', 'models', 'sparse', 'sparsify',
 ]

@@ -13,7 +13,11 @@ def _host(array):
 
 
 def entries(adj):
-    """Yield (entry, row, column) for every entry of a BatchedCSR."""
+    """Yield (entry, row, column) for every entry of a BatchedCSR or BatchedCOO."""
+    if hasattr(adj, 'ids'):
+        for entry, (row, column) in enumerate(cuda.to_cpu(adj.ids)):
+            yield entry, row, column
+        return
     indptr, indices = cuda.to_cpu(adj.indptr), cuda.to_cpu(adj.indices)
     for row in range(adj.n_rows):
         for entry in range(indptr[row], indptr[row + 1]):

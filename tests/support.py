@@ -3,6 +3,7 @@ import numpy
 
 from chainer.backends import cuda
 
+from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 
 DTYPES = ('float16', 'float32', 'float64')
@@ -79,6 +80,23 @@ def batches(seed=0):
 
 
 BATCHES = dict(batches())
+
+
+def shuffled(adj, seed=0):
+    """Return a BatchedCOO on the host with the entries of every graph in another order."""
+    rng = numpy.random.RandomState(seed)
+    starts = adj.entry_offsets.tolist()
+    order = [start + rng.permutation(end - start) for start, end in zip(starts, starts[1:])]
+    order = numpy.concatenate(order).astype(int) if order else numpy.zeros(0, int)
+    return BatchedCOO(adj.ids[order], adj.row_offsets, adj.entry_offsets,
+                      None if adj.data is None else adj.data[order], adj.col_offsets,
+                      adj.n_relations, adj.layout, adj.max_atom_id)
+
+
+def coo_batch_on(name, xp, dtype):
+    """Return one of BATCHES as a BatchedCOO with shuffled entries, in a dtype on a device."""
+    adj = shuffled(BatchedCOO.from_csr(BATCHES[name])).astype(dtype)
+    return adj if xp is numpy else adj.to_device('@cupy:%d' % xp.cuda.Device().id)
 
 
 def batch_on(name, xp, dtype):

@@ -20,13 +20,13 @@ def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
     Args:
-        adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
+        adj (BatchedCSR, BatchedCOO or BatchedSELL): n_rows x n_cols.
         x (array): (n_cols, n_B); or (n_graphs, N, n_B) where ``adj`` is padded.
         data (array or None): (nnz,) values of the entries in place of ``adj.data``; None with a
             BatchedSELL.
         residual (array or None): of the result's shape, added to the product.
         trans (bool): multiply by the transposed matrix; ``data`` keeps the order of ``adj``.
-        algorithm (str): ``'auto'``, or on a GPU with a BatchedCSR a name from ``gpu.ALGORITHMS``.
+        algorithm (str): ``'auto'``, or on a GPU a name from ``gpu.algorithms(adj)``.
 
     Returns:
         array: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``, of x's dtype.
@@ -38,7 +38,7 @@ def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
         check.one_of('algorithm on a CPU', algorithm, ('auto',))
         return cpu.bspmm(adj, x, data, residual, trans)
     if algorithm != 'auto':
-        check.one_of('algorithm', algorithm, gpu.ALGORITHMS)
+        check.one_of('algorithm', algorithm, gpu.algorithms(adj))
     return gpu.bspmm(adj, x, data, residual, trans, algorithm)
 
 
@@ -77,7 +77,7 @@ def bsddmm(adj, u, v):
     """Compute ``w[k] = sum_c u[row[k], c] v[column[k], c]`` for every entry k.
 
     Args:
-        adj (BatchedCSR): the pattern, n_rows x n_cols; its values are not used.
+        adj (BatchedCSR or BatchedCOO): the pattern, n_rows x n_cols; its values are not used.
         u (array): (n_rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded.
         v (array): (n_cols, n_B), or three-dimensional likewise.
 

@@ -1,4 +1,4 @@
-"""Checks of arrays against a `BatchedCSR` or `BatchedSELL` before anything is launched.
+"""Checks of arrays against a container before anything is launched.
 
 They read attributes only, never the device, and cost about a microsecond: they stand in the path
 of every product.
@@ -10,10 +10,13 @@ import numpy
 from chainer import backend
 from chainer.backends import cuda
 
+from chainer_bspmm.sparse import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import BatchedSELL
 from chainer_bspmm.sparse.validate import FLOATS
 from chainer_bspmm.sparse.validate import one_of  # NOQA: F401
+
+CONTAINERS = (BatchedCSR, BatchedCOO)
 
 
 def bspmm(adj, x, data, residual, trans):
@@ -108,11 +111,12 @@ def product(adj):
 
 
 def adjacency(adj):
-    if type(adj) is not BatchedCSR:
+    if type(adj) not in CONTAINERS:
         raise TypeError(
-            'adj: expected a BatchedCSR, got %s%s; data sets become sparse batches with '
+            'adj: expected a %s, got %s%s; data sets become sparse batches with '
             'converter=chainer_bspmm.concat_mols, arrays with BatchedCSR.from_dense' % (
-                type(adj).__name__, ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else ''))
+                ' or '.join(kind.__name__ for kind in CONTAINERS), type(adj).__name__,
+                ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else ''))
 
 
 def _matrix(name, x, adj, n_rows):
@@ -130,6 +134,21 @@ def _matrix(name, x, adj, n_rows):
     if adj.layout == 'padded' and adj.n_graphs:
         expected += ' or (%d, %d, n_B)' % (adj.n_graphs, n_rows // adj.n_graphs)
     raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, shape))
+
+
+def st_dtype(x):
+    """Refuse float16: an atomicAdd on halves would round every partial sum."""
+    if x.dtype == numpy.float16:
+        raise TypeError('x: expected float32 or float64 with a BatchedCOO on a GPU, got float16; '
+                        'its kernels add with atomics; adj.to_csr() takes float16')
+
+
+def st_bytes(algorithm, n_bytes, what, largest):
+    """Refuse a forced ST kernel whose share of the output exceeds a block's shared memory."""
+    if n_bytes > largest:
+        raise ValueError('algorithm: %r expects %s in at most %d bytes of shared memory, got %d '
+                         "bytes; 'st' chooses a kernel that fits"
+                         % (algorithm, what, largest, n_bytes))
 
 
 def _float(name, x):

@@ -12,6 +12,7 @@ from chainer.backends import cuda
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import kernels
 from chainer_bspmm.backend import policy
+from chainer_bspmm.sparse import BatchedCOO
 from chainer_bspmm.sparse import BatchedSELL
 
 # How bspmm_csr finds the value of an entry; see the kernel's header.
@@ -21,13 +22,13 @@ NULL = numpy.uintp(0)
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
     if algorithm == 'auto':
-        algorithm = policy.bspmm_algorithm(adj)
+        algorithm = 'st' if type(adj) is BatchedCOO else policy.bspmm_algorithm(adj)
     shape = check.result_shape(adj, adj.n_cols if trans else adj.n_rows, x)
     if type(adj) is BatchedSELL:
         return _bspmm_sell(adj, x, residual, trans).reshape(shape)
     with _Device(x):
-        y = ALGORITHMS[algorithm](adj, _contiguous(x), _contiguous(data), _contiguous(residual),
-                                  trans)
+        y = algorithms(adj)[algorithm](
+            adj, _contiguous(x), _contiguous(data), _contiguous(residual), trans)
     return y if len(shape) == 2 else y.reshape(shape)
 
 
@@ -151,6 +152,86 @@ def spmv(adj, x, alpha, beta, y):
     return y
 
 
+def _st(adj, x, data, residual, trans):
+    """One of the three below, by the paper's rule."""
+    max_rows = adj.max_cols if trans else adj.max_rows
+    algorithm = policy.st_algorithm(max_rows, x.shape[-1], x.itemsize)
+    return ST_ALGORITHMS[algorithm](adj, x, data, residual, trans)
+
+
+def _st_shared(adj, x, data, residual, trans):
+    """A block per matrix, figure 5-(a), kernels/bspmm_st_shared.cu."""
+    n_channels = x.shape[-1]
+    max_rows = adj.max_cols if trans else adj.max_rows
+    check.st_bytes('st_shared', max_rows * n_channels * x.itemsize,
+                   'the output of the largest matrix', policy.ST_SHARED_BYTES)
+    return _st_blocks(adj, x, data, residual, trans, n_channels)
+
+
+def _st_blocked(adj, x, data, residual, trans):
+    """A block per matrix and partition of columns, figure 5-(b), kernels/bspmm_st_shared.cu."""
+    n_channels = x.shape[-1]
+    max_rows = adj.max_cols if trans else adj.max_rows
+    check.st_bytes('st_blocked', max_rows * x.itemsize,
+                   'one column of the output of the largest matrix', policy.ST_SHARED_BYTES)
+    n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
+    return _st_blocks(adj, x, data, residual, trans, n_columns)
+
+
+def _st_blocks(adj, x, data, residual, trans, n_columns):
+    check.st_dtype(x)
+    n_rows, max_rows, offsets = ((adj.n_cols, adj.max_cols, adj.col_offsets) if trans else
+                                 (adj.n_rows, adj.max_rows, adj.row_offsets))
+    n_channels = x.shape[-1]
+    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
+    if y.size:
+        launch = policy.st_shared_launch(
+            adj.n_graphs, max_rows, adj.max_nnz, n_channels, n_columns, x.itemsize)
+        kernel, values = _st_kernel('bspmm_st_shared', launch, adj, x, data, trans)
+        kernel(launch.grid, launch.block, (
+            adj.ids, values, adj.entry_offsets, offsets, x, NULL if residual is None else residual,
+            y, numpy.int32(n_channels), numpy.int32(n_columns)), launch.shared_bytes)
+    return y
+
+
+def _st_global(adj, x, data, residual, trans):
+    """A sub-warp per entry, case 3 of section 4.3, kernels/bspmm_st_global.cu."""
+    check.st_dtype(x)
+    shape = adj.n_cols if trans else adj.n_rows, x.shape[-1]
+    # A launch of its own: nothing but the kernel's atomics writes the result.
+    if residual is None:
+        y = cuda.cupy.zeros(shape, x.dtype)
+    else:
+        y = residual.reshape(shape).copy()
+    if y.size and adj.nnz:
+        launch = policy.st_global_launch(adj.nnz, shape[1])
+        kernel, values = _st_kernel('bspmm_st_global', launch, adj, x, data, trans)
+        kernel(launch.grid, launch.block, (
+            adj.ids, values, adj.entry_offsets, x, y, numpy.int32(adj.n_graphs),
+            numpy.int32(shape[1])))
+    return y
+
+
+def _st_kernel(name, launch, adj, x, data, trans):
+    """Return a compiled ST kernel and the values of the entries as it takes them."""
+    if data is None:
+        data = adj.data
+    weights = ONES if data is None else DATA
+    kernel = kernels.load(x.data.device_id, name, x.dtype.char,
+                          launch.defines + (('WEIGHTS', weights), ('TRANS', int(trans))))
+    return kernel, NULL if data is None else data
+
+
+# The same for a BatchedCOO; all of them add with atomics.
+ST_ALGORITHMS = {'st': _st, 'st_shared': _st_shared, 'st_blocked': _st_blocked,
+                 'st_global': _st_global}
+
+
+def algorithms(adj):
+    """Return the algorithms (dict) for the container of a batch."""
+    return ST_ALGORITHMS if type(adj) is BatchedCOO else ALGORITHMS
+
+
 def bsddmm(adj, u, v):
     n_channels = u.shape[-1]
     with _Device(u):
@@ -161,12 +242,22 @@ def bsddmm(adj, u, v):
             w.fill(0)
         elif w.size:
             width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
+            if type(adj) is BatchedCOO:
+                _coo_dots(adj, u, v, w, policy.dot_launch(adj.nnz, n_channels, width))
+                return w
             launch = policy.dot_launch(adj.n_rows, n_channels, width)
             kernel = kernels.load(u.data.device_id, 'bsddmm_csr', u.dtype.char, launch.defines)
             kernel(launch.grid, launch.block, (
                 adj.indptr, adj.indices, u, v, w,
                 numpy.int32(adj.n_rows), numpy.int32(launch.n_vectors)))
     return w
+
+
+def _coo_dots(adj, u, v, w, launch):
+    kernel = kernels.load(u.data.device_id, 'bsddmm_coo', u.dtype.char, launch.defines)
+    kernel(launch.grid, launch.block, (
+        adj.ids, adj.entry_offsets, u, v, w, numpy.int32(adj.n_graphs),
+        numpy.int32(launch.n_vectors)))
 
 
 def segment_sum(x, offsets):

@@ -38,6 +38,72 @@ def bspmm_algorithm(adj):
     return 'vector'
 
 
+# A block of an ST kernel: see kernels/bspmm_st_shared.cu.
+StLaunch = collections.namedtuple('StLaunch', 'defines grid block shared_bytes n_columns')
+
+ST_SHARED_BYTES = 32 * 1024  # the paper's budget for the output that a block holds
+ST_BLOCK = 1024  # threads at most; the paper does not say how many it has
+ST_GLOBAL_BLOCK = 256
+
+
+def subwarp(n_channels):
+    """Return how many threads share a non-zero: 32, or the least power of two >= n_B <= 16."""
+    return WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
+
+
+def st_algorithm(max_rows, n_channels, itemsize):
+    """Return the name of the ST kernel for a batch, by the rule of the paper's section 4.3.
+
+    Args:
+        max_rows (int): rows of the batch's largest output: one that does not fit decides for all.
+        n_channels (int): n_B, columns of every output.
+        itemsize (int): bytes an element.
+    """
+    if max_rows * n_channels * itemsize <= ST_SHARED_BYTES:
+        return 'st_shared'
+    return 'st_blocked' if max_rows * itemsize <= ST_SHARED_BYTES else 'st_global'
+
+
+def st_partition(max_rows, n_channels, itemsize):
+    """Return how many columns a partition has; one column must fit.
+
+    The number of partitions is the smallest power of two, from 2 on, whose largest partition fits.
+    """
+    n_partitions = 2
+    while max_rows * -(-n_channels // n_partitions) * itemsize > ST_SHARED_BYTES:
+        n_partitions *= 2
+    return -(-n_channels // n_partitions)
+
+
+@functools.lru_cache(maxsize=4096)
+def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
+    """Plan a block per (matrix, partition of n_columns columns).
+
+    The sub-warp follows from the width of a partition, each being a product of its own; a block has
+    as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
+
+    Args:
+        n_graphs, n_channels, n_columns (int): all positive.
+        max_rows, max_nnz (int): rows of the largest output, entries of the largest matrix.
+        itemsize (int): bytes an element.
+    """
+    lanes = subwarp(n_columns)
+    threads = min(max(-(-max_nnz * lanes // WARP), 1) * WARP, ST_BLOCK)
+    # Less than a power of two where the last ones would have no column.
+    n_partitions = -(-n_channels // n_columns)
+    y = min(n_partitions, MAX_GRID_Y)
+    return StLaunch((('VECTOR', 1), ('SUBWARP', lanes)), (n_graphs, y, -(-n_partitions // y)),
+                    (threads, 1, 1), max_rows * n_columns * itemsize, n_columns)
+
+
+@functools.lru_cache(maxsize=4096)
+def st_global_launch(nnz, n_channels):
+    """Plan a sub-warp per entry of the whole batch; nnz and n_channels are positive."""
+    lanes = subwarp(n_channels)
+    return StLaunch((('VECTOR', 1), ('SUBWARP', lanes)), (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
+                    (ST_GLOBAL_BLOCK, 1, 1), 0, n_channels)
+
+
 @functools.lru_cache(maxsize=4096)
 def row_launch(n_rows, n_channels, width):
     """Plan a thread per (row, vector) of a feature matrix: the grid of bspmm and broadcast.
@@ -60,7 +126,8 @@ def dot_launch(n_rows, n_channels, width):
     """Plan a sub-warp per row, whose lanes stride over the vectors: the grid of bsddmm.
 
     Args:
-        n_rows, n_channels (int): shape of the left factor, both positive.
+        n_rows, n_channels (int): rows, or entries where each has a sub-warp, and the width of the
+            factors; both positive.
         width (int): elements a vector.
     """
     n_vectors = n_channels // width

@@ -33,20 +33,21 @@ def bsddmm(adj, u, v):
     any order with respect to ``u`` and ``v``.
 
     Args:
-        adj (BatchedCSR): the pattern, n_rows x n_cols; its values are not used.
+        adj (BatchedCSR or BatchedCOO): the pattern, n_rows x n_cols; its values are not used.
         u (Variable or array): (n_rows, n_B) float16, float32 or float64; or (n_graphs, N, n_B)
             where ``adj`` is padded to N rows a graph.
         v (Variable or array): (n_cols, n_B), or three-dimensional likewise; of u's dtype.
 
     Returns:
-        Variable: (nnz,) in the order of ``adj.indices``, of u's dtype; float16 is summed in
+        Variable: (nnz,) in the order of adj's entries, of u's dtype; float16 is summed in
         float32.
 
     Raises:
         TypeError, ValueError: as :func:`chainer_bspmm.functions.bspmm`.
 
     Note:
-        Deterministic; does not synchronise.
+        Deterministic; does not synchronise. Its gradients are products by
+        :func:`chainer_bspmm.functions.bspmm`, as deterministic as those.
     """
     backend.check.adjacency(adj)
     return BatchedSDDMM(adj).apply((u, v))[0]

@@ -1,7 +1,11 @@
 """Batched sparse times dense product (Batched SpMM)."""
+import numpy
+
 from chainer import function_node
+from chainer import utils
 
 from chainer_bspmm import backend
+from chainer_bspmm.sparse import BatchedCOO
 
 
 class BatchedSpMM(function_node.FunctionNode):
@@ -23,6 +27,8 @@ class BatchedSpMM(function_node.FunctionNode):
         residual = inputs[-1] if self._has_residual else None
         # The product is linear in x: only the gradients that involve edge values need the inputs.
         self.retain_inputs((0, 1) if self._has_data else ())
+        if type(self._adj) is BatchedCOO and type(x) is not numpy.ndarray:
+            utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
         return backend.bspmm(self._adj, x, data, residual, self._trans, self._algorithm),
 
     def backward(self, indexes, grad_outputs):
@@ -50,38 +56,47 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
     Differentiable to any order with respect to ``x``, ``data`` and ``residual``.
 
     Args:
-        adj (BatchedCSR or BatchedSELL): the batch of matrices, n_rows x n_cols, on the device of
-            ``x``. Its own values are constants. A BatchedSELL is for an ``x`` of one to about eight
-            columns; wider ones are done eight at a time, each of which reads the matrix again.
-            Backward it multiplies by the SELL of the transpose, which it builds once and keeps.
+        adj (BatchedCSR, BatchedCOO or BatchedSELL): the batch of matrices, n_rows x n_cols, on the
+            device of ``x``. Its own values are constants. A BatchedSELL is for an ``x`` of one to
+            about eight columns; wider ones are done eight at a time, each of which reads the matrix
+            again. Backward it multiplies by the SELL of the transpose, which it builds once and
+            keeps.
         x (Variable or array): (n_cols, n_B) float16, float32 or float64. Where ``adj`` is padded
             to N columns a graph, also (n_graphs, N, n_B).
         data (Variable or array or None): (nnz,) edge values of x's dtype, used in place of
-            ``adj.data``, in the order of ``adj.indices``. NaN propagates as in a dense product.
-            Not with a BatchedSELL.
+            ``adj.data``, in the order of its entries. NaN propagates as in a dense product. Not
+            with a BatchedSELL.
         residual (Variable or array or None): added to the product; of its shape and dtype.
-        algorithm (str): ``'auto'``, or the name of one of ``backend.gpu.ALGORITHMS``, which runs
-            forward and backward; for tests and benchmarks. A BatchedSELL has but one.
+        algorithm (str): ``'auto'``, or the name of one of ``backend.gpu.algorithms(adj)``, which
+            runs forward and backward; for tests and benchmarks. For a BatchedCOO: ``'st'`` (what
+            ``'auto'`` means there) takes by the paper's rule ``'st_shared'`` where the output of
+            the largest matrix fits in 32 KB, ``'st_blocked'`` where one column of it does (8,192
+            rows of float32, 4,096 of float64), else ``'st_global'``.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
         float16 is summed in float32.
 
     Raises:
-        TypeError: ``adj`` is neither container, or a dtype does not fit.
-        ValueError: a shape, a device or the algorithm does not fit. Both are raised before
-            anything is launched.
+        TypeError: ``adj`` is no such container, or a dtype does not fit (float16 with a BatchedCOO
+            on a GPU: its atomics would round every partial sum).
+        ValueError: a shape, a device or the algorithm does not fit. Both are raised before anything
+            is launched.
 
     Note:
-        Deterministic; does not synchronise. Arrays that are not C-contiguous are copied. On a GPU
-        float32 denormals are flushed to zero.
+        Deterministic with a BatchedCSR. With a BatchedCOO on a GPU it is not: atomics add in any
+        order, of which ``chainer.config.warn_nondeterministic`` warns. Does not synchronise. Arrays
+        that are not C-contiguous are copied. On a GPU float32 denormals are flushed to zero.
 
     Source:
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
         ``'swa'``: their CSR kernel as written, ``'swa_rows'`` and ``'swa_blocked'`` its two forms
         (c) and (d) of figure 5 whatever the width; ``kernels/bspmm_swa.cu`` names deviations.
-        SELL: IPSJ report 2018-HPC-164 No. 3, there for one column; ``kernels/bspmm_sell.cu``.
+        The SparseTensor variant (figures 3, 5-(a) and 5-(b), section 4.3): ``bspmm_st_shared.cu``
+        and ``bspmm_st_global.cu``; the paper leaves the block size open, and offsets replace its
+        tables of pointers. SELL: IPSJ report 2018-HPC-164 No. 3, there for one column;
+        ``kernels/bspmm_sell.cu``.
 
     Example:
         >>> import numpy

@@ -2,17 +2,16 @@
 import numpy
 import scipy.sparse
 
-import chainer
 from chainer import backend
 from chainer.backends import cuda
 
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.batch import Batch
+from chainer_bspmm.sparse.batch import LAYOUTS
 
-LAYOUTS = ('packed', 'padded')
 
-
-class BatchedCSR:
+class BatchedCSR(Batch):
     """Hold one sparse matrix per graph as a single block-diagonal CSR matrix.
 
     Entry ``k`` of row ``i`` (``indptr[i] <= k < indptr[i + 1]``) stands in column ``indices[k]``
@@ -52,6 +51,8 @@ class BatchedCSR:
         CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
     """
 
+    _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
+
     def __init__(self, indptr, indices, row_offsets, data=None, col_offsets=None, n_relations=1,
                  layout='packed', max_atom_id=None):
         n_relations = validate.count('n_relations', n_relations, 1)
@@ -80,20 +81,10 @@ class BatchedCSR:
     def _set(self, indptr, indices, data, row_offsets, col_offsets, n_relations, layout,
              max_atom_id, is_symmetric):
         """Take over checked host arrays; `is_symmetric` None means find out."""
+        self._set_sizes(row_offsets, col_offsets, data, n_relations, layout, max_atom_id)
         self.indptr = indptr
         self.indices = indices
-        self.data = data
-        self.row_offsets = row_offsets
-        self.col_offsets = col_offsets
-        self.n_relations = n_relations
-        self.layout = layout
-        self.max_atom_id = max_atom_id
-        self.n_graphs = row_offsets.size - 1
-        self.n_rows = indptr.size - 1
-        self.n_cols = int(col_offsets[-1])
         self.nnz = indices.size
-        self.max_rows = int(numpy.diff(row_offsets).max(initial=0))
-        self.max_cols = int(numpy.diff(col_offsets).max(initial=0))
         self.max_nnz = int(numpy.diff(indptr[row_offsets]).max(initial=0))
         self._forget()
         if is_symmetric is None:
@@ -177,47 +168,10 @@ class BatchedCSR:
         device = backend.get_device_from_array(adj)
         return self if device.xp is numpy else self.to_device(device)
 
-    def _move(self, device):
-        """Send every array to `device` in one transfer; the host integers stay as they are."""
-        names = ['indptr', 'indices', 'row_offsets', 'col_offsets']
-        if self.data is not None:
-            names.append('data')
-        for name, array in zip(names, _send([getattr(self, name) for name in names], device)):
-            setattr(self, name, array)
-
-    def _copy(self):
-        """Return a new instance with the same arrays and nothing derived from them."""
-        new = BatchedCSR.__new__(BatchedCSR)
-        new.__dict__.update(self.__dict__)
-        new._forget()
-        return new
-
     def _forget(self):
+        super()._forget()
         self._transpose = None
         self._transpose_order = None
-        self._cache = {}  # what a backend derives from the arrays, such as SciPy's view of them
-
-    @property
-    def xp(self):
-        """numpy or cupy: the module of the arrays."""
-        return backend.get_array_module(self.indices)
-
-    @property
-    def dtype(self):
-        """dtype of ``data``, or None for implicit ones."""
-        return None if self.data is None else self.data.dtype
-
-    @property
-    def shape(self):
-        """(n_rows, n_cols) of the block-diagonal matrix."""
-        return self.n_rows, self.n_cols
-
-    @property
-    def nbytes(self):
-        """Bytes of the arrays (int)."""
-        arrays = [self.indptr, self.indices, self.row_offsets, self.col_offsets]
-        return sum(array.nbytes for array in arrays) + (
-            0 if self.data is None else self.data.nbytes)
 
     @property
     def T(self):
@@ -254,45 +208,13 @@ class BatchedCSR:
                 self.T  # NOQA: B018  (building it notes the order)
         return self._transpose_order
 
-    def to_device(self, device):
-        """Return the batch on another device, in one transfer.
-
-        Args:
-            device: anything that ``chainer.get_device`` takes, such as ``-1``, ``0``,
-                ``'@cupy:0'`` or a ``chainer.backend.Device``.
-
-        Returns:
-            BatchedCSR: this very object where it is there already.
-        """
-        device = chainer.get_device(device)
-        if device == backend.get_device_from_array(self.indices):
-            return self
-        new = self._copy()
-        new._move(device)
-        return new
-
-    def astype(self, dtype):
-        """Return the batch with ``data`` in another floating dtype.
-
-        Args:
-            dtype: float16, float32 or float64.
-
-        Returns:
-            BatchedCSR: this very object where nothing changes (implicit ones have no dtype); the
-            same one again for the same dtype.
-        """
-        dtype = validate.float_dtype('dtype', dtype)
-        if self.data is None or self.data.dtype == dtype:
-            return self
-        key = 'astype', dtype
-        if key not in self._cache:  # a model asks in every forward pass
-            self._cache[key] = self._copy()
-            self._cache[key].data = self.data.astype(dtype)
-        return self._cache[key]
-
     def entry_rows(self):
         """Return the row of every entry, (nnz,) int32, on the matrix's device."""
         return build.entry_rows(self.xp, self.indptr, self.nnz)
+
+    def entry_columns(self):
+        """Return the column of every entry, (nnz,) int32: ``indices``."""
+        return self.indices
 
     def to_scipy(self):
         """Return the block-diagonal ``scipy.sparse.csr_matrix`` (n_rows, n_cols), on the host.
@@ -300,46 +222,8 @@ class BatchedCSR:
         Implicit ones become float32. Copies from a device (synchronises).
         """
         indptr, indices = cuda.to_cpu(self.indptr), cuda.to_cpu(self.indices)
-        data = numpy.ones(self.nnz, 'f') if self.data is None else cuda.to_cpu(self.data)
-        return scipy.sparse.csr_matrix((data, indices, indptr), shape=self.shape, copy=True)
+        return scipy.sparse.csr_matrix(
+            (self._host_values(), indices, indptr), shape=self.shape, copy=True)
 
-    def to_dense(self):
-        """Return the matrices as one zero-padded array, on this device.
-
-        Returns:
-            array: (n_graphs, N, N) with N the size of the largest graph, or (n_graphs, R, N, N)
-            where R > 1; float32 for implicit ones. Entries that name the same place are added.
-        """
-        n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
-        row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)
-        max_cols = self.max_cols // n_relations
-        rows = cuda.to_cpu(self.entry_rows())
-        graph = numpy.searchsorted(row_offsets, rows, side='right') - 1
-        column = cuda.to_cpu(self.indices) - col_offsets[graph]
-        data = numpy.ones(self.nnz, 'f') if self.data is None else cuda.to_cpu(self.data)
-        dense = numpy.zeros((n_graphs, n_relations, self.max_rows, max_cols), data.dtype)
-        numpy.add.at(dense, (graph, column % n_relations, rows - row_offsets[graph],
-                             column // n_relations), data)
-        return xp.asarray(dense if n_relations > 1 else dense[:, 0])
-
-    def __repr__(self):
-        return '<BatchedCSR: %d graphs (%s), %d x %d, %d relation%s, %d entries%s, %s on %s>' % (
-            self.n_graphs, self.layout, self.n_rows, self.n_cols, self.n_relations,
-            's'[:self.n_relations != 1], self.nnz, ', symmetric' if self.is_symmetric else '',
-            'ones' if self.data is None else self.data.dtype.name,
-            backend.get_device_from_array(self.indices).name)
-
-
-def _send(arrays, device):
-    """Send host arrays to `device` as one buffer: a transfer costs more than its few bytes."""
-    if device.xp is numpy:
-        return [cuda.to_cpu(array) for array in arrays]
-    # Each array starts at a multiple of 16 bytes, the widest load of a kernel.
-    starts = numpy.cumsum([0] + [-(-array.nbytes // 16) * 16 for array in arrays])
-    buffer = numpy.zeros(int(starts[-1]), numpy.uint8)
-    for start, array in zip(starts, arrays):
-        buffer[start:start + array.nbytes] = numpy.frombuffer(
-            numpy.ascontiguousarray(cuda.to_cpu(array)), numpy.uint8)
-    sent = device.send(buffer)
-    return [sent[start:start + array.nbytes].view(array.dtype)
-            for start, array in zip(starts.tolist(), arrays)]
+    def _trait(self):
+        return ', symmetric' if self.is_symmetric else ''

@@ -1,4 +1,4 @@
-"""Array work behind `BatchedCSR`: gathering matrices into one CSR, transposing it."""
+"""Array work behind the containers: gathering matrices into one CSR, sorting entries."""
 import numpy
 import scipy.sparse
 
@@ -20,6 +20,19 @@ def entry_rows(xp, indptr, nnz):
         numpy.int32)
 
 
+def group(xp, keys, n_groups):
+    """Sort entries by an integer key, those of one key in their order.
+
+    Returns where the entries of every key start, (n_groups + 1,), and the order, (nnz,), both
+    int32. The result does not depend on timing.
+    """
+    nnz = keys.size
+    # Unique keys: the order is fixed whether or not the device's sort is stable.
+    order = xp.argsort(keys.astype(numpy.int64) * max(nnz, 1) + xp.arange(nnz)).astype(numpy.int32)
+    starts = xp.searchsorted(keys[order], xp.arange(n_groups + 1, dtype=numpy.int32))
+    return starts.astype(numpy.int32), order
+
+
 def transpose(xp, indptr, indices, n_cols):
     """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order.
 
@@ -32,11 +45,7 @@ def transpose(xp, indptr, indices, n_cols):
             (numpy.arange(nnz, dtype=numpy.int32), indices, indptr),
             shape=(indptr.size - 1, n_cols)).tocsc()
         return pattern.indptr, pattern.indices, pattern.data
-    # Unique keys: the order is fixed whether or not the device's sort is stable.
-    keys = indices.astype(numpy.int64) * max(nnz, 1) + xp.arange(nnz)
-    order = xp.argsort(keys).astype(numpy.int32)
-    starts = xp.searchsorted(
-        indices[order], xp.arange(n_cols + 1, dtype=numpy.int32)).astype(numpy.int32)
+    starts, order = group(xp, indices, n_cols)
     return starts, entry_rows(xp, indptr, nnz)[order], order
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a user hands to `BatchedCSR`; every error names argument, got and expected."""
+"""Checks of what a user hands to a container; every error names argument, got and expected."""
 import numpy
 import scipy.sparse
 
@@ -44,8 +44,11 @@ def slice_size(size):
     return int(size)
 
 
-def host_integers(arrays, data):
-    """Check kind, dimension and length of raw arrays; return host copies and their device."""
+def host_integers(arrays, data, entries='indices'):
+    """Check kind, dimension and length of raw arrays; return host copies and their device.
+
+    `entries` names the array that has one item for each entry. Only ``ids`` has two dimensions.
+    """
     device = None
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
         if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
@@ -56,16 +59,20 @@ def host_integers(arrays, data):
             raise ValueError('%s: expected on %s as the other arrays, got on %s'
                              % (name, device, here))
         device = here
-        if array.ndim != 1:
+        if name == 'ids':
+            if array.ndim != 2 or array.shape[1] != 2:
+                raise ValueError('ids: expected shape (nnz, 2), a row and a column for each entry, '
+                                 'got %s' % (array.shape,))
+        elif array.ndim != 1:
             raise ValueError('%s: expected 1 dimension, got shape %s' % (name, array.shape))
-        fits_int32('non-zeros' if name in ('indices', 'data') else 'length of ' + name, array.size)
+        fits_int32('non-zeros' if name in (entries, 'data') else 'length of ' + name, len(array))
         if name == 'data':
             float_dtype('data', array.dtype)
         elif array.dtype.kind not in 'iu':
             raise TypeError('%s: expected integers, got %s' % (name, array.dtype))
-    if data is not None and data.size != arrays['indices'].size:
-        raise ValueError('data: expected one value for each of the %d indices, got %d'
-                         % (arrays['indices'].size, data.size))
+    if data is not None and len(data) != len(arrays[entries]):
+        raise ValueError('data: expected one value for each of the %d %s, got %d'
+                         % (len(arrays[entries]), entries, len(data)))
     # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
     return {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}, device
 
@@ -76,14 +83,7 @@ def blocks(indptr, indices, row_offsets, col_offsets, n_relations):
     if n_rows < 0:
         raise ValueError('indptr: expected n_rows + 1 entries, got none')
     _starts('row_offsets', row_offsets, n_rows, 'rows, len(indptr) - 1')
-    if col_offsets.size != row_offsets.size:
-        raise ValueError('col_offsets: expected n_graphs + 1 = %d entries as row_offsets has, '
-                         'got %d' % (row_offsets.size, col_offsets.size))
-    fits_int32('col_offsets', int(col_offsets[-1]))
-    _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
-    if (col_offsets % n_relations).any():
-        raise ValueError('col_offsets: expected multiples of n_relations = %d, got %d'
-                         % (n_relations, col_offsets[(col_offsets % n_relations).argmax()]))
+    _columns(row_offsets, col_offsets, n_relations)
     _starts('indptr', indptr, indices.size, 'non-zeros, len(indices)')
     graph_nnz = numpy.diff(indptr[row_offsets])
     low = numpy.repeat(col_offsets[:-1], graph_nnz)
@@ -96,6 +96,42 @@ def blocks(indptr, indices, row_offsets, col_offsets, n_relations):
             'got %d (entry %d)' % (
                 numpy.searchsorted(indptr[row_offsets], k, side='right') - 1,
                 numpy.searchsorted(indptr, k, side='right') - 1, low[k], high[k], indices[k], k))
+
+
+def entries(ids, row_offsets, col_offsets, entry_offsets, n_relations):
+    """Check that the arrays describe a block-diagonal matrix, entries of one graph together."""
+    if not row_offsets.size:
+        raise ValueError('row_offsets: expected at least one entry, got none')
+    fits_int32('row_offsets', int(row_offsets[-1]))
+    _starts('row_offsets', row_offsets, int(row_offsets[-1]), 'rows')
+    _columns(row_offsets, col_offsets, n_relations)
+    _one_for_each_graph('entry_offsets', entry_offsets, row_offsets)
+    _starts('entry_offsets', entry_offsets, len(ids), 'non-zeros, len(ids)')
+    graph = numpy.repeat(numpy.arange(row_offsets.size - 1), numpy.diff(entry_offsets))
+    for what, places, offsets in (('row', ids[:, 0], row_offsets),
+                                  ('column', ids[:, 1], col_offsets)):
+        low, high = offsets[graph], offsets[graph + 1]
+        wrong = (places < low) | (places >= high)
+        if wrong.any():
+            k = int(wrong.argmax())
+            raise ValueError(
+                'ids: graph %d, entry %d: expected a %s in [%d, %d), the block of that graph, '
+                'got %d' % (graph[k], k, what, low[k], high[k], places[k]))
+
+
+def _columns(row_offsets, col_offsets, n_relations):
+    _one_for_each_graph('col_offsets', col_offsets, row_offsets)
+    fits_int32('col_offsets', int(col_offsets[-1]))
+    _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
+    if (col_offsets % n_relations).any():
+        raise ValueError('col_offsets: expected multiples of n_relations = %d, got %d'
+                         % (n_relations, col_offsets[(col_offsets % n_relations).argmax()]))
+
+
+def _one_for_each_graph(name, starts, row_offsets):
+    if starts.size != row_offsets.size:
+        raise ValueError('%s: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
+                         % (name, row_offsets.size, starts.size))
 
 
 def _starts(name, starts, total, meaning):

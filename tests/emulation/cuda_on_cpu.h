@@ -9,6 +9,7 @@
 
 #define __global__
 #define __device__
+#define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after the other
 
 struct Dimensions { unsigned x, y, z; };
@@ -34,6 +35,18 @@ template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta,
     bits = shuffle_down(mask, bits, delta, width);
     std::memcpy(&value, &bits, sizeof(value));
     return value;
+}
+
+// Not by std::atomic_ref, which C++17 lacks; threads of a block meet here, blocks never do.
+template <typename T> T atomicAdd(T *address, T value)
+{
+    T before, after;
+    __atomic_load(address, &before, __ATOMIC_RELAXED);
+    do
+        after = before + value;
+    while (!__atomic_compare_exchange(address, &before, &after, true, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED));
+    return before;
 }
 
 void *load(const char *argument);

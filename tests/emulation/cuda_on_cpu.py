@@ -142,6 +142,7 @@ class Device:
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(
             empty=self._empty, ascontiguousarray=self._ascontiguousarray,
+            zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
             cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0))))
 
     def put(self, array, shift=0):

@@ -75,5 +75,5 @@ def test_bad_types():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2))])
     with pytest.raises(TypeError, match='v: expected float32, got float64'):
         bsddmm(adj, numpy.ones((2, 2), 'f'), numpy.ones((2, 2)))
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR or BatchedCOO, got ndarray'):
         bsddmm(numpy.ones((2, 2)), numpy.ones((2, 2)), numpy.ones((2, 2)))

@@ -103,5 +103,5 @@ def test_gradient_of_a_shared_maximum_is_that_of_chainer(xp):
 def test_bad_input(function, x, error, message):
     with pytest.raises(error, match=message):
         function(BATCHES['one graph'], x)
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR or BatchedCOO, got ndarray'):
         function(x, x)

@@ -346,7 +346,7 @@ def test_atoms_that_do_not_fit(atoms, layout, message):
 
 
 def test_dense_adjacency_is_refused_with_advice():
-    message = r'adj: expected a BatchedCSR, got ndarray of shape .*concat_mols'
+    message = r'adj: expected a BatchedCSR or BatchedCOO, got ndarray of shape .*concat_mols'
     with pytest.raises(TypeError, match=message):
         RSGCN(3)(*dense_concat_mols(molecules(SIZES))[:2])
 

@@ -1,0 +1,158 @@
+"""`Batch`: what the containers of sparse matrices have in common."""
+import numpy
+
+import chainer
+from chainer import backend
+from chainer.backends import cuda
+
+from chainer_bspmm.sparse import validate
+
+LAYOUTS = ('packed', 'padded')
+
+
+class Batch:
+    """Hold arrays that describe one block-diagonal matrix, and move them between devices.
+
+    A subclass names its int32 arrays in ``_integers`` (all but ``data``), and has `entry_rows` and
+    `entry_columns`. Instances are immutable.
+    """
+
+    _integers = ()
+
+    def _set_sizes(self, row_offsets, col_offsets, data, n_relations, layout, max_atom_id):
+        """Take over the host arrays and the numbers that every container has."""
+        self.row_offsets = row_offsets
+        self.col_offsets = col_offsets
+        self.data = data
+        self.n_relations = n_relations
+        self.layout = layout
+        self.max_atom_id = max_atom_id
+        self.n_graphs = row_offsets.size - 1
+        self.n_rows = int(row_offsets[-1])
+        self.n_cols = int(col_offsets[-1])
+        self.max_rows = int(numpy.diff(row_offsets).max(initial=0))
+        self.max_cols = int(numpy.diff(col_offsets).max(initial=0))
+
+    def _move(self, device):
+        """Send every array to `device` in one transfer; the host integers stay as they are."""
+        names = list(self._integers)
+        if self.data is not None:
+            names.append('data')
+        for name, array in zip(names, _send([getattr(self, name) for name in names], device)):
+            setattr(self, name, array)
+
+    def _copy(self):
+        """Return a new instance with the same arrays and nothing derived from them."""
+        new = type(self).__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new._forget()
+        return new
+
+    def _forget(self):
+        self._cache = {}  # what a backend derives from the arrays, such as SciPy's view of them
+
+    @property
+    def xp(self):
+        """numpy or cupy: the module of the arrays."""
+        return backend.get_array_module(self.row_offsets)
+
+    @property
+    def dtype(self):
+        """dtype of ``data``, or None for implicit ones."""
+        return None if self.data is None else self.data.dtype
+
+    @property
+    def shape(self):
+        """(n_rows, n_cols) of the block-diagonal matrix."""
+        return self.n_rows, self.n_cols
+
+    @property
+    def nbytes(self):
+        """Bytes of the arrays (int)."""
+        return sum(getattr(self, name).nbytes for name in self._integers) + (
+            0 if self.data is None else self.data.nbytes)
+
+    def to_device(self, device):
+        """Return the batch on another device, in one transfer.
+
+        Args:
+            device: anything that ``chainer.get_device`` takes, such as ``-1``, ``0``,
+                ``'@cupy:0'`` or a ``chainer.backend.Device``.
+
+        Returns:
+            A container of this kind: this very object where it is there already.
+        """
+        device = chainer.get_device(device)
+        if device == backend.get_device_from_array(self.row_offsets):
+            return self
+        new = self._copy()
+        new._move(device)
+        return new
+
+    def astype(self, dtype):
+        """Return the batch with ``data`` in another floating dtype.
+
+        Args:
+            dtype: float16, float32 or float64.
+
+        Returns:
+            A container of this kind: this very object where nothing changes (implicit ones have no
+            dtype); the same one again for the same dtype.
+        """
+        dtype = validate.float_dtype('dtype', dtype)
+        if self.data is None or self.data.dtype == dtype:
+            return self
+        key = 'astype', dtype
+        if key not in self._cache:  # a model asks in every forward pass
+            self._cache[key] = self._copy()
+            self._cache[key].data = self.data.astype(dtype)
+        return self._cache[key]
+
+    def _host_values(self):
+        """Return the values, (nnz,), on the host; float32 for implicit ones."""
+        return numpy.ones(self.nnz, 'f') if self.data is None else cuda.to_cpu(self.data)
+
+    def to_dense(self):
+        """Return the matrices as one zero-padded array, on this device.
+
+        Returns:
+            array: (n_graphs, N, N) with N the size of the largest graph, or (n_graphs, R, N, N)
+            where R > 1; float32 for implicit ones. Entries that name the same place are added.
+        """
+        n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
+        row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)
+        rows = cuda.to_cpu(self.entry_rows())
+        graph = numpy.searchsorted(row_offsets, rows, side='right') - 1
+        column = cuda.to_cpu(self.entry_columns()) - col_offsets[graph]
+        data = self._host_values()
+        dense = numpy.zeros(
+            (n_graphs, n_relations, self.max_rows, self.max_cols // n_relations), data.dtype)
+        numpy.add.at(dense, (graph, column % n_relations, rows - row_offsets[graph],
+                             column // n_relations), data)
+        return xp.asarray(dense if n_relations > 1 else dense[:, 0])
+
+    def _trait(self):
+        """Return what `repr` says of the entries, besides how many there are."""
+        return ''
+
+    def __repr__(self):
+        return '<%s: %d graphs (%s), %d x %d, %d relation%s, %d entries%s, %s on %s>' % (
+            type(self).__name__, self.n_graphs, self.layout, self.n_rows, self.n_cols,
+            self.n_relations, 's'[:self.n_relations != 1], self.nnz, self._trait(),
+            'ones' if self.data is None else self.data.dtype.name,
+            backend.get_device_from_array(self.row_offsets).name)
+
+
+def _send(arrays, device):
+    """Send host arrays to `device` as one buffer: a transfer costs more than its few bytes."""
+    if device.xp is numpy:
+        return [cuda.to_cpu(array) for array in arrays]
+    # Each array starts at a multiple of 16 bytes, the widest load of a kernel.
+    starts = numpy.cumsum([0] + [-(-array.nbytes // 16) * 16 for array in arrays])
+    buffer = numpy.zeros(int(starts[-1]), numpy.uint8)
+    for start, array in zip(starts, arrays):
+        buffer[start:start + array.nbytes] = numpy.frombuffer(
+            numpy.ascontiguousarray(cuda.to_cpu(array)), numpy.uint8)
+    sent = device.send(buffer)
+    return [sent[start:start + array.nbytes].view(array.dtype).reshape(array.shape)
+            for start, array in zip(starts.tolist(), arrays)]

@@ -1,0 +1,146 @@
+"""`BatchedCOO`: the adjacency matrices of a batch of graphs in the SparseTensor layout."""
+import numpy
+import scipy.sparse
+
+from chainer import backend
+from chainer.backends import cuda
+
+from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.batch import Batch
+from chainer_bspmm.sparse.batch import LAYOUTS
+from chainer_bspmm.sparse.batched_csr import BatchedCSR
+
+
+class BatchedCOO(Batch):
+    """Hold one sparse matrix per graph as a single unsorted list of entries.
+
+    Entry ``k`` stands in row ``ids[k, 0]`` and column ``ids[k, 1]`` and has the value ``data[k]``,
+    or 1 where ``data`` is None. Entries of one graph lie together, in any order; those that name
+    the same place add up. Relations are columns, as in :class:`BatchedCSR`. There is no transposed
+    container: a product with the transpose swaps the roles of the two indices.
+
+    Instances are immutable. The constructor checks arrays of unknown origin; matrices, dense
+    batches and data sets come in through a :class:`BatchedCSR` and :meth:`from_csr`.
+
+    Args:
+        ids (array): (nnz, 2) integers, row and column of every entry in the numbering of the whole
+            batch.
+        row_offsets (array): (n_graphs + 1,) integers, first row of every graph.
+        entry_offsets (array): (n_graphs + 1,) integers, first entry of every graph.
+        data (array or None): (nnz,) float16, float32 or float64 values; None means all ones.
+        col_offsets (array or None): (n_graphs + 1,) integers, first column of every graph;
+            None means ``row_offsets * n_relations``.
+        n_relations (int): R, the number of columns each node owns.
+        layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows.
+        max_atom_id (int or None): largest atom id of the nodes, where known; lets a model check
+            its embedding without asking the device.
+
+    Raises:
+        TypeError: an array is no array, or is not of an integer (``data``: floating) dtype.
+        ValueError: wrong shapes, decreasing offsets, an index outside its graph's block, more
+            than 2**31 - 1 entries, rows or columns. The message names graph, entry, value, bound.
+
+    Attributes:
+        ids, data, row_offsets, col_offsets, entry_offsets: the arrays (int32; ``data`` floating).
+        n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
+        max_rows, max_cols, max_nnz (int): rows, columns and entries of the largest graph.
+        layout, max_atom_id: as given.
+
+    Note:
+        CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
+
+    Source:
+        TensorFlow's SparseTensor as Nagasaka et al. describe it (section 2.2, figures 1 and 2):
+        interleaved, unsorted. One numbering through the batch replaces their tables of pointers.
+    """
+
+    _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
+
+    def __init__(self, ids, row_offsets, entry_offsets, data=None, col_offsets=None, n_relations=1,
+                 layout='packed', max_atom_id=None):
+        n_relations = validate.count('n_relations', n_relations, 1)
+        validate.one_of('layout', layout, LAYOUTS)
+        arrays = {'ids': ids, 'row_offsets': row_offsets, 'entry_offsets': entry_offsets}
+        if col_offsets is not None:
+            arrays['col_offsets'] = col_offsets
+        host, device = validate.host_integers(arrays, data, 'ids')
+        if col_offsets is None:
+            n_rows = int(host['row_offsets'].max(initial=0))
+            validate.fits_int32('nodes times relations', n_rows * n_relations)
+            host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
+        validate.entries(n_relations=n_relations, **host)
+        if layout == 'padded':
+            validate.equal_blocks('row_offsets', host['row_offsets'])
+            validate.equal_blocks('col_offsets', host['col_offsets'])
+        host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
+        self._set_sizes(host['row_offsets'], host['col_offsets'],
+                        None if data is None else numpy.array(cuda.to_cpu(data)), n_relations,
+                        layout, max_atom_id)  # a copy of data, as of the integers
+        self.ids = host['ids']
+        self.entry_offsets = host['entry_offsets']
+        self.nnz = len(self.ids)
+        self.max_nnz = int(numpy.diff(self.entry_offsets).max(initial=0))
+        self._forget()
+        if device.xp is not numpy:
+            self._move(device)
+
+    @classmethod
+    def from_csr(cls, adj):
+        """Make the same batch out of a `BatchedCSR`, entries and ``data`` in the same order.
+
+        Args:
+            adj (BatchedCSR): on any device.
+
+        Returns:
+            BatchedCOO: on that device; shares ``data`` and the offsets with ``adj``.
+
+        Raises:
+            TypeError: ``adj`` is no BatchedCSR.
+        """
+        if not isinstance(adj, BatchedCSR):
+            raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
+        self = cls.__new__(cls)
+        for name in ('data', 'row_offsets', 'col_offsets', 'n_graphs', 'n_rows', 'n_cols', 'nnz',
+                     'n_relations', 'max_rows', 'max_cols', 'max_nnz', 'layout', 'max_atom_id'):
+            setattr(self, name, getattr(adj, name))
+        self.ids = adj.xp.stack([adj.entry_rows(), adj.indices], axis=1)
+        self.entry_offsets = adj.indptr[adj.row_offsets]
+        self._forget()
+        return self
+
+    def to_csr(self):
+        """Make the same batch as a `BatchedCSR`, for whose rows the entries are sorted.
+
+        Entries of one row keep their order; those that name the same place stay apart.
+
+        Returns:
+            BatchedCSR: on this device.
+
+        Note:
+            Sorts on the host: arrays of a device are copied there and back (synchronises).
+        """
+        host = self.to_device(-1)
+        indptr, order = build.group(numpy, host.entry_rows(), self.n_rows)
+        adj = BatchedCSR._trusted(
+            indptr=indptr, indices=host.entry_columns()[order],
+            data=None if host.data is None else host.data[order], row_offsets=host.row_offsets,
+            col_offsets=host.col_offsets, n_relations=self.n_relations, layout=self.layout,
+            max_atom_id=self.max_atom_id, is_symmetric=None)
+        return adj.to_device(backend.get_device_from_array(self.ids))
+
+    def entry_rows(self):
+        """Return the row of every entry, (nnz,) int32, a view of ``ids``."""
+        return self.ids[:, 0]
+
+    def entry_columns(self):
+        """Return the column of every entry, (nnz,) int32, a view of ``ids``."""
+        return self.ids[:, 1]
+
+    def to_scipy(self):
+        """Return the block-diagonal ``scipy.sparse.coo_matrix`` (n_rows, n_cols), on the host.
+
+        Implicit ones become float32. Copies from a device (synchronises).
+        """
+        rows, columns = cuda.to_cpu(self.ids).T
+        return scipy.sparse.coo_matrix((self._host_values(), (rows, columns)), shape=self.shape)

@@ -1,0 +1,191 @@
+"""BatchedCOO: building, converting, moving, and what it refuses."""
+import pickle
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from tests.support import BATCHES
+from tests.support import batch_on
+from tests.support import coo_batch_on
+from tests.support import shuffled
+
+INTEGERS = ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows', 'max_cols', 'max_nnz',
+            'layout', 'max_atom_id')
+ARRAYS = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets', 'data')
+
+
+def device_of(xp):
+    return '@numpy' if xp is numpy else '@cupy:0'
+
+
+def assert_same(a, b):
+    for name in ARRAYS:
+        x, y = getattr(a, name), getattr(b, name)
+        if x is None or y is None:
+            assert x is y
+        else:
+            assert x.dtype == y.dtype
+            numpy.testing.assert_array_equal(cuda.to_cpu(x), cuda.to_cpu(y))
+    for name in INTEGERS:
+        assert getattr(a, name) == getattr(b, name)
+
+
+@pytest.mark.parametrize('name', BATCHES)
+def test_from_csr_and_back(xp, name):
+    csr = batch_on(name, xp, 'float32')
+    coo = BatchedCOO.from_csr(csr)
+    assert coo.xp is xp and coo.ids.shape == (csr.nnz, 2) and coo.ids.flags.c_contiguous
+    for attribute in INTEGERS + ('shape', 'dtype'):
+        assert getattr(coo, attribute) == getattr(csr, attribute)
+    numpy.testing.assert_array_equal(cuda.to_cpu(coo.to_dense()), cuda.to_cpu(csr.to_dense()))
+    again = coo.to_csr()
+    assert again.xp is xp and type(again) is BatchedCSR
+    for attribute in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
+        numpy.testing.assert_array_equal(cuda.to_cpu(getattr(again, attribute)),
+                                         cuda.to_cpu(getattr(csr, attribute)))
+    numpy.testing.assert_array_equal(again.to_scipy().toarray(), csr.to_scipy().toarray())
+    assert again.is_symmetric == csr.is_symmetric and again.layout == csr.layout
+
+
+@pytest.mark.parametrize('name', BATCHES)
+def test_order_of_entries_does_not_matter(xp, name):
+    csr, coo = BATCHES[name], coo_batch_on(name, xp, 'float64')
+    assert (coo.max_rows, coo.max_cols, coo.max_nnz) == (csr.max_rows, csr.max_cols, csr.max_nnz)
+    for matrix in (coo.to_scipy(), coo.to_csr().to_scipy()):
+        numpy.testing.assert_allclose(matrix.toarray(), csr.to_scipy().toarray(), rtol=1e-15)
+    numpy.testing.assert_allclose(cuda.to_cpu(coo.to_dense()), csr.to_dense(), rtol=1e-15)
+    assert (numpy.diff(coo.to_csr().to_device(-1).indptr) >= 0).all()
+
+
+def test_entries_of_a_row_keep_their_order():
+    coo = BatchedCOO(numpy.array([[1, 1], [0, 1], [1, 0], [0, 1], [1, 1]]), numpy.array([0, 2]),
+                     numpy.array([0, 5]), numpy.arange(5.))
+    csr = coo.to_csr()
+    numpy.testing.assert_array_equal(csr.indptr, [0, 2, 5])
+    numpy.testing.assert_array_equal(csr.indices, [1, 1, 1, 0, 1])
+    numpy.testing.assert_array_equal(csr.data, [1, 3, 0, 2, 4])
+    numpy.testing.assert_array_equal(coo.to_scipy().toarray(), [[0, 4], [2, 4]])
+
+
+def test_from_raw_arrays(xp):
+    adj = BatchedCOO(xp.array([[1, 3], [0, 0], [2, 4]], 'u1'), xp.array([0, 2, 2, 3]),
+                     xp.array([0, 2, 2, 3]), xp.array([1, 2, 3], 'f'), xp.array([0, 4, 4, 6]))
+    assert adj.xp is xp and adj.ids.dtype == numpy.int32 and adj.ids.flags.c_contiguous
+    assert (adj.n_graphs, adj.shape, adj.nnz) == (3, (3, 6), 3)
+    assert (adj.max_rows, adj.max_cols, adj.max_nnz) == (2, 4, 2)
+    numpy.testing.assert_array_equal(cuda.to_cpu(adj.entry_rows()), [1, 0, 2])
+    numpy.testing.assert_array_equal(cuda.to_cpu(adj.entry_columns()), [3, 0, 4])
+    numpy.testing.assert_array_equal(
+        adj.to_scipy().toarray(), [[2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 3, 0]])
+    empty = BatchedCOO(xp.zeros((0, 2), 'i'), xp.array([0]), xp.array([0]))
+    assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
+    assert empty.to_csr().n_graphs == 0
+
+
+def test_columns_follow_from_relations():
+    adj = BatchedCOO(numpy.array([[1, 5]]), numpy.array([0, 2]), numpy.array([0, 1]),
+                     n_relations=3)
+    assert adj.n_cols == adj.max_cols == 6 and adj.data is None and adj.dtype is None
+    numpy.testing.assert_array_equal(
+        adj.to_dense(), [[[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]])
+
+
+def test_input_arrays_in_any_memory_order():
+    ids = numpy.array([[0, 1], [1, 0], [1, 1]])
+    for given in (numpy.asfortranarray(ids), ids[::-1], ids.astype('>i8')):
+        adj = BatchedCOO(given, numpy.array([0, 2]), numpy.array([0, 3]))
+        assert adj.ids.flags.c_contiguous and adj.ids.dtype == numpy.int32
+        numpy.testing.assert_array_equal(adj.ids, given)
+
+
+@pytest.mark.parametrize('name', BATCHES)
+def test_to_device_and_back(xp, name):
+    adj = coo_batch_on(name, numpy, 'float64')
+    moved = adj.to_device(device_of(xp))
+    assert moved.xp is xp and moved.to_device(device_of(xp)) is moved
+    assert moved.nbytes == adj.nbytes
+    assert_same(moved.to_device(-1), adj)
+
+
+def test_astype_bytes_pickle_and_repr(xp):
+    adj = shuffled(BatchedCOO.from_csr(BatchedCSR.from_matrices(
+        [numpy.array([[2., 1.], [0., 1.]]), numpy.eye(1)], max_atom_id=7))).to_device(device_of(xp))
+    half = adj.astype('float16')
+    assert half.dtype == numpy.float16 and adj.dtype == numpy.float64 and adj.astype(float) is adj
+    with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
+        adj.astype('int32')
+    assert adj.nbytes == 4 * (2 * 4 + 3 + 3 + 3) + 8 * 4
+    assert_same(pickle.loads(pickle.dumps(adj)), adj)
+    assert repr(adj) == ('<BatchedCOO: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float64 '
+                         'on %s>' % device_of(xp))
+
+
+# --- what is refused ---
+
+GOOD = {'ids': numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]]), 'row_offsets': numpy.array([0, 2, 3]),
+        'entry_offsets': numpy.array([0, 3, 4])}
+
+
+def ids(*rows):
+    return numpy.array(rows)
+
+
+@pytest.mark.parametrize('changes, error, message', [
+    ({'ids': ids([0, 0], [1, 0], [2, 1], [2, 2])}, ValueError,
+     r'ids: graph 0, entry 2: expected a row in \[0, 2\), .* got 2'),
+    ({'ids': ids([0, 0], [1, 0], [1, 1], [1, 2])}, ValueError,
+     r'ids: graph 1, entry 3: expected a row in \[2, 3\), .* got 1'),
+    ({'ids': ids([0, 0], [-1, 0], [1, 1], [2, 2])}, ValueError,
+     r'ids: graph 0, entry 1: expected a row in \[0, 2\), .* got -1'),
+    ({'ids': ids([0, 2], [1, 0], [1, 1], [2, 2])}, ValueError,
+     r'ids: graph 0, entry 0: expected a column in \[0, 2\), .* got 2'),
+    ({'ids': ids([0, 0], [1, 0], [1, 1], [2, 3])}, ValueError,
+     r'ids: graph 1, entry 3: expected a column in \[2, 3\), .* got 3'),
+    ({'ids': numpy.zeros((2, 4), int)}, ValueError, r'ids: expected shape \(nnz, 2\), .*\(2, 4\)'),
+    ({'ids': numpy.zeros(4, int)}, ValueError, r'ids: expected shape \(nnz, 2\), .* got \(4,\)'),
+    ({'ids': numpy.zeros((4, 2))}, TypeError, 'ids: expected integers, got float64'),
+    ({'ids': [[0, 0]]}, TypeError, 'ids: expected a NumPy or CuPy array, got list'),
+    ({'row_offsets': numpy.array([1, 3, 3])}, ValueError, 'row_offsets: expected to start at 0'),
+    ({'row_offsets': numpy.array([0, 4, 3])}, ValueError, 'row_offsets: expected not to decrease'),
+    ({'row_offsets': numpy.array([], int)}, ValueError, 'row_offsets: expected at least one'),
+    ({'entry_offsets': numpy.array([0, 4])}, ValueError,
+     r'entry_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
+    ({'entry_offsets': numpy.array([0, 3, 5])}, ValueError,
+     r'entry_offsets: expected to end at 4 \(.*non-zeros.*\), got 5'),
+    ({'entry_offsets': numpy.array([0, 5, 4])}, ValueError, 'entry_offsets: .* not to decrease'),
+    ({'col_offsets': numpy.array([0, 3])}, ValueError,
+     r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
+    ({'data': numpy.ones(3)}, ValueError, 'data: expected one value for each of the 4 ids, got 3'),
+    ({'data': numpy.ones(4, int)}, TypeError, 'data: expected float16, .* got int64'),
+    ({'layout': 'padded'}, ValueError, 'row_offsets: .*blocks of one size, got 1 to 2'),
+    ({'layout': 'ragged'}, ValueError, "layout: expected one of 'packed', 'padded', got 'ragged'"),
+    ({'n_relations': 0}, ValueError, 'n_relations: expected at least 1, got 0'),
+    ({'n_relations': 10 ** 9}, ValueError, 'nodes times relations: .* got 3000000000'),
+])
+def test_bad_raw_arrays(changes, error, message):
+    with pytest.raises(error, match=message):
+        BatchedCOO(**dict(GOOD, **changes))
+
+
+def test_too_large():
+    huge = numpy.broadcast_to(numpy.int32(0), (2 ** 31, 2))  # takes four bytes
+    with pytest.raises(ValueError, match=r'non-zeros: expected at most .* got 2147483648'):
+        BatchedCOO(huge, numpy.array([0, 1]), numpy.array([0, 2 ** 31]))
+    with pytest.raises(ValueError, match='row_offsets: expected at most .* got 2147483648'):
+        BatchedCOO(numpy.zeros((0, 2), int), numpy.array([0, 2 ** 31]), numpy.array([0, 0]),
+                   col_offsets=numpy.array([0, 1]))
+
+
+def test_from_csr_of_something_else():
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
+        BatchedCOO.from_csr(numpy.eye(2))
+
+
+@pytest.mark.gpu
+def test_raw_arrays_on_two_devices():
+    with pytest.raises(ValueError, match='row_offsets: expected on .*cupy:0.* got on .*numpy'):
+        BatchedCOO(cuda.cupy.array([[0, 0]]), numpy.array([0, 1]), numpy.array([0, 1]))
