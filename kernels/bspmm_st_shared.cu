@@ -63,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(1024) bspmm_st_shared(
     __syncthreads();
 
     for (int row = group; row < n_rows; row += n_groups)
+#pragma unroll 2  // more would spill where a block of 1,024 threads leaves 64 registers to each
         for (int c = lane; c < width; c += SUBWARP) {
             const long long at = (long long)(row_begin + row) * n_channels + first + c;
             Real sum = total[row * width + c];

@@ -34,7 +34,7 @@ def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
     check.bspmm(adj, x, data, residual, trans)
     if type(adj) is BatchedSELL:
         check.one_of('algorithm with a BatchedSELL', algorithm, ('auto',))
-    if not isinstance(x, cuda.ndarray):
+    if _module(x) is cpu:
         check.one_of('algorithm on a CPU', algorithm, ('auto',))
         return cpu.bspmm(adj, x, data, residual, trans)
     if algorithm != 'auto':

@@ -38,7 +38,7 @@ class Batch:
         names = list(self._integers)
         if self.data is not None:
             names.append('data')
-        for name, array in zip(names, _send([getattr(self, name) for name in names], device)):
+        for name, array in zip(names, send([getattr(self, name) for name in names], device)):
             setattr(self, name, array)
 
     def _copy(self):
@@ -143,7 +143,7 @@ class Batch:
             backend.get_device_from_array(self.row_offsets).name)
 
 
-def _send(arrays, device):
+def send(arrays, device):
     """Send host arrays to `device` as one buffer: a transfer costs more than its few bytes."""
     if device.xp is numpy:
         return [cuda.to_cpu(array) for array in arrays]

@@ -4,7 +4,7 @@ import numpy
 import chainer
 from chainer import backend
 
-from chainer_bspmm.sparse import batched_csr
+from chainer_bspmm.sparse import batch
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
@@ -121,7 +121,7 @@ class BatchedSELL:
     def _move(self, device):
         """Send every array to `device` in one transfer."""
         names = self._array_names()
-        arrays = batched_csr._send([getattr(self, name) for name in names], device)
+        arrays = batch.send([getattr(self, name) for name in names], device)
         for name, array in zip(names, arrays):
             setattr(self, name, array)
 

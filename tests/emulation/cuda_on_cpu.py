@@ -14,7 +14,8 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import kernels
+from chainer_bspmm import backend
+from chainer_bspmm.backend import cpu, gpu, kernels
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 # For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.
@@ -140,6 +141,8 @@ class Device:
         self._sanitizer, self._replace = sanitizer, replace
         self.launched = []
         monkeypatch.setattr(kernels, 'load', self._load)
+        monkeypatch.setattr(
+            backend, '_module', lambda x: gpu if isinstance(x, DeviceArray) else cpu)
         monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(
             empty=self._empty, ascontiguousarray=self._ascontiguousarray,
             zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
