@@ -64,7 +64,8 @@ def test_missing_barrier_is_a_race():
         pytest.skip('g++ -fsanitize=thread does not work here')
     run_block_sum(BLOCK_SUM, RACES)
     with pytest.raises(KernelError, match='data race'):
-        run_block_sum(BLOCK_SUM.replace('__syncthreads();', ''), RACES)
+        for _ in range(20):
+            run_block_sum(BLOCK_SUM.replace('__syncthreads();', ''), RACES)
 
 
 def test_shuffle_within_parts_of_a_warp():
@@ -214,5 +215,7 @@ def test_kernels_have_no_races(make_device, calculate):
     (sliced_vector, 'residual[at]', 'residual[0]'),
 ])
 def test_two_users_of_one_place_are_noticed(make_device, calculate, old, new):
+    device = make_device(RACES, (old, new))
     with pytest.raises(KernelError, match='data race'):
-        calculate(make_device(RACES, (old, new)))
+        for _ in range(20):  # a run shows a race only where two threads come close in time
+            calculate(device)
