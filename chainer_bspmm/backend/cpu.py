@@ -29,8 +29,7 @@ def _matrix(adj, data, dtype, trans):
         return scipy.sparse.csr_matrix((values, side.indices, side.indptr), shape=side.shape)
     side = adj.T if trans else adj
     if dtype not in side._cache and type(side) is BatchedSELL:
-        # Converted first: SciPy adds duplicates up when it converts, and old ones not in float16.
-        side._cache[dtype] = side.astype(dtype).to_scipy().astype(dtype, copy=False)
+        side._cache[dtype] = side.to_scipy().astype(dtype, copy=False)
     if dtype not in side._cache:
         values = numpy.ones(side.nnz, dtype) if side.data is None else side.data.astype(dtype)
         side._cache[dtype] = scipy.sparse.csr_matrix(

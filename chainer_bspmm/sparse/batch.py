@@ -13,8 +13,9 @@ LAYOUTS = ('packed', 'padded')
 class Batch:
     """Hold arrays that describe one block-diagonal matrix, and move them between devices.
 
-    A subclass names its int32 arrays in ``_integers`` (all but ``data``), and has `entry_rows` and
-    `entry_columns`. Instances are immutable.
+    A subclass names its int32 arrays in ``_integers`` (all but ``data``), of which those that a
+    batch lacks are None, and has ``nnz``, `entry_rows` and `entry_columns`, or a `to_dense` of its
+    own. Instances are immutable.
     """
 
     _integers = ()
@@ -33,13 +34,15 @@ class Batch:
         self.max_rows = int(numpy.diff(row_offsets).max(initial=0))
         self.max_cols = int(numpy.diff(col_offsets).max(initial=0))
 
+    def _arrays(self):
+        """Return name -> array of those that this batch has."""
+        arrays = {name: getattr(self, name) for name in (*self._integers, 'data')}
+        return {name: array for name, array in arrays.items() if array is not None}
+
     def _move(self, device):
         """Send every array to `device` in one transfer; the host integers stay as they are."""
-        names = list(self._integers)
-        if self.data is not None:
-            names.append('data')
-        for name, array in zip(names, send([getattr(self, name) for name in names], device)):
-            setattr(self, name, array)
+        arrays = self._arrays()
+        self.__dict__.update(zip(arrays, send(list(arrays.values()), device)))
 
     def _copy(self):
         """Return a new instance with the same arrays and nothing derived from them."""
@@ -69,8 +72,7 @@ class Batch:
     @property
     def nbytes(self):
         """Bytes of the arrays (int)."""
-        return sum(getattr(self, name).nbytes for name in self._integers) + (
-            0 if self.data is None else self.data.nbytes)
+        return sum(array.nbytes for array in self._arrays().values())
 
     def to_device(self, device):
         """Return the batch on another device, in one transfer.
@@ -109,15 +111,24 @@ class Batch:
         return self._cache[key]
 
     def _host_values(self):
-        """Return the values, (nnz,), on the host; float32 for implicit ones."""
-        return numpy.ones(self.nnz, 'f') if self.data is None else cuda.to_cpu(self.data)
+        """Return the values, (nnz,), on the host.
+
+        float32 for implicit ones, and for float16, in which SciPy refuses to work.
+        """
+        if self.data is None:
+            return numpy.ones(self.nnz, 'f')
+        values = cuda.to_cpu(self.data)
+        return values.astype('f') if values.dtype == numpy.float16 else values
 
     def to_dense(self):
         """Return the matrices as one zero-padded array, on this device.
 
         Returns:
-            array: (n_graphs, N, N) with N the size of the largest graph, or (n_graphs, R, N, N)
-            where R > 1; float32 for implicit ones. Entries that name the same place are added.
+            array: (n_graphs, max_rows, max_cols), or (n_graphs, R, max_rows, max_cols / R) where
+            R > 1; float32 for implicit ones. Entries that name the same place are added.
+
+        Note:
+            Passes through the host (synchronises).
         """
         n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
         row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)
@@ -129,6 +140,7 @@ class Batch:
             (n_graphs, n_relations, self.max_rows, self.max_cols // n_relations), data.dtype)
         numpy.add.at(dense, (graph, column % n_relations, rows - row_offsets[graph],
                              column // n_relations), data)
+        dense = dense.astype('f' if self.data is None else self.data.dtype, copy=False)
         return xp.asarray(dense if n_relations > 1 else dense[:, 0])
 
     def _trait(self):

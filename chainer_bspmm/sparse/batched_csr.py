@@ -219,7 +219,7 @@ class BatchedCSR(Batch):
     def to_scipy(self):
         """Return the block-diagonal ``scipy.sparse.csr_matrix`` (n_rows, n_cols), on the host.
 
-        Implicit ones become float32. Copies from a device (synchronises).
+        Implicit ones and float16 become float32. Copies from a device (synchronises).
         """
         indptr, indices = cuda.to_cpu(self.indptr), cuda.to_cpu(self.indices)
         return scipy.sparse.csr_matrix(

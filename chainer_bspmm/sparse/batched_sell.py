@@ -1,17 +1,16 @@
 """`BatchedSELL`: the matrices of a batch of graphs in slices of rows, for narrow products."""
 import numpy
 
-import chainer
 from chainer import backend
 
-from chainer_bspmm.sparse import batch
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
 PADDING = -1  # in `column`
 
 
-class BatchedSELL:
+class BatchedSELL(Batch):
     """Hold one sparse matrix per graph as sliced ELLPACK (SELL).
 
     The rows of every graph are cut into slices of ``slice_size`` rows; the last slice of a graph
@@ -45,8 +44,8 @@ class BatchedSELL:
         data (array or None): (n_stored,) floats; None means all ones.
         row_order (array or None): (n_rows,) int32, the row of ``adj`` at every sorted place; None
             where rows are not sorted.
-        row_offsets, col_offsets, n_graphs, n_rows, n_cols, nnz, n_relations, max_rows, layout,
-            max_atom_id, is_symmetric: as in ``adj``.
+        row_offsets, col_offsets, n_graphs, n_rows, n_cols, nnz, n_relations, max_rows, max_cols,
+            layout, max_atom_id, is_symmetric: as in ``adj``.
         slice_size, n_slices (int): S and the number of slices.
         max_slice_rows (int): rows of the largest slice.
 
@@ -60,19 +59,19 @@ class BatchedSELL:
         graph only, and the last slice of a graph is as high as its rows.
     """
 
+    _integers = ('slice_starts', 'slice_rows', 'column', 'row_order', 'row_offsets', 'col_offsets')
+
     def __init__(self, adj, slice_size=32, sort_rows=False):
         if type(adj) is not BatchedCSR:
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
-        self.slice_size = validate.slice_size(slice_size)
+        self.slice_size = validate.count('slice_size', slice_size, 1)
         if not isinstance(sort_rows, (bool, numpy.bool_)):
             raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))
         device = backend.get_device_from_array(adj.indices)
         adj = adj.to_device('@numpy')
-        self.row_offsets, self.col_offsets = adj.row_offsets, adj.col_offsets
-        self.n_graphs, self.n_rows, self.n_cols = adj.n_graphs, adj.n_rows, adj.n_cols
-        self.nnz, self.n_relations, self.max_rows = adj.nnz, adj.n_relations, adj.max_rows
-        self.layout, self.max_atom_id = adj.layout, adj.max_atom_id
-        self.is_symmetric = adj.is_symmetric
+        self._set_sizes(adj.row_offsets, adj.col_offsets, None, adj.n_relations, adj.layout,
+                        adj.max_atom_id)
+        self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric
         self._set_slices()
         self._set_entries(adj, sort_rows)
         self._forget()
@@ -108,53 +107,13 @@ class BatchedSELL:
         stored, entry = _places(self, counts, adj.indptr)
         self.column = numpy.full(starts[-1], PADDING, numpy.int32)
         self.column[stored] = adj.indices[entry]
-        self.data = None
         if adj.data is not None:
             self.data = numpy.zeros(starts[-1], adj.data.dtype)
             self.data[stored] = adj.data[entry]
 
-    def _array_names(self):
-        names = ('slice_starts', 'slice_rows', 'column', 'data', 'row_order', 'row_offsets',
-                 'col_offsets')
-        return [name for name in names if getattr(self, name) is not None]
-
-    def _move(self, device):
-        """Send every array to `device` in one transfer."""
-        names = self._array_names()
-        arrays = batch.send([getattr(self, name) for name in names], device)
-        for name, array in zip(names, arrays):
-            setattr(self, name, array)
-
-    def _copy(self):
-        """Return a new instance with the same arrays and nothing derived from them."""
-        new = BatchedSELL.__new__(BatchedSELL)
-        new.__dict__.update(self.__dict__)
-        new._forget()
-        return new
-
     def _forget(self):
+        super()._forget()
         self._transpose = None
-        self._cache = {}  # what a backend derives from the arrays, such as SciPy's view of them
-
-    @property
-    def xp(self):
-        """numpy or cupy: the module of the arrays."""
-        return backend.get_array_module(self.column)
-
-    @property
-    def dtype(self):
-        """dtype of ``data``, or None for implicit ones."""
-        return None if self.data is None else self.data.dtype
-
-    @property
-    def shape(self):
-        """(n_rows, n_cols) of the block-diagonal matrix."""
-        return self.n_rows, self.n_cols
-
-    @property
-    def nbytes(self):
-        """Bytes of the arrays (int)."""
-        return sum(getattr(self, name).nbytes for name in self._array_names())
 
     @property
     def padding_ratio(self):
@@ -165,16 +124,16 @@ class BatchedSELL:
     def T(self):
         """The transposed matrix, of the same ``slice_size`` and sorting, built once.
 
-        A symmetric matrix is its own transpose.
+        A symmetric matrix is its own transpose. The transpose does not refer back, or the two would
+        hold each other's device memory until Python looks for cycles.
         """
         if self.is_symmetric:
             return self
         if self._transpose is None:
             adj = self.to_device('@numpy').to_csr().T
-            new = BatchedSELL(adj, self.slice_size, self.row_order is not None).to_device(
-                backend.get_device_from_array(self.column))
-            new._transpose = self
-            self._transpose = new
+            self._transpose = BatchedSELL(
+                adj, self.slice_size, self.row_order is not None).to_device(
+                    backend.get_device_from_array(self.column))
         return self._transpose
 
     def to_csr(self):
@@ -211,53 +170,18 @@ class BatchedSELL:
     def to_scipy(self):
         """Return the block-diagonal ``scipy.sparse.csr_matrix`` (n_rows, n_cols), on the host.
 
-        Implicit ones become float32. Copies from a device (synchronises).
+        Implicit ones and float16 become float32. Copies from a device (synchronises).
         """
         return self.to_device('@numpy').to_csr().to_scipy()
 
-    def to_device(self, device):
-        """Return the batch on another device, in one transfer.
+    def to_dense(self):
+        """Return the matrices as one zero-padded array, as :meth:`BatchedCSR.to_dense` does."""
+        return self.to_csr().to_dense()
 
-        Args:
-            device: anything that ``chainer.get_device`` takes, such as ``-1``, ``0``,
-                ``'@cupy:0'`` or a ``chainer.backend.Device``.
-
-        Returns:
-            BatchedSELL: this very object where it is there already.
-        """
-        device = chainer.get_device(device)
-        if device == backend.get_device_from_array(self.column):
-            return self
-        new = self._copy()
-        new._move(device)
-        return new
-
-    def astype(self, dtype):
-        """Return the batch with ``data`` in another floating dtype.
-
-        Args:
-            dtype: float16, float32 or float64.
-
-        Returns:
-            BatchedSELL: this very object where nothing changes (implicit ones have no dtype).
-        """
-        dtype = validate.float_dtype('dtype', dtype)
-        if self.data is None or self.data.dtype == dtype:
-            return self
-        new = self._copy()
-        new.data = self.data.astype(dtype)
-        return new
-
-    def __repr__(self):
-        return ('<BatchedSELL: %d graphs (%s), %d x %d, %d relation%s, %d entries%s, %s on %s, '
-                '%d slice%s of up to %d rows%s, padding ratio %.3g>' % (
-                    self.n_graphs, self.layout, self.n_rows, self.n_cols, self.n_relations,
-                    's'[:self.n_relations != 1], self.nnz,
-                    ', symmetric' if self.is_symmetric else '',
-                    'ones' if self.data is None else self.data.dtype.name,
-                    backend.get_device_from_array(self.column).name, self.n_slices,
-                    's'[:self.n_slices != 1], self.slice_size,
-                    ', sorted' if self.row_order is not None else '', self.padding_ratio))
+    def _trait(self):
+        return '%s, %d slice%s of up to %d rows%s, padding ratio %.3g' % (
+            ', symmetric' if self.is_symmetric else '', self.n_slices, 's'[:self.n_slices != 1],
+            self.slice_size, ', sorted' if self.row_order is not None else '', self.padding_ratio)
 
 
 def _places(sell, counts, indptr):

@@ -36,14 +36,6 @@ def count(name, value, least):
     return int(value)
 
 
-def slice_size(size):
-    if not isinstance(size, (int, numpy.integer)) or isinstance(size, bool):
-        raise TypeError('slice_size: expected an int, got %r' % (size,))
-    if size < 1:
-        raise ValueError('slice_size: expected at least 1 row, got %d' % size)
-    return int(size)
-
-
 def host_integers(arrays, data, entries='indices'):
     """Check kind, dimension and length of raw arrays; return host copies and their device.
 

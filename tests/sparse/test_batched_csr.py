@@ -168,6 +168,7 @@ def test_astype():
     adj = BatchedCSR.from_matrices(matrices())
     half = adj.astype('float16')
     assert half.dtype == numpy.float16 and adj.dtype == numpy.float64
+    assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
     assert half.T.dtype == numpy.float16 and adj.astype(float) is adj
     assert adj.astype('float16') is half  # and with it its cached transpose
     with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):

@@ -1,5 +1,6 @@
 """BatchedSELL: slices, padding, conversions, moving, and what it refuses."""
 import pickle
+import weakref
 
 import numpy
 import pytest
@@ -72,9 +73,12 @@ def test_round_trip(xp, name, size, sort_rows):
     assert_same_arrays(back, adj, ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'))
     for each in (back, sell):
         for attribute in ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows',
-                          'layout', 'max_atom_id', 'is_symmetric', 'dtype', 'shape'):
+                          'max_cols', 'layout', 'max_atom_id', 'is_symmetric', 'dtype', 'shape'):
             assert getattr(each, attribute) == getattr(adj, attribute)
     numpy.testing.assert_array_equal(sell.to_scipy().toarray(), adj.to_scipy().toarray())
+    dense = sell.to_dense()
+    assert isinstance(dense, xp.ndarray) and dense.dtype == numpy.float32
+    numpy.testing.assert_array_equal(cuda.to_cpu(dense), cuda.to_cpu(adj.to_dense()))
 
 
 @pytest.mark.parametrize('sort_rows', [False, True])
@@ -116,10 +120,11 @@ def test_padding_falls_with_the_slices_and_with_sorting():
 def test_transpose(xp, name):
     adj = batch_on(name, xp, 'float64')
     sell = BatchedSELL(adj, 7, True)
-    assert sell.T.xp is xp and sell.T.T is sell and sell.T is sell.T
+    assert sell.T.xp is xp and sell.T is sell.T
     assert (sell.T is sell) == adj.is_symmetric
     assert sell.T.slice_size == 7 and sell.T.row_order is not None
     numpy.testing.assert_array_equal(sell.T.to_scipy().toarray(), adj.to_scipy().toarray().T)
+    assert_same_arrays(sell.T.T, BatchedSELL(adj.T.T, 7, True), ARRAYS)
 
 
 @pytest.mark.parametrize('sort_rows', [False, True])
@@ -151,7 +156,8 @@ def test_astype():
     assert sell.T.dtype == numpy.float64
     half = sell.astype('float16')
     assert half.dtype == half.T.dtype == numpy.float16 and sell.dtype == numpy.float64
-    assert sell.astype(float) is sell
+    assert sell.astype(float) is sell and sell.astype('float16') is half
+    assert half.to_scipy().dtype == numpy.float32
     with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
         sell.astype('int32')
 
@@ -160,14 +166,21 @@ def test_repr_and_bytes(xp):
     adj = BatchedCSR.from_matrices([numpy.array([[1, 2], [0, 1]], 'f'), numpy.eye(1, dtype='f')])
     sell = BatchedSELL(adj.to_device(device_of(xp)), 2, sort_rows=True)
     assert repr(sell) == (
-        '<BatchedSELL: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float32 on %s, '
-        '2 slices of up to 2 rows, sorted, padding ratio 1.25>' % device_of(xp))
+        '<BatchedSELL: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, '
+        '2 slices of up to 2 rows, sorted, padding ratio 1.25, float32 on %s>' % device_of(xp))
     assert sell.nbytes == 4 * (3 + 3 + 5 + 5 + 3 + 3 + 3)
+
+
+def test_transpose_does_not_refer_back():
+    sell = BatchedSELL(BATCHES['many'])
+    transpose, freed = sell.T, weakref.ref(sell)
+    del sell
+    assert freed() is None and transpose.nnz
 
 
 def test_pickle():
     sell = BatchedSELL(BATCHES['many'], 7, True)
-    assert sell.T is not sell  # the kept transpose refers back
+    assert sell.T is not sell  # it is kept, and goes along
     again = pickle.loads(pickle.dumps(sell))
     assert_same_arrays(again, sell, ARRAYS)
     assert_same_arrays(again.T, sell.T, ARRAYS)
@@ -187,8 +200,8 @@ def test_size_beyond_64_bits():
 
 @pytest.mark.parametrize('arguments, error, message', [
     ((numpy.ones((2, 2)),), TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-    ((report_example(), 0), ValueError, 'slice_size: expected at least 1 row, got 0'),
-    ((report_example(), -3), ValueError, 'slice_size: expected at least 1 row, got -3'),
+    ((report_example(), 0), ValueError, 'slice_size: expected at least 1, got 0'),
+    ((report_example(), -3), ValueError, 'slice_size: expected at least 1, got -3'),
     ((report_example(), 2.), TypeError, 'slice_size: expected an int, got 2.0'),
     ((report_example(), True), TypeError, 'slice_size: expected an int, got True'),
     ((report_example(), 2, 'yes'), TypeError, "sort_rows: expected a bool, got 'yes'"),
