@@ -60,6 +60,8 @@ class BatchedCOO(Batch):
     def __init__(self, ids, row_offsets, entry_offsets, data=None, col_offsets=None, n_relations=1,
                  layout='packed', max_atom_id=None):
         n_relations = validate.count('n_relations', n_relations, 1)
+        if max_atom_id is not None:
+            max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
         validate.one_of('layout', layout, LAYOUTS)
         arrays = {'ids': ids, 'row_offsets': row_offsets, 'entry_offsets': entry_offsets}
         if col_offsets is not None:
@@ -140,7 +142,7 @@ class BatchedCOO(Batch):
     def to_scipy(self):
         """Return the block-diagonal ``scipy.sparse.coo_matrix`` (n_rows, n_cols), on the host.
 
-        Implicit ones become float32. Copies from a device (synchronises).
+        Implicit ones and float16 become float32. Copies from a device (synchronises).
         """
         rows, columns = cuda.to_cpu(self.ids).T
         return scipy.sparse.coo_matrix((self._host_values(), (rows, columns)), shape=self.shape)

@@ -115,6 +115,7 @@ def test_astype_bytes_pickle_and_repr(xp):
     adj = shuffled(BatchedCOO.from_csr(BatchedCSR.from_matrices(
         [numpy.array([[2., 1.], [0., 1.]]), numpy.eye(1)], max_atom_id=7))).to_device(device_of(xp))
     half = adj.astype('float16')
+    assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
     assert half.dtype == numpy.float16 and adj.dtype == numpy.float64 and adj.astype(float) is adj
     with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
         adj.astype('int32')
@@ -164,6 +165,8 @@ def ids(*rows):
     ({'layout': 'padded'}, ValueError, 'row_offsets: .*blocks of one size, got 1 to 2'),
     ({'layout': 'ragged'}, ValueError, "layout: expected one of 'packed', 'padded', got 'ragged'"),
     ({'n_relations': 0}, ValueError, 'n_relations: expected at least 1, got 0'),
+    ({'max_atom_id': 'C'}, TypeError, "max_atom_id: expected an int, got 'C'"),
+    ({'max_atom_id': -1}, ValueError, 'max_atom_id: expected at least 0, got -1'),
     ({'n_relations': 10 ** 9}, ValueError, 'nodes times relations: .* got 3000000000'),
 ])
 def test_bad_raw_arrays(changes, error, message):
