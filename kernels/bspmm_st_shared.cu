@@ -6,7 +6,8 @@
 // Source: SWA SpMM for SparseTensor (Nagasaka, Nukada, Kojima, Matsuoka 2019, figure 3), batched as
 // in section 4.3, cases 1 and 2: figure 5-(a), the whole output of a matrix in one block, and 5-(b),
 // cache blocking, a block for each partition of its columns. (a) is one partition. Departs from the
-// paper in that offsets into the whole batch replace tables of pointers.
+// paper in that offsets into the whole batch replace tables of pointers, and that the sub-warp
+// follows from the width of a partition, not of x: its lanes would be idle.
 //
 // ids (nnz, 2) int32, row and column interleaved, in the numbering of the whole batch; data (nnz);
 // entry_offsets and offsets (n_graphs + 1) int32, first entry and first row of y of every matrix;
@@ -42,14 +43,15 @@ extern "C" __global__ void __launch_bounds__(1024) bspmm_st_shared(
     const int width = n_channels - first < n_columns ? n_channels - first : n_columns;
     const int row_begin = offsets[blockIdx.x];
     const int n_rows = offsets[blockIdx.x + 1] - row_begin;
-    const int entry_end = entry_offsets[blockIdx.x + 1];
+    const unsigned entry_end = entry_offsets[blockIdx.x + 1];
     const int group = threadIdx.x / SUBWARP, n_groups = blockDim.x / SUBWARP;
     const int lane = threadIdx.x % SUBWARP;
 
     for (int i = threadIdx.x; i < n_rows * width; i += blockDim.x) total[i] = 0;
     __syncthreads();
 
-    for (int k = entry_offsets[blockIdx.x] + group; k < entry_end; k += n_groups) {
+    // Unsigned: the last step may go past 2^31 where the batch is as large as allowed.
+    for (unsigned k = entry_offsets[blockIdx.x] + group; k < entry_end; k += n_groups) {
         const int row = ids[2LL * k + TRANS] - row_begin;
         const long long column = ids[2LL * k + 1 - TRANS];
 #if WEIGHTS == 0
