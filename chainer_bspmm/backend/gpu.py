@@ -7,6 +7,7 @@ import functools
 
 import numpy
 
+from chainer import utils
 from chainer.backends import cuda
 
 from chainer_bspmm.backend import check
@@ -214,6 +215,7 @@ def _st_global(adj, x, data, residual, trans):
 
 def _st_kernel(name, launch, adj, x, data, trans):
     """Return a compiled ST kernel and the values of the entries as it takes them."""
+    utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
     if data is None:
         data = adj.data
     weights = ONES if data is None else DATA

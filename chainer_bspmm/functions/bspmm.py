@@ -1,11 +1,7 @@
 """Batched sparse times dense product (Batched SpMM)."""
-import numpy
-
 from chainer import function_node
-from chainer import utils
 
 from chainer_bspmm import backend
-from chainer_bspmm.sparse import BatchedCOO
 
 
 class BatchedSpMM(function_node.FunctionNode):
@@ -27,8 +23,6 @@ class BatchedSpMM(function_node.FunctionNode):
         residual = inputs[-1] if self._has_residual else None
         # The product is linear in x: only the gradients that involve edge values need the inputs.
         self.retain_inputs((0, 1) if self._has_data else ())
-        if type(self._adj) is BatchedCOO and type(x) is not numpy.ndarray:
-            utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
         return backend.bspmm(self._adj, x, data, residual, self._trans, self._algorithm),
 
     def backward(self, indexes, grad_outputs):
