@@ -16,6 +16,7 @@ from chainer_bspmm.sparse import BatchedSELL
 from chainer_bspmm.sparse.validate import FLOATS
 from chainer_bspmm.sparse.validate import one_of  # NOQA: F401
 
+PRODUCTS = (BatchedCSR, BatchedCOO, BatchedSELL)
 CONTAINERS = (BatchedCSR, BatchedCOO)
 
 
@@ -68,6 +69,8 @@ def spmv(adj, x, alpha, beta, y):
     if not y.flags.c_contiguous:
         raise ValueError('y: expected a C-contiguous array, because it is written in place, got '
                          'strides %s' % (y.strides,))
+    if isinstance(y, numpy.ndarray) and not y.flags.writeable:
+        raise ValueError('y: expected a writable array, got a read-only one')
     if backend.get_array_module(x).may_share_memory(x, y):
         raise ValueError('y: expected memory apart from that of x, got an overlap')
 
@@ -105,17 +108,21 @@ def broadcast(y, offsets):
 
 
 def product(adj):
-    """Check the matrix of a product that knows both containers."""
-    if type(adj) is not BatchedSELL:
-        adjacency(adj)
+    """Check the matrix of a product, which knows every container."""
+    _container(adj, PRODUCTS)
 
 
 def adjacency(adj):
-    if type(adj) not in CONTAINERS:
+    """Check the matrix of anything else."""
+    _container(adj, CONTAINERS)
+
+
+def _container(adj, kinds):
+    if type(adj) not in kinds:
         raise TypeError(
             'adj: expected a %s, got %s%s; data sets become sparse batches with '
             'converter=chainer_bspmm.concat_mols, arrays with BatchedCSR.from_dense' % (
-                ' or '.join(kind.__name__ for kind in CONTAINERS), type(adj).__name__,
+                ' or '.join(kind.__name__ for kind in kinds), type(adj).__name__,
                 ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else ''))
 
 

@@ -123,6 +123,13 @@ def test_bad_input(monkeypatch, matrix, arguments, error, message):
         backend.spmv(matrix, *arguments)
 
 
+def test_result_that_is_read_only():
+    y = ones(3)
+    y.flags.writeable = False
+    with pytest.raises(ValueError, match='y: expected a writable array, got a read-only one'):
+        backend.spmv(SMALL, ones(3), y=y)
+
+
 def test_bad_matrix():
     with pytest.raises(TypeError, match='adj: expected a BatchedCSR or BatchedSELL, got ndarray'):
         backend.spmv(ones(3, 3), ones(3))

@@ -282,8 +282,9 @@ def ones(*shape, dtype='f'):
 
 @pytest.mark.parametrize('arguments, error, message', [
     ((numpy.ones((1, 2, 2)), ones(3, 2)), TypeError,
-     r'adj: expected a BatchedCSR or BatchedCOO, got ndarray of shape \(1, 2, 2\); .*concat_mols'),
-    ((None, ones(3, 2)), TypeError, 'adj: expected a BatchedCSR or BatchedCOO, got NoneType'),
+     r'adj: expected a BatchedCSR or BatchedCOO or BatchedSELL, got ndarray of shape '
+     r'\(1, 2, 2\); .*concat_mols'),
+    ((None, ones(3, 2)), TypeError, 'adj: expected a BatchedCSR or .* BatchedSELL, got NoneType'),
     ((small(), ones(4, 2)), ValueError, r'x: expected shape \(3, n_B\) .* got \(4, 2\)'),
     ((small(), ones(3)), ValueError, r'x: expected shape \(3, n_B\) .* got \(3,\)'),
     ((small(), ones(1, 3, 2)), ValueError, r'x: expected shape .* got \(1, 3, 2\)'),
