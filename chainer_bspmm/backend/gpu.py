@@ -39,8 +39,8 @@ def _contiguous(array):
     return cuda.cupy.ascontiguousarray(array)
 
 
-def _values(adj, data, trans):
-    """Return WEIGHTS, data and order as the CSR kernels take them."""
+def _values(adj, data=None, trans=False):
+    """Return WEIGHTS, data and order as the kernels take them."""
     if data is not None:
         return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, NULL)
     data = (adj.T if trans else adj).data
@@ -114,7 +114,7 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
     width = policy.vector_width(n_channels, x.itemsize, bits)
     n_slots = policy.sell_slots(adj.max_slice_rows)
     launch = policy.sell_launch(adj.n_slices, n_slots, n_channels, width)
-    weights, data = _own_values(adj)
+    weights, data, _ = _values(adj)
     kernel = kernels.load(x.data.device_id, 'bspmm_sell', x.dtype.char,
                           launch.defines + (('WEIGHTS', weights),))
     real = _arithmetic(x.dtype)
@@ -123,10 +123,6 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
         NULL if adj.row_order is None else adj.row_order, x,
         NULL if residual is None else residual, y, real(alpha), real(beta),
         numpy.int32(adj.n_slices), numpy.int32(n_slots), numpy.int32(launch.n_vectors)))
-
-
-def _own_values(adj):
-    return (ONES, NULL) if adj.data is None else (DATA, adj.data)
 
 
 def _arithmetic(dtype):
@@ -143,7 +139,7 @@ def spmv(adj, x, alpha, beta, y):
             _launch_sell(adj, x, alpha, beta, y, y)
         elif y.size:
             launch = policy.spmv_launch(adj.n_rows, adj.nnz)
-            weights, data = _own_values(adj)
+            weights, data, _ = _values(adj)
             kernel = kernels.load(x.data.device_id, 'spmv_csr', x.dtype.char,
                                   launch.defines + (('WEIGHTS', weights),))
             real = _arithmetic(x.dtype)
@@ -165,7 +161,7 @@ def _st_shared(adj, x, data, residual, trans):
     n_channels = x.shape[-1]
     max_rows = adj.max_cols if trans else adj.max_rows
     check.st_bytes('st_shared', max_rows * n_channels * x.itemsize,
-                   'the output of the largest matrix', policy.ST_SHARED_BYTES)
+                   'the output of the largest matrix', policy.SHARED_BUDGET)
     return _st_blocks(adj, x, data, residual, trans, n_channels)
 
 
@@ -174,7 +170,7 @@ def _st_blocked(adj, x, data, residual, trans):
     n_channels = x.shape[-1]
     max_rows = adj.max_cols if trans else adj.max_rows
     check.st_bytes('st_blocked', max_rows * x.itemsize,
-                   'one column of the output of the largest matrix', policy.ST_SHARED_BYTES)
+                   'one column of the output of the largest matrix', policy.SHARED_BUDGET)
     n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
     return _st_blocks(adj, x, data, residual, trans, n_columns)
 
@@ -216,12 +212,10 @@ def _st_global(adj, x, data, residual, trans):
 def _st_kernel(name, launch, adj, x, data, trans):
     """Return a compiled ST kernel and the values of the entries as it takes them."""
     utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
-    if data is None:
-        data = adj.data
-    weights = ONES if data is None else DATA
+    weights, data, _ = _values(adj, data)  # trans swaps the indices, not the values
     kernel = kernels.load(x.data.device_id, name, x.dtype.char,
                           launch.defines + (('WEIGHTS', weights), ('TRANS', int(trans))))
-    return kernel, NULL if data is None else data
+    return kernel, data
 
 
 # The same for a BatchedCOO; all of them add with atomics.

@@ -41,13 +41,19 @@ def bspmm_algorithm(adj):
 # A block of an ST kernel: see kernels/bspmm_st_shared.cu.
 StLaunch = collections.namedtuple('StLaunch', 'defines grid block shared_bytes n_columns')
 
-ST_SHARED_BYTES = 32 * 1024  # the paper's budget for the output that a block holds
 ST_BLOCK = 1024  # threads at most; the paper does not say how many it has
 ST_GLOBAL_BLOCK = 256
 
 
 def subwarp(n_channels):
-    """Return how many threads share a non-zero: 32, or the least power of two >= n_B <= 16."""
+    """Return how many threads share a row or an entry: 32, or the least power of two >= n_B <= 16.
+
+    Args:
+        n_channels (int): n_B, positive.
+
+    Source:
+        Nagasaka et al., section 4.1: powers of two, so that dividing by them is a shift.
+    """
     return WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
 
 
@@ -59,9 +65,9 @@ def st_algorithm(max_rows, n_channels, itemsize):
         n_channels (int): n_B, columns of every output.
         itemsize (int): bytes an element.
     """
-    if max_rows * n_channels * itemsize <= ST_SHARED_BYTES:
+    if max_rows * n_channels * itemsize <= SHARED_BUDGET:
         return 'st_shared'
-    return 'st_blocked' if max_rows * itemsize <= ST_SHARED_BYTES else 'st_global'
+    return 'st_blocked' if max_rows * itemsize <= SHARED_BUDGET else 'st_global'
 
 
 def st_partition(max_rows, n_channels, itemsize):
@@ -70,7 +76,7 @@ def st_partition(max_rows, n_channels, itemsize):
     The number of partitions is the smallest power of two, from 2 on, whose largest partition fits.
     """
     n_partitions = 2
-    while max_rows * -(-n_channels // n_partitions) * itemsize > ST_SHARED_BYTES:
+    while max_rows * -(-n_channels // n_partitions) * itemsize > SHARED_BUDGET:
         n_partitions *= 2
     return -(-n_channels // n_partitions)
 
@@ -143,17 +149,6 @@ def dot_launch(n_rows, n_channels, width):
 SWALaunch = collections.namedtuple('SWALaunch', 'defines grid block width shared_bytes')
 
 
-def sub_warp(n_channels):
-    """Return how many lanes share a row or an entry: 32, or the least power of two >= n_B <= 16.
-
-    Source: Nagasaka et al., section 4.1.
-    """
-    lanes = 1
-    while lanes < min(n_channels, WARP):
-        lanes *= 2
-    return lanes
-
-
 def swa_shared_bytes(width, lanes, itemsize):
     """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums.
 
@@ -184,7 +179,7 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     Source:
         Nagasaka et al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
     """
-    lanes = sub_warp(n_channels)
+    lanes = subwarp(n_channels)
     partitions, width = 1, n_channels
     shared_bytes = swa_shared_bytes(width, lanes, itemsize)
     if blocked is False and shared_bytes > SHARED_BUDGET:

@@ -60,21 +60,21 @@ def test_dot_launch(n_vectors):
 # --- the papers' CSR kernels ---
 
 @pytest.mark.parametrize('n_channels', range(1, 41))
-def test_sub_warp(n_channels):
+def test_subwarp(n_channels):
     expected = 32 if n_channels > 16 else {
         1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}.get(n_channels, 16)
-    assert policy.sub_warp(n_channels) == expected
+    assert policy.subwarp(n_channels) == expected
 
 
-def test_sub_warp_of_wide_matrices():
-    assert {policy.sub_warp(n) for n in (64, 1024, 2 ** 31 - 1)} == {32}
+def test_subwarp_of_wide_matrices():
+    assert {policy.subwarp(n) for n in (64, 1024, 2 ** 31 - 1)} == {32}
 
 
 @pytest.mark.parametrize('n_channels, itemsize, expected', [
     (1, 4, 128 * 1 * 4), (3, 4, 32 * 3 * 4), (16, 4, 8 * 16 * 4), (17, 4, 4 * 17 * 4),
     (64, 2, 4 * 64 * 4), (64, 4, 4 * 64 * 4), (64, 8, 4 * 64 * 8)])
 def test_swa_shared_bytes(n_channels, itemsize, expected):
-    assert policy.swa_shared_bytes(n_channels, policy.sub_warp(n_channels), itemsize) == expected
+    assert policy.swa_shared_bytes(n_channels, policy.subwarp(n_channels), itemsize) == expected
     assert policy.swa_launch(1, 1, n_channels, itemsize).shared_bytes == expected
 
 
@@ -189,13 +189,6 @@ def test_sources_load_as_many_entries_as_the_policy_assumes():
 
 
 # --- the paper's rules for ST ---
-
-@pytest.mark.parametrize('n_channels, expected', [
-    (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16), (17, 32), (33, 32),
-    (1024, 32)])
-def test_subwarp(n_channels, expected):
-    assert policy.subwarp(n_channels) == expected
-
 
 @pytest.mark.parametrize('max_rows, n_channels, itemsize, expected', [
     # 32 KB hold 8192 floats

@@ -40,7 +40,7 @@ def test_channels(device, dtype, n_channels, algorithm):
 
 
 @pytest.mark.parametrize('n_channels, lanes', [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32)])
-def test_sub_warps(device, n_channels, lanes):
+def test_subwarps(device, n_channels, lanes):
     defines = check(device, batch('mixed', 'f'), 'f', n_channels, with_residual=True)
     assert defines['SUBWARP'] == lanes
 
