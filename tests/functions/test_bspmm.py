@@ -1,4 +1,5 @@
-"""bspmm: values, gradients to second order, edge values, residual, and what it refuses."""
+"""bspmm with every container and algorithm: values, gradients to second order, what it refuses."""
+import functools
 import weakref
 
 import hypothesis
@@ -12,63 +13,153 @@ from chainer.backends import cuda
 from chainer_chemistry.functions import matmul
 
 from chainer_bspmm import backend
+from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.backend import policy
 from chainer_bspmm.functions import bspmm
 from tests.support import assert_close
 from tests.support import batch_on
 from tests.support import BATCHES
+from tests.support import coo_batch_on
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
+from tests.support import shuffled
 from tests.support import WIDTHS
 
+# --- every container, with every algorithm that the backend has for it ---
 
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('name', BATCHES)
-@pytest.mark.parametrize('trans', [False, True])
-def test_product(xp, name, dtype, trans):
+SELL_FORMS = {'sell 1': (1, False), 'sell 7': (7, False), 'sell 7 sorted': (7, True),
+              'sell 32': (32, False), 'sell 32 sorted': (32, True)}
+KINDS = ('csr', 'coo', *SELL_FORMS)
+# A new algorithm comes under all the tests below by itself.
+ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': gpu.ST_ALGORITHMS}
+
+
+def _cases():
+    for kind in KINDS:
+        yield pytest.param('numpy', kind, 'auto')
+        for algorithm in ('auto', *ALGORITHMS.get(kind, ())):
+            yield pytest.param('cupy', kind, algorithm, marks=pytest.mark.gpu)
+
+
+def _with(cases, *values):
+    """Return the cases with each value behind them for which its condition holds."""
+    return [pytest.param(*case.values, value, marks=case.marks)
+            for value, holds in values for case in cases if holds(*case.values)]
+
+
+def _takes_float16(xp, kind, algorithm):
+    return xp == 'numpy' or kind != 'coo'  # tests/functions/test_bspmm_coo.py: it is refused
+
+
+CASES = list(_cases())
+CASES_AND_DTYPES = _with(CASES, ('float16', _takes_float16), ('float32', lambda *_: True),
+                         ('float64', lambda *_: True))
+
+every_case = pytest.mark.parametrize('xp, kind, algorithm', CASES, indirect=['xp'])
+every_case_and_dtype = pytest.mark.parametrize(
+    'xp, kind, algorithm, dtype', CASES_AND_DTYPES, indirect=['xp'])
+
+
+def contained(adj, kind):
+    """Return a BatchedCSR in another container, on its device; entries of COO are shuffled."""
+    if kind == 'csr':
+        return adj
+    if kind == 'coo':
+        device = chainer.backend.get_device_from_array(adj.indptr)
+        return shuffled(BatchedCOO.from_csr(adj.to_device(-1))).to_device(device)
+    return BatchedSELL(adj, *SELL_FORMS[kind])
+
+
+def batch_of(kind, name, xp, dtype):
+    """Return one of BATCHES in a container, in a dtype on a device."""
+    return contained(batch_on(name, xp, dtype), kind)
+
+
+def takes_data(kind):
+    return kind not in SELL_FORMS
+
+
+def fits(algorithm, adj, n_channels, dtype, trans):
+    """Whether a kernel forced by name can hold the output; the others hold all of BATCHES."""
+    n_rows = adj.max_cols if trans else adj.max_rows
+    return algorithm != 'st_shared' or (
+        n_rows * n_channels * numpy.dtype(dtype).itemsize <= policy.SHARED_BUDGET)
+
+
+def truth(adj, *arguments, **options):
+    """Return what the reference says, to which a BatchedSELL is not known."""
+    return reference.bspmm(adj.to_csr() if type(adj) is BatchedSELL else adj, *arguments, **options)
+
+
+# --- values ---
+
+@functools.lru_cache(maxsize=2)  # the reference is slow; all cases of one dtype follow each other
+def products(order, name, dtype, trans):
+    """Return [(x, data, residual, y)] on the host, for entries in the order of CSR or COO."""
     rng = numpy.random.RandomState(0)
-    adj = batch_on(name, xp, dtype)
+    adj = batch_on(name, numpy, dtype) if order == 'csr' else coo_batch_on(name, numpy, dtype)
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    for n_channels in WIDTHS:
+    examples = []
+    for n_channels in WIDTHS + (4, 7, 8, 9):
         if n_channels == 1024 and name not in ('many', 'huge among tiny', 'lone nodes'):
             continue
-        x = features(rng, xp, n_in, n_channels, dtype)
-        residual = features(rng, xp, n_out, n_channels, dtype)
-        data = features(rng, xp, adj.nnz, 1, dtype)[:, 0]
+        x = features(rng, numpy, n_in, n_channels, dtype)
+        residual = features(rng, numpy, n_out, n_channels, dtype)
+        data = features(rng, numpy, adj.nnz, 1, dtype)[:, 0]
         for values in (None, data):
-            for added in (None, residual):
-                assert_close(backend.bspmm(adj, x, values, added, trans),
-                             reference.bspmm(adj, x, values, added, trans), dtype)
+            plain = reference.bspmm(adj, x, values, None, trans)
+            examples += [(x, values, None, plain), (x, values, residual, plain + residual)]
+    return examples
 
 
-def test_no_channels(xp):
-    adj = batch_on('many', xp, 'float32')
-    y = bspmm(adj, xp.empty((adj.n_cols, 0), 'f'))
+@every_case_and_dtype
+@pytest.mark.parametrize('name', BATCHES)
+@pytest.mark.parametrize('trans', [False, True])
+def test_product(xp, kind, algorithm, name, dtype, trans):
+    adj = batch_of(kind, name, xp, dtype)
+    order = 'coo' if kind == 'coo' else 'csr'
+    for x, data, residual, expected in products(order, name, dtype, trans):
+        if (data is None or takes_data(kind)) and fits(algorithm, adj, x.shape[1], dtype, trans):
+            x, data, residual = (
+                None if array is None else xp.asarray(array) for array in (x, data, residual))
+            assert_close(backend.bspmm(adj, x, data, residual, trans, algorithm), expected, dtype)
+
+
+@every_case
+def test_no_channels(xp, kind, algorithm):
+    adj = batch_of(kind, 'many', xp, 'float32')
+    y = bspmm(adj, xp.empty((adj.n_cols, 0), 'f'), algorithm=algorithm)
     assert y.shape == (adj.n_rows, 0) and y.dtype == numpy.float32
 
 
-def test_no_graphs(xp):
-    adj = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
+@every_case
+def test_no_graphs(xp, kind, algorithm):
+    adj = contained(BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0])), kind)
     x = chainer.Variable(xp.empty((0, 5), 'f'))
-    y = bspmm(adj, x)
+    y = bspmm(adj, x, algorithm=algorithm)
     assert y.shape == (0, 5)
     y.grad = xp.empty((0, 5), 'f')
     y.backward()
     assert x.grad.shape == (0, 5)
 
 
-def test_result_is_a_matmul_of_every_block(xp):
+@every_case
+def test_result_is_a_matmul_of_every_block(xp, kind, algorithm):
     rng = numpy.random.RandomState(0)
     dense = numpy.stack([random_matrix(rng, 6) for _ in range(4)]).astype('f')
     x = features(rng, xp, 24, 5, 'float32').reshape(4, 6, 5)
-    adj = BatchedCSR.from_dense(xp.asarray(dense))
+    adj = contained(BatchedCSR.from_dense(xp.asarray(dense)), kind)
     expected = matmul(xp.asarray(dense), x).array
-    assert bspmm(adj, x).shape == (4, 6, 5)
-    assert_close(bspmm(adj, x).array, cuda.to_cpu(expected).astype(float), 'float32')
-    assert_close(bspmm(adj, x, residual=x).array, cuda.to_cpu(expected + x).astype(float),
+    assert bspmm(adj, x, algorithm=algorithm).shape == (4, 6, 5)
+    assert_close(bspmm(adj, x, algorithm=algorithm).array, cuda.to_cpu(expected).astype(float),
                  'float32')
+    assert_close(bspmm(adj, x, residual=x, algorithm=algorithm).array,
+                 cuda.to_cpu(expected + x).astype(float), 'float32')
 
 
 def test_sum_over_relations(xp):
@@ -82,10 +173,11 @@ def test_sum_over_relations(xp):
     assert_close(bspmm(adj, x).array, expected, 'float32')
 
 
+@every_case
 @pytest.mark.parametrize('layout', ['transposed', 'strided columns', 'strided rows', 'offset'])
-def test_input_that_is_not_contiguous(xp, layout):
+def test_input_that_is_not_contiguous(xp, kind, algorithm, layout):
     rng = numpy.random.RandomState(0)
-    adj = batch_on('many', xp, 'float32')
+    adj = batch_of(kind, 'many', xp, 'float32')
     n = adj.n_cols
     x = {'transposed': features(rng, xp, 8, n, 'float32').T,
          'strided columns': features(rng, xp, n, 16, 'float32')[:, ::2],
@@ -93,10 +185,10 @@ def test_input_that_is_not_contiguous(xp, layout):
          # contiguous, but not aligned to a vector
          'offset': features(rng, xp, 1, n * 8 + 1, 'float32')[0, 1:].reshape(n, 8)}[layout]
     data = features(rng, xp, 2, adj.nnz, 'float32').T[:, 1]
-    for values in (None, data):
+    for values in (None, data) if takes_data(kind) else (None,):
         for trans in (False, True):
-            assert_close(backend.bspmm(adj, x, values, x, trans),
-                         reference.bspmm(adj, x, values, x, trans), 'float32')
+            assert_close(backend.bspmm(adj, x, values, x, trans, algorithm),
+                         truth(adj, x, values, x, trans), 'float32')
 
 
 def test_subclass_of_ndarray(tmp_path):
@@ -106,47 +198,64 @@ def test_subclass_of_ndarray(tmp_path):
     assert_close(bspmm(adj, x).array, reference.bspmm(adj, x), 'float32')
 
 
-def test_inputs_are_left_alone(xp):
+@every_case
+def test_inputs_are_left_alone(xp, kind, algorithm):
     rng = numpy.random.RandomState(0)
-    adj = batch_on('many', xp, 'float32')
+    adj = batch_of(kind, 'many', xp, 'float32')
     x = features(rng, xp, adj.n_cols, 8, 'float32')
     before = x.copy()
-    backend.bspmm(adj, x, None, x, False)
-    backend.bspmm(adj, x, None, x, True)
-    assert (x == before).all()
+    for trans in (False, True):
+        backend.bspmm(adj, x, None, x, trans, algorithm)
+        assert (x == before).all()
 
 
-def test_nan_and_infinity_propagate_as_in_dense(xp):
+@every_case
+def test_nan_and_infinity_propagate_as_in_dense(xp, kind, algorithm):
     dense = numpy.array([[1., numpy.nan, 0.], [0., 1., 0.], [0., 2., numpy.inf]], 'f')
-    adj = BatchedCSR.from_matrices([xp.asarray(dense)])
+    adj = contained(BatchedCSR.from_matrices([xp.asarray(dense)]), kind)
     x = xp.asarray(numpy.array([[1., 2.], [3., 4.], [5., numpy.nan]], 'f'))
-    y = cuda.to_cpu(bspmm(adj, x).array)
+    y = cuda.to_cpu(bspmm(adj, x, algorithm=algorithm).array)
     numpy.testing.assert_array_equal(
         y, [[numpy.nan, numpy.nan], [3., 4.], [numpy.inf, numpy.nan]])
-    data = xp.asarray(numpy.array([numpy.nan] * adj.nnz, 'f'))
-    assert xp.isnan(bspmm(adj, x, data).array).all()
+    if takes_data(kind):
+        data = xp.asarray(numpy.array([numpy.nan] * adj.nnz, 'f'))
+        assert xp.isnan(bspmm(adj, x, data, algorithm=algorithm).array).all()
 
 
-def test_same_bits_every_time(xp):
+@every_case
+def test_duplicates_are_multiplied_before_they_are_added(xp, kind, algorithm):
+    values = xp.array([3e38, 3e38], 'f')  # whose sum is infinite
+    adj = contained(BatchedCSR(xp.array([0, 2]), xp.array([0, 0]), xp.array([0, 1]), values), kind)
+    x = xp.array([[1e-3, 1e-8]], 'f')
+    for trans in (False, True):
+        for data in (None, values) if takes_data(kind) else (None,):
+            y = backend.bspmm(adj, x, data, None, trans, algorithm)
+            assert_close(y, truth(adj, x, data, None, trans), 'float32')
+
+
+@pytest.mark.parametrize('xp, kind, algorithm', [
+    case for case in CASES if case.values[:2] != ('cupy', 'coo')], indirect=['xp'])
+def test_same_bits_every_time(xp, kind, algorithm):
     rng = numpy.random.RandomState(0)
-    adj = batch_on('dense blocks', xp, 'float32')
+    adj = batch_of(kind, 'dense blocks', xp, 'float32')
     x = features(rng, xp, adj.n_cols, 33, 'float32')
-    first = bspmm(adj, x).array
+    first = bspmm(adj, x, algorithm=algorithm).array
     for _ in range(3):
-        assert (bspmm(adj, x).array == first).all()
+        assert (bspmm(adj, x, algorithm=algorithm).array == first).all()
 
 
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=200)
 @hypothesis.given(sizes=strategies.lists(strategies.integers(0, 9), min_size=1, max_size=6),
                   n_channels=strategies.integers(0, 9), n_relations=strategies.integers(1, 3),
                   symmetric=strategies.booleans(), seed=strategies.integers(0, 2 ** 31 - 1),
-                  dtype=strategies.sampled_from(DTYPES), trans=strategies.booleans())
-def test_random_batches(sizes, n_channels, n_relations, symmetric, seed, dtype, trans):
+                  dtype=strategies.sampled_from(DTYPES), trans=strategies.booleans(),
+                  kind=strategies.sampled_from(KINDS))
+def test_random_batches(kind, sizes, n_channels, n_relations, symmetric, seed, dtype, trans):
     rng = numpy.random.RandomState(seed)
-    adj = BatchedCSR.from_matrices(
-        [random_matrix(rng, n, n_relations, symmetric) for n in sizes]).astype(dtype)
+    adj = contained(BatchedCSR.from_matrices(
+        [random_matrix(rng, n, n_relations, symmetric) for n in sizes]).astype(dtype), kind)
     x = features(rng, numpy, adj.n_rows if trans else adj.n_cols, n_channels, dtype)
-    assert_close(backend.bspmm(adj, x, trans=trans), reference.bspmm(adj, x, trans=trans), dtype)
+    assert_close(backend.bspmm(adj, x, trans=trans), truth(adj, x, trans=trans), dtype)
 
 
 @pytest.mark.gpu
@@ -192,7 +301,7 @@ GRADIENT_BATCHES = ['empty graphs first, between, last', 'symmetric', 'symmetric
                     'four relations', 'duplicates, unsorted', 'rectangular', 'no entries']
 
 
-def check_gradients(function, *inputs, order=2):
+def check_gradients(function, *inputs):
     rng = numpy.random.RandomState(9)
     xp = chainer.backend.get_array_module(inputs[0])
 
@@ -206,31 +315,47 @@ def check_gradients(function, *inputs, order=2):
         rtol=1e-6)
 
 
+def _gradient_cases():
+    """What is differentiated, and how wide x is: SELL has tiles of up to eight columns."""
+    cases = _with(CASES, *((given, lambda xp, kind, algorithm, given=given: (
+        takes_data(kind) or 'data' not in given))
+        for given in ('x', 'x data', 'x residual', 'x data residual')))
+    return _with(cases, *((n_channels, lambda xp, kind, algorithm, given, n=n_channels: (
+        n == 3 or kind in SELL_FORMS)) for n_channels in (1, 3, 9)))
+
+
+@pytest.mark.parametrize('xp, kind, algorithm, given, n_channels', _gradient_cases(),
+                         indirect=['xp'])
 @pytest.mark.parametrize('name', GRADIENT_BATCHES)
-@pytest.mark.parametrize('given', ['x', 'x data', 'x residual', 'x data residual'])
-def test_gradients(xp, name, given):
+def test_gradients(xp, kind, algorithm, given, n_channels, name):
     rng = numpy.random.RandomState(0)
-    adj = batch_on(name, xp, 'float64')
-    inputs = [features(rng, xp, adj.n_cols, 3, 'float64')]
+    adj = batch_of(kind, name, xp, 'float64')
+    inputs = [features(rng, xp, adj.n_cols, n_channels, 'float64')]
     if 'data' in given:
         inputs.append(features(rng, xp, adj.nnz, 1, 'float64')[:, 0])
     if 'residual' in given:
-        inputs.append(features(rng, xp, adj.n_rows, 3, 'float64'))
+        inputs.append(features(rng, xp, adj.n_rows, n_channels, 'float64'))
 
     def product(*arguments):
         # squared, so that the second derivatives do not vanish
-        return bspmm(adj, **dict(zip(given.split(), arguments))) ** 2
+        return bspmm(adj, algorithm=algorithm, **dict(zip(given.split(), arguments))) ** 2
 
     check_gradients(product, *inputs)
 
 
-def test_gradients_in_padded_shape(xp):
+@every_case
+def test_padded_shape(xp, kind, algorithm):
     rng = numpy.random.RandomState(0)
-    adj = BatchedCSR.from_matrices([xp.asarray(random_matrix(rng, n, 2)) for n in (3, 4)], 'padded')
-    x = features(rng, xp, 16, 3, 'float64').reshape(2, 8, 3)
-    data = features(rng, xp, adj.nnz, 1, 'float64')[:, 0]
-    residual = features(rng, xp, 8, 3, 'float64').reshape(2, 4, 3)
-    check_gradients(lambda x, d, r: bspmm(adj, x, d, r) ** 2, x, data, residual)
+    adj = contained(BatchedCSR.from_matrices(
+        [xp.asarray(random_matrix(rng, n, 2)) for n in (3, 4)], 'padded'), kind)
+    inputs = {'x': features(rng, xp, 16, 3, 'float64').reshape(2, 8, 3),
+              'residual': features(rng, xp, 8, 3, 'float64').reshape(2, 4, 3)}
+    if takes_data(kind):
+        inputs['data'] = features(rng, xp, adj.nnz, 1, 'float64')[:, 0]
+    assert_close(bspmm(adj, algorithm=algorithm, **inputs).array, truth(adj, **inputs), 'float64')
+    check_gradients(
+        lambda *arrays: bspmm(adj, algorithm=algorithm, **dict(zip(inputs, arrays))) ** 2,
+        *inputs.values())
 
 
 def test_third_derivative():
@@ -245,20 +370,35 @@ def test_third_derivative():
     assert numpy.isfinite(total.array)
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_gradient_values_and_dtype(xp, dtype):
+@every_case_and_dtype
+def test_gradient_values_and_dtype(xp, kind, algorithm, dtype):
     rng = numpy.random.RandomState(0)
-    adj = batch_on('four relations', xp, dtype)
+    adj = batch_of(kind, 'four relations', xp, dtype)
     x = chainer.Variable(features(rng, xp, adj.n_cols, 33, dtype))
-    data = chainer.Variable(features(rng, xp, adj.nnz, 1, dtype)[:, 0])
+    data = None
+    if takes_data(kind):
+        data = chainer.Variable(features(rng, xp, adj.nnz, 1, dtype)[:, 0])
     residual = chainer.Variable(features(rng, xp, adj.n_rows, 33, dtype))
-    y = bspmm(adj, x, data, residual)
+    y = bspmm(adj, x, data, residual, algorithm)
     gy = features(rng, xp, adj.n_rows, 33, dtype)
     y.grad = gy
     y.backward()
-    assert_close(x.grad, reference.bspmm(adj, gy, data.array, trans=True), dtype)
-    assert_close(data.grad, reference.bsddmm(adj, gy, x.array), dtype)
+    assert_close(
+        x.grad, truth(adj, gy, None if data is None else data.array, trans=True), dtype)
     assert (residual.grad == gy).all()
+    if data is not None:
+        assert_close(data.grad, reference.bsddmm(adj, gy, x.array), dtype)
+
+
+@every_case_and_dtype
+def test_gradient_of_constant_values(xp, kind, algorithm, dtype):
+    rng = numpy.random.RandomState(0)
+    adj = batch_of(kind, 'four relations', xp, dtype)
+    x = chainer.Variable(features(rng, xp, adj.n_cols, 4, dtype))
+    y = bspmm(adj, x, algorithm=algorithm)
+    y.grad = gy = features(rng, xp, adj.n_rows, 4, dtype)
+    y.backward()
+    assert_close(x.grad, truth(adj, gy, trans=True), dtype)
 
 
 def test_product_without_edge_values_keeps_no_input():
@@ -304,6 +444,23 @@ def test_bad_input(monkeypatch, arguments, error, message):
     monkeypatch.setattr(backend.cpu, 'bspmm', lambda *_: pytest.fail('launched'))
     with pytest.raises(error, match=message):
         bspmm(*arguments)
+
+
+@pytest.mark.parametrize('kind, algorithm', [
+    (kind, algorithm) for kind, names in ALGORITHMS.items() for algorithm in (*names, 'vektor')])
+def test_kernel_on_arrays_of_the_cpu(kind, algorithm):
+    adj = contained(BATCHES['one graph'], kind)
+    with pytest.raises(ValueError, match="^algorithm on a CPU: .*'auto'.*%s" % algorithm):
+        bspmm(adj, numpy.ones((adj.n_cols, 2)), algorithm=algorithm)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('kind', ALGORITHMS)
+def test_unknown_algorithm(kind):
+    adj = batch_of(kind, 'one graph', cuda.cupy, 'float32')
+    with pytest.raises(ValueError, match="^algorithm: expected .*%r.*, got 'vektor'" % (
+            list(ALGORITHMS[kind])[-1])):
+        bspmm(adj, cuda.cupy.ones((adj.n_cols, 2), 'f'), algorithm='vektor')
 
 
 def test_bad_shape_for_relations():
