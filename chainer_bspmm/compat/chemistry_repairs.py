@@ -11,26 +11,11 @@ from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 # --- names that NumPy or Python lost ---
 
 @repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
-def graph_dataset_reads_int(module):
-    """dataset/graph_dataset/base_graph_dataset.py: numpy.int (gone in NumPy 1.24)."""
-    give_back_numpy_names(module, 'numpy', 'int')
-
-
 @repairs('chainer_chemistry.dataset.splitters.stratified_splitter')
-def stratified_splitter_reads_int(module):
-    """dataset/splitters/stratified_splitter.py: numpy.int (gone in NumPy 1.24)."""
-    give_back_numpy_names(module, 'numpy', 'int')
-
-
 @repairs('chainer_chemistry.dataset.preprocessors.gin_preprocessor')
-def gin_preprocessor_reads_int(module):
-    """dataset/preprocessors/gin_preprocessor.py: numpy.int (gone in NumPy 1.24)."""
-    give_back_numpy_names(module, 'numpy', 'int')
-
-
 @repairs('chainer_chemistry.dataset.preprocessors.ggnn_preprocessor')
-def ggnn_preprocessor_reads_int(module):
-    """dataset/preprocessors/ggnn_preprocessor.py: numpy.int (gone in NumPy 1.24)."""
+def module_reads_int(module):
+    """The files of these modules: numpy.int (gone in NumPy 1.24)."""
     give_back_numpy_names(module, 'numpy', 'int')
 
 
@@ -63,14 +48,9 @@ def relgat_reads_bool(module):
 
 
 @repairs('chainer_chemistry.training.extensions.roc_auc_evaluator')
-def roc_auc_reads_in1d(module):
-    """training/extensions/roc_auc_evaluator.py: numpy.in1d (gone in NumPy 2.4)."""
-    give_back_numpy_names(module, 'numpy', 'in1d')
-
-
 @repairs('chainer_chemistry.training.extensions.prc_auc_evaluator')
-def prc_auc_reads_in1d(module):
-    """training/extensions/prc_auc_evaluator.py: numpy.in1d (gone in NumPy 2.4)."""
+def evaluator_reads_in1d(module):
+    """The files of these modules: numpy.in1d (gone in NumPy 2.4)."""
     give_back_numpy_names(module, 'numpy', 'in1d')
 
 
