@@ -7,8 +7,9 @@ from chainer_bspmm.functions.bspmm import BatchedSpMM
 
 class BatchedSDDMM(function_node.FunctionNode):
 
-    def __init__(self, adj):
+    def __init__(self, adj, algorithm='auto'):
         self._adj = adj
+        self._algorithm = algorithm  # of the products that its gradients are
 
     def forward(self, inputs):
         self.retain_inputs((0, 1))
@@ -21,7 +22,7 @@ class BatchedSDDMM(function_node.FunctionNode):
         gradients = []
         for index in indexes:
             # w is bilinear: each factor's gradient is the sparse product of gw with the other.
-            node = BatchedSpMM(self._adj, True, False, trans=index == 1)
+            node = BatchedSpMM(self._adj, True, False, index == 1, self._algorithm)
             gradients += node.apply((u if index == 1 else v, gw))
         return tuple(gradients)
 

@@ -37,7 +37,7 @@ class BatchedSpMM(function_node.FunctionNode):
                 gradients += node.apply((gy, data) if self._has_data else (gy,))
             elif index == 1 and self._has_data:
                 pair = (x, gy) if self._trans else (gy, x)
-                gradients += BatchedSDDMM(self._adj).apply(pair)
+                gradients += BatchedSDDMM(self._adj, self._algorithm).apply(pair)
             else:
                 gradients.append(gy)
         return tuple(gradients)
@@ -62,10 +62,11 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
             with a BatchedSELL.
         residual (Variable or array or None): added to the product; of its shape and dtype.
         algorithm (str): ``'auto'``, or the name of one of ``backend.gpu.algorithms(adj)``, which
-            runs forward and backward; for tests and benchmarks. For a BatchedCOO: ``'st'`` (what
-            ``'auto'`` means there) takes by the paper's rule ``'st_shared'`` where the output of
-            the largest matrix fits in 32 KB, ``'st_blocked'`` where one column of it does (8,192
-            rows of float32, 4,096 of float64), else ``'st_global'``.
+            runs forward and in every derivative, each of which may refuse it; for tests and
+            benchmarks. For a BatchedCOO: ``'st'`` (what ``'auto'`` means there) takes by the
+            paper's rule ``'st_shared'`` where the output of the largest matrix fits in 32 KB,
+            ``'st_blocked'`` where one column of it does (8,192 rows of float32, 4,096 of float64),
+            else ``'st_global'``.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.

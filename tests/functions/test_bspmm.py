@@ -370,6 +370,24 @@ def test_third_derivative():
     assert numpy.isfinite(total.array)
 
 
+def test_algorithm_by_name_runs_in_every_derivative(monkeypatch):
+    taken, product = set(), backend.bspmm
+
+    def note(adj, x, data, residual, trans, algorithm):
+        taken.add((algorithm, trans, data is not None))
+        return product(adj, x, data, residual, trans)
+
+    monkeypatch.setattr(backend, 'bspmm', note)
+    rng = numpy.random.RandomState(0)
+    adj = BATCHES['four relations']
+    x = chainer.Variable(features(rng, numpy, adj.n_cols, 2, 'float64'))
+    data = chainer.Variable(features(rng, numpy, adj.nnz, 1, 'float64')[:, 0])
+    y = bspmm(adj, x, data, algorithm='swa')
+    first = chainer.grad([chainer.functions.sum(y ** 2)], [x, data], enable_double_backprop=True)
+    chainer.grad([chainer.functions.sum(g ** 2) for g in first], [x, data])
+    assert taken == {('swa', False, True), ('swa', True, True)}
+
+
 @every_case_and_dtype
 def test_gradient_values_and_dtype(xp, kind, algorithm, dtype):
     rng = numpy.random.RandomState(0)
