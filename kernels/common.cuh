@@ -27,3 +27,20 @@ struct alignas(sizeof(STORAGE) * VECTOR) Vector {
 
 static_assert((VECTOR & (VECTOR - 1)) == 0, "VECTOR is a power of two");
 static_assert(sizeof(Vector) <= 16, "no load is wider than 16 bytes");
+
+// A machine word as wide as a vector: stores of whole vectors go through it.
+template <int BYTES> struct Word;
+template <> struct Word<2> { using type = unsigned short; };
+template <> struct Word<4> { using type = unsigned; };
+template <> struct Word<8> { using type = uint2; };
+template <> struct Word<16> { using type = uint4; };
+
+// Write a vector; past_cache: as data that will not be read soon, which L2 then gives up first.
+template <bool past_cache> __device__ inline void store(Vector *to, const Vector &vector)
+{
+    using Bits = Word<sizeof(Vector)>::type;
+    if (past_cache)
+        __stcs(reinterpret_cast<Bits *>(to), reinterpret_cast<const Bits &>(vector));
+    else
+        *to = vector;
+}

@@ -14,6 +14,7 @@ from chainer_bspmm.backend import check
 from chainer_bspmm.backend import kernels
 from chainer_bspmm.backend import policy
 from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import BatchedSELL
 
 # How bspmm_csr finds the value of an entry; see the kernel's header.
@@ -22,15 +23,10 @@ NULL = numpy.uintp(0)
 
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
-    if algorithm == 'auto':
-        algorithm = 'st' if type(adj) is BatchedCOO else policy.bspmm_algorithm(adj)
-    shape = check.result_shape(adj, adj.n_cols if trans else adj.n_rows, x)
-    if type(adj) is BatchedSELL:
-        return _bspmm_sell(adj, x, residual, trans).reshape(shape)
+    product = DEFAULT[type(adj)] if algorithm == 'auto' else algorithms(adj)[algorithm]
     with _Device(x):
-        y = algorithms(adj)[algorithm](
-            adj, _contiguous(x), _contiguous(data), _contiguous(residual), trans)
-    return y if len(shape) == 2 else y.reshape(shape)
+        y = product(adj, _contiguous(x), _contiguous(data), _contiguous(residual), trans)
+    return y if x.ndim == 2 else y.reshape(check.result_shape(adj, len(y), x))
 
 
 def _contiguous(array):
@@ -47,8 +43,8 @@ def _values(adj, data=None, trans=False):
     return (ONES, NULL, NULL) if data is None else (DATA, data, NULL)
 
 
-def _vector(adj, x, data, residual, trans):
-    """A thread per vector of a row, kernels/bspmm_csr.cu."""
+def _csr(adj, x, data, residual, trans, algorithm='auto'):
+    """A thread per vector of a row, or of several rows, kernels/bspmm_csr.cu."""
     side = adj.T if trans else adj
     n_rows, n_channels = side.n_rows, x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
@@ -59,13 +55,15 @@ def _vector(adj, x, data, residual, trans):
         else:
             bits |= residual.data.ptr
         weights, data, order = _values(adj, data, trans)
-        width = policy.vector_width(n_channels, x.itemsize, bits)
-        launch = policy.row_launch(n_rows, n_channels, width)
-        kernel = kernels.load(x.data.device_id, 'bspmm_csr', x.dtype.char,
+        device_id, itemsize = x.data.device_id, x.itemsize
+        launch = policy.bspmm_launch(
+            n_rows, side.n_cols, side.nnz, n_channels,
+            policy.vector_width(n_channels, itemsize, bits), itemsize,
+            kernels.device(device_id), algorithm)
+        kernel = kernels.load(device_id, 'bspmm_csr', x.dtype.char,
                               launch.defines + (('WEIGHTS', weights),))
         kernel(launch.grid, launch.block, (
-            side.indptr, side.indices, data, order, x, residual, y,
-            numpy.int32(n_rows), numpy.int32(launch.n_vectors)))
+            side.indptr, side.indices, data, order, x, residual, y, *launch.arguments))
     return y
 
 
@@ -89,19 +87,19 @@ def _swa(adj, x, data, residual, trans, blocked=None):
 
 # name -> function(adj, x, data, residual, trans) that returns (n_rows, n_B); arrays C-contiguous.
 ALGORITHMS = {
-    'vector': _vector,
+    'vector': functools.partial(_csr, algorithm='vector'),
+    'pipelined': functools.partial(_csr, algorithm='pipelined'),
     'swa': _swa,
     'swa_rows': functools.partial(_swa, blocked=False),
     'swa_blocked': functools.partial(_swa, blocked=True),
 }
 
 
-def _bspmm_sell(adj, x, residual, trans):
+def _sell(adj, x, data, residual, trans):
+    """A thread per row of a slice, kernels/bspmm_sell.cu; `data` is None."""
     side = adj.T if trans else adj
-    with _Device(x):
-        y = cuda.cupy.empty((side.n_rows, x.shape[-1]), x.dtype)
-        beta = 0 if residual is None else 1
-        _launch_sell(side, _contiguous(x), 1, beta, _contiguous(residual), y)
+    y = cuda.cupy.empty((side.n_rows, x.shape[-1]), x.dtype)
+    _launch_sell(side, x, 1, 0 if residual is None else 1, residual, y)
     return y
 
 
@@ -221,6 +219,10 @@ def _st_kernel(name, launch, adj, x, data, trans):
 # The same for a BatchedCOO; all of them add with atomics.
 ST_ALGORITHMS = {'st': _st, 'st_shared': _st_shared, 'st_blocked': _st_blocked,
                  'st_global': _st_global}
+
+
+# What 'auto' means for a container.
+DEFAULT = {BatchedCSR: _csr, BatchedCOO: _st, BatchedSELL: _sell}
 
 
 def algorithms(adj):

@@ -4,6 +4,8 @@ import pathlib
 
 from chainer.backends import cuda
 
+from chainer_bspmm.backend import policy
+
 # What a storage dtype is called in the kernels, by NumPy's one-letter code.
 STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 
@@ -39,6 +41,13 @@ def options(dtype_char, defines):
     """Return the compiler options (tuple of str) for a storage dtype and (name, value) pairs."""
     return ('-std=c++17', '-DSTORAGE=' + STORAGE[dtype_char]) + tuple(
         '-D%s=%s' % define for define in defines)
+
+
+@functools.lru_cache(maxsize=None)
+def device(device_id):
+    """Return the :class:`policy.Device` that describes a GPU."""
+    properties = cuda.cupy.cuda.runtime.getDeviceProperties(device_id)
+    return policy.Device(properties['multiProcessorCount'], properties['l2CacheSize'])
 
 
 @functools.lru_cache(maxsize=None)

@@ -6,6 +6,8 @@ else, so that grid and tile cannot disagree.
 import collections
 import functools
 
+import numpy
+
 # defines: compile-time constants of the kernel; grid, block: in CUDA's order (x, y, z);
 # n_vectors: the width of the feature matrix in vectors, an argument of the kernels.
 Launch = collections.namedtuple('Launch', 'defines grid block n_vectors')
@@ -33,9 +35,58 @@ def vector_width(n_channels, itemsize, address_bits):
     return width
 
 
-def bspmm_algorithm(adj):
-    """Return the name of the algorithm that ``'auto'`` means for a batch."""
-    return 'vector'
+# What a plan wants to know of a GPU: its multiprocessors, and the bytes of its L2 cache.
+Device = collections.namedtuple('Device', 'n_sms l2_bytes')
+
+# arguments: n_rows, n_vectors and rows_per_thread, as bspmm_csr takes them.
+CSRLaunch = collections.namedtuple('CSRLaunch', 'defines grid block arguments')
+
+AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
+AHEAD_LONG = 8  # the same where rows are long on average
+
+
+def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thread=1,
+               block=BLOCK, ahead=AHEAD, stream=False):
+    """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
+
+    Args:
+        n_rows, n_cols, n_channels (int): of the product, all positive.
+        width (int): elements a vector, from :func:`vector_width`.
+        lanes (int): threads side by side in a row at most; evened out where they do not divide it.
+        columns (int): vectors a thread.
+        rows_per_thread (int): more than one: each row's entries are loaded during the one before.
+        block (int): threads a block, about.
+        ahead (int): entries a thread loads at once.
+        stream (bool): write the result past the L2 cache.
+    """
+    n_vectors = n_channels // width
+    wanted = -(-n_vectors // columns)
+    tiles = -(-wanted // lanes)
+    lanes = -(-wanted // tiles)
+    rows = max(block // lanes, 1)
+    tiles = -(-n_vectors // (lanes * columns))
+    y = min(tiles, MAX_GRID_Y)
+    few = max(n_rows, n_cols) * n_vectors < 2 ** 32
+    return CSRLaunch(
+        (('VECTOR', width), ('AHEAD', ahead), ('COLUMNS', columns),
+         ('PIPELINED', int(rows_per_thread > 1)), ('STREAM', int(stream)),
+         ('OFFSET', 'unsigned' if few else 'size_t')),
+        (-(-n_rows // (rows * rows_per_thread)), y, -(-tiles // y)), (lanes, rows, 1),
+        (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)))
+
+
+@functools.lru_cache(maxsize=4096)
+def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto'):
+    """Plan a product on a GPU: a small model of what was measured, not a table of it.
+
+    Args:
+        n_rows, n_cols, nnz (int): of the matrix; n_rows and n_cols positive.
+        n_channels (int): n_B, positive.
+        width, itemsize (int): elements a vector, bytes an element.
+        device (Device): the GPU.
+        algorithm (str): ``'vector'`` and ``'pipelined'`` force one row a thread, or several.
+    """
+    return csr_launch(n_rows, n_cols, n_channels, width, 8)
 
 
 # A block of an ST kernel: see kernels/bspmm_st_shared.cu.

@@ -17,6 +17,10 @@ inline thread_local Dimensions threadIdx, blockIdx;
 inline Dimensions blockDim, gridDim;
 inline unsigned dynamic_shared_bytes;
 
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+
+template <typename T> void __stcs(T *address, T value) { *address = value; }
 template <typename T> T __ldg(const T *address) { return *address; }
 
 void __syncthreads();

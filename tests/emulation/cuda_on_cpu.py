@@ -15,7 +15,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend import cpu, gpu, kernels
+from chainer_bspmm.backend import cpu, gpu, kernels, policy
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 # For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.
@@ -96,7 +96,7 @@ def run(program, grid, block, arguments, shared_bytes=0):
                 files[place] = argument, _new_path('argument-%d' % len(words))
                 argument.tofile(files[place][1])
             words.append('%d:%s' % (argument.ctypes.data % 64, files[place][1]))
-        elif isinstance(argument, (numpy.int32, numpy.float32, numpy.float64)):
+        elif isinstance(argument, (numpy.int32, numpy.uint32, numpy.float32, numpy.float64)):
             words.append(str(argument))
         else:
             assert isinstance(argument, numpy.uintp) and argument == 0
@@ -141,6 +141,7 @@ class Device:
         self._sanitizer, self._replace = sanitizer, replace
         self.launched = []
         monkeypatch.setattr(kernels, 'load', self._load)
+        monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
         monkeypatch.setattr(
             backend, '_module', lambda x: gpu if isinstance(x, DeviceArray) else cpu)
         monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(

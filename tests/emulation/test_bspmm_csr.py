@@ -1,5 +1,3 @@
-import types
-
 import numpy
 import pytest
 
@@ -81,22 +79,61 @@ def test_input_that_is_not_contiguous(device):
                  reference.bspmm(adj, x, data, residual), 'f')
 
 
-def test_blocks_that_stride_over_the_channels(device, monkeypatch):
-    plan = policy.row_launch
-    monkeypatch.setattr(policy, 'row_launch', lambda *sizes: plan(*sizes)._replace(
-        grid=(plan(*sizes).grid[0], 2, 1)))
-    check(device, batch('small', 'f'), 'f', 33 * 4 * 3, with_residual=True)
+@pytest.mark.parametrize('dtype, n_channels, options', [
+    ('f', 36, {'lanes': 8, 'columns': 2}),
+    ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
+    ('f', 132, {'lanes': 8, 'columns': 4, 'rows_per_thread': 3, 'stream': True}),
+    ('e', 8, {'lanes': 1, 'rows_per_thread': 16, 'stream': True}),
+    ('e', 3, {'lanes': 2, 'columns': 2, 'stream': True}),
+    ('e', 4, {'lanes': 32, 'rows_per_thread': 4}),
+    ('d', 6, {'lanes': 4, 'ahead': 8, 'rows_per_thread': 5}),
+    ('d', 5, {'lanes': 2, 'ahead': 8, 'stream': True}),
+])
+@pytest.mark.parametrize('values, trans', [('ones', False), ('own', False), ('given', True)])
+@pytest.mark.parametrize('name', ['mixed', 'duplicates', 'empty graphs', 'relations'])
+def test_variants(device, monkeypatch, name, values, trans, dtype, n_channels, options):
+    adj = batch(name, dtype)
+    n_rows, n_cols = (adj.n_cols, adj.n_rows) if trans else (adj.n_rows, adj.n_cols)
+    width = policy.vector_width(n_channels, numpy.dtype(dtype).itemsize, 0)
+    plan = policy.csr_launch(n_rows, n_cols, n_channels, width, block=32, **options)
+    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan)
+    defines = check(device, adj, dtype, n_channels, values, True, trans)
+    assert defines['COLUMNS'] == options.get('columns', 1)
+    assert defines['PIPELINED'] == ('rows_per_thread' in options)
+
+
+@pytest.mark.parametrize('grid', [(2, 3), (3, 2)])
+def test_tiles_in_two_dimensions_of_the_grid(device, monkeypatch, grid):
+    plan = policy.csr_launch
+    adj = batch('small', 'f')
+
+    def planned(*_):
+        launch = plan(adj.n_rows, adj.n_cols, 8 * 5 * 4, 4, 8)
+        return launch._replace(grid=(launch.grid[0], *grid))
+
+    monkeypatch.setattr(policy, 'bspmm_launch', planned)
+    check(device, adj, 'f', 8 * 5 * 4, with_residual=True)
+
+
+def test_offsets_of_64_bits(device, monkeypatch):
+    adj = batch('small', 'f')
+    plan = policy.csr_launch(adj.n_rows, adj.n_cols, 8, 4, 2)
+    defines = tuple((name, 'size_t' if name == 'OFFSET' else value)
+                    for name, value in plan.defines)
+    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan._replace(defines=defines))
+    assert check(device, adj, 'f', 8)['OFFSET'] == 'size_t'
 
 
 def test_capacity_beyond_the_batch(device):
     adj = batch('small', 'f')
     spare = 5
-    larger = types.SimpleNamespace(
-        n_rows=adj.n_rows + spare, n_cols=adj.n_cols + spare, nnz=adj.nnz + spare,
-        indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
-        # A column that no row has, so that reading it would be an error.
-        indices=numpy.pad(adj.indices, (0, spare), constant_values=2 ** 30),
-        data=numpy.pad(adj.data, (0, spare), constant_values=numpy.nan))
+    larger = adj._copy()
+    larger.n_rows, larger.n_cols = adj.n_rows + spare, adj.n_cols + spare
+    larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
+    # A column that no row has, so that reading it would be an error.
+    larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2 ** 30)
+    larger.data = numpy.pad(adj.data, (0, spare), constant_values=numpy.nan)
+    larger.nnz += spare
     x = device.put(integers((larger.n_cols, 4), 'f'))
     y = gpu.bspmm(larger, x, None, None, False)
     assert_exact(y, reference.bspmm(larger, x), 'f')

@@ -18,7 +18,12 @@ WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
 ST_CONSTANTS = [(('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
                 for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))]
 CONSTANTS = {
-    'bspmm_csr': [(('WEIGHTS', weights),) for weights in (0, 1, 2)],
+    'bspmm_csr': [
+        (('WEIGHTS', weights), ('AHEAD', ahead), ('COLUMNS', columns), ('PIPELINED', pipelined),
+         ('STREAM', stream), ('OFFSET', offset))
+        for weights, ahead, columns, pipelined, stream, offset in (
+            (0, 3, 1, 0, 0, 'unsigned'), (1, 3, 2, 1, 1, 'unsigned'), (2, 3, 4, 1, 0, 'size_t'),
+            (1, 8, 1, 1, 1, 'unsigned'), (1, 3, 2, 0, 0, 'size_t'))],
     # From dtype to dtype, so that every one meets three of them.
     'bspmm_swa': [(('SUBWARP', lanes), ('WEIGHTS', weights)) for lanes, weights in (
         (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))],
