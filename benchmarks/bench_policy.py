@@ -61,7 +61,7 @@ def variants(adj, n_b, width, itemsize):
     plain = 2 * adj.n_rows * n_b * itemsize < 10e6  # nothing streams what fits in a cache
     for lanes in LANES:
         for columns in COLUMNS:
-            if lanes * columns // 2 >= max(n_vectors, 2) or columns * width * itemsize > 64:
+            if lanes * columns >= 2 * max(n_vectors, 4) or columns * width * itemsize > 64:
                 continue
             for rows in ROWS:
                 for block in BLOCKS:

@@ -75,6 +75,16 @@ def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thr
         (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)))
 
 
+# The model of bspmm_launch, fitted to 100 random shapes on an H200 (benchmarks/bench_policy.py says
+# how far it is from the best on others). Vectors of the result per multiprocessor from which on it
+# pays to give a thread several rows (several times what is resident at once), the same where rows
+# are so short that little is in flight, and several vectors besides.
+PIPELINED_FROM, PIPELINED_FROM_IF_SHORT, TWO_COLUMNS_FROM = 3800, 2300, 6800
+SHORT, LONG, VERY_LONG = 1.5, 6, 10  # entries a row, on average
+FEW = 760  # vectors per multiprocessor that larger blocks serve faster
+NARROW = 8  # vectors a row, below which rows are too short to share what is read of A
+
+
 @functools.lru_cache(maxsize=4096)
 def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto'):
     """Plan a product on a GPU: a small model of what was measured, not a table of it.
@@ -86,7 +96,37 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
         device (Device): the GPU.
         algorithm (str): ``'vector'`` and ``'pipelined'`` force one row a thread, or several.
     """
-    return csr_launch(n_rows, n_cols, n_channels, width, 8)
+    n_vectors = n_channels // width
+    work = n_rows * n_vectors / device.n_sms
+    length = nnz / n_rows
+    widest = width * itemsize == VECTOR_BYTES
+
+    def plan(lanes, columns, rows_per_thread, **options):
+        # What does not fit in L2 with what it is made of would push that out of it.
+        stream = (n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2
+        return csr_launch(n_rows, n_cols, n_channels, width, lanes, columns, rows_per_thread,
+                          stream=stream, **options)
+
+    pays = work >= (PIPELINED_FROM_IF_SHORT if length < SHORT else PIPELINED_FROM)
+    if algorithm == 'auto':
+        pipelined = pays and n_vectors >= NARROW and length <= VERY_LONG
+        if pipelined and widest and PIPELINED_FROM <= work < TWO_COLUMNS_FROM:
+            pipelined = length <= AHEAD + 1
+    else:
+        pipelined = algorithm == 'pipelined'
+
+    if pipelined:
+        if work < PIPELINED_FROM:
+            return plan(16, 2, 2)
+        if work < TWO_COLUMNS_FROM and widest:
+            return plan(16, 1, 4)
+        # A row in one tile where a warp can hold it; else tiles of 512 bytes.
+        return plan(WARP if n_vectors <= 2 * WARP or not widest else 16, 2, 4)
+    if length > VERY_LONG and pays and n_vectors >= NARROW:
+        # A thread that reads four bytes at a time has too little in flight.
+        return plan(16, 4 if width * itemsize == 4 else 1, 1, block=2 * BLOCK)
+    return plan(WARP, 1, 1, block=2 * BLOCK if work < FEW else BLOCK,
+                ahead=AHEAD_LONG if length > LONG and work < PIPELINED_FROM else AHEAD)
 
 
 # A block of an ST kernel: see kernels/bspmm_st_shared.cu.
