@@ -36,13 +36,15 @@ SELL_FORMS = {'sell 1': (1, False), 'sell 7': (7, False), 'sell 7 sorted': (7, T
               'sell 32': (32, False), 'sell 32 sorted': (32, True)}
 KINDS = ('csr', 'coo', *SELL_FORMS)
 # A new algorithm comes under all the tests below by itself.
-ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': gpu.ST_ALGORITHMS}
+ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': gpu.ST_ALGORITHMS,
+              **{kind: gpu.SELL_ALGORITHMS for kind in SELL_FORMS}}
 
 
 def _cases():
     for kind in KINDS:
         yield pytest.param('numpy', kind, 'auto')
-        for algorithm in ('auto', *ALGORITHMS.get(kind, ())):
+        names = ALGORITHMS[kind] if len(ALGORITHMS[kind]) > 1 else ()  # one is what 'auto' means
+        for algorithm in ('auto', *names):
             yield pytest.param('cupy', kind, algorithm, marks=pytest.mark.gpu)
 
 
