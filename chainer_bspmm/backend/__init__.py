@@ -9,7 +9,6 @@ from chainer.backends import cuda
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.sparse import BatchedSELL
 
 
 def _module(x):
@@ -32,13 +31,11 @@ def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
         array: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``, of x's dtype.
     """
     check.bspmm(adj, x, data, residual, trans)
-    if type(adj) is BatchedSELL:
-        check.one_of('algorithm with a BatchedSELL', algorithm, ('auto',))
     if _module(x) is cpu:
         check.one_of('algorithm on a CPU', algorithm, ('auto',))
         return cpu.bspmm(adj, x, data, residual, trans)
     if algorithm != 'auto':
-        check.one_of('algorithm', algorithm, gpu.algorithms(adj))
+        check.one_of('algorithm', algorithm, ('auto', *gpu.algorithms(adj)))
     return gpu.bspmm(adj, x, data, residual, trans, algorithm)
 
 

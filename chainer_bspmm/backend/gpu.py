@@ -103,6 +103,9 @@ def _sell(adj, x, data, residual, trans):
     return y
 
 
+SELL_ALGORITHMS = {'sell': _sell}  # the same for a BatchedSELL
+
+
 def _launch_sell(adj, x, alpha, beta, residual, y):
     """Compute y = alpha A x + beta residual, kernels/bspmm_sell.cu; `residual` may be y or None."""
     if not y.size:
@@ -227,7 +230,7 @@ DEFAULT = {BatchedCSR: _csr, BatchedCOO: _st, BatchedSELL: _sell}
 
 def algorithms(adj):
     """Return the algorithms (dict) for the container of a batch."""
-    return ST_ALGORITHMS if type(adj) is BatchedCOO else ALGORITHMS
+    return {BatchedCOO: ST_ALGORITHMS, BatchedSELL: SELL_ALGORITHMS}.get(type(adj), ALGORITHMS)
 
 
 def bsddmm(adj, u, v):

@@ -66,7 +66,7 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
             benchmarks. For a BatchedCOO: ``'st'`` (what ``'auto'`` means there) takes by the
             paper's rule ``'st_shared'`` where the output of the largest matrix fits in 32 KB,
             ``'st_blocked'`` where one column of it does (8,192 rows of float32, 4,096 of float64),
-            else ``'st_global'``.
+            else ``'st_global'``. A BatchedSELL has ``'sell'`` alone.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.

@@ -3,6 +3,7 @@ import pytest
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
+from chainer_bspmm import functions
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.backend import policy
@@ -111,6 +112,16 @@ def test_nan_reaches_its_rows_only(device, dtype, size):
     y = gpu.bspmm(BatchedSELL(adj, size), x, None, None, False)
     assert 2 < (~numpy.isfinite(y)).sum() < y.size // 2
     assert_exact(y, reference.bspmm(adj, x), dtype)
+
+
+def test_by_name(device):
+    adj = BatchedSELL(batch('small', 'f'))
+    x = device.put(integers((adj.n_cols, 2), 'f'))
+    y = functions.bspmm(adj, x, algorithm='sell').array
+    assert_exact(y, reference.bspmm(adj.to_csr(), x), 'f')
+    with pytest.raises(ValueError, match="algorithm: expected one of 'auto', 'sell', got 'vector'"):
+        functions.bspmm(adj, x, algorithm='vector')
+    assert len(device.launched) == 1
 
 
 @pytest.mark.parametrize('n_rows, n_channels', [(0, 3), (3, 0)])

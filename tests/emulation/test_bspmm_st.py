@@ -170,9 +170,9 @@ def test_forced_kernel_that_does_not_fit(device, algorithm, n_rows, n_channels, 
 def test_algorithm_of_another_container(device):
     adj = batch('small', 'f')
     x = device.put(numpy.zeros((adj.n_cols, 2), 'f'))
-    with pytest.raises(ValueError, match="algorithm: expected one of 'vector'.* got 'st'"):
+    with pytest.raises(ValueError, match="algorithm: expected one of 'auto', 'vector'.* got 'st'"):
         functions.bspmm(adj, x, algorithm='st')
-    with pytest.raises(ValueError, match="algorithm: expected one of 'st', .* got 'vector'"):
+    with pytest.raises(ValueError, match="algorithm: .* 'auto', 'st', .* got 'vector'"):
         functions.bspmm(coo('small', 'f'), x, algorithm='vector')
 
 

@@ -36,29 +36,26 @@ SELL_FORMS = {'sell 1': (1, False), 'sell 7': (7, False), 'sell 7 sorted': (7, T
               'sell 32': (32, False), 'sell 32 sorted': (32, True)}
 KINDS = ('csr', 'coo', *SELL_FORMS)
 # A new algorithm comes under all the tests below by itself.
-ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': gpu.ST_ALGORITHMS}
+ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': gpu.ST_ALGORITHMS,
+              **{kind: gpu.SELL_ALGORITHMS for kind in SELL_FORMS}}
 
 
 def _cases():
     for kind in KINDS:
         yield pytest.param('numpy', kind, 'auto')
-        for algorithm in ('auto', *ALGORITHMS.get(kind, ())):
+        names = ALGORITHMS[kind] if len(ALGORITHMS[kind]) > 1 else ()  # one is what 'auto' means
+        for algorithm in ('auto', *names):
             yield pytest.param('cupy', kind, algorithm, marks=pytest.mark.gpu)
 
 
-def _with(cases, *values):
-    """Return the cases with each value behind them for which its condition holds."""
-    return [pytest.param(*case.values, value, marks=case.marks)
-            for value, holds in values for case in cases if holds(*case.values)]
-
-
-def _takes_float16(xp, kind, algorithm):
-    return xp == 'numpy' or kind != 'coo'  # tests/functions/test_bspmm_coo.py: it is refused
+def _with(case, *more):
+    return pytest.param(*case.values, *more, marks=case.marks)
 
 
 CASES = list(_cases())
-CASES_AND_DTYPES = _with(CASES, ('float16', _takes_float16), ('float32', lambda *_: True),
-                         ('float64', lambda *_: True))
+# Atomics refuse float16, see test_bspmm_coo.
+CASES_AND_DTYPES = [_with(case, dtype) for dtype in DTYPES for case in CASES
+                    if dtype != 'float16' or case.values[:2] != ('cupy', 'coo')]
 
 every_case = pytest.mark.parametrize('xp, kind, algorithm', CASES, indirect=['xp'])
 every_case_and_dtype = pytest.mark.parametrize(
@@ -315,17 +312,14 @@ def check_gradients(function, *inputs):
         rtol=1e-6)
 
 
-def _gradient_cases():
-    """What is differentiated, and how wide x is: SELL has tiles of up to eight columns."""
-    cases = _with(CASES, *((given, lambda xp, kind, algorithm, given=given: (
-        takes_data(kind) or 'data' not in given))
-        for given in ('x', 'x data', 'x residual', 'x data residual')))
-    return _with(cases, *((n_channels, lambda xp, kind, algorithm, given, n=n_channels: (
-        n == 3 or kind in SELL_FORMS)) for n_channels in (1, 3, 9)))
+# What is differentiated, and how wide x is: SELL has tiles of up to eight columns.
+GRADIENT_CASES = [
+    _with(case, given, n_channels) for case in CASES
+    for given in ('x', 'x data', 'x residual', 'x data residual') for n_channels in (1, 3, 9)
+    if (n_channels == 3 if takes_data(case.values[1]) else 'data' not in given)]
 
 
-@pytest.mark.parametrize('xp, kind, algorithm, given, n_channels', _gradient_cases(),
-                         indirect=['xp'])
+@pytest.mark.parametrize('xp, kind, algorithm, given, n_channels', GRADIENT_CASES, indirect=['xp'])
 @pytest.mark.parametrize('name', GRADIENT_BATCHES)
 def test_gradients(xp, kind, algorithm, given, n_channels, name):
     rng = numpy.random.RandomState(0)

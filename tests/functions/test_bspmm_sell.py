@@ -47,7 +47,7 @@ def test_product_of_every_slice_size(xp, name, size, sort_rows, dtype):
      'data: expected None, because a BatchedSELL .* got ndarray; edge values go with a BatchedCSR'),
     ({'residual': numpy.ones((3, 1), 'f')}, ValueError, r'residual: expected shape \(3, 2\)'),
     ({'algorithm': 'vector'}, ValueError,
-     "algorithm with a BatchedSELL: expected one of 'auto', got 'vector'"),
+     "algorithm on a CPU: expected one of 'auto', got 'vector'"),
 ])
 def test_bad_input(monkeypatch, changes, error, message):
     monkeypatch.setattr(backend.cpu, 'bspmm', lambda *_: pytest.fail('launched'))
