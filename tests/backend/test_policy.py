@@ -47,12 +47,15 @@ def test_row_launch_stays_within_the_grid():
     assert launch.grid[0] <= 2 ** 31 - 1 and launch.grid[1] <= 65535
 
 
-@pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 1000])
+@pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
 def test_dot_launch(n_vectors):
     launch = policy.dot_launch(100, n_vectors * 4, 4)
     lanes, rows, _ = launch.block
+    tile = dict(launch.defines)['TILE']
     assert lanes & (lanes - 1) == 0 and lanes <= 32 and ('LANES', lanes) in launch.defines
-    assert lanes >= min(n_vectors, 32)
+    assert 1 <= tile <= n_vectors
+    assert lanes * tile >= min(n_vectors, 32 * tile)  # one round, or as few as a warp can
+    assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane that has nothing to do in all rows
     assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp
     assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
 
@@ -247,3 +250,70 @@ def test_st_global_launch(nnz, n_channels):
     lanes = policy.subwarp(n_channels)
     assert launch.grid[1:] == (1, 1) and launch.grid[0] < 2 ** 31 and launch.shared_bytes == 0
     assert (launch.grid[0] - 1) * launch.block[0] < nnz * lanes <= launch.grid[0] * launch.block[0]
+
+
+# --- segments ---
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(strategies.integers(0, 10 ** 7), strategies.integers(0, 10 ** 5),
+                  strategies.integers(1, 3000), strategies.sampled_from([1, 2, 4, 8]),
+                  strategies.booleans())
+def test_segment_launch_covers_everything_once(n_rows, n_segments, n_vectors, width, always):
+    launch = policy.segment_launch(n_rows, n_segments, n_vectors * width, width, 4, None, always)
+    columns, lanes, units = launch.block
+    assert launch.n_vectors == n_vectors and dict(launch.defines) == {'VECTOR': width}
+    assert lanes & (lanes - 1) == 0  # lanes reduce by halving
+    assert columns * lanes * units <= policy.MAX_SEGMENT_BLOCK and units <= policy.MAX_BLOCK_Z
+    assert launch.shared_bytes == columns * lanes * units * width * 4 <= 48 * 1024
+    tiles = launch.grid[1]
+    assert (tiles - 1) * columns < n_vectors <= tiles * columns
+    chunk_blocks = launch.combine_grid[0]
+    assert chunk_blocks * units >= launch.n_chunks > (chunk_blocks - 1) * units or not chunk_blocks
+    own = launch.grid[0] - chunk_blocks
+    assert own * units >= n_segments > (own - 1) * units
+    assert launch.has_long == (n_rows > launch.chunk)
+    if launch.has_long or always:
+        assert (launch.n_chunks - 1) * launch.chunk < n_rows <= launch.n_chunks * launch.chunk
+    else:
+        assert launch.n_chunks == 0
+    assert launch.n_chunks <= policy.MAX_CHUNKS and launch.chunk >= policy.MIN_CHUNK
+
+
+def test_segment_launch_in_two_steps_only_where_a_segment_may_be_long():
+    most = policy.MIN_CHUNK
+    for n_rows, max_rows, has_long in ((most, None, False), (most + 1, None, True),
+                                       (10 * most, most, False), (10 * most, most + 1, True)):
+        assert policy.segment_launch(n_rows, 9, 64, 4, 4, max_rows).has_long == has_long
+
+
+@pytest.mark.parametrize('n_rows, n_segments, n_vectors, lanes, units', [
+    (128 * 18, 128, 16, 4, 1), (100 * 50, 100, 32, 8, 1), (10 ** 6, 1, 16, 16, 1),
+    (10 ** 6, 1, 1, 256, 1), (100, 100, 1, 1, 64), (100, 100, 3, 1, 21), (10 ** 6, 1, 33, 8, 1)])
+def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
+    launch = policy.segment_launch(n_rows, n_segments, n_vectors * 4, 4, 4)
+    assert launch.block[1:] == (lanes, units)
+
+
+def test_segment_launch_stays_within_the_grid():
+    launch = policy.segment_launch(2 ** 31 - 1, 2 ** 31 - 1 - 2 ** 16, 2 ** 31 - 1, 1, 4)
+    assert launch.grid[0] < 2 ** 31 and launch.grid[1] <= 65535
+    # The kernel's chunks are numbered and multiplied in 32 bits.
+    assert (launch.n_chunks - 1) * launch.chunk < 2 ** 31
+
+
+def test_sources_of_segments_load_as_many_rows_as_the_policy_assumes():
+    assert '#define AHEAD %d\n' % policy.SEGMENT_AHEAD in kernels.source('segment_reduce')
+
+
+# --- the transpose ---
+
+@pytest.mark.parametrize('n_graphs, max_cols, max_nnz, warps', [
+    (128, 30, 70, 1), (1, 0, 0, 1), (3, 50, 150, 2), (1, 1000, 3000, 8), (1, 4000, 8000, 1),
+    (1, 4001, 8032, None), (1, 0, 12033, None), (0, 0, 0, None), (1, 100, 6000, 32)])
+def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
+    launch = policy.transpose_launch(n_graphs, max_cols, max_nnz)
+    if warps is None:
+        assert launch is None
+        return
+    assert launch.grid == (n_graphs, 1, 1) and launch.block == (warps * 32, 1, 1)
+    assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
