@@ -105,17 +105,13 @@ def sampled(adj, u, v):
     calls = {'BatchedCSR': lambda: backend.bsddmm(adj, u, v)}
     coo = chainer_bspmm.BatchedCOO.from_csr(adj)
     calls['BatchedCOO'] = lambda: backend.bsddmm(coo, u, v)
-    if torch is not None:
-        rows, columns = (torch.from_dlpack(array).long() for array in (
-            adj.entry_rows(), adj.entry_columns()))
-        u_torch, v_torch = torch.from_dlpack(u), torch.from_dlpack(v)
-        calls['torch gather, multiply, sum'] = on_stream(
-            lambda: (u_torch[rows] * v_torch[columns]).sum(1))
+    rows, columns = adj.entry_rows(), adj.indices
+    calls['cupy gather, multiply, sum'] = lambda: (u[rows] * v[columns]).sum(axis=1)
     n_bytes = u.nbytes + v.nbytes + adj.indptr.nbytes + 2 * adj.indices.nbytes
 
     def expected():
-        rows, columns = adj.entry_rows().get(), adj.indices.get()
-        return numpy.einsum('kc,kc->k', u.get().astype('d')[rows], v.get().astype('d')[columns])
+        return numpy.einsum('kc,kc->k', u.get().astype('d')[rows.get()],
+                            v.get().astype('d')[columns.get()])
     return n_bytes, calls, expected
 
 
@@ -149,9 +145,12 @@ def run_question(n_bytes, calls, expected):
     expected = expected()
     errors = {}
     for name, call in calls.items():
-        actual = cupy.asnumpy(cupy.from_dlpack(call())).astype('d')
+        result = call()
+        cupy.cuda.Device().synchronize()  # torch has streams of its own
+        actual = cupy.asnumpy(cupy.from_dlpack(result)).astype('d')
         errors[name] = float(numpy.linalg.norm(actual - expected) / numpy.linalg.norm(expected))
-        assert errors[name] < 1e-5, (name, errors[name])
+        limit = 1e-4 if name.startswith(('torch', 'PyG')) else 1e-5  # they add one by one
+        assert errors[name] < limit, (name, errors[name])
     eager = {name: call for name, call in calls.items()
              if eager_us(call, 3) > SLOW_US or not can_be_captured(call)}
     captured = {name: call for name, call in calls.items() if name not in eager}
@@ -164,12 +163,13 @@ def run_question(n_bytes, calls, expected):
 def eager_us(call, n_calls=10):
     """Return microseconds a call between two events on the stream, launched one by one."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-    call()
-    start.record()
-    for _ in range(n_calls):
+    with cupy.cuda.Stream(non_blocking=True):
         call()
-    stop.record()
-    stop.synchronize()
+        start.record()
+        for _ in range(n_calls):
+            call()
+        stop.record()
+        stop.synchronize()
     return cupy.cuda.get_elapsed_time(start, stop) * 1e3 / n_calls
 
 

@@ -242,9 +242,10 @@ def bsddmm(adj, u, v):
         elif w.size:
             width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
             if type(adj) is BatchedCOO:
-                _coo_dots(adj, u, v, w, policy.dot_launch(adj.nnz, n_channels, width))
+                _coo_dots(adj, u, v, w, policy.dot_launch(
+                    adj.nnz, n_channels, width, policy.COO_TILE))
                 return w
-            launch = policy.dot_launch(adj.n_rows, n_channels, width)
+            launch = policy.dot_launch(adj.n_rows, n_channels, width, policy.CSR_TILE)
             kernel = kernels.load(u.data.device_id, 'bsddmm_csr', u.dtype.char, launch.defines)
             kernel(launch.grid, launch.block, (
                 adj.indptr, adj.indices, u, v, w,

@@ -121,20 +121,23 @@ def row_launch(n_rows, n_channels, width):
                   (columns, rows, 1), n_vectors)
 
 
-DOT_TILE = 2  # vectors of a row that a lane of bsddmm has in flight at once
+# Vectors of a row that a lane has in flight at once: of bsddmm_csr, which takes several entries of
+# a row together, and of bsddmm_coo, which takes one.
+CSR_TILE, COO_TILE = 2, 4
 
 
 @functools.lru_cache(maxsize=4096)
-def dot_launch(n_rows, n_channels, width):
+def dot_launch(n_rows, n_channels, width, tile):
     """Plan a sub-warp per row, whose lanes stride over the vectors: the grid of bsddmm.
 
     Args:
         n_rows, n_channels (int): rows, or entries where each has a sub-warp, and the width of the
             factors; both positive.
         width (int): elements a vector.
+        tile (int): vectors a lane at once, at most.
     """
     n_vectors = n_channels // width
-    tile = min(n_vectors, DOT_TILE)
+    tile = min(n_vectors, tile)
     lanes = 1
     while lanes * tile < n_vectors and lanes < WARP:  # a power of two: lanes reduce by halving
         lanes *= 2

@@ -48,12 +48,13 @@ def test_row_launch_stays_within_the_grid():
 
 
 @pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
-def test_dot_launch(n_vectors):
-    launch = policy.dot_launch(100, n_vectors * 4, 4)
+@pytest.mark.parametrize('most', [policy.CSR_TILE, policy.COO_TILE])
+def test_dot_launch(n_vectors, most):
+    launch = policy.dot_launch(100, n_vectors * 4, 4, most)
     lanes, rows, _ = launch.block
     tile = dict(launch.defines)['TILE']
+    assert tile == min(most, n_vectors) and launch.n_vectors == n_vectors
     assert lanes & (lanes - 1) == 0 and lanes <= 32 and ('LANES', lanes) in launch.defines
-    assert 1 <= tile <= n_vectors
     assert lanes * tile >= min(n_vectors, 32 * tile)  # one round, or as few as a warp can
     assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane that has nothing to do in all rows
     assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp

@@ -18,7 +18,7 @@ WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
 ST_CONSTANTS = [(('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
                 for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))]
 DOTS = [(('LANES', lanes), ('TILE', tile))
-        for lanes, tile in ((1, 1), (2, 2), (4, 2), (8, 2), (16, 2), (32, 2))]
+        for lanes, tile in ((1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4))]
 CONSTANTS = {
     'bspmm_csr': [(('WEIGHTS', weights),) for weights in (0, 1, 2)],
     # From dtype to dtype, so that every one meets three of them.
