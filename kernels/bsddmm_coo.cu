@@ -9,6 +9,7 @@
 // left as it is. Deterministic: the lanes add in a fixed tree; no atomics.
 //
 // -DLANES=n: threads that share an entry, a power of two up to 32.
+// -DTILE=n: vectors of a row that a lane loads at once, as in bsddmm_csr.cu.
 //
 // Launch: block (LANES, entries) with LANES * entries a multiple of 32, grid (ceil(nnz / entries)).
 // The lanes of one entry lie in one warp. No shared memory.
@@ -30,10 +31,20 @@ extern "C" __global__ void bsddmm_coo(
     const Vector *const right = v + (long long)ids[2 * k + 1] * n_vectors;
 
     Real sum = 0;
-    for (int c = threadIdx.x; c < n_vectors; c += LANES) {
-        const Vector a = left[c], b = right[c];
+    for (int c = threadIdx.x; c < n_vectors; c += TILE * LANES) {
+        Vector a[TILE], b[TILE];
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) sum += widen(a.element[e]) * widen(b.element[e]);
+        for (int t = 0; t < TILE; ++t)
+            if (c + t * LANES < n_vectors) {
+                a[t] = left[c + t * LANES];
+                b[t] = right[c + t * LANES];
+            }
+#pragma unroll
+        for (int t = 0; t < TILE; ++t)
+            if (c + t * LANES < n_vectors)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e)
+                    sum += widen(a[t].element[e]) * widen(b[t].element[e]);
     }
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2)

@@ -9,10 +9,15 @@
 // atomics.
 //
 // -DLANES=n: threads that share a row, a power of two up to 32.
+// -DTILE=n: vectors of a row that a lane loads at once. With fewer lanes and more of them the same
+// loads are in flight, and fewer partial sums pass through shuffles.
 //
 // Launch: block (LANES, rows) with LANES * rows a multiple of 32, grid (ceil(n_rows / rows)). The
 // lanes of one row lie in one warp. No shared memory.
 #include "common.cuh"
+
+// Entries of a row that go together: their loads are in flight at once, and share those of u.
+#define AHEAD 4
 
 static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0, "LANES divides a warp");
 
@@ -27,18 +32,43 @@ extern "C" __global__ void bsddmm_csr(
     const unsigned lane = (threadIdx.y * LANES + threadIdx.x) % 32;
     const unsigned group = (LANES == 32 ? ~0u : (1u << (LANES % 32)) - 1u) << (lane - threadIdx.x);
     const Vector *const left = u + row * n_vectors;
+    const int end = indptr[row + 1];
 
-    for (int k = indptr[row]; k < indptr[row + 1]; ++k) {
-        const Vector *const right = v + (long long)indices[k] * n_vectors;
-        Real sum = 0;
-        for (int c = threadIdx.x; c < n_vectors; c += LANES) {
-            const Vector a = left[c], b = right[c];
+    // k stops at end: a step past it could overflow where the batch is as large as allowed.
+    for (int k = indptr[row]; k < end; k = end - k > AHEAD ? k + AHEAD : end) {
+        int column[AHEAD];
+        Real sum[AHEAD] = {};
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) sum += widen(a.element[e]) * widen(b.element[e]);
+        for (int n = 0; n < AHEAD; ++n) column[n] = n < end - k ? indices[k + n] : -1;
+        for (int c = threadIdx.x; c < n_vectors; c += TILE * LANES) {
+            Vector a[TILE], b[AHEAD][TILE];
+#pragma unroll
+            for (int t = 0; t < TILE; ++t)
+                if (c + t * LANES < n_vectors) {
+                    a[t] = left[c + t * LANES];
+#pragma unroll
+                    for (int n = 0; n < AHEAD; ++n)
+                        if (column[n] >= 0)
+                            b[n][t] = v[(long long)column[n] * n_vectors + c + t * LANES];
+                }
+#pragma unroll
+            for (int t = 0; t < TILE; ++t)
+                if (c + t * LANES < n_vectors)
+#pragma unroll
+                    for (int n = 0; n < AHEAD; ++n)
+                        if (column[n] >= 0)
+#pragma unroll
+                            for (int e = 0; e < VECTOR; ++e)
+                                sum[n] += widen(a[t].element[e]) * widen(b[n][t].element[e]);
         }
 #pragma unroll
         for (int step = LANES / 2; step > 0; step /= 2)
-            sum += __shfl_down_sync(group, sum, step, LANES);
-        if (threadIdx.x == 0) narrow(w[k], sum);
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n)
+                sum[n] += __shfl_down_sync(group, sum[n], step, LANES);
+        if (threadIdx.x == 0)
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n)
+                if (column[n] >= 0) narrow(w[k + n], sum[n]);
     }
 }

@@ -44,3 +44,15 @@ template <bool past_cache> __device__ inline void store(Vector *to, const Vector
     else
         *to = vector;
 }
+
+// The segment that holds a row: the last one that starts at or before it, since empty ones before it
+// start there too. n_segments where the row lies past them all. offsets: (n_segments + 1).
+__device__ inline int segment_of(const int *offsets, int n_segments, int row)
+{
+    int low = 0, high = n_segments;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (offsets[middle + 1] <= row) low = middle + 1; else high = middle;
+    }
+    return low;
+}

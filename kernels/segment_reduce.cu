@@ -3,19 +3,39 @@
 //     y[g, :] = reduction of x[i, :] over i in [offsets[g], offsets[g + 1])
 //
 // offsets (n_segments + 1) int32, x (n_rows, n_B), y (n_segments, n_B); n_B = n_vectors * VECTOR.
-// An empty segment gives 0. A maximum over values that hold a NaN is NaN. Rows are taken in their
-// order: deterministic, no atomics. y is written once and never read.
+// An empty segment gives 0. A maximum over values that hold a NaN is NaN. Rows past the last offset
+// are not read. y is written once and never read. Deterministic, no atomics: lanes take the rows of a
+// segment in turn and are added in a fixed tree.
+//
+// A segment of more than `chunk` rows is left to blocks that own fixed chunks of `chunk` rows of x,
+// whatever the segments are, and to a second launch. At most two such segments meet a chunk: the one
+// that its first row is in, and the one that begins in it. Their parts are
+// partial (2, n_chunks, n_B) of the arithmetic dtype; only parts that a long segment has are written
+// and read.
 //
 // -DOPERATION=SUM or MAX.
+// -DCOMBINE=0: short segments, and the parts of the long ones. n_chunks = 0: there are no long ones.
+// -DCOMBINE=1: the long segments from their parts.
 //
-// Launch: as bspmm_csr.cu, with a segment in place of a row. No shared memory.
+// Launch: block (columns, lanes, units), lanes a power of two, at most 256 threads in all; shared
+// memory of an accumulator for each thread. Thread (x, y, z) of block (b, t) works for unit
+// b * units + z on the vectors t * columns + x, in steps of gridDim.y * columns.
+// COMBINE=0: grid (ceil(n_chunks / units) + ceil(n_segments / units), any); the chunks come first.
+// COMBINE=1: grid (ceil(n_chunks / units), any): a unit combines the long segment that begins in its
+// chunk, if there is one.
 #include "common.cuh"
 
 #define SUM 1
 #define MAX 2
 
-// Rows whose loads are issued before the first is used.
+// Rows of a lane whose loads are issued before the first is used.
 #define AHEAD 8
+
+// A vector in the arithmetic dtype.
+struct alignas(sizeof(Real) * VECTOR < 16 ? sizeof(Real) * VECTOR : 16) Wide {
+    Real element[VECTOR];
+};
+
 
 __device__ inline void take(Real &total, Real value)
 {
@@ -27,38 +47,124 @@ __device__ inline void take(Real &total, Real value)
 #endif
 }
 
+// Reduce the vectors at(0), ..., at(count - 1), each a Vector or a Wide; the result is that of lane 0,
+// and undefined where count is 0. Every thread of the block must come here: there are barriers.
+// `shared` has a place for each of them.
+template <typename Loaded, typename At>
+__device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
+{
+    const unsigned lane = threadIdx.y, lanes = blockDim.y;
+    Wide total = {};
+    for (unsigned i = lane; i < count; i += AHEAD * lanes) {
+        Loaded loaded[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+            if (i + u * lanes < count) loaded[u] = at(i + u * lanes);
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+            if (i + u * lanes < count)
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) {
+                    const Real value = widen(loaded[u].element[e]);
+                    if (u == 0 && i == lane)
+                        total.element[e] = value;  // 0 is no start for a maximum
+                    else
+                        take(total.element[e], value);
+                }
+    }
+    if (lanes > 1) {
+        Wide *const mine = shared + (threadIdx.z * lanes + lane) * blockDim.x + threadIdx.x;
+        __syncthreads();  // the last result's lanes have been read
+        *mine = total;
+        for (unsigned step = lanes / 2; step > 0; step /= 2) {
+            __syncthreads();
+            // A lane without a row has nothing to give.
+            if (lane < step && lane + step < count) {
+                const Wide other = mine[step * blockDim.x];
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) take(total.element[e], other.element[e]);
+                *mine = total;
+            }
+        }
+    }
+    return total;
+}
+
+__device__ inline Vector rounded(const Wide &total, const bool empty)
+{
+    Vector result;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) narrow(result.element[e], empty ? Real(0) : total.element[e]);
+    return result;
+}
+
 extern "C" __global__ void segment_reduce(
     const int *__restrict__ offsets, const Vector *__restrict__ x, Vector *__restrict__ y,
-    const int n_segments, const int n_vectors)
+    Wide *__restrict__ partial, const int n_segments, const int n_rows, const int n_vectors,
+    const int chunk, const int n_chunks)
 {
-    const long long segment = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    if (segment >= n_segments) return;
-    const int begin = offsets[segment];
-    const int count = offsets[segment + 1] - begin;
+    extern __shared__ Wide shared[];
+    const long long unit = (long long)blockIdx.x * blockDim.z + threadIdx.z;
+    const int first = unit < n_chunks ? unit * chunk : 0;
+    const int stop = n_rows - first > chunk ? first + chunk : n_rows;
 
-    for (int c = blockIdx.y * blockDim.x + threadIdx.x; c < n_vectors; c += gridDim.y * blockDim.x) {
-        Real total[VECTOR] = {};
-        long long i = begin;
-        for (int left = count; left > 0; left -= AHEAD, i += AHEAD) {
-            Vector loaded[AHEAD];
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u)
-                if (u < left) loaded[u] = x[(i + u) * n_vectors + c];
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u)
-                if (u < left)
-#pragma unroll
-                    for (int e = 0; e < VECTOR; ++e) {
-                        const Real value = widen(loaded[u].element[e]);
-                        if (u == 0 && left == count)
-                            total[e] = value;
-                        else
-                            take(total[e], value);
-                    }
-        }
-        Vector result;
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) narrow(result.element[e], total[e]);
-        y[segment * n_vectors + c] = result;
+#if COMBINE
+    int segment = n_segments, begin = 0, count = 0;
+    if (unit < n_chunks) segment = segment_of(offsets, n_segments, stop - 1);
+    if (segment < n_segments) {
+        begin = offsets[segment];
+        const int end = offsets[segment + 1];
+        // A long segment that begins here reaches past the end of the chunk.
+        if (begin >= first && end - begin > chunk) count = (end - 1) / chunk - (int)unit + 1;
     }
+    for (int start = blockIdx.y * blockDim.x; start < n_vectors; start += gridDim.y * blockDim.x) {
+        const int c = start + threadIdx.x;
+        const bool inside = c < n_vectors && count;
+        const Wide total = reduce<Wide>(inside ? count : 0, shared, [&](unsigned i) {
+            // Only its first part can lie in a chunk where another segment came before.
+            const long long part = unit + i + (i == 0 && begin > first ? n_chunks : 0);
+            return partial[part * n_vectors + c];
+        });
+        if (inside && threadIdx.y == 0) y[(long long)segment * n_vectors + c] = rounded(total, false);
+    }
+#else
+    // Whole blocks are of one kind: their threads come to the same barriers.
+    const unsigned n_chunk_blocks = (n_chunks + blockDim.z - 1) / blockDim.z;
+    const bool in_chunks = blockIdx.x < n_chunk_blocks;
+    for (int side = 0; side < 1 + in_chunks; ++side) {
+        // -1: nothing to do
+        long long to = unit - (long long)n_chunk_blocks * blockDim.z;
+        int begin = 0, count = -1;
+        if (in_chunks) {
+            to = unit + (side ? n_chunks : 0);
+            int segment = n_segments;
+            if (unit < n_chunks) segment = segment_of(offsets, n_segments, side ? stop - 1 : first);
+            if (segment < n_segments) {
+                begin = offsets[segment];
+                const int end = offsets[segment + 1];
+                // Side 1 is for a segment that begins after the first row; else it was side 0.
+                const bool mine = end - begin > chunk && (side == 0 || begin > first);
+                if (begin < first) begin = first;
+                if (mine) count = (end < stop ? end : stop) - begin;
+            }
+        } else if (to < n_segments) {
+            begin = offsets[to];
+            count = offsets[to + 1] - begin;
+            if (n_chunks && count > chunk) count = -1;
+        }
+        for (int start = blockIdx.y * blockDim.x; start < n_vectors;
+             start += gridDim.y * blockDim.x) {
+            const int c = start + threadIdx.x;
+            const bool inside = c < n_vectors && count >= 0;
+            const Wide total = reduce<Vector>(inside ? count : 0, shared, [&](unsigned i) {
+                return x[((long long)begin + i) * n_vectors + c];
+            });
+            if (!inside || threadIdx.y) continue;
+            if (in_chunks)
+                partial[to * n_vectors + c] = total;
+            else
+                y[to * n_vectors + c] = rounded(total, count == 0);
+        }
+    }
+#endif
 }

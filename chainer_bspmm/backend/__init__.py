@@ -85,39 +85,49 @@ def bsddmm(adj, u, v):
     return _module(u).bsddmm(adj, u, v)
 
 
-def segment_sum(x, offsets):
+def segment_sum(x, offsets, max_rows=None):
     """Compute ``y[g] = sum of x[offsets[g]:offsets[g + 1]]``; an empty segment gives 0.
 
     Args:
         x (array): (n_rows, n_B) floats.
         offsets (array): (n_segments + 1,) int32, as ``BatchedCSR.row_offsets``.
+        max_rows (int or None): the most rows that a segment has, where the host knows it. A GPU
+            then need not prepare for a segment of all the rows, which costs it a second launch.
 
     Returns:
         array: (n_segments, n_B), of x's dtype.
     """
-    check.segments(x, offsets)
-    return _module(x).segment_sum(x, offsets)
+    return _reduce('segment_sum', x, offsets, max_rows)
 
 
-def segment_max(x, offsets):
+def segment_max(x, offsets, max_rows=None):
     """Compute the maximum of every segment; arguments as :func:`segment_sum`.
 
     An empty segment gives 0; NaN propagates.
     """
+    return _reduce('segment_max', x, offsets, max_rows)
+
+
+def _reduce(name, x, offsets, max_rows):
     check.segments(x, offsets)
-    return _module(x).segment_max(x, offsets)
+    if _module(x) is cpu:
+        return getattr(cpu, name)(x, offsets)
+    return getattr(gpu, name)(x, offsets, max_rows)
 
 
-def segment_broadcast(y, offsets, n_rows):
+def segment_broadcast(y, offsets, n_rows, max_rows=None):
     """Copy row g of ``y`` to every row of segment g: the transpose of :func:`segment_sum`.
 
     Args:
         y (array): (n_segments, n_B) floats.
         offsets (array): (n_segments + 1,) int32.
         n_rows (int): ``offsets[-1]``, known on the host.
+        max_rows (int or None): as in :func:`segment_sum`.
 
     Returns:
         array: (n_rows, n_B), of y's dtype.
     """
     check.broadcast(y, offsets)
-    return _module(y).segment_broadcast(y, offsets, n_rows)
+    if _module(y) is cpu:
+        return cpu.segment_broadcast(y, offsets, n_rows)
+    return gpu.segment_broadcast(y, offsets, n_rows, max_rows)

@@ -236,17 +236,17 @@ def algorithms(adj):
 def bsddmm(adj, u, v):
     n_channels = u.shape[-1]
     with _Device(u):
-        xp = cuda.cupy
-        u, v = xp.ascontiguousarray(u), xp.ascontiguousarray(v)
-        w = xp.empty(adj.nnz, u.dtype)
+        u, v = _contiguous(u), _contiguous(v)
+        w = cuda.cupy.empty(adj.nnz, u.dtype)
         if not n_channels:
             w.fill(0)
         elif w.size:
             width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
             if type(adj) is BatchedCOO:
-                _coo_dots(adj, u, v, w, policy.dot_launch(adj.nnz, n_channels, width))
+                _coo_dots(adj, u, v, w, policy.dot_launch(
+                    adj.nnz, n_channels, width, policy.COO_TILE))
                 return w
-            launch = policy.dot_launch(adj.n_rows, n_channels, width)
+            launch = policy.dot_launch(adj.n_rows, n_channels, width, policy.CSR_TILE)
             kernel = kernels.load(u.data.device_id, 'bsddmm_csr', u.dtype.char, launch.defines)
             kernel(launch.grid, launch.block, (
                 adj.indptr, adj.indices, u, v, w,
@@ -261,44 +261,56 @@ def _coo_dots(adj, u, v, w, launch):
         numpy.int32(launch.n_vectors)))
 
 
-def segment_sum(x, offsets):
-    return _reduce(x, offsets, 'SUM')
+def segment_sum(x, offsets, max_rows=None):
+    return _reduce(x, offsets, max_rows, 'SUM')
 
 
-def segment_max(x, offsets):
-    return _reduce(x, offsets, 'MAX')
+def segment_max(x, offsets, max_rows=None):
+    return _reduce(x, offsets, max_rows, 'MAX')
 
 
-def _reduce(x, offsets, operation):
-    n_segments, n_channels = offsets.size - 1, x.shape[1]
+def _reduce(x, offsets, max_rows, operation):
+    """Reduce in one launch, or in two where a segment can have more rows than a chunk."""
+    n_segments, (n_rows, n_channels) = offsets.size - 1, x.shape
     with _Device(x):
-        xp = cuda.cupy
-        x = xp.ascontiguousarray(x)
-        y = xp.empty((n_segments, n_channels), x.dtype)
+        x = _contiguous(x)
+        y = cuda.cupy.empty((n_segments, n_channels), x.dtype)
         if y.size:
             width = policy.vector_width(n_channels, x.itemsize, x.data.ptr | y.data.ptr)
-            launch = policy.row_launch(n_segments, n_channels, width)
-            kernel = kernels.load(x.data.device_id, 'segment_reduce', x.dtype.char,
-                                  launch.defines + (('OPERATION', operation),))
-            kernel(launch.grid, launch.block, (
-                offsets, x, y, numpy.int32(n_segments), numpy.int32(launch.n_vectors)))
+            launch = policy.segment_launch(
+                n_rows, n_segments, n_channels, width, x.itemsize, max_rows)
+            partial = NULL
+            if launch.has_long:
+                partial = cuda.cupy.empty(
+                    (2, launch.n_chunks, n_channels), _arithmetic(x.dtype))
+            arguments = (
+                offsets, x, y, partial, numpy.int32(n_segments), numpy.int32(n_rows),
+                numpy.int32(launch.n_vectors), numpy.int32(launch.chunk),
+                numpy.int32(launch.n_chunks))
+            for combine in range(1 + launch.has_long):
+                kernel = kernels.load(
+                    x.data.device_id, 'segment_reduce', x.dtype.char,
+                    launch.defines + (('OPERATION', operation), ('COMBINE', combine)))
+                grid = launch.combine_grid if combine else launch.grid
+                kernel(grid, launch.block, arguments, launch.shared_bytes)
     return y
 
 
-def segment_broadcast(y, offsets, n_rows):
-    n_channels = y.shape[1]
+def segment_broadcast(y, offsets, n_rows, max_rows=None):
+    n_segments, n_channels = y.shape
     with _Device(y):
-        xp = cuda.cupy
-        y = xp.ascontiguousarray(y)
-        x = xp.empty((n_rows, n_channels), y.dtype)
+        y = _contiguous(y)
+        x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
         if x.size:
             width = policy.vector_width(n_channels, y.itemsize, x.data.ptr | y.data.ptr)
-            launch = policy.row_launch(n_rows, n_channels, width)
+            launch = policy.segment_launch(
+                n_rows, n_segments, n_channels, width, y.itemsize, max_rows, always_chunks=True)
             kernel = kernels.load(y.data.device_id, 'segment_broadcast', y.dtype.char,
                                   launch.defines)
             kernel(launch.grid, launch.block, (
-                offsets, y, x, numpy.int32(offsets.size - 1), numpy.int32(n_rows),
-                numpy.int32(launch.n_vectors)))
+                offsets, y, x, numpy.int32(n_segments), numpy.int32(n_rows),
+                numpy.int32(launch.n_vectors), numpy.int32(launch.chunk),
+                numpy.int32(launch.n_chunks), numpy.int32(launch.has_long)))
     return x
 
 

@@ -201,38 +201,28 @@ def st_global_launch(nnz, n_channels):
                     (ST_GLOBAL_BLOCK, 1, 1), 0, n_channels)
 
 
-@functools.lru_cache(maxsize=4096)
-def row_launch(n_rows, n_channels, width):
-    """Plan a thread per (row, vector) of a feature matrix: the grid of bspmm and broadcast.
-
-    Args:
-        n_rows, n_channels (int): shape of the result, both positive.
-        width (int): elements a vector, from :func:`vector_width`.
-    """
-    n_vectors = n_channels // width
-    # As many columns a block as divide the row evenly: 33 vectors are 2 blocks of 17, not 32 + 1.
-    tiles = -(-n_vectors // WARP)
-    columns = -(-n_vectors // tiles)
-    rows = BLOCK // columns
-    return Launch((('VECTOR', width),), (-(-n_rows // rows), min(tiles, MAX_GRID_Y), 1),
-                  (columns, rows, 1), n_vectors)
+# Vectors of a row that a lane has in flight at once: of bsddmm_csr, which takes several entries of
+# a row together, and of bsddmm_coo, which takes one.
+CSR_TILE, COO_TILE = 2, 4
 
 
 @functools.lru_cache(maxsize=4096)
-def dot_launch(n_rows, n_channels, width):
+def dot_launch(n_rows, n_channels, width, tile):
     """Plan a sub-warp per row, whose lanes stride over the vectors: the grid of bsddmm.
 
     Args:
         n_rows, n_channels (int): rows, or entries where each has a sub-warp, and the width of the
             factors; both positive.
         width (int): elements a vector.
+        tile (int): vectors a lane at once, at most.
     """
     n_vectors = n_channels // width
+    tile = min(n_vectors, tile)
     lanes = 1
-    while lanes < min(n_vectors, WARP):  # a power of two, so that lanes reduce by halving
+    while lanes * tile < n_vectors and lanes < WARP:  # a power of two: lanes reduce by halving
         lanes *= 2
     rows = BLOCK // lanes
-    return Launch((('VECTOR', width), ('LANES', lanes)), (-(-n_rows // rows), 1, 1),
+    return Launch((('VECTOR', width), ('LANES', lanes), ('TILE', tile)), (-(-n_rows // rows), 1, 1),
                   (lanes, rows, 1), n_vectors)
 
 
@@ -349,3 +339,81 @@ def spmv_launch(n_rows, nnz):
     rows = BLOCK // lanes
     return Launch((('VECTOR', 1), ('LANES', lanes)), (-(-n_rows // rows), 1, 1),
                   (lanes, rows, 1), 1)
+
+
+# As Launch; chunk, n_chunks: what the rows of long segments are divided into (see
+# kernels/segment_reduce.cu); has_long: whether there can be any; combine_grid, shared_bytes: grid
+# of the reduction's second launch, dynamic shared memory of both.
+SegmentLaunch = collections.namedtuple(
+    'SegmentLaunch',
+    'defines grid block n_vectors chunk n_chunks has_long combine_grid shared_bytes')
+
+SEGMENT_AHEAD = 8  # rows that a lane loads before it uses the first: AHEAD in the kernel
+SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
+MAX_SEGMENT_BLOCK = 256
+MIN_CHUNK = 256  # rows that one unit of threads reduces in a microsecond or two
+MAX_CHUNKS = 512  # about four blocks for each multiprocessor of a large GPU, one wave
+MAX_BLOCK_Z = 64
+
+
+@functools.lru_cache(maxsize=4096)
+def segment_launch(n_rows, n_segments, n_channels, width, itemsize, max_rows=None,
+                   always_chunks=False):
+    """Plan a unit of (vectors x lanes) threads per segment: the grid of the segment kernels.
+
+    As many lanes as have all rows of the mean segment in flight at once.
+
+    Args:
+        n_rows, n_segments, n_channels (int): rows of x, rows of y, and their width; the last is
+            positive.
+        width (int): elements a vector.
+        itemsize (int): bytes an element.
+        max_rows (int or None): the most rows that a segment can have; None: n_rows.
+        always_chunks (bool): give every chunk of rows a unit too, even if no segment is long.
+    """
+    n_vectors = n_channels // width
+    tiles = -(-n_vectors // WARP)
+    columns = -(-n_vectors // tiles)
+    lanes = 1
+    while (lanes * SEGMENT_AHEAD * n_segments < n_rows
+           and 2 * lanes * columns <= MAX_SEGMENT_BLOCK):
+        lanes *= 2
+    units = min(max(SEGMENT_BLOCK // (columns * lanes), 1), MAX_BLOCK_Z)
+    chunk = max(-(-n_rows // MAX_CHUNKS), MIN_CHUNK)
+    has_long = (n_rows if max_rows is None else max_rows) > chunk
+    n_chunks = -(-n_rows // chunk) if has_long or always_chunks else 0
+    chunk_blocks = -(-n_chunks // units)
+    tiles = min(tiles, MAX_GRID_Y)
+    return SegmentLaunch((('VECTOR', width),), (chunk_blocks + -(-n_segments // units), tiles, 1),
+                         (columns, lanes, units), n_vectors, chunk, n_chunks, has_long,
+                         (chunk_blocks, tiles, 1),
+                         columns * lanes * units * width * max(itemsize, 4))
+
+
+# defines, grid, block as in Launch; shared_bytes: dynamic shared memory.
+TransposeLaunch = collections.namedtuple('TransposeLaunch', 'defines grid block shared_bytes')
+
+TRANSPOSE_SHARED_BYTES = 47 * 1024  # what every GPU gives a block unasked, less the kernel's own
+TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block
+
+
+@functools.lru_cache(maxsize=4096)
+def transpose_launch(n_graphs, max_cols, max_nnz):
+    """Plan a block per graph of transpose_csr, or return None where the largest does not fit.
+
+    Args:
+        n_graphs, max_cols, max_nnz (int): graphs, columns and entries of the largest.
+    """
+    warps = 1
+    while warps < WARP and warps * TRANSPOSE_ENTRIES < max_nnz:
+        warps *= 2
+    while warps > 1 and _transpose_bytes(max_cols, max_nnz, warps) > TRANSPOSE_SHARED_BYTES:
+        warps //= 2
+    shared_bytes = _transpose_bytes(max_cols, max_nnz, warps)
+    if not n_graphs or shared_bytes > TRANSPOSE_SHARED_BYTES:
+        return None
+    return TransposeLaunch((('VECTOR', 1),), (n_graphs, 1, 1), (warps * WARP, 1, 1), shared_bytes)
+
+
+def _transpose_bytes(max_cols, max_nnz, warps):
+    return (max_nnz + warps * max_cols) * 4

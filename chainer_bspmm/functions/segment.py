@@ -11,7 +11,8 @@ class SegmentSum(function_node.FunctionNode):
 
     def forward(self, inputs):
         self.retain_inputs(())
-        return backend.segment_sum(_rows(self._adj, inputs[0]), self._adj.row_offsets),
+        return backend.segment_sum(
+            _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows),
 
     def backward(self, indexes, grad_outputs):
         return SegmentBroadcast(self._adj).apply(grad_outputs)
@@ -25,7 +26,7 @@ class SegmentBroadcast(function_node.FunctionNode):
     def forward(self, inputs):
         self.retain_inputs(())
         return backend.segment_broadcast(
-            inputs[0], self._adj.row_offsets, self._adj.n_rows),
+            inputs[0], self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows),
 
     def backward(self, indexes, grad_outputs):
         return SegmentSum(self._adj).apply(grad_outputs)
@@ -39,14 +40,15 @@ class SegmentMax(function_node.FunctionNode):
     def forward(self, inputs):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        return backend.segment_max(_rows(self._adj, inputs[0]), self._adj.row_offsets),
+        return backend.segment_max(
+            _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows),
 
     def backward(self, indexes, grad_outputs):
         x, = self.get_retained_inputs()
         y, = self.get_retained_outputs()
         # Every row that attains the maximum gets the whole gradient, as chainer.functions.max does.
         mask = x.array == backend.segment_broadcast(
-            y.array, self._adj.row_offsets, self._adj.n_rows)
+            y.array, self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows)
         return SegmentBroadcast(self._adj).apply(grad_outputs)[0] * mask.astype(x.dtype),
 
 

@@ -184,8 +184,7 @@ class BatchedCSR(Batch):
         if self.is_symmetric:
             return self
         if self._transpose is None:
-            indptr, indices, order = build.transpose(
-                self.xp, self.indptr, self.indices, self.n_cols)
+            indptr, indices, order = build.transpose_batch(self)
             new = self._copy()
             new.indptr, new.indices = indptr, indices
             new.data = None if self.data is None else self.data[order]
@@ -202,8 +201,7 @@ class BatchedCSR(Batch):
         """(nnz,) int32: entry k of :attr:`T` is entry ``transpose_order[k]`` of this matrix."""
         if self._transpose_order is None:
             if self.is_symmetric:
-                self._transpose_order = build.transpose(
-                    self.xp, self.indptr, self.indices, self.n_cols)[2]
+                self._transpose_order = build.transpose_batch(self)[2]
             else:
                 self.T  # NOQA: B018  (building it notes the order)
         return self._transpose_order

@@ -49,6 +49,35 @@ def transpose(xp, indptr, indices, n_cols):
     return starts, entry_rows(xp, indptr, nnz)[order], order
 
 
+def transpose_batch(adj):
+    """Return what :func:`transpose` does, for a `BatchedCSR`, whose graphs are transposed apart.
+
+    On a GPU this is one launch where a graph fits in a block's shared memory; it does not
+    synchronise.
+    """
+    if adj.xp is not numpy:
+        # Here and not at the top of the file: the backend imports this package, and only once both
+        # are there can a matrix ask for its transpose. Of the backend it is the two modules that
+        # know nothing of containers.
+        from chainer_bspmm.backend import kernels
+        from chainer_bspmm.backend import policy
+        launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+        if launch is not None:
+            return _launch_transpose(adj, launch, kernels)
+    return transpose(adj.xp, adj.indptr, adj.indices, adj.n_cols)
+
+
+def _launch_transpose(adj, launch, kernels):
+    with cuda.get_device_from_array(adj.indptr):
+        indptr, indices, order = (cuda.cupy.empty(size, numpy.int32)
+                                  for size in (adj.n_cols + 1, adj.nnz, adj.nnz))
+        kernel = kernels.load(adj.indptr.data.device_id, 'transpose_csr', 'f', launch.defines)
+        kernel(launch.grid, launch.block, (
+            adj.indptr, adj.indices, adj.row_offsets, adj.col_offsets, indptr, indices, order),
+            launch.shared_bytes)
+    return indptr, indices, order
+
+
 def from_matrices(matrices, layout):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
     if not matrices:

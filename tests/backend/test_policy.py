@@ -1,6 +1,4 @@
 """The launch policy, without a GPU: every row and vector has exactly one owner."""
-import itertools
-
 import hypothesis
 from hypothesis import strategies
 import pytest
@@ -17,42 +15,114 @@ def test_vector_width(n_channels, itemsize, address, expected):
     assert policy.vector_width(n_channels, itemsize, 0x7f0000000000 | address) == expected
 
 
+# --- the product ---
+
+H200 = policy.Device(132, 60 << 20)
+
+
+def rows_of(launch, n_rows):
+    """Return the rows that the threads of the first column of bspmm_csr own, in a list."""
+    _, rows, _ = launch.block
+    per_thread = int(launch.arguments[2])
+    return [(block * per_thread + i) * rows + y for block in range(launch.grid[0])
+            for y in range(rows) for i in range(per_thread)
+            if (block * per_thread + i) * rows + y < n_rows]
+
+
+def vectors_of(launch, n_vectors):
+    columns = dict(launch.defines)['COLUMNS']
+    lanes = launch.block[0]
+    return [(tile * columns + j) * lanes + x for tile in range(launch.grid[1] * launch.grid[2])
+            for x in range(lanes) for j in range(columns)
+            if (tile * columns + j) * lanes + x < n_vectors]
+
+
+def assert_covers_everything_once(launch, n_rows, n_vectors):
+    lanes, rows, depth = launch.block
+    assert depth == 1 and 0 < lanes * rows <= 1024
+    assert [int(number) for number in launch.arguments[:2]] == [n_rows, n_vectors]
+    assert sorted(rows_of(launch, n_rows)) == list(range(n_rows))
+    assert sorted(vectors_of(launch, n_vectors)) == list(range(n_vectors))
+    assert dict(launch.defines)['PIPELINED'] == (launch.arguments[2] > 1)
+
+
 @hypothesis.settings(deadline=None)
-@hypothesis.given(strategies.integers(1, 3000), strategies.integers(1, 3000),
-                  strategies.sampled_from([1, 2, 4, 8]))
-def test_row_launch_covers_everything_once(n_rows, n_vectors, width):
-    launch = policy.row_launch(n_rows, n_vectors * width, width)
-    columns, rows, depth = launch.block
-    assert depth == 1 and launch.n_vectors == n_vectors
-    assert 0 < columns * rows <= 1024
-    assert (launch.grid[0] - 1) * rows < n_rows <= launch.grid[0] * rows
-    # The kernel strides over the vectors by all threads of the grid's second dimension.
-    starts = range(launch.grid[1] * columns)
-    owned = sorted(itertools.chain.from_iterable(
-        range(start, n_vectors, len(starts)) for start in starts))
-    assert owned == list(range(n_vectors))
-    assert ('VECTOR', width) in launch.defines
+@hypothesis.given(
+    strategies.integers(1, 3000), strategies.integers(1, 3000), strategies.sampled_from([1, 2, 8]),
+    strategies.sampled_from([1, 3, 8, 32]), strategies.sampled_from([1, 2, 4]),
+    strategies.sampled_from([1, 2, 7]), strategies.sampled_from([32, 128, 256]))
+def test_csr_launch_covers_everything_once(
+        n_rows, n_vectors, width, lanes, columns, rows_per_thread, block):
+    launch = policy.csr_launch(n_rows, n_rows, n_vectors * width, width, lanes, columns,
+                               rows_per_thread, block)
+    assert_covers_everything_once(launch, n_rows, n_vectors)
+    assert launch.block[0] <= lanes and dict(launch.defines)['VECTOR'] == width
 
 
-def test_row_launch_wastes_little():
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 20000), strategies.floats(0, 40), strategies.integers(1, 1100),
+    strategies.sampled_from([2, 4, 8]), strategies.sampled_from([1, 20, 132]),
+    strategies.sampled_from(['auto', 'vector', 'pipelined']))
+def test_bspmm_launch_covers_everything_once(
+        n_rows, length, n_channels, itemsize, n_sms, algorithm):
+    width = policy.vector_width(n_channels, itemsize, 0)
+    launch = policy.bspmm_launch(n_rows, n_rows, int(length * n_rows), n_channels, width, itemsize,
+                                 policy.Device(n_sms, 4 << 20), algorithm)
+    assert_covers_everything_once(launch, n_rows, n_channels // width)
+    if algorithm != 'auto':
+        assert dict(launch.defines)['PIPELINED'] == (algorithm == 'pipelined')
+
+
+def test_csr_launch_evens_out_the_lanes():
     for n_vectors in range(1, 300):
-        columns, rows, _ = policy.row_launch(10 ** 6, n_vectors, 1).block
-        tiles = policy.row_launch(10 ** 6, n_vectors, 1).grid[1]
-        assert tiles * columns < n_vectors + tiles
-        assert columns * rows > policy.BLOCK // 2
+        launch = policy.csr_launch(10 ** 6, 10 ** 6, n_vectors, 1, 32)
+        lanes, rows, _ = launch.block
+        assert launch.grid[1] * lanes < n_vectors + launch.grid[1]
+        assert lanes * rows > policy.BLOCK // 2
 
 
-def test_row_launch_stays_within_the_grid():
-    launch = policy.row_launch(2 ** 31 - 1, 2 ** 31 - 1, 1)
-    assert launch.grid[0] <= 2 ** 31 - 1 and launch.grid[1] <= 65535
+def test_csr_launch_stays_within_the_grid():
+    launch = policy.csr_launch(2 ** 31 - 1, 1, 2 ** 31 - 1, 1, 32)
+    assert launch.grid[0] <= 2 ** 31 - 1 and max(launch.grid[1:]) <= 65535
+    assert launch.grid[1] * launch.grid[2] * launch.block[0] >= 2 ** 31 - 1
 
 
-@pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 1000])
-def test_dot_launch(n_vectors):
-    launch = policy.dot_launch(100, n_vectors * 4, 4)
+def test_offsets_are_as_wide_as_they_need_to_be():
+    for n_rows, n_cols, offset in ((2 ** 26, 1, 'unsigned'), (2 ** 27, 1, 'size_t'),
+                                   (1, 2 ** 27, 'size_t')):
+        launch = policy.csr_launch(n_rows, n_cols, 128, 4, 32)
+        assert dict(launch.defines)['OFFSET'] == offset
+
+
+@pytest.mark.parametrize('n_rows, n_channels, length, expected', [
+    (5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0}),        # small: one launch's floor
+    (5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),       # fits in L2 twice
+    (5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0}),       # enough in flight in a row
+    (82000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1}),
+    (10 ** 6, 2, 3, {'PIPELINED': 0, 'COLUMNS': 1}),                   # rows of one vector
+    (200000, 33, 20, {'PIPELINED': 0, 'COLUMNS': 4, 'AHEAD': 3}),      # long rows, narrow vectors
+    (1000, 32, 8, {'PIPELINED': 0, 'AHEAD': 8}),
+])
+def test_bspmm_launch_chooses(n_rows, n_channels, length, expected):
+    width = policy.vector_width(n_channels, 4, 0)
+    launch = policy.bspmm_launch(n_rows, n_rows, length * n_rows, n_channels, width, 4, H200)
+    defines = dict(launch.defines)
+    assert {name: defines[name] for name in expected} == expected
+
+
+# --- the sampled product ---
+
+@pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
+@pytest.mark.parametrize('most', [policy.CSR_TILE, policy.COO_TILE])
+def test_dot_launch(n_vectors, most):
+    launch = policy.dot_launch(100, n_vectors * 4, 4, most)
     lanes, rows, _ = launch.block
+    tile = dict(launch.defines)['TILE']
+    assert tile == min(most, n_vectors) and launch.n_vectors == n_vectors
     assert lanes & (lanes - 1) == 0 and lanes <= 32 and ('LANES', lanes) in launch.defines
-    assert lanes >= min(n_vectors, 32)
+    assert lanes * tile >= min(n_vectors, 32 * tile)  # one round, or as few as a warp can
+    assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane that has nothing to do in all rows
     assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp
     assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
 
@@ -240,3 +310,70 @@ def test_st_global_launch(nnz, n_channels):
     lanes = policy.subwarp(n_channels)
     assert launch.grid[1:] == (1, 1) and launch.grid[0] < 2 ** 31 and launch.shared_bytes == 0
     assert (launch.grid[0] - 1) * launch.block[0] < nnz * lanes <= launch.grid[0] * launch.block[0]
+
+
+# --- segments ---
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(strategies.integers(0, 10 ** 7), strategies.integers(0, 10 ** 5),
+                  strategies.integers(1, 3000), strategies.sampled_from([1, 2, 4, 8]),
+                  strategies.booleans())
+def test_segment_launch_covers_everything_once(n_rows, n_segments, n_vectors, width, always):
+    launch = policy.segment_launch(n_rows, n_segments, n_vectors * width, width, 4, None, always)
+    columns, lanes, units = launch.block
+    assert launch.n_vectors == n_vectors and dict(launch.defines) == {'VECTOR': width}
+    assert lanes & (lanes - 1) == 0  # lanes reduce by halving
+    assert columns * lanes * units <= policy.MAX_SEGMENT_BLOCK and units <= policy.MAX_BLOCK_Z
+    assert launch.shared_bytes == columns * lanes * units * width * 4 <= 48 * 1024
+    tiles = launch.grid[1]
+    assert (tiles - 1) * columns < n_vectors <= tiles * columns
+    chunk_blocks = launch.combine_grid[0]
+    assert chunk_blocks * units >= launch.n_chunks > (chunk_blocks - 1) * units or not chunk_blocks
+    own = launch.grid[0] - chunk_blocks
+    assert own * units >= n_segments > (own - 1) * units
+    assert launch.has_long == (n_rows > launch.chunk)
+    if launch.has_long or always:
+        assert (launch.n_chunks - 1) * launch.chunk < n_rows <= launch.n_chunks * launch.chunk
+    else:
+        assert launch.n_chunks == 0
+    assert launch.n_chunks <= policy.MAX_CHUNKS and launch.chunk >= policy.MIN_CHUNK
+
+
+def test_segment_launch_in_two_steps_only_where_a_segment_may_be_long():
+    most = policy.MIN_CHUNK
+    for n_rows, max_rows, has_long in ((most, None, False), (most + 1, None, True),
+                                       (10 * most, most, False), (10 * most, most + 1, True)):
+        assert policy.segment_launch(n_rows, 9, 64, 4, 4, max_rows).has_long == has_long
+
+
+@pytest.mark.parametrize('n_rows, n_segments, n_vectors, lanes, units', [
+    (128 * 18, 128, 16, 4, 1), (100 * 50, 100, 32, 8, 1), (10 ** 6, 1, 16, 16, 1),
+    (10 ** 6, 1, 1, 256, 1), (100, 100, 1, 1, 64), (100, 100, 3, 1, 21), (10 ** 6, 1, 33, 8, 1)])
+def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
+    launch = policy.segment_launch(n_rows, n_segments, n_vectors * 4, 4, 4)
+    assert launch.block[1:] == (lanes, units)
+
+
+def test_segment_launch_stays_within_the_grid():
+    launch = policy.segment_launch(2 ** 31 - 1, 2 ** 31 - 1 - 2 ** 16, 2 ** 31 - 1, 1, 4)
+    assert launch.grid[0] < 2 ** 31 and launch.grid[1] <= 65535
+    # The kernel's chunks are numbered and multiplied in 32 bits.
+    assert (launch.n_chunks - 1) * launch.chunk < 2 ** 31
+
+
+def test_sources_of_segments_load_as_many_rows_as_the_policy_assumes():
+    assert '#define AHEAD %d\n' % policy.SEGMENT_AHEAD in kernels.source('segment_reduce')
+
+
+# --- the transpose ---
+
+@pytest.mark.parametrize('n_graphs, max_cols, max_nnz, warps', [
+    (128, 30, 70, 1), (1, 0, 0, 1), (3, 50, 150, 2), (1, 1000, 3000, 8), (1, 4000, 8000, 1),
+    (1, 4001, 8032, None), (1, 0, 12033, None), (0, 0, 0, None), (1, 100, 6000, 32)])
+def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
+    launch = policy.transpose_launch(n_graphs, max_cols, max_nnz)
+    if warps is None:
+        assert launch is None
+        return
+    assert launch.grid == (n_graphs, 1, 1) and launch.block == (warps * 32, 1, 1)
+    assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024

@@ -118,21 +118,32 @@ void __syncthreads()
 
 void *dynamic_shared() { return block->shared.data(); }
 
-unsigned long long shuffle_down(unsigned mask, unsigned long long bits, unsigned delta, int width)
+unsigned this_thread()
 {
-    const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-    const unsigned lane = thread % 32;
-    const unsigned source = lane % width + delta < unsigned(width) ? lane + delta : lane;
-    if (!(mask >> lane & 1)) fail("shuffle: the mask leaves out the lane that calls");
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
+
+unsigned neighbour(unsigned mask, int delta, int width)
+{
+    const unsigned lane = this_thread() % 32;
+    const int within = int(lane) % width + delta;
+    const unsigned source = within >= 0 && within < width ? lane + delta : lane;
     if (!(mask >> source & 1)) fail("shuffle: the mask leaves out the lane that is read");
+    return source;
+}
+
+const unsigned long long *exchange(unsigned mask, unsigned long long bits)
+{
+    const unsigned thread = this_thread(), lane = thread % 32;
+    if (!(mask >> lane & 1)) fail("shuffle: the mask leaves out the lane that calls");
 
     std::unique_lock<std::mutex> lock(block->mutex);
     Group &group = block->lanes[{thread / 32, mask}];
     group.expected = __builtin_popcount(mask);
-    unsigned long long *const exchange = group.bits[group.turn % 2];
-    exchange[lane] = bits;
+    unsigned long long *const all = group.bits[group.turn % 2];
+    all[lane] = bits;
     meet(group, lock);
-    return exchange[source];
+    return all;
 }
 
 // Read "SHIFT:FILE" into memory that lies SHIFT bytes past a multiple of 64 between two poisoned

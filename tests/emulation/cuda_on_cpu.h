@@ -28,18 +28,50 @@ void __syncthreads();
 // What `extern __shared__` names: the block's dynamic shared memory, as large as the launch says.
 void *dynamic_shared();
 
-// Return the bits that the lane `delta` further on brings to this call.
-unsigned long long shuffle_down(unsigned mask, unsigned long long bits, unsigned delta, int width);
+// Meet the other lanes of a mask; return what every lane of the warp brought to this call.
+const unsigned long long *exchange(unsigned mask, unsigned long long bits);
+
+// Return the lane `delta` away among `width` neighbours, or the lane that calls where they end; fail
+// unless the mask has it.
+unsigned neighbour(unsigned mask, int delta, int width);
+
+template <typename T> unsigned long long bits_of(T value)
+{
+    unsigned long long bits = 0;
+    static_assert(sizeof(value) <= sizeof(bits), "an exchanged value has at most 8 bytes");
+    std::memcpy(&bits, &value, sizeof(value));
+    return bits;
+}
+
+template <typename T> T shuffle(unsigned mask, T value, int delta, int width)
+{
+    const unsigned source = neighbour(mask, delta, width);
+    std::memcpy(&value, exchange(mask, bits_of(value)) + source, sizeof(value));
+    return value;
+}
 
 template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32)
 {
-    unsigned long long bits = 0;
-    static_assert(sizeof(value) <= sizeof(bits), "a shuffled value has at most 8 bytes");
-    std::memcpy(&bits, &value, sizeof(value));
-    bits = shuffle_down(mask, bits, delta, width);
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
+    return shuffle(mask, value, int(delta), width);
 }
+
+template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32)
+{
+    return shuffle(mask, value, -int(delta), width);
+}
+
+template <typename T> unsigned __match_any_sync(unsigned mask, T value)
+{
+    const unsigned long long bits = bits_of(value), *const all = exchange(mask, bits);
+    unsigned equal = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if (mask >> lane & 1 && all[lane] == bits) equal |= 1u << lane;
+    return equal;
+}
+
+inline void __syncwarp(unsigned mask = ~0u) { exchange(mask, 0); }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // Not by std::atomic_ref, which C++17 lacks; threads of a block meet here, blocks never do.
 template <typename T> T atomicAdd(T *address, T value)

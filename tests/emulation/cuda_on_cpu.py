@@ -123,7 +123,7 @@ class DeviceArray(numpy.ndarray):
 class Device:
     """The GPU backend with its kernels on the CPU, for the length of a test.
 
-    New arrays are full of NaN.
+    New arrays are full of NaN, those of integers full of 127.
 
     Args:
         monkeypatch: pytest's.
@@ -158,7 +158,8 @@ class Device:
         return placed.view(DeviceArray)
 
     def _empty(self, shape, dtype):
-        return self.put(numpy.full(shape, numpy.nan, dtype))
+        poison = numpy.nan if numpy.dtype(dtype).kind == 'f' else 127
+        return self.put(numpy.full(shape, poison, dtype))
 
     def _ascontiguousarray(self, array):
         return array if array.flags.c_contiguous else self.put(array)

@@ -3,6 +3,7 @@ import types
 import numpy
 import pytest
 
+from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 
@@ -23,10 +24,20 @@ def test_channels(device, dtype, n_channels):
     check(device, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
 
 
-@pytest.mark.parametrize('n_channels, lanes', [
-    (4, 1), (8, 2), (12, 4), (20, 8), (36, 16), (68, 32)])
-def test_lanes(device, n_channels, lanes):
-    assert check(device, batch('mixed', 'f'), 'f', n_channels)['LANES'] == lanes
+@pytest.mark.parametrize('n_channels, lanes, tile', [
+    (4, 1, 1), (8, 1, 2), (12, 2, 2), (20, 4, 2), (36, 8, 2), (68, 16, 2), (132, 32, 2),
+    (400, 32, 2)])
+def test_lanes(device, n_channels, lanes, tile):
+    defines = check(device, batch('mixed', 'f'), 'f', n_channels)
+    assert (defines['LANES'], defines['TILE']) == (lanes, tile)
+
+
+@pytest.mark.parametrize('longest', [3, 4, 5, 8, 9])
+def test_rows_about_as_long_as_what_is_loaded_ahead(device, longest):
+    indices = numpy.concatenate([numpy.arange(longest) % 7, [3]])
+    adj = BatchedCSR(numpy.array([0, longest, longest, longest + 1] + [longest + 1] * 4), indices,
+                     numpy.array([0, 7]))
+    check(device, adj, 'f', 5)
 
 
 @pytest.mark.parametrize('name', BATCHES)

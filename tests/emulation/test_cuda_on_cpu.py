@@ -7,10 +7,12 @@ from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.backend import policy
+from chainer_bspmm.sparse import build as build_module
 
 from cuda_on_cpu import MEMORY, RACES, KernelError
 from cuda_on_cpu import build, knows, run
 from kernel_cases import batch, integers
+from test_transpose_csr import transpose_on
 
 pytestmark = pytest.mark.usefixtures('gxx')
 
@@ -100,10 +102,18 @@ def sampled(device):
 
 
 def maximum(device):
-    offsets = numpy.array([0, 9, 12], numpy.int32)
-    x = device.put(-1 - abs(integers((12, 8), 'f')))
+    """Two lanes a segment, of which one has nothing to do in the second."""
+    offsets = numpy.array([0, 19, 20], numpy.int32)
+    x = device.put(-1 - abs(integers((20, 8), 'f')))
     x[3] = numpy.nan
     return gpu.segment_max(x, offsets), reference.segment_max(x, offsets)
+
+
+def long_segments(device):
+    """One that begins within a chunk of 256 rows and ends with one, and the other way about."""
+    offsets = numpy.array([0, 9, 512, 800, 900], numpy.int32)
+    x = device.put(integers((900, 33), 'f'))
+    return gpu.segment_sum(x, offsets), reference.segment_sum(x, offsets)
 
 
 def broadcast(device):
@@ -111,6 +121,20 @@ def broadcast(device):
     y = device.put(integers((3, 8), 'f'))
     expected = numpy.pad(reference.segment_broadcast(y, offsets), ((0, 2), (0, 0)))
     return gpu.segment_broadcast(y, offsets, 14), expected
+
+
+def long_broadcast(device):
+    offsets = numpy.array([0, 9, 330, 700], numpy.int32)
+    y = device.put(integers((3, 3), 'f'))
+    return gpu.segment_broadcast(y, offsets, 700), reference.segment_broadcast(y, offsets)
+
+
+def transposed(device):
+    """The order of the entries in the transpose, two warps a block."""
+    indices = numpy.arange(150, dtype=numpy.int32) ** 2 % 40
+    adj = BatchedCSR(numpy.array([0, 3, 3, 150] + [150] * 37), indices, numpy.array([0, 40]))
+    return transpose_on(device, adj)[2], build_module.transpose(
+        numpy, adj.indptr, adj.indices, 40)[2]
 
 
 def sliced(device):
@@ -144,8 +168,19 @@ vector = in_place(lambda adj: adj)
     (sampled, 'step = LANES / 2', 'step = LANES / 4'),
     (sampled, 'c = threadIdx.x;', 'c = 0;'),
     (maximum, '|| value != value', ''),
-    (maximum, 'if (u == 0 && left == count)', 'if (false)'),
-    (broadcast, 'offsets[middle + 1] <= row', 'offsets[middle + 1] < row'),
+    (maximum, 'if (u == 0 && i == lane)', 'if (false)'),
+    (maximum, 'lane + step < count', 'true'),
+    (long_segments, 'i == 0 && begin > first ? n_chunks : 0', '0'),
+    (long_segments, 'side ? stop - 1 : first)', 'first)'),
+    (long_segments, '(end < stop ? end : stop) - begin', 'stop - begin'),
+    (long_segments, 'if (begin < first) begin = first;', ''),
+    (long_segments, '(end - 1) / chunk', 'end / chunk - 1'),
+    (long_segments, 'offsets[middle + 1] <= row', 'offsets[middle + 1] < row'),
+    (broadcast, 'i += blockDim.y', 'i += 2 * blockDim.y'),
+    (long_broadcast, 'end - begin <= chunk', 'true'),
+    (long_broadcast, 'part ? stop - 1 : first', 'first'),
+    (transposed, 'mine[column] + before', 'mine[column]'),
+    (transposed, 'place += warp_total[w]', 'place += 0'),
     (sliced, 'row_order ? row_order[first_row + place]', 'row_order ? first_row + place'),
     (sliced, 'warp % warps * 32', '0'),
     (sliced, 'for (int c = blockIdx.y * TILE; c', 'for (int c = blockIdx.y * TILE; c + 1'),
@@ -163,18 +198,24 @@ def test_wrong_result_is_noticed(make_device, calculate, old, new):
 
 @pytest.mark.parametrize('sanitizer, report', [(None, 'a byte was written after'),
                                                (MEMORY, 'AddressSanitizer')])
-@pytest.mark.parametrize('calculate, old', [
-    (product, 'row >= n_rows'), (maximum, 'segment >= n_segments'), (broadcast, 'row >= n_rows')])
-def test_row_too_many_is_noticed(make_device, calculate, old, sanitizer, report):
+@pytest.mark.parametrize('calculate, old, new', [
+    (product, 'row >= n_rows', 'row > n_rows'),
+    (maximum, 'y[to * n_vectors', 'y[(to + 1) * n_vectors'),
+    (broadcast, 'i < end;', 'i <= end;')])
+def test_row_too_many_is_noticed(make_device, calculate, old, new, sanitizer, report):
     with pytest.raises(KernelError, match=report):
-        calculate(make_device(sanitizer, (old, old.replace('>=', '>'))))
+        calculate(make_device(sanitizer, (old, new)))
 
 
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'x[(long long)column[u]', 'x[1 + (long long)column[u]'),
     (product, 'u < end - k ? widen(data[k + u])', 'true ? widen(data[k + u])'),
-    (sampled, 'k < indptr[row + 1]', 'k <= indptr[row + 1]'),
-    (broadcast, 'low < n_segments ?', 'true ?'),
+    (sampled, 'n < end - k ? indices[k + n]', 'true ? indices[k + n]'),
+    (maximum, 'at(i + u * lanes);', 'at(i + u * lanes + 12);'),
+    (broadcast, 'if (segment < n_segments) value', 'value'),
+    (maximum, 'to < n_segments', 'to <= n_segments'),
+    (transposed, 'if (lane >= step) sum', 'sum'),
+    (transposed, 'entry < end ? indices', 'true ? indices'),
     (sliced, 'place >= height', 'false'),
     (sliced_vector, 'slice >= n_slices', 'slice > n_slices'),
     (vector, 'row >= n_rows', 'row > n_rows'),
@@ -198,11 +239,11 @@ def test_vector_that_is_not_aligned_is_noticed(make_device, monkeypatch):
 
 def test_shuffle_with_lanes_that_have_returned_is_noticed(make_device):
     with pytest.raises(KernelError, match='deadlock'):
-        sampled(make_device(replace=('(group, sum', '(~0u, sum')))
+        sampled(make_device(replace=('(group, sum[n]', '(~0u, sum[n]')))
 
 
 @pytest.mark.parametrize('calculate', [
-    product, sampled, maximum, broadcast, sliced, sliced_vector, vector])
+    product, sampled, maximum, long_segments, broadcast, transposed, sliced, sliced_vector, vector])
 def test_kernels_have_no_races(make_device, calculate):
     result, expected = calculate(make_device(RACES))
     numpy.testing.assert_array_equal(result, expected.astype('f'))
@@ -211,6 +252,10 @@ def test_kernels_have_no_races(make_device, calculate):
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'blockIdx.y * blockDim.x + threadIdx.x', '0'),
     (sliced, '+ thread % 32;', ';'),
+    (long_segments, '__syncthreads();  // the last', '// the last'),
+    (maximum, '''            __syncthreads();
+            // A lane''', '            // A lane'),
+    (transposed, 'warp * n_cols;', '0;'),
     # The array that is updated in place is one array here too.
     (sliced_vector, 'residual[at]', 'residual[0]'),
 ])

@@ -17,6 +17,8 @@ STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
 ST_CONSTANTS = [(('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
                 for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))]
+DOTS = [(('LANES', lanes), ('TILE', tile))
+        for lanes, tile in ((1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4))]
 CONSTANTS = {
     'bspmm_csr': [
         (('WEIGHTS', weights), ('AHEAD', ahead), ('COLUMNS', columns), ('PIPELINED', pipelined),
@@ -27,10 +29,13 @@ CONSTANTS = {
     # From dtype to dtype, so that every one meets three of them.
     'bspmm_swa': [(('SUBWARP', lanes), ('WEIGHTS', weights)) for lanes, weights in (
         (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))],
-    'bsddmm_csr': [(('LANES', lanes),) for lanes in (1, 2, 4, 8, 16, 32)],
-    'segment_reduce': [(('OPERATION', name),) for name in ('SUM', 'MAX', 'MAX')],
+    'bsddmm_csr': DOTS,
+    # Their least common turn with the variants is long: every dtype meets most of them.
+    'segment_reduce': [(('OPERATION', name), ('COMBINE', combine)) for name, combine in (
+        ('SUM', 0), ('MAX', 1), ('MAX', 0), ('SUM', 1), ('MAX', 0))],
     'segment_broadcast': [()],
-    'bsddmm_coo': [(('LANES', lanes),) for lanes in (1, 2, 4, 8, 16, 32)],
+    'bsddmm_coo': DOTS,
+    'transpose_csr': [()],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.

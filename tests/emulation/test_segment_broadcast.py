@@ -9,10 +9,10 @@ from kernel_cases import CHANNELS, DTYPES, TERM
 from kernel_cases import assert_exact, integers
 
 
-def check(device, dtype, n_channels, sizes, spare=0, shift=0):
+def check(device, dtype, n_channels, sizes, spare=0, shift=0, max_rows=None):
     offsets = numpy.cumsum((0,) + sizes).astype(numpy.int32)
     y = device.put(integers((len(sizes), n_channels), dtype, TERM), shift)
-    x = gpu.segment_broadcast(y, offsets, int(offsets[-1]) + spare)
+    x = gpu.segment_broadcast(y, offsets, int(offsets[-1]) + spare, max_rows)
     expected = reference.segment_broadcast(y, offsets)
     assert_exact(x, numpy.pad(expected, ((0, spare), (0, 0))), dtype)
     return device.launched[-1]
@@ -36,10 +36,21 @@ def test_unaligned_input(device, dtype, shift, width):
     assert check(device, dtype, 16, (2, 0, 3), shift=shift)['VECTOR'] == width
 
 
+@pytest.mark.parametrize('max_rows', [None, 4])
+@pytest.mark.parametrize('sizes, spare', [
+    ((5,), 0), ((4,), 9), ((8, 9), 1), ((3, 6, 5, 2), 0), ((4, 5, 0, 0, 5), 3),
+    ((1, 1, 30, 2, 0), 0), ((7, 7, 7), 20), ((0, 17, 0, 1), 2)], ids=str)
+def test_long_segments(device, monkeypatch, sizes, spare, max_rows):
+    monkeypatch.setattr(policy, 'MIN_CHUNK', 4)
+    monkeypatch.setattr(policy, 'segment_launch', policy.segment_launch.__wrapped__)
+    for n_channels in (8, 1):
+        check(device, 'f', n_channels, sizes, spare, max_rows=max_rows)
+
+
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):
-    plan = policy.row_launch
-    monkeypatch.setattr(policy, 'row_launch', lambda *sizes: plan(*sizes)._replace(
-        grid=(plan(*sizes).grid[0], 2, 1)))
+    plan = policy.segment_launch
+    monkeypatch.setattr(policy, 'segment_launch', lambda *sizes, **options: plan(
+        *sizes, **options)._replace(grid=(plan(*sizes, **options).grid[0], 2, 1)))
     check(device, 'f', 33 * 4 * 3, (2, 0, 3))
 
 

@@ -14,6 +14,18 @@ SIZES = (0, 1, 24, 0, 0, 2, 9, 8, 7, 1, 0)
 OPERATIONS = ('sum', 'max')
 
 
+# Segments that are longer than a chunk of 4 rows, and not; they begin and end within a chunk, at
+# its border, one row beside it, and two meet in one chunk.
+LONG = ((5,), (4,), (8, 9), (3, 6, 5, 2), (4, 5, 0, 0, 5), (1, 1, 30, 2, 0), (7, 7, 7),
+        (0, 17, 0, 1))
+
+
+@pytest.fixture
+def chunks_of_four(monkeypatch):
+    monkeypatch.setattr(policy, 'MIN_CHUNK', 4)
+    monkeypatch.setattr(policy, 'segment_launch', policy.segment_launch.__wrapped__)
+
+
 def offsets_of(sizes):
     return numpy.cumsum((0,) + tuple(sizes)).astype(numpy.int32)
 
@@ -70,12 +82,57 @@ def test_rows_beyond_the_batch_are_not_read(device):
         assert not numpy.isnan(check(device, operation, x, offsets)).any()
 
 
-def test_blocks_that_stride_over_the_channels(device, monkeypatch):
-    plan = policy.row_launch
-    monkeypatch.setattr(policy, 'row_launch', lambda *sizes: plan(*sizes)._replace(
-        grid=(plan(*sizes).grid[0], 2, 1)))
-    offsets = offsets_of((2, 0, 3))
-    check(device, 'sum', device.put(integers((5, 33 * 4 * 3), 'f', TERM)), offsets)
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('sizes', LONG, ids=str)
+def test_long_segments(device, chunks_of_four, sizes, operation):
+    offsets = offsets_of(sizes)
+    # Two vectors and a part of a wider one; the first of many columns for many units a block.
+    for n_channels in (8, 33, 1):
+        x = device.put(-1 - abs(integers((offsets[-1], n_channels), 'f', TERM)))
+        check(device, operation, x, offsets)
+    has_long = offsets[-1] > 4
+    assert [launched['COMBINE'] for launched in device.launched] == [0, 1][:1 + has_long] * 3
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_long_segments_in_every_dtype(device, chunks_of_four, dtype, operation):
+    offsets = offsets_of((6, 1, 19, 3))
+    x = device.put(integers((offsets[-1] + 5, 24), dtype, TERM))
+    x[offsets[-1]:] = numpy.nan  # rows beyond the batch
+    x[9, 3] = x[25, 4] = numpy.nan
+    assert numpy.isnan(check(device, operation, x, offsets)).sum() == 2
+
+
+def test_parts_of_a_long_segment_are_not_rounded_to_float16(device, chunks_of_four):
+    # 2049 is not a float16: a part that is one would lose its ones.
+    x = device.put(numpy.array([[2048], [0], [0], [1]] * 2 + [[-2048], [0], [0], [0]] * 2, 'e'))
+    assert check(device, 'sum', x, offsets_of((16,))) == 2
+
+
+def test_one_launch_where_no_segment_is_long(device, chunks_of_four):
+    offsets = offsets_of((3, 4, 0, 4, 1))
+    x = device.put(integers((offsets[-1], 3), 'f', TERM))
+    y = gpu.segment_sum(x, offsets, 4)
+    assert_exact(y, reference.segment_sum(x, offsets), 'f')
+    assert len(device.launched) == 1
+    # It is advice: what is wrong about it costs time only.
+    offsets = offsets_of((12,))
+    assert_exact(gpu.segment_max(x, offsets, 1), reference.segment_max(x, offsets), 'f')
+
+
+@pytest.mark.parametrize('sizes', [(2, 0, 3), (5, 7)], ids=str)
+def test_blocks_that_stride_over_the_channels(device, chunks_of_four, monkeypatch, sizes):
+    plan = policy.segment_launch
+
+    def narrow(*sizes):
+        launch = plan(*sizes)
+        return launch._replace(grid=(launch.grid[0], 2, 1),
+                               combine_grid=(launch.combine_grid[0], 2, 1))
+
+    monkeypatch.setattr(policy, 'segment_launch', narrow)
+    offsets = offsets_of(sizes)
+    check(device, 'sum', device.put(integers((offsets[-1], 33 * 4 * 3), 'f', TERM)), offsets)
 
 
 @pytest.mark.parametrize('sizes, n_channels', [((), 3), ((2, 1), 0)], ids=str)

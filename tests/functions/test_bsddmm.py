@@ -3,6 +3,7 @@ import numpy
 import pytest
 
 from chainer_bspmm import backend
+from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.functions import bsddmm
@@ -26,6 +27,20 @@ def test_values(xp, name, dtype):
         u = features(rng, xp, adj.n_rows, n_channels, dtype)
         v = features(rng, xp, adj.n_cols, n_channels, dtype)
         assert_close(bsddmm(adj, u, v).array, reference.bsddmm(adj, u, v), dtype)
+
+
+@pytest.mark.parametrize('n_channels', [4, 8, 12, 20, 36, 132, 257, 512, 1024])
+def test_wide_factors_and_a_long_row(xp, n_channels):
+    rng = numpy.random.RandomState(0)
+    matrix = random_matrix(rng, 40)
+    matrix[7] = 1
+    adj = BatchedCSR.from_matrices([xp.asarray(matrix, 'f'), xp.ones((5, 5), 'f')])
+    u = features(rng, xp, adj.n_rows, n_channels, 'float32')
+    v = features(rng, xp, adj.n_cols, n_channels, 'float32')
+    for container in (adj, BatchedCOO.from_csr(adj)):
+        w = bsddmm(container, u, v).array
+        assert_close(w, reference.bsddmm(container, u, v), 'float32')
+        assert w.tobytes() == bsddmm(container, u, v).array.tobytes()
 
 
 def test_no_channels_gives_zeros(xp):

@@ -5,6 +5,7 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.functions import segment_broadcast
 from chainer_bspmm.functions import segment_max
@@ -30,6 +31,26 @@ def test_values(xp, name, dtype):
         assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), dtype)
         assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), dtype)
         assert_close(segment_broadcast(adj, y).array,
+                     reference.segment_broadcast(y, offsets), dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('sizes', [(1000,), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str)
+def test_long_segments(xp, sizes, dtype):
+    """More rows than one block of a GPU takes on; sizes are not known on the host."""
+    rng = numpy.random.RandomState(0)
+    offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
+    n_rows = sum(sizes)
+    for n_channels in (1, 3, 24, 64)[:2 if n_rows > 10000 else None]:
+        # Positive ones: else a sum could be small beside the terms whose rounding it shows.
+        x = features(rng, xp, n_rows, n_channels, dtype) + 2
+        x[-1, 0] = numpy.nan
+        y = features(rng, xp, len(sizes), n_channels, dtype)
+        for name in ('segment_sum', 'segment_max'):
+            calculated = [getattr(backend, name)(x, offsets) for _ in range(2)]
+            assert_close(calculated[0], getattr(reference, name)(x, offsets), dtype)
+            assert calculated[0].tobytes() == calculated[1].tobytes()
+        assert_close(backend.segment_broadcast(y, offsets, n_rows),
                      reference.segment_broadcast(y, offsets), dtype)
 
 

@@ -124,6 +124,24 @@ def test_symmetry_is_found():
     assert not BatchedCSR.from_matrices(matrices(2, symmetric=True)).is_symmetric
 
 
+# The last two have more entries, or columns, than a block of a GPU takes on.
+@pytest.mark.parametrize('sizes, n_relations, density', [
+    ((18, 5, 0, 132, 31), 1, 0.1), ((20, 1, 7), 4, 0.1), ((50,) * 20, 1, 0.06), ((900,), 1, 0.004),
+    ((150, 3), 1, 0.9), ((13000,), 1, 1e-5)], ids=str)
+def test_transpose_is_that_of_the_host_bit_for_bit(xp, sizes, n_relations, density):
+    rng = numpy.random.RandomState(0)
+    host = BatchedCSR.from_matrices([
+        [scipy.sparse.random(n, n, density, random_state=rng) for _ in range(n_relations)]
+        for n in sizes])
+    adj = host.to_device(device_of(xp))
+    for name in ('indptr', 'indices', 'data'):
+        actual, expected = cuda.to_cpu(getattr(adj.T, name)), getattr(host.T, name)
+        assert actual.dtype == expected.dtype
+        numpy.testing.assert_array_equal(actual, expected)
+    numpy.testing.assert_array_equal(cuda.to_cpu(adj.transpose_order), host.transpose_order)
+    assert adj.transpose_order.dtype == numpy.int32
+
+
 @pytest.mark.parametrize('name', BATCHES)
 def test_transpose(xp, name):
     adj = batch_on(name, xp, 'float32')

@@ -1,0 +1,80 @@
+import types
+
+import numpy
+import pytest
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.backend import kernels
+from chainer_bspmm.backend import policy
+from chainer_bspmm.sparse import build
+
+from kernel_cases import BATCHES
+from kernel_cases import batch
+
+
+def transpose_on(device, adj):
+    """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
+    launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+    placed = types.SimpleNamespace(
+        n_cols=adj.n_cols, nnz=adj.nnz, **{name: device.put(getattr(adj, name))
+                                           for name in adj._integers})
+    return build._launch_transpose(placed, launch, kernels)
+
+
+def check(device, adj):
+    for array, expected in zip(transpose_on(device, adj), build.transpose(
+            numpy, adj.indptr, adj.indices, adj.n_cols)):
+        assert array.dtype == numpy.int32
+        numpy.testing.assert_array_equal(array, expected)
+    assert len(device.launched) == 1
+
+
+def random_batch(sizes, n_columns=None, per_row=3, seed=0):
+    """Rows of 0 to 2 * per_row entries in any order, of which some name the same place."""
+    rng = numpy.random.RandomState(seed)
+    n_columns = sizes if n_columns is None else n_columns
+    starts = numpy.cumsum((0,) + tuple(n_columns))
+    rows = [rng.randint(start, start + columns, rng.randint(2 * per_row + 1))
+            for size, columns, start in zip(sizes, n_columns, starts) for _ in range(size)]
+    return BatchedCSR(
+        numpy.cumsum([0] + [len(row) for row in rows]), numpy.concatenate(rows).astype(int),
+        numpy.cumsum((0,) + tuple(sizes)), col_offsets=starts)
+
+
+@pytest.mark.parametrize('name', BATCHES)
+def test_batches(device, name):
+    check(device, batch(name, 'f'))
+
+
+@pytest.mark.parametrize('sizes', [
+    (1,), (31, 32, 33), (11, 0, 1, 5), (40,) * 3, (100, 2, 3), (300,)], ids=str)
+def test_sizes(device, sizes):
+    check(device, random_batch(sizes))
+
+
+# As many columns as warps scan in several rounds; fewer columns than rows; none at all.
+@pytest.mark.parametrize('sizes, n_columns', [
+    ((3, 20), (12, 80)), ((40, 3), (2, 1)), ((2,), (100,)), ((20, 5), (300, 20))], ids=str)
+def test_rectangular(device, sizes, n_columns):
+    check(device, random_batch(sizes, n_columns))
+
+
+def test_no_columns(device):
+    check(device, BatchedCSR(numpy.zeros(4, int), numpy.zeros(0, int), numpy.array([0, 1, 3]),
+                             col_offsets=numpy.array([0, 0, 0])))
+
+
+@pytest.mark.parametrize('n_entries', [31, 32, 33, 128, 129, 300])
+def test_all_entries_in_one_column_keep_their_order(device, n_entries):
+    check(device, BatchedCSR(numpy.array([0, n_entries, n_entries]), numpy.ones(n_entries, int),
+                             numpy.array([0, 2])))
+
+
+@pytest.mark.parametrize('n_entries, warps', [(128, 1), (129, 2), (256, 2), (257, 4), (600, 8)])
+def test_warps(device, n_entries, warps):
+    indices = numpy.random.RandomState(0).randint(0, 20, n_entries)
+    indptr = numpy.linspace(0, n_entries, 21).astype(int)
+    adj = BatchedCSR(indptr, indices, numpy.array([0, 20]))
+    launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+    assert launch.block == (warps * 32, 1, 1)
+    check(device, adj)
