@@ -18,8 +18,8 @@ CALLS = 50  # calls captured in one graph: a replay's own cost is shared among t
 ROUNDS = 30
 
 
-def capture(call):
-    """Return a CUDA graph of CALLS calls, with what keeps its memory alive.
+def capture(call, n_calls=CALLS):
+    """Return a CUDA graph of n_calls calls, with what keeps its memory alive.
 
     Everything that a call allocates comes from a pool of the graph's own.
     """
@@ -30,7 +30,7 @@ def capture(call):
             call()
         stream.synchronize()
         stream.begin_capture()
-        for _ in range(CALLS):
+        for _ in range(n_calls):
             call()
         graph = stream.end_capture()
     return graph, stream, pool
@@ -46,18 +46,35 @@ def device_times(calls):
         dict: name -> {'median', 'low', 'high'}: over ROUNDS replays, low and high are the 10th
         and 90th percentile.
     """
-    graphs = {name: capture(call) for name, call in calls.items()}
-    times = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, (graph, stream, _) in graphs.items():
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            graph.launch(stream)
-            start.record(stream)
-            graph.launch(stream)
-            stop.record(stream)
-            stop.synchronize()
-            times[name].append(cupy.cuda.get_elapsed_time(start, stop) * 1e3 / CALLS)
+    return replay_times({name: (*capture(call), CALLS) for name, call in calls.items()}, ROUNDS)
+
+
+def replay_times(graphs, n_rounds):
+    """Measure device microseconds a call of several CUDA graphs, interleaved, with a warm L2.
+
+    Args:
+        graphs (dict): name -> (graph, stream, whatever must be kept, calls in the graph).
+        n_rounds (int): replays of each.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    times = {name: [] for name in graphs}
+    for _ in range(n_rounds):
+        for name, graph in graphs.items():
+            times[name].append(_replay(*graph))
     return {name: _summary(values) for name, values in times.items()}
+
+
+def _replay(graph, stream, _, n_calls):
+    """Return device microseconds a call in the second of two replays."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    graph.launch(stream)
+    start.record(stream)
+    graph.launch(stream)
+    stop.record(stream)
+    stop.synchronize()
+    return cupy.cuda.get_elapsed_time(start, stop) * 1e3 / n_calls
 
 
 def host_times(calls, n_calls=100):
