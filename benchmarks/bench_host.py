@@ -1,0 +1,188 @@
+"""Where do the host's microseconds of a call of bspmm go?
+
+Run it on a GPU from the checkout: ``python -m benchmarks.bench_host``. It writes
+``benchmarks/results/<gpu>/host.json``; ``python -m benchmarks.plot_host`` draws that.
+"""
+import argparse
+
+import chainer_bspmm
+import chainer
+import cupy
+import numpy
+
+from benchmarks import matrices
+from benchmarks import measure
+from chainer_bspmm import backend
+from chainer_bspmm import reference
+from chainer_bspmm.backend import check
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.backend import kernels
+from chainer_bspmm.backend import policy
+
+# A call of 2 microseconds on the device: the host never waits for it.
+BATCH, DIM, NNZ_PER_ROW, N_B = 100, 50, 3, 64
+
+BAR = 12  # microseconds of backend.bspmm
+
+CALL = 'a Python call'  # that does nothing: in every figure here
+
+EMPTY = 'extern "C" __global__ void empty() {}'
+
+
+class Empty(chainer.FunctionNode):
+    """Return the input: what is left of a function node without its work."""
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, grad_outputs):
+        return grad_outputs
+
+
+def apply_empty(x):
+    return Empty().apply((x,))[0]
+
+
+def pieces(adj, x):
+    """Return what ``backend.bspmm`` of a BatchedCSR does, piece by piece, and what to hold it to.
+
+    Two dicts {name: function}. The pieces are the package's own functions, with the arguments that
+    ``gpu.bspmm`` and ``gpu._vector`` give them.
+    """
+    shape = adj.n_rows, x.shape[1]
+    y = cupy.empty(shape, x.dtype)
+
+    def plan():
+        width = policy.vector_width(shape[1], x.itemsize, x.data.ptr | y.data.ptr)
+        return policy.row_launch(shape[0], shape[1], width)
+
+    launch = plan()
+    weights, data, order = gpu._values(adj, None, False)
+    key = (x.data.device_id, 'bspmm_csr', x.dtype.char, launch.defines + (('WEIGHTS', weights),))
+    kernel = kernels.load(*key)
+
+    def arguments():
+        return (adj.indptr, adj.indices, data, order, x, gpu.NULL, y,
+                numpy.int32(shape[0]), numpy.int32(launch.n_vectors))
+
+    packed = arguments()
+    kernel(launch.grid, launch.block, packed)
+    assert error(y, reference.bspmm(adj, x)) < 1e-5  # these are the arguments of a real call
+    empty = cupy.RawModule(code=EMPTY).get_function('empty').kernel
+
+    def choose():
+        policy.bspmm_algorithm(adj)
+        check.result_shape(adj, adj.n_rows, x)
+        gpu._contiguous(x), gpu._contiguous(None), gpu._contiguous(None)
+        gpu._values(adj, None, False)
+
+    def device():
+        with gpu._Device(x):
+            pass
+
+    return {
+        'checks': lambda: check.bspmm(adj, x, None, None, False),
+        'algorithm, result shape, contiguity, values': choose,
+        'current device': device,
+        'result allocation': lambda: cupy.empty(shape, x.dtype),
+        'launch plan': plan,
+        'kernel lookup': lambda: kernels.load(*key),
+        'argument tuple': arguments,
+        'packing and launch': lambda: kernel(launch.grid, launch.block, packed),
+    }, {
+        'launch of an empty kernel without arguments': lambda: empty((1,), (1,), ()),
+        CALL: lambda: None,
+    }
+
+
+def products(adj, x):
+    """Return {name: function}: the whole of a product, with and without the graph of Chainer."""
+    variable = chainer.Variable(x)
+    gy = cupy.ones_like(x)
+
+    def without_graph(function):
+        def call():
+            with chainer.no_backprop_mode():
+                function(x)
+        return call
+
+    def no_graph():
+        with chainer.no_backprop_mode():
+            pass
+
+    def backward(function):
+        y = function(variable)
+
+        def call():
+            variable.cleargrad()
+            y.grad = gy  # which backward() drops
+            y.backward()
+        return call
+
+    def bspmm(x):
+        return chainer_bspmm.functions.bspmm(adj, x)
+
+    return {
+        'backend.bspmm': lambda: backend.bspmm(adj, x),
+        'functions.bspmm, with graph': lambda: bspmm(variable),
+        'functions.bspmm, no_backprop_mode': without_graph(bspmm),
+        'no_backprop_mode alone': no_graph,
+        'backward of functions.bspmm': backward(bspmm),
+        'empty FunctionNode, with graph': lambda: apply_empty(variable),
+        'empty FunctionNode, no_backprop_mode': without_graph(apply_empty),
+        'backward of an empty FunctionNode': backward(apply_empty),
+    }
+
+
+def error(actual, expected):
+    return float(numpy.linalg.norm(actual.get() - expected) / numpy.linalg.norm(expected))
+
+
+def check_products(adj, x):
+    variable = chainer.Variable(x)
+    y = chainer_bspmm.functions.bspmm(adj, variable)
+    y.grad = gy = cupy.random.uniform(-1, 1, y.shape, 'f')
+    y.backward()
+    errors = {'forward': error(y.array, reference.bspmm(adj, x)),
+              'backward': error(variable.grad, reference.bspmm(adj, gy, trans=True))}
+    assert max(errors.values()) < 1e-5, errors
+    return errors
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--commit', help='commit to note down where git is not at hand')
+    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
+    args = parser.parse_args()
+    rng = numpy.random.RandomState(0)
+    adj = matrices.regular(rng, BATCH, DIM, NNZ_PER_ROW).to_device(0)
+    x = cupy.asarray(rng.uniform(-1, 1, (adj.n_cols, N_B)).astype('f'))
+    errors = check_products(adj, x)  # nobody is timed on a wrong answer
+    parts, floors = pieces(adj, x)
+    times = measure.host_times({**products(adj, x), **parts, **floors})
+    whole, call = times['backend.bspmm']['median'], times[CALL]['median']
+    explained = sum(times[name]['median'] - call for name in parts)
+    result = {
+        'question': 'host microseconds of a call of bspmm (float32), by part',
+        'method': 'median of %d interleaved rounds of 100 calls, never waiting for the device; '
+                  'each part timed on its own; unexplained: the whole less its parts, all of them '
+                  'less a Python call' % measure.ROUNDS,
+        'conditions': measure.conditions(args.commit),
+        'case': {'batch': BATCH, 'dim': DIM, 'nnz_per_row': NNZ_PER_ROW, 'n_B': N_B},
+        'relative_error': errors,
+        'host_us': {name: times[name] for name in times if name not in parts},
+        'parts_of_backend_bspmm_us': {name: times[name] for name in parts},
+        'unexplained_us': round(whole - call - explained, 3),
+        'bars_met': {'backend.bspmm us <= %g' % BAR: whole <= BAR},
+    }
+    for kind in ('host_us', 'parts_of_backend_bspmm_us'):
+        for name, spread in result[kind].items():
+            print('  %-46s %7.2f us  (%.2f to %.2f)' % (
+                name, spread['median'], spread['low'], spread['high']))
+    print('  %-46s %7.2f us' % ('unexplained', result['unexplained_us']))
+    print(result['bars_met'])
+    print('wrote', measure.save('host', result, args.out))
+
+
+if __name__ == '__main__':
+    main()
