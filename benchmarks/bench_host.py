@@ -4,6 +4,8 @@ Run it on a GPU from the checkout: ``python -m benchmarks.bench_host``. It write
 ``benchmarks/results/<gpu>/host.json``; ``python -m benchmarks.plot_host`` draws that.
 """
 import argparse
+import contextlib
+from unittest import mock
 
 import chainer_bspmm
 import chainer
@@ -24,6 +26,7 @@ BATCH, DIM, NNZ_PER_ROW, N_B = 100, 50, 3, 64
 
 BAR = 12  # microseconds of backend.bspmm
 
+LAUNCH = 'packing the arguments, and launch'
 CALL = 'a Python call'  # that does nothing: in every figure here
 
 EMPTY = 'extern "C" __global__ void empty() {}'
@@ -43,53 +46,60 @@ def apply_empty(x):
     return Empty().apply((x,))[0]
 
 
-def pieces(adj, x):
-    """Return what ``backend.bspmm`` of a BatchedCSR does, piece by piece, and what to hold it to.
+def pieces(call):
+    """Return {name: function}: the calls that ``backend.bspmm`` makes, to be made again alone.
 
-    Two dicts {name: function}. The pieces are the package's own functions, with the arguments that
-    ``gpu.bspmm`` and ``gpu._vector`` give them.
+    One call is made with the functions of the package's modules wrapped, so that their arguments
+    are noted: what is timed later are those functions as they are, with these arguments. Calls
+    that one of them makes belong to it.
     """
-    shape = adj.n_rows, x.shape[1]
-    y = cupy.empty(shape, x.dtype)
+    made, depth = {}, [0]
 
-    def plan():
-        width = policy.vector_width(shape[1], x.itemsize, x.data.ptr | y.data.ptr)
-        return policy.row_launch(shape[0], shape[1], width)
+    def noting(name, function):
+        def wrapper(*args, **kwargs):
+            if not depth[0]:
+                made.setdefault(name, []).append(lambda: function(*args, **kwargs))
+            depth[0] += 1
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                depth[0] -= 1
+            return noting(LAUNCH, result) if name == 'kernels.load' else result
+        return wrapper
 
-    launch = plan()
-    weights, data, order = gpu._values(adj, None, False)
-    key = (x.data.device_id, 'bspmm_csr', x.dtype.char, launch.defines + (('WEIGHTS', weights),))
-    kernel = kernels.load(*key)
+    with contextlib.ExitStack() as stack:
+        for module, names in ((check, None), (policy, None), (kernels, None), (cupy, ['empty']),
+                              (gpu, ['_contiguous', '_values'])):
+            for name in names or functions_of(module):
+                label = '%s.%s' % (module.__name__.split('.')[-1], name)
+                stack.enter_context(mock.patch.object(
+                    module, name, noting(label, getattr(module, name))))
+        call()
+    return {'%s (%d calls)' % (name, len(calls)) if len(calls) > 1 else name: in_turn(calls)
+            for name, calls in made.items()}
 
-    def arguments():
-        return (adj.indptr, adj.indices, data, order, x, gpu.NULL, y,
-                numpy.int32(shape[0]), numpy.int32(launch.n_vectors))
 
-    packed = arguments()
-    kernel(launch.grid, launch.block, packed)
-    assert error(y, reference.bspmm(adj, x)) < 1e-5  # these are the arguments of a real call
+def functions_of(module):
+    """Return the names of the public functions that a module defines."""
+    return [name for name, value in vars(module).items() if not name.startswith('_')
+            and not isinstance(value, type) and callable(value)
+            and getattr(value, '__module__', None) == module.__name__]
+
+
+def in_turn(calls):
+    if len(calls) == 1:
+        return calls[0]
+
+    def call():
+        for one in calls:
+            one()
+    return call
+
+
+def floors():
+    """Return {name: function}: what to hold the pieces to."""
     empty = cupy.RawModule(code=EMPTY).get_function('empty').kernel
-
-    def choose():
-        policy.bspmm_algorithm(adj)
-        check.result_shape(adj, adj.n_rows, x)
-        gpu._contiguous(x), gpu._contiguous(None), gpu._contiguous(None)
-        gpu._values(adj, None, False)
-
-    def device():
-        with gpu._Device(x):
-            pass
-
     return {
-        'checks': lambda: check.bspmm(adj, x, None, None, False),
-        'algorithm, result shape, contiguity, values': choose,
-        'current device': device,
-        'result allocation': lambda: cupy.empty(shape, x.dtype),
-        'launch plan': plan,
-        'kernel lookup': lambda: kernels.load(*key),
-        'argument tuple': arguments,
-        'packing and launch': lambda: kernel(launch.grid, launch.block, packed),
-    }, {
         'launch of an empty kernel without arguments': lambda: empty((1,), (1,), ()),
         CALL: lambda: None,
     }
@@ -134,6 +144,11 @@ def products(adj, x):
     }
 
 
+def current_device(x):
+    with gpu._Device(x):
+        pass
+
+
 def error(actual, expected):
     return float(numpy.linalg.norm(actual.get() - expected) / numpy.linalg.norm(expected))
 
@@ -158,8 +173,11 @@ def main():
     adj = matrices.regular(rng, BATCH, DIM, NNZ_PER_ROW).to_device(0)
     x = cupy.asarray(rng.uniform(-1, 1, (adj.n_cols, N_B)).astype('f'))
     errors = check_products(adj, x)  # nobody is timed on a wrong answer
-    parts, floors = pieces(adj, x)
-    times = measure.host_times({**products(adj, x), **parts, **floors})
+    whole_calls = products(adj, x)
+    parts = pieces(whole_calls['backend.bspmm'])
+    parts['gpu._Device'] = lambda: current_device(x)
+    assert LAUNCH in parts, list(parts)
+    times = measure.host_times({**whole_calls, **parts, **floors()})
     whole, call = times['backend.bspmm']['median'], times[CALL]['median']
     explained = sum(times[name]['median'] - call for name in parts)
     result = {
