@@ -4,6 +4,7 @@ Run it on a GPU from the checkout: ``python -m benchmarks.bench_roofline``. It w
 ``benchmarks/results/<gpu>/roofline.json``; ``python -m benchmarks.plot_roofline`` draws that.
 """
 import argparse
+import math
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import
 import cupy
@@ -16,7 +17,7 @@ from chainer_bspmm import backend
 # rows of a matrix, non-zeros a row, columns of the dense factor
 SERIES = ([(dim, 3, n_b) for n_b in (16, 64, 256) for dim in (20, 50, 128)]
           + [(50, nnz_per_row, n_b) for nnz_per_row in (1, 2) for n_b in (16, 64, 256)])
-MEGABYTES = (0.1, 0.3, 0.9, 3, 10, 30, 100, 300, 1000, 2000)
+MEGABYTES = (0.1, 0.3, 0.7, 3, 10, 30, 100, 300, 1000, 2000)
 GRAPH_BYTES = 1e9  # a graph moves about as much, with 2 calls at least and measure.CALLS at most
 
 ROUNDS = 20  # replays of every graph
@@ -162,7 +163,7 @@ def run_series(dim, nnz_per_row, n_b, cache_bytes):
     rng = numpy.random.RandomState(0)
     graph_bytes = dim * (2 * 4 * n_b + 4 + 8 * nnz_per_row)
     # Where one matrix moves more than the smallest size, it is the smallest.
-    batches = sorted({max(1, round(size * 1e6 / graph_bytes)) for size in MEGABYTES})
+    batches = sorted({math.ceil(size * 1e6 / graph_bytes) for size in MEGABYTES})
     for batch in batches:
         host = matrices.regular(rng, batch, dim, nnz_per_row)
         # What must be read and written: X, Y and the CSR arrays, each once.

@@ -19,10 +19,10 @@ def draw(panel, times, colors):
 
 def main(source):
     result = plots.load(source)
-    figure, axes = plots.panels(1, 2, (12, 3.6))
+    figure, axes = plots.panels(1, 2, (13, 4))
     parts = {name: times['median'] for name, times in result['parts_of_backend_bspmm_us'].items()}
-    parts['unexplained'] = result['unexplained_us']
-    draw(axes[0, 0], parts, [plots.BLUE] * (len(parts) - 1) + ['0.6'])
+    beyond = result['beyond_the_parts_us']
+    draw(axes[0, 0], {**parts, **beyond}, [plots.BLUE] * len(parts) + ['0.6'] * len(beyond))
     whole = {name: times['median'] for name, times in result['host_us'].items()}
     axes[0, 0].set_title('the parts of backend.bspmm: %.1f in all' % whole['backend.bspmm'],
                          fontsize=9)
