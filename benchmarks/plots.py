@@ -1,0 +1,39 @@
+"""What the plots share: reading a stored result, colours, the conditions beneath."""
+import json
+import pathlib
+import textwrap
+
+import matplotlib
+matplotlib.use('Agg')
+from matplotlib import pyplot  # NOQA: E402
+
+# Okabe and Ito's colours, which people of every kind of sight tell apart.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED = (
+    '#000000', '#E69F00', '#56B4E9', '#009E73', '#0072B2', '#D55E00')
+
+
+def load(source):
+    return json.loads(pathlib.Path(source).read_text())
+
+
+def panels(n_rows, n_columns, size, **options):
+    """Return a figure and its (n_rows, n_columns) axes, without the frame's upper right half."""
+    figure, axes = pyplot.subplots(n_rows, n_columns, figsize=size, squeeze=False,
+                                   layout='constrained', **options)
+    for panel in axes.flat:
+        panel.spines[['top', 'right']].set_visible(False)
+    return figure, axes
+
+
+def save(figure, result, name):
+    """Write docs/<name>.png, with method and conditions beneath, and print its path."""
+    conditions = result['conditions']
+    cuda = '%d.%d' % (conditions['cuda'] // 1000, conditions['cuda'] % 1000 // 10)
+    beneath = '%s. %s, driver %s, CUDA %s, CuPy %s, Python %s, commit %s, %s.' % (
+        result['method'], conditions['gpu'], conditions['driver'], cuda, conditions['cupy'],
+        conditions['python'], conditions['commit'], conditions['date'])
+    width = int(figure.get_figwidth() * 16)
+    figure.supxlabel('\n'.join(textwrap.wrap(beneath, width)), fontsize=7.5, color='0.3')
+    target = pathlib.Path(__file__).parent.parent / 'docs' / (name + '.png')
+    figure.savefig(target, dpi=150)
+    print('wrote', target)

@@ -1,0 +1,86 @@
+"""benchmarks/matrices.py: what is measured is what the benchmark says it measures."""
+import gzip
+
+import chainer_bspmm
+import numpy
+import pytest
+
+from benchmarks import matrices
+
+
+@pytest.fixture
+def rng():
+    return numpy.random.RandomState(0)
+
+
+def checked(adj):
+    """Return the same batch by way of the checks that the generators leave out."""
+    return chainer_bspmm.BatchedCSR(
+        adj.indptr, adj.indices, adj.row_offsets, adj.data, adj.col_offsets)
+
+
+@pytest.mark.parametrize('batch', [1, 3, matrices.DIFFERENT + 2])
+def test_regular_has_equal_rows_of_distinct_columns(rng, batch):
+    adj = checked(matrices.regular(rng, batch, 7, 3))
+    assert adj.n_graphs == batch and adj.max_rows == 7 and adj.data.dtype == numpy.float32
+    dense = adj.to_dense()
+    assert dense.shape == (batch, 7, 7)
+    assert ((dense != 0).sum(axis=2) == 3).all()  # duplicates would have been added up
+
+
+def test_regular_differs_from_graph_to_graph(rng):
+    dense = matrices.regular(rng, 4, 7, 3).to_dense()
+    assert len({(graph != 0).tobytes() for graph in dense}) == 4
+
+
+def test_single_is_one_graph_with_the_same_entries(rng):
+    matrix = matrices.power_law(rng, 40, 4, 20)[:, :30]
+    adj = checked(matrices.single(matrix))
+    assert adj.n_graphs == 1 and adj.shape == (40, 30)
+    numpy.testing.assert_array_equal(adj.to_scipy().toarray(), matrix.toarray())
+
+
+@pytest.mark.parametrize('compressed', [False, True])
+def test_smiles_reads_a_column(tmp_path, compressed):
+    path = tmp_path / ('table.csv.gz' if compressed else 'table.csv')
+    opened = gzip.open(path, 'wt') if compressed else open(path, 'w')
+    with opened as file:
+        file.write('label,smiles\n1,CO\n0,C#C\n')
+    assert matrices.smiles(path, 'smiles') == ['CO', 'C#C']
+
+
+def test_molecules_are_normalised_and_the_unreadable_left_out():
+    pytest.importorskip('rdkit')
+    chain, lone = matrices.molecules(['CCO', 'not a molecule', '', 'C'])
+    # C-C-O with self-loops: degrees 2, 3, 2.
+    expected = numpy.array([[1 / 2, 6 ** -0.5, 0], [6 ** -0.5, 1 / 3, 6 ** -0.5],
+                            [0, 6 ** -0.5, 1 / 2]])
+    numpy.testing.assert_allclose(chain, expected, atol=1e-15)
+    assert lone.tolist() == [[1]]
+
+
+def test_banded_fills_its_diagonals(rng):
+    dense = matrices.banded(rng, 20, 2).toarray()
+    row, column = numpy.indices(dense.shape)
+    numpy.testing.assert_array_equal(dense != 0, abs(row - column) <= 2)
+
+
+def test_blocks_of_mesh_couples_neighbours_by_full_blocks(rng):
+    side = 4
+    matrix = matrices.blocks_of_mesh(rng, side)
+    assert matrix.shape == (3 * side ** 3,) * 2
+    node = numpy.stack(numpy.unravel_index(numpy.arange(side ** 3), (side,) * 3), axis=1)
+    near = (abs(node[:, None] - node[None]) <= 1).all(axis=2)
+    numpy.testing.assert_array_equal(matrix.toarray() != 0, numpy.kron(near, numpy.ones((3, 3))))
+    assert numpy.diff(matrix.indptr).max() == 81
+
+
+def test_power_law_lengths_follow_the_law(rng):
+    n_rows, mean, longest = 20000, 8, 300
+    matrix = matrices.power_law(rng, n_rows, mean, longest)
+    lengths = numpy.diff(matrix.indptr)
+    assert matrix.has_canonical_format and 0.9 * mean < lengths.mean() < mean
+    assert lengths.max() <= longest
+    for length in (8, 16, 32, 64):  # P(row longer than length) = (mean / 2 / length) ^ 2
+        assert abs((lengths >= length).mean() / (mean / 2 / length) ** 2 - 1) < 0.2, length
+    assert abs(numpy.corrcoef(numpy.arange(n_rows), lengths)[0, 1]) < 0.05  # in random order
