@@ -18,8 +18,8 @@ CALLS = 50  # calls captured in one graph: a replay's own cost is shared among t
 ROUNDS = 30
 
 
-def capture(call):
-    """Return a CUDA graph of CALLS calls, with what keeps its memory alive.
+def capture(call, n_calls=CALLS):
+    """Return a CUDA graph of n_calls calls, with what keeps its memory alive.
 
     Everything that a call allocates comes from a pool of the graph's own.
     """
@@ -30,7 +30,7 @@ def capture(call):
             call()
         stream.synchronize()
         stream.begin_capture()
-        for _ in range(CALLS):
+        for _ in range(n_calls):
             call()
         graph = stream.end_capture()
     return graph, stream, pool
@@ -46,17 +46,108 @@ def device_times(calls):
         dict: name -> {'median', 'low', 'high'}: over ROUNDS replays, low and high are the 10th
         and 90th percentile.
     """
-    graphs = {name: capture(call) for name, call in calls.items()}
+    return replay_times({name: (*capture(call), CALLS) for name, call in calls.items()}, ROUNDS)
+
+
+def replay_times(graphs, n_rounds):
+    """Measure device microseconds a call of several CUDA graphs, interleaved, with a warm L2.
+
+    Args:
+        graphs (dict): name -> (graph, stream, whatever must be kept, calls in the graph).
+        n_rounds (int): replays of each.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    times = {name: [] for name in graphs}
+    for _ in range(n_rounds):
+        for name, graph in graphs.items():
+            times[name].append(_replay(*graph))
+    return {name: _summary(values) for name, values in times.items()}
+
+
+def cold_times(graphs, flushes, n_rounds):
+    """Measure device microseconds a call of several CUDA graphs that empty the L2 before each call.
+
+    What the emptying takes is measured in every round, and subtracted. What a call leaves in the
+    L2 is written back while the next emptying goes on, and is so charged to the call.
+
+    Args:
+        graphs (dict): as :func:`replay_times`, every call with a :class:`Flush` before it.
+        flushes (tuple): the same for the :class:`Flush` alone.
+        n_rounds (int): replays of each.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    times = {name: [] for name in graphs}
+    for _ in range(n_rounds):
+        emptying = _replay(*flushes)
+        for name, graph in graphs.items():
+            times[name].append(_replay(*graph) - emptying)
+    return {name: _summary(values) for name, values in times.items()}
+
+
+def _replay(graph, stream, _, n_calls):
+    """Return device microseconds a call in the second of two replays."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    graph.launch(stream)
+    start.record(stream)
+    graph.launch(stream)
+    stop.record(stream)
+    stop.synchronize()
+    return cupy.cuda.get_elapsed_time(start, stop) * 1e3 / n_calls
+
+
+class Flush:
+    """Empty the L2 of the current device: read twice as much other memory, which stays clean."""
+
+    _SOURCE = r"""
+    extern "C" __global__ void flush(const float4 *memory, const int n, float *never)
+    {
+        float sum = 0;
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+            const float4 read = memory[i];
+            sum += read.x + read.y + read.z + read.w;
+        }
+        if (sum != 0) *never = sum;  // the memory is 0; without this nothing would be read
+    }
+    """
+
+    def __init__(self):
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        self._memory = cupy.zeros(2 * properties['l2CacheSize'] // 4, 'f')
+        self._never = cupy.zeros(1, 'f')
+        self._grid = (8 * properties['multiProcessorCount'],)
+        self._kernel = cupy.RawKernel(self._SOURCE, 'flush')
+
+    def __call__(self):
+        self._kernel(self._grid, (256,), (
+            self._memory, numpy.int32(self._memory.size // 4), self._never))
+
+
+def wall_times(calls, n_rounds):
+    """Measure microseconds from the start of one call until the device is done, interleaved.
+
+    Args:
+        calls (dict): name -> function without arguments that launches.
+        n_rounds (int): calls of each.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    device = cupy.cuda.Device()
     times = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, (graph, stream, _) in graphs.items():
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            graph.launch(stream)
-            start.record(stream)
-            graph.launch(stream)
-            stop.record(stream)
-            stop.synchronize()
-            times[name].append(cupy.cuda.get_elapsed_time(start, stop) * 1e3 / CALLS)
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    for _ in range(n_rounds):
+        for name, call in calls.items():
+            device.synchronize()
+            start = time.perf_counter()
+            call()
+            device.synchronize()
+            times[name].append((time.perf_counter() - start) * 1e6)
     return {name: _summary(values) for name, values in times.items()}
 
 
