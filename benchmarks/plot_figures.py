@@ -80,7 +80,8 @@ def draw(result, lines, target, caption):
 def main(source):
     result = json.loads(pathlib.Path(source).read_text())
     conditions = ('%(gpu)s, driver %(driver)s, CuPy %(cupy)s, %(date)s, commit %(commit)s; '
-                  'float32; device time, CUDA graph replay, warm L2, median; GFLOP/s = 2 nnz n_B / time')
+                  'float32; device time, CUDA graph replay, warm L2, median; '
+                  'GFLOP/s = 2 nnz n_B / time')
     draw(result, LINES, FOLDER / 'figures.png', conditions)
     draw(result, TABLE_LINES, FOLDER / 'figures_tables.png',
          conditions + ';\ntables moved: one pinned asynchronous copy a table in every call')
