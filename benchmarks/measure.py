@@ -126,28 +126,31 @@ class Flush:
             self._memory, numpy.int32(self._memory.size // 4), self._never))
 
 
-def wall_times(calls, n_rounds):
+def wall_times(calls, n_rounds, n_calls=5):
     """Measure microseconds from the start of one call until the device is done, interleaved.
+
+    Every contender's turn begins with one call that is not measured: else the first of several that
+    share much code would pay for bringing it into the processor's caches.
 
     Args:
         calls (dict): name -> function without arguments that launches.
-        n_rounds (int): calls of each.
+        n_rounds (int): turns of each.
+        n_calls (int): calls a turn, each of them waited for.
 
     Returns:
         dict: as :func:`device_times`.
     """
     device = cupy.cuda.Device()
     times = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(3):
-            call()
     for _ in range(n_rounds):
         for name, call in calls.items():
-            device.synchronize()
-            start = time.perf_counter()
             call()
             device.synchronize()
-            times[name].append((time.perf_counter() - start) * 1e6)
+            start = time.perf_counter()
+            for _ in range(n_calls):
+                call()
+                device.synchronize()
+            times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
     return {name: _summary(values) for name, values in times.items()}
 
 

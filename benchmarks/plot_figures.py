@@ -9,6 +9,7 @@ import sys
 import matplotlib
 matplotlib.use('Agg')
 from matplotlib import pyplot  # NOQA: E402
+from matplotlib import ticker  # NOQA: E402
 
 from benchmarks import figures  # NOQA: E402
 
@@ -25,8 +26,8 @@ LINES = [
     ('cuBLAS batched, TF32 (figure 8: padded)', '#56B4E9', 'D', '--',
      ['cuBLAS tf32', 'cuBLAS tf32, padded']),
     ('cuSPARSE, block-diagonal (best algorithm)', '#009E73', '^', '-',
-     ['cuSPARSE csr alg1', 'cuSPARSE csr alg2', 'cuSPARSE csr alg3', 'cuSPARSE bsr alg1',
-      'torch.sparse.mm']),
+     ['cuSPARSE csr alg1', 'cuSPARSE csr alg2', 'cuSPARSE csr alg3',
+      'cuSPARSE bsr alg1, blocks of 8', 'cuSPARSE bsr alg1, blocks of 16', 'torch.sparse.mm']),
     ('message passing (best of Chainer, PyTorch Geometric)', '#CC79A7', 'P', '-',
      ['F.sparse_matmul', 'PyTorch Geometric']),
     ('matrix by matrix (best of cuSPARSE, TensorFlow)', '#E69F00', 'x', ':',
@@ -61,6 +62,7 @@ def draw(result, lines, target, caption):
                        markersize=4, linewidth=2 if label.startswith('bspmm') else 1.2, label=label)
         panel.set_xscale('log', base=2)
         panel.set_yscale('log')
+        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
         panel.set_title(figures.title(name), fontsize=9)
         panel.set_xticks(figures.FIGURES[name].n_b, [str(n) for n in figures.FIGURES[name].n_b])
         panel.tick_params(labelsize=8)

@@ -63,6 +63,12 @@ class Eager:
                 self._call()
 
 
+def _for_cupy(stream):
+    with warnings.catch_warnings():  # deprecated in CuPy 14, whose successor CuPy 13 lacks
+        warnings.simplefilter('ignore', DeprecationWarning)
+        return cupy.cuda.ExternalStream(stream.cuda_stream)
+
+
 def capture(call, n_calls):
     """Capture as :func:`benchmarks.measure.capture` does, with PyTorch's pool for the memory.
 
@@ -70,7 +76,7 @@ def capture(call, n_calls):
     takes the place of the graph.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    cupy_stream = cupy.cuda.ExternalStream(stream.cuda_stream)
+    cupy_stream = _for_cupy(stream)
     with torch.no_grad(), torch.cuda.stream(stream), cupy_stream:
         for _ in range(3):
             call()
@@ -84,6 +90,5 @@ def capture(call, n_calls):
                 graph.capture_end()  # raises too where a call has broken the capture
         except RuntimeError:
             stream = torch.cuda.Stream()  # the other one is in no good state
-            return (Eager(stream, call, n_calls), cupy.cuda.ExternalStream(stream.cuda_stream),
-                    stream)
+            return Eager(stream, call, n_calls), _for_cupy(stream), stream
     return _Replays(stream, graph), cupy_stream, (call, stream)
