@@ -17,6 +17,8 @@ from benchmarks import cusparse
 from benchmarks import figures
 from benchmarks import measure
 from benchmarks import tensorflow_spmm
+from benchmarks.figures import LOOP
+from benchmarks.figures import TABLES
 from benchmarks.tables import Tables
 from chainer_bspmm import backend
 from chainer_bspmm import reference
@@ -28,11 +30,9 @@ except ImportError as error:
 
 DEVICE_WARM, DEVICE_COLD, WALL = KINDS = 'device, warm L2', 'device, cold L2', 'wall'
 WARM_ROUNDS, COLD_ROUNDS, WALL_ROUNDS = measure.ROUNDS, 20, 20
-COLD_CALLS = 5
+COLD_CALLS = 10
 MANY_BYTES, FEW_CALLS = 10000000, 20  # from where on as few calls are captured in a graph
 BSR_SIZES = 8, 16  # rows and columns of a block; of 2 to 32 these were the fastest on an H200
-LOOP = ', matrix by matrix'
-TABLES = ', tables moved'
 TORCH = ('torch.sparse.mm', 'PyTorch Geometric')
 OURS = ('auto', 'swa', 'st')
 TOLERANCE = 1e-5  # relative error norm, float32
@@ -276,7 +276,8 @@ def run_point(name, batch, n_b, flush, flushes):
 def summary(points):
     """Return what the points amount to, for every kind of time."""
     return {kind: {'geometric_mean_time_over_auto': figures.geometric_means(points, kind),
-                   'auto_is_slower': figures.losses(points, kind)} for kind in KINDS}
+                   'auto_is_slower': figures.losses(points, kind),
+                   'headlines': figures.headlines(points, kind)} for kind in KINDS}
 
 
 def print_table(points, summaries):
@@ -298,6 +299,8 @@ def print_table(points, summaries):
               % (len(lost), sum(loss['allowed'] for loss in lost)))
         for loss in lost[:10]:
             print('    figure %(figure)s, n_B %(n_B)d, %(contender)s: %(time_over_auto)s' % loss)
+        for row in what['headlines']:
+            print('  ' + ', '.join('%s %s' % item for item in row.items()))
 
 
 def main():

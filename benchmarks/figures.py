@@ -22,6 +22,11 @@ FIGURES = {
     '8': Figure(100, (32, 256), (1, 5), [2 ** p for p in range(3, 11)]),
 }
 AUTO, COPY = 'auto', 'device copy'
+LOOP, TABLES = ', matrix by matrix', ', tables moved'  # how names of contenders end
+# How many times faster the report's Batched SpMM is than the fastest that goes matrix by matrix and
+# than cuBLAS, by figure and n_B, on a P100 (sections 5.1 and 5.3).
+HEADLINES = {('6a', 64): (9.27, 1.26), ('6b', 512): (6.09, 1.43), ('8', 1024): (3.29, None)}
+CUBLAS = 'cuBLAS fp32 by pointers' + TABLES
 # Where less is moved, a product's time is mostly that of a launch, and 2 % is within its noise.
 SMALL_BYTES, ALLOWANCE = 1000000, 1.02
 
@@ -98,3 +103,24 @@ def losses(points, kind):
         for point in points for name, ratio in point['time_over_auto'][kind].items()
         if ratio < 1 and name != COPY]
     return sorted(lost, key=lambda loss: loss['time_over_auto'])
+
+
+def headlines(points, kind):
+    """Return the report's headline ratios beside those measured, tables counted (list of dict)."""
+    found = []
+    for point in points:
+        report = HEADLINES.get((point['figure'], point['n_B']))
+        if report is None:
+            continue
+        times = {name: time['median'] for name, time in point['microseconds'][kind].items()}
+        loop = min(time for name, time in times.items() if name.endswith(LOOP))
+        theirs = min(times['swa' + TABLES], times['st' + TABLES])
+        row = {'figure': point['figure'], 'n_B': point['n_B']}
+        for peer, time, on_p100 in (('matrix by matrix', loop, report[0]),
+                                    (CUBLAS, times.get(CUBLAS), report[1])):
+            if time is not None:
+                row['over ' + peer] = {
+                    'report, P100': on_p100, 'swa or st' + TABLES: round(time / theirs, 2),
+                    AUTO: round(time / times[AUTO], 2)}
+        found.append(row)
+    return found

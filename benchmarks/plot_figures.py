@@ -12,6 +12,7 @@ from matplotlib import pyplot  # NOQA: E402
 from matplotlib import ticker  # NOQA: E402
 
 from benchmarks import figures  # NOQA: E402
+from benchmarks.figures import LOOP, TABLES  # NOQA: E402
 
 KIND = 'device, warm L2'
 FOLDER = pathlib.Path(__file__).parent.parent / 'docs'
@@ -25,16 +26,15 @@ LINES = [
      ['cuBLAS fp32', 'cuBLAS fp32, padded', 'cuBLAS fp32 by pointers']),
     ('cuBLAS batched, TF32 (figure 8: padded)', '#56B4E9', 'D', '--',
      ['cuBLAS tf32', 'cuBLAS tf32, padded']),
-    ('cuSPARSE, block-diagonal (best algorithm)', '#009E73', '^', '-',
+    ('cuSPARSE, block-diagonal (best algorithm, PyTorch included)', '#009E73', '^', '-',
      ['cuSPARSE csr alg1', 'cuSPARSE csr alg2', 'cuSPARSE csr alg3',
       'cuSPARSE bsr alg1, blocks of 8', 'cuSPARSE bsr alg1, blocks of 16', 'torch.sparse.mm']),
     ('message passing (best of Chainer, PyTorch Geometric)', '#CC79A7', 'P', '-',
      ['F.sparse_matmul', 'PyTorch Geometric']),
     ('matrix by matrix (best of cuSPARSE, TensorFlow)', '#E69F00', 'x', ':',
-     ['TensorFlow, matrix by matrix', 'cuSPARSE csr alg1, matrix by matrix',
-      'cuSPARSE csr alg2, matrix by matrix', 'cuSPARSE csr alg3, matrix by matrix']),
+     [name + LOOP for name in ('TensorFlow', 'cuSPARSE csr alg1', 'cuSPARSE csr alg2',
+                               'cuSPARSE csr alg3')]),
 ]
-TABLES = ', tables moved'
 TABLE_LINES = [
     ('bspmm (ours): no tables', '#D55E00', 'o', '-', ['auto']),
     ('report, CSR: 6 tables moved', '#000000', 's', '-', ['swa' + TABLES]),
@@ -51,7 +51,7 @@ def draw(result, lines, target, caption):
     figure, panels = pyplot.subplots(3, 3, figsize=(11, 10))
     for panel, name in zip(panels.flat, figures.FIGURES):
         points = [point for point in result['points'] if point['figure'] == name]
-        for label, color, marker, style, contenders in lines:
+        for order, (label, color, marker, style, contenders) in enumerate(lines):
             best = []
             for point in points:
                 rates = point['gflops'][KIND]
@@ -59,7 +59,8 @@ def draw(result, lines, target, caption):
                 if found:
                     best.append((point['n_B'], max(found)))
             panel.plot(*(zip(*best) if best else ([], [])), style, color=color, marker=marker,
-                       markersize=4, linewidth=2 if label.startswith('bspmm') else 1.2, label=label)
+                       markersize=4, linewidth=1.2 if order else 2, label=label,
+                       zorder=2 if order else 3)  # the first above all others
         panel.set_xscale('log', base=2)
         panel.set_yscale('log')
         panel.yaxis.set_minor_formatter(ticker.NullFormatter())

@@ -60,3 +60,19 @@ def test_losses():
         {'figure': '6a', 'n_B': 16, 'contender': 'a', 'time_over_auto': 0.9, 'allowed': False},
         {'figure': '6a', 'n_B': 8, 'contender': 'b', 'time_over_auto': 0.99, 'allowed': True},
         {'figure': '8', 'n_B': 8, 'contender': 'a', 'time_over_auto': 0.99, 'allowed': False}]
+
+
+def test_headlines():
+    def measured(figure, n_b, **more):
+        return {'figure': figure, 'n_B': n_b, 'microseconds': {'device': {
+            name: {'median': time} for name, time in {
+                'auto': 2., 'swa' + figures.TABLES: 6., 'st' + figures.TABLES: 5., 'swa': 1.,
+                'x' + figures.LOOP: 50., 'y' + figures.LOOP: 40., **more}.items()}}}
+
+    points = [measured('6a', 64, **{figures.CUBLAS: 10.}), measured('6a', 32), measured('8', 1024)]
+    ours = {'swa or st' + figures.TABLES: 8., 'auto': 20.}
+    assert figures.headlines(points, 'device') == [
+        {'figure': '6a', 'n_B': 64, 'over matrix by matrix': {'report, P100': 9.27, **ours},
+         'over ' + figures.CUBLAS: {
+             'report, P100': 1.26, 'swa or st' + figures.TABLES: 2., 'auto': 5.}},
+        {'figure': '8', 'n_B': 1024, 'over matrix by matrix': {'report, P100': 3.29, **ours}}]
