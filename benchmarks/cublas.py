@@ -3,10 +3,14 @@
 CuPy refuses its own cuBLAS calls during capture, so this calls the library that CuPy has loaded.
 """
 import ctypes
+import functools
 import pathlib
 import re
 
 import cupy
+import numpy
+
+from benchmarks.tables import Tables
 
 DEFAULT_MATH, TF32_MATH = 0, 3
 WORKSPACE = 32 << 20  # bytes; NVIDIA recommends this much for Hopper
@@ -23,40 +27,84 @@ class BatchedGemm:
 
     def __init__(self, a, x, tf32=False):
         self._a, self._x = a, x
-        self.c = cupy.empty((len(a), a.shape[1], x.shape[2]), 'f')
-        self._workspace = cupy.empty(WORKSPACE, 'u1')
-        self._library = ctypes.CDLL(_path())
-        self._handle = ctypes.c_void_p()
-        self._check(self._library.cublasCreate_v2(ctypes.byref(self._handle)))
-        self._check(self._library.cublasSetMathMode(
-            self._handle, TF32_MATH if tf32 else DEFAULT_MATH))
-        self._stream = None
+        self.c = cupy.full((len(a), a.shape[1], x.shape[2]), numpy.nan, 'f')
+        self._library, self._handle = _handle(tf32)
 
     def __call__(self):
-        stream = cupy.cuda.get_current_stream().ptr
-        if stream != self._stream:
-            self._check(self._library.cublasSetStream_v2(self._handle, ctypes.c_void_p(stream)))
-            self._check(self._library.cublasSetWorkspace_v2(
-                self._handle, ctypes.c_void_p(self._workspace.data.ptr),
-                ctypes.c_size_t(WORKSPACE)))
-            self._stream = stream
-        batch, m, k = self._a.shape
-        n = self._x.shape[2]
+        self._handle.use(cupy.cuda.get_current_stream().ptr)
+        self._multiply(*self._a.shape, self._x.shape[2])
+        return self.c
+
+    def _multiply(self, batch, m, k, n):
         # cuBLAS is column-major: seen that way the row-major arrays are C^T = X^T A^T.
-        self._check(self._library.cublasSgemmStridedBatched(
-            self._handle, 0, 0, n, m, k, ctypes.byref(ctypes.c_float(1)),
+        _check(self._library.cublasSgemmStridedBatched(
+            self._handle.number, 0, 0, n, m, k, ctypes.byref(ctypes.c_float(1)),
             ctypes.c_void_p(self._x.data.ptr), n, ctypes.c_longlong(k * n),
             ctypes.c_void_p(self._a.data.ptr), k, ctypes.c_longlong(m * k),
             ctypes.byref(ctypes.c_float(0)),
             ctypes.c_void_p(self.c.data.ptr), n, ctypes.c_longlong(m * n), batch))
 
-    @staticmethod
-    def _check(status):
-        if status:
-            raise RuntimeError('cuBLAS: status %d' % status)
+
+class PointerGemm(BatchedGemm):
+    """Compute the same in float32 by ``cublasSgemmBatched``, which takes tables of pointers.
+
+    Args:
+        a, x: as :class:`BatchedGemm`.
+        move_tables (bool): copy the three tables to the device in every call; else they are there.
+    """
+
+    def __init__(self, a, x, move_tables):
+        super().__init__(a, x)
+        self._tables = Tables([_pointers(array) for array in (x, a, self.c)])
+        self._move_tables = move_tables
+
+    def _multiply(self, batch, m, k, n):
+        if self._move_tables:
+            self._tables.move()
+        x, a, c = [ctypes.c_void_p(table.data.ptr) for table in self._tables.device]
+        _check(self._library.cublasSgemmBatched(
+            self._handle.number, 0, 0, n, m, k, ctypes.byref(ctypes.c_float(1)), x, n, a, k,
+            ctypes.byref(ctypes.c_float(0)), c, n, batch))
 
 
-def _path():
+def _pointers(batch):
+    step = batch.nbytes // len(batch)
+    return numpy.arange(len(batch), dtype=numpy.uint64) * step + batch.data.ptr
+
+
+class _Handle:
+    """A handle of the library, its workspace, and the stream that it launches on."""
+
+    def __init__(self, library, tf32):
+        self._library, self._stream = library, None
+        self._workspace = cupy.empty(WORKSPACE, 'u1')
+        self.number = ctypes.c_void_p()
+        _check(library.cublasCreate_v2(ctypes.byref(self.number)))
+        _check(library.cublasSetMathMode(self.number, TF32_MATH if tf32 else DEFAULT_MATH))
+
+    def use(self, stream):
+        if stream != self._stream:
+            _check(self._library.cublasSetStream_v2(self.number, ctypes.c_void_p(stream)))
+            _check(self._library.cublasSetWorkspace_v2(
+                self.number, ctypes.c_void_p(self._workspace.data.ptr),
+                ctypes.c_size_t(WORKSPACE)))
+            self._stream = stream
+
+
+@functools.lru_cache(maxsize=None)
+def _handle(tf32):
+    """Return the library and one handle for all products of a kind."""
     cupy.ones((2, 2), 'f').dot(cupy.ones((2, 2), 'f'))  # makes CuPy load the library
+    library = ctypes.CDLL(loaded('cublas'))
+    return library, _Handle(library, tf32)
+
+
+def _check(status):
+    if status:
+        raise RuntimeError('cuBLAS: status %d' % status)
+
+
+def loaded(stem):
+    """Return the path of a CUDA library that this process has loaded, such as ``'cublas'``."""
     maps = pathlib.Path('/proc/self/maps').read_text()
-    return re.search(r'\S*/libcublas\.so\S*', maps).group()
+    return re.search(r'\S*/lib%s\.so\S*' % stem, maps).group()

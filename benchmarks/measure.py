@@ -66,6 +66,28 @@ def replay_times(graphs, n_rounds):
     return {name: _summary(values) for name, values in times.items()}
 
 
+def cold_times(graphs, flushes, n_rounds):
+    """Measure device microseconds a call of several CUDA graphs that empty the L2 before each call.
+
+    What the emptying takes is measured in every round, and subtracted. What a call leaves in the
+    L2 is written back while the next emptying goes on, and is so charged to the call.
+
+    Args:
+        graphs (dict): as :func:`replay_times`, every call with a :class:`Flush` before it.
+        flushes (tuple): the same for the :class:`Flush` alone.
+        n_rounds (int): replays of each.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    times = {name: [] for name in graphs}
+    for _ in range(n_rounds):
+        emptying = _replay(*flushes)
+        for name, graph in graphs.items():
+            times[name].append(_replay(*graph) - emptying)
+    return {name: _summary(values) for name, values in times.items()}
+
+
 def _replay(graph, stream, _, n_calls):
     """Return device microseconds a call in the second of two replays."""
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -75,6 +97,61 @@ def _replay(graph, stream, _, n_calls):
     stop.record(stream)
     stop.synchronize()
     return cupy.cuda.get_elapsed_time(start, stop) * 1e3 / n_calls
+
+
+class Flush:
+    """Empty the L2 of the current device: read twice as much other memory, which stays clean."""
+
+    _SOURCE = r"""
+    extern "C" __global__ void flush(const float4 *memory, const int n, float *never)
+    {
+        float sum = 0;
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+            const float4 read = memory[i];
+            sum += read.x + read.y + read.z + read.w;
+        }
+        if (sum != 0) *never = sum;  // the memory is 0; without this nothing would be read
+    }
+    """
+
+    def __init__(self):
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        self._memory = cupy.zeros(2 * properties['l2CacheSize'] // 4, 'f')
+        self._never = cupy.zeros(1, 'f')
+        self._grid = (8 * properties['multiProcessorCount'],)
+        self._kernel = cupy.RawKernel(self._SOURCE, 'flush')
+
+    def __call__(self):
+        self._kernel(self._grid, (256,), (
+            self._memory, numpy.int32(self._memory.size // 4), self._never))
+
+
+def wall_times(calls, n_rounds, n_calls=5):
+    """Measure microseconds from the start of one call until the device is done, interleaved.
+
+    Every contender's turn begins with one call that is not measured: else the first of several that
+    share much code would pay for bringing it into the processor's caches.
+
+    Args:
+        calls (dict): name -> function without arguments that launches.
+        n_rounds (int): turns of each.
+        n_calls (int): calls a turn, each of them waited for.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    device = cupy.cuda.Device()
+    times = {name: [] for name in calls}
+    for _ in range(n_rounds):
+        for name, call in calls.items():
+            call()
+            device.synchronize()
+            start = time.perf_counter()
+            for _ in range(n_calls):
+                call()
+                device.synchronize()
+            times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
+    return {name: _summary(values) for name, values in times.items()}
 
 
 def host_times(calls, n_calls=100):

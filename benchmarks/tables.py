@@ -1,0 +1,32 @@
+"""The tables of pointers and sizes that a batched method moves to the device in every call."""
+import cupy
+import numpy
+
+HOST_TO_DEVICE = 1
+
+
+class Tables:
+    """Hold tables in page-locked host memory and on the device.
+
+    Args:
+        tables (list of numpy.ndarray): one-dimensional.
+
+    Attributes:
+        device (list of cupy.ndarray): the tables on the device, already filled.
+    """
+
+    def __init__(self, tables):
+        self._host = []
+        for table in tables:
+            memory = cupy.cuda.alloc_pinned_memory(table.nbytes)
+            host = numpy.frombuffer(memory, table.dtype, table.size)
+            host[...] = table
+            self._host.append(host)
+        self.device = [cupy.asarray(table) for table in tables]
+
+    def move(self):
+        """Copy every table, one asynchronous copy each, on the current stream."""
+        stream = cupy.cuda.get_current_stream().ptr
+        for host, device in zip(self._host, self.device):
+            cupy.cuda.runtime.memcpyAsync(
+                device.data.ptr, host.ctypes.data, host.nbytes, HOST_TO_DEVICE, stream)

@@ -1,0 +1,38 @@
+"""The benchmarks' one kernel, TensorFlow's product as the report describes it, on the CPU."""
+import pathlib
+import shutil
+import subprocess
+
+import numpy
+import pytest
+
+from cuda_on_cpu import MEMORY, RACES, build, knows, run
+
+SOURCE = pathlib.Path(__file__).parents[2] / 'benchmarks' / 'tensorflow_spmm.cu'
+
+
+@pytest.mark.parametrize('sanitizer', [MEMORY, RACES])
+@pytest.mark.parametrize('n_b, threads', [(1, 32), (7, 64), (33, 256)])
+def test_product(gxx, sanitizer, n_b, threads):
+    if not knows(sanitizer=sanitizer):
+        pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
+    rng = numpy.random.RandomState(0)
+    dense = rng.randint(-3, 4, (9, 9)).astype('f')  # small integers: any order of sums is exact
+    ids = numpy.ascontiguousarray(numpy.argwhere(dense), 'i')
+    rng.shuffle(ids)
+    values, b = dense[ids[:, 0], ids[:, 1]], rng.randint(-3, 4, (9, n_b)).astype('f')
+    c = numpy.zeros((9, n_b), 'f')
+    program = build(SOURCE.read_text(), 'tensorflow_spmm', sanitizer=sanitizer)
+    n_blocks = -(-len(ids) * n_b // threads)
+    run(program, (n_blocks, 1, 1), (threads, 1, 1),
+        (ids, values, b, c, numpy.int32(len(ids)), numpy.int32(n_b)))
+    numpy.testing.assert_array_equal(c, dense @ b)
+
+
+def test_nvcc_compiles_it_without_a_warning(tmp_path):
+    if shutil.which('nvcc') is None:
+        pytest.skip('nvcc is not on the PATH')
+    done = subprocess.run(
+        ['nvcc', '-std=c++17', '-arch=sm_90', '-cubin', '-Werror=all-warnings',
+         '-o', str(tmp_path / 'kernel.cubin'), str(SOURCE)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
