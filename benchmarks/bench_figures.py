@@ -33,6 +33,7 @@ WARM_ROUNDS, COLD_ROUNDS, WALL_ROUNDS = measure.ROUNDS, 20, 20
 COLD_CALLS = 10
 MANY_BYTES, FEW_CALLS = 10000000, 20  # from where on as few calls are captured in a graph
 BSR_SIZES = 8, 16  # rows and columns of a block; of 2 to 32 these were the fastest on an H200
+ALL = ','.join(figures.FIGURES)
 TORCH = ('torch.sparse.mm', 'PyTorch Geometric')
 OURS = ('auto', 'swa', 'st')
 TOLERANCE = 1e-5  # relative error norm, float32
@@ -307,9 +308,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--commit', help='commit to note down where git is not at hand')
     parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
-    parser.add_argument('--figures', default=','.join(figures.FIGURES),
-                        help='which, with commas between them; default all')
+    parser.add_argument('--figures', default=ALL, help='which, with commas between them; default '
+                        'all. A part goes into a file of its own')
     args = parser.parse_args()
+    names = args.figures.split(',')
+    if not set(names) <= set(figures.FIGURES):
+        parser.error('--figures: expected some of %s, got %s' % (ALL, args.figures))
     conditions = measure.conditions(args.commit)
     conditions['cusparse'] = cusparse.version()
     if torch_peers:
@@ -318,7 +322,7 @@ def main():
     flushes = (*measure.capture(flush, COLD_CALLS), COLD_CALLS)
     start, points = time.time(), []
     with chainer.no_backprop_mode():
-        for name in args.figures.split(','):
+        for name in names:
             figure = figures.FIGURES[name]
             batch = Batch(figure)
             for n_b in figure.n_b:
@@ -352,7 +356,8 @@ def main():
         'conditions': conditions, 'summary': summary(points), 'points': points,
     }
     print_table(points, result['summary'])
-    print('%.0f s; wrote %s' % (time.time() - start, measure.save('figures', result, args.out)))
+    file_name = 'figures' if args.figures == ALL else 'figures_' + '_'.join(names)
+    print('%.0f s; wrote %s' % (time.time() - start, measure.save(file_name, result, args.out)))
 
 
 if __name__ == '__main__':

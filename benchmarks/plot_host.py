@@ -27,7 +27,7 @@ def main(source):
     axes[0, 0].set_title('the parts of backend.bspmm: %.1f in all' % whole['backend.bspmm'],
                          fontsize=9)
     draw(axes[0, 1], whole, [plots.GREEN if 'bspmm' in name else plots.ORANGE for name in whole])
-    axes[0, 1].axvline(12, color=plots.RED, linewidth=1.5)
+    axes[0, 1].axvline(12, color=plots.RED, linewidth=1.5, zorder=0)
     axes[0, 1].set_title('whole calls; red: 12, the bar of backend.bspmm', fontsize=9)
     plots.save(figure, result, 'host')
 
