@@ -20,8 +20,9 @@ from chainer_bspmm import backend
 from chainer_bspmm.backend import kernels
 from chainer_bspmm.backend import policy
 
-ROUNDS, CALLS = 7, 20
-LANES, COLUMNS, ROWS, BLOCKS = (4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8, 16), (128, 256)
+ROUNDS, CALLS = 5, 20
+LANES, COLUMNS, ROWS, BLOCKS = (4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (128, 256)
+AHEAD = policy.AHEAD, policy.AHEAD_LONG
 MOST_BYTES = 400e6
 
 
@@ -68,15 +69,11 @@ def variants(adj, n_b, width, itemsize):
                     for stream in (False,) if plain else (False, True):
                         if rows > 1 and block > 128:
                             continue
-                        plan = policy.csr_launch(
-                            adj.n_rows, adj.n_cols, n_b, width, lanes, columns, rows, block,
-                            stream=stream)
-                        plans.setdefault(plan, (lanes, columns, rows, block, stream))
-                        if adj.nnz > 6 * adj.n_rows and columns == 1:
+                        for ahead in AHEAD if columns == 1 else AHEAD[:1]:
                             plan = policy.csr_launch(
                                 adj.n_rows, adj.n_cols, n_b, width, lanes, columns, rows, block,
-                                policy.AHEAD_LONG, stream)
-                            plans.setdefault(plan, (lanes, columns, rows, block, stream, 'long'))
+                                ahead, stream)
+                            plans.setdefault(plan, (lanes, columns, rows, block, ahead, stream))
     return plans
 
 
@@ -92,7 +89,8 @@ def run_shape(rng):
     plans.setdefault(chosen, ('of its own',))
 
     def load(plan):
-        return kernels.load(0, 'bspmm_csr', x.dtype.char, plan.defines + (('WEIGHTS', 1),))
+        return kernels.load(0, 'bspmm_csr', x.dtype.char, plan.defines + (
+            ('WEIGHTS', 1), ('RESIDUAL', 0)))
 
     with concurrent.futures.ThreadPoolExecutor() as pool:  # NVRTC is slow, and there are many
         list(pool.map(load, {plan.defines: plan for plan in plans}.values()))

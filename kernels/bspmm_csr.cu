@@ -7,7 +7,7 @@
 // memory, and that offsets into the whole batch replace tables of pointers.
 //
 // indptr (n_rows + 1) int32, indices (nnz) int32, data (nnz), order (nnz) int32, x (n_cols, n_B),
-// residual (n_rows, n_B) or null, y (n_rows, n_B); n_B = n_vectors * VECTOR.
+// residual (n_rows, n_B), y (n_rows, n_B); n_B = n_vectors * VECTOR.
 // Empty rows give the residual or 0. Entries of a row are added to the residual in their order:
 // deterministic, no atomics. y is written once and never read; it must not overlap the inputs.
 //
@@ -19,6 +19,7 @@
 // -DCOLUMNS=n: vectors of a row that a thread owns, blockDim.x apart: they share what is read of A.
 // -DPIPELINED=1: a thread goes through several rows and loads the next one's entries before it uses
 //     those of this one, so that only gathers of x are waited for; 0: one row.
+// -DRESIDUAL=1: residual is added; 0: it is not read, and may be null.
 // -DSTREAM=1: write y past the L2 cache, for a y so large that it would push x out of it.
 // -DOFFSET=unsigned: x and y have fewer than 2^32 vectors; unsigned long long: as many as you like.
 //
@@ -34,15 +35,15 @@ struct Entries {
     Real value[AHEAD];
 };
 
-// Load the entries from k on. The last one is loaded again in place of those past the end: loads
+// Load the entries from k on. The last of those left is loaded again in place of those past it: loads
 // that depended on a condition would be issued one by one, each after the use of the one before.
 __device__ inline void load(
-    Entries &entries, const unsigned k, const unsigned end, const int *__restrict__ indices,
+    Entries &entries, const int k, const int left, const int *__restrict__ indices,
     const STORAGE *__restrict__ data, const int *__restrict__ order)
 {
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
-        const unsigned at = k + u < end ? k + u : end - 1;
+        const int at = k + (left - 1 < u ? left - 1 : u);
         entries.column[u] = indices[at];
 #if WEIGHTS == 0
         entries.value[u] = 1;
@@ -52,6 +53,35 @@ __device__ inline void load(
         entries.value[u] = widen(data[order[at]]);
 #endif
     }
+}
+
+// Whether a thread's vector j lies in the row.
+#define OWNS(j) (j == 0 || c + j * blockDim.x < n_vectors)
+
+__device__ inline void gather(
+    Vector (&gathered)[AHEAD][COLUMNS], const Entries &entries, const int left,
+    const Vector *__restrict__ x, const unsigned c, const unsigned n_vectors)
+{
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+            if (u < left && OWNS(j))
+                gathered[u][j] = x[(OFFSET)entries.column[u] * n_vectors + (c + j * blockDim.x)];
+}
+
+__device__ inline void add(
+    Real (&sum)[COLUMNS][VECTOR], const Entries &entries, const int left,
+    const Vector (&gathered)[AHEAD][COLUMNS], const unsigned c, const unsigned n_vectors)
+{
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+            if (u < left && OWNS(j))
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e)
+                    sum[j][e] += entries.value[u] * widen(gathered[u][j].element[e]);
 }
 
 extern "C" __global__ void bspmm_csr(
@@ -65,63 +95,54 @@ extern "C" __global__ void bspmm_csr(
     const unsigned tile = blockIdx.z * gridDim.y + blockIdx.y;
     const unsigned c = tile * blockDim.x * COLUMNS + threadIdx.x;
     if (row >= n_rows || c >= n_vectors) return;
-    unsigned begin = indptr[row], end = indptr[row + 1];
+    indptr += row;
+    int k = indptr[0], left = indptr[1] - k;
+    Entries entries;
+    Vector gathered[AHEAD][COLUMNS];
 #if PIPELINED
     const unsigned after = (blockIdx.x + 1) * step * rows_per_thread;
     const unsigned stop = after < n_rows ? after : n_rows;
-    unsigned next_begin = 0, next_end = 0;
+    int next_k = 0, next_left = 0;
     if (row + step < stop) {
-        next_begin = indptr[row + step];
-        next_end = indptr[row + step + 1];
+        next_k = indptr[step];
+        next_left = indptr[step + 1] - next_k;
     }
-#endif
-    Entries entries;
-    if (begin < end) load(entries, begin, end, indices, data, order);
-
+    if (left > 0) load(entries, k, left, indices, data, order);
     for (;;) {
+#endif
         Real sum[COLUMNS][VECTOR] = {};
-        if (residual) {
+#if RESIDUAL
 #pragma unroll
-            for (int j = 0; j < COLUMNS; ++j)
-                if (j == 0 || c + j * blockDim.x < n_vectors) {
-                    const Vector added = residual[(OFFSET)row * n_vectors + (c + j * blockDim.x)];
+        for (int j = 0; j < COLUMNS; ++j)
+            if (OWNS(j)) {
+                const Vector added = residual[(OFFSET)row * n_vectors + (c + j * blockDim.x)];
 #pragma unroll
-                    for (int e = 0; e < VECTOR; ++e) sum[j][e] = widen(added.element[e]);
-                }
-        }
+                for (int e = 0; e < VECTOR; ++e) sum[j][e] = widen(added.element[e]);
+            }
+#endif
 #if PIPELINED
-        Entries next;
-        if (next_begin < next_end) load(next, next_begin, next_end, indices, data, order);
-        unsigned later_begin = 0, later_end = 0;
+        // In this order: the gathers are what everything waits for.
+        gather(gathered, entries, left, x, c, n_vectors);
+        int later_k = 0, later_end = 0;
         if (row + 2 * step < stop) {
-            later_begin = indptr[row + 2 * step];
-            later_end = indptr[row + 2 * step + 1];
+            later_k = indptr[2 * step];
+            later_end = indptr[2 * step + 1];
         }
+        Entries next;
+        if (next_left > 0) load(next, next_k, next_left, indices, data, order);
+        add(sum, entries, left, gathered, c, n_vectors);
+        k += AHEAD;
+        left -= AHEAD;
 #endif
 #pragma unroll 1
-        for (unsigned k = begin; k < end;) {
-            Vector gathered[AHEAD][COLUMNS];
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u)
-#pragma unroll
-                for (int j = 0; j < COLUMNS; ++j)
-                    if (u < end - k && (j == 0 || c + j * blockDim.x < n_vectors))
-                        gathered[u][j] =
-                            x[(OFFSET)entries.column[u] * n_vectors + (c + j * blockDim.x)];
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u)
-#pragma unroll
-                for (int j = 0; j < COLUMNS; ++j)
-                    if (u < end - k && (j == 0 || c + j * blockDim.x < n_vectors))
-#pragma unroll
-                        for (int e = 0; e < VECTOR; ++e)
-                            sum[j][e] += entries.value[u] * widen(gathered[u][j].element[e]);
-            k += AHEAD;
-            if (k < end) load(entries, k, end, indices, data, order);
+        for (; left > 0; k += AHEAD, left -= AHEAD) {
+            load(entries, k, left, indices, data, order);
+            gather(gathered, entries, left, x, c, n_vectors);
+            add(sum, entries, left, gathered, c, n_vectors);
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j)
-            if (j == 0 || c + j * blockDim.x < n_vectors) {
+            if (OWNS(j)) {
                 Vector result;
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) narrow(result.element[e], sum[j][e]);
@@ -130,11 +151,10 @@ extern "C" __global__ void bspmm_csr(
 #if PIPELINED
         row += step;
         if (row >= stop) return;
+        indptr += step;
         entries = next;
-        begin = next_begin, end = next_end;
-        next_begin = later_begin, next_end = later_end;
-#else
-        return;
-#endif
+        k = next_k, left = next_left;
+        next_k = later_k, next_left = later_end - later_k;
     }
+#endif
 }

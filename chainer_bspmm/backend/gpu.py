@@ -50,18 +50,20 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
         bits = x.data.ptr | y.data.ptr
-        if residual is None:
-            residual = NULL
-        else:
+        has_residual = int(residual is not None)
+        if has_residual:
             bits |= residual.data.ptr
+        else:
+            residual = NULL
         weights, data, order = _values(adj, data, trans)
         device_id, itemsize = x.data.device_id, x.itemsize
         launch = policy.bspmm_launch(
             n_rows, side.n_cols, side.nnz, n_channels,
             policy.vector_width(n_channels, itemsize, bits), itemsize,
             kernels.device(device_id), algorithm)
-        kernel = kernels.load(device_id, 'bspmm_csr', x.dtype.char,
-                              launch.defines + (('WEIGHTS', weights),))
+        kernel = kernels.load(
+            device_id, 'bspmm_csr', x.dtype.char,
+            launch.defines + (('WEIGHTS', weights), ('RESIDUAL', has_residual)))
         kernel(launch.grid, launch.block, (
             side.indptr, side.indices, data, order, x, residual, y, *launch.arguments))
     return y

@@ -42,7 +42,7 @@ Device = collections.namedtuple('Device', 'n_sms l2_bytes')
 CSRLaunch = collections.namedtuple('CSRLaunch', 'defines grid block arguments')
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
-AHEAD_LONG = 8  # the same where rows are long on average
+AHEAD_LONG = 5  # the same where rows are longer
 
 
 def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thread=1,

@@ -40,5 +40,6 @@ def test_missing_sources(monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 def test_compiled_once():
-    arguments = (cuda.Device().id, 'bspmm_csr', 'f', (('VECTOR', 1), ('WEIGHTS', 0)))
+    arguments = (cuda.Device().id, 'bspmm_swa', 'f',
+                 (('VECTOR', 1), ('SUBWARP', 8), ('WEIGHTS', 0)))
     assert kernels.load(*arguments) is kernels.load(*arguments)
