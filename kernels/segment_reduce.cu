@@ -14,6 +14,7 @@
 // and read.
 //
 // -DOPERATION=SUM or MAX.
+// -DAHEAD=n: rows of a lane whose loads are issued before the first is used.
 // -DCOMBINE=0: short segments, and the parts of the long ones. n_chunks = 0: there are no long ones.
 // -DCOMBINE=1: the long segments from their parts.
 //
@@ -28,8 +29,7 @@
 #define SUM 1
 #define MAX 2
 
-// Rows of a lane whose loads are issued before the first is used.
-#define AHEAD 8
+static_assert(AHEAD >= 1 && AHEAD <= 8, "the loads in flight stay in registers");
 
 // A vector in the arithmetic dtype.
 struct alignas(sizeof(Real) * VECTOR < 16 ? sizeof(Real) * VECTOR : 16) Wide {

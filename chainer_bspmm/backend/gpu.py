@@ -292,7 +292,8 @@ def _reduce(x, offsets, max_rows, operation):
             for combine in range(1 + launch.has_long):
                 kernel = kernels.load(
                     x.data.device_id, 'segment_reduce', x.dtype.char,
-                    launch.defines + (('OPERATION', operation), ('COMBINE', combine)))
+                    launch.defines + (('AHEAD', launch.ahead), ('OPERATION', operation),
+                                      ('COMBINE', combine)))
                 grid = launch.combine_grid if combine else launch.grid
                 kernel(grid, launch.block, arguments, launch.shared_bytes)
     return y

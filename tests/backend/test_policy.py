@@ -361,8 +361,11 @@ def test_segment_launch_stays_within_the_grid():
     assert (launch.n_chunks - 1) * launch.chunk < 2 ** 31
 
 
-def test_sources_of_segments_load_as_many_rows_as_the_policy_assumes():
-    assert '#define AHEAD %d\n' % policy.SEGMENT_AHEAD in kernels.source('segment_reduce')
+def test_fewer_loads_in_flight_in_large_blocks():
+    for n_rows, n_segments, n_channels, ahead in (
+            (128 * 18, 128, 64, 8), (4096 * 20, 4096, 64, 8), (100 * 50, 100, 512, 4),
+            (10 ** 6, 1, 64, 4)):
+        assert policy.segment_launch(n_rows, n_segments, n_channels, 4, 4).ahead == ahead
 
 
 # --- the transpose ---

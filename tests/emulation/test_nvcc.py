@@ -31,9 +31,10 @@ CONSTANTS = {
     'bspmm_swa': [(('SUBWARP', lanes), ('WEIGHTS', weights)) for lanes, weights in (
         (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))],
     'bsddmm_csr': DOTS,
-    # Their least common turn with the variants is long: every dtype meets most of them.
-    'segment_reduce': [(('OPERATION', name), ('COMBINE', combine)) for name, combine in (
-        ('SUM', 0), ('MAX', 1), ('MAX', 0), ('SUM', 1), ('MAX', 0))],
+    'segment_reduce': [
+        (('AHEAD', ahead), ('OPERATION', name), ('COMBINE', combine))
+        for ahead, name, combine in ((8, 'SUM', 1), (4, 'MAX', 0), (8, 'MAX', 0), (4, 'SUM', 1),
+                                     (8, 'MAX', 1), (8, 'SUM', 0))],
     'segment_broadcast': [()],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
