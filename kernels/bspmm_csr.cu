@@ -121,8 +121,7 @@ extern "C" __global__ void bspmm_csr(
             }
 #endif
 #if PIPELINED
-        // In this order: the gathers are what everything waits for.
-        gather(gathered, entries, left, x, c, n_vectors);
+        // Before the gathers: behind them these loads would arrive too late for the next row.
         int later_k = 0, later_end = 0;
         if (row + 2 * step < stop) {
             later_k = indptr[2 * step];
@@ -130,6 +129,7 @@ extern "C" __global__ void bspmm_csr(
         }
         Entries next;
         if (next_left > 0) load(next, next_k, next_left, indices, data, order);
+        gather(gathered, entries, left, x, c, n_vectors);
         add(sum, entries, left, gathered, c, n_vectors);
         k += AHEAD;
         left -= AHEAD;

@@ -42,7 +42,7 @@ Device = collections.namedtuple('Device', 'n_sms l2_bytes')
 CSRLaunch = collections.namedtuple('CSRLaunch', 'defines grid block arguments')
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
-AHEAD_LONG = 5  # the same where rows are longer
+AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
 
 
 def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thread=1,
@@ -76,13 +76,13 @@ def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thr
 
 
 # The model of bspmm_launch, fitted to 100 random shapes on an H200 (benchmarks/bench_policy.py says
-# how far it is from the best on others). Vectors of the result per multiprocessor from which on it
-# pays to give a thread several rows (several times what is resident at once), the same where rows
-# are so short that little is in flight, and several vectors besides.
-PIPELINED_FROM, PIPELINED_FROM_IF_SHORT, TWO_COLUMNS_FROM = 3800, 2300, 6800
-SHORT, LONG, VERY_LONG = 1.5, 6, 10  # entries a row, on average
-FEW = 760  # vectors per multiprocessor that larger blocks serve faster
-NARROW = 8  # vectors a row, below which rows are too short to share what is read of A
+# how far it is from the best on others). `work`: vectors of the result per multiprocessor, that is
+# threads if each had one vector of one row; `length`: entries a row, on average.
+SMALL = 2300  # work, up to about what is resident at once
+PIPELINED = 3800, 3400  # work from which a thread is given several rows; the same for short rows
+WIDE = 6800  # work from which it is given two vectors of 16 bytes besides
+SHORT, LONG, VERY_LONG = 1.5, 4, 10  # length
+NARROW = 8  # vectors a row, below which two vectors a thread would leave warps half empty
 
 
 @functools.lru_cache(maxsize=4096)
@@ -99,34 +99,37 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
     length = nnz / n_rows
-    widest = width * itemsize == VECTOR_BYTES
+    plan = functools.partial(
+        csr_launch, n_rows, n_cols, n_channels, width,
+        # A result that does not fit in L2 beside x would push x out of it.
+        stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2)
+    lanes, columns, rows, options = _csr_settings(
+        work, length, n_vectors, width * itemsize, itemsize)
+    if algorithm == 'vector':
+        rows = 1
+    elif algorithm == 'pipelined':
+        rows = max(rows, 2)
+    return plan(lanes, columns, rows, **options)
 
-    def plan(lanes, columns, rows_per_thread, **options):
-        # What does not fit in L2 with what it is made of would push that out of it.
-        stream = (n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2
-        return csr_launch(n_rows, n_cols, n_channels, width, lanes, columns, rows_per_thread,
-                          stream=stream, **options)
 
-    pays = work >= (PIPELINED_FROM_IF_SHORT if length < SHORT else PIPELINED_FROM)
-    if algorithm == 'auto':
-        pipelined = pays and n_vectors >= NARROW and length <= VERY_LONG
-        if pipelined and widest and PIPELINED_FROM <= work < TWO_COLUMNS_FROM:
-            pipelined = length <= AHEAD + 1
-    else:
-        pipelined = algorithm == 'pipelined'
-
-    if pipelined:
-        if work < PIPELINED_FROM:
-            return plan(16, 2, 2)
-        if work < TWO_COLUMNS_FROM and widest:
-            return plan(16, 1, 4)
-        # A row in one tile where a warp can hold it; else tiles of 512 bytes.
-        return plan(WARP if n_vectors <= 2 * WARP or not widest else 16, 2, 4)
-    if length > VERY_LONG and pays and n_vectors >= NARROW:
+def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
+    """Return lanes, columns and rows_per_thread of :func:`csr_launch`, and its further options."""
+    long = length > (SHORT if work < SMALL else LONG)
+    options = {'ahead': AHEAD_LONG if long and work < WIDE else AHEAD}
+    if work < PIPELINED[length <= SHORT]:
+        return WARP, 1, 1, options
+    if n_vectors < NARROW:
+        # A half is widened to be added: with several rows a thread that is too much at once.
+        return WARP, 1, 4 if length <= VERY_LONG and itemsize > 2 else 1, options
+    narrow_vectors = vector_bytes == 4
+    if length > VERY_LONG or narrow_vectors and length > AHEAD_LONG:
         # A thread that reads four bytes at a time has too little in flight.
-        return plan(16, 4 if width * itemsize == 4 else 1, 1, block=2 * BLOCK)
-    return plan(WARP, 1, 1, block=2 * BLOCK if work < FEW else BLOCK,
-                ahead=AHEAD_LONG if length > LONG and work < PIPELINED_FROM else AHEAD)
+        return 16, 4 if narrow_vectors else 1, 1, {'block': 2 * BLOCK}
+    if vector_bytes == VECTOR_BYTES and work < WIDE:
+        return 16, 1, 1 if length > LONG else 4, options
+    # A row in one tile where a warp can hold it; else tiles of 512 bytes.
+    one_tile = n_vectors <= 2 * WARP or vector_bytes < VECTOR_BYTES
+    return WARP if one_tile else 16, 2, 4 if work >= WIDE else 2, {}
 
 
 # A block of an ST kernel: see kernels/bspmm_st_shared.cu.

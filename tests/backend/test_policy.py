@@ -96,13 +96,13 @@ def test_offsets_are_as_wide_as_they_need_to_be():
 
 
 @pytest.mark.parametrize('n_rows, n_channels, length, expected', [
-    (5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0}),        # small: one launch's floor
+    (5000, 64, 1, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3}),  # the launch's floor
+    (5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),
     (5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),       # fits in L2 twice
-    (5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0}),       # enough in flight in a row
-    (82000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1}),
-    (10 ** 6, 2, 3, {'PIPELINED': 0, 'COLUMNS': 1}),                   # rows of one vector
+    (5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),        # enough in flight in a row
+    (82000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1, 'AHEAD': 3}),
+    (10 ** 6, 2, 3, {'PIPELINED': 1, 'COLUMNS': 1}),                   # rows of one vector
     (200000, 33, 20, {'PIPELINED': 0, 'COLUMNS': 4, 'AHEAD': 3}),      # long rows, narrow vectors
-    (1000, 32, 8, {'PIPELINED': 0, 'AHEAD': 8}),
 ])
 def test_bspmm_launch_chooses(n_rows, n_channels, length, expected):
     width = policy.vector_width(n_channels, 4, 0)
