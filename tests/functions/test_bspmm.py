@@ -131,9 +131,9 @@ def test_product(xp, kind, algorithm, name, dtype, trans):
 PLANS = [
     {'lanes': 8, 'columns': 1, 'rows_per_thread': 1, 'ahead': 3, 'stream': False},
     {'lanes': 32, 'columns': 1, 'rows_per_thread': 1, 'ahead': 5, 'stream': True},
-    {'lanes': 3, 'columns': 2, 'rows_per_thread': 4, 'ahead': 3, 'stream': False},
+    {'lanes': 3, 'columns': 2, 'rows_per_thread': 4, 'ahead': 3, 'stream': False, 'wide': True},
     {'lanes': 16, 'columns': 2, 'rows_per_thread': 2, 'ahead': 3, 'stream': True},
-    {'lanes': 16, 'columns': 4, 'rows_per_thread': 1, 'ahead': 3, 'stream': True},
+    {'lanes': 16, 'columns': 4, 'rows_per_thread': 1, 'ahead': 3, 'stream': True, 'wide': True},
     {'lanes': 1, 'columns': 4, 'rows_per_thread': 8, 'ahead': 3, 'stream': False},
     {'lanes': 16, 'columns': 1, 'rows_per_thread': 4, 'ahead': 5, 'stream': True},
 ]
@@ -141,12 +141,13 @@ PLANS = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize('options', PLANS, ids=str)
-@pytest.mark.parametrize('offset', ['unsigned', 'size_t'])
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('name', ['many', 'duplicates, unsorted', 'rectangular',
                                   'empty graphs first, between, last', 'huge among tiny'])
-def test_every_plan_of_csr(monkeypatch, name, dtype, offset, options):
+def test_every_plan_of_csr(monkeypatch, name, dtype, options):
     xp = cuda.cupy
+    options = dict(options)
+    offset = 'size_t' if options.pop('wide', False) else 'unsigned'
     adj = batch_of('csr', name, xp, dtype)
 
     def planned(n_rows, n_cols, nnz, n_channels, width, *_):
