@@ -215,7 +215,6 @@ def test_wrong_result_is_noticed(make_device, calculate, old, new):
                                                (MEMORY, 'AddressSanitizer')])
 @pytest.mark.parametrize('calculate, old, new', [
     (product, 'row >= n_rows', 'row > n_rows'),
-    (pipelined, 'after : n_rows;', 'after : n_rows + 1;'),
     (maximum, 'y[to * n_vectors', 'y[(to + 1) * n_vectors'),
     (broadcast, 'i < end;', 'i <= end;')])
 def test_row_too_many_is_noticed(make_device, calculate, old, new, sanitizer, report):
@@ -227,6 +226,7 @@ def test_row_too_many_is_noticed(make_device, calculate, old, new, sanitizer, re
     (product, 'x[(OFFSET)entries', 'x[1 + (OFFSET)entries'),
     (product, '(left - 1 < u ? left - 1 : u)', 'u'),
     (pipelined, 'row + 2 * step < stop', 'true'),
+    (pipelined, 'after : n_rows;', 'after : n_rows + 1;'),
     (sampled, 'n < end - k ? indices[k + n]', 'true ? indices[k + n]'),
     (maximum, 'at(i + u * lanes);', 'at(i + u * lanes + 12);'),
     (broadcast, 'if (segment < n_segments) value', 'value'),

@@ -23,10 +23,11 @@ CONSTANTS = {
     'bspmm_csr': [
         (('WEIGHTS', weights), ('RESIDUAL', residual), ('AHEAD', ahead), ('COLUMNS', columns),
          ('PIPELINED', pipelined), ('STREAM', stream), ('OFFSET', offset))
+        # The most that the policy gives to each.
         for weights, residual, ahead, columns, pipelined, stream, offset in (
-            (0, 0, 3, 1, 0, 0, 'unsigned'), (1, 1, 3, 2, 1, 1, 'unsigned'),
-            (2, 0, 3, 4, 1, 0, 'size_t'), (1, 0, 8, 1, 1, 1, 'unsigned'),
-            (1, 1, 3, 2, 0, 0, 'size_t'))],
+            (1, 1, 3, 2, 1, 1, 'unsigned'), (0, 0, 5, 1, 0, 0, 'unsigned'),
+            (2, 1, 3, 2, 1, 1, 'size_t'), (1, 0, 3, 4, 0, 1, 'unsigned'),
+            (1, 1, 3, 2, 1, 0, 'size_t'), (2, 0, 5, 1, 1, 0, 'unsigned'))],
     # From dtype to dtype, so that every one meets three of them.
     'bspmm_swa': [(('SUBWARP', lanes), ('WEIGHTS', weights)) for lanes, weights in (
         (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))],
