@@ -124,7 +124,8 @@ def test_offsets_of_64_bits(device, monkeypatch):
     assert check(device, adj, 'f', 8)['OFFSET'] == 'size_t'
 
 
-def test_capacity_beyond_the_batch(device):
+@pytest.mark.parametrize('algorithm', ['vector', 'pipelined'])
+def test_capacity_beyond_the_batch(device, algorithm):
     adj = batch('small', 'f')
     spare = 5
     larger = adj._copy()
@@ -135,19 +136,22 @@ def test_capacity_beyond_the_batch(device):
     larger.data = numpy.pad(adj.data, (0, spare), constant_values=numpy.nan)
     larger.nnz += spare
     x = device.put(integers((larger.n_cols, 4), 'f'))
-    y = gpu.bspmm(larger, x, None, None, False)
+    y = gpu.bspmm(larger, x, None, None, False, algorithm)
     assert_exact(y, reference.bspmm(larger, x), 'f')
     assert not y[adj.n_rows:].any()
 
 
+# An entry is loaded again in place of those that a row lacks: what is not finite must not be added
+# by that, not even times 0.
+@pytest.mark.parametrize('algorithm', ['vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_nan_reaches_its_rows_only(device, dtype):
+def test_nan_reaches_its_rows_only(device, dtype, algorithm):
     adj = batch('mixed', dtype)
     x = device.put(integers((adj.n_cols, 3), dtype))
     x[10, 1] = numpy.nan
     data = adj.data.copy()
     data[2] = numpy.nan
-    y = gpu.bspmm(adj, x, data, None, False)
+    y = gpu.bspmm(adj, x, data, None, False, algorithm)
     assert 3 < numpy.isnan(y).sum() < y.size // 2
     assert_exact(y, reference.bspmm(adj, x, data), dtype)
 
