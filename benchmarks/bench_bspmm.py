@@ -11,6 +11,7 @@ import cupy
 import numpy
 
 from benchmarks import cublas
+from benchmarks import figures
 from benchmarks import measure
 from chainer_bspmm import backend
 from chainer_bspmm import reference
@@ -19,30 +20,18 @@ from chainer_bspmm import reference
 CASES = [(100, 50, 3, 64), (100, 50, 3, 512), (4096, 20, 3, 64)]
 
 
-def random_batch(rng, batch, dim, nnz_per_row):
-    """Return (batch, dim, dim) float32 with as many non-zeros in every row, at random columns."""
-    columns = rng.rand(batch, dim, dim).argsort(axis=2)[:, :, :nnz_per_row]
-    dense = numpy.zeros((batch, dim, dim), 'f')
-    numpy.put_along_axis(dense, columns, rng.uniform(0.5, 1.5, columns.shape).astype('f'), axis=2)
-    return dense
-
-
 def run_case(batch, dim, nnz_per_row, n_b):
     rng = numpy.random.RandomState(0)
-    host = random_batch(rng, batch, dim, nnz_per_row)
-    dense = cupy.asarray(host)
-    adj = chainer_bspmm.BatchedCSR.from_dense(host, [dim] * batch, 'packed').to_device(0)
+    matrices = figures.random_matrices(
+        figures.Figure(batch, (dim, dim), (nnz_per_row, nnz_per_row), [n_b]), rng)
+    dense = cupy.asarray(numpy.stack(matrices))
+    adj = chainer_bspmm.BatchedCSR.from_matrices(matrices).to_device(0)
     x = cupy.asarray(rng.uniform(-1, 1, (batch * dim, n_b)).astype('f'))
     stacked = x.reshape(batch, dim, n_b)
     coo = chainer.utils.to_coo(dense)
     gemm = {tf32: cublas.BatchedGemm(dense, stacked, tf32) for tf32 in (False, True)}
     # What must be read and written: X, Y and the CSR arrays, each once.
     n_bytes = 2 * x.nbytes + adj.indptr.nbytes + adj.indices.nbytes + adj.data.nbytes
-    source, target = cupy.ones(n_bytes // 8, 'f'), cupy.empty(n_bytes // 8, 'f')
-
-    def copy():
-        cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, 3,
-                                      cupy.cuda.get_current_stream().ptr)
 
     def ours():
         return backend.bspmm(adj, x)
@@ -67,8 +56,8 @@ def run_case(batch, dim, nnz_per_row, n_b):
 
     with chainer.no_backprop_mode():
         device = measure.device_times({
-            'bspmm': ours, 'copy': copy, 'cublas fp32': gemm[False], 'cublas tf32': gemm[True],
-            'F.sparse_matmul': sparse_matmul})
+            'bspmm': ours, 'copy': measure.copy_of(n_bytes), 'cublas fp32': gemm[False],
+            'cublas tf32': gemm[True], 'F.sparse_matmul': sparse_matmul})
         host_us = measure.host_times({
             'backend.bspmm': ours,
             'functions.bspmm': lambda: chainer_bspmm.functions.bspmm(adj, x),
