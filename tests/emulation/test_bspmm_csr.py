@@ -44,6 +44,17 @@ def test_values(device, dtype, n_channels, values, trans, weights, with_residual
 
 
 @pytest.mark.parametrize('trans', [False, True])
+def test_values_of_a_symmetric_pattern(device, trans):
+    """Such a matrix is its own transpose; with values from outside it has to be told apart."""
+    matrix = abs(integers((9, 9), 'f')) > 150
+    adj = BatchedCSR.from_matrices([(matrix | matrix.T).astype('f')])
+    assert adj.T is adj
+    data = integers(adj.nnz, 'f', seed=4)
+    assert (data != data[adj.transpose_order]).any()
+    assert check(device, adj, 'f', 3, 'given', True, trans)['WEIGHTS'] == (2 if trans else 1)
+
+
+@pytest.mark.parametrize('trans', [False, True])
 @pytest.mark.parametrize('name', BATCHES)
 def test_batches(device, name, trans):
     check(device, batch(name, 'f'), 'f', 3, 'given', True, trans)
