@@ -242,13 +242,7 @@ def capture(name, call, n_calls, flush=None):
 def run_point(name, batch, n_b, flush, flushes):
     calls, errors, not_run = gated(batch, n_b)
     n_bytes = batch.n_bytes(n_b)
-    source, target = cupy.ones(n_bytes // 8, 'f'), cupy.empty(n_bytes // 8, 'f')
-
-    def copy():
-        cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, 3,
-                                      cupy.cuda.get_current_stream().ptr)
-
-    calls[figures.COPY] = copy
+    calls[figures.COPY] = measure.copy_of(n_bytes)
     many = FEW_CALLS if n_bytes > MANY_BYTES else measure.CALLS
     warm = {key: capture(key, call, 1 if LOOP in key else many) for key, call in calls.items()}
     times = {DEVICE_WARM: measure.replay_times(warm, WARM_ROUNDS)}

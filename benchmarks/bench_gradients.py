@@ -55,24 +55,15 @@ def random_batch(sizes):
         rng.uniform(0.5, 1.5, indices.size).astype('f')).to_device(0)
 
 
-def copy_of(n_bytes):
-    """Return a device copy that reads and writes `n_bytes` in all."""
-    source, target = (cupy.ones(max(n_bytes // 8, 1), 'f') for _ in range(2))
-    return lambda: cupy.cuda.runtime.memcpyAsync(
-        target.data.ptr, source.data.ptr, source.nbytes, 3, cupy.cuda.get_current_stream().ptr)
-
-
 def reductions(adj, x, rng):
     """Return name of the question -> (bytes to move, contenders, the first's float64 truth)."""
     offsets, n_graphs = adj.row_offsets, adj.n_graphs
-    # Older versions do not take the number of rows of the largest graph.
-    most = () if 'max_rows' not in backend.segment_sum.__code__.co_varnames else (adj.max_rows,)
     y = cupy.asarray(rng.uniform(-1, 1, (n_graphs, x.shape[1])).astype('f'))
     n_bytes = x.nbytes + y.nbytes + offsets.nbytes
-    total = {'ours': lambda: backend.segment_sum(x, offsets, *most),
+    total = {'ours': lambda: backend.segment_sum(x, offsets, adj.max_rows),
              'ours, offsets only': lambda: backend.segment_sum(x, offsets)}
-    largest = {'ours': lambda: backend.segment_max(x, offsets, *most)}
-    spread = {'ours': lambda: backend.segment_broadcast(y, offsets, adj.n_rows, *most)}
+    largest = {'ours': lambda: backend.segment_max(x, offsets, adj.max_rows)}
+    spread = {'ours': lambda: backend.segment_broadcast(y, offsets, adj.n_rows, adj.max_rows)}
     if torch is not None:
         x_torch, y_torch = torch.from_dlpack(x), torch.from_dlpack(y)
         of_row = torch.repeat_interleave(
@@ -116,6 +107,10 @@ def sampled(adj, u, v):
 
 
 def transposes(adj):
+    truth = adj.to_device(-1).T
+    for name in ('indptr', 'indices', 'data'):  # of which only the indices are looked at later
+        numpy.testing.assert_array_equal(getattr(adj.T, name).get(), getattr(truth, name))
+
     def ours():
         adj._forget()
         return adj.T.indices
@@ -124,7 +119,7 @@ def transposes(adj):
         return build.transpose(cupy, adj.indptr, adj.indices, adj.n_cols)[1]
     n_bytes = 2 * adj.indptr.nbytes + 3 * adj.indices.nbytes + 2 * adj.data.nbytes
     return n_bytes, {'BatchedCSR.T': ours, 'cupy argsort and searchsorted, no values': sort}, (
-        lambda: adj.to_device(-1).T.indices)
+        lambda: truth.indices)
 
 
 def run_case(name):
@@ -155,7 +150,7 @@ def run_question(n_bytes, calls, expected):
              if eager_us(call, 3) > SLOW_US or not can_be_captured(call)}
     captured = {name: call for name, call in calls.items() if name not in eager}
     return {'bytes': n_bytes, 'relative_error': errors,
-            'device_us': measure.device_times(dict(captured, copy=copy_of(n_bytes))),
+            'device_us': measure.device_times(dict(captured, copy=measure.copy_of(n_bytes))),
             'eager_us': {name: round(eager_us(call), 3) for name, call in eager.items()},
             'host_us': measure.host_times(dict(calls), 20)}
 

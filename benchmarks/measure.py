@@ -16,6 +16,19 @@ import chainer
 RESULTS = pathlib.Path(__file__).parent / 'results'
 CALLS = 50  # calls captured in one graph: a replay's own cost is shared among them
 ROUNDS = 30
+DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
+
+
+def copy(source, target):
+    """Copy one array to another of its size on the device, on the current stream."""
+    cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes,
+                                  DEVICE_TO_DEVICE, cupy.cuda.get_current_stream().ptr)
+
+
+def copy_of(n_bytes):
+    """Return a function that copies on the device, and reads and writes `n_bytes` in all."""
+    source, target = (cupy.ones(max(n_bytes // 8, 1), 'f') for _ in range(2))
+    return lambda: copy(source, target)
 
 
 def capture(call, n_calls=CALLS):

@@ -21,7 +21,7 @@
 //     those of this one, so that only gathers of x are waited for; 0: one row.
 // -DRESIDUAL=1: residual is added; 0: it is not read, and may be null.
 // -DSTREAM=1: write y past the L2 cache, for a y so large that it would push x out of it.
-// -DOFFSET=unsigned: x and y have fewer than 2^32 vectors; unsigned long long: as many as you like.
+// -DOFFSET=unsigned: x and y have fewer than 2^32 vectors; size_t: as many as you like.
 //
 // Launch: block (columns, rows), grid (row blocks, y, z) with at least ceil(n_vectors / (columns *
 // COLUMNS)) blocks in y and z together, and row_blocks * rows * rows_per_thread >= n_rows (< 2^31;

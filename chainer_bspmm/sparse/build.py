@@ -73,8 +73,8 @@ def _launch_transpose(adj, launch, kernels):
                                   for size in (adj.n_cols + 1, adj.nnz, adj.nnz))
         kernel = kernels.load(adj.indptr.data.device_id, 'transpose_csr', 'f', launch.defines)
         kernel(launch.grid, launch.block, (
-            adj.indptr, adj.indices, adj.row_offsets, adj.col_offsets, indptr, indices, order),
-            launch.shared_bytes)
+            adj.indptr, adj.indices, adj.row_offsets, adj.col_offsets, indptr, indices, order,
+            numpy.int32(adj.n_cols)), launch.shared_bytes)
     return indptr, indices, order
 
 

@@ -7,7 +7,9 @@
 // written beside an array.
 #include "cuda_on_cpu.h"
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -26,21 +28,44 @@
 
 namespace {
 
+// What a thread sleeps on. Each has its own: with one for all, a thread that wakes late would be in
+// order with whatever the others did meanwhile, and ThreadSanitizer would take a race for ordered.
+struct Sleep {
+    std::mutex mutex;
+    std::condition_variable called;
+    bool over = false;
+};
+
 // The threads that wait for each other: a block at __syncthreads, the lanes of one mask at a shuffle.
 struct Group {
-    unsigned expected = 0, arrived = 0, turn = 0;
-    std::condition_variable complete;
+    unsigned expected = 0, turn = 0;
+    std::vector<Sleep *> asleep;
     // By turn, so that the next shuffle can begin while a slow lane still reads the last.
     unsigned long long bits[2][32];
 };
 
+struct Warp {
+    std::mutex mutex;  // guards `lanes`
+    std::map<unsigned, Group> lanes;  // by mask
+};
+
 const unsigned char POISON = 0xFF;  // a NaN in every floating dtype, -1 as an integer
+const std::uint64_t ALIVE = std::uint64_t(1) << 32;
 
 struct Block {
-    std::mutex mutex;  // guards all of this but `shared`
-    unsigned alive = 0, waiting = 0;
+    explicit Block(unsigned n_threads)
+        : warps((n_threads + 31) / 32), sleeps(n_threads), state(n_threads * ALIVE)
+    {
+        everyone.expected = n_threads;
+    }
+
+    std::mutex mutex;  // guards `everyone`
     Group everyone;
-    std::map<std::pair<unsigned, unsigned>, Group> lanes;  // by warp and mask
+    std::vector<Warp> warps;
+    std::vector<Sleep> sleeps;  // by thread
+    // Threads that have not returned, times ALIVE, and those of them that wait. Never more than a
+    // relaxed access, which orders nothing.
+    std::atomic<std::uint64_t> state;
     std::vector<unsigned char> shared = std::vector<unsigned char>(dynamic_shared_bytes, POISON);
 };
 
@@ -53,42 +78,56 @@ Block *block;
     std::_Exit(1);
 }
 
-void release(Group &group)
+unsigned this_thread()
 {
-    block->waiting -= group.arrived;
-    group.arrived = 0;
-    ++group.turn;
-    group.complete.notify_all();
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 
-void detect_deadlock()
+void release(Group &group)
 {
-    if (block->alive && block->waiting == block->alive)
+    block->state.fetch_sub(group.asleep.size(), std::memory_order_relaxed);
+    ++group.turn;
+    for (Sleep *sleep : group.asleep) {
+        const std::lock_guard<std::mutex> lock(sleep->mutex);
+        sleep->over = true;
+        sleep->called.notify_one();
+    }
+    group.asleep.clear();
+}
+
+// Add to the state of the block, which a thread that lets others go has not entered as waiting.
+void change(std::uint64_t difference)
+{
+    const std::uint64_t state =
+        block->state.fetch_add(difference, std::memory_order_relaxed) + difference;
+    if (state >= ALIVE && state / ALIVE == state % ALIVE)
         fail("deadlock: every thread that has not returned waits at a barrier or a shuffle for one "
              "that does not come");
 }
 
+// lock: of what guards the group.
 void meet(Group &group, std::unique_lock<std::mutex> &lock)
 {
-    const unsigned turn = group.turn;
-    ++group.arrived;
-    ++block->waiting;
-    if (group.arrived == group.expected) {
+    if (group.asleep.size() + 1 == group.expected) {
         release(group);
-    } else {
-        detect_deadlock();
-        group.complete.wait(lock, [&] { return group.turn != turn; });
+        return;
     }
+    Sleep &sleep = block->sleeps[this_thread()];
+    sleep.over = false;
+    group.asleep.push_back(&sleep);
+    change(1);
+    lock.unlock();
+    std::unique_lock<std::mutex> own(sleep.mutex);
+    sleep.called.wait(own, [&] { return sleep.over; });
 }
 
 // Threads that returned are no longer expected at a barrier.
 void leave()
 {
     const std::lock_guard<std::mutex> lock(block->mutex);
-    --block->alive;
     Group &everyone = block->everyone;
-    if (--everyone.expected && everyone.arrived == everyone.expected) release(everyone);
-    detect_deadlock();
+    if (--everyone.expected && everyone.asleep.size() == everyone.expected) release(everyone);
+    change(-ALIVE);
 }
 
 struct Array {
@@ -118,11 +157,6 @@ void __syncthreads()
 
 void *dynamic_shared() { return block->shared.data(); }
 
-unsigned this_thread()
-{
-    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-}
-
 unsigned neighbour(unsigned mask, int delta, int width)
 {
     const unsigned lane = this_thread() % 32;
@@ -137,8 +171,9 @@ const unsigned long long *exchange(unsigned mask, unsigned long long bits)
     const unsigned thread = this_thread(), lane = thread % 32;
     if (!(mask >> lane & 1)) fail("shuffle: the mask leaves out the lane that calls");
 
-    std::unique_lock<std::mutex> lock(block->mutex);
-    Group &group = block->lanes[{thread / 32, mask}];
+    Warp &warp = block->warps[thread / 32];
+    std::unique_lock<std::mutex> lock(warp.mutex);
+    Group &group = warp.lanes[mask];
     group.expected = __builtin_popcount(mask);
     unsigned long long *const all = group.bits[group.turn % 2];
     all[lane] = bits;
@@ -177,8 +212,7 @@ void run_grid(void (*thread)(void *), void *context)
 {
     const unsigned n_threads = blockDim.x * blockDim.y * blockDim.z;
     for (unsigned b = 0; b < gridDim.x * gridDim.y * gridDim.z; ++b) {
-        Block current;
-        current.alive = current.everyone.expected = n_threads;
+        Block current(n_threads);
         block = &current;
         std::vector<std::thread> threads;
         for (unsigned t = 0; t < n_threads; ++t)

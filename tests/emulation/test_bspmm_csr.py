@@ -44,6 +44,17 @@ def test_values(device, dtype, n_channels, values, trans, weights, with_residual
 
 
 @pytest.mark.parametrize('trans', [False, True])
+def test_values_of_a_symmetric_pattern(device, trans):
+    """Such a matrix is its own transpose; with values from outside it has to be told apart."""
+    matrix = abs(integers((9, 9), 'f')) > 150
+    adj = BatchedCSR.from_matrices([(matrix | matrix.T).astype('f')])
+    assert adj.T is adj
+    data = integers(adj.nnz, 'f', seed=4)
+    assert (data != data[adj.transpose_order]).any()
+    assert check(device, adj, 'f', 3, 'given', True, trans)['WEIGHTS'] == (2 if trans else 1)
+
+
+@pytest.mark.parametrize('trans', [False, True])
 @pytest.mark.parametrize('name', BATCHES)
 def test_batches(device, name, trans):
     check(device, batch(name, 'f'), 'f', 3, 'given', True, trans)
@@ -124,7 +135,8 @@ def test_offsets_of_64_bits(device, monkeypatch):
     assert check(device, adj, 'f', 8)['OFFSET'] == 'size_t'
 
 
-def test_capacity_beyond_the_batch(device):
+@pytest.mark.parametrize('algorithm', ['vector', 'pipelined'])
+def test_capacity_beyond_the_batch(device, algorithm):
     adj = batch('small', 'f')
     spare = 5
     larger = adj._copy()
@@ -135,19 +147,22 @@ def test_capacity_beyond_the_batch(device):
     larger.data = numpy.pad(adj.data, (0, spare), constant_values=numpy.nan)
     larger.nnz += spare
     x = device.put(integers((larger.n_cols, 4), 'f'))
-    y = gpu.bspmm(larger, x, None, None, False)
+    y = gpu.bspmm(larger, x, None, None, False, algorithm)
     assert_exact(y, reference.bspmm(larger, x), 'f')
     assert not y[adj.n_rows:].any()
 
 
+# An entry is loaded again in place of those that a row lacks: what is not finite must not be added
+# by that, not even times 0.
+@pytest.mark.parametrize('algorithm', ['vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_nan_reaches_its_rows_only(device, dtype):
+def test_nan_reaches_its_rows_only(device, dtype, algorithm):
     adj = batch('mixed', dtype)
     x = device.put(integers((adj.n_cols, 3), dtype))
     x[10, 1] = numpy.nan
     data = adj.data.copy()
     data[2] = numpy.nan
-    y = gpu.bspmm(adj, x, data, None, False)
+    y = gpu.bspmm(adj, x, data, None, False, algorithm)
     assert 3 < numpy.isnan(y).sum() < y.size // 2
     assert_exact(y, reference.bspmm(adj, x, data), dtype)
 

@@ -78,3 +78,18 @@ def test_warps(device, n_entries, warps):
     launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
     assert launch.block == (warps * 32, 1, 1)
     check(device, adj)
+
+
+@pytest.mark.parametrize('spare', [1, 70])
+def test_capacity_beyond_the_batch(device, spare):
+    adj = random_batch((3, 20))
+    larger = adj._copy()
+    larger.n_cols, larger.nnz = adj.n_cols + spare, adj.nnz + spare
+    larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
+    larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2 ** 30)
+    indptr, indices, order = transpose_on(device, larger)
+    expected = build.transpose(numpy, adj.indptr, adj.indices, adj.n_cols)
+    # Columns that no graph has are empty rows of a product with the transpose.
+    numpy.testing.assert_array_equal(indptr, numpy.pad(expected[0], (0, spare), mode='edge'))
+    numpy.testing.assert_array_equal(indices[:adj.nnz], expected[1])
+    numpy.testing.assert_array_equal(order[:adj.nnz], expected[2])

@@ -298,11 +298,19 @@ def test_runs_on_the_device_of_its_arrays():
     adj = BATCHES['many'].astype('f').to_device('@cupy:1')
     with cuda.get_device_from_id(1):
         x = features(rng, cuda.cupy, adj.n_cols, 8, 'float32')
+        top = features(rng, cuda.cupy, adj.n_graphs, 8, 'float32')
+        data = features(rng, cuda.cupy, adj.nnz, 1, 'float32')[:, 0]
+    calls = [('bspmm', adj, x), ('bspmm', adj, x, data, None, True), ('bsddmm', adj, x, x),
+             ('segment_sum', x, adj.row_offsets), ('segment_max', x, adj.row_offsets)]
     with cuda.get_device_from_id(0):  # another one is current
-        y = backend.bspmm(adj, x)
+        results = [getattr(backend, name)(*arguments) for name, *arguments in calls]
+        spread = backend.segment_broadcast(top, adj.row_offsets, adj.n_rows)
         assert cuda.Device().id == 0
-    assert y.device.id == 1
-    assert_close(y, reference.bspmm(adj, x), 'float32')
+    for (name, *arguments), y in zip(calls, results):
+        assert y.device.id == 1
+        assert_close(y, getattr(reference, name)(*arguments), 'float32')
+    assert spread.device.id == 1
+    assert_close(spread, reference.segment_broadcast(top, adj.row_offsets), 'float32')
 
 
 @pytest.mark.gpu
