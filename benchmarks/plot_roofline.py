@@ -4,6 +4,8 @@
 """
 import sys
 
+from matplotlib import ticker
+
 from benchmarks import plots
 
 # rows of a matrix, non-zeros a row -> colour, line, marker
@@ -21,6 +23,7 @@ def draw(panel, points, n_b, value):
             panel.plot(*zip(*here), color=color, linestyle=line, marker=marker, markersize=4,
                        label='%d x %d, %d a row' % (dim, dim, nnz_per_row))
     panel.set_xscale('log')
+    panel.xaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def main(source):
