@@ -20,6 +20,7 @@ QM9 = (pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data' / 'qm9
 SLICE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 BATCH = 128  # molecules of a training step
 CALLS = 20  # in a graph; the fastest of these products takes microseconds
+ROUNDS = 12  # replays of every graph
 ERRORS = {'f': 1e-6, 'd': 1e-14}  # largest relative error; measured: about 1e-7 and 1e-16
 
 PEER_SLICES = (8, 32, 128)  # slice sizes of cuSPARSE's SELL
@@ -77,7 +78,7 @@ def times_and_error(adj, x, calls):
     for name in errors:  # nobody is timed on a wrong answer
         assert errors[name] < ERRORS[x.dtype.char], (name, errors[name])
     graphs = {name: (*measure.capture(call, CALLS), CALLS) for name, call in calls.items()}
-    return measure.replay_times(graphs, measure.ROUNDS), max(errors.values())
+    return measure.replay_times(graphs, ROUNDS), max(errors.values())
 
 
 def name_of(slicing):
@@ -199,7 +200,7 @@ def main():
                     'and Y = A X with few columns',
         'method': 'device: median of %d interleaved replays of CUDA graphs of %d calls each, warm '
                   'L2; percent: the fastest time of cuSPARSE over our fastest; gflops: 2 nnz / time'
-                  % (measure.ROUNDS, CALLS),
+                  % (ROUNDS, CALLS),
         'conditions': {**measure.conditions(args.commit), 'cusparse': cusparse.version()},
         'cases': results,
         'summary_percent': summary(results),

@@ -1,4 +1,6 @@
 """The means by which the kernels run on a CPU: that they find what they are there to find."""
+from unittest import mock
+
 import numpy
 import pytest
 
@@ -95,6 +97,16 @@ def product(device):
     return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
 
 
+def pipelined(device):
+    """Two vectors a thread, which goes through up to four rows."""
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 24), 'f', seed=2))
+    plan = policy.csr_launch(adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=4,
+                             block=9)
+    with mock.patch.object(policy, 'bspmm_launch', lambda *_: plan):
+        return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
+
+
 def sampled(device):
     adj = batch('mixed', 'f')
     u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
@@ -162,9 +174,12 @@ vector = in_place(lambda adj: adj)
 
 
 @pytest.mark.parametrize('calculate, old, new', [
-    (product, 'indices[k + u] :', 'indices[k] :'),
-    (product, 'y[at] = result', 'if (begin < end) y[at] = result'),
-    (product, 'c < n_vectors;', 'c < n_vectors - 1;'),
+    (product, 'indices[at]', 'indices[k]'),
+    (product, 'left > 0; k += AHEAD', 'left > 1; k += AHEAD'),
+    (product, 'c >= n_vectors)', 'c + 1 >= n_vectors)'),
+    (pipelined, 'entries = next;', ''),
+    (pipelined, 'next_left = later_end - later_k;', 'next_left = 0;'),
+    (pipelined, 'row >= stop', 'row + step >= stop'),
     (sampled, 'step = LANES / 2', 'step = LANES / 4'),
     (sampled, 'c = threadIdx.x;', 'c = 0;'),
     (maximum, '|| value != value', ''),
@@ -208,8 +223,10 @@ def test_row_too_many_is_noticed(make_device, calculate, old, new, sanitizer, re
 
 
 @pytest.mark.parametrize('calculate, old, new', [
-    (product, 'x[(long long)column[u]', 'x[1 + (long long)column[u]'),
-    (product, 'u < end - k ? widen(data[k + u])', 'true ? widen(data[k + u])'),
+    (product, 'x[(OFFSET)entries', 'x[1 + (OFFSET)entries'),
+    (product, '(left - 1 < u ? left - 1 : u)', 'u'),
+    (pipelined, 'row + 2 * step < stop', 'true'),
+    (pipelined, 'after : n_rows;', 'after : n_rows + 1;'),
     (sampled, 'n < end - k ? indices[k + n]', 'true ? indices[k + n]'),
     (maximum, 'at(i + u * lanes);', 'at(i + u * lanes + 12);'),
     (broadcast, 'if (segment < n_segments) value', 'value'),
@@ -243,14 +260,15 @@ def test_shuffle_with_lanes_that_have_returned_is_noticed(make_device):
 
 
 @pytest.mark.parametrize('calculate', [
-    product, sampled, maximum, long_segments, broadcast, transposed, sliced, sliced_vector, vector])
+    product, pipelined, sampled, maximum, long_segments, broadcast, transposed, sliced,
+    sliced_vector, vector])
 def test_kernels_have_no_races(make_device, calculate):
     result, expected = calculate(make_device(RACES))
     numpy.testing.assert_array_equal(result, expected.astype('f'))
 
 
 @pytest.mark.parametrize('calculate, old, new', [
-    (product, 'blockIdx.y * blockDim.x + threadIdx.x', '0'),
+    (product, 'tile * blockDim.x * COLUMNS + threadIdx.x', '0'),
     (sliced, '+ thread % 32;', ';'),
     (long_segments, '__syncthreads();  // the last', '// the last'),
     (maximum, '''            __syncthreads();

@@ -20,14 +20,14 @@ ST_CONSTANTS = [(('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
 DOTS = [(('LANES', lanes), ('TILE', tile))
         for lanes, tile in ((1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4))]
 CONSTANTS = {
-    # Of what the policy chooses for a dtype and vector, one of those with most in registers.
     'bspmm_csr': [
         (('WEIGHTS', weights), ('RESIDUAL', residual), ('AHEAD', ahead), ('COLUMNS', columns),
          ('PIPELINED', pipelined), ('STREAM', stream), ('OFFSET', offset))
+        # The most that the policy gives to each.
         for weights, residual, ahead, columns, pipelined, stream, offset in (
-            (1, 1, 3, 2, 1, 1, 'unsigned'), (0, 0, 3, 2, 1, 0, 'unsigned'),
-            (2, 1, 3, 2, 1, 1, 'size_t'), (1, 0, 5, 1, 1, 1, 'unsigned'),
-            (1, 1, 5, 1, 1, 0, 'unsigned'), (2, 0, 5, 1, 0, 0, 'size_t'))],
+            (1, 1, 3, 2, 1, 1, 'unsigned'), (0, 0, 5, 1, 0, 0, 'unsigned'),
+            (2, 1, 3, 2, 1, 1, 'size_t'), (1, 0, 3, 4, 0, 1, 'unsigned'),
+            (1, 1, 3, 2, 1, 0, 'size_t'), (2, 0, 5, 1, 1, 0, 'unsigned'))],
     # From dtype to dtype, so that every one meets three of them.
     'bspmm_swa': [(('SUBWARP', lanes), ('WEIGHTS', weights)) for lanes, weights in (
         (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))],

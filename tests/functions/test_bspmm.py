@@ -127,6 +127,42 @@ def test_product(xp, kind, algorithm, name, dtype, trans):
             assert_close(backend.bspmm(adj, x, data, residual, trans, algorithm), expected, dtype)
 
 
+# All that kernels/bspmm_csr.cu is compiled for, which the policy gives to shapes of many sizes.
+PLANS = [
+    {'lanes': 8, 'columns': 1, 'rows_per_thread': 1, 'ahead': 3, 'stream': False},
+    {'lanes': 32, 'columns': 1, 'rows_per_thread': 1, 'ahead': 5, 'stream': True},
+    {'lanes': 3, 'columns': 2, 'rows_per_thread': 4, 'ahead': 3, 'stream': False, 'wide': True},
+    {'lanes': 16, 'columns': 2, 'rows_per_thread': 2, 'ahead': 3, 'stream': True},
+    {'lanes': 16, 'columns': 4, 'rows_per_thread': 1, 'ahead': 3, 'stream': True, 'wide': True},
+    {'lanes': 1, 'columns': 4, 'rows_per_thread': 8, 'ahead': 3, 'stream': False},
+    {'lanes': 16, 'columns': 1, 'rows_per_thread': 4, 'ahead': 5, 'stream': True},
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('options', PLANS, ids=str)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('name', ['many', 'duplicates, unsorted', 'rectangular',
+                                  'empty graphs first, between, last', 'huge among tiny'])
+def test_every_plan_of_csr(monkeypatch, name, dtype, options):
+    xp = cuda.cupy
+    options = dict(options)
+    offset = 'size_t' if options.pop('wide', False) else 'unsigned'
+    adj = batch_of('csr', name, xp, dtype)
+
+    def planned(n_rows, n_cols, nnz, n_channels, width, *_):
+        plan = policy.csr_launch(n_rows, n_cols, n_channels, width, block=64, **options)
+        return plan._replace(defines=tuple(
+            (key, offset if key == 'OFFSET' else value) for key, value in plan.defines))
+
+    monkeypatch.setattr(policy, 'bspmm_launch', planned)
+    for trans in (False, True):
+        for x, data, residual, expected in products('csr', name, dtype, trans):
+            x, data, residual = (
+                None if array is None else xp.asarray(array) for array in (x, data, residual))
+            assert_close(backend.bspmm(adj, x, data, residual, trans), expected, dtype)
+
+
 @every_case
 def test_no_channels(xp, kind, algorithm):
     adj = batch_of(kind, 'many', xp, 'float32')
