@@ -191,10 +191,10 @@ def main():
         'question': 'bspmm (float32) over the fastest device copy of the same bytes: X, Y and the '
                     'CSR arrays each once',
         'method': 'device: median of %d interleaved replays of CUDA graphs of calls_in_graph calls '
-                  'each; copy: the faster of cudaMemcpyAsync and the best of up to %d float4 kernels; '
-                  'warm L2: every call uses the same buffers; cold L2: the calls of a graph use '
-                  '`sets` sets of buffers (matrix, X and Y; source and target) in turn, together '
-                  'more than twice the L2 of %d MB' % (
+                  'each; copy: the faster of cudaMemcpyAsync and the best of up to %d float4 '
+                  'kernels; warm L2: every call uses the same buffers; cold L2: the calls of a '
+                  'graph use `sets` sets of buffers (matrix, X and Y; source and target) in turn, '
+                  'together more than twice the L2 of %d MB' % (
                       ROUNDS, len(BLOCKS) * len(UNROLLS) * len(WAVES), cache_bytes // 10 ** 6),
         'graphs': 'random columns, %d different graphs repeated' % matrices.DIFFERENT,
         'conditions': measure.conditions(args.commit),

@@ -95,6 +95,13 @@ def test_offsets_are_as_wide_as_they_need_to_be():
         assert dict(launch.defines)['OFFSET'] == offset
 
 
+@pytest.mark.parametrize('n_rows, n_cols, stream', [
+    (1000, 1000, 0), (10 ** 6, 1, 1), (1, 10 ** 6, 1), (61440, 61440, 0), (61440, 61441, 1)])
+def test_result_is_streamed_where_it_does_not_fit_in_l2_beside_x(n_rows, n_cols, stream):
+    launch = policy.bspmm_launch(n_rows, n_cols, 3 * n_rows, 64, 4, 4, H200)  # 60 MB of L2
+    assert dict(launch.defines)['STREAM'] == stream
+
+
 @pytest.mark.parametrize('n_rows, n_channels, length, expected', [
     (5000, 64, 1, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3}),  # the launch's floor
     (5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),

@@ -44,6 +44,14 @@ def check(device, adj, dtype, n_channels, algorithm='st', values='own', with_res
     assert residual is None or (residual == before).all()
 
 
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of few threads, that go over the entries more often: threads are what takes time."""
+    monkeypatch.setattr(policy, 'ST_BLOCK', 128)
+    monkeypatch.setattr(policy, 'st_shared_launch', policy.st_shared_launch.__wrapped__)
+
+
+@pytest.mark.usefixtures('small_blocks')
 @pytest.mark.parametrize('n_channels', CHANNELS)
 @pytest.mark.parametrize('dtype', 'fd')
 def test_channels(device, dtype, n_channels):
@@ -51,6 +59,7 @@ def test_channels(device, dtype, n_channels):
     assert device.launched[-1]['SUBWARP'] == policy.subwarp(n_channels)
 
 
+@pytest.mark.usefixtures('small_blocks')
 @pytest.mark.parametrize('n_channels', [1, 2, 3, 5, 7, 16, 17, 33])
 @pytest.mark.parametrize('algorithm', CASES)
 def test_every_case_by_name(device, algorithm, n_channels):
@@ -74,6 +83,7 @@ def test_batches(device, algorithm, name, trans):
     check(device, coo(name, 'd'), 'd', 3, algorithm, 'given', True, trans)
 
 
+@pytest.mark.usefixtures('small_blocks')
 def test_partitions_of_a_wide_output(device):
     # 24 rows of 1024 floats are three times the budget: four partitions.
     check(device, coo('mixed', 'f'), 'f', 1024, with_residual=True)
