@@ -4,12 +4,14 @@ from unittest import mock
 import numpy
 import pytest
 
+from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.backend import policy
 from chainer_bspmm.sparse import build as build_module
+from tests.support import shuffled
 
 from cuda_on_cpu import MEMORY, RACES, KernelError
 from cuda_on_cpu import build, knows, run
@@ -142,11 +144,17 @@ def long_broadcast(device):
 
 
 def transposed(device):
-    """The order of the entries in the transpose, two warps a block."""
+    """Row bounds, columns and the order of the entries of the transpose, two warps a block."""
     indices = numpy.arange(150, dtype=numpy.int32) ** 2 % 40
     adj = BatchedCSR(numpy.array([0, 3, 3, 150] + [150] * 37), indices, numpy.array([0, 40]))
-    return transpose_on(device, adj)[2], build_module.transpose(
-        numpy, adj.indptr, adj.indices, 40)[2]
+    return numpy.concatenate(transpose_on(device, adj)), numpy.concatenate(
+        build_module.transpose(numpy, adj.indptr, adj.indices, 40))
+
+
+def sampled_coo(device):
+    adj = shuffled(BatchedCOO.from_csr(batch('mixed', 'f')))
+    u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
+    return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
 
 
 def sliced(device):
@@ -182,6 +190,9 @@ vector = in_place(lambda adj: adj)
     (pipelined, 'row >= stop', 'row + step >= stop'),
     (sampled, 'step = LANES / 2', 'step = LANES / 4'),
     (sampled, 'c = threadIdx.x;', 'c = 0;'),
+    (sampled_coo, 'step = LANES / 2', 'step = LANES / 4'),
+    (sampled_coo, 'c = threadIdx.x;', 'c = 0;'),
+    (sampled_coo, 'ids[2 * k + 1]', 'ids[2 * k]'),
     (maximum, '|| value != value', ''),
     (maximum, 'if (u == 0 && i == lane)', 'if (false)'),
     (maximum, 'lane + step < count', 'true'),
@@ -195,6 +206,7 @@ vector = in_place(lambda adj: adj)
     (long_broadcast, 'end - begin <= chunk', 'true'),
     (long_broadcast, 'part ? stop - 1 : first', 'first'),
     (transposed, 'mine[column] + before', 'mine[column]'),
+    (transposed, 'i <= n_all_cols', 'i < n_all_cols'),
     (transposed, 'place += warp_total[w]', 'place += 0'),
     (sliced, 'row_order ? row_order[first_row + place]', 'row_order ? first_row + place'),
     (sliced, 'warp % warps * 32', '0'),
@@ -235,6 +247,8 @@ def test_row_too_many_is_noticed(make_device, calculate, old, new, sanitizer, re
     (transposed, 'entry < end ? indices', 'true ? indices'),
     (sliced, 'place >= height', 'false'),
     (sliced_vector, 'slice >= n_slices', 'slice > n_slices'),
+    (sampled_coo, 'k >= entry_offsets', 'k > entry_offsets'),
+    (transposed, 'shared + n_entries;', 'shared + n_entries + 1;'),
     (vector, 'row >= n_rows', 'row > n_rows'),
     (sliced_vector, 'at < end ? column[at]', 'true ? column[at]'),
     (sliced_vector, PADDED_GATHER, PADDED_GATHER.replace('from[u] >= 0', 'true')),
@@ -260,7 +274,7 @@ def test_shuffle_with_lanes_that_have_returned_is_noticed(make_device):
 
 
 @pytest.mark.parametrize('calculate', [
-    product, pipelined, sampled, maximum, long_segments, broadcast, transposed, sliced,
+    product, pipelined, sampled, sampled_coo, maximum, long_segments, broadcast, transposed, sliced,
     sliced_vector, vector])
 def test_kernels_have_no_races(make_device, calculate):
     result, expected = calculate(make_device(RACES))
@@ -274,6 +288,18 @@ def test_kernels_have_no_races(make_device, calculate):
     (maximum, '''            __syncthreads();
             // A lane''', '            // A lane'),
     (transposed, 'warp * n_cols;', '0;'),
+    (transposed, '''    __syncthreads();
+
+    int *const mine''', '    int *const mine'),
+    (transposed, '''    __syncthreads();
+
+    int base''', '    int base'),
+    (transposed, '''        __syncthreads();
+        int place''', '        int place'),
+    (transposed, '''        __syncthreads();
+    }
+    if (graph''', '''    }
+    if (graph'''),
     # The array that is updated in place is one array here too.
     (sliced_vector, 'residual[at]', 'residual[0]'),
 ])
