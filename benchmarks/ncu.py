@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 
-def run(metrics, command):
+def run(metrics, command, warm=False):
     """Run a program under ``ncu`` and return what :func:`parse` does.
 
     Kernels between ``cudaProfilerStart`` and ``cudaProfilerStop`` are read. The clocks are left as
@@ -14,6 +14,7 @@ def run(metrics, command):
     Args:
         metrics (sequence of str): what to read.
         command (list of str): the program and its arguments.
+        warm (bool): leave the caches as the program did; else they are emptied before every kernel.
 
     Raises:
         RuntimeError: ``ncu`` or the program failed, or no kernel was read.
@@ -21,7 +22,8 @@ def run(metrics, command):
     program = shutil.which('ncu') or '/usr/local/cuda/bin/ncu'
     done = subprocess.run(
         [program, '--clock-control', 'none', '--profile-from-start', 'off', '--csv',
-         '--page', 'raw', '--metrics', ','.join(metrics), *command], text=True, capture_output=True)
+         '--page', 'raw', '--cache-control', 'none' if warm else 'all',
+         '--metrics', ','.join(metrics), *command], text=True, capture_output=True)
     kernels = parse(done.stdout, metrics) if done.returncode == 0 else []
     if not kernels:
         raise RuntimeError('ncu: expected counters, got exit status %d\n%s\n%s' % (
