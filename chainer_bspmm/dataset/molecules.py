@@ -110,7 +110,7 @@ class Molecules:
         sizes, nnz = self.sizes[index], self.nnz[index]
         nodes = _ranges(self.starts[index], sizes)
         entries = _ranges(self.entry_starts[index], nnz)
-        atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz[nodes]
+        atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         if layout == 'padded':
             n = int(self.full_sizes[index].max())
@@ -129,11 +129,11 @@ class Molecules:
         col_offsets = col_offsets.astype(numpy.int32)
         adj = BatchedCSR._trusted(
             indptr=indptr,
-            indices=self.columns[entries] + numpy.repeat(col_offsets[:-1], nnz),
-            data=None if self.data is None else self.data[entries],
+            indices=self.columns.take(entries) + numpy.repeat(col_offsets[:-1], nnz),
+            data=None if self.data is None else self.data.take(entries),
             row_offsets=row_offsets.astype(numpy.int32), col_offsets=col_offsets,
             n_relations=self.n_relations, layout=layout, max_atom_id=max_atom_id,
-            is_symmetric=bool(self.symmetric[index].all()))
+            is_symmetric=self.n_relations == 1 and bool(self.symmetric[index].all()))
         return atoms, adj, [label[index] for label in self.labels]
 
     @classmethod
@@ -268,8 +268,9 @@ def _starts(lengths):
 def _ranges(starts, lengths):
     """Return starts[0], starts[0] + 1, ... (lengths[0] of them), then those of starts[1], ..."""
     ends = numpy.cumsum(lengths)
-    return numpy.arange(ends[-1] if ends.size else 0) + numpy.repeat(
-        starts - (ends - lengths), lengths)
+    ranges = numpy.repeat(starts - (ends - lengths), lengths)
+    ranges += numpy.arange(ranges.size)
+    return ranges
 
 
 def _spread(values, place, size):

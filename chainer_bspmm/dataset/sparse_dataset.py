@@ -92,7 +92,9 @@ class SparseDataset(NumpyTupleDataset):
 
     def __init__(self, molecules, order=None):
         self.molecules = molecules
+        # Both, as a batch takes an array, and one example a Python int: that of an array is slow.
         self.order = numpy.arange(len(molecules)) if order is None else order
+        self._numbers = range(len(molecules)) if order is None else None
 
     def __len__(self):
         return self.order.size
@@ -101,8 +103,14 @@ class SparseDataset(NumpyTupleDataset):
         if isinstance(index, (slice, list, numpy.ndarray)):
             if isinstance(index, list) and not index:
                 index = slice(0)
-            return SparseDataset(self.molecules, self.order[index])
-        return SparseExample(self.molecules, int(self.order[index]))
+            order = self.order[index]
+            if order.ndim != 1:
+                raise IndexError('index: expected an int, a slice, or one dimension of indices, '
+                                 'got shape %s' % (numpy.shape(index),))
+            return SparseDataset(self.molecules, order)
+        if self._numbers is None:
+            self._numbers = self.order.tolist()
+        return SparseExample(self.molecules, self._numbers[index])
 
     def __reduce__(self):
         return SparseDataset, (self._own(),)

@@ -127,7 +127,7 @@ def test_indexing():
     again = sparse[2:6][[3, 0]]
     assert_same_batch(concat_mols(again), concat_mols([dense[5], dense[2]]))
     assert len(sparse[[]]) == 0 and to_sparse(sparse) is sparse
-    for index in (n, -n - 1):
+    for index in (n, -n - 1, [n], numpy.zeros((1, 2), int), numpy.array(0)):
         with pytest.raises(IndexError):
             sparse[index]
 
