@@ -8,6 +8,7 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.batched_csr import LAYOUTS
 
 
@@ -63,7 +64,7 @@ class CSRConverter(chainer.dataset.Converter):
             atoms, adj, labels = molecules.batch(index, self.layout)
         if device is not None:
             device = chainer.get_device(device)
-            atoms, *labels = [device.send(array) for array in [atoms] + labels]
+            atoms, *labels = send([atoms] + labels, device)
             adj = adj.to_device(device)
         return (atoms, adj) + tuple(labels)
 

@@ -14,8 +14,8 @@ class Molecules:
 
     Args:
         atoms (array): (n_nodes,) int32 ids, or (n_nodes, channels) floating features.
-        sizes (array): (M,) int32, nodes of every molecule.
-        full_sizes (array): (M,) int32, the same with the padding that the data set had, of which
+        sizes (array): (M,) int64, nodes of every molecule.
+        full_sizes (array): (M,) int64, the same with the padding that the data set had, of which
             nothing is kept but these numbers.
         row_nnz (array): (n_nodes,) int32, entries of every row of the adjacency.
         columns (array): (nnz,) int32, ``j * R + r`` of every entry, j counted in its molecule;
@@ -125,7 +125,8 @@ class Molecules:
         validate.fits_int32('non-zeros', entries.size)
         col_offsets = row_offsets * self.n_relations
         indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
-        numpy.cumsum(row_nnz, out=indptr[1:])
+        # Without dtype NumPy adds in int64, and copies.
+        numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
         col_offsets = col_offsets.astype(numpy.int32)
         adj = BatchedCSR._trusted(
             indptr=indptr,
@@ -186,8 +187,8 @@ class Molecules:
         csr = BatchedCSR.from_matrices(found.matrices)
         shift = numpy.repeat(csr.col_offsets[:-1], numpy.diff(csr.indptr[csr.row_offsets]))
         molecules = cls(
-            found.atoms, numpy.array(found.sizes, numpy.int32),
-            numpy.array(found.full_sizes, numpy.int32), numpy.diff(csr.indptr),
+            found.atoms, numpy.array(found.sizes), numpy.array(found.full_sizes),
+            numpy.diff(csr.indptr),
             csr.indices - shift, csr.data, csr.n_relations, [])
         return molecules, found.labels
 

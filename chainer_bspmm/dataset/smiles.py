@@ -96,7 +96,7 @@ def _graph(smiles, preprocessor, kind):
 
 def _molecules(graphs, preprocessor, kind):
     """Make `Molecules` of lists of atomic numbers and bonds."""
-    sizes = numpy.array([len(atoms) for _, atoms, _ in graphs], numpy.int32)
+    sizes = numpy.array([len(atoms) for _, atoms, _ in graphs], int)
     atoms = numpy.array([atom for _, atoms, _ in graphs for atom in atoms], numpy.int32)
     bonds = numpy.array([bond for _, _, bonds in graphs for bond in bonds], int).reshape(-1, 3)
     starts = numpy.cumsum(sizes) - sizes
@@ -116,7 +116,7 @@ def _molecules(graphs, preprocessor, kind):
     if kind.normalized:
         scale = 1 / numpy.sqrt(row_nnz.astype('f'))  # in float32, as upstream
         data = scale[row] * scale[column + numpy.repeat(numpy.repeat(starts, sizes), row_nnz)]
-    full_sizes = numpy.maximum(sizes, numpy.int32(preprocessor.out_size))
+    full_sizes = numpy.maximum(sizes, preprocessor.out_size)
     columns = (column * kind.n_relations + relation).astype(numpy.int32)
     molecules = Molecules(
         atoms, sizes, full_sizes, row_nnz, columns, data, kind.n_relations, [])
@@ -202,6 +202,7 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
         ``failures``, a list of ``Failure(position, smiles, reason)``.
 
     Raises:
+        ImportError: RDKit is not installed.
         TypeError: another preprocessor.
         ValueError: none of the molecules can be used, ``labels`` has another length, or
         ``out_size`` is set where upstream's preprocessor fails with it.
@@ -211,7 +212,10 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
         nodes differ by rounding. Where processes are spawned (Windows, macOS) the calling script
         needs ``if __name__ == '__main__':``.
     """
-    from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+    try:
+        from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+    except ImportError as error:
+        raise ImportError('from_smiles needs RDKit: pip install rdkit (%s)' % error) from error
     if isinstance(preprocessor, str):
         validate.one_of('preprocessor', preprocessor, preprocess_method_dict)
         preprocessor = preprocess_method_dict[preprocessor]()

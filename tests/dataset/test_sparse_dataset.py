@@ -1,5 +1,8 @@
 """to_sparse and SparseDataset: equal to the dense data set in every use that one has."""
+import io
 import pickle
+import subprocess
+import sys
 import zipfile
 
 import numpy
@@ -334,6 +337,40 @@ def test_errors_name_the_example(monkeypatch):
             continue
         with pytest.raises(error, match=message):
             to_sparse(examples)
+
+
+def test_progress_counts_every_example(monkeypatch):
+    bars = []
+
+    class Bar(sparse_dataset.tqdm):
+        def __init__(self, **options):
+            super().__init__(file=io.StringIO(), **dict(options, disable=False))
+            bars.append((self, options))
+
+    monkeypatch.setattr(sparse_dataset, 'tqdm', Bar)
+    monkeypatch.setattr(sparse_dataset, 'CHUNK', 3)
+    to_sparse(molecules(SIZES))
+    (bar, options), = bars
+    assert bar.n == bar.total == len(SIZES) and options['disable'] is None  # only on a terminal
+
+
+def test_without_rdkit(tmp_path):
+    path = str(tmp_path / 'set.npz')
+    SparseDataset.save(path, to_sparse(molecules()))
+    code = '''if True:
+        import sys
+        sys.modules['rdkit'] = None
+        from chainer_bspmm import concat_mols, dataset
+        data_set = dataset.SparseDataset.load(sys.argv[1])
+        print(concat_mols(data_set)[1].n_rows, data_set.features[:, -1].shape)
+        try:
+            dataset.from_smiles(['C'], 'nfp')
+        except ImportError as error:
+            print(error)
+    '''
+    printed = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, path], check=True,
+                             capture_output=True, text=True).stdout
+    assert printed.startswith('9 (3, 2)\nfrom_smiles needs RDKit: pip install rdkit')
 
 
 def test_batch_without_examples():
