@@ -128,9 +128,11 @@ class Molecules:
         # Without dtype NumPy adds in int64, and copies.
         numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
         col_offsets = col_offsets.astype(numpy.int32)
+        indices = self.columns.take(entries)
+        indices += numpy.repeat(col_offsets[:-1], nnz)
         adj = BatchedCSR._trusted(
             indptr=indptr,
-            indices=self.columns.take(entries) + numpy.repeat(col_offsets[:-1], nnz),
+            indices=indices,
             data=None if self.data is None else self.data.take(entries),
             row_offsets=row_offsets.astype(numpy.int32), col_offsets=col_offsets,
             n_relations=self.n_relations, layout=layout, max_atom_id=max_atom_id,
