@@ -147,13 +147,14 @@ class Molecules:
             ValueError: the file is none of these, or its arrays contradict each other.
         """
         with numpy.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        n_labels = sum(name.startswith('label_') for name in arrays)
-        expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
-        expected |= {'label_%d' % i for i in range(n_labels)}
-        if set(arrays) - {'data'} != expected:
-            raise ValueError('%s: expected the arrays of a SparseDataset, got %s'
-                             % (path, ', '.join(sorted(arrays))))
+            names = set(file.files)
+            n_labels = sum(name.startswith('label_') for name in names)
+            expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
+            expected |= {'label_%d' % i for i in range(n_labels)}
+            if names - {'data'} != expected:
+                raise ValueError('%s: expected the arrays of a SparseDataset, got %s'
+                                 % (path, ', '.join(sorted(names))))
+            arrays = {name: file[name] for name in names}
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         arrays['n_relations'] = int(arrays['n_relations'])
         arrays.setdefault('data', None)
@@ -161,6 +162,12 @@ class Molecules:
             _check(labels=labels, **arrays)
         except ValueError as error:
             raise ValueError('%s: %s' % (path, error)) from None
+        dtypes = {'sizes': numpy.int64, 'full_sizes': numpy.int64, 'row_nnz': numpy.int32,
+                  'columns': numpy.int32}
+        if arrays['atoms'].ndim == 1:
+            dtypes['atoms'] = numpy.int32
+        arrays.update((name, arrays[name].astype(dtype, copy=False))
+                      for name, dtype in dtypes.items())
         return cls(labels=labels, **arrays)
 
     def save(self, path):
@@ -225,14 +232,14 @@ class Molecules:
 
 def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
     """Raise ValueError where arrays from a file do not make molecules."""
-    kinds = [('atoms', atoms, 'if', (1, 2)), ('sizes', sizes, 'i', (1,)),
+    kinds = [('atoms', atoms, 'i' if atoms.ndim == 1 else 'f', (1, 2)), ('sizes', sizes, 'i', (1,)),
              ('full_sizes', full_sizes, 'i', (1,)), ('row_nnz', row_nnz, 'i', (1,)),
              ('columns', columns, 'i', (1,))]
     kinds += [] if data is None else [('data', data, 'f', (1,))]
     for name, array, kind, ndims in kinds:
-        if array.dtype.kind not in kind or array.ndim not in ndims:
+        if array.dtype.kind != kind or array.ndim not in ndims:
             raise ValueError('%s: expected %s of %s dimensions, got %s of shape %s' % (
-                name, ' or '.join({'i': 'integers', 'f': 'floats'}[k] for k in kind),
+                name, {'i': 'integers', 'f': 'floats'}[kind],
                 ' or '.join(map(str, ndims)), array.dtype, array.shape))
     if n_relations < 1:
         raise ValueError('n_relations: expected at least 1, got %d' % n_relations)
@@ -254,6 +261,9 @@ def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels
             i = int((array < least).argmax())
             raise ValueError('%s: expected at least %d at position %d, got %d'
                              % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i]))
+    for name, array in (('atoms', atoms), ('columns', columns)):
+        if array.dtype.kind == 'i':
+            validate.fits_int32(name, int(array.max(initial=0)))
     widths = numpy.repeat(numpy.repeat(sizes.astype(numpy.int64) * n_relations, sizes), row_nnz)
     if (columns >= widths).any():
         i = int((columns >= widths).argmax())

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import scipy.sparse
 
+from chainer.backends import cuda
 from chainer.dataset import concat_examples
 from chainer.datasets import ConcatenatedDataset
 from chainer.datasets import SubDataset
@@ -158,6 +159,21 @@ def test_sub_data_sets_and_iterators():
                           concat_mols([dense[i % 7] for i in index]))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('n_relations', [1, 4])
+def test_gpu(layout, n_relations):
+    # float64 and bytes beside int32: all of them go in one buffer
+    dense = [(*example, numpy.float64(i), numpy.bool_(i % 2))
+             for i, example in enumerate(molecules(SIZES, n_relations=n_relations))]
+    converter = CSRConverter(layout)
+    atoms, adj, *labels = converter(to_sparse(dense), 0)
+    assert adj.xp is cuda.cupy
+    assert all(isinstance(array, cuda.ndarray) for array in [atoms, *labels])
+    assert_same_batch((cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels)),
+                      converter(dense))
+
+
 def test_iterator_in_other_processes():
     dense = molecules(SIZES)
     iterator = MultiprocessIterator(to_sparse(dense), 4, shuffle=False, n_processes=2)
@@ -273,7 +289,9 @@ def test_save_refuses_other_data_sets(tmp_path):
 @pytest.mark.parametrize('change, message', [
     ({'sizes': None}, 'expected the arrays of a SparseDataset, got atoms, columns'),
     ({'other': numpy.zeros(3)}, 'expected the arrays of a SparseDataset, got .*other'),
-    ({'atoms': numpy.array([[[1]]])}, r'atoms: expected integers or floats of 1 or 2 dimensions'),
+    ({'atoms': numpy.array([[[1]]])}, r'atoms: expected floats of 1 or 2 dimensions, got int64'),
+    ({'atoms': numpy.array([6., 8, 1])}, 'atoms: expected integers of 1 or 2 dimensions'),
+    ({'atoms': numpy.array([6, 2 ** 31, 1])}, r'atoms: expected at most 2\*\*31 - 1'),
     ({'columns': numpy.array([0., 1, 0, 1])}, 'columns: expected integers of 1 dimensions, got fl'),
     ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
     ({'atoms': numpy.array([6])}, 'atoms: expected 3 items, the sum of sizes, got 1'),
@@ -300,7 +318,8 @@ def test_load_checks_the_file(tmp_path, change, message):
               'label_0': numpy.array([0., 1.])}
     path = str(tmp_path / 'set.npz')
     numpy.savez(path, **arrays)
-    assert concat_mols(SparseDataset.load(path))[1].nnz == 4
+    atoms, adj, _ = concat_mols(SparseDataset.load(path))
+    assert adj.nnz == 4 and adj.indices.dtype == atoms.dtype == numpy.int32
     arrays.update(change)
     numpy.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(ValueError, match=message) as error:
@@ -308,7 +327,11 @@ def test_load_checks_the_file(tmp_path, change, message):
     assert str(error.value).startswith(path)
 
 
-def test_load_without_a_file(tmp_path):
+def test_load_of_other_files(tmp_path):
+    path = str(tmp_path / 'set.npz')
+    NumpyTupleDataset.save(path, tuple_data_set(molecules()))
+    with pytest.raises(ValueError, match='the arrays of a SparseDataset, got arr_0, arr_1, arr_2'):
+        SparseDataset.load(path)
     with pytest.raises(FileNotFoundError):
         SparseDataset.load(str(tmp_path / 'none.npz'))
 
