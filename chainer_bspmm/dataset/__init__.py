@@ -1,5 +1,14 @@
 """From examples of Chainer Chemistry's data sets to sparse batches."""
 from chainer_bspmm.dataset.converters import concat_mols
 from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.dataset.smiles import Failure
+from chainer_bspmm.dataset.smiles import from_smiles
+from chainer_bspmm.dataset.smiles import FromSmiles
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_dataset import SparseExample
+from chainer_bspmm.dataset.sparse_dataset import to_sparse
 
-__all__ = ['CSRConverter', 'concat_mols']
+__all__ = [
+    'CSRConverter', 'Failure', 'FromSmiles', 'SparseDataset', 'SparseExample', 'concat_mols',
+    'from_smiles', 'to_sparse',
+]

@@ -1,0 +1,292 @@
+"""`Molecules`: the graphs of a whole data set in a few arrays, from which batches are gathered."""
+import numpy
+
+from chainer_bspmm.dataset import examples as dense
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import validate
+
+
+class Molecules:
+    """Hold atoms, adjacency and labels of many molecules, each once, one after the other.
+
+    Nothing is checked here; only :meth:`load` does, for arrays that come from a file.
+
+    Args:
+        atoms (array): (n_nodes,) int32 ids, or (n_nodes, channels) floating features.
+        sizes (array): (M,) int64, nodes of every molecule.
+        full_sizes (array): (M,) int64, the same with the padding that the data set had, of which
+            nothing is kept but these numbers.
+        row_nnz (array): (n_nodes,) int32, entries of every row of the adjacency.
+        columns (array): (nnz,) int32, ``j * R + r`` of every entry, j counted in its molecule;
+            entries of a row sorted by (r, j).
+        data (array or None): (nnz,) floating values; None means all ones.
+        n_relations (int): R.
+        labels (list of array): (M, ...) each.
+    """
+
+    def __init__(self, atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
+        self.atoms = atoms
+        self.sizes = sizes
+        self.full_sizes = full_sizes
+        self.row_nnz = row_nnz
+        self.columns = columns
+        self.data = data
+        self.n_relations = n_relations
+        self.labels = labels
+        # What gathering needs at hand: (M,) each, and the sums may pass 2**31.
+        starts = _starts(sizes)
+        entry_starts = _starts(row_nnz)[starts]
+        self.starts = starts[:-1]
+        self.entry_starts = entry_starts[:-1]
+        self.nnz = numpy.diff(entry_starts)
+        self._symmetric = None
+
+    def __len__(self):
+        return self.sizes.size
+
+    def __reduce__(self):
+        return Molecules, tuple(self.fields().values())
+
+    def fields(self):
+        """Return name -> what the constructor takes."""
+        names = ('atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'data', 'n_relations',
+                 'labels')
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def adjacency_nbytes(self):
+        """Bytes that hold the adjacency of all molecules (int), tables for gathering included."""
+        arrays = (self.sizes, self.full_sizes, self.row_nnz, self.columns, self.data, self.starts,
+                  self.entry_starts, self.nnz, self.symmetric)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    @property
+    def symmetric(self):
+        """(M,) bool: whether the adjacency of each molecule equals its transpose.
+
+        False throughout where R > 1, as the transpose has another shape.
+        """
+        if self._symmetric is None:
+            self._symmetric = numpy.zeros(len(self), bool)
+            if self.n_relations == 1:
+                rows = numpy.repeat(numpy.arange(self.row_nnz.size), self.row_nnz)
+                columns = self.columns + numpy.repeat(self.starts, self.nnz)
+                _, _, order = build.transpose(
+                    numpy, _starts(self.row_nnz), columns, self.row_nnz.size)
+                differs = (rows[order] != columns) | (columns[order] != rows)
+                if self.data is not None:
+                    differs |= self.data[order] != self.data
+                until = _starts(differs)
+                self._symmetric = until[self.entry_starts + self.nnz] == until[self.entry_starts]
+        return self._symmetric
+
+    def item(self, i, column):
+        """Return one element of example i, as the dense data set has it, but for the adjacency.
+
+        Column 0: atoms with their padding; 1: a `BatchedCSR` of this graph; then the labels.
+        """
+        if column > 1:
+            return self.labels[column - 2][i]
+        atoms, adj, _ = self.batch(
+            numpy.array([i]), 'packed' if self.sizes[i] == self.full_sizes[i] else 'padded')
+        if column == 1:
+            return adj
+        return atoms if adj.layout == 'packed' else atoms[0]
+
+    def batch(self, index, layout):
+        """Gather molecules into a batch.
+
+        Args:
+            index (array): (n_graphs,) int64, at least one, none of them negative.
+            layout (str): ``'packed'`` or ``'padded'``.
+
+        Returns:
+            tuple: atoms, BatchedCSR, list of labels, as `CSRConverter` returns them.
+
+        Raises:
+            ValueError: more than 2**31 - 1 columns or entries.
+        """
+        sizes, nnz = self.sizes[index], self.nnz[index]
+        nodes = _ranges(self.starts[index], sizes)
+        entries = _ranges(self.entry_starts[index], nnz)
+        atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
+        max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
+        if layout == 'padded':
+            n = int(self.full_sizes[index].max())
+            row_offsets = numpy.arange(index.size + 1) * n
+            place = _ranges(row_offsets[:-1], sizes)
+            atoms = _spread(atoms, place, index.size * n).reshape(
+                (index.size, n) + atoms.shape[1:])
+            row_nnz = _spread(row_nnz, place, index.size * n)
+        else:
+            row_offsets = _starts(sizes)
+        validate.fits_int32('nodes times relations', int(row_offsets[-1]) * self.n_relations)
+        validate.fits_int32('non-zeros', entries.size)
+        col_offsets = row_offsets * self.n_relations
+        indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
+        # Without dtype NumPy adds in int64, and copies.
+        numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
+        col_offsets = col_offsets.astype(numpy.int32)
+        indices = self.columns.take(entries)
+        indices += numpy.repeat(col_offsets[:-1], nnz)
+        adj = BatchedCSR._trusted(
+            indptr=indptr,
+            indices=indices,
+            data=None if self.data is None else self.data.take(entries),
+            row_offsets=row_offsets.astype(numpy.int32), col_offsets=col_offsets,
+            n_relations=self.n_relations, layout=layout, max_atom_id=max_atom_id,
+            is_symmetric=self.n_relations == 1 and bool(self.symmetric[index].all()))
+        return atoms, adj, [label[index] for label in self.labels]
+
+    @classmethod
+    def load(cls, path):
+        """Read what :meth:`save` wrote, and check every number of it.
+
+        Raises:
+            ValueError: the file is none of these, or its arrays contradict each other.
+        """
+        with numpy.load(path, allow_pickle=False) as file:
+            names = set(file.files)
+            n_labels = sum(name.startswith('label_') for name in names)
+            expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
+            expected |= {'label_%d' % i for i in range(n_labels)}
+            if names - {'data'} != expected:
+                raise ValueError('%s: expected the arrays of a SparseDataset, got %s'
+                                 % (path, ', '.join(sorted(names))))
+            arrays = {name: file[name] for name in names}
+        labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
+        arrays['n_relations'] = int(arrays['n_relations'])
+        arrays.setdefault('data', None)
+        try:
+            _check(labels=labels, **arrays)
+        except ValueError as error:
+            raise ValueError('%s: %s' % (path, error)) from None
+        dtypes = {'sizes': numpy.int64, 'full_sizes': numpy.int64, 'row_nnz': numpy.int32,
+                  'columns': numpy.int32}
+        if arrays['atoms'].ndim == 1:
+            dtypes['atoms'] = numpy.int32
+        arrays.update((name, arrays[name].astype(dtype, copy=False))
+                      for name, dtype in dtypes.items())
+        return cls(labels=labels, **arrays)
+
+    def save(self, path):
+        """Write an ``.npz`` file without any pickled object."""
+        fields = self.fields()
+        arrays = {'label_%d' % i: label for i, label in enumerate(fields.pop('labels'))}
+        arrays.update((name, array) for name, array in fields.items() if array is not None)
+        numpy.savez(path, **arrays)
+
+    def take(self, index):
+        """Return the molecules of an index, (k,) int64, as a copy."""
+        nodes = _ranges(self.starts[index], self.sizes[index])
+        entries = _ranges(self.entry_starts[index], self.nnz[index])
+        return Molecules(
+            self.atoms[nodes], self.sizes[index], self.full_sizes[index], self.row_nnz[nodes],
+            self.columns[entries], None if self.data is None else self.data[entries],
+            self.n_relations, [label[index] for label in self.labels])
+
+    @classmethod
+    def from_examples(cls, examples, name, first):
+        """Make them from dense examples; see :func:`chainer_bspmm.dataset.examples.gather`.
+
+        Returns Molecules without labels, and the labels: a tuple a column.
+        """
+        found = dense.gather(examples, True, name, first)
+        csr = BatchedCSR.from_matrices(found.matrices)
+        shift = numpy.repeat(csr.col_offsets[:-1], numpy.diff(csr.indptr[csr.row_offsets]))
+        molecules = cls(
+            found.atoms, numpy.array(found.sizes), numpy.array(found.full_sizes),
+            numpy.diff(csr.indptr),
+            csr.indices - shift, csr.data, csr.n_relations, [])
+        return molecules, found.labels
+
+    @classmethod
+    def concatenate(cls, parts):
+        """Return the molecules of several, one after the other.
+
+        Raises:
+            ValueError: they differ in relations, kind of atoms, or labels.
+        """
+        kinds = {(part.n_relations, part.atoms.shape[1:], part.atoms.dtype.kind,
+                  tuple(label.shape[1:] for label in part.labels)) for part in parts}
+        if len(kinds) > 1:
+            raise ValueError(
+                'expected the same relations, features and labels throughout, got %s'
+                % ' and '.join(sorted(
+                    '%d relations, %s atoms of shape (n%s), labels of shapes %s' % (
+                        n_relations, {'i': 'integer', 'f': 'floating'}[kind],
+                        ''.join(', %d' % n for n in shape), list(labels))
+                    for n_relations, shape, kind, labels in kinds)))
+        columns = {name: numpy.concatenate([getattr(part, name) for part in parts])
+                   for name in ('atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns')}
+        data = None
+        if any(part.data is not None for part in parts):
+            data = numpy.concatenate([
+                numpy.ones(part.columns.size, 'f') if part.data is None else part.data
+                for part in parts])
+        return cls(data=data, n_relations=parts[0].n_relations,
+                   labels=list(map(numpy.concatenate, zip(*[part.labels for part in parts]))),
+                   **columns)
+
+
+def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
+    """Raise ValueError where arrays from a file do not make molecules."""
+    kinds = [('atoms', atoms, 'i' if atoms.ndim == 1 else 'f', (1, 2)), ('sizes', sizes, 'i', (1,)),
+             ('full_sizes', full_sizes, 'i', (1,)), ('row_nnz', row_nnz, 'i', (1,)),
+             ('columns', columns, 'i', (1,))]
+    kinds += [] if data is None else [('data', data, 'f', (1,))]
+    for name, array, kind, ndims in kinds:
+        if array.dtype.kind != kind or array.ndim not in ndims:
+            raise ValueError('%s: expected %s of %s dimensions, got %s of shape %s' % (
+                name, {'i': 'integers', 'f': 'floats'}[kind],
+                ' or '.join(map(str, ndims)), array.dtype, array.shape))
+    if n_relations < 1:
+        raise ValueError('n_relations: expected at least 1, got %d' % n_relations)
+    for name, array, what, length in (
+            ('atoms', atoms, 'the sum of sizes', sizes.sum()),
+            ('row_nnz', row_nnz, 'the sum of sizes', sizes.sum()),
+            ('full_sizes', full_sizes, 'the length of sizes', sizes.size),
+            ('columns', columns, 'the sum of row_nnz', row_nnz.sum()),
+            *([] if data is None else [('data', data, 'the length of columns', columns.size)]),
+            *(('label_%d' % i, label, 'the length of sizes', sizes.size)
+              for i, label in enumerate(labels))):
+        if len(array) != length:
+            raise ValueError('%s: expected %d items, %s, got %d'
+                             % (name, length, what, len(array)))
+    at_least = [('sizes', sizes, 0), ('full_sizes', full_sizes, sizes), ('row_nnz', row_nnz, 0),
+                ('columns', columns, 0)] + ([('atoms', atoms, 0)] if atoms.ndim == 1 else [])
+    for name, array, least in at_least:
+        if (array < least).any():
+            i = int((array < least).argmax())
+            raise ValueError('%s: expected at least %d at position %d, got %d'
+                             % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i]))
+    for name, array in (('atoms', atoms), ('columns', columns)):
+        if array.dtype.kind == 'i':
+            validate.fits_int32(name, int(array.max(initial=0)))
+    widths = numpy.repeat(numpy.repeat(sizes.astype(numpy.int64) * n_relations, sizes), row_nnz)
+    if (columns >= widths).any():
+        i = int((columns >= widths).argmax())
+        raise ValueError('columns: expected less than %d, relations times the nodes of the '
+                         'molecule, at position %d, got %d' % (widths[i], i, columns[i]))
+
+
+def _starts(lengths):
+    """Return 0 and the running sums of `lengths`, int64."""
+    starts = numpy.zeros(len(lengths) + 1, numpy.int64)
+    numpy.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def _ranges(starts, lengths):
+    """Return starts[0], starts[0] + 1, ... (lengths[0] of them), then those of starts[1], ..."""
+    ends = numpy.cumsum(lengths)
+    ranges = numpy.repeat(starts - (ends - lengths), lengths)
+    ranges += numpy.arange(ranges.size)
+    return ranges
+
+
+def _spread(values, place, size):
+    spread = numpy.zeros((size,) + values.shape[1:], values.dtype)
+    spread[place] = values
+    return spread

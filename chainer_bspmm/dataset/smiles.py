@@ -1,0 +1,248 @@
+"""`from_smiles`: from SMILES to a sparse data set, in several processes, never a dense matrix."""
+import collections
+import concurrent.futures
+import functools
+import os
+
+import numpy
+from tqdm import tqdm
+
+from chainer_bspmm.dataset import examples as dense
+from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.sparse import validate
+
+CHUNK = 250  # molecules of one task
+LEAST_PARALLEL = 1000  # below, starting processes takes longer than the work
+
+# dataset; smiles (list of str): canonical, one for each example; kept (array): the position in the
+# input of each; failures: list of Failure.
+FromSmiles = collections.namedtuple('FromSmiles', 'dataset smiles kept failures')
+
+Failure = collections.namedtuple('Failure', 'position smiles reason')
+
+# What the adjacency of a method is made of: n_relations bond types, or 1 for any bond; whether it
+# has a diagonal (a relation of its own where there are several); D^-1/2 A D^-1/2 or A.
+Kind = collections.namedtuple('Kind', 'n_relations diagonal normalized super_node')
+
+KINDS = {
+    'NFPPreprocessor': Kind(1, True, False, False),
+    'GINPreprocessor': Kind(1, True, False, False),
+    'RSGCNPreprocessor': Kind(1, True, True, False),
+    'GGNNPreprocessor': Kind(4, False, False, False),
+    'RelGCNPreprocessor': Kind(4, False, False, False),
+    'RelGATPreprocessor': Kind(4, False, False, False),
+    'GNNFiLMPreprocessor': Kind(5, True, False, False),
+    'NFPGWMPreprocessor': Kind(1, True, False, True),
+    'GINGWMPreprocessor': Kind(1, True, False, True),
+    'RSGCNGWMPreprocessor': Kind(1, True, True, True),
+    'GGNNGWMPreprocessor': Kind(4, False, False, True),
+}
+
+BOND_TYPES = ('SINGLE', 'DOUBLE', 'TRIPLE', 'AROMATIC')
+
+
+def _kind(preprocessor):
+    kind = KINDS.get(type(preprocessor).__name__)
+    if kind is None or not type(preprocessor).__module__.startswith('chainer_chemistry.'):
+        raise TypeError(
+            'preprocessor: expected one of Chainer Chemistry\'s %s, got %s; for another one parse '
+            'with it, then use to_sparse' % (', '.join(KINDS), type(preprocessor).__name__))
+    if preprocessor.out_size >= 0 and (kind.n_relations == 5 or kind.super_node):
+        raise ValueError('preprocessor: expected out_size=-1, as %s fails for molecules that are '
+                         'padded, got %d' % (type(preprocessor).__name__, preprocessor.out_size))
+    return kind
+
+
+def _mol(smiles):
+    """Return RDKit's molecule; ValueError says why there is none."""
+    from rdkit import Chem
+    if not isinstance(smiles, str):
+        raise ValueError('expected a string, got %s' % type(smiles).__name__)
+    mol = Chem.MolFromSmiles(smiles)
+    if mol is None:
+        raw = Chem.MolFromSmiles(smiles, sanitize=False)
+        if raw is None:
+            raise ValueError('RDKit cannot parse it')
+        Chem.SanitizeMol(raw)  # raises, as it did within the call above, but says why
+        raise ValueError('RDKit cannot parse it')
+    return mol
+
+
+def _graph(smiles, preprocessor, kind):
+    """Return canonical SMILES, atomic numbers, and the two ends and the relation of every bond."""
+    from chainer_chemistry.config import MAX_ATOMIC_NUM
+    from chainer_chemistry.dataset.preprocessors.common import type_check_num_atoms
+    canonical, mol = preprocessor.prepare_smiles_and_mol(_mol(smiles))
+    type_check_num_atoms(mol, preprocessor.max_atoms)
+    atoms = [mol.GetAtomWithIdx(i).GetAtomicNum() for i in range(mol.GetNumAtoms())]
+    if 0 <= preprocessor.out_size < len(atoms):
+        raise ValueError('%d atoms, out_size is %d' % (len(atoms), preprocessor.out_size))
+    if kind.super_node and not 0 <= max(atoms, default=-1) <= MAX_ATOMIC_NUM:
+        raise ValueError('no atoms' if not atoms else 'atomic number %d, a super node counts those '
+                         'up to %d' % (max(atoms), MAX_ATOMIC_NUM))
+    bonds = []
+    for i in range(mol.GetNumBonds()):  # quicker than iterating
+        bond = mol.GetBondWithIdx(i)
+        relation = 0
+        if kind.n_relations > 1:
+            name = bond.GetBondType().name
+            if name not in BOND_TYPES:
+                raise ValueError('bond type %s, expected one of %s' % (name, ', '.join(BOND_TYPES)))
+            relation = BOND_TYPES.index(name)
+        bonds.append((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), relation))
+    return canonical, atoms, bonds
+
+
+def _molecules(graphs, preprocessor, kind):
+    """Make `Molecules` of lists of atomic numbers and bonds."""
+    sizes = numpy.array([len(atoms) for _, atoms, _ in graphs], int)
+    atoms = numpy.array([atom for _, atoms, _ in graphs for atom in atoms], numpy.int32)
+    bonds = numpy.array([bond for _, _, bonds in graphs for bond in bonds], int).reshape(-1, 3)
+    starts = numpy.cumsum(sizes) - sizes
+    shift = numpy.repeat(starts, [len(bonds) for _, _, bonds in graphs])
+    row = numpy.concatenate([bonds[:, 0] + shift, bonds[:, 1] + shift])
+    column = numpy.concatenate([bonds[:, 1], bonds[:, 0]])
+    relation = numpy.tile(bonds[:, 2], 2)
+    if kind.diagonal:
+        row = numpy.concatenate([row, numpy.arange(atoms.size)])
+        column = numpy.concatenate([column, numpy.arange(atoms.size) - numpy.repeat(starts, sizes)])
+        relation = numpy.concatenate(
+            [relation, numpy.full(atoms.size, kind.n_relations - 1)])
+    order = numpy.lexsort((column, relation, row))
+    row, column, relation = row[order], column[order], relation[order]
+    row_nnz = numpy.bincount(row, minlength=atoms.size).astype(numpy.int32)
+    data = None
+    if kind.normalized:
+        scale = 1 / numpy.sqrt(row_nnz.astype('f'))  # in float32, as upstream
+        data = scale[row] * scale[column + numpy.repeat(numpy.repeat(starts, sizes), row_nnz)]
+    full_sizes = numpy.maximum(sizes, preprocessor.out_size)
+    columns = (column * kind.n_relations + relation).astype(numpy.int32)
+    molecules = Molecules(
+        atoms, sizes, full_sizes, row_nnz, columns, data, kind.n_relations, [])
+    if kind.super_node:
+        molecules.labels.append(_super_nodes(molecules, relation, kind))
+    return molecules
+
+
+def _super_nodes(molecules, relation, kind):
+    """Return the features of each molecule's super node, (M, F) float32.
+
+    Sizes, sum of the adjacency; of each relation the largest value, and its share of the sum; of
+    each atomic number from 1 on whether there is one, and its share of the atoms.
+
+    Source: ``construct_supernode_feature`` of Chainer Chemistry, sums taken in float64.
+    """
+    from chainer_chemistry.config import MAX_ATOMIC_NUM
+    n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
+    place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
+    values = numpy.ones(place.size) if molecules.data is None else molecules.data
+    sums = numpy.bincount(place, values, n * n_relations).reshape(n, n_relations)
+    largest = numpy.zeros(n * n_relations)
+    numpy.maximum.at(largest, place, values)
+    total = sums.sum(axis=1)
+    width = MAX_ATOMIC_NUM + 1
+    counts = numpy.bincount(numpy.repeat(numpy.arange(n), n_atoms) * width + molecules.atoms,
+                            minlength=n * width).reshape(n, width)[:, 1:]
+    return numpy.concatenate([
+        n_atoms[:, None], total[:, None], largest.reshape(n, n_relations),
+        sums / numpy.where(total, total, 1)[:, None], counts > 0, counts / n_atoms[:, None],
+    ], axis=1).astype('f')
+
+
+def _chunk(preprocessor, first_and_smiles):
+    """Turn a chunk of SMILES into Molecules, canonical SMILES, positions, failures."""
+    from rdkit import rdBase
+    first, smiles = first_and_smiles
+    kind = _kind(preprocessor)
+    graphs, kept, failures = [], [], []
+    with rdBase.BlockLogs():  # the reasons are listed instead
+        for i, text in enumerate(smiles, first):
+            try:
+                graphs.append(_graph(text, preprocessor, kind))
+                kept.append(i)
+            except Exception as error:  # upstream's parsers, too, pass over whatever it is
+                failures.append(Failure(i, text, _reason(error)))
+    return _molecules(graphs, preprocessor, kind), [graph[0] for graph in graphs], kept, failures
+
+
+def _reason(error):
+    name, text = type(error).__name__, str(error).strip()
+    if isinstance(error, ValueError) or name == 'MolFeatureExtractionError':
+        return text
+    return '%s: %s' % (name, text)
+
+
+def _map(task, chunks, n_processes):
+    if n_processes == 1:
+        yield from map(task, chunks)
+        return
+    with concurrent.futures.ProcessPoolExecutor(n_processes) as pool:
+        yield from pool.map(task, chunks)
+
+
+def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
+    """Turn SMILES into a sparse data set, as Chainer Chemistry's preprocessor would into a dense.
+
+    No dense matrix is made. A molecule that cannot be used is left out and listed with its reason.
+    Shows a progress bar on a terminal.
+
+    Args:
+        smiles (sequence of str): M molecules.
+        preprocessor (MolPreprocessor or str): one of Chainer Chemistry's for NFP, GIN, RSGCN, GGNN,
+            RelGCN, RelGAT, GNNFiLM or their GWM forms, its options as they are; or the name of a
+            method, a key of ``preprocess_method_dict``.
+        labels (array or None): (M, ...) labels; rows of molecules left out are left out.
+        n_processes (int or None): processes that work; None means one for each CPU, but only this
+            one below 1000 molecules. 1 starts none.
+
+    Returns:
+        FromSmiles: ``dataset`` (SparseDataset), ``smiles`` (canonical, one for each example, for
+        scaffold splitters), ``kept`` ((n,) int64, positions of the examples in the input), and
+        ``failures``, a list of ``Failure(position, smiles, reason)``.
+
+    Raises:
+        ImportError: RDKit is not installed.
+        TypeError: another preprocessor.
+        ValueError: none of the molecules can be used, ``labels`` has another length, or
+        ``out_size`` is set where upstream's preprocessor fails with it.
+
+    Note:
+        Equal to upstream's data set given to :func:`to_sparse`; the float32 sums in RSGCN's super
+        nodes differ by rounding. Where processes are spawned (Windows, macOS) the calling script
+        needs ``if __name__ == '__main__':``.
+    """
+    try:
+        from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+    except ImportError as error:
+        raise ImportError('from_smiles needs RDKit: pip install rdkit (%s)' % error) from error
+    if isinstance(preprocessor, str):
+        validate.one_of('preprocessor', preprocessor, preprocess_method_dict)
+        preprocessor = preprocess_method_dict[preprocessor]()
+    _kind(preprocessor)
+    smiles = list(smiles)
+    if labels is not None and len(labels) != len(smiles):
+        raise ValueError('labels: expected one for each of the %d SMILES, got %d'
+                         % (len(smiles), len(labels)))
+    if n_processes is None:
+        n_processes = _n_cpus() if len(smiles) >= LEAST_PARALLEL else 1
+    n_processes = validate.count('n_processes', n_processes, 1)
+    chunks = [(first, smiles[first:first + CHUNK]) for first in range(0, len(smiles), CHUNK)]
+    parts, canonical, kept, failures = [], [], [], []
+    with tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar:
+        for part, *lists in _map(functools.partial(_chunk, preprocessor), chunks, n_processes):
+            parts.append(part)
+            for whole, new in zip((canonical, kept, failures), lists):
+                whole += new
+            bar.update(len(lists[1]) + len(lists[2]))
+    if not kept:
+        raise ValueError('smiles: expected at least one molecule that can be used, got %d%s' % (
+            len(smiles), ', the first: %r: %s' % failures[0][1:] if failures else ''))
+    molecules = Molecules.concatenate(parts)
+    if labels is not None:
+        molecules.labels.append(dense.stack([labels[i] for i in kept], 'labels', 0))
+    return FromSmiles(SparseDataset(molecules), canonical, numpy.array(kept), failures)
+
+
+def _n_cpus():
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()

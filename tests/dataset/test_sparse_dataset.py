@@ -1,0 +1,448 @@
+"""to_sparse and SparseDataset: equal to the dense data set in every use that one has."""
+import io
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import numpy
+import pytest
+import scipy.sparse
+
+from chainer.backends import cuda
+from chainer.dataset import concat_examples
+from chainer.datasets import ConcatenatedDataset
+from chainer.datasets import SubDataset
+from chainer.datasets import TransformDataset
+from chainer.iterators import MultiprocessIterator
+from chainer.iterators import SerialIterator
+from chainer.optimizers import Adam
+from chainer.training import StandardUpdater
+from chainer.training.extensions import Evaluator
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.dataset.splitters import RandomSplitter
+from chainer_chemistry.dataset.splitters import StratifiedSplitter
+from chainer_chemistry.datasets import NumpyTupleDataset
+from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import set_up_predictor
+
+from chainer_bspmm import concat_mols
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import sparse_dataset
+from chainer_bspmm.dataset import SparseDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.models import sparsify
+from tests.dataset.test_converters import molecules
+from tests.support import random_matrix
+
+SIZES = (3, 1, 5, 0, 2, 5, 4)
+LAYOUTS = ('packed', 'padded')
+
+
+def assert_same_batch(actual, expected):
+    """Compare what two converters return, every array of the sparse batch included."""
+    (atoms, adj, *labels), (e_atoms, e_adj, *e_labels) = actual, expected
+    for a, e in zip([atoms] + labels, [e_atoms] + e_labels, strict=True):
+        numpy.testing.assert_array_equal(a, e)
+        assert a.dtype == e.dtype
+    for name in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
+        a, e = getattr(adj, name), getattr(e_adj, name)
+        numpy.testing.assert_array_equal(a, e, name)
+        assert a.dtype == e.dtype == numpy.int32
+    numpy.testing.assert_array_equal(adj._host_values(), e_adj._host_values())
+    for name in ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows', 'max_cols',
+                 'max_nnz', 'is_symmetric', 'layout', 'max_atom_id'):
+        assert getattr(adj, name) == getattr(e_adj, name), name
+
+
+def column(values):
+    array = numpy.empty(len(values), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def tuple_data_set(examples):
+    atoms, adj, *labels = zip(*examples)
+    return NumpyTupleDataset(column(atoms), column(adj), *map(numpy.array, labels))
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('n_labels', [0, 2])
+@pytest.mark.parametrize('n_relations', [1, 4])
+@pytest.mark.parametrize('out_size', [None, 7])
+def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, out_size):
+    examples = molecules(SIZES, n_labels, out_size, n_relations)
+    sparse, converter = to_sparse(examples), CSRConverter(layout)
+    for index in ([0, 1, 2, 3, 4, 5, 6], [5], [3], [6, 0, 3, 0, 2]):
+        expected = converter([examples[i] for i in index])
+        assert_same_batch(converter([sparse[i] for i in index]), expected)
+        assert_same_batch(converter(sparse[index]), expected)
+        assert_same_batch(converter(sparse[numpy.array(index)]), expected)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_symmetry_is_known_for_every_batch(layout):
+    rng = numpy.random.RandomState(0)
+    examples = [(numpy.ones(n, 'i'), random_matrix(rng, n, symmetric=symmetric).astype('f'))
+                for n, symmetric in ((5, True), (6, False), (1, True), (4, True), (7, False))]
+    # the pattern alone is symmetric
+    examples.append((numpy.ones(2, 'i'), numpy.array([[0, 1], [2, 0]], 'f')))
+    sparse, converter = to_sparse(examples), CSRConverter(layout)
+    assert sparse.molecules.symmetric.tolist() == [True, False, True, True, False, False]
+    for index in ([0, 2, 3], [0, 1], [3, 4], [0, 5], [2]):
+        assert_same_batch(converter(sparse[index]), converter([examples[i] for i in index]))
+
+
+@pytest.mark.parametrize('chunk', [1, 2, 100])
+def test_chunks_of_the_building_do_not_show(monkeypatch, chunk):
+    monkeypatch.setattr(sparse_dataset, 'CHUNK', chunk)
+    rng = numpy.random.RandomState(0)
+    # all ones in some chunks, other values in others
+    examples = [(numpy.ones(n, 'i'), random_matrix(rng, n, ones=ones).astype('f'), n)
+                for n, ones in ((4, True), (5, True), (3, False), (6, True))]
+    assert_same_batch(concat_mols(to_sparse(examples)), concat_mols(examples))
+
+
+@pytest.mark.parametrize('out_size', [None, 7])
+def test_examples_are_those_of_the_dense_data_set(out_size):
+    dense = molecules(SIZES, 2, out_size, 4)
+    sparse = to_sparse(dense)
+    assert len(sparse) == len(dense) and sparse.n_relations == 4
+    for example, (e_atoms, e_adj, *e_labels) in zip(sparse, dense):
+        atoms, adj, *labels = example
+        assert len(example) == 4
+        numpy.testing.assert_array_equal(atoms, e_atoms)
+        numpy.testing.assert_array_equal(adj.to_dense()[0], e_adj)
+        numpy.testing.assert_array_equal(labels, e_labels)
+        numpy.testing.assert_array_equal(example[-1], e_labels[-1])
+        assert len(example[1:3]) == 2
+        with pytest.raises(IndexError):
+            example[4]
+
+
+def test_indexing():
+    dense = molecules(SIZES)
+    sparse = to_sparse(dense)
+    n, numbers = len(dense), numpy.arange(len(dense))
+    numpy.testing.assert_array_equal(sparse[-1][0], dense[-1][0])
+    numpy.testing.assert_array_equal(sparse[numpy.int64(2)][0], dense[2][0])
+    for index in (slice(None), slice(1, 4), slice(None, None, -2), [4, 0, 4], numpy.array([6, 1]),
+                  [True, False] * 3 + [True], numpy.arange(n) > 3, slice(5, 2)):
+        part = sparse[index]
+        assert isinstance(part, SparseDataset) and len(part) == len(numbers[index])
+        assert part.molecules is sparse.molecules  # nothing is copied
+        for example, i in zip(part, numbers[index]):
+            numpy.testing.assert_array_equal(example[2], dense[i][2])
+    again = sparse[2:6][[3, 0]]
+    assert_same_batch(concat_mols(again), concat_mols([dense[5], dense[2]]))
+    assert len(sparse[[]]) == 0 and to_sparse(sparse) is sparse
+    for index in (n, -n - 1, [n], numpy.zeros((1, 2), int), numpy.array(0)):
+        with pytest.raises(IndexError):
+            sparse[index]
+
+
+def test_sub_data_sets_and_iterators():
+    dense = molecules(SIZES)
+    sparse = to_sparse(dense)
+    order = [3, 2, 6, 1, 0, 5, 4]
+    parts = (SubDataset(sparse, 1, 5, order), SubDataset(dense, 1, 5, order))
+    assert_same_batch(*map(concat_mols, parts))
+    assert_same_batch(*(concat_mols(part[1:]) for part in parts))
+    iterators = [SerialIterator(part, 3, shuffle=False) for part in (sparse, dense)]
+    for _ in range(4):
+        assert_same_batch(*(concat_mols(iterator.next()) for iterator in iterators))
+    # examples of several sets, in any order
+    both = ConcatenatedDataset(sparse[:3], to_sparse(dense[3:]), sparse)
+    for index in ([0, 4, 1, 5, 9], [5, 5, 2]):
+        assert_same_batch(concat_mols([both[i] for i in index]),
+                          concat_mols([dense[i % 7] for i in index]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('n_relations', [1, 4])
+def test_gpu(layout, n_relations):
+    # float64 and bytes beside int32: all of them go in one buffer
+    dense = [(*example, numpy.float64(i), numpy.bool_(i % 2))
+             for i, example in enumerate(molecules(SIZES, n_relations=n_relations))]
+    converter = CSRConverter(layout)
+    atoms, adj, *labels = converter(to_sparse(dense), 0)
+    assert adj.xp is cuda.cupy
+    assert all(isinstance(array, cuda.ndarray) for array in [atoms, *labels])
+    assert_same_batch((cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels)),
+                      converter(dense))
+
+
+def test_iterator_in_other_processes():
+    dense = molecules(SIZES)
+    iterator = MultiprocessIterator(to_sparse(dense), 4, shuffle=False, n_processes=2)
+    try:
+        assert_same_batch(concat_mols(iterator.next()), concat_mols(dense[:4]))
+    finally:
+        iterator.finalize()
+
+
+def test_examples_changed_on_the_way():
+    dense = molecules(SIZES, n_relations=4)
+    sparse = to_sparse(dense)
+    double = TransformDataset(sparse, lambda example: (*example[:2], 2 * example[2]))
+    expected = [(atoms, adj, 2 * label) for atoms, adj, label in dense]
+    assert_same_batch(concat_mols(double), concat_mols(expected))
+    mixed = [dense[0], sparse[1], dense[2]]
+    assert_same_batch(concat_mols(mixed), concat_mols(dense[:3]))
+
+
+def test_splitters():
+    examples = [(atoms, adj, numpy.int32(i % 2))
+                for i, (atoms, adj) in enumerate(molecules((3, 4, 2, 5) * 10, n_labels=0))]
+    dense, sparse = tuple_data_set(examples), to_sparse(examples)
+    for splitter in (RandomSplitter(), StratifiedSplitter()):
+        for parts in zip(*(splitter.train_valid_test_split(data_set, return_index=False, seed=3)
+                           for data_set in (sparse, dense))):
+            assert isinstance(parts[0], SparseDataset)
+            assert_same_batch(*map(concat_mols, parts))
+
+
+def test_columns():
+    examples = molecules(SIZES)
+    dense, sparse = tuple_data_set(examples), to_sparse(tuple_data_set(examples))
+    assert isinstance(sparse, NumpyTupleDataset) and sparse.converter is concat_mols
+    part = sparse[[2, 4]]
+    numpy.testing.assert_array_equal(sparse.features[:, -1], dense.features[:, -1])
+    numpy.testing.assert_array_equal(part.features[:, 2], dense.features[[2, 4], 2])
+    numpy.testing.assert_array_equal(part.get_datasets()[-1], dense.get_datasets()[-1][[2, 4]])
+    for i, atoms in enumerate(sparse.features[:, 0]):
+        numpy.testing.assert_array_equal(atoms, examples[i][0])
+    atoms, adj, _ = part.get_datasets()
+    numpy.testing.assert_array_equal(atoms[-1], examples[4][0])
+    numpy.testing.assert_array_equal(adj[0].to_dense()[0], examples[2][1])
+    assert len(atoms) == 2 and adj[:].shape == (2,)
+    assert sparse.features.shape == dense.features.shape == (7, 3)
+
+
+def test_super_node_and_other_fixed_arrays_are_labels():
+    rng = numpy.random.RandomState(0)
+    examples = [(atoms, adj, rng.uniform(size=6).astype('f'), label)
+                for atoms, adj, label in molecules(SIZES, n_relations=4)]
+    for layout in LAYOUTS:
+        converter = CSRConverter(layout)
+        actual = converter(to_sparse(examples))
+        assert_same_batch(actual, converter(examples))
+        numpy.testing.assert_array_equal(actual[2], dense_concat_mols(examples)[2])
+
+
+def test_node_features_in_place_of_ids():
+    rng = numpy.random.RandomState(0)
+    examples = [(rng.uniform(size=(n, 4)).astype('f'), numpy.eye(n, dtype='f')) for n in (2, 3, 1)]
+    for layout in LAYOUTS:
+        converter = CSRConverter(layout)
+        assert_same_batch(converter(to_sparse(examples)), converter(examples))
+
+
+def test_scipy_adjacency_and_duplicate_entries():
+    twice = scipy.sparse.coo_matrix(([1., 2., 4.], ([0, 0, 1], [1, 1, 0])), (2, 2))
+    examples = [(numpy.array([6, 8], 'i'), twice), (numpy.array([6], 'i'), scipy.sparse.eye(1))]
+    assert_same_batch(concat_mols(to_sparse(examples)), concat_mols(examples))
+
+
+def test_pickle_takes_only_its_own_part():
+    sparse = to_sparse(molecules((4, 2, 3) * 100))
+    part = sparse[[5, 1, 7]]
+    for data_set in (sparse, part):
+        again = pickle.loads(pickle.dumps(data_set))
+        assert isinstance(again, SparseDataset)
+        assert_same_batch(concat_mols(again), concat_mols(data_set))
+    assert len(pickle.dumps(part)) < len(pickle.dumps(sparse)) / 20
+    assert len(pickle.dumps(sparse[0])) < len(pickle.dumps(sparse)) / 20
+    assert_same_batch(concat_mols([pickle.loads(pickle.dumps(sparse[i])) for i in (3, 0)]),
+                      concat_mols(sparse[[3, 0]]))
+
+
+@pytest.mark.parametrize('n_labels', [0, 2])
+@pytest.mark.parametrize('ones', [True, False])
+def test_save_and_load(tmp_path, n_labels, ones):
+    rng = numpy.random.RandomState(0)
+    examples = [(numpy.pad(numpy.arange(1, n + 1), (0, 2)).astype('i'),
+                 numpy.pad(random_matrix(rng, n, 4, ones=ones), ((0, 0), (0, 2), (0, 2))))
+                + (numpy.float32(n),) * n_labels for n in SIZES]
+    sparse = to_sparse(examples)
+    path = str(tmp_path / 'set.npz')
+    for data_set in (sparse, sparse[[4, 2, 0]]):
+        SparseDataset.save(path, data_set)
+        again = SparseDataset.load(path)
+        for layout in LAYOUTS:
+            converter = CSRConverter(layout)
+            assert_same_batch(converter(again), converter(data_set))
+    with zipfile.ZipFile(path) as file:
+        for name in file.namelist():
+            assert numpy.load(file.open(name), allow_pickle=False).dtype.kind in 'if'
+
+
+def test_save_refuses_other_data_sets(tmp_path):
+    with pytest.raises(TypeError, match='dataset: expected a SparseDataset, got NumpyTupleDataset'):
+        SparseDataset.save(str(tmp_path / 'set.npz'), tuple_data_set(molecules()))
+    with pytest.raises(TypeError, match='expected SparseDataset.save for a SparseDataset'):
+        NumpyTupleDataset.save(str(tmp_path / 'set.npz'), to_sparse(molecules()))
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'sizes': None}, 'expected the arrays of a SparseDataset, got atoms, columns'),
+    ({'other': numpy.zeros(3)}, 'expected the arrays of a SparseDataset, got .*other'),
+    ({'atoms': numpy.array([[[1]]])}, r'atoms: expected floats of 1 or 2 dimensions, got int64'),
+    ({'atoms': numpy.array([6., 8, 1])}, 'atoms: expected integers of 1 or 2 dimensions'),
+    ({'atoms': numpy.array([6, 2 ** 31, 1])}, r'atoms: expected at most 2\*\*31 - 1'),
+    ({'columns': numpy.array([0., 1, 0, 1])}, 'columns: expected integers of 1 dimensions, got fl'),
+    ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
+    ({'atoms': numpy.array([6])}, 'atoms: expected 3 items, the sum of sizes, got 1'),
+    ({'row_nnz': numpy.array([1])}, 'row_nnz: expected 3 items, the sum of sizes, got 1'),
+    ({'full_sizes': numpy.array([9])}, 'full_sizes: expected 2 items, the length of sizes, got 1'),
+    ({'columns': numpy.array([0])}, 'columns: expected 4 items, the sum of row_nnz, got 1'),
+    ({'data': numpy.array([1.])}, 'data: expected 4 items, the length of columns, got 1'),
+    ({'label_0': numpy.array([1.])}, 'label_0: expected 2 items, the length of sizes, got 1'),
+    ({'sizes': numpy.array([4, -1])}, 'sizes: expected at least 0 at position 1, got -1'),
+    ({'full_sizes': numpy.array([2, 0])},
+     'full_sizes: expected at least 1 at position 1, got 0'),
+    ({'row_nnz': numpy.array([5, -1, 0])}, 'row_nnz: expected at least 0 at position 1, got -1'),
+    ({'columns': numpy.array([0, -2, 0, 0])},
+     'columns: expected at least 0 at position 1, got -2'),
+    ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
+    ({'columns': numpy.array([0, 1, 1, 1])},
+     'columns: expected less than 1, relations times the nodes of the molecule, at position 3, '
+     'got 1'),
+])
+def test_load_checks_the_file(tmp_path, change, message):
+    arrays = {'atoms': numpy.array([6, 8, 1]), 'sizes': numpy.array([2, 1]),
+              'full_sizes': numpy.array([2, 1]), 'row_nnz': numpy.array([2, 1, 1]),
+              'columns': numpy.array([0, 1, 0, 0]), 'n_relations': 1,
+              'label_0': numpy.array([0., 1.])}
+    path = str(tmp_path / 'set.npz')
+    numpy.savez(path, **arrays)
+    atoms, adj, _ = concat_mols(SparseDataset.load(path))
+    assert adj.nnz == 4 and adj.indices.dtype == atoms.dtype == numpy.int32
+    arrays.update(change)
+    numpy.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(ValueError, match=message) as error:
+        SparseDataset.load(path)
+    assert str(error.value).startswith(path)
+
+
+def test_load_of_other_files(tmp_path):
+    path = str(tmp_path / 'set.npz')
+    NumpyTupleDataset.save(path, tuple_data_set(molecules()))
+    with pytest.raises(ValueError, match='the arrays of a SparseDataset, got arr_0, arr_1, arr_2'):
+        SparseDataset.load(path)
+    with pytest.raises(FileNotFoundError):
+        SparseDataset.load(str(tmp_path / 'none.npz'))
+
+
+@pytest.mark.parametrize('convert', [dense_concat_mols, concat_examples])
+def test_dense_converters_say_which_one_to_use(convert):
+    sparse = to_sparse(molecules())
+    for batch in (sparse, [sparse[0], sparse[1]]):
+        with pytest.raises(TypeError, match='expected chainer_bspmm.concat_mols or CSRConverter'):
+            convert(batch)
+
+
+def test_errors_name_the_example(monkeypatch):
+    monkeypatch.setattr(sparse_dataset, 'CHUNK', 2)
+    good = molecules((3, 2, 4))
+    atoms, adj, label = good[0]
+    for examples, error, message in (
+            ([], ValueError, 'dataset: expected at least one example, got none'),
+            (good + [(atoms, adj[:2], label)], ValueError,
+             r'dataset\[3\]: expected a row and a column'),
+            (good + [(-atoms, adj, label)], ValueError, r'dataset\[3\]\[0\]: expected atom ids of'),
+            (good + [(atoms, adj)], ValueError, r'dataset\[3\]: .* of 3 elements, got 2'),
+            (good[:2] + [(atoms, adj)], ValueError, 'dataset: expected as many columns .* 2 and 3'),
+            (good + ['C'], TypeError, r'dataset\[3\]: expected a tuple .* got str'),
+            (good[:2] + [(atoms, adj[None], label)] * 2, None, None),
+            (good[:2] + molecules((3, 2), n_relations=4), ValueError,
+             'dataset: expected the same relations, .* got 1 relations, .* and 4 relations'),
+            (good[:2] + [(atoms, adj, label[:1])], ValueError,
+             r'dataset\[...\]\[2\]: expected labels of one shape')):
+        if error is None:
+            assert len(to_sparse(examples)) == len(examples)
+            continue
+        with pytest.raises(error, match=message):
+            to_sparse(examples)
+
+
+def test_progress_counts_every_example(monkeypatch):
+    bars = []
+
+    class Bar(sparse_dataset.tqdm):
+        def __init__(self, **options):
+            super().__init__(file=io.StringIO(), **dict(options, disable=False))
+            bars.append((self, options))
+
+    monkeypatch.setattr(sparse_dataset, 'tqdm', Bar)
+    monkeypatch.setattr(sparse_dataset, 'CHUNK', 3)
+    to_sparse(molecules(SIZES))
+    (bar, options), = bars
+    assert bar.n == bar.total == len(SIZES) and options['disable'] is None  # only on a terminal
+
+
+def test_without_rdkit(tmp_path):
+    path = str(tmp_path / 'set.npz')
+    SparseDataset.save(path, to_sparse(molecules()))
+    code = '''if True:
+        import sys
+        sys.modules['rdkit'] = None
+        from chainer_bspmm import concat_mols, dataset
+        data_set = dataset.SparseDataset.load(sys.argv[1])
+        print(concat_mols(data_set)[1].n_rows, data_set.features[:, -1].shape)
+        try:
+            dataset.from_smiles(['C'], 'nfp')
+        except ImportError as error:
+            print(error)
+    '''
+    printed = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, path], check=True,
+                             capture_output=True, text=True).stdout
+    assert printed.startswith('9 (3, 2)\nfrom_smiles needs RDKit: pip install rdkit')
+
+
+def test_batch_without_examples():
+    with pytest.raises(ValueError, match='batch: expected at least one example, got none'):
+        concat_mols(to_sparse(molecules())[:0])
+
+
+def test_too_many_columns_for_one_batch():
+    sparse = to_sparse(molecules((3,)))
+    sparse.molecules.n_relations = 2 ** 30
+    with pytest.raises(ValueError, match='nodes times relations: expected at most'):
+        concat_mols(sparse)
+
+
+def test_repr():
+    sparse = to_sparse(molecules(SIZES))
+    assert repr(sparse[1:]) == '<SparseDataset: 6 molecules, 1 relation, 3 columns>'
+    assert repr(sparse[0]).startswith('SparseExample(array(')
+
+
+def regressor():
+    numpy.random.seed(0)
+    model = Regressor(sparsify(set_up_predictor(
+        'rsgcn', 8, 2, 2, conv_kwargs={'dropout_ratio': 0.})))
+    model(*concat_mols(molecules((3, 2))))  # gives lazy parameters their values
+    return model
+
+
+def test_training_and_prediction():
+    dense = molecules((3, 1, 5, 2, 4, 6))
+    results = []
+    for data_set in (dense, to_sparse(dense)):
+        model = regressor()
+        updater = StandardUpdater(SerialIterator(data_set, 2, shuffle=False),
+                                  Adam().setup(model), converter=concat_mols)
+        for _ in range(4):
+            updater.update()
+        iterator = SerialIterator(data_set, 4, repeat=False, shuffle=False)
+        loss = Evaluator(iterator, model, converter=concat_mols)()['main/loss']
+        predicted = model.predict(data_set, batchsize=4, converter=extract)
+        results.append(numpy.append(predicted, loss))
+    numpy.testing.assert_array_equal(*results)
+
+
+def extract(batch, device=None):
+    return concat_mols(batch, device)[:2]
