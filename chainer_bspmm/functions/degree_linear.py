@@ -6,8 +6,10 @@ from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
+from chainer.functions.math.sum import Sum
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.quick import quick_apply
 
 
 class Degrees:
@@ -128,8 +130,9 @@ class DegreeWeightGradients(function_node.FunctionNode):
         shape = gy.shape[1], x.shape[1]
         weights = [xp.zeros(shape, self._dtype) if weight is None else weight
                    for weight in grad_outputs]
-        return tuple(DegreeProduct(self._degrees, trans=not index).apply(
-            ((x, gy)[1 - index], *weights))[0] for index in indexes)
+        pairs = (gy, True), (x, False)
+        return tuple(DegreeProduct(self._degrees, trans).apply((given, *weights))[0]
+                     for given, trans in map(pairs.__getitem__, indexes))
 
 
 def _product_gradients(degrees, inputs, gy, indexes, trans=False):
@@ -137,10 +140,10 @@ def _product_gradients(degrees, inputs, gy, indexes, trans=False):
     x, *weights = inputs
     gradients = []
     if 0 in indexes:
-        gradients += DegreeProduct(degrees, not trans).apply((gy, *weights))
+        gradients += quick_apply(DegreeProduct(degrees, not trans), (gy, *weights))
     if len(indexes) > len(gradients):
         pair = (gy, x) if trans else (x, gy)
-        all_weights = DegreeWeightGradients(degrees, weights[0].dtype).apply(pair)
+        all_weights = quick_apply(DegreeWeightGradients(degrees, weights[0].dtype), pair)
         gradients += [all_weights[index - 1] for index in indexes if index]
     return tuple(gradients)
 
@@ -164,13 +167,13 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
     def backward(self, indexes, grad_outputs):
         n_types = len(self.inputs) // 2
         y, = self.get_retained_outputs()
-        gy, = SigmoidGrad((None,)).apply((y, grad_outputs[0]))
+        gy, = quick_apply(SigmoidGrad((None,)), (y, grad_outputs[0]))
         gradients = _product_gradients(
             self._degrees, self.get_retained_inputs(), gy,
             [index for index in indexes if index <= n_types])
         n_biases = len(indexes) - len(gradients)
         if n_biases:
-            bias = functions.sum(gy, axis=0)
+            bias, = quick_apply(Sum(axis=0), (gy,))
             gradients += (functions.cast(bias, self.inputs[-1].dtype),) * n_biases
         return gradients
 

@@ -4,7 +4,7 @@ from chainer import functions
 from chainer_chemistry.links import GraphMLP
 
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.linear_relu import linear_relu
+from chainer_bspmm.links.activated import activated
 from chainer_bspmm.links.twin import take_over
 
 
@@ -63,18 +63,8 @@ class GINUpdate(chainer.Chain):
             h = functions.reshape(h, (adj.n_rows, shape[2]))
         *hidden, last = self.graph_mlp.layers
         for linear in hidden:
-            h = _activated(linear, h, self.graph_mlp.activation)
-        h = _activated(last, h, functions.relu)
+            h = activated(linear, h, self.graph_mlp.activation)
+        h = activated(last, h, functions.relu)
         if self.dropout_ratio > 0.:
             h = functions.dropout(h, ratio=self.dropout_ratio)
         return h if len(shape) == 2 else functions.reshape(h, shape[:2] + h.shape[1:])
-
-
-def _activated(linear, h, activation):
-    """Return ``activation(linear(h))``, in one node where that is a rectifier."""
-    if activation is not functions.relu or linear.local_link_hooks:
-        # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
-        return activation(chainer.links.Linear.__call__(linear, h))
-    if linear.W.array is None:
-        linear._initialize_params(h.shape[1])
-    return linear_relu(h, linear.W, linear.b)

@@ -4,6 +4,7 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.links.activated import activated
 from chainer_bspmm.links.real_nodes import real_nodes
 from chainer_bspmm.links.twin import take_over
 
@@ -41,8 +42,7 @@ class NFPReadout(chainer.Chain):
 
     def scores(self, h):
         """Return what every node writes into its graph's fingerprint, (n_rows, out_dim)."""
-        # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
-        return functions.softmax(chainer.links.Linear.__call__(self.output_weight, h))
+        return activated(self.output_weight, h, functions.softmax)
 
     def forward(self, h, adj, is_real_node=None):
         """Reduce.
