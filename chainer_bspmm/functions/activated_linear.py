@@ -5,9 +5,9 @@ from chainer.functions.activation.softmax import _SoftmaxGrad
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
-from chainer.functions.math.sum import Sum
 
 from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.row_sum import RowSum
 
 
 class ActivatedLinear(LinearFunction):
@@ -27,7 +27,7 @@ class ActivatedLinear(LinearFunction):
         y, = self.get_retained_outputs()
         gy = self._activation_gradient(y, grad_outputs[0])
         nodes = {0: (LinearGradData(), (W, gy)), 1: (LinearGradWeight(W.dtype), (x, gy)),
-                 2: (Sum(axis=0), (gy,))}
+                 2: (RowSum(), (gy,))}
         return tuple(quick_apply(*nodes[index])[0] for index in indexes)
 
 

@@ -6,10 +6,10 @@ from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
-from chainer.functions.math.sum import Sum
 
 from chainer_bspmm import backend
 from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.row_sum import RowSum
 
 
 class Degrees:
@@ -173,7 +173,7 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
             [index for index in indexes if index <= n_types])
         n_biases = len(indexes) - len(gradients)
         if n_biases:
-            bias, = quick_apply(Sum(axis=0), (gy,))
+            bias, = quick_apply(RowSum(), (gy,))
             gradients += (functions.cast(bias, self.inputs[-1].dtype),) * n_biases
         return gradients
 

@@ -9,9 +9,9 @@ from chainer.backends import cuda
 from chainer_bspmm.functions.activated_linear import linear_relu
 from chainer_bspmm.functions.activated_linear import linear_softmax
 from tests.functions.test_bspmm import check_gradients
-from tests.support import assert_close
 from tests.support import DTYPES
 from tests.support import features
+from tests.support import relative_error
 
 PAIRS = [(linear_relu, functions.relu), (linear_softmax, functions.softmax)]
 
@@ -43,7 +43,9 @@ def test_same_as_two_functions(xp, fused, activation, shape, dtype, wanted):
         if expected is None:
             assert actual is None
         else:
-            assert_close(actual, cuda.to_cpu(expected).astype('d'), dtype)
+            # Chainer sums a float16 bias gradient in float16, on the host: 50 roundings of 5e-4.
+            assert actual.dtype == dtype and actual.shape == expected.shape
+            assert relative_error(actual, expected) < (5e-3 if dtype == 'float16' else 1e-5)
 
 
 @pytest.mark.parametrize('fused, activation', PAIRS)
