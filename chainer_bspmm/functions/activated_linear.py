@@ -1,7 +1,8 @@
 """A linear layer and its activation as one node."""
 import chainer
+from chainer import function_node
+from chainer import functions
 from chainer.functions.activation.relu import ReLUGrad2
-from chainer.functions.activation.softmax import _SoftmaxGrad
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
@@ -48,7 +49,30 @@ class LinearSoftmax(ActivatedLinear):
         y /= y.sum(axis=1, keepdims=True)
 
     def _activation_gradient(self, y, gy):
-        return quick_apply(_SoftmaxGrad(axis=1), (y, gy))[0]
+        return quick_apply(SoftmaxGrad(), (y, gy))[0]
+
+
+class SoftmaxGrad(function_node.FunctionNode):
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - sum_k y[i, k] gy[i, k])``.
+
+    Chainer's own looks at every row of y for the module that it belongs to: a view a row on a GPU.
+    """
+
+    def forward(self, inputs):
+        self.retain_inputs((0, 1))
+        y, gy = inputs
+        gx = y * gy
+        gx -= y * gx.sum(axis=1, keepdims=True)
+        return gx,
+
+    def backward(self, indexes, grad_outputs):
+        y, gy = self.get_retained_inputs()
+        ggx, = grad_outputs
+
+        def inner(a):
+            return functions.broadcast_to(functions.sum(y * a, axis=1, keepdims=True), a.shape)
+
+        return ggx * (gy - inner(gy)) - gy * inner(ggx), SoftmaxGrad().apply((y, ggx))[0]
 
 
 def linear_relu(x, W, b=None):

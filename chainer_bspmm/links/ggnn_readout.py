@@ -1,4 +1,4 @@
-"""Gated readout, of GGNN and of the models that borrow it."""
+"""Gated readout of a batch of graphs."""
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -9,21 +9,22 @@ from chainer_bspmm.links.twin import take_over
 
 
 class GGNNReadout(chainer.Chain):
-    """Compute ``y[g] = f(sum over the nodes i of graph g of sigmoid(I x[i]) f'(J x[i]))``.
+    """Compute ``activation_agg(sum_i sigmoid(W_i [h[i]; h0[i]]) * activation(W_j [h[i]; h0[i]]))``.
 
-    x is h and h0 side by side. Takes the place of ``chainer_chemistry.links.GGNNReadout``;
-    parameters ``i_layer/{W,b}``, ``j_layer/{W,b}``.
+    The sum is over the nodes of every graph. Takes the place of
+    ``chainer_chemistry.links.readout.ggnn_readout.GGNNReadout``; parameters ``i_layer/{W,b}`` and
+    ``j_layer/{W,b}``.
 
     Args:
         out_dim (int): width of the result.
         in_channels (int or None): width of ``h`` and ``h0`` together; None means what the first
             call brings.
-        nobias (bool): leave out the biases.
-        activation (callable): f', applied to the nodes.
-        activation_agg (callable): f, applied to the sums.
+        nobias (bool): leave out both biases.
+        activation (callable): of the nodes.
+        activation_agg (callable): of the sums.
 
     Source:
-        Li, Tarlow, Brockschmidt, Zemel 2016 (arXiv:1511.05493), equation 7.
+        Li et al. 2015 (arXiv:1511.05493), equation 7.
     """
 
     def __init__(self, out_dim, in_channels=None, nobias=False, activation=functions.identity,
@@ -58,21 +59,30 @@ class GGNNReadout(chainer.Chain):
 
         Args:
             h (Variable or array): (n_rows, channels) node features.
-            adj (BatchedCSR): says which rows are whose.
-            h0 (Variable or array or None): (n_rows, channels) features of the same nodes to take
-                in as well.
-            is_real_node (array or None): (n_rows,), or (n_graphs, N) where ``adj`` is padded; nodes
-                for which it is 0 do not count. None: all count, in padded layout the rows past a
-                graph's nodes too.
+            adj (BatchedCSR): says which rows are whose. In padded layout the rows past a graph's
+                nodes take part, as they do in Chainer Chemistry, unless ``is_real_node`` is given.
+            h0 (Variable or array or None): (n_rows, channels0) features of the nodes before the
+                first update.
+            is_real_node (array or None): 1 for nodes that take part, 0 for the others; (n_rows,),
+                or (n_graphs, N) where ``adj`` is padded.
 
         Returns:
-            Variable: (n_graphs, out_dim).
+            Variable: (n_graphs, out_dim). A graph without nodes gives ``activation_agg(0)``.
+
+        Raises:
+            TypeError, ValueError: ``is_real_node`` is no array, or has another shape.
         """
-        x = h if h0 is None else functions.concat((h, h0), axis=1)
+        if h0 is not None:
+            h = functions.concat((h, h0), axis=1)
         # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
-        linear = chainer.links.Linear.__call__
-        gate = functions.sigmoid(linear(self.i_layer, x))
-        g = gate * self.activation(linear(self.j_layer, x))
+        gate, value = (chainer.links.Linear.__call__(layer, h)
+                       for layer in (self.i_layer, self.j_layer))
+        g = functions.sigmoid(gate) * _apply(self.activation, value)
         if is_real_node is not None:
             g = g * real_nodes(is_real_node, adj, g.dtype)
-        return self.activation_agg(segment_sum(adj, g))
+        return _apply(self.activation_agg, segment_sum(adj, g))
+
+
+def _apply(activation, x):
+    # Chainer's identity would be a node of the graph all the same.
+    return x if activation is functions.identity else activation(x)
