@@ -172,7 +172,7 @@ def classifier_reports_lazily(module):
 
 # --- GIN's first_mlp, which takes part in nothing ---
 
-def _zero_unused_layers(mlp, n_channels):
+def zero_unused_layers(mlp, n_channels):
     """Give layers that were never called a weight, without drawing random numbers."""
     import chainer
 
@@ -191,7 +191,7 @@ def _initialize_first_mlp(model_class, get_atoms):
         # Atom ids go through the embedding. Only GINSparse puts anything else (features)
         # through first_mlp, which then takes its shapes from them.
         if get_atoms(*args, **kwargs).dtype == numpy.int32:
-            _zero_unused_layers(self.first_mlp, self.hidden_channels)
+            zero_unused_layers(self.first_mlp, self.hidden_channels)
         return forward(self, *args, **kwargs)
 
     model_class.__call__ = call

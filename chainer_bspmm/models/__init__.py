@@ -1,5 +1,7 @@
 """Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
+from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.nfp import NFP
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.sparsify import sparsify
 
-__all__ = ['RSGCN', 'sparsify']
+__all__ = ['GIN', 'NFP', 'RSGCN', 'sparsify']

@@ -1,13 +1,25 @@
 """`sparsify`: swap the dense graph convolutions of a model for sparse ones."""
 import chainer
+from chainer_chemistry.links.update.gin_update import GINUpdate as DenseGINUpdate
+from chainer_chemistry.links.update.nfp_update import NFPUpdate as DenseNFPUpdate
 from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate as DenseRSGCNUpdate
+from chainer_chemistry.models.gin import GIN as DenseGIN
+from chainer_chemistry.models.nfp import NFP as DenseNFP
 from chainer_chemistry.models.rsgcn import RSGCN as DenseRSGCN
 
+from chainer_bspmm.links import GINUpdate
+from chainer_bspmm.links import NFPUpdate
 from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.nfp import NFP
 from chainer_bspmm.models.rsgcn import RSGCN
 
 # Chainer Chemistry's class -> ours.
-SWAPS = {DenseRSGCN: RSGCN, DenseRSGCNUpdate: RSGCNUpdate}
+SWAPS = {
+    DenseRSGCN: RSGCN, DenseRSGCNUpdate: RSGCNUpdate,
+    DenseGIN: GIN, DenseGINUpdate: GINUpdate,
+    DenseNFP: NFP, DenseNFPUpdate: NFPUpdate,
+}
 
 # Where Chainer Chemistry keeps links that multiply by an adjacency matrix, and what else is there.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
@@ -22,14 +34,14 @@ def sparsify(model):
 
     Inside a wrapper (GraphConvPredictor, Regressor, Classifier, a Chain of your own) the swap is
     made in place: the wrapper is returned, its parameters are the very same objects, an optimizer
-    that was set up before goes on, its state included. A bare RSGCN is returned new, and shares its
+    that was set up before goes on, its state included. A bare model is returned new, and shares its
     child links with the old one, which stays usable: an optimizer that was set up with the old
     model goes on updating the shared parameters, but its ``target`` is the old model; set it up
     with the new one (``optimizer.setup(new)`` starts its state afresh) or sparsify first.
 
     Args:
-        model (chainer.Link): an upstream RSGCN or RSGCNUpdate, or anything that contains one.
-            An RSGCNUpdate in a Chain of your own, with its three-dimensional features, needs
+        model (chainer.Link): an upstream model or update link, or anything that contains one. An
+            update link in a Chain of your own, with its three-dimensional features, needs
             ``CSRConverter(layout='padded')``.
 
     Returns:

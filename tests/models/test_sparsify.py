@@ -8,9 +8,9 @@ import pytest
 import chainer
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
-from chainer_chemistry.models import GIN
 from chainer_chemistry.models import MLP
 from chainer_chemistry.models import RSGCN as DenseRSGCN
+from chainer_chemistry.models import SchNet
 from chainer_chemistry.models.gwm.gwm_net import RSGCN_GWM
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import GraphConvPredictor
@@ -239,13 +239,13 @@ def test_device_is_kept_on_a_gpu():
     assert model(*concat_mols(EXAMPLES, '@cupy:0')[:2]).xp is chainer.backends.cuda.cupy
 
 
-SUPPORTED = 'expected one of the supported RSGCN, RSGCNUpdate'
+SUPPORTED = 'expected one of the supported RSGCN, RSGCNUpdate.*'
 
 
 @pytest.mark.parametrize('model, message', [
-    (lambda: GIN(4), 'model: %s, got chainer_chemistry.models.gin.GIN' % SUPPORTED),
-    (lambda: GraphConvPredictor(GIN(4)),
-     r'model\.graph_conv: %s, got chainer_chemistry.models.gin.GIN' % SUPPORTED),
+    (lambda: SchNet(4), 'model: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED),
+    (lambda: GraphConvPredictor(SchNet(4)),
+     r'model\.graph_conv: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED),
     (lambda: RSGCN_GWM(4, hidden_channels=4),
      'model: %s, got chainer_chemistry.*RSGCN_GWM' % SUPPORTED),
     (lambda: MLP(3, 8), 'model: %s, .* got chainer_chemistry.models.mlp.MLP' % SUPPORTED),
@@ -264,7 +264,7 @@ def test_no_link():
 
 
 def test_nothing_is_changed_where_a_part_cannot_be_swapped():
-    good, bad = GraphConvPredictor(rsgcn()), GraphConvPredictor(GIN(4))
-    with pytest.raises(ValueError, match=r'model\.1\.graph_conv: .*GIN'):
+    good, bad = GraphConvPredictor(rsgcn()), GraphConvPredictor(SchNet(4))
+    with pytest.raises(ValueError, match=r'model\.1\.graph_conv: .*SchNet'):
         sparsify(chainer.ChainList(good, bad))
     assert type(good.graph_conv) is DenseRSGCN

@@ -1,0 +1,98 @@
+"""A linear layer and its activation as one node."""
+import chainer
+from chainer import function_node
+from chainer import functions
+from chainer.functions.activation.relu import ReLUGrad2
+from chainer.functions.connection.linear import LinearFunction
+from chainer.functions.connection.linear import LinearGradData
+from chainer.functions.connection.linear import LinearGradWeight
+
+from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.row_sum import RowSum
+
+
+class ActivatedLinear(LinearFunction):
+    """Chainer's own linear function, activated in place before anyone sees the result."""
+
+    def forward_chainerx(self, inputs):
+        return chainer.Fallback  # the inherited one would leave out the activation
+
+    def forward(self, inputs):
+        y, = super().forward(inputs)
+        self._activate(chainer.backend.get_array_module(y), y)
+        self.retain_outputs((0,))
+        return y,
+
+    def backward(self, indexes, grad_outputs):
+        x, W = self.get_retained_inputs()
+        y, = self.get_retained_outputs()
+        gy = self._activation_gradient(y, grad_outputs[0])
+        nodes = {0: (LinearGradData(), (W, gy)), 1: (LinearGradWeight(W.dtype), (x, gy)),
+                 2: (RowSum(), (gy,))}
+        return tuple(quick_apply(*nodes[index])[0] for index in indexes)
+
+
+class LinearReLU(ActivatedLinear):
+
+    def _activate(self, xp, y):
+        xp.maximum(y, 0, out=y)
+
+    def _activation_gradient(self, y, gy):
+        return quick_apply(ReLUGrad2(y.array), (gy,))[0]
+
+
+class LinearSoftmax(ActivatedLinear):
+
+    def _activate(self, xp, y):
+        y -= y.max(axis=1, keepdims=True)
+        xp.exp(y, out=y)
+        y /= y.sum(axis=1, keepdims=True)
+
+    def _activation_gradient(self, y, gy):
+        return quick_apply(SoftmaxGrad(), (y, gy))[0]
+
+
+class SoftmaxGrad(function_node.FunctionNode):
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - sum_k y[i, k] gy[i, k])``.
+
+    Chainer's own looks at every row of y for the module that it belongs to: a view a row on a GPU.
+    """
+
+    def forward(self, inputs):
+        self.retain_inputs((0, 1))
+        y, gy = inputs
+        gx = y * gy
+        gx -= y * gx.sum(axis=1, keepdims=True)
+        return gx,
+
+    def backward(self, indexes, grad_outputs):
+        y, gy = self.get_retained_inputs()
+        ggx, = grad_outputs
+
+        def inner(a):
+            return functions.broadcast_to(functions.sum(y * a, axis=1, keepdims=True), a.shape)
+
+        return ggx * (gy - inner(gy)) - gy * inner(ggx), SoftmaxGrad().apply((y, ggx))[0]
+
+
+def linear_relu(x, W, b=None):
+    """Compute ``y[i, c] = max(0, sum_k W[c, k] x[i, k] + b[c])``. Differentiable to any order.
+
+    Args:
+        x (Variable or array): (n_rows, n_in) floats.
+        W (Variable or array): (n_out, n_in).
+        b (Variable or array or None): (n_out,).
+
+    Returns:
+        Variable: (n_rows, n_out), of x's dtype; NaN propagates. The same numbers as
+        ``chainer.functions.relu(chainer.functions.linear(x, W, b))``, in one node instead of two.
+    """
+    return LinearReLU().apply((x, W) if b is None else (x, W, b))[0]
+
+
+def linear_softmax(x, W, b=None):
+    """Compute ``y[i] = softmax(W x[i] + b)``; arguments and result as :func:`linear_relu`.
+
+    Every row of the result sums to 1.
+    """
+    return LinearSoftmax().apply((x, W) if b is None else (x, W, b))[0]

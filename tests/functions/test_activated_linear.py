@@ -1,0 +1,65 @@
+"""Linear layers with an activation against Chainer's two functions; gradients to second order."""
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.functions.activated_linear import linear_relu
+from chainer_bspmm.functions.activated_linear import linear_softmax
+from tests.functions.test_bspmm import check_gradients
+from tests.support import DTYPES
+from tests.support import features
+from tests.support import relative_error
+
+PAIRS = [(linear_relu, functions.relu), (linear_softmax, functions.softmax)]
+
+
+def inputs(xp, n, n_in, n_out, dtype):
+    rng = numpy.random.RandomState(0)
+    x, W = features(rng, xp, n, n_in, dtype), features(rng, xp, n_out, n_in, dtype)
+    return x, W, features(rng, xp, 1, n_out, dtype)[0]
+
+
+def outcome(function, given, wanted, weights):
+    variables = [chainer.Variable(a.copy(), requires_grad=i in wanted)
+                 for i, a in enumerate(given)]
+    y = function(*variables)
+    functions.sum(y * y * weights).backward()
+    return [y.array] + [variable.grad for variable in variables]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('shape', [(50, 7, 3), (1, 1, 1), (0, 4, 2)])
+@pytest.mark.parametrize('wanted', [(0, 1, 2), (0, 1), (1,), (0, 2)], ids=str)
+@pytest.mark.parametrize('fused, activation', PAIRS)
+def test_same_as_two_functions(xp, fused, activation, shape, dtype, wanted):
+    given = inputs(xp, *shape, dtype)[:3 if 2 in wanted else 2]
+    weights = xp.arange(1, shape[2] + 1, dtype=dtype)
+    ours = outcome(fused, given, wanted, weights)
+    theirs = outcome(lambda *a: activation(functions.linear(*a)), given, wanted, weights)
+    for actual, expected in zip(ours, theirs):
+        if expected is None:
+            assert actual is None
+        else:
+            # Chainer sums a float16 bias gradient in float16, on the host: 50 roundings of 5e-4.
+            assert actual.dtype == dtype and actual.shape == expected.shape
+            assert relative_error(actual, expected) < (5e-3 if dtype == 'float16' else 1e-5)
+
+
+@pytest.mark.parametrize('fused, activation', PAIRS)
+def test_gradients(xp, fused, activation):
+    given = inputs(xp, 20, 5, 4, 'float64')
+    if fused is linear_relu:
+        assert 20 < (linear_relu(*given).array > 0).sum() < 60  # both sides of the bend
+    check_gradients(lambda *a: fused(*a) ** 2, *given)
+
+
+@pytest.mark.parametrize('fused, activation', PAIRS)
+def test_nan_propagates_and_large_values_do_not_overflow(xp, fused, activation):
+    x, W, b = inputs(xp, 3, 2, 4, 'float32')
+    x[1, 0] = numpy.nan
+    x[2] *= 1e4
+    y = cuda.to_cpu(fused(x, W, b).array)
+    assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()

@@ -1,0 +1,161 @@
+"""Degree-dependent linear layers: values by a loop, both ways to compute them, gradients."""
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.functions.degree_linear import degree_linear_sigmoid
+from chainer_bspmm.functions.degree_linear import Degrees
+from chainer_bspmm.functions.degree_linear import degrees_of
+from tests.functions.test_bspmm import check_gradients
+from tests.support import assert_close
+from tests.support import DTYPES
+from tests.support import features
+
+# Types of nodes: with and without, one that nobody has, one with several, one past the last (4).
+TYPES = numpy.array([1, 0, 4, 2, 2, 9, 1, 2, 4, 0, 2])
+N_TYPES = 4
+
+
+def degrees(xp, types=TYPES, fixed_shape=False):
+    """Return Degrees; `fixed_shape` makes the host compute as a GPU does."""
+    new = Degrees(xp.asarray(types[:, None] == numpy.arange(1, N_TYPES + 1)))
+    if fixed_shape:
+        new.rows = None
+    return new
+
+
+def parameters(rng, xp, n_in, n_out, dtype):
+    return ([features(rng, xp, n_out, n_in, dtype) for _ in range(N_TYPES)],
+            [features(rng, xp, 1, n_out, dtype)[0] for _ in range(N_TYPES)])
+
+
+def loop(types, x, weights, biases):
+    """Return the float64 truth, a node at a time."""
+    x, *parameters = (cuda.to_cpu(a).astype('d') for a in (x, *weights, *biases))
+    weights, biases = parameters[:N_TYPES], parameters[N_TYPES:]
+    rows = []
+    for kind, row in zip(types, x):
+        message = weights[kind - 1] @ row if 1 <= kind <= N_TYPES else 0
+        rows.append(1 / (1 + numpy.exp(-(message + sum(biases)))))
+    return numpy.array(rows).reshape(len(x), len(biases[0]))
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('types', [TYPES, TYPES[:0], TYPES * 0, TYPES[:1]], ids=str)
+@pytest.mark.parametrize('fixed_shape', [False, True])
+def test_values(xp, types, dtype, fixed_shape):
+    rng = numpy.random.RandomState(0)
+    for n_in, n_out in ((5, 3), (1, 1), (2, 33)):
+        x = features(rng, xp, len(types), n_in, dtype)
+        weights, biases = parameters(rng, xp, n_in, n_out, dtype)
+        y = degree_linear_sigmoid(degrees(xp, types, fixed_shape), x, weights, biases).array
+        # float16: sums of a few terms are themselves rounded, which the sigmoid shrinks again.
+        assert_close(y, loop(types, x, weights, biases), dtype)
+
+
+@pytest.mark.parametrize('fixed_shape', [False, True])
+def test_gradients(xp, fixed_shape):
+    rng = numpy.random.RandomState(0)
+    x = features(rng, xp, len(TYPES), 3, 'float64')
+    weights, biases = parameters(rng, xp, 3, 2, 'float64')
+    given = degrees(xp, fixed_shape=fixed_shape)
+    check_gradients(
+        lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:]) ** 2,
+        x, *weights, *biases)
+
+
+@pytest.mark.parametrize('fixed_shape', [False, True])
+def test_gradients_of_some_inputs_only(xp, fixed_shape):
+    """As with a frozen layer, or with features instead of an embedding."""
+    rng = numpy.random.RandomState(0)
+    x = features(rng, xp, len(TYPES), 3, 'float64')
+    weights, biases = parameters(rng, xp, 3, 2, 'float64')
+
+    def gradients(wanted):
+        every = [chainer.Variable(a, requires_grad=i in wanted)
+                 for i, a in enumerate((x, *weights, *biases))]
+        y = degree_linear_sigmoid(degrees(xp, fixed_shape=fixed_shape), every[0],
+                                  every[1:N_TYPES + 1], every[N_TYPES + 1:])
+        chainer.functions.sum(y * y).backward()
+        return [variable.grad for variable in every]
+
+    full = gradients(range(2 * N_TYPES + 1))
+    for wanted in ([0], [2], [0, 4], [3, 5], [1, 2, 8], [6]):
+        for i, gradient in enumerate(gradients(wanted)):
+            if i in wanted:
+                numpy.testing.assert_allclose(
+                    cuda.to_cpu(gradient), cuda.to_cpu(full[i]), rtol=1e-12)
+            else:
+                assert gradient is None
+
+
+def test_infinite_feature_stays_in_its_row(xp):
+    """A weight that is not the node's own must not turn an infinity into NaN."""
+    for fixed_shape in (False, True):
+        x = xp.asarray(features(numpy.random.RandomState(0), numpy, 3, 2, 'float32'))
+        x[0] = numpy.inf
+        weights, biases = parameters(numpy.random.RandomState(1), xp, 2, 2, 'float32')
+        y = degree_linear_sigmoid(
+            degrees(xp, numpy.array([0, 1, 2]), fixed_shape), x, weights, biases)
+        assert numpy.isfinite(cuda.to_cpu(y.array)).all()
+
+
+MATRICES = [numpy.array([[1, 1, 0], [2, 1, 0], [1, 0, 0]]), numpy.ones((1, 1)), numpy.eye(2),
+            numpy.zeros((2, 2)), numpy.array([[0.5, 0.], [1., 1.]])]
+COLUMN_SUMS = [4, 2, 0, 1, 1, 1, 0, 0, 1.5, 1]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('kind', ['csr', 'coo'])
+def test_degrees_are_sums_of_columns(xp, kind, dtype):
+    if xp is not numpy and kind == 'coo' and dtype == 'float16':
+        pytest.skip('atomics refuse float16, see test_bspmm_coo')
+    adj = BatchedCSR.from_matrices(MATRICES).astype(dtype)
+    adj = BatchedCOO.from_csr(adj) if kind == 'coo' else adj
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    found = degrees_of(adj, 4)
+    expected = numpy.array(COLUMN_SUMS)[:, None] == numpy.arange(1, 5)
+    numpy.testing.assert_array_equal(cuda.to_cpu(found.is_type), expected)
+    if xp is numpy:
+        assert [rows.tolist() for rows in found.rows] == [[3, 4, 5, 9], [1], [], [0]]
+    else:
+        assert found.rows is None
+
+
+def test_degrees_of_implicit_ones_and_in_padded_layout(xp):
+    adj = BatchedCSR.from_matrices([numpy.ones((3, 3)), numpy.eye(1)], 'padded')
+    assert adj.data is None
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    kinds = cuda.to_cpu(degrees_of(adj, 4).is_type)
+    assert kinds.argmax(axis=1).tolist() == [2, 2, 2, 0, 0, 0] and not kinds[4:].any()
+
+
+def test_degrees_are_found_once(monkeypatch):
+    adj = BatchedCSR.from_matrices(MATRICES)
+    first = degrees_of(adj, 4)
+    monkeypatch.setattr(backend, 'bspmm', None)
+    assert degrees_of(adj, 4) is first
+    monkeypatch.undo()
+    assert degrees_of(adj, 2).is_type.shape == (10, 2)
+
+
+def test_several_relations_are_refused():
+    with pytest.raises(ValueError, match='adj: expected a column for each node .* 2 relations'):
+        degrees_of(BatchedCSR.from_matrices([numpy.ones((2, 3, 3))]), 4)
+
+
+@pytest.mark.parametrize('x, n_weights, n_biases, message', [
+    (numpy.ones((3, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\), .* got \(3, 2\)'),
+    (numpy.ones((1, 11, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\)'),
+    (numpy.ones((11, 2), 'f'), 3, 4, 'weights: expected one for each of 4 degrees, got 3'),
+    (numpy.ones((11, 2), 'f'), 4, 5, 'biases: expected one for each of 4 degrees, got 5'),
+])
+def test_bad_input(x, n_weights, n_biases, message):
+    with pytest.raises(ValueError, match=message):
+        degree_linear_sigmoid(degrees(numpy), x, [numpy.ones((3, 2), 'f')] * n_weights,
+                              [numpy.ones(3, 'f')] * n_biases)
