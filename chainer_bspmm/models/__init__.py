@@ -1,5 +1,7 @@
 """Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
+from chainer_bspmm.models.ggnn import GGNN
+from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.sparsify import sparsify
 
-__all__ = ['RSGCN', 'sparsify']
+__all__ = ['GGNN', 'RSGCN', 'RelGCN', 'sparsify']

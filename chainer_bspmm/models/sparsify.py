@@ -1,13 +1,25 @@
 """`sparsify`: swap the dense graph convolutions of a model for sparse ones."""
 import chainer
+from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
+from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRelGCNUpdate
 from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate as DenseRSGCNUpdate
+from chainer_chemistry.models.ggnn import GGNN as DenseGGNN
+from chainer_chemistry.models.relgcn import RelGCN as DenseRelGCN
 from chainer_chemistry.models.rsgcn import RSGCN as DenseRSGCN
 
+from chainer_bspmm.links import GGNNUpdate
+from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.models.ggnn import GGNN
+from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 
 # Chainer Chemistry's class -> ours.
-SWAPS = {DenseRSGCN: RSGCN, DenseRSGCNUpdate: RSGCNUpdate}
+SWAPS = {
+    DenseRSGCN: RSGCN, DenseRSGCNUpdate: RSGCNUpdate,
+    DenseRelGCN: RelGCN, DenseRelGCNUpdate: RelGCNUpdate,
+    DenseGGNN: GGNN, DenseGGNNUpdate: GGNNUpdate,
+}
 
 # Where Chainer Chemistry keeps links that multiply by an adjacency matrix, and what else is there.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')

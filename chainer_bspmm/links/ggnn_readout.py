@@ -1,0 +1,97 @@
+"""Gated readout of a batch of graphs."""
+import chainer
+from chainer import functions
+from chainer_chemistry.links.connection.graph_linear import GraphLinear
+
+from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.links.twin import take_over
+
+
+class GGNNReadout(chainer.Chain):
+    """Compute ``activation_agg(sum_i sigmoid(W_i [h[i]; h0[i]]) * activation(W_j [h[i]; h0[i]]))``.
+
+    The sum is over the nodes of every graph. Takes the place of
+    ``chainer_chemistry.links.readout.ggnn_readout.GGNNReadout``; parameters ``i_layer/{W,b}`` and
+    ``j_layer/{W,b}``.
+
+    Args:
+        out_dim (int): width of the result.
+        in_channels (int or None): width of ``h`` and ``h0`` together; None means what the first
+            call brings.
+        nobias (bool): leave out both biases.
+        activation (callable): of the nodes.
+        activation_agg (callable): of the sums.
+
+    Source:
+        Li et al. 2015 (arXiv:1511.05493), equation 7.
+    """
+
+    def __init__(self, out_dim, in_channels=None, nobias=False, activation=functions.identity,
+                 activation_agg=functions.identity):
+        super().__init__()
+        self._assemble(GraphLinear(in_channels, out_dim, nobias=nobias),
+                       GraphLinear(in_channels, out_dim, nobias=nobias),
+                       out_dim, in_channels, nobias, activation, activation_agg)
+
+    @classmethod
+    def from_dense(cls, link):
+        """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
+        self = cls.__new__(cls)
+        chainer.Chain.__init__(self)
+        self._assemble(link.i_layer, link.j_layer, link.out_dim, link.in_channels, link.nobias,
+                       link.activation, link.activation_agg)
+        return take_over(self, link)
+
+    def _assemble(self, i_layer, j_layer, out_dim, in_channels, nobias, activation,
+                  activation_agg):
+        with self.init_scope():
+            self.i_layer = i_layer
+            self.j_layer = j_layer
+        self.out_dim = out_dim
+        self.in_channels = in_channels
+        self.nobias = nobias
+        self.activation = activation
+        self.activation_agg = activation_agg
+
+    def forward(self, h, adj, h0=None, is_real_node=None):
+        """Reduce.
+
+        Args:
+            h (Variable or array): (n_rows, channels) node features.
+            adj (BatchedCSR): says which rows are whose. In padded layout the rows past a graph's
+                nodes take part, as they do in Chainer Chemistry, unless ``is_real_node`` is given.
+            h0 (Variable or array or None): (n_rows, channels0) features of the nodes before the
+                first update.
+            is_real_node (array or None): 1 for nodes that take part, 0 for the others; (n_rows,),
+                or (n_graphs, N) where ``adj`` is padded.
+
+        Returns:
+            Variable: (n_graphs, out_dim). A graph without nodes gives ``activation_agg(0)``.
+
+        Raises:
+            ValueError: ``is_real_node`` has another shape.
+        """
+        if h0 is not None:
+            h = functions.concat((h, h0), axis=1)
+        # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
+        gate, value = (chainer.links.Linear.__call__(layer, h)
+                       for layer in (self.i_layer, self.j_layer))
+        g = functions.sigmoid(gate) * _apply(self.activation, value)
+        if is_real_node is not None:
+            g = g * self.xp.broadcast_to(_mask(is_real_node, adj, g.dtype), g.shape)
+        return _apply(self.activation_agg, segment_sum(adj, g))
+
+
+def _apply(activation, x):
+    # Chainer's identity would be a node of the graph all the same.
+    return x if activation is functions.identity else activation(x)
+
+
+def _mask(is_real_node, adj, dtype):
+    shapes = [(adj.n_rows,)]
+    if adj.layout == 'padded':
+        shapes.append((adj.n_graphs, adj.max_rows))
+    if is_real_node.shape not in shapes:
+        raise ValueError('is_real_node: expected shape %s to go with %r, got %s' % (
+            ' or '.join(map(str, shapes)), adj, is_real_node.shape))
+    return is_real_node.reshape(-1, 1).astype(dtype, copy=False)
