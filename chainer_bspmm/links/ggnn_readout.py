@@ -4,6 +4,7 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.links.real_nodes import real_nodes
 from chainer_bspmm.links.twin import take_over
 
 
@@ -69,7 +70,7 @@ class GGNNReadout(chainer.Chain):
             Variable: (n_graphs, out_dim). A graph without nodes gives ``activation_agg(0)``.
 
         Raises:
-            ValueError: ``is_real_node`` has another shape.
+            TypeError, ValueError: ``is_real_node`` is no array, or has another shape.
         """
         if h0 is not None:
             h = functions.concat((h, h0), axis=1)
@@ -78,20 +79,10 @@ class GGNNReadout(chainer.Chain):
                        for layer in (self.i_layer, self.j_layer))
         g = functions.sigmoid(gate) * _apply(self.activation, value)
         if is_real_node is not None:
-            g = g * self.xp.broadcast_to(_mask(is_real_node, adj, g.dtype), g.shape)
+            g = g * real_nodes(is_real_node, adj, g.dtype)
         return _apply(self.activation_agg, segment_sum(adj, g))
 
 
 def _apply(activation, x):
     # Chainer's identity would be a node of the graph all the same.
     return x if activation is functions.identity else activation(x)
-
-
-def _mask(is_real_node, adj, dtype):
-    shapes = [(adj.n_rows,)]
-    if adj.layout == 'padded':
-        shapes.append((adj.n_graphs, adj.max_rows))
-    if is_real_node.shape not in shapes:
-        raise ValueError('is_real_node: expected shape %s to go with %r, got %s' % (
-            ' or '.join(map(str, shapes)), adj, is_real_node.shape))
-    return is_real_node.reshape(-1, 1).astype(dtype, copy=False)

@@ -34,14 +34,14 @@ def sparsify(model):
 
     Inside a wrapper (GraphConvPredictor, Regressor, Classifier, a Chain of your own) the swap is
     made in place: the wrapper is returned, its parameters are the very same objects, an optimizer
-    that was set up before goes on, its state included. A bare RSGCN is returned new, and shares its
+    that was set up before goes on, its state included. A bare model is returned new, and shares its
     child links with the old one, which stays usable: an optimizer that was set up with the old
     model goes on updating the shared parameters, but its ``target`` is the old model; set it up
     with the new one (``optimizer.setup(new)`` starts its state afresh) or sparsify first.
 
     Args:
-        model (chainer.Link): an upstream RSGCN or RSGCNUpdate, or anything that contains one.
-            An RSGCNUpdate in a Chain of your own, with its three-dimensional features, needs
+        model (chainer.Link): an upstream model or update link, or anything that contains one. An
+            update link in a Chain of your own, with its three-dimensional features, needs
             ``CSRConverter(layout='padded')``.
 
     Returns:
