@@ -3,6 +3,7 @@ import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
+from chainer_bspmm.functions import gru_step
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links.relations import relation_parameters
 from chainer_bspmm.links.twin import take_over
@@ -15,8 +16,7 @@ class GGNNUpdate(chainer.Chain):
     whose rows have the relation as their minor index, and
     ``update_layer/{W,W_r,W_z,U,U_r,U_z}/{W,b}``. As there, the state s of the GRU is kept from call
     to call until :meth:`reset_state`; the first call has none, and then takes no part of U.
-    Hooks on ``graph_linear`` are not called: map and product are one node of the computational
-    graph.
+    An update is two nodes of the computational graph: hooks on the child links are not called.
 
     Args:
         in_channels (int or None): width of ``h``; None means what the first call brings.
@@ -42,6 +42,9 @@ class GGNNUpdate(chainer.Chain):
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
+        if type(link.update_layer) is not chainer.links.GRU:
+            raise ValueError('model.update_layer: expected a chainer.links.GRU, got %r'
+                             % (link.update_layer,))
         self = cls.__new__(cls)
         chainer.Chain.__init__(self)
         self._assemble(link.graph_linear, link.update_layer, link.in_channels,
@@ -75,11 +78,18 @@ class GGNNUpdate(chainer.Chain):
         """
         message = relation_linear(
             adj, h, *relation_parameters(self.graph_linear, h, adj, self.n_edge_types))
-        if h.ndim == 2:
-            return self.update_layer(functions.concat((h, message), axis=1))
-        both = functions.concat((h, message), axis=2)
-        out = self.update_layer(functions.reshape(both, (adj.n_rows, both.shape[2])))
-        return functions.reshape(out, h.shape[:2] + out.shape[1:])
+        lead = h.shape[:-1]
+        if h.ndim == 3:
+            h, message = (functions.reshape(x, (adj.n_rows, x.shape[2])) for x in (h, message))
+        gru = self.update_layer
+        layers = [gru.W, gru.W_z]
+        if gru.h is not None:
+            layers += [gru.W_r, gru.U, gru.U_z, gru.U_r]
+        for layer in layers[:3]:
+            if layer.W.array is None:
+                layer.W.initialize((layer.out_size, h.shape[1] + message.shape[1]))
+        gru.h = out = gru_step(h, message, gru.h, [(layer.W, layer.b) for layer in layers])
+        return out if len(lead) == 1 else functions.reshape(out, lead + out.shape[1:])
 
     def reset_state(self):
         """Forget the state, as before the first call."""

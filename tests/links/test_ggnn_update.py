@@ -2,6 +2,7 @@
 import numpy
 import pytest
 
+import chainer
 from chainer.backends import cuda
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
 
@@ -40,3 +41,22 @@ def test_other_number_of_relations():
     adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
     with pytest.raises(ValueError, match='adj: expected 4 relations, .* got .* 3 relations'):
         GGNNUpdate()(numpy.ones((2, 5), 'f'), adj)
+
+
+def test_another_update_layer_is_refused():
+    dense = DenseGGNNUpdate(6)
+    del dense.update_layer
+    with dense.init_scope():
+        dense.update_layer = chainer.links.StatelessGRU(22, 16)
+    with pytest.raises(ValueError, match='update_layer: expected a chainer.links.GRU, got'):
+        GGNNUpdate.from_dense(dense)
+
+
+def test_state_of_another_batch():
+    link = GGNNUpdate()
+    adj, smaller = (BatchedCSR.from_matrices([numpy.ones((4, n, n), 'f')]) for n in (3, 2))
+    link(numpy.ones((3, 16), 'f'), adj)
+    with pytest.raises(ValueError, match=r'state: expected shape \(2, 16\), got \(3, 16\)'):
+        link(numpy.ones((2, 16), 'f'), smaller)
+    link.reset_state()
+    assert link(numpy.ones((2, 16), 'f'), smaller).shape == (2, 16)

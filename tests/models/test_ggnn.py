@@ -111,6 +111,23 @@ def test_snapshots_load_both_ways(tmp_path, options):
     assert_snapshots_load_both_ways(lambda: DenseGGNN(3, **options), tmp_path, molecules(SIZES))
 
 
+def test_nodes_are_few():
+    """An update is two nodes."""
+    model = sparsify(dense_model(n_update_layers=5))
+    labels = []
+
+    class Count(chainer.FunctionHook):
+        name = 'Count'
+
+        def forward_preprocess(self, function, _):
+            labels.append(function.label)
+
+    with Count():
+        model(*concat_mols(molecules(SIZES))[:2])
+    assert labels[1:11] == ['RelationLinear', 'GRUStep'] * 5
+    assert len(labels) == 1 + 10 + 6  # the readout: features joined, two linear, sigmoid, product
+
+
 # --- what is refused ---
 
 def test_mask_of_another_shape():
