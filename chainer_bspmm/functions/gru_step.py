@@ -82,7 +82,9 @@ class GRUStep(function_node.FunctionNode):
         gx = g.dot(W)
         gW = xp.split(g.T.dot(both), len(W) // n)
         gb = xp.split(g.sum(axis=0), len(W) // n)
-        parameters = [array for pair in zip(gW + gU, gb + gb) for array in pair]
+        # Biases of W and U have equal gradients, but not one array: optimizer hooks write to it.
+        gc = [array.copy() for array in gb[:len(gU)]]
+        parameters = [array for pair in zip(gW + gU, gb + gc) for array in pair]
         return [gx[:, :n_in], gx[:, n_in:]] + by_state + parameters
 
 

@@ -143,7 +143,7 @@ def scale_adj(adj, dtype):
     key = 'scaled by source degree', dtype
     if key not in adj._cache:
         xp, incoming = adj.xp, adj.T
-        starts = incoming.indptr[::adj.n_relations]
+        starts = xp.ascontiguousarray(incoming.indptr[::adj.n_relations])
         if adj.data is None:
             degree = xp.diff(starts).astype(dtype)
         else:

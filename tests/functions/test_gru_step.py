@@ -106,6 +106,15 @@ def test_same_variable_as_features_and_state():
     assert relative_error(grad.array, expected) < 1e-14
 
 
+@pytest.mark.parametrize('with_state', [False, True])
+def test_gradients_share_no_memory(with_state):
+    """Hooks such as WeightDecay write to a parameter's gradient."""
+    variables = [chainer.Variable(array) for array in arrays(with_state=with_state)]
+    gradients = backward(step(*variables), variables)[1:]
+    for i, a in enumerate(gradients):
+        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
+
+
 def test_parameters_of_another_dtype_are_converted(xp):
     inputs = [chainer.Variable(xp.asarray(array.astype('e' if i < 3 else 'f')))
               for i, array in enumerate(arrays())]

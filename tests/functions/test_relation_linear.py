@@ -231,6 +231,17 @@ def test_second_derivative_by_one_parameter_alone(order, only):
         assert abs(slope - (high - low) / 2e-5) < 1e-6 * abs(slope), name
 
 
+def test_gradients_share_no_memory(order):
+    adj = batch_on('four relations', numpy, 'float64')
+    given = {name: chainer.Variable(array) for name, array in
+             parameters(adj, numpy, 'float64', (4, 4), PARTS[0]).items()}
+    y = relation_linear(adj, **given)
+    chainer.functions.sum(y ** 2).backward()
+    gradients = [v.grad for v in given.values()]
+    for i, a in enumerate(gradients):
+        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
+
+
 def test_both_orders_agree(xp, monkeypatch):
     adj = batch_on('four relations', xp, 'float32')
     results = []

@@ -118,3 +118,23 @@ def assert_snapshots_load_both_ways(make, tmp_path, examples):
     chainer.serializers.save_npz(tmp_path / 'sparse.npz', sparse)
     chainer.serializers.load_npz(tmp_path / 'sparse.npz', again)
     numpy.testing.assert_array_equal(predictions(again, dense_concat_mols), expected)
+
+
+def assert_half_precision(make, device, dtype):
+    """Compare the whole model in one of Chainer's float16 modes with the float32 model's answer."""
+    examples = molecules(SIZES)
+    numpy.random.seed(0)
+    reference = make()
+    with chainer.using_config('dtype', chainer.mixed16 if dtype == 'mixed16' else numpy.float16):
+        model = make()
+        model.to_device(device)
+        y = model(*concat_mols(examples, device)[:2])
+        chainer.functions.sum(y).backward()
+    reference(*concat_mols(examples)[:2])  # gives lazy parameters their shape
+    for name, parameter in reference.namedparams():
+        if parameter.array is not None:
+            parameter.array[...] = cuda.to_cpu(dict(model.namedparams())[name].array)
+    expected = reference(*concat_mols(examples)[:2])
+    assert y.dtype == numpy.float16
+    assert relative_error(y.array, expected.array) < 2e-2  # some twenty roundings of 2**-11
+    assert all(p.grad is not None and p.grad.dtype == p.dtype for p in model.params())

@@ -13,6 +13,7 @@ from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.models import GGNN
 from chainer_bspmm.models import sparsify
+from tests.models.relation_models import assert_half_precision
 from tests.models.relation_models import assert_layouts_agree
 from tests.models.relation_models import assert_same_constructor
 from tests.models.relation_models import assert_snapshots_load_both_ways
@@ -126,6 +127,11 @@ def test_nodes_are_few():
         model(*concat_mols(molecules(SIZES))[:2])
     assert labels[1:11] == ['RelationLinear', 'GRUStep'] * 5
     assert len(labels) == 1 + 10 + 6  # the readout: features joined, two linear, sigmoid, product
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'mixed16'])
+def test_half_precision(device, dtype):
+    assert_half_precision(lambda: GGNN(3), device, dtype)
 
 
 # --- what is refused ---

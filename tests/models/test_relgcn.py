@@ -17,6 +17,7 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.models import RelGCN
 from chainer_bspmm.models import sparsify
 from chainer_bspmm.models.relgcn import scale_adj
+from tests.models.relation_models import assert_half_precision
 from tests.models.relation_models import assert_layouts_agree
 from tests.models.relation_models import assert_same_constructor
 from tests.models.relation_models import assert_snapshots_load_both_ways
@@ -178,6 +179,11 @@ def test_gradients_do_not_leak_from_batch_to_batch(device):
     for name in both:
         if name != 'output':
             assert relative_error(both[name], parts[0][name] + parts[1][name]) < 1e-5
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'mixed16'])
+def test_half_precision(device, dtype):
+    assert_half_precision(lambda: RelGCN(3, scale_adj=True), device, dtype)
 
 
 # --- what is refused ---
