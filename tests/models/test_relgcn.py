@@ -168,6 +168,15 @@ def test_scale_adj_where_the_matrix_is_symmetric():
             scaled.T.to_scipy().toarray(), [[0, .5, .5], [1, 0, 0], [1, 0, 0]])
 
 
+def test_degree_of_zero_counts_as_one():
+    """Also where entries cancel each other, as in Chainer Chemistry."""
+    matrix = numpy.array([[[0, 2, 1], [0, -2, 3], [0, 0, 0]]] * 2, 'f')
+    adj = BatchedCSR.from_matrices([matrix])
+    scaled = scale_adj(adj, numpy.dtype('f')).to_dense()
+    numpy.testing.assert_array_equal(scaled[0], rescale_adj(matrix[None]).array[0])
+    numpy.testing.assert_array_equal(scaled[0, 0], [[0, 2, .125], [0, -2, .375], [0, 0, 0]])
+
+
 def test_gradients_do_not_leak_from_batch_to_batch(device):
     """Two batches through one model give what each gives by itself."""
     model = sparsify(dense_model(scale_adj=True))
