@@ -1,8 +1,13 @@
 """Differentiable batched sparse products and segmented reductions."""
 from chainer_bspmm.functions.bsddmm import bsddmm
 from chainer_bspmm.functions.bspmm import bspmm
+from chainer_bspmm.functions.gru_step import gru_step
+from chainer_bspmm.functions.relation_linear import relation_linear
 from chainer_bspmm.functions.segment import segment_broadcast
 from chainer_bspmm.functions.segment import segment_max
 from chainer_bspmm.functions.segment import segment_sum
 
-__all__ = ['bsddmm', 'bspmm', 'segment_broadcast', 'segment_max', 'segment_sum']
+__all__ = [
+    'bsddmm', 'bspmm', 'gru_step', 'relation_linear', 'segment_broadcast', 'segment_max',
+    'segment_sum',
+]

@@ -1,9 +1,12 @@
 """Links that take a `BatchedCSR`, with the parameter names of Chainer Chemistry."""
 from chainer_bspmm.links.general_readout import GeneralReadout
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
+from chainer_bspmm.links.ggnn_update import GGNNUpdate
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
+from chainer_bspmm.links.rel_gcn_update import RelGCNUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 
-__all__ = ['GGNNReadout', 'GINUpdate', 'GeneralReadout', 'NFPReadout', 'NFPUpdate', 'RSGCNUpdate']
+__all__ = ['GGNNReadout', 'GGNNUpdate', 'GINUpdate', 'GeneralReadout', 'NFPReadout', 'NFPUpdate',
+           'RSGCNUpdate', 'RelGCNUpdate']

@@ -1,0 +1,71 @@
+"""Update step of the relational graph convolution."""
+import chainer
+from chainer_chemistry.links.connection.graph_linear import GraphLinear
+
+from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.links.relations import relation_parameters
+from chainer_bspmm.links.twin import take_over
+
+
+class RelGCNUpdate(chainer.Chain):
+    """Compute ``h'[i] = W_s h[i] + b_s + sum_r sum_j A_r[i, j] (W_r h[j] + b_r)`` for every node.
+
+    Takes the place of ``chainer_chemistry.links.RelGCNUpdate``; parameters
+    ``graph_linear_self/{W,b}`` and ``graph_linear_edge/{W,b}``, whose rows have the relation as
+    their minor index. Both linear maps and the product are one node of the computational graph:
+    hooks on these two child links are not called.
+
+    Args:
+        in_channels (int or None): width of ``h``; None means what the first call brings.
+        out_channels (int): width of the result.
+        n_edge_types (int): R, the number of relations.
+
+    Source:
+        Schlichtkrull et al. 2017 (arXiv:1703.06103), equation 2, with a bias and without its
+        normalisation and activation.
+    """
+
+    def __init__(self, in_channels, out_channels, n_edge_types=4, **kwargs):
+        super().__init__()
+        self._assemble(GraphLinear(in_channels, out_channels),
+                       GraphLinear(in_channels, out_channels * n_edge_types),
+                       in_channels, out_channels, n_edge_types)
+
+    @classmethod
+    def from_dense(cls, link):
+        """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
+        self = cls.__new__(cls)
+        chainer.Chain.__init__(self)
+        self._assemble(link.graph_linear_self, link.graph_linear_edge,
+                       link.in_channels, link.out_channels, link.n_edge_types)
+        return take_over(self, link)
+
+    def _assemble(self, graph_linear_self, graph_linear_edge, in_channels, out_channels,
+                  n_edge_types):
+        with self.init_scope():
+            self.graph_linear_self = graph_linear_self
+            self.graph_linear_edge = graph_linear_edge
+        self.n_edge_types = n_edge_types
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+
+    def forward(self, h, adj, **kwargs):
+        """Update the nodes.
+
+        Args:
+            h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) where
+                ``adj`` is padded.
+            adj (BatchedCSR): adjacency matrices of ``n_edge_types`` relations, of h's dtype.
+
+        Returns:
+            Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
+
+        Raises:
+            TypeError, ValueError: as :func:`chainer_bspmm.functions.relation_linear`, or ``adj``
+            has another number of relations.
+        """
+        W, b = relation_parameters(self.graph_linear_edge, h, adj, self.n_edge_types)
+        own = self.graph_linear_self
+        if own.W.array is None:
+            own.W.initialize((own.out_size, h.shape[-1]))
+        return relation_linear(adj, h, W, b, own.W, own.b)

@@ -1,0 +1,117 @@
+"""GGNN (gated graph neural network) on sparse batches."""
+import chainer
+from chainer import functions
+from chainer_chemistry.config import MAX_ATOMIC_NUM
+from chainer_chemistry.links import EmbedAtomID
+from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseReadout
+
+from chainer_bspmm.links import GGNNReadout
+from chainer_bspmm.links import GGNNUpdate
+from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.models.rsgcn import embed_atoms
+
+
+class GGNN(chainer.Chain):
+    """Predict a vector per molecule with the gated graph neural network.
+
+    Takes the place of ``chainer_chemistry.models.GGNN``: the same arguments, parameter paths and
+    snapshots. On packed batches the answer for a molecule is what that model gives for it alone,
+    without padding; on padded batches (``CSRConverter(layout='padded')``) it is what that model
+    gives for the padded batch, phantom atoms included unless ``is_real_node`` leaves them out.
+
+    Args:
+        out_dim (int): width of the result.
+        hidden_channels (int): width of the node features.
+        n_update_layers (int): number of updates.
+        n_atom_types (int): size of the embedding; atom ids lie in [0, n_atom_types).
+        concat_hidden (bool): read out after every update, with parameters of its own, and put the
+            results side by side.
+        weight_tying (bool): one update link for all updates, whose GRU goes on from step to step.
+            Else each has its own, whose GRU starts without a state: as in Chainer Chemistry its
+            ``U``, ``U_r``, ``U_z`` and ``W_r`` then take no part and get no gradient.
+        activation (callable): of the readout, both of the nodes and of the sums.
+        n_edge_types (int): number of relations.
+
+    Source:
+        Li et al. 2015 (arXiv:1511.05493); Chainer Chemistry 0.7.1, models/ggnn.py.
+    """
+
+    def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
+                 concat_hidden=False, weight_tying=True, activation=functions.identity,
+                 n_edge_types=4):
+        super().__init__()
+        self._assemble(
+            embed=EmbedAtomID(out_size=hidden_channels, in_size=n_atom_types),
+            update_layers=[
+                GGNNUpdate(hidden_channels=hidden_channels, n_edge_types=n_edge_types)
+                for _ in range(1 if weight_tying else n_update_layers)],
+            readout_layers=[
+                GGNNReadout(out_dim, hidden_channels * 2, activation=activation,
+                            activation_agg=activation)
+                for _ in range(n_update_layers if concat_hidden else 1)],
+            out_dim=out_dim, hidden_channels=hidden_channels, n_update_layers=n_update_layers,
+            n_edge_types=n_edge_types, activation=activation, concat_hidden=concat_hidden,
+            weight_tying=weight_tying)
+
+    @classmethod
+    def from_dense(cls, model):
+        """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
+        for i, readout in enumerate(model.readout_layers):
+            if type(readout) is not DenseReadout:
+                raise ValueError('model.readout_layers[%d]: expected a GGNNReadout of Chainer '
+                                 'Chemistry, got %r' % (i, readout))
+        self = cls.__new__(cls)
+        chainer.Chain.__init__(self)
+        self._assemble(
+            embed=model.embed,
+            update_layers=[GGNNUpdate.from_dense(link) for link in model.update_layers],
+            readout_layers=[GGNNReadout.from_dense(link) for link in model.readout_layers],
+            **{name: getattr(model, name) for name in (
+                'out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
+                'concat_hidden', 'weight_tying')})
+        return take_over(self, model)
+
+    def _assemble(self, embed, update_layers, readout_layers, **attributes):
+        with self.init_scope():
+            self.embed = embed
+            self.update_layers = chainer.ChainList(*update_layers)
+            self.readout_layers = chainer.ChainList(*readout_layers)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, atom_array, adj, is_real_node=None):
+        """Predict.
+
+        Args:
+            atom_array (array): (n_nodes,) int32 atom ids, or (n_nodes, hidden_channels) node
+                features. Where ``adj`` is padded: (n_graphs, N) ids or (n_graphs, N,
+                hidden_channels) features.
+            adj (BatchedCSR): adjacency matrices of ``n_edge_types`` relations. Values of another
+                dtype than the features' are converted.
+            is_real_node (array or None): 1 for nodes that the readout counts, 0 for the others;
+                (n_nodes,), or (n_graphs, N) where ``adj`` is padded.
+
+        Returns:
+            Variable: (n_graphs, out_dim), or (n_graphs, out_dim * n_update_layers) with
+            ``concat_hidden``.
+
+        Raises:
+            TypeError: ``adj`` is no BatchedCSR.
+            ValueError: shapes do not fit, or an atom id is outside of the embedding.
+        """
+        self.reset_state()
+        h = h0 = embed_atoms(self.embed, atom_array, adj)
+        adj = adj.astype(h.dtype)
+        outputs = []
+        for step in range(self.n_update_layers):
+            h = self.update_layers[0 if self.weight_tying else step](h, adj)
+            if self.concat_hidden:
+                outputs.append(self.readout_layers[step](h, adj, h0, is_real_node))
+        if self.concat_hidden:
+            return functions.concat(outputs, axis=1)
+        return self.readout_layers[0](h, adj, h0, is_real_node)
+
+    def reset_state(self):
+        """Forget the state of every update, as :meth:`forward` does at its start."""
+        for update_layer in self.update_layers:
+            update_layer.reset_state()

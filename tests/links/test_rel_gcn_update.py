@@ -1,0 +1,40 @@
+"""The update link alone, against Chainer Chemistry's."""
+import numpy
+import pytest
+
+from chainer.backends import cuda
+from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRelGCNUpdate
+
+from chainer_bspmm.links import RelGCNUpdate
+from chainer_bspmm.sparse import BatchedCSR
+from tests.models.relation_models import molecule
+from tests.support import relative_error
+
+
+@pytest.mark.parametrize('in_channels', [None, 6])
+@pytest.mark.parametrize('out_channels', [4, 9])
+def test_update_link(device, in_channels, out_channels):
+    rng = numpy.random.RandomState(0)
+    h = rng.uniform(size=(2, 5, 6)).astype('f')
+    adj = numpy.stack([molecule(rng, 5)[1] for _ in range(2)])
+    dense = DenseRelGCNUpdate(in_channels, out_channels)
+    dense.graph_linear_self.b.array[...] = 0.5
+    dense.graph_linear_edge.b.array[...] = rng.uniform(size=4 * out_channels)
+    expected = dense(h, adj).array
+    link = RelGCNUpdate.from_dense(dense)
+    link.to_device(device)
+    for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
+        batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
+        y = link(device.send(h.reshape(shape + (6,))), batch).array
+        assert y.shape == shape + (out_channels,)
+        assert relative_error(cuda.to_cpu(y).reshape(expected.shape), expected) < 1e-5
+    fresh = RelGCNUpdate(in_channels, out_channels)
+    fresh.to_device(device)
+    assert fresh(device.send(h.reshape(10, 6)), batch).shape == (10, out_channels)
+    assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
+
+
+def test_other_number_of_relations():
+    adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
+    with pytest.raises(ValueError, match='adj: expected 4 relations, .* got .* 3 relations'):
+        RelGCNUpdate(5, 4)(numpy.ones((2, 5), 'f'), adj)
