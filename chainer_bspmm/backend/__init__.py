@@ -97,7 +97,8 @@ def segment_sum(x, offsets, max_rows=None):
     Returns:
         array: (n_segments, n_B), of x's dtype.
     """
-    return _reduce('segment_sum', x, offsets, max_rows)
+    check.segments(x, offsets)
+    return _module(x).segment_sum(x, offsets, max_rows)
 
 
 def segment_max(x, offsets, max_rows=None):
@@ -105,14 +106,8 @@ def segment_max(x, offsets, max_rows=None):
 
     An empty segment gives 0; NaN propagates.
     """
-    return _reduce('segment_max', x, offsets, max_rows)
-
-
-def _reduce(name, x, offsets, max_rows):
     check.segments(x, offsets)
-    if _module(x) is cpu:
-        return getattr(cpu, name)(x, offsets)
-    return getattr(gpu, name)(x, offsets, max_rows)
+    return _module(x).segment_max(x, offsets, max_rows)
 
 
 def segment_broadcast(y, offsets, n_rows, max_rows=None):
@@ -128,6 +123,4 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
         array: (n_rows, n_B), of y's dtype.
     """
     check.broadcast(y, offsets)
-    if _module(y) is cpu:
-        return cpu.segment_broadcast(y, offsets, n_rows)
-    return gpu.segment_broadcast(y, offsets, n_rows, max_rows)
+    return _module(y).segment_broadcast(y, offsets, n_rows, max_rows)

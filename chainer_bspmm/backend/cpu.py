@@ -87,7 +87,7 @@ def bsddmm(adj, u, v):
     return w.astype(u.dtype, copy=False)
 
 
-def segment_sum(x, offsets):
+def segment_sum(x, offsets, max_rows=None):
     compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
     membership = scipy.sparse.csr_matrix(
         (numpy.ones(len(x), compute), numpy.arange(len(x), dtype=numpy.int32), offsets),
@@ -95,7 +95,7 @@ def segment_sum(x, offsets):
     return (membership @ x.astype(compute, copy=False)).astype(x.dtype, copy=False)
 
 
-def segment_max(x, offsets):
+def segment_max(x, offsets, max_rows=None):
     y = numpy.zeros((offsets.size - 1, x.shape[1]), x.dtype)
     # reduceat gives x[start] for an empty segment, so only the others take part.
     used = numpy.flatnonzero(numpy.diff(offsets))
@@ -104,5 +104,5 @@ def segment_max(x, offsets):
     return y
 
 
-def segment_broadcast(y, offsets, n_rows):
+def segment_broadcast(y, offsets, n_rows, max_rows=None):
     return numpy.repeat(y, numpy.diff(offsets), axis=0)

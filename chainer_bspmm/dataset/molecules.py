@@ -35,8 +35,8 @@ class Molecules:
         self.n_relations = n_relations
         self.labels = labels
         # What gathering needs at hand: (M,) each, and the sums may pass 2**31.
-        starts = _starts(sizes)
-        entry_starts = _starts(row_nnz)[starts]
+        starts = build.starts_of(sizes)
+        entry_starts = build.starts_of(row_nnz)[starts]
         self.starts = starts[:-1]
         self.entry_starts = entry_starts[:-1]
         self.nnz = numpy.diff(entry_starts)
@@ -73,11 +73,11 @@ class Molecules:
                 rows = numpy.repeat(numpy.arange(self.row_nnz.size), self.row_nnz)
                 columns = self.columns + numpy.repeat(self.starts, self.nnz)
                 _, _, order = build.transpose(
-                    numpy, _starts(self.row_nnz), columns, self.row_nnz.size)
+                    numpy, build.starts_of(self.row_nnz), columns, self.row_nnz.size)
                 differs = (rows[order] != columns) | (columns[order] != rows)
                 if self.data is not None:
                     differs |= self.data[order] != self.data
-                until = _starts(differs)
+                until = build.starts_of(differs)
                 self._symmetric = until[self.entry_starts + self.nnz] == until[self.entry_starts]
         return self._symmetric
 
@@ -120,7 +120,7 @@ class Molecules:
                 (index.size, n) + atoms.shape[1:])
             row_nnz = _spread(row_nnz, place, index.size * n)
         else:
-            row_offsets = _starts(sizes)
+            row_offsets = build.starts_of(sizes)
         validate.fits_int32('nodes times relations', int(row_offsets[-1]) * self.n_relations)
         validate.fits_int32('non-zeros', entries.size)
         col_offsets = row_offsets * self.n_relations
@@ -269,13 +269,6 @@ def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels
         i = int((columns >= widths).argmax())
         raise ValueError('columns: expected less than %d, relations times the nodes of the '
                          'molecule, at position %d, got %d' % (widths[i], i, columns[i]))
-
-
-def _starts(lengths):
-    """Return 0 and the running sums of `lengths`, int64."""
-    starts = numpy.zeros(len(lengths) + 1, numpy.int64)
-    numpy.cumsum(lengths, out=starts[1:])
-    return starts
 
 
 def _ranges(starts, lengths):

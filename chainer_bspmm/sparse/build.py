@@ -93,7 +93,7 @@ def _from_arrays(matrices, layout):
         # (relation, row, column) -> (row, relation, column), the order of the entries in a row.
         matrices = [matrix.transpose(1, 0, 2) for matrix in matrices]
     flat = numpy.concatenate([matrix.ravel() for matrix in matrices])
-    starts = _starts(sizes * sizes * n_relations)
+    starts = starts_of(sizes * sizes * n_relations)
     place = numpy.flatnonzero(flat != 0)  # NaN != 0: it is a value
     graph_nnz = numpy.diff(numpy.searchsorted(place, starts))
     graph = numpy.repeat(numpy.arange(sizes.size), graph_nnz)
@@ -128,14 +128,14 @@ def _fields(sizes, layout, n_relations, graph, row, column, relation, data, is_s
     """Number the entries, sorted by (graph, row, relation, column), through the whole batch."""
     if layout == 'padded':
         sizes = numpy.full_like(sizes, sizes.max())
-    offsets = _starts(sizes)
+    offsets = starts_of(sizes)
     n_rows = int(offsets[-1])
     validate.fits_int32('nodes times relations', n_rows * n_relations)
     validate.fits_int32('non-zeros', data.size)
     indices = (offsets[graph] + column) * n_relations + relation
     counts = numpy.bincount(offsets[graph] + row, minlength=n_rows)
     return {
-        'indptr': _starts(counts).astype(numpy.int32),
+        'indptr': starts_of(counts).astype(numpy.int32),
         'indices': indices.astype(numpy.int32),
         'data': None if (data == 1).all() else data,
         'row_offsets': offsets.astype(numpy.int32),
@@ -145,7 +145,7 @@ def _fields(sizes, layout, n_relations, graph, row, column, relation, data, is_s
     }
 
 
-def _starts(lengths):
+def starts_of(lengths):
     """Return 0 and the running sums of `lengths`, int64."""
     starts = numpy.zeros(len(lengths) + 1, numpy.int64)
     numpy.cumsum(lengths, out=starts[1:])
