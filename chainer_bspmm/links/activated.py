@@ -4,6 +4,7 @@ from chainer import functions
 
 from chainer_bspmm.functions.activated_linear import linear_relu
 from chainer_bspmm.functions.activated_linear import linear_softmax
+from chainer_bspmm.links.lazy_linear import parameters_of
 
 FUSED = {functions.relu: linear_relu, functions.softmax: linear_softmax}
 
@@ -20,6 +21,4 @@ def activated(linear, h, activation):
     if function is None or linear.local_link_hooks:
         # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
         return activation(chainer.links.Linear.__call__(linear, h))
-    if linear.W.array is None:
-        linear._initialize_params(h.shape[1])
-    return function(h, linear.W, linear.b)
+    return function(h, *parameters_of(linear, h.shape[1]))

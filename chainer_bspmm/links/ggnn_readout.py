@@ -5,7 +5,7 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.links.real_nodes import real_nodes
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class GGNNReadout(chainer.Chain):
@@ -37,11 +37,9 @@ class GGNNReadout(chainer.Chain):
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(link.i_layer, link.j_layer, link.out_dim, link.in_channels, link.nobias,
-                       link.activation, link.activation_agg)
-        return take_over(self, link)
+        return twin_of(
+            link, cls, link.i_layer, link.j_layer, link.out_dim, link.in_channels, link.nobias,
+            link.activation, link.activation_agg)
 
     def _assemble(self, i_layer, j_layer, out_dim, in_channels, nobias, activation,
                   activation_agg):

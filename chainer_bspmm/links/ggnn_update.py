@@ -5,8 +5,9 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import gru_step
 from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.relations import relation_parameters
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class GGNNUpdate(chainer.Chain):
@@ -45,11 +46,9 @@ class GGNNUpdate(chainer.Chain):
         if type(link.update_layer) is not chainer.links.GRU:
             raise ValueError('model.update_layer: expected a chainer.links.GRU, got %r'
                              % (link.update_layer,))
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(link.graph_linear, link.update_layer, link.in_channels,
-                       link.hidden_channels, link.out_channels, link.n_edge_types)
-        return take_over(self, link)
+        return twin_of(
+            link, cls, link.graph_linear, link.update_layer, link.in_channels,
+            link.hidden_channels, link.out_channels, link.n_edge_types)
 
     def _assemble(self, graph_linear, update_layer, in_channels, hidden_channels, out_channels,
                   n_edge_types):
@@ -82,13 +81,14 @@ class GGNNUpdate(chainer.Chain):
         if h.ndim == 3:
             h, message = (functions.reshape(x, (adj.n_rows, x.shape[2])) for x in (h, message))
         gru = self.update_layer
-        layers = [gru.W, gru.W_z]
+        of_input, of_state = [gru.W, gru.W_z], []
         if gru.h is not None:
-            layers += [gru.W_r, gru.U, gru.U_z, gru.U_r]
-        for layer in layers[:3]:
-            if layer.W.array is None:
-                layer.W.initialize((layer.out_size, h.shape[1] + message.shape[1]))
-        gru.h = out = gru_step(h, message, gru.h, [(layer.W, layer.b) for layer in layers])
+            of_input.append(gru.W_r)
+            of_state = [gru.U, gru.U_z, gru.U_r]  # made with their sizes
+        n_inputs = h.shape[1] + message.shape[1]
+        gru.h = out = gru_step(h, message, gru.h, [
+            *(parameters_of(layer, n_inputs) for layer in of_input),
+            *((layer.W, layer.b) for layer in of_state)])
         return out if len(lead) == 1 else functions.reshape(out, lead + out.shape[1:])
 
     def reset_state(self):

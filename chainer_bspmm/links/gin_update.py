@@ -5,7 +5,7 @@ from chainer_chemistry.links import GraphMLP
 
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.links.activated import activated
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class GINUpdate(chainer.Chain):
@@ -36,10 +36,7 @@ class GINUpdate(chainer.Chain):
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child link."""
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(link.graph_mlp, link.dropout_ratio)
-        return take_over(self, link)
+        return twin_of(link, cls, link.graph_mlp, link.dropout_ratio)
 
     def _assemble(self, graph_mlp, dropout_ratio):
         with self.init_scope():

@@ -6,7 +6,7 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.links.activated import activated
 from chainer_bspmm.links.real_nodes import real_nodes
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class NFPReadout(chainer.Chain):
@@ -29,10 +29,7 @@ class NFPReadout(chainer.Chain):
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child link."""
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(link.output_weight, link.out_dim, link.in_channels)
-        return take_over(self, link)
+        return twin_of(link, cls, link.output_weight, link.out_dim, link.in_channels)
 
     def _assemble(self, output_weight, out_dim, in_channels):
         with self.init_scope():

@@ -6,7 +6,7 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.degree_linear import degree_linear_sigmoid
 from chainer_bspmm.functions.degree_linear import degrees_of
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class NFPUpdate(chainer.Chain):
@@ -54,10 +54,7 @@ class NFPUpdate(chainer.Chain):
                 raise ValueError('model.graph_linears.%s: expected no link hooks, because the link '
                                  'itself is not called on sparse batches, got %s'
                                  % (linear.name, ', '.join(linear.local_link_hooks)))
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(link.graph_linears, link.in_channels, link.out_channels)
-        return take_over(self, link)
+        return twin_of(link, cls, link.graph_linears, link.in_channels, link.out_channels)
 
     def _assemble(self, graph_linears, in_channels, out_channels):
         with self.init_scope():

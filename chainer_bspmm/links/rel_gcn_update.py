@@ -3,8 +3,9 @@ import chainer
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.relations import relation_parameters
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class RelGCNUpdate(chainer.Chain):
@@ -34,11 +35,9 @@ class RelGCNUpdate(chainer.Chain):
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(link.graph_linear_self, link.graph_linear_edge,
-                       link.in_channels, link.out_channels, link.n_edge_types)
-        return take_over(self, link)
+        return twin_of(
+            link, cls, link.graph_linear_self, link.graph_linear_edge,
+            link.in_channels, link.out_channels, link.n_edge_types)
 
     def _assemble(self, graph_linear_self, graph_linear_edge, in_channels, out_channels,
                   n_edge_types):
@@ -65,7 +64,5 @@ class RelGCNUpdate(chainer.Chain):
             has another number of relations.
         """
         W, b = relation_parameters(self.graph_linear_edge, h, adj, self.n_edge_types)
-        own = self.graph_linear_self
-        if own.W.array is None:
-            own.W.initialize((own.out_size, h.shape[-1]))
-        return relation_linear(adj, h, W, b, own.W, own.b)
+        return relation_linear(
+            adj, h, W, b, *parameters_of(self.graph_linear_self, h.shape[-1]))

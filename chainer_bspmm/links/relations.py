@@ -1,5 +1,6 @@
 """What links do whose linear layer is part of a relation node, in place of calling that layer."""
 from chainer_bspmm.backend import check
+from chainer_bspmm.links.lazy_linear import parameters_of
 
 
 def relation_parameters(linear, h, adj, n_edge_types):
@@ -18,6 +19,4 @@ def relation_parameters(linear, h, adj, n_edge_types):
     if adj.n_relations != n_edge_types:
         raise ValueError('adj: expected %d relations, the n_edge_types of the link, got %r'
                          % (n_edge_types, adj))
-    if linear.W.array is None:
-        linear.W.initialize((linear.out_size, h.shape[-1]))
-    return linear.W, linear.b
+    return parameters_of(linear, h.shape[-1])

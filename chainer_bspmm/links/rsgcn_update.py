@@ -3,7 +3,7 @@ import chainer
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class RSGCNUpdate(chainer.Chain):
@@ -27,10 +27,7 @@ class RSGCNUpdate(chainer.Chain):
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child link."""
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(link.graph_linear, link.in_channels, link.out_channels)
-        return take_over(self, link)
+        return twin_of(link, cls, link.graph_linear, link.in_channels, link.out_channels)
 
     def _assemble(self, graph_linear, in_channels, out_channels):
         with self.init_scope():

@@ -1,21 +1,23 @@
-"""What every sparse twin of a Chainer Chemistry link takes over from it."""
+"""How a sparse link takes the place of a link of Chainer Chemistry."""
+import chainer
 from chainer import serializers
 
 
-def take_over(twin, link):
-    """Finish a twin that owns the child links of `link`: device, hooks, the same paths.
+def twin_of(link, kind, *parts, **named_parts):
+    """Return the sparse twin of a link; it owns that one's child links.
 
     Args:
-        twin (chainer.Link): the sparse link, its children registered.
-        link (chainer.Link): the link whose place it takes.
-
-    Returns:
-        chainer.Link: ``twin``.
+        link (chainer.Link): the link whose place the twin takes: device, hooks, the same paths.
+        kind (type): the twin's class, whose `_assemble` registers the child links that it gets.
+        parts, named_parts: what `_assemble` takes.
 
     Raises:
         ValueError: ``link`` has parameters or persistent values that the twin does not know, which
             would be lost from snapshots.
     """
+    twin = kind.__new__(kind)
+    chainer.Chain.__init__(twin)
+    twin._assemble(*parts, **named_parts)
     extra = sorted(_paths(link) - _paths(twin))
     if extra:
         raise ValueError('model: expected the parameters of %s alone, got also %s'

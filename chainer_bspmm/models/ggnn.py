@@ -7,7 +7,7 @@ from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseRea
 
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import GGNNUpdate
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.rsgcn import embed_atoms
 
 
@@ -60,16 +60,13 @@ class GGNN(chainer.Chain):
             if type(readout) is not DenseReadout:
                 raise ValueError('model.readout_layers[%d]: expected a GGNNReadout of Chainer '
                                  'Chemistry, got %r' % (i, readout))
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(
-            embed=model.embed,
+        return twin_of(
+            model, cls, embed=model.embed,
             update_layers=[GGNNUpdate.from_dense(link) for link in model.update_layers],
             readout_layers=[GGNNReadout.from_dense(link) for link in model.readout_layers],
             **{name: getattr(model, name) for name in (
                 'out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
                 'concat_hidden', 'weight_tying')})
-        return take_over(self, model)
 
     def _assemble(self, embed, update_layers, readout_layers, **attributes):
         with self.init_scope():

@@ -7,7 +7,7 @@ from chainer_chemistry.links import EmbedAtomID
 from chainer_bspmm.compat.chemistry_repairs import zero_unused_layers
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
 from chainer_bspmm.links.gin_update import GINUpdate
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.rsgcn import embed_atoms
 
 
@@ -72,17 +72,14 @@ class GIN(chainer.Chain):
     @classmethod
     def from_dense(cls, model):
         """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(
-            embed=model.embed, first_mlp=model.first_mlp,
+        return twin_of(
+            model, cls, embed=model.embed, first_mlp=model.first_mlp,
             update_layers=map(GINUpdate.from_dense, model.update_layers),
             readout_layers=map(GGNNReadout.from_dense, model.readout_layers),
             node_embedding=model.node_embedding, out_dim=model.out_dim,
             n_update_layers=model.n_update_layers, dropout_ratio=model.dropout_ratio,
             concat_hidden=model.concat_hidden, weight_tying=model.weight_tying,
             n_edge_types=model.n_edge_types)
-        return take_over(self, model)
 
     def _assemble(self, embed, first_mlp, update_layers, readout_layers, node_embedding, out_dim,
                   n_update_layers, dropout_ratio, concat_hidden, weight_tying, n_edge_types):

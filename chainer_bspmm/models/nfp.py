@@ -7,7 +7,7 @@ from chainer_chemistry.links import EmbedAtomID
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_readout import pool
 from chainer_bspmm.links.nfp_update import NFPUpdate
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.rsgcn import embed_atoms
 
 
@@ -50,13 +50,10 @@ class NFP(chainer.Chain):
     @classmethod
     def from_dense(cls, model):
         """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(
-            embed=model.embed, layers=map(NFPUpdate.from_dense, model.layers),
+        return twin_of(
+            model, cls, embed=model.embed, layers=map(NFPUpdate.from_dense, model.layers),
             readout_layers=map(NFPReadout.from_dense, model.readout_layers),
             concat_hidden=model.concat_hidden)
-        return take_over(self, model)
 
     def _assemble(self, embed, layers, readout_layers, concat_hidden):
         with self.init_scope():

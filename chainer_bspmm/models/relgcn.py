@@ -9,7 +9,7 @@ from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseRea
 from chainer_bspmm import backend
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import RelGCNUpdate
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.rsgcn import embed_atoms
 from chainer_bspmm.sparse.relations import with_values
 
@@ -67,14 +67,11 @@ class RelGCN(chainer.Chain):
         if type(model.rgcn_readout) is not DenseReadout:
             raise ValueError('model.rgcn_readout: expected a GGNNReadout of Chainer Chemistry, '
                              'got %r' % (model.rgcn_readout,))
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(
-            embed=model.embed,
+        return twin_of(
+            model, cls, embed=model.embed,
             rgcn_convs=[RelGCNUpdate.from_dense(link) for link in model.rgcn_convs],
             rgcn_readout=GGNNReadout.from_dense(model.rgcn_readout),
             input_type=model.input_type, scale_adj=model.scale_adj)
-        return take_over(self, model)
 
     def _assemble(self, embed, rgcn_convs, rgcn_readout, input_type, scale_adj):
         with self.init_scope():

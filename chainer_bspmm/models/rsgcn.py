@@ -10,7 +10,7 @@ from chainer_chemistry.links.readout.general_readout import GeneralReadout as De
 from chainer_bspmm.backend.check import adjacency
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
-from chainer_bspmm.links.twin import take_over
+from chainer_bspmm.links.twin import twin_of
 
 
 class RSGCN(chainer.Chain):
@@ -59,13 +59,11 @@ class RSGCN(chainer.Chain):
                 'model.readout: expected chainer_chemistry.links.GeneralReadout, got %r; a readout '
                 'of your own is called as readout(h, adj) on sparse batches: pass it to '
                 'chainer_bspmm.models.RSGCN' % (readout,))
-        self = cls.__new__(cls)
-        chainer.Chain.__init__(self)
-        self._assemble(
-            embed=model.embed, gconvs=[RSGCNUpdate.from_dense(link) for link in model.gconvs],
+        return twin_of(
+            model, cls, embed=model.embed,
+            gconvs=[RSGCNUpdate.from_dense(link) for link in model.gconvs],
             bnorms=model.bnorms, readout=GeneralReadout(readout.mode, readout.activation),
             dropout_ratio=model.dropout_ratio)
-        return take_over(self, model)
 
     def _assemble(self, embed, gconvs, bnorms, readout, dropout_ratio):
         with self.init_scope():
