@@ -5,7 +5,6 @@ import numpy
 import pytest
 
 import chainer
-from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models import GIN as DenseGIN
 from chainer_chemistry.models import MLP
@@ -16,6 +15,8 @@ from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
 from chainer_bspmm.models import GIN
+from tests.models.swapping import check_one_training_step
+from tests.models.swapping import check_swap_in_place_and_snapshots
 from tests.models.test_rsgcn import alone
 from tests.models.test_rsgcn import assert_parity
 from tests.models.test_rsgcn import double
@@ -193,45 +194,11 @@ def test_constructor_makes_upstreams_parameters(options):
     lambda: GraphConvPredictor(DenseGIN(4, hidden_channels=6), MLP(3, 8)),
     lambda: set_up_predictor('gin', 6, 2, 3)])
 def test_swap_in_place_and_snapshots_both_ways(tmp_path, wrapper):
-    def predictions(model, converter):
-        with chainer.using_config('train', False):
-            return numpy.concatenate([model(*converter([e])[:2]).array for e in EXAMPLES])
-
-    dense = wrapper()
-    predictions(dense, dense_concat_mols)
-    expected = predictions(randomise(dense), dense_concat_mols)
-    chainer.serializers.save_npz(tmp_path / 'dense.npz', dense)
-    fresh = sparsify(wrapper())
-    chainer.serializers.load_npz(tmp_path / 'dense.npz', fresh)
-    assert relative_error(predictions(fresh, concat_mols), expected) < 1e-5
-    chainer.serializers.save_npz(tmp_path / 'sparse.npz', fresh)
-    again = wrapper()
-    chainer.serializers.load_npz(tmp_path / 'sparse.npz', again)
-    numpy.testing.assert_array_equal(predictions(again, dense_concat_mols), expected)
-    before = dict(dense.namedparams())
-    assert sparsify(dense) is dense and type(dense.graph_conv) is GIN
-    after = dict(dense.namedparams())
-    assert before.keys() == after.keys() and all(before[key] is after[key] for key in before)
-    assert relative_error(predictions(dense, concat_mols), expected) < 1e-5
+    check_swap_in_place_and_snapshots(tmp_path, wrapper, GIN, EXAMPLES, randomise)
 
 
 def test_one_training_step_from_equal_state(device):
-    examples = molecules([10] * 12)
-
-    def step(model, batch):
-        *inputs, t = batch
-        own = chainer.optimizers.MomentumSGD(lr=0.01).setup(model)
-        model.cleargrads()
-        for _ in range(2):
-            own.update(lambda: chainer.functions.mean_squared_error(model(*inputs), t))
-        return {name: cuda.to_cpu(p.array) for name, p in model.namedparams()}
-
-    dense = dense_model()
-    truth, model = to_double(dense), sparsify(copy.deepcopy(dense))
-    model.to_device(device)
-    truth = step(truth, double(dense_concat_mols(examples)))
-    assert_parity(step(model, concat_mols(examples, device)),
-                  step(dense, dense_concat_mols(examples)), truth)
+    check_one_training_step(device, dense_model(), molecules([10] * 12), rate=0.01)
 
 
 def test_half_precision(device):
