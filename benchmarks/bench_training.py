@@ -1,4 +1,4 @@
-"""How long do a training step and a prediction take: Chainer Chemistry's dense models, ours, others?
+"""How long do a training step and a prediction take: upstream dense, ours, PyTorch Geometric?
 
 ``python -m benchmarks.bench_training --tox21 tox21.csv.gz`` on the CPU, with ``--device 0`` on a
 GPU; writes ``benchmarks/results/<gpu or cpu>/training.json``, which
@@ -13,7 +13,6 @@ import io
 import json
 import os
 import pathlib
-import statistics
 import time
 import tracemalloc
 import warnings
