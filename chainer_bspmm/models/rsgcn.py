@@ -8,6 +8,7 @@ from chainer_chemistry.links import GraphBatchNormalization
 from chainer_chemistry.links.readout.general_readout import GeneralReadout as DenseReadout
 
 from chainer_bspmm.backend.check import adjacency
+from chainer_bspmm.functions.embed_rows import embed_rows
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.links.twin import twin_of
@@ -136,4 +137,6 @@ def embed_atoms(embed, atom_array, adj):
     if largest is not None and not (0 <= smallest and largest < n_atom_types):
         raise ValueError('atom_array: expected ids in [0, %d), the size of the embedding, got %d'
                          % (n_atom_types, smallest if smallest < 0 else largest))
-    return embed(flat)
+    if type(embed) is not EmbedAtomID or embed.ignore_label is not None or embed.local_link_hooks:
+        return embed(flat)
+    return embed_rows(flat.array if isinstance(flat, chainer.Variable) else flat, embed.W)
