@@ -23,6 +23,8 @@ def aggregates_first(in_channels, out_channels):
 class RelationLinear(function_node.FunctionNode):
     """y of :func:`relation_linear`; inputs x and those of W, b, W_self, b_self that `names` has."""
 
+    lazy_grad_sum = True  # as in GRUStep, for tied layers
+
     def __init__(self, adj, names):
         self._adj = adj
         self._names = names
