@@ -98,10 +98,14 @@ class RSGCN(chainer.Chain):
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
         for i, (gconv, bnorm) in enumerate(zip(self.gconvs, self.bnorms)):
+            if bnorm is None:
+                # Dropout multiplies by 0 or more: a rectifier may as well come before it.
+                is_last = i == self.n_update_layers - 1
+                h = gconv(h, adj, None if is_last else functions.relu, self.dropout_ratio)
+                continue
             h = gconv(h, adj)
-            if bnorm is not None:
-                # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
-                h = chainer.links.BatchNormalization.__call__(bnorm, h)
+            # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
+            h = chainer.links.BatchNormalization.__call__(bnorm, h)
             if self.dropout_ratio > 0.:
                 h = functions.dropout(h, ratio=self.dropout_ratio)
             if i < self.n_update_layers - 1:
