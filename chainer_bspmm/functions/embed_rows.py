@@ -6,6 +6,8 @@ from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer.backends import cuda
 
+from chainer_bspmm.functions.quick import quick_apply
+
 
 class EmbedRows(function_node.FunctionNode):
     """Input W; the ids are constants."""
@@ -20,7 +22,7 @@ class EmbedRows(function_node.FunctionNode):
         return W.take(self._ids, axis=0),
 
     def backward(self, indexes, grad_outputs):
-        return EmbedRowsGrad(self._ids, self._n_types).apply(grad_outputs)
+        return tuple(quick_apply(EmbedRowsGrad(self._ids, self._n_types), grad_outputs))
 
 
 class EmbedRowsGrad(function_node.FunctionNode):

@@ -4,14 +4,12 @@ from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer import functions
 
+from chainer_bspmm.functions.quick import QuickSums
 from chainer_bspmm.functions.sigmoid import sigmoid
 
 
-class GRUStep(function_node.FunctionNode):
+class GRUStep(QuickSums, function_node.FunctionNode):
     """Inputs x, message, state where there is one, then W and b of every linear layer."""
-
-    # Steps share their parameters: gradients are summed once, not after every step.
-    lazy_grad_sum = True
 
     def __init__(self, has_state):
         self._has_state = has_state

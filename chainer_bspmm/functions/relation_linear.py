@@ -4,6 +4,7 @@ from chainer import backend as chainer_backend
 from chainer import function_node
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.quick import QuickSums
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows
 
@@ -20,10 +21,8 @@ def aggregates_first(in_channels, out_channels):
     return out_channels >= in_channels
 
 
-class RelationLinear(function_node.FunctionNode):
+class RelationLinear(QuickSums, function_node.FunctionNode):
     """y of :func:`relation_linear`; inputs x and those of W, b, W_self, b_self that `names` has."""
-
-    lazy_grad_sum = True  # as in GRUStep, for tied layers
 
     def __init__(self, adj, names):
         self._adj = adj
