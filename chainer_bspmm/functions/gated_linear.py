@@ -54,11 +54,13 @@ class GatedLinear(function_node.FunctionNode):
         x, W, gate, value = self._kept
         n, first = gy.shape[1], self._n_parts
         g = xp.empty((len(gy), 2 * n), gy.dtype)  # of the two maps, side by side
-        g_value = gy * gate
-        xp.multiply(g_value * value, 1 - gate, out=g[:, :n])
+        g_gate, g_value = g[:, :n], g[:, n:]
+        xp.multiply(gy, gate, out=g_value)
+        xp.subtract(1, gate, out=g_gate)
+        g_gate *= value
+        g_gate *= g_value
         if self._activation is functions.tanh:
             g_value *= 1 - value * value
-        g[:, n:] = g_value
         gradients = {}
         if indexes[0] < first:
             gx, start = g.dot(W), 0
