@@ -57,7 +57,7 @@ class LinearReLU(ActivatedLinear):
             drawn = xp.random.rand(*y.shape, dtype=numpy.float32)
             cuda.elementwise(
                 'T x, R drawn, T scale, T ratio', 'T y', '''
-                T factor = (drawn >= ratio) * scale;
+                T factor = drawn >= (R)ratio ? scale : (T)0;
                 T positive = x;
                 if (positive <= (T)0) positive = (T)0;  // NaN stays
                 y = positive * factor;''', 'bspmm_relu_dropout')(y, drawn, scale, ratio, y)
