@@ -80,8 +80,8 @@ def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thr
 # threads if each had one vector of one row; `length`: entries a row, on average.
 SMALL = 1800  # work, up to about what is resident at once
 PIPELINED = 3400  # work from which a thread is given several rows
-LARGE = 6800  # work from which there are threads enough without loading further ahead
-WIDE = 10000  # work from which a thread is given two vectors of 16 bytes besides
+LARGE = 6800  # work from which it is given two vectors of 16 bytes besides
+HUGE = 10000  # work from which it is given eight rows of narrower vectors
 SHORT, MEDIUM, LONG, VERY_LONG = 1.5, 3, 4, 10  # length
 NARROW = 8  # vectors a row, below which two vectors a thread would leave warps half empty
 
@@ -129,15 +129,14 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
         return WARP if two_warps else 16, 4, 1 if half or length > MEDIUM else 4, {}
     if length > VERY_LONG:
         return 16, 1, 1, {'block': 2 * BLOCK}
-    if vector_bytes == VECTOR_BYTES and work < WIDE:
-        if long:
-            return 16, 1, 1, options
-        return (WARP, 1, 8, options) if work > LARGE else (16, 1, 4, options)
+    wide = vector_bytes == VECTOR_BYTES
+    if wide and work < LARGE:
+        return 16, 1, 1 if long else 4, options
     if long:
         return WARP, 1, 4, {}
     # A row in one tile where a warp can hold it; else tiles of 512 bytes.
-    lanes = 16 if two_warps and vector_bytes == VECTOR_BYTES else WARP
-    return lanes, 2, 8 if work > WIDE and length < MEDIUM else 4, {}
+    lanes = 16 if two_warps and wide else WARP
+    return lanes, 2, 8 if not wide and work > HUGE and length < MEDIUM else 4, {}
 
 
 # A block of an ST kernel: see kernels/bspmm_st_shared.cu.

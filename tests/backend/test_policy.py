@@ -107,7 +107,7 @@ def test_result_is_streamed_where_it_does_not_fit_in_l2_beside_x(n_rows, n_cols,
     (4, 5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),
     (4, 5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),  # fits in L2 twice
     (4, 5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),  # enough in flight
-    (4, 70000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 1}),
+    (4, 50000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),
     (4, 90000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1, 'AHEAD': 3}),
     (4, 90000, 64, 8, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 1, 'AHEAD': 3}),
     (4, 10 ** 6, 2, 3, {'PIPELINED': 1, 'COLUMNS': 1}),  # rows of one vector
