@@ -44,6 +44,12 @@ SHORT = .1  # seconds of a step before which caches are warmed
 UPSTREAM, PACKED, PADDED = 'upstream dense', 'ours packed', 'ours padded'
 GEOMETRIC = 'PyTorch Geometric'
 
+# float32 numbers of a molecule and pair of padded atoms in upstream's largest array, (B, N, N, R,
+# heads, 2 C) and (B, R, N, N, C). A layer keeps about four of them for the backward pass: more than
+# there is memory for in large batches.
+PAIR_NUMBERS = {'relgat': 4 * 3 * 2 * N_UNIT, 'gnnfilm': 5 * N_UNIT}
+COPIES = 4 * N_LAYERS
+
 # What lies between the times that a contender notes.
 TRAINING = ('fetch', 'convert', 'forward', 'backward', 'update', 'wait')
 INFERENCE = ('fetch', 'convert', 'forward')
@@ -210,6 +216,16 @@ def error(actual, expected):
     return float(numpy.linalg.norm(actual - expected)) / (norm or 1.)
 
 
+def fits(method, n_batch, largest, device):
+    """Tell whether upstream's batch with a molecule of `largest` atoms fits into free memory."""
+    n_bytes = 4 * PAIR_NUMBERS.get(method, 0) * COPIES * n_batch * largest ** 2
+    if device.xp is numpy:
+        free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    else:
+        free = cuda.cupy.cuda.runtime.memGetInfo()[0]
+    return n_bytes < 0.8 * free
+
+
 def measure_steps(found, n_molecules, n_batch, seconds):
     """Time training steps and predictions of all contenders, interleaved.
 
@@ -271,33 +287,40 @@ def run_method(method, dense, sparse, device, batches, seconds):
     """Return everything that is measured of a method on a data set."""
     found = contenders(method, dense, sparse, device)
     rng = numpy.random.RandomState(1)
-    result = {'relative_errors': check(found, rng.permutation(len(dense))[:16].tolist()),
+    few = rng.permutation(len(dense))[:8].tolist()
+    result = {'relative_errors': check(found, few),
               'adjacency of the set': bench_converter.memory(dense, sparse), 'batches': {}}
-    index = rng.permutation(len(dense))[:128].tolist()
     result['nodes a step'] = {
-        name: contender.nodes(index) for name, contender in found.items() if contender.is_chainer}
+        name: contender.nodes(few) for name, contender in found.items() if contender.is_chainer}
     if device.xp is not numpy and importlib.util.find_spec('torch'):
         try:
             result['launches a step'] = {
-                name: launches(contender, index) for name, contender in found.items()}
+                name: launches(contender, few) for name, contender in found.items()}
         except RuntimeError as error:  # another profiler may be attached: times matter more
             result['not_run'] = {'launches a step': str(error)}
     for n_batch in batches:
         if n_batch > len(dense):
             continue
-        milliseconds, n_rounds = measure_steps(found, len(dense), n_batch, seconds)
+        running = dict(found)
+        if not fits(method, n_batch, result['adjacency of the set']['largest molecule'], device):
+            del running[UPSTREAM]
+        milliseconds, n_rounds = measure_steps(running, len(dense), n_batch, seconds)
         index = rng.permutation(len(dense))[:n_batch].tolist()
         result['batches'][str(n_batch)] = {
             'n_rounds': n_rounds, 'milliseconds': milliseconds,
+            'not_run': {name: 'needs more memory than there is'
+                        for name in found if name not in running},
             'peak_bytes': {name: peak for name, peak in (
-                (name, contender.peak_bytes(index)) for name, contender in found.items())
+                (name, contender.peak_bytes(index)) for name, contender in running.items())
                 if peak is not None}}
     return result
 
 
 def ratio(found, name, kind='training', what='with converter'):
-    """Return upstream's median time over another's."""
+    """Return upstream's median time over another's; NaN where upstream was not run."""
     times = found['milliseconds']
+    if UPSTREAM not in times:
+        return float('nan')
     return times[UPSTREAM][kind][what]['median'] / times[name][kind][what]['median']
 
 

@@ -25,15 +25,14 @@ def draw(panel, methods, n_batch):
             spread = times[name]['training']['with converter']
             bar = panel.bar(
                 place + (i - 1.5) * width, spread['median'], width, color=color,
-                label=name if method == used[0] else None,
+                label=name,
                 yerr=numpy.array([[spread['median'] - spread['low']],
                                   [spread['high'] - spread['median']]]),
                 error_kw={'linewidth': 0.7})
-            if name == 'ours packed':
-                times = [times[other]['training']['with converter']['median']
-                         for other in ('upstream dense', name)]
-                panel.bar_label(bar, ['%.1fx' % (times[0] / times[1])], padding=3, fontsize=7.5,
-                                fontweight='bold')
+            if name == 'ours packed' and 'upstream dense' in times:
+                dense = times['upstream dense']['training']['with converter']['median']
+                panel.bar_label(bar, ['%.1fx' % (dense / spread['median'])], padding=3,
+                                fontsize=7.5, fontweight='bold')
     panel.set_yscale('log')
     panel.set_xticks(range(len(used)), used, fontsize=8)
     panel.tick_params(axis='y', which='both', labelsize=8)
@@ -53,9 +52,13 @@ def main(*sources):
             panel.set_title('%s, %s, batch %s' % (
                 where, result['data'][name]['description'], n_batch), fontsize=9)
         panels[0].set_ylabel('ms a training step', fontsize=9)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside upper center', ncols=len(COLORS), fontsize=9,
-                  frameon=False)
+    named = {}
+    for panel in axes.flat:
+        handles, labels = panel.get_legend_handles_labels()
+        named.update(zip(labels, handles))
+    labels = [name for name in COLORS if name in named]
+    figure.legend([named[name] for name in labels], labels, loc='outside upper center',
+                  ncols=len(labels), fontsize=9, frameon=False)
     plots.save(figure, results, 'training')
 
 

@@ -82,6 +82,16 @@ def test_bars():
     assert list(bench.bars_met(methods(6.6, 100), 'gpu').values()) == [True, True]
 
 
+def test_what_does_not_fit_into_memory_is_left_out(sets, monkeypatch):
+    assert bench.fits('rsgcn', 10 ** 6, 132, HOST)
+    assert bench.fits('relgat', 1, 10, HOST) and not bench.fits('relgat', 10 ** 6, 132, HOST)
+    monkeypatch.setattr(bench, 'fits', lambda *_: False)
+    result = bench.run_method('rsgcn', *sets, HOST, [8], 0)
+    batch = result['batches']['8']
+    assert bench.UPSTREAM in batch['not_run'] and bench.UPSTREAM not in batch['milliseconds']
+    assert 'nan' in ' '.join(bench.table({'rsgcn': result}))
+
+
 def test_generated_molecules_have_the_sizes_of_tox21():
     smiles, labels, _ = data_sets.tox21(limit=2000)
     sizes = [Chem.MolFromSmiles(text).GetNumAtoms() for text in smiles]
