@@ -1,7 +1,7 @@
 """What do the examples cost from file to tested model, dense and sparse, after as many epochs?
 
-Runs ``examples/tox21`` and ``examples/qm9`` as a user does, upstream's dense model and ours in turn,
-and keeps their ``result.json``: seconds, memory, and the metric of the test part. Needs no GPU::
+Runs ``examples/tox21`` and ``examples/qm9`` as a user does, upstream's dense model and ours in
+turn, and keeps their ``result.json``: seconds, memory, the metric of the test part. Needs no GPU::
 
     python -m benchmarks.bench_examples tox21 --data tox21.csv.gz
     python -m benchmarks.bench_examples qm9 --data full      # pip install qm9pack

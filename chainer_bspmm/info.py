@@ -1,0 +1,156 @@
+"""``python -m chainer_bspmm info``: what is installed and what works, for a bug report."""
+import collections
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import sys
+
+import chainer
+from chainer.backends import cuda
+
+import chainer_bspmm
+from chainer_bspmm import self_test
+
+PACKAGES = ('numpy', 'scipy', 'chainer', 'chainer-chemistry', 'rdkit', 'pandas', 'scikit-learn',
+            'matplotlib', 'tqdm')
+ADVICE = {
+    'rdkit': "pip install rdkit    (SMILES and Chainer Chemistry's preprocessors need it)",
+    'chainer': "pip install 'setuptools<81' wheel; pip install --no-build-isolation chainer==7.8.1",
+}
+VARIABLES = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES',
+             'CUDA_PATH', 'CUPY_CACHE_DIR', 'CHAINER_DTYPE', 'CHAINER_USE_IDEEP',
+             'CHAINER_DATASET_ROOT')
+HEADERS = ('float16 kernels need the headers of the CUDA runtime in the version of the toolkit: '
+           'pip install nvidia-cuda-runtime (CUDA 13) or nvidia-cuda-runtime-cu12')
+
+
+def version(package):
+    """Return the version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cupy_packages():
+    """Return name -> version of every installed package that brings CuPy."""
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.metadata['Name'] or '').lower()
+        if name == 'cupy' or name.startswith(('cupy-cuda', 'cupy-rocm')):
+            found[name] = distribution.version
+    return found
+
+
+def has_nvidia_driver():
+    """Return whether this machine has NVIDIA's driver, CuPy or not."""
+    return (pathlib.Path('/proc/driver/nvidia/version').exists()
+            or shutil.which('nvidia-smi') is not None)
+
+
+def dotted(number):
+    """Return CUDA's version number as text: 12040 is 12.4."""
+    return '%d.%d' % (number // 1000, number % 1000 // 10)
+
+
+def versions():
+    """Yield the lines about versions, and the advice about what is missing."""
+    yield 'chainer_bspmm %s in %s' % (
+        chainer_bspmm.__version__, pathlib.Path(chainer_bspmm.__file__).parent)
+    yield 'Python %s (%s), %s' % (
+        platform.python_version(), platform.python_implementation(), platform.platform())
+    for package in PACKAGES:
+        found = version(package)
+        if found is None:
+            found = 'missing: %s' % ADVICE.get(package, 'pip install ' + package)
+        yield '  %-18s %s' % (package, found)
+    for name in VARIABLES:
+        if name in os.environ:
+            yield '  %s=%s' % (name, os.environ[name])
+
+
+def gpus():
+    """Yield the lines about CuPy and its devices."""
+    packages = cupy_packages()
+    for name, number in packages.items():
+        yield '  %-18s %s' % (name, number)
+    if len(packages) > 1:
+        yield ('  more than one CuPy is installed, and they overwrite each other: '
+               'pip uninstall -y %s; then install one' % ' '.join(packages))
+    if not cuda.available:
+        yield '  none that CuPy can use; products run on SciPy'
+        if not packages:
+            driver = has_nvidia_driver()
+            yield '  CuPy is missing%s' % (
+                "; this machine has NVIDIA's driver: pip install 'chainer_bspmm[cuda13]' (or "
+                'cuda12); without the CUDA Toolkit, pip install \'cupy-cuda13x[ctk]\''
+                if driver else "; this machine shows no NVIDIA driver either")
+        else:
+            yield '  CuPy is installed, but: %s' % (
+                getattr(cuda, '_resolution_error', None) or 'it finds no device')
+        return
+    runtime = cuda.cupy.cuda.runtime
+    yield '  CUDA runtime %s, driver for %s; NVRTC %d.%d' % (
+        dotted(runtime.runtimeGetVersion()), dotted(runtime.driverGetVersion()),
+        *cuda.cupy.cuda.nvrtc.getVersion())
+    for i in range(runtime.getDeviceCount()):
+        properties = runtime.getDeviceProperties(i)
+        yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % (
+            i, properties['name'].decode(), properties['major'], properties['minor'],
+            properties['totalGlobalMem'] / 2 ** 30)
+
+
+def summary(outcomes):
+    """Return one line for the outcomes of one kernel in its dtypes, and whether all are good."""
+    parts = []
+    for outcome in outcomes:
+        dtype = {'e': 'float16', 'f': 'float32', 'd': 'float64'}[outcome.dtype]
+        if outcome.reason is None:
+            parts.append('%s %.0e' % (dtype, outcome.error))
+        else:
+            # A compiler says much; its first lines say what.
+            parts.append('%s FAILED: %s' % (dtype, ' '.join(outcome.reason.split())[:300]))
+    return '  %-20s %s' % (outcomes[0].kernel, '; '.join(parts))
+
+
+def test(device):
+    """Print the outcome of the self-test on a device, one line a kernel; return the failures."""
+    kernels = collections.defaultdict(list)
+    failures = []
+    for outcome in self_test.run(device):
+        if outcome.reason is not None:
+            failures.append(outcome)
+        found = kernels[outcome.kernel]
+        found.append(outcome)
+        if outcome.dtype == 'd':  # the last of a kernel's
+            print(summary(found), flush=True)
+    return failures
+
+
+def info():
+    """Print versions, devices and the self-test on all of them.
+
+    Returns:
+        int: the exit status, 1 where a part of the self-test failed.
+    """
+    for line in versions():
+        print(line)
+    print('GPU:')
+    for line in gpus():
+        print(line)
+    sys.stdout.flush()
+    devices = [chainer.get_device('@numpy')]
+    if cuda.available:
+        devices += [chainer.get_device('@cupy:%d' % i)
+                    for i in range(cuda.cupy.cuda.runtime.getDeviceCount())]
+    failures = []
+    for device in devices:
+        print('Self-test on %s, largest relative error against the float64 reference:%s' % (
+            device, '' if device.name == '@numpy' else ' (kernels are compiled first)'), flush=True)
+        failures += test(device)
+    if any('cuda_fp16' in outcome.reason for outcome in failures):
+        print(HEADERS)
+    print('FAILED: %d part(s) of the self-test' % len(failures) if failures else 'All is well.')
+    return 1 if failures else 0
