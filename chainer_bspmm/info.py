@@ -22,8 +22,9 @@ ADVICE = {
 VARIABLES = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES',
              'CUDA_PATH', 'CUPY_CACHE_DIR', 'CHAINER_DTYPE', 'CHAINER_USE_IDEEP',
              'CHAINER_DATASET_ROOT')
-HEADERS = ('float16 kernels need the headers of the CUDA runtime in the version of the toolkit: '
-           'pip install nvidia-cuda-runtime (CUDA 13) or nvidia-cuda-runtime-cu12')
+FLOAT16_ADVICE = (
+    "float16 needs the CUDA runtime's headers, of the same version as the toolkit:\n"
+    '  pip install nvidia-cuda-runtime (CUDA 13), nvidia-cuda-runtime-cu12 (CUDA 12)')
 
 
 def version(package):
@@ -48,6 +49,17 @@ def has_nvidia_driver():
     """Return whether this machine has NVIDIA's driver, CuPy or not."""
     return (pathlib.Path('/proc/driver/nvidia/version').exists()
             or shutil.which('nvidia-smi') is not None)
+
+
+def count_gpus():
+    """Return how many GPUs CuPy finds, and why there are none (str), else None."""
+    if not cuda.available:
+        return 0, str(cuda._resolution_error)
+    try:
+        n = cuda.cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # without a driver it raises
+        return 0, str(error)
+    return n, None if n else 'it finds no device'
 
 
 def dotted(number):
@@ -79,23 +91,23 @@ def gpus():
     if len(packages) > 1:
         yield ('  more than one CuPy is installed, and they overwrite each other: '
                'pip uninstall -y %s; then install one' % ' '.join(packages))
-    if not cuda.available:
+    n_gpus, reason = count_gpus()
+    if not n_gpus:
         yield '  none that CuPy can use; products run on SciPy'
-        if not packages:
-            driver = has_nvidia_driver()
-            yield '  CuPy is missing%s' % (
-                "; this machine has NVIDIA's driver: pip install 'chainer_bspmm[cuda13]' (or "
-                'cuda12); without the CUDA Toolkit, pip install \'cupy-cuda13x[ctk]\''
-                if driver else "; this machine shows no NVIDIA driver either")
+        if packages:
+            yield '  CuPy is installed, but: %s' % reason
+        elif has_nvidia_driver():
+            yield ("  missing: CuPy, and this machine has NVIDIA's driver:\n"
+                   "    pip install 'chainer_bspmm[cuda13]' (or cuda12) beside the CUDA Toolkit, "
+                   "without it\n    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)")
         else:
-            yield '  CuPy is installed, but: %s' % (
-                getattr(cuda, '_resolution_error', None) or 'it finds no device')
+            yield "  CuPy is not installed, and this machine shows no NVIDIA driver"
         return
     runtime = cuda.cupy.cuda.runtime
     yield '  CUDA runtime %s, driver for %s; NVRTC %d.%d' % (
         dotted(runtime.runtimeGetVersion()), dotted(runtime.driverGetVersion()),
         *cuda.cupy.cuda.nvrtc.getVersion())
-    for i in range(runtime.getDeviceCount()):
+    for i in range(n_gpus):
         properties = runtime.getDeviceProperties(i)
         yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % (
             i, properties['name'].decode(), properties['major'], properties['minor'],
@@ -141,16 +153,13 @@ def info():
     for line in gpus():
         print(line)
     sys.stdout.flush()
-    devices = [chainer.get_device('@numpy')]
-    if cuda.available:
-        devices += [chainer.get_device('@cupy:%d' % i)
-                    for i in range(cuda.cupy.cuda.runtime.getDeviceCount())]
     failures = []
-    for device in devices:
+    for name in ['@numpy'] + ['@cupy:%d' % i for i in range(count_gpus()[0])]:
+        device = chainer.get_device(name)
         print('Self-test on %s, largest relative error against the float64 reference:%s' % (
-            device, '' if device.name == '@numpy' else ' (kernels are compiled first)'), flush=True)
+            name, '' if name == '@numpy' else ' (kernels are compiled first)'), flush=True)
         failures += test(device)
     if any('cuda_fp16' in outcome.reason for outcome in failures):
-        print(HEADERS)
+        print(FLOAT16_ADVICE)
     print('FAILED: %d part(s) of the self-test' % len(failures) if failures else 'All is well.')
     return 1 if failures else 0

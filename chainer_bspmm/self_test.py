@@ -3,6 +3,9 @@ import collections
 
 import numpy
 
+import chainer
+from chainer.backends import cuda
+
 from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.sparse import BatchedCOO
@@ -94,10 +97,10 @@ def run(device):
 
 def _outcome(name, dtype, device, call, expect):
     try:
-        case = _case(device, dtype)
-        expected = expect(case)
-        actual = call(case)
-        actual = actual if device.xp is numpy else actual.get()  # waits for the kernel
+        with chainer.using_device(device):
+            case = _case(device, dtype)
+            expected = expect(case)
+            actual = cuda.to_cpu(call(case))  # waits for the kernel
     except Exception as error:  # whatever it is belongs into the report
         return Outcome(name, dtype, None, '%s: %s' % (type(error).__name__, error))
     if actual.shape != expected.shape:

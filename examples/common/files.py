@@ -17,7 +17,7 @@ STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
 def write_json(path, value):
     """Write a dict to a file, for people to read, too."""
     with open(path, 'w') as f:
-        json.dump(value, f, indent=1, sort_keys=True)
+        json.dump(value, f, indent=1)
         f.write('\n')
 
 
