@@ -22,6 +22,7 @@ import pandas
 import qm9_data
 import train_qm9
 from chainer import optimizers
+from chainer_bspmm.dataset import to_sparse
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.links.readout.general_readout import GeneralReadout
 from chainer_chemistry.models import RSGCN
@@ -118,7 +119,7 @@ def padding_changes(dense, example, size):
 
 
 def measure_steps(settings, examples, repeats):
-    """Time training steps, dense and sparse in turn, on the same batches.
+    """Time training steps, dense and sparse in turn, on the same molecules.
 
     Args:
         settings (dict): of the model.
@@ -136,14 +137,16 @@ def measure_steps(settings, examples, repeats):
         model = TASK.build(settings, dense, labels_of(examples))
         optimizer = optimizers.Adam()
         optimizer.setup(model)
-        models.append((model, optimizer, converter_of(dense)))
+        held = examples if dense else to_sparse(examples)
+        models.append((model, optimizer, converter_of(dense), held))
     device = chainer.get_device('@numpy')
     times, sizes, padded = [], [], []
     order = numpy.random.RandomState(0)
     for _ in range(2 + repeats):
-        batch = [examples[i] for i in order.permutation(len(examples))[:BATCHSIZE]]
+        index = order.permutation(len(examples))[:BATCHSIZE].tolist()
         row, size = [], []
-        for model, optimizer, convert in models:
+        for model, optimizer, convert, held in models:
+            batch = [held[i] for i in index]
             start = time.perf_counter()
             arrays = convert(batch, device)
             middle = time.perf_counter()
@@ -153,7 +156,7 @@ def measure_steps(settings, examples, repeats):
             size.append(arrays[1].nbytes)
         times.append(row)
         sizes.append(size)
-        padded.append(max(len(example[0]) for example in batch))
+        padded.append(max(len(examples[i][0]) for i in index))
     # The first two steps allocate and warm up.
     return 1e3 * numpy.median(times[2:], axis=0), numpy.mean(sizes, axis=0), numpy.mean(padded)
 
