@@ -94,8 +94,11 @@ def sparse_dataset(table, method, labels):
     """Turn a table of SMILES into a sparse data set, without ever making a dense matrix."""
     try:
         found = from_smiles(table['smiles'], method, labels)
-    except ValueError:  # no molecule is left; preprocess() says so, with the reasons
-        return dense_dataset(table, method, labels)
+    except ValueError:
+        _, reasons = dense_dataset(table, method, labels)
+        if len(reasons) < len(table):
+            raise
+        return (), reasons  # no molecule is left
     failures = {failure.position: failure.reason for failure in found.failures}
     molecules = found.dataset.molecules
     largest = numpy.zeros(len(molecules), int)

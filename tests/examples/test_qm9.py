@@ -17,7 +17,8 @@ from tests.examples.scripts import rows
 from tests.examples.scripts import run as run_script
 
 QM9 = EXAMPLES / 'qm9'
-MATRIX_METHODS = ['rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp']
+METHODS = ['rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm',
+           'rsgcn_gwm', 'ggnn_gwm', 'gin_gwm', 'nfp_gwm']
 QUICK = ['--epoch', '2', '--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
 
 
@@ -203,8 +204,17 @@ def test_all_targets_dense(tmp_path):
     assert numpy.isfinite(arrays(tmp_path / 'model.npz')['predictor/mlp/l_out/W']).all()
 
 
-@pytest.mark.parametrize('method', MATRIX_METHODS)
-def test_every_method_trains_sparse_and_predicts_dense_the_same(tmp_path, method):
+def test_methods_are_those_that_can_be_swapped(data):
+    from common import tasks
+    assert tasks.METHODS == tuple(METHODS)
+    assert tasks.supported_methods()[:5] == METHODS[:5]
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, method):
+    from common import tasks
+    if method not in tasks.supported_methods():
+        pytest.skip('sparsify does not take %s' % method)
     run('train_qm9.py', '--method', method, '--label', 'mu', '--out', tmp_path, '--num-data', '60',
         '--epoch', '1', '--unit-num', '8', '--conv-layers', '2')
     predictions = []
