@@ -261,6 +261,17 @@ def test_bad_files(qm9_data, data, tmp_path, text, message):
     assert message in str(error.value)
 
 
+def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeypatch):
+    def fail(*args):
+        raise ValueError('something else')
+    monkeypatch.setattr(data, 'from_smiles', fail)
+    table = data.typed_smiles(['CC', 'C1'], ['gap'])
+    with pytest.raises(ValueError, match='something else'):
+        data.preprocess(table, 'rsgcn', table[['gap']].to_numpy('f'))
+    with pytest.raises(data.DataError, match='none of the 1 molecules can be used'):
+        data.preprocess(table[1:], 'rsgcn', table[['gap']].to_numpy('f')[1:])
+
+
 def test_errors_reach_the_user_without_a_traceback(tmp_path):
     message = run('train_qm9.py', '--data', 'missing.csv', '--out', tmp_path, status=1)
     assert message == 'error: data file not found: missing.csv\n'
