@@ -26,8 +26,8 @@ def arguments(adj, xp, dtype, n_in=4, n_channels=3):
 
 
 def truth(adj, x, W, W_g):
-    """The values of all edges in float64, sorted as the function sorts them; and (.., row, entry, ..)
-    of each."""
+    """Return values of all edges in float64, sorted as the function sorts them, and (order, row,
+    entry, value) of each."""
     x, W, W_g = (cuda.to_cpu(array).astype('d') for array in (x, W, W_g))
     n_relations = adj.n_relations
     n_channels, edges = len(W) // n_relations, []
