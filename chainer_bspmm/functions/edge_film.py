@@ -48,7 +48,7 @@ class EdgeFiLM(function_node.FunctionNode):
         edges, n_channels, n_relations = self._edges, gz.shape[1], self._n_relations
         # Towards gamma and beta side by side, as they lie in `film`.
         both = xp.concatenate((gz * said[edges.sources], gz), axis=1)
-        gfilm = backend.segment_sum(both, edges.by_receiver)
+        gfilm = backend.segment_sum(both, edges.by_receiver, edges.from_source.max_nnz)
         gsaid = backend.bspmm(edges.from_source, gz * film[edges.receivers, :n_channels],
                               trans=True)
         gx, weights = None, []

@@ -88,7 +88,8 @@ class RelationAttention(function_node.FunctionNode):
         # The sum over the edges that leave a node is its column's: a product with ones.
         ones = xp.ones((product.n_rows, 1), x.dtype)
         gscores[:, :1] = backend.bspmm(product, ones, glogits[:, 0], trans=True)
-        gscores[:, 1] = backend.segment_sum(glogits, pattern.by_receiver).reshape(
+        gscores[:, 1] = backend.segment_sum(
+            glogits, pattern.by_receiver, product.max_nnz).reshape(
             adj.n_rows, n_heads, adj.n_relations).swapaxes(1, 2).ravel()
         gx += gscores.dot(W.reshape(2, n_channels))
         gW, gb = gscores.T.dot(x), gscores[:, 0].sum()
@@ -136,7 +137,7 @@ def _logits(scores, sources, receivers, slope):
     kernel = cuda.elementwise(
         'raw T scores, int32 source, int32 receiver, T slope', 'T z, T slopes',
         '''z = scores[2 * source] + scores[2 * receiver + 1];
-           slopes = z > 0 ? (T)1 : slope;
+           slopes = z > (T)0 ? (T)1 : slope;
            z = z * slopes;''', 'bspmm_attention_logits')
     return kernel(scores, sources, receivers, slope)
 

@@ -6,7 +6,7 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.edge_film import edge_film
 from chainer_bspmm.links.lazy_linear import parameters_of
-from chainer_bspmm.links.relgat_update import node_rows
+from chainer_bspmm.links.relations import node_rows
 from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.sparse.edges import edges_of
 

@@ -6,6 +6,7 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 from chainer_bspmm.backend import check
 from chainer_bspmm.functions.relation_attention import relation_attention
 from chainer_bspmm.links.lazy_linear import parameters_of
+from chainer_bspmm.links.relations import node_rows
 from chainer_bspmm.links.twin import twin_of
 
 MODES = ('across', 'within')
@@ -99,28 +100,3 @@ class RelGATUpdate(chainer.Chain):
             self.n_heads, self.softmax_mode == 'within', self.concat_heads, self.negative_slope,
             self.dropout_ratio)
         return h if len(lead) == 1 else functions.reshape(h, lead + h.shape[1:])
-
-
-def node_rows(h, adj, n_edge_types):
-    """Return features as (n_nodes, channels), and the shape of the nodes that they were given in.
-
-    Args:
-        h (Variable or array): (n_nodes, channels); or (n_graphs, N, channels) where ``adj`` is
-            padded.
-        adj (BatchedCSR): the adjacency matrices.
-        n_edge_types (int): the relations that the link was made for.
-
-    Raises:
-        TypeError: ``adj`` is no BatchedCSR. ValueError: it has another number of relations, or
-        ``h`` another number of rows.
-    """
-    check.compressed(adj)
-    if adj.n_relations != n_edge_types:
-        raise ValueError('adj: expected %d relations, the n_edge_types of the link, got %r'
-                         % (n_edge_types, adj))
-    lead = h.shape[:-1]
-    if lead == (adj.n_rows,):
-        return h, lead
-    if adj.layout != 'padded' or lead != (adj.n_graphs, adj.max_rows):
-        raise ValueError('h: expected a row for each node of %r, got shape %s' % (adj, h.shape))
-    return functions.reshape(h, (adj.n_rows, h.shape[2])), lead

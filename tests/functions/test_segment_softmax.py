@@ -51,14 +51,11 @@ def test_rows_sum_to_one(xp, dtype):
 def test_huge_values(xp, dtype):
     """Nothing overflows, and large values close to each other keep their difference."""
     largest = numpy.finfo(dtype).max
-    adj = batch_on('one graph', xp, dtype)._copy()
-    adj.indptr = xp.array([0, 2, 2, 4, 6, 7], 'i')
     x = xp.array([largest, -largest, 1024, 1025, -1024, -1025, largest], dtype)
     e = numpy.exp(1)
     expected = numpy.array([1, 0, 1 / (1 + e), e / (1 + e), e / (1 + e), 1 / (1 + e), 1])
-    assert adj.nnz != 7
-    adj.nnz = 7
-    assert_close(segment_softmax(adj, x).array, expected, dtype)
+    y = backend.segment_softmax(x[:, None], xp.array([0, 2, 2, 4, 6, 7], 'i'))
+    assert_close(y[:, 0], expected, dtype)
 
 
 def test_nan_and_infinity_stay_in_their_row(xp):
