@@ -5,6 +5,7 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.edge_film import edge_film
+from chainer_bspmm.functions.layer_norm import layer_norm
 from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.relations import node_rows
 from chainer_bspmm.links.twin import twin_of
@@ -16,10 +17,9 @@ class GNNFiLMUpdate(chainer.Chain):
 
     gamma and beta are linear in h[i], norm is a layer normalisation. Takes the place of
     ``chainer_chemistry.links.GNNFiLMUpdate``; parameters ``W_linear/W`` and ``W_g/W``, whose rows
-    have the relation as their minor index, and ``norm_layer/{gamma,beta}``. Both linear maps and
-    the modulation are one node of the computational graph: hooks on ``W_linear`` and ``W_g`` are
-    not called. A node without edges gets the norm of 0, which is its bias; in float16 its gradient
-    overflows, in Chainer's layer normalisation.
+    have the relation as their minor index, and ``norm_layer/{gamma,beta}``. An update is four nodes
+    of the computational graph: both linear maps with the modulation, activation, sum, norm. Hooks
+    on the child links are not called. A node without edges gets the norm of 0, which is its bias.
 
     Args:
         hidden_channels (int): width of ``h`` and of the result.
@@ -41,6 +41,9 @@ class GNNFiLMUpdate(chainer.Chain):
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
+        if type(link.norm_layer) is not chainer.links.LayerNormalization:
+            raise ValueError('model.norm_layer: expected a chainer.links.LayerNormalization, got %r'
+                             % (link.norm_layer,))
         return twin_of(link, cls, link.W_linear, link.W_g, link.norm_layer, link.n_edge_types,
                        link.activation)
 
@@ -70,5 +73,9 @@ class GNNFiLMUpdate(chainer.Chain):
         h, lead = node_rows(h, adj, self.n_edge_types)
         W, W_g = (parameters_of(layer, h.shape[1])[0] for layer in (self.W_linear, self.W_g))
         messages = self.activation(edge_film(adj, h, W, W_g))
-        h = self.norm_layer(bspmm(edges_of(adj).to_node, messages))
+        h = bspmm(edges_of(adj).to_node, messages)
+        norm = self.norm_layer
+        if norm.gamma.array is None:
+            norm._initialize_params(h.shape[1])
+        h = layer_norm(h, norm.gamma, norm.beta, norm.eps)
         return h if len(lead) == 1 else functions.reshape(h, lead + h.shape[1:])

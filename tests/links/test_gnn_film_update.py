@@ -51,6 +51,15 @@ def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
     numpy.testing.assert_array_equal(link(h, adj).array, [[1, 2, 3]] * 2)
 
 
+def test_norm_of_ones_own():
+    dense = DenseGNNFiLMUpdate(3)
+    del dense.norm_layer
+    with dense.init_scope():
+        dense.norm_layer = chainer.links.BatchNormalization(3)
+    with pytest.raises(ValueError, match='model.norm_layer: expected .*LayerNorm.* got .*BatchNorm'):
+        GNNFiLMUpdate.from_dense(dense)
+
+
 def test_bad_input():
     link = GNNFiLMUpdate(5)
     adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
