@@ -10,9 +10,9 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.functions.edge_film import edge_film
 from chainer_bspmm.sparse.edges import edges_of
-from tests.functions.test_bspmm import check_gradients
 from tests.functions.test_relation_attention import adjacency
 from tests.functions.test_relation_attention import NAMES
+from tests.functions.test_segment_softmax import check_gradients
 from tests.support import assert_close
 from tests.support import random_matrix
 from tests.support import relative_error

@@ -10,7 +10,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.functions.relation_attention import relation_attention
 from chainer_bspmm.sparse.attention import attention_pattern
-from tests.functions.test_bspmm import check_gradients
+from tests.functions.test_segment_softmax import check_gradients
 from tests.support import batch_on
 from tests.support import random_matrix
 from tests.support import relative_error

@@ -56,7 +56,7 @@ def test_norm_of_ones_own():
     del dense.norm_layer
     with dense.init_scope():
         dense.norm_layer = chainer.links.BatchNormalization(3)
-    with pytest.raises(ValueError, match='model.norm_layer: expected .*LayerNorm.* got .*BatchNorm'):
+    with pytest.raises(ValueError, match='model.norm_layer: expected .*Layer.* got .*BatchNorm'):
         GNNFiLMUpdate.from_dense(dense)
 
 
