@@ -27,7 +27,8 @@ class RelGATUpdate(chainer.Chain):
     rows past them too. With ``'across'`` that is a node without neighbours, and a slot is a node in
     any of the relations; with ``'within'`` it is each relation in which a node has no neighbour,
     which most have. (It gives absent edges the logit -10000. An edge whose own logit is below about
-    -9900 would compete with them; not so here.) Dropout takes nothing away from such a mean.
+    -9900 would compete with them; not so here.) Dropout takes nothing away from such a mean; there
+    it drops the slots one by one, which is the same on average, not in its spread.
 
     Args:
         in_channels (int or None): width of ``h``; None means what the first call brings.
