@@ -1,4 +1,4 @@
-"""sparsify over RelGCN, GGNN, RelGAT, wherever they sit; tests/models/test_sparsify.py has the rest."""
+"""sparsify over models of several relations; tests/models/test_sparsify.py has the rest."""
 import pickle
 
 import numpy
