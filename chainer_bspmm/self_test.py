@@ -53,6 +53,8 @@ GPU_CHECKS = {
                    lambda case: reference.bsddmm(case.adj, case.x, case.x)),
     'segment_reduce': (lambda case: backend.segment_sum(case.x, case.adj.row_offsets),
                        lambda case: reference.segment_sum(case.x, case.adj.row_offsets)),
+    'segment_softmax': (lambda case: backend.segment_softmax(case.x, case.adj.row_offsets),
+                        lambda case: reference.segment_softmax(case.x, case.adj.row_offsets)),
     'segment_broadcast': (lambda case: backend.segment_broadcast(
         case.y, case.adj.row_offsets, case.adj.n_rows),
         lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets)),
@@ -63,6 +65,7 @@ CPU_CHECKS = {
                           GPU_CHECKS['bspmm_csr'][1]),
     'bspmm, BatchedSELL': GPU_CHECKS['bspmm_sell'], 'spmv': GPU_CHECKS['spmv_csr'],
     'bsddmm': GPU_CHECKS['bsddmm_csr'], 'segment_sum': GPU_CHECKS['segment_reduce'],
+    'segment_softmax': GPU_CHECKS['segment_softmax'],
     'segment_broadcast': GPU_CHECKS['segment_broadcast'],
 }
 # Their atomics add no halves.
