@@ -1,0 +1,86 @@
+"""`set_up_predictor`: a predictor by the name of its method, swapped."""
+from chainer_chemistry.config import MAX_ATOMIC_NUM
+from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
+from chainer_chemistry.links.update.gin_update import GINUpdate
+from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate
+from chainer_chemistry.links.update.nfp_update import NFPUpdate
+from chainer_chemistry.links.update.relgat_update import RelGATUpdate
+from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate
+from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate
+from chainer_chemistry.models.cgcnn import CGCNN
+from chainer_chemistry.models.cwle.cwle_graph_conv_model import MAX_WLE_NUM
+from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.megnet import MEGNet
+from chainer_chemistry.models.prediction.set_up_predictor import (
+    set_up_predictor as set_up_dense_predictor)
+from chainer_chemistry.models.relgcn import RelGCNSparse
+from chainer_chemistry.models.schnet import SchNet
+from chainer_chemistry.models.weavenet import WeaveNet
+
+from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.sparsify import sparsify
+from chainer_bspmm.models.sparsify import SWAPS
+
+LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or beside them
+
+# The update link of every method, and the variants of the method that Chainer Chemistry has.
+UPDATES = {
+    'nfp': (NFPUpdate, LABELLED + ('_gwm',)),
+    'ggnn': (GGNNUpdate, LABELLED + ('_gwm',)),
+    'rsgcn': (RSGCNUpdate, LABELLED + ('_gwm',)),
+    'gin': (GINUpdate, LABELLED + ('_gwm',)),
+    'relgcn': (RelGCNUpdate, LABELLED),
+    'relgat': (RelGATUpdate, LABELLED),
+    'gnnfilm': (GNNFiLMUpdate, ('',)),
+}
+METHODS = tuple(base + variant for base, (update, variants) in UPDATES.items()
+                if update in SWAPS for variant in variants)
+
+# Methods of Chainer Chemistry that have no sparse form.
+REFUSED = {'schnet': SchNet, 'weavenet': WeaveNet, 'megnet': MEGNet, 'cgcnn': CGCNN,
+           'relgcn_sparse': RelGCNSparse, 'gin_sparse': GINSparse}
+
+
+def set_up_predictor(method, n_unit, conv_layers, class_num, label_scaler=None,
+                     postprocess_fn=None, n_atom_types=MAX_ATOMIC_NUM, conv_kwargs=None,
+                     n_wle_types=MAX_WLE_NUM):
+    """Set up a predictor on sparse batches: a graph convolution and a perceptron.
+
+    ``sparsify`` of what ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the
+    same arguments; random numbers are drawn in the same order. Batches come from
+    ``chainer_bspmm.concat_mols``; those of ``'*_cwle'`` and ``'*_gwle'`` from
+    ``CSRConverter(n_node_columns=1)``.
+
+    Args:
+        method (str): one of `METHODS`.
+        n_unit (int): width of the hidden layers. ``'relgcn'`` has widths of its own, 16, 128 and
+            64, and uses ``n_unit`` for the result alone, as in Chainer Chemistry.
+        conv_layers (int): number of updates; not used by ``'relgcn'``.
+        class_num (int): width of the prediction.
+        label_scaler (chainer.Link or None): its inverse is applied to the prediction.
+        postprocess_fn (callable or None): applied by ``predict``.
+        n_atom_types (int): size of the embedding.
+        conv_kwargs (dict or None): more arguments of the model's constructor.
+        n_wle_types (int): number of labels of ``'*_cwle'`` and ``'*_gwle'``.
+
+    Returns:
+        chainer_chemistry.models.prediction.GraphConvPredictor: with a model of ``chainer_bspmm``.
+
+    Raises:
+        ValueError: ``method`` is unknown, or has no sparse form.
+
+    Example:
+        >>> from chainer_bspmm.models import set_up_predictor
+        >>> predictor = set_up_predictor('rsgcn', n_unit=16, conv_layers=4, class_num=1)
+        Set up RSGCN predictor...
+        >>> type(predictor.graph_conv)
+        <class 'chainer_bspmm.models.rsgcn.RSGCN'>
+    """
+    if method not in METHODS:
+        refused = REFUSED.get(method)
+        raise ValueError('method: expected one of %s, got %r%s' % (
+            ', '.join(map(repr, METHODS)), method,
+            ', which %s' % REFUSALS[refused] if refused else ''))
+    return sparsify(set_up_dense_predictor(
+        method, n_unit, conv_layers, class_num, label_scaler, postprocess_fn, n_atom_types,
+        conv_kwargs, n_wle_types))
