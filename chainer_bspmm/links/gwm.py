@@ -5,9 +5,10 @@ import chainer
 from chainer import functions
 from chainer_chemistry.models.gwm.gwm import GWM as DenseGWM
 
+from chainer_bspmm.functions import node_softmax
 from chainer_bspmm.functions import segment_broadcast
-from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.links.gated_unit import gated_step
 from chainer_bspmm.links.twin import twin_of
 
 
@@ -26,8 +27,8 @@ class GWM(chainer.Chain):
         h'[i]      = GRU_local(gate(h_new[i], to_local))
         g'         = GRU_super(gate(to_super, relu(U g)))
 
-    where ``gate(x, y) = (1 - z) x + z y`` with ``z = sigmoid(H x + G y)``. Hooks on its units are
-    not called; those on the linear layers in them are.
+    where ``gate(x, y) = (1 - z) x + z y`` with ``z = sigmoid(H x + G y)``. Hooks on its units and
+    on the GRUs are not called; those on the linear layers of the units are.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1, models/gwm/gwm.py.
@@ -81,7 +82,8 @@ class GWM(chainer.Chain):
         h = _gate(unit, h_new, segment_broadcast(adj, to_local), mapped)
         unit = self.wgu_super[step]
         g = _gate(unit, to_super, g_new, unit.G(g_new))
-        return self.GRU_local(h), self.GRU_super(g)
+        return tuple(gated_step(gru, x, self.xp.empty((len(x), 0), x.dtype))
+                     for gru, x in ((self.GRU_local, h), (self.GRU_super, g)))
 
     def reset_state(self):
         """Forget the state, as before the first call."""
@@ -95,7 +97,7 @@ def _to_super(unit, h, g, adj):
     values = functions.reshape(_linear(unit.V_super, h), (n_rows, n_heads, unit.hidden_dim))
     keys = functions.reshape(_linear(unit.B, h), (n_rows, n_heads, unit.hidden_dim_super))
     asked = functions.expand_dims(segment_broadcast(adj, g), 1)
-    attention = segment_softmax(adj, functions.sum(keys * asked, axis=2))
+    attention = node_softmax(adj, functions.sum(keys * asked, axis=2))
     if unit.dropout_ratio > 0.:
         attention = functions.dropout(attention, ratio=unit.dropout_ratio)
     heard = functions.reshape(functions.expand_dims(attention, 2) * values,
@@ -115,18 +117,3 @@ def _gate(unit, x, y, mapped):
 def _linear(linear, x):
     # Past GraphLinear's own __call__, which insists on three dimensions.
     return chainer.links.Linear.__call__(linear, x)
-
-
-def segment_softmax(adj, x):
-    """Compute ``y[i, c] = exp(x[i, c]) / sum_j exp(x[j, c])`` over the rows j of i's graph.
-
-    Args:
-        adj (BatchedCSR): says which rows are whose.
-        x (Variable): (n_rows, n_channels).
-
-    Returns:
-        Variable: (n_rows, n_channels); over every graph that has rows it sums to 1.
-    """
-    # The maximum keeps exp from overflowing and cancels: no gradient goes through it.
-    x = functions.exp(x - segment_broadcast(adj, segment_max(adj, x.array).array))
-    return x / segment_broadcast(adj, segment_sum(adj, x))

@@ -3,9 +3,9 @@ import chainer
 from chainer import functions
 from chainer_chemistry.links.readout.mpnn_readout import MPNNReadout as DenseReadout
 
+from chainer_bspmm.functions import node_softmax
 from chainer_bspmm.functions import segment_broadcast
 from chainer_bspmm.functions import segment_sum
-from chainer_bspmm.links.gwm import segment_softmax
 from chainer_bspmm.links.twin import twin_of
 
 
@@ -67,6 +67,6 @@ class MPNNReadout(chainer.Chain):
             *state, (q,) = functions.n_step_lstm(
                 self.n_layers, 0., *state, ws, bs, [chainer.as_variable(question)])
             scores = functions.sum(h * segment_broadcast(adj, q), axis=1, keepdims=True)
-            r = segment_sum(adj, segment_softmax(adj, scores) * h)
+            r = segment_sum(adj, node_softmax(adj, scores) * h)
             question = functions.concat((q, r), axis=1)
         return self.linear2(functions.relu(self.linear1(question)))

@@ -10,6 +10,7 @@ from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
+from chainer_bspmm.models.set_up_predictor import METHODS
 from chainer_bspmm.models.set_up_predictor import set_up_predictor
 from chainer_bspmm.models.sparsify import sparsify
 from chainer_bspmm.models.wle import CWLEGraphConvModel
@@ -29,7 +30,8 @@ from chainer_bspmm.models.wle import RSGCN_GWLE
 
 __all__ = [
     'CWLEGraphConvModel', 'GGNN', 'GGNN_CWLE', 'GGNN_GWLE', 'GGNN_GWM', 'GIN', 'GIN_CWLE',
-    'GIN_GWLE', 'GIN_GWM', 'GWLEGraphConvModel', 'GWMGraphConvModel', 'MPNN', 'NFP', 'NFP_CWLE',
-    'NFP_GWLE', 'NFP_GWM', 'RSGCN', 'RSGCN_CWLE', 'RSGCN_GWLE', 'RSGCN_GWM', 'RelGAT_CWLE',
-    'RelGAT_GWLE', 'RelGCN', 'RelGCN_CWLE', 'RelGCN_GWLE', 'set_up_predictor', 'sparsify',
+    'GIN_GWLE', 'GIN_GWM', 'GWLEGraphConvModel', 'GWMGraphConvModel', 'METHODS', 'MPNN', 'NFP',
+    'NFP_CWLE', 'NFP_GWLE', 'NFP_GWM', 'RSGCN', 'RSGCN_CWLE', 'RSGCN_GWLE', 'RSGCN_GWM',
+    'RelGAT_CWLE', 'RelGAT_GWLE', 'RelGCN', 'RelGCN_CWLE', 'RelGCN_GWLE', 'set_up_predictor',
+    'sparsify',
 ]

@@ -20,9 +20,9 @@ class GWMGraphConvModel(GraphConvModel):
 
     Quirks of Chainer Chemistry, kept because trained parameters depend on them: the updates of GGNN
     and GIN work with 16 hidden channels inside, whatever ``hidden_channels``; with
-    ``concat_hidden`` the super node speaks to the atoms, but takes no part in the readout and
-    ``linear_for_concat_super`` none at all (the weights that it leaves open are zeros); with ``weight_tying`` the activation comes after the
-    first update only.
+    ``concat_hidden`` the super node speaks to the atoms, but takes no part in the readout, and
+    ``linear_for_concat_super`` none at all (the weights that it leaves open are zeros); with
+    ``weight_tying`` the activation comes after the first update only.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1,

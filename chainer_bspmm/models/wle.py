@@ -1,4 +1,6 @@
 """The CWLE and GWLE models (Weisfeiler-Lehman labels beside atom ids) on sparse batches."""
+import numpy
+
 import chainer
 from chainer import functions
 from chainer_chemistry.models.cwle import cwle_graph_conv_model
@@ -25,7 +27,8 @@ class _WLEGraphConvModel(GraphConvModel):
                 of another dtype than the features' are converted.
             wle_array (array or None): (n_nodes,) int32 labels in [0, n_wle_types), or (n_graphs, N)
                 where ``adj`` is padded: the column that ``CSRConverter(n_node_columns=1)`` gives
-                after the adjacency; not used ``with_wle=False``. Not checked on the device.
+                after the adjacency; not used ``with_wle=False``. On a GPU its values are not
+                checked.
             is_real_node (array or None): (n_nodes,), or (n_graphs, N) where ``adj`` is padded;
                 nodes for which it is 0 do not count in the readout (``GeneralReadout`` counts all,
                 as in Chainer Chemistry). None: all count.
@@ -41,11 +44,12 @@ class _WLEGraphConvModel(GraphConvModel):
         h, adj = self._embed(atom_array, adj)
         h0 = h
         if self.with_wle:
-            h = self._combine(h, self.embed_wle(_labels(wle_array, adj)))
+            labels = _labels(wle_array, adj, self.embed_wle.W.shape[0])
+            h = self._combine(h, self.embed_wle(labels))
         return self._convolve(h, h0, adj, is_real_node)
 
 
-def _labels(wle_array, adj):
+def _labels(wle_array, adj, n_wle_types):
     if not isinstance(wle_array, chainer.get_array_types()):
         raise TypeError('wle_array: expected an array of a label for each atom, got %s'
                         % type(wle_array).__name__)
@@ -55,6 +59,11 @@ def _labels(wle_array, adj):
             'wle_array: expected integers of shape %s, a label for each atom of %r, got %s of '
             'shape %s; CSRConverter(n_node_columns=1) makes them'
             % (shape, adj, wle_array.dtype, wle_array.shape))
+    if isinstance(wle_array, numpy.ndarray) and wle_array.size:
+        smallest, largest = int(wle_array.min()), int(wle_array.max())
+        if smallest < 0 or largest >= n_wle_types:
+            raise ValueError('wle_array: expected labels in [0, %d), n_wle_types, got %d'
+                             % (n_wle_types, smallest if smallest < 0 else largest))
     return wle_array.reshape(-1)
 
 
