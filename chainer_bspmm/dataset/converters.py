@@ -28,14 +28,17 @@ class CSRConverter(chainer.dataset.Converter):
         n_node_columns (int): so many columns after the adjacency hold a number, or a row of them,
             for each atom, as the labels of the ``*_cwle`` and ``*_gwle`` methods; they are
             concatenated or padded as the atoms are.
+        strip_padding (bool): False keeps trailing atoms of id 0 without any bond: for data sets
+            whose ids begin at 0, as the labels of the ``*_wle`` methods do.
     """
 
-    def __init__(self, layout='packed', n_node_columns=0):
+    def __init__(self, layout='packed', n_node_columns=0, strip_padding=True):
         validate.one_of('layout', layout, LAYOUTS)
         if n_node_columns < 0:
             raise ValueError('n_node_columns: expected at least 0, got %d' % n_node_columns)
         self.layout = layout
         self.n_node_columns = n_node_columns
+        self.strip_padding = strip_padding
 
     def __call__(self, batch, device=None):
         """Convert.
@@ -80,7 +83,7 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj) + tuple(labels)
 
     def _from_dense(self, examples):
-        found = dense.gather(examples, self.layout == 'packed')
+        found = dense.gather(examples, self.layout == 'packed' and self.strip_padding)
         atoms, max_atom_id = found.atoms, None
         if atoms.ndim == 1:
             max_atom_id = int(atoms.max(initial=0))

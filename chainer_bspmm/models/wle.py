@@ -79,7 +79,9 @@ class CWLEGraphConvModel(_WLEGraphConvModel):
     (``update_layer`` and ``readout_layer`` are classes of Chainer Chemistry), parameter paths and
     snapshots; packed and padded as :class:`chainer_bspmm.models.GWMGraphConvModel`, whose quirks of
     hidden channels and weight tying it shares. Batches come from
-    ``CSRConverter(n_node_columns=1)``: the labels of a molecule are a column of its own.
+    ``CSRConverter(n_node_columns=1)``: the labels of a molecule are a column of its own. After more
+    than one round of labelling the atoms are labels too, which begin at 0: then with
+    ``strip_padding=False``.
 
     Source:
         Chainer Chemistry 0.7.1, models/cwle/cwle_graph_conv_model.py.

@@ -218,3 +218,11 @@ def test_node_columns_that_do_not_fit():
         CSRConverter(n_node_columns=-1)
     with pytest.raises(ValueError, match='batch: expected dense examples .* n_node_columns = 1'):
         CSRConverter(n_node_columns=1)(to_sparse(molecules()))
+
+
+def test_ids_that_begin_at_0():
+    """A lone atom of id 0 is a molecule, unless it is padding."""
+    examples = molecules((3, 2)) + [(numpy.zeros(1, 'i'), numpy.zeros((1, 1), 'f'), numpy.ones(2))]
+    atoms, adj, _ = CSRConverter(strip_padding=False)(examples)
+    assert len(atoms) == adj.n_rows == 6 and adj.n_graphs == 3
+    assert concat_mols(examples)[1].n_rows == 5

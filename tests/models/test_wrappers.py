@@ -13,6 +13,7 @@ import chainer
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.dataset.preprocessors.wle import apply_cwle_for_datasets
+from chainer_chemistry.dataset.preprocessors.wle import apply_wle_for_datasets
 from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_chemistry.links.readout.schnet_readout import SchNetReadout
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
@@ -209,7 +210,7 @@ def test_unused_layer_gets_weights(tmp_path, model):
 
 # --- real molecules ---
 
-SMILES = ['CC(=O)Oc1ccccc1C(=O)O', 'C', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
+SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
 
 
 def molecules(method):
@@ -228,9 +229,13 @@ def test_molecules_of_the_preprocessor(method):
     assert relative_error(predictions(sparsify(dense), concat_mols, examples), expected) < 1e-5
 
 
-@pytest.mark.parametrize('method', ['ggnn_cwle', 'relgcn_gwle', 'rsgcn_cwle'])
-def test_data_set_with_labels(method):
-    """From SMILES through Chainer Chemistry's own labelling to a prediction."""
+@pytest.mark.parametrize('method, rounds', [
+    ('ggnn_cwle', 1), ('relgcn_gwle', 2), ('rsgcn_cwle', 3), ('ggnn_wle', 1), ('relgcn_wle', 2)])
+def test_data_set_with_labels(method, rounds):
+    """From SMILES through Chainer Chemistry's own labelling to a prediction.
+
+    The first molecule, methane, is one atom without a bond, of label 0, not padding.
+    """
     pytest.importorskip('rdkit')
     columns = list(zip(*molecules(method.split('_')[0])))
     objects = []
@@ -238,12 +243,15 @@ def test_data_set_with_labels(method):
         objects.append(numpy.empty(len(column), object))
         objects[-1][:] = column
     data = NumpyTupleDataset(*objects, numpy.zeros((len(SMILES), 1), 'f'))
-    (labelled,), names, _ = apply_cwle_for_datasets([data])
+    beside = not method.endswith('_wle')
+    (labelled,), names, _ = (apply_cwle_for_datasets if beside else apply_wle_for_datasets)(
+        [data], k=rounds)
     assert len(names) <= parity.N_LABELS
     examples = [labelled[i] for i in range(len(labelled))]
-    dense = initialised(predictor(method), [e[:3] for e in examples])
-    expected = predictions(dense, dense_concat_mols, [e[:3] for e in examples])
-    *inputs, t = CSRConverter(n_node_columns=1)(examples)
+    assert examples[0][2 if beside else 0] == [0]
+    dense = initialised(predictor(method), [e[:-1] for e in examples])
+    expected = predictions(dense, dense_concat_mols, [e[:-1] for e in examples])
+    *inputs, t = CSRConverter(n_node_columns=int(beside), strip_padding=False)(examples)
     assert t.shape == (len(SMILES), 1)
     with chainer.using_config('train', False):
         assert relative_error(sparsify(dense)(*inputs).array, expected) < 1e-5
