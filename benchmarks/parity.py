@@ -3,8 +3,8 @@
 Outputs, and the gradient of every parameter, of the sparse twin against the dense model: packed
 batches against each molecule alone, padded ones against the dense batch. The truth is the dense
 model in float64, and the measure its own error in float32. ``python -m benchmarks.parity`` writes
-``benchmarks/results/cpu/parity.json`` and ``docs/parity.md``; with ``--gpu`` the twins run on a
-GPU, and the file is ``benchmarks/results/<gpu>/parity.json``.
+``benchmarks/results/cpu/parity.json``; with ``--gpu`` the twins run on a GPU, and the file is
+``benchmarks/results/<gpu>/parity.json``; with ``--page`` ``docs/parity.md`` is made of these files.
 """
 import argparse
 import collections
@@ -419,10 +419,10 @@ the gradient of every parameter, each of which is in
   gradients together. Where it is large on both sides, a maximum is taken over phantom atoms, which
   are alike: rounding decides which of them gets the gradient.
 - The bound is max({float32:g}, {own} times the number in brackets). In float64 (last column, the
-  largest of the row) it is {float64:g}. Rows beyond a bound: {n_failed} of {n_rows}.
-- Molecules are random, of {sizes} atoms; relations are not symmetric, no two
+  largest of the row) it is {float64:g}.
+- Rows beyond a bound: {beyond}. On {machine}.
+{others}- Molecules are random, of {sizes} atoms; relations are not symmetric, no two
   atoms are equivalent. Dropout is off: its random numbers depend on the shape of the batch.
-- {machine}, Python {python}, NumPy {numpy}, commit {commit}, {date}.
 """
 PAGE_CRASHES = """
 What Chainer Chemistry takes in the constructor and fails with when it is called:
@@ -494,16 +494,31 @@ def table(result):
     return [re.sub(r' {2,}', ' ', line) for line in lines]
 
 
-def page(result):
-    """Return docs/parity.md."""
-    of = result['conditions']
-    n_failed = sum(bool(case['failures']) for case in result['cases'])
+def page(folder):
+    """Return docs/parity.md, of the files in ``folder/*/parity.json``."""
+    stored = {path.parent.name: json.loads(path.read_text())
+              for path in sorted(folder.glob('*/parity.json'))}
+    result = stored.pop('cpu')
     intro = PAGE_INTRO.format(
         sizes=', '.join(map(str, sorted(SIZES))), float32=FLOAT32, float64=FLOAT64, own=OWN_ERRORS,
-        n_failed=n_failed, n_rows=len(result['cases']), machine=of.get('gpu', of['cpu']), **of)
+        beyond=_beyond(result), machine=_machine(result),
+        others=''.join('- On %s: rows beyond a bound: %s.\n' % (_machine(other), _beyond(other))
+                       for other in stored.values()))
     crashes = ['| %s | %s | `%s` |' % (c['model'], c['options'], c['error'])
                for c in result['upstream fails']]
     return '\n'.join([intro, *table(result), PAGE_CRASHES, *crashes, ''])
+
+
+def _beyond(result):
+    n_failed = sum(bool(case['failures']) for case in result['cases'])
+    return '%d of %d' % (n_failed, len(result['cases']))
+
+
+def _machine(result):
+    of = result['conditions']
+    return '%s, Python %s, NumPy %s%s, commit %s, %s' % (
+        of.get('gpu', of['cpu']), of['python'], of['numpy'],
+        ', CuPy ' + of['cupy'] if 'cupy' in of else '', of['commit'], of['date'])
 
 
 def dumps(result):
@@ -514,23 +529,23 @@ def dumps(result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--gpu', action='store_true', help='run the sparse models on a GPU; writes '
-                        'no page')
+    parser.add_argument('--gpu', action='store_true', help='run the sparse models on a GPU')
+    parser.add_argument('--page', action='store_true', help='run nothing, only write docs/parity.md '
+                        'from the files that are there')
     parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
-    parser.add_argument('--out', type=pathlib.Path, help='folder of the JSON file')
+    parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of results')
     args = parser.parse_args(argv)
+    if args.page:
+        PAGE.write_text(page(args.out))
+        return 0
     device = chainer.get_device('@cupy:0' if args.gpu else '@numpy')
     device.use()
     result = run(device, args.commit)
-    folder = args.out or RESULTS / (
-        re.sub(r'\W+', '-', gpu_name().lower()) if args.gpu else 'cpu')
+    folder = args.out / (re.sub(r'\W+', '-', gpu_name().lower()) if args.gpu else 'cpu')
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / 'parity.json'
     path.write_text(dumps(result))
     print('wrote', path)
-    if not args.gpu and args.out is None:
-        PAGE.write_text(page(result))
-        print('wrote', PAGE)
     return 1 if any(case['failures'] for case in result['cases']) else 0
 
 

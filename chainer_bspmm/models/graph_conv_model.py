@@ -63,7 +63,6 @@ class GraphConvModel(chainer.Chain):
         for name, value in vars(model).items():
             if not name.startswith('_') and name not in vars(self):
                 setattr(self, name, value)
-        self.hidden_channels = self.embed.W.shape[1]
         if ((self.concat_hidden or self.sum_hidden)
                 and len(self.readout_layers) < self.n_update_layers):
             raise ValueError(

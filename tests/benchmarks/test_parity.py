@@ -3,6 +3,7 @@
 The other models have parity tests of their own in tests/models.
 """
 import json
+import re
 
 import numpy
 import pytest
@@ -73,17 +74,27 @@ def test_nan_is_a_failure():
 def test_page_and_file(tmp_path, monkeypatch):
     monkeypatch.setattr(parity, 'CASES', WRAPPERS[:1] + parity.CASES[:1])
     monkeypatch.setattr(parity, 'PAGE', tmp_path / 'parity.md')
-    monkeypatch.setattr(parity, 'RESULTS', tmp_path)
-    assert parity.main(['--commit', 'abc']) == 0
+    assert parity.main(['--commit', 'abc', '--out', str(tmp_path)]) == 0
     result = json.loads((tmp_path / 'cpu' / 'parity.json').read_text())
+    gpu = dict(result, conditions=dict(result['conditions'], gpu='Some GPU', cupy='14'))
+    gpu['cases'] = [dict(gpu['cases'][0], failures=['packed output: 1e-3 > 1e-5'])]
+    (tmp_path / 'some-gpu').mkdir()
+    (tmp_path / 'some-gpu' / 'parity.json').write_text(parity.dumps(gpu))
+    assert parity.main(['--page', '--out', str(tmp_path)]) == 0
     page = (tmp_path / 'parity.md').read_text()
-    assert page == parity.page(result) and 'beyond a bound: 0 of 2' in page
+    assert 'Rows beyond a bound: 0 of 2. On' in page
+    assert re.search('On Some GPU, .*, CuPy 14, commit abc, .*: rows beyond a bound: 1 of 1', page)
     for case in result['cases']:
         assert '| %s | %s |' % (case['model'], case['options']) in page
-    assert all(line.count('|') == 10 for line in page.splitlines() if line.startswith('| MPNN'))
+        names = case['layouts']['packed']
+        assert all(len(names[name]) == 3 for name in names) and 'output' in names
+    rows = [line for line in page.splitlines() if re.match(r'\| (MPNN|RSGCN) ', line)]
+    assert len(rows) == 2 and all(row.count('|') == 10 for row in rows)
 
 
-def test_the_page_is_of_the_stored_file():
+def test_the_page_is_of_the_stored_files():
+    assert parity.PAGE.read_text() == parity.page(parity.RESULTS)
     stored = json.loads((parity.RESULTS / 'cpu' / 'parity.json').read_text())
-    assert parity.PAGE.read_text() == parity.page(stored)
     assert not any(case['failures'] for case in stored['cases'])
+    assert ([(case['model'], case['options']) for case in stored['cases']]
+            == [(case.model, case.options) for case in parity.CASES])

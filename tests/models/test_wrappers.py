@@ -27,6 +27,8 @@ from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
 from chainer_bspmm import models
+from chainer_bspmm.dataset import from_smiles
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import gwm
 from chainer_bspmm.models import METHODS
 from chainer_bspmm.models import wle
@@ -227,6 +229,21 @@ def test_molecules_of_the_preprocessor(method):
     dense = initialised(predictor(method), examples)
     expected = predictions(dense, dense_concat_mols, examples)
     assert relative_error(predictions(sparsify(dense), concat_mols, examples), expected) < 1e-5
+
+
+@pytest.mark.parametrize('method', ['rsgcn_gwm', 'ggnn_gwm'])
+def test_sparse_data_set(method):
+    """The super node's features are a column of the sparse data set like any other."""
+    pytest.importorskip('rdkit')
+    examples = molecules(method)
+    sparse = from_smiles(SMILES, method).dataset
+    assert len(sparse) == len(examples)
+    model = predictor(method, models.set_up_predictor)
+    with chainer.using_config('train', False):
+        expected = model(*concat_mols(examples)).array
+        for data in (to_sparse(examples), sparse):
+            batch = concat_mols([data[i] for i in range(len(data))])
+            assert relative_error(model(*batch).array, expected) < 1e-6
 
 
 @pytest.mark.parametrize('method, rounds', [
