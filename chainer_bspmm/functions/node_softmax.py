@@ -1,4 +1,6 @@
 """Softmax over the nodes of every graph, the attention of a readout."""
+import numpy
+
 import chainer
 
 from chainer_bspmm import backend
@@ -17,9 +19,11 @@ class NodeSoftmax(SegmentSoftmax):
         # before, by the mean. A constant: higher derivatives do not depend on it either.
         gy, = grad_outputs
         offsets = self._adj.row_offsets
-        mean = backend.segment_sum(gy.array, offsets, self._adj.max_rows)
-        mean /= gy.xp.maximum(offsets[1:] - offsets[:-1], 1)[:, None]
-        centre = backend.segment_broadcast(mean, offsets, self._adj.n_rows, self._adj.max_rows)
+        wide = gy.array.astype(numpy.promote_types(gy.dtype, numpy.float32), copy=False)
+        mean = backend.segment_sum(wide, offsets, self._adj.max_rows)  # too large for float16
+        mean /= gy.xp.maximum(offsets[1:] - offsets[:-1], 1)[:, None].astype(mean.dtype)
+        centre = backend.segment_broadcast(
+            mean.astype(gy.dtype, copy=False), offsets, self._adj.n_rows, self._adj.max_rows)
         return super().backward(indexes, (gy - chainer.Variable(centre, requires_grad=False),))
 
 

@@ -61,6 +61,15 @@ def test_gradient_of_many_nodes_that_are_alike():
     assert_close(x.grad, expected, 'float32')
 
 
+def test_large_gradients_in_float16():
+    adj = batch_on('huge among tiny', numpy, 'float16')
+    x = chainer.Variable(numpy.zeros((adj.n_rows, 1), 'e'))
+    y = node_softmax(adj, x)
+    y.grad = numpy.full(x.shape, 5e4, 'e')
+    y.backward()
+    assert not x.grad.any()
+
+
 def test_shapes_that_do_not_fit():
     adj = BATCHES['many']
     with pytest.raises(ValueError, match=r'x: expected shape \(%d, n_B\), .* got \(3, 2\)'

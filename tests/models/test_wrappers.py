@@ -170,6 +170,29 @@ def test_half_precision(device, name):
     assert all(p.grad is None or p.grad.dtype == p.dtype for p in model.params())
 
 
+@pytest.mark.parametrize('name', CASES)
+def test_a_third_of_the_nodes_is_saved(name):
+    labels = []
+
+    class Count(chainer.FunctionHook):
+        name = 'Count'
+
+        def forward_preprocess(self, function, _):
+            labels.append(function.label)
+
+    case, counts = CASES[name], []
+    examples = parity.examples_of(case)
+    dense = initialised(case.make(), examples)
+    for model, converter in ((dense, dense_concat_mols),
+                             (sparsify(dense), PACKED[case.column == 'labels'])):
+        batch = converter(examples)
+        labels.clear()
+        with Count():
+            model(*batch)
+        counts.append(len(labels))
+    assert counts[1] < 2 / 3 * counts[0], counts
+
+
 def test_features_in_place_of_ids():
     case = CASES['GGNN_GWM']
     model = models.GGNN_GWM(**case.make.keywords)
