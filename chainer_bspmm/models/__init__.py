@@ -1,6 +1,7 @@
 """Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.gnn_film import GNNFiLM
 from chainer_bspmm.models.gwm import GGNN_GWM
 from chainer_bspmm.models.gwm import GIN_GWM
 from chainer_bspmm.models.gwm import GWMGraphConvModel
@@ -8,6 +9,7 @@ from chainer_bspmm.models.gwm import NFP_GWM
 from chainer_bspmm.models.gwm import RSGCN_GWM
 from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
+from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.set_up_predictor import METHODS
@@ -30,8 +32,8 @@ from chainer_bspmm.models.wle import RSGCN_GWLE
 
 __all__ = [
     'CWLEGraphConvModel', 'GGNN', 'GGNN_CWLE', 'GGNN_GWLE', 'GGNN_GWM', 'GIN', 'GIN_CWLE',
-    'GIN_GWLE', 'GIN_GWM', 'GWLEGraphConvModel', 'GWMGraphConvModel', 'METHODS', 'MPNN', 'NFP',
-    'NFP_CWLE', 'NFP_GWLE', 'NFP_GWM', 'RSGCN', 'RSGCN_CWLE', 'RSGCN_GWLE', 'RSGCN_GWM',
-    'RelGAT_CWLE', 'RelGAT_GWLE', 'RelGCN', 'RelGCN_CWLE', 'RelGCN_GWLE', 'set_up_predictor',
-    'sparsify',
+    'GIN_GWLE', 'GIN_GWM', 'GNNFiLM', 'GWLEGraphConvModel', 'GWMGraphConvModel', 'METHODS', 'MPNN',
+    'NFP', 'NFP_CWLE', 'NFP_GWLE', 'NFP_GWM', 'RSGCN', 'RSGCN_CWLE', 'RSGCN_GWLE', 'RSGCN_GWM',
+    'RelGAT', 'RelGAT_CWLE', 'RelGAT_GWLE', 'RelGCN', 'RelGCN_CWLE', 'RelGCN_GWLE',
+    'set_up_predictor', 'sparsify',
 ]
