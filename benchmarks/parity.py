@@ -35,7 +35,6 @@ import numpy
 
 from benchmarks.bench_converter import conditions
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.models.set_up_predictor import METHODS
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
@@ -128,24 +127,22 @@ def _base_cases():
                 ', two relations': {'n_edge_types': 2}}.items():
             yield _case('MPNN', readout + options, models.MPNN, 'relations', 4, out_dim=3,
                         message_func='ggnn', readout_func=readout, **given)
-    if 'relgat' in METHODS:
-        for options, given in {
-                'defaults': {}, 'within': {'softmax_mode': 'within'},
-                'tied': {'weight_tying': True}, 'concatenated': {'concat_hidden': True},
-                'one head': {'n_heads': 1},
-                'heads concatenated': {'concat_heads': True, 'n_heads': 2},
-                'heads concatenated, within': {'concat_heads': True, 'softmax_mode': 'within'},
-                'slope': {'negative_slope': 0.5}, 'activated': {'activation': ACTIVATION},
-                'two relations': {'n_edge_types': 2}, 'atom types': {'n_atom_types': 25}}.items():
-            yield _case('RelGAT', options, models.RelGAT, 'relations', 4, out_dim=3, **given)
-    if 'gnnfilm' in METHODS:
-        for options, given in {
-                'defaults': {'masked': True}, 'untied': {'weight_tying': False},
-                'concatenated': {'concat_hidden': True, 'masked': True},
-                'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
-                'one update': {'n_update_layers': 1}, 'activated': {'activation': ACTIVATION},
-                'two relations': {'n_edge_types': 2}, 'atom types': {'n_atom_types': 25}}.items():
-            yield _case('GNNFiLM', options, models.GNNFiLM, 'relations', 5, out_dim=3, **given)
+    for options, given in {
+            'defaults': {}, 'within': {'softmax_mode': 'within'},
+            'tied': {'weight_tying': True}, 'concatenated': {'concat_hidden': True},
+            'one head': {'n_heads': 1},
+            'heads concatenated': {'concat_heads': True, 'n_heads': 2},
+            'heads concatenated, within': {'concat_heads': True, 'softmax_mode': 'within'},
+            'slope': {'negative_slope': 0.5}, 'activated': {'activation': ACTIVATION},
+            'two relations': {'n_edge_types': 2}, 'atom types': {'n_atom_types': 25}}.items():
+        yield _case('RelGAT', options, models.RelGAT, 'relations', 4, out_dim=3, **given)
+    for options, given in {
+            'defaults': {'masked': True}, 'untied': {'weight_tying': False},
+            'concatenated': {'concat_hidden': True, 'masked': True},
+            'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+            'one update': {'n_update_layers': 1}, 'activated': {'activation': ACTIVATION},
+            'two relations': {'n_edge_types': 2}, 'atom types': {'n_atom_types': 25}}.items():
+        yield _case('GNNFiLM', options, models.GNNFiLM, 'relations', 5, out_dim=3, **given)
 
 
 def _wrapper_cases():
@@ -168,8 +165,6 @@ def _wrapper_cases():
     for wrapper, (net, bases) in nets.items():
         column = 'super' if wrapper == 'GWM' else 'labels'
         for base in bases:
-            if base.lower() not in METHODS:
-                continue
             name = '%s_%s' % (base, wrapper)
             adjacency = {'RSGCN': 'normalised', 'NFP': 'counted', 'GIN': 'counted'}.get(
                 base, 'relations')
@@ -203,10 +198,10 @@ CRASHES = (
     _case('NFP', 'concat_hidden', models.NFP, 'counted', out_dim=3, concat_hidden=True),
     _case('GIN', 'out_channels other than hidden_channels', models.GIN, 'counted', out_dim=3,
           out_channels=5),
-    _case('GGNN_GWM', 'concat_hidden with weight_tying, its default', gwm_net.GGNN_GWM,
-          'relations', 4, 'super', out_dim=3, concat_hidden=True),
-    _case('GIN_GWM', 'concat_hidden with weight_tying, its default', gwm_net.GIN_GWM, 'counted', 1,
-          'super', out_dim=3, concat_hidden=True),
+    *(case._replace(options='concat_hidden with weight_tying, its default',
+                    make=functools.partial(case.make, concat_hidden=True))
+      for case in _wrapper_cases() if case.options == 'defaults'
+      and case.model.split('_')[0] in ('GGNN', 'GIN', 'RelGAT', 'RelGCN')),
 )
 
 

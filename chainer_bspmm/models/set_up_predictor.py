@@ -1,12 +1,5 @@
 """`set_up_predictor`: a predictor by the name of its method, swapped."""
 from chainer_chemistry.config import MAX_ATOMIC_NUM
-from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
-from chainer_chemistry.links.update.gin_update import GINUpdate
-from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate
-from chainer_chemistry.links.update.nfp_update import NFPUpdate
-from chainer_chemistry.links.update.relgat_update import RelGATUpdate
-from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate
-from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate
 from chainer_chemistry.models.cgcnn import CGCNN
 from chainer_chemistry.models.cwle.cwle_graph_conv_model import MAX_WLE_NUM
 from chainer_chemistry.models.gin import GINSparse
@@ -19,22 +12,12 @@ from chainer_chemistry.models.weavenet import WeaveNet
 
 from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.sparsify import sparsify
-from chainer_bspmm.models.sparsify import SWAPS
 
 LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or beside them
-
-# The update link of every method, and the variants of the method that Chainer Chemistry has.
-UPDATES = {
-    'nfp': (NFPUpdate, LABELLED + ('_gwm',)),
-    'ggnn': (GGNNUpdate, LABELLED + ('_gwm',)),
-    'rsgcn': (RSGCNUpdate, LABELLED + ('_gwm',)),
-    'gin': (GINUpdate, LABELLED + ('_gwm',)),
-    'relgcn': (RelGCNUpdate, LABELLED),
-    'relgat': (RelGATUpdate, LABELLED),
-    'gnnfilm': (GNNFiLMUpdate, ('',)),
-}
-METHODS = tuple(base + variant for base, (update, variants) in UPDATES.items()
-                if update in SWAPS for variant in variants)
+VARIANTS = {'nfp': LABELLED + ('_gwm',), 'ggnn': LABELLED + ('_gwm',),
+            'rsgcn': LABELLED + ('_gwm',), 'gin': LABELLED + ('_gwm',),
+            'relgcn': LABELLED, 'relgat': LABELLED, 'gnnfilm': ('',)}
+METHODS = tuple(base + variant for base, variants in VARIANTS.items() for variant in variants)
 
 # Methods of Chainer Chemistry that have no sparse form.
 REFUSED = {'schnet': SchNet, 'weavenet': WeaveNet, 'megnet': MEGNet, 'cgcnn': CGCNN,
