@@ -13,18 +13,24 @@ from chainer_bspmm.functions.segment import segment_sum
 from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.attention import attention_pattern
+from chainer_bspmm.sparse.attention import slots_as_edges
 
 
 class RelationAttention(function_node.FunctionNode):
-    """Inputs m, W, b of :func:`relation_attention`; `mask` is what dropout multiplies by."""
+    """Inputs m, W, b of :func:`relation_attention`.
 
-    def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask):
+    `mask` is what dropout multiplies the weights by, `is_edge` 0 for entries whose logit is 0
+    whatever the features, else 1; both (nnz * K,) or None.
+    """
+
+    def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask, is_edge):
         self._adj = adj
         self._pattern = pattern
         self._n_heads = n_heads
         self._concat_heads = concat_heads
         self._slope = slope
         self._mask = mask
+        self._is_edge = is_edge
 
     def forward(self, inputs):
         self.retain_inputs((0, 1, 2))
@@ -35,6 +41,9 @@ class RelationAttention(function_node.FunctionNode):
         scores = x.dot(W.reshape(2, n_channels).T)
         scores[:, 0] += b
         logits, self._slopes = _logits(scores, pattern.sources, pattern.receivers, self._slope)
+        if self._is_edge is not None:
+            logits *= self._is_edge
+            self._slopes *= self._is_edge
         self._alpha = backend.segment_softmax(logits[:, None], pattern.segments)
         residual = None
         if pattern.lonely is not None:
@@ -106,6 +115,8 @@ class RelationAttention(function_node.FunctionNode):
         logits = bspmm(pattern.gathers(adj, n_heads), scores)[:, 0]
         logits += functions.broadcast_to(b, logits.shape)
         logits = functions.leaky_relu(logits, self._slope)
+        if self._is_edge is not None:
+            logits = logits * self._is_edge
         alpha, = SegmentSoftmax(pattern.segments).apply((logits,))
         if self._mask is not None:
             alpha = alpha * self._mask
@@ -142,14 +153,6 @@ def _logits(scores, sources, receivers, slope):
     return kernel(scores, sources, receivers, slope)
 
 
-def _mask(size, ratio, xp, dtype):
-    """Return the factors of dropout, or None where there is none."""
-    if not chainer.config.train or ratio <= 0:
-        return None
-    keep = xp.random.rand(size) >= ratio
-    return keep * dtype.type(1 / (1 - ratio))
-
-
 def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2,
                        dropout_ratio=0.):
     """Sum every node's neighbours with weights that it derives from them and itself.
@@ -163,7 +166,7 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
     Where there is no edge to normalise over, the weights are uniform over all slots of the graph
     instead: its nodes, and in padded layout the rows past them; times the R relations unless
     ``within``. That is what a softmax over a matrix of masked logits comes to in Chainer Chemistry;
-    here it is a mean, of which dropout takes nothing away.
+    here it is a mean.
 
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, whatever its value; one that
@@ -175,7 +178,7 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
         within (bool): normalise every relation apart.
         concat_heads (bool): the heads side by side instead of their mean.
         negative_slope (float): of the leaky rectifier.
-        dropout_ratio (float): of the weights of edges, in training; 0 or less means none.
+        dropout_ratio (float): of the weights, in training; 0 or less means none.
 
     Returns:
         Variable: (n_nodes, C), or (n_nodes, K * C) with ``concat_heads``; of m's dtype.
@@ -186,7 +189,9 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
     Note:
         Deterministic apart from dropout; does not synchronise. Heads are folded into the matrix,
         which has an entry for each head of an edge: one product does them all, forward and
-        backward, with neither a loop nor an array of (edges, heads, C).
+        backward, with neither a loop nor an array of (edges, heads, C). Dropout in training takes
+        away uniform weights one by one, too. That makes entries of them as of edges, with
+        ``within`` most of the slots there are, and synchronises a device once a batch.
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), equations 6 and 7 there with additive logits;
@@ -203,7 +208,14 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
         if array.shape != shape:
             raise ValueError('%s: expected shape %s to go with W of shape %s, %d heads and %r, '
                              'got %s' % (name, shape, W.shape, n_heads, adj, array.shape))
+    mask = is_edge = None
+    drops = chainer.config.train and dropout_ratio > 0
+    if drops:
+        adj, has_edges = slots_as_edges(adj, within)
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
-    mask = _mask(adj.nnz * n_heads, dropout_ratio, adj.xp, m.dtype)
-    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask)
+    if drops:
+        keeps = adj.xp.random.rand(adj.nnz * n_heads) >= dropout_ratio
+        mask = keeps * m.dtype.type(1 / (1 - dropout_ratio))
+        is_edge = has_edges[pattern.receivers // n_heads].astype(m.dtype)
+    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask, is_edge)
     return node.apply((m, W, b))[0]

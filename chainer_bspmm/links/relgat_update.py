@@ -27,14 +27,14 @@ class RelGATUpdate(chainer.Chain):
     rows past them too. With ``'across'`` that is a node without neighbours, and a slot is a node in
     any of the relations; with ``'within'`` it is each relation in which a node has no neighbour,
     which most have. (It gives absent edges the logit -10000. An edge whose own logit is below about
-    -9900 would compete with them; not so here.) Dropout takes nothing away from such a mean.
+    -9900 would compete with them; not so here.)
 
     Args:
         in_channels (int or None): width of ``h``; None means what the first call brings.
         out_channels (int): width of a head.
         n_heads (int): number of heads.
         n_edge_types (int): R, the number of relations.
-        dropout_ratio (float): of the edges' weights; 0 or less means none.
+        dropout_ratio (float): of the weights, uniform ones included; 0 or less means none.
         negative_slope (float): of the leaky rectifier.
         softmax_mode (str): ``'across'`` relations, or ``'within'`` each.
         concat_heads (bool): the heads side by side instead of their mean.

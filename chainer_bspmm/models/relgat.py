@@ -28,7 +28,7 @@ class RelGAT(chainer.Chain):
         n_atom_types (int): size of the embedding; atom ids lie in [0, n_atom_types).
         concat_hidden (bool): read out after every update, with parameters of its own, and put the
             results side by side.
-        dropout_ratio (float): of the edges' weights; 0 or less means none.
+        dropout_ratio (float): of the attention's weights; 0 or less means none.
         weight_tying (bool): use the first update link for all updates. As in Chainer Chemistry the
             others are there all the same, and get no gradient.
         activation (callable): of the readout, both of the nodes and of the sums.

@@ -63,9 +63,7 @@ class AttentionPattern:
             max_rows=adj.max_rows * rows_per_node, col_offsets=adj.col_offsets * n_heads,
             n_cols=n_nodes * width, max_cols=adj.max_cols * n_heads,
             max_nnz=adj.max_nnz * n_heads)
-        alone = (starts[1:] == starts[:-1]).reshape(n_nodes, n_relations)
-        if not within:
-            alone = xp.broadcast_to((degree == 0)[:, None], alone.shape)
+        alone = _without_edges(rows, n_relations, within)
         self.lonely = None
         if xp is not numpy or alone.any():  # of a device that would ask for a synchronisation
             self.lonely = self._lonely(adj, alone, within, n_heads, rows_per_node, dtype)
@@ -96,6 +94,58 @@ class AttentionPattern:
             adj, adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1),
             adj.indptr[adj.row_offsets] * n_heads, adj.col_offsets * (2 * n_heads),
             adj.max_nnz * n_heads, adj.max_cols * 2 * n_heads, 2 * adj.n_cols * n_heads)
+
+
+def _without_edges(rows, n_relations, within):
+    """Return (n_nodes, R) booleans: whether a node has no edge in a relation, else in any."""
+    alone = (rows.indptr[1:] == rows.indptr[:-1]).reshape(-1, n_relations)
+    return alone if within else alone.all(axis=1, keepdims=True) | rows.xp.zeros_like(alone)
+
+
+def slots_as_edges(adj, within):
+    """Return a matrix with an entry for every slot where there is no edge to normalise over.
+
+    Args:
+        adj (BatchedCSR): n_nodes x (n_nodes * R).
+        within (bool): as in :func:`attention_pattern`.
+
+    Returns:
+        BatchedCSR: as ``adj``, without values; a node without edges (`within`: in a relation) has
+        an entry for every row of its graph in every relation (in that one). Kept with ``adj``.
+        array: (n_nodes * R,) booleans, which receivers have entries that ``adj`` has too.
+
+    Note:
+        The number of entries is not known on the host: synchronises a device, once a batch.
+    """
+    key = 'slots as edges', within
+    if key not in adj._cache:
+        with cuda.get_device_from_array(adj.row_offsets):
+            adj._cache[key] = _slots_as_edges(adj, within)
+    return adj._cache[key]
+
+
+def _slots_as_edges(adj, within):
+    xp, n_relations, rows = adj.xp, adj.n_relations, relation_rows(adj)
+    alone = _without_edges(rows, n_relations, within).ravel()
+    graph = xp.repeat(build.entry_rows(xp, adj.row_offsets, adj.n_rows), n_relations)
+    starts = xp.zeros(alone.size + 1, numpy.int64)
+    starts[1:] = xp.cumsum(
+        xp.where(alone, xp.diff(adj.row_offsets)[graph], xp.diff(rows.indptr)), dtype=numpy.int64)
+    nnz = int(starts[-1])  # synchronises
+    fits_int32('non-zeros, slots counted', nnz)
+    starts = starts.astype('i')
+    row = build.entry_rows(xp, starts, nnz)
+    # The first row of the graph in place of the first edge.
+    order = xp.arange(nnz, dtype='i') - starts[row]
+    source = adj.row_offsets[graph[row]] + order
+    edges = xp.flatnonzero(~alone[row])  # synchronises, as the next line does
+    source[edges] = rows.indices[(rows.indptr[row] + order)[edges]]
+    indptr = xp.ascontiguousarray(starts[::n_relations])
+    expanded = derived(
+        adj, data=None, indptr=indptr, indices=source * n_relations + row % n_relations, nnz=nnz,
+        max_nnz=int(xp.diff(indptr[adj.row_offsets]).max()) if adj.n_graphs else 0,
+        n_relations=n_relations)
+    return expanded, ~alone
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):

@@ -122,10 +122,44 @@ def test_dropout(xp):
                       for _ in range(400)])
     deviation = draws.std(axis=0) / 20
     assert (abs(draws.mean(axis=0) - expected) <= 5 * deviation + 1e-12).all()
-    # Means over a whole graph stay as they are; others do not.
-    alone = adj.indptr[1:] == adj.indptr[:-1]
-    assert alone.any()
-    assert (deviation[alone] < 1e-12).all() and (deviation[~alone] > 0).all()
+    assert (deviation > 0).all()
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('name', NAMES)
+def test_dropout_that_drops_nothing(xp, name, options):
+    """Slots that have become entries have the weights that they had in the mean."""
+    adj = adjacency(name, xp, 'float64')
+    given = arguments(adj, xp, 'float64', 2)
+    results = []
+    for ratio in (0, 1e-12):
+        variables = [chainer.Variable(array) for array in given]
+        y = relation_attention(adj, *variables, 2, dropout_ratio=ratio, **OPTIONS[options])
+        y.grad = xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)
+        y.backward()
+        results.append([y.array] + [v.grad for v in variables])
+    for actual, expected in zip(*results):
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), cuda.to_cpu(expected), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize('within', [False, True])
+def test_dropout_of_uniform_weights_one_by_one(xp, within):
+    """Nodes without neighbours: their features are such that the result shows the weights."""
+    n, n_relations, ratio = 4, 2, 0.25
+    adj = BatchedCSR.from_matrices([numpy.zeros((n_relations, n, n))] * 200)
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    slots = numpy.eye(n * n_relations).reshape(n, -1)
+    xp.random.seed(0)
+    y = relation_attention(
+        adj, xp.asarray(numpy.tile(slots, (200, 1))), xp.zeros((1, 2 * n * n_relations)),
+        xp.zeros(1), 1, within=within, dropout_ratio=ratio).array
+    weights = cuda.to_cpu(y)
+    kept = weights > 0
+    uniform = 1 / (n if within else n * n_relations)
+    numpy.testing.assert_allclose(weights[kept], uniform / (1 - ratio), rtol=1e-12)
+    assert abs(kept.mean() - (1 - ratio)) < 0.03
+    pairs = (kept[::2] & kept[1::2]).mean()  # independent in different rows
+    assert abs(pairs - (1 - ratio) ** 2) < 0.03
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])

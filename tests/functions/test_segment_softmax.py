@@ -18,7 +18,10 @@ from tests.support import features
 from tests.support import relative_error
 
 def check_gradients(function, *inputs):
-    """Compare gradients, and theirs, with differences over steps small enough for exponentials."""
+    """Compare gradients, and theirs, with differences over steps small enough for exponentials.
+
+    And those that can be differentiated again, from other nodes perhaps, with those that cannot.
+    """
     rng = numpy.random.RandomState(9)
     xp = chainer.backend.get_array_module(inputs[0])
     gy, *ggx = (xp.asarray(rng.uniform(-1, 1, array.shape))
@@ -26,6 +29,13 @@ def check_gradients(function, *inputs):
     options = {'dtype': 'd', 'eps': 1e-5, 'atol': 1e-6, 'rtol': 1e-6}
     gradient_check.check_backward(function, inputs, gy, **options)
     gradient_check.check_double_backward(function, inputs, gy, tuple(ggx), **options)
+    single, double = [], []
+    for gradients, again in ((single, False), (double, True)):
+        variables = [chainer.Variable(array) for array in inputs]
+        gradients += chainer.grad([function(*variables)], variables, [chainer.Variable(gy)],
+                                  enable_double_backprop=again)
+    for a, b in zip(single, double):
+        numpy.testing.assert_allclose(cuda.to_cpu(a.array), cuda.to_cpu(b.array), 1e-9, 1e-9)
 
 
 EPSILON = {'float16': 2 ** -11, 'float32': 2 ** -24, 'float64': 2 ** -53}
