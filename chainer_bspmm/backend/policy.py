@@ -405,6 +405,22 @@ def segment_launch(n_rows, n_segments, n_channels, width, itemsize, max_rows=Non
                          (chunk_blocks, tiles, 1), threads * width * max(itemsize, 4))
 
 
+@functools.lru_cache(maxsize=4096)
+def softmax_launch(n_segments, n_channels, width):
+    """Plan a thread per (segment, vector): the grid of segment_softmax.
+
+    Args:
+        n_segments, n_channels (int): both positive.
+        width (int): elements a vector.
+    """
+    n_vectors = n_channels // width
+    tiles = -(-n_vectors // WARP)
+    columns = -(-n_vectors // tiles)
+    units = BLOCK // columns
+    return Launch((('VECTOR', width),), (-(-n_segments // units), min(tiles, MAX_GRID_Y), 1),
+                  (columns, units, 1), n_vectors)
+
+
 # defines, grid, block as in Launch; shared_bytes: dynamic shared memory.
 TransposeLaunch = collections.namedtuple('TransposeLaunch', 'defines grid block shared_bytes')
 

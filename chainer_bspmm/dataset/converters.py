@@ -10,6 +10,7 @@ from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.batched_csr import LAYOUTS
+from chainer_bspmm.sparse.build import to_host
 
 
 class CSRConverter(chainer.dataset.Converter):
@@ -24,11 +25,20 @@ class CSRConverter(chainer.dataset.Converter):
             padding that the data set holds (trailing atoms of id 0 without any bond) is left out.
             ``'padded'``: every molecule has as many rows as the largest one of the batch, which
             reproduces Chainer Chemistry's dense batch, phantom atoms included.
+        n_node_columns (int): so many columns after the adjacency hold a number, or a row of them,
+            for each atom, as the labels of the ``*_cwle`` and ``*_gwle`` methods; they are
+            concatenated or padded as the atoms are.
+        strip_padding (bool): False keeps trailing atoms of id 0 without any bond: for data sets
+            whose ids begin at 0, as the labels of the ``*_wle`` methods do.
     """
 
-    def __init__(self, layout='packed'):
+    def __init__(self, layout='packed', n_node_columns=0, strip_padding=True):
         validate.one_of('layout', layout, LAYOUTS)
+        if n_node_columns < 0:
+            raise ValueError('n_node_columns: expected at least 0, got %d' % n_node_columns)
         self.layout = layout
+        self.n_node_columns = n_node_columns
+        self.strip_padding = strip_padding
 
     def __call__(self, batch, device=None):
         """Convert.
@@ -59,6 +69,10 @@ class CSRConverter(chainer.dataset.Converter):
             examples = [tuple(example) if isinstance(example, SparseExample) else example
                         for example in batch]
             atoms, adj, labels = self._from_dense(examples)
+        elif self.n_node_columns:
+            raise ValueError('batch: expected dense examples to go with n_node_columns = %d, got a '
+                             'sparse data set, whose labels belong to molecules'
+                             % self.n_node_columns)
         else:
             molecules, index = found
             atoms, adj, labels = molecules.batch(index, self.layout)
@@ -69,15 +83,27 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj) + tuple(labels)
 
     def _from_dense(self, examples):
-        found = dense.gather(examples, self.layout == 'packed')
+        found = dense.gather(examples, self.layout == 'packed' and self.strip_padding)
         atoms, max_atom_id = found.atoms, None
         if atoms.ndim == 1:
             max_atom_id = int(atoms.max(initial=0))
         adj = BatchedCSR.from_matrices(found.matrices, self.layout, max_atom_id)
         if self.layout == 'padded':
             atoms = _pad(atoms, found.sizes, adj.max_rows)
-        labels = [dense.stack(column, 'batch', 2 + i) for i, column in enumerate(found.labels)]
+        labels = [self._node_column(column, found, 2 + i) if i < self.n_node_columns
+                  else dense.stack(column, 'batch', 2 + i) for i, column in enumerate(found.labels)]
         return atoms, adj, labels
+
+    def _node_column(self, column, found, position):
+        """Return one row for each node, padding cut off or put in as with the atoms."""
+        rows = []
+        for i, (values, size, full) in enumerate(zip(column, found.sizes, found.full_sizes)):
+            if numpy.shape(values)[:1] != (full,):
+                raise ValueError('batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
+                                 % (i, position, full, numpy.shape(values)))
+            rows.append(to_host(values)[:size])
+        flat = numpy.concatenate(rows)
+        return _pad(flat, found.sizes, max(found.sizes)) if self.layout == 'padded' else flat
 
 
 def _pad(flat, sizes, n):

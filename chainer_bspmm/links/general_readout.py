@@ -28,8 +28,8 @@ class GeneralReadout(chainer.Link):
         self.mode = mode
         self.activation = activation
 
-    def forward(self, h, adj):
-        """Reduce.
+    def forward(self, h, adj, **kwargs):
+        """Reduce. What other readouts take besides (h0, is_real_node) is not used.
 
         Args:
             h (Variable or array): (n_rows, channels) node features.

@@ -3,9 +3,8 @@ import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
-from chainer_bspmm.functions import gru_step
 from chainer_bspmm.functions import relation_linear
-from chainer_bspmm.links.lazy_linear import parameters_of
+from chainer_bspmm.links.gated_unit import gated_step
 from chainer_bspmm.links.relations import relation_parameters
 from chainer_bspmm.links.twin import twin_of
 
@@ -80,15 +79,7 @@ class GGNNUpdate(chainer.Chain):
         lead = h.shape[:-1]
         if h.ndim == 3:
             h, message = (functions.reshape(x, (adj.n_rows, x.shape[2])) for x in (h, message))
-        gru = self.update_layer
-        of_input, of_state = [gru.W, gru.W_z], []
-        if gru.h is not None:
-            of_input.append(gru.W_r)
-            of_state = [gru.U, gru.U_z, gru.U_r]  # made with their sizes
-        n_inputs = h.shape[1] + message.shape[1]
-        gru.h = out = gru_step(h, message, gru.h, [
-            *(parameters_of(layer, n_inputs) for layer in of_input),
-            *((layer.W, layer.b) for layer in of_state)])
+        out = gated_step(self.update_layer, h, message)
         return out if len(lead) == 1 else functions.reshape(out, lead + out.shape[1:])
 
     def reset_state(self):

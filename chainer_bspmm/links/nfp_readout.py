@@ -41,8 +41,8 @@ class NFPReadout(chainer.Chain):
         """Return what every node writes into its graph's fingerprint, (n_rows, out_dim)."""
         return activated(self.output_weight, h, functions.softmax)
 
-    def forward(self, h, adj, is_real_node=None):
-        """Reduce.
+    def forward(self, h, adj, is_real_node=None, **kwargs):
+        """Reduce. What other readouts take besides (h0) is not used.
 
         Args:
             h (Variable or array): (n_rows, in_channels) node features.

@@ -1,9 +1,39 @@
 """Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.gnn_film import GNNFiLM
+from chainer_bspmm.models.gwm import GGNN_GWM
+from chainer_bspmm.models.gwm import GIN_GWM
+from chainer_bspmm.models.gwm import GWMGraphConvModel
+from chainer_bspmm.models.gwm import NFP_GWM
+from chainer_bspmm.models.gwm import RSGCN_GWM
+from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
+from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
+from chainer_bspmm.models.set_up_predictor import METHODS
+from chainer_bspmm.models.set_up_predictor import set_up_predictor
 from chainer_bspmm.models.sparsify import sparsify
+from chainer_bspmm.models.wle import CWLEGraphConvModel
+from chainer_bspmm.models.wle import GGNN_CWLE
+from chainer_bspmm.models.wle import GGNN_GWLE
+from chainer_bspmm.models.wle import GIN_CWLE
+from chainer_bspmm.models.wle import GIN_GWLE
+from chainer_bspmm.models.wle import GWLEGraphConvModel
+from chainer_bspmm.models.wle import NFP_CWLE
+from chainer_bspmm.models.wle import NFP_GWLE
+from chainer_bspmm.models.wle import RelGAT_CWLE
+from chainer_bspmm.models.wle import RelGAT_GWLE
+from chainer_bspmm.models.wle import RelGCN_CWLE
+from chainer_bspmm.models.wle import RelGCN_GWLE
+from chainer_bspmm.models.wle import RSGCN_CWLE
+from chainer_bspmm.models.wle import RSGCN_GWLE
 
-__all__ = ['GGNN', 'GIN', 'NFP', 'RSGCN', 'RelGCN', 'sparsify']
+__all__ = [
+    'CWLEGraphConvModel', 'GGNN', 'GGNN_CWLE', 'GGNN_GWLE', 'GGNN_GWM', 'GIN', 'GIN_CWLE',
+    'GIN_GWLE', 'GIN_GWM', 'GNNFiLM', 'GWLEGraphConvModel', 'GWMGraphConvModel', 'METHODS', 'MPNN',
+    'NFP', 'NFP_CWLE', 'NFP_GWLE', 'NFP_GWM', 'RSGCN', 'RSGCN_CWLE', 'RSGCN_GWLE', 'RSGCN_GWM',
+    'RelGAT', 'RelGAT_CWLE', 'RelGAT_GWLE', 'RelGCN', 'RelGCN_CWLE', 'RelGCN_GWLE',
+    'set_up_predictor', 'sparsify',
+]

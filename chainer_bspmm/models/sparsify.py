@@ -2,23 +2,36 @@
 import chainer
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
 from chainer_chemistry.links.update.gin_update import GINUpdate as DenseGINUpdate
+from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
 from chainer_chemistry.links.update.nfp_update import NFPUpdate as DenseNFPUpdate
+from chainer_chemistry.links.update.relgat_update import RelGATUpdate as DenseRelGATUpdate
 from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRelGCNUpdate
 from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate as DenseRSGCNUpdate
 from chainer_chemistry.models.ggnn import GGNN as DenseGGNN
 from chainer_chemistry.models.gin import GIN as DenseGIN
+from chainer_chemistry.models.gnn_film import GNNFiLM as DenseGNNFiLM
+from chainer_chemistry.models.mpnn import MPNN as DenseMPNN
 from chainer_chemistry.models.nfp import NFP as DenseNFP
+from chainer_chemistry.models.relgat import RelGAT as DenseRelGAT
 from chainer_chemistry.models.relgcn import RelGCN as DenseRelGCN
 from chainer_chemistry.models.rsgcn import RSGCN as DenseRSGCN
 
 from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.links import GINUpdate
+from chainer_bspmm.links import GNNFiLMUpdate
 from chainer_bspmm.links import NFPUpdate
+from chainer_bspmm.links import RelGATUpdate
 from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.models import gwm
+from chainer_bspmm.models import wle
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.gnn_film import GNNFiLM
+from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
+from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 
@@ -29,6 +42,10 @@ SWAPS = {
     DenseNFP: NFP, DenseNFPUpdate: NFPUpdate,
     DenseRelGCN: RelGCN, DenseRelGCNUpdate: RelGCNUpdate,
     DenseGGNN: GGNN, DenseGGNNUpdate: GGNNUpdate,
+    DenseMPNN: MPNN,
+    DenseRelGAT: RelGAT, DenseRelGATUpdate: RelGATUpdate,
+    DenseGNNFiLM: GNNFiLM, DenseGNNFiLMUpdate: GNNFiLMUpdate,
+    **{kind.dense: kind for kind in gwm.MODELS + wle.MODELS},
 }
 
 # Where Chainer Chemistry keeps links that multiply by an adjacency matrix, and what else is there.
@@ -84,8 +101,9 @@ def _prepare(link, path, twins):
     elif kind not in SWAPS.values():
         if any(module.startswith(GRAPH_MODULES) and not module.startswith(OTHER_MODULES)
                for module in [base.__module__ for base in kind.__mro__]):
-            raise ValueError('model%s: expected one of the supported %s, got %s'
-                             % (path, _supported(), _full_name(link)))
+            why = [REFUSALS[base] for base in kind.__mro__ if base in REFUSALS][:1]
+            raise ValueError('model%s: expected one of the supported %s, got %s%s' % (
+                path, _supported(), _full_name(link), ''.join(', which ' + text for text in why)))
         for child in link.children():
             _prepare(child, '%s.%s' % (path, child.name), twins)
 

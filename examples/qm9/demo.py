@@ -20,15 +20,22 @@ import chainer_chemistry
 import numpy
 import pandas
 import qm9_data
-import qm9_model
 import train_qm9
 from chainer import optimizers
+from chainer_bspmm.dataset import to_sparse
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.links.readout.general_readout import GeneralReadout
 from chainer_chemistry.models import RSGCN
+from common import data
+from common import files
+from common.arguments import at_least
+from common.tasks import converter_of
+from common.tasks import labels_of
 from matplotlib import pyplot
 from rdkit import RDConfig
 
 LABEL = 'alpha'
+TASK = qm9_data.task_of(LABEL)
 MAX_DIFFERENCE = 1e-5
 BATCHSIZE = 128
 PADDED_SIZE = 30
@@ -36,7 +43,6 @@ PADDED_SIZE = 30
 
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0], allow_abbrev=False)
-    at_least = qm9_model.at_least
     parser.add_argument('--out', '-o', default=os.path.join('result', 'demo'),
                         help='folder for the pictures, the log and the model')
     parser.add_argument('--epoch', '-e', type=at_least(int, 1), default=100,
@@ -54,8 +60,8 @@ def headline(text):
 
 def trained_models(folder):
     """Return the trained model twice, sparse and in upstream's dense code."""
-    device = chainer.get_device('@numpy')
-    return [qm9_model.load_model(folder, dense, device)[0] for dense in (False, True)]
+    device, settings = chainer.get_device('@numpy'), files.load_settings(folder)
+    return [files.load_model(folder, TASK, settings, dense, device) for dense in (False, True)]
 
 
 def nci_molecules(method, out):
@@ -65,10 +71,11 @@ def nci_molecules(method, out):
         return None
     table = pandas.read_csv(path, sep='\t', header=None, names=['smiles', 'where'], dtype=str)
     table['where'] = 'first_5K.smi compound ' + table['where']
-    dataset, _, failures = qm9_data.preprocess(table[['where', 'smiles']], method, [])
-    qm9_data.report_failures(failures, out, shown=0)
     # Some number as label: the time of a step does not depend on it.
-    return [(atoms, adj, numpy.float32([len(atoms)])) for atoms, adj, _ in dataset]
+    labels = table['smiles'].str.len().to_numpy('f')[:, None]
+    dataset, _, failures = data.preprocess(table, method, labels, dense=True)
+    data.report_failures(failures, out, shown=0)
+    return [dataset[i] for i in range(len(dataset))]
 
 
 def compare_predictions(sparse, dense, examples):
@@ -76,8 +83,8 @@ def compare_predictions(sparse, dense, examples):
 
     The sparse model runs in batches, the dense one on each molecule alone, without padding.
     """
-    ours = qm9_model.predict(sparse, examples, False, BATCHSIZE)
-    upstream = qm9_model.predict(dense, examples, True, 1)
+    ours = TASK.predict(sparse, examples, False, BATCHSIZE)
+    upstream = TASK.predict(dense, examples, True, 1)
     return float((numpy.abs(ours - upstream) / numpy.abs(upstream)).max())
 
 
@@ -111,12 +118,11 @@ def padding_changes(dense, example, size):
     return tuple(changes)
 
 
-def measure_steps(settings, scaler, examples, repeats):
-    """Time training steps, dense and sparse in turn, on the same batches.
+def measure_steps(settings, examples, repeats):
+    """Time training steps, dense and sparse in turn, on the same molecules.
 
     Args:
         settings (dict): of the model.
-        scaler (StandardScaler): of the labels.
         examples (list): of (atoms, adj, labels).
         repeats (int): number of batches.
 
@@ -128,17 +134,19 @@ def measure_steps(settings, scaler, examples, repeats):
     models = []
     for dense in (True, False):
         numpy.random.seed(0)
-        model = qm9_model.build_regressor(settings, dense, scaler.copy())
+        model = TASK.build(settings, dense, labels_of(examples))
         optimizer = optimizers.Adam()
         optimizer.setup(model)
-        models.append((model, optimizer, qm9_model.converter_of(dense)))
+        held = examples if dense else to_sparse(examples)
+        models.append((model, optimizer, converter_of(dense), held))
     device = chainer.get_device('@numpy')
     times, sizes, padded = [], [], []
     order = numpy.random.RandomState(0)
     for _ in range(2 + repeats):
-        batch = [examples[i] for i in order.permutation(len(examples))[:BATCHSIZE]]
+        index = order.permutation(len(examples))[:BATCHSIZE].tolist()
         row, size = [], []
-        for model, optimizer, convert in models:
+        for model, optimizer, convert, held in models:
+            batch = [held[i] for i in index]
             start = time.perf_counter()
             arrays = convert(batch, device)
             middle = time.perf_counter()
@@ -148,14 +156,14 @@ def measure_steps(settings, scaler, examples, repeats):
             size.append(arrays[1].nbytes)
         times.append(row)
         sizes.append(size)
-        padded.append(max(len(example[0]) for example in batch))
+        padded.append(max(len(examples[i][0]) for i in index))
     # The first two steps allocate and warm up.
     return 1e3 * numpy.median(times[2:], axis=0), numpy.mean(sizes, axis=0), numpy.mean(padded)
 
 
 def plot_fit(path, truth, predictions):
     """Draw predicted against true values."""
-    description, unit = qm9_data.TARGETS[LABEL][2], qm9_data.unit(LABEL)
+    unit, _, description = qm9_data.TARGETS[LABEL]
     figure, ax = pyplot.subplots(figsize=(4.6, 4.4), layout='constrained')
     low = min(truth.min(), predictions.min())
     high = max(truth.max(), predictions.max())
@@ -168,10 +176,10 @@ def plot_fit(path, truth, predictions):
     pyplot.close(figure)
 
 
-def print_steps(name, settings, scaler, examples, repeats):
+def print_steps(name, settings, examples, repeats):
     """Measure and print one comparison."""
     n_atoms = numpy.array([len(example[0]) for example in examples])
-    times, sizes, padded = measure_steps(settings, scaler, examples, repeats)
+    times, sizes, padded = measure_steps(settings, examples, repeats)
     print('%s: %d molecules, %.1f atoms on average, %d at most;\n'
           '  a dense batch pads them to %.0f on average' % (
               name, len(examples), n_atoms.mean(), n_atoms.max(), padded))
@@ -192,22 +200,22 @@ def main():
         chainer_chemistry.__version__, os.environ['OPENBLAS_NUM_THREADS']))
 
     headline('1. RSGCN learns from real molecules')
-    status = train_qm9.run(train_qm9.parse_arguments([
+    status = train_qm9.run([
         '--label', LABEL, '--unit-num', '64', '--epoch', str(args.epoch),
-        '--num-data', str(args.num_data), '--out', args.out]), report_every=10)
+        '--num-data', str(args.num_data), '--out', args.out], report_every=10)
     if status:
         return status
     sparse, dense = trained_models(args.out)
-    settings = qm9_model.load_settings(args.out)
-    _, table = qm9_data.read_qm9('sample', [LABEL])
-    dataset, _, _ = qm9_data.preprocess(qm9_data.thin_out(table, args.num_data),
-                                           settings['method'], [LABEL])
+    settings = files.load_settings(args.out)
+    _, table = qm9_data.read_qm9('sample', TASK)
+    table = data.thin_out(table, args.num_data)
+    dataset, _, _ = data.preprocess(table, settings['method'], TASK.labels(table), dense=True)
     examples = [dataset[i] for i in range(len(dataset))]
-    test = qm9_data.split_indices(len(examples), settings['train_data_ratio'], settings['seed'])[2]
+    test = data.split_indices(len(examples), settings['train_data_ratio'], settings['seed'])[2]
     test_examples = [examples[i] for i in test]
     path = os.path.join(args.out, 'fit.png')
-    plot_fit(path, train_qm9.labels_of(test_examples)[:, 0],
-             qm9_model.predict(sparse, test_examples, False, BATCHSIZE)[:, 0])
+    plot_fit(path, labels_of(test_examples)[:, 0],
+             TASK.predict(sparse, test_examples, False, BATCHSIZE)[:, 0])
     print('Predicted against true: %s' % path)
 
     headline("2. Same parameters, same predictions as upstream's dense model")
@@ -217,7 +225,7 @@ def main():
     equal = difference < MAX_DIFFERENCE
     print('  largest relative difference of a prediction: %.1e, limit %.0e: %s' % (
         difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT'))
-    ethanol = qm9_data.graph_of('CCO', qm9_data.preprocess_method_dict[settings['method']]())[0]
+    ethanol, _ = data.dense_graph('CCO', preprocess_method_dict[settings['method']]())
     changes = padding_changes(dense, ethanol, PADDED_SIZE)
     print("Padding: ethanol in upstream's dense batch beside a molecule of %d atoms, not alone:\n"
           '  its prediction changes by %.2g %%; with `max` as readout its fingerprint by %.2g %%.\n'
@@ -226,12 +234,11 @@ def main():
 
     headline('3. A training step, batch of %d, medians of %d, dense and sparse in turn' % (
         BATCHSIZE, args.repeats))
-    scaler = sparse.predictor.label_scaler
-    print_steps('QM9 sample', settings, scaler, examples, args.repeats)
+    print_steps('QM9 sample', settings, examples, args.repeats)
     print()
     larger = nci_molecules(settings['method'], args.out)
     if larger is not None:
-        print_steps('NCI compounds that come with RDKit', settings, scaler, larger, args.repeats)
+        print_steps('NCI compounds that come with RDKit', settings, larger, args.repeats)
     print('\nAll this took %.0f seconds.' % (time.perf_counter() - start))
     return 0 if equal else 1
 
@@ -239,5 +246,5 @@ def main():
 if __name__ == '__main__':
     try:
         sys.exit(main())
-    except qm9_data.DataError as error:
+    except data.DataError as error:
         sys.exit('error: %s' % error)

@@ -13,6 +13,7 @@ import sys
 
 import pandas
 import qm9_data
+from common.data import thin_out
 
 N_MOLECULES = 4000
 
@@ -29,7 +30,7 @@ def sample_text():
              for path in paths]
     table = pandas.concat(parts, ignore_index=True)[list(names)].rename(columns=names)
     print('%d molecules in qm9pack' % len(table))
-    return qm9_data.thin_out(table, N_MOLECULES).to_csv(index=False).replace('\r\n', '\n')
+    return thin_out(table, N_MOLECULES).to_csv(index=False).replace('\r\n', '\n')
 
 
 def main():

@@ -395,3 +395,21 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
         return
     assert launch.grid == (n_graphs, 1, 1) and launch.block == (warps * 32, 1, 1)
     assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
+
+
+# --- softmax ---
+
+@pytest.mark.parametrize('n_segments, n_vectors, width', [
+    (1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)])
+def test_softmax_launch_covers_everything_once(n_segments, n_vectors, width):
+    launch = policy.softmax_launch(n_segments, n_vectors * width, width)
+    columns, units, _ = launch.block
+    assert launch.n_vectors == n_vectors and dict(launch.defines) == {'VECTOR': width}
+    assert policy.BLOCK // 2 < columns * units <= policy.BLOCK
+    assert launch.grid[0] * units >= n_segments > (launch.grid[0] - 1) * units
+    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+
+
+def test_softmax_launch_stays_within_the_grid():
+    launch = policy.softmax_launch(2 ** 31 - 1, 2 ** 31 - 1, 1)
+    assert launch.grid[0] < 2 ** 31 and launch.grid[1] <= 65535

@@ -13,6 +13,7 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
 from tests.support import random_matrix
 
 
@@ -182,3 +183,46 @@ def test_bad_batch(batch, error, message):
 def test_bad_layout():
     with pytest.raises(ValueError, match="layout: expected one of 'packed', 'padded', got 'dense'"):
         CSRConverter(layout='dense')
+
+
+# --- columns of a value for each atom ---
+
+@pytest.mark.parametrize('channels', [(), (3,)])
+@pytest.mark.parametrize('out_size', [None, 7])
+def test_node_columns(device, channels, out_size):
+    """They go where the atoms go; padding that the data set holds is left out with its atoms."""
+    rng = numpy.random.RandomState(0)
+    examples = [(atoms, adj, rng.randint(1, 9, (len(atoms),) + channels).astype('i'), label)
+                for atoms, adj, label in molecules((3, 1, 5), 1, out_size)]
+    atoms, adj, column, labels = CSRConverter(n_node_columns=1)(examples, device)
+    expected = numpy.concatenate([e[2][:(e[0] != 0).sum()] for e in examples])
+    numpy.testing.assert_array_equal(cuda.to_cpu(column), expected)
+    assert column.dtype == numpy.int32 and len(column) == adj.n_rows == 9
+    padded = CSRConverter('padded', 1)(examples, device)
+    for ours, theirs in zip((padded[0], padded[2], padded[3]),
+                            [dense_concat_mols(examples)[i] for i in (0, 2, 3)]):
+        numpy.testing.assert_array_equal(cuda.to_cpu(ours), theirs)
+    again = pickle.loads(pickle.dumps(CSRConverter('padded', 1)))
+    assert (again.layout, again.n_node_columns) == ('padded', 1)
+
+
+def test_node_columns_that_do_not_fit():
+    examples = [(atoms, adj, numpy.zeros(len(atoms)), label) for atoms, adj, label in molecules()]
+    with pytest.raises(ValueError, match='labels of one shape'):
+        concat_mols(examples)
+    examples[1] = examples[1][:2] + (numpy.zeros(2),) + examples[1][3:]
+    with pytest.raises(ValueError, match=r'batch\[1\]\[2\]: expected a row for each of 1 atoms, '
+                                         r'got shape \(2,\)'):
+        CSRConverter(n_node_columns=1)(examples)
+    with pytest.raises(ValueError, match='n_node_columns: expected at least 0, got -1'):
+        CSRConverter(n_node_columns=-1)
+    with pytest.raises(ValueError, match='batch: expected dense examples .* n_node_columns = 1'):
+        CSRConverter(n_node_columns=1)(to_sparse(molecules()))
+
+
+def test_ids_that_begin_at_0():
+    """A lone atom of id 0 is a molecule, unless it is padding."""
+    examples = molecules((3, 2)) + [(numpy.zeros(1, 'i'), numpy.zeros((1, 1), 'f'), numpy.ones(2))]
+    atoms, adj, _ = CSRConverter(strip_padding=False)(examples)
+    assert len(atoms) == adj.n_rows == 6 and adj.n_graphs == 3
+    assert concat_mols(examples)[1].n_rows == 5

@@ -1,57 +1,40 @@
 """The scripts of examples/qm9, run as a user runs them."""
-import csv
 import gzip
 import hashlib
 import json
-import os
-from pathlib import Path
 import signal
 import subprocess
-import sys
 
 import numpy
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-QM9 = ROOT / 'examples' / 'qm9'
+from tests.examples.scripts import arrays
+from tests.examples.scripts import command
+from tests.examples.scripts import environment
+from tests.examples.scripts import EXAMPLES
+from tests.examples.scripts import imported
+from tests.examples.scripts import rows
+from tests.examples.scripts import run as run_script
+
+QM9 = EXAMPLES / 'qm9'
+METHODS = ['rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm',
+           'rsgcn_gwm', 'ggnn_gwm', 'gin_gwm', 'nfp_gwm']
 QUICK = ['--epoch', '2', '--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
 
 
-def command(script, arguments):
-    return [sys.executable, str(QM9 / script)] + [str(argument) for argument in arguments]
-
-
-def environment():
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
-
-
-def run(script, *arguments, status=0, cwd=None):
-    """Run a script of the example; return its stdout, or its stderr where it must fail."""
-    done = subprocess.run(command(script, arguments), cwd=cwd, env=environment(),
-                          capture_output=True, text=True, timeout=300)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stderr if status else done.stdout
-
-
-def arrays(path):
-    with numpy.load(path, allow_pickle=True) as f:
-        return {name: f[name] for name in f}
-
-
-def rows(path):
-    with open(path, newline='') as f:
-        return list(csv.DictReader(f))
+def run(script, *arguments, **options):
+    return run_script(QM9 / script, *arguments, **options)
 
 
 @pytest.fixture(scope='module')
 def qm9_data():
-    sys.path.insert(0, str(QM9))
-    try:
-        import qm9_data
-        yield qm9_data
-    finally:
-        sys.path.remove(str(QM9))
+    return imported(QM9, 'qm9_data')
+
+
+@pytest.fixture(scope='module')
+def data(qm9_data):
+    from common import data
+    return data
 
 
 @pytest.fixture(scope='module')
@@ -70,12 +53,14 @@ def test_sample_is_the_one_that_make_sample_writes():
         '2562bb454932be7958f4f01455ff89e77bb5f38bbf24d37c9df48c51cbc162a6')
 
 
-def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data):
-    _, table = qm9_data.read_qm9('sample', list(qm9_data.TARGETS))
-    dataset, kept, failures = qm9_data.preprocess(table, 'rsgcn', list(qm9_data.TARGETS))
+@pytest.mark.parametrize('dense', [False, True])
+def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense):
+    task = qm9_data.task_of('all')
+    _, table = qm9_data.read_qm9('sample', task)
+    dataset, kept, failures = data.preprocess(table, 'rsgcn', task.labels(table), dense)
     assert len(dataset) == len(kept) == 4000 and not failures
     atoms, adj, labels = dataset[0]  # methane, with the numbers of QM9's first file
-    assert atoms.tolist() == [6] and adj.tolist() == [[1]]
+    assert atoms.tolist() == [6] and (adj if dense else adj.to_dense()[0]).tolist() == [[1]]
     numpy.testing.assert_array_equal(labels, numpy.float32([
         157.7118, 157.70997, 157.70699, 0, 13.21, -.3877, .1171, .5048, 35.3641, .044749,
         -40.47893, -40.476062, -40.475117, -40.498597, 6.469]))
@@ -86,34 +71,36 @@ def test_targets_are_upstreams(qm9_data):
     assert list(qm9_data.TARGETS) == get_qm9_label_names()
 
 
-def test_preprocessing_is_upstreams(qm9_data):
+@pytest.mark.parametrize('dense', [False, True])
+def test_preprocessing_is_upstreams(qm9_data, data, dense):
     from chainer_chemistry.dataset.parsers import CSVFileParser
     from chainer_chemistry.dataset.preprocessors import RSGCNPreprocessor
-    _, table = qm9_data.read_qm9('sample', ['gap'])
-    dataset, _, _ = qm9_data.preprocess(table.iloc[1000:1100], 'rsgcn', ['gap'])
+    task = qm9_data.task_of('gap')
+    table = qm9_data.read_qm9('sample', task)[1].iloc[1000:1100]
+    dataset, _, _ = data.preprocess(table, 'rsgcn', task.labels(table), dense)
     parser = CSVFileParser(RSGCNPreprocessor(), labels='gap', smiles_col='smiles',
                            postprocess_label=lambda label: numpy.asarray(label, 'f'))
     expected = parser.parse(qm9_data.SAMPLE, target_index=range(1000, 1100))['dataset']
     assert len(dataset) == len(expected) == 100
-    for ours, upstream in zip(dataset, expected):
-        for a, b in zip(ours, upstream):
+    for i, upstream in enumerate(expected):
+        for a, b in zip(dataset[i], upstream):
             assert a.dtype == b.dtype
-            numpy.testing.assert_array_equal(a, b)
+            numpy.testing.assert_array_equal(a if hasattr(a, 'ndim') else a.to_dense()[0], b)
 
 
-def test_num_data_spreads_over_the_data(qm9_data):
-    _, table = qm9_data.read_qm9('sample', [])
-    assert qm9_data.thin_out(table, 4)['smiles'].tolist() == [
+def test_num_data_spreads_over_the_data(qm9_data, data):
+    _, table = qm9_data.read_qm9('sample', qm9_data.task_of('gap'))
+    assert data.thin_out(table, 4)['smiles'].tolist() == [
         table['smiles'][i] for i in (0, 1000, 2000, 3000)]
-    assert len(qm9_data.thin_out(table, 5000)) == len(qm9_data.thin_out(table, -1)) == 4000
+    assert len(data.thin_out(table, 5000)) == len(data.thin_out(table, -1)) == 4000
 
 
-def test_split_is_a_partition_decided_by_the_seed(qm9_data):
-    parts = qm9_data.split_indices(101, 0.7, 1)
+def test_split_is_a_partition_decided_by_the_seed(data):
+    parts = data.split_indices(101, 0.7, 1)
     assert [len(part) for part in parts] == [70, 15, 16]
     assert sorted(numpy.concatenate(parts)) == list(range(101))
-    assert all((a == b).all() for a, b in zip(parts, qm9_data.split_indices(101, 0.7, 1)))
-    assert (parts[0] != qm9_data.split_indices(101, 0.7, 2)[0]).any()
+    assert all((a == b).all() for a, b in zip(parts, data.split_indices(101, 0.7, 1)))
+    assert (parts[0] != data.split_indices(101, 0.7, 2)[0]).any()
 
 
 # Training
@@ -125,6 +112,12 @@ def test_training_prints_data_split_and_error_in_the_unit(trained):
     assert 'Split: 140 training, 30 validation, 30 test' in text
     assert '\033' not in text
     assert len(json.loads((out / 'log').read_text())) == 2
+    result = json.loads((out / 'result.json').read_text())
+    line = next(line for line in text.splitlines() if line.startswith('alpha '))
+    assert '%.5g' % result['test']['MAE']['alpha'] == line.split()[1]
+    assert 'Time a step: %.2f ms' % result['milliseconds a step']['median'] in text
+    assert 'Peak memory: host %.0f MB' % (result['peak memory in bytes']['host'] / 1e6) in text
+    assert (result['epochs'], result['steps'], result['milliseconds a step']['steps']) == (2, 9, 7)
     assert (out / 'learning_curve.png').read_bytes().startswith(b'\x89PNG')
 
 
@@ -156,7 +149,7 @@ def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
 def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
     options = ['--label', 'gap', '--unit-num', '8', '--conv-layers', '2', '--num-data', '1000',
                '--epoch', '4', '--batchsize', '4']
-    with subprocess.Popen(command('train_qm9.py', options + ['--out', tmp_path / 'a']),
+    with subprocess.Popen(command(QM9 / 'train_qm9.py', options + ['--out', tmp_path / 'a']),
                           env=environment(), stdout=subprocess.PIPE, text=True) as process:
         text = ''
         for line in process.stdout:
@@ -192,27 +185,44 @@ def test_resume_refuses_other_settings(trained, tmp_path):
     assert "label was 'alpha'" in message and "is 'gap' now" in message
 
 
-def test_other_settings_remove_a_stale_model(trained, tmp_path):
+def test_other_settings_remove_a_stale_model(trained, data, tmp_path):
     out, _ = trained
-    for name in ('settings.json', 'model.npz', 'snapshot.npz'):
+    names = ['settings.json', 'model.npz', 'snapshot.npz', 'result.json']
+    for name in names:
         (tmp_path / name).write_bytes((out / name).read_bytes())
-    sys.path.insert(0, str(QM9))
-    try:
-        import qm9_model
-    finally:
-        sys.path.remove(str(QM9))
+    from common import files
     settings = json.loads((out / 'settings.json').read_text())
-    files = ['model.npz', 'snapshot.npz']
-    qm9_model.start_folder(tmp_path, settings, files)
-    assert (tmp_path / 'model.npz').exists()
-    qm9_model.start_folder(tmp_path, dict(settings, unit_num=9), files)
-    assert not (tmp_path / 'model.npz').exists() and not (tmp_path / 'snapshot.npz').exists()
+    files.start_folder(tmp_path, settings)
+    assert all((tmp_path / name).exists() for name in names)
+    files.start_folder(tmp_path, dict(settings, unit_num=9))
+    assert not any((tmp_path / name).exists() for name in names[1:])
 
 
 def test_all_targets_dense(tmp_path):
     text = run('train_qm9.py', '--dense', '--out', tmp_path, *QUICK)
     assert 'U0 ' in text and 'cal/(mol K)' in text
     assert numpy.isfinite(arrays(tmp_path / 'model.npz')['predictor/mlp/l_out/W']).all()
+
+
+def test_methods_are_those_that_can_be_swapped(data):
+    from common import tasks
+    assert tasks.METHODS == tuple(METHODS)
+    assert tasks.supported_methods()[:5] == METHODS[:5]
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, method):
+    from common import tasks
+    if method not in tasks.supported_methods():
+        pytest.skip('sparsify does not take %s' % method)
+    run('train_qm9.py', '--method', method, '--label', 'mu', '--out', tmp_path, '--num-data', '60',
+        '--epoch', '1', '--unit-num', '8', '--conv-layers', '2')
+    predictions = []
+    for dense in ([], ['--dense', '--batchsize', '1']):  # alone: dense batches know padding
+        run('predict_qm9.py', '--in-dir', tmp_path, '--out', tmp_path / 'p.csv', *dense)
+        predictions.append([float(row['mu predicted [D]']) for row in rows(tmp_path / 'p.csv')])
+    assert len(predictions[0]) == 9 and numpy.std(predictions[0]) > 0
+    numpy.testing.assert_allclose(*predictions, rtol=1e-4)
 
 
 # Data of the user's own
@@ -240,13 +250,26 @@ def test_broken_molecules_are_counted_and_listed(tmp_path):
     ('smiles,gap\nC1,1\n', "none of the 1 molecules can be used, the first: mine.csv row 2: 'C1'"),
     ('smiles,gap\nCC,1\n', 'leave a part of the split empty'),
 ])
-def test_bad_files(qm9_data, tmp_path, text, message):
+def test_bad_files(qm9_data, data, tmp_path, text, message):
     path = tmp_path / 'mine.csv'
     path.write_text(text)
-    with pytest.raises(qm9_data.DataError) as error:
-        dataset, _, _ = qm9_data.load_qm9(str(path), 'gap', 'rsgcn', -1, str(tmp_path))
-        qm9_data.split_indices(len(dataset), 0.7, 0)
+    task = qm9_data.task_of('gap')
+    with pytest.raises(data.DataError) as error:
+        _, table = qm9_data.read_qm9(str(path), task)
+        dataset, _, _ = data.load('mine', table, task, 'rsgcn', -1, str(tmp_path), False)
+        data.split_indices(len(dataset), 0.7, 0)
     assert message in str(error.value)
+
+
+def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeypatch):
+    def fail(*args):
+        raise ValueError('something else')
+    monkeypatch.setattr(data, 'from_smiles', fail)
+    table = data.typed_smiles(['CC', 'C1'], ['gap'])
+    with pytest.raises(ValueError, match='something else'):
+        data.preprocess(table, 'rsgcn', table[['gap']].to_numpy('f'))
+    with pytest.raises(data.DataError, match='none of the 1 molecules can be used'):
+        data.preprocess(table[1:], 'rsgcn', table[['gap']].to_numpy('f')[1:])
 
 
 def test_errors_reach_the_user_without_a_traceback(tmp_path):
@@ -268,7 +291,7 @@ def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
             'Index,SMILES,%s\n%d,%s,%s\n' % (
                 ','.join(columns), part, 'C' * part, ','.join(str(i) for i in range(15))))
     monkeypatch.syspath_prepend(tmp_path)
-    description, table = qm9_data.read_qm9('full', list(qm9_data.TARGETS))
+    description, table = qm9_data.read_qm9('full', qm9_data.task_of('all'))
     assert "qm9pack's files" in description
     assert table['smiles'].tolist() == ['C', 'CC', 'CCC']
     assert table[list(qm9_data.TARGETS)].iloc[2].tolist() == list(range(15))
@@ -279,7 +302,7 @@ def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, 
     path.write_text(',SMILES1,SMILES2,gap\n0,CC,CC,0.5\n')
     monkeypatch.setattr(qm9_data, 'qm9pack_files', lambda: [])
     monkeypatch.setattr('chainer_chemistry.datasets.get_qm9_filepath', lambda: str(path))
-    description, table = qm9_data.read_qm9('full', ['gap'])
+    description, table = qm9_data.read_qm9('full', qm9_data.task_of('gap'))
     assert 'qm9pack is not installed' in capsys.readouterr().out
     assert str(path) in description and table['gap'].tolist() == [0.5]
 

@@ -8,10 +8,12 @@ import pytest
 import chainer
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
+from chainer_chemistry import models
+from chainer_chemistry.links import update
 from chainer_chemistry.models import MLP
 from chainer_chemistry.models import RSGCN as DenseRSGCN
 from chainer_chemistry.models import SchNet
-from chainer_chemistry.models.gwm.gwm_net import RSGCN_GWM
+from chainer_chemistry.models.gwm.gwm import GWM
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
@@ -246,8 +248,7 @@ SUPPORTED = 'expected one of the supported RSGCN, RSGCNUpdate.*'
     (lambda: SchNet(4), 'model: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED),
     (lambda: GraphConvPredictor(SchNet(4)),
      r'model\.graph_conv: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED),
-    (lambda: RSGCN_GWM(4, hidden_channels=4),
-     'model: %s, got chainer_chemistry.*RSGCN_GWM' % SUPPORTED),
+    (lambda: GWM(hidden_dim=4), 'model: %s, got chainer_chemistry.models.gwm.gwm.GWM' % SUPPORTED),
     (lambda: MLP(3, 8), 'model: %s, .* got chainer_chemistry.models.mlp.MLP' % SUPPORTED),
     (lambda: chainer.links.Linear(3), 'model: %s, .* got chainer.links.*Linear' % SUPPORTED),
     (lambda: type('Mine', (DenseRSGCN,), {})(4), 'model: %s, got .*Mine' % SUPPORTED),
@@ -255,6 +256,30 @@ SUPPORTED = 'expected one of the supported RSGCN, RSGCNUpdate.*'
 ])
 def test_what_cannot_be_swapped(model, message):
     with pytest.raises(ValueError, match=message):
+        sparsify(model())
+
+
+PAIRS = 'every pair of atoms'
+LISTS = 'it gathers and adds features by index, along a list of %s'
+
+
+@pytest.mark.parametrize('model, reason', [
+    (lambda: SchNet(4), 'filters are functions of the distances between atoms, and ' + PAIRS),
+    (lambda: update.schnet_update.SchNetUpdate(4), 'functions of the distances'),
+    (lambda: models.WeaveNet(), 'it keeps features for ' + PAIRS),
+    (lambda: models.weavenet.WeaveModule(5, 4, 1), 'it keeps features for ' + PAIRS),
+    (lambda: models.MPNN(4), "model.message_func: .* got 'edgenet', which gives " + PAIRS),
+    (lambda: update.mpnn_update.MPNNUpdate(4), 'which gives %s, bonded or not' % PAIRS),
+    (lambda: models.megnet.MEGNet(4), LISTS % 'pairs'),
+    (lambda: models.cgcnn.CGCNN(4), LISTS % 'neighbours'),
+    (lambda: models.relgcn.RelGCNSparse(4), LISTS % 'edges' + '.* RelGCN can be swapped'),
+    (lambda: models.gin.GINSparse(4), LISTS % 'edges' + '.* GIN can be swapped'),
+    (lambda: update.gin_update.GINSparseUpdate(), LISTS % 'edges'),
+    (lambda: models.ggnn.SparseGGNN(4), 'CooMatrix already; GGNN, .* same parameters'),
+    (lambda: type('Mine', (SchNet,), {})(4), 'got .*Mine, which has no adjacency matrix: its'),
+])
+def test_why_it_cannot_be_swapped(model, reason):
+    with pytest.raises(ValueError, match=reason):
         sparsify(model())
 
 

@@ -1,0 +1,42 @@
+"""The commands ``python -m chainer_bspmm info`` and ``python -m chainer_bspmm run SCRIPT.py``."""
+import argparse
+import sys
+
+import chainer_bspmm
+from chainer_bspmm import info
+from chainer_bspmm import run_script
+
+
+def main():
+    """Run the command that the command line names; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog='python -m chainer_bspmm', allow_abbrev=False,
+        description='Batched sparse products for the graph convolutions of Chainer Chemistry.')
+    parser.add_argument('--version', action='version', version=chainer_bspmm.__version__)
+    commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
+    commands.add_parser(
+        'info', help='versions, devices and a self-test, for a bug report',
+        description='Print versions and devices, compile the kernels, compare every product with '
+                    'the reference. The exit status is 1 if one is wrong.')
+    run = commands.add_parser(
+        'run', help='run a script on a repaired Chainer', allow_abbrev=False,
+        description='Let Chainer and Chainer Chemistry run on this Python and NumPy, then run a '
+                    'script as `python SCRIPT ARGS...` does.')
+    run.add_argument('script', metavar='SCRIPT')
+    run.add_argument('args', metavar='ARGS', nargs=argparse.REMAINDER)
+    words = sys.argv[1:]
+    # argparse would take a leading `--` from what follows the script.
+    rest = words[2:] if words[:1] == ['run'] else []
+    args = parser.parse_args(words[:2] if rest and not words[1].startswith('-') else words)
+    if args.command == 'info':
+        return info.info()
+    try:
+        open(args.script, 'rb').close()
+    except OSError as error:
+        run.error('SCRIPT: expected a Python file, got %r: %s' % (args.script, error.strerror))
+    run_script.run_script(args.script, rest)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

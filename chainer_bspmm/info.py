@@ -1,0 +1,165 @@
+"""``python -m chainer_bspmm info``: what is installed and what works, for a bug report."""
+import collections
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import sys
+
+import chainer
+from chainer.backends import cuda
+
+import chainer_bspmm
+from chainer_bspmm import self_test
+
+PACKAGES = ('numpy', 'scipy', 'chainer', 'chainer-chemistry', 'rdkit', 'pandas', 'scikit-learn',
+            'matplotlib', 'tqdm')
+ADVICE = {
+    'rdkit': "pip install rdkit    (SMILES and Chainer Chemistry's preprocessors need it)",
+    'chainer': "pip install 'setuptools<81' wheel; pip install --no-build-isolation chainer==7.8.1",
+}
+VARIABLES = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES',
+             'CUDA_PATH', 'CUPY_CACHE_DIR', 'CHAINER_DTYPE', 'CHAINER_USE_IDEEP',
+             'CHAINER_DATASET_ROOT')
+FLOAT16_ADVICE = (
+    "float16 needs the CUDA runtime's headers, of the same version as the toolkit:\n"
+    '  pip install nvidia-cuda-runtime (CUDA 13), nvidia-cuda-runtime-cu12 (CUDA 12)')
+
+
+def version(package):
+    """Return the version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cupy_packages():
+    """Return name -> version of every installed package that brings CuPy."""
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.metadata['Name'] or '').lower()
+        if name == 'cupy' or name.startswith(('cupy-cuda', 'cupy-rocm')):
+            found[name] = distribution.version
+    return found
+
+
+def has_nvidia_driver():
+    """Return whether this machine has NVIDIA's driver, CuPy or not."""
+    return (pathlib.Path('/proc/driver/nvidia/version').exists()
+            or shutil.which('nvidia-smi') is not None)
+
+
+def count_gpus():
+    """Return how many GPUs CuPy finds, and why there are none (str), else None."""
+    if not cuda.available:
+        return 0, str(cuda._resolution_error)
+    try:
+        n = cuda.cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # without a driver it raises
+        return 0, str(error)
+    return n, None if n else 'it finds no device'
+
+
+def dotted(number):
+    """Return CUDA's version number as text: 12040 is 12.4."""
+    return '%d.%d' % (number // 1000, number % 1000 // 10)
+
+
+def versions():
+    """Yield the lines about versions, and the advice about what is missing."""
+    yield 'chainer_bspmm %s in %s' % (
+        chainer_bspmm.__version__, pathlib.Path(chainer_bspmm.__file__).parent)
+    yield 'Python %s (%s), %s' % (
+        platform.python_version(), platform.python_implementation(), platform.platform())
+    for package in PACKAGES:
+        found = version(package)
+        if found is None:
+            found = 'missing: %s' % ADVICE.get(package, 'pip install ' + package)
+        yield '  %-18s %s' % (package, found)
+    for name in VARIABLES:
+        if name in os.environ:
+            yield '  %s=%s' % (name, os.environ[name])
+
+
+def gpus():
+    """Yield the lines about CuPy and its devices."""
+    packages = cupy_packages()
+    for name, number in packages.items():
+        yield '  %-18s %s' % (name, number)
+    if len(packages) > 1:
+        yield ('  more than one CuPy is installed, and they overwrite each other: '
+               'pip uninstall -y %s; then install one' % ' '.join(packages))
+    n_gpus, reason = count_gpus()
+    if not n_gpus:
+        yield '  none that CuPy can use; products run on SciPy'
+        if packages:
+            yield '  CuPy is installed, but: %s' % reason
+        elif has_nvidia_driver():
+            yield ("  missing: CuPy, and this machine has NVIDIA's driver:\n"
+                   "    pip install 'chainer_bspmm[cuda13]' (or cuda12) beside the CUDA Toolkit, "
+                   "without it\n    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)")
+        else:
+            yield "  CuPy is not installed, and this machine shows no NVIDIA driver"
+        return
+    runtime = cuda.cupy.cuda.runtime
+    yield '  CUDA runtime %s, driver for %s; NVRTC %d.%d' % (
+        dotted(runtime.runtimeGetVersion()), dotted(runtime.driverGetVersion()),
+        *cuda.cupy.cuda.nvrtc.getVersion())
+    for i in range(n_gpus):
+        properties = runtime.getDeviceProperties(i)
+        yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % (
+            i, properties['name'].decode(), properties['major'], properties['minor'],
+            properties['totalGlobalMem'] / 2 ** 30)
+
+
+def summary(outcomes):
+    """Return one line for the outcomes of one kernel in its dtypes, and whether all are good."""
+    parts = []
+    for outcome in outcomes:
+        dtype = {'e': 'float16', 'f': 'float32', 'd': 'float64'}[outcome.dtype]
+        if outcome.reason is None:
+            parts.append('%s %.0e' % (dtype, outcome.error))
+        else:
+            # A compiler says much; its first lines say what.
+            parts.append('%s FAILED: %s' % (dtype, ' '.join(outcome.reason.split())[:300]))
+    return '  %-20s %s' % (outcomes[0].kernel, '; '.join(parts))
+
+
+def test(device):
+    """Print the outcome of the self-test on a device, one line a kernel; return the failures."""
+    kernels = collections.defaultdict(list)
+    failures = []
+    for outcome in self_test.run(device):
+        if outcome.reason is not None:
+            failures.append(outcome)
+        found = kernels[outcome.kernel]
+        found.append(outcome)
+        if outcome.dtype == 'd':  # the last of a kernel's
+            print(summary(found), flush=True)
+    return failures
+
+
+def info():
+    """Print versions, devices and the self-test on all of them.
+
+    Returns:
+        int: the exit status, 1 where a part of the self-test failed.
+    """
+    for line in versions():
+        print(line)
+    print('GPU:')
+    for line in gpus():
+        print(line)
+    sys.stdout.flush()
+    failures = []
+    for name in ['@numpy'] + ['@cupy:%d' % i for i in range(count_gpus()[0])]:
+        device = chainer.get_device(name)
+        print('Self-test on %s, largest relative error against the float64 reference:%s' % (
+            name, '' if name == '@numpy' else ' (kernels are compiled first)'), flush=True)
+        failures += test(device)
+    if any('cuda_fp16' in outcome.reason for outcome in failures):
+        print(FLOAT16_ADVICE)
+    print('FAILED: %d part(s) of the self-test' % len(failures) if failures else 'All is well.')
+    return 1 if failures else 0

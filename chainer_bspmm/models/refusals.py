@@ -1,0 +1,40 @@
+"""Graph convolutions of Chainer Chemistry that no sparse product can take the place of, and why."""
+from chainer_chemistry.links.update.cgcnn_update import CGCNNUpdate
+from chainer_chemistry.links.update.gin_update import GINSparseUpdate
+from chainer_chemistry.links.update.megnet_update import MEGNetUpdate
+from chainer_chemistry.links.update.mpnn_update import EdgeNet
+from chainer_chemistry.links.update.mpnn_update import MPNNUpdate
+from chainer_chemistry.links.update.relgcn_update import RelGCNSparseUpdate
+from chainer_chemistry.links.update.schnet_update import CFConv
+from chainer_chemistry.links.update.schnet_update import SchNetUpdate
+from chainer_chemistry.models.cgcnn import CGCNN
+from chainer_chemistry.models.ggnn import SparseGGNN
+from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.megnet import MEGNet
+from chainer_chemistry.models.relgcn import RelGCNSparse
+from chainer_chemistry.models.schnet import SchNet
+from chainer_chemistry.models.weavenet import WeaveModule
+from chainer_chemistry.models.weavenet import WeaveNet
+
+from chainer_bspmm.models.mpnn import EDGENET
+
+SCHNET = ('has no adjacency matrix: its filters are functions of the distances between atoms, and '
+          'every pair of atoms has one')
+WEAVENET = ('has no adjacency matrix: it keeps features for every pair of atoms, bonded or not, '
+            'and updates them all')
+INDEXED = ('has no adjacency matrix: it gathers and adds features by index, along a list of %s, '
+           'and takes the batches of its own converter')
+EDGES = (INDEXED % 'edges') + '; %s can be swapped'
+
+# Class of Chainer Chemistry -> what follows 'which'.
+REFUSALS = {
+    SchNet: SCHNET, SchNetUpdate: SCHNET, CFConv: SCHNET,
+    WeaveNet: WEAVENET, WeaveModule: WEAVENET,
+    MPNNUpdate: EDGENET, EdgeNet: EDGENET,
+    MEGNet: INDEXED % 'pairs', MEGNetUpdate: INDEXED % 'pairs',
+    CGCNN: INDEXED % 'neighbours', CGCNNUpdate: INDEXED % 'neighbours',
+    RelGCNSparse: EDGES % 'RelGCN', RelGCNSparseUpdate: EDGES % 'RelGCN',
+    GINSparse: EDGES % 'GIN', GINSparseUpdate: EDGES % 'GIN',
+    SparseGGNN: 'multiplies by a chainer.utils.CooMatrix already; GGNN, which has the same '
+                'parameters, can be swapped',
+}

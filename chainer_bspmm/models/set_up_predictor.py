@@ -1,0 +1,70 @@
+"""`set_up_predictor`: a predictor by the name of its method, swapped."""
+from chainer_chemistry.config import MAX_ATOMIC_NUM
+from chainer_chemistry.models.cgcnn import CGCNN
+from chainer_chemistry.models.cwle.cwle_graph_conv_model import MAX_WLE_NUM
+from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.megnet import MEGNet
+from chainer_chemistry.models.prediction.set_up_predictor import (
+    set_up_predictor as set_up_dense_predictor)
+from chainer_chemistry.models.relgcn import RelGCNSparse
+from chainer_chemistry.models.schnet import SchNet
+from chainer_chemistry.models.weavenet import WeaveNet
+
+from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.sparsify import sparsify
+
+LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or beside them
+VARIANTS = {'nfp': LABELLED + ('_gwm',), 'ggnn': LABELLED + ('_gwm',),
+            'rsgcn': LABELLED + ('_gwm',), 'gin': LABELLED + ('_gwm',),
+            'relgcn': LABELLED, 'relgat': LABELLED, 'gnnfilm': ('',)}
+METHODS = tuple(base + variant for base, variants in VARIANTS.items() for variant in variants)
+
+# Methods of Chainer Chemistry that have no sparse form.
+REFUSED = {'schnet': SchNet, 'weavenet': WeaveNet, 'megnet': MEGNet, 'cgcnn': CGCNN,
+           'relgcn_sparse': RelGCNSparse, 'gin_sparse': GINSparse}
+
+
+def set_up_predictor(method, n_unit, conv_layers, class_num, label_scaler=None,
+                     postprocess_fn=None, n_atom_types=MAX_ATOMIC_NUM, conv_kwargs=None,
+                     n_wle_types=MAX_WLE_NUM):
+    """Set up a predictor on sparse batches: a graph convolution and a perceptron.
+
+    ``sparsify`` of what ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the
+    same arguments; random numbers are drawn in the same order. Batches come from
+    ``chainer_bspmm.concat_mols``; those of ``'*_wle'``, whose labels begin at 0, from
+    ``CSRConverter(strip_padding=False)``, those of ``'*_cwle'`` and ``'*_gwle'`` from
+    ``CSRConverter(n_node_columns=1, strip_padding=False)``.
+
+    Args:
+        method (str): one of `METHODS`.
+        n_unit (int): width of the hidden layers. ``'relgcn'`` has widths of its own, 16, 128 and
+            64, and uses ``n_unit`` for the result alone, as in Chainer Chemistry.
+        conv_layers (int): number of updates; not used by ``'relgcn'``.
+        class_num (int): width of the prediction.
+        label_scaler (chainer.Link or None): its inverse is applied to the prediction.
+        postprocess_fn (callable or None): applied by ``predict``.
+        n_atom_types (int): size of the embedding.
+        conv_kwargs (dict or None): more arguments of the model's constructor.
+        n_wle_types (int): number of labels of ``'*_cwle'`` and ``'*_gwle'``.
+
+    Returns:
+        chainer_chemistry.models.prediction.GraphConvPredictor: with a model of ``chainer_bspmm``.
+
+    Raises:
+        ValueError: ``method`` is unknown, or has no sparse form.
+
+    Example:
+        >>> from chainer_bspmm.models import set_up_predictor
+        >>> predictor = set_up_predictor('rsgcn', n_unit=16, conv_layers=4, class_num=1)
+        Set up RSGCN predictor...
+        >>> type(predictor.graph_conv)
+        <class 'chainer_bspmm.models.rsgcn.RSGCN'>
+    """
+    if method not in METHODS:
+        refused = REFUSED.get(method)
+        raise ValueError('method: expected one of %s, got %r%s' % (
+            ', '.join(map(repr, METHODS)), method,
+            ', which %s' % REFUSALS[refused] if refused else ''))
+    return sparsify(set_up_dense_predictor(
+        method, n_unit, conv_layers, class_num, label_scaler, postprocess_fn, n_atom_types,
+        conv_kwargs, n_wle_types))

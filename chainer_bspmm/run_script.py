@@ -1,0 +1,86 @@
+"""``python -m chainer_bspmm run SCRIPT.py``: a user's script on a repaired Chainer, unchanged."""
+import importlib.machinery
+import io
+import multiprocessing
+import multiprocessing.spawn
+import os
+import pathlib
+import sys
+import types
+
+
+def repair_child_processes():
+    """Let processes that multiprocessing starts import chainer_bspmm before the script.
+
+    A forked process has it already. One that is spawned, or comes from a fork server, runs the
+    script's top level on its own.
+    """
+    # In place of the script, which the server would run first.
+    multiprocessing.set_forkserver_preload(['chainer_bspmm'])
+    original = multiprocessing.spawn.get_command_line
+    # The folder of the package, as it may be on sys.path only because a command was started in it.
+    root = str(pathlib.Path(__file__).resolve().parents[1])
+    prelude = ('import sys; sys.path.append(%r); from chainer_bspmm import run_script; '
+               'run_script.repair_child_processes(); ' % root)
+
+    def get_command_line(**options):
+        command = list(original(**options))
+        if '-c' in command:
+            place = command.index('-c') + 1
+            command[place] = prelude + command[place]
+        return command
+
+    multiprocessing.spawn.get_command_line = get_command_line
+
+
+def _hide_frames_above(codes):
+    """Print uncaught exceptions without the frames above those of some code objects."""
+    previous = sys.excepthook
+
+    def excepthook(kind, error, traceback):
+        frame = traceback
+        while frame is not None and frame.tb_frame.f_code not in codes:
+            frame = frame.tb_next
+        # A script that does not compile has no frame: Python shows the line alone.
+        if frame is not None or isinstance(error, SyntaxError):
+            error, traceback = error.with_traceback(frame), frame
+        previous(kind, error, traceback)
+
+    sys.excepthook = excepthook
+
+
+def run_script(path, arguments):
+    """Run a Python script as ``python path arguments...`` would.
+
+    ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those of
+    ``__main__``; what it raises, also SystemExit, leaves this function.
+
+    Args:
+        path (str): the script.
+        arguments (list of str): what follows it.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError, PermissionError: the script cannot be read.
+    """
+    full_path = os.path.abspath(path)
+    with io.open_code(full_path) as f:
+        source = f.read()
+    main = types.ModuleType('__main__')
+    main.__file__ = full_path
+    main.__builtins__ = sys.modules['builtins']
+    main.__loader__ = importlib.machinery.SourceFileLoader('__main__', full_path)
+    # Which of these there are depends on the version of Python.
+    main.__dict__.update({name: value for name, value in [('__annotations__', {}),
+                                                          ('__cached__', None)]
+                          if name in vars(sys.modules['__main__'])})
+    # The second name is what multiprocessing calls it where objects come back from a child.
+    sys.modules['__main__'] = sys.modules['__mp_main__'] = main
+    sys.argv[:] = [path] + arguments
+    # Under -I and -P neither the current folder nor the script's is on the path.
+    if not (sys.flags.isolated or getattr(sys.flags, 'safe_path', False)):
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    repair_child_processes()
+    codes = []
+    _hide_frames_above(codes)
+    codes.append(compile(source, full_path, 'exec', dont_inherit=True))
+    exec(codes[0], vars(main))

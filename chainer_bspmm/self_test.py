@@ -1,0 +1,115 @@
+"""A small test of every product and reduction on a device, against the float64 reference."""
+import collections
+
+import numpy
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
+from chainer_bspmm import reference
+from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedSELL
+
+N_CHANNELS = 33  # more than a warp, and nothing that divides it
+# Largest relative error, in the maximum norm: rounding of the result, and of sums of a few terms.
+TOLERANCES = {'e': 1e-3, 'f': 1e-5, 'd': 1e-12}
+
+# kernel: name of the CUDA source; dtype: one letter; error (float or None): relative, None where
+# the call failed; reason (str or None): why it failed, or what is wrong with the numbers.
+Outcome = collections.namedtuple('Outcome', 'kernel dtype error reason')
+
+# adj: BatchedCSR; x: (n_rows, 33), y: (n_graphs, 33), all on the device.
+Case = collections.namedtuple('Case', 'adj x y')
+
+
+def _spmv(case, function):
+    return function(case.adj, case.x[:, 0].copy())
+
+
+# Kernel -> (what calls it, what the reference says); each takes a Case. A CPU has one algorithm for
+# a container.
+GPU_CHECKS = {
+    'bspmm_csr': (lambda case: backend.bspmm(case.adj, case.x),
+                  lambda case: reference.bspmm(case.adj, case.x)),
+    'transpose_csr': (lambda case: backend.bspmm(case.adj, case.x, trans=True),
+                      lambda case: reference.bspmm(case.adj, case.x, trans=True)),
+    'bspmm_swa': (lambda case: backend.bspmm(case.adj, case.x, algorithm='swa'),
+                  lambda case: reference.bspmm(case.adj, case.x)),
+    'bspmm_st_shared': (lambda case: backend.bspmm(
+        BatchedCOO.from_csr(case.adj), case.x, algorithm='st_shared'),
+        lambda case: reference.bspmm(case.adj, case.x)),
+    'bspmm_st_global': (lambda case: backend.bspmm(
+        BatchedCOO.from_csr(case.adj), case.x, algorithm='st_global'),
+        lambda case: reference.bspmm(case.adj, case.x)),
+    'bspmm_sell': (lambda case: backend.bspmm(BatchedSELL(case.adj), case.x),
+                   lambda case: reference.bspmm(case.adj, case.x)),
+    'spmv_csr': (lambda case: _spmv(case, backend.spmv),
+                 lambda case: _spmv(case, reference.spmv)),
+    'bsddmm_csr': (lambda case: backend.bsddmm(case.adj, case.x, case.x),
+                   lambda case: reference.bsddmm(case.adj, case.x, case.x)),
+    'bsddmm_coo': (lambda case: backend.bsddmm(BatchedCOO.from_csr(case.adj), case.x, case.x),
+                   lambda case: reference.bsddmm(case.adj, case.x, case.x)),
+    'segment_reduce': (lambda case: backend.segment_sum(case.x, case.adj.row_offsets),
+                       lambda case: reference.segment_sum(case.x, case.adj.row_offsets)),
+    'segment_softmax': (lambda case: backend.segment_softmax(case.x, case.adj.row_offsets),
+                        lambda case: reference.segment_softmax(case.x, case.adj.row_offsets)),
+    'segment_broadcast': (lambda case: backend.segment_broadcast(
+        case.y, case.adj.row_offsets, case.adj.n_rows),
+        lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets)),
+}
+CPU_CHECKS = {
+    'bspmm': GPU_CHECKS['bspmm_csr'], 'bspmm, transposed': GPU_CHECKS['transpose_csr'],
+    'bspmm, BatchedCOO': (lambda case: backend.bspmm(BatchedCOO.from_csr(case.adj), case.x),
+                          GPU_CHECKS['bspmm_csr'][1]),
+    'bspmm, BatchedSELL': GPU_CHECKS['bspmm_sell'], 'spmv': GPU_CHECKS['spmv_csr'],
+    'bsddmm': GPU_CHECKS['bsddmm_csr'], 'segment_sum': GPU_CHECKS['segment_reduce'],
+    'segment_softmax': GPU_CHECKS['segment_softmax'],
+    'segment_broadcast': GPU_CHECKS['segment_broadcast'],
+}
+# Their atomics add no halves.
+WITHOUT_HALVES = ('bspmm_st_shared', 'bspmm_st_global')
+
+
+def _case(device, dtype):
+    rng = numpy.random.RandomState(0)
+    matrices = [(rng.uniform(-1, 1, (n, n)) * (rng.uniform(size=(n, n)) < 3 / max(n, 3))).astype(
+        dtype) for n in (5, 1, 40, 17)]
+    adj = BatchedCSR.from_matrices(matrices)
+    x = rng.uniform(-1, 1, (adj.n_rows, N_CHANNELS)).astype(dtype)
+    y = rng.uniform(-1, 1, (adj.n_graphs, N_CHANNELS)).astype(dtype)
+    return Case(adj.to_device(device), device.send(x), device.send(y))
+
+
+def run(device):
+    """Test every product and reduction on a device; on a GPU each compiles a kernel of its own.
+
+    Args:
+        device (chainer.backend.Device): of NumPy or CuPy.
+
+    Yields:
+        Outcome: one for each kernel and dtype, as soon as it is known. Nothing is raised.
+    """
+    checks = CPU_CHECKS if device.xp is numpy else GPU_CHECKS
+    for name, (call, expect) in checks.items():
+        for dtype in 'efd':
+            if dtype != 'e' or name not in WITHOUT_HALVES:
+                yield _outcome(name, dtype, device, call, expect)
+
+
+def _outcome(name, dtype, device, call, expect):
+    try:
+        with chainer.using_device(device):
+            case = _case(device, dtype)
+            expected = expect(case)
+            actual = cuda.to_cpu(call(case))  # waits for the kernel
+    except Exception as error:  # whatever it is belongs into the report
+        return Outcome(name, dtype, None, '%s: %s' % (type(error).__name__, error))
+    if actual.shape != expected.shape:
+        return Outcome(name, dtype, None, 'shape %s, expected %s' % (actual.shape, expected.shape))
+    error = float(numpy.abs(actual - expected).max() / numpy.abs(expected).max())
+    # Not `error > tolerance`, which NaN would pass.
+    good, limit = error <= TOLERANCES[dtype], TOLERANCES[dtype]
+    return Outcome(name, dtype, error, None if good else
+                   'relative error %.1e, expected at most %.0e' % (error, limit))

@@ -1,0 +1,244 @@
+"""Read CSV files, turn SMILES into graphs, split data sets."""
+import os
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+import numpy
+import pandas
+from chainer_bspmm.dataset import from_smiles
+from chainer_chemistry.config import MAX_ATOMIC_NUM
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+from chainer_chemistry.dataset.preprocessors.common import MolFeatureExtractionError
+from chainer_chemistry.datasets import NumpyTupleDataset
+from rdkit import Chem
+from rdkit import rdBase
+from tqdm import tqdm
+
+FAILED_FILE = 'failed.csv'
+
+
+class DataError(ValueError):
+    """Data or options that cannot be used; the message is meant for the user."""
+
+
+def read_csv(path, smiles_column, columns, task, need_labels=True):
+    """Read the SMILES and the labels of a CSV file, plain or compressed.
+
+    Args:
+        path (str): the file.
+        smiles_column (str): name of the column of SMILES.
+        columns (dict): {label: name of its column}.
+        task (tasks.Regression or tasks.Classification): says which labels are good.
+        need_labels (bool): if not, missing columns and empty cells of labels become NaN.
+
+    Returns:
+        pandas.DataFrame: columns `where` ('FILE row N', the header being row 1), `smiles` (str),
+        and one float64 column for each label; NaN where it is missing.
+
+    Raises:
+        DataError: the file or a column is missing, or a label is not what the task expects.
+    """
+    if not os.path.isfile(path):
+        raise DataError('data file not found: %s' % path)
+    wanted = [smiles_column] + list(columns.values())
+    try:
+        header = list(pandas.read_csv(path, nrows=0).columns)
+        # As text, so that a bad label can be shown as it stands in the file.
+        raw = pandas.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False,
+                              usecols=[name for name in header if name in wanted])
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
+    missing = [name for name in (wanted if need_labels else wanted[:1]) if name not in header]
+    if missing:
+        raise DataError('%s has no column %s; expected the columns %s, found %s' % (
+            path, ', '.join(missing), ', '.join(wanted), ', '.join(header)))
+    raw = raw.fillna('').astype(object)
+    raw = raw[(raw != '').any(axis=1)]  # blank lines go, but count in the numbers of the others
+    name = os.path.basename(path)
+    frame = pandas.DataFrame({'where': ['%s row %d' % (name, row + 2) for row in raw.index],
+                              'smiles': raw[smiles_column].to_numpy()})
+    for label, column in columns.items():
+        if column not in raw:
+            frame[label] = numpy.nan
+            continue
+        text = raw[column].str.strip().to_numpy()
+        values = pandas.to_numeric(raw[column], errors='coerce').to_numpy(dtype=numpy.float64)
+        bad = ~task.is_good(values)
+        if task.may_be_missing or not need_labels:
+            bad &= text != ''
+        if bad.any():
+            first = bad.argmax()
+            raise DataError('%s: target %s is %r, expected %s (%d such rows)' % (
+                frame['where'][first], column, text[first], task.expected, bad.sum()))
+        frame[label] = values
+    return frame
+
+
+def typed_smiles(smiles, names):
+    """Return the table of molecules that were typed on the command line, labels unknown."""
+    table = pandas.DataFrame({
+        'where': ['--smiles %d' % i for i in range(1, len(smiles) + 1)], 'smiles': smiles})
+    return table.assign(**{name: numpy.nan for name in names})
+
+
+def thin_out(table, num_data):
+    """Return `num_data` rows spread evenly over the table; -1 means all of them.
+
+    Data are often sorted by size: the first rows would be the smallest molecules only.
+    """
+    if num_data < 0 or num_data >= len(table):
+        return table
+    return table.iloc[numpy.arange(num_data) * len(table) // num_data].reset_index(drop=True)
+
+
+def sparse_dataset(table, method, labels):
+    """Turn a table of SMILES into a sparse data set, without ever making a dense matrix."""
+    try:
+        found = from_smiles(table['smiles'], method, labels)
+    except ValueError:
+        _, reasons = dense_dataset(table, method, labels)
+        if len(reasons) < len(table):
+            raise
+        return (), reasons  # no molecule is left
+    failures = {failure.position: failure.reason for failure in found.failures}
+    molecules = found.dataset.molecules
+    largest = numpy.zeros(len(molecules), int)
+    numpy.maximum.at(largest, numpy.repeat(numpy.arange(len(molecules)), molecules.sizes),
+                     molecules.atoms)
+    reasons = [what_is_wrong(*numbers) for numbers in zip(molecules.sizes, largest)]
+    for position, reason in zip(found.kept, reasons):
+        if reason:
+            failures[position] = reason
+    return found.dataset[numpy.array([reason is None for reason in reasons])], failures
+
+
+def dense_dataset(table, method, labels):
+    """Turn a table of SMILES into upstream's dense data set."""
+    preprocessor = preprocess_method_dict[method]()
+    examples, kept, failures = [], [], {}
+    # disable=None: a progress bar on a terminal, none in a file or pipe.
+    with rdBase.BlockLogs():  # the reasons are listed instead
+        for i, smiles in enumerate(tqdm(table['smiles'], desc='preprocessing', leave=False,
+                                        disable=None)):
+            features, failures[i] = dense_graph(smiles, preprocessor)
+            if features is not None:
+                del failures[i]
+                examples.append(features)
+                kept.append(i)
+    columns = []
+    for values in zip(*examples):
+        # Filled like this, because asarray would stack molecules that happen to have one size.
+        column = numpy.empty(len(values), dtype=object)
+        for i, value in enumerate(values):
+            column[i] = value
+        columns.append(column)
+    return NumpyTupleDataset(*columns, labels[kept]), failures
+
+
+def dense_graph(smiles, preprocessor):
+    """Return (upstream's arrays of one molecule, None), or (None, the reason why it has none)."""
+    mol = Chem.MolFromSmiles(smiles)
+    if mol is None:
+        return None, 'RDKit cannot parse it'
+    numbers = [atom.GetAtomicNum() for atom in mol.GetAtoms()]
+    reason = what_is_wrong(len(numbers), max(numbers, default=0))
+    if reason:
+        return None, reason
+    try:
+        # Upstream's preprocessors take the molecule of the canonical SMILES.
+        _, mol = preprocessor.prepare_smiles_and_mol(mol)
+        return preprocessor.get_input_features(mol), None
+    except (MolFeatureExtractionError, ValueError, KeyError, RuntimeError) as error:
+        return None, '%s: %s' % (type(error).__name__, error)
+
+
+def what_is_wrong(n_atoms, largest):
+    """Return why no model takes a molecule of that size and largest atomic number, or None."""
+    if n_atoms == 0:
+        return 'no atoms'
+    if largest >= MAX_ATOMIC_NUM:
+        return 'atomic number %d, the models know those below %d' % (largest, MAX_ATOMIC_NUM)
+    return None
+
+
+def preprocess(table, method, labels, dense=False):
+    """Turn a table of SMILES into the data set of a method.
+
+    Args:
+        table (pandas.DataFrame): as of :func:`read_csv`.
+        method (str): a key of upstream's `preprocess_method_dict`.
+        labels (numpy.ndarray): (M, T), one row for each of the table.
+        dense (bool): upstream's dense data set in place of the sparse one.
+
+    Returns:
+        tuple: (SparseDataset or NumpyTupleDataset of (atoms, adj, ..., labels); the rows of the
+        table it holds (list of int); failures: list of (where, SMILES, reason)).
+
+    Raises:
+        DataError: no molecule is left.
+    """
+    make = dense_dataset if dense else sparse_dataset
+    dataset, reasons = make(table, method, labels)
+    failures = [(table['where'].iloc[i], table['smiles'].iloc[i], reasons[i])
+                for i in sorted(reasons)]
+    kept = [i for i in range(len(table)) if i not in reasons]
+    if not kept:
+        raise DataError('none of the %d molecules can be used%s' % (
+            len(table), ', the first: %s: %r: %s' % failures[0] if failures else ''))
+    return dataset, kept, failures
+
+
+def report_failures(failures, out, shown=10):
+    """Say how many molecules were left out, and list all of them in OUT/failed.csv."""
+    path = os.path.join(out, FAILED_FILE)
+    if os.path.exists(path):
+        os.remove(path)  # of an earlier run
+    if not failures:
+        return
+    pandas.DataFrame(failures, columns=['row', 'smiles', 'reason']).to_csv(path, index=False)
+    print('%d molecule(s) could not be used, all listed in %s' % (len(failures), path))
+    for where, smiles, reason in failures[:shown]:
+        short = smiles if len(smiles) <= 60 else smiles[:57] + '...'
+        print('  %s: %r: %s' % (where, short, reason))
+    if 0 < shown < len(failures):
+        print('  ... and %d more' % (len(failures) - shown))
+
+
+def load(description, table, task, method, num_data, out, dense):
+    """Preprocess the table of a run, and say what is in it.
+
+    Returns:
+        tuple: (data set, the table (DataFrame), the rows of the table that the data set holds).
+    """
+    n_rows = len(table)
+    table = thin_out(table, num_data)
+    dataset, kept, failures = preprocess(table, method, task.labels(table), dense)
+    print('Data: %s: %d molecules%s' % (
+        description, n_rows, '' if len(kept) == n_rows else ', %d of them used' % len(kept)))
+    print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets',
+                      ', '.join(task.titles())))
+    report_failures(failures, out)
+    return dataset, table, kept
+
+
+def split_indices(n, train_data_ratio, seed):
+    """Split range(n) by chance into training, validation and test part.
+
+    Args:
+        n (int): number of molecules.
+        train_data_ratio (float): share of the training part; the others halve the rest.
+        seed (int): decides the split.
+
+    Returns:
+        tuple: three int arrays, (train, validation, test).
+
+    Raises:
+        DataError: one of the parts would be empty.
+    """
+    order = numpy.random.RandomState(seed).permutation(n)
+    n_train = int(n * train_data_ratio)
+    n_valid = (n - n_train) // 2
+    if min(n_train, n_valid) < 1:
+        raise DataError('%d molecules with --train-data-ratio %g leave a part of the split empty; '
+                        'expected at least one molecule each for training, validation and test'
+                        % (n, train_data_ratio))
+    return numpy.split(order, [n_train, n_train + n_valid])

@@ -1,0 +1,64 @@
+"""What a run leaves in its folder: settings, model, snapshot, result."""
+import json
+import os
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+from chainer import serializers
+from common.data import DataError
+
+MODEL_FILE = 'model.npz'
+SETTINGS_FILE = 'settings.json'
+SNAPSHOT_FILE = 'snapshot.npz'
+RESULT_FILE = 'result.json'
+# What no longer fits when the settings change.
+STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
+
+
+def write_json(path, value):
+    """Write a dict to a file, for people to read, too."""
+    with open(path, 'w') as f:
+        json.dump(value, f, indent=1)
+        f.write('\n')
+
+
+def start_folder(out, settings):
+    """Write the settings of a run to OUT/settings.json.
+
+    What an earlier run with other settings left there is removed: the settings would no longer
+    describe it.
+    """
+    path = os.path.join(out, SETTINGS_FILE)
+    if os.path.exists(path) and load_settings(out) != settings:
+        for name in STALE_FILES:
+            if os.path.exists(os.path.join(out, name)):
+                os.remove(os.path.join(out, name))
+    write_json(path, settings)
+
+
+def load_settings(folder, script='the script that trains'):
+    """Read the settings that a run left in a folder."""
+    path = os.path.join(folder, SETTINGS_FILE)
+    try:
+        with open(path) as f:
+            return json.load(f)
+    except FileNotFoundError:
+        raise DataError('%s not found: %s is no output folder of %s'
+                        % (path, folder, script)) from None
+
+
+def save_model(out, model):
+    """Write the parameters, and the scaler of the labels if there is one, to OUT/model.npz."""
+    path = os.path.join(out, MODEL_FILE)
+    serializers.save_npz(path, model)
+    return path
+
+
+def load_model(folder, task, settings, dense, device):
+    """Load what a training left in a folder, into the sparse or into upstream's dense model."""
+    path = os.path.join(folder, MODEL_FILE)
+    if not os.path.exists(path):
+        raise DataError('%s not found: the training in %s has not been finished' % (path, folder))
+    model = task.build(settings, dense)
+    serializers.load_npz(path, model)
+    model.to_device(device)
+    return model

@@ -1,0 +1,100 @@
+"""What a training cost: seconds a step, peak memory, on what."""
+import os
+import platform
+import time
+
+import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
+import chainer
+import chainer_chemistry
+import numpy
+from chainer import training
+
+WARM_UP = 2  # steps that allocate, and compile kernels
+
+
+class TimedUpdater(training.StandardUpdater):
+    """Chainer's usual updater, and the seconds of each step: batch, converter, model, optimizer.
+
+    Upstream's Regressor and Classifier copy the loss to the host in every step: on a GPU, too, a
+    step cannot run far ahead of the clock.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seconds = []
+
+    def update(self):
+        start = time.perf_counter()
+        super().update()
+        self.seconds.append(time.perf_counter() - start)
+
+
+def milliseconds_a_step(seconds):
+    """Return median, first and ninth decile of all steps but the first two; None without such."""
+    if len(seconds) <= WARM_UP:
+        return None
+    low, median, high = 1e3 * numpy.percentile(seconds[WARM_UP:], [10, 50, 90])
+    return {'median': round(float(median), 3), 'low': round(float(low), 3),
+            'high': round(float(high), 3), 'steps': len(seconds) - WARM_UP}
+
+
+def peak_memory(device):
+    """Return the most memory that this process has held, in bytes.
+
+    Returns:
+        dict: 'host', resident; None where the system does not tell. On a GPU also 'GPU pool': what
+        CuPy's memory pool holds, which does not shrink by itself.
+    """
+    found = {'host': _peak_resident()}
+    if device.xp is not numpy:
+        found['GPU pool'] = device.xp.get_default_memory_pool().total_bytes()
+    return found
+
+
+def _peak_resident():
+    try:
+        # Not getrusage: its number starts with that of the process that started this one.
+        with open('/proc/self/status') as f:
+            return next(1024 * int(line.split()[1]) for line in f if line.startswith('VmHWM'))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == 'Darwin' else 1024 * peak
+
+
+def conditions(device):
+    """Return on what a run took place: processor, threads, versions."""
+    threads = {name: os.environ[name] for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS')
+               if name in os.environ}
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open('/proc/cpuinfo') as f:
+            cpu = next(line.split(':')[1].strip() for line in f if line.startswith('model name'))
+    except (OSError, StopIteration):
+        pass
+    found = {'cpu': cpu, 'n_cpus': os.cpu_count(), 'threads': threads, 'device': str(device),
+             'python': platform.python_version(), 'numpy': numpy.__version__,
+             'chainer': chainer.__version__, 'chainer_chemistry': chainer_chemistry.__version__,
+             'chainer_bspmm': chainer_bspmm.__version__}
+    if device.xp is not numpy:
+        found['cupy'] = device.xp.__version__
+        properties = device.xp.cuda.runtime.getDeviceProperties(device.device.id)
+        found['gpu'] = properties['name'].decode()
+    return found
+
+
+def cost_report(step, memory):
+    """Return the lines that a training prints at its end."""
+    lines = []
+    if step is not None:
+        lines.append('Time a step: %.2f ms, median of %d (batch, converter, forward, backward, '
+                     'update)' % (step['median'], step['steps']))
+    parts = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()
+             if size is not None]
+    if parts:
+        lines.append('Peak memory: %s' % ', '.join(parts))
+    return lines

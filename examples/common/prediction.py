@@ -1,0 +1,74 @@
+"""Predict with a model that a train_*.py made: what every predict_*.py does."""
+import os
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+import numpy
+import pandas
+from common import data
+from common import files
+from common.arguments import get_device
+
+
+def molecules(args, settings, task, read, out_dir):
+    """Return what to predict: (data set, table, the rows of the table that the data set holds)."""
+    method = settings['method']
+    if args.smiles:
+        table = data.typed_smiles(args.smiles, task.names)
+        dataset, kept, failures = data.preprocess(table, method, task.labels(table), args.dense)
+        data.report_failures(failures, out_dir)
+        return dataset, table, kept
+    if args.data:
+        description, table = read(args.data, settings, task, False)
+        return data.load(description, table, task, method, -1, out_dir, args.dense)
+    description, table = read(settings['data'], settings, task, True)
+    dataset, table, kept = data.load(description, table, task, method, settings['num_data'],
+                                     out_dir, args.dense)
+    if len(dataset) != settings['n_molecules']:
+        raise data.DataError('%s had %d molecules when the model was trained and has %d now: '
+                             'the test part cannot be found again' % (
+                                 settings['data'], settings['n_molecules'], len(dataset)))
+    test = data.split_indices(len(dataset), settings['train_data_ratio'], settings['seed'])[2]
+    print('%d molecules of the test part' % len(test))
+    rows = [kept[i] for i in test]
+    return dataset[test], table.iloc[rows].reset_index(drop=True), list(range(len(rows)))
+
+
+def predict(args, script, task_of, read):
+    """Predict, say how far from the truth where that is known, and write the CSV file.
+
+    Args:
+        args (argparse.Namespace): the options, those of `arguments.add_prediction_arguments`.
+        script (str): name of the script that trains.
+        task_of (callable): settings of the training -> Regression or Classification.
+        read (callable): (data, settings, task, need_labels) -> (description, table).
+
+    Returns:
+        int: the exit status.
+    """
+    device = get_device(args.device)
+    device.use()
+    settings = files.load_settings(args.in_dir, script)
+    task = task_of(settings)
+    model = files.load_model(args.in_dir, task, settings, args.dense, device)
+    out = args.out or os.path.join(args.in_dir, 'predictions.csv')
+    out_dir = os.path.dirname(out) or '.'
+    if not os.path.isdir(out_dir):
+        raise data.DataError('--out: no such folder: %s' % out_dir)
+    dataset, table, kept = molecules(args, settings, task, read, out_dir)
+
+    predictions = task.predict(model, dataset, args.dense, args.batchsize)
+    result = pandas.DataFrame({'smiles': table['smiles']})
+    for name, values in zip(task.names, predictions.T):
+        predicted, true = task.column_titles(name)
+        # One row for each molecule of the input, empty where there is no prediction.
+        result[predicted] = pandas.Series(
+            values.astype(numpy.float64), index=kept).reindex(table.index)
+        if table[name].notna().any():
+            result[true] = table[name]
+    result.to_csv(out, index=False, float_format='%.7g')
+    if args.smiles:
+        print(result.to_string(index=False))
+    for line in task.prediction_report(table[task.names].to_numpy()[kept], predictions):
+        print(line)
+    print('Predictions: %s' % out)
+    return 0

@@ -1,0 +1,282 @@
+"""Train a model on a data set and test it: what every train_*.py does with its data."""
+import os
+import shlex
+import signal
+import sys
+import time
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+import matplotlib
+import numpy
+from chainer import optimizers
+from chainer import serializers
+from chainer import training
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+from chainer.training.triggers import IntervalTrigger
+from common import data
+from common import files
+from common import measure
+from common.arguments import get_device
+from common.tasks import converter_of
+from common.tasks import labels_of
+from matplotlib import pyplot
+from matplotlib.ticker import MaxNLocator
+
+matplotlib.use('Agg')  # pictures go to files
+
+PLOT_FILE = 'learning_curve.png'
+# What a resumed run must have in common with the run that made the snapshot, for every example.
+FIXED_SETTINGS = ('method', 'conv_layers', 'unit_num', 'batchsize', 'seed', 'train_data_ratio',
+                  'data', 'num_data')
+
+
+class RandomState(training.Extension):
+    """Keep the random state in the snapshot: the order of later epochs comes from NumPy's.
+
+    So does dropout on a CPU. On a GPU dropout draws from CuPy, which cannot tell its state: there a
+    resumed run goes on with other random numbers.
+    """
+
+    name = 'random_state'
+    trigger = (1, 'epoch')
+
+    def __call__(self, trainer):
+        pass
+
+    def serialize(self, serializer):
+        kind, keys, position, has_gauss, gauss = numpy.random.get_state()
+        keys = serializer('keys', keys)
+        position = serializer('position', position)
+        has_gauss = serializer('has_gauss', has_gauss)
+        gauss = serializer('gauss', gauss)
+        numpy.random.set_state((kind, keys, int(position), int(has_gauss), float(gauss)))
+
+
+class EpochsOrInterrupt(IntervalTrigger):
+    """Stop after so many epochs, or on Ctrl-C as soon as the current step is complete.
+
+    A KeyboardInterrupt raised in the middle of a step would leave half of the parameters updated.
+    """
+
+    def __init__(self, epochs):
+        super().__init__(epochs, 'epoch')
+        self.interrupted = False
+
+    def __call__(self, trainer):
+        return super().__call__(trainer) or self.interrupted
+
+    def __enter__(self):
+        self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *error):
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _interrupt(self, signum, frame):
+        self.interrupted = True
+        signal.signal(signal.SIGINT, self._previous)  # a second Ctrl-C stops at once
+
+
+class PlainText:
+    """Write to stdout without the codes that erase a progress bar, for pipes and files."""
+
+    def write(self, text):
+        sys.stdout.write(text.replace('\033[J', ''))
+
+    def flush(self):
+        sys.stdout.flush()
+
+
+def set_up_trainer(task, model, train, valid, args, device, report_every):
+    """Put upstream's usual trainer together.
+
+    Args:
+        task (Regression or Classification): what is learnt.
+        model (Regressor or Classifier): on its device.
+        train, valid (dataset): of (atoms, adj, ..., labels).
+        args (argparse.Namespace): `dense`, `batchsize`, `epoch`, `out`.
+        device (chainer.backend.Device): where to train.
+        report_every (int): epochs between validations, and lines of the log.
+
+    Returns:
+        Trainer: it takes a snapshot after each epoch.
+    """
+    optimizer = optimizers.Adam()
+    optimizer.setup(model)
+    converter = converter_of(args.dense)
+    updater = measure.TimedUpdater(SerialIterator(train, args.batchsize), optimizer,
+                                   device=device, converter=converter)
+    trainer = training.Trainer(updater, EpochsOrInterrupt(args.epoch), out=args.out)
+    trigger = (report_every, 'epoch')
+    trainer.extend(task.evaluator(
+        SerialIterator(valid, args.batchsize, repeat=False, shuffle=False), model,
+        device=device, converter=converter), name='validation', trigger=trigger)
+    trainer.extend(extensions.LogReport(filename='log', trigger=trigger))
+    is_terminal = sys.stdout.isatty()
+    trainer.extend(extensions.PrintReport(
+        ['epoch', *task.log_keys, 'elapsed_time'],
+        out=sys.stdout if is_terminal else PlainText()), trigger=trigger)
+    if is_terminal:
+        trainer.extend(extensions.ProgressBar(update_interval=10))
+    trainer.extend(RandomState())
+    trainer.extend(extensions.snapshot(filename=files.SNAPSHOT_FILE), trigger=(1, 'epoch'))
+    return trainer
+
+
+def plot_learning_curve(log, path, title, panels, baseline):
+    """Draw the learning curve.
+
+    Args:
+        log (list of dict): what LogReport collected.
+        path (str): the picture.
+        title (str): its title.
+        panels (list): (key in the log, name of the axis).
+        baseline (dict): {key: value of an answer that looks at no molecule}.
+    """
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.6),
+                                   layout='constrained')
+    for ax, (key, name) in zip(axes, panels):
+        for prefix, part in (('main/', 'training'), ('validation/main/', 'validation')):
+            known = [entry for entry in log if prefix + key in entry]
+            if known:
+                ax.plot([entry['epoch'] for entry in known],
+                        [entry[prefix + key] for entry in known], marker='.', label=part)
+        ax.axhline(baseline[key], color='gray', linestyle='--', label='always the mean')
+        ax.set(xlabel='epoch', ylabel=name)
+        if key != 'roc_auc':
+            ax.set_ylim(0, None)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(alpha=0.3)
+        ax.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def check_resumable(snapshot, settings):
+    """Refuse to go on from a snapshot of a run with other settings."""
+    if not os.path.isfile(snapshot):
+        raise data.DataError('--resume: snapshot not found: %s' % snapshot)
+    before = files.load_settings(os.path.dirname(snapshot) or '.')
+    for name in settings:
+        if settings[name] != before.get(name):
+            raise data.DataError(
+                '--resume: %s was %r in the run that made %s, and is %r now; both must be the same'
+                % (name, before.get(name), snapshot, settings[name]))
+
+
+def resume_command(script, parser, args):
+    """Return the command that goes on with the run."""
+    words = [sys.executable, os.path.relpath(script)]
+    for name, value in vars(args).items():
+        if value != parser.get_default(name) and name != 'resume':
+            words.append('--' + name.replace('_', '-'))
+            values = value if isinstance(value, list) else [value]
+            words += [] if value is True else [str(word) for word in values]
+    return shlex.join(words + ['--resume', os.path.join(args.out, files.SNAPSHOT_FILE)])
+
+
+def run_until_done(trainer, epoch, path, command):
+    """Run the trainer; return whether it came to its end, with a snapshot and a hint if not."""
+    try:
+        with trainer.stop_trigger:
+            trainer.run()
+    except KeyboardInterrupt:
+        if os.path.exists(path):
+            print('\nInterrupted within a step. Go on from the last snapshot with\n  %s' % command)
+        return False
+    if trainer.updater.epoch < epoch:
+        serializers.save_npz(path + '.tmp', trainer)
+        os.replace(path + '.tmp', path)
+        print('\nInterrupted in epoch %d, after step %d. Go on exactly there with\n  %s' % (
+            trainer.updater.epoch + 1, trainer.updater.iteration, command))
+        return False
+    return True
+
+
+def train(task, read, args, parser, script, title, own_settings=(), report_every=1):
+    """Train, test, and write what there is to keep.
+
+    Args:
+        task (Regression or Classification): what is learnt.
+        read (callable): returns (description of the data (str), table as of `data.read_csv`).
+        args (argparse.Namespace): the options, those of `arguments.add_training_arguments`.
+        parser (argparse.ArgumentParser): where they come from.
+        script (str): the file that a user runs.
+        title (str): of the learning curve.
+        own_settings (sequence of str): further names of `args` that decide the model or the data.
+        report_every (int): epochs between validations.
+
+    Returns:
+        int: the exit status.
+    """
+    device = get_device(args.device)
+    device.use()
+    os.makedirs(args.out, exist_ok=True)
+
+    start = time.perf_counter()
+    description, table = read()
+    dataset, _, _ = data.load(description, table, task, args.method, args.num_data, args.out,
+                              args.dense)
+    data_seconds = time.perf_counter() - start
+    settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
+    settings['n_molecules'] = len(dataset)
+    if args.resume:
+        check_resumable(args.resume, settings)
+    files.start_folder(args.out, settings)
+
+    train, valid, test = [dataset[part] for part in data.split_indices(
+        len(dataset), args.train_data_ratio, args.seed)]
+    print('Split: %d training, %d validation, %d test' % (len(train), len(valid), len(test)))
+
+    numpy.random.seed(args.seed)
+    if device.xp is not numpy:
+        device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
+    model = task.build(settings, args.dense, labels_of(train))
+    model.to_device(device)
+    trainer = set_up_trainer(task, model, train, valid, args, device,
+                             min(report_every, args.epoch))
+    if args.resume:
+        serializers.load_npz(args.resume, trainer)
+        print('Resumed from %s: epoch %d, step %d' % (
+            args.resume, trainer.updater.epoch, trainer.updater.iteration))
+    start = time.perf_counter()
+    if trainer.updater.epoch >= args.epoch:
+        print('The snapshot has all of the %d epochs: nothing to train' % args.epoch)
+    elif not run_until_done(trainer, args.epoch, os.path.join(args.out, files.SNAPSHOT_FILE),
+                            resume_command(script, parser, args)):
+        return 130
+    training_seconds = time.perf_counter() - start
+
+    path = files.save_model(args.out, model)
+    predictions = task.predict(model, test, args.dense, args.batchsize)
+    # Before anything else takes memory.
+    memory = measure.peak_memory(device)
+    step = measure.milliseconds_a_step(trainer.updater.seconds)
+    model.to_device('@numpy')
+    train_labels = labels_of(train)
+    lines, metrics = task.test_report(labels_of(test), predictions, train_labels)
+    print()
+    print('\n'.join(lines + [''] + measure.cost_report(step, memory)))
+    files.write_json(os.path.join(args.out, files.RESULT_FILE), {
+        'settings': settings, 'dense': args.dense, 'epochs': trainer.updater.epoch,
+        'steps': trainer.updater.iteration, 'test': metrics, 'milliseconds a step': step,
+        'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
+        'peak memory in bytes': memory, 'conditions': measure.conditions(device)})
+    print('Model: %s' % path)
+    path = os.path.join(args.out, PLOT_FILE)
+    plot_learning_curve(trainer.get_extension('LogReport').log, path, title, task.panels(),
+                        task.baseline(model, train_labels, labels_of(valid)))
+    print('Learning curve: %s' % path)
+    return 0
+
+
+def main(run):
+    """Call a script's function and exit with its status; errors of the user's have no traceback."""
+    try:
+        sys.exit(run())
+    except data.DataError as error:
+        sys.exit('error: %s' % error)
+    except KeyboardInterrupt:
+        sys.exit('interrupted')

@@ -1,0 +1,23 @@
+"""The measurement of whole runs of the examples, in small."""
+import json
+
+import pytest
+
+from benchmarks import bench_examples
+
+
+@pytest.mark.slow
+def test_dense_and_sparse_runs_are_kept(tmp_path, capsys):
+    bench_examples.main(['qm9', '--data', 'sample', '--num-data', '300', '--commit', 'none',
+                         '--out', str(tmp_path), '--methods', 'rsgcn', 'gin'])
+    found = json.loads((tmp_path / 'example_qm9.json').read_text())
+    assert list(found['methods']) == ['rsgcn', 'gin'] and found['commit'] == 'none'
+    for pair in found['methods'].values():
+        assert [pair[name]['dense'] for name in ('dense', 'sparse')] == [True, False]
+        dense, sparse = (dict(pair[name]['settings']) for name in ('dense', 'sparse'))
+        assert dense == sparse and sparse['n_molecules'] == 300
+        for result in pair.values():
+            assert len(result['log']) == result['epochs'] == 1
+            assert result['test']['MAE']['alpha'] > 0
+            assert result['conditions']['threads'] == bench_examples.THREADS
+    assert capsys.readouterr().out.count(' ms a step') == 4

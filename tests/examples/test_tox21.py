@@ -1,0 +1,217 @@
+"""The scripts of examples/tox21, run as a user runs them."""
+import gzip
+import json
+import os
+import re
+
+import numpy
+import pytest
+
+from tests.examples.scripts import arrays
+from tests.examples.scripts import EXAMPLES
+from tests.examples.scripts import imported
+from tests.examples.scripts import rows
+from tests.examples.scripts import run as run_script
+
+TOX21 = EXAMPLES / 'tox21'
+QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']
+# MoleculeNet's file, where somebody names it: it is not part of the project.
+REAL = os.environ.get('TOX21_CSV')
+CHAINS = ['C' * n for n in range(1, 13)]
+
+
+def run(script, *arguments, **options):
+    return run_script(TOX21 / script, *arguments, **options)
+
+
+@pytest.fixture(scope='module')
+def tox21_data():
+    return imported(TOX21, 'tox21_data')
+
+
+@pytest.fixture(scope='module')
+def tasks(tox21_data):
+    from common import tasks
+    return tasks
+
+
+@pytest.fixture(scope='module')
+def data_file(tox21_data, tmp_path_factory):
+    """A set in the form of MoleculeNet's: nitrogen makes active, a third of the labels is blank."""
+    rng = numpy.random.RandomState(0)
+    path = tmp_path_factory.mktemp('data') / 'tox21.csv.gz'
+    lines = [','.join([*tox21_data.ASSAYS, 'mol_id', 'smiles'])]
+    for i in range(200):
+        smiles = CHAINS[rng.randint(12)] + rng.choice(['N', 'O', 'F', 'Cl', ''])
+        labels = ['' if rng.uniform() < 1 / 3 else str(int('N' in smiles))
+                  for _ in tox21_data.ASSAYS]
+        lines.append(','.join([*labels, 'TOX%d' % i, smiles]))
+    lines.append(','.join(['0'] * 12 + ['TOX200', 'C1CC']))
+    with gzip.open(path, 'wt') as f:
+        f.write('\n'.join(lines) + '\n')
+    return path
+
+
+@pytest.fixture(scope='module')
+def trained(data_file, tmp_path_factory):
+    out = tmp_path_factory.mktemp('trained')
+    return out, run('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out, *QUICK)
+
+
+# The metric
+
+def areas_by_pairs(labels, scores):
+    """The definition: the share of (positive, negative) pairs in the right order; a tie is half."""
+    found = []
+    for t, y in zip(labels.T, scores.T):
+        positive, negative = y[t == 1], y[t == 0]
+        order = numpy.sign(positive[:, None] - negative[None])
+        found.append(((order + 1) / 2).mean() if order.size else numpy.nan)
+    return numpy.array(found)
+
+
+def test_roc_auc_is_the_share_of_ordered_pairs_and_passes_over_missing_labels(tasks):
+    rng = numpy.random.RandomState(0)
+    labels = rng.randint(-1, 2, (60, 4)).astype(float)
+    labels[::7] = numpy.nan
+    scores = rng.randint(0, 9, (60, 4)) / 8 + (labels == 1) * .2
+    numpy.testing.assert_allclose(tasks.roc_aucs(labels, scores), areas_by_pairs(labels, scores))
+
+
+def test_roc_auc_of_one_class_is_undefined_and_left_out_of_the_mean(tasks):
+    labels = numpy.array([[1, 1, -1], [0, 1, -1], [0, -1, -1]])
+    areas = tasks.roc_aucs(labels, numpy.array([[3., 1, 1], [1, 2, 2], [2, 3, 3]]))
+    assert areas[0] == 1 and numpy.isnan(areas[1:]).all()
+    assert tasks.mean_of_known(areas) == 1
+    assert numpy.isnan(tasks.mean_of_known(areas[1:]))
+
+
+def test_missing_labels_change_neither_loss_nor_gradient(tasks):
+    task = tasks.Classification(['a', 'b'])
+    model = task.build({'method': 'rsgcn', 'unit_num': 4, 'conv_layers': 1}, True)
+    y = numpy.array([[1., -2], [3, 4]], 'f')
+    full = model.lossfun(y[:, :1], numpy.array([[1], [0]], 'i'))
+    masked = model.lossfun(y, numpy.array([[1, -1], [0, -1]], 'i'))
+    assert float(full.array) == pytest.approx(float(masked.array))
+
+
+# Training
+
+def test_training_learns_and_reports(trained, tox21_data):
+    out, text = trained
+    assert '201 molecules, 200 of them used' in text
+    assert '1 molecule(s) could not be used' in text
+    assert "tox21.csv.gz row 202: 'C1CC': RDKit cannot parse it" in text
+    assert 'Split: 140 training, 30 validation, 30 test' in text
+    assert [row['smiles'] for row in rows(out / 'failed.csv')] == ['C1CC']
+    assert (out / 'learning_curve.png').read_bytes().startswith(b'\x89PNG')
+    result = json.loads((out / 'result.json').read_text())
+    assert tuple(result['test']['ROC-AUC']) == tox21_data.ASSAYS
+    known = [area for area in result['test']['ROC-AUC'].values() if area is not None]
+    assert result['test']['mean ROC-AUC'] == pytest.approx(numpy.mean(known))
+    assert re.search(r'\nmean +%.4f\n' % result['test']['mean ROC-AUC'], text)
+    assert 'Time a step: ' in text and 'Peak memory: host ' in text
+    assert result['milliseconds a step']['steps'] == result['steps'] - 2 == 25
+
+
+def test_enough_training_separates_the_classes(data_file, tmp_path):
+    run('train_tox21.py', '--data', data_file, '--epoch', '25', '--method', 'gin', '--out',
+        tmp_path, '--unit-num', '16', '--conv-layers', '2', '--batchsize', '8')
+    assert json.loads((tmp_path / 'result.json').read_text())['test']['mean ROC-AUC'] > .9
+
+
+@pytest.mark.parametrize('method', ['rsgcn', 'ggnn'])
+def test_resumed_training_equals_an_uninterrupted_one(data_file, trained, tmp_path, method):
+    options = ['--data', data_file, '--method', method, *QUICK]
+    out = trained[0]
+    if method != 'rsgcn':
+        out = tmp_path / 'whole'
+        run('train_tox21.py', '--epoch', '3', '--out', out, *options)
+    run('train_tox21.py', '--epoch', '1', '--out', tmp_path, *options)
+    run('train_tox21.py', '--epoch', '3', '--out', tmp_path, '--resume', tmp_path / 'snapshot.npz',
+        *options)
+    ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'model.npz')
+    for name in ours:
+        numpy.testing.assert_array_equal(ours[name], other[name])
+
+
+def test_dense_and_sparse_start_from_the_same_parameters(data_file, trained, tmp_path):
+    run('train_tox21.py', '--data', data_file, '--dense', '--epoch', '1', '--out', tmp_path, *QUICK)
+    ours, dense = arrays(trained[0] / 'model.npz'), arrays(tmp_path / 'model.npz')
+    assert {name: array.shape for name, array in ours.items()} == {
+        name: array.shape for name, array in dense.items()}
+    result = json.loads((tmp_path / 'result.json').read_text())
+    assert result['dense'] and result['steps'] == 9
+
+
+# Prediction
+
+@pytest.mark.parametrize('dense', [[], ['--dense', '--batchsize', '1']])
+def test_prediction_repeats_the_roc_auc_of_the_training(trained, tmp_path, dense):
+    out, text = trained
+    result = json.loads((out / 'result.json').read_text())
+    printed = run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'p.csv', *dense)
+    assert 'mean ROC-AUC: %.4f' % result['test']['mean ROC-AUC'] in printed
+    table = rows(tmp_path / 'p.csv')
+    assert len(table) == 30
+    probabilities = [float(row['NR-AR probability']) for row in table]
+    assert 0 < min(probabilities) < max(probabilities) < 1
+    assert {row['NR-AR true'] for row in table} == {'', '0', '1'}
+
+
+def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
+    out, _ = trained
+    path = tmp_path / 'mine.csv'
+    path.write_text('smiles,NR-ER\nCCO,1\nC1CC,\nCCN,\n')
+    text = run('predict_tox21.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv')
+    assert '1 molecule(s) could not be used' in text
+    assert 'ROC-AUC of NR-ER: nan (1 molecules)' in text
+    table = rows(tmp_path / 'a.csv')
+    assert [row['smiles'] for row in table] == ['CCO', 'C1CC', 'CCN']
+    assert table[1]['NR-ER probability'] == '' and 'NR-AR true' not in table[0]
+    run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC')
+    assert float(rows(tmp_path / 'b.csv')[0]['NR-ER probability']) == pytest.approx(
+        float(table[0]['NR-ER probability']), rel=1e-5)
+
+
+# Where the data come from
+
+def test_upstreams_cache_is_used_where_it_has_the_file(data_file, tmp_path, monkeypatch):
+    folder = tmp_path / 'pfnet' / 'chainer' / 'molnet'
+    folder.mkdir(parents=True)
+    (folder / 'tox21.csv.gz').write_bytes(data_file.read_bytes())
+    monkeypatch.setenv('CHAINER_DATASET_ROOT', str(tmp_path))
+    text = run('train_tox21.py', '--epoch', '1', '--out', tmp_path, *QUICK)
+    assert "Tox21 from Chainer Chemistry's download" in text and '200 of them used' in text
+
+
+def test_a_failing_download_says_where_to_put_the_file(tox21_data, monkeypatch, tmp_path):
+    from chainer_chemistry.datasets.molnet import molnet
+
+    def fail(*args, **kwargs):
+        raise OSError('no route to host')
+
+    monkeypatch.setattr(molnet, '_get_molnet_filepath', lambda name: str(tmp_path / name))
+    monkeypatch.setattr(molnet, 'download_dataset', fail)
+    with pytest.raises(tox21_data.DataError) as error:
+        tox21_data.read_tox21('download')
+    assert 'no route to host' in str(error.value) and '--data' in str(error.value)
+    assert str(tmp_path / 'tox21.csv.gz') in str(error.value)
+
+
+@pytest.mark.parametrize('value', ['2', 'yes', '-1', '0.5'])
+def test_other_labels_are_refused(tox21_data, tmp_path, value):
+    path = tmp_path / 'mine.csv'
+    path.write_text('smiles,%s\nCC%s\n' % (','.join(tox21_data.ASSAYS), ',' + value + ',1' * 11))
+    with pytest.raises(tox21_data.DataError) as error:
+        tox21_data.read_tox21(str(path))
+    assert "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing" % value in str(
+        error.value)
+
+
+@pytest.mark.skipif(not REAL, reason="TOX21_CSV names no file: MoleculeNet's tox21.csv.gz")
+def test_real_tox21(tmp_path):
+    text = run('train_tox21.py', '--data', REAL, '--epoch', '1', '--out', tmp_path, '--batchsize',
+               '128')
+    assert '8014 molecules, 8006 of them used' in text
+    assert '8 molecule(s) could not be used' in text

@@ -1,0 +1,72 @@
+"""set_up_predictor: every method of Chainer Chemistry is there, or refused with its reason."""
+import inspect
+
+import numpy
+import pytest
+
+import chainer
+from chainer_chemistry.models.prediction import set_up_predictor as set_up_dense_predictor
+
+from chainer_bspmm.models import METHODS
+from chainer_bspmm.models import set_up_predictor
+from chainer_bspmm.models.set_up_predictor import REFUSED
+from chainer_bspmm.models.sparsify import SWAPS
+
+
+def upstreams_methods():
+    """Read them from Chainer Chemistry's source, which has no list of them."""
+    source = inspect.getsource(set_up_dense_predictor)
+    return set(piece.split("'")[1] for piece in source.split('method == ')[1:])
+
+
+def test_every_method_of_upstream():
+    assert set(METHODS) | set(REFUSED) == upstreams_methods()
+    assert not set(METHODS) & set(REFUSED)
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_parameters_are_those_of_upstream(method):
+    predictors = []
+    for make in (set_up_predictor, set_up_dense_predictor):
+        numpy.random.seed(1)
+        predictors.append(make(method, 6, 2, 3, n_atom_types=25))
+    ours, theirs = predictors
+    assert type(ours) is type(theirs)
+    assert type(ours.graph_conv) is SWAPS[type(theirs.graph_conv)]
+    mine, upstreams = dict(ours.namedparams()), dict(theirs.namedparams())
+    assert mine.keys() == upstreams.keys()
+    for name, parameter in upstreams.items():
+        if parameter.array is not None:
+            numpy.testing.assert_array_equal(mine[name].array, parameter.array)
+
+
+def test_arguments_reach_the_parts():
+    scaler = chainer.Link()
+    predictor = set_up_predictor(
+        'gin_cwle', 6, 3, 2, label_scaler=scaler, postprocess_fn=chainer.functions.sigmoid,
+        n_atom_types=30, conv_kwargs={'dropout_ratio': 0.25}, n_wle_types=77)
+    conv = predictor.graph_conv
+    assert predictor.label_scaler is scaler
+    assert predictor.postprocess_fn is chainer.functions.sigmoid
+    assert conv.embed.W.shape == (30, 6) and conv.embed_wle.W.shape == (77, 6)
+    assert conv.n_update_layers == 3 and conv.update_layers[0].dropout_ratio == 0.25
+    assert (list(inspect.signature(set_up_predictor).parameters)
+            == list(inspect.signature(set_up_dense_predictor).parameters))
+
+
+@pytest.mark.parametrize('method, reason', [
+    ('schnet', 'its filters are functions of the distances'),
+    ('weavenet', 'it keeps features for every pair of atoms'),
+    ('megnet', 'along a list of pairs'), ('cgcnn', 'along a list of neighbours'),
+    ('relgcn_sparse', 'along a list of edges, .*; RelGCN can be swapped'),
+    ('gin_sparse', 'along a list of edges, .*; GIN can be swapped')])
+def test_methods_without_a_sparse_form(method, reason):
+    assert method in REFUSED
+    with pytest.raises(ValueError, match="method: expected one of 'nfp', .*, got '%s', which .*%s"
+                                         % (method, reason)):
+        set_up_predictor(method, 6, 2, 3)
+
+
+def test_unknown_method():
+    with pytest.raises(ValueError, match="method: expected one of .*'rsgcn_gwm'.*, got 'gnc'$"):
+        set_up_predictor('gnc', 6, 2, 3)

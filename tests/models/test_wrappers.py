@@ -1,0 +1,358 @@
+"""The GWM, CWLE and GWLE models: swap, snapshots, real data, what is refused.
+
+tests/benchmarks/test_parity.py compares their numbers with Chainer Chemistry's.
+"""
+import copy
+import inspect
+import pickle
+
+import numpy
+import pytest
+
+import chainer
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+from chainer_chemistry.dataset.preprocessors.wle import apply_cwle_for_datasets
+from chainer_chemistry.dataset.preprocessors.wle import apply_wle_for_datasets
+from chainer_chemistry.datasets import NumpyTupleDataset
+from chainer_chemistry.links.readout.schnet_readout import SchNetReadout
+from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
+from chainer_chemistry.links.update.schnet_update import SchNetUpdate
+from chainer_chemistry.models.gwm.gwm_graph_conv_model import GWMGraphConvModel
+from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import set_up_predictor as set_up_dense_predictor
+
+from benchmarks import parity
+from chainer_bspmm import concat_mols
+from chainer_bspmm import CSRConverter
+from chainer_bspmm import sparsify
+from chainer_bspmm import models
+from chainer_bspmm.dataset import from_smiles
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.models import gwm
+from chainer_bspmm.models import METHODS
+from chainer_bspmm.models import wle
+from tests.support import relative_error
+
+CASES = {case.model: case for case in parity.CASES
+         if case.options == 'defaults' and '_' in case.model}
+METHODS_OF_WRAPPERS = [method for method in METHODS if method.endswith(('_gwm', '_cwle', '_gwle'))]
+PACKED = {False: concat_mols, True: CSRConverter(n_node_columns=1)}
+PADDED = {False: CSRConverter('padded'), True: CSRConverter('padded', 1)}
+
+
+def case_of(method):
+    base, wrapper = method.rsplit('_', 1)
+    return next(case for name, case in CASES.items() if name.lower() == method)
+
+
+def predictor(method, make=set_up_dense_predictor):
+    numpy.random.seed(0)
+    labels = {} if method.endswith('_gwm') else {'n_wle_types': parity.N_LABELS}
+    no_dropout = {} if method.split('_')[0] not in ('rsgcn', 'gin') else {
+        'conv_kwargs': {'dropout_ratio': 0.}}
+    return make(method, 8, 2, 3, **labels, **no_dropout)
+
+
+def initialised(model, examples):
+    model(*dense_concat_mols(examples[:1]))
+    model.cleargrads()
+    return model
+
+
+def predictions(model, converter, examples):
+    with chainer.using_config('train', False):
+        return numpy.concatenate([model(*converter([e])).array for e in examples])
+
+
+@pytest.mark.parametrize('method', METHODS_OF_WRAPPERS)
+def test_predictor_is_swapped_in_place(tmp_path, method):
+    """Inside of set_up_predictor's predictor: parameters stay, snapshots load both ways."""
+    case = case_of(method)
+    examples, packed = parity.examples_of(case), PACKED[case.column == 'labels']
+    dense = initialised(predictor(method), examples)
+    expected = predictions(dense, dense_concat_mols, examples)
+    chainer.serializers.save_npz(tmp_path / 'dense.npz', dense)
+    fresh = predictor(method, models.set_up_predictor)
+    assert type(fresh.graph_conv).__name__ == case.model
+    chainer.serializers.load_npz(tmp_path / 'dense.npz', fresh)
+    assert relative_error(predictions(fresh, packed, examples), expected) < 1e-5
+    chainer.serializers.save_npz(tmp_path / 'sparse.npz', fresh)
+    again = predictor(method)
+    chainer.serializers.load_npz(tmp_path / 'sparse.npz', again)
+    numpy.testing.assert_array_equal(predictions(again, dense_concat_mols, examples), expected)
+    before = dict(dense.namedparams())
+    assert sparsify(dense) is dense
+    after = dict(dense.namedparams())
+    assert before.keys() == after.keys() and all(before[key] is after[key] for key in before)
+    with chainer.using_config('train', False):
+        assert relative_error(dense(*packed(examples)).array, expected) < 1e-5
+    links = list(dense.links())
+    assert all(a is b for a, b in zip(links, sparsify(dense).links()))
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_bare_model(name):
+    """The constructor makes what Chainer Chemistry's makes; sparsify gives a new model."""
+    case = CASES[name]
+    examples, padded = parity.examples_of(case), PADDED[case.column == 'labels']
+    dense = initialised(case.make(), examples)
+    model = sparsify(dense)
+    kind = getattr(models, name)
+    assert type(model) is kind and type(dense) is kind.dense
+    actual = model(*padded(examples)).array
+    assert relative_error(actual, dense(*dense_concat_mols(examples)).array) < 1e-5
+    assert inspect.signature(kind) == inspect.signature(kind.dense)
+    numpy.random.seed(3)
+    theirs = kind.dense(**case.make.keywords)
+    numpy.random.seed(3)
+    ours = kind(**case.make.keywords)
+    assert [n for n, _ in ours.namedparams()] == [n for n, _ in theirs.namedparams()]
+    for (_, a), (_, b) in zip(ours.namedparams(), theirs.namedparams()):
+        numpy.testing.assert_array_equal(a.array, b.array)
+    for attribute in ('weight_tying', 'concat_hidden', 'dropout_ratio', 'n_update_layers'):
+        assert getattr(ours, attribute) == getattr(theirs, attribute)
+
+
+@pytest.mark.parametrize('name', ['GGNN_GWM', 'NFP_CWLE', 'RSGCN_GWLE'])
+def test_training_pickles_and_repeats(device, name):
+    """Steps of an optimizer that was set up with the dense model, then pickle and call again."""
+    case = CASES[name]
+    labels = numpy.random.RandomState(3).uniform(-1, 1, (len(case.sizes), 3)).astype('f')
+    examples = [e + (t,) for e, t in zip(parity.examples_of(case), labels)]
+    packed = PACKED[case.column == 'labels']
+
+    def regressor():
+        model = Regressor(predictor(name.lower()), chainer.functions.mean_squared_error)
+        model(*dense_concat_mols(examples[:1]))
+        return model, chainer.optimizers.MomentumSGD(lr=1e-3).setup(model)
+
+    def parameters(model):
+        return numpy.concatenate([chainer.backends.cuda.to_cpu(p.array).ravel()
+                                  for _, p in sorted(model.namedparams())])
+
+    (dense, theirs), (model, ours) = regressor(), regressor()
+    start = parameters(dense)
+    sparsify(model)
+    model.to_device(device)
+    for _ in range(3):
+        ours.update(model, *packed(examples, device))
+        theirs.update(lambda: sum(dense(*dense_concat_mols([e])) for e in examples) / len(examples))
+    # The steps themselves; float32 parameters hold a change of 1e-3 of their size to 1e-4.
+    assert relative_error(parameters(model) - start, parameters(dense) - start) < 2e-4
+    batch = packed(examples, device)
+    with chainer.using_config('train', False):
+        expected = model.predictor(*batch[:-1]).array
+        model.predictor(*packed(examples[:2], device)[:-1])  # no state is left behind
+        again = pickle.loads(pickle.dumps(model)).predictor(*batch[:-1]).array
+        assert (model.predictor(*batch[:-1]).array == expected).all()
+    assert (again == expected).all()
+    inputs = [example[:-1] for example in examples]
+    assert relative_error(model.predict(inputs, converter=packed), expected) < 1e-5
+
+
+@pytest.mark.parametrize('name', ['GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'])
+def test_half_precision(device, name):
+    case = CASES[name]
+    examples, packed = parity.examples_of(case), PACKED[case.column == 'labels']
+    with chainer.using_config('dtype', numpy.float16):
+        numpy.random.seed(0)
+        model = getattr(models, name)(**case.make.keywords)
+        model.to_device(device)
+        batch = tuple(x.astype('e') if getattr(x, 'dtype', None) == numpy.float32 else x
+                      for x in packed(examples, device))
+        y = model(*batch)
+        chainer.functions.sum(y).backward()
+    reference = getattr(models, name)(**case.make.keywords)
+    reference(*packed(examples))
+    for path, parameter in reference.namedparams():
+        parameter.array[...] = chainer.backends.cuda.to_cpu(dict(model.namedparams())[path].array)
+    assert y.dtype == numpy.float16
+    expected = reference(*packed(examples)).array
+    assert relative_error(y.array, expected) < 2e-2  # some twenty roundings of 2**-11
+    assert all(p.grad is None or p.grad.dtype == p.dtype for p in model.params())
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_third_of_the_nodes_is_saved(name):
+    labels = []
+
+    class Count(chainer.FunctionHook):
+        name = 'Count'
+
+        def forward_preprocess(self, function, _):
+            labels.append(function.label)
+
+    case, counts = CASES[name], []
+    examples = parity.examples_of(case)
+    dense = initialised(case.make(), examples)
+    for model, converter in ((dense, dense_concat_mols),
+                             (sparsify(dense), PACKED[case.column == 'labels'])):
+        batch = converter(examples)
+        labels.clear()
+        with Count():
+            model(*batch)
+        counts.append(len(labels))
+    assert counts[1] < 2 / 3 * counts[0], counts
+
+
+def test_features_in_place_of_ids():
+    case = CASES['GGNN_GWM']
+    model = models.GGNN_GWM(**case.make.keywords)
+    atoms, adj, super_node = concat_mols(parity.examples_of(case))
+    expected = model(atoms, adj, super_node).array
+    features = model.embed(atoms).array
+    numpy.testing.assert_array_equal(model(features, adj, super_node).array, expected)
+
+
+@pytest.mark.parametrize('name', ['GGNN_GWM', 'NFP_GWM', 'GIN_CWLE'])
+def test_is_real_node_in_packed_batches(name):
+    """Leaving out nodes is leaving them out of the readout."""
+    case = CASES[name]
+    examples = parity.examples_of(case)
+    dense = initialised(case.make(), examples)
+    keep = [(numpy.arange(n) < max(n - 1, 1)).astype('f') for n in case.sizes]
+    expected = numpy.concatenate([
+        dense(*dense_concat_mols([e]), is_real_node=mask[None]).array
+        for e, mask in zip(examples, keep)])
+    batch = PACKED[case.column == 'labels'](examples)
+    actual = sparsify(dense)(*batch, is_real_node=numpy.concatenate(keep)).array
+    assert relative_error(actual, expected) < 1e-5
+
+
+@pytest.mark.parametrize('model', [models.NFP_GWM, models.GIN_GWM])
+def test_unused_layer_gets_weights(tmp_path, model):
+    """With concat_hidden nothing calls linear_for_concat_super: None would end up in snapshots."""
+    tied = {} if model is models.NFP_GWM else {'weight_tying': False}
+    ours = model(3, concat_hidden=True, **tied)
+    ours(*concat_mols(parity.examples_of(CASES[model.__name__])))
+    dense = model.dense(3, concat_hidden=True, **tied)
+    weight = ours.linear_for_concat_super.W
+    assert weight.shape == (3, 3 + 16) and not weight.array.any()
+    chainer.serializers.save_npz(tmp_path / 'model.npz', ours)
+    chainer.serializers.load_npz(tmp_path / 'model.npz', dense)
+    with numpy.load(tmp_path / 'model.npz') as snapshot:
+        assert all(snapshot[key].dtype.kind == 'f' for key in snapshot.files)
+    numpy.testing.assert_array_equal(dense.linear_for_concat_super.W.array, weight.array)
+
+
+# --- real molecules ---
+
+SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', 'c1ccccc1']
+
+
+def molecules(method):
+    from rdkit import Chem
+    preprocessor = preprocess_method_dict[method]()
+    columns = zip(*[preprocessor.get_input_features(Chem.MolFromSmiles(s)) for s in SMILES])
+    return list(zip(*columns))
+
+
+@pytest.mark.parametrize('method', ['rsgcn_gwm', 'nfp_gwm', 'ggnn_gwm', 'gin_gwm'])
+def test_molecules_of_the_preprocessor(method):
+    pytest.importorskip('rdkit')
+    examples = molecules(method)
+    dense = initialised(predictor(method), examples)
+    expected = predictions(dense, dense_concat_mols, examples)
+    assert relative_error(predictions(sparsify(dense), concat_mols, examples), expected) < 1e-5
+
+
+@pytest.mark.parametrize('method', ['rsgcn_gwm', 'ggnn_gwm'])
+def test_sparse_data_set(method):
+    """The super node's features are a column of the sparse data set like any other."""
+    pytest.importorskip('rdkit')
+    examples = molecules(method)
+    sparse = from_smiles(SMILES, method).dataset
+    assert len(sparse) == len(examples)
+    model = predictor(method, models.set_up_predictor)
+    with chainer.using_config('train', False):
+        expected = model(*concat_mols(examples)).array
+        for data in (to_sparse(examples), sparse):
+            batch = concat_mols([data[i] for i in range(len(data))])
+            assert relative_error(model(*batch).array, expected) < 1e-6
+
+
+@pytest.mark.parametrize('method, rounds', [
+    ('ggnn_cwle', 1), ('relgcn_gwle', 2), ('rsgcn_cwle', 3), ('ggnn_wle', 1), ('relgcn_wle', 2)])
+def test_data_set_with_labels(method, rounds):
+    """From SMILES through Chainer Chemistry's own labelling to a prediction.
+
+    The first molecule, methane, is one atom without a bond, of label 0, not padding.
+    """
+    pytest.importorskip('rdkit')
+    columns = list(zip(*molecules(method.split('_')[0])))
+    objects = []
+    for column in columns:
+        objects.append(numpy.empty(len(column), object))
+        objects[-1][:] = column
+    data = NumpyTupleDataset(*objects, numpy.zeros((len(SMILES), 1), 'f'))
+    beside = not method.endswith('_wle')
+    (labelled,), names, _ = (apply_cwle_for_datasets if beside else apply_wle_for_datasets)(
+        [data], k=rounds)
+    assert len(names) <= parity.N_LABELS
+    examples = [labelled[i] for i in range(len(labelled))]
+    assert examples[0][2 if beside else 0] == [0]
+    dense = initialised(predictor(method), [e[:-1] for e in examples])
+    expected = predictions(dense, dense_concat_mols, [e[:-1] for e in examples])
+    *inputs, t = CSRConverter(n_node_columns=int(beside), strip_padding=False)(examples)
+    assert t.shape == (len(SMILES), 1)
+    with chainer.using_config('train', False):
+        assert relative_error(sparsify(dense)(*inputs).array, expected) < 1e-5
+
+
+# --- what is refused ---
+
+def test_super_node():
+    model, examples = models.GGNN_GWM(3), parity.examples_of(CASES['GGNN_GWM'])
+    atoms, adj, super_node = concat_mols(examples)
+    with pytest.raises(TypeError, match='super_node: expected an array .* got NoneType'):
+        model(atoms, adj)
+    with pytest.raises(ValueError, match=r'super_node: expected shape \(8, n_features\) .*\(3, 7'):
+        model(atoms, adj, super_node[:3])
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR'):
+        model(*dense_concat_mols(examples))
+
+
+def test_labels():
+    case = CASES['GGNN_CWLE']
+    model, examples = models.GGNN_CWLE(3, n_wle_types=40), parity.examples_of(case)
+    atoms, adj, labels = PACKED[True](examples)
+    with pytest.raises(TypeError, match='wle_array: expected an array .* got NoneType'):
+        model(atoms, adj)
+    with pytest.raises(ValueError, match=r'wle_array: expected integers of shape \(83,\).* got '
+                                         r'int32 of shape \(82,\); CSRConverter\(n_node_columns'):
+        model(atoms, adj, labels[1:])
+    with pytest.raises(ValueError, match='wle_array: expected integers .* got float32'):
+        model(atoms, adj, labels.astype('f'))
+    for label in (-1, 40):
+        labels[4] = label
+        with pytest.raises(ValueError, match=r'wle_array: expected labels in \[0, 40\), .*got %d'
+                                             % label):
+            model(atoms, adj, labels)
+
+
+@pytest.mark.parametrize('model', [gwm.GGNN_GWM, gwm.GIN_GWM, wle.GGNN_CWLE, wle.RelGCN_GWLE])
+def test_one_readout_for_many_updates(model):
+    dense = model.dense(3, concat_hidden=True)
+    for make in (lambda: model(3, concat_hidden=True), lambda: sparsify(dense)):
+        with pytest.raises(ValueError, match='weight_tying: expected False .* each of 4 updates'):
+            make()
+
+
+@pytest.mark.parametrize('given, message', [
+    ({'update_layer': SchNetUpdate}, r'model\.update_layers\.0: expected an update link'),
+    ({'readout_layer': SchNetReadout}, r'model\.readout_layers\.0: expected one of GGNNReadout, ')])
+def test_parts_without_a_twin(given, message):
+    class Update(SchNetUpdate):
+        def __init__(self, in_channels, out_channels, **kwargs):
+            super().__init__(hidden_channels=in_channels)
+
+    arguments = dict(dict(hidden_channels=6, out_dim=6, n_update_layers=2, update_layer=GGNNUpdate,
+                          readout_layer=parity.GGNNReadout), **given)
+    if 'update_layer' in given:
+        arguments['update_layer'] = Update
+    dense = GWMGraphConvModel(**arguments)
+    before = copy.copy(dense.update_layers)
+    with pytest.raises(ValueError, match=message):
+        sparsify(dense)
+    assert all(a is b for a, b in zip(before, dense.update_layers))

@@ -1,0 +1,172 @@
+"""``python -m chainer_bspmm run``: a script sees what it sees under plain Python."""
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = [sys.executable, '-m', 'chainer_bspmm', 'run']
+PLAIN = [sys.executable]
+
+
+def run(command, *arguments, cwd=None):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    return subprocess.run(
+        command + [str(argument) for argument in arguments], cwd=cwd, capture_output=True,
+        text=True, timeout=60, env=dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1'))
+
+
+def both(tmp_path, text, *arguments):
+    """Run a script with Python and with the command; return both results, which are alike."""
+    (tmp_path / 'script.py').write_text(text)
+    plain = run(PLAIN, 'script.py', *arguments, cwd=tmp_path)
+    ours = run(OURS, 'script.py', *arguments, cwd=tmp_path)
+    assert ours.returncode == plain.returncode, ours.stderr
+    assert ours.stdout == plain.stdout
+    return plain, ours
+
+
+SEEN = '''
+import sys, os
+print(sys.argv, sys.path[0] == os.path.dirname(os.path.abspath(__file__)))
+print(__name__, __file__, __package__, __spec__, __doc__, sorted(globals()))
+print(sys.modules['__main__'].__dict__ is globals(), type(__builtins__))
+'''
+
+
+def test_a_script_sees_what_it_sees_under_python(tmp_path):
+    (tmp_path / 'neighbour.py').write_text('value = 7\n')
+    text = '"""Its docstring."""' + SEEN + 'import neighbour\nprint(neighbour.value)\n'
+    plain, ours = both(tmp_path, text, 'a', '--epoch', '3', '--', '-x', '--help')
+    assert "['script.py', 'a', '--epoch', '3', '--', '-x', '--help'] True" in ours.stdout
+    assert ours.stdout.endswith('\n7\n') and ours.stderr == plain.stderr == ''
+
+
+def test_arguments_may_begin_with_two_dashes_or_help(tmp_path):
+    _, ours = both(tmp_path, 'import sys; print(sys.argv[1:])', '--', '--help')
+    assert ours.stdout == "['--', '--help']\n"
+    _, ours = both(tmp_path, 'import sys; print(sys.argv[1:])', '--help')
+    assert ours.stdout == "['--help']\n"
+
+
+@pytest.mark.parametrize('text', [
+    'import sys; sys.exit(3)', 'import sys; sys.exit("words")', 'raise SystemExit', 'exit()',
+    'import atexit; x = 5; atexit.register(lambda: print(x))', 'import os; os._exit(4)'])
+def test_exit(tmp_path, text):
+    plain, ours = both(tmp_path, text)
+    assert ours.stderr == plain.stderr
+
+
+@pytest.mark.parametrize('text', [
+    '\n\ndef f():\n    raise ValueError("words")\n\nf()\n',
+    'try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError("a") from error\n',
+    'x = 1\ny = (\n', 'import nothing_of_that_name\n', 'exec("1 +")\n', 'raise KeyboardInterrupt\n',
+])
+def test_tracebacks_are_the_scripts(tmp_path, text):
+    plain, ours = both(tmp_path, text)
+    assert plain.stderr and ours.stderr == plain.stderr
+
+
+def test_interrupt(tmp_path):
+    (tmp_path / 'script.py').write_text(
+        'import time\nprint("ready", flush=True)\ntime.sleep(60)\n')
+    with subprocess.Popen(OURS + ['script.py'], cwd=tmp_path, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True,
+                          env=dict(os.environ, PYTHONPATH=str(ROOT))) as process:
+        assert process.stdout.readline() == 'ready\n'
+        time.sleep(.2)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert error.count('File "') == 1 and error.endswith('KeyboardInterrupt\n')
+
+
+def test_classes_of_the_script_pickle_into_plain_python(tmp_path):
+    text = ('import pickle, sys\nclass Thing:\n    x = 3\n'
+            'if sys.argv[1] == "save":\n    pickle.dump(Thing(), open("thing.pkl", "wb"))\n'
+            'else:\n    print(pickle.load(open("thing.pkl", "rb")).x)\n')
+    (tmp_path / 'script.py').write_text(text)
+    assert run(OURS, 'script.py', 'save', cwd=tmp_path).returncode == 0
+    assert run(PLAIN, 'script.py', 'load', cwd=tmp_path).stdout == '3\n'
+    assert run(OURS, 'script.py', 'load', cwd=tmp_path).stdout == '3\n'
+
+
+# Unrepaired, it cannot be imported with NumPy 2 or with Python 3.12.
+CHILDREN = '''
+import multiprocessing
+import sys
+import chainer
+from chainer_chemistry.models import RSGCN
+
+class Thing:
+    def __init__(self, x):
+        self.x = x
+
+def work(thing):
+    return Thing(RSGCN(out_dim=2)(*[chainer.Variable(chainer.utils.force_array(a)).array
+                                    for a in thing.x]).shape), 'chainer_bspmm' in sys.modules
+
+if __name__ == '__main__':
+    import numpy
+    x = numpy.array([[6, 8]], 'i'), numpy.ones((1, 2, 2), 'f')
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        thing, repaired = pool.map(work, [Thing(x)])[0]
+    print(thing.x, repaired)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
+def test_child_processes_are_repaired(tmp_path, method):
+    (tmp_path / 'script.py').write_text(CHILDREN)
+    done = run(OURS, 'script.py', method, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
+
+
+def test_upstreams_own_script_style_runs_unchanged(tmp_path):
+    (tmp_path / 'script.py').write_text(
+        'import chainer\nimport numpy\n'
+        'from chainer_chemistry.models.prediction import Regressor, set_up_predictor\n'
+        'import chainer.functions as F\n'
+        'model = Regressor(set_up_predictor("rsgcn", 4, 1, 1), lossfun=F.mean_squared_error,\n'
+        '                  metrics_fun=F.mean_absolute_error)\n'
+        'loss = model(numpy.array([[6, 8]], "i"), numpy.ones((1, 2, 2), "f"),\n'
+        '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n')
+    done = run(OURS, 'script.py', cwd=tmp_path)
+    assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
+
+
+def test_a_link_to_a_script_is_on_the_path_of_what_it_links_to(tmp_path):
+    (tmp_path / 'real').mkdir()
+    (tmp_path / 'real' / 'neighbour.py').write_text('value = 7\n')
+    (tmp_path / 'real' / 'script.py').write_text('import neighbour\nprint(neighbour.value)\n')
+    (tmp_path / 'link.py').symlink_to(tmp_path / 'real' / 'script.py')
+    for command in (PLAIN, OURS):
+        assert run(command, 'link.py', cwd=tmp_path).stdout == '7\n'
+
+
+def test_other_encodings(tmp_path):
+    (tmp_path / 'script.py').write_bytes('# coding: latin-1\nprint(ascii("é"))\n'.encode('latin-1'))
+    assert run(OURS, 'script.py', cwd=tmp_path).stdout == "'\\xe9'\n"
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['run', 'missing.py', '--epoch', '3'], "got 'missing.py': No such file or directory"),
+    (['run', '.'], "got '.': Is a directory"),
+    (['run'], 'the following arguments are required: SCRIPT'),
+    (['walk'], "invalid choice: 'walk'"),
+    ([], 'the following arguments are required: COMMAND'),
+])
+def test_errors(tmp_path, arguments, message):
+    done = run([sys.executable, '-m', 'chainer_bspmm'], *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize('arguments', [['--help'], ['run', '--help'], ['info', '--help']])
+def test_help(tmp_path, arguments):
+    done = run([sys.executable, '-m', 'chainer_bspmm'], *arguments, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith('usage: python -m chainer_bspmm')
