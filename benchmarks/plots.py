@@ -25,15 +25,30 @@ def panels(n_rows, n_columns, size, **options):
     return figure, axes
 
 
-def save(figure, result, name):
-    """Write docs/<name>.png, with method and conditions beneath, and print its path."""
-    conditions = result['conditions']
-    cuda = '%d.%d' % (conditions['cuda'] // 1000, conditions['cuda'] % 1000 // 10)
-    beneath = '%s. %s, driver %s, CUDA %s, CuPy %s, Python %s, commit %s, %s.' % (
-        result['method'], conditions['gpu'], conditions['driver'], cuda, conditions['cupy'],
-        conditions['python'], conditions['commit'], conditions['date'])
+def save(figure, results, name):
+    """Write docs/<name>.png, with method and conditions beneath, and print its path.
+
+    Args:
+        results (dict or list of dict): what is drawn; several are from one benchmark on several
+            machines.
+    """
+    results = results if isinstance(results, list) else [results]
+    beneath = '%s. %s.' % (results[0]['method'], '; '.join(map(_machine, results)))
     width = int(figure.get_figwidth() * 16)
     figure.supxlabel('\n'.join(textwrap.wrap(beneath, width)), fontsize=7.5, color='0.3')
     target = pathlib.Path(__file__).parent.parent / 'docs' / (name + '.png')
     figure.savefig(target, dpi=150)
     print('wrote', target)
+
+
+def _machine(result):
+    conditions = result['conditions']
+    if 'gpu' in conditions:
+        cuda = '%d.%d' % (conditions['cuda'] // 1000, conditions['cuda'] % 1000 // 10)
+        place = '%s, driver %s, CUDA %s, CuPy %s' % (
+            conditions['gpu'], conditions['driver'], cuda, conditions['cupy'])
+    else:
+        place = '%s, OMP_NUM_THREADS %s, NumPy %s' % (
+            conditions['cpu'], conditions['threads'], conditions['numpy'])
+    return '%s, Python %s, commit %s, %s' % (
+        place, conditions['python'], conditions['commit'], conditions['date'])

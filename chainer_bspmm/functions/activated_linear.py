@@ -1,7 +1,10 @@
 """A linear layer and its activation as one node."""
+import numpy
+
 import chainer
 from chainer import function_node
 from chainer import functions
+from chainer.backends import cuda
 from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
@@ -33,12 +36,60 @@ class ActivatedLinear(LinearFunction):
 
 
 class LinearReLU(ActivatedLinear):
+    """With dropout, unless its ratio is 0."""
+
+    def __init__(self, dropout_ratio=0.):
+        super().__init__()
+        self._dropout_ratio = dropout_ratio
 
     def _activate(self, xp, y):
-        xp.maximum(y, 0, out=y)
+        if not self._dropout_ratio:
+            xp.maximum(y, 0, out=y)
+            return
+        ratio, scale = self._dropout_ratio, self._scale(y)
+        # Drawn as chainer.functions.dropout draws: the same random numbers, the same result.
+        if xp is numpy:
+            kept = numpy.random.rand(*y.shape) >= ratio
+            numpy.maximum(y, 0, out=y)
+            y *= kept
+            y *= scale
+        else:
+            drawn = xp.random.rand(*y.shape, dtype=numpy.float32)
+            cuda.elementwise(
+                'T x, R drawn, T scale, T ratio', 'T y', '''
+                T factor = drawn >= (R)ratio ? scale : (T)0;
+                T positive = x;
+                if (positive <= (T)0) positive = (T)0;  // NaN stays
+                y = positive * factor;''', 'bspmm_relu_dropout')(y, drawn, scale, ratio, y)
 
     def _activation_gradient(self, y, gy):
-        return quick_apply(ReLUGrad2(y.array), (gy,))[0]
+        if not self._dropout_ratio:
+            return quick_apply(ReLUGrad2(y.array), (gy,))[0]
+        return quick_apply(ReLUDropoutGrad(y.array, self._scale(y.array)), (gy,))[0]
+
+    def _scale(self, y):
+        return y.dtype.type(1 / (1 - self._dropout_ratio))
+
+
+class ReLUDropoutGrad(function_node.FunctionNode):
+    """Compute ``gx = scale gy where y > 0, else 0``: what was dropped is 0 in y, too."""
+
+    def __init__(self, y, scale):
+        self._y = y
+        self._scale = scale
+
+    def forward(self, inputs):
+        gy, = inputs
+        if isinstance(gy, numpy.ndarray):
+            gx = gy * (self._y > 0)
+            gx *= self._scale
+            return gx,
+        return cuda.elementwise(
+            'T y, T gy, T scale', 'T gx', 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
+            'bspmm_relu_dropout_grad')(self._y, gy, self._scale),
+
+    def backward(self, indexes, grad_outputs):
+        return ReLUDropoutGrad(self._y, self._scale).apply(grad_outputs)
 
 
 class LinearSoftmax(ActivatedLinear):
@@ -75,19 +126,28 @@ class SoftmaxGrad(function_node.FunctionNode):
         return ggx * (gy - inner(gy)) - gy * inner(ggx), SoftmaxGrad().apply((y, ggx))[0]
 
 
-def linear_relu(x, W, b=None):
+def linear_relu(x, W, b=None, dropout_ratio=0.):
     """Compute ``y[i, c] = max(0, sum_k W[c, k] x[i, k] + b[c])``. Differentiable to any order.
 
     Args:
         x (Variable or array): (n_rows, n_in) floats.
         W (Variable or array): (n_out, n_in).
         b (Variable or array or None): (n_out,).
+        dropout_ratio (float): in [0, 1); with ``chainer.config.train`` each element of the result
+            is set to 0 with this probability, the others are divided by 1 - dropout_ratio.
 
     Returns:
         Variable: (n_rows, n_out), of x's dtype; NaN propagates. The same numbers as
-        ``chainer.functions.relu(chainer.functions.linear(x, W, b))``, in one node instead of two.
+        ``chainer.functions.relu(chainer.functions.linear(x, W, b))`` and dropout of it, in one node
+        instead of two or three.
+
+    Raises:
+        ValueError: ``dropout_ratio`` is out of its range.
     """
-    return LinearReLU().apply((x, W) if b is None else (x, W, b))[0]
+    if not 0 <= dropout_ratio < 1:
+        raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)
+    node = LinearReLU(dropout_ratio if chainer.config.train else 0.)
+    return node.apply((x, W) if b is None else (x, W, b))[0]
 
 
 def linear_softmax(x, W, b=None):

@@ -2,6 +2,7 @@
 from chainer import function_node
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.quick import quick_apply
 
 
 class BatchedSpMM(function_node.FunctionNode):
@@ -34,10 +35,10 @@ class BatchedSpMM(function_node.FunctionNode):
             if index == 0:
                 node = BatchedSpMM(self._adj, self._has_data, False, not self._trans,
                                    self._algorithm)
-                gradients += node.apply((gy, data) if self._has_data else (gy,))
+                gradients += quick_apply(node, (gy, data) if self._has_data else (gy,))
             elif index == 1 and self._has_data:
                 pair = (x, gy) if self._trans else (gy, x)
-                gradients += BatchedSDDMM(self._adj, self._algorithm).apply(pair)
+                gradients += quick_apply(BatchedSDDMM(self._adj, self._algorithm), pair)
             else:
                 gradients.append(gy)
         return tuple(gradients)

@@ -10,6 +10,7 @@ from chainer.functions.activation.sigmoid import SigmoidGrad
 from chainer_bspmm import backend
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.row_sum import RowSum
+from chainer_bspmm.functions.sigmoid import sigmoid
 
 
 class Degrees:
@@ -162,7 +163,7 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
         xp = chainer_backend.get_array_module(x)
         y = _product(self._degrees, x, weights, False)
         bias = xp.stack(biases).sum(axis=0).astype(x.dtype, copy=False)
-        return _biased_sigmoid(y, bias),
+        return sigmoid(y, bias),
 
     def backward(self, indexes, grad_outputs):
         n_types = len(self.inputs) // 2
@@ -176,21 +177,6 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
             bias, = quick_apply(RowSum(), (gy,))
             gradients += (functions.cast(bias, self.inputs[-1].dtype),) * n_biases
         return gradients
-
-
-def _biased_sigmoid(y, bias):
-    """Return ``sigmoid(y + bias)``, in y's memory; in the form that does not overflow."""
-    if isinstance(y, numpy.ndarray):
-        half = y.dtype.type(0.5)
-        y += bias
-        y *= half
-        numpy.tanh(y, out=y)
-        y *= half
-        y += half
-        return y
-    kernel = cuda.elementwise('T x, T bias', 'T y', 'y = tanh((x + bias) * 0.5) * 0.5 + 0.5',
-                              'bspmm_biased_sigmoid')
-    return kernel(y, bias, y)
 
 
 def degree_linear_sigmoid(degrees, x, weights, biases):

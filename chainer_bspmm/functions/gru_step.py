@@ -4,8 +4,11 @@ from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer import functions
 
+from chainer_bspmm.functions.quick import QuickSums
+from chainer_bspmm.functions.sigmoid import sigmoid
 
-class GRUStep(function_node.FunctionNode):
+
+class GRUStep(QuickSums, function_node.FunctionNode):
     """Inputs x, message, state where there is one, then W and b of every linear layer."""
 
     def __init__(self, has_state):
@@ -24,13 +27,12 @@ class GRUStep(function_node.FunctionNode):
         gates = both.dot(W.T)
         gates += b
         if not self._has_state:
-            h, z = xp.tanh(gates[:, :n]), _sigmoid(xp, gates[:, n:])
+            h, z = xp.tanh(gates[:, :n]), sigmoid(gates[:, n:])
             self._kept = both, W, h, z
             return z * h,
         U, c = (xp.concatenate(parts) for parts in zip(*pairs[4:]))
         gates[:, n:] += state.dot(U.T)
-        gates[:, n:] += c
-        opened = _sigmoid(xp, gates[:, n:])
+        opened = sigmoid(gates[:, n:], c)
         z, r = opened[:, :n], opened[:, n:]
         remembered = r * state
         h = gates[:, :n] + remembered.dot(pairs[3][0].T)
@@ -86,11 +88,6 @@ class GRUStep(function_node.FunctionNode):
         gc = [array.copy() for array in gb[:len(gU)]]
         parameters = [array for pair in zip(gW + gU, gb + gc) for array in pair]
         return [gx[:, :n_in], gx[:, n_in:]] + by_state + parameters
-
-
-def _sigmoid(xp, x):
-    # As Chainer's: no overflow for large negative numbers.
-    return xp.tanh(x * x.dtype.type(0.5)) * x.dtype.type(0.5) + x.dtype.type(0.5)
 
 
 def _composed(x, message, state, pairs):

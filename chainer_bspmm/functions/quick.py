@@ -19,3 +19,19 @@ def quick_apply(node, inputs):
         return node.apply(inputs)
     outputs = node.forward(tuple(variable.array for variable in inputs))
     return [chainer.Variable(array, requires_grad=False) for array in outputs]
+
+
+class QuickSums:
+    """Mixin of nodes whose inputs are used again and again, as the parameters of tied layers.
+
+    Where no graph of the gradients is built, they are added without a node for every sum.
+    """
+
+    def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
+        gradients = self.backward(target_input_indexes, grad_outputs)
+        if chainer.config.enable_backprop:
+            return tuple(new if old is None else old + new
+                         for old, new in zip(grad_inputs, gradients))
+        return tuple(
+            new if old is None else chainer.Variable(old.array + new.array, requires_grad=False)
+            for old, new in zip(grad_inputs, gradients))

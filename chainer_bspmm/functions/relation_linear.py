@@ -2,8 +2,12 @@
 import chainer
 from chainer import backend as chainer_backend
 from chainer import function_node
+from chainer import functions
+from chainer.functions.activation.tanh import TanhGrad
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.quick import QuickSums
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows
 
@@ -20,7 +24,7 @@ def aggregates_first(in_channels, out_channels):
     return out_channels >= in_channels
 
 
-class RelationLinear(function_node.FunctionNode):
+class RelationLinear(QuickSums, function_node.FunctionNode):
     """y of :func:`relation_linear`; inputs x and those of W, b, W_self, b_self that `names` has."""
 
     def __init__(self, adj, names):
@@ -49,6 +53,23 @@ class RelationLinear(function_node.FunctionNode):
         retained['gy'] = grad_outputs[0]
         wanted = tuple(self._names[i] for i in indexes)
         return _gradients(self._adj, wanted, retained, self._dtypes, self._sums)
+
+
+class RelationTanh(RelationLinear):
+    """The hyperbolic tangent of the same."""
+
+    def forward(self, inputs):
+        y, = super().forward(inputs)
+        chainer_backend.get_array_module(y).tanh(y, out=y)
+        self.retain_outputs((0,))
+        return y,
+
+    def backward(self, indexes, grad_outputs):
+        y, = self.get_retained_outputs()
+        return super().backward(indexes, quick_apply(TanhGrad(None), (y, grad_outputs[0])))
+
+
+NODES = {functions.identity: RelationLinear, functions.tanh: RelationTanh}
 
 
 class RelationLinearGrad(function_node.FunctionNode):
@@ -187,9 +208,9 @@ def _layer(adj, x, W):
     return (_AggregateFirst if summed_first else _TransformFirst)(adj)
 
 
-def _apply(adj, given):
+def _apply(adj, given, node=RelationLinear):
     names = tuple(name for name in ('x', 'W', 'b', 'W_self', 'b_self') if name in given)
-    return RelationLinear(adj, names).apply([given[name] for name in names])[0]
+    return node(adj, names).apply([given[name] for name in names])[0]
 
 
 def _gradients(adj, wanted, given, dtypes, sums=None):
@@ -228,7 +249,7 @@ def _by_channel(parameter, n_relations):
     return parameter.reshape(shape).swapaxes(0, 1).reshape(parameter.shape)
 
 
-def relation_linear(adj, x, W, b=None, W_self=None, b_self=None):
+def relation_linear(adj, x, W, b=None, W_self=None, b_self=None, activation=functions.identity):
     """Map the features of every node by a matrix per relation and sum over its neighbours.
 
     ``y[i, c] = sum_r sum_j A_r[i, j] (sum_k W[c * R + r, k] x[j, k] + b[c * R + r])``, and with a
@@ -248,6 +269,7 @@ def relation_linear(adj, x, W, b=None, W_self=None, b_self=None):
         b (Variable or array or None): (out_channels * R,), rows as those of W.
         W_self (Variable or array or None): (out_channels, in_channels).
         b_self (Variable or array or None): (out_channels,).
+        activation (callable): of the result: ``chainer.functions.identity`` or ``tanh``.
 
     Returns:
         Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); of x's dtype, to which
@@ -255,7 +277,7 @@ def relation_linear(adj, x, W, b=None, W_self=None, b_self=None):
 
     Raises:
         TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``x``.
-        ValueError: a shape or a device does not fit.
+        ValueError: a shape or a device does not fit, or another activation is given.
 
     Note:
         Deterministic; does not synchronise.
@@ -267,7 +289,10 @@ def relation_linear(adj, x, W, b=None, W_self=None, b_self=None):
     given = {'x': x, 'W': W, 'b': b, 'W_self': W_self, 'b_self': b_self}
     given = {name: array for name, array in given.items() if array is not None}
     _check(adj, given)
-    return _apply(adj, given)
+    if activation not in NODES:
+        raise ValueError('activation: expected chainer.functions.identity or tanh, got %r'
+                         % (activation,))
+    return _apply(adj, given, NODES[activation])
 
 
 def _check(adj, given):

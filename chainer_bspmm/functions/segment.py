@@ -2,6 +2,7 @@
 from chainer import function_node
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.quick import quick_apply
 
 
 class SegmentSum(function_node.FunctionNode):
@@ -15,7 +16,7 @@ class SegmentSum(function_node.FunctionNode):
             _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows),
 
     def backward(self, indexes, grad_outputs):
-        return SegmentBroadcast(self._adj).apply(grad_outputs)
+        return tuple(quick_apply(SegmentBroadcast(self._adj), grad_outputs))
 
 
 class SegmentBroadcast(function_node.FunctionNode):
@@ -29,7 +30,7 @@ class SegmentBroadcast(function_node.FunctionNode):
             inputs[0], self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows),
 
     def backward(self, indexes, grad_outputs):
-        return SegmentSum(self._adj).apply(grad_outputs)
+        return tuple(quick_apply(SegmentSum(self._adj), grad_outputs))
 
 
 class SegmentMax(function_node.FunctionNode):

@@ -4,6 +4,9 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.functions.gated_linear import ACTIVATIONS
+from chainer_bspmm.functions.gated_linear import gated_linear
+from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.real_nodes import real_nodes
 from chainer_bspmm.links.twin import twin_of
 
@@ -70,15 +73,21 @@ class GGNNReadout(chainer.Chain):
         Raises:
             TypeError, ValueError: ``is_real_node`` is no array, or has another shape.
         """
-        if h0 is not None:
-            h = functions.concat((h, h0), axis=1)
-        # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
-        gate, value = (chainer.links.Linear.__call__(layer, h)
-                       for layer in (self.i_layer, self.j_layer))
-        g = functions.sigmoid(gate) * _apply(self.activation, value)
+        g = self._gated([h] if h0 is None else [h, h0])
         if is_real_node is not None:
             g = g * real_nodes(is_real_node, adj, g.dtype)
         return _apply(self.activation_agg, segment_sum(adj, g))
+
+    def _gated(self, parts):
+        layers = self.i_layer, self.j_layer
+        if self.activation in ACTIVATIONS and not any(layer.local_link_hooks for layer in layers):
+            n_inputs = sum(part.shape[1] for part in parts)
+            return gated_linear(
+                parts, *(parameters_of(layer, n_inputs) for layer in layers), self.activation)
+        h = functions.concat(parts, axis=1)
+        # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
+        gate, value = (chainer.links.Linear.__call__(layer, h) for layer in layers)
+        return functions.sigmoid(gate) * _apply(self.activation, value)
 
 
 def _apply(activation, x):

@@ -61,7 +61,5 @@ class GINUpdate(chainer.Chain):
         *hidden, last = self.graph_mlp.layers
         for linear in hidden:
             h = activated(linear, h, self.graph_mlp.activation)
-        h = activated(last, h, functions.relu)
-        if self.dropout_ratio > 0.:
-            h = functions.dropout(h, ratio=self.dropout_ratio)
+        h = activated(last, h, functions.relu, self.dropout_ratio)
         return h if len(shape) == 2 else functions.reshape(h, shape[:2] + h.shape[1:])

@@ -1,5 +1,6 @@
 """Update step of the relational graph convolution."""
 import chainer
+from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import relation_linear
@@ -48,13 +49,15 @@ class RelGCNUpdate(chainer.Chain):
         self.in_channels = in_channels
         self.out_channels = out_channels
 
-    def forward(self, h, adj, **kwargs):
+    def forward(self, h, adj, activation=functions.identity, **kwargs):
         """Update the nodes.
 
         Args:
             h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) where
                 ``adj`` is padded.
             adj (BatchedCSR): adjacency matrices of ``n_edge_types`` relations, of h's dtype.
+            activation (callable): of the result: ``chainer.functions.identity``, or ``tanh``, which
+                is part of the same node.
 
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
@@ -65,4 +68,4 @@ class RelGCNUpdate(chainer.Chain):
         """
         W, b = relation_parameters(self.graph_linear_edge, h, adj, self.n_edge_types)
         return relation_linear(
-            adj, h, W, b, *parameters_of(self.graph_linear_self, h.shape[-1]))
+            adj, h, W, b, *parameters_of(self.graph_linear_self, h.shape[-1]), activation)

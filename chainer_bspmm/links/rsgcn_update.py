@@ -1,8 +1,10 @@
 """Update step of the renormalised spectral graph convolution."""
 import chainer
+from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
+from chainer_bspmm.links.activated import activated
 from chainer_bspmm.links.twin import twin_of
 
 
@@ -35,17 +37,25 @@ class RSGCNUpdate(chainer.Chain):
         self.in_channels = in_channels
         self.out_channels = out_channels
 
-    def forward(self, h, adj):
+    def forward(self, h, adj, activation=None, dropout_ratio=0.):
         """Update the nodes.
 
         Args:
             h (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) where
                 ``adj`` is padded.
             adj (BatchedCSR): the normalised adjacency matrices, of h's dtype.
+            activation (callable or None): of the result, and then
+            dropout_ratio (float): dropout of that. With a rectifier and (n_nodes, in_channels)
+                features, both are part of one node with the linear map.
 
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
         h = bspmm(adj, h)
+        if activation is not None and h.ndim == 2:
+            return activated(self.graph_linear, h, activation, dropout_ratio)
         # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
-        return chainer.links.Linear.__call__(self.graph_linear, h, n_batch_axes=h.ndim - 1)
+        h = chainer.links.Linear.__call__(self.graph_linear, h, n_batch_axes=h.ndim - 1)
+        if activation is not None:
+            h = activation(h)
+        return functions.dropout(h, ratio=dropout_ratio) if dropout_ratio > 0. else h

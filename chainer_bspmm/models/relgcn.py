@@ -103,7 +103,7 @@ class RelGCN(chainer.Chain):
         if self.scale_adj:
             adj = scale_adj(adj, h.dtype)
         for rgcn_conv in self.rgcn_convs:
-            h = functions.tanh(rgcn_conv(h, adj))
+            h = rgcn_conv(h, adj, functions.tanh)
         return self.rgcn_readout(h, adj)
 
     def _embed(self, x, adj):

@@ -8,6 +8,7 @@ from chainer_chemistry.links import GraphBatchNormalization
 from chainer_chemistry.links.readout.general_readout import GeneralReadout as DenseReadout
 
 from chainer_bspmm.backend.check import adjacency
+from chainer_bspmm.functions.embed_rows import embed_rows
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.links.twin import twin_of
@@ -97,10 +98,14 @@ class RSGCN(chainer.Chain):
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
         for i, (gconv, bnorm) in enumerate(zip(self.gconvs, self.bnorms)):
+            if bnorm is None:
+                # Dropout multiplies by 0 or more: a rectifier may as well come before it.
+                is_last = i == self.n_update_layers - 1
+                h = gconv(h, adj, None if is_last else functions.relu, self.dropout_ratio)
+                continue
             h = gconv(h, adj)
-            if bnorm is not None:
-                # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
-                h = chainer.links.BatchNormalization.__call__(bnorm, h)
+            # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
+            h = chainer.links.BatchNormalization.__call__(bnorm, h)
             if self.dropout_ratio > 0.:
                 h = functions.dropout(h, ratio=self.dropout_ratio)
             if i < self.n_update_layers - 1:
@@ -136,4 +141,6 @@ def embed_atoms(embed, atom_array, adj):
     if largest is not None and not (0 <= smallest and largest < n_atom_types):
         raise ValueError('atom_array: expected ids in [0, %d), the size of the embedding, got %d'
                          % (n_atom_types, smallest if smallest < 0 else largest))
-    return embed(flat)
+    if type(embed) is not EmbedAtomID or embed.ignore_label is not None or embed.local_link_hooks:
+        return embed(flat)
+    return embed_rows(flat.array if isinstance(flat, chainer.Variable) else flat, embed.W)

@@ -63,3 +63,53 @@ def test_nan_propagates_and_large_values_do_not_overflow(xp, fused, activation):
     x[2] *= 1e4
     y = cuda.to_cpu(fused(x, W, b).array)
     assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
+
+
+# --- with dropout ---
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('ratio', [0.5, 0.1])
+def test_dropout_is_chainers(xp, dtype, ratio):
+    """The same seed gives the same result, and each order of rectifier and dropout does."""
+    given = inputs(xp, 50, 7, 6, dtype)
+    weights = xp.arange(1, 7, dtype=dtype)
+    results = []
+    for function in (lambda *a: linear_relu(*a, dropout_ratio=ratio),
+                     lambda *a: functions.dropout(functions.relu(functions.linear(*a)), ratio),
+                     lambda *a: functions.relu(functions.dropout(functions.linear(*a), ratio))):
+        xp.random.seed(0)
+        results.append(outcome(function, given, (0, 1, 2), weights))
+    y = cuda.to_cpu(results[0][0])
+    assert 0.5 * (1 - ratio) * 0.7 < (y > 0).mean() < 0.5 * (1 - ratio) * 1.3
+    for other in results[1:]:
+        for actual, expected in zip(results[0], other):
+            assert actual.dtype == dtype
+            assert relative_error(actual, expected) < (5e-3 if dtype == 'float16' else 1e-5)
+
+
+def test_no_dropout_outside_of_training(xp):
+    given = inputs(xp, 20, 5, 4, 'float32')
+    with chainer.using_config('train', False):
+        y = linear_relu(*given, dropout_ratio=0.5).array
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), cuda.to_cpu(linear_relu(*given).array))
+
+
+def test_gradients_with_dropout(xp):
+    def function(*given):
+        xp.random.seed(1)
+        return linear_relu(*given, dropout_ratio=0.3) ** 2
+
+    check_gradients(function, *inputs(xp, 20, 5, 4, 'float64'))
+
+
+def test_nan_propagates_through_dropout(xp):
+    x, W, b = inputs(xp, 3, 2, 4, 'float32')
+    x[1, 0] = numpy.nan
+    y = cuda.to_cpu(linear_relu(x, W, b, 0.5).array)
+    assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize('ratio', [1., -0.1])
+def test_dropout_ratio_out_of_range(ratio):
+    with pytest.raises(ValueError, match='dropout_ratio: expected at least 0 and below 1, got'):
+        linear_relu(*inputs(numpy, 3, 2, 4, 'float32'), dropout_ratio=ratio)

@@ -6,6 +6,7 @@ import chainer
 from chainer.functions.math.basic_math import Mul
 
 from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.quick import QuickSums
 
 
 class Calls(chainer.FunctionHook):
@@ -30,3 +31,35 @@ def test_quick_apply(graph):
         z.grad = numpy.ones(2, 'f')
         z.backward()
         assert x.grad.tolist() == [3, 3]
+
+
+class QuickMul(QuickSums, Mul):
+    pass
+
+
+@pytest.mark.parametrize('graph', [True, False])
+def test_quick_sums(graph):
+    """x is used four times, once as both inputs, and has a gradient already."""
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    z = x
+    for other in (y, x, x):
+        z, = QuickMul().apply((z, other))  # x^3 y in the end
+    z.grad = numpy.ones(2, 'f')
+    x.grad = numpy.full(2, 5, 'f')
+    with Calls() as calls:
+        z.backward(enable_double_backprop=graph)
+    assert x.grad.tolist() == [5 + 36, 5 + 36]
+    assert y.grad.tolist() == [8, 8]
+    assert ('_ + _' in calls.labels) == graph
+    if graph:
+        gx, = chainer.grad([x.grad_var], [x])
+        assert gx.array.tolist() == [36, 36]
+
+
+def test_quick_sums_leaves_what_it_adds_to_alone():
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    z, = QuickMul().apply((x, y))
+    z.grad = numpy.ones(2, 'f')
+    x.grad = given = numpy.full(2, 5, 'f')
+    z.backward()
+    assert given.tolist() == [5, 5] and x.grad.tolist() == [8, 8]

@@ -329,6 +329,44 @@ def test_with_values(xp, name):
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), before)
 
 
+# --- with an activation ---
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_tanh(xp, order, dtype):
+    adj = batch_on('four relations', xp, dtype)
+    for widths in WIDTHS.values():
+        results = []
+        for inner, outer in (('tanh', 'identity'), ('identity', 'tanh')):
+            given = {name: chainer.Variable(array) for name, array in parameters(
+                adj, xp, dtype, widths, PARTS[0]).items()}
+            y = getattr(chainer.functions, outer)(relation_linear(
+                adj, **given, activation=getattr(chainer.functions, inner)))
+            y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape).astype(dtype))
+            y.backward()
+            results.append([y.array] + [variable.grad for variable in given.values()])
+        for ours, theirs in zip(*results):
+            assert ours.dtype == dtype
+            assert relative_error(ours, theirs) < {'float16': 2e-3}.get(dtype, 1e-6)
+
+
+@pytest.mark.parametrize('widths', ['transform', 'aggregate'])
+def test_gradients_of_tanh(xp, widths):
+    adj = unsorted_relations(xp, 'float64')
+    given = parameters(adj, xp, 'float64', WIDTHS[widths], PARTS[0])
+    inputs = tuple(0.3 * array for array in given.values())
+    rng = numpy.random.RandomState(1)
+    gy = xp.asarray(rng.uniform(-1, 1, (adj.n_rows, WIDTHS[widths][1])))
+    ggs = tuple(xp.asarray(rng.uniform(-1, 1, array.shape)) for array in inputs)
+
+    def f(*arrays):
+        return relation_linear(
+            adj, **dict(zip(given, arrays)), activation=chainer.functions.tanh)
+
+    options = {'dtype': numpy.float64, 'atol': 1e-6, 'rtol': 1e-5}
+    gradient_check.check_backward(f, inputs, gy, **options)
+    gradient_check.check_double_backward(f, inputs, gy, ggs, **options)
+
+
 # --- what is refused ---
 
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
@@ -347,6 +385,8 @@ GOOD = {'x': numpy.ones((3, 4), 'f'), 'W': numpy.ones((10, 4), 'f'), 'b': numpy.
     ({'b': numpy.ones(5, 'f')}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
     ({'W_self': numpy.ones((4, 5), 'f')}, ValueError, r'W_self: expected shape \(5, 4\) .* got'),
     ({'b_self': numpy.ones(10, 'f')}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
+    ({'activation': chainer.functions.relu}, ValueError,
+     'activation: expected chainer.functions.identity or tanh, got .*relu'),
     ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
     ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: expected a BatchedCSR, got BatchedCOO'),
     ({'adj': BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])}, TypeError,

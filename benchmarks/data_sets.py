@@ -1,0 +1,82 @@
+"""Data sets of molecules for the benchmarks: QM9's sample, Tox21 from a file or generated."""
+import pathlib
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+from chainer_chemistry.dataset.parsers import SmilesParser
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+from chainer_chemistry.datasets import NumpyTupleDataset
+import numpy
+import pandas
+from rdkit import rdBase
+
+from chainer_bspmm.dataset import to_sparse
+
+QM9_SAMPLE = (pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data'
+              / 'qm9_sample.csv.gz')
+
+# Tox21 as RDKit reads it: median, 99th percentile and maximum of the atoms of its 8,006 molecules.
+TOX21_MEDIAN, TOX21_P99, TOX21_LARGEST = 16, 62, 132
+TOX21_SIZE, TOX21_TASKS = 8006, 12
+
+# Pieces that make a molecule wherever they follow each other, and their atoms.
+PIECES = (('C', 1), ('N', 1), ('O', 1), ('C(=O)', 2), ('C(C)', 2), ('C(Cl)', 2), ('C=C', 2),
+          ('c1ccc(cc1)', 6))
+
+
+def tox21(path=None, limit=None):
+    """Return SMILES (list), labels (M, 12) int32 with -1 for missing ones, and a description.
+
+    Args:
+        path (str or None): MoleculeNet's CSV file; None generates molecules of Tox21's sizes, in
+            one long chain each, with random labels.
+        limit (int or None): that many molecules of it at most, drawn at random.
+    """
+    rng = numpy.random.RandomState(0)
+    if path is None:
+        n = min(limit or TOX21_SIZE, TOX21_SIZE)
+        # Log-normal, with Tox21's median and 99th percentile (2.326 standard deviations).
+        sizes = TOX21_MEDIAN * numpy.exp(
+            rng.normal(0, numpy.log(TOX21_P99 / TOX21_MEDIAN) / 2.326, n))
+        smiles = [chain(rng, size) for size in sizes.clip(1, TOX21_LARGEST).astype(int)]
+        labels = rng.choice([-1, 0, 1], (n, TOX21_TASKS), p=[.2, .74, .06])
+        return smiles, labels.astype('i'), "generated, of Tox21's sizes"
+    frame = _limited(pandas.read_csv(path), limit)
+    return (frame['smiles'].tolist(),
+            frame.select_dtypes('number').fillna(-1).to_numpy().astype('i'), 'Tox21')
+
+
+def chain(rng, n_atoms):
+    """Return the SMILES of a molecule of pieces in a row, with n_atoms atoms."""
+    parts = []
+    while n_atoms:
+        text, size = PIECES[rng.randint(len(PIECES))]
+        if size <= n_atoms:
+            parts.append(text)
+            n_atoms -= size
+    return ''.join(parts)
+
+
+def qm9(limit=None):
+    """Return SMILES (list), standardised targets (M, 15) float32, and a description."""
+    frame = _limited(pandas.read_csv(QM9_SAMPLE), limit)
+    targets = frame.drop(columns=['index', 'smiles']).to_numpy()
+    targets = (targets - targets.mean(axis=0)) / targets.std(axis=0)
+    return frame['smiles'].tolist(), targets.astype('f'), "QM9's sample in this repository"
+
+
+def _limited(frame, limit):
+    return frame if limit is None or limit >= len(frame) else frame.sample(limit, random_state=0)
+
+
+def of_method(smiles, labels, method):
+    """Return Chainer Chemistry's data set for a method, and ours of the same molecules.
+
+    Returns:
+        tuple: NumpyTupleDataset of dense matrices, SparseDataset.
+    """
+    with rdBase.BlockLogs():
+        found = SmilesParser(preprocess_method_dict[method]()).parse(
+            smiles, return_is_successful=True)
+    kept = numpy.flatnonzero(found['is_successful'])
+    dense = NumpyTupleDataset(*found['dataset'].get_datasets(), labels[kept])
+    return dense, to_sparse(dense)
