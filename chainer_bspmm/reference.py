@@ -72,3 +72,14 @@ def segment_max(x, offsets):
 def segment_broadcast(y, offsets):
     """x[i] = y[g] for the rows i of segment g."""
     return numpy.repeat(_host(y), numpy.diff(cuda.to_cpu(offsets)), axis=0)
+
+
+def segment_softmax(x, offsets):
+    """y[i] = exp(x[i]) / sum of exp(x[k]) over the rows k of i's segment."""
+    x, offsets = _host(x), cuda.to_cpu(offsets)
+    y = numpy.zeros(x.shape)
+    for a, b in zip(offsets[:-1], offsets[1:]):
+        if b > a:
+            y[a:b] = numpy.exp(x[a:b] - x[a:b].max(axis=0))
+            y[a:b] /= y[a:b].sum(axis=0)
+    return y

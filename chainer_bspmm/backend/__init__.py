@@ -124,3 +124,35 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
     """
     check.broadcast(y, offsets)
     return _module(y).segment_broadcast(y, offsets, n_rows, max_rows)
+
+
+def segment_softmax(x, offsets):
+    """Compute ``y[i, c] = exp(x[i, c]) / sum over the rows k of i's segment of exp(x[k, c])``.
+
+    The maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's
+    column: segments are meant to be short, as the entries of a row are.
+
+    Args:
+        x (array): (n_rows, n_B) floats.
+        offsets (array): (n_segments + 1,) int32 from 0 to n_rows.
+
+    Returns:
+        array: (n_rows, n_B), of x's dtype; float16 is computed in float32.
+    """
+    check.segments(x, offsets)
+    return _module(x).segment_softmax(x, offsets)
+
+
+def segment_softmax_grad(y, gy, offsets):
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - sum over i's segment of y[k, c] gy[k, c])``.
+
+    Args:
+        y (array): (n_rows, n_B), what :func:`segment_softmax` gave.
+        gy (array): (n_rows, n_B) of y's dtype.
+        offsets (array): the same.
+
+    Returns:
+        array: (n_rows, n_B), of y's dtype.
+    """
+    check.segments(y, offsets)
+    return _module(y).segment_softmax_grad(y, gy, offsets)

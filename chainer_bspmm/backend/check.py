@@ -117,6 +117,11 @@ def adjacency(adj):
     _container(adj, CONTAINERS)
 
 
+def compressed(adj):
+    """Check the matrix of what asks for entries in the order of the rows."""
+    _container(adj, (BatchedCSR,))
+
+
 def _container(adj, kinds):
     if type(adj) not in kinds:
         raise TypeError(

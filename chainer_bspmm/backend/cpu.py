@@ -106,3 +106,23 @@ def segment_max(x, offsets, max_rows=None):
 
 def segment_broadcast(y, offsets, n_rows, max_rows=None):
     return numpy.repeat(y, numpy.diff(offsets), axis=0)
+
+
+def segment_softmax(x, offsets):
+    compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
+    lengths = numpy.diff(offsets)
+    # A difference may be infinite, and infinities become NaN, in silence as on a GPU.
+    with numpy.errstate(over='ignore', invalid='ignore'):
+        y = x - numpy.repeat(segment_max(x, offsets), lengths, axis=0).astype(compute, copy=False)
+        numpy.exp(y, out=y)
+        y /= numpy.repeat(segment_sum(y, offsets), lengths, axis=0)
+    return y.astype(x.dtype, copy=False)
+
+
+def segment_softmax_grad(y, gy, offsets):
+    dtype = y.dtype
+    compute = numpy.float32 if dtype == numpy.float16 else dtype
+    y, gy = (array.astype(compute, copy=False) for array in (y, gy))
+    inner = segment_sum(y * gy, offsets)
+    gx = y * (gy - numpy.repeat(inner, numpy.diff(offsets), axis=0))
+    return gx.astype(dtype, copy=False)

@@ -317,6 +317,32 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
     return x
 
 
+def segment_softmax(x, offsets):
+    return _softmax(offsets, x, None)
+
+
+def segment_softmax_grad(y, gy, offsets):
+    return _softmax(offsets, y, gy)
+
+
+def _softmax(offsets, a, g):
+    """Launch kernels/segment_softmax.cu; `g` None is the softmax itself."""
+    n_segments, n_channels = offsets.size - 1, a.shape[1]
+    with _Device(a):
+        a, g = _contiguous(a), _contiguous(g)
+        y = cuda.cupy.empty(a.shape, a.dtype)
+        if y.size and n_segments:
+            bits = a.data.ptr | y.data.ptr | (0 if g is None else g.data.ptr)
+            launch = policy.softmax_launch(
+                n_segments, n_channels, policy.vector_width(n_channels, a.itemsize, bits))
+            kernel = kernels.load(a.data.device_id, 'segment_softmax', a.dtype.char,
+                                  launch.defines + (('GRADIENT', int(g is not None)),))
+            kernel(launch.grid, launch.block, (
+                offsets, a, NULL if g is None else g, y, numpy.int32(n_segments),
+                numpy.int32(launch.n_vectors)))
+    return y
+
+
 class _Device:
     """Make the device of an array current; costs nothing where it is already."""
 

@@ -75,13 +75,14 @@ def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thr
         (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)))
 
 
-# The model of bspmm_launch, fitted to 100 random shapes on an H200 (benchmarks/bench_policy.py says
+# The model of bspmm_launch, fitted to 177 random shapes on an H200 (benchmarks/bench_policy.py says
 # how far it is from the best on others). `work`: vectors of the result per multiprocessor, that is
 # threads if each had one vector of one row; `length`: entries a row, on average.
-SMALL = 2300  # work, up to about what is resident at once
-PIPELINED = 3800, 3400  # work from which a thread is given several rows; the same for short rows
-WIDE = 6800  # work from which it is given two vectors of 16 bytes besides
-SHORT, LONG, VERY_LONG = 1.5, 4, 10  # length
+SMALL = 1800  # work, up to about what is resident at once
+PIPELINED = 3400  # work from which a thread is given several rows
+LARGE = 6800  # work from which it is given two vectors of 16 bytes besides
+HUGE = 10000  # work from which it is given eight rows of narrower vectors
+SHORT, MEDIUM, LONG, VERY_LONG = 1.5, 3, 4, 10  # length
 NARROW = 8  # vectors a row, below which two vectors a thread would leave warps half empty
 
 
@@ -114,22 +115,28 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
 
 def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
     """Return lanes, columns and rows_per_thread of :func:`csr_launch`, and its further options."""
+    half = itemsize == 2
     long = length > (SHORT if work < SMALL else LONG)
-    options = {'ahead': AHEAD_LONG if long and work < WIDE else AHEAD}
-    if work < PIPELINED[length <= SHORT]:
+    options = {'ahead': AHEAD_LONG if long and work < LARGE else AHEAD}
+    if work < PIPELINED:
         return WARP, 1, 1, options
     if n_vectors < NARROW:
         # A half is widened to be added: with several rows a thread that is too much at once.
-        return WARP, 1, 4 if length <= VERY_LONG and itemsize > 2 else 1, options
-    narrow_vectors = vector_bytes == 4
-    if length > VERY_LONG or narrow_vectors and length > AHEAD_LONG:
-        # A thread that reads four bytes at a time has too little in flight.
-        return 16, 4 if narrow_vectors else 1, 1, {'block': 2 * BLOCK}
-    if vector_bytes == VECTOR_BYTES and work < WIDE:
-        return 16, 1, 1 if length > LONG else 4, options
+        return WARP, 1, 1 if half or length > VERY_LONG else 4, options
+    two_warps = n_vectors > 2 * WARP
+    if half and vector_bytes < VECTOR_BYTES or vector_bytes == 4 and (two_warps or long):
+        # A thread that reads a few bytes at a time has too little in flight with two vectors.
+        return WARP if two_warps else 16, 4, 1 if half or length > MEDIUM else 4, {}
+    if length > VERY_LONG:
+        return 16, 1, 1, {'block': 2 * BLOCK}
+    wide = vector_bytes == VECTOR_BYTES
+    if wide and work < LARGE:
+        return 16, 1, 1 if long else 4, options
+    if long:
+        return WARP, 1, 4, {}
     # A row in one tile where a warp can hold it; else tiles of 512 bytes.
-    one_tile = n_vectors <= 2 * WARP or vector_bytes < VECTOR_BYTES
-    return WARP if one_tile else 16, 2, 4 if work >= WIDE else 2, {}
+    lanes = 16 if two_warps and wide else WARP
+    return lanes, 2, 8 if not wide and work > HUGE and length < MEDIUM else 4, {}
 
 
 # A block of an ST kernel: see kernels/bspmm_st_shared.cu.
@@ -396,6 +403,22 @@ def segment_launch(n_rows, n_segments, n_channels, width, itemsize, max_rows=Non
     return SegmentLaunch((('VECTOR', width),), (chunk_blocks + -(-n_segments // units), tiles, 1),
                          (columns, lanes, units), n_vectors, ahead, chunk, n_chunks, has_long,
                          (chunk_blocks, tiles, 1), threads * width * max(itemsize, 4))
+
+
+@functools.lru_cache(maxsize=4096)
+def softmax_launch(n_segments, n_channels, width):
+    """Plan a thread per (segment, vector): the grid of segment_softmax.
+
+    Args:
+        n_segments, n_channels (int): both positive.
+        width (int): elements a vector.
+    """
+    n_vectors = n_channels // width
+    tiles = -(-n_vectors // WARP)
+    columns = -(-n_vectors // tiles)
+    units = BLOCK // columns
+    return Launch((('VECTOR', width),), (-(-n_segments // units), min(tiles, MAX_GRID_Y), 1),
+                  (columns, units, 1), n_vectors)
 
 
 # defines, grid, block as in Launch; shared_bytes: dynamic shared memory.

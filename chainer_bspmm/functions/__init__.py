@@ -6,8 +6,9 @@ from chainer_bspmm.functions.relation_linear import relation_linear
 from chainer_bspmm.functions.segment import segment_broadcast
 from chainer_bspmm.functions.segment import segment_max
 from chainer_bspmm.functions.segment import segment_sum
+from chainer_bspmm.functions.segment_softmax import segment_softmax
 
 __all__ = [
     'bsddmm', 'bspmm', 'gru_step', 'relation_linear', 'segment_broadcast', 'segment_max',
-    'segment_sum',
+    'segment_softmax', 'segment_sum',
 ]

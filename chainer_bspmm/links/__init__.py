@@ -3,10 +3,14 @@ from chainer_bspmm.links.general_readout import GeneralReadout
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
 from chainer_bspmm.links.ggnn_update import GGNNUpdate
 from chainer_bspmm.links.gin_update import GINUpdate
+from chainer_bspmm.links.gnn_film_update import GNNFiLMUpdate
+from chainer_bspmm.links.graph_convolution import GraphConvolution
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.links.rel_gcn_update import RelGCNUpdate
+from chainer_bspmm.links.relgat_update import RelGATUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 
-__all__ = ['GGNNReadout', 'GGNNUpdate', 'GINUpdate', 'GeneralReadout', 'NFPReadout', 'NFPUpdate',
-           'RSGCNUpdate', 'RelGCNUpdate']
+__all__ = ['GGNNReadout', 'GGNNUpdate', 'GINUpdate', 'GNNFiLMUpdate', 'GeneralReadout',
+           'GraphConvolution', 'NFPReadout', 'NFPUpdate', 'RSGCNUpdate', 'RelGATUpdate',
+           'RelGCNUpdate']

@@ -2,23 +2,31 @@
 import chainer
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
 from chainer_chemistry.links.update.gin_update import GINUpdate as DenseGINUpdate
+from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
 from chainer_chemistry.links.update.nfp_update import NFPUpdate as DenseNFPUpdate
+from chainer_chemistry.links.update.relgat_update import RelGATUpdate as DenseRelGATUpdate
 from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRelGCNUpdate
 from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate as DenseRSGCNUpdate
 from chainer_chemistry.models.ggnn import GGNN as DenseGGNN
 from chainer_chemistry.models.gin import GIN as DenseGIN
+from chainer_chemistry.models.gnn_film import GNNFiLM as DenseGNNFiLM
 from chainer_chemistry.models.nfp import NFP as DenseNFP
+from chainer_chemistry.models.relgat import RelGAT as DenseRelGAT
 from chainer_chemistry.models.relgcn import RelGCN as DenseRelGCN
 from chainer_chemistry.models.rsgcn import RSGCN as DenseRSGCN
 
 from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.links import GINUpdate
+from chainer_bspmm.links import GNNFiLMUpdate
 from chainer_bspmm.links import NFPUpdate
+from chainer_bspmm.links import RelGATUpdate
 from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.gnn_film import GNNFiLM
 from chainer_bspmm.models.nfp import NFP
+from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 
@@ -29,6 +37,8 @@ SWAPS = {
     DenseNFP: NFP, DenseNFPUpdate: NFPUpdate,
     DenseRelGCN: RelGCN, DenseRelGCNUpdate: RelGCNUpdate,
     DenseGGNN: GGNN, DenseGGNNUpdate: GGNNUpdate,
+    DenseRelGAT: RelGAT, DenseRelGATUpdate: RelGATUpdate,
+    DenseGNNFiLM: GNNFiLM, DenseGNNFiLMUpdate: GNNFiLMUpdate,
 }
 
 # Where Chainer Chemistry keeps links that multiply by an adjacency matrix, and what else is there.

@@ -102,18 +102,26 @@ def test_result_is_streamed_where_it_does_not_fit_in_l2_beside_x(n_rows, n_cols,
     assert dict(launch.defines)['STREAM'] == stream
 
 
-@pytest.mark.parametrize('n_rows, n_channels, length, expected', [
-    (5000, 64, 1, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3}),  # the launch's floor
-    (5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),
-    (5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),       # fits in L2 twice
-    (5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),        # enough in flight in a row
-    (82000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1, 'AHEAD': 3}),
-    (10 ** 6, 2, 3, {'PIPELINED': 1, 'COLUMNS': 1}),                   # rows of one vector
-    (200000, 33, 20, {'PIPELINED': 0, 'COLUMNS': 4, 'AHEAD': 3}),      # long rows, narrow vectors
+@pytest.mark.parametrize('itemsize, n_rows, n_channels, length, expected', [
+    (4, 5000, 64, 1, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3}),  # the launch's floor
+    (4, 5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),
+    (4, 5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),  # fits in L2 twice
+    (4, 5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),  # enough in flight
+    (4, 50000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),
+    (4, 90000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1, 'AHEAD': 3}),
+    (4, 90000, 64, 8, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 1, 'AHEAD': 3}),
+    (4, 10 ** 6, 2, 3, {'PIPELINED': 1, 'COLUMNS': 1}),  # rows of one vector
+    (2, 10 ** 6, 2, 3, {'PIPELINED': 0, 'COLUMNS': 1}),
+    (4, 90000, 33, 3, {'PIPELINED': 1, 'COLUMNS': 2}),  # narrow vectors
+    (4, 90000, 133, 3, {'PIPELINED': 1, 'COLUMNS': 4}),
+    (4, 90000, 133, 5, {'PIPELINED': 0, 'COLUMNS': 4}),
+    (4, 200000, 33, 20, {'PIPELINED': 0, 'COLUMNS': 4, 'AHEAD': 3}),
+    (2, 90000, 132, 3, {'PIPELINED': 0, 'COLUMNS': 4}),
 ])
-def test_bspmm_launch_chooses(n_rows, n_channels, length, expected):
-    width = policy.vector_width(n_channels, 4, 0)
-    launch = policy.bspmm_launch(n_rows, n_rows, length * n_rows, n_channels, width, 4, H200)
+def test_bspmm_launch_chooses(itemsize, n_rows, n_channels, length, expected):
+    width = policy.vector_width(n_channels, itemsize, 0)
+    launch = policy.bspmm_launch(
+        n_rows, n_rows, length * n_rows, n_channels, width, itemsize, H200)
     defines = dict(launch.defines)
     assert {name: defines[name] for name in expected} == expected
 
@@ -387,3 +395,21 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
         return
     assert launch.grid == (n_graphs, 1, 1) and launch.block == (warps * 32, 1, 1)
     assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
+
+
+# --- softmax ---
+
+@pytest.mark.parametrize('n_segments, n_vectors, width', [
+    (1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)])
+def test_softmax_launch_covers_everything_once(n_segments, n_vectors, width):
+    launch = policy.softmax_launch(n_segments, n_vectors * width, width)
+    columns, units, _ = launch.block
+    assert launch.n_vectors == n_vectors and dict(launch.defines) == {'VECTOR': width}
+    assert policy.BLOCK // 2 < columns * units <= policy.BLOCK
+    assert launch.grid[0] * units >= n_segments > (launch.grid[0] - 1) * units
+    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+
+
+def test_softmax_launch_stays_within_the_grid():
+    launch = policy.softmax_launch(2 ** 31 - 1, 2 ** 31 - 1, 1)
+    assert launch.grid[0] < 2 ** 31 and launch.grid[1] <= 65535

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <math.h>  // exp of every type, in no namespace
 #include <tuple>
 
 #define __global__

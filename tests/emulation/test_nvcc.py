@@ -37,6 +37,7 @@ CONSTANTS = {
         for ahead, name, combine in ((8, 'SUM', 1), (4, 'MAX', 0), (8, 'MAX', 0), (4, 'SUM', 1),
                                      (8, 'MAX', 1), (8, 'SUM', 0))],
     'segment_broadcast': [()],
+    'segment_softmax': [(('GRADIENT', gradient),) for gradient in (1, 0, 0, 1, 0, 1)],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
     'bspmm_st_shared': ST_CONSTANTS,

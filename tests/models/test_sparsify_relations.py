@@ -1,4 +1,4 @@
-"""sparsify over RelGCN and GGNN, wherever they sit; tests/models/test_sparsify.py has the rest."""
+"""sparsify over models of several relations; tests/models/test_sparsify.py has the rest."""
 import pickle
 
 import numpy
@@ -10,6 +10,7 @@ from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUp
 from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRelGCNUpdate
 from chainer_chemistry.models import GGNN as DenseGGNN
 from chainer_chemistry.models import MLP
+from chainer_chemistry.models import RelGAT as DenseRelGAT
 from chainer_chemistry.models import RelGCN as DenseRelGCN
 from chainer_chemistry.models.ggnn import SparseGGNN
 from chainer_chemistry.models.prediction import Classifier
@@ -24,6 +25,7 @@ from chainer_bspmm import sparsify
 from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.models import GGNN
+from chainer_bspmm.models import RelGAT
 from chainer_bspmm.models import RelGCN
 from tests.models.relation_models import initialised
 from tests.models.relation_models import molecules
@@ -45,7 +47,8 @@ class OwnChain(chainer.Chain):
 
 
 MODELS = {'relgcn': (lambda: DenseRelGCN(4, scale_adj=True), RelGCN),
-          'ggnn': (lambda: DenseGGNN(4, hidden_channels=6), GGNN)}
+          'ggnn': (lambda: DenseGGNN(4, hidden_channels=6), GGNN),
+          'relgat': (lambda: DenseRelGAT(4, hidden_channels=6), RelGAT)}
 WRAPPERS = {
     'predictor': lambda name: GraphConvPredictor(MODELS[name][0](), MLP(3, 8)),
     'set_up_predictor': lambda name: set_up_predictor(name, 6, 2, 3),

@@ -1,0 +1,136 @@
+"""Feature-wise linear modulation of the messages along edges, with its linear maps, as one node."""
+import numpy
+
+import chainer
+from chainer import backend as chainer_backend
+from chainer import function_node
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
+from chainer_bspmm.functions.bspmm import bspmm
+from chainer_bspmm.functions.relation_linear import _by_channel
+from chainer_bspmm.functions.relation_linear import _by_relation
+from chainer_bspmm.sparse.edges import edges_of
+
+
+class EdgeFiLM(function_node.FunctionNode):
+    """Inputs x, W, W_g of :func:`edge_film`."""
+
+    def __init__(self, adj):
+        self._edges = edges_of(adj)
+        self._n_relations = adj.n_relations
+
+    def forward(self, inputs):
+        self.retain_inputs((0, 1, 2))
+        x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
+        shape = len(x) * self._n_relations, -1
+        # Row i * R + r: what node i says in relation r; gamma and beta of what it hears in it.
+        self._kept = (x, *(x.dot(_by_relation(weight, self._n_relations).T).reshape(
+            shape[0], len(weight) // self._n_relations) for weight in (W, W_g)))
+        return _modulated(*self._kept[1:], self._edges.sources, self._edges.receivers),
+
+    def backward(self, indexes, grad_outputs):
+        inputs = self.get_retained_inputs()
+        if chainer.config.enable_backprop:
+            # Gradients of gradients are rare: they come from the same formula in other nodes.
+            inputs = [functions.identity(variable) for variable in inputs]
+            return tuple(chainer.grad([self._composed(*inputs)], [inputs[i] for i in indexes],
+                                      grad_outputs, enable_double_backprop=True))
+        arrays = self._gradients(*(v.array for v in inputs[1:]), grad_outputs[0].array)
+        return tuple(
+            chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
+            for i in indexes)
+
+    def _gradients(self, W, W_g, gz):
+        x, said, film = self._kept
+        xp = chainer_backend.get_array_module(x)
+        edges, n_channels, n_relations = self._edges, gz.shape[1], self._n_relations
+        # Towards gamma and beta side by side, as they lie in `film`.
+        both = xp.concatenate((gz * said[edges.sources], gz), axis=1)
+        gfilm = backend.segment_sum(both, edges.by_receiver, edges.from_source.max_nnz)
+        gsaid = backend.bspmm(edges.from_source, gz * film[edges.receivers, :n_channels],
+                              trans=True)
+        gx, weights = None, []
+        for g, weight in ((gsaid, W), (gfilm, W_g)):
+            g = g.reshape(len(x), len(weight))
+            by_x = g.dot(_by_relation(weight.astype(x.dtype, copy=False), n_relations))
+            gx = by_x if gx is None else gx + by_x
+            weights.append(_by_channel(g.T.dot(x), n_relations))
+        return gx, *weights
+
+    def _composed(self, x, W, W_g):
+        """The modulation in nodes that are differentiable to any order."""
+        edges, n_relations = self._edges, self._n_relations
+        gathered = []
+        for weight, matrix in ((W, edges.from_source), (W_g, edges.from_receiver)):
+            n_channels = len(weight) // n_relations
+            weight = functions.reshape(functions.cast(weight, x.dtype),
+                                       (n_channels, n_relations, x.shape[1]))
+            weight = functions.reshape(functions.swapaxes(weight, 0, 1),
+                                       (n_channels * n_relations, x.shape[1]))
+            rows = functions.reshape(functions.linear(x, weight), (matrix.n_cols, n_channels))
+            gathered.append(bspmm(matrix, rows))
+        said, film = gathered
+        n_channels = said.shape[1]
+        return film[:, :n_channels] * said + film[:, n_channels:]
+
+
+def _modulated(said, film, sources, receivers):
+    """Return ``gamma[receiver] * said[source] + beta[receiver]`` of every edge, (nnz, C)."""
+    n_channels = said.shape[1]
+    if isinstance(said, numpy.ndarray):
+        film = film[receivers]
+        z = said[sources]
+        z *= film[:, :n_channels]
+        z += film[:, n_channels:]
+        return z
+    kernel = cuda.elementwise(
+        'raw T said, raw T film, int32 source, int32 receiver, int32 channel, int32 n_channels',
+        'T z',
+        '''const ptrdiff_t from = (ptrdiff_t)source * n_channels + channel;
+           const ptrdiff_t to = (ptrdiff_t)receiver * 2 * n_channels + channel;
+           z = film[to] * said[from] + film[to + n_channels];''', 'bspmm_edge_film')
+    channels = cuda.cupy.arange(n_channels, dtype=numpy.int32)
+    return kernel(said, film, sources[:, None], receivers[:, None], channels,
+                  numpy.int32(n_channels))
+
+
+def edge_film(adj, x, W, W_g):
+    """Compute what every edge carries: ``z[e] = gamma[i, r] * said[j, r] + beta[i, r]``.
+
+    For the edge e from node j to node i in relation r, entry (i, j * R + r) of ``adj``, with
+    ``said[j, r, c] = sum_k W[c * R + r, k] x[j, k]``; likewise gamma from row ``c * R + r`` of
+    ``W_g`` and beta from its row ``(C + c) * R + r``, of the receiver. One node of the
+    computational graph, differentiable to any order.
+
+    Args:
+        adj (BatchedCSR): n_nodes x (n_nodes * R); its values play no part.
+        x (Variable or array): (n_nodes, in_channels) floats.
+        W (Variable or array): (C * R, in_channels).
+        W_g (Variable or array): (2 * C * R, in_channels).
+
+    Returns:
+        Variable: (nnz, C) of x's dtype, edges in the order of ``sparse.edges.edges_of(adj)``.
+
+    Raises:
+        TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit.
+
+    Note:
+        Deterministic; does not synchronise.
+
+    Source:
+        Brockschmidt 2019 (arXiv:1906.12192), the inner part of equation 6; Chainer Chemistry
+        0.7.1, links/update/gnn_film_update.py.
+    """
+    backend.check.compressed(adj)
+    if x.ndim != 2 or len(x) != adj.n_rows or adj.n_cols != adj.n_rows * adj.n_relations:
+        raise ValueError('x: expected shape (%d, in_channels), a row for each node of %r, got %s'
+                         % (adj.n_rows, adj, x.shape))
+    n_rows, remainder = divmod(len(W), adj.n_relations)
+    for name, weight, shape in (('W', W, (n_rows * adj.n_relations, x.shape[1])),
+                                ('W_g', W_g, (2 * len(W), x.shape[1]))):
+        if weight.shape != shape or remainder:
+            raise ValueError('%s: expected shape %s, a multiple of %d relations, got %s'
+                             % (name, shape, adj.n_relations, weight.shape))
+    return EdgeFiLM(adj).apply((x, W, W_g))[0]

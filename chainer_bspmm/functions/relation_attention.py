@@ -1,0 +1,221 @@
+"""The attention of a relational graph convolution, scores to weighted sum, as one node."""
+import numpy
+
+import chainer
+from chainer import backend as chainer_backend
+from chainer import function_node
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
+from chainer_bspmm.functions.bspmm import bspmm
+from chainer_bspmm.functions.segment import segment_sum
+from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.attention import attention_pattern
+from chainer_bspmm.sparse.attention import slots_as_edges
+
+
+class RelationAttention(function_node.FunctionNode):
+    """Inputs m, W, b of :func:`relation_attention`.
+
+    `mask` is what dropout multiplies the weights by, `is_edge` 0 for entries whose logit is 0
+    whatever the features, else 1; both (nnz * K,) or None.
+    """
+
+    def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask, is_edge):
+        self._adj = adj
+        self._pattern = pattern
+        self._n_heads = n_heads
+        self._concat_heads = concat_heads
+        self._slope = slope
+        self._mask = mask
+        self._is_edge = is_edge
+
+    def forward(self, inputs):
+        self.retain_inputs((0, 1, 2))
+        m, W, b = _cast(inputs)
+        pattern, adj = self._pattern, self._adj
+        n_channels = W.shape[1] // 2
+        x = m.reshape(adj.n_cols * self._n_heads, n_channels)
+        scores = x.dot(W.reshape(2, n_channels).T)
+        scores[:, 0] += b
+        logits, self._slopes = _logits(scores, pattern.sources, pattern.receivers, self._slope)
+        if self._is_edge is not None:
+            logits *= self._is_edge
+            self._slopes *= self._is_edge
+        self._alpha = backend.segment_softmax(logits[:, None], pattern.segments)
+        residual = None
+        if pattern.lonely is not None:
+            sums = backend.segment_sum(m, adj.row_offsets, adj.max_rows)
+            residual = backend.bspmm(pattern.lonely, sums.reshape(-1, n_channels))
+        y = backend.bspmm(pattern.product, x, self._weights(), residual)
+        if self._concat_heads:
+            return y.reshape(adj.n_rows, self._n_heads * n_channels),
+        y *= y.dtype.type(1 / self._n_heads)
+        return y,
+
+    def backward(self, indexes, grad_outputs):
+        inputs = self.get_retained_inputs()
+        if chainer.config.enable_backprop:
+            # Gradients of gradients are rare: they come from the same formula in other nodes.
+            inputs = [functions.identity(variable) for variable in inputs]
+            return tuple(chainer.grad([self._composed(*inputs)], [inputs[i] for i in indexes],
+                                      grad_outputs, enable_double_backprop=True))
+        arrays = self._gradients(_cast([variable.array for variable in inputs]),
+                                 grad_outputs[0].array)
+        return tuple(
+            chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
+            for i in indexes)
+
+    def _weights(self):
+        alpha = self._alpha[:, 0]
+        return alpha if self._mask is None else alpha * self._mask
+
+    def _gradients(self, inputs, gy):
+        m, W, _ = inputs
+        xp = chainer_backend.get_array_module(m)
+        pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
+        n_channels, product = W.shape[1] // 2, self._pattern.product
+        x = m.reshape(adj.n_cols * n_heads, n_channels)
+        gy = gy.reshape(product.n_rows, n_channels)
+        if not self._concat_heads:
+            gy = gy * gy.dtype.type(1 / n_heads)
+        residual = None
+        if pattern.lonely is not None:
+            gsums = backend.bspmm(pattern.lonely, gy, trans=True)
+            residual = backend.segment_broadcast(
+                gsums.reshape(adj.n_graphs, m.shape[1]), adj.row_offsets, adj.n_rows,
+                adj.max_rows).reshape(x.shape)
+        gx = backend.bspmm(product, gy, self._weights(), residual, trans=True)
+        galpha = backend.bsddmm(product, gy, x)
+        if self._mask is not None:
+            galpha *= self._mask
+        glogits = backend.segment_softmax_grad(self._alpha, galpha[:, None], pattern.segments)
+        glogits *= self._slopes[:, None]
+        gscores = xp.empty((len(x), 2), x.dtype)
+        # The sum over the edges that leave a node is its column's: a product with ones.
+        ones = xp.ones((product.n_rows, 1), x.dtype)
+        gscores[:, :1] = backend.bspmm(product, ones, glogits[:, 0], trans=True)
+        gscores[:, 1] = backend.segment_sum(
+            glogits, pattern.by_receiver, product.max_nnz).reshape(
+            adj.n_rows, n_heads, adj.n_relations).swapaxes(1, 2).ravel()
+        gx += gscores.dot(W.reshape(2, n_channels))
+        gW, gb = gscores.T.dot(x), gscores[:, 0].sum()
+        return gx.reshape(m.shape), gW.reshape(W.shape), gb.reshape(1)
+
+    def _composed(self, m, W, b):
+        """The attention in nodes that are differentiable to any order."""
+        pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
+        n_channels = W.shape[1] // 2
+        W, b = (functions.cast(parameter, m.dtype) for parameter in (W, b))
+        x = functions.reshape(m, (adj.n_cols * n_heads, n_channels))
+        scores = functions.linear(x, functions.reshape(W, (2, n_channels)))
+        scores = functions.reshape(scores, (scores.size, 1))
+        logits = bspmm(pattern.gathers(adj, n_heads), scores)[:, 0]
+        logits += functions.broadcast_to(b, logits.shape)
+        logits = functions.leaky_relu(logits, self._slope)
+        if self._is_edge is not None:
+            logits = logits * self._is_edge
+        alpha, = SegmentSoftmax(pattern.segments).apply((logits,))
+        if self._mask is not None:
+            alpha = alpha * self._mask
+        residual = None
+        if pattern.lonely is not None:
+            sums = segment_sum(adj, m)
+            residual = bspmm(pattern.lonely,
+                             functions.reshape(sums, (pattern.lonely.n_cols, n_channels)))
+        y = bspmm(pattern.product, x, alpha, residual)
+        if self._concat_heads:
+            return functions.reshape(y, (adj.n_rows, n_heads * n_channels))
+        return y * (1 / n_heads)
+
+
+def _cast(arrays):
+    """Return arrays in the first one's dtype: parameters may have another (mixed precision)."""
+    return [array.astype(arrays[0].dtype, copy=False) for array in arrays]
+
+
+def _logits(scores, sources, receivers, slope):
+    """Return ``leaky(scores[source, 0] + scores[receiver, 1])`` of every edge, and its slope."""
+    slope = scores.dtype.type(slope)
+    if isinstance(scores, numpy.ndarray):
+        z = scores[:, 0].take(sources)
+        z += scores[:, 1].take(receivers)
+        slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
+        z *= slopes
+        return z, slopes
+    kernel = cuda.elementwise(
+        'raw T scores, int32 source, int32 receiver, T slope', 'T z, T slopes',
+        '''z = scores[2 * source] + scores[2 * receiver + 1];
+           slopes = z > (T)0 ? (T)1 : slope;
+           z = z * slopes;''', 'bspmm_attention_logits')
+    return kernel(scores, sources, receivers, slope)
+
+
+def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2,
+                       dropout_ratio=0.):
+    """Sum every node's neighbours with weights that it derives from them and itself.
+
+    With node i, relation r, head k, and ``m[i, r, k]`` a vector of C channels: every edge, entry
+    (i, j * R + r) of ``adj``, has for every head the logit ``leaky(W[0, :C] . m[j, r, k] +
+    W[0, C:] . m[i, r, k] + b)``. Its softmax over the edges of node i, or with ``within`` over
+    those of node i in relation r, is alpha; ``y[i, k] = sum over r, j of alpha m[j, r, k]``; the
+    result is the mean over k. One node of the computational graph, differentiable to any order.
+
+    Where there is no edge to normalise over, the weights are uniform over all slots of the graph
+    instead: its nodes, and in padded layout the rows past them; times the R relations unless
+    ``within``. That is what a softmax over a matrix of masked logits comes to in Chainer Chemistry;
+    here it is a mean.
+
+    Args:
+        adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, whatever its value; one that
+            is stored twice counts twice.
+        m (Variable or array): (n_nodes, R * n_heads * C) floats.
+        W (Variable or array): (1, 2 * C).
+        b (Variable or array): (1,).
+        n_heads (int): K.
+        within (bool): normalise every relation apart.
+        concat_heads (bool): the heads side by side instead of their mean.
+        negative_slope (float): of the leaky rectifier.
+        dropout_ratio (float): of the weights, in training; 0 or less means none.
+
+    Returns:
+        Variable: (n_nodes, C), or (n_nodes, K * C) with ``concat_heads``; of m's dtype.
+
+    Raises:
+        TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit.
+
+    Note:
+        Deterministic apart from dropout; does not synchronise. Heads are folded into the matrix,
+        which has an entry for each head of an edge: one product does them all, forward and
+        backward, with neither a loop nor an array of (edges, heads, C). Dropout in training takes
+        away uniform weights one by one, too. That makes entries of them as of edges, with
+        ``within`` most of the slots there are, and synchronises a device once a batch.
+
+    Source:
+        Busbridge et al. 2019 (arXiv:1904.05811), equations 6 and 7 there with additive logits;
+        Chainer Chemistry 0.7.1, links/update/relgat_update.py.
+    """
+    if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
+        backend.check.compressed(adj)
+        raise ValueError('adj: expected a column for each of its %d rows and %d relations, got %r'
+                         % (adj.n_rows, adj.n_relations, adj))
+    n_channels = W.shape[-1] // 2
+    shapes = {'W': (W, (1, 2 * n_channels)), 'b': (b, (1,)),
+              'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels))}
+    for name, (array, shape) in shapes.items():
+        if array.shape != shape:
+            raise ValueError('%s: expected shape %s to go with W of shape %s, %d heads and %r, '
+                             'got %s' % (name, shape, W.shape, n_heads, adj, array.shape))
+    mask = is_edge = None
+    drops = chainer.config.train and dropout_ratio > 0
+    if drops:
+        adj, has_edges = slots_as_edges(adj, within)
+    pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
+    if drops:
+        keeps = adj.xp.random.rand(adj.nnz * n_heads) >= dropout_ratio
+        mask = keeps * m.dtype.type(1 / (1 - dropout_ratio))
+        is_edge = has_edges[pattern.receivers // n_heads].astype(m.dtype)
+    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask, is_edge)
+    return node.apply((m, W, b))[0]

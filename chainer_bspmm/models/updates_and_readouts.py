@@ -1,0 +1,43 @@
+"""What models of several updates, each of which may be read out, do alike."""
+from chainer import functions
+from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseReadout
+
+from chainer_bspmm.links import GGNNReadout
+from chainer_bspmm.models.rsgcn import embed_atoms
+
+
+def predict(model, atom_array, adj, is_real_node=None):
+    """Embed atoms, update them step by step, and read out, after every step or after the last.
+
+    Args:
+        model (chainer.Chain): has ``embed``, ``update_layers``, ``readout_layers``,
+            ``n_update_layers``, ``weight_tying`` and ``concat_hidden``.
+        atom_array, adj, is_real_node: what it was called with.
+
+    Returns:
+        Variable: (n_graphs, out_dim), or (n_graphs, out_dim * n_update_layers) where
+        ``concat_hidden`` is set.
+    """
+    h = h0 = embed_atoms(model.embed, atom_array, adj)
+    adj = adj.astype(h.dtype)
+    outputs = []
+    for step in range(model.n_update_layers):
+        h = model.update_layers[0 if model.weight_tying else step](h, adj)
+        if model.concat_hidden:
+            outputs.append(model.readout_layers[step](h, adj, h0, is_real_node))
+    if model.concat_hidden:
+        return functions.concat(outputs, axis=1)
+    return model.readout_layers[0](h, adj, h0, is_real_node)
+
+
+def sparse_readouts(model):
+    """Return the twins of the readouts of Chainer Chemistry's model.
+
+    Raises:
+        ValueError: one of them is of another kind than Chainer Chemistry makes.
+    """
+    for i, readout in enumerate(model.readout_layers):
+        if type(readout) is not DenseReadout:
+            raise ValueError('model.readout_layers[%d]: expected a GGNNReadout of Chainer '
+                             'Chemistry, got %r' % (i, readout))
+    return [GGNNReadout.from_dense(link) for link in model.readout_layers]

@@ -1,0 +1,71 @@
+import numpy
+import pytest
+
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.backend import policy
+
+from kernel_cases import CHANNELS, DTYPES
+
+# Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
+BOUND = {'e': 2 ** -10, 'f': 2 ** -20, 'd': 2 ** -48}
+
+
+def check(device, dtype, n_channels, sizes, spare=0, shift=0):
+    rng = numpy.random.RandomState(0)
+    offsets = numpy.cumsum((0,) + sizes).astype(numpy.int32)
+    n_rows = int(offsets[-1])
+    x, gy = (rng.uniform(-3, 3, (n_rows + spare, n_channels)).astype(dtype) for _ in range(2))
+    y = gpu.segment_softmax(device.put(x, shift), offsets)
+    assert y.dtype == dtype and y.shape == x.shape
+    expected = reference.segment_softmax(x[:n_rows], offsets)
+    numpy.testing.assert_allclose(y[:n_rows], expected, rtol=BOUND[dtype])
+    given = numpy.ascontiguousarray(y, dtype)
+    gx = gpu.segment_softmax_grad(device.put(given, shift), device.put(gy, shift), offsets)
+    a, g = given[:n_rows].astype('d'), gy[:n_rows].astype('d')
+    inner = reference.segment_sum(a * g, offsets) if sizes else numpy.zeros((0, n_channels))
+    expected = a * (g - numpy.repeat(inner, sizes, axis=0))
+    numpy.testing.assert_allclose(gx[:n_rows], expected, rtol=BOUND[dtype], atol=6 * BOUND[dtype])
+    # What belongs to no segment stays as the poisoned memory was.
+    assert numpy.isnan(y[n_rows:]).all() and numpy.isnan(gx[n_rows:]).all()
+    return device.launched[-1]
+
+
+@pytest.mark.parametrize('n_channels', CHANNELS)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_channels(device, dtype, n_channels):
+    check(device, dtype, n_channels, (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1))
+
+
+@pytest.mark.parametrize('sizes, spare', [
+    ((1,), 0), ((5,), 0), ((1,) * 200, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0), ((3, 2), 4),
+    ((0, 0), 4), ((300,), 0)], ids=str)
+def test_segments_and_rows_beyond_them(device, sizes, spare):
+    check(device, 'f', 3, sizes, spare)
+
+
+@pytest.mark.parametrize('dtype, shift, width', [('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+def test_unaligned_input(device, dtype, shift, width):
+    assert check(device, dtype, 16, (2, 0, 3), shift=shift)['VECTOR'] == width
+
+
+def test_blocks_that_stride_over_the_channels(device, monkeypatch):
+    plan = policy.softmax_launch
+    monkeypatch.setattr(policy, 'softmax_launch', lambda *sizes: plan(
+        *sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)))
+    check(device, 'f', 33 * 4 * 3, (2, 0, 3))
+
+
+def test_largest_values_and_nan(device):
+    largest, nan = numpy.finfo('f').max, numpy.nan
+    x = device.put(numpy.array([[largest, nan], [-largest, 1], [5, -largest], [5, 0]], 'f'))
+    y = gpu.segment_softmax(x, numpy.array([0, 2, 4], numpy.int32))
+    numpy.testing.assert_array_equal(y, [[1, nan], [0, nan], [.5, 0], [.5, 1]])
+
+
+@pytest.mark.parametrize('n_rows, n_channels, n_segments', [(0, 3, 2), (3, 0, 1), (0, 2, 0)])
+def test_empty_result_launches_nothing(device, n_rows, n_channels, n_segments):
+    x = device.put(numpy.zeros((n_rows, n_channels), 'f'))
+    offsets = numpy.linspace(0, n_rows, n_segments + 1).astype(numpy.int32)
+    assert gpu.segment_softmax(x, offsets).shape == (n_rows, n_channels)
+    assert not device.launched

@@ -1,0 +1,246 @@
+"""relation_attention against plain loops: values, gradients, dropout, what it refuses."""
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import reference
+from chainer_bspmm.functions.relation_attention import relation_attention
+from chainer_bspmm.sparse.attention import attention_pattern
+from tests.functions.test_segment_softmax import check_gradients
+from tests.support import batch_on
+from tests.support import random_matrix
+from tests.support import relative_error
+
+NAMES = ['four relations', 'many', 'symmetric ones', 'no entries', 'padded', 'only empty graphs',
+         'empty graphs first, between, last', 'lone nodes', 'dense blocks', 'duplicates, unsorted',
+         'unsorted relations']
+OPTIONS = {'mean': {}, 'side by side': {'concat_heads': True}, 'within': {'within': True},
+           'within, side by side': {'within': True, 'concat_heads': True},
+           'other slope': {'negative_slope': 0.7}}
+
+
+def adjacency(name, xp, dtype):
+    if name != 'unsorted relations':
+        return batch_on(name, xp, dtype)
+    # Rows whose entries do not come relation by relation.
+    adj = BatchedCSR(numpy.array([0, 4, 5, 7, 8]), numpy.array([5, 0, 3, 2, 1, 4, 1, 7]),
+                     numpy.array([0, 3, 4]), n_relations=2)
+    return adj if xp is numpy else adj.to_device('@cupy:0')
+
+
+def arguments(adj, xp, dtype, n_heads, n_channels=3, seed=0):
+    rng = numpy.random.RandomState(seed)
+    shapes = (adj.n_rows, adj.n_relations * n_heads * n_channels), (1, 2 * n_channels), (1,)
+    return [xp.asarray(rng.uniform(-2, 2, shape).astype(dtype)) for shape in shapes]
+
+
+def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2):
+    """The docstring's formula, row by row, in float64."""
+    m, W, b = (cuda.to_cpu(array).astype('d') for array in (m, W, b))
+    n_relations, n_channels = adj.n_relations, W.shape[1] // 2
+    m = m.reshape(adj.n_rows, n_relations, n_heads, n_channels)
+    edges = [[] for _ in range(adj.n_rows)]
+    for _, row, column in reference.entries(adj):
+        edges[row].append(divmod(column, n_relations))
+    offsets = cuda.to_cpu(adj.row_offsets)
+    y = numpy.zeros((adj.n_rows, n_heads, n_channels))
+    for i in range(adj.n_rows):
+        graph = numpy.searchsorted(offsets, i, side='right') - 1
+        slots = [(j, r) for j in range(offsets[graph], offsets[graph + 1])
+                 for r in range(n_relations)]
+        for group in ([[r] for r in range(n_relations)] if within else [range(n_relations)]):
+            chosen = [(j, r) for j, r in edges[i] if r in group]
+            everything = [(j, r) for j, r in slots if r in group]
+            for k in range(n_heads):
+                if not chosen:
+                    y[i, k] += sum(m[j, r, k] for j, r in everything) / len(everything)
+                    continue
+                z = numpy.array([W[0, :n_channels] @ m[j, r, k] + W[0, n_channels:] @ m[i, r, k]
+                                 + b[0] for j, r in chosen])
+                z = numpy.where(z > 0, z, negative_slope * z)
+                alpha = numpy.exp(z - z.max())
+                for weight, (j, r) in zip(alpha / alpha.sum(), chosen):
+                    y[i, k] += weight * m[j, r, k]
+    return y.reshape(adj.n_rows, n_heads * n_channels) if concat_heads else y.mean(axis=1)
+
+
+@pytest.mark.parametrize('n_heads', [1, 3])
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('name', NAMES)
+def test_values(xp, name, options, n_heads):
+    for dtype, bound in (('float16', 4e-3), ('float32', 1e-6), ('float64', 1e-13)):
+        adj = adjacency(name, xp, dtype)
+        given = arguments(adj, xp, dtype, n_heads)
+        y = relation_attention(adj, *given, n_heads, **OPTIONS[options]).array
+        expected = truth(adj, *given, n_heads, **OPTIONS[options])
+        assert y.dtype == dtype and y.shape == expected.shape
+        assert relative_error(y, expected) < bound
+
+
+@pytest.mark.parametrize('n_heads', [1, 2])
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('name', ['four relations', 'unsorted relations', 'no entries',
+                                  'duplicates, unsorted'])
+def test_gradients(xp, name, options, n_heads):
+    if name == 'four relations':  # as many nodes as numerical gradients bear
+        rng = numpy.random.RandomState(0)
+        adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4) for n in (4, 0, 1, 3)])
+        adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    else:
+        adj = adjacency(name, xp, 'float64')
+    check_gradients(lambda m, W, b: relation_attention(adj, m, W, b, n_heads, **OPTIONS[options]),
+                    *arguments(adj, xp, 'float64', n_heads))
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+def test_gradients_under_dropout(xp, options):
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([random_matrix(rng, n, 2, density=0.4) for n in (4, 1, 3)])
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+
+    def function(m, W, b):
+        xp.random.seed(7)  # one mask for all calls
+        return relation_attention(adj, m, W, b, 2, dropout_ratio=0.4, **OPTIONS[options])
+
+    check_gradients(function, *arguments(adj, xp, 'float64', 2))
+
+
+def test_dropout(xp):
+    """Nothing outside of training; in training weights are kept or not, and right on average."""
+    adj = adjacency('four relations', xp, 'float64')
+    given = arguments(adj, xp, 'float64', 2)
+    expected = relation_attention(adj, *given, 2).array
+    with chainer.using_config('train', False):
+        assert (relation_attention(adj, *given, 2, dropout_ratio=0.5).array == expected).all()
+    assert (relation_attention(adj, *given, 2, dropout_ratio=0.).array == expected).all()
+    xp.random.seed(0)
+    draws = xp.stack([relation_attention(adj, *given, 2, dropout_ratio=0.5).array
+                      for _ in range(400)])
+    deviation = draws.std(axis=0) / 20
+    assert (abs(draws.mean(axis=0) - expected) <= 5 * deviation + 1e-12).all()
+    assert (deviation > 0).all()
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('name', NAMES)
+def test_dropout_that_drops_nothing(xp, name, options):
+    """Slots that have become entries have the weights that they had in the mean."""
+    adj = adjacency(name, xp, 'float64')
+    given = arguments(adj, xp, 'float64', 2)
+    results = []
+    for ratio in (0, 1e-12):
+        variables = [chainer.Variable(array) for array in given]
+        y = relation_attention(adj, *variables, 2, dropout_ratio=ratio, **OPTIONS[options])
+        y.grad = xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)
+        y.backward()
+        results.append([y.array] + [v.grad for v in variables])
+    for actual, expected in zip(*results):
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), cuda.to_cpu(expected), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize('within', [False, True])
+def test_dropout_of_uniform_weights_one_by_one(xp, within):
+    """Nodes without neighbours: their features are such that the result shows the weights."""
+    n, n_relations, ratio = 4, 2, 0.25
+    adj = BatchedCSR.from_matrices([numpy.zeros((n_relations, n, n))] * 200)
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    slots = numpy.eye(n * n_relations).reshape(n, -1)
+    xp.random.seed(0)
+    y = relation_attention(
+        adj, xp.asarray(numpy.tile(slots, (200, 1))), xp.zeros((1, 2 * n * n_relations)),
+        xp.zeros(1), 1, within=within, dropout_ratio=ratio).array
+    weights = cuda.to_cpu(y)
+    kept = weights > 0
+    uniform = 1 / (n if within else n * n_relations)
+    numpy.testing.assert_allclose(weights[kept], uniform / (1 - ratio), rtol=1e-12)
+    assert abs(kept.mean() - (1 - ratio)) < 0.03
+    pairs = (kept[::2] & kept[1::2]).mean()  # independent in different rows
+    assert abs(pairs - (1 - ratio) ** 2) < 0.03
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+def test_gradients_are_those_of_float64(xp, dtype):
+    """Each gradient of a large batch, from the node's own formula."""
+    adj = adjacency('four relations', xp, 'float64')
+    given = arguments(adj, xp, dtype, 3, 8)
+    results = []
+    for kind in (dtype, 'float64'):
+        variables = [chainer.Variable(array.astype(kind)) for array in given]
+        y = relation_attention(adj, *variables, 3)
+        y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape)).astype(kind)
+        y.backward()
+        assert all(v.grad.dtype == kind for v in variables)
+        results.append([v.grad for v in variables])
+    for actual, expected in zip(*results):
+        assert relative_error(actual, expected) < {'float16': 1e-2, 'float32': 1e-5}[dtype]
+
+
+def test_parameters_of_another_dtype_are_converted(xp):
+    adj = adjacency('four relations', xp, 'float16')
+    m, W, b = arguments(adj, xp, 'float32', 2)
+    variables = [chainer.Variable(array) for array in (m.astype('e'), W, b)]
+    y = relation_attention(adj, *variables, 2)
+    assert y.dtype == numpy.float16
+    chainer.functions.sum(y).backward()
+    assert [v.grad.dtype.char for v in variables] == ['e', 'f', 'f']
+
+
+def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
+    adj = adjacency('four relations', xp, 'float32')
+    given = [chainer.Variable(array) for array in arguments(adj, xp, 'float32', 2)]
+    y = relation_attention(adj, *given, 2)
+    assert [v is node for v, node in zip(
+        (variable.node for variable in given), y.creator_node.inputs)] == [True] * 3
+    pattern = attention_pattern(adj, 2, False, False, numpy.dtype('f'))
+    assert pattern is y.creator_node._pattern
+    assert pattern is not attention_pattern(adj, 2, True, False, numpy.dtype('f'))
+
+
+@pytest.mark.parametrize('side_by_side', [False, True])
+def test_matrices_are_such_as_the_checks_let_pass(side_by_side):
+    adj = adjacency('four relations', numpy, 'float64')
+    pattern = attention_pattern(adj, 3, True, side_by_side, numpy.dtype('d'))
+    for matrix in (pattern.product, pattern.lonely, pattern.gathers(adj, 3)):
+        checked = BatchedCSR(matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data,
+                             matrix.col_offsets)
+        for name in ('n_graphs', 'n_rows', 'n_cols', 'nnz'):
+            assert getattr(matrix, name) == getattr(checked, name), name
+        for name in ('max_rows', 'max_cols', 'max_nnz'):
+            assert getattr(matrix, name) >= getattr(checked, name), name
+        assert all(getattr(matrix, name).dtype == numpy.int32 for name in matrix._integers)
+
+
+def test_no_mean_where_every_node_has_neighbours():
+    adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).lonely is None
+    adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.zeros((3, 3))])])
+    assert attention_pattern(adj, 2, False, False, numpy.dtype('f')).lonely is None
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).lonely is not None
+
+
+# --- what is refused ---
+
+ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
+
+
+@pytest.mark.parametrize('change, error, message', [
+    ({'m': numpy.ones((4, 12), 'f')}, ValueError, r'm: expected shape \(3, 12\) .* got \(4, 12\)'),
+    ({'m': numpy.ones((3, 6), 'f')}, ValueError, r'm: expected shape \(3, 12\) .* got \(3, 6\)'),
+    ({'W': numpy.ones((1, 7), 'f')}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
+    ({'b': numpy.ones(2, 'f')}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
+    ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+    ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: expected a BatchedCSR, got BatchedCOO'),
+    ({'adj': BatchedCSR(numpy.array([0, 1]), numpy.array([0]), numpy.array([0, 1]),
+                        col_offsets=numpy.array([0, 4]))}, ValueError,
+     'adj: expected a column for each of its 1 rows and 1 relations'),
+])
+def test_what_does_not_fit(change, error, message):
+    good = {'adj': ADJ, 'm': numpy.ones((3, 12), 'f'), 'W': numpy.ones((1, 6), 'f'),
+            'b': numpy.ones(1, 'f'), 'n_heads': 2}
+    relation_attention(**good)
+    with pytest.raises(error, match=message):
+        relation_attention(**dict(good, **change))

@@ -1,0 +1,69 @@
+"""The update link alone, against Chainer Chemistry's."""
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
+
+from chainer_bspmm.links import GNNFiLMUpdate
+from chainer_bspmm.sparse import BatchedCSR
+from tests.models.relation_models import molecule
+from tests.support import relative_error
+
+
+@pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh,
+                                        chainer.functions.softplus])
+@pytest.mark.parametrize('n_relations', [1, 5])
+def test_update_link(device, n_relations, activation):
+    rng = numpy.random.RandomState(0)
+    h = rng.uniform(-1, 1, (2, 5, 6)).astype('f')
+    adj = numpy.stack([molecule(rng, 5, n_relations)[1] for _ in range(2)])
+    dense = DenseGNNFiLMUpdate(6, n_relations, activation)
+    dense(h, adj)
+    dense.norm_layer.gamma.array[...] = rng.uniform(0.5, 2, 6)
+    dense.norm_layer.beta.array[...] = rng.uniform(-1, 1, 6)
+    expected = dense(h, adj).array
+    link = GNNFiLMUpdate.from_dense(dense)
+    link.to_device(device)
+    # All rows of this batch are atoms: packed and padded are the same.
+    for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
+        batch = BatchedCSR.from_matrices(
+            list(adj) if n_relations > 1 else list(adj[:, 0]), layout).to_device(device)
+        y = link(device.send(h.reshape(shape + (6,))), batch).array
+        assert y.shape == shape + (6,)
+        assert relative_error(cuda.to_cpu(y).reshape(expected.shape), expected) < 1e-5
+    fresh = GNNFiLMUpdate(6, n_relations, activation)
+    fresh.to_device(device)
+    assert fresh(device.send(h.reshape(10, 6)), batch).shape == (10, 6)
+    ours, theirs = (dict(link.namedparams()) for link in (fresh, dense))
+    assert {k: p.shape for k, p in ours.items()} == {k: p.shape for k, p in theirs.items()}
+    for name in ('n_edge_types', 'activation'):
+        assert getattr(fresh, name) == getattr(link, name) == getattr(dense, name)
+
+
+def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
+    link = GNNFiLMUpdate(3, 2)
+    adj = BatchedCSR.from_matrices([numpy.zeros((2, 2, 2), 'f')])
+    h = numpy.ones((2, 3), 'f')
+    link(h, adj)
+    link.norm_layer.beta.array[...] = [1, 2, 3]
+    numpy.testing.assert_array_equal(link(h, adj).array, [[1, 2, 3]] * 2)
+
+
+def test_norm_of_ones_own():
+    dense = DenseGNNFiLMUpdate(3)
+    del dense.norm_layer
+    with dense.init_scope():
+        dense.norm_layer = chainer.links.BatchNormalization(3)
+    with pytest.raises(ValueError, match='model.norm_layer: expected .*Layer.* got .*BatchNorm'):
+        GNNFiLMUpdate.from_dense(dense)
+
+
+def test_bad_input():
+    link = GNNFiLMUpdate(5)
+    adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
+    with pytest.raises(ValueError, match='adj: expected 5 relations, .* got .* 3 relations'):
+        link(numpy.ones((2, 5), 'f'), adj)
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR .*got ndarray .*concat_mols'):
+        link(numpy.ones((1, 2, 5), 'f'), numpy.ones((1, 5, 2, 2), 'f'))

@@ -1,0 +1,132 @@
+"""GraphConvolution against the loops of the papers."""
+import numpy
+import pytest
+
+import chainer
+from chainer import gradient_check
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.links import GraphConvolution
+from tests.support import relative_error
+
+SIZES = (5, 1, 0, 9, 3)
+
+
+def graphs(sizes=SIZES, n_channels=3):
+    """Return A[graph][channel] with a_uu = 1 in every channel, and X[graph]; float64."""
+    rng = numpy.random.RandomState(0)
+    adj = [[numpy.eye(n) + (rng.uniform(size=(n, n)) < 0.3) * rng.uniform(-1, 1, (n, n))
+            for _ in range(n_channels)] for n in sizes]
+    return adj, [rng.uniform(-1, 1, (n, 4)) for n in sizes]
+
+
+def triple_loop(A, X, W, bias):
+    """Y as the papers have it: for each graph, for each channel, three steps."""
+    Y = []
+    for b in range(len(A)):
+        C = []
+        for ch in range(len(A[b])):
+            U = X[b] @ W[ch]
+            V = U + bias[ch]
+            C.append(A[b][ch] @ V)
+        Y.append(sum(C))
+    return Y
+
+
+def link_of(W, bias, dtype):
+    """A link with the parameters W (channels, in, out) and bias (channels, out)."""
+    n_channels, n_in, n_out = W.shape
+    with chainer.using_config('dtype', numpy.dtype(dtype)):
+        link = GraphConvolution(n_in, n_out, n_channels)
+    for ch in range(n_channels):
+        link.W.array[ch::n_channels] = W[ch].T
+        link.b.array[ch::n_channels] = bias[ch]
+    return link
+
+
+@pytest.mark.parametrize('dtype, bound', [('float16', 4e-3), ('float32', 1e-6), ('float64', 1e-14)])
+@pytest.mark.parametrize('layout', ['packed', 'padded'])
+@pytest.mark.parametrize('n_out', [3, 4, 6])
+@pytest.mark.parametrize('n_channels', [1, 3])
+def test_values(device, dtype, bound, layout, n_out, n_channels):
+    adj, X = graphs(n_channels=n_channels)
+    rng = numpy.random.RandomState(1)
+    W, bias = rng.uniform(-1, 1, (n_channels, 4, n_out)), rng.uniform(-1, 1, (n_channels, n_out))
+    link = link_of(W, bias, dtype)
+    link.to_device(device)
+    batch = BatchedCSR.from_matrices([numpy.stack(a) for a in adj], layout)
+    batch = batch.astype(dtype).to_device(device)
+    # As the link sees them.
+    W, bias, *rest = (numpy.asarray(a).astype(dtype).astype('d') for a in (W, bias, *X))
+    A = [[a.astype(dtype).astype('d') for a in channels] for channels in adj]
+    expected = triple_loop(A, rest, W, bias)
+    if layout == 'packed':
+        y = link(device.send(numpy.concatenate(X).astype(dtype)), batch)
+        assert y.dtype == dtype
+        assert relative_error(y.array, numpy.concatenate(expected)) < bound
+        return
+    padded, total = (numpy.stack([numpy.pad(a, ((0, max(SIZES) - len(a)), (0, 0))) for a in arrays])
+                     for arrays in (X, expected))
+    for shape in ((len(SIZES), max(SIZES)), (len(SIZES) * max(SIZES),)):
+        y = link(device.send(padded.astype(dtype).reshape(shape + (4,))), batch)
+        assert y.shape == shape + (n_out,)
+        # Rows that no atom owns have no entries: no neighbours, no bias.
+        assert relative_error(cuda.to_cpu(y.array).reshape(total.shape), total) < bound
+
+
+def test_gradients(xp):
+    adj, X = graphs((4, 2), 2)
+    rng = numpy.random.RandomState(1)
+    link = link_of(rng.uniform(-1, 1, (2, 4, 3)), rng.uniform(-1, 1, (2, 3)), 'float64')
+    batch = BatchedCSR.from_matrices([numpy.stack(a) for a in adj])
+    if xp is not numpy:
+        link.to_device('@cupy:0')
+        batch = batch.to_device('@cupy:0')
+    gradient_check.check_backward(
+        lambda x, *_: link(x, batch), (xp.asarray(numpy.concatenate(X)),),
+        xp.asarray(rng.uniform(-1, 1, (6, 3))), params=(link.W, link.b),
+        dtype=numpy.float64, atol=1e-6, rtol=1e-5)
+
+
+def test_one_node():
+    adj, X = graphs()
+    link = GraphConvolution(4, 3, 3)
+    batch = BatchedCSR.from_matrices([numpy.stack(a).astype('f') for a in adj])
+    y = link(numpy.concatenate(X).astype('f'), batch)
+    assert y.creator.inputs[1] is link.W.node
+    assert (y.array == relation_linear(
+        batch, numpy.concatenate(X).astype('f'), link.W, link.b).array).all()
+
+
+def test_number_of_inputs_from_the_first_call(tmp_path):
+    adj, X = graphs()
+    link = GraphConvolution(None, 2, 3)
+    assert link.W.array is None and link.b.shape == (6,)
+    batch = BatchedCSR.from_matrices([numpy.stack(a).astype('f') for a in adj])
+    expected = link(numpy.concatenate(X).astype('f'), batch).array
+    assert link.W.shape == (6, 4) and abs(link.W.array).max() > 0
+    chainer.serializers.save_npz(tmp_path / 'link.npz', link)
+    again = GraphConvolution(None, 2, 3)
+    chainer.serializers.load_npz(tmp_path / 'link.npz', again)
+    assert (again(numpy.concatenate(X).astype('f'), batch).array == expected).all()
+
+
+@pytest.mark.parametrize('arguments, error, message', [
+    ((4, 0, 2), ValueError, 'out_channels: expected at least 1, got 0'),
+    ((4, 3, 0), ValueError, 'n_relations: expected at least 1, got 0'),
+    ((0, 3, 1), ValueError, 'in_channels: expected at least 1, got 0'),
+    ((4, None, 1), TypeError, 'out_channels: expected an int, got None')])
+def test_bad_sizes(arguments, error, message):
+    with pytest.raises(error, match=message):
+        GraphConvolution(*arguments)
+
+
+def test_bad_adjacency():
+    link = GraphConvolution(4, 3, 2)
+    adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
+    with pytest.raises(ValueError, match='adj: expected 2 relations, .* got .* 3 relations'):
+        link(numpy.ones((2, 4), 'f'), adj)
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray'):
+        link(numpy.ones((2, 4), 'f'), numpy.ones((2, 2, 2), 'f'))
