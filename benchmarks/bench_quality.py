@@ -1,8 +1,8 @@
 """Do the dense and the sparse models learn equally well?
 
-Trains with the examples' own scripts to the end, over several seeds, and keeps the metric of the test
-part: the mean ROC-AUC of Tox21's assays, the mean absolute error of QM9's sample. A seed decides the
-split, the start and the order of the batches, for both models alike. On a GPU::
+Trains with the examples' own scripts to the end, over several seeds, and keeps the metric of the
+test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of QM9's sample. A seed
+decides the split, the start and the order of the batches, for both models alike. On a GPU::
 
     python -m benchmarks.bench_quality --tox21 tox21.csv.gz --device 0 --processes 12
 
@@ -94,7 +94,7 @@ def main():
             print('%s %s, %s: dense %.4f, sparse %.4f, dense over the seeds %.4f' % (
                 example, method, METRICS[example], found['dense']['mean'],
                 found['sparse']['mean'], found['spread of the dense model over the seeds']))
-    print('wrote', bench_training.save_as('quality', result, args.out))
+    print('wrote', bench_training.save('quality', result, args.out))
 
 
 if __name__ == '__main__':
