@@ -373,13 +373,13 @@ def conditions(device, commit):
     return found
 
 
-def save(result, out):
+def save(name, result, out):
     if 'gpu' in result['conditions']:
         from benchmarks import measure
-        return measure.save('training', result, out)
+        return measure.save(name, result, out)
     folder = bench_converter.RESULTS if out is None else pathlib.Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / 'training.json'
+    path = folder / (name + '.json')
     path.write_text(json.dumps(result, indent=1) + '\n')
     return path
 
@@ -422,10 +422,11 @@ def main(argv=None):
             methods[method] = run_method(
                 method, dense, sparse, device, args.batches, args.seconds)
             print('\n'.join(table({method: methods[method]})), flush=True)
-            path = save(result, args.out)  # what has been measured outlives a broken run
+            # What has been measured outlives a broken run.
+            path = save('training', result, args.out)
         if name == 'tox21':
             result['bars_met'] = bars_met(methods, 'cpu' if device.xp is numpy else 'gpu')
-            path = save(result, args.out)
+            path = save('training', result, args.out)
     for bar, is_met in result.get('bars_met', {}).items():
         print('%s: %s' % (bar, 'met' if is_met else 'MISSED'))
     print('wrote', path)

@@ -6,6 +6,8 @@ from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 
+SYMMETRY_PART = 8192  # molecules
+
 
 class Molecules:
     """Hold atoms, adjacency and labels of many molecules, each once, one after the other.
@@ -70,16 +72,27 @@ class Molecules:
         if self._symmetric is None:
             self._symmetric = numpy.zeros(len(self), bool)
             if self.n_relations == 1:
-                rows = numpy.repeat(numpy.arange(self.row_nnz.size), self.row_nnz)
-                columns = self.columns + numpy.repeat(self.starts, self.nnz)
-                _, _, order = build.transpose(
-                    numpy, build.starts_of(self.row_nnz), columns, self.row_nnz.size)
-                differs = (rows[order] != columns) | (columns[order] != rows)
-                if self.data is not None:
-                    differs |= self.data[order] != self.data
-                until = build.starts_of(differs)
-                self._symmetric = until[self.entry_starts + self.nnz] == until[self.entry_starts]
+                # A part at a time: the tables for it are several times the matrices.
+                for first in range(0, len(self), SYMMETRY_PART):
+                    part = slice(first, first + SYMMETRY_PART)
+                    self._symmetric[part] = self._find_symmetry(part)
         return self._symmetric
+
+    def _find_symmetry(self, part):
+        sizes, nnz = self.sizes[part], self.nnz[part]
+        starts, entry_starts = build.starts_of(sizes), build.starts_of(nnz)
+        row_nnz = self.row_nnz[self.starts[part.start]:][:starts[-1]]
+        entries = slice(self.entry_starts[part.start], self.entry_starts[part.start]
+                        + entry_starts[-1])
+        rows = numpy.repeat(numpy.arange(row_nnz.size), row_nnz)
+        columns = self.columns[entries] + numpy.repeat(starts[:-1], nnz)
+        _, _, order = build.transpose(numpy, build.starts_of(row_nnz), columns, row_nnz.size)
+        differs = (rows[order] != columns) | (columns[order] != rows)
+        if self.data is not None:
+            data = self.data[entries]
+            differs |= data[order] != data
+        until = build.starts_of(differs)
+        return until[entry_starts[1:]] == until[entry_starts[:-1]]
 
     def item(self, i, column):
         """Return one element of example i, as the dense data set has it, but for the adjacency.

@@ -8,6 +8,7 @@ from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.beside import beside
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.row_sum import RowSum
 from chainer_bspmm.functions.sigmoid import sigmoid
@@ -78,8 +79,7 @@ def _product(degrees, x, weights, trans):
     weights: n_types arrays (n_out, n_in).
     """
     if degrees.rows is None:
-        xp = chainer_backend.get_array_module(x)
-        stacked = xp.concatenate(weights, axis=0 if trans else 1)
+        stacked = beside(weights, axis=0 if trans else 1)
         y = _expand(x, degrees.is_type).dot(stacked if trans else stacked.T)
         return y.astype(x.dtype, copy=False)
     y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), x.dtype)
@@ -160,9 +160,8 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
         x, weights, biases = inputs[0], inputs[1:n_types + 1], inputs[n_types + 1:]
         self.retain_inputs(tuple(range(n_types + 1)))
         self.retain_outputs((0,))
-        xp = chainer_backend.get_array_module(x)
         y = _product(self._degrees, x, weights, False)
-        bias = xp.stack(biases).sum(axis=0).astype(x.dtype, copy=False)
+        bias = beside(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
         return sigmoid(y, bias),
 
     def backward(self, indexes, grad_outputs):

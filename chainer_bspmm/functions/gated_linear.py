@@ -4,6 +4,7 @@ from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer import functions
 
+from chainer_bspmm.functions.beside import beside
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.row_sum import RowSum
 from chainer_bspmm.functions.sigmoid import sigmoid
@@ -23,12 +24,12 @@ class GatedLinear(function_node.FunctionNode):
         dtype = inputs[0].dtype
         parts, parameters = inputs[:self._n_parts], inputs[self._n_parts:]
         self.retain_inputs(tuple(range(len(inputs))))
-        x = parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=1)
+        x = parts[0] if len(parts) == 1 else beside(parts, axis=1)
         n = len(parameters[0])
-        W = xp.concatenate(parameters[:2]).astype(dtype, copy=False)
+        W = beside(parameters[:2]).astype(dtype, copy=False)
         both = x.dot(W.T)
         if len(parameters) == 4:
-            both += xp.concatenate(parameters[2:]).astype(dtype, copy=False)
+            both += beside(parameters[2:]).astype(dtype, copy=False)
         gate, value = sigmoid(both[:, :n]), both[:, n:]
         if self._activation is functions.tanh:
             xp.tanh(value, out=value)

@@ -1,11 +1,12 @@
 """A step of a gated recurrent unit as one node."""
 import chainer
-from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer import functions
 
+from chainer_bspmm.functions import gru_elementwise
+from chainer_bspmm.functions.beside import apart
+from chainer_bspmm.functions.beside import beside
 from chainer_bspmm.functions.quick import QuickSums
-from chainer_bspmm.functions.sigmoid import sigmoid
 
 
 class GRUStep(QuickSums, function_node.FunctionNode):
@@ -16,30 +17,25 @@ class GRUStep(QuickSums, function_node.FunctionNode):
 
     def forward(self, inputs):
         self.retain_inputs(tuple(range(len(inputs))))
-        xp = chainer_backend.get_array_module(*inputs)
         x, message, state, pairs = self._split(
             [array.astype(inputs[0].dtype, copy=False) for array in inputs])
-        n = len(pairs[0][0])
         # One GEMM for the layers of the input, one for those of the state: the candidate h, the
         # update gate z and the reset gate r lie side by side.
-        W, b = (xp.concatenate(parts) for parts in zip(*pairs[:3 if self._has_state else 2]))
-        both = xp.concatenate((x, message), axis=1)
+        W = beside([W for W, _ in pairs[:3]])
+        both = beside((x, message), axis=1)
         gates = both.dot(W.T)
-        gates += b
         if not self._has_state:
-            h, z = xp.tanh(gates[:, :n]), sigmoid(gates[:, n:])
+            h, z, y = gru_elementwise.first(gates, pairs[0][1], pairs[1][1])
             self._kept = both, W, h, z
-            return z * h,
-        U, c = (xp.concatenate(parts) for parts in zip(*pairs[4:]))
-        gates[:, n:] += state.dot(U.T)
-        opened = sigmoid(gates[:, n:], c)
-        z, r = opened[:, :n], opened[:, n:]
-        remembered = r * state
-        h = gates[:, :n] + remembered.dot(pairs[3][0].T)
-        h += pairs[3][1]
-        h = xp.tanh(h)
+            return y,
+        U = beside([U for U, _ in pairs[4:]])
+        biases = [b for _, b in pairs]
+        z, r, remembered = gru_elementwise.opened(
+            gates, state.dot(U.T), biases[1], biases[2], biases[4], biases[5], state)
+        h, y = gru_elementwise.closed(
+            gates, remembered.dot(pairs[3][0].T), biases[0], biases[3], z, state)
         self._kept = both, W, h, z, r, U, remembered, pairs[3][0]
-        return state + z * (h - state),
+        return y,
 
     def backward(self, indexes, grad_outputs):
         inputs = self.get_retained_inputs()
@@ -64,30 +60,33 @@ class GRUStep(QuickSums, function_node.FunctionNode):
 
     def _gradients(self, inputs, gy):
         """Return the gradients of all inputs."""
-        xp = chainer_backend.get_array_module(gy)
-        n, n_in = gy.shape[1], inputs[0].shape[1]
         both, W, h, z = self._kept[:4]
-        g = xp.empty((len(gy), len(W)), gy.dtype)  # of the layers' sums, side by side
-        gh = gy * z
-        g[:, :n] = gh * (1 - h * h)
-        by_state, gU = [], []
-        if self._has_state:
+        n = gy.shape[1]
+        if not self._has_state:
+            g = gru_elementwise.first_gradient(gy, h, z)
+            by_state, gU = [], []
+        else:
             r, U, remembered, U_h = self._kept[4:]
             state = inputs[2].astype(gy.dtype, copy=False)
-            g_remembered = g[:, :n].dot(U_h)
-            g[:, n:2 * n] = gy * (h - state) * z * (1 - z)
-            g[:, 2 * n:] = g_remembered * state * r * (1 - r)
-            by_state = [gy - gh + g_remembered * r + g[:, n:].dot(U)]
-            gU = [g[:, :n].T.dot(remembered)] + xp.split(g[:, n:].T.dot(state), 2)
-        else:
-            g[:, n:] = gy * h * z * (1 - z)
-        gx = g.dot(W)
-        gW = xp.split(g.T.dot(both), len(W) // n)
-        gb = xp.split(g.sum(axis=0), len(W) // n)
+            # g: of the layers' sums, side by side; g_h, g_zr: its parts, each contiguous.
+            g, g_h = gru_elementwise.closed_gradient(gy, h, z, state)
+            g_zr, g_state = gru_elementwise.opened_gradient(
+                g_h.dot(U_h), gy, z, r, state, g)
+            g_state += g_zr.dot(U)
+            by_state = [g_state]
+            g_zr = g_zr.T.dot(state)
+            gU = [g_h.T.dot(remembered), g_zr[:n], g_zr[n:]]
+        gW, gb = g.T.dot(both), g.sum(axis=0)
         # Biases of W and U have equal gradients, but not one array: optimizer hooks write to it.
-        gc = [array.copy() for array in gb[:len(gU)]]
-        parameters = [array for pair in zip(gW + gU, gb + gc) for array in pair]
-        return [gx[:, :n_in], gx[:, n_in:]] + by_state + parameters
+        gc = gb.copy() if gU else gb
+        gradients = [_parts(array, n) for array in (gW, gb, gc)]
+        parameters = [array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2])
+                      for array in pair]
+        return [*apart(g.dot(W), inputs[0].shape[1]), *by_state, *parameters]
+
+
+def _parts(array, n):
+    return [array[i:i + n] for i in range(0, len(array), n)]
 
 
 def _composed(x, message, state, pairs):

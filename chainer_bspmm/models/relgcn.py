@@ -1,6 +1,9 @@
 """RelGCN (relational graph convolution) on sparse batches."""
+import numpy
+
 import chainer
 from chainer import functions
+from chainer.backends import cuda
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.links import EmbedAtomID
 from chainer_chemistry.links import GraphLinear
@@ -145,7 +148,20 @@ def scale_adj(adj, dtype):
             degree = xp.diff(starts).astype(dtype)
         else:
             degree = backend.segment_sum(incoming.data[:, None], starts)[:, 0]
-        inverse = 1 / xp.where(degree == 0, degree.dtype.type(1), degree)
-        values = inverse[adj.indices // adj.n_relations]
-        adj._cache[key] = with_values(adj, values if adj.data is None else values * adj.data)
+        adj._cache[key] = with_values(adj, _quotients(adj, degree))
     return adj._cache[key]
+
+
+def _quotients(adj, degree):
+    """Return each entry's value over the degree of its source; a degree of 0 counts as 1."""
+    if adj.xp is not numpy:
+        # One launch where CuPy's own operations would be six.
+        has_data = adj.data is not None
+        return cuda.elementwise(
+            'raw T degree, I index, int32 n_relations' + has_data * ', T data', 'T value', '''
+            T d = degree[index / n_relations];
+            value = %s / (d == (T)0 ? (T)1 : d)''' % ('data' if has_data else '(T)1'),
+            'bspmm_quotients')(
+                degree, adj.indices, adj.n_relations, *([adj.data] if has_data else []))
+    degree = numpy.where(degree == 0, degree.dtype.type(1), degree)
+    return (1 if adj.data is None else adj.data) / degree[adj.indices // adj.n_relations]

@@ -2,6 +2,9 @@
 
 Both are new objects that share arrays with the given one; nothing here synchronises.
 """
+import numpy
+
+from chainer.backends import cuda
 
 
 def relation_rows(adj):
@@ -26,8 +29,7 @@ def relation_rows(adj):
         # entries this takes no sort, and on a GPU one kernel, twice.
         sources = adj._copy()
         sources.indptr = adj.xp.ascontiguousarray(adj.T.indptr[::n_relations])
-        sources.indices = (adj.T.indices * n_relations
-                           + adj.indices[adj.transpose_order] % n_relations)
+        sources.indices = _receivers(adj)
         sources.data = adj.T.data
         sources.row_offsets = adj.col_offsets // n_relations
         sources.col_offsets = adj.row_offsets * n_relations
@@ -38,6 +40,16 @@ def relation_rows(adj):
         sources.is_symmetric = False
         adj._cache['relation rows'] = sources.T
     return adj._cache['relation rows']
+
+
+def _receivers(adj):
+    """Return ``i * R + r`` for the entries ``(i, j * R + r)``, in the order of the transpose."""
+    if adj.xp is not numpy:
+        return cuda.elementwise(
+            'I i_node, I order, raw I columns, int32 n_relations', 'I y',
+            'y = i_node * n_relations + columns[order] % n_relations', 'bspmm_receivers')(
+                adj.T.indices, adj.transpose_order, adj.indices, adj.n_relations)
+    return adj.T.indices * adj.n_relations + adj.indices[adj.transpose_order] % adj.n_relations
 
 
 def with_values(adj, data):

@@ -81,8 +81,10 @@ def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, 
         assert_same_batch(converter(sparse[numpy.array(index)]), expected)
 
 
+@pytest.mark.parametrize('part', [1, 2, 4, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_symmetry_is_known_for_every_batch(layout):
+def test_symmetry_is_known_for_every_batch(layout, part, monkeypatch):
+    monkeypatch.setattr('chainer_bspmm.dataset.molecules.SYMMETRY_PART', part)
     rng = numpy.random.RandomState(0)
     examples = [(numpy.ones(n, 'i'), random_matrix(rng, n, symmetric=symmetric).astype('f'))
                 for n, symmetric in ((5, True), (6, False), (1, True), (4, True), (7, False))]

@@ -1,0 +1,101 @@
+"""Do the dense and the sparse models learn equally well?
+
+Trains with the examples' own scripts to the end, over several seeds, and keeps the metric of the
+test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of QM9's sample. A seed
+decides the split, the start and the order of the batches, for both models alike. On a GPU::
+
+    python -m benchmarks.bench_quality --tox21 tox21.csv.gz --device 0 --processes 12
+
+writes ``benchmarks/results/<gpu or cpu>/quality.json``.
+"""
+import argparse
+import concurrent.futures
+import statistics
+import tempfile
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import
+import chainer
+
+from benchmarks import bench_examples
+from benchmarks import bench_training
+
+EPOCHS = {'tox21': 20, 'qm9': 100}
+METRICS = {'tox21': 'mean ROC-AUC', 'qm9': 'MAE'}
+METHODS = ('rsgcn', 'relgcn')
+SEEDS = (0, 1, 2)
+MODELS = {'dense': ['--dense'], 'sparse': []}
+
+
+def train(run, options):
+    """Return the test metric of one run (example, method, model, seed), and what it cost."""
+    example, method, model, seed = run
+    with tempfile.TemporaryDirectory() as folder:
+        result = bench_examples.train(example, [
+            '--method', method, '--epoch', str(EPOCHS[example]), '--seed', str(seed),
+            *MODELS[model], *bench_examples.OPTIONS, *bench_examples.OWN_OPTIONS[example],
+            *options[example]], folder)
+    metric = result['test'][METRICS[example]]
+    if isinstance(metric, dict):  # by target, of which there is one
+        metric, = metric.values()
+    return {'metric': metric, 'seconds': result['seconds']['training'], 'steps': result['steps']}
+
+
+def summary(results):
+    """Return {(example, method): metrics of both models, their means and spreads}."""
+    found = {}
+    for (example, method, model, _), result in results.items():
+        found.setdefault(example, {}).setdefault(method, {}).setdefault(model, []).append(
+            result['metric'])
+    for methods in found.values():
+        for method, models in methods.items():
+            methods[method] = {model: {
+                'metrics': metrics, 'mean': statistics.mean(metrics),
+                'standard deviation': statistics.stdev(metrics) if len(metrics) > 1 else None,
+            } for model, metrics in models.items()}
+            dense, sparse = (methods[method][model] for model in MODELS)
+            # What a model with another seed would differ by, too.
+            spread = max(dense['metrics']) - min(dense['metrics']) if len(SEEDS) > 1 else None
+            methods[method]['difference of the means'] = sparse['mean'] - dense['mean']
+            methods[method]['spread of the dense model over the seeds'] = spread
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it QM9 alone")
+    parser.add_argument('--device', default='-1', help='-1 (CPU) or the number of a GPU')
+    parser.add_argument('--methods', nargs='+', default=METHODS)
+    parser.add_argument('--processes', type=int, default=1, help='trainings at a time')
+    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
+    parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
+    args = parser.parse_args()
+    device = chainer.get_device(int(args.device))
+    options = {'qm9': ['--data', 'sample', '--device', args.device]}
+    if args.tox21:
+        options['tox21'] = ['--data', args.tox21, '--device', args.device]
+    # The slow ones first.
+    runs = [(example, method, model, seed) for example in sorted(options, reverse=True)
+            for method in reversed(args.methods) for model in MODELS for seed in SEEDS]
+    with concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
+        results = dict(zip(runs, pool.map(lambda run: train(run, options), runs)))
+    result = {
+        'question': 'test metrics of the dense and of the sparse model after full-length trainings',
+        'method': '%s; epochs %s; seeds %s, each with a split of its own; %d trainings at a time, '
+                  'so seconds are not comparable with those of other files' % (
+                      ' '.join(bench_examples.OPTIONS), EPOCHS, SEEDS, args.processes),
+        'conditions': bench_training.conditions(device, args.commit),
+        'metrics': {example: METRICS[example] for example in options},
+        'summary': summary(results),
+        'runs': [dict(zip(('example', 'method', 'model', 'seed'), run), **value)
+                 for run, value in results.items()],
+    }
+    for example, methods in result['summary'].items():
+        for method, found in methods.items():
+            print('%s %s, %s: dense %.4f, sparse %.4f, dense over the seeds %.4f' % (
+                example, method, METRICS[example], found['dense']['mean'],
+                found['sparse']['mean'], found['spread of the dense model over the seeds']))
+    print('wrote', bench_training.save('quality', result, args.out))
+
+
+if __name__ == '__main__':
+    main()
