@@ -1,8 +1,8 @@
-"""Do the dense and the sparse models learn equally well?
+"""Do the dense and the sparse models learn equally well, packed and padded?
 
 Trains with the examples' own scripts to the end, over several seeds, and keeps the metric of the
 test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of QM9's sample. A seed
-decides the split, the start and the order of the batches, for both models alike. On a GPU::
+decides the split, the start and the order of the batches, for all of them alike. On a GPU::
 
     python -m benchmarks.bench_quality --tox21 tox21.csv.gz --device 0 --processes 12
 
@@ -23,7 +23,7 @@ EPOCHS = {'tox21': 20, 'qm9': 100}
 METRICS = {'tox21': 'mean ROC-AUC', 'qm9': 'MAE'}
 METHODS = ('rsgcn', 'relgcn')
 SEEDS = (0, 1, 2)
-MODELS = {'dense': ['--dense'], 'sparse': []}
+MODELS = {'dense': ['--dense'], 'packed': [], 'padded': ['--layout', 'padded']}
 
 
 def train(run, options):
@@ -41,7 +41,7 @@ def train(run, options):
 
 
 def summary(results):
-    """Return {(example, method): metrics of both models, their means and spreads}."""
+    """Return {example: {method: {model: metrics, their mean and standard deviation}}}."""
     found = {}
     for (example, method, model, _), result in results.items():
         found.setdefault(example, {}).setdefault(method, {}).setdefault(model, []).append(
@@ -52,11 +52,6 @@ def summary(results):
                 'metrics': metrics, 'mean': statistics.mean(metrics),
                 'standard deviation': statistics.stdev(metrics) if len(metrics) > 1 else None,
             } for model, metrics in models.items()}
-            dense, sparse = (methods[method][model] for model in MODELS)
-            # What a model with another seed would differ by, too.
-            spread = max(dense['metrics']) - min(dense['metrics']) if len(SEEDS) > 1 else None
-            methods[method]['difference of the means'] = sparse['mean'] - dense['mean']
-            methods[method]['spread of the dense model over the seeds'] = spread
     return found
 
 
@@ -79,7 +74,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
         results = dict(zip(runs, pool.map(lambda run: train(run, options), runs)))
     result = {
-        'question': 'test metrics of the dense and of the sparse model after full-length trainings',
+        'question': 'test metrics after full-length trainings: dense; sparse, packed and padded',
         'method': '%s; epochs %s; seeds %s, each with a split of its own; %d trainings at a time, '
                   'so seconds are not comparable with those of other files' % (
                       ' '.join(bench_examples.OPTIONS), EPOCHS, SEEDS, args.processes),
@@ -91,9 +86,9 @@ def main():
     }
     for example, methods in result['summary'].items():
         for method, found in methods.items():
-            print('%s %s, %s: dense %.4f, sparse %.4f, dense over the seeds %.4f' % (
-                example, method, METRICS[example], found['dense']['mean'],
-                found['sparse']['mean'], found['spread of the dense model over the seeds']))
+            print('%s %s, %s: %s' % (example, method, METRICS[example], '; '.join(
+                '%s %s' % (model, ' '.join('%.4f' % metric for metric in of['metrics']))
+                for model, of in found.items())))
     print('wrote', bench_training.save('quality', result, args.out))
 
 

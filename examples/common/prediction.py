@@ -7,6 +7,7 @@ import pandas
 from common import data
 from common import files
 from common.arguments import get_device
+from common.tasks import converter_of
 
 
 def molecules(args, settings, task, read, out_dir):
@@ -56,7 +57,8 @@ def predict(args, script, task_of, read):
         raise data.DataError('--out: no such folder: %s' % out_dir)
     dataset, table, kept = molecules(args, settings, task, read, out_dir)
 
-    predictions = task.predict(model, dataset, args.dense, args.batchsize)
+    converter = converter_of(args.dense, settings['layout'])
+    predictions = task.predict(model, dataset, converter, args.batchsize)
     result = pandas.DataFrame({'smiles': table['smiles']})
     for name, values in zip(task.names, predictions.T):
         predicted, true = task.column_titles(name)

@@ -54,17 +54,19 @@ def build_predictor(settings, dense, n_out, **options):
     return predictor if dense else chainer_bspmm.sparsify(predictor)
 
 
-def converter_of(dense):
-    """Return the converter that goes with the model: padded for the dense one, packed otherwise."""
-    return dense_concat_mols if dense else chainer_bspmm.concat_mols
+LAYOUTS = {'packed': chainer_bspmm.concat_mols,
+           'padded': chainer_bspmm.CSRConverter(layout='padded')}
 
 
-def inputs_converter(dense):
+def converter_of(dense, layout='packed'):
+    """Return the converter that goes with the model: the dense one's, or that of the layout."""
+    return dense_concat_mols if dense else LAYOUTS[layout]
+
+
+def inputs_converter(converter):
     """Return a converter that leaves out the labels, the last column, for prediction."""
-    convert = converter_of(dense)
-
     def inputs_only(batch, device=None):
-        return tuple(convert(batch, device)[:-1])
+        return tuple(converter(batch, device)[:-1])
     return inputs_only
 
 
@@ -133,9 +135,9 @@ class Regression:
 
     evaluator = extensions.Evaluator
 
-    def predict(self, model, dataset, dense, batchsize):
+    def predict(self, model, dataset, converter, batchsize):
         """Predict (M, T) float32, in the targets' units."""
-        return model.predict(dataset, batchsize=batchsize, converter=inputs_converter(dense))
+        return model.predict(dataset, batchsize=batchsize, converter=inputs_converter(converter))
 
     def baseline(self, model, train_labels, labels):
         """Return {'loss': ..., 'mae': ...} of always answering the mean of the training labels."""
@@ -265,10 +267,10 @@ class Classification:
 
     evaluator = RocAucEvaluator
 
-    def predict(self, model, dataset, dense, batchsize):
+    def predict(self, model, dataset, converter, batchsize):
         """Predict (M, T) float32: the probability that each label is 1."""
         return model.predict_proba(dataset, batchsize=batchsize, postprocess_fn=F.sigmoid,
-                                   converter=inputs_converter(dense))
+                                   converter=inputs_converter(converter))
 
     def baseline(self, model, train_labels, labels):
         """Return {'loss': ..., 'roc_auc': ...} of always answering the training data's share."""

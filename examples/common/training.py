@@ -28,7 +28,7 @@ matplotlib.use('Agg')  # pictures go to files
 PLOT_FILE = 'learning_curve.png'
 # What a resumed run must have in common with the run that made the snapshot, for every example.
 FIXED_SETTINGS = ('method', 'conv_layers', 'unit_num', 'batchsize', 'seed', 'train_data_ratio',
-                  'data', 'num_data')
+                  'data', 'num_data', 'layout')
 
 
 class RandomState(training.Extension):
@@ -95,7 +95,7 @@ def set_up_trainer(task, model, train, valid, args, device, report_every):
         task (Regression or Classification): what is learnt.
         model (Regressor or Classifier): on its device.
         train, valid (dataset): of (atoms, adj, ..., labels).
-        args (argparse.Namespace): `dense`, `batchsize`, `epoch`, `out`.
+        args (argparse.Namespace): `dense`, `layout`, `batchsize`, `epoch`, `out`.
         device (chainer.backend.Device): where to train.
         report_every (int): epochs between validations, and lines of the log.
 
@@ -104,7 +104,7 @@ def set_up_trainer(task, model, train, valid, args, device, report_every):
     """
     optimizer = optimizers.Adam()
     optimizer.setup(model)
-    converter = converter_of(args.dense)
+    converter = converter_of(args.dense, args.layout)
     updater = measure.TimedUpdater(SerialIterator(train, args.batchsize), optimizer,
                                    device=device, converter=converter)
     trainer = training.Trainer(updater, EpochsOrInterrupt(args.epoch), out=args.out)
@@ -250,7 +250,8 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     training_seconds = time.perf_counter() - start
 
     path = files.save_model(args.out, model)
-    predictions = task.predict(model, test, args.dense, args.batchsize)
+    predictions = task.predict(
+        model, test, converter_of(args.dense, args.layout), args.batchsize)
     # Before anything else takes memory.
     memory = measure.peak_memory(device)
     step = measure.milliseconds_a_step(trainer.updater.seconds)

@@ -83,8 +83,8 @@ def compare_predictions(sparse, dense, examples):
 
     The sparse model runs in batches, the dense one on each molecule alone, without padding.
     """
-    ours = TASK.predict(sparse, examples, False, BATCHSIZE)
-    upstream = TASK.predict(dense, examples, True, 1)
+    ours = TASK.predict(sparse, examples, converter_of(False), BATCHSIZE)
+    upstream = TASK.predict(dense, examples, converter_of(True), 1)
     return float((numpy.abs(ours - upstream) / numpy.abs(upstream)).max())
 
 
@@ -215,7 +215,7 @@ def main():
     test_examples = [examples[i] for i in test]
     path = os.path.join(args.out, 'fit.png')
     plot_fit(path, labels_of(test_examples)[:, 0],
-             TASK.predict(sparse, test_examples, False, BATCHSIZE)[:, 0])
+             TASK.predict(sparse, test_examples, converter_of(False), BATCHSIZE)[:, 0])
     print('Predicted against true: %s' % path)
 
     headline("2. Same parameters, same predictions as upstream's dense model")

@@ -204,6 +204,21 @@ def test_all_targets_dense(tmp_path):
     assert numpy.isfinite(arrays(tmp_path / 'model.npz')['predictor/mlp/l_out/W']).all()
 
 
+def test_padded_layout_trains_as_the_dense_model_does(tmp_path):
+    logs = {}
+    for name, option in (('dense', ['--dense']), ('padded', ['--layout', 'padded']),
+                         ('packed', [])):
+        run('train_qm9.py', '--label', 'alpha', '--method', 'relgcn', '--out', tmp_path / name,
+            *option, *QUICK)
+        log = json.loads((tmp_path / name / 'log').read_text())
+        logs[name] = [entry['validation/main/loss'] for entry in log]
+    assert logs['padded'] == pytest.approx(logs['dense'], rel=1e-4)
+    assert logs['packed'] != pytest.approx(logs['dense'], rel=1e-2)
+    again = run('predict_qm9.py', '--in-dir', tmp_path / 'padded')  # in the layout of the training
+    result = json.loads((tmp_path / 'padded' / 'result.json').read_text())
+    assert 'MAE of alpha: %.6g ' % result['test']['MAE']['alpha'] in again
+
+
 def test_methods_are_those_that_can_be_swapped(data):
     from common import tasks
     assert tasks.METHODS == tuple(METHODS)
