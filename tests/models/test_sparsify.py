@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import chainer
+from chainer.link_hooks import SpectralNormalization
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
 from chainer_chemistry import models
@@ -212,7 +213,7 @@ def test_hooks_of_links_that_are_not_called_are_refused(kind, layer):
     bonds = numpy.ones({models.NFP: (3, 3), models.GNNFiLM: (5, 3, 3)}.get(kind, (4, 3, 3)), 'f')
     batch = concat_mols([(numpy.array([6, 7, 8], 'i'), bonds)])
     model(*batch)
-    layer(model).add_hook(chainer.link_hooks.SpectralNormalization())
+    layer(model).add_hook(SpectralNormalization())
     with pytest.raises(ValueError, match='expected no link hooks, .* SpectralNormalization'):
         model(*batch)
 
