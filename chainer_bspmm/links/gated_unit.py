@@ -20,12 +20,13 @@ def gated_step(gru, x, message):
     Raises:
         ValueError: a layer has hooks, or a shape does not fit.
     """
-    of_input, of_state = [gru.W, gru.W_z], []
-    if gru.h is not None:
-        of_input.append(gru.W_r)
-        of_state = [gru.U, gru.U_z, gru.U_r]
     n_inputs = x.shape[1] + message.shape[1]
-    gru.h = gru_step(x, message, gru.h, [
-        *(parameters_of(layer, n_inputs) for layer in of_input),
-        *(parameters_of(layer, gru.h.shape[1]) for layer in of_state)])
+    # In the order of the link's own call, so that one seed gives the same parameters.
+    update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))
+    parameters = [candidate, update]
+    if gru.h is not None:
+        parameters.append(parameters_of(gru.W_r, n_inputs))
+        parameters += [parameters_of(layer, gru.h.shape[1])
+                       for layer in (gru.U, gru.U_z, gru.U_r)]
+    gru.h = gru_step(x, message, gru.h, parameters)
     return gru.h
