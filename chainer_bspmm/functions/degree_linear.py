@@ -1,6 +1,7 @@
 """Linear layers whose weight depends on the degree of the node, all of them in one node."""
 import numpy
 
+import chainer
 from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer import functions
@@ -174,8 +175,18 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
         n_biases = len(indexes) - len(gradients)
         if n_biases:
             bias, = quick_apply(RowSum(), (gy,))
-            gradients += (functions.cast(bias, self.inputs[-1].dtype),) * n_biases
+            gradients += _copies(functions.cast(bias, self.inputs[-1].dtype), n_biases)
         return gradients
+
+
+def _copies(x, n):
+    """Return n times x, each in memory of its own, which optimizer hooks write to."""
+    if chainer.config.enable_backprop:
+        rows = functions.tile(x, (n, 1))
+        return tuple(rows[i] for i in range(n))
+    rows = x.xp.empty((n, x.size), x.dtype)
+    rows[...] = x.array
+    return tuple(chainer.Variable(row, requires_grad=False) for row in rows)
 
 
 def degree_linear_sigmoid(degrees, x, weights, biases):

@@ -14,7 +14,7 @@ class GeneralReadout(chainer.Link):
 
     Args:
         mode (str): ``'sum'``, ``'max'``, or ``'summax'`` (both, side by side).
-        activation (callable or None): applied to the nodes first.
+        activation (callable or None): applied to the nodes first, element by element.
 
     Raises:
         ValueError: unknown mode.

@@ -23,7 +23,8 @@ class GGNNReadout(chainer.Chain):
         in_channels (int or None): width of ``h`` and ``h0`` together; None means what the first
             call brings.
         nobias (bool): leave out both biases.
-        activation (callable): of the nodes.
+        activation (callable): of the nodes, element by element: their array has two dimensions
+            here, three in Chainer Chemistry, where ``softmax`` would go over the nodes.
         activation_agg (callable): of the sums.
 
     Source:

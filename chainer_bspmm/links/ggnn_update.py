@@ -16,7 +16,7 @@ class GGNNUpdate(chainer.Chain):
     whose rows have the relation as their minor index, and
     ``update_layer/{W,W_r,W_z,U,U_r,U_z}/{W,b}``. As there, the state s of the GRU is kept from call
     to call until :meth:`reset_state`; the first call has none, and then takes no part of U.
-    An update is two nodes of the computational graph: hooks on the child links are not called.
+    An update is two nodes of the computational graph: hooks on the child links are refused.
 
     Args:
         in_channels (int or None): width of ``h``; None means what the first call brings.

@@ -19,7 +19,7 @@ class GNNFiLMUpdate(chainer.Chain):
     ``chainer_chemistry.links.GNNFiLMUpdate``; parameters ``W_linear/W`` and ``W_g/W``, whose rows
     have the relation as their minor index, and ``norm_layer/{gamma,beta}``. An update is four nodes
     of the computational graph: both linear maps with the modulation, activation, sum, norm. Hooks
-    on the child links are not called. A node without edges gets the norm of 0, which is its bias.
+    on the linear layers are refused. A node without edges gets the norm of 0, which is its bias.
 
     Args:
         hidden_channels (int): width of ``h`` and of the result.

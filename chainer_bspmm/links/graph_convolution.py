@@ -4,7 +4,7 @@ from chainer import initializers
 
 from chainer_bspmm.backend import check
 from chainer_bspmm.functions import relation_linear
-from chainer_bspmm.links.lazy_linear import parameters_of
+from chainer_bspmm.links.lazy_linear import initialized
 from chainer_bspmm.sparse.validate import count
 
 
@@ -54,7 +54,7 @@ class GraphConvolution(chainer.Link):
             self.W = chainer.Parameter(initializers.LeCunNormal())
             self.b = chainer.Parameter(0, self.out_size)
         if in_channels is not None:
-            parameters_of(self, in_channels)
+            initialized(self, in_channels)
 
     def forward(self, x, adj):
         """Convolve.
@@ -75,4 +75,4 @@ class GraphConvolution(chainer.Link):
         if adj.n_relations != self.n_relations:
             raise ValueError('adj: expected %d relations, the n_relations of the link, got %r'
                              % (self.n_relations, adj))
-        return relation_linear(adj, x, *parameters_of(self, x.shape[-1]))
+        return relation_linear(adj, x, *initialized(self, x.shape[-1]))

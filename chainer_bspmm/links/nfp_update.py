@@ -6,6 +6,7 @@ from chainer_chemistry.links.connection.graph_linear import GraphLinear
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.degree_linear import degree_linear_sigmoid
 from chainer_bspmm.functions.degree_linear import degrees_of
+from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.twin import twin_of
 
 
@@ -79,11 +80,7 @@ class NFPUpdate(chainer.Chain):
         h = bspmm(adj, h)
         if h.ndim == 3:
             h = functions.reshape(h, (adj.n_rows, shape[2]))
-        for linear in self.graph_linears:
-            if linear.W.array is None:
-                linear._initialize_params(shape[-1])
+        weights, biases = zip(*[parameters_of(linear, shape[-1]) for linear in self.graph_linears])
         h = degree_linear_sigmoid(
-            degrees_of(adj, len(self.graph_linears)), h,
-            [linear.W for linear in self.graph_linears],
-            [linear.b for linear in self.graph_linears])
+            degrees_of(adj, len(self.graph_linears)), h, weights, biases)
         return h if len(shape) == 2 else functions.reshape(h, shape[:2] + h.shape[1:])

@@ -15,7 +15,7 @@ class RelGCNUpdate(chainer.Chain):
     Takes the place of ``chainer_chemistry.links.RelGCNUpdate``; parameters
     ``graph_linear_self/{W,b}`` and ``graph_linear_edge/{W,b}``, whose rows have the relation as
     their minor index. Both linear maps and the product are one node of the computational graph:
-    hooks on these two child links are not called.
+    hooks on these two child links are refused.
 
     Args:
         in_channels (int or None): width of ``h``; None means what the first call brings.

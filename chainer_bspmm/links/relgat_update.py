@@ -20,7 +20,7 @@ class RelGATUpdate(chainer.Chain):
     ``chainer_chemistry.links.RelGATUpdate``; parameters ``message_layer/{W,b}``, whose rows are
     sorted by relation, head, channel, and ``attention_layer/{W,b}``. The values of the adjacency
     matrices play no part, only which entries there are: an edge that is stored twice counts twice.
-    An update is two nodes of the computational graph: hooks on ``attention_layer`` are not called.
+    An update is two nodes of the computational graph: hooks on ``attention_layer`` are refused.
 
     As in Chainer Chemistry, where a node has no edge to take the softmax over, all slots of its
     graph have the same weight: ``h'`` is then a mean over its nodes, and in padded layout over the

@@ -141,6 +141,12 @@ def embed_atoms(embed, atom_array, adj):
     if largest is not None and not (0 <= smallest and largest < n_atom_types):
         raise ValueError('atom_array: expected ids in [0, %d), the size of the embedding, got %d'
                          % (n_atom_types, smallest if smallest < 0 else largest))
-    if type(embed) is not EmbedAtomID or embed.ignore_label is not None or embed.local_link_hooks:
-        return embed(flat)
-    return embed_rows(flat.array if isinstance(flat, chainer.Variable) else flat, embed.W)
+    return embed_ids(embed, flat.array if isinstance(flat, chainer.Variable) else flat)
+
+
+def embed_ids(embed, ids):
+    """Return ``embed(ids)``, (n_rows, channels), of an array of checked ids."""
+    is_table = type(embed) in (EmbedAtomID, chainer.links.EmbedID)
+    if not is_table or embed.ignore_label is not None or embed.local_link_hooks:
+        return embed(ids)
+    return embed_rows(ids, embed.W)

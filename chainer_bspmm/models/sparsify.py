@@ -114,14 +114,19 @@ def _swap(parent, twins):
         if child not in twins and type(child) not in SWAPS.values():
             _swap(child, twins)
     if isinstance(parent, chainer.ChainList):
-        for i, child in enumerate(parent):
+        # Not by assignment: that of a Sequential, which has an index for functions too, deletes and
+        # inserts, and puts the links in another order.
+        for i, child in enumerate(parent._children):
             if child in twins:
-                parent[i] = twins[child]
-        return
+                parent._children[i] = twins[child]
+                twins[child].name = str(i)
+        if isinstance(parent, chainer.Sequential):
+            parent._layers = [twins.get(layer, layer) if isinstance(layer, chainer.Link) else layer
+                              for layer in parent._layers]
     for name, value in list(vars(parent).items()):
         if not isinstance(value, chainer.Link) or value not in twins:
             continue
-        if name in parent._children:
+        if isinstance(parent, chainer.Chain) and name in parent._children:
             # A registered child cannot be assigned over; deleted first, it keeps name and path.
             delattr(parent, name)
             with parent.init_scope():

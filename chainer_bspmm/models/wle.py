@@ -9,6 +9,7 @@ from chainer_chemistry.models.gwle import gwle_graph_conv_model
 from chainer_chemistry.models.gwle import gwle_net
 
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
+from chainer_bspmm.models.rsgcn import embed_ids
 
 
 class _WLEGraphConvModel(GraphConvModel):
@@ -45,7 +46,7 @@ class _WLEGraphConvModel(GraphConvModel):
         h0 = h
         if self.with_wle:
             labels = _labels(wle_array, adj, self.embed_wle.W.shape[0])
-            h = self._combine(h, self.embed_wle(labels))
+            h = self._combine(h, embed_ids(self.embed_wle, labels))
         return self._convolve(h, h0, adj, is_real_node)
 
 

@@ -94,6 +94,22 @@ def test_gradients_of_some_inputs_only(xp, fixed_shape):
                 assert gradient is None
 
 
+@pytest.mark.parametrize('higher', [False, True])
+def test_gradients_share_no_memory(xp, higher):
+    """The biases' gradients are equal, but an optimizer hook scales each of them in place."""
+    rng = numpy.random.RandomState(0)
+    x = features(rng, xp, len(TYPES), 3, 'float32')
+    weights, biases = parameters(rng, xp, 3, 2, 'float32')
+    given = [chainer.Variable(a) for a in biases]
+    y = degree_linear_sigmoid(degrees(xp), x, weights, given)
+    chainer.functions.sum(y).backward(enable_double_backprop=higher)
+    expected = cuda.to_cpu(given[0].grad).copy()
+    for variable in given:
+        variable.grad *= 2
+    for variable in given:
+        numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), 2 * expected)
+
+
 def test_infinite_feature_stays_in_its_row(xp):
     """A weight that is not the node's own must not turn an infinity into NaN."""
     for fixed_shape in (False, True):

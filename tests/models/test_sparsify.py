@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import chainer
+from chainer.link_hooks import SpectralNormalization
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
 from chainer_chemistry import models
@@ -178,6 +179,43 @@ def test_every_reference_to_the_model_is_swapped():
         lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu))
     assert type(layers[1]) is RSGCN
     assert layers(*concat_mols(EXAMPLES)).shape == (3, 4)
+
+
+def test_links_of_a_list_keep_their_order():
+    class Own(chainer.ChainList):
+        def __init__(self):
+            super().__init__(chainer.links.Linear(4, 2), rsgcn())
+            self.conv = self[1]
+
+    sequence = chainer.Sequential(
+        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2))
+    for model in (sequence, Own()):
+        before = [(name, id(param)) for name, param in model.namedparams()]
+        sparsify(model)
+        assert [(name, id(param)) for name, param in model.namedparams()] == before
+        assert [child.name for child in model.children()] == ['0', '1']
+        assert sum(type(child) is RSGCN for child in model.children()) == 1
+        assert type(model.conv if model is not sequence else model[1]) is RSGCN
+    assert sequence[2] is chainer.functions.relu and type(sequence[3]) is chainer.links.Linear
+
+
+@pytest.mark.parametrize('kind, layer', [
+    (models.RelGCN, lambda model: model.rgcn_convs[0].graph_linear_edge),
+    (models.GGNN, lambda model: model.update_layers[0].graph_linear),
+    (models.GGNN, lambda model: model.update_layers[0].update_layer.U_z),
+    (models.RelGAT, lambda model: model.update_layers[0].attention_layer),
+    (models.GNNFiLM, lambda model: model.update_layers[0].W_g),
+    (models.NFP, lambda model: model.layers[0].graph_linears[2]),
+])
+def test_hooks_of_links_that_are_not_called_are_refused(kind, layer):
+    """Spectral normalisation, left out in silence, would give other numbers."""
+    model = sparsify(kind(4))
+    bonds = numpy.ones({models.NFP: (3, 3), models.GNNFiLM: (5, 3, 3)}.get(kind, (4, 3, 3)), 'f')
+    batch = concat_mols([(numpy.array([6, 7, 8], 'i'), bonds)])
+    model(*batch)
+    layer(model).add_hook(SpectralNormalization())
+    with pytest.raises(ValueError, match='expected no link hooks, .* SpectralNormalization'):
+        model(*batch)
 
 
 def test_update_link_in_a_chain_of_ones_own():

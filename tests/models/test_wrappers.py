@@ -23,6 +23,7 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor as set_up_dense_predictor
 
 from benchmarks import parity
+from chainer_bspmm import BatchedCSR
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
@@ -301,6 +302,18 @@ def test_data_set_with_labels(method, rounds):
 
 
 # --- what is refused ---
+
+@pytest.mark.parametrize('name', ['GGNN_CWLE', 'RSGCN_GWLE'])
+def test_batch_without_atoms(name):
+    model = sparsify(CASES[name].make())
+    shape = (4, 0, 0) if name == 'GGNN_CWLE' else (0, 0)
+    adj = BatchedCSR.from_matrices([numpy.zeros(shape, 'f')] * 2)
+    model.cleargrads()
+    y = model(numpy.zeros(0, 'i'), adj, numpy.zeros(0, 'i'))
+    chainer.functions.sum(y).backward()
+    assert len(y) == 2 and numpy.isfinite(y.array).all()
+    assert not model.embed_wle.W.grad.any()
+
 
 def test_super_node():
     model, examples = models.GGNN_GWM(3), parity.examples_of(CASES['GGNN_GWM'])
