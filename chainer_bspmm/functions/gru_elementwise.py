@@ -8,10 +8,8 @@ import numpy
 
 from chainer.backends import cuda
 
+from chainer_bspmm.functions.sigmoid import SIGMOID
 from chainer_bspmm.functions.sigmoid import sigmoid
-
-# T(0.5): the kernels must not compute in double precision for the sake of a literal.
-SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
 
 def first(gates, b_h, b_z):

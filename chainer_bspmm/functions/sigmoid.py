@@ -3,6 +3,9 @@ import numpy
 
 from chainer.backends import cuda
 
+# For kernels. (T)0.5: a plain literal would have all of it computed in double precision.
+SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
+
 
 def sigmoid(x, bias=None):
     """Return ``sigmoid(x + bias)``, in x's memory; in the form that does not overflow.
@@ -20,6 +23,6 @@ def sigmoid(x, bias=None):
         x *= half
         x += half
         return x
-    kernel = cuda.elementwise('T x, T bias', 'T y', 'y = tanh((x + bias) * 0.5) * 0.5 + 0.5',
-                              'bspmm_biased_sigmoid')
+    kernel = cuda.elementwise('T x, T bias', 'T y', 'y = SIGMOID(x + bias)',
+                              'bspmm_biased_sigmoid', preamble=SIGMOID)
     return kernel(x, x.dtype.type(0) if bias is None else bias, x)
