@@ -76,6 +76,8 @@ def test_interrupt(tmp_path):
         'import time\nprint("ready", flush=True)\ntime.sleep(60)\n')
     with subprocess.Popen(OURS + ['script.py'], cwd=tmp_path, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True,
+                          # What runs in the background of a shell script ignores it otherwise.
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                           env=dict(os.environ, PYTHONPATH=str(ROOT))) as process:
         assert process.stdout.readline() == 'ready\n'
         time.sleep(.2)

@@ -1,5 +1,6 @@
 """Read CSV files, turn SMILES into graphs, split data sets."""
 import os
+import zlib
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import numpy
@@ -12,8 +13,6 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 from rdkit import Chem
 from rdkit import rdBase
 from tqdm import tqdm
-
-FAILED_FILE = 'failed.csv'
 
 
 class DataError(ValueError):
@@ -45,7 +44,7 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
         # As text, so that a bad label can be shown as it stands in the file.
         raw = pandas.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False,
                               usecols=[name for name in header if name in wanted])
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
     missing = [name for name in (wanted if need_labels else wanted[:1]) if name not in header]
     if missing:
@@ -187,9 +186,8 @@ def preprocess(table, method, labels, dense=False):
     return dataset, kept, failures
 
 
-def report_failures(failures, out, shown=10):
-    """Say how many molecules were left out, and list all of them in OUT/failed.csv."""
-    path = os.path.join(out, FAILED_FILE)
+def report_failures(failures, path, shown=10):
+    """Say how many molecules were left out, and list all of them in the CSV file `path`."""
     if os.path.exists(path):
         os.remove(path)  # of an earlier run
     if not failures:
@@ -203,7 +201,7 @@ def report_failures(failures, out, shown=10):
         print('  ... and %d more' % (len(failures) - shown))
 
 
-def load(description, table, task, method, num_data, out, dense):
+def load(description, table, task, method, num_data, failed_file, dense):
     """Preprocess the table of a run, and say what is in it.
 
     Returns:
@@ -216,7 +214,7 @@ def load(description, table, task, method, num_data, out, dense):
         description, n_rows, '' if len(kept) == n_rows else ', %d of them used' % len(kept)))
     print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets',
                       ', '.join(task.titles())))
-    report_failures(failures, out)
+    report_failures(failures, failed_file)
     return dataset, table, kept
 
 

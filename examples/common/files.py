@@ -1,6 +1,8 @@
 """What a run leaves in its folder: settings, model, snapshot, result."""
 import json
 import os
+import pickle
+import zipfile
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer import serializers
@@ -10,8 +12,19 @@ MODEL_FILE = 'model.npz'
 SETTINGS_FILE = 'settings.json'
 SNAPSHOT_FILE = 'snapshot.npz'
 RESULT_FILE = 'result.json'
+FAILED_FILE = 'failed.csv'
 # What no longer fits when the settings change.
 STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
+
+
+def make_folder(out):
+    """Make the output folder of a run, if it is not there."""
+    try:
+        os.makedirs(out, exist_ok=True)
+    except OSError as error:
+        raise DataError('--out: cannot make the folder %s: %s' % (out, error.strerror)) from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise DataError('--out: cannot write into the folder %s' % out)
 
 
 def write_json(path, value):
@@ -28,22 +41,25 @@ def start_folder(out, settings):
     describe it.
     """
     path = os.path.join(out, SETTINGS_FILE)
-    if os.path.exists(path) and load_settings(out) != settings:
+    if os.path.exists(path) and load_settings(out, settings['script']) != settings:
         for name in STALE_FILES:
             if os.path.exists(os.path.join(out, name)):
                 os.remove(os.path.join(out, name))
     write_json(path, settings)
 
 
-def load_settings(folder, script='the script that trains'):
-    """Read the settings that a run left in a folder."""
+def load_settings(folder, script):
+    """Read the settings that a run of `script` left in a folder."""
     path = os.path.join(folder, SETTINGS_FILE)
     try:
         with open(path) as f:
-            return json.load(f)
+            # What folders of earlier versions do not name.
+            return {'script': script, 'layout': 'packed', **json.load(f)}
     except FileNotFoundError:
         raise DataError('%s not found: %s is no output folder of %s'
                         % (path, folder, script)) from None
+    except ValueError as error:
+        raise DataError('%s cannot be read: %s' % (path, error)) from error
 
 
 def save_model(out, model):
@@ -53,12 +69,22 @@ def save_model(out, model):
     return path
 
 
+def load_npz(path, target):
+    """Load a model or a trainer from its file."""
+    try:
+        serializers.load_npz(path, target)
+    except (OSError, EOFError, KeyError, ValueError, pickle.UnpicklingError,
+            zipfile.BadZipFile) as error:
+        raise DataError('%s cannot be loaded, it is damaged or another kind of file: %s'
+                        % (path, error)) from error
+
+
 def load_model(folder, task, settings, dense, device):
     """Load what a training left in a folder, into the sparse or into upstream's dense model."""
     path = os.path.join(folder, MODEL_FILE)
     if not os.path.exists(path):
         raise DataError('%s not found: the training in %s has not been finished' % (path, folder))
     model = task.build(settings, dense)
-    serializers.load_npz(path, model)
+    load_npz(path, model)
     model.to_device(device)
     return model

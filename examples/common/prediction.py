@@ -10,20 +10,20 @@ from common.arguments import get_device
 from common.tasks import converter_of
 
 
-def molecules(args, settings, task, read, out_dir):
+def molecules(args, settings, task, read, failed_file):
     """Return what to predict: (data set, table, the rows of the table that the data set holds)."""
     method = settings['method']
     if args.smiles:
         table = data.typed_smiles(args.smiles, task.names)
         dataset, kept, failures = data.preprocess(table, method, task.labels(table), args.dense)
-        data.report_failures(failures, out_dir)
+        data.report_failures(failures, failed_file)
         return dataset, table, kept
     if args.data:
         description, table = read(args.data, settings, task, False)
-        return data.load(description, table, task, method, -1, out_dir, args.dense)
+        return data.load(description, table, task, method, -1, failed_file, args.dense)
     description, table = read(settings['data'], settings, task, True)
     dataset, table, kept = data.load(description, table, task, method, settings['num_data'],
-                                     out_dir, args.dense)
+                                     failed_file, args.dense)
     if len(dataset) != settings['n_molecules']:
         raise data.DataError('%s had %d molecules when the model was trained and has %d now: '
                              'the test part cannot be found again' % (
@@ -49,13 +49,20 @@ def predict(args, script, task_of, read):
     device = get_device(args.device)
     device.use()
     settings = files.load_settings(args.in_dir, script)
+    if settings['script'] != script:
+        raise data.DataError('--in-dir: %s is an output folder of %s, expected one of %s' % (
+            args.in_dir, settings['script'], script))
     task = task_of(settings)
     model = files.load_model(args.in_dir, task, settings, args.dense, device)
     out = args.out or os.path.join(args.in_dir, 'predictions.csv')
-    out_dir = os.path.dirname(out) or '.'
-    if not os.path.isdir(out_dir):
-        raise data.DataError('--out: no such folder: %s' % out_dir)
-    dataset, table, kept = molecules(args, settings, task, read, out_dir)
+    folder = os.path.dirname(out) or '.'
+    if not os.path.isdir(folder):
+        raise data.DataError('--out: no such folder: %s' % folder)
+    if os.path.isdir(out) or not os.access(out if os.path.exists(out) else folder, os.W_OK):
+        raise data.DataError('--out: cannot write the file %s' % out)
+    # Not the training's file, nor one that happens to be in the folder.
+    failed_file = os.path.splitext(out)[0] + '_failed.csv'
+    dataset, table, kept = molecules(args, settings, task, read, failed_file)
 
     converter = converter_of(args.dense, settings['layout'])
     predictions = task.predict(model, dataset, converter, args.batchsize)

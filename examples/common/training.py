@@ -158,7 +158,7 @@ def check_resumable(snapshot, settings):
     """Refuse to go on from a snapshot of a run with other settings."""
     if not os.path.isfile(snapshot):
         raise data.DataError('--resume: snapshot not found: %s' % snapshot)
-    before = files.load_settings(os.path.dirname(snapshot) or '.')
+    before = files.load_settings(os.path.dirname(snapshot) or '.', settings['script'])
     for name in settings:
         if settings[name] != before.get(name):
             raise data.DataError(
@@ -213,15 +213,15 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     """
     device = get_device(args.device)
     device.use()
-    os.makedirs(args.out, exist_ok=True)
+    files.make_folder(args.out)
 
     start = time.perf_counter()
     description, table = read()
-    dataset, _, _ = data.load(description, table, task, args.method, args.num_data, args.out,
-                              args.dense)
+    dataset, _, _ = data.load(description, table, task, args.method, args.num_data,
+                              os.path.join(args.out, files.FAILED_FILE), args.dense)
     data_seconds = time.perf_counter() - start
     settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
-    settings['n_molecules'] = len(dataset)
+    settings.update(script=os.path.basename(script), n_molecules=len(dataset))
     if args.resume:
         check_resumable(args.resume, settings)
     files.start_folder(args.out, settings)
@@ -238,7 +238,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     trainer = set_up_trainer(task, model, train, valid, args, device,
                              min(report_every, args.epoch))
     if args.resume:
-        serializers.load_npz(args.resume, trainer)
+        files.load_npz(args.resume, trainer)
         print('Resumed from %s: epoch %d, step %d' % (
             args.resume, trainer.updater.epoch, trainer.updater.iteration))
     start = time.perf_counter()

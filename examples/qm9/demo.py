@@ -35,6 +35,7 @@ from matplotlib import pyplot
 from rdkit import RDConfig
 
 LABEL = 'alpha'
+SCRIPT = 'train_qm9.py'
 TASK = qm9_data.task_of(LABEL)
 MAX_DIFFERENCE = 1e-5
 BATCHSIZE = 128
@@ -60,7 +61,7 @@ def headline(text):
 
 def trained_models(folder):
     """Return the trained model twice, sparse and in upstream's dense code."""
-    device, settings = chainer.get_device('@numpy'), files.load_settings(folder)
+    device, settings = chainer.get_device('@numpy'), files.load_settings(folder, SCRIPT)
     return [files.load_model(folder, TASK, settings, dense, device) for dense in (False, True)]
 
 
@@ -74,7 +75,7 @@ def nci_molecules(method, out):
     # Some number as label: the time of a step does not depend on it.
     labels = table['smiles'].str.len().to_numpy('f')[:, None]
     dataset, _, failures = data.preprocess(table, method, labels, dense=True)
-    data.report_failures(failures, out, shown=0)
+    data.report_failures(failures, os.path.join(out, 'nci_failed.csv'), shown=0)
     return [dataset[i] for i in range(len(dataset))]
 
 
@@ -206,7 +207,7 @@ def main():
     if status:
         return status
     sparse, dense = trained_models(args.out)
-    settings = files.load_settings(args.out)
+    settings = files.load_settings(args.out, SCRIPT)
     _, table = qm9_data.read_qm9('sample', TASK)
     table = data.thin_out(table, args.num_data)
     dataset, _, _ = data.preprocess(table, settings['method'], TASK.labels(table), dense=True)

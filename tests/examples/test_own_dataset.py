@@ -12,6 +12,7 @@ from tests.examples.scripts import environment
 from tests.examples.scripts import EXAMPLES
 from tests.examples.scripts import rows
 from tests.examples.scripts import run as run_script
+from tests.examples.scripts import run_at_once
 
 OWN = EXAMPLES / 'own_dataset'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16', '--epoch', '2']
@@ -19,6 +20,10 @@ CHAINS = ['C' * n + end for n in range(1, 31) for end in ('', 'N', 'O')]
 
 
 def run(script, *arguments, **options):
+    return run_at_once(OWN / script, *arguments, **options)
+
+
+def run_by_python(script, *arguments, **options):
     return run_script(OWN / script, *arguments, **options)
 
 
@@ -66,14 +71,14 @@ def test_classification(classification_file, tmp_path):
     assert 'test ROC-AUC' in text
     area = json.loads((out / 'result.json').read_text())['test']['mean ROC-AUC']
     assert 0 <= area <= 1
-    printed = run('predict_own.py', '--in-dir', out, '--out', tmp_path / 'p.csv')
+    printed = run_by_python('predict_own.py', '--in-dir', out, '--out', tmp_path / 'p.csv')
     assert 'mean ROC-AUC: %.4f' % area in printed
 
 
 def test_interrupted_training_goes_on_with_the_command_that_is_printed(regression_file, tmp_path):
     options = ['--data', regression_file, '--smiles-column', 'Structure', '--labels', 'log S',
                'mass', '--task', 'regression', '--unit-num', '8', '--conv-layers', '2',
-               '--batchsize', '1', '--epoch', '20']
+               '--batchsize', '1', '--epoch', '8']
     out = tmp_path / 'with space'
     with subprocess.Popen(command(OWN / 'train_own.py', options + ['--out', out]),
                           env=environment(), stdout=subprocess.PIPE, text=True) as process:

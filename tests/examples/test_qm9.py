@@ -15,6 +15,7 @@ from tests.examples.scripts import EXAMPLES
 from tests.examples.scripts import imported
 from tests.examples.scripts import rows
 from tests.examples.scripts import run as run_script
+from tests.examples.scripts import run_at_once
 
 QM9 = EXAMPLES / 'qm9'
 METHODS = ['rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm',
@@ -23,6 +24,10 @@ QUICK = ['--epoch', '2', '--unit-num', '8', '--conv-layers', '2', '--num-data', 
 
 
 def run(script, *arguments, **options):
+    return run_at_once(QM9 / script, *arguments, **options)
+
+
+def run_by_python(script, *arguments, **options):
     return run_script(QM9 / script, *arguments, **options)
 
 
@@ -41,7 +46,7 @@ def data(qm9_data):
 def trained(tmp_path_factory):
     """The output folder of a short training, and what was printed."""
     out = tmp_path_factory.mktemp('trained')
-    return out, run('train_qm9.py', '--label', 'alpha', '--out', out, *QUICK)
+    return out, run_by_python('train_qm9.py', '--label', 'alpha', '--out', out, *QUICK)
 
 
 # The sample
@@ -271,9 +276,18 @@ def test_bad_files(qm9_data, data, tmp_path, text, message):
     task = qm9_data.task_of('gap')
     with pytest.raises(data.DataError) as error:
         _, table = qm9_data.read_qm9(str(path), task)
-        dataset, _, _ = data.load('mine', table, task, 'rsgcn', -1, str(tmp_path), False)
+        dataset, _, _ = data.load('mine', table, task, 'rsgcn', -1, tmp_path / 'failed.csv', False)
         data.split_indices(len(dataset), 0.7, 0)
     assert message in str(error.value)
+
+
+def test_damaged_archives(qm9_data, data, tmp_path):
+    whole = gzip.compress(b'smiles,gap\n' + bytes(range(48, 123)) * 50)
+    path = tmp_path / 'mine.csv.gz'
+    for text in (whole[:-20], whole[:30] + b'\xff' * 30 + whole[60:], b'smiles,gap\n'):
+        path.write_bytes(text)
+        with pytest.raises(data.DataError, match='cannot be read as CSV'):
+            qm9_data.read_qm9(str(path), qm9_data.task_of('gap'))
 
 
 def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeypatch):
@@ -294,6 +308,49 @@ def test_errors_reach_the_user_without_a_traceback(tmp_path):
     assert message.startswith('error: ') and 'is no output folder of train_qm9.py' in message
     message = run('train_qm9.py', '--train-data-ratio', '1.5', status=2)
     assert 'got 1.5, expected a number between 0 and 1' in message
+    (tmp_path / 'file').touch()
+    message = run('train_qm9.py', '--out', tmp_path / 'file', status=1)
+    assert message == 'error: --out: cannot make the folder %s: File exists\n' % (tmp_path / 'file')
+
+
+@pytest.mark.parametrize('name, write', [
+    ('model.npz', lambda old: old[:1000]), ('settings.json', lambda old: old[:20]),
+    ('settings.json', lambda old: old.replace(b'train_qm9.py', b'train_own.py'))])
+def test_folders_that_do_not_fit_are_refused(trained, tmp_path, name, write):
+    for file in ('model.npz', 'settings.json'):
+        (tmp_path / file).write_bytes((trained[0] / file).read_bytes())
+    (tmp_path / name).write_bytes(write((tmp_path / name).read_bytes()))
+    message = run('predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C', status=1)
+    assert message.startswith('error: ') and message.count('\n') == 1 and any(
+        part in message for part in ('damaged', 'settings.json cannot be read', 'expected one of'))
+
+
+def test_a_model_is_no_snapshot(trained, tmp_path):
+    message = run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume',
+                  trained[0] / 'model.npz', *QUICK, status=1)
+    assert message.startswith('error: ') and 'model.npz cannot be loaded' in message
+
+
+def test_settings_of_earlier_versions_are_read(trained, tmp_path):
+    settings = json.loads((trained[0] / 'settings.json').read_text())
+    for name in ('layout', 'script'):
+        del settings[name]
+    (tmp_path / 'settings.json').write_text(json.dumps(settings))
+    for name in ('model.npz', 'snapshot.npz'):
+        (tmp_path / name).write_bytes((trained[0] / name).read_bytes())
+    run('predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C')
+    run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume',
+        tmp_path / 'snapshot.npz', *QUICK)
+
+
+def test_a_prediction_keeps_other_files(trained, tmp_path):
+    (tmp_path / 'failed.csv').write_text('mine')
+    for out, status in ((tmp_path / 'p.csv', 0), (tmp_path, 1), (tmp_path / 'no' / 'p.csv', 1)):
+        text = run('predict_qm9.py', '--in-dir', trained[0], '--smiles', 'C', 'C1', '--out', out,
+                   status=status)
+        assert 'error: --out: ' in text if status else 'p_failed.csv' in text
+    assert (tmp_path / 'failed.csv').read_text() == 'mine'
+    assert [row['smiles'] for row in rows(tmp_path / 'p_failed.csv')] == ['C1']
 
 
 def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
@@ -341,7 +398,8 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
     out, _ = trained
     path = tmp_path / 'mine.csv'
     path.write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\n')
-    text = run('predict_qm9.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv')
+    text = run_by_python('predict_qm9.py', '--in-dir', out, '--data', path,
+                         '--out', tmp_path / 'a.csv')
     assert '1 molecule(s) could not be used' in text and '(1 molecules)' in text
     from_file = rows(tmp_path / 'a.csv')
     assert [row['smiles'] for row in from_file] == ['CCO', 'C1CC', 'OCC']
@@ -357,7 +415,8 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
 # The demo
 
 def test_demo(tmp_path):
-    text = run('demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2', cwd=tmp_path)
+    text = run_by_python('demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2',
+                         cwd=tmp_path)
     assert 'limit 1e-05: equal' in text
     assert text.count('whole training step') == text.count('adjacency of a batch') >= 1
     for name in ('learning_curve.png', 'fit.png'):

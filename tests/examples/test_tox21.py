@@ -12,6 +12,7 @@ from tests.examples.scripts import EXAMPLES
 from tests.examples.scripts import imported
 from tests.examples.scripts import rows
 from tests.examples.scripts import run as run_script
+from tests.examples.scripts import run_at_once
 
 TOX21 = EXAMPLES / 'tox21'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']
@@ -21,6 +22,10 @@ CHAINS = ['C' * n for n in range(1, 13)]
 
 
 def run(script, *arguments, **options):
+    return run_at_once(TOX21 / script, *arguments, **options)
+
+
+def run_by_python(script, *arguments, **options):
     return run_script(TOX21 / script, *arguments, **options)
 
 
@@ -55,7 +60,8 @@ def data_file(tox21_data, tmp_path_factory):
 @pytest.fixture(scope='module')
 def trained(data_file, tmp_path_factory):
     out = tmp_path_factory.mktemp('trained')
-    return out, run('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out, *QUICK)
+    return out, run_by_python('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out,
+                              *QUICK)
 
 
 # The metric
@@ -163,7 +169,8 @@ def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
     out, _ = trained
     path = tmp_path / 'mine.csv'
     path.write_text('smiles,NR-ER\nCCO,1\nC1CC,\nCCN,\n')
-    text = run('predict_tox21.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv')
+    text = run_by_python('predict_tox21.py', '--in-dir', out, '--data', path,
+                         '--out', tmp_path / 'a.csv')
     assert '1 molecule(s) could not be used' in text
     assert 'ROC-AUC of NR-ER: nan (1 molecules)' in text
     table = rows(tmp_path / 'a.csv')
@@ -181,7 +188,7 @@ def test_upstreams_cache_is_used_where_it_has_the_file(data_file, tmp_path, monk
     folder.mkdir(parents=True)
     (folder / 'tox21.csv.gz').write_bytes(data_file.read_bytes())
     monkeypatch.setenv('CHAINER_DATASET_ROOT', str(tmp_path))
-    text = run('train_tox21.py', '--epoch', '1', '--out', tmp_path, *QUICK)
+    text = run_by_python('train_tox21.py', '--epoch', '1', '--out', tmp_path, *QUICK)
     assert "Tox21 from Chainer Chemistry's download" in text and '200 of them used' in text
 
 
