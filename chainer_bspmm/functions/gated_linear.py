@@ -1,12 +1,15 @@
 """Two linear maps of the same rows, one of which gates the other, as one node."""
+import numpy
+
 import chainer
-from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer import functions
+from chainer.backends import cuda
 
 from chainer_bspmm.functions.beside import beside
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.row_sum import RowSum
+from chainer_bspmm.functions.sigmoid import SIGMOID
 from chainer_bspmm.functions.sigmoid import sigmoid
 
 ACTIVATIONS = (functions.identity, functions.tanh)
@@ -20,21 +23,17 @@ class GatedLinear(function_node.FunctionNode):
         self._activation = activation
 
     def forward(self, inputs):
-        xp = chainer_backend.get_array_module(*inputs)
         dtype = inputs[0].dtype
         parts, parameters = inputs[:self._n_parts], inputs[self._n_parts:]
         self.retain_inputs(tuple(range(len(inputs))))
         x = parts[0] if len(parts) == 1 else beside(parts, axis=1)
-        n = len(parameters[0])
         W = beside(parameters[:2]).astype(dtype, copy=False)
         both = x.dot(W.T)
         if len(parameters) == 4:
             both += beside(parameters[2:]).astype(dtype, copy=False)
-        gate, value = sigmoid(both[:, :n]), both[:, n:]
-        if self._activation is functions.tanh:
-            xp.tanh(value, out=value)
+        gate, value, y = _gated(both, self._activation is functions.tanh)
         self._kept = x, W, gate, value
-        return gate * value,
+        return y,
 
     def backward(self, indexes, grad_outputs):
         inputs = self.get_retained_inputs()
@@ -51,17 +50,9 @@ class GatedLinear(function_node.FunctionNode):
 
     def _gradients(self, gy, indexes):
         """Return {index of an input: its gradient}, at least for those of `indexes`."""
-        xp = chainer_backend.get_array_module(gy)
         x, W, gate, value = self._kept
         n, first = gy.shape[1], self._n_parts
-        g = xp.empty((len(gy), 2 * n), gy.dtype)  # of the two maps, side by side
-        g_gate, g_value = g[:, :n], g[:, n:]
-        xp.multiply(gy, gate, out=g_value)
-        xp.subtract(1, gate, out=g_gate)
-        g_gate *= value
-        g_gate *= g_value
-        if self._activation is functions.tanh:
-            g_value *= 1 - value * value
+        g = _gated_gradient(gy, gate, value, self._activation is functions.tanh)
         gradients = {}
         if indexes[0] < first:
             gx, start = g.dot(W), 0
@@ -76,6 +67,48 @@ class GatedLinear(function_node.FunctionNode):
             gb, = quick_apply(RowSum(), (chainer.Variable(g, requires_grad=False),))
             gradients[first + 2], gradients[first + 3] = gb.array[:n], gb.array[n:]
         return gradients
+
+
+def _gated(both, is_tanh):
+    """Return the gate, the activated value and their product; both: the sums side by side."""
+    n = both.shape[1] // 2
+    if isinstance(both, numpy.ndarray):
+        gate, value = sigmoid(both[:, :n]), both[:, n:]
+        if is_tanh:
+            numpy.tanh(value, out=value)
+        return gate, value, gate * value
+    gate, value, y = (cuda.cupy.empty((len(both), n), both.dtype) for _ in range(3))
+    return cuda.elementwise(
+        'raw T both, int32 n', 'T gate, T value, T y', '''
+        ptrdiff_t start = i / n * 2 * n + i %% n;
+        gate = SIGMOID(both[start]);
+        value = %s;
+        y = gate * value''' % ('tanh(both[start + n])' if is_tanh else 'both[start + n]'),
+        'bspmm_gated', preamble=SIGMOID)(both, n, gate, value, y)
+
+
+def _gated_gradient(gy, gate, value, is_tanh):
+    """Return the gradient of the sums, side by side."""
+    n_rows, n = gy.shape
+    if isinstance(gy, numpy.ndarray):
+        g = numpy.empty((n_rows, 2 * n), gy.dtype)
+        g_gate, g_value = g[:, :n], g[:, n:]
+        numpy.multiply(gy, gate, out=g_value)
+        numpy.subtract(1, gate, out=g_gate)
+        g_gate *= value
+        g_gate *= g_value
+        if is_tanh:
+            g_value *= 1 - value * value
+        return g
+    g = cuda.cupy.empty((n_rows, 2 * n), gy.dtype)
+    cuda.elementwise(
+        'T gy, T gate, T value, int32 n', 'raw T g', '''
+        ptrdiff_t start = i / n * 2 * n + i %% n;
+        T by_value = gy * gate;
+        g[start] = by_value * value * ((T)1 - gate);
+        g[start + n] = %s''' % ('by_value * ((T)1 - value * value)' if is_tanh else 'by_value'),
+        'bspmm_gated_gradient')(gy, gate, value, n, g)
+    return g
 
 
 def _composed(parts, parameters, activation):

@@ -142,26 +142,36 @@ def scale_adj(adj, dtype):
     """
     key = 'scaled by source degree', dtype
     if key not in adj._cache:
-        xp, incoming = adj.xp, adj.T
-        starts = xp.ascontiguousarray(incoming.indptr[::adj.n_relations])
-        if adj.data is None:
-            degree = xp.diff(starts).astype(dtype)
-        else:
-            degree = backend.segment_sum(incoming.data[:, None], starts)[:, 0]
-        adj._cache[key] = with_values(adj, _quotients(adj, degree))
+        adj._cache[key] = with_values(
+            adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj))
     return adj._cache[key]
 
 
-def _quotients(adj, degree):
-    """Return each entry's value over the degree of its source; a degree of 0 counts as 1."""
+# On a GPU one launch each where CuPy's own operations would be six.
+
+def _reciprocals(adj, dtype):
+    """Return 1 over the number of its source's entries for every entry."""
+    starts = adj.T.indptr
     if adj.xp is not numpy:
-        # One launch where CuPy's own operations would be six.
-        has_data = adj.data is not None
         return cuda.elementwise(
-            'raw T degree, I index, int32 n_relations' + has_data * ', T data', 'T value', '''
+            'I index, raw I starts, int32 n_relations', 'T value', '''
+            ptrdiff_t source = index / n_relations;
+            value = (T)1 / (T)(starts[(source + 1) * n_relations] - starts[source * n_relations])
+            ''', 'bspmm_reciprocals')(
+                adj.indices, starts, adj.n_relations, cuda.cupy.empty(adj.nnz, dtype))
+    degree = numpy.diff(starts[::adj.n_relations]).astype(dtype)
+    return 1 / degree[adj.indices // adj.n_relations]
+
+
+def _quotients(adj):
+    """Return each entry's value over the degree of its source; a degree of 0 counts as 1."""
+    starts = adj.xp.ascontiguousarray(adj.T.indptr[::adj.n_relations])
+    degree = backend.segment_sum(adj.T.data[:, None], starts)[:, 0]
+    if adj.xp is not numpy:
+        return cuda.elementwise(
+            'T data, I index, raw T degree, int32 n_relations', 'T value', '''
             T d = degree[index / n_relations];
-            value = %s / (d == (T)0 ? (T)1 : d)''' % ('data' if has_data else '(T)1'),
-            'bspmm_quotients')(
-                degree, adj.indices, adj.n_relations, *([adj.data] if has_data else []))
+            value = data / (d == (T)0 ? (T)1 : d)''', 'bspmm_quotients')(
+                adj.data, adj.indices, degree, adj.n_relations)
     degree = numpy.where(degree == 0, degree.dtype.type(1), degree)
-    return (1 if adj.data is None else adj.data) / degree[adj.indices // adj.n_relations]
+    return adj.data / degree[adj.indices // adj.n_relations]
