@@ -67,6 +67,11 @@ class LinearReLU(ActivatedLinear):
             return quick_apply(ReLUGrad2(y.array), (gy,))[0]
         return quick_apply(ReLUDropoutGrad(y.array, self._scale(y.array)), (gy,))[0]
 
+    @staticmethod
+    def check_ratio(ratio):
+        if not 0 <= ratio < 1:
+            raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % ratio)
+
     def _scale(self, y):
         return y.dtype.type(1 / (1 - self._dropout_ratio))
 
@@ -144,8 +149,7 @@ def linear_relu(x, W, b=None, dropout_ratio=0.):
     Raises:
         ValueError: ``dropout_ratio`` is out of its range.
     """
-    if not 0 <= dropout_ratio < 1:
-        raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)
+    LinearReLU.check_ratio(dropout_ratio)
     node = LinearReLU(dropout_ratio if chainer.config.train else 0.)
     return node.apply((x, W) if b is None else (x, W, b))[0]
 

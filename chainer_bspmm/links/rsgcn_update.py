@@ -4,7 +4,8 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.links.activated import activated
+from chainer_bspmm.functions.convolved_relu import convolved_relu
+from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.twin import twin_of
 
 
@@ -46,16 +47,19 @@ class RSGCNUpdate(chainer.Chain):
             adj (BatchedCSR): the normalised adjacency matrices, of h's dtype.
             activation (callable or None): of the result, and then
             dropout_ratio (float): dropout of that. With a rectifier and (n_nodes, in_channels)
-                features, both are part of one node with the linear map.
+                features all of it is one node.
 
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
+        linear = self.graph_linear
+        if (activation is functions.relu and h.ndim == 2 and linear.b is None
+                and not linear.local_link_hooks):
+            W, _ = parameters_of(linear, h.shape[1])
+            return convolved_relu(adj, h, W, max(dropout_ratio, 0.))
         h = bspmm(adj, h)
-        if activation is not None and h.ndim == 2:
-            return activated(self.graph_linear, h, activation, dropout_ratio)
         # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
-        h = chainer.links.Linear.__call__(self.graph_linear, h, n_batch_axes=h.ndim - 1)
+        h = chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
         if activation is not None:
             h = activation(h)
         return functions.dropout(h, ratio=dropout_ratio) if dropout_ratio > 0. else h

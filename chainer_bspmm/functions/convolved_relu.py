@@ -1,0 +1,65 @@
+"""A graph convolution and its rectifier, product, linear map and activation, as one node."""
+import chainer
+from chainer.functions.connection.linear import LinearGradData
+from chainer.functions.connection.linear import LinearGradWeight
+
+from chainer_bspmm import backend
+from chainer_bspmm.functions.activated_linear import LinearReLU
+from chainer_bspmm.functions.bspmm import BatchedSpMM
+from chainer_bspmm.functions.quick import quick_apply
+
+
+class ConvolvedReLU(LinearReLU):
+    """Inputs x and W; the linear map is that of A x."""
+
+    def __init__(self, adj, dropout_ratio):
+        super().__init__(dropout_ratio)
+        self._adj = adj
+
+    def forward(self, inputs):
+        x, W = inputs
+        self._sums = backend.bspmm(self._adj, x)
+        return super().forward((self._sums, W))
+
+    def backward(self, indexes, grad_outputs):
+        x, W = self.get_retained_inputs()
+        y, = self.get_retained_outputs()
+        gy = self._activation_gradient(y, grad_outputs[0])
+        gradients = []
+        if 0 in indexes:
+            by_sums = quick_apply(LinearGradData(), (W, gy))
+            gradients += quick_apply(BatchedSpMM(self._adj, False, False, trans=True), by_sums)
+        if 1 in indexes:
+            if chainer.config.enable_backprop:  # gradients of gradients go through the product
+                sums, = BatchedSpMM(self._adj, False, False).apply((x,))
+            else:
+                sums = chainer.Variable(self._sums, requires_grad=False)
+            gradients += quick_apply(LinearGradWeight(W.dtype), (sums, gy))
+        return tuple(gradients)
+
+
+def convolved_relu(adj, x, W, dropout_ratio=0.):
+    """Compute ``y[i, c] = max(0, sum_k W[c, k] sum_j A[i, j] x[j, k])``, then dropout.
+
+    Differentiable to any order with respect to ``x`` and ``W``.
+
+    Args:
+        adj (BatchedCSR or BatchedCOO): n_rows x n_cols; its values are constants.
+        x (Variable or array): (n_cols, n_in) floats of adj's dtype.
+        W (Variable or array): (n_out, n_in).
+        dropout_ratio (float): as :func:`linear_relu`.
+
+    Returns:
+        Variable: (n_rows, n_out), of x's dtype: the same numbers as
+        ``linear_relu(bspmm(adj, x), W, None, dropout_ratio)``.
+
+    Raises:
+        TypeError, ValueError: as :func:`chainer_bspmm.functions.bspmm` and :func:`linear_relu`.
+
+    Source:
+        Kipf, Welling 2016 (arXiv:1609.02907), equation 2.
+    """
+    backend.check.product(adj)
+    LinearReLU.check_ratio(dropout_ratio)
+    node = ConvolvedReLU(adj, dropout_ratio if chainer.config.train else 0.)
+    return node.apply((x, W))[0]

@@ -1,0 +1,71 @@
+"""The convolution node against the product and linear_relu; gradients to second order."""
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.functions import bspmm
+from chainer_bspmm.functions.activated_linear import linear_relu
+from chainer_bspmm.functions.convolved_relu import convolved_relu
+from tests.functions.test_bspmm import check_gradients
+from tests.support import DTYPES
+from tests.support import features
+from tests.support import random_matrix
+from tests.support import relative_error
+
+SIZES = {'several': (5, 1, 0, 7), 'one node': (1,), 'empty': (0,)}
+
+
+def inputs(xp, sizes, dtype):
+    """Return matrices that are not symmetric, x and W."""
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([random_matrix(rng, n).astype(dtype) for n in sizes])
+    if xp is not numpy:
+        adj = adj.to_device('@cupy:0')
+    return adj, features(rng, xp, sum(sizes), 6, dtype), features(rng, xp, 4, 6, dtype)
+
+
+def outcome(function, x, W, wanted):
+    variables = [chainer.Variable(array.copy(), requires_grad=i in wanted)
+                 for i, array in enumerate((x, W))]
+    y = function(*variables)
+    functions.sum(y * y).backward()
+    return [y.array] + [variable.grad for variable in variables]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('sizes', SIZES)
+@pytest.mark.parametrize('wanted', [(0, 1), (0,), (1,)], ids=str)
+@pytest.mark.parametrize('ratio', [0., .5])
+def test_same_as_two_functions(xp, sizes, dtype, wanted, ratio):
+    adj, x, W = inputs(xp, SIZES[sizes], dtype)
+    found = []
+    for function in (lambda x, W: convolved_relu(adj, x, W, ratio),
+                     lambda x, W: linear_relu(bspmm(adj, x), W, None, ratio)):
+        numpy.random.seed(0)
+        xp.random.seed(0)
+        found.append(outcome(function, x, W, wanted))
+    for actual, expected in zip(*found):
+        if expected is None:
+            assert actual is None
+        else:
+            assert actual.dtype == dtype and actual.shape == expected.shape
+            assert relative_error(actual, expected) == 0
+
+
+def test_gradients(xp):
+    adj, x, W = inputs(xp, SIZES['several'], 'float64')
+    assert 10 < (convolved_relu(adj, x, W).array > 0).sum() < 42  # both sides of the bend
+    check_gradients(lambda *a: convolved_relu(adj, *a) ** 2, x, W)
+
+
+def test_bad_input_is_refused():
+    adj, x, W = inputs(numpy, (3, 2), 'float32')
+    with pytest.raises(ValueError, match='dropout_ratio: .* got 1'):
+        convolved_relu(adj, x, W, 1)
+    with pytest.raises(TypeError, match='adj: '):
+        convolved_relu(numpy.eye(5, dtype='f'), x, W)
+    with pytest.raises(ValueError, match='x: '):
+        convolved_relu(adj, x[1:], W)
