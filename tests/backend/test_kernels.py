@@ -8,7 +8,8 @@ from chainer.backends import cuda
 from chainer_bspmm.backend import kernels
 
 NAMES = ['bspmm_csr', 'bspmm_swa', 'bspmm_st_shared', 'bspmm_st_global', 'bspmm_sell', 'spmv_csr',
-         'bsddmm_csr', 'bsddmm_coo', 'segment_reduce', 'segment_broadcast', 'transpose_csr']
+         'bsddmm_csr', 'bsddmm_coo', 'segment_reduce', 'segment_softmax', 'segment_broadcast',
+         'transpose_csr']
 
 
 def test_directory_holds_every_source():
