@@ -3,12 +3,12 @@ import chainer
 from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.links import EmbedAtomID
-from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseReadout
 
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.links.twin import twin_of
-from chainer_bspmm.models.rsgcn import embed_atoms
+from chainer_bspmm.models.updates_and_readouts import predict
+from chainer_bspmm.models.updates_and_readouts import sparse_readouts
 
 
 class GGNN(chainer.Chain):
@@ -56,14 +56,10 @@ class GGNN(chainer.Chain):
     @classmethod
     def from_dense(cls, model):
         """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
-        for i, readout in enumerate(model.readout_layers):
-            if type(readout) is not DenseReadout:
-                raise ValueError('model.readout_layers[%d]: expected a GGNNReadout of Chainer '
-                                 'Chemistry, got %r' % (i, readout))
         return twin_of(
             model, cls, embed=model.embed,
             update_layers=[GGNNUpdate.from_dense(link) for link in model.update_layers],
-            readout_layers=[GGNNReadout.from_dense(link) for link in model.readout_layers],
+            readout_layers=sparse_readouts(model),
             **{name: getattr(model, name) for name in (
                 'out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
                 'concat_hidden', 'weight_tying')})
@@ -97,16 +93,7 @@ class GGNN(chainer.Chain):
             ValueError: shapes do not fit, or an atom id is outside of the embedding.
         """
         self.reset_state()
-        h = h0 = embed_atoms(self.embed, atom_array, adj)
-        adj = adj.astype(h.dtype)
-        outputs = []
-        for step in range(self.n_update_layers):
-            h = self.update_layers[0 if self.weight_tying else step](h, adj)
-            if self.concat_hidden:
-                outputs.append(self.readout_layers[step](h, adj, h0, is_real_node))
-        if self.concat_hidden:
-            return functions.concat(outputs, axis=1)
-        return self.readout_layers[0](h, adj, h0, is_real_node)
+        return predict(self, atom_array, adj, is_real_node=is_real_node)
 
     def reset_state(self):
         """Forget the state of every update, as :meth:`forward` does at its start."""

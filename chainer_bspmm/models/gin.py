@@ -9,6 +9,8 @@ from chainer_bspmm.links.ggnn_readout import GGNNReadout
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.rsgcn import embed_atoms
+from chainer_bspmm.models.updates_and_readouts import predict
+from chainer_bspmm.models.updates_and_readouts import sparse_readouts
 
 
 class GIN(chainer.Chain):
@@ -75,7 +77,7 @@ class GIN(chainer.Chain):
         return twin_of(
             model, cls, embed=model.embed, first_mlp=model.first_mlp,
             update_layers=map(GINUpdate.from_dense, model.update_layers),
-            readout_layers=map(GGNNReadout.from_dense, model.readout_layers),
+            readout_layers=sparse_readouts(model),
             node_embedding=model.node_embedding, out_dim=model.out_dim,
             n_update_layers=model.n_update_layers, dropout_ratio=model.dropout_ratio,
             concat_hidden=model.concat_hidden, weight_tying=model.weight_tying,
@@ -136,19 +138,14 @@ class GIN(chainer.Chain):
             TypeError: ``adj`` is no BatchedCSR.
             ValueError: shapes do not fit, or an atom id is outside of the embedding.
         """
-        h = h0 = embed_atoms(self.embed, atom_array, adj)
+        # Chainer Chemistry rectifies once more after every update, which changes no number: the
+        # update link rectifies, and dropout only scales.
+        if not self.node_embedding:
+            return predict(self, atom_array, adj, is_real_node=is_real_node)
+        h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
-        results = []
         for step in range(self.n_update_layers):
-            # Chainer Chemistry rectifies once more here, which changes no number: the update link
-            # rectifies, and dropout only scales.
             h = self.update_layers[0 if self.weight_tying else step](h, adj)
-            if self.concat_hidden and not self.node_embedding:
-                results.append(self.readout_layers[step](h, adj, h0, is_real_node))
-        if self.node_embedding:
-            if adj.layout == 'padded':
-                h = functions.reshape(h, (adj.n_graphs, adj.max_rows, h.shape[1]))
-            return h
-        if self.concat_hidden:
-            return functions.concat(results, axis=1)
-        return self.readout_layers[0](h, adj, h0, is_real_node)
+        if adj.layout == 'padded':
+            h = functions.reshape(h, (adj.n_graphs, adj.max_rows, h.shape[1]))
+        return h

@@ -91,4 +91,4 @@ class GNNFiLM(chainer.Chain):
             TypeError: ``adj`` is no BatchedCSR.
             ValueError: shapes do not fit, or an atom id is outside of the embedding.
         """
-        return predict(self, atom_array, adj, is_real_node)
+        return predict(self, atom_array, adj, is_real_node=is_real_node)

@@ -1,6 +1,5 @@
 """MPNN (message passing neural network) with the messages of GGNN on sparse batches."""
 import chainer
-from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.models.mpnn import MPNN as DenseMPNN
 
@@ -8,7 +7,7 @@ from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.links.mpnn_readout import MPNNReadout
 from chainer_bspmm.links.twin import twin_of
-from chainer_bspmm.models.rsgcn import embed_atoms
+from chainer_bspmm.models.updates_and_readouts import predict
 
 # Why the other message function has no sparse form.
 EDGENET = ('gives every pair of atoms, bonded or not, a matrix of its own, made by a network with '
@@ -87,16 +86,7 @@ class MPNN(chainer.Chain):
             ValueError: shapes do not fit, or an atom id is outside of the embedding.
         """
         self.reset_state()
-        h = h0 = embed_atoms(self.embed, atom_array, adj)
-        adj = adj.astype(h.dtype)
-        results = []
-        for step in range(self.n_update_layers):
-            h = self.update_layers[0 if self.weight_tying else step](h, adj)
-            if self.concat_hidden:
-                results.append(self.readout_layers[step](h=h, adj=adj, h0=h0))
-        if self.concat_hidden:
-            return functions.concat(results, axis=1)
-        return self.readout_layers[0](h=h, adj=adj, h0=h0)
+        return predict(self, atom_array, adj)
 
     def reset_state(self):
         """Forget the state of every update, as :meth:`forward` does at its start."""

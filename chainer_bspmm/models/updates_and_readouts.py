@@ -6,13 +6,14 @@ from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.models.rsgcn import embed_atoms
 
 
-def predict(model, atom_array, adj, is_real_node=None):
+def predict(model, atom_array, adj, **of_readout):
     """Embed atoms, update them step by step, and read out, after every step or after the last.
 
     Args:
         model (chainer.Chain): has ``embed``, ``update_layers``, ``readout_layers``,
             ``n_update_layers``, ``weight_tying`` and ``concat_hidden``.
-        atom_array, adj, is_real_node: what it was called with.
+        atom_array, adj: what it was called with.
+        of_readout: further arguments of its readouts.
 
     Returns:
         Variable: (n_graphs, out_dim), or (n_graphs, out_dim * n_update_layers) where
@@ -24,10 +25,10 @@ def predict(model, atom_array, adj, is_real_node=None):
     for step in range(model.n_update_layers):
         h = model.update_layers[0 if model.weight_tying else step](h, adj)
         if model.concat_hidden:
-            outputs.append(model.readout_layers[step](h, adj, h0, is_real_node))
+            outputs.append(model.readout_layers[step](h=h, adj=adj, h0=h0, **of_readout))
     if model.concat_hidden:
         return functions.concat(outputs, axis=1)
-    return model.readout_layers[0](h, adj, h0, is_real_node)
+    return model.readout_layers[0](h=h, adj=adj, h0=h0, **of_readout)
 
 
 def sparse_readouts(model):
