@@ -1,0 +1,54 @@
+"""The training step under way, where it is one that a CUDA graph may capture (see ``training/``).
+
+CuPy refuses its own cuBLAS and cuRAND calls while a graph is captured, and what the host knows at
+capture is frozen. Products and random numbers ask here whether they run in such a step; outside of
+one nothing changes. Captured or not, a step runs the same kernels: the results have the same bits.
+"""
+import contextlib
+import threading
+
+
+class Step:
+    """What products and random numbers need inside a step.
+
+    Args:
+        blas (backend.gemm.Blas): a cuBLAS handle of its own, bound to the step's stream.
+        seed (int): of the random numbers, below 2**64.
+        counter (cupy.ndarray): (1,) uint64 on the device, the number of the step; the host writes
+            it before every run or replay.
+    """
+
+    def __init__(self, blas, seed, counter):
+        self.blas = blas
+        self.seed = seed
+        self.counter = counter
+        self._n_streams = 0
+
+    def next_stream(self):
+        """Return the number (int) of the next random stream: layers count from 0 in every step."""
+        number = self._n_streams
+        self._n_streams += 1
+        return number
+
+
+class _Local(threading.local):
+    step = None
+
+
+_local = _Local()
+
+
+def current():
+    """Return the `Step` under way in this thread, or None."""
+    return _local.step
+
+
+@contextlib.contextmanager
+def under_way(step):
+    """Make products and random numbers of this thread those of `step`; its layers count from 0."""
+    previous, _local.step = _local.step, step
+    step._n_streams = 0
+    try:
+        yield step
+    finally:
+        _local.step = previous
