@@ -1,0 +1,118 @@
+"""CUDA graphs through CuPy: a function's kernels recorded once, launched again as one."""
+import contextlib
+import weakref
+
+from chainer.backends import cuda
+
+
+class HostCopyError(RuntimeError):
+    """Something copied host data to the device during capture; a replay would not copy it anew."""
+
+
+class Capturer:
+    """Capture functions on a stream of its own, in memory of its own, on one device.
+
+    Graphs of one capturer share their memory: they are meant to run one after the other, and only
+    arrays that the caller still holds after a capture keep their values from one replay to the
+    next of the same graph.
+
+    Args:
+        device_id (int): the GPU.
+    """
+
+    def __init__(self, device_id):
+        cupy = cuda.cupy
+        self._device = cupy.cuda.Device(device_id)
+        with self._device:
+            # Not a blocking one: work of other threads on the null stream would end a capture.
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self._pool = cupy.cuda.MemoryPool()
+            self._event = cupy.cuda.Event(disable_timing=True)
+            self._last_stream = None
+        # Graphs go first: they hold this object.
+        weakref.finalize(self, self._pool.free_all_blocks)
+
+    @contextlib.contextmanager
+    def ordered(self):
+        """Make the capturer's stream current: after all work so far, before all work to come."""
+        cupy = cuda.cupy
+        with self._device:
+            outside = cupy.cuda.get_current_stream()
+            self.join(outside)
+            self._event.record(outside)
+            self.stream.wait_event(self._event)
+            try:
+                with self.stream:
+                    yield
+            finally:
+                self._event.record(self.stream)
+                outside.wait_event(self._event)
+                self._last_stream = outside
+
+    def join(self, stream):
+        """Let `stream` go on only after what the last one was given."""
+        if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
+            self._event.record(self._last_stream)
+            stream.wait_event(self._event)
+        self._last_stream = stream
+
+    def capture(self, function):
+        """Record what `function` launches; nothing runs.
+
+        Returns:
+            tuple: callable that launches the graph on the current stream; what the function
+            returned.
+
+        Raises:
+            Exception: what the function raised, such as CuPy for a call that cannot be captured.
+        """
+        cupy = cuda.cupy
+        with self.ordered(), cupy.cuda.using_allocator(self._pool.malloc), _no_host_copies():
+            self.stream.begin_capture()
+            try:
+                result = function()
+            except BaseException:
+                self._abandon()
+                raise
+            graph = self.stream.end_capture()
+        return _Launch(graph, self), result
+
+    def _abandon(self):
+        """End a capture that failed; that it did fail is known."""
+        with contextlib.suppress(cuda.cupy.cuda.runtime.CUDARuntimeError):
+            self.stream.end_capture()
+
+
+class _Launch:
+    """Launch a graph on the current stream. Holds the capturer, whose memory the graph uses."""
+
+    def __init__(self, graph, capturer):
+        self._graph = graph
+        self._capturer = capturer
+
+    def __call__(self):
+        stream = cuda.cupy.cuda.get_current_stream()
+        self._capturer.join(stream)
+        self._graph.launch(stream)
+
+
+@contextlib.contextmanager
+def _no_host_copies():
+    """Refuse copies from the host within: CuPy makes them through pinned memory.
+
+    The graph would copy from the same place again, where other data lies by then.
+    """
+    cupy = cuda.cupy
+    pool = cupy.get_default_pinned_memory_pool()
+
+    def refuse(n_bytes):
+        # Other threads share the allocator; they do not capture.
+        if cupy.cuda.get_current_stream().is_capturing():
+            raise HostCopyError('a copy of %d bytes from the host to the device' % n_bytes)
+        return pool.malloc(n_bytes)
+
+    cupy.cuda.set_pinned_memory_allocator(refuse)
+    try:
+        yield
+    finally:
+        cupy.cuda.set_pinned_memory_allocator(pool.malloc)

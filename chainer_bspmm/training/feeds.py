@@ -1,0 +1,98 @@
+"""Where a captured step's batch comes from: the host, or a data set on the same GPU."""
+import numpy
+
+from chainer.dataset import convert
+
+from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.sparse_dataset import locate
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.training import staging
+from chainer_bspmm.training.capacities import needs
+
+
+class HostBatch:
+    """Atoms, matrix and labels that a converter made, to be sent with every step."""
+
+    def __init__(self, atoms, adj, labels):
+        self._arrays = atoms, adj, labels
+        self.form = staging.form_of(atoms, adj, labels)
+        self.need = needs(numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]),
+                          adj.max_atom_id)
+
+    def staged(self, capacity):
+        """Return name -> (shape, dtype) of what is sent."""
+        return staging.batch_arrays(self.form, capacity)
+
+    def write(self, views):
+        """Fill host arrays of :meth:`staged`, spare rows and entries included."""
+        atoms, adj, labels = self._arrays
+        adj.fill_buffers(views)
+        views['atoms'][:len(atoms)] = atoms
+        views['atoms'][len(atoms):] = 0
+        for i, label in enumerate(labels):
+            views['label_%d' % i][...] = label
+
+    gather = None
+
+
+class DeviceBatch:
+    """Molecules of a `DeviceDataset`, by their numbers, which are all that is sent."""
+
+    def __init__(self, molecules, index):
+        self._molecules = molecules
+        self._index = index
+        self.form = staging.Form(
+            index.size, molecules.n_relations,
+            molecules.n_relations == 1 and bool(molecules.symmetric[index].all()),
+            *molecules.row_types())
+        self.need = needs(molecules.sizes[index], molecules.nnz[index], molecules.max_atom_id)
+
+    def staged(self, capacity):
+        return {'index': (self._index.shape, 'i4')}
+
+    def write(self, views):
+        views['index'][...] = self._index
+
+    def gather(self, index, buffers):
+        """Launch the kernels that gather the molecules of a device array of numbers."""
+        self._molecules.gather(index, buffers)
+
+
+class NoSparseBatch(TypeError):
+    """The converter does not make what can be captured."""
+
+
+def batch_of(examples, converter, device):
+    """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
+
+    Raises:
+        NoSparseBatch: the converter makes something else than a packed sparse batch.
+    """
+    if type(converter) is CSRConverter and converter.layout == 'packed':
+        found = locate(examples) if isinstance(examples, list) else None
+        if (found is not None and isinstance(found[0], DeviceMolecules)
+                and found[0].device == device):
+            return DeviceBatch(*found)
+    arrays = convert._call_converter(converter, examples, None)
+    if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
+        raise NoSparseBatch('converter: expected a tuple (atoms, BatchedCSR, label...), as '
+                            'chainer_bspmm.concat_mols makes it, got %s' % _described(arrays))
+    atoms, adj, *labels = arrays
+    if adj.layout != 'packed':
+        raise NoSparseBatch("converter: expected layout='packed', got %r" % adj.layout)
+    for array in (atoms, *labels):
+        if not isinstance(array, numpy.ndarray):
+            raise NoSparseBatch('converter: expected arrays on the host where device is None, got '
+                                '%s' % type(array).__name__)
+    for i, label in enumerate(labels):
+        if len(label) != adj.n_graphs:
+            raise NoSparseBatch('converter: expected a row for each of %d molecules in output %d, '
+                                'got shape %s' % (adj.n_graphs, 2 + i, label.shape))
+    return HostBatch(atoms, adj, labels)
+
+
+def _described(arrays):
+    if isinstance(arrays, tuple):
+        return '(%s)' % ', '.join(type(array).__name__ for array in arrays)
+    return type(arrays).__name__

@@ -1,0 +1,105 @@
+"""The arrays that a captured step reads: at fixed places on the device, written before each run."""
+import collections
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.sparse import BatchedCSR
+
+ALIGNMENT = 16  # bytes, the widest load of a kernel
+N_SLOTS = 2  # one is filled while the other is still being copied
+
+# What decides the layout of a batch's arrays, besides the capacity. atoms and labels: (dtype, shape
+# of a row); data: dtype or None.
+Form = collections.namedtuple('Form', 'n_graphs n_relations is_symmetric atoms data labels')
+
+
+def form_of(atoms, adj, labels):
+    """Return the `Form` of a batch of host arrays, or of one row of them for each molecule."""
+    return Form(adj.n_graphs, adj.n_relations, adj.is_symmetric, _row(atoms), adj.dtype,
+                tuple(map(_row, labels)))
+
+
+def _row(array):
+    return array.dtype, array.shape[1:]
+
+
+def batch_arrays(form, capacity):
+    """Return name -> (shape, dtype) of the arrays of a batch: its buffers' layout.
+
+    Labels are called ``label_0``, ``label_1`` and so on.
+    """
+    dtype, tail = form.atoms
+    arrays = {
+        'row_offsets': ((form.n_graphs + 1,), 'i4'), 'col_offsets': ((form.n_graphs + 1,), 'i4'),
+        'indptr': ((capacity.rows + 1,), 'i4'), 'indices': ((capacity.entries,), 'i4'),
+        'atoms': ((capacity.rows,) + tail, dtype)}
+    if form.data is not None:
+        arrays['data'] = (capacity.entries,), form.data
+    for i, (dtype, tail) in enumerate(form.labels):
+        arrays['label_%d' % i] = (form.n_graphs,) + tail, dtype
+    return arrays
+
+
+def matrix(arrays, form, capacity):
+    """Return a new `BatchedCSR` over device arrays of a batch: nothing derived is there yet."""
+    return BatchedCSR.in_buffers(
+        indptr=arrays['indptr'], indices=arrays['indices'], row_offsets=arrays['row_offsets'],
+        col_offsets=arrays['col_offsets'], data=arrays.get('data'), n_relations=form.n_relations,
+        max_rows=capacity.max_rows, max_nnz=capacity.max_entries,
+        max_atom_id=None if capacity.max_atom_id < 0 else capacity.max_atom_id,
+        is_symmetric=form.is_symmetric)
+
+
+class Staging:
+    """Send named arrays of fixed shapes to fixed places on a device, in one copy.
+
+    The host writes into pinned memory, twice there, so that it can prepare the next batch while
+    the last one is on its way.
+
+    Args:
+        arrays (dict): name -> (shape, dtype).
+        device_id (int): the GPU.
+
+    Attributes:
+        device (dict): name -> CuPy array.
+    """
+
+    def __init__(self, arrays, device_id):
+        cupy = cuda.cupy
+        starts = [0]
+        for shape, dtype in arrays.values():
+            n_bytes = int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
+            starts.append(starts[-1] + -(-n_bytes // ALIGNMENT) * ALIGNMENT)
+        self._n_bytes = max(starts[-1], ALIGNMENT)
+        with cupy.cuda.Device(device_id):
+            self._buffer = cupy.zeros(self._n_bytes, numpy.uint8)
+            pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(N_SLOTS)]
+            self._slots = [
+                (_views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), arrays, starts),
+                 memory, cupy.cuda.Event(disable_timing=True)) for memory in pinned]
+        self.device = _views(self._buffer, arrays, starts)
+        self._next = 0
+
+    def fill(self):
+        """Return name -> host array, to be written before :meth:`send`."""
+        arrays, _, event = self._slots[self._next]
+        event.synchronize()  # until its last copy has left
+        return arrays
+
+    def send(self):
+        """Copy what was written to the device, on the current stream."""
+        _, memory, event = self._slots[self._next]
+        stream = cuda.cupy.cuda.get_current_stream()
+        self._buffer.data.copy_from_host_async(memory.ptr, self._n_bytes, stream)
+        event.record(stream)
+        self._next = (self._next + 1) % N_SLOTS
+
+
+def _views(buffer, arrays, starts):
+    views = {}
+    for (name, (shape, dtype)), start in zip(arrays.items(), starts):
+        n_bytes = int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
+        views[name] = buffer[start:start + n_bytes].view(dtype).reshape(shape)
+    return views

@@ -1,0 +1,258 @@
+"""One training step over buffers of a fixed layout: run eagerly, captured, replayed, checked."""
+import collections
+import contextlib
+import warnings
+
+import chainer
+
+from chainer_bspmm.backend import step
+from chainer_bspmm.training import staging
+from chainer_bspmm.training import state
+
+CHECK_EVERY = 2000  # replays
+# Where a kernel adds with atomics two runs differ by rounding.
+NONDETERMINISTIC = 1e-3
+# Between a batch and the same batch with spare rows: products of other shapes round differently.
+SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
+
+# What all programs of an updater share. fused: FusedUpdate or None.
+Context = collections.namedtuple('Context', 'capturer blas seed optimizer loss_func fused device')
+
+
+class CannotCapture(Exception):
+    """The step cannot be replayed; the message says why, and what of it is to blame."""
+
+
+class StepDiffers(RuntimeError):
+    """A replayed step and the same step run eagerly gave different results."""
+
+
+class StepProgram:
+    """The step of one layout of a batch.
+
+    Args:
+        context (Context): of the updater.
+        batch (HostBatch or DeviceBatch): the first of this layout.
+        capacity (Capacity): of the buffers.
+    """
+
+    def __init__(self, context, batch, capacity):
+        self._context = context
+        self._form, self._capacity = batch.form, capacity
+        self._gather = batch.gather
+        arrays = {'counter': ((1,), 'u8')}
+        if context.fused is not None:
+            arrays['numbers'] = (context.fused.n_numbers,), 'f8'
+        arrays.update(batch.staged(capacity))
+        self._staging = staging.Staging(arrays, context.device.device.id)
+        self._arrays = self._staging.device
+        if self._gather is not None:
+            with chainer.using_device(context.device):
+                layout = staging.batch_arrays(self._form, capacity)
+                self._arrays = {name: context.device.xp.zeros(shape, dtype)
+                                for name, (shape, dtype) in layout.items()}
+        self._step = step.Step(context.blas, context.seed, self._staging.device['counter'])
+        self._deterministic = True
+        self._replay = None  # a callable, once captured
+        self._reported = {}  # what the graph writes: name -> array
+        self._gradients = []  # (path, parameter, array that the graph writes)
+        self._n_replays = 0
+
+    @property
+    def is_captured(self):
+        return self._replay is not None
+
+    def stage(self, batch, counter, numbers):
+        """Send a batch, the number of the step and the optimizer's numbers to the device."""
+        views = self._staging.fill()
+        views['counter'][0] = counter
+        if numbers is not None:
+            views['numbers'][...] = numbers
+        batch.write(views)
+        self._staging.send()
+
+    def run(self):
+        """Run the step that was staged eagerly.
+
+        Returns:
+            dict: what it reported, name -> value.
+        """
+        with self._context.capturer.ordered(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            with chainer.using_config('warn_nondeterministic', True):
+                reported, _ = self._compute()
+        for warning in caught:
+            if 'non-deterministic' in str(warning.message):
+                self._deterministic = False
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename,
+                                       warning.lineno)
+        return reported
+
+    def check_spare_rows(self, in_arrays):
+        """Compare the losses of the staged batch with and without spare rows; change nothing.
+
+        Args:
+            in_arrays (tuple): the same batch as an ordinary one, on the device.
+
+        Raises:
+            CannotCapture: they differ.
+        """
+        arrays = state.state_arrays(self._context.optimizer)
+        before = state.copies(arrays)
+        results = []
+        with self._context.capturer.ordered():
+            for given in (in_arrays, None):
+                with step.under_way(self._step), _observed() as reported:
+                    loss = self._context.loss_func(*(given or self._inputs()))
+                results.append(dict(_arrays_of(reported), loss=loss.array))
+                del loss
+                state.put_back(arrays, before)
+        tolerance = SPARE_TOLERANCE[results[0]['loss'].dtype.name]
+        differs = state.difference(results[1], results[0], tolerance)
+        if differs:
+            raise CannotCapture(
+                'with rows that belong to no molecule at the end of a batch the model gives '
+                'another %s: a link or the loss looks at all rows alike' % differs)
+
+    def capture(self):
+        """Capture the step; nothing runs.
+
+        Raises:
+            CannotCapture: with what was to blame.
+        """
+        try:
+            self._replay, (reported, self._gradients) = self._context.capturer.capture(
+                lambda: self._compute(unchain=True))
+        except BaseException as error:
+            self._context.optimizer.target.cleargrads()  # they were never computed
+            if isinstance(error, Exception):
+                raise CannotCapture(blame(error, self._context.loss_func)) from error
+            raise
+        on_host = [name for name, value in reported.items()
+                   if not isinstance(_bare(value), self._context.device.xp.ndarray)]
+        if on_host:
+            self._replay = None
+            raise CannotCapture('%s is reported as a value on the host, which a replay would '
+                                'repeat' % on_host[0])
+        self._reported = _arrays_of(reported)
+
+    def replay(self, had_gradients):
+        """Run the captured step that was staged.
+
+        Args:
+            had_gradients (bool): whether the parameters' gradients are this program's already.
+
+        Returns:
+            dict: what it reported, name -> array of its own.
+
+        Raises:
+            StepDiffers: this was a replay to be checked, and it did not pass.
+        """
+        if not self._n_replays % CHECK_EVERY:
+            reported = self._checked_replay()
+        else:
+            self._replay()
+            reported = state.copies(self._reported)
+        self._n_replays += 1
+        if not had_gradients:
+            self._give_gradients()
+        return reported
+
+    def _checked_replay(self):
+        changing = state.state_arrays(self._context.optimizer)
+        before = state.copies(changing)
+        self._replay()
+        reported = state.copies(self._reported)
+        replayed = state.copies(dict(changing, **self._named_gradients()))
+        state.put_back(changing, before)
+        eager = _arrays_of(self.run())
+        self._gradients, ours = self._gradients_now(), self._gradients
+        eager.update(changing, **self._named_gradients())
+        self._gradients = ours
+        self._give_gradients()
+        differs = state.difference(dict(replayed, **reported), eager,
+                                   0 if self._deterministic else NONDETERMINISTIC)
+        if differs:
+            raise StepDiffers(
+                'a replay of the captured training step gave another %s than the step run '
+                'eagerly: something that the step reads was frozen when it was captured. Train '
+                'with chainer.training.updaters.StandardUpdater' % differs)
+        return reported
+
+    def _give_gradients(self):
+        for _, parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+    def _inputs(self):
+        matrix = staging.matrix(self._arrays, self._form, self._capacity)
+        labels = [self._arrays['label_%d' % i] for i in range(len(self._form.labels))]
+        return self._arrays['atoms'], matrix, *labels
+
+    def _compute(self, unchain=False):
+        """Launch the step; return what was reported, and the parameters' gradients."""
+        context = self._context
+        target = context.optimizer.target
+        with step.under_way(self._step), _observed() as reported:
+            if self._gather is not None:
+                self._gather(self._staging.device['index'], self._arrays)
+            loss = context.loss_func(*self._inputs())
+            target.cleargrads()
+            loss.backward()
+            if unchain:
+                loss.unchain_backward()  # links may keep the loss, and all arrays with it
+            del loss
+            context.optimizer.reallocate_cleared_grads()
+            if context.fused is not None:
+                context.fused.launch(self._staging.device['numbers'])
+        return reported, self._gradients_now()
+
+    def _gradients_now(self):
+        return [(path, parameter, parameter.grad) for path, parameter
+                in self._context.optimizer.target.namedparams(include_uninit=False)]
+
+    def _named_gradients(self):
+        return {'gradient of ' + path: gradient for path, _, gradient in self._gradients}
+
+
+@contextlib.contextmanager
+def _observed():
+    """Catch what is reported inside, as name -> value."""
+    reporters = chainer.reporter._get_reporters()
+    reported = {}
+    if not reporters:  # outside of a Trainer reports go nowhere
+        yield reported
+        return
+    with reporters[-1].scope(reported):
+        yield reported
+
+
+def _bare(value):
+    return value.array if isinstance(value, chainer.Variable) else value
+
+
+def _arrays_of(reported):
+    return {name: _bare(value) for name, value in reported.items()}
+
+
+def blame(error, loss_func):
+    """Return a sentence that says where an exception came from: place, link, message."""
+    place, link = None, None
+    frame = error.__traceback__
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        owner = frame.tb_frame.f_locals.get('self')
+        if isinstance(owner, chainer.Link):
+            link = owner
+        module = frame.tb_frame.f_globals.get('__name__', '')
+        if module.split('.')[0] not in ('chainer', 'cupy', 'cupy_backends'):
+            place = '%s, line %d, in %s' % (code.co_filename, frame.tb_lineno, code.co_name)
+        frame = frame.tb_next
+    names = {}
+    if isinstance(loss_func, chainer.Link):
+        names = {id(found): path for path, found in loss_func.namedlinks()}
+    where = ''
+    if link is not None:
+        where = '%s (%s) ' % (names.get(id(link), ''), type(link).__name__)
+    return '%scannot be captured: %s: %s (%s)' % (
+        where.lstrip() or 'the step ', type(error).__name__, error, place)
