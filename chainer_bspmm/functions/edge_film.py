@@ -8,6 +8,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.relation_linear import _by_channel
 from chainer_bspmm.functions.relation_linear import _by_relation
@@ -26,7 +27,7 @@ class EdgeFiLM(function_node.FunctionNode):
         x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
         shape = len(x) * self._n_relations, -1
         # Row i * R + r: what node i says in relation r; gamma and beta of what it hears in it.
-        self._kept = (x, *(x.dot(_by_relation(weight, self._n_relations).T).reshape(
+        self._kept = (x, *(dot(x, _by_relation(weight, self._n_relations).T).reshape(
             shape[0], len(weight) // self._n_relations) for weight in (W, W_g)))
         return _modulated(*self._kept[1:], self._edges.sources, self._edges.receivers),
 
@@ -54,9 +55,9 @@ class EdgeFiLM(function_node.FunctionNode):
         gx, weights = None, []
         for g, weight in ((gsaid, W), (gfilm, W_g)):
             g = g.reshape(len(x), len(weight))
-            by_x = g.dot(_by_relation(weight.astype(x.dtype, copy=False), n_relations))
+            by_x = dot(g, _by_relation(weight.astype(x.dtype, copy=False), n_relations))
             gx = by_x if gx is None else gx + by_x
-            weights.append(_by_channel(g.T.dot(x), n_relations))
+            weights.append(_by_channel(dot(g.T, x), n_relations))
         return gx, *weights
 
     def _composed(self, x, W, W_g):

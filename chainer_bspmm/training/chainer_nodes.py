@@ -1,0 +1,102 @@
+"""Chainer's own nodes inside a step that a CUDA graph may capture.
+
+Those that multiply by cuBLAS, and dropout, which draws by cuRAND, are given another `forward` for
+steps; outside of one, and on NumPy arrays, they do what they did. Their gradients are such nodes
+again, but for that of a product with a vector (chainer.functions.tensordot).
+"""
+import functools
+
+import chainer
+from chainer.functions.connection.linear import LinearFunction
+from chainer.functions.connection.linear import LinearGradData
+from chainer.functions.connection.linear import LinearGradWeight
+from chainer.functions.loss.mean_squared_error import MeanSquaredError
+from chainer.functions.math.matmul import MatMul
+from chainer.functions.noise.dropout import Dropout
+from chainer_chemistry.functions.loss.mean_squared_error import \
+    MeanSquaredError as MaskedMeanSquaredError
+
+from chainer_bspmm.backend import gemm
+
+
+def _linear(node, step, inputs):
+    x, W, *b = inputs
+    node._config_use_ideep = chainer.config.use_ideep  # asked for by its backward
+    y = step.blas.dot(x, W.T).astype(x.dtype, copy=False)
+    if b:
+        y += b[0]
+    node.retain_inputs((0, 1))
+    return y,
+
+
+def _linear_grad_data(node, step, inputs):
+    W, gy = inputs
+    node._config_use_ideep = chainer.config.use_ideep
+    node.retain_inputs((0, 1))
+    return step.blas.dot(gy, W).astype(gy.dtype, copy=False),
+
+
+def _linear_grad_weight(node, step, inputs):
+    x, gy = inputs
+    node._config_use_ideep = chainer.config.use_ideep
+    node.retain_inputs((0, 1))
+    return step.blas.dot(gy.T, x).astype(node._w_dtype, copy=False),
+
+
+def _matmul(node, step, inputs):
+    node.retain_inputs((0, 1))
+    (a, b), trans_a, trans_b = inputs, node.transa, node.transb
+    if node.transc:  # (op(a) op(b))^T = op(b)^T op(a)^T
+        a, b, trans_a, trans_b = b, a, not trans_b, not trans_a
+    y = step.blas.matmul(*(array.swapaxes(-1, -2) if trans and array.ndim > 1 else array
+                      for array, trans in ((a, trans_a), (b, trans_b))))
+    return y.astype(node.dtype or y.dtype, copy=False),
+
+
+def _mean_squared_error(node, step, inputs):
+    return _mean_square(node, step, inputs[0] - inputs[1])
+
+
+def _masked_mean_squared_error(node, step, inputs):
+    diff = inputs[0] - inputs[1]
+    if node.ignore_nan:
+        xp = chainer.backend.get_array_module(diff)
+        diff = xp.where(xp.isnan(diff), diff.dtype.type(0), diff)
+    return _mean_square(node, step, diff)
+
+
+def _mean_square(node, step, diff):
+    node.retain_inputs((0, 1))
+    diff = diff.ravel()
+    return step.blas.dot(diff, diff) / diff.dtype.type(diff.size),
+
+
+def _dropout(node, step, inputs):
+    from chainer_bspmm.functions.dropout import step_dropout
+    return step_dropout(node, step, inputs)
+
+
+IN_STEP = {
+    LinearFunction: _linear, LinearGradData: _linear_grad_data,
+    LinearGradWeight: _linear_grad_weight, MatMul: _matmul,
+    MeanSquaredError: _mean_squared_error, MaskedMeanSquaredError: _masked_mean_squared_error,
+    Dropout: _dropout,
+}
+
+
+def _wrap(kind, in_step):
+    original = kind.forward
+
+    @functools.wraps(original)
+    def forward(self, inputs):
+        step = gemm.step_for(inputs[0])
+        return original(self, inputs) if step is None else in_step(self, step, inputs)
+
+    kind.forward = forward
+
+
+@functools.lru_cache(maxsize=None)
+def install():
+    """Give Chainer's nodes their way inside steps; does so once, however often it is called."""
+    for kind, in_step in IN_STEP.items():
+        _wrap(kind, in_step)
