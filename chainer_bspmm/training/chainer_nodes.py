@@ -7,6 +7,7 @@ again, but for that of a product with a vector (chainer.functions.tensordot).
 import functools
 
 import chainer
+from chainer import utils
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
@@ -68,7 +69,7 @@ def _masked_mean_squared_error(node, step, inputs):
 def _mean_square(node, step, diff):
     node.retain_inputs((0, 1))
     diff = diff.ravel()
-    return step.blas.dot(diff, diff) / diff.dtype.type(diff.size),
+    return utils.force_array(step.blas.dot(diff, diff) / diff.dtype.type(diff.size)),
 
 
 def _dropout(node, step, inputs):
