@@ -2,7 +2,8 @@
 
 Those that multiply by cuBLAS, and dropout, which draws by cuRAND, are given another `forward` for
 steps; outside of one, and on NumPy arrays, they do what they did. Their gradients are such nodes
-again, but for that of a product with a vector (chainer.functions.tensordot).
+again, but for that of a product with a vector (chainer.functions.tensordot). The scaler of labels,
+which asks the device how many deviations are 0, is given another way, too.
 """
 import functools
 
@@ -16,6 +17,7 @@ from chainer.functions.math.matmul import MatMul
 from chainer.functions.noise.dropout import Dropout
 from chainer_chemistry.functions.loss.mean_squared_error import \
     MeanSquaredError as MaskedMeanSquaredError
+from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm.backend import gemm
 
@@ -77,6 +79,18 @@ def _dropout(node, step, inputs):
     return step_dropout(node, step, inputs)
 
 
+def _mean_and_deviation(scaler, n_features):
+    """Return what is subtracted and divided by; 0 and 1 for features that are left as they are."""
+    xp, std = scaler.xp, scaler.std
+    std = xp.where(std != 0, std, std.dtype.type(1)).astype(xp.float32, copy=False)
+    if scaler.indices is None:
+        return scaler.mean, std
+    means, deviations = xp.zeros(n_features, xp.float32), xp.ones(n_features, xp.float32)
+    means[scaler.indices] = scaler.mean
+    deviations[scaler.indices] = std
+    return means, deviations
+
+
 IN_STEP = {
     LinearFunction: _linear, LinearGradData: _linear_grad_data,
     LinearGradWeight: _linear_grad_weight, MatMul: _matmul,
@@ -96,8 +110,20 @@ def _wrap(kind, in_step):
     kind.forward = forward
 
 
+def _wrap_scaler():
+    original = StandardScaler._compute_mean_std_all
+
+    @functools.wraps(original)
+    def compute(self, input_dim):
+        is_outside = gemm.step_for(self.std) is None
+        return (original if is_outside else _mean_and_deviation)(self, input_dim)
+
+    StandardScaler._compute_mean_std_all = compute
+
+
 @functools.lru_cache(maxsize=None)
 def install():
     """Give Chainer's nodes their way inside steps; does so once, however often it is called."""
     for kind, in_step in IN_STEP.items():
         _wrap(kind, in_step)
+    _wrap_scaler()

@@ -14,6 +14,7 @@ from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 from chainer.functions.noise.dropout import Dropout
 from chainer_chemistry.functions import mean_squared_error as masked_mean_squared_error
+from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm.backend import gemm
 from chainer_bspmm.backend import step
@@ -216,6 +217,30 @@ def test_dropout(xp, a_step, monkeypatch):
     assert set(numpy.unique(chainer.cuda.to_cpu(functions.dropout(x, 0.25).array))) <= {
         0, numpy.float32(1 / 0.75)}
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize('indices', [None, [0, 2, 3]])
+def test_standard_scaler(xp, a_step, monkeypatch, indices):
+    labels = numpy.random.RandomState(0).uniform(-1, 1, (9, 4)).astype('f')
+    labels[:, 2] = 5  # a deviation of 0
+    scaler = StandardScaler()
+    scaler.fit(labels, indices=indices)
+    if xp is not numpy:
+        scaler.to_device('@cupy:%d' % xp.cuda.Device().id)
+    x = chainer.Variable(xp.asarray(labels + 1))
+    expected = scaler.transform(x).array, scaler.inverse_transform(x).array
+    asked = []
+    way = chainer_nodes._mean_and_deviation
+    monkeypatch.setattr(chainer_nodes, '_mean_and_deviation',
+                        lambda *arguments: asked.append(arguments) or way(*arguments))
+    with step.under_way(a_step):
+        actual = scaler.transform(x).array, scaler.inverse_transform(x).array
+    assert len(asked) == 2
+    for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype == 'float32'
+        assert (one == other).all()
+    scaler.transform(x)
+    assert len(asked) == 2
 
 
 def test_install_wraps_once():
