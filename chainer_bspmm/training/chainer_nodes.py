@@ -2,8 +2,8 @@
 
 Those that multiply by cuBLAS, and dropout, which draws by cuRAND, are given another `forward` for
 steps; outside of one, and on NumPy arrays, they do what they did. Their gradients are such nodes
-again, but for that of a product with a vector (chainer.functions.tensordot). The scaler of labels,
-which asks the device how many deviations are 0, is given another way, too.
+again, but for that of a product with a vector (chainer.functions.tensordot). Losses and scalers of
+Chainer Chemistry that ask the device how many values a mask has are given another way, too.
 """
 import functools
 
@@ -15,6 +15,8 @@ from chainer.functions.connection.linear import LinearGradWeight
 from chainer.functions.loss.mean_squared_error import MeanSquaredError
 from chainer.functions.math.matmul import MatMul
 from chainer.functions.noise.dropout import Dropout
+from chainer_chemistry.functions.loss.mean_absolute_error import \
+    MeanAbsoluteError as MaskedMeanAbsoluteError
 from chainer_chemistry.functions.loss.mean_squared_error import \
     MeanSquaredError as MaskedMeanSquaredError
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
@@ -57,21 +59,33 @@ def _matmul(node, step, inputs):
 
 
 def _mean_squared_error(node, step, inputs):
-    return _mean_square(node, step, inputs[0] - inputs[1])
+    node.retain_inputs((0, 1))
+    return _mean_square(step, inputs[0] - inputs[1]),
 
 
 def _masked_mean_squared_error(node, step, inputs):
+    node.retain_inputs((0, 1))
+    return _mean_square(step, _difference(node, inputs)),
+
+
+def _masked_mean_absolute_error(node, step, inputs):
+    node.retain_inputs((0, 1))
+    diff = _difference(node, inputs)
+    return utils.force_array(abs(diff).sum() / diff.dtype.type(diff.size)),
+
+
+def _mean_square(step, diff):
+    diff = diff.ravel()
+    return utils.force_array(step.blas.dot(diff, diff) / diff.dtype.type(diff.size))
+
+
+def _difference(node, inputs):
+    """Return x - t with 0 for NaN; to assign by a mask, CuPy would ask the device for its count."""
     diff = inputs[0] - inputs[1]
     if node.ignore_nan:
         xp = chainer.backend.get_array_module(diff)
         diff = xp.where(xp.isnan(diff), diff.dtype.type(0), diff)
-    return _mean_square(node, step, diff)
-
-
-def _mean_square(node, step, diff):
-    node.retain_inputs((0, 1))
-    diff = diff.ravel()
-    return utils.force_array(step.blas.dot(diff, diff) / diff.dtype.type(diff.size)),
+    return diff
 
 
 def _dropout(node, step, inputs):
@@ -95,7 +109,7 @@ IN_STEP = {
     LinearFunction: _linear, LinearGradData: _linear_grad_data,
     LinearGradWeight: _linear_grad_weight, MatMul: _matmul,
     MeanSquaredError: _mean_squared_error, MaskedMeanSquaredError: _masked_mean_squared_error,
-    Dropout: _dropout,
+    MaskedMeanAbsoluteError: _masked_mean_absolute_error, Dropout: _dropout,
 }
 
 

@@ -13,6 +13,7 @@ from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 from chainer.functions.noise.dropout import Dropout
+from chainer_chemistry.functions import mean_absolute_error as masked_mean_absolute_error
 from chainer_chemistry.functions import mean_squared_error as masked_mean_squared_error
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
@@ -167,21 +168,24 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 
 @pytest.mark.parametrize('ignore_nan', [False, True])
-def test_masked_mean_squared_error(xp, a_step, ignore_nan):
+@pytest.mark.parametrize('lossfun, n_products', [
+    (masked_mean_squared_error, 1), (masked_mean_absolute_error, 0)])
+def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
     x, t = inputs_of(xp, [(5, 7), (5, 7)], 'float32')
     t[xp.asarray([[1], [3]]), xp.asarray([0, 2])] = numpy.nan
 
     def loss_and_gradient():
         variable = chainer.Variable(x)
-        loss = masked_mean_squared_error(variable, t, ignore_nan=ignore_nan)
+        loss = lossfun(variable, t, ignore_nan=ignore_nan)
         loss.backward()
         return loss.array, variable.grad
 
     expected = loss_and_gradient()
     with step.under_way(a_step):
         actual = loss_and_gradient()
-    assert a_step.blas.n_products == 1
+    assert a_step.blas.n_products == n_products
     for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype and type(one) is type(other)
         assert bool(xp.isnan(one).any()) != ignore_nan
         assert (xp.isnan(one) == xp.isnan(other)).all()
         assert relative_error(xp.nan_to_num(one), xp.nan_to_num(other)) < 1e-6
