@@ -4,16 +4,15 @@ CuPy refuses its own cuBLAS calls during capture, so this calls the library that
 """
 import ctypes
 import functools
-import pathlib
-import re
 
 import cupy
 import numpy
 
 from benchmarks.tables import Tables
+from chainer_bspmm.backend.gemm import loaded
+from chainer_bspmm.backend.gemm import WORKSPACE
 
 DEFAULT_MATH, TF32_MATH = 0, 3
-WORKSPACE = 32 << 20  # bytes; NVIDIA recommends this much for Hopper
 
 
 class BatchedGemm:
@@ -102,9 +101,3 @@ def _handle(tf32):
 def _check(status):
     if status:
         raise RuntimeError('cuBLAS: status %d' % status)
-
-
-def loaded(stem):
-    """Return the path of a CUDA library that this process has loaded, such as ``'cublas'``."""
-    maps = pathlib.Path('/proc/self/maps').read_text()
-    return re.search(r'\S*/lib%s\.so\S*' % stem, maps).group()

@@ -9,6 +9,7 @@ from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm import backend
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.beside import beside
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.row_sum import RowSum
@@ -81,7 +82,7 @@ def _product(degrees, x, weights, trans):
     """
     if degrees.rows is None:
         stacked = beside(weights, axis=0 if trans else 1)
-        y = _expand(x, degrees.is_type).dot(stacked if trans else stacked.T)
+        y = dot(_expand(x, degrees.is_type), stacked if trans else stacked.T)
         return y.astype(x.dtype, copy=False)
     y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), x.dtype)
     for rows, weight in zip(degrees.rows, weights):
@@ -93,7 +94,7 @@ def _product(degrees, x, weights, trans):
 def _weight_gradients(degrees, x, gy, dtype):
     """Compute ``gW_d = sum of gy[i]^T x[i]`` over the nodes i of degree d, n_types arrays."""
     if degrees.rows is None:
-        stacked = _expand(gy, degrees.is_type).T.dot(x).astype(dtype, copy=False)
+        stacked = dot(_expand(gy, degrees.is_type).T, x).astype(dtype, copy=False)
         return tuple(stacked.reshape(degrees.is_type.shape[1], gy.shape[1], x.shape[1]))
     return tuple(gy[rows].T.dot(x[rows]).astype(dtype, copy=False) for rows in degrees.rows)
 

@@ -6,6 +6,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.quick import QuickGradients
 from chainer_bspmm.functions.relation_order import by_channel
@@ -25,7 +26,7 @@ class EdgeFiLM(QuickGradients):
         x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
         shape = len(x) * self._n_relations, -1
         # Row i * R + r: what node i says in relation r; gamma and beta of what it hears in it.
-        self._kept = (x, *(x.dot(by_relation(weight, self._n_relations).T).reshape(
+        self._kept = (x, *(dot(x, by_relation(weight, self._n_relations).T).reshape(
             shape[0], len(weight) // self._n_relations) for weight in (W, W_g)))
         return _modulated(*self._kept[1:], self._edges.sources, self._edges.receivers),
 
@@ -42,9 +43,9 @@ class EdgeFiLM(QuickGradients):
         gx, weights = None, []
         for g, weight in ((gsaid, W), (gfilm, W_g)):
             g = g.reshape(len(x), len(weight))
-            by_x = g.dot(by_relation(weight.astype(x.dtype, copy=False), n_relations))
+            by_x = dot(g, by_relation(weight.astype(x.dtype, copy=False), n_relations))
             gx = by_x if gx is None else gx + by_x
-            weights.append(by_channel(g.T.dot(x), n_relations))
+            weights.append(by_channel(dot(g.T, x), n_relations))
         return gx, *weights
 
     def _composed(self, x, W, W_g):

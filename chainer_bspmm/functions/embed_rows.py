@@ -6,6 +6,7 @@ from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer.backends import cuda
 
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.quick import quick_apply
 
 
@@ -50,7 +51,7 @@ class EmbedRowsGrad(function_node.FunctionNode):
                 'raw S ids, int32 n_types', 'T y',
                 'y = ids[i / n_types] == i % n_types ? (T)1 : (T)0', 'bspmm_one_hot')(
                     ids, self._n_types, cuda.cupy.empty(shape, gy.dtype))
-            gW = one_hot.T.dot(gy)
+            gW = dot(one_hot.T, gy)
         return gW.astype(gy.dtype, copy=False),
 
     def backward(self, indexes, grad_outputs):

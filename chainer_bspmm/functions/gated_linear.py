@@ -6,6 +6,7 @@ from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.beside import beside
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.row_sum import RowSum
@@ -28,7 +29,7 @@ class GatedLinear(function_node.FunctionNode):
         self.retain_inputs(tuple(range(len(inputs))))
         x = parts[0] if len(parts) == 1 else beside(parts, axis=1)
         W = beside(parameters[:2]).astype(dtype, copy=False)
-        both = x.dot(W.T)
+        both = dot(x, W.T)
         if len(parameters) == 4:
             both += beside(parameters[2:]).astype(dtype, copy=False)
         gate, value, y = _gated(both, self._activation is functions.tanh)
@@ -55,13 +56,13 @@ class GatedLinear(function_node.FunctionNode):
         g = _gated_gradient(gy, gate, value, self._activation is functions.tanh)
         gradients = {}
         if indexes[0] < first:
-            gx, start = g.dot(W), 0
+            gx, start = dot(g, W), 0
             for i in range(first):
                 width = self.inputs[i].shape[1]
                 gradients[i] = gx[:, start:start + width]
                 start += width
         if {first, first + 1} & set(indexes):
-            gW = g.T.dot(x)
+            gW = dot(g.T, x)
             gradients[first], gradients[first + 1] = gW[:n], gW[n:]
         if indexes[-1] >= first + 2:
             gb, = quick_apply(RowSum(), (chainer.Variable(g, requires_grad=False),))

@@ -3,6 +3,7 @@ import chainer
 from chainer import function_node
 from chainer import functions
 
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions import gru_elementwise
 from chainer_bspmm.functions.beside import apart
 from chainer_bspmm.functions.beside import beside
@@ -23,7 +24,7 @@ class GRUStep(QuickSums, function_node.FunctionNode):
         # update gate z and the reset gate r lie side by side.
         W = beside([W for W, _ in pairs[:3]])
         both = beside((x, message), axis=1)
-        gates = both.dot(W.T)
+        gates = dot(both, W.T)
         if not self._has_state:
             h, z, y = gru_elementwise.first(gates, pairs[0][1], pairs[1][1])
             self._kept = both, W, h, z
@@ -31,9 +32,9 @@ class GRUStep(QuickSums, function_node.FunctionNode):
         U = beside([U for U, _ in pairs[4:]])
         biases = [b for _, b in pairs]
         z, r, remembered = gru_elementwise.opened(
-            gates, state.dot(U.T), biases[1], biases[2], biases[4], biases[5], state)
+            gates, dot(state, U.T), biases[1], biases[2], biases[4], biases[5], state)
         h, y = gru_elementwise.closed(
-            gates, remembered.dot(pairs[3][0].T), biases[0], biases[3], z, state)
+            gates, dot(remembered, pairs[3][0].T), biases[0], biases[3], z, state)
         self._kept = both, W, h, z, r, U, remembered, pairs[3][0]
         return y,
 
@@ -71,18 +72,18 @@ class GRUStep(QuickSums, function_node.FunctionNode):
             # g: of the layers' sums, side by side; g_h, g_zr: its parts, each contiguous.
             g, g_h = gru_elementwise.closed_gradient(gy, h, z, state)
             g_zr, g_state = gru_elementwise.opened_gradient(
-                g_h.dot(U_h), gy, z, r, state, g)
-            g_state += g_zr.dot(U)
+                dot(g_h, U_h), gy, z, r, state, g)
+            g_state += dot(g_zr, U)
             by_state = [g_state]
-            g_zr = g_zr.T.dot(state)
-            gU = [g_h.T.dot(remembered), g_zr[:n], g_zr[n:]]
-        gW, gb = g.T.dot(both), g.sum(axis=0)
+            g_zr = dot(g_zr.T, state)
+            gU = [dot(g_h.T, remembered), g_zr[:n], g_zr[n:]]
+        gW, gb = dot(g.T, both), g.sum(axis=0)
         # Biases of W and U have equal gradients, but not one array: optimizer hooks write to it.
         gc = gb.copy() if gU else gb
         gradients = [_parts(array, n) for array in (gW, gb, gc)]
         parameters = [array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2])
                       for array in pair]
-        return [*apart(g.dot(W), inputs[0].shape[1]), *by_state, *parameters]
+        return [*apart(dot(g, W), inputs[0].shape[1]), *by_state, *parameters]
 
 
 def _parts(array, n):

@@ -7,6 +7,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.quick import QuickGradients
 from chainer_bspmm.functions.segment import segment_sum
@@ -38,7 +39,7 @@ class RelationAttention(QuickGradients):
         pattern, adj = self._pattern, self._adj
         n_channels = W.shape[1] // 2
         x = m.reshape(adj.n_cols * self._n_heads, n_channels)
-        scores = x.dot(W.reshape(2, n_channels).T)
+        scores = dot(x, W.reshape(2, n_channels).T)
         scores[:, 0] += b
         logits, self._slopes = _logits(scores, pattern.sources, pattern.receivers, self._slope)
         if self._is_edge is not None:
@@ -87,8 +88,8 @@ class RelationAttention(QuickGradients):
         gscores[:, 1] = backend.segment_sum(
             glogits, pattern.by_receiver, product.max_nnz).reshape(
             adj.n_rows, n_heads, adj.n_relations).swapaxes(1, 2).ravel()
-        gx += gscores.dot(W.reshape(2, n_channels))
-        gW, gb = gscores.T.dot(x), gscores[:, 0].sum()
+        gx += dot(gscores, W.reshape(2, n_channels))
+        gW, gb = dot(gscores.T, x), gscores[:, 0].sum()
         return gx.reshape(m.shape), gW.reshape(W.shape), gb.reshape(1)
 
     def _composed(self, m, W, b):

@@ -6,6 +6,7 @@ from chainer import functions
 from chainer.functions.activation.tanh import TanhGrad
 
 from chainer_bspmm import backend
+from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.quick import QuickSums
 from chainer_bspmm.functions.relation_order import by_channel
@@ -40,7 +41,7 @@ class RelationLinear(QuickSums, function_node.FunctionNode):
             i for i, name in enumerate(self._names) if name in ('x', 'W', 'W_self')))
         self._dtypes = {name: array.dtype for name, array in given.items()}
         x, lead, given = _flat(given)
-        own = x.dot(given['W_self'].T) if 'W_self' in given else None
+        own = dot(x, given['W_self'].T) if 'W_self' in given else None
         if 'b_self' in given:
             shape = len(x), given['b_self'].size
             own = _plus(own, chainer_backend.get_array_module(x).broadcast_to(
@@ -90,12 +91,12 @@ class RelationLinearGrad(function_node.FunctionNode):
         gy = given['gy']
         grads = {}
         if 'W_self' in self._wanted:
-            grads['W_self'] = gy.T.dot(x)
+            grads['W_self'] = dot(gy.T, x)
         if 'b_self' in self._wanted:
             grads['b_self'] = gy.sum(axis=0)
         own = None
         if 'x' in self._wanted and 'W_self' in given:
-            own = gy.dot(given['W_self'])
+            own = dot(gy, given['W_self'])
         layer = _layer(self._adj, x, given['W'])
         grads.update(layer.backward(x, given['W'], gy, own, self._wanted, self._sums))
         if 'x' in grads:
@@ -141,7 +142,7 @@ class _TransformFirst:
 
     def forward(self, x, W, b, own):
         n_relations = self._adj.n_relations
-        mapped = x.dot(by_relation(W, n_relations).T)
+        mapped = dot(x, by_relation(W, n_relations).T)
         if b is not None:
             mapped += by_relation(b, n_relations)
         mapped = mapped.reshape(len(x) * n_relations, len(W) // n_relations)
@@ -154,11 +155,11 @@ class _TransformFirst:
         n_relations = self._adj.n_relations
         mapped = backend.bspmm(self._adj, gy, trans=True).reshape(len(x), len(W))
         if 'W' in wanted:
-            grads['W'] = by_channel(mapped.T.dot(x), n_relations)
+            grads['W'] = by_channel(dot(mapped.T, x), n_relations)
         if 'b' in wanted:
             grads['b'] = by_channel(mapped.sum(axis=0), n_relations)
         if 'x' in wanted:
-            grads['x'] = _plus(own, mapped.dot(by_relation(W, n_relations)))
+            grads['x'] = _plus(own, dot(mapped, by_relation(W, n_relations)))
         return grads
 
 
@@ -171,19 +172,19 @@ class _AggregateFirst:
 
     def forward(self, x, W, b, own):
         sums = self._sum(x)
-        y = _plus(own, sums.dot(self._matrix(W).T))
+        y = _plus(own, dot(sums, self._matrix(W).T))
         if b is not None:
-            y += self._degrees(x).dot(self._matrix(b).T)
+            y += dot(self._degrees(x), self._matrix(b).T)
         return y, sums
 
     def backward(self, x, W, gy, own, wanted, sums):
         grads = {}
         if 'W' in wanted:
-            grads['W'] = gy.T.dot(self._sum(x) if sums is None else sums).reshape(W.shape)
+            grads['W'] = dot(gy.T, self._sum(x) if sums is None else sums).reshape(W.shape)
         if 'b' in wanted:
-            grads['b'] = gy.T.dot(self._degrees(x)).ravel()
+            grads['b'] = dot(gy.T, self._degrees(x)).ravel()
         if 'x' in wanted:
-            mapped = gy.dot(self._matrix(W)).reshape(self._rows.n_rows, x.shape[1])
+            mapped = dot(gy, self._matrix(W)).reshape(self._rows.n_rows, x.shape[1])
             grads['x'] = backend.bspmm(self._rows, mapped, residual=own, trans=True)
         return grads
 

@@ -1,0 +1,296 @@
+"""Dense products that a CUDA graph may capture: by a cuBLAS handle of our own.
+
+CuPy refuses its own cuBLAS calls during capture, because its handle may allocate. Ours has its
+workspace from the start. The calls go through ``nvmath.bindings.cublas`` (nvmath-python) where that
+can be imported, else by ctypes to the library that CuPy has loaded.
+"""
+import ctypes
+import functools
+import pathlib
+import re
+import weakref
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.backend import step
+
+WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper, eight times what others need
+
+# The headers' names: cudaDataType_t, cublasComputeType_t, cublasMath_t, cublasGemmAlgo_t.
+DATA_TYPES = {'f': 0, 'd': 1, 'e': 2}
+COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32 = 68, 69, 77
+COMPUTE_64F, COMPUTE_64F_PEDANTIC = 70, 71
+MATH_MODE = 16  # default (no TF32), and CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+DEFAULT_ALGORITHM = -1
+LARGEST_INT = 2 ** 31 - 1
+
+# What CuPy may be told to calculate in, by CUPY_TF32 or cupy._core.set_compute_type.
+CUPY_PEDANTIC, CUPY_TF32 = 2, 7
+
+# alpha and beta side by side, in the type that is calculated in; read when a call is made.
+FACTORS = {'e': numpy.array([1, 0], numpy.float32), 'f': numpy.array([1, 0], numpy.float32),
+           'd': numpy.array([1, 0], numpy.float64)}
+
+STATUS = {
+    1: 'NOT_INITIALIZED', 3: 'ALLOC_FAILED', 7: 'INVALID_VALUE', 8: 'ARCH_MISMATCH',
+    11: 'MAPPING_ERROR', 13: 'EXECUTION_FAILED', 14: 'INTERNAL_ERROR', 15: 'NOT_SUPPORTED',
+    16: 'LICENSE_ERROR'}
+
+
+class Library:
+    """The calls that we need of a cuBLAS library, named and used as in ``nvmath.bindings.cublas``.
+
+    Args:
+        path (str): of the library.
+
+    Raises:
+        RuntimeError: from every call that fails, with cuBLAS's name for why.
+    """
+
+    _int, _long, _pointer = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
+    _matrix = [_pointer, _int, _int]  # where, type, leading dimension
+    _signatures = {
+        'create': ('cublasCreate_v2', [_pointer]),
+        'destroy': ('cublasDestroy_v2', [_pointer]),
+        'set_stream': ('cublasSetStream_v2', [_pointer, _pointer]),
+        'set_workspace': ('cublasSetWorkspace_v2', [_pointer, _pointer, ctypes.c_size_t]),
+        'set_math_mode': ('cublasSetMathMode', [_pointer, _int]),
+        'gemm_ex': ('cublasGemmEx', [
+            _pointer, _int, _int, _int, _int, _int, _pointer, *_matrix, *_matrix,
+            _pointer, *_matrix, _int, _int]),
+        'gemm_strided_batched_ex': ('cublasGemmStridedBatchedEx', [
+            _pointer, _int, _int, _int, _int, _int, _pointer, *_matrix, _long, *_matrix, _long,
+            _pointer, *_matrix, _long, _int, _int, _int]),
+    }
+
+    def __init__(self, path):
+        library = ctypes.CDLL(path)
+        for name, (symbol, types) in self._signatures.items():
+            function = getattr(library, symbol)
+            function.argtypes, function.restype = types, ctypes.c_int
+            setattr(self, '_create' if name == 'create' else name,
+                    functools.partial(_checked, symbol, function))
+
+    def create(self):
+        handle = ctypes.c_void_p()
+        self._create(ctypes.byref(handle))
+        return handle.value
+
+
+def _checked(symbol, function, *arguments):
+    status = function(*arguments)
+    if status:
+        raise RuntimeError('%s: CUBLAS_STATUS_%s (%d)'
+                           % (symbol, STATUS.get(status, 'of a name unknown here'), status))
+
+
+@functools.lru_cache(maxsize=None)
+def library():
+    """Return ``nvmath.bindings.cublas``, or a `Library` where that is not to be had."""
+    try:
+        from nvmath.bindings import cublas
+        cublas.get_cudart_version()  # finds the library, or says that there is none
+        return cublas
+    except Exception:  # not installed, or without the packages or the libraries that it needs
+        cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))  # makes CuPy load cuBLAS
+        return Library(loaded('cublas'))
+
+
+def loaded(stem):
+    """Return the path of a CUDA library that this process has loaded, such as ``'cublas'``."""
+    maps = pathlib.Path('/proc/self/maps').read_text()
+    return re.search(r'\S*/lib%s\.so\S*' % stem, maps).group()
+
+
+class Blas:
+    """Products of CuPy arrays of one device on its current stream, which may be under capture.
+
+    To be made outside of capture, and kept for as long as a graph that it was captured in: the
+    graph's kernels use its workspace. When it goes, its handle is destroyed, which synchronises
+    the device: not during a capture, either.
+
+    float16 is multiplied and summed in float32, partial sums included. float32 stays float32: the
+    compute type ``CUBLAS_COMPUTE_32F`` promises 32 bits at least for every intermediate, unless the
+    handle's math mode allows TF32, which ours does not. The type that means TF32 is asked for where
+    CuPy would: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, and not for stacks.
+
+    Args:
+        device (int or None): number of the device; None is the current one.
+
+    Note:
+        Deterministic on one kind of device and version of cuBLAS. Does not synchronise, and copies
+        nothing from or to the host.
+    """
+
+    def __init__(self, device=None):
+        self.device = cuda.cupy.cuda.runtime.getDevice() if device is None else device
+        self._stream = None
+        with cuda.cupy.cuda.Device(self.device):
+            self._library = library()
+            self._workspace = cuda.cupy.empty(WORKSPACE, numpy.uint8)
+            self._handle = self._library.create()
+            # Not at exit, when CUDA itself may be gone; the driver cleans up then.
+            weakref.finalize(self, self._library.destroy, self._handle).atexit = False
+            self._library.set_math_mode(self._handle, MATH_MODE)
+            self.use(cuda.cupy.cuda.get_current_stream())
+
+    def use(self, stream):
+        """Launch on a stream from now on; outside of capture, as products need not do it then.
+
+        Args:
+            stream (cupy.cuda.Stream): of the device.
+        """
+        if stream.ptr != self._stream:
+            self._library.set_stream(self._handle, stream.ptr)
+            # A new stream makes cuBLAS forget the workspace.
+            self._library.set_workspace(self._handle, self._workspace.data.ptr, WORKSPACE)
+            self._stream = stream.ptr
+
+    def dot(self, a, b):
+        """Multiply two matrices or vectors, as ``cupy.dot`` does.
+
+        Args:
+            a (cupy.ndarray): (m, k) or (k,) float16, float32 or float64. Rows or columns that lie
+                one after the other are read where they are, all else is copied first.
+            b (cupy.ndarray): (k, n) or (k,).
+
+        Returns:
+            cupy.ndarray: (m, n), without the axis that a vector has not; C-contiguous, of
+            ``numpy.result_type(a, b)``. Zeros where k is 0.
+
+        Raises:
+            TypeError: of another dtype.
+            ValueError: shapes do not fit, are too large for cuBLAS, or on another device.
+        """
+        if a.ndim == b.ndim == 2:
+            return self._matrices(a, b)
+        if not 1 <= a.ndim <= 2 or not 1 <= b.ndim <= 2:
+            raise ValueError('a, b: expected one or two dimensions, got shapes %s and %s'
+                             % (a.shape, b.shape))
+        return _of_vectors(self._matrices, a, b)
+
+    def matmul(self, a, b):
+        """Multiply stacks of matrices, as ``cupy.matmul`` does.
+
+        Args:
+            a (cupy.ndarray): (..., m, k) or (k,).
+            b (cupy.ndarray): (..., k, n) or (k,); leading dimensions are broadcast.
+
+        Returns:
+            cupy.ndarray: (..., m, n), without the axis that a vector has not.
+
+        Raises:
+            TypeError, ValueError: as :meth:`dot`.
+        """
+        if a.ndim <= 2 and b.ndim <= 2:
+            return self.dot(a, b)
+        if a.ndim == 1 or b.ndim == 1:
+            return _of_vectors(self.matmul, a, b)
+        lead = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        stacks = []
+        for array in (a, b):
+            shape = array.shape[-2:]
+            if array.shape[:-2] != lead:
+                array = cuda.cupy.broadcast_to(array, lead + shape)
+            stacks.append(array.reshape((int(numpy.prod(lead)),) + shape))
+        return self._matrices(*stacks).reshape(lead + (a.shape[-2], b.shape[-1]))
+
+    def _matrices(self, a, b):
+        """Multiply two matrices, or two stacks of as many."""
+        self._check(a, b)
+        dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
+        shape = a.shape[:-1] + b.shape[-1:]
+        (m, k), n, n_matrices = a.shape[-2:], b.shape[-1], len(a) if a.ndim == 3 else 1
+        with cuda.cupy.cuda.Device(self.device):
+            if not (m and n and k and n_matrices):
+                return cuda.cupy.zeros(shape, dtype)
+            self.use(cuda.cupy.cuda.get_current_stream())
+            a, is_a_transposed, lda = _laid_out(a.astype(dtype, copy=False))
+            b, is_b_transposed, ldb = _laid_out(b.astype(dtype, copy=False))
+            if max(m, n, k, lda, ldb, n_matrices) > LARGEST_INT:
+                raise ValueError('a, b: expected dimensions and strides below 2**31, got shapes %s '
+                                 'and %s' % (a.shape, b.shape))
+            c = cuda.cupy.empty(shape, dtype)
+            type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
+            one, zero = factors.ctypes.data, factors.ctypes.data + factors.itemsize
+            # cuBLAS takes columns for rows: what it sees is C^T = B^T A^T.
+            head = self._handle, is_b_transposed, is_a_transposed, n, m, k, one
+            a_matrix, b_matrix = (a.data.ptr, type_, lda), (b.data.ptr, type_, ldb)
+            c_matrix = c.data.ptr, type_, n
+            if a.ndim == 2:
+                self._library.gemm_ex(*head, *b_matrix, *a_matrix, zero, *c_matrix,
+                                      compute_type(dtype), DEFAULT_ALGORITHM)
+            else:
+                self._library.gemm_strided_batched_ex(
+                    *head, *b_matrix, b.strides[0] // b.itemsize,
+                    *a_matrix, a.strides[0] // a.itemsize, zero, *c_matrix, m * n,
+                    n_matrices, COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F,
+                    DEFAULT_ALGORITHM)
+        return c
+
+    def _check(self, a, b):
+        for name, array in (('a', a), ('b', b)):
+            if array.dtype.char not in DATA_TYPES:
+                raise TypeError('%s: expected float16, float32 or float64, got %s'
+                                % (name, array.dtype))
+            if array.data.device_id != self.device:
+                raise ValueError('%s: expected on device %d, that of the cuBLAS handle, got on %d'
+                                 % (name, self.device, array.data.device_id))
+        if a.shape[-1] != b.shape[-2]:
+            raise ValueError('b: expected %d rows to go with a of shape %s, got shape %s'
+                             % (a.shape[-1], a.shape, b.shape))
+
+
+def _of_vectors(product, a, b):
+    """Return the product where one of a, b is a vector, or both, by that of matrices."""
+    c = product(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
+    shape = c.shape[:-1] if b.ndim == 1 else c.shape
+    if a.ndim == 1:
+        at = c.ndim - 2
+        shape = shape[:at] + shape[at + 1:]
+    return c.reshape(shape)
+
+
+def _laid_out(a):
+    """Return a matrix or stack as cuBLAS can read it, how it lies, and its leading dimension.
+
+    How: 0 row by row, 1 column by column. The operation to be asked for is of the same number: what
+    cuBLAS sees is the transpose of a matrix that lies row by row, and wanted are transposes.
+    """
+    size, (n_rows, n_columns), (*stack, down, along) = a.itemsize, a.shape[-2:], a.strides
+    if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
+        if (along == size or n_columns == 1) and (down >= n_columns * size or n_rows == 1):
+            return a, 0, n_columns if n_rows == 1 else down // size
+        if (down == size or n_rows == 1) and (along >= n_rows * size or n_columns == 1):
+            return a, 1, n_rows if n_columns == 1 else along // size
+    return cuda.cupy.ascontiguousarray(a), 0, n_columns
+
+
+def compute_type(dtype):
+    """Return the cublasComputeType_t that CuPy would ask for in a product of this dtype."""
+    told = cuda.cupy._core.get_compute_type(dtype)
+    if dtype.char == 'd':
+        return COMPUTE_64F_PEDANTIC if told == CUPY_PEDANTIC else COMPUTE_64F
+    if told == CUPY_PEDANTIC:
+        return COMPUTE_32F_PEDANTIC
+    return COMPUTE_32F_FAST_TF32 if told == CUPY_TF32 and dtype.char == 'f' else COMPUTE_32F
+
+
+def step_for(array):
+    """Return the step under way that products and draws of this array belong to, or None."""
+    return None if isinstance(array, numpy.ndarray) else step.current()
+
+
+def dot(a, b):
+    """Compute ``a.dot(b)`` of NumPy or CuPy arrays; in a step that may be captured, by its `Blas`.
+
+    Args:
+        a, b (array): of one or two dimensions, on one device.
+
+    Returns:
+        array: as from ``a.dot(b)``.
+    """
+    under_way = step_for(a)
+    return a.dot(b) if under_way is None else under_way.blas.dot(a, b)

@@ -1,0 +1,143 @@
+"""Chainer's own nodes inside a step that a CUDA graph may capture.
+
+Those that multiply by cuBLAS, and dropout, which draws by cuRAND, are given another `forward` for
+steps; outside of one, and on NumPy arrays, they do what they did. Their gradients are such nodes
+again, but for that of a product with a vector (chainer.functions.tensordot). Losses and scalers of
+Chainer Chemistry that ask the device how many values a mask has are given another way, too.
+"""
+import functools
+
+import chainer
+from chainer import utils
+from chainer.functions.connection.linear import LinearFunction
+from chainer.functions.connection.linear import LinearGradData
+from chainer.functions.connection.linear import LinearGradWeight
+from chainer.functions.loss.mean_squared_error import MeanSquaredError
+from chainer.functions.math.matmul import MatMul
+from chainer.functions.noise.dropout import Dropout
+from chainer_chemistry.functions.loss.mean_absolute_error import \
+    MeanAbsoluteError as MaskedMeanAbsoluteError
+from chainer_chemistry.functions.loss.mean_squared_error import \
+    MeanSquaredError as MaskedMeanSquaredError
+from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
+
+from chainer_bspmm.backend import gemm
+
+
+def _linear(node, step, inputs):
+    x, W, *b = inputs
+    node._config_use_ideep = chainer.config.use_ideep  # asked for by its backward
+    y = step.blas.dot(x, W.T).astype(x.dtype, copy=False)
+    if b:
+        y += b[0]
+    node.retain_inputs((0, 1))
+    return y,
+
+
+def _linear_grad_data(node, step, inputs):
+    W, gy = inputs
+    node._config_use_ideep = chainer.config.use_ideep
+    node.retain_inputs((0, 1))
+    return step.blas.dot(gy, W).astype(gy.dtype, copy=False),
+
+
+def _linear_grad_weight(node, step, inputs):
+    x, gy = inputs
+    node._config_use_ideep = chainer.config.use_ideep
+    node.retain_inputs((0, 1))
+    return step.blas.dot(gy.T, x).astype(node._w_dtype, copy=False),
+
+
+def _matmul(node, step, inputs):
+    node.retain_inputs((0, 1))
+    (a, b), trans_a, trans_b = inputs, node.transa, node.transb
+    if node.transc:  # (op(a) op(b))^T = op(b)^T op(a)^T
+        a, b, trans_a, trans_b = b, a, not trans_b, not trans_a
+    y = step.blas.matmul(*(array.swapaxes(-1, -2) if trans and array.ndim > 1 else array
+                      for array, trans in ((a, trans_a), (b, trans_b))))
+    return y.astype(node.dtype or y.dtype, copy=False),
+
+
+def _mean_squared_error(node, step, inputs):
+    node.retain_inputs((0, 1))
+    return _mean_square(step, inputs[0] - inputs[1]),
+
+
+def _masked_mean_squared_error(node, step, inputs):
+    node.retain_inputs((0, 1))
+    return _mean_square(step, _difference(node, inputs)),
+
+
+def _masked_mean_absolute_error(node, step, inputs):
+    node.retain_inputs((0, 1))
+    diff = _difference(node, inputs)
+    return utils.force_array(abs(diff).sum() / diff.dtype.type(diff.size)),
+
+
+def _mean_square(step, diff):
+    diff = diff.ravel()
+    return utils.force_array(step.blas.dot(diff, diff) / diff.dtype.type(diff.size))
+
+
+def _difference(node, inputs):
+    """Return x - t with 0 for NaN; to assign by a mask, CuPy would ask the device for its count."""
+    diff = inputs[0] - inputs[1]
+    if node.ignore_nan:
+        xp = chainer.backend.get_array_module(diff)
+        diff = xp.where(xp.isnan(diff), diff.dtype.type(0), diff)
+    return diff
+
+
+def _dropout(node, step, inputs):
+    from chainer_bspmm.functions.dropout import step_dropout
+    return step_dropout(node, step, inputs)
+
+
+def _mean_and_deviation(scaler, n_features):
+    """Return what is subtracted and divided by; 0 and 1 for features that are left as they are."""
+    xp, std = scaler.xp, scaler.std
+    std = xp.where(std != 0, std, std.dtype.type(1)).astype(xp.float32, copy=False)
+    if scaler.indices is None:
+        return scaler.mean, std
+    means, deviations = xp.zeros(n_features, xp.float32), xp.ones(n_features, xp.float32)
+    means[scaler.indices] = scaler.mean
+    deviations[scaler.indices] = std
+    return means, deviations
+
+
+IN_STEP = {
+    LinearFunction: _linear, LinearGradData: _linear_grad_data,
+    LinearGradWeight: _linear_grad_weight, MatMul: _matmul,
+    MeanSquaredError: _mean_squared_error, MaskedMeanSquaredError: _masked_mean_squared_error,
+    MaskedMeanAbsoluteError: _masked_mean_absolute_error, Dropout: _dropout,
+}
+
+
+def _wrap(kind, in_step):
+    original = kind.forward
+
+    @functools.wraps(original)
+    def forward(self, inputs):
+        step = gemm.step_for(inputs[0])
+        return original(self, inputs) if step is None else in_step(self, step, inputs)
+
+    kind.forward = forward
+
+
+def _wrap_scaler():
+    original = StandardScaler._compute_mean_std_all
+
+    @functools.wraps(original)
+    def compute(self, input_dim):
+        is_outside = gemm.step_for(self.std) is None
+        return (original if is_outside else _mean_and_deviation)(self, input_dim)
+
+    StandardScaler._compute_mean_std_all = compute
+
+
+@functools.lru_cache(maxsize=None)
+def install():
+    """Give Chainer's nodes their way inside steps; does so once, however often it is called."""
+    for kind, in_step in IN_STEP.items():
+        _wrap(kind, in_step)
+    _wrap_scaler()

@@ -1,0 +1,376 @@
+"""Products by a cuBLAS handle of our own: layouts, shapes, dtypes, streams, life and errors.
+
+On the host they go to a stand-in for the library, which shows that it is asked for the right thing.
+"""
+import ctypes
+import itertools
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm.backend import gemm
+from chainer_bspmm.backend import step
+from tests.emulation import cublas_on_cpu
+from tests.support import assert_close
+from tests.support import DTYPES
+from tests.support import poisoned
+
+
+class OnHost:
+    """The stand-in: a library, and how arrays for it are made."""
+
+    put, empty = staticmethod(cublas_on_cpu.on_host), staticmethod(cublas_on_cpu.empty)
+
+    def __init__(self, monkeypatch):
+        self.streams = cublas_on_cpu.install(monkeypatch)
+
+
+class OnDevice:
+
+    def __init__(self, monkeypatch, library):
+        poisoned(monkeypatch, cuda.cupy)
+        self.put, self.empty = cuda.cupy.asarray, cuda.cupy.empty
+        monkeypatch.setattr(gemm, 'library', lambda: library)
+
+
+def by_ctypes():
+    cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))
+    return gemm.Library(gemm.loaded('cublas'))
+
+
+def by_nvmath():
+    return pytest.importorskip('nvmath.bindings.cublas')
+
+
+DEVICES = [pytest.param(by_ctypes, marks=pytest.mark.gpu, id='ctypes'),
+           pytest.param(by_nvmath, marks=pytest.mark.gpu, id='nvmath')]
+
+
+@pytest.fixture(params=[pytest.param(None, id='stand-in'), *DEVICES])
+def place(request, monkeypatch):
+    library = request.param
+    return OnHost(monkeypatch) if library is None else OnDevice(monkeypatch, library())
+
+
+@pytest.fixture
+def host(monkeypatch):
+    return OnHost(monkeypatch)
+
+
+@pytest.fixture(params=DEVICES)
+def on_device(request, monkeypatch):
+    return OnDevice(monkeypatch, request.param())
+
+
+# How (..., rows, columns) can lie in memory.
+LAYOUTS = {
+    'rows': lambda empty, lead, m, n: empty(lead + (m, n)),
+    'columns': lambda empty, lead, m, n: empty(lead + (n, m)).swapaxes(-1, -2),
+    'part of rows': lambda empty, lead, m, n: empty(lead + (m, n + 3))[..., 2:n + 2],
+    'part of columns': lambda empty, lead, m, n: empty(
+        lead + (n, m + 3)).swapaxes(-1, -2)[..., 1:m + 1, :],
+    'every second': lambda empty, lead, m, n: empty(lead + (2 * m, 2 * n))[..., ::2, ::2],
+    'backwards': lambda empty, lead, m, n: empty(lead + (m, n))[..., ::-1, :],
+}
+STACK_LAYOUTS = dict(LAYOUTS, **{
+    'stack backwards': lambda empty, lead, m, n: empty(lead + (m, n))[::-1],
+    'stack in between': lambda empty, lead, m, n: empty((m,) + lead + (n,)).swapaxes(0, 1),
+})
+IN_PLACE = ('rows', 'columns', 'part of rows', 'part of columns', 'stack in between')
+
+
+def laid_out(place, array, layout):
+    """Return a copy of a NumPy array that lies as `layout` says, among NaN."""
+    *lead, m, n = array.shape
+    target = STACK_LAYOUTS[layout](
+        lambda shape: place.empty(shape, array.dtype), tuple(lead), m, n)
+    target[...] = place.put(array)
+    return target
+
+
+def random(*shape, dtype='float32'):
+    return numpy.random.RandomState(0).uniform(-1, 1, shape).astype(dtype)
+
+
+def check(actual, product, a, b, dtype):
+    assert_close(actual, product(a.astype('d'), b.astype('d')), dtype)
+    assert actual.flags.c_contiguous
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('m, k, n', [(5, 7, 3), (1, 7, 3), (5, 1, 3), (5, 7, 1), (1, 1, 1),
+                                     (1, 7, 1), (64, 33, 130)])
+def test_layouts(place, m, k, n, dtype):
+    blas = gemm.Blas()
+    a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype)
+    for layouts in itertools.product(LAYOUTS, repeat=2):
+        x, y = (laid_out(place, array, layout) for array, layout in zip((a, b), layouts))
+        check(blas.dot(x, y), numpy.dot, a, b, dtype)
+
+
+@pytest.mark.parametrize('layout', STACK_LAYOUTS)
+def test_what_is_read_where_it_lies(host, layout):
+    array = laid_out(host, random(4, 5, 7), layout)
+    assert (gemm._laid_out(array)[0] is array) == (layout in IN_PLACE)
+    assert gemm._laid_out(array)[1] == (layout in ('columns', 'part of columns'))
+
+
+def test_a_field_of_a_structure_is_copied(host):
+    records = numpy.zeros((5, 7), numpy.dtype([('byte', 'u1'), ('x', 'f4')]))
+    array = cublas_on_cpu.on_host(records['x'])
+    assert gemm._laid_out(array)[0] is not array
+    records['x'] = random(5, 7)
+    check(gemm.Blas().dot(array, cublas_on_cpu.on_host(random(7, 3))), numpy.dot, records['x'],
+          random(7, 3), 'float32')
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_repeated_rows_and_columns(place, dtype):
+    blas, a, b = gemm.Blas(), random(1, 7, dtype=dtype), random(7, 1, dtype=dtype)
+    xp = numpy if isinstance(place, OnHost) else cuda.cupy
+    options = {'subok': True} if xp is numpy else {}
+    rows = xp.broadcast_to(place.put(a), (5, 7), **options)
+    columns = xp.broadcast_to(place.put(b), (7, 3), **options)
+    check(blas.dot(rows, columns), numpy.dot, numpy.repeat(a, 5, 0), numpy.repeat(b, 3, 1), dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_vectors(place, dtype):
+    blas = gemm.Blas()
+    for shape_a, shape_b in (((7,), (7,)), ((7,), (7, 3)), ((5, 7), (7,)), ((1,), (1,))):
+        a, b = random(*shape_a, dtype=dtype), random(*shape_b, dtype=dtype)
+        expected = numpy.asarray(a.astype('d').dot(b.astype('d')))
+        for product in (blas.dot, blas.matmul):
+            y = product(place.put(a), place.put(b))
+            assert not isinstance(y, numpy.floating)
+            assert_close(y, expected, dtype)
+    # Every second element, and backwards.
+    a = random(14, dtype=dtype)
+    y = blas.dot(place.put(a)[::2], place.put(a)[::-2])
+    assert_close(y, numpy.asarray(a[::2].astype('d').dot(a[::-2].astype('d'))), dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('a, b', [
+    ((0, 7), (7, 3)), ((5, 0), (0, 3)), ((5, 7), (7, 0)), ((0, 0), (0, 0)), ((0,), (0,)),
+    ((2, 5, 0), (2, 0, 3)), ((0, 5, 7), (0, 7, 3)), ((0, 5, 7), (7, 3)), ((2, 0, 7), (1, 7, 3))])
+def test_empty(place, a, b, dtype):
+    y = gemm.Blas().matmul(place.empty(a, dtype), place.empty(b, dtype))
+    assert_close(y, numpy.matmul(numpy.zeros(a), numpy.zeros(b)), dtype)
+
+
+@pytest.mark.parametrize('dtypes', list(itertools.product(DTYPES, DTYPES)), ids=str)
+def test_mixed_dtypes(place, dtypes):
+    blas = gemm.Blas()
+    a, b = random(5, 7, dtype=dtypes[0]), random(7, 3, dtype=dtypes[1])
+    expected = numpy.result_type(*dtypes)
+    check(blas.dot(place.put(a), place.put(b)), numpy.dot, a, b, expected)
+    check(blas.matmul(place.put(a[None]), place.put(b)), numpy.matmul, a[None], b, expected)
+    check(blas.dot(place.put(a.T.copy()).T, place.put(b)), numpy.dot, a, b, expected)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('a, b', [
+    ((4, 5, 7), (4, 7, 3)), ((1, 5, 7), (1, 7, 3)), ((4, 1, 7), (4, 7, 1)), ((4, 5, 1), (4, 1, 3))])
+def test_stacks(place, a, b, dtype):
+    blas, a, b = gemm.Blas(), random(*a, dtype=dtype), random(*b, dtype=dtype)
+    for layouts in itertools.product(STACK_LAYOUTS, repeat=2):
+        x, y = (laid_out(place, array, layout) for array, layout in zip((a, b), layouts))
+        check(blas.matmul(x, y), numpy.matmul, a, b, dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('a, b', [
+    ((5, 7), (4, 7, 3)), ((4, 5, 7), (7, 3)), ((1, 5, 7), (4, 7, 3)), ((4, 5, 7), (1, 7, 3)),
+    ((2, 4, 5, 7), (4, 7, 3)), ((2, 1, 5, 7), (1, 4, 7, 3)), ((7,), (4, 7, 3)), ((4, 5, 7), (7,)),
+    ((2, 4, 5, 7), (7,))])
+def test_broadcast_stacks(place, a, b, dtype):
+    a, b = random(*a, dtype=dtype), random(*b, dtype=dtype)
+    check(gemm.Blas().matmul(place.put(a), place.put(b)), numpy.matmul, a, b, dtype)
+
+
+@pytest.mark.parametrize('product, a, b, error, message', [
+    ('dot', numpy.ones((2, 2), 'i'), numpy.ones((2, 2)), TypeError, 'a: expected float16'),
+    ('dot', numpy.ones((2, 2)), numpy.ones((2, 2), complex), TypeError, 'b: expected float16'),
+    ('dot', numpy.ones((2, 3)), numpy.ones((2, 3)), ValueError, 'b: expected 3 rows'),
+    ('dot', numpy.ones(3), numpy.ones(2), ValueError, 'b: expected 3 rows'),
+    ('dot', numpy.ones((1, 2, 3)), numpy.ones((3, 2)), ValueError, 'one or two dimensions'),
+    ('dot', numpy.ones(()), numpy.ones(2), ValueError, 'one or two dimensions'),
+    ('matmul', numpy.ones((2, 2, 3)), numpy.ones((2, 2, 3)), ValueError, 'b: expected 3 rows'),
+    ('matmul', numpy.ones((2, 2, 3)), numpy.ones((3, 3, 2)), ValueError, 'broadcast')])
+def test_what_is_refused(place, product, a, b, error, message):
+    with pytest.raises(error, match=message):
+        getattr(gemm.Blas(), product)(place.put(a), place.put(b))
+
+
+def test_another_device_is_refused(host):
+    a = cublas_on_cpu.on_host(numpy.ones((2, 2)))
+    b = a.copy()
+    b.device_id = 1
+    with pytest.raises(ValueError, match='b: expected on device 0, .* got on 1'):
+        gemm.Blas().dot(a, b)
+
+
+def test_more_than_an_int_holds_is_refused(host):
+    row = host.put(numpy.ones(1, 'f'))
+    wide = numpy.lib.stride_tricks.as_strided(row, (1, 2 ** 31), (0, 4), subok=True)
+    with pytest.raises(ValueError, match=r'below 2\*\*31'):
+        gemm.Blas().dot(row[:, None], wide)
+
+
+def test_a_stream_and_its_workspace(host):
+    # The stand-in refuses products without the workspace, which a change of the stream takes away.
+    blas, a = gemm.Blas(), host.put(random(3, 3))
+    library = ctypes.CDLL(cublas_on_cpu.path())
+    library.stream_of.restype = ctypes.c_void_p
+    library.stream_of.argtypes = library.math_mode.argtypes = [ctypes.c_void_p]
+    assert library.math_mode(blas._handle) == 16
+    assert library.stream_of(blas._handle) == 1
+    for number in (2, 2, 1):
+        host.streams.current.ptr = number
+        check(blas.dot(a, a), numpy.dot, a, a, 'float32')
+        assert library.stream_of(blas._handle) == number
+
+
+def test_the_handle_goes_with_the_object(host):
+    library = ctypes.CDLL(cublas_on_cpu.path())
+    before = library.live_handles()
+    first, second = gemm.Blas(), gemm.Blas()
+    assert library.live_handles() == before + 2
+    del first
+    assert library.live_handles() == before + 1
+    del second
+    assert library.live_handles() == before
+
+
+@pytest.mark.gpu
+def test_handles_come_and_go_on_a_device():
+    a = cuda.cupy.ones((3, 3), 'f')
+    for _ in range(5):
+        assert (gemm.Blas().dot(a, a) == 3).all()
+
+
+def test_errors_have_names(place):
+    blas = gemm.Blas()
+    a = place.put(numpy.ones((2, 2), 'f'))
+    matrix = a.data.ptr, 0, 2
+    factor = gemm.FACTORS['f'].ctypes.data
+    with pytest.raises(Exception, match='INVALID_VALUE'):
+        blas._library.gemm_ex(blas._handle, 0, 0, -1, 2, 2, factor, *matrix, *matrix, factor,
+                              *matrix, gemm.COMPUTE_32F, gemm.DEFAULT_ALGORITHM)
+
+
+def test_unknown_errors_have_numbers(host):
+    with pytest.raises(RuntimeError, match=r'symbol: CUBLAS_STATUS_.*\(99\)'):
+        gemm._checked('symbol', lambda: 99)
+
+
+@pytest.mark.parametrize('told, single, double', [
+    (0, gemm.COMPUTE_32F, gemm.COMPUTE_64F), (1, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
+    (2, gemm.COMPUTE_32F_PEDANTIC, gemm.COMPUTE_64F_PEDANTIC),
+    (7, gemm.COMPUTE_32F_FAST_TF32, gemm.COMPUTE_64F)])
+def test_compute_type_is_what_cupy_was_told(host, told, single, double):
+    host.streams.compute_type = told
+    assert gemm.compute_type(numpy.dtype('f')) == single
+    assert gemm.compute_type(numpy.dtype('d')) == double
+    half = gemm.COMPUTE_32F_PEDANTIC if told == 2 else gemm.COMPUTE_32F
+    assert gemm.compute_type(numpy.dtype('e')) == half
+    a = host.put(random(3, 3))
+    check(gemm.Blas().dot(a, a), numpy.dot, a, a, 'float32')
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('size', [16, 64, 512, 2048])
+def test_float32_is_no_tf32(size):
+    # TF32 has 10 bits: it would round 1 + 2**-12 to 1. Zeros elsewhere, so that sums are exact.
+    cupy = cuda.cupy
+    a = cupy.eye(size, dtype='f') * numpy.float32(1 + 2 ** -12)
+    x = cupy.full((size, size), 1 + 2 ** -11, 'f')
+    expected = numpy.float32((1 + 2. ** -12) * (1 + 2. ** -11))
+    blas = gemm.Blas()
+    assert (blas.dot(a, x) == expected).all()
+    assert (blas.matmul(a[None], x[None]) == expected).all()
+
+
+@pytest.mark.gpu
+def test_float16_sums_in_float32():
+    # 4096 ones and then 2048 of 2**-2: halves stop at 2048 when ones are added one by one.
+    a = cuda.cupy.ones((8, 6144), 'e')
+    a[:, 4096:] = 0.25
+    blas, ones = gemm.Blas(), cuda.cupy.ones((6144, 8), 'e')
+    assert (blas.dot(a, ones) == 4608).all()
+    assert (blas.matmul(a[None], ones[None]) == 4608).all()
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_captured_is_eager_to_the_bit(on_device, dtype):
+    cupy = cuda.cupy
+    a, b = (cupy.asarray(random(*shape, dtype=dtype)) for shape in ((130, 64), (64, 33)))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        blas = gemm.Blas()
+
+        def products():
+            y = blas.dot(a, b)
+            return y, blas.dot(y.T, a), blas.matmul(a[None], b), blas.dot(a[0], a[1])
+
+        for _ in range(2):
+            products()
+        stream.synchronize()
+        stream.begin_capture()
+        captured = products()
+        graph = stream.end_capture()
+        for factor in (1, -0.5):
+            a *= a.dtype.type(factor)
+            graph.launch(stream)
+            stream.synchronize()
+            for actual, expected in zip(captured, products()):
+                assert (actual == expected).all()
+
+
+def test_dot_outside_of_a_step_is_the_arrays_own(xp):
+    a, b = xp.asarray(random(64, 33)), xp.asarray(random(33, 17))
+    assert (gemm.dot(a, b) == a.dot(b)).all()
+    assert gemm.dot(a, b).flags.c_contiguous
+
+
+class Recorder:
+    """In the place of a `Blas`."""
+
+    def __init__(self):
+        self.calls = []
+
+    def dot(self, a, b):
+        self.calls.append((a, b))
+        return 'the product'
+
+
+def test_dot_in_a_step():
+    class Array:  # anything but NumPy's
+        def dot(self, other):
+            return 'its own product'
+
+    a, b, blas = Array(), Array(), Recorder()
+    with step.under_way(step.Step(blas, 0, None)):
+        assert gemm.dot(a, b) == 'the product'
+        x = random(3, 3)
+        assert (gemm.dot(x, x) == x.dot(x)).all()
+    assert blas.calls == [(a, b)]
+    assert gemm.dot(a, b) == 'its own product'
+
+
+@pytest.mark.gpu
+def test_dot_in_a_step_on_a_device():
+    a, b = cuda.cupy.asarray(random(64, 33)), cuda.cupy.asarray(random(33, 17))
+    blas = gemm.Blas()
+    with step.under_way(step.Step(blas, 0, None)):
+        assert (gemm.dot(a, b) == blas.dot(a, b)).all()
+
+
+@pytest.mark.gpu
+def test_library_is_one_of_the_two():
+    library = gemm.library()
+    assert isinstance(library, gemm.Library) or library.__name__ == 'nvmath.bindings.cublas'
+    assert library is gemm.library()

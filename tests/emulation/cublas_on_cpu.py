@@ -1,0 +1,76 @@
+"""cuBLAS without a GPU: a library of its calls for the host, and arrays that it can be given."""
+import contextlib
+import functools
+import pathlib
+import subprocess
+import tempfile
+import types
+
+import numpy
+import pytest
+
+from chainer_bspmm.backend import gemm
+
+SOURCE = pathlib.Path(__file__).resolve().parent / 'cublas_on_cpu.cpp'
+_built = tempfile.TemporaryDirectory(prefix='cublas_on_cpu-')
+
+
+class HostArray(numpy.ndarray):
+    """A NumPy array that says where it is as CuPy's do; views and results are of this type, too."""
+
+    device_id = 0
+
+    def __array_finalize__(self, other):
+        self.device_id = getattr(other, 'device_id', 0)
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ctypes.data, device_id=self.device_id)
+
+
+def on_host(array):
+    """Return an array as a `HostArray`, with the same strides."""
+    return numpy.asarray(array).view(HostArray)
+
+
+def empty(shape, dtype):
+    array = numpy.empty(shape, dtype)
+    array.fill(numpy.nan if array.dtype.kind == 'f' else 127)
+    return on_host(array)
+
+
+@functools.lru_cache(maxsize=None)
+def path():
+    """Return the path (str) of the library; skips the test where g++ cannot build it."""
+    target = pathlib.Path(_built.name) / 'libcublas.so'
+    done = subprocess.run(['g++', '-std=c++17', '-O1', '-shared', '-fPIC', str(SOURCE), '-o',
+                           str(target)], capture_output=True, text=True)
+    if '_Float16' in done.stderr:
+        pytest.skip('g++ knows no _Float16')
+    assert done.returncode == 0, done.stderr
+    return str(target)
+
+
+class Streams:
+    """The current stream of a stand-in for CuPy, and what CuPy was told to calculate in."""
+
+    def __init__(self):
+        self.current = types.SimpleNamespace(ptr=1)
+        self.compute_type = 0
+
+
+def install(monkeypatch):
+    """Make `gemm` use the library and take `HostArray`; return the `Streams`."""
+    streams = Streams()
+    module = types.SimpleNamespace(
+        empty=empty, zeros=lambda shape, dtype: on_host(numpy.zeros(shape, dtype)),
+        ascontiguousarray=lambda array: on_host(numpy.ascontiguousarray(array)),
+        broadcast_to=lambda array, shape: numpy.broadcast_to(array, shape, subok=True),
+        _core=types.SimpleNamespace(get_compute_type=lambda dtype: streams.compute_type),
+        cuda=types.SimpleNamespace(
+            Device=contextlib.nullcontext, get_current_stream=lambda: streams.current,
+            runtime=types.SimpleNamespace(getDevice=lambda: 0)))
+    monkeypatch.setattr(gemm, 'cuda', types.SimpleNamespace(cupy=module))
+    library = gemm.Library(path())
+    monkeypatch.setattr(gemm, 'library', lambda: library)
+    return streams

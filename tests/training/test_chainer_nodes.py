@@ -1,0 +1,257 @@
+"""Chainer's own nodes inside a step: the same results and gradients, by the step's products."""
+import itertools
+import sys
+import types
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer import gradient_check
+from chainer.functions.connection.linear import LinearFunction
+from chainer.functions.connection.linear import LinearGradData
+from chainer.functions.connection.linear import LinearGradWeight
+from chainer.functions.noise.dropout import Dropout
+from chainer_chemistry.functions import mean_absolute_error as masked_mean_absolute_error
+from chainer_chemistry.functions import mean_squared_error as masked_mean_squared_error
+from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
+
+from chainer_bspmm.backend import gemm
+from chainer_bspmm.backend import step
+from chainer_bspmm.functions.activated_linear import linear_relu
+from chainer_bspmm.functions.activated_linear import linear_softmax
+from chainer_bspmm.training import chainer_nodes
+from tests.support import relative_error
+
+
+class HostBlas:
+    """Products by NumPy, counted."""
+
+    def __init__(self):
+        self.n_products = 0
+
+    def dot(self, a, b):
+        self.n_products += 1
+        return numpy.asarray(numpy.dot(a, b))
+
+    def matmul(self, a, b):
+        self.n_products += 1
+        return numpy.asarray(numpy.matmul(a, b))
+
+
+class CountingBlas(gemm.Blas):
+
+    n_products = 0
+
+    def _matrices(self, a, b):
+        self.n_products += 1
+        return super()._matrices(a, b)
+
+
+@pytest.fixture
+def a_step(xp, monkeypatch):
+    """A step whose products are counted, and which NumPy arrays belong to, too."""
+    chainer_nodes.install()
+    if xp is numpy:
+        monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
+    return step.Step(HostBlas() if xp is numpy else CountingBlas(), 0, None)
+
+
+def matmul(**options):
+    return lambda a, b: functions.matmul(a, b, **options)
+
+
+# name -> (function, shapes of the inputs)
+CASES = {
+    'linear': (functions.linear, [(5, 7), (3, 7), (3,)]),
+    'linear without bias': (functions.linear, [(5, 7), (3, 7)]),
+    'linear of no rows': (functions.linear, [(0, 7), (3, 7), (3,)]),
+    'LinearGradData': (lambda W, gy: LinearGradData().apply((W, gy))[0], [(3, 7), (5, 3)]),
+    'LinearGradWeight': (lambda x, gy: LinearGradWeight(x.dtype).apply((x, gy))[0],
+                         [(5, 7), (5, 3)]),
+    'linear_relu': (linear_relu, [(5, 7), (3, 7), (3,)]),
+    'linear_softmax': (linear_softmax, [(5, 7), (3, 7), (3,)]),
+    'mean_squared_error': (functions.mean_squared_error, [(5, 7), (5, 7)]),
+    'mean_squared_error of vectors': (functions.mean_squared_error, [(5,), (5,)]),
+}
+for a, b in itertools.product((False, True), repeat=2):
+    shapes = [(7, 5) if a else (5, 7), (3, 7) if b else (7, 3)]
+    options = {'transa': a, 'transb': b}
+    CASES['matmul %s' % options] = matmul(**options), shapes
+    CASES['matmul of stacks %s' % options] = matmul(**options), [(2,) + s for s in shapes]
+    CASES['matmul, broadcast %s' % options] = matmul(**options), [(2, 1) + shapes[0],
+                                                                  (1, 4) + shapes[1]]
+CASES['matmul of vectors'] = matmul(), [(7,), (7,)]
+# Their gradients' gradients are by chainer.functions.tensordot in part.
+VECTORS = {'matrix times vector': (matmul(), [(5, 7), (7,)]),
+           'vector times stack': (matmul(), [(7,), (2, 7, 3)])}
+
+
+def inputs_of(xp, shapes, dtype):
+    rng = numpy.random.RandomState(0)
+    return [xp.asarray(rng.uniform(-1, 1, shape).astype(dtype)) for shape in shapes]
+
+
+def outputs_and_gradients(function, arrays):
+    """Return the output, first gradients, and gradients of a function of those, as arrays."""
+    variables = [chainer.Variable(array) for array in arrays]
+    y = function(*variables)
+    first = chainer.grad([y], variables, [functions.cos(y)], enable_double_backprop=True)
+    total = sum(functions.sum(functions.sin(g)) for g in first)
+    second = chainer.grad([total], variables)
+    assert all(gradient is not None for gradient in second)
+    return [variable.array for variable in (y, *first, *second)]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+@pytest.mark.parametrize('name', CASES)
+def test_same_as_outside(xp, a_step, name, dtype):
+    function, shapes = CASES[name]
+    arrays = inputs_of(xp, shapes, dtype)
+    expected = outputs_and_gradients(function, arrays)
+    assert a_step.blas.n_products == 0
+    with step.under_way(a_step):
+        actual = outputs_and_gradients(function, arrays)
+    assert a_step.blas.n_products > 0
+    for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype == dtype and one.shape == other.shape
+        assert type(one) is type(other)
+        assert relative_error(one, other) < {'float32': 2e-6, 'float64': 1e-14}[dtype]
+    # Outside again: nothing stays behind.
+    count = a_step.blas.n_products
+    for one, other in zip(outputs_and_gradients(function, arrays), expected):
+        assert (one == other).all()
+    assert a_step.blas.n_products == count
+
+
+@pytest.mark.parametrize('name', sorted(set(CASES) - {'linear_relu', 'linear of no rows'}))
+def test_gradients(xp, a_step, name):
+    function, shapes = CASES[name]
+    arrays = inputs_of(xp, shapes, 'float64')
+    rng = numpy.random.RandomState(1)
+    gy = xp.asarray(rng.uniform(-1, 1, function(*arrays).shape))
+    ggs = [xp.asarray(rng.uniform(-1, 1, shape)) for shape in shapes]
+    options = {'dtype': 'float64', 'atol': 1e-4, 'rtol': 1e-4}
+    with step.under_way(a_step):
+        gradient_check.check_backward(function, tuple(arrays), gy, **options)
+        gradient_check.check_double_backward(function, tuple(arrays), gy, tuple(ggs), **options)
+    assert a_step.blas.n_products > 0
+
+
+@pytest.mark.parametrize('name', VECTORS)
+def test_products_with_vectors(xp, a_step, name):
+    function, shapes = VECTORS[name]
+    arrays = inputs_of(xp, shapes, 'float64')
+    with step.under_way(a_step):
+        y = function(*arrays)
+    assert a_step.blas.n_products == 1
+    assert relative_error(y.array, function(*arrays).array) < 1e-14
+
+
+@pytest.mark.parametrize('dtypes', [('float16', 'float32'), ('float32', 'float16')])
+def test_mixed_dtypes(xp, a_step, dtypes):
+    x, = inputs_of(xp, [(5, 7)], dtypes[0])
+    W, = inputs_of(xp, [(3, 7)], dtypes[1])
+    gy, = inputs_of(xp, [(5, 3)], dtypes[0])
+    functions_ = (
+        lambda: functions.linear(x, W).array, lambda: functions.matmul(x, W, transb=True).array,
+        lambda: LinearGradData().apply((W, gy))[0].array,
+        lambda: LinearGradWeight(W.dtype).apply((x, gy))[0].array)
+    for function in functions_:
+        expected = function()
+        with step.under_way(a_step):
+            actual = function()
+        assert actual.dtype == expected.dtype
+        assert relative_error(actual, expected) < 1e-3
+    assert a_step.blas.n_products == len(functions_)
+
+
+@pytest.mark.parametrize('ignore_nan', [False, True])
+@pytest.mark.parametrize('lossfun, n_products', [
+    (masked_mean_squared_error, 1), (masked_mean_absolute_error, 0)])
+def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
+    x, t = inputs_of(xp, [(5, 7), (5, 7)], 'float32')
+    t[xp.asarray([[1], [3]]), xp.asarray([0, 2])] = numpy.nan
+
+    def loss_and_gradient():
+        variable = chainer.Variable(x)
+        loss = lossfun(variable, t, ignore_nan=ignore_nan)
+        loss.backward()
+        return loss.array, variable.grad
+
+    expected = loss_and_gradient()
+    with step.under_way(a_step):
+        actual = loss_and_gradient()
+    assert a_step.blas.n_products == n_products
+    for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype and type(one) is type(other)
+        assert bool(xp.isnan(one).any()) != ignore_nan
+        assert (xp.isnan(one) == xp.isnan(other)).all()
+        assert relative_error(xp.nan_to_num(one), xp.nan_to_num(other)) < 1e-6
+
+
+def test_numpy_arrays_are_left_alone_in_a_step():
+    chainer_nodes.install()
+    x, W, b = inputs_of(numpy, [(5, 7), (3, 7), (3,)], 'float32')
+    expected = outputs_and_gradients(functions.linear, (x, W, b))
+    with step.under_way(step.Step(None, 0, None)):
+        for one, other in zip(outputs_and_gradients(functions.linear, (x, W, b)), expected):
+            assert (one == other).all()
+
+
+def test_dropout(xp, a_step, monkeypatch):
+    calls = []
+
+    def step_dropout(node, current, inputs):
+        calls.append((node, current))
+        node.mask = xp.full(inputs[0].shape, 3, inputs[0].dtype)
+        return inputs[0] * node.mask,
+
+    monkeypatch.setitem(sys.modules, 'chainer_bspmm.functions.dropout',
+                        types.SimpleNamespace(step_dropout=step_dropout))
+    x = chainer.Variable(xp.ones((4, 3), 'f'))
+    with step.under_way(a_step):
+        y = functions.dropout(x, 0.25)
+        y.grad = xp.ones((4, 3), 'f')
+        y.backward()
+    (node, current), = calls
+    assert type(node) is Dropout and node.dropout_ratio == 0.25 and current is a_step
+    assert (y.array == 3).all() and (x.grad == 3).all()
+    assert set(numpy.unique(chainer.cuda.to_cpu(functions.dropout(x, 0.25).array))) <= {
+        0, numpy.float32(1 / 0.75)}
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize('indices', [None, [0, 2, 3]])
+def test_standard_scaler(xp, a_step, monkeypatch, indices):
+    labels = numpy.random.RandomState(0).uniform(-1, 1, (9, 4)).astype('f')
+    labels[:, 2] = 5  # a deviation of 0
+    scaler = StandardScaler()
+    scaler.fit(labels, indices=indices)
+    if xp is not numpy:
+        scaler.to_device('@cupy:%d' % xp.cuda.Device().id)
+    x = chainer.Variable(xp.asarray(labels + 1))
+    expected = scaler.transform(x).array, scaler.inverse_transform(x).array
+    asked = []
+    way = chainer_nodes._mean_and_deviation
+    monkeypatch.setattr(chainer_nodes, '_mean_and_deviation',
+                        lambda *arguments: asked.append(arguments) or way(*arguments))
+    with step.under_way(a_step):
+        actual = scaler.transform(x).array, scaler.inverse_transform(x).array
+    assert len(asked) == 2
+    for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype == 'float32'
+        assert (one == other).all()
+    scaler.transform(x)
+    assert len(asked) == 2
+
+
+def test_install_wraps_once():
+    chainer_nodes.install()
+    wrapped = {kind: kind.forward for kind in chainer_nodes.IN_STEP}
+    chainer_nodes.install()
+    for kind, forward in wrapped.items():
+        assert kind.forward is forward
+        assert not hasattr(forward.__wrapped__, '__wrapped__')
+    assert vars(LinearFunction)['forward'] is wrapped[LinearFunction]
