@@ -118,7 +118,7 @@ def _device_forward(adj, x, gamma, beta, eps, decay, running):
         square = centred * centred;''', 'bspmm_norm_squares')(x, total, n_true)
     mean, inv_std = (cuda.cupy.empty(total.shape, total.dtype) for _ in range(2))
     if running is None:
-        running = cuda.cupy.zeros_like(mean), cuda.cupy.zeros_like(mean)
+        running = [cuda.cupy.zeros(mean.shape, mean.dtype) for _ in range(2)]
     cuda.elementwise(
         'T total, T squares, raw int32 n_true, T eps, T decay',
         'T mean, T inv_std, U running_mean, U running_var', '''
