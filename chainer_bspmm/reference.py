@@ -83,3 +83,33 @@ def segment_softmax(x, offsets):
             y[a:b] = numpy.exp(x[a:b] - x[a:b].max(axis=0))
             y[a:b] /= y[a:b].sum(axis=0)
     return y
+
+
+def philox(counter, key):
+    """Philox4x32-10 of Salmon et al. 2011 (SC11).
+
+    counter: four integers below 2**32 or arrays of such; key: two integers. Returns four uint32
+    arrays.
+    """
+    c0, c1, c2, c3 = (numpy.asarray(word, numpy.uint64) for word in counter)
+    key0, key1 = key
+    low, half = numpy.uint64(2 ** 32 - 1), numpy.uint64(32)
+    for _ in range(10):
+        first, second = numpy.uint64(0xD2511F53) * c0, numpy.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = ((second >> half) ^ c1 ^ numpy.uint64(key0), second & low,
+                          (first >> half) ^ c3 ^ numpy.uint64(key1), first & low)
+        key0, key1 = (key0 + 0x9E3779B9) % 2 ** 32, (key1 + 0xBB67AE85) % 2 ** 32
+    return [word.astype(numpy.uint32) for word in (c0, c1, c2, c3)]
+
+
+def random_words(n, seed, stream, step):
+    """The uint32 words of n elements, see kernels/dropout.cu: word i % 4 of counter i / 4."""
+    quads = numpy.arange(-(-n // 4), dtype=numpy.uint64)
+    words = philox((quads, numpy.full_like(quads, stream), numpy.full_like(quads, step % 2 ** 32),
+                    numpy.full_like(quads, step >> 32)), (seed % 2 ** 32, seed >> 32))
+    return numpy.stack(words, axis=1).ravel()[:n]
+
+
+def kept(n, ratio, seed, stream, step):
+    """(n,) bool: which elements dropout keeps."""
+    return random_words(n, seed, stream, step) >= min(ratio * 2. ** 32, 2. ** 32 - 1)

@@ -13,6 +13,7 @@ from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import BatchedSELL
 
 N_CHANNELS = 33  # more than a warp, and nothing that divides it
+SEED = 3 * 2 ** 32 + 5  # of dropout: either half of it matters
 # Largest relative error, in the maximum norm: rounding of the result, and of sums of a few terms.
 TOLERANCES = {'e': 1e-3, 'f': 1e-5, 'd': 1e-12}
 
@@ -55,6 +56,11 @@ GPU_CHECKS = {
                        lambda case: reference.segment_sum(case.x, case.adj.row_offsets)),
     'segment_softmax': (lambda case: backend.segment_softmax(case.x, case.adj.row_offsets),
                         lambda case: reference.segment_softmax(case.x, case.adj.row_offsets)),
+    'dropout': (
+        lambda case: backend.dropout(
+            case.x, 0.5, SEED, 1, case.adj.xp.full(1, 2, numpy.uint64))[1],
+        lambda case: cuda.to_cpu(case.x) * numpy.where(
+            reference.kept(case.x.size, 0.5, SEED, 1, 2), 2., 0.).reshape(case.x.shape)),
     'segment_broadcast': (lambda case: backend.segment_broadcast(
         case.y, case.adj.row_offsets, case.adj.n_rows),
         lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets)),
@@ -65,7 +71,7 @@ CPU_CHECKS = {
                           GPU_CHECKS['bspmm_csr'][1]),
     'bspmm, BatchedSELL': GPU_CHECKS['bspmm_sell'], 'spmv': GPU_CHECKS['spmv_csr'],
     'bsddmm': GPU_CHECKS['bsddmm_csr'], 'segment_sum': GPU_CHECKS['segment_reduce'],
-    'segment_softmax': GPU_CHECKS['segment_softmax'],
+    'segment_softmax': GPU_CHECKS['segment_softmax'], 'dropout': GPU_CHECKS['dropout'],
     'segment_broadcast': GPU_CHECKS['segment_broadcast'],
 }
 # Their atomics add no halves.

@@ -2,7 +2,7 @@
 
 Every function takes arrays that lie on the device of the matrix, launches on that device's current
 stream, does not synchronise, and returns new C-contiguous arrays, except where
-:func:`spmv` is given the array to fill.
+:func:`spmv` is given the array to fill; :func:`relu_dropout` works in place.
 """
 from chainer.backends import cuda
 
@@ -156,3 +156,35 @@ def segment_softmax_grad(y, gy, offsets):
     """
     check.segments(y, offsets)
     return _module(y).segment_softmax_grad(y, gy, offsets)
+
+
+def dropout(x, ratio, seed, stream, counter):
+    """Compute ``y = x * mask``, the mask being 0 with probability ratio, else 1 / (1 - ratio).
+
+    The same random numbers wherever and however often it is called with the same seed, stream and
+    step; ``kernels/dropout.cu`` says which.
+
+    Args:
+        x (array): floats of any shape, at most 2**34.
+        ratio (float): in [0, 1).
+        seed (int): in [0, 2**64).
+        stream (int): number of the layer in the step, in [0, 2**32).
+        counter (array): (1,) uint64 on x's device, number of the step.
+
+    Returns:
+        tuple of arrays: mask and y, of x's shape and dtype.
+    """
+    check.dropout(x, counter)
+    return _module(x).dropout(x, ratio, seed, stream, counter)
+
+
+def relu_dropout(x, ratio, seed, stream, counter):
+    """Compute ``max(0, x) * mask`` in place; arguments as :func:`dropout`. NaN stays NaN."""
+    check.dropout(x, counter)
+    _module(x).relu_dropout(x, ratio, seed, stream, counter)
+
+
+def dropout_mask(size, dtype, ratio, seed, stream, counter):
+    """Return the mask alone, (size,) on the device of `counter`; other arguments as `dropout`."""
+    check.elements(size)
+    return _module(counter).dropout_mask(size, dtype, ratio, seed, stream, counter)

@@ -107,6 +107,18 @@ def broadcast(y, offsets):
     _same_place('y', y, 'offsets', offsets)
 
 
+def dropout(x, counter):
+    _float('x', x)
+    elements(x.size)
+    _same_place('x', x, 'counter', counter)
+
+
+def elements(size):
+    if size > 2 ** 34:
+        raise ValueError('size: expected at most 2**34 elements, for which a layer has random '
+                         'numbers, got %d' % size)
+
+
 def product(adj):
     """Check the matrix of a product, which knows every container."""
     _container(adj, PRODUCTS)

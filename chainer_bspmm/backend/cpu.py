@@ -2,6 +2,7 @@
 import numpy
 import scipy.sparse
 
+from chainer_bspmm import reference
 from chainer_bspmm.backend import check
 from chainer_bspmm.sparse import BatchedCOO
 from chainer_bspmm.sparse import BatchedSELL
@@ -125,3 +126,18 @@ def segment_softmax_grad(y, gy, offsets):
     inner = segment_sum(y * gy, offsets)
     gx = y * (gy - numpy.repeat(inner, numpy.diff(offsets), axis=0))
     return gx.astype(dtype, copy=False)
+
+
+def dropout(x, ratio, *draw):
+    mask = dropout_mask(x.size, x.dtype, ratio, *draw).reshape(x.shape)
+    return mask, x * mask
+
+
+def relu_dropout(x, ratio, *draw):
+    numpy.maximum(x, 0, out=x)
+    x *= dropout_mask(x.size, x.dtype, ratio, *draw).reshape(x.shape)
+
+
+def dropout_mask(size, dtype, ratio, seed, stream, counter):
+    kept = reference.kept(size, ratio, seed, stream, int(counter[0]))
+    return kept * dtype.type(1 / (1 - ratio))

@@ -4,6 +4,8 @@ A call launches on the current stream, does not synchronise and copies nothing t
 that are not C-contiguous are copied first.
 """
 import functools
+import math
+import operator
 
 import numpy
 
@@ -341,6 +343,47 @@ def _softmax(offsets, a, g):
                 offsets, a, NULL if g is None else g, y, numpy.int32(n_segments),
                 numpy.int32(launch.n_vectors)))
     return y
+
+
+def dropout(x, ratio, *draw):
+    with _Device(x):
+        x = _contiguous(x)
+        mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
+        _drop('DROPOUT', x, mask, y, ratio, *draw)
+    return mask, y
+
+
+def relu_dropout(x, ratio, *draw):
+    with _Device(x):
+        y = _contiguous(x)
+        _drop('RELU', y, None, y, ratio, *draw)
+        if y is not x:
+            x[...] = y
+
+
+def dropout_mask(size, dtype, ratio, seed, stream, counter):
+    with _Device(counter):
+        mask = cuda.cupy.empty(size, dtype)
+        _drop('MASK', None, mask, None, ratio, seed, stream, counter)
+    return mask
+
+
+def _drop(kind, x, mask, y, ratio, seed, stream, counter):
+    """Launch kernels/dropout.cu on those of its arrays that `kind` has."""
+    arrays = [array for array in (x, mask, y) if array is not None]
+    size, dtype = arrays[0].size, arrays[0].dtype
+    if not size:
+        return
+    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
+    launch = policy.dropout_launch(size, policy.vector_width(size, dtype.itemsize, bits))
+    kernel = kernels.load(counter.data.device_id, 'dropout', dtype.char,
+                          launch.defines + (('KIND', kind),))
+    kernel(launch.grid, launch.block, (
+        *(NULL if array is None else array for array in (x, mask, y)), counter, *launch.arguments,
+        numpy.uint32(seed % 2 ** 32), numpy.uint32(seed >> 32), numpy.uint32(stream),
+        numpy.uint32(min(math.ceil(ratio * 2 ** 32), 2 ** 32 - 1)),
+        # Rounded as the array is, so that it is what Chainer multiplies by.
+        _arithmetic(dtype)(dtype.type(1 / (1 - ratio)))))
 
 
 class _Device:

@@ -10,6 +10,7 @@ from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 
+from chainer_bspmm.functions.dropout import dropout_relu
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.row_sum import RowSum
 
@@ -45,22 +46,8 @@ class LinearReLU(ActivatedLinear):
     def _activate(self, xp, y):
         if not self._dropout_ratio:
             xp.maximum(y, 0, out=y)
-            return
-        ratio, scale = self._dropout_ratio, self._scale(y)
-        # Drawn as chainer.functions.dropout draws: the same random numbers, the same result.
-        if xp is numpy:
-            kept = numpy.random.rand(*y.shape) >= ratio
-            numpy.maximum(y, 0, out=y)
-            y *= kept
-            y *= scale
         else:
-            drawn = xp.random.rand(*y.shape, dtype=numpy.float32)
-            cuda.elementwise(
-                'T x, R drawn, T scale, T ratio', 'T y', '''
-                T factor = drawn >= (R)ratio ? scale : (T)0;
-                T positive = x;
-                if (positive <= (T)0) positive = (T)0;  // NaN stays
-                y = positive * factor;''', 'bspmm_relu_dropout')(y, drawn, scale, ratio, y)
+            dropout_relu(y, self._dropout_ratio)
 
     def _activation_gradient(self, y, gy):
         if not self._dropout_ratio:

@@ -9,6 +9,7 @@ from chainer.backends import cuda
 from chainer_bspmm import backend
 from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
+from chainer_bspmm.functions.dropout import dropout_mask
 from chainer_bspmm.functions.quick import QuickGradients
 from chainer_bspmm.functions.segment import segment_sum
 from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
@@ -202,8 +203,7 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
         adj, has_edges = slots_as_edges(adj, within)
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
     if drops:
-        keeps = adj.xp.random.rand(adj.nnz * n_heads) >= dropout_ratio
-        mask = keeps * m.dtype.type(1 / (1 - dropout_ratio))
+        mask = dropout_mask(m, adj.nnz * n_heads, dropout_ratio)
         is_edge = has_edges[pattern.receivers // n_heads].astype(m.dtype)
     node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask, is_edge)
     return node.apply((m, W, b))[0]

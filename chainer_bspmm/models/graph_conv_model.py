@@ -7,6 +7,7 @@ from chainer_chemistry.links import GeneralReadout as DenseGeneralReadout
 from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseGGNNReadout
 from chainer_chemistry.links.readout.nfp_readout import NFPReadout as DenseNFPReadout
 
+from chainer_bspmm.functions.batch_norm import batch_norm
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import NFPReadout
@@ -94,8 +95,7 @@ class GraphConvModel(chainer.Chain):
             h_new = self.update_layers[index](h=h, adj=adj)
             h = h_new if mix is None else mix(h, h_new, index)
             if self.use_batchnorm:
-                # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
-                h = chainer.links.BatchNormalization.__call__(self.bnorms[index], h)
+                h = batch_norm(adj, self.bnorms[index], h)
             if self.dropout_ratio > 0.:
                 h = functions.dropout(h, ratio=self.dropout_ratio)
             if self.activation is not None and step < self.n_activation:

@@ -8,6 +8,7 @@ from chainer_chemistry.links import GraphBatchNormalization
 from chainer_chemistry.links.readout.general_readout import GeneralReadout as DenseReadout
 
 from chainer_bspmm.backend.check import adjacency
+from chainer_bspmm.functions.batch_norm import batch_norm
 from chainer_bspmm.functions.embed_rows import embed_rows
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
@@ -104,8 +105,7 @@ class RSGCN(chainer.Chain):
                 h = gconv(h, adj, None if is_last else functions.relu, self.dropout_ratio)
                 continue
             h = gconv(h, adj)
-            # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
-            h = chainer.links.BatchNormalization.__call__(bnorm, h)
+            h = batch_norm(adj, bnorm, h)
             if self.dropout_ratio > 0.:
                 h = functions.dropout(h, ratio=self.dropout_ratio)
             if i < self.n_update_layers - 1:

@@ -15,6 +15,7 @@ ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 # They add one element at a time, and have no atomics on half.
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
+WIDEST = {**dict.fromkeys(WITH_ATOMICS, 1), 'dropout': 4}
 ST_CONSTANTS = [(('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
                 for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))]
 DOTS = [(('LANES', lanes), ('TILE', tile))
@@ -38,6 +39,8 @@ CONSTANTS = {
                                      (8, 'MAX', 1), (8, 'SUM', 0))],
     'segment_broadcast': [()],
     'segment_softmax': [(('GRADIENT', gradient),) for gradient in (1, 0, 0, 1, 0, 1)],
+    'dropout': [(('KIND', kind),)
+                for kind in ('DROPOUT', 'RELU', 'RELU', 'DROPOUT', 'MASK', 'DROPOUT')],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
     'bspmm_st_shared': ST_CONSTANTS,
@@ -59,8 +62,8 @@ VARIANTS = [
 
 def defines_of(name, dtype, width):
     constants = CONSTANTS[name]
-    width = 1 if name in WITH_ATOMICS else width
-    return (('VECTOR', width), *constants[STORAGE.index((dtype, width)) % len(constants)])
+    turn = STORAGE.index((dtype, width)) % len(constants)
+    return (('VECTOR', min(width, WIDEST.get(name, width))), *constants[turn])
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,0 +1,75 @@
+"""Where dropout gets its random numbers: inside a training step from the step's own generator."""
+import numpy
+
+from chainer import backend as chainer_backend
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
+from chainer_bspmm.backend.step import current
+
+
+def _draw(step):
+    """Return what ``backend.dropout`` asks for besides the ratio; every call is another layer."""
+    return step.seed, step.next_stream(), step.counter
+
+
+def step_dropout(node, step, inputs):
+    """Do the forward pass of Chainer's ``Dropout`` node inside a training step.
+
+    Draws unless the node was given a mask. The mask is left with the node, whose own gradients, and
+    ``return_mask``, then are right.
+
+    Args:
+        node (chainer.functions.noise.dropout.Dropout): about to be run.
+        step (backend.step.Step): under way.
+        inputs (tuple of array): (x,), floats of any shape.
+
+    Returns:
+        tuple of array: (y,), of x's shape and dtype.
+
+    Note:
+        One launch; ``kernels/dropout.cu`` says which elements are dropped.
+    """
+    x, = inputs
+    if node.mask is not None:
+        return x * node.mask,
+    node.mask, y = backend.dropout(x, node.dropout_ratio, *_draw(step))
+    return y,
+
+
+def dropout_relu(y, ratio):
+    """Rectify an array in place and drop elements of it, each with probability ratio.
+
+    Outside of a step drawn as ``chainer.functions.dropout`` draws: the same random numbers, the
+    same result.
+    """
+    step = current()
+    if step is not None:
+        backend.relu_dropout(y, ratio, *_draw(step))
+        return
+    scale = y.dtype.type(1 / (1 - ratio))
+    if isinstance(y, numpy.ndarray):
+        kept = numpy.random.rand(*y.shape) >= ratio
+        numpy.maximum(y, 0, out=y)
+        y *= kept
+        y *= scale
+    else:
+        drawn = cuda.cupy.random.rand(*y.shape, dtype=numpy.float32)
+        cuda.elementwise(
+            'T x, R drawn, T scale, T ratio', 'T y', '''
+            T factor = drawn >= (R)ratio ? scale : (T)0;
+            T positive = x;
+            if (positive <= (T)0) positive = (T)0;  // NaN stays
+            y = positive * factor;''', 'bspmm_relu_dropout')(y, drawn, scale, ratio, y)
+
+
+def dropout_mask(like, size, ratio):
+    """Return (size,) elements, 0 with probability ratio, else 1 / (1 - ratio).
+
+    Of the dtype of the array (or Variable) `like`, on its device.
+    """
+    step = current()
+    if step is not None:
+        return backend.dropout_mask(size, like.dtype, ratio, *_draw(step))
+    xp = chainer_backend.get_array_module(like)
+    return (xp.random.rand(size) >= ratio) * like.dtype.type(1 / (1 - ratio))

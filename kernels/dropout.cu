@@ -1,0 +1,82 @@
+// Dropout, and the random numbers of a training step:
+//
+//     mask[i] = scale where element i is kept, else 0
+//     y[i] = x[i] mask[i], or max(0, x[i]) mask[i]
+//
+// Which elements are kept follows from the seed, the step, the layer and the place alone: neither from
+// the number of elements, nor from how the kernel is launched. Philox4x32-10 (Salmon, Moraes, Dror,
+// Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11) makes four words of a key of two and
+// a counter of four, 32 bits each. This is what goes into them (reference.py says the same in NumPy):
+//
+//     key      seed mod 2**32; seed / 2**32
+//     counter  i / 4; stream, the layer's number in the step; step mod 2**32; step / 2**32
+//
+// Element i, in row-major order, takes word i % 4. It is kept if that word is at least `threshold`,
+// which is ratio 2**32 rounded up: dropped with probability ratio, to 2**-32. The step is read from
+// device memory: a captured launch draws anew whenever that changes.
+//
+// x, mask, y (n) with n = 4 (n_quads - 1) + n_last, n_last from 1 to 4, VECTOR a divisor of both 4 and
+// n; counter (1) uint64. y may be x. No atomics.
+//
+// -DKIND=MASK: writes mask. KIND=DROPOUT: writes mask and y. KIND=RELU: writes y, rectified. Pointers
+// that a kind has no use for are null. NaN times 0 is NaN in y.
+//
+// Launch: block and grid of one dimension, at least n_quads threads; a thread does four elements.
+#include "common.cuh"
+
+#define MASK 0
+#define DROPOUT 1
+#define RELU 2
+
+static_assert(VECTOR <= 4, "a thread draws four words");
+
+struct Words {
+    unsigned word[4];
+};
+
+__device__ inline Words philox(Words counter, unsigned key0, unsigned key1)
+{
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const unsigned long long first = 0xD2511F53ull * counter.word[0];
+        const unsigned long long second = 0xCD9E8D57ull * counter.word[2];
+        counter = {{unsigned(second >> 32) ^ counter.word[1] ^ key0, unsigned(second),
+                    unsigned(first >> 32) ^ counter.word[3] ^ key1, unsigned(first)}};
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return counter;
+}
+
+extern "C" __global__ void dropout(
+    const Vector *x, Vector *mask, Vector *y, const unsigned long long *counter,
+    const unsigned n_quads, const int n_last, const unsigned seed_low, const unsigned seed_high,
+    const unsigned stream, const unsigned threshold, const Real scale)
+{
+    const unsigned long long thread = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (thread >= n_quads) return;
+    const unsigned quad = unsigned(thread);
+    const unsigned long long step = *counter;
+    const Words drawn = philox({{quad, stream, unsigned(step), unsigned(step >> 32)}}, seed_low,
+                               seed_high);
+    const int n_elements = quad == n_quads - 1 ? n_last : 4;
+#pragma unroll
+    for (int begin = 0; begin < 4; begin += VECTOR) {
+        if (begin >= n_elements) return;
+        const unsigned long long place = (quad * 4ull + begin) / VECTOR;
+        Vector factors, result;
+        if constexpr (KIND != MASK) result = x[place];
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            const Real factor = drawn.word[begin + e] >= threshold ? scale : Real(0);
+            narrow(factors.element[e], factor);
+            if constexpr (KIND != MASK) {
+                Real value = widen(result.element[e]);
+                if (KIND == RELU && value <= 0) value = 0;  // NaN stays
+                narrow(result.element[e], value * factor);
+            }
+        }
+        if constexpr (KIND != RELU) mask[place] = factors;
+        if constexpr (KIND != MASK) y[place] = result;
+    }
+}
