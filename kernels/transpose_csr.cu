@@ -5,8 +5,8 @@
 // indptr (n_rows + 1), indices (nnz), row_offsets, col_offsets (n_graphs + 1),
 // out_indptr (n_all_cols + 1), out_indices, order (nnz): int32. Every element of the results is
 // written once; where the arrays are larger than the batch, the columns past it get no entries, and
-// what is left of out_indices and order stays as it is. Deterministic: the only atomics are additions
-// of integers in shared memory, whose sums do not depend on their order.
+// entries past it stay where they are (order[k] = k) with out_indices 0. Deterministic: the only
+// atomics are additions of integers in shared memory, whose sums do not depend on their order.
 //
 // A block owns a graph: it counts the entries of every column, adds the counts up, and then its warps
 // place the entries, 32 at a time in their order; lanes whose columns are equal go one behind the
@@ -20,7 +20,7 @@ extern "C" __global__ void transpose_csr(
     const int *__restrict__ indptr, const int *__restrict__ indices,
     const int *__restrict__ row_offsets, const int *__restrict__ col_offsets,
     int *__restrict__ out_indptr, int *__restrict__ out_indices, int *__restrict__ order,
-    const int n_all_cols)
+    const int n_all_cols, const int n_all_entries)
 {
     extern __shared__ int shared[];
     __shared__ int warp_total[32];
@@ -76,9 +76,15 @@ extern "C" __global__ void transpose_csr(
         }
         __syncthreads();
     }
-    if (graph == gridDim.x - 1)
+    if (graph == gridDim.x - 1) {
+        const long long stop = (long long)first + n_entries;
         for (long long i = (long long)first_col + n_cols + thread; i <= n_all_cols; i += n_threads)
-            out_indptr[i] = first + n_entries;
+            out_indptr[i] = stop;
+        for (long long i = stop + thread; i < n_all_entries; i += n_threads) {
+            out_indices[i] = 0;
+            order[i] = i;
+        }
+    }
 
     for (int i = begin; i < end; i += 32) {
         const int entry = i + lane;

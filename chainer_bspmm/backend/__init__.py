@@ -116,7 +116,7 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
     Args:
         y (array): (n_segments, n_B) floats.
         offsets (array): (n_segments + 1,) int32.
-        n_rows (int): ``offsets[-1]``, known on the host.
+        n_rows (int): ``offsets[-1]``, known on the host, or more; rows past it get 0.
         max_rows (int or None): as in :func:`segment_sum`.
 
     Returns:

@@ -83,9 +83,11 @@ def _sorted_entries(adj, trans):
 def bsddmm(adj, u, v):
     u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
     compute = numpy.float32 if u.dtype == numpy.float16 else u.dtype
-    w = numpy.einsum('kc,kc->k', u[adj.entry_rows()].astype(compute, copy=False),
-                     v[adj.entry_columns()].astype(compute, copy=False))
-    return w.astype(u.dtype, copy=False)
+    n_entries = adj._n_true_entries()
+    w = numpy.einsum('kc,kc->k', u[adj.entry_rows()[:n_entries]].astype(compute, copy=False),
+                     v[adj.entry_columns()[:n_entries]].astype(compute, copy=False))
+    w = w.astype(u.dtype, copy=False)
+    return numpy.pad(w, (0, adj.nnz - n_entries)) if adj.has_spare else w
 
 
 def segment_sum(x, offsets, max_rows=None):
@@ -97,6 +99,7 @@ def segment_sum(x, offsets, max_rows=None):
 
 
 def segment_max(x, offsets, max_rows=None):
+    x = x[:offsets[-1]]
     y = numpy.zeros((offsets.size - 1, x.shape[1]), x.dtype)
     # reduceat gives x[start] for an empty segment, so only the others take part.
     used = numpy.flatnonzero(numpy.diff(offsets))
@@ -106,7 +109,10 @@ def segment_max(x, offsets, max_rows=None):
 
 
 def segment_broadcast(y, offsets, n_rows, max_rows=None):
-    return numpy.repeat(y, numpy.diff(offsets), axis=0)
+    x = numpy.repeat(y, numpy.diff(offsets), axis=0)
+    if len(x) == n_rows:
+        return x
+    return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
 
 
 def segment_softmax(x, offsets):

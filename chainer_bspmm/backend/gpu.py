@@ -234,6 +234,8 @@ DEFAULT = {BatchedCSR: _csr, BatchedCOO: _st, BatchedSELL: _sell}
 
 def algorithms(adj):
     """Return the algorithms (dict) for the container of a batch."""
+    if adj.has_spare:  # the others write the rows of graphs only
+        return {name: ALGORITHMS[name] for name in ('vector', 'pipelined')}
     return {BatchedCOO: ST_ALGORITHMS, BatchedSELL: SELL_ALGORITHMS}.get(type(adj), ALGORITHMS)
 
 
@@ -242,9 +244,9 @@ def bsddmm(adj, u, v):
     with _Device(u):
         u, v = _contiguous(u), _contiguous(v)
         w = cuda.cupy.empty(adj.nnz, u.dtype)
-        if not n_channels:
+        if not n_channels or adj.has_spare:  # the kernel writes what entries of a row have
             w.fill(0)
-        elif w.size:
+        if n_channels and w.size:
             width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
             if type(adj) is BatchedCOO:
                 _coo_dots(adj, u, v, w, policy.dot_launch(

@@ -101,6 +101,7 @@ def segment_softmax(adj, x):
         array([0.5, 0.5, 1. ])
     """
     backend.check.compressed(adj)
+    adj.refuse_spare()
     if x.ndim not in (1, 2) or len(x) != adj.nnz:
         raise ValueError('x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
                          'got %s' % (adj.nnz, adj.nnz, x.shape))

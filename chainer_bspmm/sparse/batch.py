@@ -19,6 +19,7 @@ class Batch:
     """
 
     _integers = ()
+    has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
 
     def _set_sizes(self, row_offsets, col_offsets, data, n_relations, layout, max_atom_id):
         """Take over the host arrays and the numbers that every container has."""
@@ -132,16 +133,21 @@ class Batch:
         """
         n_graphs, n_relations, xp = self.n_graphs, self.n_relations, self.xp
         row_offsets, col_offsets = cuda.to_cpu(self.row_offsets), cuda.to_cpu(self.col_offsets)
-        rows = cuda.to_cpu(self.entry_rows())
+        n_entries = self._n_true_entries()
+        rows = cuda.to_cpu(self.entry_rows())[:n_entries]
         graph = numpy.searchsorted(row_offsets, rows, side='right') - 1
-        column = cuda.to_cpu(self.entry_columns()) - col_offsets[graph]
-        data = self._host_values()
+        column = cuda.to_cpu(self.entry_columns())[:n_entries] - col_offsets[graph]
+        data = self._host_values()[:n_entries]
         dense = numpy.zeros(
             (n_graphs, n_relations, self.max_rows, self.max_cols // n_relations), data.dtype)
         numpy.add.at(dense, (graph, column % n_relations, rows - row_offsets[graph],
                              column // n_relations), data)
         dense = dense.astype('f' if self.data is None else self.data.dtype, copy=False)
         return xp.asarray(dense if n_relations > 1 else dense[:, 0])
+
+    def _n_true_entries(self):
+        """Return the number of entries that belong to a graph; the others come last."""
+        return self.nnz
 
     def _trait(self):
         """Return what `repr` says of the entries, besides how many there are."""

@@ -98,10 +98,11 @@ class BatchedCOO(Batch):
             BatchedCOO: on that device; shares ``data`` and the offsets with ``adj``.
 
         Raises:
-            TypeError: ``adj`` is no BatchedCSR.
+            TypeError: ``adj`` is no BatchedCSR. ValueError: it has spare entries.
         """
         if not isinstance(adj, BatchedCSR):
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
+        adj.refuse_spare()
         self = cls.__new__(cls)
         for name in ('data', 'row_offsets', 'col_offsets', 'n_graphs', 'n_rows', 'n_cols', 'nnz',
                      'n_relations', 'max_rows', 'max_cols', 'max_nnz', 'layout', 'max_atom_id'):

@@ -1,4 +1,6 @@
 """`BatchedCSR`: the adjacency matrices of a batch of graphs as one block-diagonal CSR matrix."""
+import collections
+
 import numpy
 import scipy.sparse
 
@@ -9,6 +11,12 @@ from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batch import LAYOUTS
+
+# What a batch of fixed capacity lies in: atoms (n_rows,) int32 or (n_rows, channels) floating;
+# indptr (n_rows + 1,), indices (nnz,) int32; data (nnz,) floating or None; row_offsets, col_offsets
+# (n_graphs + 1,) int32; labels, a list of (n_graphs, ...). n_rows and nnz are capacities.
+Buffers = collections.namedtuple(
+    'Buffers', 'atoms indptr indices data row_offsets col_offsets labels')
 
 
 class BatchedCSR(Batch):
@@ -45,6 +53,7 @@ class BatchedCSR(Batch):
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
         max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
         is_symmetric (bool): whether the matrix was found equal to its transpose.
+        has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
 
     Note:
@@ -104,6 +113,44 @@ class BatchedCSR(Batch):
         """Make an instance from host arrays that this package built itself: nothing is checked."""
         self = cls.__new__(cls)
         self._set(**fields)
+        return self
+
+    @classmethod
+    def in_buffers(cls, indptr, indices, row_offsets, col_offsets, data, n_relations, max_rows,
+                   max_nnz, max_atom_id, is_symmetric, has_spare=True):
+        """Make a packed batch of arrays that may be larger than it, and may be filled again.
+
+        Only their sizes are looked at: nothing is checked, copied or read from a device. ``n_rows``,
+        ``n_cols`` and ``nnz`` are what the arrays have room for. The true sizes are the last items
+        of ``row_offsets`` and ``indptr``. Spare rows, those past the last graph, have no entries:
+        products give them 0, and so do gradients. Spare entries, those past the last row's, are
+        entries of no row: their ``indices`` are 0, their ``data`` finite, their gradients 0.
+
+        Args:
+            indptr (array): (n_rows + 1,) int32; equal to the true number of entries from the last
+                graph's end on.
+            indices (array): (nnz,) int32.
+            row_offsets, col_offsets (array): (n_graphs + 1,) int32, of the true rows and columns.
+            data (array or None): (nnz,) floating.
+            n_relations (int): R.
+            max_rows, max_nnz (int): bounds of the rows and entries that a graph has.
+            max_atom_id (int or None): bound of the atom ids.
+            is_symmetric (bool): whether every matrix that the arrays will hold is its transpose.
+            has_spare (bool): False where the arrays are just as large as the batch.
+
+        Returns:
+            BatchedCSR: on the device of the arrays, which it shares. What is derived from it and
+            kept with it, such as :attr:`T`, does not follow when the arrays are filled again.
+        """
+        self = cls.__new__(cls)
+        self.indptr, self.indices, self.data = indptr, indices, data
+        self.row_offsets, self.col_offsets = row_offsets, col_offsets
+        self.n_relations, self.layout, self.max_atom_id = n_relations, 'packed', max_atom_id
+        self.n_graphs, self.n_rows, self.nnz = row_offsets.size - 1, indptr.size - 1, indices.size
+        self.n_cols = self.n_rows * n_relations
+        self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
+        self.is_symmetric, self.has_spare = is_symmetric, has_spare
+        self._forget()
         return self
 
     @classmethod
@@ -208,7 +255,7 @@ class BatchedCSR(Batch):
 
     def entry_rows(self):
         """Return the row of every entry, (nnz,) int32, on the matrix's device."""
-        return build.entry_rows(self.xp, self.indptr, self.nnz)
+        return build.entry_rows(self.xp, self.indptr, self.nnz, self.has_spare)
 
     def entry_columns(self):
         """Return the column of every entry, (nnz,) int32: ``indices``."""
@@ -223,5 +270,62 @@ class BatchedCSR(Batch):
         return scipy.sparse.csr_matrix(
             (self._host_values(), indices, indptr), shape=self.shape, copy=True)
 
+    def _n_true_entries(self):
+        return int(self.indptr[-1]) if self.has_spare else self.nnz
+
+    def refuse_spare(self):
+        """Raise ValueError for a batch with spare rows or entries, which the caller would count."""
+        if self.has_spare:
+            raise ValueError('adj: expected a batch without spare rows and entries, as '
+                             'chainer_bspmm.concat_mols makes it, got %r' % self)
+
     def _trait(self):
-        return ', symmetric' if self.is_symmetric else ''
+        return ', symmetric' * self.is_symmetric + ', some spare' * self.has_spare
+
+
+def fill_buffers(buffers, atoms, adj, labels):
+    """Put a packed batch into arrays that may be larger, and make what is left spare.
+
+    Spare rows get atoms 0 and no entries; spare entries get index and value 0. Everything is
+    written, whatever the arrays held before.
+
+    Args:
+        buffers (Buffers): NumPy arrays to fill, such as views of page-locked memory.
+        atoms (array): (n_rows,) int32 or (n_rows, channels), on the host.
+        adj (BatchedCSR): packed, on the host.
+        labels (sequence of array): (n_graphs, ...) each.
+
+    Raises:
+        ValueError: the batch does not fit, or has another number of graphs, other shapes, or values
+            where the buffers have none. TypeError: a dtype differs.
+    """
+    values = adj.data
+    if values is None and buffers.data is not None:
+        values = numpy.ones(adj.nnz, buffers.data.dtype)
+    elif buffers.data is None and values is not None:
+        raise ValueError('adj: expected all values to be one, as the buffers have no place for '
+                         'values, got %r' % adj)
+    if len(labels) != len(buffers.labels):
+        raise ValueError('labels: expected %d, as the buffers, got %d'
+                         % (len(buffers.labels), len(labels)))
+    # name, array, buffer, what stands in the spare part; None: no part may be spare
+    parts = [('atoms', atoms, buffers.atoms, 0), ('indptr', adj.indptr, buffers.indptr, adj.nnz),
+             ('indices', adj.indices, buffers.indices, 0),
+             ('row_offsets', adj.row_offsets, buffers.row_offsets, None),
+             ('col_offsets', adj.col_offsets, buffers.col_offsets, None)]
+    if values is not None:
+        parts.append(('data', values, buffers.data, 0))
+    parts += [('labels[%d]' % i, label, buffer, None)
+              for i, (label, buffer) in enumerate(zip(labels, buffers.labels))]
+    for name, array, buffer, spare in parts:  # all of them, before anything is written
+        if array.dtype != buffer.dtype:
+            raise TypeError('%s: expected %s, as the buffer, got %s'
+                            % (name, buffer.dtype, array.dtype))
+        if array.shape[1:] != buffer.shape[1:] or len(array) > len(buffer) or (
+                spare is None and len(array) != len(buffer)):
+            raise ValueError('%s: expected %s %s, the shape of the buffer, got %s' % (
+                name, 'exactly' if spare is None else 'at most', buffer.shape, array.shape))
+    for _, array, buffer, spare in parts:
+        buffer[:len(array)] = array
+        if spare is not None:
+            buffer[len(array):] = spare

@@ -64,6 +64,7 @@ class BatchedSELL(Batch):
     def __init__(self, adj, slice_size=32, sort_rows=False):
         if type(adj) is not BatchedCSR:
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
+        adj.refuse_spare()
         self.slice_size = validate.count('slice_size', slice_size, 1)
         if not isinstance(sort_rows, (bool, numpy.bool_)):
             raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))

@@ -12,12 +12,14 @@ def to_host(array):
     return array.get() if isinstance(array, cuda.ndarray) else array
 
 
-def entry_rows(xp, indptr, nnz):
-    """Return the row of every entry, (nnz,) int32."""
+def entry_rows(xp, indptr, nnz, has_spare=False):
+    """Return the row of every entry, (nnz,) int32; 0 for spare ones, those past ``indptr[-1]``."""
     if xp is numpy:
-        return numpy.repeat(numpy.arange(indptr.size - 1, dtype=numpy.int32), numpy.diff(indptr))
-    return (xp.searchsorted(indptr, xp.arange(nnz, dtype=indptr.dtype), side='right') - 1).astype(
+        rows = numpy.repeat(numpy.arange(indptr.size - 1, dtype=numpy.int32), numpy.diff(indptr))
+        return numpy.pad(rows, (0, nnz - rows.size)) if has_spare else rows
+    rows = (xp.searchsorted(indptr, xp.arange(nnz, dtype=indptr.dtype), side='right') - 1).astype(
         numpy.int32)
+    return rows * (rows < indptr.size - 1) if has_spare else rows
 
 
 def group(xp, keys, n_groups):
@@ -33,20 +35,27 @@ def group(xp, keys, n_groups):
     return starts.astype(numpy.int32), order
 
 
-def transpose(xp, indptr, indices, n_cols):
+def transpose(xp, indptr, indices, n_cols, has_spare=False):
     """Return the transpose's indptr (n_cols + 1,) and indices (nnz,), and the entries' order.
 
     Entry k of the transpose is entry ``order[k]`` of the given matrix. Entries of one column keep
-    their order, so the result does not depend on timing.
+    their order, so the result does not depend on timing. Spare entries, those past ``indptr[-1]``,
+    stay where they are, with index 0.
     """
     nnz = indices.size
     if xp is numpy:
         pattern = scipy.sparse.csr_matrix(
             (numpy.arange(nnz, dtype=numpy.int32), indices, indptr),
             shape=(indptr.size - 1, n_cols)).tocsc()
-        return pattern.indptr, pattern.indices, pattern.data
+        if not has_spare:
+            return pattern.indptr, pattern.indices, pattern.data
+        spare = numpy.arange(pattern.nnz, nnz, dtype=numpy.int32)
+        return (pattern.indptr, numpy.pad(pattern.indices, (0, spare.size)),
+                numpy.concatenate([pattern.data, spare]))
+    if has_spare:  # as if in a column past the last
+        indices = xp.where(xp.arange(nnz) < indptr[-1], indices, numpy.int32(n_cols))
     starts, order = group(xp, indices, n_cols)
-    return starts, entry_rows(xp, indptr, nnz)[order], order
+    return starts, entry_rows(xp, indptr, nnz, has_spare)[order], order
 
 
 def transpose_batch(adj):
@@ -64,7 +73,7 @@ def transpose_batch(adj):
         launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
         if launch is not None:
             return _launch_transpose(adj, launch, kernels)
-    return transpose(adj.xp, adj.indptr, adj.indices, adj.n_cols)
+    return transpose(adj.xp, adj.indptr, adj.indices, adj.n_cols, adj.has_spare)
 
 
 def _launch_transpose(adj, launch, kernels):
@@ -74,7 +83,7 @@ def _launch_transpose(adj, launch, kernels):
         kernel = kernels.load(adj.indptr.data.device_id, 'transpose_csr', 'f', launch.defines)
         kernel(launch.grid, launch.block, (
             adj.indptr, adj.indices, adj.row_offsets, adj.col_offsets, indptr, indices, order,
-            numpy.int32(adj.n_cols)), launch.shared_bytes)
+            numpy.int32(adj.n_cols), numpy.int32(adj.nnz)), launch.shared_bytes)
     return indptr, indices, order
 
 

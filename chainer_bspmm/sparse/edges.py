@@ -8,7 +8,11 @@ from chainer_bspmm.sparse.relations import relation_rows
 
 
 def derived(adj, **fields):
-    """Return a matrix of one relation made of another one by replacing arrays and sizes."""
+    """Return a matrix of one relation made of another one by replacing arrays and sizes.
+
+    ValueError: it has spare rows or entries, which these arrays would count.
+    """
+    adj.refuse_spare()
     new = adj._copy()
     new.__dict__.update({'n_relations': 1, 'layout': 'packed', 'is_symmetric': False}, **fields)
     return new

@@ -1,0 +1,290 @@
+"""Batches in buffers larger than they are: every operation gives what the ordinary batch does."""
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedSELL
+from chainer_bspmm import functions
+from chainer_bspmm.functions.degree_linear import degrees_of
+from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse.batched_csr import Buffers
+from chainer_bspmm.sparse.batched_csr import fill_buffers
+from chainer_bspmm.sparse.edges import edges_of
+from chainer_bspmm.sparse.relations import relation_rows
+from chainer_bspmm.sparse.relations import with_values
+from tests.support import batch_on
+from tests.support import BATCHES
+from tests.support import TOLERANCE
+
+NAMES = [name for name in BATCHES if name not in ('padded', 'rectangular')]
+SPARE = [(0, 0), (1, 0), (0, 1), (7, 50)]
+INTEGERS = ('indptr', 'indices', 'row_offsets', 'col_offsets')
+
+
+def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
+    """Return NumPy buffers full of what must not be read."""
+    n_rows, nnz = adj.n_rows + spare_rows, adj.nnz + spare_nnz
+    return Buffers(
+        numpy.full(n_rows, 2 ** 30, 'i'), numpy.full(n_rows + 1, 2 ** 30, 'i'),
+        numpy.full(nnz, 2 ** 30, 'i'),
+        None if adj.data is None else numpy.full(nnz, numpy.nan, adj.data.dtype),
+        numpy.full(adj.n_graphs + 1, -1, 'i'), numpy.full(adj.n_graphs + 1, -1, 'i'),
+        [numpy.full((adj.n_graphs, 2), numpy.nan) for _ in range(n_labels)])
+
+
+def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
+    """Return a host batch in larger arrays of a device."""
+    buffers = buffers_for(adj, spare_rows, spare_nnz)
+    fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
+    arrays = {name: xp.asarray(getattr(buffers, name)) for name in INTEGERS}
+    return BatchedCSR.in_buffers(
+        data=None if buffers.data is None else xp.asarray(buffers.data),
+        n_relations=adj.n_relations, max_rows=adj.max_rows + 3, max_nnz=adj.max_nnz + 2,
+        max_atom_id=9, is_symmetric=adj.is_symmetric, **arrays)
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=SPARE, ids=str)
+def pair(request, name, xp):
+    """The ordinary batch and the one with spare rows and entries, float64."""
+    spare_rows, spare_nnz = request.param
+    return batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
+
+
+def assert_padded(actual, expected, exact=True):
+    """Compare an array with the ordinary batch's, behind which it must be 0."""
+    actual, expected = cuda.to_cpu(actual), cuda.to_cpu(expected)
+    assert actual.dtype == expected.dtype
+    assert not actual[len(expected):].any()
+    if exact:
+        numpy.testing.assert_array_equal(actual[:len(expected)], expected)
+    else:
+        error = numpy.abs(actual[:len(expected)] - expected).max(initial=0)
+        assert error <= TOLERANCE['float64'] * max(1, numpy.abs(expected).max(initial=0))
+
+
+def assert_same_matrix(actual, expected):
+    """Compare every array of two containers, one with spare rows and entries."""
+    assert actual.has_spare
+    nnz, n_rows = expected.nnz, expected.n_rows
+    indptr = cuda.to_cpu(actual.indptr)
+    assert indptr.size == actual.n_rows + 1 and (indptr[n_rows:] == nnz).all()
+    numpy.testing.assert_array_equal(indptr[:n_rows + 1], cuda.to_cpu(expected.indptr))
+    assert_padded(actual.indices, expected.indices)
+    assert actual.indices.size == actual.nnz
+    for offsets in ('row_offsets', 'col_offsets'):
+        numpy.testing.assert_array_equal(*(cuda.to_cpu(getattr(adj, offsets))
+                                           for adj in (actual, expected)))
+    if expected.data is None:
+        assert actual.data is None
+    else:
+        assert_padded(actual.data, expected.data)
+    for size in ('n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz'):
+        assert getattr(actual, size) >= getattr(expected, size)
+    assert (actual.n_graphs, actual.n_relations) == (expected.n_graphs, expected.n_relations)
+
+
+def test_derived_matrices(pair):
+    adj, spare = pair
+    assert_same_matrix(spare, adj)
+    assert_same_matrix(spare.T, adj.T)
+    assert_same_matrix(spare.T.T, adj.T.T)
+    order, expected = cuda.to_cpu(spare.transpose_order), cuda.to_cpu(adj.transpose_order)
+    numpy.testing.assert_array_equal(order[:adj.nnz], expected)
+    numpy.testing.assert_array_equal(order[adj.nnz:], numpy.arange(adj.nnz, spare.nnz))
+    assert_same_matrix(relation_rows(spare), relation_rows(adj))
+    assert_same_matrix(relation_rows(spare).T, relation_rows(adj).T)
+    assert_same_matrix(spare.astype('f'), adj.astype('f'))
+    assert_same_matrix(spare.to_device(-1), adj.to_device(-1))
+    assert_padded(spare.entry_rows(), adj.entry_rows())
+    assert_padded(spare.T.entry_rows(), adj.T.entry_rows())
+    values = adj.xp.arange(1., spare.nnz + 1)
+    for actual, expected in ((with_values(spare, values), with_values(adj, values[:adj.nnz])),
+                             (with_values(spare, values).T,
+                              with_values(adj, values[:adj.nnz]).T)):
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(actual.data)[:adj.nnz], cuda.to_cpu(expected.data))
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(actual.data)[adj.nnz:], numpy.arange(adj.nnz, spare.nnz) + 1.)
+    # The padded form has the bound of the rows in place of their most.
+    shape = cuda.to_cpu(adj.to_dense()).shape
+    dense = cuda.to_cpu(spare.to_dense())
+    block = tuple(map(slice, shape))
+    numpy.testing.assert_array_equal(dense[block], cuda.to_cpu(adj.to_dense()))
+    assert numpy.count_nonzero(dense) == numpy.count_nonzero(dense[block])
+    n_rows, n_cols = adj.shape
+    scipy_matrix = spare.to_scipy()
+    assert scipy_matrix.nnz == adj.nnz
+    assert (scipy_matrix[:n_rows, :n_cols] != adj.to_scipy()).nnz == 0
+
+
+def test_transpose_that_sorts(name, xp):
+    """The way of graphs that are too large for a block."""
+    for spare_rows, spare_nnz in SPARE:
+        adj, spare = batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
+        indptr, indices, order = build.transpose(
+            xp, spare.indptr, spare.indices, spare.n_cols, True)
+        expected = build.transpose(xp, adj.indptr, adj.indices, adj.n_cols)
+        assert (cuda.to_cpu(indptr)[adj.n_cols:] == adj.nnz).all()
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(indptr)[:adj.n_cols + 1], cuda.to_cpu(expected[0]))
+        assert_padded(indices, expected[1])
+        numpy.testing.assert_array_equal(cuda.to_cpu(order), numpy.append(
+            cuda.to_cpu(expected[2]), numpy.arange(adj.nnz, spare.nnz)))
+
+
+def padded_rows(array, n_rows, fill=0.):
+    padded = numpy.full((n_rows,) + array.shape[1:], fill)
+    padded[:len(array)] = array
+    return padded
+
+
+@pytest.mark.parametrize('with_data', [False, True])
+def test_product_and_its_gradients(pair, with_data):
+    adj, spare = pair
+    xp, rng = adj.xp, numpy.random.RandomState(0)
+    x, residual, gy = (rng.uniform(-1, 1, (n, 3)) for n in (adj.n_cols, adj.n_rows, adj.n_rows))
+    data = rng.uniform(-1, 1, adj.nnz) if with_data else None
+    results = []
+    for matrix in (spare, adj):
+        # Whatever spare rows of the features hold, no product reads them.
+        inputs = [chainer.Variable(xp.asarray(padded_rows(array, n, 7.))) for array, n in (
+            (x, matrix.n_cols), (residual, matrix.n_rows))]
+        if with_data:
+            inputs.append(chainer.Variable(xp.asarray(padded_rows(data, matrix.nnz, 7.))))
+        y = functions.bspmm(matrix, inputs[0], inputs[2] if with_data else None, inputs[1])
+        plain = functions.bspmm(matrix, inputs[0], inputs[2] if with_data else None)
+        gradients = chainer.grad(
+            [plain], inputs[::2],
+            [chainer.Variable(xp.asarray(padded_rows(gy, matrix.n_rows)))],
+            enable_double_backprop=True)
+        again = []
+        if with_data:  # the gradient by them of a gradient that depends on them
+            again = chainer.grad([chainer.functions.sum(gradients[0] ** 2)], inputs[2:])
+        results.append([plain, *gradients, *again, y])
+    *actual, y = results[0]
+    *expected, expected_y = results[1]
+    for a, e in zip(actual, expected, strict=True):
+        assert_padded(a.array, e.array, exact=False)
+    assert_padded(y.array[:adj.n_rows], expected_y.array, exact=False)
+    assert (cuda.to_cpu(y.array)[adj.n_rows:] == 7).all()  # the residual
+
+
+def test_sampled_product(pair):
+    adj, spare = pair
+    rng = numpy.random.RandomState(0)
+    u, v = (rng.uniform(-1, 1, (n, 5)) for n in (adj.n_rows, adj.n_cols))
+    actual, expected = (
+        backend.bsddmm(m, *(m.xp.asarray(padded_rows(array, n, 3.))
+                            for array, n in ((u, m.n_rows), (v, m.n_cols)))) for m in (spare, adj))
+    assert len(actual) == spare.nnz
+    assert_padded(actual, expected, exact=False)
+
+
+@pytest.mark.parametrize('function', [functions.segment_sum, functions.segment_max])
+def test_reductions(pair, function):
+    adj, spare = pair
+    xp, rng = adj.xp, numpy.random.RandomState(0)
+    x = rng.uniform(-1, 1, (adj.n_rows, 3))
+    gy = rng.uniform(-1, 1, (adj.n_graphs, 3))
+    results = []
+    for matrix in (spare, adj):
+        given = chainer.Variable(xp.asarray(padded_rows(x, matrix.n_rows, 9.)))
+        y = function(matrix, given)
+        gx, = chainer.grad([y], [given], [chainer.Variable(xp.asarray(gy))])
+        broadcast = functions.segment_broadcast(matrix, xp.asarray(gy))
+        results.append((y, gx, broadcast))
+    for actual, expected in zip(*results):
+        assert_padded(actual.array, expected.array, exact=False)
+
+
+def test_degrees(xp):
+    adj = BatchedCSR.from_matrices([numpy.ones((n, n)) for n in (2, 3, 0, 1)])
+    degrees = degrees_of(with_spare(adj, 2, 5, xp), 3)
+    expected = degrees_of(adj, 3)
+    assert_padded(degrees.is_type, expected.is_type)
+    if xp is numpy:
+        for actual, rows in zip(degrees.rows, expected.rows):
+            numpy.testing.assert_array_equal(actual, rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('algorithm, fits', [
+    ('vector', True), ('pipelined', True), ('swa', False), ('swa_rows', False)])
+def test_forced_algorithms(algorithm, fits):
+    spare = with_spare(BATCHES['many'], 3, 3, cuda.cupy)
+    x = cuda.cupy.ones((spare.n_cols, 4))
+    if fits:
+        assert not backend.bspmm(spare, x, algorithm=algorithm)[-3:].any()
+    else:
+        with pytest.raises(ValueError, match="expected one of 'auto', 'vector', 'pipelined'"):
+            backend.bspmm(spare, x, algorithm=algorithm)
+
+
+@pytest.mark.parametrize('make', [
+    BatchedCOO.from_csr, BatchedSELL, edges_of,
+    lambda adj: functions.segment_softmax(adj, numpy.zeros(adj.nnz))])
+def test_what_would_count_them_refuses(make):
+    with pytest.raises(ValueError, match='without spare rows and entries, .* some spare'):
+        make(with_spare(BATCHES['many'], 1, 1))
+
+
+# --- filling ---
+
+@pytest.mark.parametrize('spare_rows, spare_nnz', SPARE)
+@pytest.mark.parametrize('name', ['many', 'ones', 'four relations', 'only empty graphs'])
+def test_filling_writes_everything(name, spare_rows, spare_nnz):
+    adj = BATCHES[name]
+    buffers = buffers_for(adj, spare_rows, spare_nnz, 2)
+    atoms = numpy.arange(1, adj.n_rows + 1, dtype='i')
+    labels = [numpy.full((adj.n_graphs, 2), float(i)) for i in range(2)]
+    fill_buffers(buffers, atoms, adj, labels)
+    numpy.testing.assert_array_equal(buffers.atoms, numpy.pad(atoms, (0, spare_rows)))
+    numpy.testing.assert_array_equal(buffers.indptr, numpy.pad(adj.indptr, (0, spare_rows), 'edge'))
+    numpy.testing.assert_array_equal(buffers.indices, numpy.pad(adj.indices, (0, spare_nnz)))
+    if adj.data is not None:
+        numpy.testing.assert_array_equal(buffers.data, numpy.pad(adj.data, (0, spare_nnz)))
+    for offsets in ('row_offsets', 'col_offsets'):
+        numpy.testing.assert_array_equal(getattr(buffers, offsets), getattr(adj, offsets))
+    for actual, expected in zip(buffers.labels, labels):
+        numpy.testing.assert_array_equal(actual, expected)
+
+
+def test_implicit_ones_among_values():
+    adj = BATCHES['ones']
+    assert adj.data is None
+    buffers = buffers_for(adj, 1, 2)._replace(data=numpy.full(adj.nnz + 2, numpy.nan, 'f'))
+    fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
+    assert buffers.data.tolist() == [1.] * adj.nnz + [0.] * 2
+
+
+@pytest.mark.parametrize('change, error, message', [
+    ({'atoms': numpy.zeros(2, 'i')}, ValueError, r'atoms: expected at most \(2,\), .* got \(5,\)'),
+    ({'atoms': numpy.zeros((9, 3), 'i')}, ValueError, r'atoms: expected at most \(9, 3\)'),
+    ({'atoms': numpy.zeros(9)}, TypeError, 'atoms: expected float64, as the buffer, got int32'),
+    ({'indptr': numpy.zeros(5, 'i')}, ValueError, r'indptr: expected at most \(5,\), .* \(6,\)'),
+    ({'indices': numpy.zeros(1, 'i')}, ValueError, r'indices: expected at most \(1,\)'),
+    ({'row_offsets': numpy.zeros(3, 'i')}, ValueError, r'row_offsets: expected exactly \(3,\)'),
+    ({'data': None}, ValueError, 'adj: expected all values to be one'),
+    ({'data': numpy.zeros(99, 'f')}, TypeError, 'data: expected float32, as .* got float64'),
+    ({'labels': [numpy.zeros(1)]}, ValueError, 'labels: expected 1, as the buffers, got 0'),
+])
+def test_what_does_not_fit(change, error, message):
+    adj = BATCHES['one graph']
+    buffers = buffers_for(adj, 0, 0)._replace(**change)
+    before = buffers.col_offsets.copy()
+    with pytest.raises(error, match=message):
+        fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
+    numpy.testing.assert_array_equal(buffers.col_offsets, before)  # nothing was written
+    with pytest.raises(ValueError, match=r'labels\[0\]: expected exactly \(1, 2\), .* got \(1, 3\)'):
+        fill_buffers(buffers_for(adj, 0, 0, 1), numpy.zeros(adj.n_rows, 'i'), adj,
+                     [numpy.zeros((1, 3))])
