@@ -1,0 +1,1 @@
+"""Training: steps captured in CUDA graphs."""
