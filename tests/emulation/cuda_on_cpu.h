@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <math.h>  // exp of every type, in no namespace
+#include <string>
 #include <tuple>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -99,8 +101,32 @@ struct Argument {
     template <typename T> operator T *() const { return static_cast<T *>(load(text)); }
 };
 
+// One argument, of whatever type. A struct is "ARRAY,OFFSET@ARRAY,...": its bytes, then the pointers
+// in it with their offsets.
+template <typename T> T converted(const char *argument)
+{
+    if constexpr (std::is_class<T>::value) {
+        T value;
+        std::string text = argument;
+        std::size_t comma = text.find(',');
+        std::memcpy(&value, load(text.substr(0, comma).c_str()), sizeof(value));
+        while (comma != std::string::npos) {
+            text = text.substr(comma + 1);
+            comma = text.find(',');
+            const std::size_t at = text.find('@');
+            void *const pointer = load(text.substr(at + 1, comma - at - 1).c_str());
+            std::memcpy(reinterpret_cast<char *>(&value) + std::stoul(text), &pointer,
+                        sizeof(pointer));
+        }
+        return value;
+    } else {
+        return static_cast<T>(Argument{argument});
+    }
+}
+
 // Run a kernel. argv: the program, grid and block (six numbers), bytes of dynamic shared memory, then
-// the kernel's arguments: a number as digits; null as "null"; an array as "SHIFT:FILE", see load().
+// the kernel's arguments: a number as digits; null as "null"; an array as "SHIFT:FILE", see load(); a
+// struct as converted() says.
 template <typename... Types> int launch(void (*kernel)(Types...), char **argv)
 {
     unsigned *const sizes[] = {&gridDim.x, &gridDim.y, &gridDim.z,
@@ -109,7 +135,7 @@ template <typename... Types> int launch(void (*kernel)(Types...), char **argv)
     struct Call {
         void (*kernel)(Types...);
         std::tuple<Types...> arguments;  // braces: converted from left to right
-    } call{kernel, std::tuple<Types...>{static_cast<Types>(Argument{*++argv})...}};
+    } call{kernel, std::tuple<Types...>{converted<Types>(*++argv)...}};
     run_grid([](void *context) {
         std::apply(static_cast<Call *>(context)->kernel, static_cast<Call *>(context)->arguments);
     }, &call);

@@ -79,23 +79,35 @@ def build(text, entry, options=(), sanitizer=None):
     return path
 
 
-def run(program, grid, block, arguments, shared_bytes=0):
+def run(program, grid, block, arguments, shared_bytes=0, reachable=()):
     """Run a kernel on NumPy arrays, which it may change, NumPy numbers and null pointers.
 
-    An array that comes twice is one array to the kernel too.
+    An array that comes twice is one array to the kernel too. A structured array of size one is a
+    struct passed by value; where it holds the address of one of the `reachable` arrays, the struct
+    holds a pointer to that.
 
     Raises:
         KernelError: the kernel did something that a GPU leaves undefined; the message says what.
     """
     words, files = [], {}
+
+    def sent(array):
+        assert array.flags.c_contiguous
+        place = array.ctypes.data, array.nbytes
+        if place not in files:
+            files[place] = array, _new_path('argument-%d' % len(words))
+            array.tofile(files[place][1])
+        return '%d:%s' % (array.ctypes.data % 64, files[place][1])
+
+    at = {array.ctypes.data: array for array in reachable if array.size}
     for argument in arguments:
-        if isinstance(argument, numpy.ndarray):
-            assert argument.flags.c_contiguous
-            place = argument.ctypes.data, argument.nbytes
-            if place not in files:
-                files[place] = argument, _new_path('argument-%d' % len(words))
-                argument.tofile(files[place][1])
-            words.append('%d:%s' % (argument.ctypes.data % 64, files[place][1]))
+        if isinstance(argument, numpy.ndarray) and argument.dtype.names:
+            assert argument.size == 1 and argument.itemsize % 8 == 0
+            pointers = ['%d@%s' % (8 * i, sent(at[word])) for i, word in enumerate(
+                argument.view(numpy.uint64).ravel().tolist()) if word in at]
+            words.append(','.join([sent(argument), *pointers]))
+        elif isinstance(argument, numpy.ndarray):
+            words.append(sent(argument))
         elif isinstance(argument, (numpy.int32, numpy.uint32, numpy.float32, numpy.float64)):
             words.append(str(argument))
         else:
@@ -133,13 +145,14 @@ class Device:
 
     Attributes:
         launched (list): the compile-time constants (dict) of every launch.
+        reachable (list): arrays to which structs passed by value hold pointers.
     """
 
     def __init__(self, monkeypatch, sanitizer=None, replace=None):
         if sanitizer and not knows(sanitizer=sanitizer):
             pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
         self._sanitizer, self._replace = sanitizer, replace
-        self.launched = []
+        self.launched, self.reachable = [], []
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
         monkeypatch.setattr(
@@ -176,5 +189,5 @@ class Device:
 
         def kernel(grid, block, arguments, shared_mem=0):
             self.launched.append(dict(defines))
-            run(program, grid, block, arguments, shared_mem)
+            run(program, grid, block, arguments, shared_mem, self.reachable)
         return kernel
