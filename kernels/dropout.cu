@@ -15,13 +15,13 @@
 // which is ratio 2**32 rounded up: dropped with probability ratio, to 2**-32. The step is read from
 // device memory: a captured launch draws anew whenever that changes.
 //
-// x, mask, y (n) with n = 4 (n_quads - 1) + n_last, n_last from 1 to 4, VECTOR a divisor of both 4 and
-// n; counter (1) uint64. y may be x. No atomics.
+// x, mask, y (n) with n = 4 last + n_last, n_last from 1 to 4, VECTOR a divisor of both 4 and n;
+// counter (1) uint64. y may be x. No atomics.
 //
 // -DKIND=MASK: writes mask. KIND=DROPOUT: writes mask and y. KIND=RELU: writes y, rectified. Pointers
 // that a kind has no use for are null. NaN times 0 is NaN in y.
 //
-// Launch: block and grid of one dimension, at least n_quads threads; a thread does four elements.
+// Launch: block and grid of one dimension, more than `last` threads; a thread does four elements.
 #include "common.cuh"
 
 #define MASK 0
@@ -50,16 +50,16 @@ __device__ inline Words philox(Words counter, unsigned key0, unsigned key1)
 
 extern "C" __global__ void dropout(
     const Vector *x, Vector *mask, Vector *y, const unsigned long long *counter,
-    const unsigned n_quads, const int n_last, const unsigned seed_low, const unsigned seed_high,
+    const unsigned last, const int n_last, const unsigned seed_low, const unsigned seed_high,
     const unsigned stream, const unsigned threshold, const Real scale)
 {
     const unsigned long long thread = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (thread >= n_quads) return;
+    if (thread > last) return;
     const unsigned quad = unsigned(thread);
     const unsigned long long step = *counter;
     const Words drawn = philox({{quad, stream, unsigned(step), unsigned(step >> 32)}}, seed_low,
                                seed_high);
-    const int n_elements = quad == n_quads - 1 ? n_last : 4;
+    const int n_elements = quad == last ? n_last : 4;
 #pragma unroll
     for (int begin = 0; begin < 4; begin += VECTOR) {
         if (begin >= n_elements) return;

@@ -421,7 +421,7 @@ def softmax_launch(n_segments, n_channels, width):
                   (columns, units, 1), n_vectors)
 
 
-# arguments: n_quads and n_last, as dropout takes them.
+# arguments: last and n_last, as dropout takes them.
 DropoutLaunch = collections.namedtuple('DropoutLaunch', 'defines grid block arguments')
 
 
@@ -430,12 +430,12 @@ def dropout_launch(size, width):
     """Plan a thread for every four elements of dropout.
 
     Args:
-        size (int): elements, positive.
+        size (int): elements, from 1 to 2**34.
         width (int): elements a vector, as from :func:`vector_width`.
     """
-    n_quads = -(-size // 4)
-    return DropoutLaunch((('VECTOR', min(width, 4)),), (-(-n_quads // BLOCK), 1, 1), (BLOCK, 1, 1),
-                         (numpy.uint32(n_quads), numpy.int32(size - 4 * (n_quads - 1))))
+    last = (size - 1) // 4
+    return DropoutLaunch((('VECTOR', min(width, 4)),), (last // BLOCK + 1, 1, 1), (BLOCK, 1, 1),
+                         (numpy.uint32(last), numpy.int32(size - 4 * last)))
 
 
 # defines, grid, block as in Launch; shared_bytes: dynamic shared memory.

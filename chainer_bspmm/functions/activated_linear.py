@@ -126,7 +126,8 @@ def linear_relu(x, W, b=None, dropout_ratio=0.):
         W (Variable or array): (n_out, n_in).
         b (Variable or array or None): (n_out,).
         dropout_ratio (float): in [0, 1); with ``chainer.config.train`` each element of the result
-            is set to 0 with this probability, the others are divided by 1 - dropout_ratio.
+            is set to 0 with this probability, the others are divided by 1 - dropout_ratio. Random
+            numbers are Chainer's, inside a training step (``training/``) the step's own.
 
     Returns:
         Variable: (n_rows, n_out), of x's dtype; NaN propagates. The same numbers as

@@ -413,3 +413,16 @@ def test_softmax_launch_covers_everything_once(n_segments, n_vectors, width):
 def test_softmax_launch_stays_within_the_grid():
     launch = policy.softmax_launch(2 ** 31 - 1, 2 ** 31 - 1, 1)
     assert launch.grid[0] < 2 ** 31 and launch.grid[1] <= 65535
+
+
+# --- dropout ---
+
+@pytest.mark.parametrize('width', [1, 2, 4, 8])
+@pytest.mark.parametrize('size', [1, 3, 4, 5, 511, 512, 513, 2 ** 34])
+def test_dropout_launch_covers_everything_once(size, width):
+    launch = policy.dropout_launch(size, width)
+    last, n_last = (int(number) for number in launch.arguments)
+    assert 4 * last + n_last == size and 1 <= n_last <= 4
+    assert launch.grid[0] * launch.block[0] > last >= (launch.grid[0] - 1) * launch.block[0]
+    assert launch.grid[0] < 2 ** 31 and launch.grid[1:] == launch.block[1:] == (1, 1)
+    assert launch.defines == (('VECTOR', min(width, 4)),)
