@@ -275,6 +275,12 @@ def to_double(model):
     return model
 
 
+def double(batch):
+    """Convert what holds float32; an adjacency takes the dtype of the features by itself."""
+    return tuple(array.astype('d') if getattr(array, 'dtype', None) == numpy.float32 else array
+                 for array in batch)
+
+
 @contextlib.contextmanager
 def dense_models_in_float64():
     """Let Chainer Chemistry's links that mix float32 constants into any dtype run in float64."""
@@ -344,11 +350,11 @@ def compare(case, device):
             return _Given(model, {key: send(array) for key, array in given.items()})
 
         with dense_models_in_float64():
-            truth = outcome(bound(to_double(dense)), map(_double, batches))
+            truth = outcome(bound(to_double(dense)), map(double, batches))
         upstream = errors(outcome(bound(dense), batches), truth)
         batch = CSRConverter(layout, 1 if case.column == 'labels' else 0)(examples, device)
         ours = []
-        for model, inputs in ((copy.deepcopy(dense), batch), (to_double(dense), _double(batch))):
+        for model, inputs in ((copy.deepcopy(dense), batch), (to_double(dense), double(batch))):
             model = chainer_bspmm.sparsify(model)
             model.to_device(device)
             ours.append(errors(outcome(bound(model, device.send), [inputs]), truth))
@@ -368,12 +374,6 @@ class _Given(chainer.Chain):
 
     def forward(self, *inputs):
         return self.model(*inputs, **self.given)
-
-
-def _double(batch):
-    """Convert what holds float32; an adjacency takes the dtype of the features by itself."""
-    return tuple(array.astype('d') if getattr(array, 'dtype', None) == numpy.float32 else array
-                 for array in batch)
 
 
 def failures(found):
@@ -486,10 +486,10 @@ def table(result):
         for layout in ('packed', 'padded', 'padded, masked'):
             names = case['layouts'].get(layout)
             cells += _cells(names) if names else ['', '']
-        double = max(e[2] for names in case['layouts'].values() for e in names.values())
+        worst = max(e[2] for names in case['layouts'].values() for e in names.values())
         lines.append('| %s |' % ' | '.join(
             [case['model'] if case['model'] != model else '', case['options'], *cells,
-             '%.0e' % double]).replace('|  |', '| |'))
+             '%.0e' % worst]).replace('|  |', '| |'))
         model = case['model']
     return [re.sub(r' {2,}', ' ', line) for line in lines]
 

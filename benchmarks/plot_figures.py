@@ -2,48 +2,43 @@
 
 ``python -m benchmarks.plot_figures benchmarks/results/nvidia-h200/figures.json`` (no GPU needed).
 """
-import json
-import pathlib
 import sys
 
-import matplotlib
-matplotlib.use('Agg')
-from matplotlib import pyplot  # NOQA: E402
-from matplotlib import ticker  # NOQA: E402
+from matplotlib import pyplot
+from matplotlib import ticker
 
-from benchmarks import figures  # NOQA: E402
-from benchmarks.figures import LOOP, TABLES  # NOQA: E402
+from benchmarks import figures
+from benchmarks import plots
+from benchmarks.figures import LOOP, TABLES
 
 KIND = 'device, warm L2'
-FOLDER = pathlib.Path(__file__).parent.parent / 'docs'
-# Label, colour (Okabe and Ito's, told apart by the colour-blind), marker, line style, and how the
-# names of the contenders begin, of which the fastest is drawn.
+# Label, colour, marker, line style, and the contenders of which the fastest is drawn.
 LINES = [
-    ('bspmm (ours)', '#D55E00', 'o', '-', ['auto']),
-    ('report, CSR', '#000000', 's', '-', ['swa']),
+    ('bspmm (ours)', plots.RED, 'o', '-', ['auto']),
+    ('report, CSR', plots.BLACK, 's', '-', ['swa']),
     ('report, ST', '#999999', 'v', '-', ['st']),
-    ('cuBLAS batched, FP32 (figure 8: padded)', '#0072B2', 'D', '-',
+    ('cuBLAS batched, FP32 (figure 8: padded)', plots.BLUE, 'D', '-',
      ['cuBLAS fp32', 'cuBLAS fp32, padded', 'cuBLAS fp32 by pointers']),
-    ('cuBLAS batched, TF32 (figure 8: padded)', '#56B4E9', 'D', '--',
+    ('cuBLAS batched, TF32 (figure 8: padded)', plots.SKY, 'D', '--',
      ['cuBLAS tf32', 'cuBLAS tf32, padded']),
-    ('cuSPARSE, block-diagonal (best algorithm, PyTorch included)', '#009E73', '^', '-',
+    ('cuSPARSE, block-diagonal (best algorithm, PyTorch included)', plots.GREEN, '^', '-',
      ['cuSPARSE csr alg1', 'cuSPARSE csr alg2', 'cuSPARSE csr alg3',
       'cuSPARSE bsr alg1, blocks of 8', 'cuSPARSE bsr alg1, blocks of 16', 'torch.sparse.mm']),
-    ('message passing (best of Chainer, PyTorch Geometric)', '#CC79A7', 'P', '-',
+    ('message passing (best of Chainer, PyTorch Geometric)', plots.PURPLE, 'P', '-',
      ['F.sparse_matmul', 'PyTorch Geometric']),
-    ('matrix by matrix (best of cuSPARSE, TensorFlow)', '#E69F00', 'x', ':',
+    ('matrix by matrix (best of cuSPARSE, TensorFlow)', plots.ORANGE, 'x', ':',
      [name + LOOP for name in ('TensorFlow', 'cuSPARSE csr alg1', 'cuSPARSE csr alg2',
                                'cuSPARSE csr alg3')]),
 ]
 TABLE_LINES = [
-    ('bspmm (ours): no tables', '#D55E00', 'o', '-', ['auto']),
-    ('report, CSR: 6 tables moved', '#000000', 's', '-', ['swa' + TABLES]),
+    ('bspmm (ours): no tables', plots.RED, 'o', '-', ['auto']),
+    ('report, CSR: 6 tables moved', plots.BLACK, 's', '-', ['swa' + TABLES]),
     ('report, ST: 6 tables moved', '#999999', 'v', '-', ['st' + TABLES]),
-    ('cuBLAS gemmBatched: 3 tables moved', '#0072B2', 'D', '-',
+    ('cuBLAS gemmBatched: 3 tables moved', plots.BLUE, 'D', '-',
      ['cuBLAS fp32 by pointers' + TABLES]),
-    ('report, CSR: tables not counted', '#000000', 's', ':', ['swa']),
+    ('report, CSR: tables not counted', plots.BLACK, 's', ':', ['swa']),
     ('report, ST: tables not counted', '#999999', 'v', ':', ['st']),
-    ('cuBLAS gemmBatched: tables not counted', '#0072B2', 'D', ':', ['cuBLAS fp32 by pointers']),
+    ('cuBLAS gemmBatched: tables not counted', plots.BLUE, 'D', ':', ['cuBLAS fp32 by pointers']),
 ]
 
 
@@ -81,12 +76,12 @@ def draw(result, lines, target, caption):
 
 
 def main(source):
-    result = json.loads(pathlib.Path(source).read_text())
+    result = plots.load(source)
     conditions = ('%(gpu)s, driver %(driver)s, CuPy %(cupy)s, %(date)s, commit %(commit)s; '
                   'float32; device time, CUDA graph replay, warm L2, median; '
                   'GFLOP/s = 2 nnz n_B / time')
-    draw(result, LINES, FOLDER / 'figures.png', conditions)
-    draw(result, TABLE_LINES, FOLDER / 'figures_tables.png',
+    draw(result, LINES, plots.FOLDER / 'figures.png', conditions)
+    draw(result, TABLE_LINES, plots.FOLDER / 'figures_tables.png',
          conditions + ';\ntables moved: one pinned asynchronous copy a table in every call')
 
 

@@ -8,8 +8,10 @@ matplotlib.use('Agg')
 from matplotlib import pyplot  # NOQA: E402
 
 # Okabe and Ito's colours, which people of every kind of sight tell apart.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED = (
-    '#000000', '#E69F00', '#56B4E9', '#009E73', '#0072B2', '#D55E00')
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
+    '#000000', '#E69F00', '#56B4E9', '#009E73', '#0072B2', '#D55E00', '#CC79A7')
+
+FOLDER = pathlib.Path(__file__).parent.parent / 'docs'
 
 
 def load(source):
@@ -36,7 +38,7 @@ def save(figure, results, name):
     beneath = '%s. %s.' % (results[0]['method'], '; '.join(map(_machine, results)))
     width = int(figure.get_figwidth() * 16)
     figure.supxlabel('\n'.join(textwrap.wrap(beneath, width)), fontsize=7.5, color='0.3')
-    target = pathlib.Path(__file__).parent.parent / 'docs' / (name + '.png')
+    target = FOLDER / (name + '.png')
     figure.savefig(target, dpi=150)
     print('wrote', target)
 

@@ -7,8 +7,9 @@
 // softmax and g the gradient by it; with GRADIENT=0 g is not read.
 //
 // offsets (n_segments + 1) int32; a, g, y (n_rows, n_B); n_B = n_vectors * VECTOR. Empty segments own
-// nothing. Rows past the last offset are neither read nor written. Sums are of the arithmetic dtype, in
-// the order of the rows: deterministic, no atomics. NaN stays in its segment and column; so does what
+// nothing. Rows past the last offset are neither read nor written. Arithmetic is double for every
+// storage dtype: the gradients of a segment cancel, their roundings do not. Sums are in the order of
+// the rows: deterministic, no atomics. NaN stays in its segment and column; so does what
 // infinities make of themselves, +inf or nothing but -inf: NaN, as in NumPy.
 //
 // A thread owns a vector of a segment and walks its rows, three times: segments are meant to be as
@@ -29,21 +30,21 @@ extern "C" __global__ void segment_softmax(
     const long long begin = offsets[segment], end = offsets[segment + 1];
     for (int c = blockIdx.y * blockDim.x + threadIdx.x; c < n_vectors;
          c += gridDim.y * blockDim.x) {
-        Real total[VECTOR] = {};
+        double total[VECTOR] = {};
 #if GRADIENT
         for (long long i = begin; i < end; ++i) {
             const Vector value = a[i * n_vectors + c], by = g[i * n_vectors + c];
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
-                total[e] += widen(value.element[e]) * widen(by.element[e]);
+                total[e] += (double)widen(value.element[e]) * widen(by.element[e]);
         }
 #else
-        Real largest[VECTOR];
+        double largest[VECTOR];
         for (long long i = begin; i < end; ++i) {
             const Vector value = a[i * n_vectors + c];
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
-                const Real x = widen(value.element[e]);
+                const double x = widen(value.element[e]);
                 // Written so that a NaN on either side wins, as it does in NumPy.
                 if (i == begin || x > largest[e] || x != x) largest[e] = x;
             }

@@ -109,11 +109,11 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
 
 
 def segment_softmax(x, offsets):
-    compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
+    # In double, as the kernel; see there.
     lengths = numpy.diff(offsets)
     # A difference may be infinite, and infinities become NaN, in silence as on a GPU.
     with numpy.errstate(over='ignore', invalid='ignore'):
-        y = x - numpy.repeat(segment_max(x, offsets), lengths, axis=0).astype(compute, copy=False)
+        y = x - numpy.repeat(segment_max(x, offsets), lengths, axis=0).astype('d')
         numpy.exp(y, out=y)
         y /= numpy.repeat(segment_sum(y, offsets), lengths, axis=0)
     return y.astype(x.dtype, copy=False)
@@ -121,8 +121,7 @@ def segment_softmax(x, offsets):
 
 def segment_softmax_grad(y, gy, offsets):
     dtype = y.dtype
-    compute = numpy.float32 if dtype == numpy.float16 else dtype
-    y, gy = (array.astype(compute, copy=False) for array in (y, gy))
+    y, gy = y.astype('d', copy=False), gy.astype('d', copy=False)
     inner = segment_sum(y * gy, offsets)
     gx = y * (gy - numpy.repeat(inner, numpy.diff(offsets), axis=0))
     return gx.astype(dtype, copy=False)

@@ -1,21 +1,20 @@
 """Feature-wise linear modulation of the messages along edges, with its linear maps, as one node."""
 import numpy
 
-import chainer
 from chainer import backend as chainer_backend
-from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
 from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
-from chainer_bspmm.functions.relation_linear import _by_channel
-from chainer_bspmm.functions.relation_linear import _by_relation
+from chainer_bspmm.functions.quick import QuickGradients
+from chainer_bspmm.functions.relation_order import by_channel
+from chainer_bspmm.functions.relation_order import by_relation
 from chainer_bspmm.sparse.edges import edges_of
 
 
-class EdgeFiLM(function_node.FunctionNode):
+class EdgeFiLM(QuickGradients):
     """Inputs x, W, W_g of :func:`edge_film`."""
 
     def __init__(self, adj):
@@ -27,23 +26,12 @@ class EdgeFiLM(function_node.FunctionNode):
         x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
         shape = len(x) * self._n_relations, -1
         # Row i * R + r: what node i says in relation r; gamma and beta of what it hears in it.
-        self._kept = (x, *(dot(x, _by_relation(weight, self._n_relations).T).reshape(
+        self._kept = (x, *(dot(x, by_relation(weight, self._n_relations).T).reshape(
             shape[0], len(weight) // self._n_relations) for weight in (W, W_g)))
         return _modulated(*self._kept[1:], self._edges.sources, self._edges.receivers),
 
-    def backward(self, indexes, grad_outputs):
-        inputs = self.get_retained_inputs()
-        if chainer.config.enable_backprop:
-            # Gradients of gradients are rare: they come from the same formula in other nodes.
-            inputs = [functions.identity(variable) for variable in inputs]
-            return tuple(chainer.grad([self._composed(*inputs)], [inputs[i] for i in indexes],
-                                      grad_outputs, enable_double_backprop=True))
-        arrays = self._gradients(*(v.array for v in inputs[1:]), grad_outputs[0].array)
-        return tuple(
-            chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes)
-
-    def _gradients(self, W, W_g, gz):
+    def _gradients(self, inputs, gz):
+        _, W, W_g = inputs
         x, said, film = self._kept
         xp = chainer_backend.get_array_module(x)
         edges, n_channels, n_relations = self._edges, gz.shape[1], self._n_relations
@@ -55,9 +43,9 @@ class EdgeFiLM(function_node.FunctionNode):
         gx, weights = None, []
         for g, weight in ((gsaid, W), (gfilm, W_g)):
             g = g.reshape(len(x), len(weight))
-            by_x = dot(g, _by_relation(weight.astype(x.dtype, copy=False), n_relations))
+            by_x = dot(g, by_relation(weight.astype(x.dtype, copy=False), n_relations))
             gx = by_x if gx is None else gx + by_x
-            weights.append(_by_channel(dot(g.T, x), n_relations))
+            weights.append(by_channel(dot(g.T, x), n_relations))
         return gx, *weights
 
     def _composed(self, x, W, W_g):

@@ -1,5 +1,7 @@
-"""Applying nodes inside of a backward pass, where often nobody will differentiate again."""
+"""Backward passes without bookkeeping, where nobody will differentiate them again."""
 import chainer
+from chainer import function_node
+from chainer import functions
 
 
 def quick_apply(node, inputs):
@@ -35,3 +37,25 @@ class QuickSums:
         return tuple(
             new if old is None else chainer.Variable(old.array + new.array, requires_grad=False)
             for old, new in zip(grad_inputs, gradients))
+
+
+class QuickGradients(function_node.FunctionNode):
+    """A node whose gradients are calculated on arrays, unless a graph of them is wanted.
+
+    A subclass has one output, retains all of its inputs, and defines ``_gradients(arrays, gy)``,
+    the gradients of all inputs as arrays, of any dtype; and ``_composed(*variables)``, its output
+    from nodes that are differentiable to any order.
+    """
+
+    def backward(self, indexes, grad_outputs):
+        inputs = self.get_retained_inputs()
+        if chainer.config.enable_backprop:
+            # Gradients of gradients are rare: they come from the same formula in other nodes. One
+            # variable may be given twice: each use is one of its own.
+            inputs = [functions.identity(variable) for variable in inputs]
+            return tuple(chainer.grad([self._composed(*inputs)], [inputs[i] for i in indexes],
+                                      grad_outputs, enable_double_backprop=True))
+        arrays = self._gradients([variable.array for variable in inputs], grad_outputs[0].array)
+        return tuple(
+            chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
+            for i in indexes)

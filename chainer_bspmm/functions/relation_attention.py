@@ -3,13 +3,13 @@ import numpy
 
 import chainer
 from chainer import backend as chainer_backend
-from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
 from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
+from chainer_bspmm.functions.quick import QuickGradients
 from chainer_bspmm.functions.segment import segment_sum
 from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 from chainer_bspmm.sparse import BatchedCSR
@@ -17,7 +17,7 @@ from chainer_bspmm.sparse.attention import attention_pattern
 from chainer_bspmm.sparse.attention import slots_as_edges
 
 
-class RelationAttention(function_node.FunctionNode):
+class RelationAttention(QuickGradients):
     """Inputs m, W, b of :func:`relation_attention`.
 
     `mask` is what dropout multiplies the weights by, `is_edge` 0 for entries whose logit is 0
@@ -56,25 +56,12 @@ class RelationAttention(function_node.FunctionNode):
         y *= y.dtype.type(1 / self._n_heads)
         return y,
 
-    def backward(self, indexes, grad_outputs):
-        inputs = self.get_retained_inputs()
-        if chainer.config.enable_backprop:
-            # Gradients of gradients are rare: they come from the same formula in other nodes.
-            inputs = [functions.identity(variable) for variable in inputs]
-            return tuple(chainer.grad([self._composed(*inputs)], [inputs[i] for i in indexes],
-                                      grad_outputs, enable_double_backprop=True))
-        arrays = self._gradients(_cast([variable.array for variable in inputs]),
-                                 grad_outputs[0].array)
-        return tuple(
-            chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes)
-
     def _weights(self):
         alpha = self._alpha[:, 0]
         return alpha if self._mask is None else alpha * self._mask
 
     def _gradients(self, inputs, gy):
-        m, W, _ = inputs
+        m, W, _ = _cast(inputs)
         xp = chainer_backend.get_array_module(m)
         pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
         n_channels, product = W.shape[1] // 2, self._pattern.product

@@ -9,6 +9,8 @@ from chainer_bspmm import backend
 from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions.quick import quick_apply
 from chainer_bspmm.functions.quick import QuickSums
+from chainer_bspmm.functions.relation_order import by_channel
+from chainer_bspmm.functions.relation_order import by_relation
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows
 
@@ -140,9 +142,9 @@ class _TransformFirst:
 
     def forward(self, x, W, b, own):
         n_relations = self._adj.n_relations
-        mapped = dot(x, _by_relation(W, n_relations).T)
+        mapped = dot(x, by_relation(W, n_relations).T)
         if b is not None:
-            mapped += _by_relation(b, n_relations)
+            mapped += by_relation(b, n_relations)
         mapped = mapped.reshape(len(x) * n_relations, len(W) // n_relations)
         return backend.bspmm(self._adj, mapped, residual=own), None
 
@@ -153,11 +155,11 @@ class _TransformFirst:
         n_relations = self._adj.n_relations
         mapped = backend.bspmm(self._adj, gy, trans=True).reshape(len(x), len(W))
         if 'W' in wanted:
-            grads['W'] = _by_channel(dot(mapped.T, x), n_relations)
+            grads['W'] = by_channel(dot(mapped.T, x), n_relations)
         if 'b' in wanted:
-            grads['b'] = _by_channel(mapped.sum(axis=0), n_relations)
+            grads['b'] = by_channel(mapped.sum(axis=0), n_relations)
         if 'x' in wanted:
-            grads['x'] = _plus(own, dot(mapped, _by_relation(W, n_relations)))
+            grads['x'] = _plus(own, dot(mapped, by_relation(W, n_relations)))
         return grads
 
 
@@ -236,18 +238,6 @@ def _flat(given):
 
 def _plus(a, b):
     return b if a is None else a + b
-
-
-def _by_relation(parameter, n_relations):
-    """Return rows c * R + r of W or b in the order r * out + c."""
-    shape = (len(parameter) // n_relations, n_relations) + parameter.shape[1:]
-    return parameter.reshape(shape).swapaxes(0, 1).reshape(parameter.shape)
-
-
-def _by_channel(parameter, n_relations):
-    """Return rows r * out + c in the order c * R + r."""
-    shape = (n_relations, len(parameter) // n_relations) + parameter.shape[1:]
-    return parameter.reshape(shape).swapaxes(0, 1).reshape(parameter.shape)
 
 
 def relation_linear(adj, x, W, b=None, W_self=None, b_self=None, activation=functions.identity):

@@ -1,17 +1,15 @@
 """GNNFiLM (graph network with feature-wise linear modulation) on sparse batches."""
-import chainer
 from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.links import EmbedAtomID
 
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import GNNFiLMUpdate
-from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.updates_and_readouts import predict
-from chainer_bspmm.models.updates_and_readouts import sparse_readouts
+from chainer_bspmm.models.updates_and_readouts import UpdatesAndReadouts
 
 
-class GNNFiLM(chainer.Chain):
+class GNNFiLM(UpdatesAndReadouts):
     """Predict a vector per molecule with feature-wise linear modulation of its messages.
 
     Takes the place of ``chainer_chemistry.models.GNNFiLM``: the same arguments, parameter paths and
@@ -35,6 +33,10 @@ class GNNFiLM(chainer.Chain):
         Brockschmidt 2019 (arXiv:1906.12192); Chainer Chemistry 0.7.1, models/gnn_film.py.
     """
 
+    update_kind = GNNFiLMUpdate
+    options = ('out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
+               'concat_hidden', 'weight_tying')
+
     def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
                  concat_hidden=False, weight_tying=True, activation=functions.identity,
                  n_edge_types=5):
@@ -51,25 +53,6 @@ class GNNFiLM(chainer.Chain):
             out_dim=out_dim, hidden_channels=hidden_channels, n_update_layers=n_update_layers,
             n_edge_types=n_edge_types, activation=activation, concat_hidden=concat_hidden,
             weight_tying=weight_tying)
-
-    @classmethod
-    def from_dense(cls, model):
-        """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
-        return twin_of(
-            model, cls, embed=model.embed,
-            update_layers=[GNNFiLMUpdate.from_dense(link) for link in model.update_layers],
-            readout_layers=sparse_readouts(model),
-            **{name: getattr(model, name) for name in (
-                'out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
-                'concat_hidden', 'weight_tying')})
-
-    def _assemble(self, embed, update_layers, readout_layers, **attributes):
-        with self.init_scope():
-            self.embed = embed
-            self.update_layers = chainer.ChainList(*update_layers)
-            self.readout_layers = chainer.ChainList(*readout_layers)
-        for name, value in attributes.items():
-            setattr(self, name, value)
 
     def forward(self, atom_array, adj, is_real_node=None):
         """Predict.

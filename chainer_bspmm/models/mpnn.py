@@ -1,5 +1,4 @@
 """MPNN (message passing neural network) with the messages of GGNN on sparse batches."""
-import chainer
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.models.mpnn import MPNN as DenseMPNN
 
@@ -8,13 +7,14 @@ from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.links.mpnn_readout import MPNNReadout
 from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.updates_and_readouts import predict
+from chainer_bspmm.models.updates_and_readouts import RecurrentUpdatesAndReadouts
 
 # Why the other message function has no sparse form.
 EDGENET = ('gives every pair of atoms, bonded or not, a matrix of its own, made by a network with '
            'biases: its messages come from all atoms, and no entry is zero')
 
 
-class MPNN(chainer.Chain):
+class MPNN(RecurrentUpdatesAndReadouts):
     """Predict a vector per molecule by message passing, with messages summed over neighbours.
 
     Takes the place of ``chainer_chemistry.models.MPNN`` with ``message_func='ggnn'``: parameter
@@ -40,6 +40,9 @@ class MPNN(chainer.Chain):
         Gilmer et al. 2017 (arXiv:1704.01212); Chainer Chemistry 0.7.1, models/mpnn.py.
     """
 
+    options = ('out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'concat_hidden',
+               'weight_tying', 'message_func', 'readout_func')
+
     def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
                  concat_hidden=False, weight_tying=True, n_edge_types=4, nn=None,
                  message_func='edgenet', readout_func='set2set'):
@@ -58,14 +61,10 @@ class MPNN(chainer.Chain):
             raise ValueError("model.message_func: expected 'ggnn', got %r, which %s"
                              % (model.message_func, EDGENET))
         readout = GGNNReadout if model.readout_func == 'ggnn' else MPNNReadout
-        with self.init_scope():
-            self.embed = model.embed
-            self.update_layers = chainer.ChainList(
-                *map(GGNNUpdate.from_dense, model.update_layers))
-            self.readout_layers = chainer.ChainList(*map(readout.from_dense, model.readout_layers))
-        for name in ('out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types',
-                     'concat_hidden', 'weight_tying', 'message_func', 'readout_func'):
-            setattr(self, name, getattr(model, name))
+        super()._assemble(
+            embed=model.embed, update_layers=map(GGNNUpdate.from_dense, model.update_layers),
+            readout_layers=map(readout.from_dense, model.readout_layers),
+            **self._options_of(model))
 
     def forward(self, atom_array, adj):
         """Predict.
@@ -87,8 +86,3 @@ class MPNN(chainer.Chain):
         """
         self.reset_state()
         return predict(self, atom_array, adj)
-
-    def reset_state(self):
-        """Forget the state of every update, as :meth:`forward` does at its start."""
-        for update_layer in self.update_layers:
-            update_layer.reset_state()

@@ -1,17 +1,15 @@
 """RelGAT (relational graph attention network) on sparse batches."""
-import chainer
 from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.links import EmbedAtomID
 
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import RelGATUpdate
-from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.updates_and_readouts import predict
-from chainer_bspmm.models.updates_and_readouts import sparse_readouts
+from chainer_bspmm.models.updates_and_readouts import UpdatesAndReadouts
 
 
-class RelGAT(chainer.Chain):
+class RelGAT(UpdatesAndReadouts):
     """Predict a vector per molecule with the relational graph attention network.
 
     Takes the place of ``chainer_chemistry.models.RelGAT``: the same arguments, parameter paths and
@@ -47,6 +45,10 @@ class RelGAT(chainer.Chain):
         Busbridge et al. 2019 (arXiv:1904.05811); Chainer Chemistry 0.7.1, models/relgat.py.
     """
 
+    update_kind = RelGATUpdate
+    options = ('out_dim', 'n_heads', 'hidden_channels', 'n_update_layers', 'concat_hidden',
+               'concat_heads', 'weight_tying', 'negative_slope', 'n_edge_types', 'dropout_ratio')
+
     def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
                  concat_hidden=False, dropout_ratio=-1., weight_tying=False,
                  activation=functions.identity, n_edge_types=4, n_heads=3, negative_slope=0.2,
@@ -71,25 +73,8 @@ class RelGAT(chainer.Chain):
             concat_heads=concat_heads, weight_tying=weight_tying, negative_slope=negative_slope,
             n_edge_types=n_edge_types, dropout_ratio=dropout_ratio)
 
-    @classmethod
-    def from_dense(cls, model):
-        """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
-        return twin_of(
-            model, cls, embed=model.embed,
-            update_layers=[RelGATUpdate.from_dense(link) for link in model.update_layers],
-            readout_layers=sparse_readouts(model),
-            **{name: getattr(model, name) for name in (
-                'out_dim', 'n_heads', 'hidden_channels', 'n_update_layers', 'concat_hidden',
-                'concat_heads', 'weight_tying', 'negative_slope', 'n_edge_types',
-                'dropout_ratio')})
-
-    def _assemble(self, embed, update_layers, readout_layers, **attributes):
-        with self.init_scope():
-            self.embed = embed
-            self.update_layers = chainer.ChainList(*update_layers)
-            self.readout_layers = chainer.ChainList(*readout_layers)
-        for name, value in attributes.items():
-            setattr(self, name, value)
+    def _assemble(self, **parts):
+        super()._assemble(**parts)
         if (self.weight_tying and self.concat_heads and self.n_update_layers > 1
                 and self.n_heads != 1):
             raise ValueError(

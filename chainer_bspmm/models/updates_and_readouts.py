@@ -1,9 +1,52 @@
 """What models of several updates, each of which may be read out, do alike."""
+import chainer
 from chainer import functions
 from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseReadout
 
 from chainer_bspmm.links import GGNNReadout
+from chainer_bspmm.links.twin import twin_of
 from chainer_bspmm.models.rsgcn import embed_atoms
+
+
+class UpdatesAndReadouts(chainer.Chain):
+    """Embedding, updates and readouts as children, options as attributes.
+
+    A subclass names as `options` the attributes that it has in common with the model of Chainer
+    Chemistry whose place it takes, and as `update_kind` the class of its updates, unless it has a
+    `from_dense` of its own.
+    """
+
+    update_kind = None
+    options = ()
+
+    @classmethod
+    def from_dense(cls, model):
+        """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
+        return twin_of(
+            model, cls, embed=model.embed,
+            update_layers=[cls.update_kind.from_dense(link) for link in model.update_layers],
+            readout_layers=sparse_readouts(model), **cls._options_of(model))
+
+    @classmethod
+    def _options_of(cls, model):
+        return {name: getattr(model, name) for name in cls.options}
+
+    def _assemble(self, embed, update_layers, readout_layers, **options):
+        with self.init_scope():
+            self.embed = embed
+            self.update_layers = chainer.ChainList(*update_layers)
+            self.readout_layers = chainer.ChainList(*readout_layers)
+        for name, value in options.items():
+            setattr(self, name, value)
+
+
+class RecurrentUpdatesAndReadouts(UpdatesAndReadouts):
+    """The same with updates that have a state."""
+
+    def reset_state(self):
+        """Forget the state of every update, as :meth:`forward` does at its start."""
+        for update_layer in self.update_layers:
+            update_layer.reset_state()
 
 
 def predict(model, atom_array, adj, **of_readout):

@@ -1,4 +1,4 @@
-"""quick_apply: a node as always where a graph is wanted, arithmetic alone where none is."""
+"""Backward passes: a node as always where a graph is wanted, arithmetic alone where none is."""
 import numpy
 import pytest
 
@@ -6,6 +6,7 @@ import chainer
 from chainer.functions.math.basic_math import Mul
 
 from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.quick import QuickGradients
 from chainer_bspmm.functions.quick import QuickSums
 
 
@@ -63,3 +64,29 @@ def test_quick_sums_leaves_what_it_adds_to_alone():
     x.grad = given = numpy.full(2, 5, 'f')
     z.backward()
     assert given.tolist() == [5, 5] and x.grad.tolist() == [8, 8]
+
+
+class QuickProduct(QuickGradients):
+    def forward(self, inputs):
+        self.retain_inputs((0, 1))
+        return inputs[0] * inputs[1],
+
+    def _gradients(self, inputs, gy):
+        return gy * inputs[1], gy * inputs[0]
+
+    def _composed(self, a, b):
+        return a * b
+
+
+@pytest.mark.parametrize('graph', [True, False])
+def test_quick_gradients_of_a_variable_given_twice(graph):
+    x = chainer.Variable(numpy.full(2, 3, 'f'))
+    y, = QuickProduct().apply((x, x))
+    y.grad = numpy.ones(2, 'f')
+    with Calls() as calls:
+        y.backward(enable_double_backprop=graph)
+    assert x.grad.tolist() == [6, 6]
+    assert ('_ * _' in calls.labels) == graph
+    if graph:
+        gx, = chainer.grad([x.grad_var], [x])
+        assert gx.array.tolist() == [2, 2]

@@ -7,15 +7,29 @@ import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 
+from benchmarks.parity import double
+from benchmarks.parity import to_double
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
 from tests.models.test_rsgcn import assert_parity
-from tests.models.test_rsgcn import double
-from tests.models.test_rsgcn import to_double
 from tests.support import relative_error
 
 SIZES = [9, 1, 17, 4, 12, 2, 30, 8]
+
+# Of the models whose updates have no options of their own.
+OPTIONS = {
+    'defaults': {},
+    'untied': {'weight_tying': False},
+    'concatenated': {'concat_hidden': True, 'n_update_layers': 3},
+    'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+    'one update': {'n_update_layers': 1},
+    'activated': {'activation': chainer.functions.tanh},
+    'wide': {'hidden_channels': 33, 'n_update_layers': 2},
+    'two relations': {'n_edge_types': 2},
+    'one relation': {'n_edge_types': 1},
+    'atom types': {'n_atom_types': 25},
+}
 
 
 def molecule(rng, n, n_relations=4, n_labels=3):
@@ -45,6 +59,16 @@ def initialised(model, n_relations=4):
     return model
 
 
+def randomised(model):
+    """Give every parameter random values: norms start at 1 and 0, where mistakes hide."""
+    rng = numpy.random.RandomState(0)
+    for name, parameter in sorted(model.namedparams()):
+        scale = 0.3 if name.endswith('/gamma') else 1 / parameter.shape[-1] ** 0.5
+        parameter.array[...] = rng.normal(scale=scale, size=parameter.shape) + (
+            name.endswith('/gamma'))
+    return model
+
+
 def outcome(model, batches):
     """Return output and parameter gradients over batches, host arrays by name; None for none.
 
@@ -66,8 +90,6 @@ def outcome(model, batches):
             result[W] = numpy.append(result[W], result.pop(name))
     result['output'] = numpy.concatenate(outputs)
     return result
-
-
 
 
 def assert_layouts_agree(dense, device, examples, prepare=lambda model, batches: (model, batches)):
@@ -114,12 +136,55 @@ def assert_same_constructor(ours_class, theirs_class, options, attributes):
         assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
 
 
-def assert_snapshots_load_both_ways(make, tmp_path, examples):
+def assert_masks_agree(dense, device, examples):
+    """Padded with the mask, Chainer Chemistry gives what the packed batch gives without one."""
+    sizes = numpy.array([len(atoms) for atoms, _, _ in examples])
+    atoms, adj, _ = dense_concat_mols(examples)
+    mask = (numpy.arange(atoms.shape[1]) < sizes[:, None]).astype('f')
+    expected = dense(atoms, adj, mask).array
+    model = sparsify(copy.deepcopy(dense))
+    model.to_device(device)
+    padded = CSRConverter('padded')(examples, device)[:2]
+    for given in (mask, mask.ravel(), mask.astype('i'), mask != 0):
+        assert relative_error(model(*padded, device.send(given)).array, expected) < 1e-5
+    packed = concat_mols(examples, device)[:2]
+    assert relative_error(model(*packed).array, expected) < 1e-5
+    # In packed layout it can leave out nodes as well: the last of every molecule.
+    keep = numpy.concatenate([numpy.arange(n) < n - 1 for n in sizes]).astype('f')
+    mask[numpy.arange(len(sizes)), sizes - 1] = 0
+    expected = dense(atoms, adj, mask).array
+    assert relative_error(model(*packed, device.send(keep)).array, expected) < 1e-5
+
+
+def assert_features_stand_for_ids(model, examples):
+    """The embedded ids, given in place of the ids, give the same."""
+    for converter in (concat_mols, CSRConverter('padded')):
+        atoms, adj, _ = converter(examples)
+        expected = model(atoms, adj).array
+        numpy.testing.assert_array_equal(model(model.embed(atoms).array, adj).array, expected)
+
+
+def labels_of_nodes(model, *inputs):
+    """Return the labels of the nodes that a model makes of its inputs, in order."""
+    labels = []
+
+    class Labels(chainer.FunctionHook):
+        name = 'Labels'
+
+        def forward_preprocess(self, function, _):
+            labels.append(function.label)
+
+    with Labels():
+        model(*inputs)
+    return labels
+
+
+def assert_snapshots_load_both_ways(make, tmp_path, examples, initialise=initialised):
     def predictions(model, converter):
         with chainer.using_config('train', False):
             return numpy.concatenate([model(*converter([e])[:2]).array for e in examples])
 
-    dense, sparse, again = initialised(make()), sparsify(make()), make()
+    dense, sparse, again = initialise(make()), sparsify(make()), make()
     chainer.serializers.save_npz(tmp_path / 'dense.npz', dense)
     chainer.serializers.load_npz(tmp_path / 'dense.npz', sparse)
     expected = predictions(dense, dense_concat_mols)

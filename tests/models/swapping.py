@@ -7,11 +7,11 @@ import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 
+from benchmarks.parity import double
+from benchmarks.parity import to_double
 from chainer_bspmm import concat_mols
 from chainer_bspmm import sparsify
 from tests.models.test_rsgcn import assert_parity
-from tests.models.test_rsgcn import double
-from tests.models.test_rsgcn import to_double
 from tests.support import relative_error
 
 

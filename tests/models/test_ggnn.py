@@ -1,6 +1,4 @@
 """GGNN against Chainer Chemistry's: packed, padded, tied and untied, masked, its state."""
-import copy
-
 import numpy
 import pytest
 
@@ -10,30 +8,19 @@ from chainer_chemistry.links import GeneralReadout as DenseReadout
 from chainer_chemistry.models import GGNN as DenseGGNN
 
 from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
 from chainer_bspmm.models import GGNN
 from chainer_bspmm.models import sparsify
+from tests.models.relation_models import assert_features_stand_for_ids
 from tests.models.relation_models import assert_half_precision
 from tests.models.relation_models import assert_layouts_agree
+from tests.models.relation_models import assert_masks_agree
 from tests.models.relation_models import assert_same_constructor
 from tests.models.relation_models import assert_snapshots_load_both_ways
 from tests.models.relation_models import initialised
+from tests.models.relation_models import labels_of_nodes
 from tests.models.relation_models import molecules
+from tests.models.relation_models import OPTIONS
 from tests.models.relation_models import SIZES
-from tests.support import relative_error
-
-OPTIONS = {
-    'defaults': {},
-    'untied': {'weight_tying': False},
-    'concatenated': {'concat_hidden': True, 'n_update_layers': 3},
-    'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
-    'one update': {'n_update_layers': 1},
-    'activated': {'activation': chainer.functions.tanh},
-    'wide': {'hidden_channels': 33, 'n_update_layers': 2},
-    'two relations': {'n_edge_types': 2},
-    'one relation': {'n_edge_types': 1},
-    'atom types': {'n_atom_types': 25},
-}
 
 
 def dense_model(seed=0, **options):
@@ -49,24 +36,7 @@ def test_parity_in_both_layouts(device, name):
 
 @pytest.mark.parametrize('options', [{}, {'concat_hidden': True}])
 def test_is_real_node(device, options):
-    """Padded with the mask, Chainer Chemistry gives what the packed batch gives without one."""
-    examples = molecules(SIZES)
-    dense = dense_model(**options)
-    atoms, adj, _ = dense_concat_mols(examples)
-    mask = (numpy.arange(atoms.shape[1]) < numpy.array(SIZES)[:, None]).astype('f')
-    expected = dense(atoms, adj, mask).array
-    model = sparsify(copy.deepcopy(dense))
-    model.to_device(device)
-    padded = CSRConverter('padded')(examples, device)[:2]
-    for given in (mask, mask.ravel(), mask.astype('i'), mask != 0):
-        assert relative_error(model(*padded, device.send(given)).array, expected) < 1e-5
-    packed = concat_mols(examples, device)[:2]
-    assert relative_error(model(*packed).array, expected) < 1e-5
-    # In packed layout it can leave out nodes as well: the last of every molecule.
-    keep = numpy.concatenate([numpy.arange(n) < n - 1 for n in SIZES]).astype('f')
-    mask[numpy.arange(len(SIZES)), numpy.array(SIZES) - 1] = 0
-    expected = dense(atoms, adj, mask).array
-    assert relative_error(model(*packed, device.send(keep)).array, expected) < 1e-5
+    assert_masks_agree(dense_model(**options), device, molecules(SIZES))
 
 
 def test_untied_recurrent_parameters_get_no_gradient():
@@ -91,11 +61,7 @@ def test_calls_do_not_depend_on_the_calls_before(device):
 
 
 def test_features_in_place_of_ids():
-    model = sparsify(dense_model())
-    for converter in (concat_mols, CSRConverter('padded')):
-        atoms, adj, _ = converter(molecules(SIZES))
-        expected = model(atoms, adj).array
-        numpy.testing.assert_array_equal(model(model.embed(atoms).array, adj).array, expected)
+    assert_features_stand_for_ids(sparsify(dense_model()), molecules(SIZES))
 
 
 @pytest.mark.parametrize('options', [{}, {'weight_tying': False, 'concat_hidden': True},
@@ -115,16 +81,7 @@ def test_snapshots_load_both_ways(tmp_path, options):
 def test_nodes_are_few():
     """An update is two nodes."""
     model = sparsify(dense_model(n_update_layers=5))
-    labels = []
-
-    class Count(chainer.FunctionHook):
-        name = 'Count'
-
-        def forward_preprocess(self, function, _):
-            labels.append(function.label)
-
-    with Count():
-        model(*concat_mols(molecules(SIZES))[:2])
+    labels = labels_of_nodes(model, *concat_mols(molecules(SIZES))[:2])
     assert labels[1:11] == ['RelationLinear', 'GRUStep'] * 5
     assert labels[11:] == ['GatedLinear', 'SegmentSum']
 

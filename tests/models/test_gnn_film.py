@@ -1,11 +1,7 @@
 """GNNFiLM against Chainer Chemistry's: packed, padded, tied and untied, masked."""
-import copy
-
 import numpy
 import pytest
 
-import chainer
-from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links import GeneralReadout as DenseReadout
 from chainer_chemistry.models import MLP
 from chainer_chemistry.models.gnn_film import GNNFiLM as DenseGNNFiLM
@@ -13,32 +9,22 @@ from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import set_up_predictor
 
 from chainer_bspmm import concat_mols
-from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
 from chainer_bspmm.models import GNNFiLM
 from tests.models import relation_models
+from tests.models.relation_models import assert_features_stand_for_ids
 from tests.models.relation_models import assert_half_precision
 from tests.models.relation_models import assert_layouts_agree
+from tests.models.relation_models import assert_masks_agree
 from tests.models.relation_models import assert_same_constructor
 from tests.models.relation_models import assert_snapshots_load_both_ways
 from tests.models.relation_models import initialised
+from tests.models.relation_models import labels_of_nodes
+from tests.models.relation_models import OPTIONS
+from tests.models.relation_models import randomised
 from tests.models.relation_models import SIZES
 from tests.models.swapping import check_one_training_step
 from tests.models.swapping import check_swap_in_place_and_snapshots
-from tests.support import relative_error
-
-OPTIONS = {
-    'defaults': {},
-    'untied': {'weight_tying': False},
-    'concatenated': {'concat_hidden': True, 'n_update_layers': 3},
-    'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
-    'one update': {'n_update_layers': 1},
-    'activated': {'activation': chainer.functions.tanh},
-    'wide': {'hidden_channels': 33, 'n_update_layers': 2},
-    'two relations': {'n_edge_types': 2},
-    'one relation': {'n_edge_types': 1},
-    'atom types': {'n_atom_types': 25},
-}
 
 
 def molecules(sizes, seed=0, n_relations=5):
@@ -48,16 +34,6 @@ def molecules(sizes, seed=0, n_relations=5):
         adj[-1] = numpy.eye(len(atoms)) * (1 if n_relations > 1 else 0.7) + (
             0 if n_relations > 1 else adj[-1])
     return examples
-
-
-def randomised(model):
-    """Give every parameter random values: norms start at 1 and 0, where mistakes hide."""
-    rng = numpy.random.RandomState(0)
-    for name, parameter in sorted(model.namedparams()):
-        scale = 0.3 if name.endswith('/gamma') else 1 / parameter.shape[-1] ** 0.5
-        parameter.array[...] = rng.normal(scale=scale, size=parameter.shape) + (
-            name.endswith('/gamma'))
-    return model
 
 
 def dense_model(seed=0, out_dim=3, **options):
@@ -82,27 +58,11 @@ def test_bonds_of_real_molecules(device):
 
 @pytest.mark.parametrize('options', [{}, {'concat_hidden': True}])
 def test_is_real_node(device, options):
-    """Padded with the mask, Chainer Chemistry gives what the packed batch gives without one."""
-    examples = molecules(SIZES)
-    dense = dense_model(**options)
-    atoms, adj, _ = dense_concat_mols(examples)
-    mask = (numpy.arange(atoms.shape[1]) < numpy.array(SIZES)[:, None]).astype('f')
-    expected = dense(atoms, adj, mask).array
-    model = sparsify(copy.deepcopy(dense))
-    model.to_device(device)
-    padded = CSRConverter('padded')(examples, device)[:2]
-    for given in (mask, mask.ravel(), mask != 0):
-        assert relative_error(model(*padded, device.send(given)).array, expected) < 1e-5
-    packed = concat_mols(examples, device)[:2]
-    assert relative_error(model(*packed).array, expected) < 1e-5
+    assert_masks_agree(dense_model(**options), device, molecules(SIZES))
 
 
 def test_features_in_place_of_ids():
-    model = sparsify(dense_model())
-    for converter in (concat_mols, CSRConverter('padded')):
-        atoms, adj, _ = converter(molecules(SIZES))
-        expected = model(atoms, adj).array
-        numpy.testing.assert_array_equal(model(model.embed(atoms).array, adj).array, expected)
+    assert_features_stand_for_ids(sparsify(dense_model()), molecules(SIZES))
 
 
 @pytest.mark.parametrize('options', [{}, {'weight_tying': False, 'concat_hidden': True},
@@ -115,10 +75,10 @@ def test_constructor_makes_upstreams_parameters(options):
 
 
 @pytest.mark.parametrize('options', [{}, {'weight_tying': False, 'concat_hidden': True}])
-def test_snapshots_load_both_ways(tmp_path, monkeypatch, options):
-    monkeypatch.setattr(relation_models, 'initialised', lambda model: dense_model(**options))
+def test_snapshots_load_both_ways(tmp_path, options):
     assert_snapshots_load_both_ways(
-        lambda: DenseGNNFiLM(3, **options), tmp_path, molecules(SIZES))
+        lambda: DenseGNNFiLM(3, **options), tmp_path, molecules(SIZES),
+        lambda model: randomised(initialised(model, 5)))
 
 
 @pytest.mark.parametrize('wrapper', [
@@ -135,16 +95,7 @@ def test_one_training_step_from_equal_state(device):
 def test_nodes_are_few():
     """An update is four nodes."""
     model = sparsify(dense_model(n_update_layers=5))
-    labels = []
-
-    class Count(chainer.FunctionHook):
-        name = 'Count'
-
-        def forward_preprocess(self, function, _):
-            labels.append(function.label)
-
-    with Count():
-        model(*concat_mols(molecules(SIZES))[:2])
+    labels = labels_of_nodes(model, *concat_mols(molecules(SIZES))[:2])
     assert labels[1:21] == ['EdgeFiLM', 'ReLU', 'BatchedSpMM', 'LayerNorm'] * 5
     assert labels[21:] == ['GatedLinear', 'SegmentSum']
 

@@ -12,6 +12,8 @@ from chainer_chemistry.models import NFP as DenseNFP
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import set_up_predictor
 
+from benchmarks.parity import double
+from benchmarks.parity import to_double
 from chainer_bspmm import backend
 from chainer_bspmm import concat_mols
 from chainer_bspmm import sparsify
@@ -24,10 +26,8 @@ from tests.models.swapping import check_one_training_step
 from tests.models.swapping import check_swap_in_place_and_snapshots
 from tests.models.test_rsgcn import alone
 from tests.models.test_rsgcn import assert_parity
-from tests.models.test_rsgcn import double
 from tests.models.test_rsgcn import outcome
 from tests.models.test_rsgcn import SIZES
-from tests.models.test_rsgcn import to_double
 from tests.support import relative_error
 
 # Every option that upstream can run; concat_hidden fails there.

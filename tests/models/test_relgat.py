@@ -20,12 +20,15 @@ from chainer_bspmm import sparsify
 from chainer_bspmm.compat.module_view import ModuleView
 from chainer_bspmm.links import RelGATUpdate
 from chainer_bspmm.models import RelGAT
+from tests.models.relation_models import assert_features_stand_for_ids
 from tests.models.relation_models import assert_half_precision
 from tests.models.relation_models import assert_layouts_agree
 from tests.models.relation_models import assert_same_constructor
 from tests.models.relation_models import assert_snapshots_load_both_ways
 from tests.models.relation_models import initialised
+from tests.models.relation_models import labels_of_nodes
 from tests.models.relation_models import molecules
+from tests.models.relation_models import randomised
 from tests.models.relation_models import SIZES
 from tests.models.swapping import check_one_training_step
 from tests.models.swapping import check_swap_in_place_and_snapshots
@@ -103,11 +106,7 @@ def test_prediction_does_not_depend_on_the_rest_of_the_batch(device):
 
 
 def test_features_in_place_of_ids():
-    model = sparsify(dense_model())
-    for converter in (concat_mols, CSRConverter('padded')):
-        atoms, adj, _ = converter(molecules(SIZES))
-        expected = model(atoms, adj).array
-        numpy.testing.assert_array_equal(model(model.embed(atoms).array, adj).array, expected)
+    assert_features_stand_for_ids(sparsify(dense_model()), molecules(SIZES))
 
 
 @pytest.mark.parametrize('options', [
@@ -153,14 +152,6 @@ def test_update_link_in_a_chain_of_ones_own(mode):
     assert relative_error(model(h, CSRConverter('padded')(examples)[1]).array, expected) < 1e-5
 
 
-def randomised(model):
-    rng = numpy.random.RandomState(0)
-    for _, parameter in sorted(model.namedparams()):
-        parameter.array[...] = rng.normal(
-            scale=1 / parameter.shape[-1] ** 0.5, size=parameter.shape)
-    return model
-
-
 @pytest.mark.parametrize('options', [{}, {'softmax_mode': 'within', 'concat_heads': True}])
 def test_one_training_step_from_equal_state(device, options):
     check_one_training_step(device, dense_model(**options), molecules([10] * 12), rate=0.01)
@@ -183,16 +174,7 @@ def test_training_with_dropout_learns(device):
 def test_nodes_are_few():
     """An update is two nodes."""
     model = sparsify(dense_model(n_update_layers=5))
-    labels = []
-
-    class Count(chainer.FunctionHook):
-        name = 'Count'
-
-        def forward_preprocess(self, function, _):
-            labels.append(function.label)
-
-    with Count():
-        model(*concat_mols(molecules(SIZES))[:2])
+    labels = labels_of_nodes(model, *concat_mols(molecules(SIZES))[:2])
     assert labels[1:11] == ['LinearFunction', 'RelationAttention'] * 5
     assert labels[11:] == ['GatedLinear', 'SegmentSum']
 

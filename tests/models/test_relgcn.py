@@ -22,6 +22,7 @@ from tests.models.relation_models import assert_layouts_agree
 from tests.models.relation_models import assert_same_constructor
 from tests.models.relation_models import assert_snapshots_load_both_ways
 from tests.models.relation_models import initialised
+from tests.models.relation_models import labels_of_nodes
 from tests.models.relation_models import molecules
 from tests.models.relation_models import outcome
 from tests.models.relation_models import SIZES
@@ -124,16 +125,7 @@ def test_training_steps(device):
 def test_nodes_are_few():
     """A convolution is one node, its activation included."""
     model = sparsify(dense_model(hidden_channels=[4] * 6, scale_adj=True))
-    labels = []
-
-    class Count(chainer.FunctionHook):
-        name = 'Count'
-
-        def forward_preprocess(self, function, _):
-            labels.append(function.label)
-
-    with Count():
-        model(*concat_mols(molecules(SIZES))[:2])
+    labels = labels_of_nodes(model, *concat_mols(molecules(SIZES))[:2])
     assert labels[1:6] == ['RelationTanh'] * 5
     assert labels[6:] == ['GatedLinear', 'SegmentSum']
 

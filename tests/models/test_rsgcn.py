@@ -10,6 +10,8 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.links import GeneralReadout as DenseReadout
 from chainer_chemistry.models import RSGCN as DenseRSGCN
 
+from benchmarks.parity import double
+from benchmarks.parity import to_double
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.models import RSGCN
@@ -63,22 +65,6 @@ def dense_model(readout='sum', activation=None, out_dim=3, dropout_ratio=0., see
     return model
 
 
-def to_double(model):
-    """Return a float64 copy of a model."""
-    model = copy.deepcopy(model)
-    for link in model.links():
-        for name in link._params:
-            parameter = getattr(link, name)
-            parameter.array = parameter.array.astype('d')
-        for name in link._persistent:
-            value = getattr(link, name)
-            if isinstance(value, numpy.ndarray) and value.dtype == numpy.float32:
-                setattr(link, name, value.astype('d'))
-        if isinstance(link, chainer.links.BatchNormalization):
-            link._highprec_dtype = numpy.dtype('d')
-    return model
-
-
 def outcome(model, batches):
     """Return output and parameter gradients over batches, host arrays by name."""
     model.cleargrads()
@@ -91,10 +77,6 @@ def outcome(model, batches):
     result = {name: cuda.to_cpu(parameter.grad) for name, parameter in model.namedparams()}
     result['output'] = numpy.concatenate(outputs)
     return result
-
-
-def double(batch):
-    return tuple(array.astype('d') if array.dtype == numpy.float32 else array for array in batch)
 
 
 def alone(examples):
