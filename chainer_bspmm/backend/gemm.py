@@ -263,8 +263,8 @@ def _laid_out(a):
     if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
         if (along == size or n_columns == 1) and (down >= n_columns * size or n_rows == 1):
             return a, 0, n_columns if n_rows == 1 else down // size
-        if (down == size or n_rows == 1) and (along >= n_rows * size or n_columns == 1):
-            return a, 1, n_rows if n_columns == 1 else along // size
+        if down == size and along >= n_rows * size:
+            return a, 1, along // size
     return cuda.cupy.ascontiguousarray(a), 0, n_columns
 
 

@@ -117,13 +117,14 @@ def test_what_is_read_where_it_lies(host, layout):
     assert gemm._laid_out(array)[1] == (layout in ('columns', 'part of columns'))
 
 
-def test_a_field_of_a_structure_is_copied(host):
-    records = numpy.zeros((5, 7), numpy.dtype([('byte', 'u1'), ('x', 'f4')]))
-    array = cublas_on_cpu.on_host(records['x'])
+def test_rows_that_lie_askew_are_copied(host):
+    records = numpy.zeros(5, numpy.dtype([('byte', 'u1'), ('row', 'f4', 7)]))
+    records['row'] = random(5, 7)
+    array = cublas_on_cpu.on_host(records['row'])
+    assert array.strides == (29, 4)
     assert gemm._laid_out(array)[0] is not array
-    records['x'] = random(5, 7)
-    check(gemm.Blas().dot(array, cublas_on_cpu.on_host(random(7, 3))), numpy.dot, records['x'],
-          random(7, 3), 'float32')
+    check(gemm.Blas().dot(array, host.put(random(7, 3))), numpy.dot, records['row'], random(7, 3),
+          'float32')
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -228,10 +229,13 @@ def test_a_stream_and_its_workspace(host):
     library.stream_of.argtypes = library.math_mode.argtypes = [ctypes.c_void_p]
     assert library.math_mode(blas._handle) == 16
     assert library.stream_of(blas._handle) == 1
-    for number in (2, 2, 1):
+    changes, set_stream = [], blas._library.set_stream
+    blas._library.set_stream = lambda *arguments: changes.append(1) or set_stream(*arguments)
+    for number, n_changes in ((1, 0), (2, 1), (2, 1), (1, 2)):
         host.streams.current.ptr = number
         check(blas.dot(a, a), numpy.dot, a, a, 'float32')
         assert library.stream_of(blas._handle) == number
+        assert len(changes) == n_changes
 
 
 def test_the_handle_goes_with_the_object(host):

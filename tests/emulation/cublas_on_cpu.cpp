@@ -17,6 +17,8 @@ struct Handle {
     bool is_live = true;
 };
 
+int leading(int rows) { return rows > 1 ? rows : 1; }  // the least that is allowed
+
 // One product, column by column. In: what is stored; Real: what is calculated in.
 template <typename In, typename Real>
 void multiply(int trans_a, int trans_b, int m, int n, int k, Real alpha, const In* a, int lda,
@@ -90,7 +92,8 @@ int cublasGemmStridedBatchedEx(void* handle, int trans_a, int trans_b, int m, in
     if (!static_cast<Handle*>(handle)->is_live) return kNotInitialized;
     if (!static_cast<Handle*>(handle)->workspace) return kAllocFailed;
     if (m < 0 || n < 0 || k < 0 || count < 0 || trans_a < 0 || trans_a > 1 || trans_b < 0 ||
-        trans_b > 1 || lda < (trans_a ? k : m) || ldb < (trans_b ? n : k) || ldc < m)
+        trans_b > 1 || lda < leading(trans_a ? k : m) || ldb < leading(trans_b ? n : k) ||
+        ldc < leading(m))
         return kInvalid;
     const bool in_double = compute == 70 || compute == 71;
     const bool in_single = compute == 68 || compute == 69 || compute == 77;
