@@ -1,5 +1,6 @@
 """CUDA graphs through CuPy: a function's kernels recorded once, launched again as one."""
 import contextlib
+import gc
 import weakref
 
 from chainer.backends import cuda
@@ -17,12 +18,12 @@ class Capturer:
     next of the same graph.
 
     Args:
-        device_id (int): the GPU.
+        device (chainer.backend.GpuDevice): the GPU.
     """
 
-    def __init__(self, device_id):
+    def __init__(self, device):
         cupy = cuda.cupy
-        self._device = cupy.cuda.Device(device_id)
+        self._device = device.device
         with self._device:
             # Not a blocking one: work of other threads on the null stream would end a capture.
             self.stream = cupy.cuda.Stream(non_blocking=True)
@@ -67,7 +68,8 @@ class Capturer:
             Exception: what the function raised, such as CuPy for a call that cannot be captured.
         """
         cupy = cuda.cupy
-        with self.ordered(), cupy.cuda.using_allocator(self._pool.malloc), _no_host_copies():
+        with self.ordered(), cupy.cuda.using_allocator(self._pool.malloc), _no_host_copies(), \
+                _no_garbage_collection():
             self.stream.begin_capture()
             try:
                 result = function()
@@ -94,6 +96,18 @@ class _Launch:
         stream = cuda.cupy.cuda.get_current_stream()
         self._capturer.join(stream)
         self._graph.launch(stream)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    """Leave Python's cycles alone: one that holds a CUDA handle would be destroyed, and wait."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_dataset import locate
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import staging
 from chainer_bspmm.training.capacities import needs
 
@@ -16,7 +17,8 @@ class HostBatch:
 
     def __init__(self, atoms, adj, labels):
         self._arrays = atoms, adj, labels
-        self.form = staging.form_of(atoms, adj, labels)
+        self.form = staging.Form.of(
+            adj.n_graphs, adj.n_relations, adj.is_symmetric, atoms, adj.data, labels)
         self.need = needs(numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]),
                           adj.max_atom_id)
 
@@ -26,12 +28,7 @@ class HostBatch:
 
     def write(self, views):
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
-        atoms, adj, labels = self._arrays
-        adj.fill_buffers(views)
-        views['atoms'][:len(atoms)] = atoms
-        views['atoms'][len(atoms):] = 0
-        for i, label in enumerate(labels):
-            views['label_%d' % i][...] = label
+        fill_buffers(staging.buffers_of(views), *self._arrays)
 
     gather = None
 
@@ -42,10 +39,10 @@ class DeviceBatch:
     def __init__(self, molecules, index):
         self._molecules = molecules
         self._index = index
-        self.form = staging.Form(
-            index.size, molecules.n_relations,
-            molecules.n_relations == 1 and bool(molecules.symmetric[index].all()),
-            *molecules.row_types())
+        is_symmetric = molecules.n_relations == 1 and bool(molecules.symmetric[index].all())
+        self.form = staging.Form.of(
+            index.size, molecules.n_relations, is_symmetric, molecules.atoms, molecules.data,
+            molecules.labels)
         self.need = needs(molecules.sizes[index], molecules.nnz[index], molecules.max_atom_id)
 
     def staged(self, capacity):

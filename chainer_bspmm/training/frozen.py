@@ -54,7 +54,7 @@ class Frozen:
                 "a parameter's array", 'what is frozen', 'the configuration')):
             if before != now:
                 return what
-        return 'the batches' layout'
+        return 'the layout of the batches'
 
     def hooks(self):
         """Return what (str or None) wants to see every call: functions and links with hooks."""

@@ -97,6 +97,9 @@ class GraphUpdater(StandardUpdater):
             self._optimizers['main'].new_epoch(auto=True)
 
     def _train(self, examples):
+        if self._context is not None and self._hooks != self._optimizer_hooks():
+            self._context = None
+            self._programs.clear()
         if self._reason is None and self._context is None:
             self._reason = self._why_not() or self._prepare()
         reason = self._reason or self._why_not_now()
@@ -132,6 +135,8 @@ class GraphUpdater(StandardUpdater):
             capacities = self._capacities[batch.form.n_graphs] = self._sizes(batch)
         capacity = capacities.of(batch.need)
         frozen = self._frozen.key()
+        if self._context.fused is not None:
+            frozen += self._context.fused.frozen(),
         key = batch.form, capacity, frozen
         program = self._programs.get(key)
         if program is None:
@@ -194,7 +199,7 @@ class GraphUpdater(StandardUpdater):
         reason = why_not(optimizer)
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
-        capturer = Capturer(device.device.id)
+        capturer = Capturer(device)
         loss_func = self.loss_func or optimizer.target
         with chainer.using_device(device), capturer.stream:
             blas = gemm.Blas()
@@ -202,6 +207,11 @@ class GraphUpdater(StandardUpdater):
         self._context = Context(capturer, blas, self.seed, optimizer, loss_func,
                                 FusedUpdate(optimizer) if reason is None else None, device)
         self._frozen = Frozen(optimizer, loss_func)
+        self._hooks = self._optimizer_hooks()
+
+    def _optimizer_hooks(self):
+        hookable = self._optimizers['main']._hookable
+        return [*hookable._pre_update_hooks.values(), *hookable._post_update_hooks.values()]
 
     def _convert(self, examples):
         return convert._call_converter(self.converter, examples, self.input_device)

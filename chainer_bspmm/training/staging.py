@@ -6,19 +6,23 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.batched_csr import Buffers
 
 ALIGNMENT = 16  # bytes, the widest load of a kernel
 N_SLOTS = 2  # one is filled while the other is still being copied
 
-# What decides the layout of a batch's arrays, besides the capacity. atoms and labels: (dtype, shape
-# of a row); data: dtype or None.
-Form = collections.namedtuple('Form', 'n_graphs n_relations is_symmetric atoms data labels')
+class Form(collections.namedtuple(
+        'Form', 'n_graphs n_relations is_symmetric atoms data labels')):
+    """What decides the layout of a batch's arrays, besides the capacity.
 
+    atoms, and each of the labels: (dtype, shape of a row); data: dtype or None.
+    """
 
-def form_of(atoms, adj, labels):
-    """Return the `Form` of a batch of host arrays, or of one row of them for each molecule."""
-    return Form(adj.n_graphs, adj.n_relations, adj.is_symmetric, _row(atoms), adj.dtype,
-                tuple(map(_row, labels)))
+    @classmethod
+    def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels):
+        """Make one from arrays of a batch, or of a data set that batches are gathered from."""
+        return cls(n_graphs, n_relations, is_symmetric, _row(atoms),
+                   None if data is None else data.dtype, tuple(map(_row, labels)))
 
 
 def _row(array):
@@ -42,14 +46,22 @@ def batch_arrays(form, capacity):
     return arrays
 
 
-def matrix(arrays, form, capacity):
-    """Return a new `BatchedCSR` over device arrays of a batch: nothing derived is there yet."""
-    return BatchedCSR.in_buffers(
-        indptr=arrays['indptr'], indices=arrays['indices'], row_offsets=arrays['row_offsets'],
-        col_offsets=arrays['col_offsets'], data=arrays.get('data'), n_relations=form.n_relations,
+def buffers_of(arrays):
+    """Return the `Buffers` of arrays that are named as :func:`batch_arrays` names them."""
+    labels = [array for name, array in arrays.items() if name.startswith('label_')]
+    names = [name for name in Buffers._fields if name != 'labels']
+    return Buffers(labels=labels, **{name: arrays.get(name) for name in names})
+
+
+def batch_over(buffers, form, capacity):
+    """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is there yet."""
+    adj = BatchedCSR.in_buffers(
+        indptr=buffers.indptr, indices=buffers.indices, row_offsets=buffers.row_offsets,
+        col_offsets=buffers.col_offsets, data=buffers.data, n_relations=form.n_relations,
         max_rows=capacity.max_rows, max_nnz=capacity.max_entries,
         max_atom_id=None if capacity.max_atom_id < 0 else capacity.max_atom_id,
         is_symmetric=form.is_symmetric)
+    return (buffers.atoms, adj, *buffers.labels)
 
 
 class Staging:
@@ -60,20 +72,20 @@ class Staging:
 
     Args:
         arrays (dict): name -> (shape, dtype).
-        device_id (int): the GPU.
+        device (chainer.backend.GpuDevice): where to.
 
     Attributes:
         device (dict): name -> CuPy array.
     """
 
-    def __init__(self, arrays, device_id):
+    def __init__(self, arrays, device):
         cupy = cuda.cupy
         starts = [0]
         for shape, dtype in arrays.values():
             n_bytes = int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
             starts.append(starts[-1] + -(-n_bytes // ALIGNMENT) * ALIGNMENT)
         self._n_bytes = max(starts[-1], ALIGNMENT)
-        with cupy.cuda.Device(device_id):
+        with device.device:
             self._buffer = cupy.zeros(self._n_bytes, numpy.uint8)
             pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(N_SLOTS)]
             self._slots = [

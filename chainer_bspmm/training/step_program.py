@@ -44,13 +44,14 @@ class StepProgram:
         if context.fused is not None:
             arrays['numbers'] = (context.fused.n_numbers,), 'f8'
         arrays.update(batch.staged(capacity))
-        self._staging = staging.Staging(arrays, context.device.device.id)
-        self._arrays = self._staging.device
+        self._staging = staging.Staging(arrays, context.device)
+        buffers = self._staging.device
         if self._gather is not None:
             with chainer.using_device(context.device):
                 layout = staging.batch_arrays(self._form, capacity)
-                self._arrays = {name: context.device.xp.zeros(shape, dtype)
-                                for name, (shape, dtype) in layout.items()}
+                buffers = {name: context.device.xp.zeros(shape, dtype)
+                           for name, (shape, dtype) in layout.items()}
+        self._buffers = staging.buffers_of(buffers)
         self._step = step.Step(context.blas, context.seed, self._staging.device['counter'])
         self._deterministic = True
         self._replay = None  # a callable, once captured
@@ -185,17 +186,16 @@ class StepProgram:
             parameter.grad = gradient
 
     def _inputs(self):
-        matrix = staging.matrix(self._arrays, self._form, self._capacity)
-        labels = [self._arrays['label_%d' % i] for i in range(len(self._form.labels))]
-        return self._arrays['atoms'], matrix, *labels
+        """Return the staged batch; where it is gathered on the device, launch that."""
+        if self._gather is not None:
+            self._gather(self._staging.device['index'], self._buffers)
+        return staging.batch_over(self._buffers, self._form, self._capacity)
 
     def _compute(self, unchain=False):
         """Launch the step; return what was reported, and the parameters' gradients."""
         context = self._context
         target = context.optimizer.target
         with step.under_way(self._step), _observed() as reported:
-            if self._gather is not None:
-                self._gather(self._staging.device['index'], self._arrays)
             loss = context.loss_func(*self._inputs())
             target.cleargrads()
             loss.backward()
