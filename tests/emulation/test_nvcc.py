@@ -40,6 +40,7 @@ CONSTANTS = {
     'segment_softmax': [(('GRADIENT', gradient),) for gradient in (1, 0, 0, 1, 0, 1)],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
+    'gather_batch': [(('LABELS_ONLY', 0),), (('LABELS_ONLY', 1),)],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.
