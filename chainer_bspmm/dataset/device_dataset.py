@@ -108,7 +108,7 @@ class DeviceMolecules(Molecules):
         validate.fits_int32('non-zeros', n_entries)
         with chainer.using_device(self.device):
             buffers = self._buffers(index.size, n_rows, n_entries)
-            self.gather(self.device.send(index), buffers)
+            gpu.gather_batch(self._source, self.device.send(index), buffers)
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         adj = BatchedCSR.in_buffers(
             buffers.indptr, buffers.indices, buffers.row_offsets, buffers.col_offsets,
@@ -233,7 +233,7 @@ class DeviceDataset(SparseDataset):
     """
 
     def __init__(self, dataset, device, max_bytes=None):
-        if not cuda.available:
+        if not (cuda.available and cuda.cupy.cuda.is_available()):
             raise RuntimeError('device: expected a GPU that CuPy finds, got none; without one, '
                                'keep using the SparseDataset')
         device = chainer.get_device(device)
