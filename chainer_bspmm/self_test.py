@@ -8,6 +8,8 @@ from chainer.backends import cuda
 
 from chainer_bspmm import backend
 from chainer_bspmm import reference
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.sparse import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import BatchedSELL
@@ -27,6 +29,20 @@ Case = collections.namedtuple('Case', 'adj x y')
 
 def _spmv(case, function):
     return function(case.adj, case.x[:, 0].copy())
+
+
+def _gathered(case, on_device):
+    """Return the product of a batch that was gathered from the graphs of the case."""
+    adj = case.adj.to_device(-1)
+    sizes = numpy.diff(adj.row_offsets).astype(numpy.int64)
+    columns = adj.indices - numpy.repeat(
+        adj.row_offsets[:-1], numpy.diff(adj.indptr[adj.row_offsets]))
+    molecules = Molecules(cuda.to_cpu(case.x), sizes, sizes, numpy.diff(adj.indptr), columns,
+                          adj.data, 1, [])
+    if on_device:
+        molecules = DeviceMolecules(molecules, chainer.backend.get_device_from_array(case.x))
+    atoms, batch, _ = molecules.batch(numpy.array([2, 0, 3, 2]), 'packed')
+    return (backend if on_device else reference).bspmm(batch, atoms)
 
 
 # Kernel -> (what calls it, what the reference says); each takes a Case. A CPU has one algorithm for
@@ -64,6 +80,7 @@ GPU_CHECKS = {
     'segment_broadcast': (lambda case: backend.segment_broadcast(
         case.y, case.adj.row_offsets, case.adj.n_rows),
         lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets)),
+    'gather_batch': (lambda case: _gathered(case, True), lambda case: _gathered(case, False)),
 }
 CPU_CHECKS = {
     'bspmm': GPU_CHECKS['bspmm_csr'], 'bspmm, transposed': GPU_CHECKS['transpose_csr'],

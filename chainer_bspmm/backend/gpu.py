@@ -3,6 +3,7 @@
 A call launches on the current stream, does not synchronise and copies nothing to the device. Inputs
 that are not C-contiguous are copied first.
 """
+import collections
 import functools
 import math
 import operator
@@ -386,6 +387,50 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
         numpy.uint32(min(math.ceil(ratio * 2 ** 32), 2 ** 32 - 1)),
         # Rounded as the array is, so that it is what Chainer multiplies by.
         _arithmetic(dtype)(dtype.type(1 / (1 - ratio)))))
+
+
+# The arrays of a data set's molecules on a device, as kernels/gather_batch.cu takes them; data may
+# be None, labels is a list of arrays (M, ...), n_relations an int.
+Source = collections.namedtuple(
+    'Source', 'starts entry_starts atoms row_starts columns data labels n_relations')
+
+
+def gather_batch(source, index, buffers):
+    """Fill buffers with the batch of some molecules: one launch, a further one for two more labels.
+
+    Nothing is checked. The result has spare rows and entries where the buffers are larger.
+
+    Args:
+        source (Source): the data set.
+        index (array): (n_graphs,) int32 on its device, at least one, each a molecule of it.
+        buffers (Buffers): of the dtypes of the data set, on its device, C-contiguous.
+    """
+    pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
+    with _Device(index):
+        device_id = index.data.device_id
+        launch = policy.gather_launch(index.size, kernels.device(device_id))
+        for first in range(0, max(len(pairs), 1), 2):
+            labels, outs, label_bytes = zip(*(pairs[first:first + 2] + 2 * [(NULL, NULL, 0)])[:2])
+            kernel = kernels.load(device_id, 'gather_batch', 'f',
+                                  launch.defines + (('LABELS_ONLY', int(first > 0)),))
+            kernel(launch.grid, launch.block, (
+                index, source.starts, source.entry_starts, source.atoms, source.row_starts,
+                source.columns, _or_null(source.data), *labels, buffers.atoms, buffers.indptr,
+                buffers.indices, _or_null(buffers.data), buffers.row_offsets,
+                buffers.col_offsets, *outs,
+                *map(numpy.int32, (
+                    index.size, launch.graphs_per_block, buffers.indptr.size - 1,
+                    buffers.indices.size, source.n_relations, _item_bytes(source.atoms),
+                    0 if source.data is None else source.data.itemsize, *label_bytes))))
+
+
+def _or_null(array):
+    return NULL if array is None else array
+
+
+def _item_bytes(array):
+    """Return the bytes of one row of an array."""
+    return array.itemsize * math.prod(array.shape[1:])
 
 
 class _Device:

@@ -465,3 +465,24 @@ def transpose_launch(n_graphs, max_cols, max_nnz):
 
 def _transpose_bytes(max_cols, max_nnz, warps):
     return (max_nnz + warps * max_cols) * 4
+
+
+GatherLaunch = collections.namedtuple('GatherLaunch', 'defines grid block graphs_per_block')
+
+GATHER_WARPS = 8
+GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
+
+
+@functools.lru_cache(maxsize=4096)
+def gather_launch(n_graphs, device):
+    """Plan a warp per graph of gather_batch, or for several where that makes too many blocks.
+
+    Args:
+        n_graphs (int): at least 1.
+        device (Device): where it runs.
+    """
+    most = GATHER_BLOCKS_PER_SM * device.n_sms
+    graphs_per_block = max(GATHER_WARPS, -(-n_graphs // most))
+    warps = min(graphs_per_block, WARP)
+    return GatherLaunch((('VECTOR', 1),), (-(-n_graphs // graphs_per_block), 1, 1),
+                        (warps * WARP, 1, 1), graphs_per_block)

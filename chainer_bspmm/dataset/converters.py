@@ -2,6 +2,7 @@
 import numpy
 
 import chainer
+from chainer import backend
 from chainer_bspmm.dataset import examples as dense
 from chainer_bspmm.dataset.sparse_dataset import locate
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
@@ -18,7 +19,8 @@ class CSRConverter(chainer.dataset.Converter):
 
     Takes the place of ``chainer_chemistry.dataset.converters.concat_mols``, wherever a converter
     goes: updaters, evaluators, ``predict``. Examples of a `SparseDataset` are only gathered; dense
-    ones are searched for their entries every time. Instances can be pickled.
+    ones are searched for their entries every time. Those of a `DeviceDataset` are gathered on its
+    GPU where the batch goes there, packed. Instances can be pickled.
 
     Args:
         layout (str): ``'packed'``: the nodes of all molecules one after the other, no padding;
@@ -62,6 +64,7 @@ class CSRConverter(chainer.dataset.Converter):
             ValueError: empty batch, tuples of different lengths, a negative atom id, atoms and
                 adjacency of different sizes; the message names the example.
         """
+        device = None if device is None else chainer.get_device(device)
         if not isinstance(batch, (list, SparseDataset)):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
         found = locate(batch)
@@ -75,9 +78,8 @@ class CSRConverter(chainer.dataset.Converter):
                              % self.n_node_columns)
         else:
             molecules, index = found
-            atoms, adj, labels = molecules.batch(index, self.layout)
-        if device is not None:
-            device = chainer.get_device(device)
+            atoms, adj, labels = molecules.near(device).batch(index, self.layout)
+        if device is not None and device != backend.get_device_from_array(atoms):
             atoms, *labels = send([atoms] + labels, device)
             adj = adj.to_device(device)
         return (atoms, adj) + tuple(labels)

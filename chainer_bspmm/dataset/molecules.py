@@ -94,6 +94,10 @@ class Molecules:
         until = build.starts_of(differs)
         return until[entry_starts[1:]] == until[entry_starts[:-1]]
 
+    def near(self, device):
+        """Return the molecules that give batches for a device without a detour: these."""
+        return self
+
     def item(self, i, column):
         """Return one element of example i, as the dense data set has it, but for the adjacency.
 

@@ -185,7 +185,7 @@ class SparseDataset(NumpyTupleDataset):
             ValueError: the file holds something else, or contradicts itself.
             FileNotFoundError: there is none.
         """
-        return cls(Molecules.load(filepath))
+        return SparseDataset(Molecules.load(filepath))
 
     def __repr__(self):
         return '<SparseDataset: %d molecules, %d relation%s, %d columns>' % (

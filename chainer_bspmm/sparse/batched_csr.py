@@ -120,11 +120,12 @@ class BatchedCSR(Batch):
                    max_nnz, max_atom_id, is_symmetric, has_spare=True):
         """Make a packed batch of arrays that may be larger than it, and may be filled again.
 
-        Only their sizes are looked at: nothing is checked, copied or read from a device. ``n_rows``,
-        ``n_cols`` and ``nnz`` are what the arrays have room for. The true sizes are the last items
-        of ``row_offsets`` and ``indptr``. Spare rows, those past the last graph, have no entries:
-        products give them 0, and so do gradients. Spare entries, those past the last row's, are
-        entries of no row: their ``indices`` are 0, their ``data`` finite, their gradients 0.
+        Only their sizes are looked at: nothing is checked, copied or read from a device.
+        ``n_rows``, ``n_cols`` and ``nnz`` are what there is room for; the true sizes are the last
+        items of ``row_offsets`` and ``indptr``. Spare rows, those past the last graph, have no
+        entries: products give them 0, and so do gradients. Spare entries, those past the last
+        row's, are entries of no row: their ``indices`` are 0, their ``data`` finite, their
+        gradients 0.
 
         Args:
             indptr (array): (n_rows + 1,) int32; equal to the true number of entries from the last
@@ -274,7 +275,7 @@ class BatchedCSR(Batch):
         return int(self.indptr[-1]) if self.has_spare else self.nnz
 
     def refuse_spare(self):
-        """Raise ValueError for a batch with spare rows or entries, which the caller would count."""
+        """Raise ValueError for a batch with spare rows or entries: the caller would count them."""
         if self.has_spare:
             raise ValueError('adj: expected a batch without spare rows and entries, as '
                              'chainer_bspmm.concat_mols makes it, got %r' % self)

@@ -9,7 +9,7 @@ from chainer_bspmm.backend import kernels
 
 NAMES = ['bspmm_csr', 'bspmm_swa', 'bspmm_st_shared', 'bspmm_st_global', 'bspmm_sell', 'spmv_csr',
          'bsddmm_csr', 'bsddmm_coo', 'segment_reduce', 'segment_softmax', 'segment_broadcast',
-         'transpose_csr', 'dropout']
+         'transpose_csr', 'dropout', 'gather_batch', 'fused_update']
 
 
 def test_directory_holds_every_source():

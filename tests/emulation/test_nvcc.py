@@ -43,6 +43,7 @@ CONSTANTS = {
                 for kind in ('DROPOUT', 'RELU', 'RELU', 'DROPOUT', 'MASK', 'DROPOUT')],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
+    'gather_batch': [(('LABELS_ONLY', 0),), (('LABELS_ONLY', 1),)],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.

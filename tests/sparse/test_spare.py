@@ -285,6 +285,7 @@ def test_what_does_not_fit(change, error, message):
     with pytest.raises(error, match=message):
         fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
     numpy.testing.assert_array_equal(buffers.col_offsets, before)  # nothing was written
-    with pytest.raises(ValueError, match=r'labels\[0\]: expected exactly \(1, 2\), .* got \(1, 3\)'):
+    message = r'labels\[0\]: expected exactly \(1, 2\), .* got \(1, 3\)'
+    with pytest.raises(ValueError, match=message):
         fill_buffers(buffers_for(adj, 0, 0, 1), numpy.zeros(adj.n_rows, 'i'), adj,
                      [numpy.zeros((1, 3))])

@@ -1,0 +1,162 @@
+// Gather a packed batch from the molecules of a data set, into arrays that may be larger:
+//
+//     graph g is molecule m = index[g], which owns the nodes [starts[m], starts[m + 1]) of the set and
+//     the entries [entry_starts[m], entry_starts[m + 1])
+//     row_offsets[g] = sum of the sizes of the graphs before g,  col_offsets = row_offsets * n_relations
+//     out_indptr[i] = entries in the rows before row i
+//     out_indices[k] = col_offsets[g] + columns[entry of the set]
+//     out_atoms, out_data, out_labels: the bytes of its nodes, its entries, and its own
+//
+// index (n_graphs) int32, each in [0, M), in any order, any of them several times; starts,
+// entry_starts (M + 1) int64; row_starts (nodes of the set) int32, the entries of the molecule in the
+// rows before this one; columns (entries of the set) int32, counted from the molecule's first column.
+// atoms, data, labels are of any dtype, atom_bytes a node, data_bytes an entry (0, and null pointers:
+// all ones), label_bytes a molecule (0, and null pointers: there is no such label).
+// row_offsets, col_offsets (n_graphs + 1), out_indptr (n_rows + 1), out_indices (nnz) int32; out_atoms
+// n_rows * atom_bytes, out_data nnz * data_bytes, out_labels n_graphs * label_bytes.
+// n_rows and nnz are at least the sums of the sizes. What is left of the arrays is filled: indptr with
+// the number of entries, everything else with 0. So every element is written, once. No atomics on
+// global memory: the result does not depend on timing. Nothing is checked.
+//
+// -DLABELS_ONLY=1: nothing but the labels, of a data set that has more than two of them.
+//
+// Launch: block (warps * 32), grid (ceil(n_graphs / graphs_per_block)), n_graphs >= 1. A block owns
+// graphs_per_block graphs, its warps take them in turn. That one launch suffices, every block adds up
+// all sizes: index and tables are read from the L2 cache, once a block.
+#include "common.cuh"
+
+struct Sizes {
+    int nodes, entries;
+};
+
+__device__ inline Sizes sizes_of(
+    const int molecule, const long long *__restrict__ starts,
+    const long long *__restrict__ entry_starts)
+{
+    return {int(starts[molecule + 1] - starts[molecule]),
+            int(entry_starts[molecule + 1] - entry_starts[molecule])};
+}
+
+__device__ inline int lane_sum(int value)  // of the warp, in its lane 0
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_down_sync(~0u, value, step);
+    return value;
+}
+
+// Copy bytes, four at a time where everything allows it; a thread takes every step-th word or byte.
+__device__ inline void copy(
+    char *__restrict__ to, const char *__restrict__ from, const long long bytes, const int thread,
+    const int step)
+{
+    if (((size_t)to | (size_t)from | (size_t)bytes) % 4 == 0) {
+        for (long long i = thread; i < bytes / 4; i += step)
+            reinterpret_cast<unsigned *>(to)[i] = reinterpret_cast<const unsigned *>(from)[i];
+    } else {
+        for (long long i = thread; i < bytes; i += step) to[i] = from[i];
+    }
+}
+
+__device__ inline void clear(
+    char *to, const long long bytes, const long long thread, const long long step)
+{
+    if (((size_t)to | (size_t)bytes) % 4 == 0) {
+        for (long long i = thread; i < bytes / 4; i += step) reinterpret_cast<unsigned *>(to)[i] = 0;
+    } else {
+        for (long long i = thread; i < bytes; i += step) to[i] = 0;
+    }
+}
+
+extern "C" __global__ void gather_batch(
+    const int *__restrict__ index, const long long *__restrict__ starts,
+    const long long *__restrict__ entry_starts, const char *__restrict__ atoms,
+    const int *__restrict__ row_starts, const int *__restrict__ columns,
+    const char *__restrict__ data, const char *__restrict__ label_0,
+    const char *__restrict__ label_1, char *__restrict__ out_atoms, int *__restrict__ out_indptr,
+    int *__restrict__ out_indices, char *__restrict__ out_data, int *__restrict__ row_offsets,
+    int *__restrict__ col_offsets, char *__restrict__ out_label_0, char *__restrict__ out_label_1,
+    const int n_graphs, const int graphs_per_block, const int n_rows, const int nnz,
+    const int n_relations, const int atom_bytes, const int data_bytes, const int label_bytes_0,
+    const int label_bytes_1)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    const int first = blockIdx.x * graphs_per_block;
+    const int stop = n_graphs - first > graphs_per_block ? first + graphs_per_block : n_graphs;
+
+#if !LABELS_ONLY
+    __shared__ Sizes before_block, all;
+    __shared__ Sizes before_graph[32];  // a place for each warp
+    if (threadIdx.x == 0) before_block = all = {0, 0};
+    __syncthreads();
+    Sizes before = {0, 0}, total = {0, 0};
+    for (int g = threadIdx.x; g < n_graphs; g += blockDim.x) {
+        const Sizes sizes = sizes_of(index[g], starts, entry_starts);
+        total.nodes += sizes.nodes;
+        total.entries += sizes.entries;
+        if (g < first) {
+            before.nodes += sizes.nodes;
+            before.entries += sizes.entries;
+        }
+    }
+    before = {lane_sum(before.nodes), lane_sum(before.entries)};
+    total = {lane_sum(total.nodes), lane_sum(total.entries)};
+    if (lane == 0) {
+        atomicAdd(&before_block.nodes, before.nodes);
+        atomicAdd(&before_block.entries, before.entries);
+        atomicAdd(&all.nodes, total.nodes);
+        atomicAdd(&all.entries, total.entries);
+    }
+    __syncthreads();
+#endif
+
+    for (int g = first + warp; g < stop; g += n_warps) {
+        const int molecule = index[g];
+        copy(out_label_0 + (long long)g * label_bytes_0,
+             label_0 + (long long)molecule * label_bytes_0, label_bytes_0, lane, 32);
+        copy(out_label_1 + (long long)g * label_bytes_1,
+             label_1 + (long long)molecule * label_bytes_1, label_bytes_1, lane, 32);
+#if !LABELS_ONLY
+        before = {0, 0};  // in this block
+        for (int h = first + lane; h < g; h += 32) {
+            const Sizes sizes = sizes_of(index[h], starts, entry_starts);
+            before.nodes += sizes.nodes;
+            before.entries += sizes.entries;
+        }
+        before = {lane_sum(before.nodes), lane_sum(before.entries)};
+        if (lane == 0) before_graph[warp] = before;
+        __syncwarp();
+        const int row = before_block.nodes + before_graph[warp].nodes;
+        const int entry = before_block.entries + before_graph[warp].entries;
+        __syncwarp();  // before lane 0 writes the next
+
+        const Sizes sizes = sizes_of(molecule, starts, entry_starts);
+        const long long node = starts[molecule], from = entry_starts[molecule];
+        if (lane == 0) {
+            row_offsets[g] = row;
+            col_offsets[g] = row * n_relations;
+        }
+        for (int i = lane; i < sizes.nodes; i += 32) out_indptr[row + i] = entry + row_starts[node + i];
+        for (int k = lane; k < sizes.entries; k += 32)
+            out_indices[entry + k] = columns[from + k] + row * n_relations;
+        copy(out_atoms + (long long)row * atom_bytes, atoms + node * atom_bytes,
+             (long long)sizes.nodes * atom_bytes, lane, 32);
+        copy(out_data + (long long)entry * data_bytes, data + from * data_bytes,
+             (long long)sizes.entries * data_bytes, lane, 32);
+#endif
+    }
+
+#if !LABELS_ONLY
+    const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const long long n_threads = (long long)gridDim.x * blockDim.x;
+    if (thread == 0) {
+        row_offsets[n_graphs] = all.nodes;
+        col_offsets[n_graphs] = all.nodes * n_relations;
+    }
+    for (long long i = all.nodes + thread; i <= n_rows; i += n_threads) out_indptr[i] = all.entries;
+    for (long long k = all.entries + thread; k < nnz; k += n_threads) out_indices[k] = 0;
+    clear(out_atoms + (long long)all.nodes * atom_bytes, (long long)(n_rows - all.nodes) * atom_bytes,
+          thread, n_threads);
+    clear(out_data + (long long)all.entries * data_bytes,
+          (long long)(nnz - all.entries) * data_bytes, thread, n_threads);
+#endif
+}

@@ -1,0 +1,261 @@
+"""DeviceDataset: a SparseDataset in every use, whose batches are gathered on the GPU."""
+import pickle
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+from chainer.datasets import ConcatenatedDataset
+from chainer.datasets import split_dataset_random
+from chainer.datasets import SubDataset
+from chainer.iterators import SerialIterator
+from chainer_chemistry.dataset.splitters import RandomSplitter
+
+from chainer_bspmm import concat_mols
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import device_dataset
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import SparseDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.sparse.batched_csr import Buffers
+from chainer_bspmm.sparse.batched_csr import fill_buffers
+from tests.dataset.molecule_sets import LABELS
+from tests.dataset.molecule_sets import molecule_set
+from tests.dataset.test_converters import molecules
+from tests.dataset.test_sparse_dataset import assert_same_batch
+
+INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
+ON_HOST = chainer.get_device('@numpy')
+
+
+def on_host(batch):
+    atoms, adj, *labels = batch
+    return (cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels))
+
+
+# --- without a GPU ---
+
+@pytest.fixture
+def resident():
+    """DeviceMolecules whose device is the host: everything but the kernel."""
+    return DeviceMolecules(molecule_set(labels='five'), ON_HOST)
+
+
+def test_no_gpu(monkeypatch):
+    monkeypatch.setattr(cuda, 'available', False)
+    with pytest.raises(RuntimeError, match='expected a GPU that CuPy finds, got none; .* keep'):
+        DeviceDataset(molecules(), 0)
+
+
+def test_too_large():
+    with pytest.raises(ValueError, match='max_bytes = 99 bytes for @numpy, got 100; keep using '
+                                         'the SparseDataset'):
+        device_dataset._check_bytes(100, 99, ON_HOST)
+    device_dataset._check_bytes(99, 99, ON_HOST)
+
+
+def test_what_the_host_knows(resident):
+    host = resident.host
+    for name in ('sizes', 'nnz', 'symmetric', 'full_sizes'):
+        numpy.testing.assert_array_equal(getattr(resident, name), getattr(host, name))
+    assert resident.max_atom_id == host.atoms.max()
+    for i, (start, size) in enumerate(zip(host.starts, host.sizes)):
+        assert resident._max_ids[i] == host.atoms[start:start + size].max(initial=0)
+    assert DeviceMolecules(molecule_set(atoms='f'), ON_HOST).max_atom_id is None
+    sent = [*resident._source[:6], *resident._source.labels]
+    assert resident.device_nbytes == sum(array.nbytes for array in sent)
+
+
+def test_examples_and_pickle_are_those_of_the_host(resident):
+    dataset, expected = SparseDataset(resident), SparseDataset(resident.host)
+    for i in (0, 2, 5):
+        for column in (0, 2, 3):
+            numpy.testing.assert_array_equal(dataset[i][column], expected[i][column])
+        numpy.testing.assert_array_equal(dataset[i][1].indptr, expected[i][1].indptr)
+    for given in (dataset, dataset[2:7], dataset[3]):
+        again = pickle.loads(pickle.dumps(given))
+        assert type(again.molecules) is Molecules
+    again = pickle.loads(pickle.dumps(dataset))
+    assert_same_batch(concat_mols(again), concat_mols(expected))
+
+
+@pytest.mark.parametrize('index, error, message', [
+    ([0, 8], IndexError, 'at least 0 and less than 8, the number of molecules, got 8'),
+    ([0, -1, 9], IndexError, 'got -1'),
+    ([], TypeError, 'index: expected integers, got float64'),
+    (numpy.zeros(0, int), ValueError, r'at least one, got \(0,\)'),
+    ([[0]], ValueError, r'expected shape \(n_graphs,\), at least one, got \(1, 1\)'),
+    ([True], TypeError, 'expected integers, got bool'),
+])
+def test_bad_index(resident, index, error, message):
+    with pytest.raises(error, match=message):
+        resident.batch(index, 'packed')
+
+
+def test_good_index(resident):
+    checked = resident.check(numpy.array(INDEX))
+    assert checked.dtype == numpy.int32 and checked.tolist() == list(INDEX)
+
+
+def host_buffers(resident, n_graphs=2, n_rows=9, nnz=20):
+    source = resident._source
+    return Buffers(
+        numpy.zeros((n_rows,) + source.atoms.shape[1:], source.atoms.dtype),
+        *(numpy.zeros(n, 'i') for n in (n_rows + 1, nnz)), numpy.zeros(nnz, 'f'),
+        *(numpy.zeros(n_graphs + 1, 'i') for _ in range(2)),
+        [numpy.zeros((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels])
+
+
+@pytest.mark.parametrize('change, error, message', [
+    ({'atoms': numpy.zeros(9)}, TypeError, 'buffers.atoms: expected int32, got float64'),
+    ({'atoms': numpy.zeros(8, 'i')}, ValueError, r'buffers.atoms: .* \(9,\), got shape \(8,\)'),
+    ({'indices': numpy.zeros(40, 'i')[::2]}, ValueError, 'buffers.indices: .* C-contiguous'),
+    ({'data': None}, ValueError, 'buffers.data: expected an array, as the data set, got None'),
+    ({'data': numpy.zeros(20)}, TypeError, 'buffers.data: expected float32, got float64'),
+    ({'row_offsets': numpy.zeros(2, 'i')}, ValueError, r'buffers.row_offsets: .* shape \(3,\)'),
+    ({'labels': []}, ValueError, 'buffers.labels: expected 5, as the data set, got 0'),
+    ({'labels': [numpy.zeros(2, 'i')] * 5}, TypeError, r'buffers.labels\[1\]: expected float32'),
+])
+def test_buffers_that_do_not_fit(resident, change, error, message):
+    index = numpy.zeros(2, 'i')
+    device_dataset._check_buffers(resident._source, index, host_buffers(resident), ON_HOST)
+    with pytest.raises(error, match=message):
+        resident.gather(index, host_buffers(resident)._replace(**change))
+    with pytest.raises(TypeError, match='index: expected int32, got int64'):
+        resident.gather(numpy.zeros(2, 'l'), host_buffers(resident))
+
+
+def test_other_devices_are_served_from_the_host(resident):
+    assert resident.near(ON_HOST) is resident
+    resident.device = object()  # none of those below
+    dataset, expected = SparseDataset(resident), SparseDataset(resident.host)
+    for device in (None, -1, '@numpy'):
+        assert_same_batch(concat_mols(dataset, device), concat_mols(expected))
+    resident.device = ON_HOST
+    atoms, adj, labels = resident.batch(numpy.array(INDEX), 'padded')
+    assert_same_batch((atoms, adj, *labels), CSRConverter('padded')(expected[list(INDEX)]))
+
+
+def test_load_gives_what_was_saved(resident, tmp_path):
+    SparseDataset.save(str(tmp_path / 'set.npz'), SparseDataset(resident))
+    again = DeviceDataset.load(str(tmp_path / 'set.npz'))  # inherited: on the host
+    assert type(again) is SparseDataset
+    assert_same_batch(concat_mols(again), concat_mols(SparseDataset(resident.host)))
+
+
+# --- on a GPU ---
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('options', [
+    *({'data': data, 'n_relations': n} for data in (None, 'e', 'f', 'd') for n in (1, 4)),
+    *({'labels': labels} for labels in LABELS), *({'atoms': atoms} for atoms in 'efd'),
+    {'sizes': (3, 4, 3) * 3}], ids=str)
+def test_batches(options):
+    host = SparseDataset(molecule_set(**options))
+    dataset = DeviceDataset(host, 0)
+    for index in (INDEX, (2,), (2, 6), (0,)):
+        index = list(index)
+        atoms, adj, *labels = batch = concat_mols(dataset[index], 0)
+        assert isinstance(atoms, cuda.ndarray) and isinstance(adj.indptr, cuda.ndarray)
+        assert all(isinstance(label, cuda.ndarray) for label in labels)
+        assert_same_batch(on_host(batch), concat_mols(host[index]))
+        assert_same_batch(on_host(CSRConverter('padded')(dataset[index], 0)),
+                          CSRConverter('padded')(host[index]))
+        for device in (None, -1):
+            assert_same_batch(concat_mols(dataset[index], device), concat_mols(host[index]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('n_graphs', [1, 1500])
+def test_many_graphs(n_graphs):
+    rng = numpy.random.RandomState(0)
+    host = SparseDataset(molecule_set(rng.randint(0, 60, 400), n_relations=4))
+    dataset = DeviceDataset(host, 0)
+    index = rng.randint(0, 400, n_graphs)
+    assert_same_batch(on_host(concat_mols(dataset[index], 0)), concat_mols(host[index]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (1, 3000), (500, 0)])
+@pytest.mark.parametrize('data', [None, 'e', 'f'])
+def test_larger_buffers_in_a_captured_graph(data, spare_rows, spare_nnz):
+    cupy = cuda.cupy
+    host = molecule_set(data=data, n_relations=4, labels='five')
+    resident = DeviceDataset(SparseDataset(host), 0).molecules
+    indices = [numpy.array(index) for index in (INDEX, INDEX[::-1], (1, 4, 2) * 3)]
+    n_rows = max(int(host.sizes[index].sum()) for index in indices) + spare_rows
+    nnz = max(int(host.nnz[index].sum()) for index in indices) + spare_nnz
+    buffers = resident._buffers(9, n_rows, nnz)
+    index_on_device = cupy.zeros(9, 'i')
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        resident.gather(index_on_device, buffers)  # compiles
+        stream.synchronize()
+        stream.begin_capture()
+        resident.gather(index_on_device, buffers)
+        graph = stream.end_capture()
+        for index in indices:
+            for array in (*buffers[:6], *buffers.labels):
+                if array is not None:
+                    array.fill(77)
+            index_on_device.set(resident.check(index), stream=stream)
+            graph.launch(stream)
+            stream.synchronize()
+            atoms, adj, labels = host.batch(index, 'packed')
+            expected = Buffers(*(
+                None if buffer is None else [cuda.to_cpu(label) for label in buffer]
+                if isinstance(buffer, list) else cuda.to_cpu(buffer) for buffer in buffers))
+            actual = pickle.loads(pickle.dumps(expected))
+            fill_buffers(expected, atoms, adj, labels)
+            for a, e in zip((*actual[:6], *actual.labels), (*expected[:6], *expected.labels)):
+                numpy.testing.assert_array_equal(a, e)
+
+
+@pytest.mark.gpu
+def test_iterators_and_splitters():
+    host = to_sparse(molecules((3, 1, 5, 0, 2, 5, 4) * 4))
+    dataset = DeviceDataset(host, 0)
+    assert isinstance(dataset, SparseDataset) and dataset.device.name == '@cupy:0'
+    pairs = [(dataset, host), (dataset[3:20], host[3:20]),
+             [SubDataset(d, 1, 9, numpy.random.RandomState(0).permutation(28))
+              for d in (dataset, host)],
+             *zip(split_dataset_random(dataset, 20, 0), split_dataset_random(host, 20, 0)),
+             *zip(*(RandomSplitter().train_valid_test_split(d, seed=0, return_index=False)
+                    for d in (dataset, host)))]
+    for given, expected in pairs:
+        iterators = [SerialIterator(d, 4, shuffle=False) for d in (given, expected)]
+        for _ in range(3):
+            batch, e_batch = (iterator.next() for iterator in iterators)
+            assert_same_batch(on_host(concat_mols(batch, 0)), concat_mols(e_batch))
+    both = ConcatenatedDataset(dataset, host)
+    index = [0, 30, 5, 54]
+    assert_same_batch(on_host(concat_mols([both[i] for i in index], 0)),
+                      concat_mols([host[i % 28] for i in index]))
+    assert DeviceDataset(dataset, 0).molecules.host is host.molecules
+
+
+@pytest.mark.gpu
+def test_limits_on_a_gpu():
+    host = to_sparse(molecules())
+    needed = DeviceDataset(host, 0).molecules.device_nbytes
+    assert len(DeviceDataset(host, 0, max_bytes=needed)) == 3
+    with pytest.raises(ValueError, match='max_bytes = %d bytes for @cupy:0, got %d'
+                       % (needed - 1, needed)):
+        DeviceDataset(host, 0, max_bytes=needed - 1)
+    with pytest.raises(ValueError, match='device: expected a GPU, got @numpy'):
+        DeviceDataset(host, -1)
+
+
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+def test_second_gpu():
+    host = to_sparse(molecules())
+    dataset = DeviceDataset(host, 1)
+    for device in (1, 0):  # with device 0 current
+        atoms, adj, label = concat_mols(dataset, device)
+        assert atoms.device.id == adj.indptr.device.id == label.device.id == device
+        assert_same_batch(on_host((atoms, adj, label)), concat_mols(host))

@@ -1,0 +1,141 @@
+import types
+
+import numpy
+import pytest
+
+from chainer.backend import CpuDevice
+
+from chainer_bspmm.backend import policy
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.sparse.batched_csr import Buffers
+from chainer_bspmm.sparse.batched_csr import fill_buffers
+
+import cuda_on_cpu
+from tests.dataset.molecule_sets import LABELS
+from tests.dataset.molecule_sets import molecule_set
+from tests.dataset.test_sparse_dataset import assert_same_batch
+
+INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
+INDICES = [INDEX, (0,), (2,), (2, 6), (4,), (7,), (1, 4, 1), tuple(range(8))]
+
+
+@pytest.fixture
+def on_device(device):
+    """What makes DeviceMolecules whose device is `device`."""
+    class Emulated(CpuDevice):
+        def send(self, array):
+            return device.put(array)
+
+    return lambda molecules: DeviceMolecules(molecules, Emulated())
+
+
+def check_exact(device, on_device, molecules, index):
+    """Compare with the batch that is gathered on the host; return the number of launches."""
+    index = numpy.array(index)
+    before = len(device.launched)
+    atoms, adj, labels = on_device(molecules).batch(index, 'packed')
+    assert not adj.has_spare
+    e_atoms, e_adj, e_labels = molecules.batch(index, 'packed')
+    assert_same_batch((atoms, adj, *labels), (e_atoms, e_adj, *e_labels))
+    assert (adj.data is None) == (e_adj.data is None)
+    assert adj.data is None or adj.data.dtype == e_adj.data.dtype
+    return len(device.launched) - before
+
+
+def check_spare(device, on_device, molecules, index, spare_rows, spare_nnz):
+    """Compare whole buffers, full of 127 or NaN before, with what the host puts in its own."""
+    index = numpy.array(index)
+    atoms, adj, labels = molecules.batch(index, 'packed')
+    target = on_device(molecules)
+    buffers = target._buffers(index.size, adj.n_rows + spare_rows, adj.nnz + spare_nnz)
+    target.gather(device.put(target.check(index)), buffers)
+    expected = Buffers(*([numpy.empty_like(label) for label in buffer]
+                         if isinstance(buffer, list) else
+                         None if buffer is None else numpy.empty_like(buffer)
+                         for buffer in buffers))
+    fill_buffers(expected, atoms, adj, labels)
+    for name, actual in buffers._asdict().items():
+        if name != 'labels':
+            numpy.testing.assert_array_equal(actual, getattr(expected, name), name)
+    for actual, label in zip(buffers.labels, expected.labels, strict=True):
+        numpy.testing.assert_array_equal(actual, label)
+
+
+@pytest.mark.parametrize('index', INDICES, ids=str)
+def test_molecules(device, on_device, index):
+    assert check_exact(device, on_device, molecule_set(), index) == 1
+
+
+@pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
+@pytest.mark.parametrize('n_relations', [1, 4])
+def test_values_and_relations(device, on_device, n_relations, data):
+    check_exact(device, on_device, molecule_set(n_relations=n_relations, data=data), INDEX)
+
+
+@pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
+def test_features(device, on_device, atoms):
+    check_exact(device, on_device, molecule_set(atoms=atoms), INDEX)
+    check_spare(device, on_device, molecule_set(atoms=atoms), INDEX, 3, 5)
+
+
+@pytest.mark.parametrize('labels', LABELS)
+def test_labels(device, on_device, labels):
+    launches = check_exact(device, on_device, molecule_set(labels=labels), INDEX)
+    assert launches == (3 if labels == 'five' else 1)
+
+
+@pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
+@pytest.mark.parametrize('data', [None, 'e', 'f'])
+def test_capacity_beyond_the_batch(device, on_device, data, spare):
+    check_spare(device, on_device, molecule_set(data=data, n_relations=2), INDEX, *spare)
+
+
+def test_only_empty_molecules_in_larger_arrays(device, on_device):
+    check_spare(device, on_device, molecule_set(), (2, 6, 2), 5, 7)
+
+
+def test_data_set_without_entries(device, on_device):
+    molecules = molecule_set(sizes=(3, 4, 3))
+    assert not molecules.columns.size
+    check_exact(device, on_device, molecules, (2, 0))
+    check_spare(device, on_device, molecules, (2, 0), 1, 1)
+
+
+@pytest.mark.parametrize('n_graphs, n_sms', [(1500, 132), (300, 4), (8, 1), (9, 1), (65, 1)])
+def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
+    monkeypatch.setattr('chainer_bspmm.backend.kernels.device',
+                        lambda device_id: policy.Device(n_sms, 60 << 20))
+    rng = numpy.random.RandomState(0)
+    molecules = molecule_set(rng.randint(0, 6, 300))
+    check_exact(device, on_device, molecules, rng.randint(0, 300, n_graphs))
+
+
+def test_no_race(make_device):
+    device = make_device(cuda_on_cpu.RACES)
+    emulated = CpuDevice()
+    emulated.send = device.put
+    molecules = DeviceMolecules(molecule_set(), emulated)
+    atoms, adj, labels = molecules.batch(numpy.array(INDEX * 3), 'packed')
+    expected = molecules.host.batch(numpy.array(INDEX * 3), 'packed')
+    assert_same_batch((atoms, adj, *labels), (*expected[:2], *expected[2]))
+
+
+@pytest.mark.parametrize('broken', [
+    ('__syncthreads();\n    Sizes before', 'Sizes before'),
+    ('before_graph[warp] = before;\n        __syncwarp();', 'before_graph[warp] = before;')])
+def test_missing_barrier_is_noticed(make_device, broken):
+    device = make_device(cuda_on_cpu.RACES, broken)
+    emulated = CpuDevice()
+    emulated.send = device.put
+    with pytest.raises(cuda_on_cpu.KernelError, match='data race'):
+        DeviceMolecules(molecule_set(), emulated).batch(numpy.array(INDEX * 4), 'packed')
+
+
+def test_policy():
+    device = types.SimpleNamespace(n_sms=132)
+    for n_graphs in (1, 7, 8, 9, 128, 1500, 2112, 2113, 10 ** 4, 10 ** 6):
+        launch = policy.gather_launch.__wrapped__(n_graphs, device)
+        blocks, threads = launch.grid[0], launch.block[0]
+        assert (blocks - 1) * launch.graphs_per_block < n_graphs
+        assert blocks * launch.graphs_per_block >= n_graphs
+        assert blocks <= 264 and threads % 32 == 0 and 256 <= threads <= 1024
