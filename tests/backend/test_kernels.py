@@ -9,7 +9,7 @@ from chainer_bspmm.backend import kernels
 
 NAMES = ['bspmm_csr', 'bspmm_swa', 'bspmm_st_shared', 'bspmm_st_global', 'bspmm_sell', 'spmv_csr',
          'bsddmm_csr', 'bsddmm_coo', 'segment_reduce', 'segment_softmax', 'segment_broadcast',
-         'transpose_csr']
+         'transpose_csr', 'fused_update']
 
 
 def test_directory_holds_every_source():
@@ -20,7 +20,7 @@ def test_directory_holds_every_source():
 def test_source_contains_the_common_header_once(name):
     text = kernels.source(name)
     assert text.count('using Real') == 1 and '#include "common.cuh"' not in text
-    assert re.search(r'extern "C" __global__ void (__launch_bounds__\(\d+\) )?%s\(' % name, text)
+    assert re.search(r'extern "C" __global__ void (__launch_bounds__\([\d, ]+\) )?%s\(' % name, text)
     # Compiler messages name the right line of the right file.
     original = (kernels.directory() / (name + '.cu')).read_text().splitlines()
     after = text.split('"%s.cu"\n' % name)[1].splitlines()
