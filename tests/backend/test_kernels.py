@@ -20,7 +20,8 @@ def test_directory_holds_every_source():
 def test_source_contains_the_common_header_once(name):
     text = kernels.source(name)
     assert text.count('using Real') == 1 and '#include "common.cuh"' not in text
-    assert re.search(r'extern "C" __global__ void (__launch_bounds__\(\d+\) )?%s\(' % name, text)
+    assert re.search(
+        r'extern "C" __global__ void (__launch_bounds__\([\d, ]+\) )?%s\(' % name, text)
     # Compiler messages name the right line of the right file.
     original = (kernels.directory() / (name + '.cu')).read_text().splitlines()
     after = text.split('"%s.cu"\n' % name)[1].splitlines()

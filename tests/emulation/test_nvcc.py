@@ -4,9 +4,11 @@ import re
 import shutil
 import subprocess
 
+import numpy
 import pytest
 
 from chainer_bspmm.backend import kernels
+from chainer_bspmm.training import fused_update
 
 # From Turing on: the generations that CuPy supports and this project names.
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
@@ -100,7 +102,7 @@ def usage(report):
 
 
 def test_every_kernel_is_compiled():
-    assert {path.stem for path in kernels.directory().glob('*.cu')} == set(CONSTANTS)
+    assert {path.stem for path in kernels.directory().glob('*.cu')} == {*CONSTANTS, 'fused_update'}
 
 
 @pytest.mark.parametrize('name, architecture, dtype, width', [
@@ -114,6 +116,24 @@ def test_kernel_compiles_without_a_warning_or_a_spill(
     nvcc_usage.append((name, architecture, ' '.join(
         ['STORAGE=' + kernels.STORAGE[dtype], *('%s=%s' % define for define in defines)]),
         registers, shared))
+    assert (stack, spilled) == (0, 0), 'bytes of the stack and spilled'
+
+
+RULES = ('NONE', 'SGD', 'MOMENTUM_SGD', 'RMSPROP', 'RMSPROP_EPS_INSIDE', 'ADAM', 'AMSGRAD')
+
+
+@pytest.mark.parametrize('architecture, dtype, rule', [
+    (architecture, dtype, rule) for turn, architecture in enumerate(ARCHITECTURES)
+    for dtype in 'fd' for i, rule in enumerate(RULES)
+    if architecture == 'sm_90' or i % 3 == turn % 3])
+def test_fused_update_compiles_without_a_warning_or_a_spill(
+        tmp_path, nvcc_usage, architecture, dtype, rule):
+    """Nor a copy of its table on the stack."""
+    defines = fused_update.defines(numpy.dtype(dtype), rule)
+    registers, shared, stack, spilled = usage(
+        compiled(tmp_path, 'fused_update', dtype, defines, architecture))
+    nvcc_usage.append(('fused_update', architecture, 'STORAGE=%s RULE=%s' % (
+        kernels.STORAGE[dtype], rule), registers, shared))
     assert (stack, spilled) == (0, 0), 'bytes of the stack and spilled'
 
 

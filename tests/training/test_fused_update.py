@@ -1,0 +1,351 @@
+"""FusedUpdate: what it refuses, its numbers on the host, its launches against Chainer's updates."""
+import collections
+import io
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import optimizer_hooks as hooks
+from chainer import optimizers
+from chainer.backends import cuda
+
+from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.fused_update import why_not
+
+OPTIMIZERS = {
+    'Adam': optimizers.Adam,
+    'AdamW': lambda: optimizers.AdamW(eta=0.7, weight_decay_rate=0.01),
+    'AMSGrad': optimizers.AMSGrad,
+    'SGD': optimizers.SGD,
+    'MomentumSGD': optimizers.MomentumSGD,
+    'RMSprop': optimizers.RMSprop,
+    'RMSprop, eps inside': lambda: optimizers.RMSprop(eps_inside_sqrt=True),
+}
+HOOKS = {
+    'none': (),
+    'clipping last': (hooks.WeightDecay(0.1), hooks.Lasso(0.02), hooks.GradientClipping(1.5)),
+    'clipping first': (hooks.GradientClipping(1.5), hooks.GradientHardClipping(-0.02, 0.01)),
+    'clipping that does nothing': (hooks.GradientClipping(1e5),),
+}
+
+
+def link_of(xp, dtype='f', shapes=((), (0,), (3, 5), (2, 1025))):
+    rng = numpy.random.RandomState(0)
+    link = chainer.Link()
+    with link.init_scope():
+        for i, shape in enumerate(shapes):
+            setattr(link, 'p%03d' % i, chainer.Parameter(
+                xp.asarray(rng.normal(size=shape).astype(dtype))))
+    return link
+
+
+def optimizer_of(make=optimizers.Adam, link=None, add_hooks=()):
+    optimizer = make().setup(link_of(numpy) if link is None else link)
+    for hook in add_hooks:
+        optimizer.add_hook(hook)
+    return optimizer
+
+
+@pytest.mark.parametrize('add_hooks', HOOKS.values(), ids=HOOKS)
+@pytest.mark.parametrize('dtype', 'fd')
+@pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_supported(make, dtype, add_hooks):
+    link = link_of(numpy, dtype)
+    with link.init_scope():
+        link.late = chainer.Parameter()
+    optimizer = optimizer_of(make, link, add_hooks)
+    link.p002.update_rule.enabled = False
+    assert why_not(optimizer) is None
+    FusedUpdate(optimizer)
+
+
+class OwnAdam(optimizers.Adam):
+    pass
+
+
+def test_optimizer_that_was_not_set_up():
+    assert 'setup' in why_not(optimizers.Adam())
+
+
+@pytest.mark.parametrize('make, culprit', [
+    (OwnAdam, 'OwnAdam'), (optimizers.AdaBound, 'AdaBound'), (optimizers.AdaGrad, 'AdaGrad'),
+    (lambda: optimizers.Adam(adabound=True), "'/p000' is updated by Adam with adabound=True"),
+    (lambda: optimizers.Adam(eps=1e-60), "'/p000' is float32, for which eps=1e-60"),
+    (lambda: optimizers.RMSprop(eps=0), "'/p000' is float32, for which eps=0")])
+def test_optimizers_that_are_refused(make, culprit):
+    optimizer = optimizer_of(make)
+    assert culprit in why_not(optimizer)
+    with pytest.raises(ValueError, match='^optimizer: '):
+        FusedUpdate(optimizer)
+
+
+def with_rule(optimizer):
+    optimizer.target.p002.update_rule = optimizers.SGD().create_update_rule()
+
+
+def with_half(optimizer):
+    optimizer.target.p002.array = optimizer.target.p002.array.astype('e')
+
+
+def with_shared(optimizer):
+    with optimizer.target.init_scope():
+        optimizer.target.q = optimizer.target.p002
+
+
+def with_strides(optimizer):
+    optimizer.target.p002.array = numpy.zeros((5, 3), 'f').T
+
+
+def with_many_hooks(optimizer):
+    for i in range(17):
+        optimizer.add_hook(hooks.WeightDecay(0.1), str(i))
+
+
+def with_scaled_gradient(optimizer):
+    optimizer.target.p002._loss_scale = 2
+
+
+@pytest.mark.parametrize('change, culprit', [
+    (lambda optimizer: optimizer.loss_scaling(), 'scales the loss'),
+    (lambda optimizer: optimizer.set_loss_scale(8), 'scales the loss'),
+    (lambda optimizer: optimizer.add_hook(hooks.GradientNoise(0.1)), "'GradientNoise' of the opt"),
+    (lambda optimizer: optimizer.add_hook(hooks.WeightDecay(0.1), timing='post'), 'after the upd'),
+    (lambda optimizer: optimizer.add_hook(hooks.GradientHardClipping(None, 1)), 'has None where'),
+    (lambda optimizer: optimizer.target.p002.update_rule.add_hook(hooks.WeightDecay(0.1)),
+     "'/p002' has hook 'WeightDecay' on its update rule"),
+    (lambda optimizer: optimizer.use_fp32_update(), 'use_fp32_update'),
+    (with_rule, "'/p002' is updated by .*SGDRule, expected AdamRule"),
+    (with_half, "'/p002' is float16"), (with_shared, "'/q' is also '/p002'"),
+    (with_strides, "'/p002' is not C-contiguous"), (with_many_hooks, '17 hooks'),
+    (with_scaled_gradient, "'/p002' has a scaled gradient")])
+def test_what_is_refused(change, culprit):
+    optimizer = optimizer_of()
+    change(optimizer)
+    with pytest.raises(ValueError, match=culprit):
+        FusedUpdate(optimizer)
+
+
+def test_prepare_looks_again():
+    optimizer = optimizer_of()
+    update = FusedUpdate(optimizer)
+    with_half(optimizer)
+    with pytest.raises(ValueError, match="'/p002' is float16"):
+        update.prepare()
+
+
+@pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_advance_over_steps_with_a_schedule(make):
+    decay, hard = hooks.WeightDecay(0.1), hooks.GradientHardClipping(-2, 3)
+    optimizer = optimizer_of(make, add_hooks=(decay, hard))
+    twin = optimizer_of(make)
+    rate = 'lr' if 'lr' in optimizer.hyperparam.__dict__ else 'alpha'
+    for param in (optimizer.target.p002, twin.target.p002):
+        setattr(param.update_rule.hyperparam, rate, 0.5)
+    update = FusedUpdate(optimizer)
+    for step in range(5):
+        decay.rate = 0.1 * step
+        for each in (optimizer, twin):
+            setattr(each, rate, getattr(each, rate) * 0.9)
+            each.target.p000.update_rule.enabled = step != 1
+            each.target.p003.update_rule.enabled = step > 2
+            each.target.cleargrads()
+        twin.update()
+        numbers = update.advance()
+        assert numbers.dtype == numpy.float64 and numbers.shape == (update.n_numbers,)
+        assert numbers[:4].tolist() == [0.1 * step, 0, -2, 3]
+        assert optimizer.t == twin.t == step + 1
+        rows = numbers[4:].reshape(4, -1)
+        for param, expected, row in zip(optimizer.target.params(), twin.target.params(), rows):
+            rule = expected.update_rule
+            assert param.update_rule.t == rule.t
+            if not rule.enabled:
+                continue
+            assert row[0] == (rule.hyperparam.lr if rate == 'lr' else rule.alpha_t)
+            if rate == 'alpha':
+                hp = rule.hyperparam
+                assert row[1:].tolist() == [
+                    1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate]
+
+
+def test_advance_returns_a_new_array():
+    update = FusedUpdate(optimizer_of())
+    assert update.advance() is not update.advance()
+
+
+def test_frozen_follows_what_a_graph_cannot():
+    optimizer = optimizer_of()
+    update = FusedUpdate(optimizer)
+    before = update.frozen()
+    optimizer.alpha = 0.5
+    update.advance()
+    assert update.frozen() == before and hash(before) is not None
+    optimizer.target.p002.update_rule.enabled = False
+    disabled = update.frozen()
+    optimizer.target.p003.update_rule.hyperparam.amsgrad = True
+    assert len({before, disabled, update.frozen()}) == 3
+
+
+def test_numbers_of_another_shape_or_dtype():
+    update = FusedUpdate(optimizer_of())
+    for numbers in (numpy.zeros(3), numpy.zeros(update.n_numbers, 'f')):
+        with pytest.raises(ValueError, match=r'numbers: got .* float64 of shape \(24,\)'):
+            update.launch(numbers)
+
+
+def test_launch_before_prepare():
+    update = FusedUpdate(optimizer_of())
+    with pytest.raises(RuntimeError, match=r'prepare\(\) has to be called'):
+        update.launch(update.advance())
+
+
+# The rest runs on a GPU. Chainer's kernels have the same formulas, but the compiler may round a
+# product and sum once or twice; the norm of float32 gradients is a float32 sum there, double here.
+BOUND = {'f': 2e-6, 'd': 1e-14}
+SHAPES = ((), (0,), (3, 5), (1024,), (1025,), (2, 1025), (300, 1000))
+
+
+def give_gradients(step, *links):
+    rng = numpy.random.RandomState(step)
+    for params in zip(*(link.params(False) for link in links)):
+        gradient = rng.normal(size=params[0].shape).astype(params[0].dtype)
+        for param in params:
+            param.cleargrad()
+            if param.name != 'p003':
+                param.grad = cuda.cupy.asarray(gradient)
+
+
+def assert_same(ours, theirs, dtype):
+    alike = collections.defaultdict(list)  # kind -> pairs of arrays
+    for own, other in zip(ours.params(False), theirs.params(False)):
+        rule, expected = own.update_rule, other.update_rule
+        assert rule.t == expected.t
+        assert (rule.state is None) == (expected.state is None)
+        assert set(rule.state or ()) == set(expected.state or ())
+        alike['data'].append((own.array, other.array))
+        alike['grad'].append((own.grad, other.grad))
+        for name in expected.state or ():
+            alike[name].append((rule.state[name], expected.state[name]))
+    for arrays in alike.values():
+        actual, wanted = (numpy.concatenate([cuda.to_cpu(array).ravel() for array in side])
+                          for side in zip(*arrays))
+        # Of the largest of all: an average of gradients may cancel.
+        bound = BOUND[dtype] * abs(wanted).max()
+        numpy.testing.assert_allclose(actual, wanted, rtol=0, atol=bound)
+
+
+def twins(make, dtype, shapes=SHAPES, add_hooks=()):
+    return [optimizer_of(make, link_of(cuda.cupy, dtype, shapes), add_hooks) for _ in range(2)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('add_hooks', HOOKS.values(), ids=HOOKS)
+@pytest.mark.parametrize('dtype', 'fd')
+@pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_launch_equals_chainer(make, dtype, add_hooks):
+    ours, theirs = twins(make, dtype, add_hooks=add_hooks)
+    for each in (ours, theirs):
+        each.target.p004.update_rule.enabled = False
+    update = FusedUpdate(ours)
+    update.prepare()
+    for step in range(5):
+        give_gradients(step, ours.target, theirs.target)
+        update.launch(cuda.cupy.asarray(update.advance()))
+        theirs.update()
+        assert_same(ours.target, theirs.target, dtype)
+
+
+@pytest.mark.gpu
+def test_launch_for_many_parameters():
+    shapes = [(1 + i % 7, 3) for i in range(200)]
+    ours, theirs = twins(optimizers.Adam, 'd', shapes, HOOKS['clipping last'])
+    update = FusedUpdate(ours)
+    update.prepare()
+    for step in range(3):
+        give_gradients(step, ours.target, theirs.target)
+        update.launch(cuda.cupy.asarray(update.advance()))
+        theirs.update()
+    assert_same(ours.target, theirs.target, 'd')
+
+
+@pytest.mark.gpu
+def test_gradient_that_is_not_contiguous():
+    ours, theirs = twins(optimizers.SGD, 'd', add_hooks=HOOKS['clipping last'])
+    update = FusedUpdate(ours)
+    update.prepare()
+    give_gradients(0, ours.target, theirs.target)
+    ours.target.p002.grad = cuda.cupy.asfortranarray(ours.target.p002.grad)
+    update.launch(cuda.cupy.asarray(update.advance()))
+    theirs.update()
+    assert_same(ours.target, theirs.target, 'd')
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('from_ours', [True, False])
+def test_states_are_those_of_snapshots(from_ours):
+    """Three steps, saved and loaded into new objects of the other kind, and three more."""
+    ours, theirs = twins(optimizers.AMSGrad, 'd')
+    straight = twins(optimizers.AMSGrad, 'd')[0]
+
+    def steps(optimizer, fused, first):
+        update = FusedUpdate(optimizer) if fused else None
+        for step in range(first, first + 3):
+            give_gradients(step, optimizer.target)
+            if fused:
+                update.prepare()
+                update.launch(cuda.cupy.asarray(update.advance()))
+            else:
+                optimizer.update()
+
+    steps(straight, False, 0)
+    steps(straight, False, 3)
+    steps(ours, from_ours, 0)
+    for old, new in ((ours.target, theirs.target), (ours, theirs)):
+        file = io.BytesIO()
+        chainer.serializers.save_npz(file, old)
+        file.seek(0)
+        chainer.serializers.load_npz(file, new)
+    steps(theirs, not from_ours, 3)
+    assert theirs.t == 6
+    assert_same(theirs.target, straight.target, 'd')
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('add_hooks', HOOKS.values(), ids=HOOKS)
+@pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_graph_with_changing_numbers_equals_eager(make, add_hooks):
+    """Bit for bit; the gradients are refilled in place."""
+    captured, eager = twins(make, 'f', add_hooks=add_hooks)
+    updates = [FusedUpdate(each) for each in (captured, eager)]
+    give_gradients(0, captured.target, eager.target)
+    for update in updates:
+        update.prepare()
+        update._optimizer.reallocate_cleared_grads()
+    numbers = cuda.cupy.zeros(updates[0].n_numbers)
+    stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    cuda.cupy.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        updates[0].launch(numbers)
+        graph = stream.end_capture()
+    rate = 'lr' if 'lr' in captured.hyperparam.__dict__ else 'alpha'
+    rng = numpy.random.RandomState(5)
+    for step in range(5):
+        for optimizer in (captured, eager):
+            setattr(optimizer, rate, 0.01 * (step + 1))
+        for a, b in zip(captured.target.params(), eager.target.params()):
+            gradient = cuda.cupy.asarray(rng.normal(size=a.shape).astype('f'))
+            a.grad[...] = gradient
+            b.grad[...] = gradient
+        numbers.set(updates[0].advance())
+        cuda.cupy.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        updates[1].launch(cuda.cupy.asarray(updates[1].advance()))
+        for a, b in zip(captured.target.params(), eager.target.params()):
+            pairs = [(a.array, b.array), (a.grad, b.grad)]
+            pairs += [(a.update_rule.state[name], b.update_rule.state[name])
+                      for name in b.update_rule.state]
+            for x, y in pairs:
+                assert cuda.to_cpu(x).tobytes() == cuda.to_cpu(y).tobytes()
