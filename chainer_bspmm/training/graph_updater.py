@@ -134,18 +134,17 @@ class GraphUpdater(StandardUpdater):
         if capacities is None:
             capacities = self._capacities[batch.form.n_graphs] = self._sizes(batch)
         capacity = capacities.of(batch.need)
-        frozen = self._frozen.key()
-        if self._context.fused is not None:
-            frozen += self._context.fused.frozen(),
-        key = batch.form, capacity, frozen
+        key = batch.form, capacity, self._frozen_key()
         program = self._programs.get(key)
         if program is None:
             self._n_unused += 1
             if self._n_unused > MAX_UNUSED:
                 raise CannotCapture('no step can be replayed, for %s changes with every step'
-                                    % self._frozen.changed(self._last_key, frozen))
+                                    % self._frozen.changed(self._last_key, key[-1]))
             program = StepProgram(self._context, batch, capacity)
             self._check_spare_rows(program, batch, examples)
+            # That made parameters and states that were not there.
+            key = batch.form, capacity, self._frozen_key()
             self._programs[key] = program
             if len(self._programs) > MAX_PROGRAMS:
                 self._programs.popitem(last=False)
@@ -155,7 +154,7 @@ class GraphUpdater(StandardUpdater):
             if not program.is_captured:
                 program.capture()
                 self._current = None
-        self._last_key = frozen
+        self._last_key = key[-1]
         return program
 
     def _check_spare_rows(self, program, batch, examples):
@@ -163,8 +162,15 @@ class GraphUpdater(StandardUpdater):
         program.stage(batch, self.iteration, numbers)
         program.check_spare_rows(self._convert(examples))
         # Lazy links have made their parameters now.
+        for param in self._optimizers['main'].target.params(include_uninit=False):
+            if param.update_rule is not None and param.update_rule.enabled:
+                param.update_rule._init_states(param)
         if self._context.fused is not None:
             self._context.fused.prepare()
+
+    def _frozen_key(self):
+        key = self._frozen.key()
+        return key if self._context.fused is None else (*key, self._context.fused.frozen())
 
     def _sizes(self, batch):
         dataset = getattr(self._iterators['main'], 'dataset', None)
