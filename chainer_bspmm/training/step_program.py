@@ -15,6 +15,9 @@ NONDETERMINISTIC = 1e-3
 # Between a batch and the same batch with spare rows: products of other shapes round differently.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
+# Where an error is no fault of the user's.
+LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backends', 'contextlib'
+
 # What all programs of an updater share. fused: FusedUpdate or None.
 Context = collections.namedtuple('Context', 'capturer blas seed optimizer loss_func fused device')
 
@@ -103,7 +106,7 @@ class StepProgram:
         before = state.copies(arrays)
         results = []
         with self._context.capturer.ordered():
-            for given in (in_arrays, None):
+            for given in (in_arrays, in_arrays, None):
                 with step.under_way(self._step), _observed() as reported:
                     loss = self._context.loss_func(*(given or self._inputs()))
                 results.append(dict(_arrays_of(reported), loss=loss.array))
@@ -111,6 +114,12 @@ class StepProgram:
                 state.put_back(arrays, before)
         tolerance = SPARE_TOLERANCE[results[0]['loss'].dtype.name]
         differs = state.difference(results[1], results[0], tolerance)
+        if differs:
+            raise CannotCapture(
+                'one batch gives another %s when it is run twice: the model draws random numbers '
+                'from another generator than that of chainer.functions.dropout, or keeps what it '
+                'calculated' % differs)
+        differs = state.difference(results[2], results[0], tolerance)
         if differs:
             raise CannotCapture(
                 'with rows that belong to no molecule at the end of a batch the model gives '
@@ -245,7 +254,7 @@ def blame(error, loss_func):
         if isinstance(owner, chainer.Link):
             link = owner
         module = frame.tb_frame.f_globals.get('__name__', '')
-        if module.split('.')[0] not in ('chainer', 'cupy', 'cupy_backends'):
+        if place is None or module.split('.')[0] not in LIBRARIES:
             place = '%s, line %d, in %s' % (code.co_filename, frame.tb_lineno, code.co_name)
         frame = frame.tb_next
     names = {}

@@ -189,7 +189,7 @@ def test_larger_buffers_in_a_captured_graph(data, spare_rows, spare_nnz):
     n_rows = max(int(host.sizes[index].sum()) for index in indices) + spare_rows
     nnz = max(int(host.nnz[index].sum()) for index in indices) + spare_nnz
     buffers = resident._buffers(9, n_rows, nnz)
-    index_on_device = cupy.zeros(9, 'i')
+    index_on_device = cupy.asarray(resident.check(indices[0]))  # what fits in the buffers
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
