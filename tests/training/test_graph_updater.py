@@ -261,7 +261,7 @@ def test_a_model_that_averages_over_all_rows(device, graphs):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize('function, words', [
-    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.sum()), 'float'),
+    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.sum()), 'apture'),
     (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] + link.xp.asarray(
         numpy.ones(3, 'f')), 'from the host'),
     (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] + 0 * link.xp.random.rand(), 'Row'),
