@@ -192,7 +192,7 @@ class StepProgram:
 
     def _give_gradients(self):
         for _, parameter, gradient in self._gradients:
-            parameter.grad = gradient
+            parameter._set_grad_without_check(gradient)  # dozens of them, between two replays
 
     def _inputs(self):
         """Return the staged batch; where it is gathered on the device, launch that."""

@@ -204,19 +204,20 @@ def test_snapshots_go_both_ways(device, graphs, tmp_path):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_under_a_trainer(device, graphs, tmp_path):
-    updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
-    trainer = chainer.training.Trainer(updater, (4, 'epoch'), out=str(tmp_path))
+    updater = make_updater(GraphUpdater, device, without_dropout(make_model()), molecules(40),
+                           optimizers.Adam(alpha=0.01))
+    trainer = chainer.training.Trainer(updater, (8, 'epoch'), out=str(tmp_path))
     log = extensions.LogReport(trigger=(1, 'epoch'))
     trainer.extend(log)
     trainer.extend(extensions.observe_lr(), trigger=(1, 'iteration'))
-    trainer.extend(extensions.ExponentialShift('alpha', 0.5), trigger=(1, 'epoch'))
+    trainer.extend(extensions.ExponentialShift('alpha', 0.9), trigger=(1, 'epoch'))
     trainer.extend(extensions.Evaluator(
         SerialIterator(molecules(11, seed=1), BATCH, repeat=False, shuffle=False),
         updater.get_optimizer('main').target, device=device,
         converter=chainer_bspmm.concat_mols), trigger=(1, 'epoch'))
     trainer.extend(extensions.snapshot(), trigger=(2, 'epoch'))
     trainer.run()
-    assert len(log.log) == 4
+    assert len(log.log) == 8
     for entry in log.log:
         assert entry['main/loss'] > 0 and entry['validation/main/loss'] > 0
     assert log.log[-1]['main/loss'] < log.log[0]['main/loss']
