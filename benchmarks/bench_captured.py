@@ -6,10 +6,12 @@ and captured, on a GPU: ``python -m benchmarks.bench_captured --tox21 tox21.csv.
 ``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
 """
 import argparse
+import collections
 import contextlib
 import copy
 import gc
 import importlib.util
+import itertools
 import statistics
 import time
 import warnings
@@ -21,12 +23,14 @@ from chainer.iterators import SerialIterator
 from chainer.iterators import ShuffleOrderSampler
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 import numpy
 
 from benchmarks import bench_converter
 from benchmarks import bench_training
 from benchmarks import data_sets
 from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import smiles
 from chainer_bspmm.training.graph_updater import GraphUpdater
 
 METHODS = bench_training.FIVE
@@ -137,6 +141,10 @@ class Trainer:
         """Give back what is not in use."""
         if self._pool is not None:
             self._pool.free_all_blocks()
+
+
+# A method on a data set. examples: PyTorch Geometric's, or None; noted: dict, what was found.
+Subject = collections.namedtuple('Subject', 'model dense sparse examples noted')
 
 
 class Geometric:
@@ -382,7 +390,7 @@ def run_cell(makers, n_molecules, n_batch, device, seconds):
             contender = make()
             contender.warm()
         except Exception as error:  # the others' times matter all the same
-            not_run[name] = '%s: %s' % (type(error).__name__, str(error)[:500])
+            not_run[name] = described(error)
         else:
             found[name] = contender
     milliseconds, n_rounds = measure_steps(found, device, seconds)
@@ -420,15 +428,16 @@ def bars(methods, n_batch=FIRST[1]):
     """Return {bar: {'ratio', 'met'}} of the five models; not met where ours was not run."""
     found = {}
     for method, of in methods.items():
+        if 'wrong' in of:
+            found['%s: steps agree' % method] = {'ratio': None, 'met': False}
         cell = of['batches'].get(str(n_batch))
         if cell is None:
             continue
         for name in (ON_DEVICE, CAPTURED):
             for over, least in ((UPSTREAM, OVER_UPSTREAM), (GEOMETRIC, OVER_GEOMETRIC),
                                 (GEOMETRIC_CAPTURED, 1)):
-                is_missing = over not in cell['milliseconds']
-                if is_missing and over not in cell['not_run']:
-                    continue  # it has no such model, or is not installed
+                if over not in cell['milliseconds']:
+                    continue
                 times = ratio(cell, name, over)
                 found['%s, batch %d: %s at least %gx faster than %s' % (
                     method, n_batch, name, least, over)] = {
@@ -471,34 +480,33 @@ def run(args, device):
         'conditions': bench_training.conditions(device, args.commit), 'data': {}}
     sources = {'tox21': lambda: data_sets.tox21(args.tox21, args.limit),
                'qm9': lambda: data_sets.qm9(args.limit)}
-    read, sets = {}, {}
+    read, sets, subjects = {}, {}, {}
     eager, not_run = [], []
-    for n_batch in args.batches:
-        for data in args.data:
-            if data not in read:
-                read[data] = sources[data]()
-                result['data'][data] = {'description': read[data][2], 'methods': {}}
-            of_data = result['data'][data]
-            for method in args.methods:
-                title = '%s %s, batch %d' % (data, method, n_batch)
-                if time.perf_counter() - start > args.time - FOR_PROFILES:
-                    not_run.append(title)
-                    continue
-                if (data, method) not in sets:
-                    sets[data, method], of_data['methods'][method] = prepared(
-                        method, *read[data][:2], device)
-                model, dense, sparse, examples = sets[data, method]
-                of_data['n_molecules'] = len(sparse)
-                if n_batch > len(sparse):
-                    continue
-                makers = trainers(model, dense, sparse, n_batch, device)
-                if examples is not None:
-                    makers.update(peers(method, examples, sparse, n_batch, device))
-                cell, running = run_cell(makers, len(sparse), n_batch, device, args.seconds)
-                of_data['methods'][method]['batches'][str(n_batch)] = cell
-                eager.append((title, cell, running))
-                print('\n'.join(table(title, cell)), flush=True)
-                save(result, not_run, args.out)
+    for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
+        if data not in read:
+            *read[data], description = sources[data]()
+            result['data'][data] = {'description': description, 'methods': {}}
+        of_data = result['data'][data]
+        title = '%s %s, batch %d' % (data, method, n_batch)
+        if time.perf_counter() - start > args.time - FOR_PROFILES:
+            not_run.append(title)
+            continue
+        if (data, method) not in subjects:
+            kind = data, smiles.KINDS[preprocess_method_dict[method].__name__]
+            if kind not in sets:
+                sets[kind] = data_sets.of_smiles(*read[data], method)
+            of_data['n_molecules'] = len(sets[kind][0])
+            subjects[data, method] = prepared(method, *sets[kind], device)
+            of_data['methods'][method] = subjects[data, method].noted
+        subject = subjects[data, method]
+        if 'wrong' in subject.noted or n_batch > len(subject.sparse):
+            continue
+        cell, running = run_cell(contenders(method, subject, n_batch, device),
+                                 len(subject.sparse), n_batch, device, args.seconds)
+        subject.noted['batches'][str(n_batch)] = cell
+        eager.append((title, cell, running))
+        print('\n'.join(table(title, cell)), flush=True)
+        save(result, not_run, args.out)
     if device.xp is not numpy and importlib.util.find_spec('torch'):
         profile(eager, device, start + args.time, not_run)
     path = save(result, not_run, args.out)
@@ -506,23 +514,43 @@ def run(args, device):
         print('%s: %s (%sx)' % (bar, 'met' if of['met'] else 'MISSED', of['ratio']))
     print('not run for want of time:', not_run or 'nothing')
     print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
+    if any('wrong' in subject.noted for subject in subjects.values()):
+        raise SystemExit('not all steps agree')
 
 
-def prepared(method, smiles, labels, device):
-    """Return (model, dense, sparse, PyTorch Geometric's examples or None), and what was checked."""
-    dense, sparse = data_sets.of_smiles(smiles, labels, method)
+def prepared(method, dense, sparse, device):
+    """Return the `Subject` of a method on a data set; nobody is timed on a wrong step."""
     model = bench_training.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
-    noted = {'relative_errors': check(model, dense, sparse, device), 'batches': {}}
+    noted = {'relative_errors': {}, 'batches': {}}
     examples = None
+    try:
+        noted['relative_errors'].update(check(model, dense, sparse, device))
+    except Exception as error:  # said at the end; the other methods go on
+        noted['wrong'] = described(error)
+        print('%s: %s' % (method, noted['wrong']), flush=True)
     if device.xp is not numpy and importlib.util.find_spec('torch_geometric'):
         from benchmarks import geometric_models
         if method in geometric_models.PEERS:
             examples = geometric_models.examples_of(sparse)
             try:
                 noted['relative_errors'].update(check_peers(method, examples, sparse, device))
-            except RuntimeError as error:  # it could not be captured: cells say so again
-                noted['not_checked'] = {GEOMETRIC_CAPTURED: str(error)[:500]}
-    return (model, dense, sparse, examples), noted
+            except Exception as error:
+                noted['no peer'] = described(error)
+    return Subject(model, dense, sparse, examples, noted)
+
+
+def described(error):
+    return '%s: %s' % (type(error).__name__, str(error)[:500])
+
+
+def contenders(method, subject, n_batch, device):
+    """Return name -> function that makes a contender, of both libraries."""
+    found = trainers(subject.model, subject.dense, subject.sparse, n_batch, device)
+    if subject.examples is not None:
+        found.update(peers(method, subject.examples, subject.sparse, n_batch, device))
+    if 'no peer' in subject.noted:
+        del found[GEOMETRIC_CAPTURED]
+    return found
 
 
 def profile(eager, device, deadline, not_run):
@@ -547,11 +575,11 @@ def save(result, not_run, out):
 
 def run_epochs(args, device):
     """Time epochs of RSGCN on as many molecules as QM9 has."""
-    smiles, labels, description = data_sets.qm9(args.limit)
-    dense, sparse = data_sets.of_smiles(smiles, labels, 'rsgcn')
+    *read, description = data_sets.qm9(args.limit)
+    dense, sparse = data_sets.of_smiles(*read, 'rsgcn')
     n = args.molecules
     order = numpy.arange(n) % len(sparse)
-    model = bench_training.upstream_model('rsgcn', labels, [dense[0]])
+    model = bench_training.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
     errors = check(model, dense, sparse, device)
     several = [dense[i] for i in range(len(dense))]
     makers = trainers(model, [several[i] for i in order], sparse[order], QM9_BATCH, device)
