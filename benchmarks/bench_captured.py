@@ -511,7 +511,8 @@ def run(args, device):
         profile(eager, device, start + args.time, not_run)
     path = save(result, not_run, args.out)
     for bar, of in result.get('bars', {}).items():
-        print('%s: %s (%sx)' % (bar, 'met' if of['met'] else 'MISSED', of['ratio']))
+        print('%s: %s%s' % (bar, 'met' if of['met'] else 'MISSED',
+                          '' if of['ratio'] is None else ' (%.2fx)' % of['ratio']))
     print('not run for want of time:', not_run or 'nothing')
     print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
     if any('wrong' in subject.noted for subject in subjects.values()):
