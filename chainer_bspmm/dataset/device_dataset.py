@@ -29,9 +29,8 @@ class DeviceMolecules(Molecules):
 
     Attributes:
         host, device: as given.
-        max_atom_id (int or None): the largest atom id of all; None where atoms have features.
         device_nbytes (int): bytes that lie on the GPU.
-        sizes, nnz, symmetric: as in `Molecules`, on the host.
+        sizes, nnz, symmetric, max_atom_id: as in `Molecules`, on the host.
     """
 
     def __init__(self, host, device):
@@ -40,9 +39,6 @@ class DeviceMolecules(Molecules):
         self.host = host
         self.device = device
         self._max_ids = _max_ids(host)
-        self.max_atom_id = None
-        if self._max_ids is not None:
-            self.max_atom_id = int(self._max_ids.max(initial=0))
         arrays = _source_arrays(host)
         self.device_nbytes = _nbytes(arrays)
         with chainer.using_device(device):

@@ -33,6 +33,7 @@ class Molecules:
         self.full_sizes = full_sizes
         self.row_nnz = row_nnz
         self.columns = columns
+        self.max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         self.data = data
         self.n_relations = n_relations
         self.labels = labels

@@ -50,6 +50,10 @@ class Capturer:
                 outside.wait_event(self._event)
                 self._last_stream = outside
 
+    def join_current(self):
+        """Let the current stream go on only after what the last one was given."""
+        self.join(cuda.cupy.cuda.get_current_stream())
+
     def join(self, stream):
         """Let `stream` go on only after what the last one was given."""
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
@@ -93,9 +97,8 @@ class _Launch:
         self._capturer = capturer
 
     def __call__(self):
-        stream = cuda.cupy.cuda.get_current_stream()
-        self._capturer.join(stream)
-        self._graph.launch(stream)
+        self._capturer.join_current()
+        self._graph.launch(cuda.cupy.cuda.get_current_stream())
 
 
 @contextlib.contextmanager

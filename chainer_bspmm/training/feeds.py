@@ -22,6 +22,11 @@ class HostBatch:
         self.need = needs(numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]),
                           adj.max_atom_id)
 
+    def arrays_on(self, device):
+        """Return the batch as an ordinary one (tuple) on a device."""
+        atoms, adj, labels = self._arrays
+        return (device.send(atoms), adj.to_device(device), *map(device.send, labels))
+
     def staged(self, capacity):
         """Return name -> (shape, dtype) of what is sent."""
         return staging.batch_arrays(self.form, capacity)
@@ -30,20 +35,24 @@ class HostBatch:
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
         fill_buffers(staging.buffers_of(views), *self._arrays)
 
-    gather = None
+    source = gather = None
 
 
 class DeviceBatch:
     """Molecules of a `DeviceDataset`, by their numbers, which are all that is sent."""
 
     def __init__(self, molecules, index):
-        self._molecules = molecules
+        self.source = self._molecules = molecules
         self._index = index
         is_symmetric = molecules.n_relations == 1 and bool(molecules.symmetric[index].all())
         self.form = staging.Form.of(
             index.size, molecules.n_relations, is_symmetric, molecules.atoms, molecules.data,
             molecules.labels)
         self.need = needs(molecules.sizes[index], molecules.nnz[index], molecules.max_atom_id)
+
+    def arrays_on(self, device):
+        atoms, adj, labels = self._molecules.batch(self._index, 'packed')
+        return (atoms, adj, *labels)
 
     def staged(self, capacity):
         return {'index': (self._index.shape, 'i4')}

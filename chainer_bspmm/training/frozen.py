@@ -1,12 +1,15 @@
 """What a training step reads from Python, which a captured graph would go on using as it was."""
+import functools
 import operator
+import types
 
 import numpy
 
 import chainer
 from chainer.backends import cuda
 
-CONFIG = 'train', 'dtype', 'enable_backprop', 'keep_graph_on_report'
+# Whose functions are taken to depend on their arguments, and on Chainer's configuration.
+LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 
 
@@ -14,44 +17,50 @@ class Frozen:
     """Give a key that changes when something frozen has changed.
 
     Covers the attributes of all links that are numbers, strings, tuples of them, functions or
-    arrays, the parameters' arrays, whether they want a gradient and are updated, the optimizer's
-    states, and Chainer's configuration. It does not look into lists and dicts of a link, nor into
-    objects that are no links.
+    arrays, such variables around these functions and the loss function, the parameters' arrays,
+    whether they want a gradient and are updated, the optimizer's states, and Chainer's
+    configuration. It does not look into lists and dicts of a link, nor into objects that are no
+    links.
 
     Args:
         optimizer (chainer.GradientMethod): its target's links are covered.
-        loss_func (callable): so are those of this, where it is a link.
+        loss_func (callable): so are those of this, where it is a link or uses one.
+
+    Attributes:
+        params (list of tuple): parameters that are updated, and their update rules.
     """
 
     def __init__(self, optimizer, loss_func):
         self._optimizer = optimizer
-        self._roots = [optimizer.target]
-        if isinstance(loss_func, chainer.Link) and loss_func is not optimizer.target:
-            self._roots.append(loss_func)
-        self._links = []
+        self._loss_func = loss_func
         self._look()
 
     def key(self):
-        """Return a hashable that equals an earlier one if nothing has changed since that."""
-        if any(link.has_changed() for link in self._links):
+        """Return a hashable that equals an earlier one if nothing has changed since that.
+
+        Things stand in it by their ``id``: whoever keeps a key keeps :meth:`held`, too, or another
+        thing could take the number of one that is gone.
+        """
+        if any(watched.has_changed() for watched in self._watched):
             self._look()
-        arrays = [part for param, rule in self._params
-                  for part in (param._data[0], *(rule.state or {}).values())]
-        self._held = arrays  # or another array could take the number of one that is gone
-        flags = [(param.requires_grad, rule.enabled) for param, rule in self._params]
-        return (self._key, tuple(map(id, arrays)), tuple(flags),
-                tuple(getattr(chainer.config, name) for name in CONFIG))
+        self._arrays = [part for param, rule in self.params
+                        for part in (param._data[0], *(rule.state or {}).values())]
+        flags = [(param.requires_grad, rule.enabled) for param, rule in self.params]
+        return self._key, tuple(map(id, self._arrays)), tuple(flags)
+
+    def held(self):
+        """Return the things (list) that the last key names by their ``id``."""
+        return self._arrays + [thing for watched in self._watched for thing in watched.held]
 
     def changed(self, old, new):
         """Return what (str) differs between two keys."""
-        names = {id(link.link): link.link.name or type(link.link).__name__
-                 for link in self._links}
+        names = {id(watched.owner): watched.name for watched in self._watched}
         for before, now in zip(old[0], new[0]):
             for one, other in zip(before[1:], now[1:]):
                 if one != other:
                     return 'the attribute %s of %s' % (other[0], names[now[0]])
         for before, now, what in zip(old[1:], new[1:], (
-                "a parameter's array", 'what is frozen', 'the configuration')):
+                "a parameter's array", 'what is frozen')):
             if before != now:
                 return what
         return 'the layout of the batches'
@@ -60,30 +69,79 @@ class Frozen:
         """Return what (str or None) wants to see every call: functions and links with hooks."""
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
         for link in self._links:
-            names += link.link._local_link_hooks or ()
+            names += link._local_link_hooks or ()
         return names[0] if names else None
 
     def _look(self):
-        self._links = [_Attributes(link) for root in self._roots for link in root.links()]
-        self._params = [(param, param.update_rule) for param in self._optimizer.target.params()
-                        if param.update_rule is not None]
-        self._key = tuple(link.key for link in self._links)
+        links, functions = {}, {}
+        _follow(self._optimizer.target, links, functions)
+        _follow(self._loss_func, links, functions)
+        self._links = list(links.values())
+        self._watched = [_Watched(chainer.config, 'chainer.config', _configuration)]
+        for link in self._links:
+            self._watched.append(_Watched(
+                link, link.name or type(link).__name__, functools.partial(vars, link)))
+        for function in functions.values():
+            self._watched.append(_Watched(
+                function, function.__name__, functools.partial(_surroundings, function)))
+        self.params = [(param, param.update_rule) for param in self._optimizer.target.params()
+                       if param.update_rule is not None]
+        self._key = tuple(watched.key for watched in self._watched)
 
 
-class _Attributes:
-    """The attributes of one link, and whether one was replaced since."""
+class _Watched:
+    """Named values of one owner, as they are now, and whether one was replaced since."""
 
-    def __init__(self, link):
-        self.link = link
-        self._attributes = vars(link)
-        self._values = list(self._attributes.values())
-        self.key = (id(link),) + tuple(
-            (name, token) for name, value in self._attributes.items()
-            for token in [_token(value)] if token is not None)
+    def __init__(self, owner, name, read):
+        self.owner, self.name, self._read = owner, name, read
+        found = read()
+        self._values = list(found.values())
+        tokens = [(name, value, _token(value)) for name, value in found.items()]
+        self.key = (id(owner),) + tuple(
+            (name, token) for name, _, token in tokens if token is not None)
+        self.held = [owner] + [value for _, value, token in tokens if token is not None]
 
     def has_changed(self):
-        values = self._attributes.values()
+        values = self._read().values()
         return len(values) != len(self._values) or not all(map(operator.is_, values, self._values))
+
+
+def _follow(thing, links, functions):
+    """Note (id -> itself) the links and functions that something consists of or uses."""
+    if isinstance(thing, functools.partial):
+        for part in (thing.func, *thing.args, *thing.keywords.values()):
+            _follow(part, links, functions)
+    elif isinstance(thing, types.MethodType):
+        _follow(thing.__self__, links, functions)
+        _follow(thing.__func__, links, functions)
+    elif isinstance(thing, chainer.Link) and id(thing) not in links:
+        for link in thing.links():
+            links[id(link)] = link
+        for link in thing.links():
+            for value in vars(link).values():
+                if not isinstance(value, chainer.Link):
+                    _follow(value, links, functions)
+    elif isinstance(thing, types.FunctionType) and id(thing) not in functions and (
+            (thing.__module__ or '').split('.')[0] not in LIBRARIES):
+        functions[id(thing)] = thing
+        for value in list(_surroundings(thing).values()):
+            _follow(value, links, functions)
+
+
+def _surroundings(function):
+    """Return name -> value of the variables around a function that it reads."""
+    code, around = function.__code__, function.__globals__
+    found = {name: around[name] for name in code.co_names if name in around}
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # nothing there yet
+            found[name] = None
+    return found
+
+
+def _configuration():
+    return {**vars(chainer.global_config), **vars(chainer.config._local)}
 
 
 def _token(value):

@@ -223,10 +223,12 @@ class FusedUpdate:
                 # This also sends to the device what a snapshot has left on the host.
                 rule._init_states(param)
         first = self._params[groups[0][2][0]]
-        n_clippings = self._kinds().count(None)
-        n_blocks = _MAX_BLOCKS * (len(groups) + len(self._params) // _N_PARAMETERS)
         with chainer.using_device(first.device):
-            self._partials = [cuda.cupy.empty(n_blocks, numpy.float64) for _ in range(n_clippings)]
+            if self._partials is None:  # once: graphs that were captured go on writing there
+                # Launches that leave sums, of float32 and of float64 parameters.
+                n_launches = 2 + len(self._params) // _N_PARAMETERS
+                self._partials = [cuda.cupy.empty(_MAX_BLOCKS * n_launches, numpy.float64)
+                                  for _ in range(self._kinds().count(None))]
             for variant, dtype, _ in groups:
                 for name in {variant, 'NONE'} if self._hooks else {variant}:
                     _load(first.array, dtype, name)
@@ -282,6 +284,13 @@ class FusedUpdate:
         for position, own in others:
             of_rules[position] = own
         return numbers
+
+    def take_back(self):
+        """Undo what `advance` counted: the step was not done."""
+        self._optimizer.t -= 1
+        for rule in self._rules:
+            if _is_updated(rule):
+                rule.t -= 1
 
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that.

@@ -21,6 +21,7 @@ from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.fused_update import why_not
 from chainer_bspmm.training.step_program import CannotCapture
 from chainer_bspmm.training.step_program import Context
+from chainer_bspmm.training.step_program import StepDiffers
 from chainer_bspmm.training.step_program import StepProgram
 
 MAX_PROGRAMS = 16  # layouts whose graphs are kept; the one unused for longest goes
@@ -85,19 +86,22 @@ class GraphUpdater(StandardUpdater):
         self._context = None  # made at the first step: a snapshot may change the seed until then
         self._programs = collections.OrderedDict()
         self._capacities = {}
-        self._current = None  # the program whose gradients the parameters have
         self._n_unused = 0
         self._last_key = None
 
     def update_core(self):
         iterator = self._iterators['main']
         examples = iterator.next()
-        self._train(examples)
+        if self.input_device is None:
+            self._train(examples)
+        else:
+            with chainer.using_device(self.input_device):  # its current stream is meant throughout
+                self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
     def _train(self, examples):
-        if self._context is not None and self._hooks != self._optimizer_hooks():
+        if self._context is not None and self._made_for != self._making():
             self._context = None
             self._programs.clear()
         if self._reason is None and self._context is None:
@@ -106,7 +110,7 @@ class GraphUpdater(StandardUpdater):
         if reason is None:
             try:
                 batch = feeds.batch_of(examples, self.converter, self.input_device)
-                program = self._program(batch, examples)
+                program = self._program(batch)
             except (feeds.NoSparseBatch, CannotCapture) as error:
                 reason = self._reason = str(error)
                 self._programs.clear()
@@ -116,25 +120,27 @@ class GraphUpdater(StandardUpdater):
             return
         fused, optimizer = self._context.fused, self._optimizers['main']
         numbers = None if fused is None else fused.advance()
-        program.stage(batch, self.iteration, numbers)
-        if program.is_captured:
-            reported = program.replay(program is self._current)
-            self._current = program
-        else:
-            reported = program.run()
-            self._current = None
+        try:
+            program.stage(batch, self.iteration, numbers)
+            reported = program.replay() if program.is_captured else program.run()
+        except StepDiffers:
+            raise  # but the step was done
+        except BaseException:
+            if fused is not None:
+                fused.take_back()
+            raise
         if chainer.reporter._get_reporters():
             chainer.report(reported)
         if fused is None:
             optimizer.update()
 
-    def _program(self, batch, examples):
+    def _program(self, batch):
         """Return the program for a batch, captured if it was seen before."""
         capacities = self._capacities.get(batch.form.n_graphs)
         if capacities is None:
             capacities = self._capacities[batch.form.n_graphs] = self._sizes(batch)
         capacity = capacities.of(batch.need)
-        key = batch.form, capacity, self._frozen_key()
+        key = batch.form, batch.source, capacity, self._frozen_key()
         program = self._programs.get(key)
         if program is None:
             self._n_unused += 1
@@ -142,9 +148,17 @@ class GraphUpdater(StandardUpdater):
                 raise CannotCapture('no step can be replayed, for %s changes with every step'
                                     % self._frozen.changed(self._last_key, key[-1]))
             program = StepProgram(self._context, batch, capacity)
-            self._check_spare_rows(program, batch, examples)
+            self._check_spare_rows(program, batch)
+            fused, optimizer = self._context.fused, self._optimizers['main']
+            if fused is not None:
+                if why_not(optimizer) is not None:  # of a parameter that was just made
+                    self._programs.clear()
+                    self._prepare()
+                    return self._program(batch)
+                fused.prepare()
             # That made parameters and states that were not there.
-            key = batch.form, capacity, self._frozen_key()
+            key = batch.form, batch.source, capacity, self._frozen_key()
+            program.held = self._frozen.held()
             self._programs[key] = program
             if len(self._programs) > MAX_PROGRAMS:
                 self._programs.popitem(last=False)
@@ -153,24 +167,25 @@ class GraphUpdater(StandardUpdater):
             self._n_unused = 0
             if not program.is_captured:
                 program.capture()
-                self._current = None
         self._last_key = key[-1]
         return program
 
-    def _check_spare_rows(self, program, batch, examples):
+    def _check_spare_rows(self, program, batch):
         numbers = self._context.fused and numpy.zeros(self._context.fused.n_numbers)
         program.stage(batch, self.iteration, numbers)
-        program.check_spare_rows(self._convert(examples))
+        program.check_spare_rows(batch.arrays_on(self.input_device))
         # Lazy links have made their parameters now.
         for param in self._optimizers['main'].target.params(include_uninit=False):
             if param.update_rule is not None and param.update_rule.enabled:
                 param.update_rule._init_states(param)
-        if self._context.fused is not None:
-            self._context.fused.prepare()
 
     def _frozen_key(self):
-        key = self._frozen.key()
-        return key if self._context.fused is None else (*key, self._context.fused.frozen())
+        fused, reporters = self._context.fused, chainer.reporter._get_reporters()
+        # What a step reports without anybody listening is lost, and nobody's name is asked for.
+        name = None
+        if reporters:
+            name = reporters[-1]._observer_names.get(id(self._optimizers['main'].target), '')
+        return (*self._frozen.key(), None if fused is None else fused.frozen(), name)
 
     def _sizes(self, batch):
         dataset = getattr(self._iterators['main'], 'dataset', None)
@@ -188,14 +203,16 @@ class GraphUpdater(StandardUpdater):
                 'not given' if self.input_device is None else self.input_device.name)
         if not isinstance(optimizer, chainer.GradientMethod):
             return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
-        if optimizer._loss_scale is not None:
-            return 'the optimizer scales the loss'
+        if type(optimizer).update is not chainer.GradientMethod.update:
+            return 'the optimizer, %s, has a method update of its own' % type(optimizer).__name__
         return None
 
     def _why_not_now(self):
         """Return what (str or None) rules a captured step out at this moment."""
         if chainer.is_debug():
             return 'Chainer is in debug mode'
+        if self._optimizers['main']._loss_scale is not None:
+            return 'the optimizer scales the loss'
         hook = self._frozen.hooks()
         return hook and 'the hook %s is there, which wants to see every call' % hook
 
@@ -213,17 +230,23 @@ class GraphUpdater(StandardUpdater):
         self._context = Context(capturer, blas, self.seed, optimizer, loss_func,
                                 FusedUpdate(optimizer) if reason is None else None, device)
         self._frozen = Frozen(optimizer, loss_func)
-        self._hooks = self._optimizer_hooks()
+        self._made_for = self._making()
 
-    def _optimizer_hooks(self):
-        hookable = self._optimizers['main']._hookable
-        return [*hookable._pre_update_hooks.values(), *hookable._post_update_hooks.values()]
+    def _making(self):
+        """Return what (list) the context was made for, as it is now."""
+        optimizer = self._optimizers['main']
+        rules = [param.update_rule for param, _ in self._frozen.params]
+        made_for = [self.loss_func, optimizer.target, *rules]
+        for owner in (optimizer, *rules):
+            if owner is not None:
+                made_for += owner._hookable._pre_update_hooks.values()
+                made_for += owner._hookable._post_update_hooks.values()
+        return made_for
 
     def _convert(self, examples):
         return convert._call_converter(self.converter, examples, self.input_device)
 
     def _train_eagerly(self, examples):
-        self._current = None
         optimizer = self._optimizers['main']
         loss_func = self.loss_func or optimizer.target
         in_arrays = self._convert(examples)

@@ -1,23 +1,36 @@
 """All arrays that a training step changes: to be kept, put back and compared."""
+import contextlib
+
 import numpy
 
 import chainer
 from chainer.backends import cuda
 
 
-def state_arrays(optimizer):
-    """Return name -> array: parameters, persistent values, optimizer states of the target link."""
+def links_of(optimizer, loss_func):
+    """Return path -> link: those of the target, and of the loss function where it is a link."""
+    links = dict(optimizer.target.namedlinks())
+    if isinstance(loss_func, chainer.Link):
+        known = set(map(id, links.values()))
+        links.update(('loss_func' + path, link) for path, link in loss_func.namedlinks()
+                     if id(link) not in known)
+    return links
+
+
+def state_arrays(optimizer, loss_func=None):
+    """Return name -> array: parameters, their optimizer states, and arrays that links have."""
     arrays = {}
-    for path, link in optimizer.target.namedlinks():
-        for name in sorted(link._persistent):
-            arrays['%s/%s' % (path.rstrip('/'), name)] = getattr(link, name)
+    for path, link in links_of(optimizer, loss_func).items():
+        for name, value in sorted(vars(link).items()):
+            arrays['%s/%s' % (path.rstrip('/'), name)] = value
     for path, param in optimizer.target.namedparams(include_uninit=False):
         arrays[path] = param.array
         if param.update_rule is not None:
             for name, value in (param.update_rule.state or {}).items():
                 arrays['%s/%s' % (path, name)] = value
     return {name: array for name, array in arrays.items()
-            if isinstance(array, chainer.get_array_types())}
+            if isinstance(array, chainer.get_array_types())
+            and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)}
 
 
 def copies(arrays):
@@ -31,23 +44,49 @@ def put_back(arrays, values):
         array[...] = values[name]
 
 
+@contextlib.contextmanager
+def attributes_kept(links):
+    """Undo that attributes of links are replaced inside; what is made there for good stays.
+
+    For good: in place of None, such as averages whose length the first batch tells, but for
+    variables.
+    """
+    before = [(vars(link), dict(vars(link))) for link in links]
+    try:
+        yield
+    finally:
+        for now, values in before:
+            for name, value in values.items():
+                new = now.get(name)
+                if value is not None or isinstance(new, chainer.Variable):
+                    now[name] = value
+
+
 def difference(arrays, values, tolerance):
     """Return the first array (str or None) that is not what another run of the step made of it.
 
+    NaN is equal to NaN unless the tolerance is 0.
+
     Args:
-        arrays, values (dict): name -> array.
+        arrays, values (dict): name -> array or number.
         tolerance (float): 0 for equal bits; else the largest norm of the difference relative to
             that of the value.
 
     Note:
         Copies to the host (synchronises).
     """
-    for name, array in arrays.items():
-        found, expected = cuda.to_cpu(array), cuda.to_cpu(values[name])
+    for name in {**arrays, **values}:
+        if name not in arrays or name not in values:
+            return '%s (only one of them has it)' % name
+        found, expected = (numpy.asarray(cuda.to_cpu(array)) for array in (
+            arrays[name], values[name]))
         if found.tobytes() == expected.tobytes():
             continue
-        error = numpy.linalg.norm(numpy.asarray(found - expected, 'd'))
-        scale = numpy.linalg.norm(numpy.asarray(expected, 'd'))
+        found, expected = (numpy.asarray(array, 'd') for array in (found, expected))
+        is_same = (found == expected) | (numpy.isnan(found) & numpy.isnan(expected))
+        with numpy.errstate(invalid='ignore'):
+            error = numpy.linalg.norm(numpy.where(is_same, 0, found - expected))
+        scale = numpy.linalg.norm(expected[numpy.isfinite(expected)])
         if not tolerance or not error <= tolerance * scale:
             return '%s (relative difference %.1e)' % (name, error / scale if scale else error)
     return None

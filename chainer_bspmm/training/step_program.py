@@ -61,6 +61,7 @@ class StepProgram:
         self._reported = {}  # what the graph writes: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._n_replays = 0
+        self.held = None  # what must not go while the graph may run
 
     @property
     def is_captured(self):
@@ -68,6 +69,8 @@ class StepProgram:
 
     def stage(self, batch, counter, numbers):
         """Send a batch, the number of the step and the optimizer's numbers to the device."""
+        # A user may have gone to another stream: the buffers are those of the last step until then.
+        self._context.capturer.join_current()
         views = self._staging.fill()
         views['counter'][0] = counter
         if numbers is not None:
@@ -102,16 +105,20 @@ class StepProgram:
         Raises:
             CannotCapture: they differ.
         """
-        arrays = state.state_arrays(self._context.optimizer)
+        context = self._context
+        arrays = state.state_arrays(context.optimizer, context.loss_func)
         before = state.copies(arrays)
+        links = state.links_of(context.optimizer, context.loss_func).values()
         results = []
-        with self._context.capturer.ordered():
+        with context.capturer.ordered(), state.attributes_kept(links):
             for given in (in_arrays, in_arrays, None):
-                with step.under_way(self._step), _observed() as reported:
-                    loss = self._context.loss_func(*(given or self._inputs()))
+                try:
+                    with step.under_way(self._step), _observed() as reported:
+                        loss = context.loss_func(*(given or self._inputs()))
+                finally:
+                    state.put_back(arrays, before)
                 results.append(dict(_arrays_of(reported), loss=loss.array))
                 del loss
-                state.put_back(arrays, before)
         tolerance = SPARE_TOLERANCE[results[0]['loss'].dtype.name]
         differs = state.difference(results[1], results[0], tolerance)
         if differs:
@@ -147,11 +154,8 @@ class StepProgram:
                                 'repeat' % on_host[0])
         self._reported = _arrays_of(reported)
 
-    def replay(self, had_gradients):
+    def replay(self):
         """Run the captured step that was staged.
-
-        Args:
-            had_gradients (bool): whether the parameters' gradients are this program's already.
 
         Returns:
             dict: what it reported, name -> array of its own.
@@ -165,12 +169,11 @@ class StepProgram:
             self._replay()
             reported = state.copies(self._reported)
         self._n_replays += 1
-        if not had_gradients:
-            self._give_gradients()
+        self._give_gradients()
         return reported
 
     def _checked_replay(self):
-        changing = state.state_arrays(self._context.optimizer)
+        changing = state.state_arrays(self._context.optimizer, self._context.loss_func)
         before = state.copies(changing)
         self._replay()
         reported = state.copies(self._reported)
@@ -191,8 +194,10 @@ class StepProgram:
         return reported
 
     def _give_gradients(self):
+        # Hooks, other updaters and users give parameters other arrays.
         for _, parameter, gradient in self._gradients:
-            parameter._set_grad_without_check(gradient)  # dozens of them, between two replays
+            if parameter._grad is not gradient:
+                parameter._set_grad_without_check(gradient)  # there may be dozens
 
     def _inputs(self):
         """Return the staged batch; where it is gathered on the device, launch that."""

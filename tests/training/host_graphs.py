@@ -31,6 +31,9 @@ class HostCapturer:
     def ordered(self):
         return contextlib.nullcontext()
 
+    def join_current(self):
+        pass
+
     def capture(self, function):
         arrays = state.state_arrays(self._optimizer)
         before = state.copies(arrays)
@@ -42,12 +45,26 @@ class HostCapturer:
 
         def launch():
             self.n_launches += 1
-            again, new = function()
+            with _python_as_it_was(self._optimizer.target):
+                again, new = function()
             for name, value in again.items():
                 step_program._bare(reported[name])[...] = step_program._bare(value)
             for (_, _, old), (_, _, gradient) in zip(gradients, new):
                 old[...] = gradient
         return launch, result
+
+
+@contextlib.contextmanager
+def _python_as_it_was(target):
+    """Undo what is done inside to attributes of links and to gradients: a graph does not do it."""
+    attributes = [(vars(link), dict(vars(link))) for link in target.links()]
+    gradients = [(param, param.grad) for param in target.params(include_uninit=False)]
+    yield
+    for now, before in attributes:
+        now.clear()
+        now.update(before)
+    for param, gradient in gradients:
+        param.grad = gradient
 
 
 class HostStaging(Staging):

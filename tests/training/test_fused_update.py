@@ -194,6 +194,29 @@ def test_numbers_of_another_shape_or_dtype():
             update.launch(numbers)
 
 
+def test_scratch_memory_stays(monkeypatch):
+    """Graphs that were captured write there, whatever is prepared after them."""
+    from chainer_bspmm.training import fused_update
+    monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
+    monkeypatch.setattr(fused_update, '_load', lambda *args: None)
+    optimizer = optimizer_of(add_hooks=HOOKS['clipping first'])
+    update = FusedUpdate(optimizer)
+    update.prepare()
+    before = update._partials[0]
+    optimizer.target.p002.update_rule.enabled = False
+    update.prepare()
+    assert update._partials[0] is before
+
+
+def test_take_back():
+    optimizer = optimizer_of()
+    update = FusedUpdate(optimizer)
+    optimizer.target.p002.update_rule.enabled = False
+    update.advance()
+    update.take_back()
+    assert optimizer.t == 0 and {p.update_rule.t for p in optimizer.target.params()} == {0}
+
+
 def test_launch_before_prepare():
     update = FusedUpdate(optimizer_of())
     with pytest.raises(RuntimeError, match=r'prepare\(\) has to be called'):

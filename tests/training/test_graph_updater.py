@@ -289,7 +289,7 @@ def test_an_attribute_that_changes(device, graphs):
 
     def n_frozen():
         run(updater, 4)
-        return len({frozen for _, _, frozen in updater._programs})
+        return len({key[-1] for key in updater._programs})
 
     assert n_frozen() == 1
     model.predictor.counter = 1
