@@ -8,25 +8,62 @@ import chainer
 import chainer_chemistry
 import numpy
 from chainer import training
+from chainer_bspmm.training import GraphUpdater
 
-WARM_UP = 2  # steps that allocate, and compile kernels
+WARM_UP = 2  # steps that allocate, compile kernels, and capture
 
 
-class TimedUpdater(training.StandardUpdater):
-    """Chainer's usual updater, and the seconds of each step: batch, converter, model, optimizer.
+class Timed:
+    """What an updater needs to time its steps: batch, converter, model, optimizer.
+
+    Steps are timed in rounds, from the start of the first to the end of the last. A round ends with
+    the epoch at the latest, before extensions do their part.
+
+    Attributes:
+        seconds (list of float): of each step; within a round all are its mean.
+    """
+
+    steps_a_round = 1
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seconds = []
+        self._n_steps = 0  # of the round under way
+
+    def update(self):
+        if not self._n_steps:
+            self._start = time.perf_counter()
+        super().update()
+        self._n_steps += 1
+        if (self._n_steps == self.steps_a_round or self.is_new_epoch
+                or len(self.seconds) < WARM_UP):
+            self.wait()
+            mean = (time.perf_counter() - self._start) / self._n_steps
+            self.seconds += [mean] * self._n_steps
+            self._n_steps = 0
+
+    def wait(self):
+        """Wait until the last step has been done."""
+
+
+class TimedUpdater(Timed, training.StandardUpdater):
+    """Chainer's usual updater with :class:`Timed`.
 
     Upstream's Regressor and Classifier copy the loss to the host in every step: on a GPU, too, a
     step cannot run far ahead of the clock.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seconds = []
 
-    def update(self):
-        start = time.perf_counter()
-        super().update()
-        self.seconds.append(time.perf_counter() - start)
+class TimedGraphUpdater(Timed, GraphUpdater):
+    """The updater of captured steps with :class:`Timed`: these return before the GPU is done."""
+
+    steps_a_round = 20  # so that waiting for the GPU does not count
+
+    def wait(self):
+        self.input_device.device.synchronize()
+
+
+UPDATERS = {'standard': TimedUpdater, 'graph': TimedGraphUpdater}  # by their option
 
 
 def milliseconds_a_step(seconds):
