@@ -16,18 +16,18 @@ WARM_UP = 2  # steps that allocate, compile kernels, and capture
 class Timed:
     """What an updater needs to time its steps: batch, converter, model, optimizer.
 
-    Steps are timed in rounds, from the start of the first to the end of the last. A round ends with
-    the epoch at the latest, before extensions do their part.
+    On a GPU a step returns before that is done. There steps are timed in rounds, from the start of
+    the first until the GPU is done with the last. A round ends with the epoch at the latest,
+    before extensions do their part.
 
     Attributes:
         seconds (list of float): of each step; within a round all are its mean.
     """
 
-    steps_a_round = 1
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.seconds = []
+        self.steps_a_round = 1 if self.input_device.xp is numpy else 20
         self._n_steps = 0  # of the round under way
 
     def update(self):
@@ -43,24 +43,17 @@ class Timed:
             self._n_steps = 0
 
     def wait(self):
-        """Wait until the last step has been done."""
+        """Wait until the GPU, if it is one, is done."""
+        if self.input_device.xp is not numpy:
+            self.input_device.device.synchronize()
 
 
 class TimedUpdater(Timed, training.StandardUpdater):
-    """Chainer's usual updater with :class:`Timed`.
-
-    Upstream's Regressor and Classifier copy the loss to the host in every step: on a GPU, too, a
-    step cannot run far ahead of the clock.
-    """
+    """Chainer's usual updater with :class:`Timed`."""
 
 
 class TimedGraphUpdater(Timed, GraphUpdater):
-    """The updater of captured steps with :class:`Timed`: these return before the GPU is done."""
-
-    steps_a_round = 20  # so that waiting for the GPU does not count
-
-    def wait(self):
-        self.input_device.device.synchronize()
+    """The updater of captured steps with :class:`Timed`."""
 
 
 UPDATERS = {'standard': TimedUpdater, 'graph': TimedGraphUpdater}  # by their option
