@@ -12,6 +12,7 @@ from chainer.backends import cuda
 
 import chainer_bspmm
 from chainer_bspmm import self_test
+from chainer_bspmm.backend import gemm
 
 PACKAGES = ('numpy', 'scipy', 'chainer', 'chainer-chemistry', 'rdkit', 'pandas', 'scikit-learn',
             'matplotlib', 'tqdm')
@@ -83,6 +84,17 @@ def versions():
             yield '  %s=%s' % (name, os.environ[name])
 
 
+def cublas():
+    """Return through what captured training steps call cuBLAS, or why they cannot."""
+    try:
+        library = gemm.library()
+    except Exception as error:  # whatever is wrong here is what this command is to show
+        return 'nothing: %s: %s' % (type(error).__name__, error)
+    if isinstance(library, gemm.Library):
+        return "ctypes; pip install 'chainer_bspmm[nvmath]' brings a maintained binding"
+    return 'nvmath-python %s' % version('nvmath-python')
+
+
 def gpus():
     """Yield the lines about CuPy and its devices."""
     packages = cupy_packages()
@@ -107,6 +119,7 @@ def gpus():
     yield '  CUDA runtime %s, driver for %s; NVRTC %d.%d' % (
         dotted(runtime.runtimeGetVersion()), dotted(runtime.driverGetVersion()),
         *cuda.cupy.cuda.nvrtc.getVersion())
+    yield '  captured training steps call cuBLAS through ' + cublas()
     for i in range(n_gpus):
         properties = runtime.getDeviceProperties(i)
         yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % (

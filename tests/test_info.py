@@ -14,6 +14,7 @@ import chainer_bspmm
 from chainer_bspmm import backend
 from chainer_bspmm import info
 from chainer_bspmm import self_test
+from chainer_bspmm.backend import gemm
 from chainer_bspmm.backend import kernels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -127,7 +128,24 @@ def test_a_driver_that_raises_is_no_gpu(monkeypatch):
 @pytest.mark.gpu
 def test_devices_are_listed():
     text = '\n'.join(info.gpus())
-    assert 'device 0: ' in text and 'compute capability' in text and 'NVRTC' in text
+    for part in ('device 0: ', 'compute capability', 'NVRTC', 'cuBLAS through '):
+        assert part in text
+    assert 'through nothing' not in text
+
+
+@pytest.mark.parametrize('nvmath', (True, False))
+def test_what_captured_steps_call_cublas_through(monkeypatch, nvmath):
+    library = object() if nvmath else object.__new__(gemm.Library)
+    monkeypatch.setattr(gemm, 'library', lambda: library)
+    monkeypatch.setattr(info, 'version', {'nvmath-python': '1.0'}.get)
+    assert info.cublas().startswith('nvmath-python 1.0' if nvmath else 'ctypes; pip install ')
+
+
+def test_a_cublas_that_is_not_found_is_named(monkeypatch):
+    def fail():
+        raise OSError('no libcublas')
+    monkeypatch.setattr(gemm, 'library', fail)
+    assert info.cublas() == 'nothing: OSError: no libcublas'
 
 
 def test_dotted():

@@ -4,6 +4,7 @@ import argparse
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
 from common.data import DataError
+from common.measure import UPDATERS
 from common.tasks import LAYOUTS
 from common.tasks import supported_methods
 
@@ -55,6 +56,9 @@ def add_training_arguments(parser):
     parser.add_argument('--layout', choices=sorted(LAYOUTS), default='packed',
                         help='packed: each molecule as it is; padded: with the phantom atoms that '
                              "upstream's dense model sees, for the very same results")
+    parser.add_argument('--updater', choices=sorted(UPDATERS), default='standard',
+                        help="standard: Chainer's; graph: on a GPU, the data set lies there and "
+                             'each training step is one launch of a CUDA graph')
     parser.add_argument('--resume', metavar='SNAPSHOT', help='go on from this snapshot')
     add_common_arguments(parser, "train upstream's dense model instead, for comparison")
 

@@ -8,25 +8,55 @@ import chainer
 import chainer_chemistry
 import numpy
 from chainer import training
+from chainer_bspmm.training import GraphUpdater
 
-WARM_UP = 2  # steps that allocate, and compile kernels
+WARM_UP = 2  # steps that allocate, compile kernels, and capture
 
 
-class TimedUpdater(training.StandardUpdater):
-    """Chainer's usual updater, and the seconds of each step: batch, converter, model, optimizer.
+class Timed:
+    """What an updater needs to time its steps: batch, converter, model, optimizer.
 
-    Upstream's Regressor and Classifier copy the loss to the host in every step: on a GPU, too, a
-    step cannot run far ahead of the clock.
+    On a GPU a step returns before that is done. There steps are timed in rounds, from the start of
+    the first until the GPU is done with the last. A round ends with the epoch at the latest,
+    before extensions do their part.
+
+    Attributes:
+        seconds (list of float): of each step; within a round all are its mean.
     """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.seconds = []
+        self.steps_a_round = 1 if self.input_device.xp is numpy else 20
+        self._n_steps = 0  # of the round under way
 
     def update(self):
-        start = time.perf_counter()
+        if not self._n_steps:
+            self._start = time.perf_counter()
         super().update()
-        self.seconds.append(time.perf_counter() - start)
+        self._n_steps += 1
+        if (self._n_steps == self.steps_a_round or self.is_new_epoch
+                or len(self.seconds) < WARM_UP):
+            self.wait()
+            mean = (time.perf_counter() - self._start) / self._n_steps
+            self.seconds += [mean] * self._n_steps
+            self._n_steps = 0
+
+    def wait(self):
+        """Wait until the GPU, if it is one, is done."""
+        if self.input_device.xp is not numpy:
+            self.input_device.device.synchronize()
+
+
+class TimedUpdater(Timed, training.StandardUpdater):
+    """Chainer's usual updater with :class:`Timed`."""
+
+
+class TimedGraphUpdater(Timed, GraphUpdater):
+    """The updater of captured steps with :class:`Timed`."""
+
+
+UPDATERS = {'standard': TimedUpdater, 'graph': TimedGraphUpdater}  # by their option
 
 
 def milliseconds_a_step(seconds):

@@ -14,6 +14,7 @@ from chainer import training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.triggers import IntervalTrigger
+from chainer_bspmm.dataset import DeviceDataset
 from common import data
 from common import files
 from common import measure
@@ -35,7 +36,8 @@ class RandomState(training.Extension):
     """Keep the random state in the snapshot: the order of later epochs comes from NumPy's.
 
     So does dropout on a CPU. On a GPU dropout draws from CuPy, which cannot tell its state: there a
-    resumed run goes on with other random numbers.
+    resumed run goes on with other random numbers. Not so with ``--updater graph``, where the seed
+    and the number of the step decide them, which are in the snapshot.
     """
 
     name = 'random_state'
@@ -95,7 +97,8 @@ def set_up_trainer(task, model, train, valid, args, device, report_every):
         task (Regression or Classification): what is learnt.
         model (Regressor or Classifier): on its device.
         train, valid (dataset): of (atoms, adj, ..., labels).
-        args (argparse.Namespace): `dense`, `layout`, `batchsize`, `epoch`, `out`.
+        args (argparse.Namespace): `dense`, `layout`, `updater`, `seed`, `batchsize`, `epoch`,
+            `out`.
         device (chainer.backend.Device): where to train.
         report_every (int): epochs between validations, and lines of the log.
 
@@ -105,8 +108,10 @@ def set_up_trainer(task, model, train, valid, args, device, report_every):
     optimizer = optimizers.Adam()
     optimizer.setup(model)
     converter = converter_of(args.dense, args.layout)
-    updater = measure.TimedUpdater(SerialIterator(train, args.batchsize), optimizer,
-                                   device=device, converter=converter)
+    options = {'seed': args.seed} if args.updater == 'graph' else {}
+    updater = measure.UPDATERS[args.updater](
+        SerialIterator(train, args.batchsize), optimizer, device=device, converter=converter,
+        **options)
     trainer = training.Trainer(updater, EpochsOrInterrupt(args.epoch), out=args.out)
     trigger = (report_every, 'epoch')
     trainer.extend(task.evaluator(
@@ -152,6 +157,30 @@ def plot_learning_curve(log, path, title, panels, baseline):
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def check_updater(args, device):
+    """Refuse ``--updater graph`` where no step could be captured."""
+    if args.updater != 'graph':
+        return
+    if device.xp is numpy:
+        raise data.DataError('--updater graph: CUDA graphs need a GPU, --device %s is the CPU; '
+                             'give --device 0, or leave --updater out' % args.device)
+    if args.dense or args.layout != 'packed':
+        raise data.DataError('--updater graph: steps can be captured of packed batches only; leave '
+                             'out %s' % ('--dense' if args.dense else '--layout ' + args.layout))
+
+
+def on_device(dataset, device):
+    """Return the data set held on a GPU, or as it is, with a word about it, where it is too large.
+
+    Its parts lie there too: batches of all of them are gathered by the GPU.
+    """
+    try:
+        return DeviceDataset(dataset, device)
+    except ValueError as error:
+        print('The data set stays on the host: %s' % error)
+        return dataset
 
 
 def check_resumable(snapshot, settings):
@@ -212,6 +241,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         int: the exit status.
     """
     device = get_device(args.device)
+    check_updater(args, device)
     device.use()
     files.make_folder(args.out)
 
@@ -225,6 +255,8 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     if args.resume:
         check_resumable(args.resume, settings)
     files.start_folder(args.out, settings)
+    if args.updater == 'graph':
+        dataset = on_device(dataset, device)
 
     train, valid, test = [dataset[part] for part in data.split_indices(
         len(dataset), args.train_data_ratio, args.seed)]
@@ -261,8 +293,9 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     print()
     print('\n'.join(lines + [''] + measure.cost_report(step, memory)))
     files.write_json(os.path.join(args.out, files.RESULT_FILE), {
-        'settings': settings, 'dense': args.dense, 'epochs': trainer.updater.epoch,
-        'steps': trainer.updater.iteration, 'test': metrics, 'milliseconds a step': step,
+        'settings': settings, 'dense': args.dense, 'updater': args.updater,
+        'epochs': trainer.updater.epoch, 'steps': trainer.updater.iteration, 'test': metrics,
+        'milliseconds a step': step,
         'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
         'peak memory in bytes': memory, 'conditions': measure.conditions(device)})
     print('Model: %s' % path)

@@ -1,0 +1,198 @@
+"""`GraphUpdater` among others: memory, streams, models and GPUs side by side, an interrupt."""
+import gc
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import functions
+from chainer import optimizers
+from chainer.backends import cuda
+from chainer.iterators import SerialIterator
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.training import GraphUpdater
+from tests.training import host_graphs
+from tests.training.test_graph_updater import BATCH
+from tests.training.test_graph_updater import make_model
+from tests.training.test_graph_updater import molecules
+from tests.training.test_graph_updater import parameters
+from tests.training.test_graph_updater import RELATIONS
+from tests.training.test_graph_updater import Row
+
+N_STEPS = 12
+
+
+def make(name='RSGCN', device='@cupy:0', on_device=False):
+    """Return an updater whose model has all its parameters; its batches come in a fixed order."""
+    examples = molecules(40, RELATIONS.get(name, 1))
+    model = make_model(name)
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        model(*chainer_bspmm.concat_mols(examples[:2]))
+    dataset = DeviceDataset(examples, device) if on_device else examples
+    return GraphUpdater(SerialIterator(dataset, BATCH, shuffle=False),
+                        optimizers.Adam().setup(model), device=chainer.get_device(device), seed=7)
+
+
+def step(updater, n_steps=N_STEPS):
+    for _ in range(n_steps):
+        updater.update()
+
+
+def trained(*args, **kwargs):
+    """Return the parameters after a training that nothing else disturbs."""
+    updater = make(*args, **kwargs)
+    step(updater)
+    return checked_parameters(updater)
+
+
+def checked_parameters(updater):
+    assert updater._reason is None
+    assert any(program.is_captured for program in updater._programs.values())
+    return parameters(updater)
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('on_device', (False, True))
+def test_memory_is_given_back(on_device):
+    def used():
+        gc.collect()
+        return cuda.cupy.get_default_memory_pool().used_bytes()
+
+    trained(on_device=on_device)  # what is kept for good, such as tables of kernels, is there now
+    before = used()
+    updater = make(on_device=on_device)
+    step(updater)
+    pool = updater._context.capturer._pool
+    assert checked_parameters(updater) and pool.used_bytes() > 0
+    assert used() > before
+    del updater
+    assert used() == before
+    assert pool.used_bytes() == 0
+    pool.free_all_blocks()
+    assert pool.total_bytes() == 0  # no block is split any more
+
+
+@pytest.mark.gpu
+def test_models_take_turns_on_one_gpu():
+    names = 'RSGCN', 'RelGCN', 'RSGCN, batch norm'
+    alone = [trained(name) for name in names]
+    updaters = [make(name) for name in names]
+    for _ in range(N_STEPS):
+        for updater in updaters:
+            updater.update()
+    for updater, expected in zip(updaters, alone):
+        assert_same_bits(checked_parameters(updater), expected)
+
+
+@pytest.mark.gpu
+def test_a_deleted_updater_leaves_the_others_alone():
+    expected = trained()
+    updater, other = make(), make('RelGCN')
+    step(updater, 6)
+    step(other, 6)
+    del other
+    gc.collect()
+    cuda.cupy.get_default_memory_pool().free_all_blocks()
+    step(updater, N_STEPS - 6)
+    assert_same_bits(checked_parameters(updater), expected)
+
+
+@pytest.mark.gpu
+def test_steps_from_another_stream():
+    expected = trained()
+    stream = cuda.cupy.cuda.Stream(non_blocking=True)
+    updater = make()
+    cuda.cupy.cuda.Device().synchronize()  # the model was sent by the null stream
+    with stream:
+        step(updater)
+        stream.synchronize()
+    assert_same_bits(checked_parameters(updater), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize('on_device', (False, True))
+def test_two_gpus_take_turns(on_device):
+    devices = [chainer.get_device('@cupy:%d' % i) for i in range(2)]
+    alone, updaters = [], []
+    for device in devices:
+        with chainer.using_device(device):
+            alone.append(trained('RSGCN', device.name, on_device))
+            updaters.append(make('RSGCN', device.name, on_device))
+    for _ in range(N_STEPS):
+        for device, updater in zip(devices, updaters):
+            with chainer.using_device(device):
+                updater.update()
+    for device, updater, expected in zip(devices, updaters, alone):
+        with chainer.using_device(device):
+            assert_same_bits(checked_parameters(updater), expected)
+        for parameter in updater.get_optimizer('main').target.params():
+            assert parameter.device == device
+
+
+def ring_molecules(n):
+    """Return examples of one size, so that all batches have one layout."""
+    rng = numpy.random.RandomState(0)
+    adj = numpy.eye(6, dtype='f')[[1, 2, 3, 4, 5, 0]]
+    adj += adj.T
+    return [(rng.randint(1, 9, 6).astype('i'), adj, rng.normal(size=3).astype('f'))
+            for _ in range(n)]
+
+
+class InterruptedOnce:
+    """A model's function during whose call number n a user presses Ctrl-C; never where n is 0."""
+
+    def __init__(self, n):
+        self.n, self.n_calls, self.was_capturing = n, 0, None
+
+    def __call__(self, link, atoms, adj):
+        h = link.inner(atoms, adj)[:, :3]
+        self.n_calls += 1
+        if self.n_calls == self.n:
+            if link.xp is not numpy:
+                self.was_capturing = link.xp.cuda.get_current_stream().is_capturing()
+            raise KeyboardInterrupt
+        return h
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_an_interrupt_during_capture(device, monkeypatch):
+    graphs = host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
+
+    def make_interrupted(n):
+        function = InterruptedOnce(n)
+        numpy.random.seed(0)
+        model = Regressor(Row(function), lossfun=functions.mean_squared_error)
+        with chainer.no_backprop_mode():  # or layers that learn their size would start on a GPU
+            model.predictor.inner(*chainer_bspmm.concat_mols(ring_molecules(2))[:2])
+        optimizer = optimizers.Adam().setup(model)
+        chainer.global_config.tested_optimizer = optimizer
+        iterator = SerialIterator(ring_molecules(40), BATCH, shuffle=False)
+        return GraphUpdater(iterator, optimizer, device=device, seed=7), function
+
+    # Three calls compare the first batch with itself with spare rows, one trains with it.
+    updater, function = make_interrupted(5)
+    updater.update()
+    assert function.n_calls == 4
+    with pytest.raises(KeyboardInterrupt):
+        updater.update()
+    assert function.was_capturing or graphs
+    assert updater.iteration == 1
+    step(updater)
+    expected, function = make_interrupted(0)
+    expected.update()
+    expected._iterators['main'].next()  # the batch of the interrupted step
+    step(expected)
+    assert updater.iteration == expected.iteration == 1 + N_STEPS
+    assert_same_bits(checked_parameters(updater), checked_parameters(expected))
+    if graphs:
+        assert all(capturer.n_launches == N_STEPS for capturer in graphs)
