@@ -1,1 +1,6 @@
-"""Training: steps captured in CUDA graphs."""
+"""Training and prediction: steps captured in CUDA graphs."""
+from chainer_bspmm.training.captured_predict import captured_predict
+from chainer_bspmm.training.captured_predict import Predictions
+from chainer_bspmm.training.step_program import StepDiffers
+
+__all__ = ['Predictions', 'StepDiffers', 'captured_predict']

@@ -19,14 +19,13 @@ class Frozen:
     objects that are no links.
 
     Args:
-        optimizer (chainer.GradientMethod): its target's links are covered.
+        target (chainer.Link): of the optimizer, where there is one.
         loss_func (callable): so are those of this, where it is a link.
     """
 
-    def __init__(self, optimizer, loss_func):
-        self._optimizer = optimizer
-        self._roots = [optimizer.target]
-        if isinstance(loss_func, chainer.Link) and loss_func is not optimizer.target:
+    def __init__(self, target, loss_func):
+        self._roots = [target]
+        if isinstance(loss_func, chainer.Link) and loss_func is not target:
             self._roots.append(loss_func)
         self._links = []
         self._look()
@@ -36,9 +35,9 @@ class Frozen:
         if any(link.has_changed() for link in self._links):
             self._look()
         arrays = [part for param, rule in self._params
-                  for part in (param._data[0], *(rule.state or {}).values())]
+                  for part in (param._data[0], *(getattr(rule, 'state', None) or {}).values())]
         self._held = arrays  # or another array could take the number of one that is gone
-        flags = [(param.requires_grad, rule.enabled) for param, rule in self._params]
+        flags = [(param.requires_grad, rule and rule.enabled) for param, rule in self._params]
         return (self._key, tuple(map(id, arrays)), tuple(flags),
                 tuple(getattr(chainer.config, name) for name in CONFIG))
 
@@ -65,8 +64,8 @@ class Frozen:
 
     def _look(self):
         self._links = [_Attributes(link) for root in self._roots for link in root.links()]
-        self._params = [(param, param.update_rule) for param in self._optimizer.target.params()
-                        if param.update_rule is not None]
+        self._params = [
+            (param, param.update_rule) for root in self._roots for param in root.params()]
         self._key = tuple(link.key for link in self._links)
 
 
