@@ -357,8 +357,8 @@ def _composed(model, predict, postprocess_fn):
 
 def _stream(predictor, batches, total):
     """Yield `Predictions`; the next batch is launched before one is waited for."""
-    failures, n_seen, shape, dtype = [], 0, (), numpy.float32
-    waiting = None
+    first_failure, n_failures, n_seen = None, 0, 0
+    shape, dtype, waiting = (), numpy.float32, None
     # The graphs go even where the caller stops in the middle, and do not wait for the collector.
     with contextlib.closing(batches), contextlib.closing(predictor), tqdm(
             total=total, desc='captured_predict', leave=False, disable=None) as bar:
@@ -370,14 +370,16 @@ def _stream(predictor, batches, total):
                 last, values = waiting
                 values = numpy.zeros((0, *shape), dtype) if values is None else values.wait()
                 shape, dtype = values.shape[1:], values.dtype
-                failures += last.failures
-                n_seen += len(last.index) + len(last.failures)
-                bar.update(len(last.index) + len(last.failures))
+                n_new = len(last.index) + len(last.failures)
+                n_seen += n_new
+                n_failures += len(last.failures)
+                first_failure = first_failure or (last.failures or [None])[0]
+                bar.update(n_new)
                 yield Predictions(last.index, values, last.failures)
             waiting = batch and (batch, launched)
-    if failures:
+    if n_failures:
         warnings.warn('captured_predict: %d of %d SMILES could not be used, the first, at position '
-                      '%d: %r: %s' % (len(failures), n_seen, *failures[0]), stacklevel=2)
+                      '%d: %r: %s' % (n_failures, n_seen, *first_failure), stacklevel=2)
 
 
 def captured_predict(model, data, device=None, batch_size=BATCH_SIZE, method=None, predict=None,

@@ -20,6 +20,7 @@ from chainer_bspmm.backend import step
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import staging
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training import StepDiffers
 from tests.support import relative_error
@@ -82,8 +83,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(module, 'blas_for', lambda capturer, device: types.SimpleNamespace(
         dot=numpy.dot, matmul=numpy.matmul))
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
-    monkeypatch.setattr(step_program.Inputs.__init__.__globals__['staging'], 'Staging',
-                        host_graphs.HostStaging)
+    monkeypatch.setattr(staging, 'Staging', host_graphs.HostStaging)
     return graphs
 
 
