@@ -1,4 +1,7 @@
-"""Training: steps captured in CUDA graphs."""
+"""Training and prediction: steps captured in CUDA graphs."""
+from chainer_bspmm.training.captured_predict import captured_predict
+from chainer_bspmm.training.captured_predict import Predictions
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.step_program import StepDiffers
 
-__all__ = ['GraphUpdater']
+__all__ = ['GraphUpdater', 'Predictions', 'StepDiffers', 'captured_predict']

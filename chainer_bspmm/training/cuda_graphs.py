@@ -50,12 +50,10 @@ class Capturer:
                 outside.wait_event(self._event)
                 self._last_stream = outside
 
-    def join_current(self):
-        """Let the current stream go on only after what the last one was given."""
-        self.join(cuda.cupy.cuda.get_current_stream())
-
-    def join(self, stream):
-        """Let `stream` go on only after what the last one was given."""
+    def join(self, stream=None):
+        """Let `stream`, or the current one, go on only after what the last one was given."""
+        if stream is None:
+            stream = cuda.cupy.cuda.get_current_stream()
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
             self._event.record(self._last_stream)
             stream.wait_event(self._event)
@@ -97,7 +95,7 @@ class _Launch:
         self._capturer = capturer
 
     def __call__(self):
-        self._capturer.join_current()
+        self._capturer.join()
         self._graph.launch(cuda.cupy.cuda.get_current_stream())
 
 

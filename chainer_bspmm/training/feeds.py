@@ -6,9 +6,11 @@ from chainer.dataset import convert
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_dataset import locate
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import staging
+from chainer_bspmm.training.capacities import Capacities
 from chainer_bspmm.training.capacities import needs
 
 
@@ -76,7 +78,7 @@ def batch_of(examples, converter, device):
         NoSparseBatch: the converter makes something else than a packed sparse batch.
     """
     if type(converter) is CSRConverter and converter.layout == 'packed':
-        found = locate(examples) if isinstance(examples, list) else None
+        found = locate(examples) if isinstance(examples, (list, SparseDataset)) else None
         if (found is not None and isinstance(found[0], DeviceMolecules)
                 and found[0].device == device):
             return DeviceBatch(*found)
@@ -102,3 +104,12 @@ def _described(arrays):
     if isinstance(arrays, tuple):
         return '(%s)' % ', '.join(type(array).__name__ for array in arrays)
     return type(arrays).__name__
+
+
+def capacities(dataset, n_graphs):
+    """Return `Capacities` for batches of a data set (any object), by its sizes where it has any."""
+    if not isinstance(dataset, SparseDataset):
+        return Capacities(n_graphs)
+    molecules, order = dataset.molecules, dataset.order
+    return Capacities(n_graphs, molecules.sizes[order], molecules.nnz[order],
+                      molecules.max_atom_id)

@@ -17,22 +17,22 @@ class Frozen:
     """Give a key that changes when something frozen has changed.
 
     Covers the attributes of all links that are numbers, strings, tuples of them, functions or
-    arrays, such variables around these functions and the loss function, the parameters' arrays,
+    arrays, such variables around these functions and the one that is run, the parameters' arrays,
     whether they want a gradient and are updated, the optimizer's states, and Chainer's
     configuration. It does not look into lists and dicts of a link, nor into objects that are no
     links.
 
     Args:
-        optimizer (chainer.GradientMethod): its target's links are covered.
-        loss_func (callable): so are those of this, where it is a link or uses one.
+        target (chainer.Link): what is trained, or predicts.
+        function (callable): what is run, a link or a function that uses some.
 
     Attributes:
-        params (list of tuple): parameters that are updated, and their update rules.
+        params (list of tuple): the target's parameters, each with its update rule or None.
     """
 
-    def __init__(self, optimizer, loss_func):
-        self._optimizer = optimizer
-        self._loss_func = loss_func
+    def __init__(self, target, function):
+        self._target = target
+        self._function = function
         self._look()
 
     def key(self):
@@ -44,8 +44,8 @@ class Frozen:
         if any(watched.has_changed() for watched in self._watched):
             self._look()
         self._arrays = [part for param, rule in self.params
-                        for part in (param._data[0], *(rule.state or {}).values())]
-        flags = [(param.requires_grad, rule.enabled) for param, rule in self.params]
+                        for part in (param._data[0], *((rule and rule.state) or {}).values())]
+        flags = [(param.requires_grad, rule and rule.enabled) for param, rule in self.params]
         return self._key, tuple(map(id, self._arrays)), tuple(flags)
 
     def held(self):
@@ -74,8 +74,8 @@ class Frozen:
 
     def _look(self):
         links, functions = {}, {}
-        _follow(self._optimizer.target, links, functions)
-        _follow(self._loss_func, links, functions)
+        _follow(self._target, links, functions)
+        _follow(self._function, links, functions)
         self._links = list(links.values())
         self._watched = [_Watched(chainer.config, 'chainer.config', _configuration)]
         for link in self._links:
@@ -84,8 +84,7 @@ class Frozen:
         for function in functions.values():
             self._watched.append(_Watched(
                 function, function.__name__, functools.partial(_surroundings, function)))
-        self.params = [(param, param.update_rule) for param in self._optimizer.target.params()
-                       if param.update_rule is not None]
+        self.params = [(param, param.update_rule) for param in self._target.params()]
         self._key = tuple(watched.key for watched in self._watched)
 
 

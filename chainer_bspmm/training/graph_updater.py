@@ -9,16 +9,14 @@ from chainer.backends import cuda
 from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 
-from chainer_bspmm.backend import gemm
 from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import feeds
-from chainer_bspmm.training.capacities import Capacities
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.frozen import Frozen
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.fused_update import why_not
+from chainer_bspmm.training.inputs import blas_for
 from chainer_bspmm.training.step_program import CannotCapture
 from chainer_bspmm.training.step_program import Context
 from chainer_bspmm.training.step_program import StepDiffers
@@ -138,7 +136,8 @@ class GraphUpdater(StandardUpdater):
         """Return the program for a batch, captured if it was seen before."""
         capacities = self._capacities.get(batch.form.n_graphs)
         if capacities is None:
-            capacities = self._capacities[batch.form.n_graphs] = self._sizes(batch)
+            capacities = self._capacities[batch.form.n_graphs] = feeds.capacities(
+                getattr(self._iterators['main'], 'dataset', None), batch.form.n_graphs)
         capacity = capacities.of(batch.need)
         key = batch.form, batch.source, capacity, self._frozen_key()
         program = self._programs.get(key)
@@ -187,14 +186,6 @@ class GraphUpdater(StandardUpdater):
             name = reporters[-1]._observer_names.get(id(self._optimizers['main'].target), '')
         return (*self._frozen.key(), None if fused is None else fused.frozen(), name)
 
-    def _sizes(self, batch):
-        dataset = getattr(self._iterators['main'], 'dataset', None)
-        if not isinstance(dataset, SparseDataset):
-            return Capacities(batch.form.n_graphs)
-        molecules, order = dataset.molecules, dataset.order
-        return Capacities(batch.form.n_graphs, molecules.sizes[order], molecules.nnz[order],
-                          molecules.max_atom_id)
-
     def _why_not(self):
         """Return what (str or None) rules captured steps out for good."""
         optimizer = self._optimizers['main']
@@ -224,12 +215,10 @@ class GraphUpdater(StandardUpdater):
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
         capturer = Capturer(device)
         loss_func = self.loss_func or optimizer.target
-        with chainer.using_device(device), capturer.stream:
-            blas = gemm.Blas()
-            blas.use(capturer.stream)
-        self._context = Context(capturer, blas, self.seed, optimizer, loss_func,
-                                FusedUpdate(optimizer) if reason is None else None, device)
-        self._frozen = Frozen(optimizer, loss_func)
+        self._context = Context(
+            capturer, blas_for(capturer, device), self.seed, optimizer, loss_func,
+            FusedUpdate(optimizer) if reason is None else None, device)
+        self._frozen = Frozen(optimizer.target, loss_func)
         self._made_for = self._making()
 
     def _making(self):

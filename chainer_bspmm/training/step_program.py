@@ -6,8 +6,8 @@ import warnings
 import chainer
 
 from chainer_bspmm.backend import step
-from chainer_bspmm.training import staging
 from chainer_bspmm.training import state
+from chainer_bspmm.training.inputs import Inputs
 
 CHECK_EVERY = 2000  # replays
 # Where a kernel adds with atomics two runs differ by rounding.
@@ -41,21 +41,8 @@ class StepProgram:
 
     def __init__(self, context, batch, capacity):
         self._context = context
-        self._form, self._capacity = batch.form, capacity
-        self._gather = batch.gather
-        arrays = {'counter': ((1,), 'u8')}
-        if context.fused is not None:
-            arrays['numbers'] = (context.fused.n_numbers,), 'f8'
-        arrays.update(batch.staged(capacity))
-        self._staging = staging.Staging(arrays, context.device)
-        buffers = self._staging.device
-        if self._gather is not None:
-            with chainer.using_device(context.device):
-                layout = staging.batch_arrays(self._form, capacity)
-                buffers = {name: context.device.xp.zeros(shape, dtype)
-                           for name, (shape, dtype) in layout.items()}
-        self._buffers = staging.buffers_of(buffers)
-        self._step = step.Step(context.blas, context.seed, self._staging.device['counter'])
+        self._inputs = Inputs(context.capturer, context.blas, context.seed, context.device, batch,
+                              capacity, None if context.fused is None else context.fused.n_numbers)
         self._deterministic = True
         self._replay = None  # a callable, once captured
         self._reported = {}  # what the graph writes: name -> array
@@ -69,14 +56,7 @@ class StepProgram:
 
     def stage(self, batch, counter, numbers):
         """Send a batch, the number of the step and the optimizer's numbers to the device."""
-        # A user may have gone to another stream: the buffers are those of the last step until then.
-        self._context.capturer.join_current()
-        views = self._staging.fill()
-        views['counter'][0] = counter
-        if numbers is not None:
-            views['numbers'][...] = numbers
-        batch.write(views)
-        self._staging.send()
+        self._inputs.send(batch, counter, numbers)
 
     def run(self):
         """Run the step that was staged eagerly.
@@ -113,8 +93,8 @@ class StepProgram:
         with context.capturer.ordered(), state.attributes_kept(links):
             for given in (in_arrays, in_arrays, None):
                 try:
-                    with step.under_way(self._step), _observed() as reported:
-                        loss = context.loss_func(*(given or self._inputs()))
+                    with step.under_way(self._inputs.step), _observed() as reported:
+                        loss = context.loss_func(*(given or self._inputs.arrays()))
                 finally:
                     state.put_back(arrays, before)
                 results.append(dict(_arrays_of(reported), loss=loss.array))
@@ -199,18 +179,12 @@ class StepProgram:
             if parameter._grad is not gradient:
                 parameter._set_grad_without_check(gradient)  # there may be dozens
 
-    def _inputs(self):
-        """Return the staged batch; where it is gathered on the device, launch that."""
-        if self._gather is not None:
-            self._gather(self._staging.device['index'], self._buffers)
-        return staging.batch_over(self._buffers, self._form, self._capacity)
-
     def _compute(self, unchain=False):
         """Launch the step; return what was reported, and the parameters' gradients."""
         context = self._context
         target = context.optimizer.target
-        with step.under_way(self._step), _observed() as reported:
-            loss = context.loss_func(*self._inputs())
+        with step.under_way(self._inputs.step), _observed() as reported:
+            loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
             loss.backward()
             if unchain:
@@ -218,7 +192,7 @@ class StepProgram:
             del loss
             context.optimizer.reallocate_cleared_grads()
             if context.fused is not None:
-                context.fused.launch(self._staging.device['numbers'])
+                context.fused.launch(self._inputs.numbers)
         return reported, self._gradients_now()
 
     def _gradients_now(self):

@@ -16,9 +16,9 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.backend import gemm
 from chainer_bspmm.backend import step
 from chainer_bspmm.training import graph_updater
+from chainer_bspmm.training import staging
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
-from chainer_bspmm.training.staging import Staging
 
 
 class HostCapturer:
@@ -31,7 +31,7 @@ class HostCapturer:
     def ordered(self):
         return contextlib.nullcontext()
 
-    def join_current(self):
+    def join(self):
         pass
 
     def capture(self, function):
@@ -67,7 +67,7 @@ def _python_as_it_was(target):
         param.grad = gradient
 
 
-class HostStaging(Staging):
+class HostStaging(staging.Staging):
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
         self._filled = {name: array.copy() for name, array in self.device.items()}
@@ -89,7 +89,7 @@ def stand_in(monkeypatch):
         use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul))
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(graph_updater, 'cuda', types.SimpleNamespace(cupy=numpy))
-    monkeypatch.setattr(step_program.staging, 'Staging', HostStaging)
+    monkeypatch.setattr(staging, 'Staging', HostStaging)
     for kind in (Classifier, Regressor):  # on the host they report Python numbers
         monkeypatch.setattr(kind, '_convert_to_scalar', lambda self, value: step_program._bare(
             value))

@@ -297,8 +297,7 @@ def test_numbers_in_a_closure():
     def loss_func(*args):
         return factor * model(*args)
 
-    optimizer = optimizers.SGD().setup(model)
-    frozen = Frozen(optimizer, loss_func)
+    frozen = Frozen(model, loss_func)
     before = frozen.key()
     assert frozen.key() == before
     factor = 2.
@@ -307,7 +306,7 @@ def test_numbers_in_a_closure():
 
 def test_configuration_of_the_user_s_own():
     model = small_model()
-    frozen = Frozen(optimizers.SGD().setup(model), model)
+    frozen = Frozen(model, model)
     with chainer.using_config('noise', 0.):
         before = frozen.key()
         with chainer.using_config('noise', 0.5):
@@ -481,7 +480,7 @@ def test_on_a_device_that_is_not_the_current_one(no_causes):
     for number in (0, 1):
         with cupy.cuda.Device(0):
             updater = make_updater(GraphUpdater, chainer.get_device('@cupy:%d' % number),
-                                   without_dropout(make_model()), same_molecules())
+                                   without_dropout(small_model()), same_molecules())
             run(updater, 20)
             results.append(parameters(updater))
     for name, expected in results[0].items():

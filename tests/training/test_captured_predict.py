@@ -1,0 +1,506 @@
+"""`captured_predict` against the model's own predictions, molecule by molecule of the input."""
+import contextlib
+import importlib
+import itertools
+import types
+import warnings
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm.backend import gemm
+from chainer_bspmm.backend import step
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import staging
+from chainer_bspmm.training import step_program
+from chainer_bspmm.training import StepDiffers
+from tests.support import relative_error
+from tests.training import host_graphs
+from tests.training.test_graph_updater import make_model
+from tests.training.test_graph_updater import MODELS
+from tests.training.test_graph_updater import molecules
+from tests.training.test_graph_updater import RELATIONS
+from tests.training.test_graph_updater import Row
+
+# The package's name for it is that of the function.
+module = importlib.import_module('chainer_bspmm.training.captured_predict')
+
+SMILES = ['C', 'CCO', 'c1ccccc1', 'CC#N', 'C1CC', 'OCC(O)C(O)C(O)C(O)CO', 'CN(C)(C)C',
+          'CC(C)(C)c1ccc(O)cc1', 'nonsense', 'F/C=C/F']
+BAD = [4, 6, 8]
+
+
+class Graphs:
+    """Stand-ins for CUDA graphs on the host: a launch runs again, into the captured array."""
+
+    def __init__(self):
+        self.n_captures = self.n_launches = self.n_waiting = self.most_waiting = 0
+        self.fail = None
+        self.frozen = None  # a function that stands for what a graph would go on using
+
+    def capturer(self, device):
+        return self
+
+    def ordered(self):
+        return contextlib.nullcontext()
+
+    def join(self):
+        pass
+
+    def capture(self, function):
+        if self.fail:
+            raise self.fail
+        array = function()
+        self.n_captures += 1
+
+        def launch():
+            self.n_launches += 1
+            array[...] = function() if self.frozen is None else self.frozen(function)
+        return launch, array
+
+    def outgoing(self, array):
+        values = array.copy()
+        self.n_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.n_waiting)
+
+        def wait():
+            self.n_waiting -= 1
+            return values
+        return types.SimpleNamespace(wait=wait)
+
+
+def stand_in(monkeypatch):
+    graphs = Graphs()
+    monkeypatch.setattr(module, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
+    monkeypatch.setattr(module, 'Capturer', graphs.capturer)
+    monkeypatch.setattr(module, '_Outgoing', graphs.outgoing)
+    monkeypatch.setattr(module, 'blas_for', lambda capturer, device: types.SimpleNamespace(
+        dot=numpy.dot, matmul=numpy.matmul))
+    monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
+    monkeypatch.setattr(staging, 'Staging', host_graphs.HostStaging)
+    return graphs
+
+
+@pytest.fixture
+def graphs(device, monkeypatch):
+    """On the host the stand-in; on a GPU one that counts the launches of real graphs."""
+    if device.xp is numpy:
+        return stand_in(monkeypatch)
+    counts = types.SimpleNamespace(n_captures=0, n_launches=0, frozen=None)
+    capture = module.Capturer.capture
+
+    def counted(self, function):
+        replay, result = capture(self, function)
+        counts.n_captures += 1
+
+        def launch():
+            counts.n_launches += 1
+            replay()
+        return launch, result
+
+    monkeypatch.setattr(module.Capturer, 'capture', counted)
+    return counts
+
+
+def on(device, model):
+    """Return the model there, all of its parameters made."""
+    examples = molecules(3, RELATIONS.get(model.made_of, 1)) if hasattr(
+        model, 'made_of') else molecules(3)
+    with chainer.using_config('train', False):
+        model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
+    model.to_device(device)
+    device.use()
+    return model
+
+
+def model_of(device, name='RSGCN', **kwargs):
+    model = make_model(name, **kwargs)
+    model.made_of = name
+    return on(device, model)
+
+
+def expected_of(model, data, postprocess_fn=None):
+    """Predict each molecule alone, in the order of the data."""
+    def predictor(atoms, adj, *labels):
+        return model.predictor(atoms, adj)
+    with chainer.no_backprop_mode(), chainer.using_config('train', False):
+        return model._forward(data, fn=predictor, batchsize=1, postprocess_fn=postprocess_fn,
+                              converter=chainer_bspmm.concat_mols)
+
+
+def collected(predictions):
+    """Return all indices, values and failures."""
+    index, values, failures = zip(*predictions)
+    return (numpy.concatenate(index), numpy.concatenate([v for v in values if len(v)]),
+            list(itertools.chain(*failures)))
+
+
+@pytest.fixture
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', 'captured_predict')
+        yield
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_as_each_molecule_alone(device, graphs, name, no_warnings):
+    model = model_of(device, name)
+    examples = molecules(83, RELATIONS.get(name, 1))
+    parts = list(captured_predict(model, to_sparse(examples), device, batch_size=8))
+    assert [len(part.index) for part in parts] == [8] * 10 + [3]
+    assert all(type(part.values) is numpy.ndarray for part in parts)
+    index, values, failures = collected(parts)
+    numpy.testing.assert_array_equal(index, numpy.arange(83))
+    assert values.shape == (83, 3) and values.dtype == numpy.float32 and not failures
+    assert relative_error(values, expected_of(model, examples)) < 1e-5
+    assert graphs.n_captures >= 1 and graphs.n_launches >= 5
+
+
+@pytest.mark.parametrize('make', (list, to_sparse, lambda examples: to_sparse(examples)[::-1]))
+def test_kinds_of_data(device, graphs, make, no_warnings):
+    model, examples = model_of(device), molecules(40)
+    index, values, _ = collected(captured_predict(model, make(examples), batch_size=8))
+    expected = expected_of(model, examples)
+    if make not in (list, to_sparse):
+        expected = expected[::-1]
+    numpy.testing.assert_array_equal(index, numpy.arange(40))
+    assert relative_error(values, expected) < 1e-5 and graphs.n_launches
+
+
+@pytest.mark.gpu
+def test_a_data_set_on_the_gpu(no_warnings):
+    device = chainer.get_device('@cupy:0')
+    model, examples = model_of(device), molecules(200)
+    data = DeviceDataset(examples, 0)
+    for part, order in ((data, slice(None)), (data[50:170], slice(50, 170))):
+        _, values, _ = collected(captured_predict(model, part, batch_size=16))
+        assert relative_error(values, expected_of(model, examples[order])) < 1e-5
+
+
+def test_on_the_cpu_without_warning(no_warnings):
+    model, examples = model_of(chainer.get_device('@numpy')), molecules(20)
+    for data in (examples, to_sparse(examples)):
+        _, values, _ = collected(captured_predict(model, data, batch_size=8))
+        assert relative_error(values, expected_of(model, examples)) < 1e-5
+
+
+def test_the_next_batch_is_launched_before_one_is_waited_for(monkeypatch):
+    graphs = stand_in(monkeypatch)
+    model = model_of(chainer.get_device('@numpy'))
+    for _ in captured_predict(model, to_sparse(molecules(64)), batch_size=8):
+        pass
+    assert graphs.most_waiting == 2 and graphs.n_waiting == 0
+
+
+def test_values_are_their_own(device, graphs):
+    """Values given out stay as they are while others are predicted."""
+    model, data = model_of(device), to_sparse(molecules(80))
+    parts, copies = [], []
+    for part in captured_predict(model, data, batch_size=8):
+        parts.append(part.values)
+        copies.append(part.values.copy())
+    for part, copy in zip(parts, copies):
+        numpy.testing.assert_array_equal(part, copy)
+        assert part.flags.writeable
+
+
+def test_configuration_of_the_caller(device, graphs):
+    """Between batches it is the caller's, who may train, and parameters change in place."""
+    model, data = model_of(device), to_sparse(molecules(64))
+    predictions = captured_predict(model, data, batch_size=8)
+    current = cuda.cupy.cuda.get_current_stream().ptr if device.xp is not numpy else None
+    for _ in predictions:
+        assert chainer.config.train and chainer.config.enable_backprop
+        if current is not None:
+            assert cuda.cupy.cuda.get_current_stream().ptr == current
+    for param in model.params():
+        param.array *= 0.5
+    again = collected(captured_predict(model, data, batch_size=8))[1]
+    assert relative_error(again, expected_of(model, data)) < 1e-5
+
+
+def test_parameters_changed_in_place_between_batches(device, graphs):
+    model, data = model_of(device), to_sparse(molecules(4) * 24)  # equal batches
+    predictions = captured_predict(model, data, batch_size=8)
+    seen = [next(predictions).values for _ in range(6)]
+    assert graphs.n_captures == 1
+    n_launches = graphs.n_launches
+    for param in model.params():
+        param.array *= 0.5
+    rest = [part.values for part in predictions]
+    assert graphs.n_captures == 1 and graphs.n_launches > n_launches
+    # One batch had been launched already.
+    numpy.testing.assert_array_equal(rest[0], seen[-1])
+    assert relative_error(numpy.concatenate(rest[1:]), expected_of(model, data)[56:]) < 1e-5
+
+
+def test_an_attribute_that_changes(device, graphs, no_warnings):
+    model = on(device, Regressor(Row(
+        lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1. + link.counter))))
+    data = to_sparse(molecules(4) * 40)
+    values = []
+    for i, part in enumerate(captured_predict(model, data, batch_size=8)):
+        values.append(part.values)
+        if i == 9:
+            model.predictor.counter = 1  # the batch after the next sees it
+    assert graphs.n_captures == 2
+    assert relative_error(values[11], 2 * values[0]) < 1e-5
+    assert relative_error(values[-1], 2 * values[0]) < 1e-5
+
+
+def test_classifier_and_postprocessing(device, graphs):
+    model, examples = model_of(device, classes=True), molecules(40, classes=True)
+    data = to_sparse(examples)
+    for given, fn in ((None, functions.softmax), (functions.sigmoid, functions.sigmoid),
+                      (functions.identity, None)):
+        values = collected(captured_predict(model, data, batch_size=8, postprocess_fn=given))[1]
+        assert relative_error(values, expected_of(model, examples, fn)) < 1e-5
+    values = collected(captured_predict(
+        model, data, batch_size=8, predict=lambda atoms, adj: model.predictor(atoms, adj)[:, 0]))[1]
+    assert values.shape == (40,)
+    assert relative_error(values, expected_of(model, examples)[:, 0]) < 1e-5
+
+
+def cause(device, function, n=80, **kwargs):
+    """Predict with a model around `function`; return the one warning, and check the values."""
+    model, examples = on(device, Regressor(Row(function))), molecules(n)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        values = collected(captured_predict(model, to_sparse(examples), batch_size=8, **kwargs))[1]
+    assert len(values) == n
+    texts = [str(w.message) for w in caught if 'predicts eagerly' in str(w.message)]
+    assert len(texts) == 1
+    return texts[0], values, model, examples
+
+
+def test_a_model_that_looks_at_all_rows(device, graphs):
+    def centred(link, atoms, adj):
+        h = functions.mean(link.inner.embed(atoms), axis=0)
+        return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + link.inner(
+            atoms, adj)[:, :3]
+
+    assert 'belong to no molecule' in cause(device, centred)[0]
+
+
+def test_random_predictions(device, graphs):
+    assert 'run twice' in cause(device, lambda link, atoms, adj: link.inner(
+        atoms, adj)[:, :3] * float(numpy.random.rand()))[0]
+
+
+def test_an_attribute_that_changes_with_every_batch(device, graphs):
+    def count(link, atoms, adj):
+        link.counter += 1
+        return link.inner(atoms, adj)[:, :3]
+
+    text, values, model, examples = cause(device, count, n=8 * 40)
+    assert 'the attribute counter of' in text
+    assert relative_error(values, expected_of(model, examples)) < 1e-5
+
+
+def test_what_fails_at_capture(monkeypatch):
+    graphs = stand_in(monkeypatch)
+    graphs.fail = RuntimeError('operation not permitted')
+    text, values, model, examples = cause(
+        chainer.get_device('@numpy'), lambda link, *inputs: link.inner(*inputs)[:, :3])
+    assert 'cannot be captured: RuntimeError: operation not permitted' in text
+    assert relative_error(values, expected_of(model, examples)) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('function, words', [
+    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.max() * 3), 'apture'),
+    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] + link.xp.asarray(
+        numpy.ones(3, 'f')), 'from the host'),
+])
+def test_what_cannot_be_captured(function, words):
+    text, values, model, examples = cause(chainer.get_device('@cupy:0'), function)
+    assert 'Row' in text and words in text and __file__ in text
+    assert relative_error(values, expected_of(model, examples)) < 1e-5
+
+
+def test_hooks_and_debug_mode(device, graphs):
+    def plain(link, atoms, adj):
+        return link.inner(atoms, adj)[:, :3]
+
+    with chainer.function_hooks.TimerHook():
+        assert 'hook TimerHook' in cause(device, plain)[0]
+    with chainer.using_config('debug', True):
+        assert 'debug mode' in cause(device, plain)[0]
+    assert graphs.n_captures == 0
+
+
+def test_a_dense_model(device, graphs):
+    from chainer_chemistry.models import RSGCN
+    model = Regressor(RSGCN(3, hidden_channels=8))
+    examples = molecules(40)
+    model.predictor(*dense_concat_mols(examples[:2])[:2])
+    model.to_device(device)
+    with pytest.warns(UserWarning, match='predicts eagerly: converter: expected a tuple'):
+        values = collected(captured_predict(
+            model, examples, batch_size=8, converter=dense_concat_mols))[1]
+    expected = model.predict(examples, batchsize=8, converter=lambda batch, device:
+                             dense_concat_mols(batch, device)[:2])
+    assert relative_error(values, expected) < 1e-5
+
+
+@pytest.mark.parametrize('first_wrong', (2, 5))
+def test_a_frozen_value_is_found(monkeypatch, first_wrong):
+    """At the second replay nothing wrong was given out: eagerly on. Later the run stops."""
+    graphs = stand_in(monkeypatch)
+    monkeypatch.setattr(step_program, 'CHECK_EVERY', 6)
+    graphs.frozen = lambda function: function() * (1 + (graphs.n_launches >= first_wrong))
+    model, examples = model_of(chainer.get_device('@numpy')), molecules(4) * 40
+    predictions = captured_predict(model, to_sparse(examples), batch_size=8)
+    if first_wrong == 2:
+        with pytest.warns(UserWarning, match='predicts eagerly: a replay gave another'):
+            values = collected(predictions)[1]
+        assert relative_error(values, expected_of(model, examples)) < 1e-5
+    else:
+        with pytest.raises(StepDiffers, match='frozen'):
+            collected(predictions)
+
+
+def test_values_that_are_not_finite(device, graphs, no_warnings):
+    def divided(link, atoms, adj):
+        y = link.inner(atoms, adj)[:, :3]
+        return y / functions.relu(functions.sign(y))  # where negative: - infinity
+
+    model, examples = on(device, Regressor(Row(divided))), molecules(80)
+    with numpy.errstate(divide='ignore', invalid='ignore'):
+        values = collected(captured_predict(model, to_sparse(examples), batch_size=8))[1]
+        expected = expected_of(model, examples)
+    numpy.testing.assert_array_equal(numpy.isfinite(values), numpy.isfinite(expected))
+    assert not numpy.isfinite(values).all() and numpy.isfinite(values).any()
+    assert graphs.n_captures
+
+
+def test_growing_molecules(device, graphs, no_warnings):
+    """A sorted list, whose sizes nobody knows before: still few layouts."""
+    model = model_of(device)
+    examples = sorted(molecules(400), key=lambda example: len(example[0]))
+    values = collected(captured_predict(model, examples, batch_size=8))[1]
+    assert relative_error(values, expected_of(model, examples)) < 1e-5
+    assert graphs.n_launches > 30  # of 50 batches
+
+
+@pytest.mark.parametrize('n_processes', (None, 2))
+def test_smiles(device, graphs, n_processes):
+    pytest.importorskip('rdkit')
+    from chainer_bspmm.dataset import from_smiles
+    model, smiles = model_of(device), SMILES * 60  # several chunks
+    parsed = from_smiles(smiles, 'rsgcn', n_processes=1)
+    with pytest.warns(UserWarning, match=r"180 of 600 SMILES could not be used, the first, at "
+                                         r"position 4: 'C1CC'"):
+        parts = list(captured_predict(model, iter(smiles), batch_size=16, method='rsgcn',
+                                      n_processes=n_processes))
+    index, values, failures = collected(parts)
+    assert {len(part.index) for part in parts[:-1]} == {16}
+    numpy.testing.assert_array_equal(index, parsed.kept)
+    assert failures == parsed.failures and all(failure.reason for failure in failures)
+    assert [failure.position % 10 for failure in failures] == BAD * 60
+    assert relative_error(values, expected_of(model, parsed.dataset)) < 1e-5
+    assert graphs.n_launches > 5
+
+
+@pytest.mark.filterwarnings('ignore:captured_predict')
+def test_smiles_none_of_which_can_be_used():
+    pytest.importorskip('rdkit')
+    model = model_of(chainer.get_device('@numpy'))
+    (index, values, failures), = captured_predict(model, ['nonsense', None], method='rsgcn')
+    assert len(index) == len(values) == 0
+    assert [failure.position for failure in failures] == [0, 1]
+    # The last ones only.
+    parts = list(captured_predict(model, ['C'] * 250 + ['x'], method='rsgcn', batch_size=250))
+    assert [part.values.shape for part in parts] == [(250, 3), (0, 3)]
+    assert parts[-1].failures[0].position == 250
+
+
+def test_smiles_without_end():
+    """They are read a little ahead; what is left over is not asked for."""
+    pytest.importorskip('rdkit')
+    n_read = 0
+
+    def endless():
+        nonlocal n_read
+        while True:
+            n_read += 1
+            yield 'CCO'
+
+    model = model_of(chainer.get_device('@numpy'))
+    for n_processes in (1, 2):
+        n_read = 0
+        predictions = captured_predict(model, endless(), method='rsgcn', batch_size=100,
+                                       n_processes=n_processes)
+        got = [next(predictions).index for _ in range(30)]
+        numpy.testing.assert_array_equal(numpy.concatenate(got), numpy.arange(3000))
+        predictions.close()
+        assert n_read < 3000 + 100 + 250 * module.CHUNKS_AHEAD * n_processes + 1000
+
+
+def test_no_molecules(device, graphs):
+    model = model_of(device)
+    assert list(captured_predict(model, [])) == []
+    assert list(captured_predict(model, [], method='rsgcn')) == []
+
+
+def test_wrong_arguments():
+    model, examples = model_of(chainer.get_device('@numpy')), molecules(4)
+    for words, error, call in (
+            ('batch_size: expected at least 1', ValueError, dict(batch_size=0)),
+            ('n_inputs: expected at least 1', ValueError, dict(n_inputs=0)),
+            ('method: expected one of', ValueError, dict(data=['C'], method='none')),
+            ('method= to go with SMILES', TypeError, dict(data=['C'])),
+            ('method= to go with SMILES', TypeError, dict(data=iter(['C']))),
+            ('got one string', TypeError, dict(data='CCO', method='rsgcn')),
+            ('model: expected a chainer.Link, got int', TypeError, dict(model=1))):
+        with pytest.raises(error, match=words):  # at once, not at the first batch
+            captured_predict(**dict(dict(model=model, data=examples), **call))
+    for words, error, predict in (
+            ('a row for each of 4', ValueError, lambda atoms, adj: atoms[:1]),
+            ('expected an array on @numpy, got tuple', TypeError, lambda *inputs: inputs)):
+        with pytest.raises(error, match=words):
+            list(captured_predict(model, examples, predict=predict))
+
+
+@pytest.mark.gpu
+def test_another_device():
+    with pytest.raises(ValueError, match='device: expected that of the model, @numpy, got @cupy:0'):
+        captured_predict(model_of(chainer.get_device('@numpy')), molecules(4), 0)
+
+
+@pytest.mark.gpu
+def test_memory_is_given_back():
+    """After a run, and after one that was left in the middle."""
+    device = chainer.get_device('@cupy:0')
+    model, data = model_of(device), DeviceDataset(molecules(400), 0)
+    pool = cuda.cupy.get_default_memory_pool()
+    collected(captured_predict(model, data, batch_size=16))  # compiles
+    pool.free_all_blocks()
+    before = pool.used_bytes()
+    for n_batches in (25, 9):
+        predictions = captured_predict(model, data, batch_size=16)
+        for _ in range(n_batches):
+            next(predictions)
+        predictions.close()
+        del predictions
+        assert pool.used_bytes() <= before
+
+
+@pytest.mark.gpu
+def test_on_another_stream():
+    cupy = cuda.cupy
+    device = chainer.get_device('@cupy:0')
+    model, examples = model_of(device), molecules(200)
+    expected = expected_of(model, examples)
+    with cupy.cuda.Stream(non_blocking=True):
+        values = collected(captured_predict(model, DeviceDataset(examples, 0), batch_size=8))[1]
+    assert relative_error(values, expected) < 1e-5
