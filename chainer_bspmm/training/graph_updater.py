@@ -177,8 +177,11 @@ class GraphUpdater(StandardUpdater):
         if not isinstance(dataset, SparseDataset):
             return Capacities(batch.form.n_graphs)
         molecules, order = dataset.molecules, dataset.order
+        max_atom_id = None  # features instead
+        if molecules.atoms.ndim == 1:
+            max_atom_id = int(molecules.atoms.max(initial=0))
         return Capacities(batch.form.n_graphs, molecules.sizes[order], molecules.nnz[order],
-                          molecules.max_atom_id)
+                          max_atom_id)
 
     def _why_not(self):
         """Return what (str or None) rules captured steps out for good."""

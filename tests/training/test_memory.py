@@ -13,6 +13,7 @@ from chainer.iterators import SerialIterator
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from tests.training import host_graphs
 from tests.training.test_graph_updater import BATCH
@@ -25,13 +26,14 @@ from tests.training.test_graph_updater import Row
 N_STEPS = 12
 
 
-def make(name='RSGCN', device='@cupy:0', on_device=False):
+def make(name='RSGCN', device='@cupy:0', on_device=False, dataset=None):
     """Return an updater whose model has all its parameters; its batches come in a fixed order."""
     examples = molecules(40, RELATIONS.get(name, 1))
     model = make_model(name)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         model(*chainer_bspmm.concat_mols(examples[:2]))
-    dataset = DeviceDataset(examples, device) if on_device else examples
+    if dataset is None:
+        dataset = DeviceDataset(examples, device) if on_device else examples
     return GraphUpdater(SerialIterator(dataset, BATCH, shuffle=False),
                         optimizers.Adam().setup(model), device=chainer.get_device(device), seed=7)
 
@@ -58,6 +60,25 @@ def assert_same_bits(found, expected):
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('name', ('RSGCN', 'RelGCN'))
+def test_a_sparse_data_set(device, monkeypatch, name):
+    graphs = host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
+    dataset = to_sparse(molecules(40, RELATIONS.get(name, 1)))
+    for part in (dataset, dataset[:25]):
+        updater = make(name, device.name, dataset=part)
+        chainer.global_config.tested_optimizer = updater.get_optimizer('main')
+        step(updater)
+        capacities = updater._capacities[BATCH]
+        assert len(capacities._levels) == 2  # from the data set, none from a batch
+        largest = part.molecules.sizes[part.order].max()
+        assert capacities._levels[0].max_rows == largest
+        found = checked_parameters(updater)
+        if not graphs:
+            assert_same_bits(found, trained(
+                name, device.name, dataset=DeviceDataset(part, device.name)))
 
 
 @pytest.mark.gpu
