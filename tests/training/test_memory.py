@@ -10,6 +10,7 @@ from chainer import functions
 from chainer import optimizers
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
+from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import DeviceDataset
@@ -100,6 +101,24 @@ def test_memory_is_given_back(on_device):
     assert pool.used_bytes() == 0
     pool.free_all_blocks()
     assert pool.total_bytes() == 0  # no block is split any more
+
+
+@pytest.mark.gpu
+def test_gradients_outlive_the_updater():
+    updater = make()
+    step(updater)
+    assert checked_parameters(updater)
+    model = updater.get_optimizer('main').target
+    expected = [cuda.to_cpu(parameter.grad).copy() for parameter in model.params()]
+    del updater
+    gc.collect()
+    step(make('RelGCN'))  # takes what memory was given back
+    for parameter, gradient in zip(model.params(), expected):
+        numpy.testing.assert_array_equal(cuda.to_cpu(parameter.grad), gradient)
+    updater = StandardUpdater(SerialIterator(molecules(40), BATCH), optimizers.Adam().setup(model),
+                              converter=chainer_bspmm.concat_mols, device=model.device)
+    step(updater, 2)
+    assert all(numpy.isfinite(array).all() for array in parameters(updater).values())
 
 
 @pytest.mark.gpu
