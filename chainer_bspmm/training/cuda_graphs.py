@@ -53,8 +53,10 @@ class Capturer:
                 outside.wait_event(self._event)
                 self._last_stream = outside
 
-    def join(self, stream):
-        """Let `stream` go on only after what the last one was given."""
+    def join(self, stream=None):
+        """Let `stream`, or the current one, go on only after what the last one was given."""
+        if stream is None:
+            stream = cuda.cupy.cuda.get_current_stream()
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
             self._event.record(self._last_stream)
             stream.wait_event(self._event)
@@ -106,9 +108,8 @@ class _Launch:
         self._capturer = capturer
 
     def __call__(self):
-        stream = cuda.cupy.cuda.get_current_stream()
-        self._capturer.join(stream)
-        self._graph.launch(stream)
+        self._capturer.join()
+        self._graph.launch(cuda.cupy.cuda.get_current_stream())
 
 
 @contextlib.contextmanager

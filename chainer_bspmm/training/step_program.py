@@ -73,6 +73,7 @@ class StepProgram:
         if numbers is not None:
             views['numbers'][...] = numbers
         batch.write(views)
+        self._context.capturer.join()  # on another stream the last step may still read
         self._staging.send()
 
     def run(self):

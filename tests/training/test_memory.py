@@ -159,6 +159,23 @@ def test_steps_from_another_stream():
 
 
 @pytest.mark.gpu
+def test_steps_from_two_streams_in_turn():
+    expected = trained()
+    cupy = cuda.cupy
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    busy = cupy.zeros((4096, 4096), 'f')
+    updater = make()
+    cupy.cuda.Device().synchronize()
+    for i in range(N_STEPS):
+        with streams[i % 2]:
+            if i % 2 == 0:
+                busy.dot(busy)  # the next step is there before this one has begun
+            updater.update()
+    cupy.cuda.Device().synchronize()
+    assert_same_bits(checked_parameters(updater), expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize('on_device', (False, True))
 def test_two_gpus_take_turns(on_device):
