@@ -1,5 +1,6 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 import collections
+import contextlib
 import warnings
 
 import numpy
@@ -92,7 +93,12 @@ class GraphUpdater(StandardUpdater):
     def update_core(self):
         iterator = self._iterators['main']
         examples = iterator.next()
-        self._train(examples)
+        # Streams and events are the current device's.
+        here = contextlib.nullcontext()
+        if self.input_device is not None:
+            here = chainer.using_device(self.input_device)
+        with here:
+            self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 

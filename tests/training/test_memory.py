@@ -1,4 +1,5 @@
 """`GraphUpdater` among others: memory, streams, models and GPUs side by side, an interrupt."""
+import contextlib
 import gc
 
 import numpy
@@ -178,7 +179,8 @@ def test_steps_from_two_streams_in_turn():
 @pytest.mark.gpu
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize('on_device', (False, True))
-def test_two_gpus_take_turns(on_device):
+@pytest.mark.parametrize('made_current', (False, True))
+def test_two_gpus_take_turns(on_device, made_current):
     devices = [chainer.get_device('@cupy:%d' % i) for i in range(2)]
     alone, updaters = [], []
     for device in devices:
@@ -187,7 +189,7 @@ def test_two_gpus_take_turns(on_device):
             updaters.append(make('RSGCN', device.name, on_device))
     for _ in range(N_STEPS):
         for device, updater in zip(devices, updaters):
-            with chainer.using_device(device):
+            with chainer.using_device(device) if made_current else contextlib.nullcontext():
                 updater.update()
     for device, updater, expected in zip(devices, updaters, alone):
         with chainer.using_device(device):
