@@ -36,6 +36,12 @@ class Capturer:
         # Graphs go first: they hold this object.
         weakref.finalize(self, self._pool.free_all_blocks)
 
+    @property
+    def nbytes(self):
+        """Bytes of the device (int) that the graphs' arrays have, those freed since included."""
+        with self._device:
+            return self._pool.total_bytes()
+
     @contextlib.contextmanager
     def ordered(self):
         """Make the capturer's stream current: after all work so far, before all work to come."""
@@ -87,7 +93,7 @@ class Capturer:
     def _allocate(self, n_bytes):
         """Allocate from the pool, and let the array keep that.
 
-        CuPy's arrays know their pool weakly: with it their memory would be freed under them.
+        CuPy's arrays know their pool weakly, and when it goes their memory is freed under them.
         """
         memory = self._pool.malloc(n_bytes)
         kept = cuda.cupy.cuda.UnownedMemory(

@@ -95,6 +95,7 @@ def test_memory_is_given_back(on_device):
     updater = make(on_device=on_device)
     step(updater)
     pool = updater._context.capturer._pool
+    assert updater.graph_nbytes == pool.total_bytes()
     assert checked_parameters(updater) and pool.used_bytes() > 0
     assert used() > before
     del updater
