@@ -9,6 +9,7 @@ import numpy
 import pandas
 from rdkit import rdBase
 
+from chainer_bspmm.dataset import from_smiles
 from chainer_bspmm.dataset import to_sparse
 
 QM9_SAMPLE = (pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data'
@@ -80,3 +81,20 @@ def of_method(smiles, labels, method):
     kept = numpy.flatnonzero(found['is_successful'])
     dense = NumpyTupleDataset(*found['dataset'].get_datasets(), labels[kept])
     return dense, to_sparse(dense)
+
+
+def of_smiles(smiles, labels, method):
+    """Return what :func:`of_method` does; by this package's reader, which is several times faster.
+
+    Tests compare the two ways of reading with each other.
+    """
+    with rdBase.BlockLogs():
+        sparse = from_smiles(smiles, method, labels).dataset
+    return dense_of(sparse), sparse
+
+
+def dense_of(sparse):
+    """Return Chainer Chemistry's data set of the molecules of a SparseDataset."""
+    matrices = [sparse[i][1].to_dense()[0] for i in range(len(sparse))]
+    atoms, _, labels = sparse.get_datasets()
+    return NumpyTupleDataset(list(atoms), matrices, labels)

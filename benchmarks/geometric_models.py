@@ -1,5 +1,7 @@
 """PyTorch Geometric's networks of the shape that Chainer Chemistry's have, and their batches."""
+import itertools
 import time
+import types
 
 import numpy
 import torch
@@ -7,12 +9,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn import GINConv
 from torch_geometric.nn import RGCNConv
 from torch_geometric.nn import global_add_pool
 
 from chainer_chemistry.config import MAX_ATOMIC_NUM
+
+from chainer_bspmm.dataset import concat_mols
+from chainer_bspmm.training.capacities import DEVIATIONS
+from chainer_bspmm.training.capacities import STEP
 
 N_EDGE_TYPES = 4
 
@@ -68,6 +75,22 @@ class GIN(nn.Module):
         return self.readout(torch.cat((h, h0), 1), data.batch, data.num_graphs)
 
 
+class RelationConv(RGCNConv):
+    """RGCNConv, also over one list of edges for each relation: it asks the device for nothing.
+
+    The layer itself sorts the edges into such lists in every call, and waits for their lengths,
+    which no CUDA graph can hold; the products are the same.
+    """
+
+    def forward(self, x, edge_index, edge_type=None):
+        if not isinstance(edge_index, list):
+            return super().forward(x, edge_index, edge_type)
+        out = x @ self.root + self.bias
+        for edges, weight in zip(edge_index, self.weight):
+            out = out + self.propagate(edges, x=x, edge_type_ptr=None, size=None) @ weight
+        return out
+
+
 class RGCN(nn.Module):
     """RelGCN in the widths of Chainer Chemistry's default; neighbours are added unscaled."""
 
@@ -75,7 +98,7 @@ class RGCN(nn.Module):
         super().__init__()
         widths = (16, 128, 64)
         self.embed = nn.Embedding(MAX_ATOMIC_NUM, widths[0])
-        self.layers = nn.ModuleList(RGCNConv(*pair, N_EDGE_TYPES, aggr='add')
+        self.layers = nn.ModuleList(RelationConv(*pair, N_EDGE_TYPES, aggr='add')
                                     for pair in zip(widths, widths[1:]))
         self.readout = GatedReadout(widths[-1], n_unit, False, torch.tanh)
 
@@ -105,6 +128,18 @@ def examples_of(sparse):
     return examples
 
 
+def torch_device(device):
+    """Return PyTorch's device for one of Chainer's."""
+    return torch.device('cpu') if device.xp is numpy else torch.device('cuda', device.device.id)
+
+
+def network(method, n_unit, n_layers, n_labels):
+    """Return a peer's convolutions and the head behind them, on the host, from one seed."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Linear(n_unit, n_unit), nn.ReLU(), nn.Linear(n_unit, n_labels))
+    return nn.Sequential(PEERS[method](n_unit, n_layers), head)
+
+
 class Contender:
     """Train and predict in PyTorch Geometric; see `bench_training.Contender`."""
 
@@ -112,11 +147,8 @@ class Contender:
 
     def __init__(self, method, examples, n_unit, n_layers, n_labels, device):
         self._examples = examples
-        self._device = torch.device('cuda' if device.xp is not numpy else 'cpu')
-        torch.manual_seed(0)
-        head = nn.Sequential(nn.Linear(n_unit, n_unit), nn.ReLU(), nn.Linear(n_unit, n_labels))
-        self._conv = PEERS[method](n_unit, n_layers)
-        self._model = nn.Sequential(self._conv, head).to(self._device)
+        self._device = torch_device(device)
+        self._model = network(method, n_unit, n_layers, n_labels).to(self._device)
         self._optimizer = torch.optim.Adam(self._model.parameters())
 
     def train(self, index):
@@ -171,3 +203,204 @@ def _loss(y, t):
     total = F.binary_cross_entropy_with_logits(y, t.clamp(min=0).float(), known.float(),
                                                reduction='sum')
     return total / known.sum().clamp(min=1)
+
+
+class Loaded:
+    """Train eagerly on the batches of PyTorch Geometric's loader.
+
+    Args:
+        model (nn.Module): of :func:`network`; it is moved to the device.
+        examples (list): of :func:`examples_of`.
+        n_batch (int): molecules of a batch; an epoch's last, smaller one is dropped.
+        device (chainer.backend.Device): where.
+        **adam: options of the optimizer.
+
+    Attributes:
+        loss (torch.Tensor): of the last step, on the device.
+    """
+
+    def __init__(self, model, examples, n_batch, device, **adam):
+        self._device = torch_device(device)
+        self.model = model.to(self._device)
+        self._optimizer = torch.optim.Adam(model.parameters(), **adam)
+        loader = DataLoader(examples, n_batch, shuffle=True, drop_last=True)
+        self._batches = itertools.chain.from_iterable(itertools.repeat(loader))
+
+    def run(self, n_steps):
+        for _ in range(n_steps):
+            batch = next(self._batches).to(self._device, non_blocking=True)
+            self.loss = _loss(self.model(batch), batch.y)
+            self._optimizer.zero_grad()
+            self.loss.backward()
+            self._optimizer.step()
+
+
+class Static:
+    """The arrays of a batch in sizes that do not change, for a CUDA graph.
+
+    Rows past the last molecule belong to one more graph, whose output is dropped; the edges past
+    the last one lead among the last rows, which no molecule has.
+
+    Args:
+        molecules (SparseDataset): where batches are from.
+        n_batch (int): molecules of a batch.
+    """
+
+    def __init__(self, molecules, n_batch):
+        arrays, order = molecules.molecules, molecules.order
+        self.n_batch = n_batch
+        self.n_relations = arrays.n_relations
+        self._has_values = arrays.data is not None
+        self._labels = arrays.labels[0]
+        rows = arrays.sizes[order]
+        molecule = numpy.repeat(numpy.arange(len(arrays)), arrays.nnz)
+        relation = arrays.columns % self.n_relations
+        counts = [numpy.bincount(molecule[relation == r], minlength=len(arrays))[order]
+                  for r in range(self.n_relations)]
+        # The sizes that GraphUpdater would choose.
+        self.sizes = [tuple(_bound(values, n_batch, deviations) for values in (rows, *counts))
+                      for deviations in DEVIATIONS]
+
+    def layout(self, size):
+        """Return name -> (shape, dtype) of the arrays; size: rows, edges of every relation."""
+        arrays = {'x': ((size[0],), 'i8'), 'batch': ((size[0],), 'i8')}
+        for r, n_edges in enumerate(size[1:]):
+            arrays['edges_%d' % r] = (2, n_edges), 'i8'
+        if self._has_values:
+            arrays['edge_attr'] = (size[1],), 'f4'
+        arrays['y'] = (self.n_batch,) + self._labels.shape[1:], self._labels.dtype
+        return arrays
+
+    def convert(self, examples):
+        """Return a batch's arrays on the host, and the first size that holds it."""
+        atoms, adj, labels = concat_mols(examples)
+        rows, source, edges = adj.entry_rows(), adj.indices, []
+        if self.n_relations > 1:
+            source, relation = numpy.divmod(source, self.n_relations)
+            for r in range(self.n_relations):
+                of = numpy.flatnonzero(relation == r)
+                edges.append((source[of], rows[of]))
+        else:
+            edges.append((source, rows))
+        need = (len(atoms) + 1, *(len(pair[0]) for pair in edges))
+        for size in self.sizes:
+            if all(has >= asked for has, asked in zip(size, need)):
+                return (atoms, adj, labels, edges), size
+        self.sizes.append(tuple(max(values) for values in zip(self.sizes[-1], map(
+            _round_up, need))))
+        return (atoms, adj, labels, edges), self.sizes[-1]
+
+    def write(self, views, arrays):
+        """Fill host arrays of :meth:`layout` with what :meth:`convert` returned."""
+        atoms, adj, labels, edges = arrays
+        n = len(atoms)
+        views['x'][:n], views['x'][n:] = atoms, 0
+        views['batch'][:n] = numpy.repeat(numpy.arange(self.n_batch), numpy.diff(adj.row_offsets))
+        views['batch'][n:] = self.n_batch
+        for r, pair in enumerate(edges):
+            view = views['edges_%d' % r]
+            used = len(pair[0])
+            view[0, :used], view[1, :used] = pair
+            # To one row alone they would be added one after the other.
+            view[:, used:] = n + numpy.arange(view.shape[1] - used) % (len(views['x']) - n)
+        if self._has_values:
+            views['edge_attr'][:adj.nnz], views['edge_attr'][adj.nnz:] = adj.data, 0
+        views['y'][...] = labels
+
+    def loss(self, model, tensors):
+        """Return the loss of a model over tensors of :meth:`layout`."""
+        edges = [tensors['edges_%d' % r] for r in range(self.n_relations)]
+        conv, head = model
+        h = conv(types.SimpleNamespace(
+            x=tensors['x'], edge_index=edges if self.n_relations > 1 else edges[0],
+            edge_attr=tensors.get('edge_attr'), edge_type=None, batch=tensors['batch'],
+            num_graphs=self.n_batch + 1))
+        return _loss(head(h[:-1]), tensors['y'])
+
+
+def _bound(values, n_batch, deviations):
+    """Return how many rows or edges hold batches that are so far above the mean."""
+    bound = n_batch * values.mean() + deviations * numpy.sqrt(n_batch) * values.std()
+    return _round_up(min(bound, numpy.sort(values)[-n_batch:].sum()) + 1)
+
+
+def _round_up(number):
+    return -(-int(numpy.ceil(number)) // STEP) * STEP
+
+
+class Captured:
+    """Train with a CUDA graph for each size of a batch: forward, backward, update.
+
+    Batches are made on the host by this package's converter, which is faster than the loader,
+    written into pinned memory and sent in one copy. A batch of a size not met before is captured.
+
+    Args:
+        model (nn.Module): of :func:`network`; it is moved to the device.
+        iterator (chainer.iterators.SerialIterator): gives batches of a SparseDataset.
+        device (chainer.backend.GpuDevice): where.
+        **adam: options of the optimizer.
+
+    Attributes:
+        loss (torch.Tensor): of the last step, on the device; the next one overwrites it.
+    """
+
+    def __init__(self, model, iterator, device, **adam):
+        self._device = device
+        self._iterator = iterator
+        torch.cuda.set_device(device.device.id)
+        self.model = model.to(torch_device(device))
+        self._static = Static(iterator.dataset, iterator.batch_size)
+        self._optimizer = torch.optim.Adam(model.parameters(), capturable=True, fused=True, **adam)
+        self._programs = {}  # size -> [Staging, graph, loss, number of replays]
+
+    def run(self, n_steps):
+        for _ in range(n_steps):
+            arrays, size = self._static.convert(self._iterator.next())
+            if size not in self._programs:
+                self._programs[size] = self._capture(arrays, size)
+            program = self._programs[size]
+            staged, graph, self.loss, _ = program
+            self._static.write(staged.fill(), arrays)
+            staged.send()
+            graph.replay()
+            program[3] += 1
+
+    def _capture(self, arrays, size):
+        """Capture a step over a batch; parameters and the optimizer's states stay as they are."""
+        from chainer_bspmm.training.staging import Staging
+        staged = Staging(self._static.layout(size), self._device)
+        tensors = {name: torch.from_dlpack(array) for name, array in staged.device.items()}
+        self._static.write(staged.fill(), arrays)
+        staged.send()
+        parameters = list(self.model.parameters())
+        values = [parameter.detach().clone() for parameter in parameters]
+        states = {parameter: {name: value.clone() for name, value in state.items()}
+                  for parameter, state in self._optimizer.state.items()}
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step(tensors)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        self._optimizer.zero_grad()  # its gradients shall lie in the graph's memory
+        with torch.cuda.graph(graph):
+            loss = self._step(tensors)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, values):
+                parameter.copy_(value)
+                for name, now in self._optimizer.state[parameter].items():
+                    before = states.get(parameter, {}).get(name)
+                    now.zero_() if before is None else now.copy_(before)
+        return [staged, graph, loss, 0]
+
+    def _step(self, tensors):
+        self._optimizer.zero_grad()
+        loss = self._static.loss(self.model, tensors)
+        loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def replay(self):
+        """Replay the graph that was replayed most, with the batch that is there."""
+        max(self._programs.values(), key=lambda program: program[3])[1].replay()

@@ -52,13 +52,7 @@ def main(*sources):
             panel.set_title('%s, %s, batch %s' % (
                 where, result['data'][name]['description'], n_batch), fontsize=9)
         panels[0].set_ylabel('ms a training step', fontsize=9)
-    named = {}
-    for panel in axes.flat:
-        handles, labels = panel.get_legend_handles_labels()
-        named.update(zip(labels, handles))
-    labels = [name for name in COLORS if name in named]
-    figure.legend([named[name] for name in labels], labels, loc='outside upper center',
-                  ncols=len(labels), fontsize=9, frameon=False)
+    plots.legend(figure, axes, COLORS)
     plots.save(figure, results, 'training')
 
 

@@ -27,6 +27,17 @@ def panels(n_rows, n_columns, size, **options):
     return figure, axes
 
 
+def legend(figure, axes, names):
+    """Put one legend above all panels, of those of the names that are drawn, in their order."""
+    named = {}
+    for panel in axes.flat:
+        handles, labels = panel.get_legend_handles_labels()
+        named.update(zip(labels, handles))
+    labels = [name for name in names if name in named]
+    figure.legend([named[name] for name in labels], labels, loc='outside upper center',
+                  ncols=len(labels), fontsize=9, frameon=False)
+
+
 def save(figure, results, name):
     """Write docs/<name>.png, with method and conditions beneath, and print its path.
 

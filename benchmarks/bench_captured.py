@@ -1,0 +1,656 @@
+"""How long does a training step take from iterator to update: eager, captured, dense, sparse?
+
+Upstream's dense model, ours under StandardUpdater and under GraphUpdater, PyTorch Geometric eager
+and captured, on a GPU: ``python -m benchmarks.bench_captured --tox21 tox21.csv.gz`` writes
+``benchmarks/results/<gpu>/captured.json``, which ``python -m benchmarks.plot_captured`` draws;
+``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
+"""
+import argparse
+import collections
+import contextlib
+import copy
+import gc
+import importlib.util
+import itertools
+import statistics
+import time
+import warnings
+
+import chainer_bspmm
+import chainer
+from chainer.backends import cuda
+from chainer.iterators import SerialIterator
+from chainer.iterators import ShuffleOrderSampler
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+import numpy
+
+from benchmarks import bench_converter
+from benchmarks import bench_training
+from benchmarks import data_sets
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import smiles
+from chainer_bspmm.training.graph_updater import GraphUpdater
+
+METHODS = bench_training.FIVE
+BATCHES = (128, 1024, 32)
+FIRST = 'tox21', 128  # what the bars are about
+SECONDS, TIME = 2., 185.
+MIN_ROUNDS, MAX_ROUNDS = 3, 30
+TURN = .15  # seconds that a contender's turn takes, if that is no fewer and no more steps than
+MIN_STEPS, MAX_STEPS = 3, 50
+WARM = 3
+WARM_CAPTURED = 30  # by then each of GraphUpdater's sizes was met twice, in all likelihood
+REPLAYS = 50
+PROFILED = 5  # steps
+FOR_PROFILES = 25  # seconds of the whole run
+
+UPSTREAM, EAGER = 'upstream dense', 'ours eager'
+CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
+GEOMETRIC, GEOMETRIC_CAPTURED = 'PyTorch Geometric', 'PyTorch Geometric captured'
+
+OVER_UPSTREAM, OVER_GEOMETRIC = 20, 5
+
+QM9_SIZE, QM9_BATCH = 130831, 128
+EPOCHS = 4  # the first captures
+MOST_SECONDS = 90.  # of upstream's epoch, else it is extrapolated
+PROBE = 30  # steps
+
+N_EQUAL = 16  # molecules of the batch on which contenders must agree
+# Adam so near to a multiple of the gradient that rounding is not blown up where that is small, and
+# with steps so large that rounding of the parameters does not count.
+GENTLE = {'eps': 1., 'lr': 1e3}
+STEP_ERROR = 1e-4  # relative, of what a step changes of any parameter; float32 on both sides
+
+
+class Trainer:
+    """Train a Chainer model by an updater whose arrays lie in a memory pool of its own.
+
+    Args:
+        kind (type): StandardUpdater or GraphUpdater.
+        model (chainer.Link): Classifier or Regressor; copied.
+        converter (callable): of a list of examples and a device.
+        data_set (callable): returns the data set; what it puts on the device counts.
+        n_batch (int): molecules of a batch.
+        device (chainer.backend.Device): where.
+        optimizer (Optimizer or None): None means Adam.
+        shuffle (bool): False gives the molecules in their order.
+    """
+
+    def __init__(self, kind, model, converter, data_set, n_batch, device, optimizer=None,
+                 shuffle=True):
+        self._device = device
+        self._pool = None if device.xp is numpy else cuda.cupy.cuda.MemoryPool()
+        self.is_captured = kind is GraphUpdater
+        self.model = copy.deepcopy(model)
+        with self._memory():
+            self.model.to_device(device)
+            self.optimizer = (optimizer or chainer.optimizers.Adam()).setup(self.model)
+            order = ShuffleOrderSampler(numpy.random.RandomState(0)) if shuffle else None
+            iterator = SerialIterator(data_set(), n_batch, order_sampler=order,
+                                      shuffle=None if shuffle else False)
+            self.updater = kind(iterator, self.optimizer, converter=converter, device=device)
+        self._reporter = chainer.Reporter()
+        self._reporter.add_observer('main', self.model)
+        self._reporter.add_observers('main', self.model.namedlinks(skipself=True))
+
+    def _memory(self):
+        if self._pool is None:
+            return contextlib.nullcontext()
+        return cuda.cupy.cuda.using_allocator(self._pool.malloc)
+
+    def run(self, n_steps):
+        """Update so often; as under a Trainer, values are reported, and read by nobody yet."""
+        with self._memory():
+            for _ in range(n_steps):
+                with self._reporter.scope({}):
+                    self.updater.update()
+
+    def epoch(self):
+        """Train to the end of an epoch, and wait for the device; return seconds and steps."""
+        start, first = time.perf_counter(), self.updater.iteration
+        self.run(1)
+        while not self.updater.is_new_epoch:
+            self.run(1)
+        synchronize(self._device)
+        return time.perf_counter() - start, self.updater.iteration - first
+
+    def warm(self):
+        self.run(WARM_CAPTURED if self.is_captured else WARM)
+        if self.is_captured and not self._programs():
+            raise RuntimeError('trains eagerly: %s' % self.updater._reason)
+
+    def _programs(self):
+        return [program for program in self.updater._programs.values() if program.is_captured]
+
+    def replay(self):
+        """Replay the graph that was replayed most, with the batch that is there."""
+        max(self._programs(), key=lambda program: program._n_replays)._replay()
+
+    def peak_bytes(self):
+        """Return what its memory pools hold; None on the host."""
+        if self._pool is None:
+            return None
+        n_bytes = self._pool.total_bytes()
+        if self.is_captured:
+            n_bytes += self.updater._context.capturer._pool.total_bytes()
+        return n_bytes
+
+    def free(self):
+        """Give back what is not in use."""
+        if self._pool is not None:
+            self._pool.free_all_blocks()
+
+
+# A method on a data set. examples: PyTorch Geometric's, or None; noted: dict, what was found.
+Subject = collections.namedtuple('Subject', 'model dense sparse examples noted')
+
+
+class Geometric:
+    """Train by PyTorch Geometric, see `geometric_models.Loaded` and `Captured`."""
+
+    def __init__(self, make, is_captured):
+        import torch
+        self._torch = torch
+        torch.cuda.empty_cache()
+        self._before = torch.cuda.memory_reserved()
+        self._peer = make()
+        self.is_captured = is_captured
+
+    def run(self, n_steps):
+        self._peer.run(n_steps)
+
+    def warm(self):
+        self.run(WARM_CAPTURED if self.is_captured else WARM)
+        # What the others hold by now is not its own.
+        self._bytes = self._torch.cuda.memory_reserved() - self._before
+
+    def replay(self):
+        self._peer.replay()
+
+    def peak_bytes(self):
+        return self._bytes
+
+    def free(self):
+        self._torch.cuda.empty_cache()
+
+
+def synchronize(device):
+    if device.xp is not numpy:
+        cuda.cupy.cuda.runtime.deviceSynchronize()  # streams of every library
+
+
+def can_capture(device):
+    return device.xp is not numpy
+
+
+def trainers(model, dense, sparse, n_batch, device, **options):
+    """Return name -> function that makes the `Trainer`; without a GPU none is captured."""
+    def make(kind, model, converter, data_set):
+        return lambda: Trainer(kind, model, converter, data_set, n_batch, device, **{
+            name: copy.deepcopy(value) for name, value in options.items()})
+
+    swapped = chainer_bspmm.sparsify(copy.deepcopy(model))
+    sparse_concat_mols = chainer_bspmm.concat_mols
+    found = {
+        UPSTREAM: make(StandardUpdater, model, upstream_concat_mols, lambda: dense),
+        EAGER: make(StandardUpdater, swapped, sparse_concat_mols, lambda: sparse)}
+    if can_capture(device):
+        found[CAPTURED] = make(GraphUpdater, swapped, sparse_concat_mols, lambda: sparse)
+        found[ON_DEVICE] = make(GraphUpdater, swapped, sparse_concat_mols,
+                                lambda: DeviceDataset(sparse, device))
+    return found
+
+
+def peers(method, examples, sparse, n_batch, device):
+    """Return name -> function that makes the `Geometric`."""
+    from benchmarks import geometric_models
+
+    def network():
+        return geometric_models.network(method, bench_training.N_UNIT, bench_training.N_LAYERS,
+                                        sparse.molecules.labels[0].shape[1])
+
+    def captured():
+        order = ShuffleOrderSampler(numpy.random.RandomState(0))
+        return geometric_models.Captured(
+            network(), SerialIterator(sparse, n_batch, order_sampler=order), device)
+
+    return {
+        GEOMETRIC: lambda: Geometric(
+            lambda: geometric_models.Loaded(network(), examples, n_batch, device), False),
+        GEOMETRIC_CAPTURED: lambda: Geometric(captured, True)}
+
+
+def equal_sizes(sparse):
+    """Return the numbers of molecules of one size: in a batch of them upstream pads nothing."""
+    sizes = sparse.molecules.sizes[sparse.order]
+    counts = numpy.bincount(sizes)
+    counts[:4] = 0
+    return numpy.flatnonzero(sizes == counts.argmax())[:N_EQUAL]
+
+
+def check(model, dense, sparse, device):
+    """Compare what one step from equal state changes; dropout is off, all else as it is timed.
+
+    Returns:
+        dict: the largest relative error of any parameter's change, against upstream's.
+
+    Raises:
+        AssertionError: it is too large, or a step was not captured.
+    """
+    index = equal_sizes(sparse)
+    model = copy.deepcopy(model)
+    for link in model.links():
+        if hasattr(link, 'dropout_ratio'):
+            link.dropout_ratio = 0.
+    adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
+    changes = {}
+    for name, make in trainers(model, [dense[i] for i in index], sparse[index], len(index), device,
+                               optimizer=adam, shuffle=False).items():
+        trainer = make()
+        before = parameters(trainer.model)
+        if trainer.is_captured:
+            trainer.run(1)  # which is eager; the next one is a replay
+            put_back(trainer, before)
+            trainer.run(1)
+            if not trainer._programs():
+                raise AssertionError('%s: trains eagerly: %s' % (name, trainer.updater._reason))
+        else:
+            trainer.run(1)
+        after = parameters(trainer.model)
+        changes[name] = {path: after[path] - before[path] for path in before}
+    return judged(changes, UPSTREAM)
+
+
+def parameters(model):
+    return {path: cuda.to_cpu(parameter.array).copy() for path, parameter in model.namedparams()}
+
+
+def put_back(trainer, values):
+    """Give a trainer its parameters back, and its optimizer the state from before any step."""
+    trainer.optimizer.t = 0
+    for path, parameter in trainer.model.namedparams():
+        parameter.array[...] = trainer.model.xp.asarray(values[path])
+        parameter.update_rule.t = 0
+        for array in (parameter.update_rule.state or {}).values():
+            array[...] = 0
+
+
+def check_peers(method, examples, sparse, device):
+    """Compare a captured step of PyTorch Geometric with an eager one; see :func:`check`."""
+    from benchmarks import geometric_models
+    index = equal_sizes(sparse)
+    changes = {}
+    for name in (GEOMETRIC, GEOMETRIC_CAPTURED):
+        model = geometric_models.network(method, bench_training.N_UNIT, bench_training.N_LAYERS,
+                                         sparse.molecules.labels[0].shape[1]).eval()
+        if name == GEOMETRIC:
+            peer = geometric_models.Loaded(model, [examples[i] for i in index], len(index), device,
+                                           **GENTLE)
+        else:
+            peer = geometric_models.Captured(model, SerialIterator(sparse[index], len(index)),
+                                             device, **GENTLE)
+        before = {path: value.detach().cpu().numpy().copy()
+                  for path, value in model.named_parameters()}
+        peer.run(1)
+        changes[name] = {path: value.detach().cpu().numpy() - before[path]
+                         for path, value in model.named_parameters()}
+    return judged(changes, GEOMETRIC)
+
+
+def judged(changes, reference):
+    """Return name -> largest relative error of what changed; raise where one is too large."""
+    expected = changes.pop(reference)
+    found = {name: max(bench_training.error(of[path], expected[path]) for path in expected)
+             for name, of in changes.items()}
+    if not any(change.any() for change in expected.values()):
+        raise AssertionError('a step of %s changed nothing' % reference)
+    if not all(error < STEP_ERROR for error in found.values()):
+        raise AssertionError('relative errors of a step %s, expected below %g'
+                             % (found, STEP_ERROR))
+    return found
+
+
+def measure_steps(found, device, seconds):
+    """Time steps of all contenders, interleaved, in turns of as many as take `TURN` seconds.
+
+    Args:
+        found (dict): name -> contender, which was warmed up.
+
+    Returns:
+        tuple: name -> {'wall', 'host': summaries in milliseconds a step, 'steps a turn'}, where
+        wall ends when the device is done with the turn's last step, host when it was launched;
+        number of rounds.
+    """
+    n_steps = {}
+    for name, contender in found.items():
+        synchronize(device)
+        start = time.perf_counter()
+        contender.run(MIN_STEPS)
+        synchronize(device)
+        step = (time.perf_counter() - start) / MIN_STEPS
+        n_steps[name] = int(numpy.clip(TURN / step, MIN_STEPS, MAX_STEPS))
+    times = {name: [] for name in found}
+    start, n_rounds = time.perf_counter(), 0
+    while n_rounds < MIN_ROUNDS or (
+            time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS):
+        for name, contender in found.items():
+            # One step, not measured, brings it back into the processor's caches.
+            contender.run(1)
+            synchronize(device)
+            clock = [time.perf_counter()]
+            contender.run(n_steps[name])
+            clock.append(time.perf_counter())
+            synchronize(device)
+            clock.append(time.perf_counter())
+            times[name].append([(end - clock[0]) * 1e3 / n_steps[name] for end in clock[1:]])
+        n_rounds += 1
+    result = {}
+    for name, rows in times.items():
+        host, wall = zip(*rows)
+        result[name] = {'wall': bench_converter.summary(list(wall)),
+                        'host': bench_converter.summary(list(host)),
+                        'steps a turn': n_steps[name]}
+    return result, n_rounds
+
+
+def replay_ms(contender):
+    """Return device milliseconds of a captured step, from the start of one replay to the next."""
+    start, stop = cuda.cupy.cuda.Event(), cuda.cupy.cuda.Event()
+    contender.replay()
+    start.record()
+    for _ in range(REPLAYS):
+        contender.replay()
+    stop.record()
+    stop.synchronize()
+    return cuda.cupy.cuda.get_elapsed_time(start, stop) / REPLAYS
+
+
+def kernels_ms(contender, device):
+    """Return the milliseconds that the kernels of an eager step take, by PyTorch's profiler."""
+    from torch import autograd
+    from torch import profiler
+    contender.run(WARM)
+    synchronize(device)
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
+        contender.run(PROFILED)
+        synchronize(device)
+    total = sum(event.time_range.elapsed_us() for event in found.events()
+                if event.device_type == autograd.DeviceType.CUDA
+                and not event.name.startswith(('Memcpy', 'Memset', 'Optimizer.')))
+    return total / 1e3 / PROFILED
+
+
+def run_cell(makers, n_molecules, n_batch, device, seconds):
+    """Return what is measured of one method, data set and batch; and the eager contenders."""
+    found, not_run = {}, {}
+    for name, make in makers.items():
+        try:
+            contender = make()
+            contender.warm()
+        except Exception as error:  # the others' times matter all the same
+            not_run[name] = described(error)
+        else:
+            found[name] = contender
+    milliseconds, n_rounds = measure_steps(found, device, seconds)
+    for name, contender in found.items():
+        if contender.is_captured:
+            noted(milliseconds[name], replay_ms(contender))
+        milliseconds[name]['epoch_seconds'] = round(
+            milliseconds[name]['wall']['median'] * n_molecules / n_batch / 1e3, 4)
+    result = {
+        'n_rounds': n_rounds, 'milliseconds': milliseconds, 'not_run': not_run,
+        'peak_bytes': {name: contender.peak_bytes() for name, contender in found.items()}}
+    eager = {name: contender for name, contender in found.items() if not contender.is_captured}
+    found.clear()
+    gc.collect()  # graphs shall not go while the next cell is timed
+    for contender in eager.values():
+        contender.free()
+    return result, eager
+
+
+def noted(times, device_ms):
+    """Add device time, and the share of a step's time that the GPU is busy, to a contender's."""
+    times['device'] = round(device_ms, 4)
+    times['busy'] = round(device_ms / times['wall']['median'], 3)
+
+
+def ratio(cell, name, over):
+    """Return how many times faster one is than another; None where one was not run."""
+    times = cell['milliseconds']
+    if name not in times or over not in times:
+        return None
+    return times[over]['wall']['median'] / times[name]['wall']['median']
+
+
+def bars(methods, n_batch=FIRST[1]):
+    """Return {bar: {'ratio', 'met'}} of the five models; not met where ours was not run."""
+    found = {}
+    for method, of in methods.items():
+        if 'wrong' in of:
+            found['%s: steps agree' % method] = {'ratio': None, 'met': False}
+        cell = of['batches'].get(str(n_batch))
+        if cell is None:
+            continue
+        for name in (ON_DEVICE, CAPTURED):
+            for over, least in ((UPSTREAM, OVER_UPSTREAM), (GEOMETRIC, OVER_GEOMETRIC),
+                                (GEOMETRIC_CAPTURED, 1)):
+                if over not in cell['milliseconds']:
+                    continue
+                times = ratio(cell, name, over)
+                found['%s, batch %d: %s at least %gx faster than %s' % (
+                    method, n_batch, name, least, over)] = {
+                        'ratio': times and round(times, 2),
+                        'met': times is not None and times >= least}
+    return found
+
+
+def table(title, cell):
+    """Return a cell's results as lines of text."""
+    lines = [title]
+    for name, times in cell['milliseconds'].items():
+        over = ratio(cell, name, UPSTREAM)
+        peak = cell['peak_bytes'][name]
+        lines.append('  %-29s wall %8.3f ms (host %8.3f)%s%s%s' % (
+            name, times['wall']['median'], times['host']['median'],
+            '' if over is None else ' %6.1fx' % over,
+            '; device %.3f, busy %.0f %%' % (times['device'], 100 * times['busy'])
+            if 'device' in times else '',
+            '' if peak is None else '; %.1f MB' % (peak / 1e6)))
+    return lines + ['  %s not run: %s' % item for item in cell['not_run'].items()]
+
+
+def run(args, device):
+    """Measure all cells, the most important first; the file is written after every one."""
+    start = time.perf_counter()
+    result = {
+        'question': 'milliseconds of a training step: iterator, converter, forward, backward, Adam',
+        'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many '
+                  'steps as take %g s, at least %d, at most %d, waited for after the last of them; '
+                  'wall is that time a step, host that until the last was launched; reported '
+                  'values are read by nobody in a step; %d units, %d layers, float32, Adam. '
+                  'device: captured, between replays by events; eager, the sum of the kernels; '
+                  'busy: device over wall. peak_bytes: what the memory pools hold, parameters '
+                  'and data on the device included. epoch_seconds: wall times molecules over '
+                  'batch. PyTorch Geometric eager: its loader in the same process; captured: '
+                  'batches by this package, which is faster, sent in one copy to padded buffers' % (
+                      TURN, MIN_STEPS, MAX_STEPS, bench_training.N_UNIT,
+                      bench_training.N_LAYERS),
+        'conditions': bench_training.conditions(device, args.commit), 'data': {}}
+    sources = {'tox21': lambda: data_sets.tox21(args.tox21, args.limit),
+               'qm9': lambda: data_sets.qm9(args.limit)}
+    read, sets, subjects = {}, {}, {}
+    eager, not_run = [], []
+    for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
+        if data not in read:
+            *read[data], description = sources[data]()
+            result['data'][data] = {'description': description, 'methods': {}}
+        of_data = result['data'][data]
+        title = '%s %s, batch %d' % (data, method, n_batch)
+        if time.perf_counter() - start > args.time - FOR_PROFILES:
+            not_run.append(title)
+            continue
+        if (data, method) not in subjects:
+            kind = data, smiles.KINDS[preprocess_method_dict[method].__name__]
+            if kind not in sets:
+                sets[kind] = data_sets.of_smiles(*read[data], method)
+            of_data['n_molecules'] = len(sets[kind][0])
+            subjects[data, method] = prepared(method, *sets[kind], device)
+            of_data['methods'][method] = subjects[data, method].noted
+        subject = subjects[data, method]
+        if 'wrong' in subject.noted or n_batch > len(subject.sparse):
+            continue
+        cell, running = run_cell(contenders(method, subject, n_batch, device),
+                                 len(subject.sparse), n_batch, device, args.seconds)
+        subject.noted['batches'][str(n_batch)] = cell
+        eager.append((title, cell, running))
+        print('\n'.join(table(title, cell)), flush=True)
+        save(result, not_run, args.out)
+    if device.xp is not numpy and importlib.util.find_spec('torch'):
+        profile(eager, device, start + args.time, not_run)
+    path = save(result, not_run, args.out)
+    for bar, of in result.get('bars', {}).items():
+        print('%s: %s%s' % (bar, 'met' if of['met'] else 'MISSED',
+                          '' if of['ratio'] is None else ' (%.2fx)' % of['ratio']))
+    print('not run for want of time:', not_run or 'nothing')
+    print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
+    if any('wrong' in subject.noted for subject in subjects.values()):
+        raise SystemExit('not all steps agree')
+
+
+def prepared(method, dense, sparse, device):
+    """Return the `Subject` of a method on a data set; nobody is timed on a wrong step."""
+    model = bench_training.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
+    noted = {'relative_errors': {}, 'batches': {}}
+    examples = None
+    try:
+        noted['relative_errors'].update(check(model, dense, sparse, device))
+    except Exception as error:  # said at the end; the other methods go on
+        noted['wrong'] = described(error)
+        print('%s: %s' % (method, noted['wrong']), flush=True)
+    if device.xp is not numpy and importlib.util.find_spec('torch_geometric'):
+        from benchmarks import geometric_models
+        if method in geometric_models.PEERS:
+            examples = geometric_models.examples_of(sparse)
+            try:
+                noted['relative_errors'].update(check_peers(method, examples, sparse, device))
+            except Exception as error:
+                noted['no peer'] = described(error)
+    return Subject(model, dense, sparse, examples, noted)
+
+
+def described(error):
+    return '%s: %s' % (type(error).__name__, str(error)[:500])
+
+
+def contenders(method, subject, n_batch, device):
+    """Return name -> function that makes a contender, of both libraries."""
+    found = trainers(subject.model, subject.dense, subject.sparse, n_batch, device)
+    if subject.examples is not None:
+        found.update(peers(method, subject.examples, subject.sparse, n_batch, device))
+    if 'no peer' in subject.noted:
+        del found[GEOMETRIC_CAPTURED]
+    return found
+
+
+def profile(eager, device, deadline, not_run):
+    """Add the device time of eager steps; last of all, for a profiler slows what comes after it."""
+    for title, cell, running in eager:
+        for name, contender in running.items():
+            if time.perf_counter() > deadline:
+                not_run.append('device time of %s, %s' % (title, name))
+                continue
+            try:
+                noted(cell['milliseconds'][name], kernels_ms(contender, device))
+            except RuntimeError as error:  # another profiler may be attached
+                cell['not_run']['device time of %s' % name] = str(error)
+
+
+def save(result, not_run, out):
+    result['not_run'] = not_run
+    if FIRST[0] in result['data']:
+        result['bars'] = bars(result['data'][FIRST[0]]['methods'])
+    return bench_training.save('captured', result, out)
+
+
+def run_epochs(args, device):
+    """Time epochs of RSGCN on as many molecules as QM9 has."""
+    *read, description = data_sets.qm9(args.limit)
+    dense, sparse = data_sets.of_smiles(*read, 'rsgcn')
+    n = args.molecules
+    order = numpy.arange(n) % len(sparse)
+    model = bench_training.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
+    errors = check(model, dense, sparse, device)
+    several = [dense[i] for i in range(len(dense))]
+    makers = trainers(model, [several[i] for i in order], sparse[order], QM9_BATCH, device)
+    result = {
+        'question': 'seconds of an epoch of RSGCN on %d molecules, batches of %d' % (n, QM9_BATCH),
+        'method': 'Iterator, converter, forward, backward, Adam; to the end of the device. '
+                  'Molecules: %s, repeated in turn up to that number' % description,
+        'conditions': bench_training.conditions(device, args.commit),
+        'relative_errors': errors, 'seconds': {}}
+    for name in (ON_DEVICE, CAPTURED, EAGER, UPSTREAM):
+        if name not in makers:
+            continue
+        trainer = makers[name]()
+        found = result['seconds'][name] = {}
+        if trainer.is_captured:
+            epochs = [trainer.epoch() for _ in range(EPOCHS)]
+            found['epochs, the first with capture'] = [round(seconds, 4) for seconds, _ in epochs]
+            found['epoch'] = round(statistics.median(seconds for seconds, _ in epochs[1:]), 4)
+            found['steps'] = epochs[-1][1]
+        else:
+            trainer.warm()
+            synchronize(device)
+            start = time.perf_counter()
+            trainer.run(PROBE)
+            synchronize(device)
+            step = (time.perf_counter() - start) / PROBE
+            expected = step * n / QM9_BATCH
+            if expected > MOST_SECONDS:
+                found['epoch'] = round(expected, 3)
+                found['extrapolated from steps'] = PROBE
+            else:
+                trainer.epoch()  # the rest of the one begun
+                seconds, found['steps'] = trainer.epoch()
+                found['epoch'] = round(seconds, 3)
+        result['over upstream'] = {
+            other: round(result['seconds'][UPSTREAM]['epoch'] / of['epoch'], 1)
+            for other, of in result['seconds'].items()} if name == UPSTREAM else {}
+        print('%-29s %s' % (name, found), flush=True)
+        path = bench_training.save('captured_epoch', result, args.out)
+    print('over upstream: %s; wrote %s' % (result['over upstream'], path))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--device', default='0', help='number of a GPU; -1 (CPU) captures nothing')
+    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it molecules of its "
+                        'sizes are generated')
+    parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
+    parser.add_argument('--methods', nargs='+', default=METHODS, choices=METHODS)
+    parser.add_argument('--batches', nargs='+', type=int, default=BATCHES)
+    parser.add_argument('--seconds', type=float, default=SECONDS,
+                        help='for each method, data set and batch size; at least %d rounds, and '
+                        'at most %d, are made' % (MIN_ROUNDS, MAX_ROUNDS))
+    parser.add_argument('--time', type=float, default=TIME,
+                        help='seconds of the whole run; what does not fit is left out, and said')
+    parser.add_argument('--epoch', action='store_true', help='time epochs in place of steps')
+    parser.add_argument('--molecules', type=int, default=QM9_SIZE, help='of such an epoch')
+    parser.add_argument('--limit', type=int, help='use that many molecules of a set at most')
+    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
+    parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
+    args = parser.parse_args(argv)
+    # Chainer warns that it goes without cuDNN, and its elementwise kernels that they use atomics.
+    warnings.simplefilter('ignore')
+    device = chainer.get_device(int(args.device))
+    device.use()
+    if args.epoch:
+        run_epochs(args, device)
+    else:
+        run(args, device)
+
+
+if __name__ == '__main__':
+    main()

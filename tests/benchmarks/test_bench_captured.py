@@ -1,0 +1,277 @@
+"""The benchmark of captured steps: what of it runs without a GPU, captures by stand-ins."""
+import json
+import subprocess
+import sys
+import types
+
+import numpy
+import pytest
+
+pytest.importorskip('rdkit')
+
+import chainer  # NOQA: E402
+from benchmarks import bench_captured as bench  # NOQA: E402
+from benchmarks import bench_training  # NOQA: E402
+from benchmarks import data_sets  # NOQA: E402
+from chainer.iterators import SerialIterator  # NOQA: E402
+from tests.training import host_graphs  # NOQA: E402
+
+HOST = chainer.get_device('@numpy')
+N = 40
+
+
+def read(method, limit=N):
+    smiles, labels, _ = data_sets.tox21(limit=limit)
+    dense, sparse = data_sets.of_smiles(smiles, labels, method)
+    model = bench_training.upstream_model(method, labels, [dense[0]])
+    return model, dense, sparse
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Let captured contenders run on the host."""
+    host_graphs.stand_in(monkeypatch)
+    monkeypatch.setattr(bench, 'can_capture', lambda device: True)
+    monkeypatch.setattr(bench, 'DeviceDataset', lambda sparse, device: sparse)
+    original = bench.Trainer.run
+
+    def run(self, n_steps):
+        chainer.global_config.tested_optimizer = self.optimizer
+        original(self, n_steps)
+
+    monkeypatch.setattr(bench.Trainer, 'run', run)
+
+
+@pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'nfp'])
+def test_both_ways_of_reading_agree(method):
+    smiles, labels, _ = data_sets.tox21(limit=12)
+    (dense, sparse), (expected, _) = (
+        of(smiles, labels, method) for of in (data_sets.of_smiles, data_sets.of_method))
+    assert len(dense) == len(sparse) == len(expected)
+    for one, other in zip(dense, expected):
+        assert len(one) == len(other) == 3
+        for a, b in zip(one, other):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            numpy.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('method', bench.METHODS)
+def test_steps_agree(captures, method):
+    found = bench.check(*read(method), HOST)
+    assert set(found) == {bench.EAGER, bench.CAPTURED, bench.ON_DEVICE}
+    assert max(found.values()) < 1e-5
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater')
+@pytest.mark.parametrize('name', [bench.EAGER, bench.CAPTURED])
+def test_steps_that_differ_are_refused(captures, monkeypatch, name):
+    sets = read('rsgcn')
+    original = bench.trainers
+
+    def trainers(*args, **kwargs):
+        made = original(*args, **kwargs)
+
+        def wrong():
+            trainer = made[name]()
+            trainer.optimizer.alpha *= 1.001
+            return trainer
+        return {bench.UPSTREAM: made[bench.UPSTREAM], name: wrong}
+
+    monkeypatch.setattr(bench, 'trainers', trainers)
+    with pytest.raises(AssertionError, match='relative errors of a step'):
+        bench.check(*sets, HOST)
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater')
+def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
+    sets = read('rsgcn')
+    monkeypatch.setattr(host_graphs.HostCapturer, 'capture', lambda *_: 1 / 0)
+    with pytest.raises(AssertionError, match='trains eagerly.*ZeroDivisionError'):
+        bench.check(*sets, HOST)
+    makers = bench.trainers(*sets, 8, HOST)
+    monkeypatch.setattr(bench, 'replay_ms', lambda contender: 1.)
+    cell, _ = bench.run_cell(makers, N, 8, HOST, 0)
+    assert set(cell['milliseconds']) == {bench.UPSTREAM, bench.EAGER}
+    assert 'trains eagerly' in cell['not_run'][bench.CAPTURED]
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_cell(captures, monkeypatch):
+    monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or .01)
+    cell, eager = bench.run_cell(bench.trainers(*read('rsgcn'), 8, HOST), N, 8, HOST, 0)
+    assert cell['n_rounds'] == bench.MIN_ROUNDS and not cell['not_run']
+    assert set(eager) == {bench.UPSTREAM, bench.EAGER}
+    for name, times in cell['milliseconds'].items():
+        wall = times['wall']['median']
+        assert wall >= times['host']['median'] > 0
+        assert bench.MIN_STEPS <= times['steps a turn'] <= bench.MAX_STEPS
+        assert times['epoch_seconds'] == pytest.approx(wall * N / 8e3, abs=1e-4)
+        assert ('busy' in times) == (name not in eager)
+    assert cell['milliseconds'][bench.CAPTURED]['busy'] == pytest.approx(
+        .01 / cell['milliseconds'][bench.CAPTURED]['wall']['median'], abs=1e-3)
+    assert 'busy 1' in bench.table('', dict(cell, milliseconds={bench.UPSTREAM: dict(
+        cell['milliseconds'][bench.UPSTREAM], device=1., busy=1.)}))[1]
+
+
+def test_turns_are_as_long(monkeypatch):
+    """A clock that only the contenders move: how often they run follows from their steps."""
+    now = [0.]
+    monkeypatch.setattr(bench, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Fake:
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def run(self, n_steps):
+            now[0] += n_steps * self.seconds
+
+    times, n_rounds = bench.measure_steps(
+        {'fast': Fake(1e-4), 'slow': Fake(.01), 'slowest': Fake(9.)}, HOST, 1.)
+    assert [of['steps a turn'] for of in times.values()] == [bench.MAX_STEPS, 15, bench.MIN_STEPS]
+    assert [of['wall']['median'] for of in times.values()] == pytest.approx([.1, 10, 9000])
+    assert n_rounds == bench.MIN_ROUNDS
+
+
+def test_bars():
+    def methods(ours, captured):
+        times = {bench.UPSTREAM: 8., bench.ON_DEVICE: ours, bench.GEOMETRIC: 2.,
+                 bench.GEOMETRIC_CAPTURED: captured}
+        return {'gin': {'batches': {'128': {
+            'milliseconds': {name: {'wall': {'median': ms}}
+                             for name, ms in times.items() if ms}}}}}
+
+    def met(*args):
+        return [of['met'] for of in bench.bars(methods(*args)).values()]
+
+    # Upstream, PyTorch Geometric, captured; of the data set on the device, then on the host.
+    assert met(.39, .4) == [True, True, True, False, False, False]
+    assert met(.41, .4)[:3] == [False, False, False]
+    assert met(.6, .7)[:3] == [False, False, True]
+    assert met(None, .7) == [False] * 6
+    assert len(met(.3, None)) == 4  # it has no such model, or could not capture it
+    assert {of['ratio'] for of in bench.bars(methods(.5, None)).values()} == {16., 4., None}
+    assert bench.bars({'gin': {'batches': {}}}) == {}
+    wrong, = bench.bars({'gin': {'wrong': 'very', 'batches': {}}}).values()
+    assert not wrong['met']
+
+
+def run_main(folder, *options):
+    bench.main(['--device', '-1', '--limit', '30', '--methods', 'rsgcn', '--commit', 'none',
+                '--out', str(folder), *options])
+
+
+def test_file(tmp_path, capsys):
+    run_main(tmp_path, '--seconds', '0', '--batches', '8', '99')
+    result = json.loads((tmp_path / 'captured.json').read_text())
+    assert result['conditions']['commit'] == 'none' and not result['not_run']
+    for found in result['data'].values():
+        method = found['methods']['rsgcn']
+        assert method['relative_errors'].keys() == {bench.EAGER}
+        assert list(method['batches']) == ['8']  # 99 are more than there are
+        assert set(method['batches']['8']['milliseconds']) == {bench.UPSTREAM, bench.EAGER}
+    assert 'tox21 rsgcn, batch 8' in capsys.readouterr().out
+
+
+def test_what_there_is_no_time_for_is_said(tmp_path):
+    run_main(tmp_path, '--time', '0')
+    result = json.loads((tmp_path / 'captured.json').read_text())
+    assert len(result['not_run']) == 6 and result['not_run'][0] == 'tox21 rsgcn, batch 128'
+    assert all(not found['methods'] for found in result['data'].values())
+
+
+def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, 'STEP_ERROR', 0)
+    with pytest.raises(SystemExit, match='not all steps agree'):
+        run_main(tmp_path, '--batches', '8')
+    result = json.loads((tmp_path / 'captured.json').read_text())
+    assert all('relative errors' in of['methods']['rsgcn']['wrong'] and not of['methods'][
+        'rsgcn']['batches'] for of in result['data'].values())
+    assert [of['met'] for of in result['bars'].values()] == [False]
+
+
+@pytest.mark.parametrize('most', [bench.MOST_SECONDS, 0])
+def test_epochs(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(bench, 'MOST_SECONDS', most)
+    monkeypatch.setattr(bench, 'PROBE', 2)
+    run_main(tmp_path, '--epoch', '--molecules', '300')
+    result = json.loads((tmp_path / 'captured_epoch.json').read_text())
+    assert set(result['over upstream']) == {bench.UPSTREAM, bench.EAGER}
+    for found in result['seconds'].values():
+        assert found['epoch'] > 0
+        assert ('extrapolated from steps' in found) == (not most)
+        if most:  # 300 / 128, begun 5 steps before: 2 or 3
+            assert found['steps'] in (2, 3)
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_an_epoch_of_captured_steps(captures):
+    trainer = bench.trainers(*read('rsgcn'), 16, HOST)[bench.CAPTURED]()
+    steps = [trainer.epoch()[1] for _ in range(4)]
+    assert sum(steps) == 10 and trainer.updater.epoch == 4  # 160 / 16
+    assert trainer._programs()
+
+
+@pytest.mark.parametrize('size', [0, 1, 2])
+@pytest.mark.parametrize('method', ['rsgcn', 'gin', 'relgcn'])
+def test_static_batches_of_pytorch_geometric(method, size):
+    """Loss and gradients over padded arrays are those of an ordinary batch."""
+    torch = pytest.importorskip('torch')
+    pytest.importorskip('torch_geometric')
+    from benchmarks import geometric_models
+    smiles, labels, _ = data_sets.tox21(limit=N)
+    sparse = data_sets.of_smiles(smiles, labels, method)[1]
+    model = geometric_models.network(method, 8, 2, labels.shape[1]).eval()
+    index = numpy.argsort(sparse.molecules.sizes)[:6].tolist()
+    static = geometric_models.Static(sparse, len(index))
+    examples = [sparse[i] for i in index]
+    if size == 2:  # larger than those that were chosen
+        static.sizes = [(1,) * len(static.sizes[0])] * 2
+    arrays, found = static.convert(examples)
+    if size == 1:
+        found = static.sizes[1]
+    assert found == static.sizes[size]
+    views = {name: numpy.full(shape, 77, dtype)
+             for name, (shape, dtype) in static.layout(found).items()}
+    static.write(views, arrays)
+    assert views['batch'][-1] == 6  # at least one row is to spare
+
+    def results(loss):
+        model.zero_grad()
+        loss.backward()
+        return [loss.detach().numpy()] + [p.grad.numpy().copy() for p in model.parameters()]
+
+    batch = geometric_models.Batch.from_data_list(
+        [geometric_models.examples_of(sparse)[i] for i in index])
+    expected = results(geometric_models._loss(model(batch), batch.y))
+    actual = results(static.loss(model, {name: torch.from_numpy(array)
+                                         for name, array in views.items()}))
+    for one, other in zip(actual, expected):
+        numpy.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loader_of_pytorch_geometric_trains():
+    pytest.importorskip('torch_geometric')
+    from benchmarks import geometric_models
+    _, _, sparse = read('gin', 16)
+    model = geometric_models.network('gin', 8, 2, sparse.molecules.labels[0].shape[1])
+    peer = geometric_models.Loaded(model, geometric_models.examples_of(sparse), 5, HOST)
+    peer.run(1)
+    first = float(peer.loss.detach())
+    peer.run(80)  # more than one epoch
+    assert float(peer.loss.detach()) < first
+
+
+def test_molecules_of_equal_size():
+    _, _, sparse = read('rsgcn')
+    index = bench.equal_sizes(sparse)
+    sizes = sparse.molecules.sizes[index]
+    assert 1 < len(index) <= bench.N_EQUAL and len(set(sizes)) == 1 and sizes[0] > 3
+    part = sparse[numpy.arange(N)[::-1].copy()]
+    assert len(set(part.molecules.sizes[part.order[bench.equal_sizes(part)]])) == 1
+    assert next(iter(SerialIterator(part, 2)))
+
+
+def test_needs_no_cupy():
+    code = "import sys; sys.modules['cupy'] = None; import benchmarks.bench_captured"
+    subprocess.run([sys.executable, '-c', code], check=True)
