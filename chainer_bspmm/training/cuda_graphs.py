@@ -17,6 +17,9 @@ class Capturer:
     arrays that the caller still holds after a capture keep their values from one replay to the
     next of the same graph.
 
+    Arrays that outlive the capturer, such as gradients that parameters still have, stay valid; the
+    rest of its memory is given back with it.
+
     Args:
         device (chainer.backend.GpuDevice): the GPU.
     """
@@ -32,6 +35,12 @@ class Capturer:
             self._last_stream = None
         # Graphs go first: they hold this object.
         weakref.finalize(self, self._pool.free_all_blocks)
+
+    @property
+    def nbytes(self):
+        """Bytes of the device (int) that the graphs' arrays have, those freed since included."""
+        with self._device:
+            return self._pool.total_bytes()
 
     @contextlib.contextmanager
     def ordered(self):
@@ -70,7 +79,7 @@ class Capturer:
             Exception: what the function raised, such as CuPy for a call that cannot be captured.
         """
         cupy = cuda.cupy
-        with self.ordered(), cupy.cuda.using_allocator(self._pool.malloc), _no_host_copies(), \
+        with self.ordered(), cupy.cuda.using_allocator(self._allocate), _no_host_copies(), \
                 _no_garbage_collection():
             self.stream.begin_capture()
             try:
@@ -80,6 +89,16 @@ class Capturer:
                 raise
             graph = self.stream.end_capture()
         return _Launch(graph, self), result
+
+    def _allocate(self, n_bytes):
+        """Allocate from the pool, and let the array keep that.
+
+        CuPy's arrays know their pool weakly, and when it goes their memory is freed under them.
+        """
+        memory = self._pool.malloc(n_bytes)
+        kept = cuda.cupy.cuda.UnownedMemory(
+            memory.ptr, n_bytes, (memory, self._pool), self._device.id)
+        return cuda.cupy.cuda.MemoryPointer(kept, 0)
 
     def _abandon(self):
         """End a capture that failed; that it did fail is known."""

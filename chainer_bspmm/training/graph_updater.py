@@ -87,6 +87,11 @@ class GraphUpdater(StandardUpdater):
         self._n_unused = 0
         self._last_key = None
 
+    @property
+    def graph_nbytes(self):
+        """Bytes on the GPU (int) that captured steps take, which CuPy's own pool does not count."""
+        return 0 if self._context is None else self._context.capturer.nbytes
+
     def update_core(self):
         iterator = self._iterators['main']
         examples = iterator.next()

@@ -68,16 +68,19 @@ def milliseconds_a_step(seconds):
             'high': round(float(high), 3), 'steps': len(seconds) - WARM_UP}
 
 
-def peak_memory(device):
+def peak_memory(device, updater):
     """Return the most memory that this process has held, in bytes.
 
     Returns:
         dict: 'host', resident; None where the system does not tell. On a GPU also 'GPU pool': what
-        CuPy's memory pool holds, which does not shrink by itself.
+        CuPy's memory pool holds, which does not shrink by itself; and with captured steps
+        'CUDA graphs': what these hold besides.
     """
     found = {'host': _peak_resident()}
     if device.xp is not numpy:
         found['GPU pool'] = device.xp.get_default_memory_pool().total_bytes()
+    if isinstance(updater, GraphUpdater):
+        found['CUDA graphs'] = updater.graph_nbytes
     return found
 
 

@@ -285,7 +285,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     predictions = task.predict(
         model, test, converter_of(args.dense, args.layout), args.batchsize)
     # Before anything else takes memory.
-    memory = measure.peak_memory(device)
+    memory = measure.peak_memory(device, trainer.updater)
     step = measure.milliseconds_a_step(trainer.updater.seconds)
     model.to_device('@numpy')
     train_labels = labels_of(train)

@@ -1,4 +1,5 @@
 """`GraphUpdater` among others: memory, streams, models and GPUs side by side, an interrupt."""
+import contextlib
 import gc
 
 import numpy
@@ -10,9 +11,11 @@ from chainer import functions
 from chainer import optimizers
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
+from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from tests.training import host_graphs
 from tests.training.test_graph_updater import BATCH
@@ -25,13 +28,14 @@ from tests.training.test_graph_updater import Row
 N_STEPS = 12
 
 
-def make(name='RSGCN', device='@cupy:0', on_device=False):
+def make(name='RSGCN', device='@cupy:0', on_device=False, dataset=None):
     """Return an updater whose model has all its parameters; its batches come in a fixed order."""
     examples = molecules(40, RELATIONS.get(name, 1))
     model = make_model(name)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         model(*chainer_bspmm.concat_mols(examples[:2]))
-    dataset = DeviceDataset(examples, device) if on_device else examples
+    if dataset is None:
+        dataset = DeviceDataset(examples, device) if on_device else examples
     return GraphUpdater(SerialIterator(dataset, BATCH, shuffle=False),
                         optimizers.Adam().setup(model), device=chainer.get_device(device), seed=7)
 
@@ -60,6 +64,25 @@ def assert_same_bits(found, expected):
         assert found[name].tobytes() == expected[name].tobytes(), name
 
 
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('name', ('RSGCN', 'RelGCN'))
+def test_a_sparse_data_set(device, monkeypatch, name):
+    graphs = host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
+    dataset = to_sparse(molecules(40, RELATIONS.get(name, 1)))
+    for part in (dataset, dataset[:25]):
+        updater = make(name, device.name, dataset=part)
+        chainer.global_config.tested_optimizer = updater.get_optimizer('main')
+        step(updater)
+        capacities = updater._capacities[BATCH]
+        assert len(capacities._levels) == 2  # from the data set, none from a batch
+        largest = part.molecules.sizes[part.order].max()
+        assert capacities._levels[0].max_rows == largest
+        found = checked_parameters(updater)
+        if not graphs:
+            assert_same_bits(found, trained(
+                name, device.name, dataset=DeviceDataset(part, device.name)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize('on_device', (False, True))
 def test_memory_is_given_back(on_device):
@@ -72,6 +95,7 @@ def test_memory_is_given_back(on_device):
     updater = make(on_device=on_device)
     step(updater)
     pool = updater._context.capturer._pool
+    assert updater.graph_nbytes == pool.total_bytes()
     assert checked_parameters(updater) and pool.used_bytes() > 0
     assert used() > before
     del updater
@@ -79,6 +103,24 @@ def test_memory_is_given_back(on_device):
     assert pool.used_bytes() == 0
     pool.free_all_blocks()
     assert pool.total_bytes() == 0  # no block is split any more
+
+
+@pytest.mark.gpu
+def test_gradients_outlive_the_updater():
+    updater = make()
+    step(updater)
+    assert checked_parameters(updater)
+    model = updater.get_optimizer('main').target
+    expected = [cuda.to_cpu(parameter.grad).copy() for parameter in model.params()]
+    del updater
+    gc.collect()
+    step(make('RelGCN'))  # takes what memory was given back
+    for parameter, gradient in zip(model.params(), expected):
+        numpy.testing.assert_array_equal(cuda.to_cpu(parameter.grad), gradient)
+    updater = StandardUpdater(SerialIterator(molecules(40), BATCH), optimizers.Adam().setup(model),
+                              converter=chainer_bspmm.concat_mols, device=model.device)
+    step(updater, 2)
+    assert all(numpy.isfinite(array).all() for array in parameters(updater).values())
 
 
 @pytest.mark.gpu
@@ -119,9 +161,27 @@ def test_steps_from_another_stream():
 
 
 @pytest.mark.gpu
+def test_steps_from_two_streams_in_turn():
+    expected = trained()
+    cupy = cuda.cupy
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    busy = cupy.zeros((4096, 4096), 'f')
+    updater = make()
+    cupy.cuda.Device().synchronize()
+    for i in range(N_STEPS):
+        with streams[i % 2]:
+            if i % 2 == 0:
+                busy.dot(busy)  # the next step is there before this one has begun
+            updater.update()
+    cupy.cuda.Device().synchronize()
+    assert_same_bits(checked_parameters(updater), expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize('on_device', (False, True))
-def test_two_gpus_take_turns(on_device):
+@pytest.mark.parametrize('made_current', (False, True))
+def test_two_gpus_take_turns(on_device, made_current):
     devices = [chainer.get_device('@cupy:%d' % i) for i in range(2)]
     alone, updaters = [], []
     for device in devices:
@@ -130,7 +190,7 @@ def test_two_gpus_take_turns(on_device):
             updaters.append(make('RSGCN', device.name, on_device))
     for _ in range(N_STEPS):
         for device, updater in zip(devices, updaters):
-            with chainer.using_device(device):
+            with chainer.using_device(device) if made_current else contextlib.nullcontext():
                 updater.update()
     for device, updater, expected in zip(devices, updaters, alone):
         with chainer.using_device(device):
