@@ -64,7 +64,7 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     parts, kept, failures = [], [], []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
-            parts.append(part)
+            parts += [part] * bool(new)  # of an endless stream of failures nothing piles up
             kept += new
             failures += failed
             n_full = len(kept) // batch_size * batch_size

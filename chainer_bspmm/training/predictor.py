@@ -90,15 +90,16 @@ class _Program:
             raise CannotCapture('one batch gives another prediction when it is run twice: %s'
                                 % differs)
         self._inputs.send(batch, 0)
-        differs = _difference(self._run(), expected)
+        try:
+            differs = _difference(self._run(), expected)
+            if not differs:
+                self._replay, self._values = self._owner.capturer.capture(self._run)
+        except Exception as error:
+            raise CannotCapture(step_program.blame(error, self._owner.model)) from error
         if differs:
             raise CannotCapture(
                 'with rows that belong to no molecule at the end of a batch the model gives '
                 'another prediction: a link looks at all rows alike: %s' % differs)
-        try:
-            self._replay, self._values = self._owner.capturer.capture(self._run)
-        except Exception as error:
-            raise CannotCapture(step_program.blame(error, self._owner.model)) from error
 
     def replay(self, batch, examples):
         """Return the predictions of a batch, in the array that the next replay writes.

@@ -343,6 +343,17 @@ def test_a_model_that_looks_at_all_rows(device, graphs):
     assert 'belong to no molecule' in cause(device, centred)[0]
 
 
+def test_a_model_that_fails_with_spare_rows(device, graphs):
+    def picky(link, atoms, adj):
+        if step.current() is not None:
+            raise ValueError('so many rows?')
+        return link.inner(atoms, adj)[:, :3]
+
+    text, values, model, examples = cause(device, picky)
+    assert 'Row' in text and 'cannot be captured: ValueError: so many rows?' in text
+    assert relative_error(values, expected_of(model, examples)) < 1e-5
+
+
 def test_random_predictions(device, graphs):
     assert 'run twice' in cause(device, lambda link, atoms, adj: link.inner(
         atoms, adj)[:, :3] * float(numpy.random.rand()))[0]
