@@ -127,10 +127,22 @@ def _follow(thing, links, functions):
             _follow(value, links, functions)
 
 
+def _names(code):
+    """Yield the names of globals, and of attributes, that a function and those inside it read."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
 def _surroundings(function):
-    """Return name -> value of the variables around a function that it reads."""
+    """Return name -> value of the variables around a function that it reads, and its defaults."""
     code, around = function.__code__, function.__globals__
-    found = {name: around[name] for name in code.co_names if name in around}
+    found = {name: around[name] for name in _names(code) if name in around}
+    for name, value in zip(reversed(code.co_varnames[:code.co_argcount]),
+                           reversed(function.__defaults__ or ())):
+        found[name] = value
+    found.update(function.__kwdefaults__ or {})
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             found[name] = cell.cell_contents

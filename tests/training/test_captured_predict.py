@@ -304,6 +304,37 @@ def test_an_attribute_that_changes(device, graphs, no_warnings):
     assert relative_error(values[-1], 2 * values[0]) < 1e-5
 
 
+SCALE = 1.  # what test_what_predict_reads changes
+
+
+def test_what_predict_reads(device, graphs, monkeypatch, no_warnings):
+    """Variables around it, around functions inside it, and links that are its defaults."""
+    model, other = model_of(device), on(device, Regressor(Row(
+        lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1. + link.counter))))
+    data, scale = to_sparse(molecules(4) * 60), 1.
+    monkeypatch.setitem(globals(), 'SCALE', 1.)
+
+    def predict(atoms, adj, added=other.predictor):
+        terms = [link(atoms, adj) * SCALE for link in (model.predictor, added)]
+        return (terms[0] + terms[1]) * scale
+
+    values = []
+    for i, part in enumerate(captured_predict(model, data, batch_size=8, predict=predict)):
+        values.append(part.values)
+        if i == 6:
+            scale = 2.
+        if i == 12:
+            globals()['SCALE'] = 2.
+        if i == 18:
+            other.predictor.counter = 1
+    assert graphs.n_captures == 4
+    for early, late in ((0, 12), (12, 18)):
+        assert relative_error(values[late], 2 * values[early]) < 1e-5
+    assert relative_error(values[-1], 4 * values[0]) > 1e-2
+    last = expected_of(model, data[:8]) + expected_of(other, data[:8])
+    assert relative_error(values[-1], 4 * last) < 1e-5
+
+
 def test_classifier_and_postprocessing(device, graphs):
     model, examples = model_of(device, classes=True), molecules(40, classes=True)
     data = to_sparse(examples)
