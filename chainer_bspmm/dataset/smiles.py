@@ -1,6 +1,6 @@
 """`from_smiles`: from SMILES to a sparse data set, in several processes, never a dense matrix."""
 import collections
-import concurrent.futures
+import concurrent.futures.process
 import contextlib
 import functools
 import gc
@@ -226,6 +226,9 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
     Returns:
         generator of tuple: Molecules, list of canonical SMILES, list of positions, list of Failure.
 
+    Raises:
+        RuntimeError: a process died, such as of too little memory.
+
     Note:
         Processes are gone when the generator is closed.
     """
@@ -240,14 +243,21 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
         return
     pool = concurrent.futures.ProcessPoolExecutor(
         n_processes, initializer=gc.freeze)  # forked, they leave this process's CUDA objects alone
+    first = n_read = 0
     try:
         waiting = collections.deque()
         for chunk in chunks:
-            waiting.append(pool.submit(task, chunk))
+            waiting.append((chunk[0], pool.submit(task, chunk)))
+            n_read = chunk[0] + len(chunk[1])
             if len(waiting) >= CHUNKS_AHEAD * n_processes:
-                yield waiting.popleft().result()
+                first, future = waiting.popleft()
+                yield future.result()
         while waiting:
-            yield waiting.popleft().result()
+            first, future = waiting.popleft()
+            yield future.result()
+    except concurrent.futures.process.BrokenProcessPool as error:
+        raise RuntimeError('smiles: a process died that parsed one of those at positions %d to %d'
+                           % (first, n_read - 1)) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -277,6 +287,7 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
         TypeError: another preprocessor.
         ValueError: none of the molecules can be used, ``labels`` has another length, or
         ``out_size`` is set where upstream's preprocessor fails with it.
+        RuntimeError: one of the processes died.
 
     Note:
         Equal to upstream's data set given to :func:`to_sparse`; the float32 sums in RSGCN's super

@@ -689,3 +689,21 @@ def test_on_another_stream():
     with cupy.cuda.Stream(non_blocking=True):
         values = collected(captured_predict(model, DeviceDataset(examples, 0), batch_size=8))[1]
     assert relative_error(values, expected) < 1e-5
+
+
+@pytest.mark.gpu
+def test_on_streams_in_turn():
+    cupy = cuda.cupy
+    device = chainer.get_device('@cupy:0')
+    model, examples = model_of(device), molecules(200)
+    expected = expected_of(model, examples)
+    predictions = captured_predict(model, DeviceDataset(examples, 0), batch_size=8)
+    cupy.cuda.Device(0).synchronize()
+    parts = []
+    for stream in itertools.islice(itertools.cycle(
+            [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]), 25):
+        with stream:
+            parts.append(next(predictions))
+            assert cupy.cuda.get_current_stream().ptr == stream.ptr
+    assert next(predictions, None) is None
+    assert relative_error(collected(parts)[1], expected) < 1e-5
