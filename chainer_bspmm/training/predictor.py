@@ -144,11 +144,6 @@ def _roomy(need):
                          max_entries=1 << need.max_entries.bit_length())
 
 
-def _free_unused(stream):
-    """Free what CuPy keeps for the next array on a stream: there is none, the stream goes."""
-    cuda.cupy.get_default_memory_pool().free_all_blocks(stream)
-
-
 class Predictor:
     """Predict batch after batch: the first of a layout eagerly, the others by replays.
 
@@ -201,10 +196,8 @@ class Predictor:
             self._outgoing.wait()
         self._programs.clear()  # they know this object
         if self.capturer is not None:
-            stream = self.capturer.stream
-            self.blas = self.capturer = None
-            with chainer.using_device(self.device):
-                _free_unused(stream)
+            capturer, self.capturer, self.blas = self.capturer, None, None
+            capturer.free_unused()
 
     def eager(self, examples):
         """Return the values of a batch, as the model gives them without anything of this file."""
