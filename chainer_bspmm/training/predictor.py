@@ -85,13 +85,13 @@ class _Program:
         """
         expected = self._owner.eager(examples)
         again = self._owner.eager(examples)
-        differs = _difference(again, expected)
+        differs = _difference(again, expected, self._owner.model)
         if differs:
             raise CannotCapture('one batch gives another prediction when it is run twice: %s'
                                 % differs)
         self._inputs.send(batch, 0)
         try:
-            differs = _difference(self._run(), expected)
+            differs = _difference(self._run(), expected, self._owner.model)
             if not differs:
                 self._replay, self._values = self._owner.capturer.capture(self._run)
         except Exception as error:
@@ -112,7 +112,8 @@ class _Program:
         self._inputs.send(batch, 0)
         self._replay()
         if self._n_replays == 1 or not self._n_replays % step_program.CHECK_EVERY:
-            differs = _difference(self._values, self._owner.eager(examples))
+            differs = _difference(self._values, self._owner.eager(examples),
+                                  self._owner.model)
             if differs:
                 text = ('a replay gave another prediction than the model run eagerly: something '
                         'that it reads was frozen when it was captured: %s' % differs)
@@ -125,8 +126,8 @@ class _Program:
             return self._owner.values(self._inputs.arrays())
 
 
-def _difference(found, expected):
-    """Return how (str or None) two arrays differ; NaN and infinite values may be in both."""
+def _difference(found, expected, model):
+    """Return how (str or None) two predictions differ; NaN and infinite values may be in both."""
     found, expected = cuda.to_cpu(found), cuda.to_cpu(expected)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return '%s of shape %s in place of %s of shape %s' % (
@@ -134,8 +135,9 @@ def _difference(found, expected):
     if found.dtype.kind != 'f':  # classes, where rounding may decide a tie
         n_wrong = numpy.count_nonzero(found != expected)
         return None if n_wrong <= found.size * 0.01 else '%d of %d values' % (n_wrong, found.size)
-    return state.difference({'values': found}, {'values': expected},
-                            step_program.SPARE_TOLERANCE[found.dtype.name])
+    dtypes = found.dtype, *(param.dtype for param in model.params(include_uninit=False))
+    return state.difference({'values': found}, {'values': expected}, max(
+        step_program.SPARE_TOLERANCE[dtype.name] for dtype in dtypes))
 
 
 def _roomy(need):

@@ -464,6 +464,24 @@ def test_a_frozen_value_is_found(monkeypatch, first_wrong):
             collected(predictions)
 
 
+def test_what_is_compared():
+    """Numbers to the rounding of what they are calculated in; of classes, one in a hundred."""
+    model, half = chainer.Chain(), chainer.Chain()
+    with half.init_scope():
+        half.W = chainer.Parameter(numpy.ones(1, 'e'))
+    values = numpy.linspace(1, 2, 200, dtype='f')
+    values[:2] = numpy.nan, numpy.inf
+    for factor, differ in ((1.0001, (False, False)), (1.01, (True, False)), (1.1, (True, True))):
+        found = values * numpy.float32(factor)
+        assert differ == tuple(predictor._difference(found, values, link) is not None
+                               for link in (model, half))
+    classes = numpy.arange(200)
+    for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
+        assert predictor._difference(
+            classes, numpy.where(classes < n_wrong, -1, classes), model) == differs
+    assert 'float32 of shape (200,) in place of' in predictor._difference(values, classes, model)
+
+
 def test_values_that_are_not_finite(device, graphs, no_warnings):
     def divided(link, atoms, adj):
         y = link.inner(atoms, adj)[:, :3]
