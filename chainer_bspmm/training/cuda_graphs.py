@@ -42,6 +42,15 @@ class Capturer:
         with self._device:
             return self._pool.total_bytes()
 
+    def free_unused(self):
+        """Give back to CUDA what CuPy's own pool keeps for the next arrays of this stream.
+
+        When the stream goes, nobody else gets it. Frees memory, which synchronises the device.
+        """
+        # No garbage collection: what comes here again waits for a lock of CuPy's for good.
+        with self._device, _no_garbage_collection():
+            cuda.cupy.get_default_memory_pool().free_all_blocks(self.stream)
+
     @contextlib.contextmanager
     def ordered(self):
         """Make the capturer's stream current: after all work so far, before all work to come."""

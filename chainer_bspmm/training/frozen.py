@@ -130,13 +130,27 @@ def _follow(thing, links, functions):
 def _surroundings(function):
     """Return name -> value of the variables around a function that it reads."""
     code, around = function.__code__, function.__globals__
-    found = {name: around[name] for name in code.co_names if name in around}
+    found = {name: around[name] for name in _names(code) if name in around}
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             found[name] = cell.cell_contents
         except ValueError:  # nothing there yet
             found[name] = None
+    # Links and numbers come in by defaults, too: lambda atoms, adj, link=link: ...
+    arguments = reversed(code.co_varnames[:code.co_argcount])
+    found.update(zip(arguments, reversed(function.__defaults__ or ())))
+    found.update(function.__kwdefaults__ or {})
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code):
+    """Return the names (dict, in order) that code asks for, functions within it included."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names.update(_names(constant))
+    return names
 
 
 def _configuration():
