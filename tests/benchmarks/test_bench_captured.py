@@ -30,8 +30,10 @@ def read(method, limit=N):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Let captured contenders run on the host."""
+    """Let captured contenders run on the host, where one size is enough, and few steps are."""
     host_graphs.stand_in(monkeypatch)
+    monkeypatch.setattr(step_contenders, 'WARM_CAPTURED', 8)
+    monkeypatch.setattr(bench, 'TURN', 0)
     monkeypatch.setattr(step_contenders, 'can_capture', lambda device: True)
     monkeypatch.setattr(step_contenders, 'DeviceDataset', lambda sparse, device: sparse)
     original = step_contenders.Trainer.run
