@@ -239,6 +239,7 @@ class FusedUpdate:
         A captured graph holds as long as this is equal and all parameters, gradients and states
         are the arrays that they were: which rules are enabled, and their options.
         """
+        # Inherited options are slow to look up, and this is asked at every step: do so once.
         inherits = self._inherits()
         common = None
         variants = []
@@ -265,7 +266,7 @@ class FusedUpdate:
         inherits = self._inherits()
         common, common_t, others = 0, None, []
         for position, rule in enumerate(self._rules):
-            if rule is None or not rule.enabled:
+            if not _is_updated(rule):
                 continue
             rule.t = t = rule.t + 1
             # Rules without a hyperparameter of their own and at the same step share their numbers.
