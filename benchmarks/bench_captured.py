@@ -5,50 +5,37 @@ and captured, on a GPU: ``python -m benchmarks.bench_captured --tox21 tox21.csv.
 ``benchmarks/results/<gpu>/captured.json``, which ``python -m benchmarks.plot_captured`` draws;
 ``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
 """
-import argparse
 import collections
-import contextlib
-import copy
 import gc
 import importlib.util
 import itertools
 import statistics
 import time
-import warnings
 
-import chainer_bspmm
-import chainer
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 from chainer.backends import cuda
-from chainer.iterators import SerialIterator
-from chainer.iterators import ShuffleOrderSampler
-from chainer.training.updaters import StandardUpdater
-from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 import numpy
 
 from benchmarks import bench_converter
 from benchmarks import bench_training
 from benchmarks import data_sets
-from chainer_bspmm.dataset import DeviceDataset
+from benchmarks import step_contenders
+from benchmarks.step_contenders import CAPTURED, EAGER, ON_DEVICE, UPSTREAM
+from benchmarks.step_contenders import GEOMETRIC, GEOMETRIC_CAPTURED
+from benchmarks.step_contenders import synchronize
 from chainer_bspmm.dataset import smiles
-from chainer_bspmm.training.graph_updater import GraphUpdater
 
 METHODS = bench_training.FIVE
 BATCHES = (128, 1024, 32)
 FIRST = 'tox21', 128  # what the bars are about
 SECONDS, TIME = 2., 185.
-MIN_ROUNDS, MAX_ROUNDS = 3, 30
+MIN_ROUNDS, MAX_ROUNDS = bench_training.MIN_ROUNDS, bench_training.MAX_ROUNDS
 TURN = .15  # seconds that a contender's turn takes, if that is no fewer and no more steps than
 MIN_STEPS, MAX_STEPS = 3, 50
-WARM = 3
-WARM_CAPTURED = 30  # by then each of GraphUpdater's sizes was met twice, in all likelihood
 REPLAYS = 50
 PROFILED = 5  # steps
 FOR_PROFILES = 25  # seconds of the whole run
-
-UPSTREAM, EAGER = 'upstream dense', 'ours eager'
-CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
-GEOMETRIC, GEOMETRIC_CAPTURED = 'PyTorch Geometric', 'PyTorch Geometric captured'
 
 OVER_UPSTREAM, OVER_GEOMETRIC = 20, 5
 
@@ -57,259 +44,8 @@ EPOCHS = 4  # the first captures
 MOST_SECONDS = 90.  # of upstream's epoch, else it is extrapolated
 PROBE = 30  # steps
 
-N_EQUAL = 16  # molecules of the batch on which contenders must agree
-# Adam so near to a multiple of the gradient that rounding is not blown up where that is small, and
-# with steps so large that rounding of the parameters does not count.
-GENTLE = {'eps': 1., 'lr': 1e3}
-STEP_ERROR = 1e-4  # relative, of what a step changes of any parameter; float32 on both sides
-
-
-class Trainer:
-    """Train a Chainer model by an updater whose arrays lie in a memory pool of its own.
-
-    Args:
-        kind (type): StandardUpdater or GraphUpdater.
-        model (chainer.Link): Classifier or Regressor; copied.
-        converter (callable): of a list of examples and a device.
-        data_set (callable): returns the data set; what it puts on the device counts.
-        n_batch (int): molecules of a batch.
-        device (chainer.backend.Device): where.
-        optimizer (Optimizer or None): None means Adam.
-        shuffle (bool): False gives the molecules in their order.
-    """
-
-    def __init__(self, kind, model, converter, data_set, n_batch, device, optimizer=None,
-                 shuffle=True):
-        self._device = device
-        self._pool = None if device.xp is numpy else cuda.cupy.cuda.MemoryPool()
-        self.is_captured = kind is GraphUpdater
-        self.model = copy.deepcopy(model)
-        with self._memory():
-            self.model.to_device(device)
-            self.optimizer = (optimizer or chainer.optimizers.Adam()).setup(self.model)
-            order = ShuffleOrderSampler(numpy.random.RandomState(0)) if shuffle else None
-            iterator = SerialIterator(data_set(), n_batch, order_sampler=order,
-                                      shuffle=None if shuffle else False)
-            self.updater = kind(iterator, self.optimizer, converter=converter, device=device)
-        self._reporter = chainer.Reporter()
-        self._reporter.add_observer('main', self.model)
-        self._reporter.add_observers('main', self.model.namedlinks(skipself=True))
-
-    def _memory(self):
-        if self._pool is None:
-            return contextlib.nullcontext()
-        return cuda.cupy.cuda.using_allocator(self._pool.malloc)
-
-    def run(self, n_steps):
-        """Update so often; as under a Trainer, values are reported, and read by nobody yet."""
-        with self._memory():
-            for _ in range(n_steps):
-                with self._reporter.scope({}):
-                    self.updater.update()
-
-    def epoch(self):
-        """Train to the end of an epoch, and wait for the device; return seconds and steps."""
-        start, first = time.perf_counter(), self.updater.iteration
-        self.run(1)
-        while not self.updater.is_new_epoch:
-            self.run(1)
-        synchronize(self._device)
-        return time.perf_counter() - start, self.updater.iteration - first
-
-    def warm(self):
-        self.run(WARM_CAPTURED if self.is_captured else WARM)
-        if self.is_captured and not self._programs():
-            raise RuntimeError('trains eagerly: %s' % self.updater._reason)
-
-    def _programs(self):
-        return [program for program in self.updater._programs.values() if program.is_captured]
-
-    def replay(self):
-        """Replay the graph that was replayed most, with the batch that is there."""
-        max(self._programs(), key=lambda program: program._n_replays)._replay()
-
-    def peak_bytes(self):
-        """Return what its memory pools hold; None on the host."""
-        if self._pool is None:
-            return None
-        n_bytes = self._pool.total_bytes()
-        if self.is_captured:
-            n_bytes += self.updater._context.capturer._pool.total_bytes()
-        return n_bytes
-
-    def free(self):
-        """Give back what is not in use."""
-        if self._pool is not None:
-            self._pool.free_all_blocks()
-
-
 # A method on a data set. examples: PyTorch Geometric's, or None; noted: dict, what was found.
 Subject = collections.namedtuple('Subject', 'model dense sparse examples noted')
-
-
-class Geometric:
-    """Train by PyTorch Geometric, see `geometric_models.Loaded` and `Captured`."""
-
-    def __init__(self, make, is_captured):
-        import torch
-        self._torch = torch
-        torch.cuda.empty_cache()
-        self._before = torch.cuda.memory_reserved()
-        self._peer = make()
-        self.is_captured = is_captured
-
-    def run(self, n_steps):
-        self._peer.run(n_steps)
-
-    def warm(self):
-        self.run(WARM_CAPTURED if self.is_captured else WARM)
-        # What the others hold by now is not its own.
-        self._bytes = self._torch.cuda.memory_reserved() - self._before
-
-    def replay(self):
-        self._peer.replay()
-
-    def peak_bytes(self):
-        return self._bytes
-
-    def free(self):
-        self._torch.cuda.empty_cache()
-
-
-def synchronize(device):
-    if device.xp is not numpy:
-        cuda.cupy.cuda.runtime.deviceSynchronize()  # streams of every library
-
-
-def can_capture(device):
-    return device.xp is not numpy
-
-
-def trainers(model, dense, sparse, n_batch, device, **options):
-    """Return name -> function that makes the `Trainer`; without a GPU none is captured."""
-    def make(kind, model, converter, data_set):
-        return lambda: Trainer(kind, model, converter, data_set, n_batch, device, **{
-            name: copy.deepcopy(value) for name, value in options.items()})
-
-    swapped = chainer_bspmm.sparsify(copy.deepcopy(model))
-    sparse_concat_mols = chainer_bspmm.concat_mols
-    found = {
-        UPSTREAM: make(StandardUpdater, model, upstream_concat_mols, lambda: dense),
-        EAGER: make(StandardUpdater, swapped, sparse_concat_mols, lambda: sparse)}
-    if can_capture(device):
-        found[CAPTURED] = make(GraphUpdater, swapped, sparse_concat_mols, lambda: sparse)
-        found[ON_DEVICE] = make(GraphUpdater, swapped, sparse_concat_mols,
-                                lambda: DeviceDataset(sparse, device))
-    return found
-
-
-def peers(method, examples, sparse, n_batch, device):
-    """Return name -> function that makes the `Geometric`."""
-    from benchmarks import geometric_models
-
-    def network():
-        return geometric_models.network(method, bench_training.N_UNIT, bench_training.N_LAYERS,
-                                        sparse.molecules.labels[0].shape[1])
-
-    def captured():
-        order = ShuffleOrderSampler(numpy.random.RandomState(0))
-        return geometric_models.Captured(
-            network(), SerialIterator(sparse, n_batch, order_sampler=order), device)
-
-    return {
-        GEOMETRIC: lambda: Geometric(
-            lambda: geometric_models.Loaded(network(), examples, n_batch, device), False),
-        GEOMETRIC_CAPTURED: lambda: Geometric(captured, True)}
-
-
-def equal_sizes(sparse):
-    """Return the numbers of molecules of one size: in a batch of them upstream pads nothing."""
-    sizes = sparse.molecules.sizes[sparse.order]
-    counts = numpy.bincount(sizes)
-    counts[:4] = 0
-    return numpy.flatnonzero(sizes == counts.argmax())[:N_EQUAL]
-
-
-def check(model, dense, sparse, device):
-    """Compare what one step from equal state changes; dropout is off, all else as it is timed.
-
-    Returns:
-        dict: the largest relative error of any parameter's change, against upstream's.
-
-    Raises:
-        AssertionError: it is too large, or a step was not captured.
-    """
-    index = equal_sizes(sparse)
-    model = copy.deepcopy(model)
-    for link in model.links():
-        if hasattr(link, 'dropout_ratio'):
-            link.dropout_ratio = 0.
-    adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
-    changes = {}
-    for name, make in trainers(model, [dense[i] for i in index], sparse[index], len(index), device,
-                               optimizer=adam, shuffle=False).items():
-        trainer = make()
-        before = parameters(trainer.model)
-        if trainer.is_captured:
-            trainer.run(1)  # which is eager; the next one is a replay
-            put_back(trainer, before)
-            trainer.run(1)
-            if not trainer._programs():
-                raise AssertionError('%s: trains eagerly: %s' % (name, trainer.updater._reason))
-        else:
-            trainer.run(1)
-        after = parameters(trainer.model)
-        changes[name] = {path: after[path] - before[path] for path in before}
-    return judged(changes, UPSTREAM)
-
-
-def parameters(model):
-    return {path: cuda.to_cpu(parameter.array).copy() for path, parameter in model.namedparams()}
-
-
-def put_back(trainer, values):
-    """Give a trainer its parameters back, and its optimizer the state from before any step."""
-    trainer.optimizer.t = 0
-    for path, parameter in trainer.model.namedparams():
-        parameter.array[...] = trainer.model.xp.asarray(values[path])
-        parameter.update_rule.t = 0
-        for array in (parameter.update_rule.state or {}).values():
-            array[...] = 0
-
-
-def check_peers(method, examples, sparse, device):
-    """Compare a captured step of PyTorch Geometric with an eager one; see :func:`check`."""
-    from benchmarks import geometric_models
-    index = equal_sizes(sparse)
-    changes = {}
-    for name in (GEOMETRIC, GEOMETRIC_CAPTURED):
-        model = geometric_models.network(method, bench_training.N_UNIT, bench_training.N_LAYERS,
-                                         sparse.molecules.labels[0].shape[1]).eval()
-        if name == GEOMETRIC:
-            peer = geometric_models.Loaded(model, [examples[i] for i in index], len(index), device,
-                                           **GENTLE)
-        else:
-            peer = geometric_models.Captured(model, SerialIterator(sparse[index], len(index)),
-                                             device, **GENTLE)
-        before = {path: value.detach().cpu().numpy().copy()
-                  for path, value in model.named_parameters()}
-        peer.run(1)
-        changes[name] = {path: value.detach().cpu().numpy() - before[path]
-                         for path, value in model.named_parameters()}
-    return judged(changes, GEOMETRIC)
-
-
-def judged(changes, reference):
-    """Return name -> largest relative error of what changed; raise where one is too large."""
-    expected = changes.pop(reference)
-    found = {name: max(bench_training.error(of[path], expected[path]) for path in expected)
-             for name, of in changes.items()}
-    if not any(change.any() for change in expected.values()):
-        raise AssertionError('a step of %s changed nothing' % reference)
-    if not all(error < STEP_ERROR for error in found.values()):
-        raise AssertionError('relative errors of a step %s, expected below %g'
-                             % (found, STEP_ERROR))
-    return found
 
 
 def measure_steps(found, device, seconds):
@@ -371,7 +107,7 @@ def kernels_ms(contender, device):
     """Return the milliseconds that the kernels of an eager step take, by PyTorch's profiler."""
     from torch import autograd
     from torch import profiler
-    contender.run(WARM)
+    contender.run(step_contenders.WARM)
     synchronize(device)
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
         contender.run(PROFILED)
@@ -525,7 +261,7 @@ def prepared(method, dense, sparse, device):
     noted = {'relative_errors': {}, 'batches': {}}
     examples = None
     try:
-        noted['relative_errors'].update(check(model, dense, sparse, device))
+        noted['relative_errors'].update(step_contenders.check(model, dense, sparse, device))
     except Exception as error:  # said at the end; the other methods go on
         noted['wrong'] = described(error)
         print('%s: %s' % (method, noted['wrong']), flush=True)
@@ -534,7 +270,8 @@ def prepared(method, dense, sparse, device):
         if method in geometric_models.PEERS:
             examples = geometric_models.examples_of(sparse)
             try:
-                noted['relative_errors'].update(check_peers(method, examples, sparse, device))
+                noted['relative_errors'].update(
+                    step_contenders.check_peers(method, examples, sparse, device))
             except Exception as error:
                 noted['no peer'] = described(error)
     return Subject(model, dense, sparse, examples, noted)
@@ -546,9 +283,10 @@ def described(error):
 
 def contenders(method, subject, n_batch, device):
     """Return name -> function that makes a contender, of both libraries."""
-    found = trainers(subject.model, subject.dense, subject.sparse, n_batch, device)
+    sparse = subject.sparse
+    found = step_contenders.trainers(subject.model, subject.dense, sparse, n_batch, device)
     if subject.examples is not None:
-        found.update(peers(method, subject.examples, subject.sparse, n_batch, device))
+        found.update(step_contenders.peers(method, subject.examples, sparse, n_batch, device))
     if 'no peer' in subject.noted:
         del found[GEOMETRIC_CAPTURED]
     return found
@@ -585,9 +323,10 @@ def run_epochs(args, device):
         description += ', %d molecules over and over' % len(sparse)
     order = numpy.arange(n) % len(sparse)
     model = bench_training.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
-    errors = check(model, dense, sparse, device)
+    errors = step_contenders.check(model, dense, sparse, device)
     several = [dense[i] for i in range(len(dense))]
-    makers = trainers(model, [several[i] for i in order], sparse[order], QM9_BATCH, device)
+    makers = step_contenders.trainers(
+        model, [several[i] for i in order], sparse[order], QM9_BATCH, device)
     result = {
         'question': 'seconds of an epoch of RSGCN on %d molecules, batches of %d' % (n, QM9_BATCH),
         'method': 'Iterator, converter, forward, backward, Adam; to the end of the device. '
@@ -628,16 +367,8 @@ def run_epochs(args, device):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--device', default='0', help='number of a GPU; -1 (CPU) captures nothing')
-    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it molecules of its "
-                        'sizes are generated')
-    parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
-    parser.add_argument('--methods', nargs='+', default=METHODS, choices=METHODS)
-    parser.add_argument('--batches', nargs='+', type=int, default=BATCHES)
-    parser.add_argument('--seconds', type=float, default=SECONDS,
-                        help='for each method, data set and batch size; at least %d rounds, and '
-                        'at most %d, are made' % (MIN_ROUNDS, MAX_ROUNDS))
+    parser = bench_training.argument_parser(
+        __doc__, METHODS, BATCHES, SECONDS, '0', 'number of a GPU; -1 (CPU) captures nothing')
     parser.add_argument('--time', type=float, default=TIME,
                         help='seconds of the whole run; what does not fit is left out, and said')
     parser.add_argument('--epoch', action='store_true', help='time epochs in place of steps')
@@ -645,14 +376,8 @@ def main(argv=None):
                         "examples/qm9/make_sample.py --all; without it the sample's molecules over "
                         'and over')
     parser.add_argument('--molecules', type=int, help='of such an epoch')
-    parser.add_argument('--limit', type=int, help='use that many molecules of a set at most')
-    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
-    parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
     args = parser.parse_args(argv)
-    # Chainer warns that it goes without cuDNN, and its elementwise kernels that they use atomics.
-    warnings.simplefilter('ignore')
-    device = chainer.get_device(int(args.device))
-    device.use()
+    device = bench_training.device_of(args)
     if args.epoch:
         run_epochs(args, device)
     else:

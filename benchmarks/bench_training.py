@@ -384,26 +384,38 @@ def save(name, result, out):
     return path
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--device', default='-1', help='-1 (CPU) or the number of a GPU')
+def argument_parser(doc, methods, batches, seconds, device, device_help):
+    """Return a parser with the options of a benchmark of steps; the arguments are its defaults."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument('--device', default=device, help=device_help)
     parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it molecules of its "
                         'sizes are generated')
     parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
-    parser.add_argument('--methods', nargs='+', default=METHODS, choices=METHODS)
-    parser.add_argument('--batches', nargs='+', type=int, default=BATCHES)
-    parser.add_argument('--seconds', type=float, default=SECONDS,
+    parser.add_argument('--methods', nargs='+', default=methods, choices=methods)
+    parser.add_argument('--batches', nargs='+', type=int, default=batches)
+    parser.add_argument('--seconds', type=float, default=seconds,
                         help='for each method, data set and batch size; at least %d rounds, and '
                         'at most %d, are made' % (MIN_ROUNDS, MAX_ROUNDS))
     parser.add_argument('--limit', type=int, help='use that many molecules of a set at most')
     parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
     parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
-    args = parser.parse_args(argv)
+    return parser
+
+
+def device_of(args):
+    """Return the device that was asked for, made the current one, and silence all warnings."""
     # Chainer warns that it goes without cuDNN, and its elementwise kernels that they use atomics.
     warnings.simplefilter('ignore')
     device = chainer.get_device(int(args.device) if args.device.lstrip('-').isdigit()
                                 else args.device)
     device.use()
+    return device
+
+
+def main(argv=None):
+    args = argument_parser(__doc__, METHODS, BATCHES, SECONDS, '-1',
+                           '-1 (CPU) or the number of a GPU').parse_args(argv)
+    device = device_of(args)
     result = {
         'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile); every '
                   'round takes other molecules, the same for all; %d units, %d layers, float32, '

@@ -18,8 +18,8 @@ from torch_geometric.nn import global_add_pool
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
 from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.training.capacities import DEVIATIONS
-from chainer_bspmm.training.capacities import STEP
+from chainer_bspmm.training import capacities
+from chainer_bspmm.training.staging import Staging
 
 N_EDGE_TYPES = 4
 
@@ -258,8 +258,9 @@ class Static:
         counts = [numpy.bincount(molecule[relation == r], minlength=len(arrays))[order]
                   for r in range(self.n_relations)]
         # The sizes that GraphUpdater would choose.
-        self.sizes = [tuple(_bound(values, n_batch, deviations) for values in (rows, *counts))
-                      for deviations in DEVIATIONS]
+        self.sizes = [tuple(capacities.bound(values, n_batch, deviations)
+                            for values in (rows, *counts))
+                      for deviations in capacities.DEVIATIONS]
 
     def layout(self, size):
         """Return name -> (shape, dtype) of the arrays; size: rows, edges of every relation."""
@@ -287,7 +288,7 @@ class Static:
             if all(has >= asked for has, asked in zip(size, need)):
                 return (atoms, adj, labels, edges), size
         self.sizes.append(tuple(max(values) for values in zip(self.sizes[-1], map(
-            _round_up, need))))
+            capacities.round_up, need))))
         return (atoms, adj, labels, edges), self.sizes[-1]
 
     def write(self, views, arrays):
@@ -316,16 +317,6 @@ class Static:
             edge_attr=tensors.get('edge_attr'), edge_type=None, batch=tensors['batch'],
             num_graphs=self.n_batch + 1))
         return _loss(head(h[:-1]), tensors['y'])
-
-
-def _bound(values, n_batch, deviations):
-    """Return how many rows or edges hold batches that are so far above the mean."""
-    bound = n_batch * values.mean() + deviations * numpy.sqrt(n_batch) * values.std()
-    return _round_up(min(bound, numpy.sort(values)[-n_batch:].sum()) + 1)
-
-
-def _round_up(number):
-    return -(-int(numpy.ceil(number)) // STEP) * STEP
 
 
 class Captured:
@@ -367,7 +358,6 @@ class Captured:
 
     def _capture(self, arrays, size):
         """Capture a step over a batch; parameters and the optimizer's states stay as they are."""
-        from chainer_bspmm.training.staging import Staging
         staged = Staging(self._static.layout(size), self._device)
         tensors = {name: torch.from_dlpack(array) for name, array in staged.device.items()}
         self._static.write(staged.fill(), arrays)

@@ -4,40 +4,23 @@
 """
 import sys
 
-import numpy
-
 from benchmarks import plots
 
 COLORS = {'upstream dense': plots.ORANGE, 'ours eager': plots.SKY,
           'ours captured': plots.BLUE, 'ours captured, DeviceDataset': plots.BLACK,
           'PyTorch Geometric': plots.GREEN, 'PyTorch Geometric captured': plots.RED}
-FASTEST = 'ours captured, DeviceDataset'
 
 
 def draw(panel, methods, n_batch):
-    """Draw a group of bars for every method: milliseconds of a step, a line at the device's."""
-    used = [method for method in methods if n_batch in methods[method]['batches']]
-    width = 0.84 / len(COLORS)
-    for i, (name, color) in enumerate(COLORS.items()):
-        for place, method in enumerate(used):
-            times = methods[method]['batches'][n_batch]['milliseconds']
-            if name not in times:
-                continue
-            wall, x = times[name]['wall'], place + (i - (len(COLORS) - 1) / 2) * width
-            bar = panel.bar(x, wall['median'], width, color=color, label=name,
-                            yerr=numpy.array([[wall['median'] - wall['low']],
-                                              [wall['high'] - wall['median']]]),
-                            error_kw={'linewidth': 0.7})
-            if 'device' in times[name]:
-                panel.plot([x - width / 2, x + width / 2], [times[name]['device']] * 2,
-                           color='white', linewidth=1.5)
-            if name == FASTEST and 'upstream dense' in times:
-                dense = times['upstream dense']['wall']['median']
-                panel.bar_label(bar, ['%.0fx' % (dense / wall['median'])], padding=3,
-                                fontsize=7.5, fontweight='bold')
-    panel.set_yscale('log')
-    panel.set_xticks(range(len(used)), used, fontsize=8)
-    panel.tick_params(axis='y', which='both', labelsize=8)
+    """Draw milliseconds of a step, with a line at those of the device."""
+    found = {method: of['batches'][n_batch]['milliseconds'] for method, of in methods.items()
+             if n_batch in of['batches']}
+    places = plots.bars(panel, {method: {name: times['wall'] for name, times in of.items()}
+                                for method, of in found.items()},
+                        COLORS, 'ours captured, DeviceDataset', 'upstream dense')
+    for (method, name), ends in places.items():
+        if 'device' in found[method][name]:
+            panel.plot(ends, [found[method][name]['device']] * 2, color='white', linewidth=1.5)
 
 
 def main(source):

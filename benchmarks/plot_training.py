@@ -5,8 +5,6 @@ benchmarks/results/cpu/training.json``, or one of them.
 """
 import sys
 
-import numpy
-
 from benchmarks import plots
 
 COLORS = {'upstream dense': plots.ORANGE, 'ours padded': plots.SKY, 'ours packed': plots.BLUE,
@@ -14,28 +12,12 @@ COLORS = {'upstream dense': plots.ORANGE, 'ours padded': plots.SKY, 'ours packed
 
 
 def draw(panel, methods, n_batch):
-    """Draw a group of bars for every method: milliseconds of a training step with converter."""
-    used = [method for method in methods if n_batch in methods[method]['batches']]
-    width = 0.8 / len(COLORS)
-    for i, (name, color) in enumerate(COLORS.items()):
-        for place, method in enumerate(used):
-            times = methods[method]['batches'][n_batch]['milliseconds']
-            if name not in times:
-                continue
-            spread = times[name]['training']['with converter']
-            bar = panel.bar(
-                place + (i - 1.5) * width, spread['median'], width, color=color,
-                label=name,
-                yerr=numpy.array([[spread['median'] - spread['low']],
-                                  [spread['high'] - spread['median']]]),
-                error_kw={'linewidth': 0.7})
-            if name == 'ours packed' and 'upstream dense' in times:
-                dense = times['upstream dense']['training']['with converter']['median']
-                panel.bar_label(bar, ['%.1fx' % (dense / spread['median'])], padding=3,
-                                fontsize=7.5, fontweight='bold')
-    panel.set_yscale('log')
-    panel.set_xticks(range(len(used)), used, fontsize=8)
-    panel.tick_params(axis='y', which='both', labelsize=8)
+    """Draw milliseconds of a training step with converter."""
+    plots.bars(panel, {
+        method: {name: times['training']['with converter']
+                 for name, times in of['batches'][n_batch]['milliseconds'].items()}
+        for method, of in methods.items() if n_batch in of['batches']},
+        COLORS, 'ours packed', 'upstream dense')
 
 
 def main(*sources):

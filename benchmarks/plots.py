@@ -6,6 +6,7 @@ import textwrap
 import matplotlib
 matplotlib.use('Agg')
 from matplotlib import pyplot  # NOQA: E402
+import numpy  # NOQA: E402
 
 # Okabe and Ito's colours, which people of every kind of sight tell apart.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
@@ -25,6 +26,38 @@ def panels(n_rows, n_columns, size, **options):
     for panel in axes.flat:
         panel.spines[['top', 'right']].set_visible(False)
     return figure, axes
+
+
+def bars(panel, groups, colors, best, reference):
+    """Draw a group of bars for every method: medians with their spread, on a logarithmic axis.
+
+    Args:
+        groups (dict): method -> name -> {'median', 'low', 'high'}.
+        colors (dict): name -> colour, in the order of the bars.
+        best, reference (str): over the bars of `best` is said how many times faster they are.
+
+    Returns:
+        dict: (method, name) -> where its bar begins and ends.
+    """
+    width, places = 0.8 / len(colors), {}
+    for i, (name, color) in enumerate(colors.items()):
+        for place, (method, group) in enumerate(groups.items()):
+            if name not in group:
+                continue
+            spread, x = group[name], place + (i - (len(colors) - 1) / 2) * width
+            places[method, name] = x - width / 2, x + width / 2
+            bar = panel.bar(x, spread['median'], width, color=color, label=name,
+                            yerr=numpy.array([[spread['median'] - spread['low']],
+                                              [spread['high'] - spread['median']]]),
+                            error_kw={'linewidth': 0.7})
+            if name == best and reference in group:
+                ratio = group[reference]['median'] / spread['median']
+                panel.bar_label(bar, ['%.1fx' % ratio], padding=3, fontsize=7.5,
+                                fontweight='bold')
+    panel.set_yscale('log')
+    panel.set_xticks(range(len(groups)), groups, fontsize=8)
+    panel.tick_params(axis='y', which='both', labelsize=8)
+    return places
 
 
 def legend(figure, axes, names):

@@ -151,7 +151,7 @@ def segment_softmax(x, offsets):
         offsets (array): (n_segments + 1,) int32 from 0 to n_rows.
 
     Returns:
-        array: (n_rows, n_B), of x's dtype; float16 is computed in float32.
+        array: (n_rows, n_B), of x's dtype; computed in float64.
     """
     check.segments(x, offsets)
     return _module(x).segment_softmax(x, offsets)

@@ -1,4 +1,4 @@
-"""The products on NumPy arrays, by SciPy. float16 is computed in float32."""
+"""The products on NumPy arrays, by SciPy. float16 is computed in float32, softmax in float64."""
 import math
 
 import numpy

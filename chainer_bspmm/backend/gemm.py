@@ -108,36 +108,33 @@ def name_of_library():
 
 
 class Blas:
-    """Products of CuPy arrays of one device on its current stream, which may be under capture.
+    """Products of CuPy arrays on the current stream, which may be under capture.
 
-    To be made outside of capture, and kept for as long as a graph that it was captured in: the
-    graph's kernels use its workspace. When it goes, its handle is destroyed, which synchronises
-    the device: not during a capture, either.
+    Of arrays of the device that is the current one when it is made. To be made outside of capture,
+    and kept for as long as a graph that it was captured in: the graph's kernels use its workspace.
+    When it goes, its handle is destroyed, which synchronises the device: not during a capture,
+    either.
 
     float16 is multiplied and summed in float32, partial sums included. float32 stays float32: the
     compute type ``CUBLAS_COMPUTE_32F`` promises 32 bits at least for every intermediate, unless the
     handle's math mode allows TF32, which ours does not. The type that means TF32 is asked for where
     CuPy would: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, and not for stacks.
 
-    Args:
-        device (int or None): number of the device; None is the current one.
-
     Note:
         Deterministic on one kind of device and version of cuBLAS. Does not synchronise, and copies
         nothing from or to the host.
     """
 
-    def __init__(self, device=None):
-        self.device = cuda.cupy.cuda.runtime.getDevice() if device is None else device
+    def __init__(self):
+        self.device = cuda.cupy.cuda.runtime.getDevice()
         self._stream = None
-        with cuda.cupy.cuda.Device(self.device):
-            self._library = library()
-            self._workspace = cuda.cupy.empty(WORKSPACE, numpy.uint8)
-            self._handle = self._library.create()
-            # Not at exit, when CUDA itself may be gone; the driver cleans up then.
-            weakref.finalize(self, self._library.destroy, self._handle).atexit = False
-            self._library.set_math_mode(self._handle, MATH_MODE)
-            self.use(cuda.cupy.cuda.get_current_stream())
+        self._library = library()
+        self._workspace = cuda.cupy.empty(WORKSPACE, numpy.uint8)
+        self._handle = self._library.create()
+        # Not at exit, when CUDA itself may be gone; the driver cleans up then.
+        weakref.finalize(self, self._library.destroy, self._handle).atexit = False
+        self._library.set_math_mode(self._handle, MATH_MODE)
+        self.use(cuda.cupy.cuda.get_current_stream())
 
     def use(self, stream):
         """Launch on a stream from now on; outside of capture, as products need not do it then.

@@ -38,6 +38,10 @@ def _contiguous(array):
     return cuda.cupy.ascontiguousarray(array)
 
 
+def _or_null(array):
+    return NULL if array is None else array
+
+
 def _values(adj, data=None, trans=False):
     """Return WEIGHTS, data and order as the kernels take them."""
     if data is not None:
@@ -84,7 +88,7 @@ def _swa(adj, x, data, residual, trans, blocked=None):
                               launch.defines + (('WEIGHTS', weights),))
         kernel(launch.grid, launch.block, (
             side.row_offsets, side.indptr, side.indices, data, order, x,
-            NULL if residual is None else residual, y, numpy.int32(side.n_graphs),
+            _or_null(residual), y, numpy.int32(side.n_graphs),
             numpy.int32(side.max_rows), numpy.int32(n_channels), numpy.int32(launch.width)),
             launch.shared_bytes)
     return y
@@ -126,8 +130,8 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
     real = _arithmetic(x.dtype)
     kernel(launch.grid, launch.block, (
         adj.slice_starts, adj.slice_rows, adj.column, data,
-        NULL if adj.row_order is None else adj.row_order, x,
-        NULL if residual is None else residual, y, real(alpha), real(beta),
+        _or_null(adj.row_order), x,
+        _or_null(residual), y, real(alpha), real(beta),
         numpy.int32(adj.n_slices), numpy.int32(n_slots), numpy.int32(launch.n_vectors)))
 
 
@@ -192,7 +196,7 @@ def _st_blocks(adj, x, data, residual, trans, n_columns):
             adj.n_graphs, max_rows, adj.max_nnz, n_channels, n_columns, x.itemsize)
         kernel, values = _st_kernel('bspmm_st_shared', launch, adj, x, data, trans)
         kernel(launch.grid, launch.block, (
-            adj.ids, values, adj.entry_offsets, offsets, x, NULL if residual is None else residual,
+            adj.ids, values, adj.entry_offsets, offsets, x, _or_null(residual),
             y, numpy.int32(n_channels), numpy.int32(n_columns)), launch.shared_bytes)
     return y
 
@@ -277,12 +281,12 @@ def segment_max(x, offsets, max_rows=None):
 
 
 def row_sum(x):
-    return _reduce(x, NULL, None, 'SUM')[0]
+    return _reduce(x, None, None, 'SUM')[0]
 
 
 def _reduce(x, offsets, max_rows, operation):
     """Reduce in one launch, or in two where a segment can have more rows than a chunk."""
-    n_segments = 1 if offsets is NULL else offsets.size - 1
+    n_segments = 1 if offsets is None else offsets.size - 1
     n_rows, n_channels = x.shape
     with _Device(x):
         x = _contiguous(x)
@@ -296,7 +300,7 @@ def _reduce(x, offsets, max_rows, operation):
                 partial = cuda.cupy.empty(
                     (2, launch.n_chunks, n_channels), _arithmetic(x.dtype))
             arguments = (
-                offsets, x, y, partial, numpy.int32(n_segments), numpy.int32(n_rows),
+                _or_null(offsets), x, y, partial, numpy.int32(n_segments), numpy.int32(n_rows),
                 numpy.int32(launch.n_vectors), numpy.int32(launch.chunk),
                 numpy.int32(launch.n_chunks))
             for combine in range(1 + launch.has_long):
@@ -348,7 +352,7 @@ def _softmax(offsets, a, g):
             kernel = kernels.load(a.data.device_id, 'segment_softmax', a.dtype.char,
                                   launch.defines + (('GRADIENT', int(g is not None)),))
             kernel(launch.grid, launch.block, (
-                offsets, a, NULL if g is None else g, y, numpy.int32(n_segments),
+                offsets, a, _or_null(g), y, numpy.int32(n_segments),
                 numpy.int32(launch.n_vectors)))
     return y
 
@@ -387,7 +391,7 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
     kernel = kernels.load(counter.data.device_id, 'dropout', dtype.char,
                           launch.defines + (('KIND', kind),))
     kernel(launch.grid, launch.block, (
-        *(NULL if array is None else array for array in (x, mask, y)), counter, *launch.arguments,
+        *map(_or_null, (x, mask, y)), counter, *launch.arguments,
         numpy.uint32(seed % 2 ** 32), numpy.uint32(seed >> 32), numpy.uint32(stream),
         numpy.uint32(min(math.ceil(ratio * 2 ** 32), 2 ** 32 - 1)),
         # Rounded as the array is, so that it is what Chainer multiplies by.
@@ -427,10 +431,6 @@ def gather_batch(source, index, buffers):
                     index.size, launch.graphs_per_block, buffers.indptr.size - 1,
                     buffers.indices.size, source.n_relations, _item_bytes(source.atoms),
                     0 if source.data is None else source.data.itemsize, *label_bytes))))
-
-
-def _or_null(array):
-    return NULL if array is None else array
 
 
 def _item_bytes(array):

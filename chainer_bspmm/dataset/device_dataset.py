@@ -26,6 +26,10 @@ class DeviceMolecules(Molecules):
     Args:
         host (Molecules): where they are from; it is kept, and its arrays are shared.
         device (chainer.backend.Device): the GPU.
+        max_bytes (int or None): the most that may lie there; None is no bound.
+
+    Raises:
+        ValueError: they take more bytes.
 
     Attributes:
         host, device: as given.
@@ -33,14 +37,21 @@ class DeviceMolecules(Molecules):
         sizes, nnz, symmetric, max_atom_id: as in `Molecules`, on the host.
     """
 
-    def __init__(self, host, device):
+    def __init__(self, host, device, max_bytes=None):
         super().__init__(**host.fields())
         self._symmetric = host.symmetric
         self.host = host
         self.device = device
         self._max_ids = _max_ids(host)
         arrays = _source_arrays(host)
-        self.device_nbytes = _nbytes(arrays)
+        *plain, labels = arrays
+        self.device_nbytes = sum(
+            array.nbytes for array in [*plain, *labels] if array is not None)
+        if max_bytes is not None and self.device_nbytes > max_bytes:
+            raise ValueError(
+                'dataset: expected at most max_bytes = %d bytes for %s, got %d; keep using the '
+                'SparseDataset, whose batches are sent one by one'
+                % (max_bytes, device.name, self.device_nbytes))
         with chainer.using_device(device):
             self._source = gpu.Source(*(_send(array, device) for array in arrays),
                                       n_relations=host.n_relations)
@@ -109,7 +120,7 @@ class DeviceMolecules(Molecules):
         adj = BatchedCSR.in_buffers(
             buffers.indptr, buffers.indices, buffers.row_offsets, buffers.col_offsets,
             buffers.data, self.n_relations, int(sizes.max()), int(nnz.max()), max_atom_id,
-            self.n_relations == 1 and bool(self.symmetric[index].all()), has_spare=False)
+            self.is_symmetric(index), has_spare=False)
         return buffers.atoms, adj, list(buffers.labels)
 
     def _buffers(self, n_graphs, n_rows, nnz):
@@ -161,11 +172,6 @@ def _source_arrays(host):
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
     return (build.starts_of(host.sizes), build.starts_of(host.nnz), host.atoms,
             row_starts.astype(numpy.int32), host.columns, host.data, host.labels)
-
-
-def _nbytes(arrays):
-    *plain, labels = arrays
-    return sum(array.nbytes for array in [*plain, *labels] if array is not None)
 
 
 def _send(array, device):
@@ -240,17 +246,9 @@ class DeviceDataset(SparseDataset):
             host = host.host
         if max_bytes is None:
             max_bytes = device.device.mem_info[1] // SHARE
-        _check_bytes(_nbytes(_source_arrays(host)), max_bytes, device)
-        super().__init__(DeviceMolecules(host, device))
+        super().__init__(DeviceMolecules(host, device, max_bytes))
 
     @property
     def device(self):
         """The GPU (chainer.backend.Device)."""
         return self.molecules.device
-
-
-def _check_bytes(needed, most, device):
-    if needed > most:
-        raise ValueError(
-            'dataset: expected at most max_bytes = %d bytes for %s, got %d; keep using the '
-            'SparseDataset, whose batches are sent one by one' % (most, device.name, needed))

@@ -25,6 +25,11 @@ class Molecules:
         data (array or None): (nnz,) floating values; None means all ones.
         n_relations (int): R.
         labels (list of array): (M, ...) each.
+
+    Attributes:
+        nnz (array): (M,) int64, entries of every molecule.
+        starts, entry_starts (array): (M,) int64, the nodes and entries before it.
+        max_atom_id (int or None): the largest id of all; None where nodes have features.
     """
 
     def __init__(self, atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
@@ -33,10 +38,10 @@ class Molecules:
         self.full_sizes = full_sizes
         self.row_nnz = row_nnz
         self.columns = columns
-        self.max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         self.data = data
         self.n_relations = n_relations
         self.labels = labels
+        self.max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         # What gathering needs at hand: (M,) each, and the sums may pass 2**31.
         starts = build.starts_of(sizes)
         entry_starts = build.starts_of(row_nnz)[starts]
@@ -94,6 +99,10 @@ class Molecules:
             differs |= data[order] != data
         until = build.starts_of(differs)
         return until[entry_starts[1:]] == until[entry_starts[:-1]]
+
+    def is_symmetric(self, index):
+        """Return whether a batch of these molecules, (n_graphs,) integers, is its transpose."""
+        return self.n_relations == 1 and bool(self.symmetric[index].all())
 
     def near(self, device):
         """Return the molecules that give batches for a device without a detour: these."""
@@ -154,7 +163,7 @@ class Molecules:
             data=None if self.data is None else self.data.take(entries),
             row_offsets=row_offsets.astype(numpy.int32), col_offsets=col_offsets,
             n_relations=self.n_relations, layout=layout, max_atom_id=max_atom_id,
-            is_symmetric=self.n_relations == 1 and bool(self.symmetric[index].all()))
+            is_symmetric=self.is_symmetric(index))
         return atoms, adj, [label[index] for label in self.labels]
 
     @classmethod

@@ -3,15 +3,15 @@ import numpy
 
 import chainer
 from chainer import backend as chainer_backend
-from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.quick import QuickGradients
 from chainer_bspmm.functions.row_sum import RowSum
 
 
-class RealRowsBatchNorm(function_node.FunctionNode):
+class RealRowsBatchNorm(QuickGradients):
     """Inputs x, gamma, beta. How many rows are real, the host need not know.
 
     `running`: the arrays of mean and variance that are updated, or None.
@@ -30,20 +30,10 @@ class RealRowsBatchNorm(function_node.FunctionNode):
             self._adj, *_cast(inputs), self._eps, self._decay, self._running)
         return y.astype(inputs[0].dtype, copy=False),
 
-    def backward(self, indexes, grad_outputs):
-        inputs = self.get_retained_inputs()
-        if chainer.config.enable_backprop:
-            # Gradients of gradients are rare: they come from the same formula in other nodes.
-            inputs = [functions.identity(variable) for variable in inputs]
-            return tuple(chainer.grad([self._composed(*inputs)], [inputs[i] for i in indexes],
-                                      grad_outputs, enable_double_backprop=True))
-        x, gamma, _ = _cast([variable.array for variable in inputs])
-        gy = grad_outputs[0].array.astype(x.dtype, copy=False)
+    def _gradients(self, inputs, gy):
+        x, gamma, _ = _cast(inputs)
         gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
-        arrays = gradients(self._adj, x, gy, gamma, *self._statistics)
-        return tuple(
-            chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes)
+        return gradients(self._adj, x, gy.astype(x.dtype, copy=False), gamma, *self._statistics)
 
     def _composed(self, x, gamma, beta):
         """The normalisation in nodes that are differentiable to any order."""

@@ -173,7 +173,8 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
         Variable: (n_nodes, C), or (n_nodes, K * C) with ``concat_heads``; of m's dtype.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit.
+        TypeError: ``adj`` is no BatchedCSR. ValueError: it has spare rows or entries, or a shape
+        does not fit.
 
     Note:
         Deterministic apart from dropout; does not synchronise. Heads are folded into the matrix,
@@ -190,6 +191,7 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
         backend.check.compressed(adj)
         raise ValueError('adj: expected a column for each of its %d rows and %d relations, got %r'
                          % (adj.n_rows, adj.n_relations, adj))
+    adj.refuse_spare()
     n_channels = W.shape[-1] // 2
     shapes = {'W': (W, (1, 2 * n_channels)), 'b': (b, (1,)),
               'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels))}

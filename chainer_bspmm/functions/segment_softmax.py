@@ -81,7 +81,7 @@ def segment_softmax(adj, x):
 
     Returns:
         Variable: of x's shape and dtype. The values of a row sum to 1 up to their own rounding,
-        however large x is: the row's maximum is subtracted first. float16 is computed in float32.
+        however large x is: the row's maximum is subtracted first. Computed in float64.
         A NaN or +inf, or a row of nothing but -inf, makes NaN of its row and column alone.
 
     Raises:

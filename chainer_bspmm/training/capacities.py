@@ -22,6 +22,28 @@ def needs(sizes, entries, max_atom_id):
                     int(entries.max(initial=0)), -1 if max_atom_id is None else max_atom_id)
 
 
+def bound(values, n_graphs, deviations):
+    """Return a size that holds sums which lie so many standard deviations above the mean one.
+
+    Args:
+        values (array): (M,) what is summed up, of all molecules of a data set.
+        n_graphs (int): molecules of a batch.
+        deviations (float): of such sums.
+
+    Returns:
+        int: a multiple of ``STEP``; not 0.
+    """
+    # No batch without repeated molecules holds more than the largest n_graphs of them.
+    return round_up(min(
+        n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
+        numpy.sort(values)[-n_graphs:].sum() + 1))
+
+
+def round_up(number):
+    """Return the multiple of ``STEP`` (int) that a number of rows or entries needs; not 0."""
+    return max(1, -(-int(numpy.ceil(number)) // STEP)) * STEP
+
+
 class Capacities:
     """Choose a capacity for each batch of one number of graphs.
 
@@ -41,12 +63,8 @@ class Capacities:
             return
         largest = needs(sizes, entries, max_atom_id)
         for deviations in DEVIATIONS:
-            # No batch without repeated molecules holds more than the largest n_graphs of them.
-            rows, total = [
-                min(n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
-                    numpy.sort(values)[-n_graphs:].sum() + 1)
-                for values in (sizes, entries)]
-            self._levels.append(largest._replace(rows=_round_up(rows), entries=_round_up(total)))
+            rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
+            self._levels.append(largest._replace(rows=rows, entries=total))
 
     def of(self, need):
         """Return the smallest size that holds a batch.
@@ -64,11 +82,7 @@ class Capacities:
                 return level
         largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
         self._levels.append(Capacity(
-            max(largest.rows, _round_up(need.rows * SPARE)),
-            max(largest.entries, _round_up(need.entries * SPARE)),
+            max(largest.rows, round_up(need.rows * SPARE)),
+            max(largest.entries, round_up(need.entries * SPARE)),
             *(max(pair) for pair in zip(largest[2:], need[2:]))))
         return self._levels[-1]
-
-
-def _round_up(number):
-    return max(1, -(-int(numpy.ceil(number)) // STEP)) * STEP

@@ -25,6 +25,7 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import backend
 from chainer_bspmm.backend import gemm
+from chainer_bspmm.functions.dropout import step_dropout
 
 
 def _linear(node, step, inputs):
@@ -98,11 +99,6 @@ def _difference(node, inputs):
     return diff
 
 
-def _dropout(node, step, inputs):
-    from chainer_bspmm.functions.dropout import step_dropout
-    return step_dropout(node, step, inputs)
-
-
 def _mean_and_deviation(scaler, n_features):
     """Return what is subtracted and divided by; 0 and 1 for features that are left as they are."""
     xp, std = scaler.xp, scaler.std
@@ -119,7 +115,7 @@ IN_STEP = {
     LinearFunction: _linear, LinearGradData: _linear_grad_data,
     LinearGradWeight: _linear_grad_weight, MatMul: _matmul,
     MeanSquaredError: _mean_squared_error, MaskedMeanSquaredError: _masked_mean_squared_error,
-    MaskedMeanAbsoluteError: _masked_mean_absolute_error, Dropout: _dropout, Sum: _sum,
+    MaskedMeanAbsoluteError: _masked_mean_absolute_error, Dropout: step_dropout, Sum: _sum,
 }
 
 

@@ -19,6 +19,7 @@ from chainer.optimizers import rmsprop
 from chainer.optimizers import sgd
 
 from chainer_bspmm.backend import kernels
+from chainer_bspmm.backend.gpu import NULL
 
 # How an optimizer updates: the type of its rules; which variant (RULE of the kernel) such a rule
 # asks for; which of its states the kernel takes, in its order; and its numbers, how many and which,
@@ -74,7 +75,6 @@ _TABLE = numpy.dtype([
         ('size', numpy.int64), ('first_chunk', numpy.int32), ('first_number', numpy.int32),
     ], align=True), _N_PARAMETERS),
     ('n_parameters', numpy.int32), ('n_chunks', numpy.int32)], align=True)
-_NULL = numpy.uintp(0)
 
 
 def _chunk(dtype):
@@ -239,6 +239,7 @@ class FusedUpdate:
         A captured graph holds as long as this is equal and all parameters, gradients and states
         are the arrays that they were: which rules are enabled, and their options.
         """
+        # Inherited options are slow to look up, and this is asked at every step: do so once.
         inherits = self._inherits()
         common = None
         variants = []
@@ -265,7 +266,7 @@ class FusedUpdate:
         inherits = self._inherits()
         common, common_t, others = 0, None, []
         for position, rule in enumerate(self._rules):
-            if rule is None or not rule.enabled:
+            if not _is_updated(rule):
                 continue
             rule.t = t = rule.t + 1
             # Rules without a hyperparameter of their own and at the same step share their numbers.
@@ -317,7 +318,7 @@ class FusedUpdate:
         if self._partials is None:
             raise RuntimeError('prepare() has to be called before launch()')
         kinds = self._kinds()
-        first, before, n_before = 0, _NULL, 0
+        first, before, n_before = 0, NULL, 0
         with chainer.using_device(self._params[groups[0][2][0]].device):
             for after in self._partials:
                 stop = kinds.index(None, first)
@@ -360,7 +361,7 @@ class FusedUpdate:
             array = self._params[positions[start]].array
             grid = min(n_chunks, _MAX_BLOCKS)
             _load(array, array.dtype, variant)((grid, 1, 1), (_THREADS, 1, 1), (
-                table, numbers, before, _NULL if after is None else after[n_blocks:],
+                table, numbers, before, NULL if after is None else after[n_blocks:],
                 numpy.int32(n_before), numpy.int32(first_hook), numpy.int32(len(kinds)),
                 numpy.uint32(word)))
             n_blocks += grid

@@ -11,6 +11,7 @@ from chainer_bspmm.sparse.batched_csr import Buffers
 ALIGNMENT = 16  # bytes, the widest load of a kernel
 N_SLOTS = 2  # one is filled while the other is still being copied
 
+
 class Form(collections.namedtuple(
         'Form', 'n_graphs n_relations is_symmetric atoms data labels')):
     """What decides the layout of a batch's arrays, besides the capacity.
@@ -80,18 +81,19 @@ class Staging:
 
     def __init__(self, arrays, device):
         cupy = cuda.cupy
-        starts = [0]
-        for shape, dtype in arrays.values():
-            n_bytes = int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
-            starts.append(starts[-1] + -(-n_bytes // ALIGNMENT) * ALIGNMENT)
-        self._n_bytes = max(starts[-1], ALIGNMENT)
+        places, start = {}, 0
+        for name, (shape, dtype) in arrays.items():
+            stop = start + int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
+            places[name] = slice(start, stop), dtype, shape
+            start = -(-stop // ALIGNMENT) * ALIGNMENT
+        self._n_bytes = max(start, ALIGNMENT)
         with device.device:
             self._buffer = cupy.zeros(self._n_bytes, numpy.uint8)
             pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(N_SLOTS)]
             self._slots = [
-                (_views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), arrays, starts),
+                (_views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), places),
                  memory, cupy.cuda.Event(disable_timing=True)) for memory in pinned]
-        self.device = _views(self._buffer, arrays, starts)
+        self.device = _views(self._buffer, places)
         self._next = 0
 
     def fill(self):
@@ -109,9 +111,6 @@ class Staging:
         self._next = (self._next + 1) % N_SLOTS
 
 
-def _views(buffer, arrays, starts):
-    views = {}
-    for (name, (shape, dtype)), start in zip(arrays.items(), starts):
-        n_bytes = int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
-        views[name] = buffer[start:start + n_bytes].view(dtype).reshape(shape)
-    return views
+def _views(buffer, places):
+    return {name: buffer[place].view(dtype).reshape(shape)
+            for name, (place, dtype, shape) in places.items()}

@@ -13,7 +13,7 @@ import chainer  # NOQA: E402
 from benchmarks import bench_captured as bench  # NOQA: E402
 from benchmarks import bench_training  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
-from chainer.iterators import SerialIterator  # NOQA: E402
+from benchmarks import step_contenders  # NOQA: E402
 from tests.training import host_graphs  # NOQA: E402
 
 HOST = chainer.get_device('@numpy')
@@ -29,17 +29,19 @@ def read(method, limit=N):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Let captured contenders run on the host."""
+    """Let captured contenders run on the host, where one size is enough, and few steps are."""
     host_graphs.stand_in(monkeypatch)
-    monkeypatch.setattr(bench, 'can_capture', lambda device: True)
-    monkeypatch.setattr(bench, 'DeviceDataset', lambda sparse, device: sparse)
-    original = bench.Trainer.run
+    monkeypatch.setattr(step_contenders, 'WARM_CAPTURED', 8)
+    monkeypatch.setattr(bench, 'TURN', 0)
+    monkeypatch.setattr(step_contenders, 'can_capture', lambda device: True)
+    monkeypatch.setattr(step_contenders, 'DeviceDataset', lambda sparse, device: sparse)
+    original = step_contenders.Trainer.run
 
     def run(self, n_steps):
         chainer.global_config.tested_optimizer = self.optimizer
         original(self, n_steps)
 
-    monkeypatch.setattr(bench.Trainer, 'run', run)
+    monkeypatch.setattr(step_contenders.Trainer, 'run', run)
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'nfp'])
@@ -58,7 +60,7 @@ def test_both_ways_of_reading_agree(method):
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('method', bench.METHODS)
 def test_steps_agree(captures, method):
-    found = bench.check(*read(method), HOST)
+    found = step_contenders.check(*read(method), HOST)
     assert set(found) == {bench.EAGER, bench.CAPTURED, bench.ON_DEVICE}
     assert max(found.values()) < 1e-5
 
@@ -67,7 +69,7 @@ def test_steps_agree(captures, method):
 @pytest.mark.parametrize('name', [bench.EAGER, bench.CAPTURED])
 def test_steps_that_differ_are_refused(captures, monkeypatch, name):
     sets = read('rsgcn')
-    original = bench.trainers
+    original = step_contenders.trainers
 
     def trainers(*args, **kwargs):
         made = original(*args, **kwargs)
@@ -78,9 +80,9 @@ def test_steps_that_differ_are_refused(captures, monkeypatch, name):
             return trainer
         return {bench.UPSTREAM: made[bench.UPSTREAM], name: wrong}
 
-    monkeypatch.setattr(bench, 'trainers', trainers)
+    monkeypatch.setattr(step_contenders, 'trainers', trainers)
     with pytest.raises(AssertionError, match='relative errors of a step'):
-        bench.check(*sets, HOST)
+        step_contenders.check(*sets, HOST)
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater')
@@ -88,8 +90,8 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
     sets = read('rsgcn')
     monkeypatch.setattr(host_graphs.HostCapturer, 'capture', lambda *_: 1 / 0)
     with pytest.raises(AssertionError, match='trains eagerly.*ZeroDivisionError'):
-        bench.check(*sets, HOST)
-    makers = bench.trainers(*sets, 8, HOST)
+        step_contenders.check(*sets, HOST)
+    makers = step_contenders.trainers(*sets, 8, HOST)
     monkeypatch.setattr(bench, 'replay_ms', lambda contender: 1.)
     cell, _ = bench.run_cell(makers, N, 8, HOST, 0)
     assert set(cell['milliseconds']) == {bench.UPSTREAM, bench.EAGER}
@@ -99,7 +101,7 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_cell(captures, monkeypatch):
     monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or .01)
-    cell, eager = bench.run_cell(bench.trainers(*read('rsgcn'), 8, HOST), N, 8, HOST, 0)
+    cell, eager = bench.run_cell(step_contenders.trainers(*read('rsgcn'), 8, HOST), N, 8, HOST, 0)
     assert cell['n_rounds'] == bench.MIN_ROUNDS and not cell['not_run']
     assert set(eager) == {bench.UPSTREAM, bench.EAGER}
     for name, times in cell['milliseconds'].items():
@@ -181,7 +183,7 @@ def test_what_there_is_no_time_for_is_said(tmp_path):
 
 
 def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, 'STEP_ERROR', 0)
+    monkeypatch.setattr(step_contenders, 'STEP_ERROR', 0)
     with pytest.raises(SystemExit, match='not all steps agree'):
         run_main(tmp_path, '--batches', '8')
     result = json.loads((tmp_path / 'captured.json').read_text())
@@ -206,10 +208,10 @@ def test_epochs(tmp_path, monkeypatch, most):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_an_epoch_of_captured_steps(captures):
-    trainer = bench.trainers(*read('rsgcn'), 16, HOST)[bench.CAPTURED]()
+    trainer = step_contenders.trainers(*read('rsgcn'), 16, HOST)[bench.CAPTURED]()
     steps = [trainer.epoch()[1] for _ in range(4)]
     assert sum(steps) == 10 and trainer.updater.epoch == 4  # 160 / 16
-    assert trainer._programs()
+    assert trainer.programs()
 
 
 @pytest.mark.parametrize('size', [0, 1, 2])
@@ -264,12 +266,11 @@ def test_the_loader_of_pytorch_geometric_trains():
 
 def test_molecules_of_equal_size():
     _, _, sparse = read('rsgcn')
-    index = bench.equal_sizes(sparse)
+    index = step_contenders.equal_sizes(sparse)
     sizes = sparse.molecules.sizes[index]
-    assert 1 < len(index) <= bench.N_EQUAL and len(set(sizes)) == 1 and sizes[0] > 3
+    assert 1 < len(index) <= step_contenders.N_EQUAL and len(set(sizes)) == 1 and sizes[0] > 3
     part = sparse[numpy.arange(N)[::-1].copy()]
-    assert len(set(part.molecules.sizes[part.order[bench.equal_sizes(part)]])) == 1
-    assert next(iter(SerialIterator(part, 2)))
+    assert len(set(part.molecules.sizes[part.order[step_contenders.equal_sizes(part)]])) == 1
 
 
 def test_needs_no_cupy():

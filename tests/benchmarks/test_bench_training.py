@@ -25,15 +25,15 @@ def sets():
 
 @pytest.mark.slow
 def test_every_method_on_both_data_sets(tmp_path, capsys):
-    bench.main(['--limit', '30', '--seconds', '0', '--batches', '8', '99', '--commit', 'none',
+    bench.main(['--limit', '16', '--seconds', '0', '--batches', '4', '99', '--commit', 'none',
                 '--out', str(tmp_path)])
     result = json.loads((tmp_path / 'training.json').read_text())
     assert result['conditions']['commit'] == 'none'
     for found in result['data'].values():
         assert set(found['methods']) == set(bench.METHODS) >= set(bench.FIVE)
         for method in found['methods'].values():
-            assert list(method['batches']) == ['8']  # 99 are more than there are
-            batch = method['batches']['8']
+            assert list(method['batches']) == ['4']  # 99 are more than there are
+            batch = method['batches']['4']
             assert batch['n_rounds'] == bench.MIN_ROUNDS
             assert {bench.UPSTREAM, bench.PACKED, bench.PADDED} <= set(batch['milliseconds'])
             for times in batch['milliseconds'].values():
@@ -44,7 +44,7 @@ def test_every_method_on_both_data_sets(tmp_path, capsys):
             nodes = {name: sum(counts.values())
                      for name, counts in method['nodes a step'].items()}
             assert nodes[bench.PACKED] < nodes[bench.UPSTREAM]
-    assert 'batch    8' in capsys.readouterr().out
+    assert 'batch    4' in capsys.readouterr().out
 
 
 def test_wrong_models_are_refused(sets):

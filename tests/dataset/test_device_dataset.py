@@ -50,11 +50,12 @@ def test_no_gpu(monkeypatch):
         DeviceDataset(molecules(), 0)
 
 
-def test_too_large():
-    with pytest.raises(ValueError, match='max_bytes = 99 bytes for @numpy, got 100; keep using '
-                                         'the SparseDataset'):
-        device_dataset._check_bytes(100, 99, ON_HOST)
-    device_dataset._check_bytes(99, 99, ON_HOST)
+def test_too_large(resident):
+    needed = resident.device_nbytes
+    assert DeviceMolecules(resident.host, ON_HOST, needed).device_nbytes == needed
+    with pytest.raises(ValueError, match='max_bytes = %d bytes for @numpy, got %d; keep using the '
+                                         'SparseDataset' % (needed - 1, needed)):
+        DeviceMolecules(resident.host, ON_HOST, needed - 1)
 
 
 def test_what_the_host_knows(resident):

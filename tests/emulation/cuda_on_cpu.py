@@ -32,7 +32,7 @@ class KernelError(Exception):
     """A kernel run ended with a report of its own or of a sanitizer."""
 
 
-def _new_path(name):
+def new_path(name):
     return pathlib.Path(_built.name) / ('%d-%s' % (next(_numbers), name))
 
 
@@ -51,7 +51,7 @@ def _must_compile(sanitizer, arguments):
 @functools.lru_cache(maxsize=None)
 def knows(text='int main() {}', sanitizer=None):
     """Return whether g++ builds a C++17 program that then runs on this machine."""
-    path = _new_path('probe')
+    path = new_path('probe')
     source = path.with_suffix('.cpp')
     source.write_text(text)
     return (_compile(sanitizer, [source, '-o', path]).returncode == 0
@@ -60,7 +60,7 @@ def knows(text='int main() {}', sanitizer=None):
 
 @functools.lru_cache(maxsize=None)
 def _engine(sanitizer):
-    path = _new_path('engine.o')
+    path = new_path('engine.o')
     _must_compile(sanitizer, ['-c', FOLDER / 'cuda_on_cpu.cpp', '-o', path])
     return path
 
@@ -68,7 +68,7 @@ def _engine(sanitizer):
 @functools.lru_cache(maxsize=None)
 def build(text, entry, options=(), sanitizer=None):
     """Return the path of a program that runs the kernel `entry` of a CUDA source."""
-    path = _new_path(entry)
+    path = new_path(entry)
     source = path.with_suffix('.cpp')
     # No macro can turn this declaration of an array into one of a pointer.
     text = re.sub(r'extern __shared__ (\w+) (\w+)\[\];',
@@ -95,7 +95,7 @@ def run(program, grid, block, arguments, shared_bytes=0, reachable=()):
         assert array.flags.c_contiguous
         place = array.ctypes.data, array.nbytes
         if place not in files:
-            files[place] = array, _new_path('argument-%d' % len(words))
+            files[place] = array, new_path('argument-%d' % len(words))
             array.tofile(files[place][1])
         return '%d:%s' % (array.ctypes.data % 64, files[place][1])
 

@@ -5,7 +5,7 @@ import subprocess
 
 import numpy
 
-from cuda_on_cpu import _new_path
+from cuda_on_cpu import new_path
 
 C_TYPES = {'e': '_Float16', 'f': 'float', 'd': 'double', 'i': 'int', '?': 'bool'}
 HEADER = '''
@@ -19,7 +19,7 @@ template <typename T> T rsqrt(T x) { return 1 / std::sqrt(x); }
 
 @functools.lru_cache(maxsize=None)
 def _build(text):
-    path = _new_path('elementwise.cpp')
+    path = new_path('elementwise.cpp')
     path.write_text(text)
     done = subprocess.run(['g++', '-std=c++17', '-O1', '-Wall', '-Wextra', '-Werror', '-shared',
                            '-fPIC', str(path), '-o', '%s.so' % path],

@@ -11,6 +11,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions.batch_norm import batch_norm
 from chainer_bspmm.models import RSGCN
 from tests.functions.test_segment_softmax import check_gradients
+from tests.sparse.test_spare import with_spare
 from tests.support import BATCHES
 from tests.support import relative_error
 
@@ -19,21 +20,9 @@ BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}
 NAMES = ['many', 'huge among tiny', 'empty graphs first, between, last', 'one graph']
 
 
-def with_spare_rows(adj, n_spare):
-    """Return a batch whose last `n_spare` rows belong to no graph and have no entries."""
-    new = adj._copy()
-    xp = adj.xp
-    new.indptr = xp.concatenate([adj.indptr, xp.full(n_spare, adj.nnz, xp.int32)])
-    new.n_rows += n_spare
-    new.n_cols += n_spare
-    new.max_rows += 5  # a bound
-    new.has_spare = True
-    return new
-
-
 def batch(xp, name, n_spare=7):
-    adj = BATCHES[name] if xp is numpy else BATCHES[name].to_device('@cupy:0')
-    return adj, with_spare_rows(adj, n_spare)
+    adj = BATCHES[name]
+    return adj if xp is numpy else adj.to_device('@cupy:0'), with_spare(adj, n_spare, 0, xp)
 
 
 def new_link(xp, n_channels, dtype, **options):
@@ -107,7 +96,7 @@ def test_how_many_rows_are_spare(xp, name, n_spare):
 @pytest.mark.parametrize('n_spare', [0, 4])
 def test_gradients(xp, n_spare):
     adj = BatchedCSR.from_matrices([numpy.eye(n) for n in (3, 0, 2)])
-    adj = with_spare_rows(adj if xp is numpy else adj.to_device('@cupy:0'), n_spare)
+    adj = with_spare(adj, n_spare, 0, xp)
     rng = numpy.random.RandomState(0)
     given = [xp.asarray(rng.uniform(-1, 2, shape)) for shape in ((5 + n_spare, 2), 2, 2)]
 
@@ -142,7 +131,7 @@ def test_half_precision_does_not_overflow(xp):
 @pytest.mark.parametrize('sizes', [[0, 0], [0, 1]])
 def test_no_row_and_one_row_are_finite(xp, sizes):
     adj = BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in sizes])
-    adj = with_spare_rows(adj if xp is numpy else adj.to_device('@cupy:0'), 3)
+    adj = with_spare(adj, 3, 0, xp)
     link = new_link(xp, 2, 'float32')
     link.cleargrads()
     x = chainer.Variable(features_of(xp, adj, 2, 'float32'))
@@ -198,7 +187,7 @@ def test_model(xp):
     for each in (ordinary, adj):
         numpy.random.seed(0)
         with chainer.using_config('dtype', numpy.float64):
-            model = RSGCN(4, 5, 2, n_atom_types=9, use_batch_norm=True, dropout_ratio=0.,
+            model = RSGCN(4, 5, 2, n_atom_types=10, use_batch_norm=True, dropout_ratio=0.,
                           readout=lambda h, adj: h[:ordinary.n_rows])
         if xp is not numpy:
             model.to_device('@cupy:0')
@@ -226,6 +215,6 @@ class OwnForward(chainer.links.BatchNormalization):
     (OwnForward(3), (12, 3), 'link: expected the forward pass of .* got <.*OwnForward'),
 ])
 def test_what_does_not_fit(link, shape, message):
-    adj = with_spare_rows(BATCHES['one graph'], 7)
+    adj = with_spare(BATCHES['one graph'], 7, 0)
     with pytest.raises(ValueError, match=message):
         batch_norm(adj, link, numpy.zeros(shape, 'f'))

@@ -214,7 +214,7 @@ def test_without_dropout_no_stream_is_taken(xp):
 
 # --- attention ---
 
-def test_attention(xp, monkeypatch):
+def test_attention(xp):
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 2, density=0.6) for n in (4, 1, 3)])
     adj = adj if xp is numpy else adj.to_device('@cupy:0')

@@ -11,6 +11,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import functions
 from chainer_bspmm.functions.degree_linear import degrees_of
+from chainer_bspmm.functions.relation_attention import relation_attention
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
@@ -232,7 +233,9 @@ def test_forced_algorithms(algorithm, fits):
 
 @pytest.mark.parametrize('make', [
     BatchedCOO.from_csr, BatchedSELL, edges_of,
-    lambda adj: functions.segment_softmax(adj, numpy.zeros(adj.nnz))])
+    lambda adj: functions.segment_softmax(adj, numpy.zeros(adj.nnz)),
+    lambda adj: relation_attention(adj, numpy.zeros((adj.n_rows, 3)), numpy.zeros((1, 6)),
+                                   numpy.zeros(1), 1, dropout_ratio=0.5)])
 def test_what_would_count_them_refuses(make):
     with pytest.raises(ValueError, match='without spare rows and entries, .* some spare'):
         make(with_spare(BATCHES['many'], 1, 1))

@@ -1,7 +1,5 @@
 """Chainer's own nodes inside a step: the same results and gradients, by the step's products."""
 import itertools
-import sys
-import types
 
 import numpy
 import pytest
@@ -9,14 +7,15 @@ import pytest
 import chainer
 from chainer import functions
 from chainer import gradient_check
+from chainer.backends import cuda
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
-from chainer.functions.noise.dropout import Dropout
 from chainer_chemistry.functions import mean_absolute_error as masked_mean_absolute_error
 from chainer_chemistry.functions import mean_squared_error as masked_mean_squared_error
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
+from chainer_bspmm import reference
 from chainer_bspmm.backend import gemm
 from chainer_bspmm.backend import step
 from chainer_bspmm.functions.activated_linear import linear_relu
@@ -208,27 +207,21 @@ def test_a_step_does_without_cudnn():
         assert chainer.config.use_cudnn == 'auto'
 
 
-def test_dropout(xp, a_step, monkeypatch):
-    calls = []
-
-    def step_dropout(node, current, inputs):
-        calls.append((node, current))
-        node.mask = xp.full(inputs[0].shape, 3, inputs[0].dtype)
-        return inputs[0] * node.mask,
-
-    monkeypatch.setitem(sys.modules, 'chainer_bspmm.functions.dropout',
-                        types.SimpleNamespace(step_dropout=step_dropout))
-    x = chainer.Variable(xp.ones((4, 3), 'f'))
+def test_dropout(xp, a_step):
+    """In a step it draws what the step's seed, number and layers say; outside, as ever."""
+    a_step.seed, a_step.counter = 5, xp.full(1, 9, numpy.uint64)
     with step.under_way(a_step):
-        y = functions.dropout(x, 0.25)
-        y.grad = xp.ones((4, 3), 'f')
-        y.backward()
-    (node, current), = calls
-    assert type(node) is Dropout and node.dropout_ratio == 0.25 and current is a_step
-    assert (y.array == 3).all() and (x.grad == 3).all()
-    assert set(numpy.unique(chainer.cuda.to_cpu(functions.dropout(x, 0.25).array))) <= {
+        for layer in range(2):
+            x = chainer.Variable(xp.ones((4, 3), 'f'))
+            y = functions.dropout(x, 0.25)
+            y.grad = xp.ones((4, 3), 'f')
+            y.backward()
+            expected = (reference.kept(12, 0.25, 5, layer, 9) / numpy.float32(0.75)).reshape(4, 3)
+            for array in (y.array, x.grad):
+                numpy.testing.assert_allclose(cuda.to_cpu(array), expected, 1e-6)
+    assert set(numpy.unique(cuda.to_cpu(functions.dropout(x, 0.25).array))) <= {
         0, numpy.float32(1 / 0.75)}
-    assert len(calls) == 1
+    assert a_step.next_stream() == 2  # outside none was taken
 
 
 @pytest.mark.parametrize('indices', [None, [0, 2, 3]])

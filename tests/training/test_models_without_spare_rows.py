@@ -1,0 +1,68 @@
+"""Models whose functions refuse spare rows train and predict eagerly, and a warning names them."""
+import warnings
+
+import numpy
+import pytest
+
+from chainer import functions
+from chainer import optimizers
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.models.prediction import GraphConvPredictor
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm import models
+from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import GraphUpdater
+from tests.support import relative_error
+from tests.training import host_graphs
+from tests.training import test_captured_predict
+from tests.training.test_graph_updater import chainer_mlp
+from tests.training.test_graph_updater import make_updater
+from tests.training.test_graph_updater import molecules
+from tests.training.test_graph_updater import parameters
+from tests.training.test_graph_updater import run
+from tests.training.test_graph_updater import without_dropout
+
+MODELS = {
+    'GNNFiLM': lambda: models.GNNFiLM(5, 8, 2, n_edge_types=4),
+    'RelGAT': lambda: models.RelGAT(5, 8, n_update_layers=2, n_edge_types=4),
+    'RelGAT, dropout': lambda: models.RelGAT(5, 8, n_update_layers=2, n_edge_types=4,
+                                             dropout_ratio=0.3),
+}
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_training(device, monkeypatch, name):
+    results = []
+    for kind in (StandardUpdater, GraphUpdater):
+        if kind is GraphUpdater and device.xp is numpy:
+            host_graphs.stand_in(monkeypatch)
+        numpy.random.seed(0)
+        model = Regressor(GraphConvPredictor(MODELS[name](), chainer_mlp(3)),
+                          lossfun=functions.mean_squared_error)
+        updater = make_updater(kind, device, model, molecules(40, 4), optimizers.SGD(1e-3))
+        if name == 'RelGAT, dropout':
+            numpy.random.seed(1)
+            device.xp.random.seed(1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            run(updater, 6)
+        results.append(parameters(updater))
+    causes = [str(w.message) for w in caught if 'trains eagerly' in str(w.message)]
+    assert len(causes) == 1 and '(%sUpdate)' % name.split(',')[0] in causes[0]
+    assert 'without spare rows' in causes[0]
+    if 'dropout' not in name:  # it has drawn for the batch with which spare rows were tried
+        for key, expected in results[0].items():
+            assert relative_error(results[1][key], expected) < 1e-5, key
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_prediction(device, monkeypatch, name):
+    if device.xp is numpy:
+        test_captured_predict.stand_in(monkeypatch)
+    numpy.random.seed(0)
+    model = without_dropout(GraphConvPredictor(MODELS[name](), chainer_mlp(3)))
+    model.to_device(device)
+    with pytest.warns(UserWarning, match='predicts eagerly.*without spare rows'):
+        found = list(captured_predict(model, molecules(40, 4), batch_size=8))
+    assert sum(len(batch.values) for batch in found) == 40
