@@ -10,6 +10,8 @@ from chainer.backends import cuda
 
 # Whose functions are taken to depend on their arguments, and on Chainer's configuration.
 LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'
+# What is not looked into: another one in its place is no change. Each step makes such a variable.
+PASSED_BY = chainer.Variable, dict, list
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 
 
@@ -17,7 +19,7 @@ class Frozen:
     """Give a key that changes when something frozen has changed.
 
     Covers the attributes of all links that are numbers, strings, tuples of them, functions or
-    arrays, such variables around these functions and the one that is run, the parameters' arrays,
+    arrays, such variables around these functions and the one that is run, all parameters' arrays,
     whether they want a gradient and are updated, the optimizer's states, and Chainer's
     configuration. It does not look into lists and dicts of a link, nor into objects that are no
     links.
@@ -27,7 +29,10 @@ class Frozen:
         function (callable): what is run, a link or a function that uses some.
 
     Attributes:
+        links (list of chainer.Link): the target's, and others that the function uses.
         params (list of tuple): the target's parameters, each with its update rule or None.
+        other_params (list of chainer.Parameter): those of the other links, such as of a part of a
+            model that is not trained.
     """
 
     def __init__(self, target, function):
@@ -45,7 +50,9 @@ class Frozen:
             self._look()
         self._arrays = [part for param, rule in self.params
                         for part in (param._data[0], *((rule and rule.state) or {}).values())]
+        self._arrays += [param._data[0] for param in self.other_params]
         flags = [(param.requires_grad, rule and rule.enabled) for param, rule in self.params]
+        flags += [param.requires_grad for param in self.other_params]
         return self._key, tuple(map(id, self._arrays)), tuple(flags)
 
     def held(self):
@@ -68,7 +75,7 @@ class Frozen:
     def hooks(self):
         """Return what (str or None) wants to see every call: functions and links with hooks."""
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
-        for link in self._links:
+        for link in self.links:
             names += link._local_link_hooks or ()
         return names[0] if names else None
 
@@ -76,15 +83,19 @@ class Frozen:
         links, functions = {}, {}
         _follow(self._target, links, functions)
         _follow(self._function, links, functions)
-        self._links = list(links.values())
+        self.links = list(links.values())
         self._watched = [_Watched(chainer.config, 'chainer.config', _configuration)]
-        for link in self._links:
+        for link in self.links:
             self._watched.append(_Watched(
                 link, link.name or type(link).__name__, functools.partial(vars, link)))
         for function in functions.values():
             self._watched.append(_Watched(
                 function, function.__name__, functools.partial(_surroundings, function)))
         self.params = [(param, param.update_rule) for param in self._target.params()]
+        known = {id(param) for param, _ in self.params}
+        self.other_params = [
+            param for param in {id(param): param for link in self.links
+                                for param in link.params()}.values() if id(param) not in known]
         self._key = tuple(watched.key for watched in self._watched)
 
 
@@ -101,8 +112,16 @@ class _Watched:
         self.held = [owner] + [value for _, value, token in tokens if token is not None]
 
     def has_changed(self):
-        values = self._read().values()
-        return len(values) != len(self._values) or not all(map(operator.is_, values, self._values))
+        values = list(self._read().values())
+        if len(values) != len(self._values):
+            return True
+        if not all(map(operator.is_, values, self._values)):
+            for value, before in zip(values, self._values):
+                if value is not before and (
+                        type(value) is not type(before) or type(value) not in PASSED_BY):
+                    return True
+            self._values = values
+        return False
 
 
 def _follow(thing, links, functions):

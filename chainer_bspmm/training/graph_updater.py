@@ -220,10 +220,10 @@ class GraphUpdater(StandardUpdater):
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
         capturer = Capturer(device)
         loss_func = self.loss_func or optimizer.target
+        self._frozen = Frozen(optimizer.target, loss_func)
         self._context = Context(
             capturer, blas_for(capturer, device), self.seed, optimizer, loss_func,
-            FusedUpdate(optimizer) if reason is None else None, device)
-        self._frozen = Frozen(optimizer.target, loss_func)
+            FusedUpdate(optimizer) if reason is None else None, self._frozen, device)
         self._made_for = self._making()
 
     def _making(self):

@@ -19,7 +19,8 @@ SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backends', 'contextlib'
 
 # What all programs of an updater share. fused: FusedUpdate or None.
-Context = collections.namedtuple('Context', 'capturer blas seed optimizer loss_func fused device')
+Context = collections.namedtuple(
+    'Context', 'capturer blas seed optimizer loss_func fused frozen device')
 
 
 class CannotCapture(Exception):
@@ -47,6 +48,7 @@ class StepProgram:
         self._replay = None  # a callable, once captured
         self._reported = {}  # what the graph writes: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
+        self._kept = []  # (attributes of a link, those that the step set), such as a loss
         self._n_replays = 0
         self.held = None  # what must not go while the graph may run
 
@@ -86,11 +88,10 @@ class StepProgram:
             CannotCapture: they differ.
         """
         context = self._context
-        arrays = state.state_arrays(context.optimizer, context.loss_func)
+        arrays = state.state_arrays(context.optimizer, context.frozen.links)
         before = state.copies(arrays)
-        links = state.links_of(context.optimizer, context.loss_func).values()
         results = []
-        with context.capturer.ordered(), state.attributes_kept(links):
+        with context.capturer.ordered(), state.attributes_kept(context.frozen.links):
             for given in (in_arrays, in_arrays, None):
                 try:
                     with step.under_way(self._inputs.step), _observed() as reported:
@@ -118,6 +119,8 @@ class StepProgram:
         Raises:
             CannotCapture: with what was to blame.
         """
+        links = [vars(link) for link in self._context.frozen.links]
+        before = [dict(attributes) for attributes in links]
         try:
             self._replay, (reported, self._gradients) = self._context.capturer.capture(
                 lambda: self._compute(unchain=True))
@@ -133,6 +136,12 @@ class StepProgram:
             raise CannotCapture('%s is reported as a value on the host, which a replay would '
                                 'repeat' % on_host[0])
         self._reported = _arrays_of(reported)
+        # What links keep is what the graph writes: no other graph may take its memory.
+        for attributes, values in zip(links, before):
+            kept = {name: value for name, value in attributes.items()
+                    if name not in values or value is not values[name]}
+            if kept:
+                self._kept.append((attributes, kept))
 
     def replay(self):
         """Run the captured step that was staged.
@@ -150,10 +159,12 @@ class StepProgram:
             reported = state.copies(self._reported)
         self._n_replays += 1
         self._give_gradients()
+        for attributes, kept in self._kept:
+            attributes.update(kept)
         return reported
 
     def _checked_replay(self):
-        changing = state.state_arrays(self._context.optimizer, self._context.loss_func)
+        changing = state.state_arrays(self._context.optimizer, self._context.frozen.links)
         before = state.copies(changing)
         self._replay()
         reported = state.copies(self._reported)
@@ -186,7 +197,8 @@ class StepProgram:
         with step.under_way(self._inputs.step), _observed() as reported:
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
-            loss.backward()
+            with _gradients_kept(context.frozen.other_params):
+                loss.backward()
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
             del loss
@@ -201,6 +213,23 @@ class StepProgram:
 
     def _named_gradients(self):
         return {'gradient of ' + path: gradient for path, _, gradient in self._gradients}
+
+
+@contextlib.contextmanager
+def _gradients_kept(params):
+    """Keep gradients out of parameters, which have the ones that they had afterwards.
+
+    Those that are not the optimizer's: nobody clears them. A graph would go on adding to what they
+    were when it was captured, in memory that may be somebody else's by then.
+    """
+    before = [(param, param.grad) for param in params if param.is_initialized]
+    for param, _ in before:
+        param.cleargrad()
+    try:
+        yield
+    finally:
+        for param, gradient in before:
+            param.grad = gradient
 
 
 @contextlib.contextmanager

@@ -1,0 +1,134 @@
+"""`GraphUpdater` in scripts that do what Chainer lets them do, and few others do."""
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import functions
+from chainer import links
+from chainer import optimizers
+from chainer.iterators import SerialIterator
+from chainer.training.updaters import StandardUpdater
+
+from chainer_bspmm.training.graph_updater import GraphUpdater
+from tests.support import relative_error
+from tests.training.test_changes_between_steps import no_causes  # NOQA: F401  (a fixture)
+from tests.training.test_changes_between_steps import same_molecules
+from tests.training.test_changes_between_steps import small_model
+from tests.training.test_changes_between_steps import three_columns
+from tests.training.test_graph_updater import graphs  # NOQA: F401  (a fixture)
+from tests.training.test_graph_updater import make_updater
+from tests.training.test_graph_updater import parameters
+from tests.training.test_graph_updater import Row
+from tests.training.test_graph_updater import run
+from tests.training.test_graph_updater import without_dropout
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+
+
+def on_host(array):
+    return chainer.backends.cuda.to_cpu(getattr(array, 'array', array)).tolist()
+
+
+# What the model keeps of a step.
+
+def test_attributes_that_a_step_sets(device, graphs, no_causes):  # NOQA: F811
+    """They are those of the last step, whichever graph ran, as after a step run eagerly."""
+    def function(link, atoms, adj):
+        link.n_graphs = adj.n_graphs
+        return three_columns(link, atoms, adj)
+
+    examples, seen = same_molecules(14), []
+    for kind in (StandardUpdater, GraphUpdater):
+        model = without_dropout(small_model(function, n_graphs=0))
+        updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
+        iterators = [SerialIterator(examples, n, shuffle=False) for n in (8, 6)]
+        kept = []
+        for i in range(24):
+            updater._iterators['main'] = iterators[i % 2]
+            loss = run(updater, 1)[0]['main/loss']
+            assert on_host(model.loss) == pytest.approx(loss, rel=1e-6)
+            kept.append([model.predictor.n_graphs, len(model.y), loss])
+            with chainer.using_config('train', False), chainer.no_backprop_mode():
+                model(*chainer_bspmm.concat_mols(examples[:3], device))
+        seen.append(kept)
+    if graphs:
+        assert graphs[0].n_launches > 12
+    numpy.testing.assert_allclose(seen[1], seen[0], rtol=1e-3)
+
+
+# A model of which the optimizer has only a part, and links that are nobody's part.
+
+def only_a_head(kind, device):
+    """Return an updater of the last layer of a model, and the part that is not trained."""
+    numpy.random.seed(0)
+    row = Row(lambda link, atoms, adj: link.head(link.inner(atoms, adj)))
+    with row.init_scope():
+        row.head = links.Linear(5, 3)
+    without_dropout(row).to_device(device)
+
+    def loss_func(atoms, adj, labels):
+        return functions.mean_squared_error(row(atoms, adj), labels)
+
+    updater = make_updater(kind, device, row.head, same_molecules(), optimizers.SGD(0.01),
+                           loss_func=loss_func)
+    return updater, row.inner
+
+
+def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):  # NOQA: F811
+    results = []
+    for kind in (StandardUpdater, GraphUpdater):
+        updater, body = only_a_head(kind, device)
+        run(updater, 4)
+        for param in body.params(False):
+            param.array = param.array * device.xp.float32(1.5)
+        run(updater, 4)
+        results.append(parameters(updater))
+        if kind is GraphUpdater:
+            assert len({key[-1] for key in updater._programs}) == 2
+    for name, expected in results[0].items():
+        assert relative_error(results[1][name], expected) < 1e-5, name
+
+
+def test_gradients_of_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):  # NOQA: F811
+    updater, body = only_a_head(GraphUpdater, device)
+    gradients = []
+    for param in body.params(False):
+        param.grad = device.xp.full_like(param.array, 7)
+        gradients.append(param.grad)
+    run(updater, 4)
+    for param, gradient in zip(body.params(False), gradients):
+        assert param.grad is gradient and bool((gradient == 7).all())
+
+
+def test_a_teacher_in_a_closure(device, graphs, no_causes):  # NOQA: F811
+    """Averages of a link that the loss uses, and no optimizer has, move once a step."""
+    averages = []
+    for kind in (StandardUpdater, GraphUpdater):
+        teacher, model = links.BatchNormalization(3), small_model()
+        teacher.to_device(device)
+
+        def loss_func(atoms, adj, labels):
+            return functions.mean_squared_error(teacher(labels), model.predictor(atoms, adj))  # NOQA: B023
+
+        updater = make_updater(kind, device, model, same_molecules(), loss_func=loss_func)
+        run(updater, 4)
+        averages.append(chainer.backends.cuda.to_cpu(teacher.avg_mean))
+    assert relative_error(averages[1], averages[0]) < 1e-5
+
+
+def test_batch_norm_that_learns_its_size(device, graphs, no_causes):  # NOQA: F811
+    averages = []
+    for kind in (StandardUpdater, GraphUpdater):
+        def function(link, atoms, adj):
+            y = three_columns(link, atoms, adj)
+            return link.norm(y)
+
+        model = without_dropout(small_model(function))
+        with model.predictor.init_scope():
+            model.predictor.norm = links.BatchNormalization(axis=0)
+        updater = make_updater(kind, device, model, same_molecules(), optimizers.SGD(0.01))
+        run(updater, 5)
+        averages.append(chainer.backends.cuda.to_cpu(model.predictor.norm.avg_mean))
+    assert relative_error(averages[1], averages[0]) < 1e-4
