@@ -116,6 +116,7 @@ class GraphUpdater(StandardUpdater):
                 program = self._program(batch)
             except (feeds.NoSparseBatch, CannotCapture) as error:
                 reason = self._reason = str(error)
+                self._context = None  # gives its memory back
                 self._programs.clear()
         if reason is not None:
             self._warn('GraphUpdater trains eagerly: ' + reason)
@@ -201,6 +202,10 @@ class GraphUpdater(StandardUpdater):
             return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
         if type(optimizer).update is not chainer.GradientMethod.update:
             return 'the optimizer, %s, has a method update of its own' % type(optimizer).__name__
+        for path, param in optimizer.target.namedparams(include_uninit=False):
+            if param.device != self.input_device:
+                return "parameter '%s' is on %s, the device is %s" % (
+                    path, param.device.name, self.input_device.name)
         return None
 
     def _why_not_now(self):

@@ -85,7 +85,8 @@ class StepProgram:
             in_arrays (tuple): the same batch as an ordinary one, on the device.
 
         Raises:
-            CannotCapture: they differ.
+            CannotCapture: they differ, or an error comes up; if it is the user's own, the eager
+                step shows it.
         """
         context = self._context
         arrays = state.state_arrays(context.optimizer, context.frozen.links)
@@ -96,6 +97,8 @@ class StepProgram:
                 try:
                     with step.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
+                except Exception as error:
+                    raise CannotCapture(blame(error, context.loss_func)) from error
                 finally:
                     state.put_back(arrays, before)
                 results.append(dict(_arrays_of(reported), loss=loss.array))

@@ -22,6 +22,8 @@ from chainer_bspmm.training import step_program
 
 
 class HostCapturer:
+    nbytes = 1
+
     def __init__(self, device, optimizer):
         self.stream = contextlib.nullcontext()
         self._optimizer = optimizer

@@ -1,5 +1,9 @@
 """`GraphUpdater` in scripts that do what Chainer lets them do, and few others do."""
 
+import gc
+import types
+import weakref
+
 import numpy
 import pytest
 
@@ -13,6 +17,7 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
+from tests.training.test_changes_between_steps import causes
 from tests.training.test_changes_between_steps import no_causes  # NOQA: F401  (a fixture)
 from tests.training.test_changes_between_steps import same_molecules
 from tests.training.test_changes_between_steps import small_model
@@ -132,3 +137,51 @@ def test_batch_norm_that_learns_its_size(device, graphs, no_causes):  # NOQA: F8
         run(updater, 5)
         averages.append(chainer.backends.cuda.to_cpu(model.predictor.norm.avg_mean))
     assert relative_error(averages[1], averages[0]) < 1e-4
+
+
+# Causes to train eagerly, and what is left of the graphs then.
+
+def test_a_model_that_fails_with_spare_rows(device, graphs):  # NOQA: F811
+    def five_atoms_each(link, atoms, adj):
+        h = link.inner.embed(atoms)
+        return functions.sum(functions.reshape(h, (adj.n_graphs, 5, -1)), axis=1)[:, :3]
+
+    updater = make_updater(GraphUpdater, device, small_model(five_atoms_each), same_molecules())
+    with pytest.warns(UserWarning, match='/predictor .Row. cannot be captured: ') as caught:
+        reported = run(updater, 3)
+    assert len(causes(caught)) == 1 and __file__ in causes(caught)[0]
+    assert all('main/loss' in report for report in reported)
+
+
+def test_an_error_of_the_user_s(device, graphs):  # NOQA: F811
+    """It comes as from StandardUpdater, after the warning."""
+    def fails(link, atoms, adj):
+        raise LookupError('mine')
+
+    updater = make_updater(GraphUpdater, device, small_model(fails), same_molecules())
+    with pytest.warns(UserWarning, match='LookupError: mine'), pytest.raises(LookupError):
+        run(updater, 1)
+    assert updater.iteration == updater.get_optimizer('main').t == 0
+
+
+def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    run(updater, 3)
+    capturer = weakref.ref(updater._context.capturer)
+    if graphs:
+        graphs.clear()
+    updater.converter = chainer_bspmm.CSRConverter('padded')
+    with pytest.warns(UserWarning, match="layout='packed'"):
+        run(updater, 1)
+    gc.collect()
+    assert updater.graph_nbytes == 0 and capturer() is None
+
+
+def test_parameters_elsewhere(graphs):  # NOQA: F811
+    if graphs is None:
+        pytest.skip('needs the stand-ins')
+    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(),
+                           same_molecules())
+    updater._input_device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
+    assert updater._why_not() == (
+        "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1")
