@@ -77,7 +77,8 @@ def batch_of(examples, converter, device):
     Raises:
         NoSparseBatch: the converter makes something else than a packed sparse batch.
     """
-    if type(converter) is CSRConverter and converter.layout == 'packed':
+    if (type(converter) is CSRConverter and converter.layout == 'packed'
+            and not converter.n_node_columns):
         found = locate(examples) if isinstance(examples, (list, SparseDataset)) else None
         if (found is not None and isinstance(found[0], DeviceMolecules)
                 and found[0].device == device):
@@ -94,7 +95,7 @@ def batch_of(examples, converter, device):
             raise NoSparseBatch('converter: expected arrays on the host where device is None, got '
                                 '%s' % type(array).__name__)
     for i, label in enumerate(labels):
-        if len(label) != adj.n_graphs:
+        if label.shape[:1] != (adj.n_graphs,):
             raise NoSparseBatch('converter: expected a row for each of %d molecules in output %d, '
                                 'got shape %s' % (adj.n_graphs, 2 + i, label.shape))
     return HostBatch(atoms, adj, labels)

@@ -19,10 +19,10 @@ class Frozen:
     """Give a key that changes when something frozen has changed.
 
     Covers the attributes of all links that are numbers, strings, tuples of them, functions or
-    arrays, such variables around these functions and the one that is run, all parameters' arrays,
-    whether they want a gradient and are updated, the optimizer's states, and Chainer's
-    configuration. It does not look into lists and dicts of a link, nor into objects that are no
-    links.
+    arrays, those of their classes, such variables around these functions, methods and the one that
+    is run, all parameters' arrays, whether they want a gradient and are updated, the optimizer's
+    states, and Chainer's configuration. It does not look into lists and dicts of a link, nor into
+    objects that are no links.
 
     Args:
         target (chainer.Link): what is trained, or predicts.
@@ -80,14 +80,16 @@ class Frozen:
         return names[0] if names else None
 
     def _look(self):
-        links, functions = {}, {}
-        _follow(self._target, links, functions)
-        _follow(self._function, links, functions)
+        links, functions, classes = {}, {}, {}
+        _follow(self._target, links, functions, classes)
+        _follow(self._function, links, functions, classes)
         self.links = list(links.values())
         self._watched = [_Watched(chainer.config, 'chainer.config', _configuration)]
         for link in self.links:
             self._watched.append(_Watched(
                 link, link.name or type(link).__name__, functools.partial(vars, link)))
+        for kind in classes.values():
+            self._watched.append(_Watched(kind, kind.__name__, functools.partial(vars, kind)))
         for function in functions.values():
             self._watched.append(_Watched(
                 function, function.__name__, functools.partial(_surroundings, function)))
@@ -124,38 +126,66 @@ class _Watched:
         return False
 
 
-def _follow(thing, links, functions):
-    """Note (id -> itself) the links and functions that something consists of or uses."""
+def _follow(thing, *found):
+    """Note (id -> itself) the links, functions and classes that something consists of or uses.
+
+    Args:
+        found (dicts): links, functions and classes so far; classes only of links.
+    """
+    links, functions, classes = found
     if isinstance(thing, functools.partial):
         for part in (thing.func, *thing.args, *thing.keywords.values()):
-            _follow(part, links, functions)
+            _follow(part, *found)
     elif isinstance(thing, types.MethodType):
-        _follow(thing.__self__, links, functions)
-        _follow(thing.__func__, links, functions)
+        _follow(thing.__self__, *found)
+        _follow(thing.__func__, *found)
     elif isinstance(thing, chainer.Link) and id(thing) not in links:
-        for link in thing.links():
-            links[id(link)] = link
-        for link in thing.links():
+        new = [link for link in thing.links() if id(link) not in links]
+        links.update((id(link), link) for link in new)
+        for link in new:
             for value in vars(link).values():
                 if not isinstance(value, chainer.Link):
-                    _follow(value, links, functions)
+                    _follow(value, *found)
+            for kind in type(link).__mro__:
+                if id(kind) not in classes and _is_user_s(kind):
+                    classes[id(kind)] = kind
+                    for value in vars(kind).values():
+                        _follow(value, *found)
     elif isinstance(thing, types.FunctionType) and id(thing) not in functions and (
-            (thing.__module__ or '').split('.')[0] not in LIBRARIES):
+            thing.__name__ != '__init__' and _is_user_s(thing)):
         functions[id(thing)] = thing
         for value in list(_surroundings(thing).values()):
-            _follow(value, links, functions)
+            _follow(value, *found)
+    elif isinstance(thing, property):
+        _follow(thing.fget, *found)
+    elif isinstance(thing, (staticmethod, classmethod)):
+        _follow(thing.__func__, *found)
+
+
+def _is_user_s(thing):
+    return (thing.__module__ or '').split('.')[0] not in (*LIBRARIES, 'builtins')
 
 
 def _surroundings(function):
     """Return name -> value of the variables around a function that it reads."""
     code, around = function.__code__, function.__globals__
-    found = {name: around[name] for name in code.co_names if name in around}
+    found = {name: around[name] for name in _names(code) if name in around}
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             found[name] = cell.cell_contents
         except ValueError:  # nothing there yet
             found[name] = None
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code):
+    """Return the names (dict, in order) that code asks for, functions within it included."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names.update(_names(constant))
+    return names
 
 
 def _configuration():

@@ -1,5 +1,6 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 import collections
+import numbers
 import warnings
 
 import numpy
@@ -57,9 +58,10 @@ class GraphUpdater(StandardUpdater):
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from
             NumPy's generator. Kept in snapshots.
-        **kwargs: as StandardUpdater has them.
+        *args, **kwargs: as StandardUpdater has them.
 
     Raises:
+        TypeError, ValueError: the seed is no integer, or out of range.
         StepDiffers (RuntimeError): a checked replay did not pass.
 
     Note:
@@ -69,13 +71,15 @@ class GraphUpdater(StandardUpdater):
     """
 
     def __init__(self, iterator, optimizer, converter=concat_mols, device=None, loss_func=None,
-                 seed=None, **kwargs):
-        super().__init__(iterator, optimizer, converter, device, loss_func, **kwargs)
+                 *args, seed=None, **kwargs):
+        super().__init__(iterator, optimizer, converter, device, loss_func, *args, **kwargs)
         if seed is None:
             # Without drawing: the order of the batches shall be StandardUpdater's.
             generator = numpy.random.RandomState()
             generator.set_state(numpy.random.get_state())
             seed = int(generator.randint(2 ** 63, dtype=numpy.int64))
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+            raise TypeError('seed: expected an integer or None, got %r' % (seed,))
         if not 0 <= seed < 2 ** 63:
             raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
         self.seed = seed
@@ -123,9 +127,9 @@ class GraphUpdater(StandardUpdater):
             self._train_eagerly(examples)
             return
         fused, optimizer = self._context.fused, self._optimizers['main']
-        numbers = None if fused is None else fused.advance()
+        step_numbers = None if fused is None else fused.advance()
         try:
-            program.stage(batch, self.iteration, numbers)
+            program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers:
             raise  # but the step was done
@@ -176,8 +180,8 @@ class GraphUpdater(StandardUpdater):
         return program
 
     def _check_spare_rows(self, program, batch):
-        numbers = self._context.fused and numpy.zeros(self._context.fused.n_numbers)
-        program.stage(batch, self.iteration, numbers)
+        fused = self._context.fused
+        program.stage(batch, self.iteration, fused and numpy.zeros(fused.n_numbers))
         program.check_spare_rows(batch.arrays_on(self.input_device))
         # Lazy links have made their parameters now.
         for param in self._optimizers['main'].target.params(include_uninit=False):

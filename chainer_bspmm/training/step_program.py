@@ -10,8 +10,10 @@ from chainer_bspmm.training import state
 from chainer_bspmm.training.inputs import Inputs
 
 CHECK_EVERY = 2000  # replays
-# Where a kernel adds with atomics two runs differ by rounding.
+# Where a kernel adds with atomics two runs differ by rounding. Those that do not say so, such as
+# that of chainer.functions.get_item, are found out by running the step eagerly so often.
 NONDETERMINISTIC = 1e-3
+REPEATS = 8
 # Between a batch and the same batch with spare rows: products of other shapes round differently.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
@@ -171,21 +173,31 @@ class StepProgram:
         before = state.copies(changing)
         self._replay()
         reported = state.copies(self._reported)
-        replayed = state.copies(dict(changing, **self._named_gradients()))
-        state.put_back(changing, before)
-        eager = _arrays_of(self.run())
-        self._gradients, ours = self._gradients_now(), self._gradients
-        eager.update(changing, **self._named_gradients())
-        self._gradients = ours
-        self._give_gradients()
-        differs = state.difference(dict(replayed, **reported), eager,
-                                   0 if self._deterministic else NONDETERMINISTIC)
+        replayed = dict(state.copies(dict(changing, **self._named_gradients())), **reported)
+        eager = self._run_again(changing, before)
+        differs = state.difference(replayed, eager, 0)
+        if differs:
+            self._deterministic = self._deterministic and not any(
+                state.difference(self._run_again(changing, before), eager, 0)
+                for _ in range(REPEATS))
+            if not self._deterministic:
+                differs = state.difference(replayed, eager, NONDETERMINISTIC)
         if differs:
             raise StepDiffers(
                 'a replay of the captured training step gave another %s than the step run '
                 'eagerly: something that the step reads was frozen when it was captured. Train '
                 'with chainer.training.updaters.StandardUpdater' % differs)
         return reported
+
+    def _run_again(self, changing, before):
+        """Run the step that was staged eagerly, from the state `before`; return what it gave."""
+        state.put_back(changing, before)
+        gave = _arrays_of(self.run())
+        ours, self._gradients = self._gradients, self._gradients_now()
+        gave.update(state.copies(dict(changing, **self._named_gradients())))
+        self._gradients = ours
+        self._give_gradients()
+        return gave
 
     def _give_gradients(self):
         # Hooks, other updaters and users give parameters other arrays.

@@ -16,12 +16,16 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.training import step_program
+from chainer_bspmm.training.frozen import Frozen
 from tests.support import relative_error
 from tests.training.test_changes_between_steps import causes
 from tests.training.test_changes_between_steps import no_causes  # NOQA: F401  (a fixture)
 from tests.training.test_changes_between_steps import same_molecules
 from tests.training.test_changes_between_steps import small_model
 from tests.training.test_changes_between_steps import three_columns
+from tests.training.test_graph_updater import BATCH
 from tests.training.test_graph_updater import graphs  # NOQA: F401  (a fixture)
 from tests.training.test_graph_updater import make_updater
 from tests.training.test_graph_updater import parameters
@@ -185,3 +189,129 @@ def test_parameters_elsewhere(graphs):  # NOQA: F811
     updater._input_device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
     assert updater._why_not() == (
         "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1")
+
+
+def test_a_label_that_is_no_row_of_each_molecule(device, graphs):  # NOQA: F811
+    def convert(batch, device=None):
+        return (*chainer_bspmm.concat_mols(batch, device), numpy.full((), 2, 'f'))
+
+    model = small_model()
+    updater = make_updater(
+        GraphUpdater, device, model, same_molecules(), converter=convert,
+        loss_func=lambda atoms, adj, labels, factor: model(atoms, adj, labels) * float(factor))
+    with pytest.warns(UserWarning, match=r'each of 8 molecules in output 3, got shape \(\)'):
+        run(updater, 2)
+
+
+@pytest.mark.gpu
+def test_columns_of_nodes_with_a_data_set_on_the_device():
+    device = chainer.get_device('@cupy:0')
+    updater = make_updater(
+        GraphUpdater, device, small_model(), DeviceDataset(same_molecules(), device),
+        converter=chainer_bspmm.CSRConverter(n_node_columns=1))
+    with pytest.raises(ValueError, match='expected dense examples to go with n_node_columns = 1'):
+        run(updater, 1)
+
+
+# Kernels that add with atomics.
+
+def test_a_step_that_is_not_deterministic_and_does_not_say_so(
+        device, graphs, monkeypatch, no_causes):  # NOQA: F811
+    monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
+    n = 1 << 14
+    rng = numpy.random.RandomState(0)
+    rows, weights = rng.randint(BATCH, size=n), rng.normal(size=(n, 1)).astype('f') / n
+
+    def function(link, atoms, adj):
+        y = three_columns(link, atoms, adj)
+        if link.xp is numpy:
+            return y * (1 + 1e-5 * numpy.random.rand())
+        return y + 1e-2 * functions.sum(  # backward adds to some rows in any order
+            functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True)
+
+    model = without_dropout(small_model(
+        function, rows=device.send(rows), weights=device.send(weights)))
+    updater = make_updater(GraphUpdater, device, model, same_molecules(), optimizers.SGD(1e-3))
+    run(updater, 6)
+    if graphs:
+        program, = updater._programs.values()
+        assert not program._deterministic
+
+
+def test_a_difference_beyond_rounding(graphs, monkeypatch):  # NOQA: F811
+    """Steps that differ from each other do not make up for it."""
+    if graphs is None:
+        pytest.skip('needs the stand-ins')
+    monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
+
+    def function(link, atoms, adj):
+        link.shared[0] += 1
+        factor = 2 if link.shared[0] == 6 else 1  # in the replay
+        return three_columns(link, atoms, adj) * (factor + 1e-5 * numpy.random.rand())
+
+    model = without_dropout(small_model(function, shared=[0]))
+    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), model, same_molecules())
+    run(updater, 1)
+    with pytest.raises(step_program.StepDiffers):
+        run(updater, 6)
+
+
+# Arguments.
+
+@pytest.mark.parametrize('seed', (1.5, '7', True))
+def test_seed(seed):
+    with pytest.raises(TypeError, match='seed: expected an integer or None, got '):
+        make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(), same_molecules(),
+                     seed=seed)
+
+
+def test_arguments_by_position():
+    """As many as StandardUpdater takes."""
+    updater = GraphUpdater(
+        SerialIterator(same_molecules(), BATCH), optimizers.SGD().setup(small_model()),
+        chainer_bspmm.concat_mols, None, None, 128., False)
+    assert updater.loss_scale == 128 and not updater.auto_new_epoch
+
+
+# Where values come from.
+
+FACTOR = 1.
+
+
+class Scaled(chainer.Chain):
+    ratio = 1.
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = links.Linear(2, 2)
+
+    @property
+    def twice(self):
+        return 2 * FACTOR
+
+    def forward(self, x):
+        return functions.sum(sum([self.linear(x) * FACTOR * i for i in range(2)]))
+
+
+def in_a_comprehension(x):
+    return sum([FACTOR * i for i in range(2)])
+
+
+@pytest.mark.parametrize('function', (None, in_a_comprehension))
+def test_globals(monkeypatch, function):
+    model = Scaled() if function is None else links.Linear(2, 2)
+    frozen = Frozen(model, function or model)
+    before = frozen.key()
+    monkeypatch.setitem(globals(), 'FACTOR', 2.)
+    after = frozen.key()
+    assert after != before == before and frozen.key() == after
+    assert 'FACTOR' in frozen.changed(before, after)
+
+
+def test_attributes_of_classes(monkeypatch):
+    model = Scaled()
+    frozen = Frozen(model, model)
+    before = frozen.key()
+    monkeypatch.setattr(Scaled, 'ratio', 0.5)
+    assert frozen.key() != before and 'ratio' in frozen.changed(before, frozen.key())
