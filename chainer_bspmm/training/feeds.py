@@ -2,11 +2,13 @@
 import numpy
 
 from chainer.dataset import convert
+from chainer.datasets import SubDataset
 
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_dataset import locate
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_dataset import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import staging
@@ -109,8 +111,13 @@ def _described(arrays):
 
 def capacities(dataset, n_graphs):
     """Return `Capacities` for batches of a data set (any object), by its sizes where it has any."""
-    if not isinstance(dataset, SparseDataset):
+    found = None
+    if isinstance(dataset, SparseDataset):
+        found = locate(dataset)
+    elif isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
+        found = locate(dataset[:])  # what Chainer's functions that split data sets make
+    if found is None:
         return Capacities(n_graphs)
-    molecules, order = dataset.molecules, dataset.order
+    molecules, order = found
     return Capacities(n_graphs, molecules.sizes[order], molecules.nnz[order],
                       molecules.max_atom_id)

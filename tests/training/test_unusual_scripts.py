@@ -12,11 +12,14 @@ import chainer
 from chainer import functions
 from chainer import links
 from chainer import optimizers
+from chainer.datasets import split_dataset
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import feeds
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.frozen import Frozen
 from tests.support import relative_error
@@ -28,6 +31,7 @@ from tests.training.test_changes_between_steps import three_columns
 from tests.training.test_graph_updater import BATCH
 from tests.training.test_graph_updater import graphs  # NOQA: F401  (a fixture)
 from tests.training.test_graph_updater import make_updater
+from tests.training.test_graph_updater import molecules
 from tests.training.test_graph_updater import parameters
 from tests.training.test_graph_updater import Row
 from tests.training.test_graph_updater import run
@@ -211,6 +215,18 @@ def test_columns_of_nodes_with_a_data_set_on_the_device():
         converter=chainer_bspmm.CSRConverter(n_node_columns=1))
     with pytest.raises(ValueError, match='expected dense examples to go with n_node_columns = 1'):
         run(updater, 1)
+
+
+def test_buffers_for_a_part_that_chainer_split_off():
+    dataset = to_sparse(molecules(60))
+    order = numpy.random.RandomState(0).permutation(60)
+    first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
+    found, expected = (feeds.capacities(part, BATCH)._levels
+                       for part in (first, dataset[order[:40]]))
+    assert found == expected and len(found) == 2
+    for other in (dataset[:0], split_dataset(dataset, 0)[0], molecules(3),
+                  split_dataset(molecules(3), 2)[0]):
+        assert not feeds.capacities(other, BATCH)._levels
 
 
 # Kernels that add with atomics.
