@@ -105,7 +105,9 @@ class StepProgram:
                     state.put_back(arrays, before)
                 results.append(dict(_arrays_of(reported), loss=loss.array))
                 del loss
-        tolerance = SPARE_TOLERANCE[results[0]['loss'].dtype.name]
+        params = context.optimizer.target.params(include_uninit=False)
+        tolerance = max(SPARE_TOLERANCE[dtype.name] for dtype in (
+            results[0]['loss'].dtype, *(param.dtype for param in params)))
         differs = state.difference(results[1], results[0], tolerance)
         if differs:
             raise CannotCapture(

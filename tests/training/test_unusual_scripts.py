@@ -2,6 +2,7 @@
 
 import gc
 import types
+import warnings
 import weakref
 
 import numpy
@@ -23,6 +24,7 @@ from chainer_bspmm.training import feeds
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.frozen import Frozen
 from tests.support import relative_error
+from tests.training import host_graphs
 from tests.training.test_changes_between_steps import causes
 from tests.training.test_changes_between_steps import no_causes  # NOQA: F401  (a fixture)
 from tests.training.test_changes_between_steps import same_molecules
@@ -161,6 +163,25 @@ def test_a_model_that_fails_with_spare_rows(device, graphs):  # NOQA: F811
     assert all('main/loss' in report for report in reported)
 
 
+@pytest.mark.parametrize('dtype', ('float16', 'float32'))
+def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
+    """However exact the loss is."""
+    host_graphs.stand_in(monkeypatch)
+
+    def function(link, atoms, adj):
+        y = functions.cast(three_columns(link, atoms, adj), 'float32')
+        return y * (1.003 if adj.has_spare else 1.)
+
+    with chainer.using_config('dtype', numpy.dtype(dtype)):
+        updater = make_updater(
+            GraphUpdater, chainer.get_device('@numpy'), without_dropout(small_model(function)),
+            same_molecules(), optimizers.SGD(1e-4))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            run(updater, 3)
+    assert bool(causes(caught)) == (dtype == 'float32')
+
+
 def test_an_error_of_the_user_s(device, graphs):  # NOQA: F811
     """It comes as from StandardUpdater, after the warning."""
     def fails(link, atoms, adj):
@@ -185,9 +206,7 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
     assert updater.graph_nbytes == 0 and capturer() is None
 
 
-def test_parameters_elsewhere(graphs):  # NOQA: F811
-    if graphs is None:
-        pytest.skip('needs the stand-ins')
+def test_parameters_elsewhere():
     updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(),
                            same_molecules())
     updater._input_device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
@@ -254,10 +273,9 @@ def test_a_step_that_is_not_deterministic_and_does_not_say_so(
         assert not program._deterministic
 
 
-def test_a_difference_beyond_rounding(graphs, monkeypatch):  # NOQA: F811
+def test_a_difference_beyond_rounding(monkeypatch):
     """Steps that differ from each other do not make up for it."""
-    if graphs is None:
-        pytest.skip('needs the stand-ins')
+    host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
 
     def function(link, atoms, adj):
