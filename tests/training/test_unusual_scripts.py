@@ -206,7 +206,8 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
     assert updater.graph_nbytes == 0 and capturer() is None
 
 
-def test_parameters_elsewhere():
+def test_parameters_elsewhere(monkeypatch):
+    host_graphs.stand_in(monkeypatch)
     updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(),
                            same_molecules())
     updater._input_device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
