@@ -1,6 +1,7 @@
 """What a training step reads from Python, which a captured graph would go on using as it was."""
 import functools
 import operator
+import sys
 import types
 
 import numpy
@@ -9,7 +10,8 @@ import chainer
 from chainer.backends import cuda
 
 # Whose functions are taken to depend on their arguments, and on Chainer's configuration.
-LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'
+LIBRARIES = frozenset((
+    'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'))
 # What is not looked into: another one in its place is no change. Each step makes such a variable.
 PASSED_BY = chainer.Variable, dict, list
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
@@ -20,9 +22,10 @@ class Frozen:
 
     Covers the attributes of all links that are numbers, strings, tuples of them, functions or
     arrays, those of their classes, such variables around these functions, methods and the one that
-    is run, all parameters' arrays, whether they want a gradient and are updated, the optimizer's
-    states, and Chainer's configuration. It does not look into lists and dicts of a link, nor into
-    objects that are no links.
+    is run, and the attributes by which these use objects and modules around them, all parameters'
+    arrays, whether they want a gradient and are updated, the optimizer's states, and Chainer's
+    configuration. It does not look into lists and dicts of a link, nor into other objects that it
+    has.
 
     Args:
         target (chainer.Link): what is trained, or predicts.
@@ -90,9 +93,9 @@ class Frozen:
                 link, link.name or type(link).__name__, functools.partial(vars, link)))
         for kind in classes.values():
             self._watched.append(_Watched(kind, kind.__name__, functools.partial(vars, kind)))
-        for function in functions.values():
+        for function, owner in functions.values():
             self._watched.append(_Watched(
-                function, function.__name__, functools.partial(_surroundings, function)))
+                function, function.__name__, functools.partial(_surroundings, function, owner)))
         self.params = [(param, param.update_rule) for param in self._target.params()]
         known = {id(param) for param, _ in self.params}
         self.other_params = [
@@ -127,10 +130,11 @@ class _Watched:
 
 
 def _follow(thing, *found):
-    """Note (id -> itself) the links, functions and classes that something consists of or uses.
+    """Note the links, functions and classes that something consists of or uses.
 
     Args:
-        found (dicts): links, functions and classes so far; classes only of links.
+        found (dicts): links and classes of links, id -> itself; functions, (id, id of the object
+            whose method it is) -> itself and that object, which is no link, or None.
     """
     links, functions, classes = found
     if isinstance(thing, functools.partial):
@@ -138,8 +142,8 @@ def _follow(thing, *found):
             _follow(part, *found)
     elif isinstance(thing, types.MethodType):
         _follow(thing.__self__, *found)
-        _follow(thing.__func__, *found)
-    elif isinstance(thing, chainer.Link) and id(thing) not in links:
+        _follow_function(thing.__func__, thing.__self__, *found)
+    elif isinstance(thing, chainer.Link):
         new = [link for link in thing.links() if id(link) not in links]
         links.update((id(link), link) for link in new)
         for link in new:
@@ -151,30 +155,70 @@ def _follow(thing, *found):
                     classes[id(kind)] = kind
                     for value in vars(kind).values():
                         _follow(value, *found)
-    elif isinstance(thing, types.FunctionType) and id(thing) not in functions and (
-            thing.__name__ != '__init__' and _is_user_s(thing)):
-        functions[id(thing)] = thing
-        for value in list(_surroundings(thing).values()):
-            _follow(value, *found)
+    elif isinstance(thing, types.FunctionType):
+        _follow_function(thing, None, *found)
     elif isinstance(thing, property):
         _follow(thing.fget, *found)
     elif isinstance(thing, (staticmethod, classmethod)):
         _follow(thing.__func__, *found)
+    elif callable(thing) and not isinstance(thing, type):
+        _follow_function(type(thing).__call__, thing, *found)
+
+
+def _follow_function(function, owner, links, functions, classes):
+    """Follow what a function, or the method of an object, reads."""
+    if not isinstance(function, types.FunctionType) or not _is_user_s(function) or (
+            function.__name__ == '__init__'):
+        return
+    owner = owner if _is_open(owner) else None
+    if (id(function), id(owner)) in functions:
+        return
+    functions[id(function), id(owner)] = function, owner
+    for value in list(_surroundings(function, owner).values()):
+        _follow(value, links, functions, classes)
+    if owner is not None:
+        for name in _names(function.__code__):
+            _follow_function(getattr(type(owner), name, None), owner, links, functions, classes)
 
 
 def _is_user_s(thing):
-    return (thing.__module__ or '').split('.')[0] not in (*LIBRARIES, 'builtins')
+    """Say whether a class, function or module is from outside of libraries, and Python's own."""
+    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
+    return _package(name) not in (LIBRARIES | sys.stdlib_module_names)
 
 
-def _surroundings(function):
-    """Return name -> value of the variables around a function that it reads."""
+def _package(module):
+    return (module or '').split('.')[0]
+
+
+def _is_open(thing):
+    """Say whether something has attributes that a user may change: an object, or a module."""
+    if isinstance(thing, types.ModuleType):
+        return _is_user_s(thing)
+    return (hasattr(thing, '__dict__')
+            and not isinstance(thing, (chainer.Link, type, types.FunctionType))
+            and _package(type(thing).__module__) not in LIBRARIES)
+
+
+def _surroundings(function, owner=None):
+    """Return name -> value of the variables around a function that it reads.
+
+    And of such objects' and modules' attributes that have a name which it asks for; so of `owner`,
+    the object whose method it is.
+    """
     code, around = function.__code__, function.__globals__
-    found = {name: around[name] for name in _names(code) if name in around}
+    names = _names(code)
+    found = {name: around[name] for name in names if name in around}
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             found[name] = cell.cell_contents
         except ValueError:  # nothing there yet
             found[name] = None
+    objects = [(name, value) for name, value in found.items() if _is_open(value)]
+    for prefix, thing in objects if owner is None else [('self', owner), *objects]:
+        attributes = vars(thing)
+        found.update(('%s.%s' % (prefix, name), attributes[name]) for name in names
+                     if name in attributes)
     return found
 
 

@@ -1,5 +1,6 @@
 """`GraphUpdater` in scripts that do what Chainer lets them do, and few others do."""
 
+import functools
 import gc
 import types
 import warnings
@@ -350,3 +351,68 @@ def test_attributes_of_classes(monkeypatch):
     before = frozen.key()
     monkeypatch.setattr(Scaled, 'ratio', 0.5)
     assert frozen.key() != before and 'ratio' in frozen.changed(before, frozen.key())
+
+
+class Loss:
+    """A loss whose weight goes up as training goes on, in the ways in which it can be written."""
+
+    def __init__(self, model):
+        self.model, self.weight, self.n_calls = model, 1., 0
+
+    def __call__(self, *args):
+        return self._weighted(self.model(*args))
+
+    def method(self, *args):
+        return self._weighted(self.model(*args))
+
+    def closure(self):
+        return lambda *args: self.model(*args) * self.weight
+
+    def _weighted(self, loss):
+        return loss * self.weight
+
+    def count(self):
+        self.n_calls += 1
+
+
+@pytest.mark.parametrize('pick', (
+    lambda loss: loss, lambda loss: loss.method, lambda loss: loss.closure(),
+    lambda loss: functools.partial(Loss.__call__, loss)))
+def test_weight_of_a_loss(device, graphs, no_causes, pick):  # NOQA: F811
+    results = []
+    for kind in (StandardUpdater, GraphUpdater):
+        model = without_dropout(small_model())
+        loss = Loss(model)
+        updater = make_updater(kind, device, model, same_molecules(), optimizers.SGD(0.01),
+                               loss_func=pick(loss))
+        for weight in (1., 2., 1.):
+            loss.weight = weight
+            for _ in range(3):
+                run(updater, 1)
+                loss.count()  # is nothing that the step reads
+        results.append(parameters(updater))
+    assert len({key[-1] for key in updater._programs}) == 2
+    for name, expected in results[0].items():
+        assert relative_error(results[1][name], expected) < 1e-5, name
+
+
+settings = types.SimpleNamespace(factor=1.)
+
+
+def with_settings(x):
+    return x * settings.factor
+
+
+def test_attributes_of_objects_around_a_function(monkeypatch):
+    frozen = Frozen(links.Linear(2, 2), with_settings)
+    before = frozen.key()
+    settings.other = 3  # nobody asks for it
+    assert frozen.key() == before
+    monkeypatch.setattr(settings, 'factor', 2.)
+    assert frozen.key() != before and 'settings.factor' in frozen.changed(before, frozen.key())
+    own = types.ModuleType('settings_of_mine')
+    own.factor = 1.
+    monkeypatch.setitem(globals(), 'settings', own)
+    before = frozen.key()
+    own.factor = 2.
+    assert frozen.key() != before
