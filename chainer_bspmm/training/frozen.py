@@ -214,6 +214,10 @@ def _surroundings(function, owner=None):
             found[name] = cell.cell_contents
         except ValueError:  # nothing there yet
             found[name] = None
+    # Links and numbers come in by defaults, too: lambda atoms, adj, link=link: ...
+    arguments = reversed(code.co_varnames[:code.co_argcount])
+    found.update(zip(arguments, reversed(function.__defaults__ or ())))
+    found.update(function.__kwdefaults__ or {})
     objects = [(name, value) for name, value in found.items() if _is_open(value)]
     for prefix, thing in objects if owner is None else [('self', owner), *objects]:
         attributes = vars(thing)

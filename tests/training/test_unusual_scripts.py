@@ -403,6 +403,14 @@ def with_settings(x):
     return x * settings.factor
 
 
+def test_links_that_are_defaults():
+    model, teacher = links.Linear(2, 2), links.Linear(2, 2)
+    frozen = Frozen(model, lambda x, factor=2., *, teacher=teacher: factor * (model(x) - teacher(x)))
+    frozen.key()
+    assert frozen.links == [model, teacher]
+    assert {id(param) for param in frozen.other_params} == {id(teacher.W), id(teacher.b)}
+
+
 def test_attributes_of_objects_around_a_function(monkeypatch):
     frozen = Frozen(links.Linear(2, 2), with_settings)
     before = frozen.key()
