@@ -405,7 +405,7 @@ def with_settings(x):
 
 def test_links_that_are_defaults():
     model, teacher = links.Linear(2, 2), links.Linear(2, 2)
-    frozen = Frozen(model, lambda x, factor=2., *, teacher=teacher: factor * (model(x) - teacher(x)))
+    frozen = Frozen(model, lambda x, n=2., *, teacher=teacher: n * (model(x) - teacher(x)))
     frozen.key()
     assert frozen.links == [model, teacher]
     assert {id(param) for param in frozen.other_params} == {id(teacher.W), id(teacher.b)}
