@@ -99,11 +99,11 @@ class StepProgram:
                 try:
                     with step.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
+                    results.append(dict(_arrays_of(reported), loss=loss.array))
                 except Exception as error:
                     raise CannotCapture(blame(error, context.loss_func)) from error
                 finally:
                     state.put_back(arrays, before)
-                results.append(dict(_arrays_of(reported), loss=loss.array))
                 del loss
         params = context.optimizer.target.params(include_uninit=False)
         tolerance = max(SPARE_TOLERANCE[dtype.name] for dtype in (

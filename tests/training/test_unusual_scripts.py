@@ -194,6 +194,31 @@ def test_an_error_of_the_user_s(device, graphs):  # NOQA: F811
     assert updater.iteration == updater.get_optimizer('main').t == 0
 
 
+@pytest.mark.parametrize('value', ('a word', None, (1., 2)))
+def test_reports_that_are_no_numbers(device, graphs, value):  # NOQA: F811
+    def reports(link, atoms, adj):
+        chainer.report({'value': value}, link)
+        return three_columns(link, atoms, adj)
+
+    model = small_model(reports)
+    updater = make_updater(GraphUpdater, device, model, same_molecules())
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+    reporter.add_observer('row', model.predictor)
+    with pytest.warns(UserWarning, match='row/value is reported as a value on the host'):
+        for _ in range(3):
+            with reporter.scope({}):
+                updater.update()
+
+
+def test_a_loss_that_is_none(device, graphs):  # NOQA: F811
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules(),
+                           loss_func=lambda *args: None)
+    with pytest.warns(UserWarning, match='trains eagerly'), pytest.raises(
+            AttributeError, match="'NoneType' object has no attribute 'backward'"):
+        run(updater, 1)
+
+
 def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
     run(updater, 3)
