@@ -147,9 +147,8 @@ def _follow(thing, *found):
         new = [link for link in thing.links() if id(link) not in links]
         links.update((id(link), link) for link in new)
         for link in new:
-            for value in vars(link).values():
-                if not isinstance(value, chainer.Link):
-                    _follow(value, *found)
+            for value in vars(link).values():  # links that are no children, too
+                _follow(value, *found)
             for kind in type(link).__mro__:
                 if id(kind) not in classes and _is_user_s(kind):
                     classes[id(kind)] = kind

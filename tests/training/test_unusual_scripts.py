@@ -436,6 +436,16 @@ def test_links_that_are_defaults():
     assert {id(param) for param in frozen.other_params} == {id(teacher.W), id(teacher.b)}
 
 
+def test_a_link_that_is_no_child():
+    model, teacher = links.Linear(2, 2), links.Linear(2, 2)
+    model.teacher = teacher
+    frozen = Frozen(model, model)
+    before = frozen.key()
+    assert [link for link in frozen.links if link is teacher] == [teacher]
+    teacher.W.array = teacher.W.array.copy()
+    assert frozen.key() != before
+
+
 def test_attributes_of_objects_around_a_function(monkeypatch):
     frozen = Frozen(links.Linear(2, 2), with_settings)
     before = frozen.key()
