@@ -162,7 +162,9 @@ class GraphUpdater(StandardUpdater):
             if fused is not None:
                 if why_not(optimizer) is not None:  # of a parameter that was just made
                     self._programs.clear()
-                    self._prepare()
+                    reason = self._prepare()
+                    if reason is not None:
+                        raise CannotCapture(reason)
                     return self._program(batch)
                 fused.prepare()
             # That made parameters and states that were not there.
@@ -222,18 +224,25 @@ class GraphUpdater(StandardUpdater):
         return hook and 'the hook %s is there, which wants to see every call' % hook
 
     def _prepare(self):
+        """Make what all programs share; return what (str or None) stands in the way."""
         device, optimizer = self.input_device, self._optimizers['main']
         chainer_nodes.install()
+        capturer = Capturer(device)
+        try:
+            blas = blas_for(capturer, device)
+        except Exception as error:
+            return ('a cuBLAS handle of its own could not be made, for which nvmath-python, or the '
+                    'library that CuPy has loaded, is asked: %r' % error)
         reason = why_not(optimizer)
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
-        capturer = Capturer(device)
         loss_func = self.loss_func or optimizer.target
         self._frozen = Frozen(optimizer.target, loss_func)
         self._context = Context(
-            capturer, blas_for(capturer, device), self.seed, optimizer, loss_func,
+            capturer, blas, self.seed, optimizer, loss_func,
             FusedUpdate(optimizer) if reason is None else None, self._frozen, device)
         self._made_for = self._making()
+        return None
 
     def _making(self):
         """Return what (list) the context was made for, as it is now."""

@@ -19,6 +19,7 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.backend import gemm
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import feeds
@@ -230,6 +231,18 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
         run(updater, 1)
     gc.collect()
     assert updater.graph_nbytes == 0 and capturer() is None
+
+
+def test_no_cublas(device, graphs, monkeypatch):  # NOQA: F811
+    """Such as on Windows, without nvmath-python."""
+    def fails():
+        raise FileNotFoundError('/proc/self/maps')
+
+    monkeypatch.setattr(gemm, 'Blas', fails)
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    with pytest.warns(UserWarning, match='trains eagerly: a cuBLAS handle .*proc/self/maps'):
+        run(updater, 2)
+    assert updater._context is None
 
 
 def test_parameters_elsewhere(monkeypatch):
