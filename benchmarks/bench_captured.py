@@ -575,10 +575,14 @@ def save(result, not_run, out):
 
 
 def run_epochs(args, device):
-    """Time epochs of RSGCN on as many molecules as QM9 has."""
-    *read, description = data_sets.qm9(args.limit)
+    """Time epochs of RSGCN on all of QM9, or on as many molecules."""
+    *read, description = data_sets.qm9(args.limit, args.qm9)
     dense, sparse = data_sets.of_smiles(*read, 'rsgcn')
     n = args.molecules
+    if n is None:
+        n = len(sparse) if args.qm9 else QM9_SIZE
+    if n > len(sparse):
+        description += ', %d molecules over and over' % len(sparse)
     order = numpy.arange(n) % len(sparse)
     model = bench_training.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
     errors = check(model, dense, sparse, device)
@@ -587,7 +591,7 @@ def run_epochs(args, device):
     result = {
         'question': 'seconds of an epoch of RSGCN on %d molecules, batches of %d' % (n, QM9_BATCH),
         'method': 'Iterator, converter, forward, backward, Adam; to the end of the device. '
-                  'Molecules: %s, repeated in turn up to that number' % description,
+                  'Molecules: %s' % description,
         'conditions': bench_training.conditions(device, args.commit),
         'relative_errors': errors, 'seconds': {}}
     for name in (ON_DEVICE, CAPTURED, EAGER, UPSTREAM):
@@ -637,7 +641,10 @@ def main(argv=None):
     parser.add_argument('--time', type=float, default=TIME,
                         help='seconds of the whole run; what does not fit is left out, and said')
     parser.add_argument('--epoch', action='store_true', help='time epochs in place of steps')
-    parser.add_argument('--molecules', type=int, default=QM9_SIZE, help='of such an epoch')
+    parser.add_argument('--qm9', metavar='FILE', help='for such epochs: all of QM9, by '
+                        "examples/qm9/make_sample.py --all; without it the sample's molecules over "
+                        'and over')
+    parser.add_argument('--molecules', type=int, help='of such an epoch')
     parser.add_argument('--limit', type=int, help='use that many molecules of a set at most')
     parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
     parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')

@@ -91,8 +91,16 @@ def contenders(method, smiles, labels, device, n_batch, totals):
     alone = predict(upstream, [dense[i] for i in range(min(16, len(dense)))],
                     upstream_concat_mols, 1)
     eager = predict(swapped, few, chainer_bspmm.concat_mols, n_batch)
+    parsed, _ = capture(swapped, smiles, n_batch, method=method)
     errors = {'alone': bench_training.error(found[:len(alone)], alone),
-              'eager': bench_training.error(found, eager)}
+              'eager': bench_training.error(found, eager),
+              'parsed': bench_training.error(
+                  parsed, predict(swapped, sparse, chainer_bspmm.concat_mols, n_batch))}
+    on_device = None
+    if device.xp is not numpy:
+        on_device = DeviceDataset(sparse, device)
+        errors['on device'] = bench_training.error(
+            capture(swapped, on_device[few.order], n_batch)[0], eager)
     if not max(errors.values()) < ERROR:
         raise AssertionError('relative errors %s, expected below %g' % (errors, ERROR))
 
@@ -106,9 +114,8 @@ def contenders(method, smiles, labels, device, n_batch, totals):
         EAGER: (lambda: predict(swapped, sparse[order], chainer_bspmm.concat_mols, n_batch),
                 n_sparse),
         CAPTURED: (lambda: capture(swapped, sparse[order], n_batch), n_sparse)}
-    if device.xp is not numpy:
-        on_device = DeviceDataset(sparse, device)[order]
-        plain[ON_DEVICE] = lambda: capture(swapped, on_device, n_batch), n_sparse
+    if on_device is not None:
+        plain[ON_DEVICE] = lambda: capture(swapped, on_device[order], n_batch), n_sparse
     return {'without parsing': plain, 'with parsing': {
         UPSTREAM: (lambda: predict(upstream, parse(few_texts, method), upstream_concat_mols,
                                    n_batch), len(few_texts)),

@@ -9,7 +9,7 @@ import cupy
 import numpy
 
 from benchmarks.tables import Tables
-from chainer_bspmm.backend.gemm import loaded
+from chainer_bspmm.backend.gemm import name_of_library
 from chainer_bspmm.backend.gemm import WORKSPACE
 
 DEFAULT_MATH, TF32_MATH = 0, 3
@@ -94,7 +94,7 @@ class _Handle:
 def _handle(tf32):
     """Return the library and one handle for all products of a kind."""
     cupy.ones((2, 2), 'f').dot(cupy.ones((2, 2), 'f'))  # makes CuPy load the library
-    library = ctypes.CDLL(loaded('cublas'))
+    library = ctypes.CDLL(name_of_library())
     return library, _Handle(library, tf32)
 
 

@@ -13,6 +13,7 @@ from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.sparse import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import BatchedSELL
+from chainer_bspmm.training.fused_update import FusedUpdate
 
 N_CHANNELS = 33  # more than a warp, and nothing that divides it
 SEED = 3 * 2 ** 32 + 5  # of dropout: either half of it matters
@@ -43,6 +44,25 @@ def _gathered(case, on_device):
         molecules = DeviceMolecules(molecules, chainer.backend.get_device_from_array(case.x))
     atoms, batch, _ = molecules.batch(numpy.array([2, 0, 3, 2]), 'packed')
     return (backend if on_device else reference).bspmm(batch, atoms)
+
+
+def _updated(case):
+    """Return x after a step of SGD with weight decay whose gradient is x * x."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.x = chainer.Parameter(case.x.copy())
+    link.x.grad = case.x * case.x
+    optimizer = chainer.optimizers.SGD(0.25).setup(link)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.5))
+    update = FusedUpdate(optimizer)
+    update.prepare()
+    update.launch(case.adj.xp.asarray(update.advance()))
+    return link.x.array
+
+
+def _expected_update(case):
+    x = cuda.to_cpu(case.x).astype(numpy.float64)
+    return x - 0.25 * (x * x + 0.5 * x)
 
 
 # Kernel -> (what calls it, what the reference says); each takes a Case. A CPU has one algorithm for
@@ -81,6 +101,7 @@ GPU_CHECKS = {
         case.y, case.adj.row_offsets, case.adj.n_rows),
         lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets)),
     'gather_batch': (lambda case: _gathered(case, True), lambda case: _gathered(case, False)),
+    'fused_update': (_updated, _expected_update),
 }
 CPU_CHECKS = {
     'bspmm': GPU_CHECKS['bspmm_csr'], 'bspmm, transposed': GPU_CHECKS['transpose_csr'],
@@ -91,8 +112,8 @@ CPU_CHECKS = {
     'segment_softmax': GPU_CHECKS['segment_softmax'], 'dropout': GPU_CHECKS['dropout'],
     'segment_broadcast': GPU_CHECKS['segment_broadcast'],
 }
-# Their atomics add no halves.
-WITHOUT_HALVES = ('bspmm_st_shared', 'bspmm_st_global')
+# The first two have no atomics for halves, the last updates no parameters of float16.
+WITHOUT_HALVES = ('bspmm_st_shared', 'bspmm_st_global', 'fused_update')
 
 
 def _case(device, dtype):

@@ -2,7 +2,7 @@
 //
 //     y[g, :] = reduction of x[i, :] over i in [offsets[g], offsets[g + 1])
 //
-// offsets (n_segments + 1) int32, x (n_rows, n_B), y (n_segments, n_B); n_B = n_vectors * VECTOR.
+// offsets (n_segments + 1) int32, or NULL for one segment of all rows; x (n_rows, n_B), y (n_segments, n_B); n_B = n_vectors * VECTOR.
 // An empty segment gives 0. A maximum over values that hold a NaN is NaN. Rows past the last offset
 // are not read. y is written once and never read. Deterministic, no atomics: lanes take the rows of a
 // segment in turn and are added in a fixed tree.
@@ -30,6 +30,18 @@
 #define MAX 2
 
 static_assert(AHEAD >= 1 && AHEAD <= 8, "the loads in flight stay in registers");
+
+// Where a segment begins.
+__device__ inline int start_of(const int *offsets, const int segment, const int n_rows)
+{
+    return offsets ? offsets[segment] : segment * n_rows;
+}
+
+// The segment that a row of x is in; n_segments where the row lies past them all.
+__device__ inline int holder_of(const int *offsets, const int n_segments, const int row)
+{
+    return offsets ? segment_of(offsets, n_segments, row) : 0;
+}
 
 // A vector in the arithmetic dtype.
 struct alignas(sizeof(Real) * VECTOR < 16 ? sizeof(Real) * VECTOR : 16) Wide {
@@ -110,10 +122,10 @@ extern "C" __global__ void segment_reduce(
 
 #if COMBINE
     int segment = n_segments, begin = 0, count = 0;
-    if (unit < n_chunks) segment = segment_of(offsets, n_segments, stop - 1);
+    if (unit < n_chunks) segment = holder_of(offsets, n_segments, stop - 1);
     if (segment < n_segments) {
-        begin = offsets[segment];
-        const int end = offsets[segment + 1];
+        begin = start_of(offsets, segment, n_rows);
+        const int end = start_of(offsets, segment + 1, n_rows);
         // A long segment that begins here reaches past the end of the chunk.
         if (begin >= first && end - begin > chunk) count = (end - 1) / chunk - (int)unit + 1;
     }
@@ -138,18 +150,18 @@ extern "C" __global__ void segment_reduce(
         if (in_chunks) {
             to = unit + (side ? n_chunks : 0);
             int segment = n_segments;
-            if (unit < n_chunks) segment = segment_of(offsets, n_segments, side ? stop - 1 : first);
+            if (unit < n_chunks) segment = holder_of(offsets, n_segments, side ? stop - 1 : first);
             if (segment < n_segments) {
-                begin = offsets[segment];
-                const int end = offsets[segment + 1];
+                begin = start_of(offsets, segment, n_rows);
+                const int end = start_of(offsets, segment + 1, n_rows);
                 // Side 1 is for a segment that begins after the first row; else it was side 0.
                 const bool mine = end - begin > chunk && (side == 0 || begin > first);
                 if (begin < first) begin = first;
                 if (mine) count = (end < stop ? end : stop) - begin;
             }
         } else if (to < n_segments) {
-            begin = offsets[to];
-            count = offsets[to + 1] - begin;
+            begin = start_of(offsets, to, n_rows);
+            count = start_of(offsets, to + 1, n_rows) - begin;
             if (n_chunks && count > chunk) count = -1;
         }
         for (int start = blockIdx.y * blockDim.x; start < n_vectors;

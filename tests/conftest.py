@@ -6,6 +6,7 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm import info
 from tests.support import poisoned
 
 
@@ -26,7 +27,7 @@ def device(request):
 
 def pytest_collection_modifyitems(items):
     """Skip tests that are marked gpu where there is none, multi_gpu where there is but one."""
-    n_gpus = cuda.cupy.cuda.runtime.getDeviceCount() if cuda.available else 0
+    n_gpus, _ = info.count_gpus()
     for item in items:
         if item.get_closest_marker('gpu') and not n_gpus:
             item.add_marker(pytest.mark.skip(

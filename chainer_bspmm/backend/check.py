@@ -92,10 +92,14 @@ def bsddmm(adj, u, v):
     _same_dtype('v', v.dtype, u.dtype)
 
 
-def segments(x, offsets):
+def rows(x):
     if x.ndim != 2:
         raise ValueError('x: expected shape (n_rows, n_B), got %s' % (x.shape,))
     _float('x', x)
+
+
+def segments(x, offsets):
+    rows(x)
     _same_place('x', x, 'offsets', offsets)
 
 

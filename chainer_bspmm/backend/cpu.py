@@ -1,4 +1,6 @@
 """The products on NumPy arrays, by SciPy. float16 is computed in float32."""
+import math
+
 import numpy
 import scipy.sparse
 
@@ -96,6 +98,20 @@ def segment_sum(x, offsets, max_rows=None):
         (numpy.ones(len(x), compute), numpy.arange(len(x), dtype=numpy.int32), offsets),
         shape=(offsets.size - 1, len(x)))
     return (membership @ x.astype(compute, copy=False)).astype(x.dtype, copy=False)
+
+
+def row_sum(x):
+    # numpy.sum adds one row after the other: its rounding grows with the batch, and it goes
+    # through memory a few channels at a time. Blocks of about sqrt(n_rows) rows are added to one
+    # block, then the rows of that one: several times quicker and closer.
+    n_rows, n_channels = x.shape
+    dtype = numpy.float32 if x.dtype == numpy.float16 else x.dtype
+    block = max(math.isqrt(n_rows), 1)
+    n_blocks = n_rows // block
+    blocks = x[:n_blocks * block].reshape(n_blocks, block * n_channels)
+    y = blocks.sum(axis=0, dtype=dtype).reshape(block, n_channels).sum(axis=0)
+    y += x[n_blocks * block:].sum(axis=0, dtype=dtype)
+    return y.astype(x.dtype, copy=False)
 
 
 def segment_max(x, offsets, max_rows=None):

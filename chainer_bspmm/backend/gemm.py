@@ -6,8 +6,7 @@ can be imported, else by ctypes to the library that CuPy has loaded.
 """
 import ctypes
 import functools
-import pathlib
-import re
+import sys
 import weakref
 
 import numpy
@@ -43,9 +42,10 @@ class Library:
     """The calls that we need of a cuBLAS library, named and used as in ``nvmath.bindings.cublas``.
 
     Args:
-        path (str): of the library.
+        name (str): of the library, or its path.
 
     Raises:
+        OSError: it cannot be loaded.
         RuntimeError: from every call that fails, with cuBLAS's name for why.
     """
 
@@ -65,12 +65,12 @@ class Library:
             _pointer, *_matrix, _long, _int, _int, _int]),
     }
 
-    def __init__(self, path):
-        library = ctypes.CDLL(path)
-        for name, (symbol, types) in self._signatures.items():
+    def __init__(self, name):
+        library = ctypes.CDLL(name)
+        for call, (symbol, types) in self._signatures.items():
             function = getattr(library, symbol)
             function.argtypes, function.restype = types, ctypes.c_int
-            setattr(self, '_create' if name == 'create' else name,
+            setattr(self, '_create' if call == 'create' else call,
                     functools.partial(_checked, symbol, function))
 
     def create(self):
@@ -95,13 +95,16 @@ def library():
         return cublas
     except Exception:  # not installed, or without the packages or the libraries that it needs
         cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))  # makes CuPy load cuBLAS
-        return Library(loaded('cublas'))
+        return Library(name_of_library())
 
 
-def loaded(stem):
-    """Return the path of a CUDA library that this process has loaded, such as ``'cublas'``."""
-    maps = pathlib.Path('/proc/self/maps').read_text()
-    return re.search(r'\S*/lib%s\.so\S*' % stem, maps).group()
+def name_of_library():
+    """Return the name of the cuBLAS library that goes with CuPy.
+
+    The loader gives what the process has loaded by that name already, wherever it lies.
+    """
+    major = cuda.cupy.cuda.runtime.runtimeGetVersion() // 1000  # of the CUDA that CuPy is built for
+    return ('cublas64_%d.dll' if sys.platform == 'win32' else 'libcublas.so.%d') % major
 
 
 class Blas:

@@ -276,9 +276,14 @@ def segment_max(x, offsets, max_rows=None):
     return _reduce(x, offsets, max_rows, 'MAX')
 
 
+def row_sum(x):
+    return _reduce(x, NULL, None, 'SUM')[0]
+
+
 def _reduce(x, offsets, max_rows, operation):
     """Reduce in one launch, or in two where a segment can have more rows than a chunk."""
-    n_segments, (n_rows, n_channels) = offsets.size - 1, x.shape
+    n_segments = 1 if offsets is NULL else offsets.size - 1
+    n_rows, n_channels = x.shape
     with _Device(x):
         x = _contiguous(x)
         y = cuda.cupy.empty((n_segments, n_channels), x.dtype)

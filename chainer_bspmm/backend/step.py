@@ -7,6 +7,8 @@ one nothing changes. Captured or not, a step runs the same kernels: the results 
 import contextlib
 import threading
 
+import chainer
+
 
 class Step:
     """What products and random numbers need inside a step.
@@ -45,10 +47,15 @@ def current():
 
 @contextlib.contextmanager
 def under_way(step):
-    """Make products and random numbers of this thread those of `step`; its layers count from 0."""
+    """Make products and random numbers of this thread those of `step`; its layers count from 0.
+
+    Chainer's functions do without cuDNN inside: where CuPy has it, before CuPy 14, its calls cannot
+    be captured.
+    """
     previous, _local.step = _local.step, step
     step._n_streams = 0
     try:
-        yield step
+        with chainer.using_config('use_cudnn', 'never'):
+            yield step
     finally:
         _local.step = previous

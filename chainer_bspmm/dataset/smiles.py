@@ -1,7 +1,10 @@
 """`from_smiles`: from SMILES to a sparse data set, in several processes, never a dense matrix."""
 import collections
-import concurrent.futures
+import concurrent.futures.process
+import contextlib
 import functools
+import gc
+import itertools
 import os
 
 import numpy
@@ -14,6 +17,7 @@ from chainer_bspmm.sparse import validate
 
 CHUNK = 250  # molecules of one task
 LEAST_PARALLEL = 1000  # below, starting processes takes longer than the work
+CHUNKS_AHEAD = 4  # chunks that every process may be ahead of what has been taken
 
 # dataset; smiles (list of str): canonical, one for each example; kept (array): the position in the
 # input of each; failures: list of Failure.
@@ -42,18 +46,6 @@ KINDS = {
 BOND_TYPES = ('SINGLE', 'DOUBLE', 'TRIPLE', 'AROMATIC')
 
 
-def _kind(preprocessor):
-    kind = KINDS.get(type(preprocessor).__name__)
-    if kind is None or not type(preprocessor).__module__.startswith('chainer_chemistry.'):
-        raise TypeError(
-            'preprocessor: expected one of Chainer Chemistry\'s %s, got %s; for another one parse '
-            'with it, then use to_sparse' % (', '.join(KINDS), type(preprocessor).__name__))
-    if preprocessor.out_size >= 0 and (kind.n_relations == 5 or kind.super_node):
-        raise ValueError('preprocessor: expected out_size=-1, as %s fails for molecules that are '
-                         'padded, got %d' % (type(preprocessor).__name__, preprocessor.out_size))
-    return kind
-
-
 def _mol(smiles):
     """Return RDKit's molecule; ValueError says why there is none."""
     from rdkit import Chem
@@ -69,7 +61,7 @@ def _mol(smiles):
     return mol
 
 
-def _graph(smiles, preprocessor, kind):
+def _graph(smiles, preprocessor, kind, for_models):
     """Return canonical SMILES, atomic numbers, and the two ends and the relation of every bond."""
     from chainer_chemistry.config import MAX_ATOMIC_NUM
     from chainer_chemistry.dataset.preprocessors.common import type_check_num_atoms
@@ -78,9 +70,15 @@ def _graph(smiles, preprocessor, kind):
     atoms = [mol.GetAtomWithIdx(i).GetAtomicNum() for i in range(mol.GetNumAtoms())]
     if 0 <= preprocessor.out_size < len(atoms):
         raise ValueError('%d atoms, out_size is %d' % (len(atoms), preprocessor.out_size))
-    if kind.super_node and not 0 <= max(atoms, default=-1) <= MAX_ATOMIC_NUM:
-        raise ValueError('no atoms' if not atoms else 'atomic number %d, a super node counts those '
-                         'up to %d' % (max(atoms), MAX_ATOMIC_NUM))
+    if not atoms and (kind.super_node or for_models):
+        raise ValueError('no atoms')
+    largest = max(atoms, default=0)
+    if for_models and largest >= MAX_ATOMIC_NUM:
+        raise ValueError('atomic number %d, the models know those below %d'
+                         % (largest, MAX_ATOMIC_NUM))
+    if kind.super_node and largest > MAX_ATOMIC_NUM:
+        raise ValueError('atomic number %d, a super node counts those up to %d'
+                         % (largest, MAX_ATOMIC_NUM))
     bonds = []
     for i in range(mol.GetNumBonds()):  # quicker than iterating
         bond = mol.GetBondWithIdx(i)
@@ -150,16 +148,16 @@ def _super_nodes(molecules, relation, kind):
     ], axis=1).astype('f')
 
 
-def _chunk(preprocessor, first_and_smiles):
+def _chunk(preprocessor, for_models, first_and_smiles):
     """Turn a chunk of SMILES into Molecules, canonical SMILES, positions, failures."""
     from rdkit import rdBase
     first, smiles = first_and_smiles
-    kind = _kind(preprocessor)
+    kind = KINDS[type(preprocessor).__name__]
     graphs, kept, failures = [], [], []
     with rdBase.BlockLogs():  # the reasons are listed instead
         for i, text in enumerate(smiles, first):
             try:
-                graphs.append(_graph(text, preprocessor, kind))
+                graphs.append(_graph(text, preprocessor, kind, for_models))
                 kept.append(i)
             except Exception as error:  # upstream's parsers, too, pass over whatever it is
                 failures.append(Failure(i, text, _reason(error)))
@@ -173,12 +171,95 @@ def _reason(error):
     return '%s: %s' % (name, text)
 
 
-def _map(task, chunks, n_processes):
+def _n_cpus():
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+
+
+def _chunks(smiles):
+    """Yield (position of the first, list of SMILES)."""
+    for first in itertools.count(0, CHUNK):
+        chunk = list(itertools.islice(smiles, CHUNK))
+        if not chunk:
+            return
+        yield first, chunk
+
+
+def preprocessor_of(argument, method):
+    """Return the preprocessor that SMILES are to be parsed with.
+
+    Args:
+        argument (str): what messages call it.
+        method (MolPreprocessor or str): as in :func:`from_smiles`.
+
+    Raises:
+        ImportError, TypeError, ValueError: as :func:`from_smiles`.
+    """
+    try:
+        from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+    except ImportError as error:
+        raise ImportError('%s: SMILES need RDKit: pip install rdkit (%s)'
+                          % (argument, error)) from error
+    if isinstance(method, str):
+        validate.one_of(argument, method, preprocess_method_dict)
+        method = preprocess_method_dict[method]()
+    name = type(method).__name__
+    if name not in KINDS or not type(method).__module__.startswith('chainer_chemistry.'):
+        raise TypeError(
+            "%s: expected one of Chainer Chemistry's %s, got %s; for another one parse with it, "
+            'then use to_sparse' % (argument, ', '.join(KINDS), name))
+    if method.out_size >= 0 and (KINDS[name].n_relations == 5 or KINDS[name].super_node):
+        raise ValueError('%s: expected out_size=-1, as %s fails for molecules that are padded, got '
+                         '%d' % (argument, name, method.out_size))
+    return method
+
+
+def parse(smiles, preprocessor, n_processes=None, for_models=False):
+    """Yield what becomes of SMILES, chunk by chunk, in order, a few chunks ahead at most.
+
+    Args:
+        smiles (iterable of str): may be endless.
+        preprocessor (MolPreprocessor): of :func:`preprocessor_of`.
+        n_processes (int or None): as in :func:`from_smiles`.
+        for_models (bool): molecules that upstream's parsers keep, but that no model can be asked
+            about, are failures: those without atoms, and of elements that have no embedding.
+
+    Returns:
+        generator of tuple: Molecules, list of canonical SMILES, list of positions, list of Failure.
+
+    Raises:
+        RuntimeError: a process died, such as of too little memory.
+
+    Note:
+        Processes are gone when the generator is closed.
+    """
+    smiles = iter(smiles)
+    if n_processes is None:
+        head = list(itertools.islice(smiles, LEAST_PARALLEL))
+        n_processes = _n_cpus() if len(head) == LEAST_PARALLEL else 1
+        smiles = itertools.chain(head, smiles)
+    task, chunks = functools.partial(_chunk, preprocessor, for_models), _chunks(smiles)
     if n_processes == 1:
         yield from map(task, chunks)
         return
-    with concurrent.futures.ProcessPoolExecutor(n_processes) as pool:
-        yield from pool.map(task, chunks)
+    pool = concurrent.futures.ProcessPoolExecutor(
+        n_processes, initializer=gc.freeze)  # forked, they leave this process's CUDA objects alone
+    first = n_read = 0
+    try:
+        waiting = collections.deque()
+        for chunk in chunks:
+            waiting.append((chunk[0], pool.submit(task, chunk)))
+            n_read = chunk[0] + len(chunk[1])
+            if len(waiting) >= CHUNKS_AHEAD * n_processes:
+                first, future = waiting.popleft()
+                yield future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield future.result()
+    except concurrent.futures.process.BrokenProcessPool as error:
+        raise RuntimeError('smiles: a process died that parsed one of those at positions %d to %d'
+                           % (first, n_read - 1)) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
@@ -206,31 +287,24 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
         TypeError: another preprocessor.
         ValueError: none of the molecules can be used, ``labels`` has another length, or
         ``out_size`` is set where upstream's preprocessor fails with it.
+        RuntimeError: one of the processes died.
 
     Note:
         Equal to upstream's data set given to :func:`to_sparse`; the float32 sums in RSGCN's super
         nodes differ by rounding. Where processes are spawned (Windows, macOS) the calling script
         needs ``if __name__ == '__main__':``.
     """
-    try:
-        from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
-    except ImportError as error:
-        raise ImportError('from_smiles needs RDKit: pip install rdkit (%s)' % error) from error
-    if isinstance(preprocessor, str):
-        validate.one_of('preprocessor', preprocessor, preprocess_method_dict)
-        preprocessor = preprocess_method_dict[preprocessor]()
-    _kind(preprocessor)
+    preprocessor = preprocessor_of('preprocessor', preprocessor)
     smiles = list(smiles)
     if labels is not None and len(labels) != len(smiles):
         raise ValueError('labels: expected one for each of the %d SMILES, got %d'
                          % (len(smiles), len(labels)))
-    if n_processes is None:
-        n_processes = _n_cpus() if len(smiles) >= LEAST_PARALLEL else 1
-    n_processes = validate.count('n_processes', n_processes, 1)
-    chunks = [(first, smiles[first:first + CHUNK]) for first in range(0, len(smiles), CHUNK)]
+    if n_processes is not None:
+        n_processes = validate.count('n_processes', n_processes, 1)
     parts, canonical, kept, failures = [], [], [], []
-    with tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar:
-        for part, *lists in _map(functools.partial(_chunk, preprocessor), chunks, n_processes):
+    with contextlib.closing(parse(smiles, preprocessor, n_processes)) as found, tqdm(
+            total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar:
+        for part, *lists in found:
             parts.append(part)
             for whole, new in zip((canonical, kept, failures), lists):
                 whole += new
@@ -242,7 +316,3 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
     if labels is not None:
         molecules.labels.append(dense.stack([labels[i] for i in kept], 'labels', 0))
     return FromSmiles(SparseDataset(molecules), canonical, numpy.array(kept), failures)
-
-
-def _n_cpus():
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()

@@ -70,9 +70,15 @@ def degrees_of(adj, n_types):
 
 def _expand(x, is_type):
     """Return (n_nodes, n_types * n_in): x[i] in the block of its degree, zeros elsewhere."""
-    xp = chainer_backend.get_array_module(x)
-    blocks = xp.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0))
-    return blocks.reshape(len(x), is_type.shape[1] * x.shape[1])
+    n_types, n_in = is_type.shape[1], x.shape[1]
+    blocks = cuda.cupy.empty((len(x), n_types * n_in), x.dtype)
+    cuda.elementwise(
+        'T x, raw bool is_type, int32 n_types, int32 n_in', 'raw T blocks', '''
+        const ptrdiff_t row = i / n_in, first = row * n_types * n_in + i % n_in;
+        for (int type = 0; type < n_types; ++type)
+            blocks[first + type * n_in] = is_type[row * n_types + type] ? x : (T)0;''',
+        'bspmm_expand')(x, is_type, n_types, n_in, blocks)
+    return blocks
 
 
 def _product(degrees, x, weights, trans):

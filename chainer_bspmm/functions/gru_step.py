@@ -3,6 +3,7 @@ import chainer
 from chainer import function_node
 from chainer import functions
 
+from chainer_bspmm import backend
 from chainer_bspmm.backend.gemm import dot
 from chainer_bspmm.functions import gru_elementwise
 from chainer_bspmm.functions.beside import apart
@@ -77,7 +78,7 @@ class GRUStep(QuickSums, function_node.FunctionNode):
             by_state = [g_state]
             g_zr = dot(g_zr.T, state)
             gU = [dot(g_h.T, remembered), g_zr[:n], g_zr[n:]]
-        gW, gb = dot(g.T, both), g.sum(axis=0)
+        gW, gb = dot(g.T, both), backend.row_sum(g)
         # Biases of W and U have equal gradients, but not one array: optimizer hooks write to it.
         gc = gb.copy() if gU else gb
         gradients = [_parts(array, n) for array in (gW, gb, gc)]

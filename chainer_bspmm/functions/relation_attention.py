@@ -90,8 +90,8 @@ class RelationAttention(QuickGradients):
             glogits, pattern.by_receiver, product.max_nnz).reshape(
             adj.n_rows, n_heads, adj.n_relations).swapaxes(1, 2).ravel()
         gx += dot(gscores, W.reshape(2, n_channels))
-        gW, gb = dot(gscores.T, x), gscores[:, 0].sum()
-        return gx.reshape(m.shape), gW.reshape(W.shape), gb.reshape(1)
+        gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[:1]
+        return gx.reshape(m.shape), gW.reshape(W.shape), gb
 
     def _composed(self, m, W, b):
         """The attention in nodes that are differentiable to any order."""

@@ -93,7 +93,7 @@ class RelationLinearGrad(function_node.FunctionNode):
         if 'W_self' in self._wanted:
             grads['W_self'] = dot(gy.T, x)
         if 'b_self' in self._wanted:
-            grads['b_self'] = gy.sum(axis=0)
+            grads['b_self'] = backend.row_sum(gy)
         own = None
         if 'x' in self._wanted and 'W_self' in given:
             own = dot(gy, given['W_self'])
@@ -157,7 +157,7 @@ class _TransformFirst:
         if 'W' in wanted:
             grads['W'] = by_channel(dot(mapped.T, x), n_relations)
         if 'b' in wanted:
-            grads['b'] = by_channel(mapped.sum(axis=0), n_relations)
+            grads['b'] = by_channel(backend.row_sum(mapped), n_relations)
         if 'x' in wanted:
             grads['x'] = _plus(own, dot(mapped, by_relation(W, n_relations)))
         return grads

@@ -1,9 +1,10 @@
 """Chainer's own nodes inside a step that a CUDA graph may capture.
 
-Those that multiply by cuBLAS, and dropout, which draws by cuRAND, are given another `forward` for
-steps; outside of one, and on NumPy arrays, they do what they did. Their gradients are such nodes
-again, but for that of a product with a vector (chainer.functions.tensordot). Losses and scalers of
-Chainer Chemistry that ask the device how many values a mask has are given another way, too.
+Those that multiply by cuBLAS, dropout, which draws by cuRAND, and sums over rows, for which CuPy
+takes long, are given another `forward` for steps; outside of one, and on NumPy arrays, they do what
+they did. Their gradients are such nodes again, but for that of a product with a vector
+(chainer.functions.tensordot). Losses and scalers of Chainer Chemistry that ask the device how many
+values a mask has are given another way, too.
 """
 import functools
 
@@ -14,6 +15,7 @@ from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 from chainer.functions.loss.mean_squared_error import MeanSquaredError
 from chainer.functions.math.matmul import MatMul
+from chainer.functions.math.sum import Sum
 from chainer.functions.noise.dropout import Dropout
 from chainer_chemistry.functions.loss.mean_absolute_error import \
     MeanAbsoluteError as MaskedMeanAbsoluteError
@@ -21,6 +23,7 @@ from chainer_chemistry.functions.loss.mean_squared_error import \
     MeanSquaredError as MaskedMeanSquaredError
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
+from chainer_bspmm import backend
 from chainer_bspmm.backend import gemm
 
 
@@ -56,6 +59,13 @@ def _matmul(node, step, inputs):
     y = step.blas.matmul(*(array.swapaxes(-1, -2) if trans and array.ndim > 1 else array
                       for array, trans in ((a, trans_a), (b, trans_b))))
     return y.astype(node.dtype or y.dtype, copy=False),
+
+
+def _sum(node, step, inputs):
+    x, = inputs
+    if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
+        return backend.row_sum(x),  # of a bias
+    return utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),
 
 
 def _mean_squared_error(node, step, inputs):
@@ -109,7 +119,7 @@ IN_STEP = {
     LinearFunction: _linear, LinearGradData: _linear_grad_data,
     LinearGradWeight: _linear_grad_weight, MatMul: _matmul,
     MeanSquaredError: _mean_squared_error, MaskedMeanSquaredError: _masked_mean_squared_error,
-    MaskedMeanAbsoluteError: _masked_mean_absolute_error, Dropout: _dropout,
+    MaskedMeanAbsoluteError: _masked_mean_absolute_error, Dropout: _dropout, Sum: _sum,
 }
 
 

@@ -1,6 +1,7 @@
 """CUDA graphs through CuPy: a function's kernels recorded once, launched again as one."""
 import contextlib
 import gc
+import sys
 import weakref
 
 from chainer.backends import cuda
@@ -34,13 +35,22 @@ class Capturer:
             self._event = cupy.cuda.Event(disable_timing=True)
             self._last_stream = None
         # Graphs go first: they hold this object.
-        weakref.finalize(self, self._pool.free_all_blocks)
+        weakref.finalize(self, _give_back, self._pool, self._device)
 
     @property
     def nbytes(self):
         """Bytes of the device (int) that the graphs' arrays have, those freed since included."""
         with self._device:
             return self._pool.total_bytes()
+
+    def free_unused(self):
+        """Give back to CUDA what CuPy's own pool keeps for the next arrays of this stream.
+
+        When the stream goes, nobody else gets it. Frees memory, which synchronises the device.
+        """
+        # No garbage collection: what comes here again waits for a lock of CuPy's for good.
+        with self._device, _no_garbage_collection():
+            cuda.cupy.get_default_memory_pool().free_all_blocks(self.stream)
 
     @contextlib.contextmanager
     def ordered(self):
@@ -97,13 +107,37 @@ class Capturer:
         """
         memory = self._pool.malloc(n_bytes)
         kept = cuda.cupy.cuda.UnownedMemory(
-            memory.ptr, n_bytes, (memory, self._pool), self._device.id)
+            memory.ptr, n_bytes, _Block(memory, self), self._device.id)
         return cuda.cupy.cuda.MemoryPointer(kept, 0)
 
     def _abandon(self):
         """End a capture that failed; that it did fail is known."""
         with contextlib.suppress(cuda.cupy.cuda.runtime.CUDARuntimeError):
             self.stream.end_capture()
+
+
+class _Block:
+    """Memory of a capturer's pool for as long as an array has it.
+
+    If the capturer has gone by then, it is given back to CUDA: CuPy 14 would keep what is free in a
+    pool for good, even where the pool itself goes.
+    """
+
+    def __init__(self, memory, capturer):
+        self._memory, self._pool, self._device = memory, capturer._pool, capturer._device
+        self._capturer = weakref.ref(capturer)
+
+    def __del__(self, is_exiting=sys.is_finalizing):
+        self._memory = None
+        if self._capturer() is None and not is_exiting():
+            _give_back(self._pool, self._device)
+
+
+def _give_back(pool, device):
+    # A pool has a part for each device, and means that of the current one. No garbage collection: a
+    # block in it would come here again, where CuPy 14 waits for a lock that this thread has.
+    with device, _no_garbage_collection():
+        pool.free_all_blocks()
 
 
 class _Launch:

@@ -28,11 +28,17 @@ def ratio(text):
     return value
 
 
-def add_common_arguments(parser, dense_help):
-    """Add what training and prediction have in common."""
-    parser.add_argument('--batchsize', '-b', type=at_least(int, 1), default=32, help='batch size')
+def add_running_arguments(parser, batchsize=32):
+    """Add what every script has."""
+    parser.add_argument('--batchsize', '-b', type=at_least(int, 1), default=batchsize,
+                        help='batch size')
     parser.add_argument('--device', '-d', default='-1',
                         help='-1: CPU; 0, 1, ...: that GPU; or a Chainer device specifier')
+
+
+def add_common_arguments(parser, dense_help):
+    """Add what training and prediction have in common."""
+    add_running_arguments(parser)
     parser.add_argument('--dense', action='store_true', help=dense_help)
 
 

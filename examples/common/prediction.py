@@ -10,6 +10,28 @@ from common.arguments import get_device
 from common.tasks import converter_of
 
 
+def load(folder, script, task_of, dense, device):
+    """Load what a training left in a folder.
+
+    Args:
+        folder (str): `--in-dir`.
+        script (str): name of the script that trains.
+        task_of (callable): settings of the training -> Regression or Classification.
+        dense (bool): into upstream's dense model in place of the sparse one.
+        device (chainer.backend.Device): where to; it is the current one from then on.
+
+    Returns:
+        tuple: settings (dict), task, model.
+    """
+    device.use()
+    settings = files.load_settings(folder, script)
+    if settings['script'] != script:
+        raise data.DataError('--in-dir: %s is an output folder of %s, expected one of %s' % (
+            folder, settings['script'], script))
+    task = task_of(settings)
+    return settings, task, files.load_model(folder, task, settings, dense, device)
+
+
 def molecules(args, settings, task, read, failed_file):
     """Return what to predict: (data set, table, the rows of the table that the data set holds)."""
     method = settings['method']
@@ -46,14 +68,8 @@ def predict(args, script, task_of, read):
     Returns:
         int: the exit status.
     """
-    device = get_device(args.device)
-    device.use()
-    settings = files.load_settings(args.in_dir, script)
-    if settings['script'] != script:
-        raise data.DataError('--in-dir: %s is an output folder of %s, expected one of %s' % (
-            args.in_dir, settings['script'], script))
-    task = task_of(settings)
-    model = files.load_model(args.in_dir, task, settings, args.dense, device)
+    settings, task, model = load(args.in_dir, script, task_of, args.dense,
+                                 get_device(args.device))
     out = args.out or os.path.join(args.in_dir, 'predictions.csv')
     folder = os.path.dirname(out) or '.'
     if not os.path.isdir(folder):

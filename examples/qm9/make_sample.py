@@ -6,6 +6,7 @@ The sample is every 32.7th molecule of QM9 in its own order, numbers as they sta
     pip install qm9pack==1.0.3
     python make_sample.py            # write it
     python make_sample.py --check    # compare the shipped one with it
+    python make_sample.py --all qm9.csv.gz    # all molecules in the same form
 """
 import argparse
 import gzip
@@ -18,38 +19,42 @@ from common.data import thin_out
 N_MOLECULES = 4000
 
 
-def sample_text():
-    """Return the sample as CSV text."""
+def table_of_all():
+    """Return all molecules, as text so that no digit is touched."""
     paths = qm9_data.qm9pack_files()
     if not paths:
         raise SystemExit('qm9pack is not installed: pip install qm9pack==1.0.3')
     names = {'Index': 'index', 'SMILES': 'smiles'}
     names.update({column: name for name, (_, column, _) in qm9_data.TARGETS.items()})
-    # As text, so that no digit is touched.
     parts = [pandas.read_csv(path, usecols=list(names), dtype=str, keep_default_na=False)
              for path in paths]
     table = pandas.concat(parts, ignore_index=True)[list(names)].rename(columns=names)
     print('%d molecules in qm9pack' % len(table))
-    return thin_out(table, N_MOLECULES).to_csv(index=False).replace('\r\n', '\n')
+    return table
 
 
 def main():
     parser = argparse.ArgumentParser(description='Make the shipped sample of QM9.')
     parser.add_argument('--check', action='store_true',
                         help='write nothing, compare the shipped sample')
+    parser.add_argument('--all', metavar='FILE', help='write all molecules, there')
     args = parser.parse_args()
-    text = sample_text().encode('ascii')
+    table = table_of_all()
+    if not args.all:
+        table = thin_out(table, N_MOLECULES)
+    text = table.to_csv(index=False).replace('\r\n', '\n').encode('ascii')
     if args.check:
         # The text, not the file: compressors differ between versions of zlib.
         with gzip.open(qm9_data.SAMPLE) as f:
             same = f.read() == text
         print('the shipped sample is %s' % ('the same' if same else 'DIFFERENT'))
         sys.exit(0 if same else 1)
-    with open(qm9_data.SAMPLE, 'wb') as raw:
+    path = args.all or qm9_data.SAMPLE
+    with open(path, 'wb') as raw:
         # No name and no time in the header, so that equal text makes an equal file.
         with gzip.GzipFile(filename='', mode='wb', compresslevel=9, fileobj=raw, mtime=0) as f:
             f.write(text)
-    print('%d molecules written to %s' % (text.count(b'\n') - 1, qm9_data.SAMPLE))
+    print('%d molecules written to %s' % (len(table), path))
 
 
 if __name__ == '__main__':

@@ -4,6 +4,8 @@ On the host they go to a stand-in for the library, which shows that it is asked 
 """
 import ctypes
 import itertools
+import pathlib
+import types
 
 import numpy
 import pytest
@@ -37,7 +39,7 @@ class OnDevice:
 
 def by_ctypes():
     cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))
-    return gemm.Library(gemm.loaded('cublas'))
+    return gemm.Library(gemm.name_of_library())
 
 
 def by_nvmath():
@@ -371,6 +373,24 @@ def test_dot_in_a_step_on_a_device():
     blas = gemm.Blas()
     with step.under_way(step.Step(blas, 0, None)):
         assert (gemm.dot(a, b) == blas.dot(a, b)).all()
+
+
+@pytest.mark.parametrize('version, platform, name', [
+    (11080, 'linux', 'libcublas.so.11'), (12000, 'linux', 'libcublas.so.12'),
+    (13020, 'linux', 'libcublas.so.13'), (11020, 'win32', 'cublas64_11.dll'),
+    (12090, 'win32', 'cublas64_12.dll'), (13000, 'win32', 'cublas64_13.dll')])
+def test_name_of_the_library_that_cupy_loads(monkeypatch, version, platform, name):
+    runtime = types.SimpleNamespace(runtimeGetVersion=lambda: version)
+    monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(
+        cuda=types.SimpleNamespace(runtime=runtime)), raising=False)
+    monkeypatch.setattr(gemm.sys, 'platform', platform)
+    assert gemm.name_of_library() == name
+
+
+@pytest.mark.gpu
+def test_name_is_that_of_a_library_that_is_loaded():
+    by_ctypes()
+    assert '/%s' % gemm.name_of_library() in pathlib.Path('/proc/self/maps').read_text()
 
 
 @pytest.mark.gpu

@@ -27,13 +27,14 @@ def test_what_is_written(tmp_path, capsys):
     assert 'molecules/s' in capsys.readouterr().out
 
 
-def test_wrong_predictions_are_refused(monkeypatch):
+@pytest.mark.parametrize('with_parsing', (False, True))
+def test_wrong_predictions_are_refused(monkeypatch, with_parsing):
     smiles, labels, _ = data_sets.qm9(12)
     right = bench.capture
 
     def wrong(*args, **kwargs):
         values, rate = right(*args, **kwargs)
-        return values * 1.001, rate
+        return values * (1.001 if ('method' in kwargs) == with_parsing else 1), rate
 
     monkeypatch.setattr(bench, 'capture', wrong)
     with pytest.raises(AssertionError, match='relative errors'):

@@ -45,6 +45,25 @@ def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
     assert 'Warning' not in errors
 
 
+def test_nccl_that_nobody_asked_for_is_not_missed(tmp_path):
+    package = tmp_path / 'cupy' / 'cuda'
+    package.mkdir(parents=True)
+    (tmp_path / 'cupy' / '__init__.py').touch()
+    (package / '__init__.py').touch()
+    (package / 'nccl.py').write_text('import warnings\n' r"""
+print('asked for')
+warnings.warn('\nnccl library could not be loaded.\n')  # as CuPy does
+""")
+    printed, errors = run(f'''
+        import sys, warnings
+        sys.path.insert(0, {str(tmp_path)!r})
+        import chainer_bspmm
+        warnings.warn('nccl library could not be loaded later')
+    ''', '-W', 'default')
+    assert printed == 'asked for\n'
+    assert 'loaded later' in errors and 'loaded.' not in errors
+
+
 def test_import_without_setuptools_and_numpy_distutils():
     run(_HIDE + '''
     # Old versions of these need distutils themselves, and came when Python had it.

@@ -1,7 +1,9 @@
 """from_smiles: the data set of upstream's parser and to_sparse, and a reason for each failure."""
 import gzip
 import inspect
+import multiprocessing
 import os
+import re
 
 import numpy
 import pytest
@@ -104,6 +106,20 @@ def test_sample_of_qm9_in_processes(monkeypatch, n_processes):
     monkeypatch.setattr(smiles_module, 'CHUNK', 90)
     assert_same(from_smiles(smiles, 'rsgcn', n_processes=n_processes),
                 upstream(smiles, preprocess_method_dict['rsgcn']()))
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != 'fork',
+                    reason='other processes would not see the function put in')
+def test_a_process_that_dies(monkeypatch):
+    graph = smiles_module._graph
+    monkeypatch.setattr(smiles_module, '_graph', lambda smiles, *args: (
+        os._exit(1) if smiles == 'N' else graph(smiles, *args)))
+    smiles = ['C'] * 3000
+    smiles[2600] = 'N'
+    with pytest.raises(RuntimeError, match='smiles: a process died') as error:
+        from_smiles(smiles, 'nfp', n_processes=2)
+    first, last = map(int, re.findall(r'\d+', str(error.value)))
+    assert first <= 2600 <= last < 3000
 
 
 def test_labels_follow_the_molecules():

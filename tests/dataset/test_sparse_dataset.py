@@ -401,7 +401,7 @@ def test_without_rdkit(tmp_path):
     '''
     printed = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, path], check=True,
                              capture_output=True, text=True).stdout
-    assert printed.startswith('9 (3, 2)\nfrom_smiles needs RDKit: pip install rdkit')
+    assert printed.startswith('9 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
 
 
 def test_batch_without_examples():

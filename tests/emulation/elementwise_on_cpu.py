@@ -7,10 +7,11 @@ import numpy
 
 from cuda_on_cpu import _new_path
 
-C_TYPES = {'e': '_Float16', 'f': 'float', 'd': 'double', 'i': 'int'}
+C_TYPES = {'e': '_Float16', 'f': 'float', 'd': 'double', 'i': 'int', '?': 'bool'}
 HEADER = '''
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 using std::max;
 template <typename T> T rsqrt(T x) { return 1 / std::sqrt(x); }
 '''
@@ -46,7 +47,7 @@ def elementwise(put, in_params, out_params, operation, name):
 
     def kernel(*arguments):
         assert len(arguments) in (len(inputs), len(parameters)), name
-        types = {'int32': numpy.dtype('i')}
+        types = {'int32': numpy.dtype('i'), 'bool': numpy.dtype('?')}
         for (_, kind, label), argument in zip(parameters, arguments):
             if isinstance(argument, numpy.ndarray):
                 assert types.setdefault(kind, argument.dtype) == argument.dtype, label
@@ -55,7 +56,8 @@ def elementwise(put, in_params, out_params, operation, name):
             if not is_raw and isinstance(argument, numpy.ndarray)))
         results = list(arguments[len(inputs):]) or [
             put(numpy.full(shape, numpy.nan, types[kind])) for _, kind, _ in outputs]
-        assert all(result.shape == shape for result in results), name
+        assert all(is_raw or result.shape == shape
+                   for (is_raw, _, _), result in zip(outputs, results)), name
         places = []
         for (is_raw, kind, _), argument in zip(parameters, [*arguments[:len(inputs)], *results]):
             array = numpy.asarray(argument, types[kind])

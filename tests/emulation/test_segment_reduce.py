@@ -141,3 +141,12 @@ def test_empty_result_launches_nothing(device, sizes, n_channels):
     for operation in (gpu.segment_sum, gpu.segment_max):
         assert operation(x, offsets_of(sizes)).shape == (len(sizes), n_channels)
     assert not device.launched
+
+
+@pytest.mark.parametrize('n_rows', [0, 1, 3, 4, 5, 8, 24, 33])
+@pytest.mark.parametrize('n_channels', [0, 1, 3, 8])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_sum_of_all_rows(device, chunks_of_four, dtype, n_channels, n_rows):
+    x = device.put(integers((n_rows, n_channels), dtype, TERM))
+    assert_exact(gpu.row_sum(x), x.astype('d').sum(axis=0), dtype)
+    assert len(device.launched) == (n_channels and 1 + (n_rows > 4))

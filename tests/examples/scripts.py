@@ -25,9 +25,9 @@ def environment():
     return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
 
 
-def run(script, *arguments, status=0, cwd=None):
-    """Run a script; return its stdout, or its stderr where it must fail."""
-    done = subprocess.run(command(script, arguments), cwd=cwd, env=environment(),
+def run(script, *arguments, status=0, cwd=None, stdin=None):
+    """Run a script, `stdin` a file for it; return its stdout, or its stderr where it must fail."""
+    done = subprocess.run(command(script, arguments), cwd=cwd, env=environment(), stdin=stdin,
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr if status else done.stdout

@@ -1,4 +1,5 @@
 """The scripts of examples/tox21, run as a user runs them."""
+import csv
 import gzip
 import json
 import os
@@ -179,6 +180,56 @@ def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
     run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC')
     assert float(rows(tmp_path / 'b.csv')[0]['NR-ER probability']) == pytest.approx(
         float(table[0]['NR-ER probability']), rel=1e-5)
+
+
+# Screening
+
+def test_screening_repeats_the_predictions(trained, tmp_path):
+    out, _ = trained
+    path = tmp_path / 'molecules.smi'
+    path.write_bytes(b'\xef\xbb\xbfCCO ethanol\nC1CC\n\nCCN\t2\r\n[Og]\nC\xe4C\nCCO')
+    text = run('screen_tox21.py', path, '--in-dir', out, '--out', tmp_path / 'a.csv', '-b', '2')
+    assert text == ''
+    table = sorted(rows(tmp_path / 'a.csv'), key=lambda row: int(row['line']))
+    assert [row['line'] for row in table] == list('1234567')
+    assert [row['smiles'] for row in table] == ['CCO', 'C1CC', '', 'CCN', '[Og]', 'C\ufffdC', 'CCO']
+    assert [row['error'] for row in table] == [
+        '', 'RDKit cannot parse it', 'no atoms', '', 'atomic number 118, the models know those '
+        'below 117', 'RDKit cannot parse it', '']
+    run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'CCO', 'CCN')
+    ethanol, amine = rows(tmp_path / 'b.csv')
+    for row, expected in zip(table, (ethanol, None, None, amine, None, None, ethanol)):
+        for name in list(ethanol)[1:]:
+            if expected is None:
+                assert row[name] == ''
+            else:
+                assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-5)
+
+
+def test_screening_of_a_stream_in_several_processes(trained, tmp_path):
+    path = tmp_path / 'molecules.smi'
+    path.write_text('CCO\nC1CC\nCCCN\n' * 500)
+    with open(path) as file:
+        text = run_by_python('screen_tox21.py', '--in-dir', trained[0], '-b', '100', stdin=file)
+    table = list(csv.DictReader(text.splitlines()))
+    assert sorted(int(row['line']) for row in table) == list(range(1, 1501))
+    assert all((row['smiles'] == 'C1CC') == bool(row['error']) for row in table)
+    good = [row for row in table if not row['error']]
+    assert [int(row['line']) % 3 for row in good] == [1, 0] * 500
+    assert [row['smiles'] for row in good] == ['CCO', 'CCCN'] * 500
+    values = numpy.array([float(row['NR-AR probability']) for row in good]).reshape(500, 2)
+    numpy.testing.assert_allclose(values, values[:1].repeat(500, axis=0), rtol=1e-5)
+
+
+def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
+    path = tmp_path / 'molecules.smi'
+    path.write_text('CCO\n')
+    for arguments, words in (
+            ([tmp_path / 'none.smi'], 'error: cannot read'),
+            ([path, '--out', path], 'is what is to be read'),
+            ([path, '--out', tmp_path], 'error: --out: cannot write')):
+        assert words in run('screen_tox21.py', '--in-dir', trained[0], *arguments, status=1)
+    assert path.read_text() == 'CCO\n'
 
 
 # Where the data come from

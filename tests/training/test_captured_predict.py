@@ -1,7 +1,7 @@
 """`captured_predict` against the model's own predictions, molecule by molecule of the input."""
 import contextlib
-import importlib
 import itertools
+import multiprocessing
 import types
 import warnings
 
@@ -18,8 +18,10 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.backend import gemm
 from chainer_bspmm.backend import step
 from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import smiles as parsing
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import predictor
 from chainer_bspmm.training import staging
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training import StepDiffers
@@ -30,9 +32,6 @@ from tests.training.test_graph_updater import MODELS
 from tests.training.test_graph_updater import molecules
 from tests.training.test_graph_updater import RELATIONS
 from tests.training.test_graph_updater import Row
-
-# The package's name for it is that of the function.
-module = importlib.import_module('chainer_bspmm.training.captured_predict')
 
 SMILES = ['C', 'CCO', 'c1ccccc1', 'CC#N', 'C1CC', 'OCC(O)C(O)C(O)C(O)CO', 'CN(C)(C)C',
           'CC(C)(C)c1ccc(O)cc1', 'nonsense', 'F/C=C/F']
@@ -46,6 +45,7 @@ class Graphs:
         self.n_captures = self.n_launches = self.n_waiting = self.most_waiting = 0
         self.fail = None
         self.frozen = None  # a function that stands for what a graph would go on using
+        self.n_freed = 0
 
     def capturer(self, device):
         return self
@@ -55,6 +55,9 @@ class Graphs:
 
     def join(self):
         pass
+
+    def free_unused(self):
+        self.n_freed += 1
 
     def capture(self, function):
         if self.fail:
@@ -68,22 +71,24 @@ class Graphs:
         return launch, array
 
     def outgoing(self, array):
-        values = array.copy()
+        values, is_waiting = array.copy(), True
         self.n_waiting += 1
         self.most_waiting = max(self.most_waiting, self.n_waiting)
 
         def wait():
-            self.n_waiting -= 1
+            nonlocal is_waiting
+            self.n_waiting -= is_waiting
+            is_waiting = False
             return values
         return types.SimpleNamespace(wait=wait)
 
 
 def stand_in(monkeypatch):
     graphs = Graphs()
-    monkeypatch.setattr(module, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
-    monkeypatch.setattr(module, 'Capturer', graphs.capturer)
-    monkeypatch.setattr(module, '_Outgoing', graphs.outgoing)
-    monkeypatch.setattr(module, 'blas_for', lambda capturer, device: types.SimpleNamespace(
+    monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
+    monkeypatch.setattr(predictor, 'Capturer', graphs.capturer)
+    monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
+    monkeypatch.setattr(predictor, 'blas_for', lambda capturer, device: types.SimpleNamespace(
         dot=numpy.dot, matmul=numpy.matmul))
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(staging, 'Staging', host_graphs.HostStaging)
@@ -96,7 +101,7 @@ def graphs(device, monkeypatch):
     if device.xp is numpy:
         return stand_in(monkeypatch)
     counts = types.SimpleNamespace(n_captures=0, n_launches=0, frozen=None)
-    capture = module.Capturer.capture
+    capture = predictor.Capturer.capture
 
     def counted(self, function):
         replay, result = capture(self, function)
@@ -107,7 +112,7 @@ def graphs(device, monkeypatch):
             replay()
         return launch, result
 
-    monkeypatch.setattr(module.Capturer, 'capture', counted)
+    monkeypatch.setattr(predictor.Capturer, 'capture', counted)
     return counts
 
 
@@ -149,6 +154,13 @@ def no_warnings():
     with warnings.catch_warnings():
         warnings.filterwarnings('error', 'captured_predict')
         yield
+
+
+@pytest.fixture
+def children():
+    """A function that returns the processes that were started by the test, and are there."""
+    before = set(multiprocessing.active_children())
+    return lambda: set(multiprocessing.active_children()) - before
 
 
 @pytest.mark.parametrize('name', MODELS)
@@ -213,6 +225,42 @@ def test_values_are_their_own(device, graphs):
         assert part.flags.writeable
 
 
+def test_values_on_the_host_are_their_own():
+    """A model may give the same array every time."""
+    model, data = model_of(chainer.get_device('@numpy')), to_sparse(molecules(24))
+    scores = numpy.zeros(8, 'f')
+
+    def predict(atoms, adj):
+        scores[...] = model.predictor(atoms, adj).array[:, 0]
+        return scores
+
+    values = collected(captured_predict(model, data, batch_size=8, predict=predict))[1]
+    assert relative_error(values, expected_of(model, data)[:, 0]) < 1e-5
+
+
+def test_batches_of_one(device, graphs, no_warnings):
+    model, examples = model_of(device), molecules(30)
+    index, values, _ = collected(captured_predict(model, to_sparse(examples), batch_size=1))
+    numpy.testing.assert_array_equal(index, numpy.arange(30))
+    assert relative_error(values, expected_of(model, examples)) < 1e-5 and graphs.n_launches
+
+
+def test_parameters_that_the_first_batch_makes(device, graphs, no_warnings):
+    model, data = make_model(), to_sparse(molecules(80))
+    model.to_device(device)
+    device.use()
+    values = collected(captured_predict(model, data, batch_size=8))[1]
+    assert relative_error(values, expected_of(model, data)) < 1e-5 and graphs.n_launches
+
+
+def test_two_at_once(device, graphs, no_warnings):
+    model, data = model_of(device), to_sparse(molecules(160))
+    parts = (data[:80], data[80:])
+    both = zip(*(captured_predict(model, part, batch_size=8) for part in parts))
+    for part, found in zip(parts, zip(*both)):
+        assert relative_error(collected(found)[1], expected_of(model, part)) < 1e-5
+
+
 def test_configuration_of_the_caller(device, graphs):
     """Between batches it is the caller's, who may train, and parameters change in place."""
     model, data = model_of(device), to_sparse(molecules(64))
@@ -257,6 +305,37 @@ def test_an_attribute_that_changes(device, graphs, no_warnings):
     assert relative_error(values[-1], 2 * values[0]) < 1e-5
 
 
+SCALE = 1.  # what test_what_predict_reads changes
+
+
+def test_what_predict_reads(device, graphs, monkeypatch, no_warnings):
+    """Variables around it, around functions inside it, and links that are its defaults."""
+    model, other = model_of(device), on(device, Regressor(Row(
+        lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1. + link.counter))))
+    data, scale = to_sparse(molecules(4) * 60), 1.
+    monkeypatch.setitem(globals(), 'SCALE', 1.)
+
+    def predict(atoms, adj, added=other.predictor):
+        terms = [link(atoms, adj) * SCALE for link in (model.predictor, added)]
+        return (terms[0] + terms[1]) * scale
+
+    values = []
+    for i, part in enumerate(captured_predict(model, data, batch_size=8, predict=predict)):
+        values.append(part.values)
+        if i == 6:
+            scale = 2.
+        if i == 12:
+            globals()['SCALE'] = 2.
+        if i == 18:
+            other.predictor.counter = 1
+    assert graphs.n_captures == 4
+    for early, late in ((0, 12), (12, 18)):
+        assert relative_error(values[late], 2 * values[early]) < 1e-5
+    assert relative_error(values[-1], 4 * values[0]) > 1e-2
+    last = expected_of(model, data[:8]) + expected_of(other, data[:8])
+    assert relative_error(values[-1], 4 * last) < 1e-5
+
+
 def test_classifier_and_postprocessing(device, graphs):
     model, examples = model_of(device, classes=True), molecules(40, classes=True)
     data = to_sparse(examples)
@@ -264,6 +343,10 @@ def test_classifier_and_postprocessing(device, graphs):
                       (functions.identity, None)):
         values = collected(captured_predict(model, data, batch_size=8, postprocess_fn=given))[1]
         assert relative_error(values, expected_of(model, examples, fn)) < 1e-5
+    classes = collected(captured_predict(
+        model, data, batch_size=8, postprocess_fn=lambda y: functions.argmax(y, axis=1)))[1]
+    assert classes.dtype.kind == 'i'
+    numpy.testing.assert_array_equal(classes, expected_of(model, examples).argmax(axis=1))
     values = collected(captured_predict(
         model, data, batch_size=8, predict=lambda atoms, adj: model.predictor(atoms, adj)[:, 0]))[1]
     assert values.shape == (40,)
@@ -277,7 +360,8 @@ def cause(device, function, n=80, **kwargs):
         warnings.simplefilter('always')
         values = collected(captured_predict(model, to_sparse(examples), batch_size=8, **kwargs))[1]
     assert len(values) == n
-    texts = [str(w.message) for w in caught if 'predicts eagerly' in str(w.message)]
+    texts = [str(w.message) for w in caught
+             if 'predicts eagerly' in str(w.message) and w.filename == __file__]
     assert len(texts) == 1
     return texts[0], values, model, examples
 
@@ -289,6 +373,17 @@ def test_a_model_that_looks_at_all_rows(device, graphs):
             atoms, adj)[:, :3]
 
     assert 'belong to no molecule' in cause(device, centred)[0]
+
+
+def test_a_model_that_fails_with_spare_rows(device, graphs):
+    def picky(link, atoms, adj):
+        if step.current() is not None:
+            raise ValueError('so many rows?')
+        return link.inner(atoms, adj)[:, :3]
+
+    text, values, model, examples = cause(device, picky)
+    assert 'Row' in text and 'cannot be captured: ValueError: so many rows?' in text
+    assert relative_error(values, expected_of(model, examples)) < 1e-5
 
 
 def test_random_predictions(device, graphs):
@@ -369,6 +464,24 @@ def test_a_frozen_value_is_found(monkeypatch, first_wrong):
             collected(predictions)
 
 
+def test_what_is_compared():
+    """Numbers to the rounding of what they are calculated in; of classes, one in a hundred."""
+    model, half = chainer.Chain(), chainer.Chain()
+    with half.init_scope():
+        half.W = chainer.Parameter(numpy.ones(1, 'e'))
+    values = numpy.linspace(1, 2, 200, dtype='f')
+    values[:2] = numpy.nan, numpy.inf
+    for factor, differ in ((1.0001, (False, False)), (1.01, (True, False)), (1.1, (True, True))):
+        found = values * numpy.float32(factor)
+        assert differ == tuple(predictor._difference(found, values, link) is not None
+                               for link in (model, half))
+    classes = numpy.arange(200)
+    for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
+        assert predictor._difference(
+            classes, numpy.where(classes < n_wrong, -1, classes), model) == differs
+    assert 'float32 of shape (200,) in place of' in predictor._difference(values, classes, model)
+
+
 def test_values_that_are_not_finite(device, graphs, no_warnings):
     def divided(link, atoms, adj):
         y = link.inner(atoms, adj)[:, :3]
@@ -418,10 +531,93 @@ def test_smiles_none_of_which_can_be_used():
     (index, values, failures), = captured_predict(model, ['nonsense', None], method='rsgcn')
     assert len(index) == len(values) == 0
     assert [failure.position for failure in failures] == [0, 1]
-    # The last ones only.
-    parts = list(captured_predict(model, ['C'] * 250 + ['x'], method='rsgcn', batch_size=250))
-    assert [part.values.shape for part in parts] == [(250, 3), (0, 3)]
-    assert parts[-1].failures[0].position == 250
+    # The last ones only, and as many as a batch has in the middle.
+    for n_bad, shapes in ((1, [(250, 3), (0, 3)]), (350, [(250, 3), (0, 3), (0, 3)])):
+        parts = list(captured_predict(model, ['C'] * 250 + ['x'] * n_bad, method='rsgcn',
+                                      batch_size=250))
+        assert [part.values.shape for part in parts] == shapes
+        assert [failure.position for part in parts for failure in part.failures] == list(
+            range(250, 250 + n_bad))
+        assert all(part.index.dtype == numpy.int64 for part in parts)
+
+
+def test_failures_alone_do_not_wait_for_a_full_batch():
+    pytest.importorskip('rdkit')
+    model = model_of(chainer.get_device('@numpy'))
+    predictions = captured_predict(model, itertools.repeat('x'), method='rsgcn', batch_size=500,
+                                   n_processes=1)
+    positions = [failure.position for _ in range(2) for failure in next(predictions).failures]
+    assert positions == list(range(1000))
+
+
+@pytest.mark.filterwarnings('ignore:captured_predict')
+def test_molecules_that_no_model_can_be_asked_about():
+    pytest.importorskip('rdkit')
+    model = on(chainer.get_device('@numpy'), make_model())
+    for method in ('rsgcn', 'rsgcn_gwm'):
+        (index, _, failures), = captured_predict(
+            model, ['C', '', '[Og]', '[Lv]', '[Ts]'], method=method, n_inputs=2)
+        assert index.tolist() == [0, 3]
+        assert [failure[::2] for failure in failures] == [
+            (1, 'no atoms'), (2, 'atomic number 118, the models know those below 117'),
+            (4, 'atomic number 117, the models know those below 117')]
+
+
+@pytest.mark.parametrize('n_processes', (1, 2))
+def test_an_error_comes_after_what_was_before(device, graphs, children, n_processes):
+    pytest.importorskip('rdkit')
+    model = model_of(device)
+
+    def broken():
+        yield from ['CCO'] * 610
+        raise OSError('the disk is gone')
+
+    def fails_at(n, *inputs):
+        nonlocal n_batches
+        n_batches += 1
+        if n_batches > n:
+            raise MemoryError('too large')
+        return model.predictor(*inputs)
+
+    n_batches, found = 0, []
+    with pytest.raises(OSError, match='the disk is gone'):
+        for part in captured_predict(model, broken(), method='rsgcn', batch_size=100,
+                                     n_processes=n_processes):
+            found.append(part.index)
+    numpy.testing.assert_array_equal(numpy.concatenate(found), numpy.arange(610))
+    assert not children()
+    found = []
+    with pytest.raises(MemoryError, match='too large'):
+        for part in captured_predict(model, ['CCO'] * 600, method='rsgcn', batch_size=100,
+                                     n_processes=n_processes, predict=lambda *inputs: fails_at(
+                                         1, *inputs)):
+            found.append(part.index)
+    assert len(found) == 1
+    assert not children()
+
+
+def test_left_in_the_middle(monkeypatch, children):
+    """Nothing is on its way any more, and graphs, memory and processes are gone."""
+    pytest.importorskip('rdkit')
+    graphs = stand_in(monkeypatch)
+    model = model_of(chainer.get_device('@numpy'))
+
+    def predictions():
+        return captured_predict(model, itertools.repeat('CCO'), method='rsgcn', batch_size=100,
+                                n_processes=2)
+
+    with pytest.raises(KeyError):
+        for n, _ in enumerate(predictions()):
+            if n == 5:
+                assert graphs.n_waiting and children()
+                raise KeyError
+    assert graphs.n_launches and not graphs.n_waiting and not children()
+    assert graphs.n_freed == 1
+    closed = predictions()
+    next(closed)
+    closed.close()
+    assert not graphs.n_waiting and not children()
+    assert graphs.n_freed == 2
 
 
 def test_smiles_without_end():
@@ -440,10 +636,13 @@ def test_smiles_without_end():
         n_read = 0
         predictions = captured_predict(model, endless(), method='rsgcn', batch_size=100,
                                        n_processes=n_processes)
-        got = [next(predictions).index for _ in range(30)]
+        got = [next(predictions).index]
+        n_chunks = 1 if n_processes == 1 else n_processes * parsing.CHUNKS_AHEAD
+        assert n_read == parsing.CHUNK * n_chunks
+        got += [next(predictions).index for _ in range(29)]
         numpy.testing.assert_array_equal(numpy.concatenate(got), numpy.arange(3000))
         predictions.close()
-        assert n_read < 3000 + 100 + 250 * module.CHUNKS_AHEAD * n_processes + 1000
+        assert n_read < 3000 + 100 + 250 * parsing.CHUNKS_AHEAD * n_processes + 1000
 
 
 def test_no_molecules(device, graphs):
@@ -460,6 +659,11 @@ def test_wrong_arguments():
             ('method: expected one of', ValueError, dict(data=['C'], method='none')),
             ('method= to go with SMILES', TypeError, dict(data=['C'])),
             ('method= to go with SMILES', TypeError, dict(data=iter(['C']))),
+            ('method= to go with SMILES', TypeError, dict(data={'C'})),
+            ('data: expected an iterable of SMILES, got int', TypeError,
+             dict(data=3, method='rsgcn')),
+            ("method: expected one of Chainer Chemistry's", TypeError,
+             dict(data=['C'], method='schnet')),
             ('got one string', TypeError, dict(data='CCO', method='rsgcn')),
             ('model: expected a chainer.Link, got int', TypeError, dict(model=1))):
         with pytest.raises(error, match=words):  # at once, not at the first batch
@@ -485,14 +689,14 @@ def test_memory_is_given_back():
     pool = cuda.cupy.get_default_memory_pool()
     collected(captured_predict(model, data, batch_size=16))  # compiles
     pool.free_all_blocks()
-    before = pool.used_bytes()
+    before = pool.used_bytes(), pool.total_bytes()
     for n_batches in (25, 9):
         predictions = captured_predict(model, data, batch_size=16)
         for _ in range(n_batches):
             next(predictions)
         predictions.close()
         del predictions
-        assert pool.used_bytes() <= before
+        assert pool.used_bytes() <= before[0] and pool.total_bytes() <= before[1]
 
 
 @pytest.mark.gpu
@@ -504,3 +708,21 @@ def test_on_another_stream():
     with cupy.cuda.Stream(non_blocking=True):
         values = collected(captured_predict(model, DeviceDataset(examples, 0), batch_size=8))[1]
     assert relative_error(values, expected) < 1e-5
+
+
+@pytest.mark.gpu
+def test_on_streams_in_turn():
+    cupy = cuda.cupy
+    device = chainer.get_device('@cupy:0')
+    model, examples = model_of(device), molecules(200)
+    expected = expected_of(model, examples)
+    predictions = captured_predict(model, DeviceDataset(examples, 0), batch_size=8)
+    cupy.cuda.Device(0).synchronize()
+    parts = []
+    for stream in itertools.islice(itertools.cycle(
+            [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]), 25):
+        with stream:
+            parts.append(next(predictions))
+            assert cupy.cuda.get_current_stream().ptr == stream.ptr
+    assert next(predictions, None) is None
+    assert relative_error(collected(parts)[1], expected) < 1e-5

@@ -200,6 +200,14 @@ def test_numpy_arrays_are_left_alone_in_a_step():
             assert (one == other).all()
 
 
+def test_a_step_does_without_cudnn():
+    with chainer.using_config('use_cudnn', 'auto'):
+        with pytest.raises(KeyError), step.under_way(step.Step(None, 0, None)):
+            assert chainer.config.use_cudnn == 'never'
+            raise KeyError
+        assert chainer.config.use_cudnn == 'auto'
+
+
 def test_dropout(xp, a_step, monkeypatch):
     calls = []
 
