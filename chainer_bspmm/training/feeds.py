@@ -2,11 +2,13 @@
 import numpy
 
 from chainer.dataset import convert
+from chainer.datasets import SubDataset
 
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_dataset import locate
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_dataset import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import staging
@@ -77,7 +79,8 @@ def batch_of(examples, converter, device):
     Raises:
         NoSparseBatch: the converter makes something else than a packed sparse batch.
     """
-    if type(converter) is CSRConverter and converter.layout == 'packed':
+    if (type(converter) is CSRConverter and converter.layout == 'packed'
+            and not converter.n_node_columns):
         found = locate(examples) if isinstance(examples, (list, SparseDataset)) else None
         if (found is not None and isinstance(found[0], DeviceMolecules)
                 and found[0].device == device):
@@ -94,7 +97,7 @@ def batch_of(examples, converter, device):
             raise NoSparseBatch('converter: expected arrays on the host where device is None, got '
                                 '%s' % type(array).__name__)
     for i, label in enumerate(labels):
-        if len(label) != adj.n_graphs:
+        if label.shape[:1] != (adj.n_graphs,):
             raise NoSparseBatch('converter: expected a row for each of %d molecules in output %d, '
                                 'got shape %s' % (adj.n_graphs, 2 + i, label.shape))
     return HostBatch(atoms, adj, labels)
@@ -108,8 +111,13 @@ def _described(arrays):
 
 def capacities(dataset, n_graphs):
     """Return `Capacities` for batches of a data set (any object), by its sizes where it has any."""
-    if not isinstance(dataset, SparseDataset):
+    found = None
+    if isinstance(dataset, SparseDataset):
+        found = locate(dataset)
+    elif isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
+        found = locate(dataset[:])  # what Chainer's functions that split data sets make
+    if found is None:
         return Capacities(n_graphs)
-    molecules, order = dataset.molecules, dataset.order
+    molecules, order = found
     return Capacities(n_graphs, molecules.sizes[order], molecules.nnz[order],
                       molecules.max_atom_id)

@@ -1,6 +1,7 @@
 """What a training step reads from Python, which a captured graph would go on using as it was."""
 import functools
 import operator
+import sys
 import types
 
 import numpy
@@ -9,7 +10,10 @@ import chainer
 from chainer.backends import cuda
 
 # Whose functions are taken to depend on their arguments, and on Chainer's configuration.
-LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'
+LIBRARIES = frozenset((
+    'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'))
+# What is not looked into: another one in its place is no change. Each step makes such a variable.
+PASSED_BY = chainer.Variable, dict, list
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 
 
@@ -17,17 +21,21 @@ class Frozen:
     """Give a key that changes when something frozen has changed.
 
     Covers the attributes of all links that are numbers, strings, tuples of them, functions or
-    arrays, such variables around these functions and the one that is run, the parameters' arrays,
-    whether they want a gradient and are updated, the optimizer's states, and Chainer's
-    configuration. It does not look into lists and dicts of a link, nor into objects that are no
-    links.
+    arrays, those of their classes, such variables around these functions, methods and the one that
+    is run, and the attributes by which these use objects and modules around them, all parameters'
+    arrays, whether they want a gradient and are updated, the optimizer's states, and Chainer's
+    configuration. It does not look into lists and dicts of a link, nor into other objects that it
+    has.
 
     Args:
         target (chainer.Link): what is trained, or predicts.
         function (callable): what is run, a link or a function that uses some.
 
     Attributes:
+        links (list of chainer.Link): the target's, and others that the function uses.
         params (list of tuple): the target's parameters, each with its update rule or None.
+        other_params (list of chainer.Parameter): those of the other links, such as of a part of a
+            model that is not trained.
     """
 
     def __init__(self, target, function):
@@ -45,7 +53,9 @@ class Frozen:
             self._look()
         self._arrays = [part for param, rule in self.params
                         for part in (param._data[0], *((rule and rule.state) or {}).values())]
+        self._arrays += [param._data[0] for param in self.other_params]
         flags = [(param.requires_grad, rule and rule.enabled) for param, rule in self.params]
+        flags += [param.requires_grad for param in self.other_params]
         return self._key, tuple(map(id, self._arrays)), tuple(flags)
 
     def held(self):
@@ -68,23 +78,29 @@ class Frozen:
     def hooks(self):
         """Return what (str or None) wants to see every call: functions and links with hooks."""
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
-        for link in self._links:
+        for link in self.links:
             names += link._local_link_hooks or ()
         return names[0] if names else None
 
     def _look(self):
-        links, functions = {}, {}
-        _follow(self._target, links, functions)
-        _follow(self._function, links, functions)
-        self._links = list(links.values())
+        links, functions, classes = {}, {}, {}
+        _follow(self._target, links, functions, classes)
+        _follow(self._function, links, functions, classes)
+        self.links = list(links.values())
         self._watched = [_Watched(chainer.config, 'chainer.config', _configuration)]
-        for link in self._links:
+        for link in self.links:
             self._watched.append(_Watched(
                 link, link.name or type(link).__name__, functools.partial(vars, link)))
-        for function in functions.values():
+        for kind in classes.values():
+            self._watched.append(_Watched(kind, kind.__name__, functools.partial(vars, kind)))
+        for function, owner in functions.values():
             self._watched.append(_Watched(
-                function, function.__name__, functools.partial(_surroundings, function)))
+                function, function.__name__, functools.partial(_surroundings, function, owner)))
         self.params = [(param, param.update_rule) for param in self._target.params()]
+        known = {id(param) for param, _ in self.params}
+        self.other_params = [
+            param for param in {id(param): param for link in self.links
+                                for param in link.params()}.values() if id(param) not in known]
         self._key = tuple(watched.key for watched in self._watched)
 
 
@@ -101,36 +117,97 @@ class _Watched:
         self.held = [owner] + [value for _, value, token in tokens if token is not None]
 
     def has_changed(self):
-        values = self._read().values()
-        return len(values) != len(self._values) or not all(map(operator.is_, values, self._values))
+        values = list(self._read().values())
+        if len(values) != len(self._values):
+            return True
+        if not all(map(operator.is_, values, self._values)):
+            for value, before in zip(values, self._values):
+                if value is not before and (
+                        type(value) is not type(before) or type(value) not in PASSED_BY):
+                    return True
+            self._values = values
+        return False
 
 
-def _follow(thing, links, functions):
-    """Note (id -> itself) the links and functions that something consists of or uses."""
+def _follow(thing, *found):
+    """Note the links, functions and classes that something consists of or uses.
+
+    Args:
+        found (dicts): links and classes of links, id -> itself; functions, (id, id of the object
+            whose method it is) -> itself and that object, which is no link, or None.
+    """
+    links, functions, classes = found
     if isinstance(thing, functools.partial):
         for part in (thing.func, *thing.args, *thing.keywords.values()):
-            _follow(part, links, functions)
+            _follow(part, *found)
     elif isinstance(thing, types.MethodType):
-        _follow(thing.__self__, links, functions)
-        _follow(thing.__func__, links, functions)
-    elif isinstance(thing, chainer.Link) and id(thing) not in links:
-        for link in thing.links():
-            links[id(link)] = link
-        for link in thing.links():
-            for value in vars(link).values():
-                if not isinstance(value, chainer.Link):
-                    _follow(value, links, functions)
-    elif isinstance(thing, types.FunctionType) and id(thing) not in functions and (
-            (thing.__module__ or '').split('.')[0] not in LIBRARIES):
-        functions[id(thing)] = thing
-        for value in list(_surroundings(thing).values()):
-            _follow(value, links, functions)
+        _follow(thing.__self__, *found)
+        _follow_function(thing.__func__, thing.__self__, *found)
+    elif isinstance(thing, chainer.Link):
+        new = [link for link in thing.links() if id(link) not in links]
+        links.update((id(link), link) for link in new)
+        for link in new:
+            for value in vars(link).values():  # links that are no children, too
+                _follow(value, *found)
+            for kind in type(link).__mro__:
+                if id(kind) not in classes and _is_user_s(kind):
+                    classes[id(kind)] = kind
+                    for value in vars(kind).values():
+                        _follow(value, *found)
+    elif isinstance(thing, types.FunctionType):
+        _follow_function(thing, None, *found)
+    elif isinstance(thing, property):
+        _follow(thing.fget, *found)
+    elif isinstance(thing, (staticmethod, classmethod)):
+        _follow(thing.__func__, *found)
+    elif callable(thing) and not isinstance(thing, type):
+        _follow_function(type(thing).__call__, thing, *found)
 
 
-def _surroundings(function):
-    """Return name -> value of the variables around a function that it reads."""
+def _follow_function(function, owner, links, functions, classes):
+    """Follow what a function, or the method of an object, reads."""
+    if not isinstance(function, types.FunctionType) or not _is_user_s(function) or (
+            function.__name__ == '__init__'):
+        return
+    owner = owner if _is_open(owner) else None
+    if (id(function), id(owner)) in functions:
+        return
+    functions[id(function), id(owner)] = function, owner
+    for value in list(_surroundings(function, owner).values()):
+        _follow(value, links, functions, classes)
+    if owner is not None:
+        for name in _names(function.__code__):
+            _follow_function(getattr(type(owner), name, None), owner, links, functions, classes)
+
+
+def _is_user_s(thing):
+    """Say whether a class, function or module is from outside of libraries, and Python's own."""
+    name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__
+    return _package(name) not in (LIBRARIES | sys.stdlib_module_names)
+
+
+def _package(module):
+    return (module or '').split('.')[0]
+
+
+def _is_open(thing):
+    """Say whether something has attributes that a user may change: an object, or a module."""
+    if isinstance(thing, types.ModuleType):
+        return _is_user_s(thing)
+    return (hasattr(thing, '__dict__')
+            and not isinstance(thing, (chainer.Link, type, types.FunctionType))
+            and _package(type(thing).__module__) not in LIBRARIES)
+
+
+def _surroundings(function, owner=None):
+    """Return name -> value of the variables around a function that it reads.
+
+    And of such objects' and modules' attributes that have a name which it asks for; so of `owner`,
+    the object whose method it is.
+    """
     code, around = function.__code__, function.__globals__
-    found = {name: around[name] for name in _names(code) if name in around}
+    names = _names(code)
+    found = {name: around[name] for name in names if name in around}
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:
             found[name] = cell.cell_contents
@@ -140,6 +217,11 @@ def _surroundings(function):
     arguments = reversed(code.co_varnames[:code.co_argcount])
     found.update(zip(arguments, reversed(function.__defaults__ or ())))
     found.update(function.__kwdefaults__ or {})
+    objects = [(name, value) for name, value in found.items() if _is_open(value)]
+    for prefix, thing in objects if owner is None else [('self', owner), *objects]:
+        attributes = vars(thing)
+        found.update(('%s.%s' % (prefix, name), attributes[name]) for name in names
+                     if name in attributes)
     return found
 
 

@@ -1,5 +1,6 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 import collections
+import numbers
 import warnings
 
 import numpy
@@ -57,9 +58,10 @@ class GraphUpdater(StandardUpdater):
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from
             NumPy's generator. Kept in snapshots.
-        **kwargs: as StandardUpdater has them.
+        *args, **kwargs: as StandardUpdater has them.
 
     Raises:
+        TypeError, ValueError: the seed is no integer, or out of range.
         StepDiffers (RuntimeError): a checked replay did not pass.
 
     Note:
@@ -69,13 +71,15 @@ class GraphUpdater(StandardUpdater):
     """
 
     def __init__(self, iterator, optimizer, converter=concat_mols, device=None, loss_func=None,
-                 seed=None, **kwargs):
-        super().__init__(iterator, optimizer, converter, device, loss_func, **kwargs)
+                 *args, seed=None, **kwargs):
+        super().__init__(iterator, optimizer, converter, device, loss_func, *args, **kwargs)
         if seed is None:
             # Without drawing: the order of the batches shall be StandardUpdater's.
             generator = numpy.random.RandomState()
             generator.set_state(numpy.random.get_state())
             seed = int(generator.randint(2 ** 63, dtype=numpy.int64))
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+            raise TypeError('seed: expected an integer or None, got %r' % (seed,))
         if not 0 <= seed < 2 ** 63:
             raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
         self.seed = seed
@@ -116,15 +120,16 @@ class GraphUpdater(StandardUpdater):
                 program = self._program(batch)
             except (feeds.NoSparseBatch, CannotCapture) as error:
                 reason = self._reason = str(error)
+                self._context = None  # gives its memory back
                 self._programs.clear()
         if reason is not None:
             self._warn('GraphUpdater trains eagerly: ' + reason)
             self._train_eagerly(examples)
             return
         fused, optimizer = self._context.fused, self._optimizers['main']
-        numbers = None if fused is None else fused.advance()
+        step_numbers = None if fused is None else fused.advance()
         try:
-            program.stage(batch, self.iteration, numbers)
+            program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers:
             raise  # but the step was done
@@ -157,7 +162,9 @@ class GraphUpdater(StandardUpdater):
             if fused is not None:
                 if why_not(optimizer) is not None:  # of a parameter that was just made
                     self._programs.clear()
-                    self._prepare()
+                    reason = self._prepare()
+                    if reason is not None:
+                        raise CannotCapture(reason)
                     return self._program(batch)
                 fused.prepare()
             # That made parameters and states that were not there.
@@ -175,8 +182,8 @@ class GraphUpdater(StandardUpdater):
         return program
 
     def _check_spare_rows(self, program, batch):
-        numbers = self._context.fused and numpy.zeros(self._context.fused.n_numbers)
-        program.stage(batch, self.iteration, numbers)
+        fused = self._context.fused
+        program.stage(batch, self.iteration, fused and numpy.zeros(fused.n_numbers))
         program.check_spare_rows(batch.arrays_on(self.input_device))
         # Lazy links have made their parameters now.
         for param in self._optimizers['main'].target.params(include_uninit=False):
@@ -201,6 +208,10 @@ class GraphUpdater(StandardUpdater):
             return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
         if type(optimizer).update is not chainer.GradientMethod.update:
             return 'the optimizer, %s, has a method update of its own' % type(optimizer).__name__
+        for path, param in optimizer.target.namedparams(include_uninit=False):
+            if param.device != self.input_device:
+                return "parameter '%s' is on %s, the device is %s" % (
+                    path, param.device.name, self.input_device.name)
         return None
 
     def _why_not_now(self):
@@ -213,18 +224,25 @@ class GraphUpdater(StandardUpdater):
         return hook and 'the hook %s is there, which wants to see every call' % hook
 
     def _prepare(self):
+        """Make what all programs share; return what (str or None) stands in the way."""
         device, optimizer = self.input_device, self._optimizers['main']
         chainer_nodes.install()
+        capturer = Capturer(device)
+        try:
+            blas = blas_for(capturer, device)
+        except Exception as error:
+            return ('a cuBLAS handle of its own could not be made, for which nvmath-python, or the '
+                    'library that CuPy has loaded, is asked: %r' % error)
         reason = why_not(optimizer)
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
-        capturer = Capturer(device)
         loss_func = self.loss_func or optimizer.target
-        self._context = Context(
-            capturer, blas_for(capturer, device), self.seed, optimizer, loss_func,
-            FusedUpdate(optimizer) if reason is None else None, device)
         self._frozen = Frozen(optimizer.target, loss_func)
+        self._context = Context(
+            capturer, blas, self.seed, optimizer, loss_func,
+            FusedUpdate(optimizer) if reason is None else None, self._frozen, device)
         self._made_for = self._making()
+        return None
 
     def _making(self):
         """Return what (list) the context was made for, as it is now."""

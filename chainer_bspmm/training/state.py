@@ -7,20 +7,13 @@ import chainer
 from chainer.backends import cuda
 
 
-def links_of(optimizer, loss_func):
-    """Return path -> link: those of the target, and of the loss function where it is a link."""
-    links = dict(optimizer.target.namedlinks())
-    if isinstance(loss_func, chainer.Link):
-        known = set(map(id, links.values()))
-        links.update(('loss_func' + path, link) for path, link in loss_func.namedlinks()
-                     if id(link) not in known)
-    return links
+def state_arrays(optimizer, links=()):
+    """Return name -> array: parameters, their optimizer states, and arrays that links have.
 
-
-def state_arrays(optimizer, loss_func=None):
-    """Return name -> array: parameters, their optimizer states, and arrays that links have."""
+    Links: those of the optimizer's target, and others that the step uses.
+    """
     arrays = {}
-    for path, link in links_of(optimizer, loss_func).items():
+    for path, link in _named(optimizer.target, links).items():
         for name, value in sorted(vars(link).items()):
             arrays['%s/%s' % (path.rstrip('/'), name)] = value
     for path, param in optimizer.target.namedparams(include_uninit=False):
@@ -31,6 +24,15 @@ def state_arrays(optimizer, loss_func=None):
     return {name: array for name, array in arrays.items()
             if isinstance(array, chainer.get_array_types())
             and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)}
+
+
+def _named(target, links):
+    """Return path -> link; links that are not the target's go by their number."""
+    named = dict(target.namedlinks())
+    known = set(map(id, named.values()))
+    named.update(('link %d (%s)' % (i, link.name or type(link).__name__), link)
+                 for i, link in enumerate(links) if id(link) not in known)
+    return named
 
 
 def copies(arrays):
@@ -46,20 +48,16 @@ def put_back(arrays, values):
 
 @contextlib.contextmanager
 def attributes_kept(links):
-    """Undo that attributes of links are replaced inside; what is made there for good stays.
+    """Undo that attributes of links are replaced inside, or made in place of None.
 
-    For good: in place of None, such as averages whose length the first batch tells, but for
-    variables.
+    So averages whose length the first batch tells start anew: they took part in a step already.
     """
     before = [(vars(link), dict(vars(link))) for link in links]
     try:
         yield
     finally:
         for now, values in before:
-            for name, value in values.items():
-                new = now.get(name)
-                if value is not None or isinstance(new, chainer.Variable):
-                    now[name] = value
+            now.update(values)
 
 
 def difference(arrays, values, tolerance):

@@ -10,8 +10,10 @@ from chainer_bspmm.training import state
 from chainer_bspmm.training.inputs import Inputs
 
 CHECK_EVERY = 2000  # replays
-# Where a kernel adds with atomics two runs differ by rounding.
+# Where a kernel adds with atomics two runs differ by rounding. Those that do not say so, such as
+# that of chainer.functions.get_item, are found out by running the step eagerly so often.
 NONDETERMINISTIC = 1e-3
+REPEATS = 8
 # Between a batch and the same batch with spare rows: products of other shapes round differently.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
@@ -19,7 +21,8 @@ SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backends', 'contextlib'
 
 # What all programs of an updater share. fused: FusedUpdate or None.
-Context = collections.namedtuple('Context', 'capturer blas seed optimizer loss_func fused device')
+Context = collections.namedtuple(
+    'Context', 'capturer blas seed optimizer loss_func fused frozen device')
 
 
 class CannotCapture(Exception):
@@ -47,6 +50,7 @@ class StepProgram:
         self._replay = None  # a callable, once captured
         self._reported = {}  # what the graph writes: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
+        self._kept = []  # (attributes of a link, those that the step set), such as a loss
         self._n_replays = 0
         self.held = None  # what must not go while the graph may run
 
@@ -83,23 +87,27 @@ class StepProgram:
             in_arrays (tuple): the same batch as an ordinary one, on the device.
 
         Raises:
-            CannotCapture: they differ.
+            CannotCapture: they differ, or an error comes up; if it is the user's own, the eager
+                step shows it.
         """
         context = self._context
-        arrays = state.state_arrays(context.optimizer, context.loss_func)
+        arrays = state.state_arrays(context.optimizer, context.frozen.links)
         before = state.copies(arrays)
-        links = state.links_of(context.optimizer, context.loss_func).values()
         results = []
-        with context.capturer.ordered(), state.attributes_kept(links):
+        with context.capturer.ordered(), state.attributes_kept(context.frozen.links):
             for given in (in_arrays, in_arrays, None):
                 try:
                     with step.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
+                    results.append(dict(_arrays_of(reported), loss=loss.array))
+                except Exception as error:
+                    raise CannotCapture(blame(error, context.loss_func)) from error
                 finally:
                     state.put_back(arrays, before)
-                results.append(dict(_arrays_of(reported), loss=loss.array))
                 del loss
-        tolerance = SPARE_TOLERANCE[results[0]['loss'].dtype.name]
+        params = context.optimizer.target.params(include_uninit=False)
+        tolerance = max(SPARE_TOLERANCE[dtype.name] for dtype in (
+            results[0]['loss'].dtype, *(param.dtype for param in params)))
         differs = state.difference(results[1], results[0], tolerance)
         if differs:
             raise CannotCapture(
@@ -118,6 +126,8 @@ class StepProgram:
         Raises:
             CannotCapture: with what was to blame.
         """
+        links = [vars(link) for link in self._context.frozen.links]
+        before = [dict(attributes) for attributes in links]
         try:
             self._replay, (reported, self._gradients) = self._context.capturer.capture(
                 lambda: self._compute(unchain=True))
@@ -133,6 +143,12 @@ class StepProgram:
             raise CannotCapture('%s is reported as a value on the host, which a replay would '
                                 'repeat' % on_host[0])
         self._reported = _arrays_of(reported)
+        # What links keep is what the graph writes: no other graph may take its memory.
+        for attributes, values in zip(links, before):
+            kept = {name: value for name, value in attributes.items()
+                    if name not in values or value is not values[name]}
+            if kept:
+                self._kept.append((attributes, kept))
 
     def replay(self):
         """Run the captured step that was staged.
@@ -150,28 +166,40 @@ class StepProgram:
             reported = state.copies(self._reported)
         self._n_replays += 1
         self._give_gradients()
+        for attributes, kept in self._kept:
+            attributes.update(kept)
         return reported
 
     def _checked_replay(self):
-        changing = state.state_arrays(self._context.optimizer, self._context.loss_func)
+        changing = state.state_arrays(self._context.optimizer, self._context.frozen.links)
         before = state.copies(changing)
         self._replay()
         reported = state.copies(self._reported)
-        replayed = state.copies(dict(changing, **self._named_gradients()))
-        state.put_back(changing, before)
-        eager = _arrays_of(self.run())
-        self._gradients, ours = self._gradients_now(), self._gradients
-        eager.update(changing, **self._named_gradients())
-        self._gradients = ours
-        self._give_gradients()
-        differs = state.difference(dict(replayed, **reported), eager,
-                                   0 if self._deterministic else NONDETERMINISTIC)
+        replayed = dict(state.copies(dict(changing, **self._named_gradients())), **reported)
+        eager = self._run_again(changing, before)
+        differs = state.difference(replayed, eager, 0)
+        if differs:
+            self._deterministic = self._deterministic and not any(
+                state.difference(self._run_again(changing, before), eager, 0)
+                for _ in range(REPEATS))
+            if not self._deterministic:
+                differs = state.difference(replayed, eager, NONDETERMINISTIC)
         if differs:
             raise StepDiffers(
                 'a replay of the captured training step gave another %s than the step run '
                 'eagerly: something that the step reads was frozen when it was captured. Train '
                 'with chainer.training.updaters.StandardUpdater' % differs)
         return reported
+
+    def _run_again(self, changing, before):
+        """Run the step that was staged eagerly, from the state `before`; return what it gave."""
+        state.put_back(changing, before)
+        gave = _arrays_of(self.run())
+        ours, self._gradients = self._gradients, self._gradients_now()
+        gave.update(state.copies(dict(changing, **self._named_gradients())))
+        self._gradients = ours
+        self._give_gradients()
+        return gave
 
     def _give_gradients(self):
         # Hooks, other updaters and users give parameters other arrays.
@@ -186,7 +214,8 @@ class StepProgram:
         with step.under_way(self._inputs.step), _observed() as reported:
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
-            loss.backward()
+            with _gradients_kept(context.frozen.other_params):
+                loss.backward()
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
             del loss
@@ -201,6 +230,23 @@ class StepProgram:
 
     def _named_gradients(self):
         return {'gradient of ' + path: gradient for path, _, gradient in self._gradients}
+
+
+@contextlib.contextmanager
+def _gradients_kept(params):
+    """Keep gradients out of parameters, which have the ones that they had afterwards.
+
+    Those that are not the optimizer's: nobody clears them. A graph would go on adding to what they
+    were when it was captured, in memory that may be somebody else's by then.
+    """
+    before = [(param, param.grad) for param in params if param.is_initialized]
+    for param, _ in before:
+        param.cleargrad()
+    try:
+        yield
+    finally:
+        for param, gradient in before:
+            param.grad = gradient
 
 
 @contextlib.contextmanager

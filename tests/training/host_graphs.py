@@ -22,9 +22,12 @@ from chainer_bspmm.training import step_program
 
 
 class HostCapturer:
+    nbytes = 1
+
     def __init__(self, device, optimizer):
         self.stream = contextlib.nullcontext()
         self._optimizer = optimizer
+        self.frozen = None
         self.n_captures = 0
         self.n_launches = 0
 
@@ -35,18 +38,23 @@ class HostCapturer:
         pass
 
     def capture(self, function):
-        arrays = state.state_arrays(self._optimizer)
+        links = [*self._optimizer.target.links(), *(self.frozen.links if self.frozen else ())]
+        arrays = state.state_arrays(self._optimizer, links)
         before = state.copies(arrays)
         try:
             reported, gradients = result = function()
         finally:
             state.put_back(arrays, before)
         self.n_captures += 1
+        written = [(vars(link), _variables(link)) for link in links]
 
         def launch():
             self.n_launches += 1
-            with _python_as_it_was(self._optimizer.target):
+            with _python_as_it_was(links):
                 again, new = function()
+                for attributes, variables in written:
+                    for name, variable in variables.items():
+                        variable.array[...] = attributes[name].array
             for name, value in again.items():
                 step_program._bare(reported[name])[...] = step_program._bare(value)
             for (_, _, old), (_, _, gradient) in zip(gradients, new):
@@ -54,11 +62,17 @@ class HostCapturer:
         return launch, result
 
 
+def _variables(link):
+    """Return name -> variable, such as a loss: what a link keeps of a step."""
+    return {name: value for name, value in vars(link).items() if type(value) is chainer.Variable}
+
+
 @contextlib.contextmanager
-def _python_as_it_was(target):
+def _python_as_it_was(links):
     """Undo what is done inside to attributes of links and to gradients: a graph does not do it."""
-    attributes = [(vars(link), dict(vars(link))) for link in target.links()]
-    gradients = [(param, param.grad) for param in target.params(include_uninit=False)]
+    attributes = [(vars(link), dict(vars(link))) for link in links]
+    params = {id(param): param for link in links for param in link.params(include_uninit=False)}
+    gradients = [(param, param.grad) for param in params.values()]
     yield
     for now, before in attributes:
         now.clear()
@@ -99,5 +113,11 @@ def stand_in(monkeypatch):
         made.append(HostCapturer(device, chainer.global_config.tested_optimizer))
         return made[-1]
 
+    def context(capturer, *rest):
+        made = step_program.Context(capturer, *rest)
+        capturer.frozen = made.frozen
+        return made
+
     monkeypatch.setattr(graph_updater, 'Capturer', capturer)
+    monkeypatch.setattr(graph_updater, 'Context', context)
     return made

@@ -1,0 +1,476 @@
+"""`GraphUpdater` in scripts that do what Chainer lets them do, and few others do."""
+
+import functools
+import gc
+import types
+import warnings
+import weakref
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import functions
+from chainer import links
+from chainer import optimizers
+from chainer.datasets import split_dataset
+from chainer.iterators import SerialIterator
+from chainer.training.updaters import StandardUpdater
+
+from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.backend import gemm
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import feeds
+from chainer_bspmm.training import step_program
+from chainer_bspmm.training.frozen import Frozen
+from tests.support import relative_error
+from tests.training import host_graphs
+from tests.training.test_changes_between_steps import causes
+from tests.training.test_changes_between_steps import no_causes  # NOQA: F401  (a fixture)
+from tests.training.test_changes_between_steps import same_molecules
+from tests.training.test_changes_between_steps import small_model
+from tests.training.test_changes_between_steps import three_columns
+from tests.training.test_graph_updater import BATCH
+from tests.training.test_graph_updater import graphs  # NOQA: F401  (a fixture)
+from tests.training.test_graph_updater import make_updater
+from tests.training.test_graph_updater import molecules
+from tests.training.test_graph_updater import parameters
+from tests.training.test_graph_updater import Row
+from tests.training.test_graph_updater import run
+from tests.training.test_graph_updater import without_dropout
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+
+
+def on_host(array):
+    return chainer.backends.cuda.to_cpu(getattr(array, 'array', array)).tolist()
+
+
+# What the model keeps of a step.
+
+def test_attributes_that_a_step_sets(device, graphs, no_causes):  # NOQA: F811
+    """They are those of the last step, whichever graph ran, as after a step run eagerly."""
+    def function(link, atoms, adj):
+        link.n_graphs = adj.n_graphs
+        return three_columns(link, atoms, adj)
+
+    examples, seen = same_molecules(14), []
+    for kind in (StandardUpdater, GraphUpdater):
+        model = without_dropout(small_model(function, n_graphs=0))
+        updater = make_updater(kind, device, model, examples, optimizers.SGD(0.01))
+        iterators = [SerialIterator(examples, n, shuffle=False) for n in (8, 6)]
+        kept = []
+        for i in range(24):
+            updater._iterators['main'] = iterators[i % 2]
+            loss = run(updater, 1)[0]['main/loss']
+            assert on_host(model.loss) == pytest.approx(loss, rel=1e-6)
+            kept.append([model.predictor.n_graphs, len(model.y), loss])
+            with chainer.using_config('train', False), chainer.no_backprop_mode():
+                model(*chainer_bspmm.concat_mols(examples[:3], device))
+        seen.append(kept)
+    if graphs:
+        assert graphs[0].n_launches > 12
+    numpy.testing.assert_allclose(seen[1], seen[0], rtol=1e-3)
+
+
+# A model of which the optimizer has only a part, and links that are nobody's part.
+
+def only_a_head(kind, device):
+    """Return an updater of the last layer of a model, and the part that is not trained."""
+    numpy.random.seed(0)
+    row = Row(lambda link, atoms, adj: link.head(link.inner(atoms, adj)))
+    with row.init_scope():
+        row.head = links.Linear(5, 3)
+    without_dropout(row).to_device(device)
+
+    def loss_func(atoms, adj, labels):
+        return functions.mean_squared_error(row(atoms, adj), labels)
+
+    updater = make_updater(kind, device, row.head, same_molecules(), optimizers.SGD(0.01),
+                           loss_func=loss_func)
+    return updater, row.inner
+
+
+def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):  # NOQA: F811
+    results = []
+    for kind in (StandardUpdater, GraphUpdater):
+        updater, body = only_a_head(kind, device)
+        run(updater, 4)
+        for param in body.params(False):
+            param.array = param.array * device.xp.float32(1.5)
+        run(updater, 4)
+        results.append(parameters(updater))
+        if kind is GraphUpdater:
+            assert len({key[-1] for key in updater._programs}) == 2
+    for name, expected in results[0].items():
+        assert relative_error(results[1][name], expected) < 1e-5, name
+
+
+def test_gradients_of_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):  # NOQA: F811
+    updater, body = only_a_head(GraphUpdater, device)
+    gradients = []
+    for param in body.params(False):
+        param.grad = device.xp.full_like(param.array, 7)
+        gradients.append(param.grad)
+    run(updater, 4)
+    for param, gradient in zip(body.params(False), gradients):
+        assert param.grad is gradient and bool((gradient == 7).all())
+
+
+def test_a_teacher_in_a_closure(device, graphs):  # NOQA: F811
+    """Averages of a link that the loss uses, and no optimizer has, move once a step."""
+    averages = []
+    for kind in (StandardUpdater, GraphUpdater):
+        teacher, model = links.BatchNormalization(3), small_model()
+        teacher.to_device(device)
+
+        def loss_func(atoms, adj, labels):
+            return functions.mean_squared_error(teacher(labels), model.predictor(atoms, adj))  # NOQA: B023
+
+        updater = make_updater(kind, device, model, same_molecules(), loss_func=loss_func)
+        run(updater, 4)
+        averages.append(chainer.backends.cuda.to_cpu(teacher.avg_mean))
+    assert graphs is None or graphs[0].n_launches
+    assert relative_error(averages[1], averages[0]) < 1e-5
+
+
+def test_batch_norm_that_learns_its_size(device, graphs):  # NOQA: F811
+    averages = []
+    for kind in (StandardUpdater, GraphUpdater):
+        def function(link, atoms, adj):
+            y = three_columns(link, atoms, adj)
+            return link.norm(y)
+
+        model = without_dropout(small_model(function))
+        with model.predictor.init_scope():
+            model.predictor.norm = links.BatchNormalization(axis=0)
+        updater = make_updater(kind, device, model, same_molecules(), optimizers.SGD(0.01))
+        run(updater, 5)
+        averages.append(chainer.backends.cuda.to_cpu(model.predictor.norm.avg_mean))
+    assert graphs is None or graphs[0].n_launches
+    assert relative_error(averages[1], averages[0]) < 1e-4
+
+
+# Causes to train eagerly, and what is left of the graphs then.
+
+def test_a_model_that_fails_with_spare_rows(device, graphs):  # NOQA: F811
+    def five_atoms_each(link, atoms, adj):
+        h = link.inner.embed(atoms)
+        return functions.sum(functions.reshape(h, (adj.n_graphs, 5, -1)), axis=1)[:, :3]
+
+    updater = make_updater(GraphUpdater, device, small_model(five_atoms_each), same_molecules())
+    with pytest.warns(UserWarning, match='/predictor .Row. cannot be captured: ') as caught:
+        reported = run(updater, 3)
+    assert len(causes(caught)) == 1 and __file__ in causes(caught)[0]
+    assert all('main/loss' in report for report in reported)
+
+
+@pytest.mark.parametrize('dtype', ('float16', 'float32'))
+def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
+    """However exact the loss is."""
+    host_graphs.stand_in(monkeypatch)
+
+    def function(link, atoms, adj):
+        y = functions.cast(three_columns(link, atoms, adj), 'float32')
+        return y * (1.003 if adj.has_spare else 1.)
+
+    with chainer.using_config('dtype', numpy.dtype(dtype)):
+        updater = make_updater(
+            GraphUpdater, chainer.get_device('@numpy'), without_dropout(small_model(function)),
+            same_molecules(), optimizers.SGD(1e-4))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            run(updater, 3)
+    assert bool(causes(caught)) == (dtype == 'float32')
+
+
+def test_an_error_of_the_user_s(device, graphs):  # NOQA: F811
+    """It comes as from StandardUpdater, after the warning."""
+    def fails(link, atoms, adj):
+        raise LookupError('mine')
+
+    updater = make_updater(GraphUpdater, device, small_model(fails), same_molecules())
+    with pytest.warns(UserWarning, match='LookupError: mine'), pytest.raises(LookupError):
+        run(updater, 1)
+    assert updater.iteration == updater.get_optimizer('main').t == 0
+
+
+@pytest.mark.parametrize('value', ('a word', None, (1., 2)))
+def test_reports_that_are_no_numbers(device, graphs, value):  # NOQA: F811
+    def reports(link, atoms, adj):
+        chainer.report({'value': value}, link)
+        return three_columns(link, atoms, adj)
+
+    model = small_model(reports)
+    updater = make_updater(GraphUpdater, device, model, same_molecules())
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+    reporter.add_observer('row', model.predictor)
+    with pytest.warns(UserWarning, match='row/value is reported as a value on the host'):
+        for _ in range(3):
+            with reporter.scope({}):
+                updater.update()
+
+
+def test_a_loss_that_is_none(device, graphs):  # NOQA: F811
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules(),
+                           loss_func=lambda *args: None)
+    with pytest.warns(UserWarning, match='trains eagerly'), pytest.raises(
+            AttributeError, match="'NoneType' object has no attribute 'backward'"):
+        run(updater, 1)
+
+
+def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    run(updater, 3)
+    capturer = weakref.ref(updater._context.capturer)
+    if graphs:
+        graphs.clear()
+    updater.converter = chainer_bspmm.CSRConverter('padded')
+    with pytest.warns(UserWarning, match="layout='packed'"):
+        run(updater, 1)
+    gc.collect()
+    assert updater.graph_nbytes == 0 and capturer() is None
+
+
+def test_no_cublas(device, graphs, monkeypatch):  # NOQA: F811
+    """Such as on Windows, without nvmath-python."""
+    def fails():
+        raise FileNotFoundError('/proc/self/maps')
+
+    monkeypatch.setattr(gemm, 'Blas', fails)
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    with pytest.warns(UserWarning, match='trains eagerly: a cuBLAS handle .*proc/self/maps'):
+        run(updater, 2)
+    assert updater._context is None
+
+
+def test_parameters_elsewhere(monkeypatch):
+    host_graphs.stand_in(monkeypatch)
+    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(),
+                           same_molecules())
+    updater._input_device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
+    assert updater._why_not() == (
+        "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1")
+
+
+def test_a_label_that_is_no_row_of_each_molecule(device, graphs):  # NOQA: F811
+    def convert(batch, device=None):
+        return (*chainer_bspmm.concat_mols(batch, device), numpy.full((), 2, 'f'))
+
+    model = small_model()
+    updater = make_updater(
+        GraphUpdater, device, model, same_molecules(), converter=convert,
+        loss_func=lambda atoms, adj, labels, factor: model(atoms, adj, labels) * float(factor))
+    with pytest.warns(UserWarning, match=r'each of 8 molecules in output 3, got shape \(\)'):
+        run(updater, 2)
+
+
+@pytest.mark.gpu
+def test_columns_of_nodes_with_a_data_set_on_the_device():
+    device = chainer.get_device('@cupy:0')
+    updater = make_updater(
+        GraphUpdater, device, small_model(), DeviceDataset(same_molecules(), device),
+        converter=chainer_bspmm.CSRConverter(n_node_columns=1))
+    with pytest.raises(ValueError, match='expected dense examples to go with n_node_columns = 1'):
+        run(updater, 1)
+
+
+def test_buffers_for_a_part_that_chainer_split_off():
+    dataset = to_sparse(molecules(60))
+    order = numpy.random.RandomState(0).permutation(60)
+    first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
+    found, expected = (feeds.capacities(part, BATCH)._levels
+                       for part in (first, dataset[order[:40]]))
+    assert found == expected and len(found) == 2
+    for other in (dataset[:0], split_dataset(dataset, 0)[0], molecules(3),
+                  split_dataset(molecules(3), 2)[0]):
+        assert not feeds.capacities(other, BATCH)._levels
+
+
+# Kernels that add with atomics.
+
+def test_a_step_that_is_not_deterministic_and_does_not_say_so(
+        device, graphs, monkeypatch):  # NOQA: F811
+    monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
+    n = 1 << 14
+    rng = numpy.random.RandomState(0)
+    rows, weights = rng.randint(BATCH, size=n), rng.normal(size=(n, 1)).astype('f') / n
+
+    def function(link, atoms, adj):
+        y = three_columns(link, atoms, adj)
+        if link.xp is numpy:
+            return y * (1 + 1e-5 * numpy.random.rand())
+        return y + 1e-2 * functions.sum(  # backward adds to some rows in any order
+            functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True)
+
+    model = without_dropout(small_model(
+        function, rows=device.send(rows), weights=device.send(weights)))
+    updater = make_updater(GraphUpdater, device, model, same_molecules(), optimizers.SGD(1e-3))
+    run(updater, 6)
+    if graphs:
+        program, = updater._programs.values()
+        assert not program._deterministic
+
+
+def test_a_difference_beyond_rounding(monkeypatch):
+    """Steps that differ from each other do not make up for it."""
+    host_graphs.stand_in(monkeypatch)
+    monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
+
+    def function(link, atoms, adj):
+        link.shared[0] += 1
+        factor = 2 if link.shared[0] == 6 else 1  # in the replay
+        return three_columns(link, atoms, adj) * (factor + 1e-5 * numpy.random.rand())
+
+    model = without_dropout(small_model(function, shared=[0]))
+    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), model, same_molecules())
+    run(updater, 1)
+    with pytest.raises(step_program.StepDiffers):
+        run(updater, 6)
+
+
+# Arguments.
+
+@pytest.mark.parametrize('seed', (1.5, '7', True))
+def test_seed(seed):
+    with pytest.raises(TypeError, match='seed: expected an integer or None, got '):
+        make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(), same_molecules(),
+                     seed=seed)
+
+
+def test_arguments_by_position():
+    """As many as StandardUpdater takes."""
+    updater = GraphUpdater(
+        SerialIterator(same_molecules(), BATCH), optimizers.SGD().setup(small_model()),
+        chainer_bspmm.concat_mols, None, None, 128., False)
+    assert updater.loss_scale == 128 and not updater.auto_new_epoch
+
+
+# Where values come from.
+
+FACTOR = 1.
+
+
+class Scaled(chainer.Chain):
+    ratio = 1.
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = links.Linear(2, 2)
+
+    @property
+    def twice(self):
+        return 2 * FACTOR
+
+    def forward(self, x):
+        return functions.sum(sum([self.linear(x) * FACTOR * i for i in range(2)]))
+
+
+def in_a_comprehension(x):
+    return sum([FACTOR * i for i in range(2)])
+
+
+@pytest.mark.parametrize('function', (None, in_a_comprehension))
+def test_globals(monkeypatch, function):
+    model = Scaled() if function is None else links.Linear(2, 2)
+    frozen = Frozen(model, function or model)
+    before = frozen.key()
+    monkeypatch.setitem(globals(), 'FACTOR', 2.)
+    after = frozen.key()
+    assert after != before == before and frozen.key() == after
+    assert 'FACTOR' in frozen.changed(before, after)
+
+
+def test_attributes_of_classes(monkeypatch):
+    model = Scaled()
+    frozen = Frozen(model, model)
+    before = frozen.key()
+    monkeypatch.setattr(Scaled, 'ratio', 0.5)
+    assert frozen.key() != before and 'ratio' in frozen.changed(before, frozen.key())
+
+
+class Loss:
+    """A loss whose weight goes up as training goes on, in the ways in which it can be written."""
+
+    def __init__(self, model):
+        self.model, self.weight, self.n_calls = model, 1., 0
+
+    def __call__(self, *args):
+        return self._weighted(self.model(*args))
+
+    def method(self, *args):
+        return self._weighted(self.model(*args))
+
+    def closure(self):
+        return lambda *args: self.model(*args) * self.weight
+
+    def _weighted(self, loss):
+        return loss * self.weight
+
+    def count(self):
+        self.n_calls += 1
+
+
+@pytest.mark.parametrize('pick', (
+    lambda loss: loss, lambda loss: loss.method, lambda loss: loss.closure(),
+    lambda loss: functools.partial(Loss.__call__, loss)))
+def test_weight_of_a_loss(device, graphs, no_causes, pick):  # NOQA: F811
+    results = []
+    for kind in (StandardUpdater, GraphUpdater):
+        model = without_dropout(small_model())
+        loss = Loss(model)
+        updater = make_updater(kind, device, model, same_molecules(), optimizers.SGD(0.01),
+                               loss_func=pick(loss))
+        for weight in (1., 2., 1.):
+            loss.weight = weight
+            for _ in range(3):
+                run(updater, 1)
+                loss.count()  # is nothing that the step reads
+        results.append(parameters(updater))
+    assert len({key[-1] for key in updater._programs}) == 2
+    for name, expected in results[0].items():
+        assert relative_error(results[1][name], expected) < 1e-5, name
+
+
+settings = types.SimpleNamespace(factor=1.)
+
+
+def with_settings(x):
+    return x * settings.factor
+
+
+def test_links_that_are_defaults():
+    model, teacher = links.Linear(2, 2), links.Linear(2, 2)
+    frozen = Frozen(model, lambda x, n=2., *, teacher=teacher: n * (model(x) - teacher(x)))
+    frozen.key()
+    assert frozen.links == [model, teacher]
+    assert {id(param) for param in frozen.other_params} == {id(teacher.W), id(teacher.b)}
+
+
+def test_a_link_that_is_no_child():
+    model, teacher = links.Linear(2, 2), links.Linear(2, 2)
+    model.teacher = teacher
+    frozen = Frozen(model, model)
+    before = frozen.key()
+    assert [link for link in frozen.links if link is teacher] == [teacher]
+    teacher.W.array = teacher.W.array.copy()
+    assert frozen.key() != before
+
+
+def test_attributes_of_objects_around_a_function(monkeypatch):
+    frozen = Frozen(links.Linear(2, 2), with_settings)
+    before = frozen.key()
+    settings.other = 3  # nobody asks for it
+    assert frozen.key() == before
+    monkeypatch.setattr(settings, 'factor', 2.)
+    assert frozen.key() != before and 'settings.factor' in frozen.changed(before, frozen.key())
+    own = types.ModuleType('settings_of_mine')
+    own.factor = 1.
+    monkeypatch.setitem(globals(), 'settings', own)
+    before = frozen.key()
+    own.factor = 2.
+    assert frozen.key() != before
