@@ -96,6 +96,11 @@ class HostStaging(staging.Staging):
             self.device[name][...] = array
 
 
+def causes(caught):
+    """Return the texts of recorded warnings that say why steps are not captured."""
+    return [str(w.message) for w in caught if 'trains eagerly' in str(w.message)]
+
+
 def stand_in(monkeypatch):
     """Make GraphUpdater take the host for a GPU. Fused updates are left out."""
     monkeypatch.setattr(graph_updater, 'why_not', lambda optimizer: 'this is the host')

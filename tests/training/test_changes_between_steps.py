@@ -21,9 +21,9 @@ from chainer_bspmm.training import step_program
 from chainer_bspmm.training.frozen import Frozen
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
+from tests.training.host_graphs import causes
 from tests.training.test_graph_updater import BATCH
 from tests.training.test_graph_updater import Row
-from tests.training.test_graph_updater import graphs  # NOQA: F401  (a fixture)
 from tests.training.test_graph_updater import make_model
 from tests.training.test_graph_updater import make_updater
 from tests.training.test_graph_updater import molecules
@@ -51,19 +51,6 @@ def small_model(function=three_columns, lossfun=functions.mean_squared_error, **
     return Regressor(row, lossfun=lossfun)
 
 
-def causes(caught):
-    return [str(w.message) for w in caught if 'trains eagerly' in str(w.message)]
-
-
-@pytest.fixture
-def no_causes():
-    """Fail where a step could not be captured."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        yield
-    assert not causes(caught)
-
-
 def compare(device, change, n_steps=6, **kwargs):
     """Train with both updaters, calling ``change(updater)`` between steps; compare parameters."""
     results = []
@@ -86,7 +73,7 @@ def halve(optimizer):
         param.grad = param.grad * numpy.float32(0.5)
 
 
-def test_a_hook_that_replaces_gradients(device, graphs, no_causes):  # NOQA: F811
+def test_a_hook_that_replaces_gradients(device, graphs, no_causes):
     def change(updater):
         hooks = updater.get_optimizer('main')._hookable._pre_update_hooks
         if 'halve' not in hooks:
@@ -99,7 +86,7 @@ def test_a_hook_that_replaces_gradients(device, graphs, no_causes):  # NOQA: F81
     lambda model: model.cleargrads(),
     lambda model: [setattr(param, 'grad', param.array.copy()) for param in model.params(False)],
 ])
-def test_gradients_that_are_changed_between_steps(device, graphs, no_causes, change):  # NOQA: F811
+def test_gradients_that_are_changed_between_steps(device, graphs, no_causes, change):
     def add_noop(updater):
         optimizer = updater.get_optimizer('main')
         if 'noop' not in optimizer._hookable._pre_update_hooks:
@@ -111,7 +98,7 @@ def test_gradients_that_are_changed_between_steps(device, graphs, no_causes, cha
 
 # What a key names by its number is kept: another thing could get the number.
 
-def test_a_program_keeps_what_its_key_names(device, graphs):  # NOQA: F811
+def test_a_program_keeps_what_its_key_names(device, graphs):
     model = small_model(factor=device.xp.ones(3, 'f'))
     model.lossfun = lambda x, t: functions.mean_squared_error(x, t)
     updater = make_updater(GraphUpdater, device, model, same_molecules())
@@ -131,14 +118,14 @@ def test_a_program_keeps_what_its_key_names(device, graphs):  # NOQA: F811
 
 # Reports.
 
-def test_first_without_a_reporter(device, graphs):  # NOQA: F811
+def test_first_without_a_reporter(device, graphs):
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
     for _ in range(3):
         updater.update()
     assert all('main/loss' in report for report in run(updater, 3))
 
 
-def test_a_report_that_comes_and_goes(device, graphs):  # NOQA: F811
+def test_a_report_that_comes_and_goes(device, graphs):
     def sometimes(link, atoms, adj):
         link.calls.append(0)
         y = three_columns(link, atoms, adj)
@@ -154,7 +141,7 @@ def test_a_report_that_comes_and_goes(device, graphs):  # NOQA: F811
     assert len(causes(caught)) == 1 and 'extra' in causes(caught)[0]
 
 
-def test_a_report_of_a_number(device, graphs):  # NOQA: F811
+def test_a_report_of_a_number(device, graphs):
     def reports(link, atoms, adj):
         chainer.report({'weight': 0.5, 'n': 3, 'flag': True}, link)
         return three_columns(link, atoms, adj)
@@ -167,7 +154,7 @@ def test_a_report_of_a_number(device, graphs):  # NOQA: F811
     assert all(report['main/predictor/weight'] == 0.5 for report in reported)
 
 
-def test_labels_that_are_nan(device, graphs, no_causes):  # NOQA: F811
+def test_labels_that_are_nan(device, graphs, no_causes):
     examples = [(atoms, adj, label * numpy.float32('nan'))
                 for atoms, adj, label in same_molecules()]
     updater = make_updater(GraphUpdater, device, small_model(), examples)
@@ -191,8 +178,10 @@ def test_difference(found, expected, tolerance, differs):
 
 # What a check leaves behind: nothing.
 
-def test_a_check_changes_nothing(device, graphs):  # NOQA: F811
+def test_a_check_changes_nothing(device, graphs):
     """Counters, sums and averages of a link go up by one a step, as in StandardUpdater."""
+    if device.xp is not numpy:
+        pytest.skip('needs the stand-ins')
     counts = []
     for kind in (StandardUpdater, GraphUpdater):
         def count(link, atoms, adj):
@@ -202,18 +191,16 @@ def test_a_check_changes_nothing(device, graphs):  # NOQA: F811
             return three_columns(link, atoms, adj)
 
         model = small_model(count, total=numpy.zeros(2, 'f'), average=numpy.zeros((), 'f'))
-        updater = make_updater(kind, chainer.get_device('@numpy'), model, same_molecules())
+        updater = make_updater(kind, device, model, same_molecules())
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            if kind is GraphUpdater and graphs is None:
-                return
             run(updater, 3)
         row = model.predictor
         counts.append((row.counter, row.total.tolist(), float(row.average)))
     assert counts[0] == counts[1]
 
 
-def test_state_that_goes_on_from_step_to_step(device, graphs):  # NOQA: F811
+def test_state_that_goes_on_from_step_to_step(device, graphs):
     def stateful(link, atoms, adj):
         y = three_columns(link, atoms, adj)
         link.h = y if link.h is None else 0.5 * chainer.Variable(link.h.array) + y
@@ -232,7 +219,7 @@ def test_state_that_goes_on_from_step_to_step(device, graphs):  # NOQA: F811
         assert relative_error(results[1][name], expected) < 1e-5, name
 
 
-def test_a_converter_that_draws(device, graphs, no_causes):  # NOQA: F811
+def test_a_converter_that_draws(device, graphs, no_causes):
     rng = numpy.random.RandomState(0)
 
     def noisy(batch, device):
@@ -250,17 +237,17 @@ def n_frozen(updater):
     return len({key[-1] for key in updater._programs})
 
 
-def test_another_loss_function(device, graphs, no_causes):  # NOQA: F811
+def test_another_loss_function(device, graphs, no_causes):
     model = small_model()
     updater = make_updater(GraphUpdater, device, model, same_molecules())
-    before = run(updater, 4)[-1]['main/loss']
+    run(updater, 4)
     updater.loss_func = lambda *args: 100 * model(*args)
     loss_func = updater.loss_func
     run(updater, 3)
-    assert updater._context.loss_func is loss_func and before
+    assert updater._context.loss_func is loss_func
 
 
-def test_the_optimizer_is_set_up_again(device, graphs, no_causes):  # NOQA: F811
+def test_the_optimizer_is_set_up_again(device, graphs, no_causes):
     def change(updater):
         if updater.iteration == 3:
             optimizer = updater.get_optimizer('main')
@@ -271,7 +258,7 @@ def test_the_optimizer_is_set_up_again(device, graphs, no_causes):  # NOQA: F811
     compare(device, change, optimizer=optimizers.Adam)
 
 
-def test_the_loss_is_scaled_from_some_step_on(device, graphs):  # NOQA: F811
+def test_the_loss_is_scaled_from_some_step_on(device, graphs):
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
     run(updater, 3)
     updater.get_optimizer('main').set_loss_scale(8)
@@ -279,7 +266,7 @@ def test_the_loss_is_scaled_from_some_step_on(device, graphs):  # NOQA: F811
         run(updater, 1)
 
 
-def test_an_optimizer_with_an_update_of_its_own(device, graphs):  # NOQA: F811
+def test_an_optimizer_with_an_update_of_its_own(device, graphs):
     class Twice(optimizers.SGD):
         def update(self, lossfun=None, *args, **kwargs):
             assert lossfun is not None
@@ -336,7 +323,7 @@ class Gathered:
         self.source[int(index[0])]._fill(buffers)
 
 
-def test_two_data_sets_on_the_device(graphs, monkeypatch):  # NOQA: F811
+def test_two_data_sets_on_the_device(graphs, monkeypatch):
     device = chainer.get_device('@numpy')
     if graphs is None:
         pytest.skip('needs the stand-ins')
@@ -390,7 +377,7 @@ class Fused:
         pass
 
 
-def test_counters_after_a_step_that_failed(graphs, monkeypatch):  # NOQA: F811
+def test_counters_after_a_step_that_failed(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
     from chainer_bspmm.training import graph_updater
@@ -416,7 +403,7 @@ def test_counters_after_a_step_that_failed(graphs, monkeypatch):  # NOQA: F811
     assert optimizer.t == updater.iteration == 6
 
 
-def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):  # NOQA: F811
+def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
     from chainer_bspmm.training import fused_update
@@ -437,11 +424,12 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
         run(updater, 3)
 
 
-def test_two_updaters_of_one_model(device, graphs, no_causes):  # NOQA: F811
+def test_two_updaters_of_one_model(device, graphs, no_causes):
     results = []
     for kind in (StandardUpdater, GraphUpdater):
+        # Small steps: large ones of so few molecules make rounding errors a hundred times as large.
         updater = make_updater(kind, device, without_dropout(make_model()), same_molecules(),
-                               optimizers.SGD(0.1), hooks=[optimizer_hooks.GradientNoise(0)])
+                               optimizers.SGD(0.01), hooks=[optimizer_hooks.GradientNoise(0)])
         optimizer = updater.get_optimizer('main')
         other = kind(SerialIterator(same_molecules(16)[8:], BATCH), optimizer, device=device,
                      converter=chainer_bspmm.concat_mols)

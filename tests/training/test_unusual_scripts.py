@@ -27,13 +27,11 @@ from chainer_bspmm.training import step_program
 from chainer_bspmm.training.frozen import Frozen
 from tests.support import relative_error
 from tests.training import host_graphs
-from tests.training.test_changes_between_steps import causes
-from tests.training.test_changes_between_steps import no_causes  # NOQA: F401  (a fixture)
+from tests.training.host_graphs import causes
 from tests.training.test_changes_between_steps import same_molecules
 from tests.training.test_changes_between_steps import small_model
 from tests.training.test_changes_between_steps import three_columns
 from tests.training.test_graph_updater import BATCH
-from tests.training.test_graph_updater import graphs  # NOQA: F401  (a fixture)
 from tests.training.test_graph_updater import make_updater
 from tests.training.test_graph_updater import molecules
 from tests.training.test_graph_updater import parameters
@@ -50,7 +48,7 @@ def on_host(array):
 
 # What the model keeps of a step.
 
-def test_attributes_that_a_step_sets(device, graphs, no_causes):  # NOQA: F811
+def test_attributes_that_a_step_sets(device, graphs, no_causes):
     """They are those of the last step, whichever graph ran, as after a step run eagerly."""
     def function(link, atoms, adj):
         link.n_graphs = adj.n_graphs
@@ -93,7 +91,7 @@ def only_a_head(kind, device):
     return updater, row.inner
 
 
-def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):  # NOQA: F811
+def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         updater, body = only_a_head(kind, device)
@@ -108,7 +106,7 @@ def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):  # 
         assert relative_error(results[1][name], expected) < 1e-5, name
 
 
-def test_gradients_of_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):  # NOQA: F811
+def test_gradients_of_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
     updater, body = only_a_head(GraphUpdater, device)
     gradients = []
     for param in body.params(False):
@@ -119,7 +117,7 @@ def test_gradients_of_parameters_that_are_not_the_optimizer_s(device, graphs, no
         assert param.grad is gradient and bool((gradient == 7).all())
 
 
-def test_a_teacher_in_a_closure(device, graphs):  # NOQA: F811
+def test_a_teacher_in_a_closure(device, graphs):
     """Averages of a link that the loss uses, and no optimizer has, move once a step."""
     averages = []
     for kind in (StandardUpdater, GraphUpdater):
@@ -136,7 +134,7 @@ def test_a_teacher_in_a_closure(device, graphs):  # NOQA: F811
     assert relative_error(averages[1], averages[0]) < 1e-5
 
 
-def test_batch_norm_that_learns_its_size(device, graphs):  # NOQA: F811
+def test_batch_norm_that_learns_its_size(device, graphs):
     averages = []
     for kind in (StandardUpdater, GraphUpdater):
         def function(link, atoms, adj):
@@ -155,7 +153,7 @@ def test_batch_norm_that_learns_its_size(device, graphs):  # NOQA: F811
 
 # Causes to train eagerly, and what is left of the graphs then.
 
-def test_a_model_that_fails_with_spare_rows(device, graphs):  # NOQA: F811
+def test_a_model_that_fails_with_spare_rows(device, graphs):
     def five_atoms_each(link, atoms, adj):
         h = link.inner.embed(atoms)
         return functions.sum(functions.reshape(h, (adj.n_graphs, 5, -1)), axis=1)[:, :3]
@@ -186,7 +184,7 @@ def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
     assert bool(causes(caught)) == (dtype == 'float32')
 
 
-def test_an_error_of_the_user_s(device, graphs):  # NOQA: F811
+def test_an_error_of_the_user_s(device, graphs):
     """It comes as from StandardUpdater, after the warning."""
     def fails(link, atoms, adj):
         raise LookupError('mine')
@@ -198,7 +196,7 @@ def test_an_error_of_the_user_s(device, graphs):  # NOQA: F811
 
 
 @pytest.mark.parametrize('value', ('a word', None, (1., 2)))
-def test_reports_that_are_no_numbers(device, graphs, value):  # NOQA: F811
+def test_reports_that_are_no_numbers(device, graphs, value):
     def reports(link, atoms, adj):
         chainer.report({'value': value}, link)
         return three_columns(link, atoms, adj)
@@ -214,7 +212,7 @@ def test_reports_that_are_no_numbers(device, graphs, value):  # NOQA: F811
                 updater.update()
 
 
-def test_a_loss_that_is_none(device, graphs):  # NOQA: F811
+def test_a_loss_that_is_none(device, graphs):
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules(),
                            loss_func=lambda *args: None)
     with pytest.warns(UserWarning, match='trains eagerly'), pytest.raises(
@@ -222,7 +220,7 @@ def test_a_loss_that_is_none(device, graphs):  # NOQA: F811
         run(updater, 1)
 
 
-def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
+def test_memory_goes_when_steps_turn_eager(device, graphs):
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
     run(updater, 3)
     capturer = weakref.ref(updater._context.capturer)
@@ -235,7 +233,7 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):  # NOQA: F811
     assert updater.graph_nbytes == 0 and capturer() is None
 
 
-def test_no_cublas(device, graphs, monkeypatch):  # NOQA: F811
+def test_no_cublas(device, graphs, monkeypatch):
     """Such as on Windows, without nvmath-python."""
     def fails():
         raise FileNotFoundError('/proc/self/maps')
@@ -256,7 +254,7 @@ def test_parameters_elsewhere(monkeypatch):
         "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1")
 
 
-def test_a_label_that_is_no_row_of_each_molecule(device, graphs):  # NOQA: F811
+def test_a_label_that_is_no_row_of_each_molecule(device, graphs):
     def convert(batch, device=None):
         return (*chainer_bspmm.concat_mols(batch, device), numpy.full((), 2, 'f'))
 
@@ -293,7 +291,7 @@ def test_buffers_for_a_part_that_chainer_split_off():
 # Kernels that add with atomics.
 
 def test_a_step_that_is_not_deterministic_and_does_not_say_so(
-        device, graphs, monkeypatch):  # NOQA: F811
+        device, graphs, monkeypatch):
     monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
     n = 1 << 14
     rng = numpy.random.RandomState(0)
@@ -418,7 +416,7 @@ class Loss:
 @pytest.mark.parametrize('pick', (
     lambda loss: loss, lambda loss: loss.method, lambda loss: loss.closure(),
     lambda loss: functools.partial(Loss.__call__, loss)))
-def test_weight_of_a_loss(device, graphs, no_causes, pick):  # NOQA: F811
+def test_weight_of_a_loss(device, graphs, no_causes, pick):
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         model = without_dropout(small_model())
