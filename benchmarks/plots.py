@@ -53,7 +53,8 @@ def bars(panel, groups, colors, best, reference):
             if name == best and reference in group:
                 ratio = group[reference]['median'] / spread['median']
                 panel.bar_label(bar, ['%.1fx' % ratio], padding=3, fontsize=7.5,
-                                fontweight='bold')
+                                fontweight='bold', zorder=9, bbox={
+                                    'facecolor': 'white', 'alpha': 0.8, 'pad': 0.5, 'linewidth': 0})
     panel.set_yscale('log')
     panel.set_xticks(range(len(groups)), groups, fontsize=8)
     panel.tick_params(axis='y', which='both', labelsize=8)
