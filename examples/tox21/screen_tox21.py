@@ -50,6 +50,18 @@ def write_to(path, source):
         raise DataError('--out: cannot write %s: %s' % (path, error.strerror)) from error
 
 
+@contextlib.contextmanager
+def until_nobody_reads(file):
+    """End quietly, with status 1, when what reads the output, such as ``head``, has enough."""
+    try:
+        yield
+        file.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+        sys.exit(1)
+
+
 def rows(lines, model, settings, batch_size):
     """Yield (position of the line, SMILES, error, list of probabilities)."""
     texts = {}  # of the lines on their way
@@ -83,7 +95,8 @@ def run():
     # They are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
     n_rows = n_failures = 0
-    with read_from(args.smiles) as lines, write_to(args.out, args.smiles) as file:
+    with read_from(args.smiles) as lines, write_to(args.out, args.smiles) as file, \
+            until_nobody_reads(file):
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow(['line', 'smiles', 'error',
                          *(task.column_titles(name)[0] for name in task.names)])

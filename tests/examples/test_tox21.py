@@ -4,11 +4,14 @@ import gzip
 import json
 import os
 import re
+import subprocess
 
 import numpy
 import pytest
 
 from tests.examples.scripts import arrays
+from tests.examples.scripts import command
+from tests.examples.scripts import environment
 from tests.examples.scripts import EXAMPLES
 from tests.examples.scripts import imported
 from tests.examples.scripts import rows
@@ -219,6 +222,18 @@ def test_screening_of_a_stream_in_several_processes(trained, tmp_path):
     assert [row['smiles'] for row in good] == ['CCO', 'CCCN'] * 500
     values = numpy.array([float(row['NR-AR probability']) for row in good]).reshape(500, 2)
     numpy.testing.assert_allclose(values, values[:1].repeat(500, axis=0), rtol=1e-5)
+
+
+def test_screening_ends_quietly_when_nobody_reads_on(trained, tmp_path):
+    path = tmp_path / 'molecules.smi'
+    path.write_text('CCO\n' * 5000)  # more rows than a pipe holds
+    with subprocess.Popen(
+            command(TOX21 / 'screen_tox21.py', [path, '--in-dir', trained[0]]), env=environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith('line,smiles,error')
+        process.stdout.close()
+        assert process.stderr.read() == ''
+    assert process.returncode == 1
 
 
 def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
