@@ -1,0 +1,33 @@
+"""Links of the pages to files and headings of this repository lead somewhere."""
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md'), *ROOT.glob('examples/**/*.md')])
+
+
+def without_code(page):
+    return re.sub(r'```.*?```', '', page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page):
+    """Return the names of a page's headings, as GitHub makes them."""
+    titles = re.findall(r'^#+ (.*)$', without_code(page), re.MULTILINE)
+    return {re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-') for title in titles}
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page):
+    for link in re.findall(r'\]\(([^)\s]+)\)', without_code(page)):
+        path, _, anchor = link.partition('#')
+        if '://' in link:
+            continue
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_pages_are_found():
+    assert {'README.md', 'performance.md', 'captured_training.md'} <= {page.name for page in PAGES}
