@@ -163,7 +163,8 @@ def captured_predict(model, data, device=None, batch_size=BATCH_SIZE, method=Non
             (str), which is read a little ahead of the predictions, and may be endless.
         device (device specifier): None means the model's, and no other is taken.
         batch_size (int): molecules of a batch; the last one is smaller.
-        method (MolPreprocessor or str): how to parse SMILES, as in `dataset.from_smiles`.
+        method (MolPreprocessor or str): how to parse SMILES, as in `dataset.from_smiles`: as for
+            the data that the model was trained with. Another may fit, and give other numbers.
         predict (callable): (atoms, adj, ...) -> Variable or array with a row for each molecule;
             None means ``model.predictor``, or the model where it has none. What it reads from
             Python besides attributes of the model must stay as it is.
@@ -196,7 +197,8 @@ def captured_predict(model, data, device=None, batch_size=BATCH_SIZE, method=Non
         Results are copied to the host asynchronously; waiting for them is the only synchronisation
         but for the checks. Between batches device, stream and configuration are the caller's.
         Parameters may be changed in place there; do not move them. Graphs, their memory and the
-        processes that parse are gone when the generator ends or is closed.
+        processes that parse are gone when the generator ends or is closed. Where these are spawned
+        (Windows, macOS) the calling script needs ``if __name__ == '__main__':``.
 
         Of SMILES, molecules without atoms or with atomic numbers that Chainer Chemistry has no
         embedding for (117 and up) are failures, too, where `dataset.from_smiles` keeps them.
