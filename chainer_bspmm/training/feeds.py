@@ -48,10 +48,9 @@ class DeviceBatch:
     def __init__(self, molecules, index):
         self.source = self._molecules = molecules
         self._index = index
-        is_symmetric = molecules.n_relations == 1 and bool(molecules.symmetric[index].all())
         self.form = staging.Form.of(
-            index.size, molecules.n_relations, is_symmetric, molecules.atoms, molecules.data,
-            molecules.labels)
+            index.size, molecules.n_relations, molecules.is_symmetric(index), molecules.atoms,
+            molecules.data, molecules.labels)
         self.need = needs(molecules.sizes[index], molecules.nnz[index], molecules.max_atom_id)
 
     def arrays_on(self, device):

@@ -75,12 +75,14 @@ class Frozen:
                 return what
         return 'the layout of the batches'
 
-    def hooks(self):
-        """Return what (str or None) wants to see every call: functions and links with hooks."""
+    def onlooker(self):
+        """Return what (str or None) wants to see every call: debug mode, a hook."""
+        if chainer.is_debug():
+            return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
         for link in self.links:
             names += link._local_link_hooks or ()
-        return names[0] if names else None
+        return 'the hook %s is there, which wants to see every call' % names[0] if names else None
 
     def _look(self):
         links, functions, classes = {}, {}, {}

@@ -32,6 +32,12 @@ def _adam_numbers(rule):
     return rule.alpha_t, 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
 
 
+def _adam_variant(rule):
+    if rule.hyperparam.adabound:  # no kernel's: `why_not` refuses it
+        return 'ADABOUND'
+    return 'AMSGRAD' if rule.hyperparam.amsgrad else 'ADAM'
+
+
 def _rmsprop_variant(rule):
     return 'RMSPROP_EPS_INSIDE' if rule.hyperparam.eps_inside_sqrt else 'RMSPROP'
 
@@ -41,8 +47,7 @@ def _rmsprop_numbers(rule):
     return hp.lr, hp.alpha, hp.eps
 
 
-_ADAM = _Method(adam.AdamRule, lambda rule: 'AMSGRAD' if rule.hyperparam.amsgrad else 'ADAM',
-                ('m', 'v', 'vhat'), 6, _adam_numbers)
+_ADAM = _Method(adam.AdamRule, _adam_variant, ('m', 'v', 'vhat'), 6, _adam_numbers)
 _METHODS = {
     optimizers.Adam: _ADAM,
     optimizers.AdamW: _ADAM,

@@ -1,5 +1,4 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
-import collections
 import numbers
 import warnings
 
@@ -18,13 +17,11 @@ from chainer_bspmm.training.frozen import Frozen
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.fused_update import why_not
 from chainer_bspmm.training.inputs import blas_for
+from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.step_program import CannotCapture
 from chainer_bspmm.training.step_program import Context
 from chainer_bspmm.training.step_program import StepDiffers
 from chainer_bspmm.training.step_program import StepProgram
-
-MAX_PROGRAMS = 16  # layouts whose graphs are kept; the one unused for longest goes
-MAX_UNUSED = 32  # layouts in a row that were never seen before: something changes every step
 
 
 class GraphUpdater(StandardUpdater):
@@ -86,10 +83,8 @@ class GraphUpdater(StandardUpdater):
         self._warned = set()
         self._reason = None  # why no step can be captured
         self._context = None  # made at the first step: a snapshot may change the seed until then
-        self._programs = collections.OrderedDict()
+        self._programs = Programs('step')
         self._capacities = {}
-        self._n_unused = 0
-        self._last_key = None
 
     @property
     def graph_nbytes(self):
@@ -149,13 +144,10 @@ class GraphUpdater(StandardUpdater):
             capacities = self._capacities[batch.form.n_graphs] = feeds.capacities(
                 getattr(self._iterators['main'], 'dataset', None), batch.form.n_graphs)
         capacity = capacities.of(batch.need)
-        key = batch.form, batch.source, capacity, self._frozen_key()
-        program = self._programs.get(key)
+        layout, key = (batch.form, batch.source, capacity), self._frozen_key()
+        program = self._programs.find((*layout, key))
         if program is None:
-            self._n_unused += 1
-            if self._n_unused > MAX_UNUSED:
-                raise CannotCapture('no step can be replayed, for %s changes with every step'
-                                    % self._frozen.changed(self._last_key, key[-1]))
+            self._programs.expect((*layout, key), self._frozen)
             program = StepProgram(self._context, batch, capacity)
             self._check_spare_rows(program, batch)
             fused, optimizer = self._context.fused, self._optimizers['main']
@@ -168,17 +160,11 @@ class GraphUpdater(StandardUpdater):
                     return self._program(batch)
                 fused.prepare()
             # That made parameters and states that were not there.
-            key = batch.form, batch.source, capacity, self._frozen_key()
+            key = self._frozen_key()
             program.held = self._frozen.held()
-            self._programs[key] = program
-            if len(self._programs) > MAX_PROGRAMS:
-                self._programs.popitem(last=False)
-        else:
-            self._programs.move_to_end(key)
-            self._n_unused = 0
-            if not program.is_captured:
-                program.capture()
-        self._last_key = key[-1]
+            self._programs.add((*layout, key), program)
+        elif not program.is_captured:
+            program.capture()
         return program
 
     def _check_spare_rows(self, program, batch):
@@ -216,12 +202,9 @@ class GraphUpdater(StandardUpdater):
 
     def _why_not_now(self):
         """Return what (str or None) rules a captured step out at this moment."""
-        if chainer.is_debug():
-            return 'Chainer is in debug mode'
         if self._optimizers['main']._loss_scale is not None:
             return 'the optimizer scales the loss'
-        hook = self._frozen.hooks()
-        return hook and 'the hook %s is there, which wants to see every call' % hook
+        return self._frozen.onlooker()
 
     def _prepare(self):
         """Make what all programs share; return what (str or None) stands in the way."""

@@ -1,5 +1,4 @@
 """Predict batches: the first of a layout eagerly, the others by a captured CUDA graph."""
-import collections
 import warnings
 
 import numpy
@@ -17,10 +16,9 @@ from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.frozen import Frozen
-from chainer_bspmm.training.graph_updater import MAX_PROGRAMS
-from chainer_bspmm.training.graph_updater import MAX_UNUSED
 from chainer_bspmm.training.inputs import blas_for
 from chainer_bspmm.training.inputs import Inputs
+from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.step_program import CannotCapture
 from chainer_bspmm.training.step_program import StepDiffers
 
@@ -167,10 +165,8 @@ class Predictor:
         self._frozen = Frozen(model, function)
         self._reason = None  # why nothing can be captured
         self._warned = set()
-        self._programs = collections.OrderedDict()
+        self._programs = Programs('prediction')
         self._capacities = {}
-        self._n_unused = 0
-        self._last_key = None
         self._outgoing = None  # of the last batch
         self.capturer = self.blas = None
 
@@ -224,7 +220,7 @@ class Predictor:
     def _launched(self, examples):
         if self.device.xp is not cuda.cupy:
             return _Host(self.eager(examples))
-        reason = self._reason or self._why_not_now()
+        reason = self._reason or self._frozen.onlooker()
         if reason is None:
             try:
                 return self._captured(examples)
@@ -245,28 +241,16 @@ class Predictor:
             self._capacities[n_graphs] = feeds.capacities(self._dataset, n_graphs)
         need = batch.need if isinstance(self._dataset, SparseDataset) else _roomy(batch.need)
         capacity = self._capacities[n_graphs].of(need)
-        key = batch.form, batch.source, capacity, self._frozen_key()
+        layout = batch.form, batch.source, capacity, self._frozen_key()
         with self.capturer.ordered():
-            program = self._programs.get(key)
+            program = self._programs.find(layout)
             if program is None:
-                self._remember(key, _Program(self, batch, capacity, self._frozen.held()))
+                self._programs.expect(layout, self._frozen)
+                self._programs.add(layout, _Program(self, batch, capacity, self._frozen.held()))
                 return _Outgoing(self.eager(examples))
-            self._n_unused = 0
-            self._programs.move_to_end(key)
             if not program.is_captured:
                 program.capture(batch, examples)
             return _Outgoing(program.replay(batch, examples))
-
-    def _remember(self, key, program):
-        """Note a layout: its next batch is captured, if there is one."""
-        self._n_unused += 1
-        if self._n_unused > MAX_UNUSED:
-            raise CannotCapture('no prediction can be replayed, for %s changes with every batch'
-                                % self._frozen.changed(self._last_key, key[-1]))
-        self._last_key = key[-1]
-        self._programs[key] = program
-        if len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
 
     def _frozen_key(self):
         with chainer.using_config('train', False), chainer.no_backprop_mode():
@@ -276,9 +260,3 @@ class Predictor:
         chainer_nodes.install()
         self.capturer = Capturer(self.device)
         self.blas = blas_for(self.capturer, self.device)
-
-    def _why_not_now(self):
-        if chainer.is_debug():
-            return 'Chainer is in debug mode'
-        hook = self._frozen.hooks()
-        return hook and 'the hook %s is there, which wants to see every call' % hook

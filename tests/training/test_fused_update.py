@@ -184,7 +184,10 @@ def test_frozen_follows_what_a_graph_cannot():
     optimizer.target.p002.update_rule.enabled = False
     disabled = update.frozen()
     optimizer.target.p003.update_rule.hyperparam.amsgrad = True
-    assert len({before, disabled, update.frozen()}) == 3
+    other = update.frozen()
+    optimizer.hyperparam.adabound = True  # the step is captured anew, and then refused
+    assert len({before, disabled, other, update.frozen()}) == 4
+    assert 'adabound' in why_not(optimizer)
 
 
 def test_numbers_of_another_shape_or_dtype():
