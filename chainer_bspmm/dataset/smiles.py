@@ -51,6 +51,9 @@ def _mol(smiles):
     from rdkit import Chem
     if not isinstance(smiles, str):
         raise ValueError('expected a string, got %s' % type(smiles).__name__)
+    if not (smiles.split() or [''])[0].isascii():  # a name may follow
+        # RDKit of 2022 reads what is before such a character, as if that were all.
+        raise ValueError('RDKit cannot parse it')
     mol = Chem.MolFromSmiles(smiles)
     if mol is None:
         raw = Chem.MolFromSmiles(smiles, sanitize=False)

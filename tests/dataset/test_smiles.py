@@ -132,7 +132,8 @@ def test_labels_follow_the_molecules():
 
 
 def test_failures_say_why(capfd):
-    smiles = ['C', 'CN(C)(C)C', 'C1CC', '[NH3]->[Cu]', 'CCCC', None, 'c1cccc1']
+    smiles = ['C', 'CN(C)(C)C', 'C1CC', '[NH3]->[Cu]', 'CCCC', None, 'c1cccc1', 'C\ufffdC',
+              '\xa0\xe4']
     result = from_smiles(smiles, preprocess_method_dict['relgcn'](max_atoms=3))
     assert result.kept.tolist() == [0] and result.kept.dtype.kind == 'i'
     assert [failure[:2] for failure in result.failures] == list(enumerate(smiles))[1:]
@@ -144,6 +145,7 @@ def test_failures_say_why(capfd):
     assert 'exceeds num_max_atoms 3' in reasons[3]
     assert reasons[4] == 'expected a string, got NoneType'
     assert 'kekulize' in reasons[5]
+    assert reasons[6:] == ['RDKit cannot parse it'] * 2
     assert capfd.readouterr() == ('', '')
 
 
