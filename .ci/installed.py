@@ -1,4 +1,5 @@
 """Check an installed chainer_bspmm: run from an empty folder, in an environment without CuPy."""
+
 import importlib.util
 from pathlib import Path
 

@@ -5,6 +5,7 @@ and captured, on a GPU: ``python -m benchmarks.bench_captured --tox21 tox21.csv.
 ``benchmarks/results/<gpu>/captured.json``, which ``python -m benchmarks.plot_captured`` draws;
 ``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
 """
+
 import collections
 import gc
 import importlib.util
@@ -29,9 +30,9 @@ from chainer_bspmm.dataset import smiles
 METHODS = bench_training.FIVE
 BATCHES = (128, 1024, 32)
 FIRST = 'tox21', 128  # what the bars are about
-SECONDS, TIME = 2., 185.
+SECONDS, TIME = 2.0, 185.0
 MIN_ROUNDS, MAX_ROUNDS = bench_training.MIN_ROUNDS, bench_training.MAX_ROUNDS
-TURN = .15  # seconds that a contender's turn takes, if that is no fewer and no more steps than
+TURN = 0.15  # seconds that a contender's turn takes, if that is no fewer and no more steps than
 MIN_STEPS, MAX_STEPS = 3, 50
 REPLAYS = 50
 PROFILED = 5  # steps
@@ -41,7 +42,7 @@ OVER_UPSTREAM, OVER_GEOMETRIC = 20, 5
 
 QM9_SIZE, QM9_BATCH = 130831, 128
 EPOCHS = 4  # the first captures
-MOST_SECONDS = 90.  # of upstream's epoch, else it is extrapolated
+MOST_SECONDS = 90.0  # of upstream's epoch, else it is extrapolated
 PROBE = 30  # steps
 
 # A method on a data set. examples: PyTorch Geometric's, or None; noted: dict, what was found.
@@ -70,7 +71,8 @@ def measure_steps(found, device, seconds):
     times = {name: [] for name in found}
     start, n_rounds = time.perf_counter(), 0
     while n_rounds < MIN_ROUNDS or (
-            time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS):
+        time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS
+    ):
         for name, contender in found.items():
             # One step, not measured, brings it back into the processor's caches.
             contender.run(1)
@@ -85,9 +87,11 @@ def measure_steps(found, device, seconds):
     result = {}
     for name, rows in times.items():
         host, wall = zip(*rows)
-        result[name] = {'wall': bench_converter.summary(list(wall)),
-                        'host': bench_converter.summary(list(host)),
-                        'steps a turn': n_steps[name]}
+        result[name] = {
+            'wall': bench_converter.summary(list(wall)),
+            'host': bench_converter.summary(list(host)),
+            'steps a turn': n_steps[name],
+        }
     return result, n_rounds
 
 
@@ -107,14 +111,18 @@ def kernels_ms(contender, device):
     """Return the milliseconds that the kernels of an eager step take, by PyTorch's profiler."""
     from torch import autograd
     from torch import profiler
+
     contender.run(step_contenders.WARM)
     synchronize(device)
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
         contender.run(PROFILED)
         synchronize(device)
-    total = sum(event.time_range.elapsed_us() for event in found.events()
-                if event.device_type == autograd.DeviceType.CUDA
-                and not event.name.startswith(('Memcpy', 'Memset', 'Optimizer.')))
+    total = sum(
+        event.time_range.elapsed_us()
+        for event in found.events()
+        if event.device_type == autograd.DeviceType.CUDA
+        and not event.name.startswith(('Memcpy', 'Memset', 'Optimizer.'))
+    )
     return total / 1e3 / PROFILED
 
 
@@ -134,10 +142,14 @@ def run_cell(makers, n_molecules, n_batch, device, seconds):
         if contender.is_captured:
             noted(milliseconds[name], replay_ms(contender))
         milliseconds[name]['epoch_seconds'] = round(
-            milliseconds[name]['wall']['median'] * n_molecules / n_batch / 1e3, 4)
+            milliseconds[name]['wall']['median'] * n_molecules / n_batch / 1e3, 4
+        )
     result = {
-        'n_rounds': n_rounds, 'milliseconds': milliseconds, 'not_run': not_run,
-        'peak_bytes': {name: contender.peak_bytes() for name, contender in found.items()}}
+        'n_rounds': n_rounds,
+        'milliseconds': milliseconds,
+        'not_run': not_run,
+        'peak_bytes': {name: contender.peak_bytes() for name, contender in found.items()},
+    }
     eager = {name: contender for name, contender in found.items() if not contender.is_captured}
     found.clear()
     gc.collect()  # graphs shall not go while the next cell is timed
@@ -170,15 +182,21 @@ def bars(methods, n_batch=FIRST[1]):
         if cell is None:
             continue
         for name in (ON_DEVICE, CAPTURED):
-            for over, least in ((UPSTREAM, OVER_UPSTREAM), (GEOMETRIC, OVER_GEOMETRIC),
-                                (GEOMETRIC_CAPTURED, 1)):
+            for over, least in (
+                (UPSTREAM, OVER_UPSTREAM),
+                (GEOMETRIC, OVER_GEOMETRIC),
+                (GEOMETRIC_CAPTURED, 1),
+            ):
                 if over not in cell['milliseconds']:
                     continue
                 times = ratio(cell, name, over)
-                found['%s, batch %d: %s at least %gx faster than %s' % (
-                    method, n_batch, name, least, over)] = {
-                        'ratio': times and round(times, 2),
-                        'met': times is not None and times >= least}
+                found[
+                    '%s, batch %d: %s at least %gx faster than %s'
+                    % (method, n_batch, name, least, over)
+                ] = {
+                    'ratio': times and round(times, 2),
+                    'met': times is not None and times >= least,
+                }
     return found
 
 
@@ -188,12 +206,19 @@ def table(title, cell):
     for name, times in cell['milliseconds'].items():
         over = ratio(cell, name, UPSTREAM)
         peak = cell['peak_bytes'][name]
-        lines.append('  %-29s wall %8.3f ms (host %8.3f)%s%s%s' % (
-            name, times['wall']['median'], times['host']['median'],
-            '' if over is None else ' %6.1fx' % over,
-            '; device %.3f, busy %.0f %%' % (times['device'], 100 * times['busy'])
-            if 'device' in times else '',
-            '' if peak is None else '; %.1f MB' % (peak / 1e6)))
+        lines.append(
+            '  %-29s wall %8.3f ms (host %8.3f)%s%s%s'
+            % (
+                name,
+                times['wall']['median'],
+                times['host']['median'],
+                '' if over is None else ' %6.1fx' % over,
+                '; device %.3f, busy %.0f %%' % (times['device'], 100 * times['busy'])
+                if 'device' in times
+                else '',
+                '' if peak is None else '; %.1f MB' % (peak / 1e6),
+            )
+        )
     return lines + ['  %s not run: %s' % item for item in cell['not_run'].items()]
 
 
@@ -203,19 +228,22 @@ def run(args, device):
     result = {
         'question': 'milliseconds of a training step: iterator, converter, forward, backward, Adam',
         'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many '
-                  'steps as take %g s, at least %d, at most %d, waited for after the last of them; '
-                  'wall is that time a step, host that until the last was launched; reported '
-                  'values are read by nobody in a step; %d units, %d layers, float32, Adam. '
-                  'device: captured, between replays by events; eager, the sum of the kernels; '
-                  'busy: device over wall. peak_bytes: what the memory pools hold, parameters '
-                  'and data on the device included. epoch_seconds: wall times molecules over '
-                  'batch. PyTorch Geometric eager: its loader in the same process; captured: '
-                  'batches by this package, which is faster, sent in one copy to padded buffers' % (
-                      TURN, MIN_STEPS, MAX_STEPS, bench_training.N_UNIT,
-                      bench_training.N_LAYERS),
-        'conditions': bench_training.conditions(device, args.commit), 'data': {}}
-    sources = {'tox21': lambda: data_sets.tox21(args.tox21, args.limit),
-               'qm9': lambda: data_sets.qm9(args.limit)}
+        'steps as take %g s, at least %d, at most %d, waited for after the last of them; '
+        'wall is that time a step, host that until the last was launched; reported '
+        'values are read by nobody in a step; %d units, %d layers, float32, Adam. '
+        'device: captured, between replays by events; eager, the sum of the kernels; '
+        'busy: device over wall. peak_bytes: what the memory pools hold, parameters '
+        'and data on the device included. epoch_seconds: wall times molecules over '
+        'batch. PyTorch Geometric eager: its loader in the same process; captured: '
+        'batches by this package, which is faster, sent in one copy to padded buffers'
+        % (TURN, MIN_STEPS, MAX_STEPS, bench_training.N_UNIT, bench_training.N_LAYERS),
+        'conditions': bench_training.conditions(device, args.commit),
+        'data': {},
+    }
+    sources = {
+        'tox21': lambda: data_sets.tox21(args.tox21, args.limit),
+        'qm9': lambda: data_sets.qm9(args.limit),
+    }
     read, sets, subjects = {}, {}, {}
     eager, not_run = [], []
     for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
@@ -237,8 +265,13 @@ def run(args, device):
         subject = subjects[data, method]
         if 'wrong' in subject.noted or n_batch > len(subject.sparse):
             continue
-        cell, running = run_cell(contenders(method, subject, n_batch, device),
-                                 len(subject.sparse), n_batch, device, args.seconds)
+        cell, running = run_cell(
+            contenders(method, subject, n_batch, device),
+            len(subject.sparse),
+            n_batch,
+            device,
+            args.seconds,
+        )
         subject.noted['batches'][str(n_batch)] = cell
         eager.append((title, cell, running))
         print('\n'.join(table(title, cell)), flush=True)
@@ -247,8 +280,14 @@ def run(args, device):
         profile(eager, device, start + args.time, not_run)
     path = save(result, not_run, args.out)
     for bar, of in result.get('bars', {}).items():
-        print('%s: %s%s' % (bar, 'met' if of['met'] else 'MISSED',
-                          '' if of['ratio'] is None else ' (%.2fx)' % of['ratio']))
+        print(
+            '%s: %s%s'
+            % (
+                bar,
+                'met' if of['met'] else 'MISSED',
+                '' if of['ratio'] is None else ' (%.2fx)' % of['ratio'],
+            )
+        )
     print('not run for want of time:', not_run or 'nothing')
     print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
     if any('wrong' in subject.noted for subject in subjects.values()):
@@ -267,11 +306,13 @@ def prepared(method, dense, sparse, device):
         print('%s: %s' % (method, noted['wrong']), flush=True)
     if device.xp is not numpy and importlib.util.find_spec('torch_geometric'):
         from benchmarks import geometric_models
+
         if method in geometric_models.PEERS:
             examples = geometric_models.examples_of(sparse)
             try:
                 noted['relative_errors'].update(
-                    step_contenders.check_peers(method, examples, sparse, device))
+                    step_contenders.check_peers(method, examples, sparse, device)
+                )
             except Exception as error:
                 noted['no peer'] = described(error)
     return Subject(model, dense, sparse, examples, noted)
@@ -326,13 +367,16 @@ def run_epochs(args, device):
     errors = step_contenders.check(model, dense, sparse, device)
     several = [dense[i] for i in range(len(dense))]
     makers = step_contenders.trainers(
-        model, [several[i] for i in order], sparse[order], QM9_BATCH, device)
+        model, [several[i] for i in order], sparse[order], QM9_BATCH, device
+    )
     result = {
         'question': 'seconds of an epoch of RSGCN on %d molecules, batches of %d' % (n, QM9_BATCH),
         'method': 'Iterator, converter, forward, backward, Adam; to the end of the device. '
-                  'Molecules: %s' % description,
+        'Molecules: %s' % description,
         'conditions': bench_training.conditions(device, args.commit),
-        'relative_errors': errors, 'seconds': {}}
+        'relative_errors': errors,
+        'seconds': {},
+    }
     for name in (ON_DEVICE, CAPTURED, EAGER, UPSTREAM):
         if name not in makers:
             continue
@@ -358,9 +402,14 @@ def run_epochs(args, device):
                 trainer.epoch()  # the rest of the one begun
                 seconds, found['steps'] = trainer.epoch()
                 found['epoch'] = round(seconds, 3)
-        result['over upstream'] = {
-            other: round(result['seconds'][UPSTREAM]['epoch'] / of['epoch'], 1)
-            for other, of in result['seconds'].items()} if name == UPSTREAM else {}
+        result['over upstream'] = (
+            {
+                other: round(result['seconds'][UPSTREAM]['epoch'] / of['epoch'], 1)
+                for other, of in result['seconds'].items()
+            }
+            if name == UPSTREAM
+            else {}
+        )
         print('%-29s %s' % (name, found), flush=True)
         path = bench_training.save('captured_epoch', result, args.out)
     print('over upstream: %s; wrote %s' % (result['over upstream'], path))
@@ -368,13 +417,22 @@ def run_epochs(args, device):
 
 def main(argv=None):
     parser = bench_training.argument_parser(
-        __doc__, METHODS, BATCHES, SECONDS, '0', 'number of a GPU; -1 (CPU) captures nothing')
-    parser.add_argument('--time', type=float, default=TIME,
-                        help='seconds of the whole run; what does not fit is left out, and said')
+        __doc__, METHODS, BATCHES, SECONDS, '0', 'number of a GPU; -1 (CPU) captures nothing'
+    )
+    parser.add_argument(
+        '--time',
+        type=float,
+        default=TIME,
+        help='seconds of the whole run; what does not fit is left out, and said',
+    )
     parser.add_argument('--epoch', action='store_true', help='time epochs in place of steps')
-    parser.add_argument('--qm9', metavar='FILE', help='for such epochs: all of QM9, by '
-                        "examples/qm9/make_sample.py --all; without it the sample's molecules over "
-                        'and over')
+    parser.add_argument(
+        '--qm9',
+        metavar='FILE',
+        help='for such epochs: all of QM9, by '
+        "examples/qm9/make_sample.py --all; without it the sample's molecules over "
+        'and over',
+    )
     parser.add_argument('--molecules', type=int, help='of such an epoch')
     args = parser.parse_args(argv)
     device = bench_training.device_of(args)

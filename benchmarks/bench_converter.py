@@ -4,6 +4,7 @@ Chainer Chemistry's ``concat_mols`` on its dense data set, against ours on the s
 and on the sparse one. Needs no GPU: ``python -m benchmarks.bench_converter --data tox21.csv.gz``
 writes ``benchmarks/results/cpu/converter.json``.
 """
+
 import argparse
 import datetime
 import json
@@ -47,8 +48,11 @@ def timed(call):
 def build(smiles, labels, method):
     """Return the dense and the sparse data set of a method, and the seconds that each way takes."""
     with rdBase.BlockLogs():
-        result, upstream = timed(lambda: SmilesParser(preprocess_method_dict[method]()).parse(
-            smiles, return_is_successful=True))
+        result, upstream = timed(
+            lambda: SmilesParser(preprocess_method_dict[method]()).parse(
+                smiles, return_is_successful=True
+            )
+        )
     kept = numpy.flatnonzero(result['is_successful'])
     columns = result['dataset'].get_datasets()
     dense = NumpyTupleDataset(*columns, labels[kept])
@@ -57,9 +61,17 @@ def build(smiles, labels, method):
     _, parallel = timed(lambda: from_smiles(smiles, method, labels))
     if not (direct.kept == kept).all():
         raise AssertionError('%s: from_smiles keeps other molecules than upstream' % method)
-    return dense, sparse, direct.dataset, {
-        'upstream parser': upstream, 'to_sparse after it': convert,
-        'from_smiles, 1 process': one, 'from_smiles': parallel}
+    return (
+        dense,
+        sparse,
+        direct.dataset,
+        {
+            'upstream parser': upstream,
+            'to_sparse after it': convert,
+            'from_smiles, 1 process': one,
+            'from_smiles': parallel,
+        },
+    )
 
 
 def check(dense, sparse, direct, index):
@@ -87,9 +99,11 @@ def measure(dense, sparse, n_batch, n_rounds):
     measured: else it would pay for what the one before it left in the processor's caches.
     """
     rng = numpy.random.RandomState(0)
-    contenders = {UPSTREAM: (dense, upstream_concat_mols),
-                  DENSE: (dense, chainer_bspmm.concat_mols),
-                  SPARSE: (sparse, chainer_bspmm.concat_mols)}
+    contenders = {
+        UPSTREAM: (dense, upstream_concat_mols),
+        DENSE: (dense, chainer_bspmm.concat_mols),
+        SPARSE: (sparse, chainer_bspmm.concat_mols),
+    }
     times = {name: {'convert': [], 'fetch and convert': []} for name in contenders}
     # As many molecules for a small batch as for a large one, or a hiccup would count for more.
     n_calls = max(2048 // n_batch, 1)
@@ -106,14 +120,19 @@ def measure(dense, sparse, n_batch, n_rounds):
             n = n_calls * n_batch / 1e6
             times[name]['convert'].append((both - fetch) / n)
             times[name]['fetch and convert'].append(both / n)
-    return {name: {what: summary(values) for what, values in columns.items()}
-            for name, columns in times.items()}
+    return {
+        name: {what: summary(values) for what, values in columns.items()}
+        for name, columns in times.items()
+    }
 
 
 def summary(values):
     low, high = numpy.percentile(values, [10, 90])
-    return {'median': round(statistics.median(values), 3), 'low': round(float(low), 3),
-            'high': round(float(high), 3)}
+    return {
+        'median': round(statistics.median(values), 3),
+        'low': round(float(low), 3),
+        'high': round(float(high), 3),
+    }
 
 
 def memory(dense, sparse):
@@ -121,25 +140,45 @@ def memory(dense, sparse):
     matrices = [dense[i][1] for i in range(len(dense))]
     largest = max(matrix.shape[-1] for matrix in matrices)
     first = matrices[0]
-    padded = first.itemsize * len(matrices) * largest ** 2 * (
-        first.shape[0] if first.ndim == 3 else 1)
-    return {'largest molecule': largest, 'padded dense': padded,
-            'dense': sum(matrix.nbytes for matrix in matrices), 'sparse': sparse.adjacency_nbytes}
+    padded = (
+        first.itemsize * len(matrices) * largest**2 * (first.shape[0] if first.ndim == 3 else 1)
+    )
+    return {
+        'largest molecule': largest,
+        'padded dense': padded,
+        'dense': sum(matrix.nbytes for matrix in matrices),
+        'sparse': sparse.adjacency_nbytes,
+    }
 
 
 def conditions(commit, data, n_molecules):
     if commit is None:
-        commit = subprocess.run(['git', 'describe', '--always', '--dirty'], text=True,
-                                capture_output=True, check=True).stdout.strip()
+        commit = subprocess.run(
+            ['git', 'describe', '--always', '--dirty'], text=True, capture_output=True, check=True
+        ).stdout.strip()
     cpu = platform.processor() or platform.machine()
     info = pathlib.Path('/proc/cpuinfo')
     if info.exists():
-        cpu = next((line.split(':')[1].strip() for line in info.read_text().splitlines()
-                    if line.startswith('model name')), cpu)
-    return {'date': datetime.date.today().isoformat(), 'commit': commit, 'cpu': cpu,
-            'n_cpus': os.cpu_count(), 'data': os.path.basename(data), 'n_molecules': n_molecules,
-            'chainer': chainer.__version__, 'chainer_bspmm': chainer_bspmm.__version__,
-            'numpy': numpy.__version__, 'python': platform.python_version()}
+        cpu = next(
+            (
+                line.split(':')[1].strip()
+                for line in info.read_text().splitlines()
+                if line.startswith('model name')
+            ),
+            cpu,
+        )
+    return {
+        'date': datetime.date.today().isoformat(),
+        'commit': commit,
+        'cpu': cpu,
+        'n_cpus': os.cpu_count(),
+        'data': os.path.basename(data),
+        'n_molecules': n_molecules,
+        'chainer': chainer.__version__,
+        'chainer_bspmm': chainer_bspmm.__version__,
+        'numpy': numpy.__version__,
+        'python': platform.python_version(),
+    }
 
 
 def table(result):
@@ -147,17 +186,31 @@ def table(result):
     lines = []
     for method, found in result['methods'].items():
         used = found['memory']
-        lines.append('%s: adjacency %.1f MB padded dense, %.2f MB sparse: 1/%d; %s' % (
-            method, used['padded dense'] / 1e6, used['sparse'] / 1e6,
-            used['padded dense'] // used['sparse'],
-            ', '.join('%s %.2f s' % item for item in found['seconds to build'].items())))
+        lines.append(
+            '%s: adjacency %.1f MB padded dense, %.2f MB sparse: 1/%d; %s'
+            % (
+                method,
+                used['padded dense'] / 1e6,
+                used['sparse'] / 1e6,
+                used['padded dense'] // used['sparse'],
+                ', '.join('%s %.2f s' % item for item in found['seconds to build'].items()),
+            )
+        )
         for n_batch, times in found['microseconds a molecule'].items():
             base = times[UPSTREAM]
             for what in ('convert', 'fetch and convert'):
-                lines.append('  batch %4s, %-17s: %s' % (n_batch, what, '; '.join(
-                    '%s %.2f us (%.1fx)' % (name, of[what]['median'],
-                                            base[what]['median'] / of[what]['median'])
-                    for name, of in times.items())))
+                lines.append(
+                    '  batch %4s, %-17s: %s'
+                    % (
+                        n_batch,
+                        what,
+                        '; '.join(
+                            '%s %.2f us (%.1fx)'
+                            % (name, of[what]['median'], base[what]['median'] / of[what]['median'])
+                            for name, of in times.items()
+                        ),
+                    )
+                )
     return lines
 
 
@@ -167,8 +220,10 @@ def run(data, smiles_column, methods, n_rounds, limit, commit):
     labels = frame.select_dtypes('number').fillna(-1).to_numpy().astype('i')
     result = {
         'method': 'Median of %d rounds, interleaved, other molecules in every round, after one '
-                  'batch that is not measured; host only' % n_rounds,
-        'conditions': conditions(commit, data, len(smiles)), 'methods': {}}
+        'batch that is not measured; host only' % n_rounds,
+        'conditions': conditions(commit, data, len(smiles)),
+        'methods': {},
+    }
     for method in methods:
         dense, sparse, direct, seconds = build(smiles, labels, method)
         check(dense, sparse, direct, numpy.random.RandomState(1).permutation(len(dense))[:256])
@@ -177,14 +232,21 @@ def run(data, smiles_column, methods, n_rounds, limit, commit):
             'seconds to build': {name: round(value, 3) for name, value in seconds.items()},
             'microseconds a molecule': {
                 str(n_batch): measure(dense, sparse, n_batch, n_rounds)
-                for n_batch in BATCHES if n_batch <= len(dense)}}
+                for n_batch in BATCHES
+                if n_batch <= len(dense)
+            },
+        }
     return result
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--data', required=True, help='CSV file, plain or compressed, with SMILES '
-                        'and numeric columns of labels: Tox21 from MoleculeNet')
+    parser.add_argument(
+        '--data',
+        required=True,
+        help='CSV file, plain or compressed, with SMILES '
+        'and numeric columns of labels: Tox21 from MoleculeNet',
+    )
     parser.add_argument('--smiles-column', default='smiles')
     parser.add_argument('--methods', nargs='+', default=METHODS, choices=sorted(METHODS))
     parser.add_argument('--rounds', type=int, default=ROUNDS)

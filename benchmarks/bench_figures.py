@@ -3,6 +3,7 @@
 Run it on a GPU from the checkout: ``python -m benchmarks.bench_figures``. It writes
 ``benchmarks/results/<gpu>/figures.json``; ``python -m benchmarks.plot_figures`` draws that.
 """
+
 import argparse
 import time
 
@@ -55,9 +56,14 @@ class Batch:
         self.chainer_coo = chainer.utils.to_coo(self.dense)
         self.equal_sizes = len({len(matrix) for matrix in matrices}) == 1
         # Row of the padded batch, seen as (batch * N, n_B), for every row of the packed one.
-        self._places = cupy.asarray(numpy.concatenate(
-            [graph * self.host.max_rows + numpy.arange(len(matrix))
-             for graph, matrix in enumerate(matrices)]))
+        self._places = cupy.asarray(
+            numpy.concatenate(
+                [
+                    graph * self.host.max_rows + numpy.arange(len(matrix))
+                    for graph, matrix in enumerate(matrices)
+                ]
+            )
+        )
         self.csr_parts = self._csr_parts()
         self.bsr = {size: self._bsr(size) for size in BSR_SIZES}
 
@@ -65,10 +71,18 @@ class Batch:
         """Return first row, row after the last, and the CSR arrays of every matrix by itself."""
         adj, parts = self.host, []
         for first, last in zip(adj.row_offsets[:-1].tolist(), adj.row_offsets[1:].tolist()):
-            indptr = adj.indptr[first:last + 1]
+            indptr = adj.indptr[first : last + 1]
             entries = slice(indptr[0], indptr[-1])
-            parts.append((first, last, *map(cupy.asarray, (
-                indptr - indptr[0], adj.indices[entries] - first, adj.data[entries]))))
+            parts.append(
+                (
+                    first,
+                    last,
+                    *map(
+                        cupy.asarray,
+                        (indptr - indptr[0], adj.indices[entries] - first, adj.data[entries]),
+                    ),
+                )
+            )
         return parts
 
     def _bsr(self, size):
@@ -76,10 +90,13 @@ class Batch:
         adj = self.host
         n_rows = -(-adj.n_rows // size) * size
         indptr = numpy.pad(adj.indptr, (0, n_rows - adj.n_rows), 'edge')
-        matrix = scipy.sparse.csr_matrix(
-            (adj.data, adj.indices, indptr), (n_rows, n_rows)).tobsr((size, size))
-        return [cupy.asarray(numpy.ascontiguousarray(array)) for array in (
-            matrix.indptr.astype('i'), matrix.indices.astype('i'), matrix.data)]
+        matrix = scipy.sparse.csr_matrix((adj.data, adj.indices, indptr), (n_rows, n_rows)).tobsr(
+            (size, size)
+        )
+        return [
+            cupy.asarray(numpy.ascontiguousarray(array))
+            for array in (matrix.indptr.astype('i'), matrix.indices.astype('i'), matrix.data)
+        ]
 
     def x(self, n_b):
         return cupy.ascontiguousarray(self._x[:, :n_b])
@@ -98,14 +115,13 @@ class Batch:
         if y.ndim == 3:
             y = y.reshape(-1, n_b)[self._places]
         expected = self._expected[:, :n_b]
-        difference = y[:len(expected)].astype('d') - expected
-        return float(cupy.sqrt((difference ** 2).sum() / (expected ** 2).sum()))
+        difference = y[: len(expected)].astype('d') - expected
+        return float(cupy.sqrt((difference**2).sum() / (expected**2).sum()))
 
     def n_bytes(self, n_b):
         """Return what a product must read and write: X, Y and the CSR arrays, each once."""
         adj = self.adj
-        return (2 * 4 * adj.n_rows * n_b + adj.indptr.nbytes + adj.indices.nbytes
-                + adj.data.nbytes)
+        return 2 * 4 * adj.n_rows * n_b + adj.indptr.nbytes + adj.indices.nbytes + adj.data.nbytes
 
 
 def makers(batch, n_b):
@@ -122,8 +138,9 @@ def makers(batch, n_b):
 
         # Our kernels read offsets that lie on the device. The paper's read tables like these; what
         # they hold makes no difference to moving them.
-        tables = Tables([numpy.zeros(n_graphs, 'u8')] * n_pointers
-                        + [numpy.zeros(n_graphs, 'i4')] * n_sizes)
+        tables = Tables(
+            [numpy.zeros(n_graphs, 'u8')] * n_pointers + [numpy.zeros(n_graphs, 'i4')] * n_sizes
+        )
 
         def with_tables():
             tables.move()
@@ -133,9 +150,15 @@ def makers(batch, n_b):
 
     def cusparse_loop(algorithm):
         y = cupy.full(x.shape, numpy.nan, 'f')
-        products = [cusparse.SpMM(cusparse.csr(indptr, indices, data, last - first),
-                                  x[first:last], y[first:last], algorithm)
-                    for first, last, indptr, indices, data in batch.csr_parts]
+        products = [
+            cusparse.SpMM(
+                cusparse.csr(indptr, indices, data, last - first),
+                x[first:last],
+                y[first:last],
+                algorithm,
+            )
+            for first, last, indptr, indices, data in batch.csr_parts
+        ]
 
         def loop():
             for product in products:
@@ -146,16 +169,18 @@ def makers(batch, n_b):
 
     def cusparse_csr(algorithm):
         y = cupy.full(x.shape, numpy.nan, 'f')
-        return cusparse.SpMM(cusparse.csr(adj.indptr, adj.indices, adj.data, adj.n_cols), x, y,
-                             algorithm)
+        return cusparse.SpMM(
+            cusparse.csr(adj.indptr, adj.indices, adj.data, adj.n_cols), x, y, algorithm
+        )
 
     def cusparse_bsr(size):
         indptr, indices, data = batch.bsr[size]
         y = cupy.full(((indptr.size - 1) * size, n_b), numpy.nan, 'f')
         longer = cupy.zeros_like(y)
-        longer[:len(x)] = x
-        return cusparse.SpMM(cusparse.bsr(indptr, indices, data, indptr.size - 1), longer, y,
-                             'bsr alg1')
+        longer[: len(x)] = x
+        return cusparse.SpMM(
+            cusparse.bsr(indptr, indices, data, indptr.size - 1), longer, y, 'bsr alg1'
+        )
 
     def sparse_matmul():
         return lambda: chainer.functions.sparse_matmul(batch.chainer_coo, stacked).array
@@ -178,9 +203,11 @@ def makers(batch, n_b):
     result['cuBLAS tf32' + padded] = lambda: cublas.BatchedGemm(batch.dense, stacked, tf32=True)
     if batch.equal_sizes:
         result['cuBLAS fp32 by pointers'] = lambda: cublas.PointerGemm(
-            batch.dense, stacked, move_tables=False)
+            batch.dense, stacked, move_tables=False
+        )
         result['cuBLAS fp32 by pointers' + TABLES] = lambda: cublas.PointerGemm(
-            batch.dense, stacked, move_tables=True)
+            batch.dense, stacked, move_tables=True
+        )
     result['F.sparse_matmul'] = sparse_matmul
     if torch_peers:
         result['torch.sparse.mm'] = lambda: torch_peers.sparse_mm(adj, x)
@@ -231,6 +258,7 @@ def _poisoned(n_bytes):
 
 def capture(name, call, n_calls, flush=None):
     """Return a graph as :func:`measure.replay_times` takes it, with a flush before each call."""
+
     def flushed():
         flush()
         call()
@@ -246,52 +274,89 @@ def run_point(name, batch, n_b, flush, flushes):
     many = FEW_CALLS if n_bytes > MANY_BYTES else measure.CALLS
     warm = {key: capture(key, call, 1 if LOOP in key else many) for key, call in calls.items()}
     times = {DEVICE_WARM: measure.replay_times(warm, WARM_ROUNDS)}
-    times[DEVICE_COLD] = measure.cold_times({
-        key: capture(key, call, 1 if LOOP in key else COLD_CALLS, flush)
-        for key, call in calls.items()}, flushes, COLD_ROUNDS)
+    times[DEVICE_COLD] = measure.cold_times(
+        {
+            key: capture(key, call, 1 if LOOP in key else COLD_CALLS, flush)
+            for key, call in calls.items()
+        },
+        flushes,
+        COLD_ROUNDS,
+    )
     # Python between the launches of a loop would be all that is seen: its graph in its place.
-    times[WALL] = measure.wall_times({
-        key: (lambda graph=warm[key]: graph[0].launch(graph[1])) if LOOP in key else call
-        for key, call in calls.items()}, WALL_ROUNDS)
+    times[WALL] = measure.wall_times(
+        {
+            key: (lambda graph=warm[key]: graph[0].launch(graph[1])) if LOOP in key else call
+            for key, call in calls.items()
+        },
+        WALL_ROUNDS,
+    )
     return {
-        'figure': name, 'n_B': n_b, 'nnz': batch.adj.nnz, 'bytes': n_bytes,
+        'figure': name,
+        'n_B': n_b,
+        'nnz': batch.adj.nnz,
+        'bytes': n_bytes,
         'relative_error': {key: float('%.2g' % error) for key, error in errors.items()},
         'microseconds': times,
-        'gflops': {kind: {key: figures.gflops(batch.adj.nnz, n_b, time['median'])
-                          for key, time in times[kind].items()
-                          if key != figures.COPY and time['median'] > 0}
-                   for kind in KINDS},
+        'gflops': {
+            kind: {
+                key: figures.gflops(batch.adj.nnz, n_b, time['median'])
+                for key, time in times[kind].items()
+                if key != figures.COPY and time['median'] > 0
+            }
+            for kind in KINDS
+        },
         'time_over_auto': {kind: figures.ratios(times[kind]) for kind in KINDS},
         'not_run': not_run,
-        'not_captured': [key for key in TORCH if isinstance(
-            warm.get(key, [None])[0], getattr(torch_peers, 'Eager', ()))],
+        'not_captured': [
+            key
+            for key in TORCH
+            if isinstance(warm.get(key, [None])[0], getattr(torch_peers, 'Eager', ()))
+        ],
     }
 
 
 def summary(points):
     """Return what the points amount to, for every kind of time."""
-    return {kind: {'geometric_mean_time_over_auto': figures.geometric_means(points, kind),
-                   'auto_is_slower': figures.losses(points, kind),
-                   'headlines': figures.headlines(points, kind)} for kind in KINDS}
+    return {
+        kind: {
+            'geometric_mean_time_over_auto': figures.geometric_means(points, kind),
+            'auto_is_slower': figures.losses(points, kind),
+            'headlines': figures.headlines(points, kind),
+        }
+        for kind in KINDS
+    }
 
 
 def print_table(points, summaries):
     for point in points:
         warm = point['microseconds'][DEVICE_WARM]
-        ratios = {name: ratio for name, ratio in point['time_over_auto'][DEVICE_WARM].items()
-                  if name != figures.COPY}
+        ratios = {
+            name: ratio
+            for name, ratio in point['time_over_auto'][DEVICE_WARM].items()
+            if name != figures.COPY
+        }
         best = min(ratios, key=ratios.get)
-        print('figure %-2s n_B %4d  auto %7.2f us %8.1f GFLOP/s, %5.2f x copy;  next %5.2f x: %s'
-              % (point['figure'], point['n_B'], warm['auto']['median'],
-                 point['gflops'][DEVICE_WARM]['auto'],
-                 warm['auto']['median'] / warm[figures.COPY]['median'], ratios[best], best))
+        print(
+            'figure %-2s n_B %4d  auto %7.2f us %8.1f GFLOP/s, %5.2f x copy;  next %5.2f x: %s'
+            % (
+                point['figure'],
+                point['n_B'],
+                warm['auto']['median'],
+                point['gflops'][DEVICE_WARM]['auto'],
+                warm['auto']['median'] / warm[figures.COPY]['median'],
+                ratios[best],
+                best,
+            )
+        )
     for kind, what in summaries.items():
         print('%s: time over auto, geometric mean' % kind)
         for name, mean in what['geometric_mean_time_over_auto'].items():
             print('  %-42s %8.2f' % (name, mean))
         lost = what['auto_is_slower']
-        print('  auto is slower at %d points of a contender, %d of them within the allowance'
-              % (len(lost), sum(loss['allowed'] for loss in lost)))
+        print(
+            '  auto is slower at %d points of a contender, %d of them within the allowance'
+            % (len(lost), sum(loss['allowed'] for loss in lost))
+        )
         for loss in lost[:10]:
             print('    figure %(figure)s, n_B %(n_B)d, %(contender)s: %(time_over_auto)s' % loss)
         for row in what['headlines']:
@@ -302,8 +367,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--commit', help='commit to note down where git is not at hand')
     parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
-    parser.add_argument('--figures', default=ALL, help='which, with commas between them; default '
-                        'all. A part goes into a file of its own')
+    parser.add_argument(
+        '--figures',
+        default=ALL,
+        help='which, with commas between them; default all. A part goes into a file of its own',
+    )
     args = parser.parse_args()
     names = args.figures.split(',')
     if not set(names) <= set(figures.FIGURES):
@@ -321,33 +389,41 @@ def main():
             batch = Batch(figure)
             for n_b in figure.n_b:
                 points.append(run_point(name, batch, n_b, flush, flushes))
-                print('%4.0f s  figure %s, n_B %d: %d contenders; not run: %s' % (
-                    time.time() - start, name, n_b, len(points[-1]['relative_error']),
-                    points[-1]['not_run']))
+                print(
+                    '%4.0f s  figure %s, n_B %d: %d contenders; not run: %s'
+                    % (
+                        time.time() - start,
+                        name,
+                        n_b,
+                        len(points[-1]['relative_error']),
+                        points[-1]['not_run'],
+                    )
+                )
     result = {
         'question': 'bspmm (float32) at the points of figures 6 to 8 of Nagasaka et al. 2019, '
-                    'against its peers',
+        'against its peers',
         'method': {
             DEVICE_WARM: 'median, 10th and 90th percentile of %d interleaved replays of CUDA '
-                         'graphs of %d calls each (%d from %d bytes on, 1 of what goes matrix by '
-                         'matrix), each the second of two' % (
-                             WARM_ROUNDS, measure.CALLS, FEW_CALLS, MANY_BYTES),
+            'graphs of %d calls each (%d from %d bytes on, 1 of what goes matrix by '
+            'matrix), each the second of two' % (WARM_ROUNDS, measure.CALLS, FEW_CALLS, MANY_BYTES),
             DEVICE_COLD: 'the same of %d replays of %d calls (1), before each of which other '
-                         'memory of twice the size of the L2 is read; the time of that, measured '
-                         'in the same round, is subtracted' % (COLD_ROUNDS, COLD_CALLS),
+            'memory of twice the size of the L2 is read; the time of that, measured '
+            'in the same round, is subtracted' % (COLD_ROUNDS, COLD_CALLS),
             WALL: 'from the start of one call in Python until the device is done, %d interleaved '
-                  'turns of 5 calls after an unmeasured one; matrix by matrix: the replay of a '
-                  'CUDA graph. auto, swa and st check their arguments and allocate the result, as '
-                  'do Chainer and PyTorch; cuBLAS and cuSPARSE are called bare, into an array that '
-                  'is there' % WALL_ROUNDS,
+            'turns of 5 calls after an unmeasured one; matrix by matrix: the replay of a '
+            'CUDA graph. auto, swa and st check their arguments and allocate the result, as '
+            'do Chainer and PyTorch; cuBLAS and cuSPARSE are called bare, into an array that '
+            'is there' % WALL_ROUNDS,
             'gflops': '2 nnz n_B / time, for dense methods too',
             TABLES[2:]: 'every call first copies the tables that the method as published wants: '
-                        'one pointer or size a matrix in each, one asynchronous copy a table from '
-                        'page-locked memory',
+            'one pointer or size a matrix in each, one asynchronous copy a table from '
+            'page-locked memory',
             'cuSPARSE': 'one block-diagonal matrix unless matrix by matrix; descriptors, buffers '
-                        'and analysis are made once',
+            'and analysis are made once',
         },
-        'conditions': conditions, 'summary': summary(points), 'points': points,
+        'conditions': conditions,
+        'summary': summary(points),
+        'points': points,
     }
     print_table(points, result['summary'])
     file_name = 'figures' if args.figures == ALL else 'figures_' + '_'.join(names)

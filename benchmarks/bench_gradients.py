@@ -4,6 +4,7 @@ And against what else a user has: the sort that the transpose needs without a ke
 torch's and PyG's scatter where they are installed. Run it on a GPU from the checkout:
 ``python -m benchmarks.bench_gradients``. It writes ``benchmarks/results/<gpu>/gradients.json``.
 """
+
 import argparse
 
 import chainer_bspmm
@@ -29,7 +30,7 @@ CASES = {
     'Tox21-like: 128 graphs of 18 nodes on average': ('poisson', 128, 18, 64),
     '4096 graphs of 20 nodes': ('equal', 4096, 20, 64),
     '100 graphs of 50 nodes': ('equal', 100, 50, 512),
-    'one graph of a million nodes': ('equal', 1, 10 ** 6, 64),
+    'one graph of a million nodes': ('equal', 1, 10**6, 64),
     'one graph of 100000 nodes and 4096 of 20': ('huge', 4096, 20, 64),
 }
 NNZ_PER_ROW = 3
@@ -40,7 +41,7 @@ def sizes_of(kind, n_graphs, n_nodes):
     if kind == 'poisson':
         return numpy.maximum(numpy.random.RandomState(0).poisson(n_nodes, n_graphs), 1)
     sizes = numpy.full(n_graphs, n_nodes)
-    return sizes if kind == 'equal' else numpy.append(sizes, 10 ** 5)
+    return sizes if kind == 'equal' else numpy.append(sizes, 10**5)
 
 
 def random_batch(sizes):
@@ -51,8 +52,11 @@ def random_batch(sizes):
     columns = rng.randint(0, rows, (len(rows), NNZ_PER_ROW))
     indices = numpy.sort(columns + numpy.repeat(starts[:-1], sizes)[:, None], axis=1).ravel()
     return chainer_bspmm.BatchedCSR(
-        numpy.arange(len(rows) + 1) * NNZ_PER_ROW, indices, starts,
-        rng.uniform(0.5, 1.5, indices.size).astype('f')).to_device(0)
+        numpy.arange(len(rows) + 1) * NNZ_PER_ROW,
+        indices,
+        starts,
+        rng.uniform(0.5, 1.5, indices.size).astype('f'),
+    ).to_device(0)
 
 
 def reductions(adj, x, rng):
@@ -60,23 +64,29 @@ def reductions(adj, x, rng):
     offsets, n_graphs = adj.row_offsets, adj.n_graphs
     y = cupy.asarray(rng.uniform(-1, 1, (n_graphs, x.shape[1])).astype('f'))
     n_bytes = x.nbytes + y.nbytes + offsets.nbytes
-    total = {'ours': lambda: backend.segment_sum(x, offsets, adj.max_rows),
-             'ours, offsets only': lambda: backend.segment_sum(x, offsets)}
+    total = {
+        'ours': lambda: backend.segment_sum(x, offsets, adj.max_rows),
+        'ours, offsets only': lambda: backend.segment_sum(x, offsets),
+    }
     largest = {'ours': lambda: backend.segment_max(x, offsets, adj.max_rows)}
     spread = {'ours': lambda: backend.segment_broadcast(y, offsets, adj.n_rows, adj.max_rows)}
     if torch is not None:
         x_torch, y_torch = torch.from_dlpack(x), torch.from_dlpack(y)
         of_row = torch.repeat_interleave(
-            torch.arange(n_graphs, device='cuda'), torch.from_dlpack(cupy.diff(offsets)))
+            torch.arange(n_graphs, device='cuda'), torch.from_dlpack(cupy.diff(offsets))
+        )
         total['torch index_add'] = on_stream(
-            lambda: x_torch.new_zeros((n_graphs, x.shape[1])).index_add_(0, of_row, x_torch))
-        total['torch segment_reduce'] = on_stream(lambda: torch.segment_reduce(
-            x_torch, 'sum', offsets=torch.from_dlpack(offsets).long()))
+            lambda: x_torch.new_zeros((n_graphs, x.shape[1])).index_add_(0, of_row, x_torch)
+        )
+        total['torch segment_reduce'] = on_stream(
+            lambda: torch.segment_reduce(x_torch, 'sum', offsets=torch.from_dlpack(offsets).long())
+        )
         spread['torch index_select'] = on_stream(lambda: y_torch[of_row])
         if pyg is not None:
             for name, calls in (('sum', total), ('max', largest)):
                 calls['PyG scatter'] = on_stream(
-                    lambda name=name: pyg.scatter(x_torch, of_row, 0, n_graphs, name))
+                    lambda name=name: pyg.scatter(x_torch, of_row, 0, n_graphs, name)
+                )
     return {
         'segment_sum': (n_bytes, total, lambda: reference.segment_sum(x, offsets)),
         'segment_max': (n_bytes, largest, lambda: reference.segment_max(x, offsets)),
@@ -86,9 +96,11 @@ def reductions(adj, x, rng):
 
 def on_stream(call):
     """Make torch launch on CuPy's current stream."""
+
     def launch():
         with torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)):
             return call()
+
     return launch
 
 
@@ -101,8 +113,10 @@ def sampled(adj, u, v):
     n_bytes = u.nbytes + v.nbytes + adj.indptr.nbytes + 2 * adj.indices.nbytes
 
     def expected():
-        return numpy.einsum('kc,kc->k', u.get().astype('d')[rows.get()],
-                            v.get().astype('d')[columns.get()])
+        return numpy.einsum(
+            'kc,kc->k', u.get().astype('d')[rows.get()], v.get().astype('d')[columns.get()]
+        )
+
     return n_bytes, calls, expected
 
 
@@ -117,22 +131,30 @@ def transposes(adj):
 
     def sort():
         return build.transpose(cupy, adj.indptr, adj.indices, adj.n_cols)[1]
+
     n_bytes = 2 * adj.indptr.nbytes + 3 * adj.indices.nbytes + 2 * adj.data.nbytes
-    return n_bytes, {'BatchedCSR.T': ours, 'cupy argsort and searchsorted, no values': sort}, (
-        lambda: truth.indices)
+    return (
+        n_bytes,
+        {'BatchedCSR.T': ours, 'cupy argsort and searchsorted, no values': sort},
+        (lambda: truth.indices),
+    )
 
 
 def run_case(name):
     kind, n_graphs, n_nodes, n_channels = CASES[name]
     adj = random_batch(sizes_of(kind, n_graphs, n_nodes))
     rng = numpy.random.RandomState(0)
-    x, v = (cupy.asarray(rng.uniform(0, 1, (adj.n_rows, n_channels)).astype('f'))
-            for _ in range(2))
+    x, v = (cupy.asarray(rng.uniform(0, 1, (adj.n_rows, n_channels)).astype('f')) for _ in range(2))
     questions = reductions(adj, x, rng)
     questions['bsddmm'] = sampled(adj, x, v)
     questions['transpose'] = transposes(adj)
-    return {'case': name, 'n_rows': adj.n_rows, 'nnz': adj.nnz, 'n_B': n_channels,
-            'questions': {question: run_question(*parts) for question, parts in questions.items()}}
+    return {
+        'case': name,
+        'n_rows': adj.n_rows,
+        'nnz': adj.nnz,
+        'n_B': n_channels,
+        'questions': {question: run_question(*parts) for question, parts in questions.items()},
+    }
 
 
 def run_question(n_bytes, calls, expected):
@@ -146,13 +168,19 @@ def run_question(n_bytes, calls, expected):
         errors[name] = float(numpy.linalg.norm(actual - expected) / numpy.linalg.norm(expected))
         limit = 1e-4 if name.startswith(('torch', 'PyG')) else 1e-5  # they add one by one
         assert errors[name] < limit, (name, errors[name])
-    eager = {name: call for name, call in calls.items()
-             if eager_us(call, 3) > SLOW_US or not can_be_captured(call)}
+    eager = {
+        name: call
+        for name, call in calls.items()
+        if eager_us(call, 3) > SLOW_US or not can_be_captured(call)
+    }
     captured = {name: call for name, call in calls.items() if name not in eager}
-    return {'bytes': n_bytes, 'relative_error': errors,
-            'device_us': measure.device_times(dict(captured, copy=measure.copy_of(n_bytes))),
-            'eager_us': {name: round(eager_us(call), 3) for name, call in eager.items()},
-            'host_us': measure.host_times(dict(calls), 20)}
+    return {
+        'bytes': n_bytes,
+        'relative_error': errors,
+        'device_us': measure.device_times(dict(captured, copy=measure.copy_of(n_bytes))),
+        'eager_us': {name: round(eager_us(call), 3) for name, call in eager.items()},
+        'host_us': measure.host_times(dict(calls), 20),
+    }
 
 
 def eager_us(call, n_calls=10):
@@ -194,10 +222,10 @@ def main():
     args = parser.parse_args()
     result = {
         'question': 'bsddmm, transpose and segmented reductions (float32) against a device copy '
-                    'that reads and writes as many bytes, and their peers',
+        'that reads and writes as many bytes, and their peers',
         'method': 'device: median of %d interleaved replays of CUDA graphs of %d calls each, warm '
-                  'L2; host: median of %d rounds of 20 calls, never waiting for the device'
-                  % (measure.ROUNDS, measure.CALLS, measure.ROUNDS),
+        'L2; host: median of %d rounds of 20 calls, never waiting for the device'
+        % (measure.ROUNDS, measure.CALLS, measure.ROUNDS),
         'conditions': measure.conditions(args.commit),
         'cases': [run_case(name) for name in CASES],
     }
@@ -206,8 +234,10 @@ def main():
         for question, answer in case['questions'].items():
             for kind in ('device_us', 'host_us'):
                 for name, times in answer[kind].items():
-                    print('  %-17s %-6s %-42s %9.2f us  (%.2f to %.2f)' % (
-                        question, kind[:-3], name, times['median'], times['low'], times['high']))
+                    print(
+                        '  %-17s %-6s %-42s %9.2f us  (%.2f to %.2f)'
+                        % (question, kind[:-3], name, times['median'], times['low'], times['high'])
+                    )
             for name, microseconds in answer['eager_us'].items():
                 print('  %-17s %-6s %-42s %9.2f us' % (question, 'eager', name, microseconds))
     print('wrote', measure.save('gradients', result, args.out))

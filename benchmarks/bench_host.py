@@ -3,6 +3,7 @@
 Run it on a GPU from the checkout: ``python -m benchmarks.bench_host``. It writes
 ``benchmarks/results/<gpu>/host.json``; ``python -m benchmarks.plot_host`` draws that.
 """
+
 import argparse
 import contextlib
 from unittest import mock
@@ -66,25 +67,39 @@ def pieces(call):
             finally:
                 depth[0] -= 1
             return noting(LAUNCH, result) if name == 'kernels.load' else result
+
         return wrapper
 
     with contextlib.ExitStack() as stack:
-        for module, names in ((check, None), (policy, None), (kernels, None), (cupy, ['empty']),
-                              (gpu, ['_contiguous', '_values'])):
+        for module, names in (
+            (check, None),
+            (policy, None),
+            (kernels, None),
+            (cupy, ['empty']),
+            (gpu, ['_contiguous', '_values']),
+        ):
             for name in names or functions_of(module):
                 label = '%s.%s' % (module.__name__.split('.')[-1], name)
-                stack.enter_context(mock.patch.object(
-                    module, name, noting(label, getattr(module, name))))
+                stack.enter_context(
+                    mock.patch.object(module, name, noting(label, getattr(module, name)))
+                )
         call()
-    return {'%s (%d calls)' % (name, len(calls)) if len(calls) > 1 else name: in_turn(calls)
-            for name, calls in made.items()}
+    return {
+        '%s (%d calls)' % (name, len(calls)) if len(calls) > 1 else name: in_turn(calls)
+        for name, calls in made.items()
+    }
 
 
 def functions_of(module):
     """Return the names of the public functions that a module defines."""
-    return [name for name, value in vars(module).items() if not name.startswith('_')
-            and not isinstance(value, type) and callable(value)
-            and getattr(value, '__module__', None) == module.__name__]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith('_')
+        and not isinstance(value, type)
+        and callable(value)
+        and getattr(value, '__module__', None) == module.__name__
+    ]
 
 
 def in_turn(calls):
@@ -94,6 +109,7 @@ def in_turn(calls):
     def call():
         for one in calls:
             one()
+
     return call
 
 
@@ -105,7 +121,8 @@ def floors(adj):
         CALL: lambda: None,
         # Everything else here finds its plan made; a batch of other sizes than any before does not.
         'policy.bspmm_launch of sizes not seen before': lambda: policy.bspmm_launch.__wrapped__(
-            adj.n_rows, adj.n_cols, adj.nnz, N_B, 4, 4, kernels.device(0)),
+            adj.n_rows, adj.n_cols, adj.nnz, N_B, 4, 4, kernels.device(0)
+        ),
     }
 
 
@@ -118,6 +135,7 @@ def products(adj, x):
         def call():
             with chainer.no_backprop_mode():
                 function(x)
+
         return call
 
     def no_graph():
@@ -131,6 +149,7 @@ def products(adj, x):
             variable.cleargrad()
             y.grad = gy  # which backward() drops
             y.backward()
+
         return call
 
     def bspmm(x):
@@ -147,7 +166,9 @@ def products(adj, x):
         'backward of an empty FunctionNode': backward(apply_empty),
         # What FunctionNode adds beside a launch; alone it runs from warmer caches.
         'backend.bspmm, then an empty FunctionNode with graph': lambda: (
-            backend.bspmm(adj, x), apply_empty(variable)),
+            backend.bspmm(adj, x),
+            apply_empty(variable),
+        ),
         'functions.relu, with graph': lambda: chainer.functions.relu(variable),
     }
 
@@ -166,8 +187,10 @@ def check_products(adj, x):
     y = chainer_bspmm.functions.bspmm(adj, variable)
     y.grad = gy = cupy.random.uniform(-1, 1, y.shape, 'f')
     y.backward()
-    errors = {'forward': error(y.array, reference.bspmm(adj, x)),
-              'backward': error(variable.grad, reference.bspmm(adj, gy, trans=True))}
+    errors = {
+        'forward': error(y.array, reference.bspmm(adj, x)),
+        'backward': error(variable.grad, reference.bspmm(adj, gy, trans=True)),
+    }
     assert max(errors.values()) < 1e-5, errors
     return errors
 
@@ -195,8 +218,8 @@ def main():
     result = {
         'question': 'host microseconds of a call of bspmm (float32), by part',
         'method': 'median of %d interleaved rounds of 100 calls, never waiting for the device; '
-                  'each part timed on its own, and all in turn; unexplained: the whole less the '
-                  'parts in turn, all less Python calls' % measure.ROUNDS,
+        'each part timed on its own, and all in turn; unexplained: the whole less the '
+        'parts in turn, all less Python calls' % measure.ROUNDS,
         'conditions': measure.conditions(args.commit),
         'case': {'batch': BATCH, 'dim': DIM, 'nnz_per_row': NNZ_PER_ROW, 'n_B': N_B},
         'relative_error': errors,
@@ -204,13 +227,16 @@ def main():
         'parts_of_backend_bspmm_us': {name: times[name] for name in parts},
         'beyond_the_parts_us': {
             'parts in turn, beyond their sum': round(in_a_row - alone, 3),
-            'unexplained': round(whole - in_a_row, 3)},
+            'unexplained': round(whole - in_a_row, 3),
+        },
         'bars_met': {'backend.bspmm us <= %g' % BAR: times['backend.bspmm']['median'] <= BAR},
     }
     for kind in ('host_us', 'parts_of_backend_bspmm_us'):
         for name, spread in result[kind].items():
-            print('  %-52s %7.2f us  (%.2f to %.2f)' % (
-                name, spread['median'], spread['low'], spread['high']))
+            print(
+                '  %-52s %7.2f us  (%.2f to %.2f)'
+                % (name, spread['median'], spread['low'], spread['high'])
+            )
     for name, beyond in result['beyond_the_parts_us'].items():
         print('  %-52s %7.2f us' % (name, beyond))
     print(result['bars_met'])

@@ -7,6 +7,7 @@ them. The model in ``chainer_bspmm/backend/policy.py`` was made from the samples
 Run it on a GPU from the checkout: ``python -m benchmarks.bench_policy``. It writes
 ``benchmarks/results/<gpu>/policy_2.json``.
 """
+
 import argparse
 import concurrent.futures
 import time
@@ -71,8 +72,17 @@ def variants(adj, n_b, width, itemsize):
                             continue
                         for ahead in AHEAD if columns == 1 else AHEAD[:1]:
                             plan = policy.csr_launch(
-                                adj.n_rows, adj.n_cols, n_b, width, lanes, columns, rows, block,
-                                ahead, stream)
+                                adj.n_rows,
+                                adj.n_cols,
+                                n_b,
+                                width,
+                                lanes,
+                                columns,
+                                rows,
+                                block,
+                                ahead,
+                                stream,
+                            )
                             plans.setdefault(plan, (lanes, columns, rows, block, ahead, stream))
     return plans
 
@@ -89,16 +99,25 @@ def run_shape(rng):
     plans.setdefault(chosen, ('of its own',))
 
     def load(plan):
-        return kernels.load(0, 'bspmm_csr', x.dtype.char, plan.defines + (
-            ('WEIGHTS', 1), ('RESIDUAL', 0)))
+        return kernels.load(
+            0, 'bspmm_csr', x.dtype.char, plan.defines + (('WEIGHTS', 1), ('RESIDUAL', 0))
+        )
 
     with concurrent.futures.ThreadPoolExecutor() as pool:  # NVRTC is slow, and there are many
         list(pool.map(load, {plan.defines: plan for plan in plans}.values()))
 
     def call(plan):
         kernel = load(plan)
-        arguments = (adj.indptr, adj.indices, adj.data, numpy.uintp(0), x, numpy.uintp(0), y,
-                     *plan.arguments)
+        arguments = (
+            adj.indptr,
+            adj.indices,
+            adj.data,
+            numpy.uintp(0),
+            x,
+            numpy.uintp(0),
+            y,
+            *plan.arguments,
+        )
         return lambda: kernel(plan.grid, plan.block, arguments)
 
     calls = {plan: call(plan) for plan in plans}
@@ -106,18 +125,28 @@ def run_shape(rng):
     for plan, one in calls.items():
         y.fill(numpy.nan)
         one()
-        error = float(cupy.linalg.norm(y.astype('d') - expected.astype('d'))
-                      / cupy.linalg.norm(expected.astype('d')))
+        error = float(
+            cupy.linalg.norm(y.astype('d') - expected.astype('d'))
+            / cupy.linalg.norm(expected.astype('d'))
+        )
         assert error < {2: 1e-3, 4: 1e-5, 8: 1e-13}[x.itemsize], (plan, error)
     graphs = {plan: (*measure.capture(one, CALLS), CALLS) for plan, one in calls.items()}
     times = measure.replay_times(graphs, ROUNDS)
     microseconds = {plan: value['median'] for plan, value in times.items()}
     best = min(microseconds, key=microseconds.get)
     return {
-        'batch': len(sizes), 'dim': [int(sizes.min()), int(sizes.max())], 'n_rows': adj.n_rows,
-        'nnz': adj.nnz, 'n_B': n_b, 'dtype': str(x.dtype), 'bytes': 2 * x.nbytes,
-        'chosen': plans[chosen], 'chosen_us': microseconds[chosen], 'best': plans[best],
-        'best_us': microseconds[best], 'n_variants': len(plans),
+        'batch': len(sizes),
+        'dim': [int(sizes.min()), int(sizes.max())],
+        'n_rows': adj.n_rows,
+        'nnz': adj.nnz,
+        'n_B': n_b,
+        'dtype': str(x.dtype),
+        'bytes': 2 * x.nbytes,
+        'chosen': plans[chosen],
+        'chosen_us': microseconds[chosen],
+        'best': plans[best],
+        'best_us': microseconds[best],
+        'n_variants': len(plans),
         'regret': round(microseconds[chosen] / microseconds[best] - 1, 4),
     }, {str(plans[plan]): value for plan, value in microseconds.items()}
 
@@ -135,8 +164,10 @@ def main():
     cases, started = [], time.perf_counter()
     for _ in range(args.shapes):
         case, everything = run_shape(rng)
-        print('%(n_rows)8d rows %(nnz)9d nnz n_B %(n_B)4d %(dtype)s: chosen %(chosen)s '
-              '%(chosen_us).2f us, best %(best)s %(best_us).2f us, regret %(regret).3f' % case)
+        print(
+            '%(n_rows)8d rows %(nnz)9d nnz n_B %(n_B)4d %(dtype)s: chosen %(chosen)s '
+            '%(chosen_us).2f us, best %(best)s %(best_us).2f us, regret %(regret).3f' % case
+        )
         if args.all:
             case['all'] = everything
         cases.append(case)
@@ -146,11 +177,15 @@ def main():
     result = {
         'question': 'time of the chosen variant of bspmm_csr over that of the best, less 1',
         'method': 'device: median of %d interleaved replays of CUDA graphs of %d calls, warm L2; '
-                  'random shapes of seed %d; the best of that many variants is a little too good, '
-                  'because the luckiest measurement wins' % (ROUNDS, CALLS, args.seed),
+        'random shapes of seed %d; the best of that many variants is a little too good, '
+        'because the luckiest measurement wins' % (ROUNDS, CALLS, args.seed),
         'conditions': measure.conditions(args.commit),
-        'regret': {'median': float(numpy.median(regret)), 'mean': float(numpy.mean(regret)),
-                   'p95': float(numpy.percentile(regret, 95)), 'worst': max(regret)},
+        'regret': {
+            'median': float(numpy.median(regret)),
+            'mean': float(numpy.mean(regret)),
+            'p95': float(numpy.percentile(regret, 95)),
+            'worst': max(regret),
+        },
         'cases': cases,
     }
     print(result['regret'])

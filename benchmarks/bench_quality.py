@@ -8,6 +8,7 @@ decides the split, the start and the order of the batches, for all of them alike
 
 writes ``benchmarks/results/<gpu or cpu>/quality.json``.
 """
+
 import argparse
 import concurrent.futures
 import statistics
@@ -23,21 +24,37 @@ EPOCHS = {'tox21': 20, 'qm9': 100}
 METRICS = {'tox21': 'mean ROC-AUC', 'qm9': 'MAE'}
 METHODS = ('rsgcn', 'relgcn')
 SEEDS = (0, 1, 2)
-MODELS = {'dense': ['--dense'], 'packed': [], 'padded': ['--layout', 'padded'],
-          'captured': ['--updater', 'graph']}  # packed, too
+MODELS = {
+    'dense': ['--dense'],
+    'packed': [],
+    'padded': ['--layout', 'padded'],
+    'captured': ['--updater', 'graph'],
+}  # packed, too
 
 
 def train(run, options):
     """Return the test metric of one run (example, method, model, seed), and what it cost."""
     example, method, model, seed = run
     with tempfile.TemporaryDirectory() as folder:
-        result = bench_examples.train(example, [
-            '--method', method, '--epoch', str(EPOCHS[example]), '--seed', str(seed),
-            *MODELS[model], *bench_examples.OPTIONS, *bench_examples.OWN_OPTIONS[example],
-            *options[example]], folder)
+        result = bench_examples.train(
+            example,
+            [
+                '--method',
+                method,
+                '--epoch',
+                str(EPOCHS[example]),
+                '--seed',
+                str(seed),
+                *MODELS[model],
+                *bench_examples.OPTIONS,
+                *bench_examples.OWN_OPTIONS[example],
+                *options[example],
+            ],
+            folder,
+        )
     metric = result['test'][METRICS[example]]
     if isinstance(metric, dict):  # by target, of which there is one
-        metric, = metric.values()
+        (metric,) = metric.values()
     return {'metric': metric, 'seconds': result['seconds']['training'], 'steps': result['steps']}
 
 
@@ -46,13 +63,18 @@ def summary(results):
     found = {}
     for (example, method, model, _), result in results.items():
         found.setdefault(example, {}).setdefault(method, {}).setdefault(model, []).append(
-            result['metric'])
+            result['metric']
+        )
     for methods in found.values():
         for method, models in methods.items():
-            methods[method] = {model: {
-                'metrics': metrics, 'mean': statistics.mean(metrics),
-                'standard deviation': statistics.stdev(metrics) if len(metrics) > 1 else None,
-            } for model, metrics in models.items()}
+            methods[method] = {
+                model: {
+                    'metrics': metrics,
+                    'mean': statistics.mean(metrics),
+                    'standard deviation': statistics.stdev(metrics) if len(metrics) > 1 else None,
+                }
+                for model, metrics in models.items()
+            }
     return found
 
 
@@ -71,27 +93,43 @@ def main():
         options['tox21'] = ['--data', args.tox21, '--device', args.device]
     models = [model for model in MODELS if model != 'captured' or args.device != '-1']
     # The slow ones first.
-    runs = [(example, method, model, seed) for example in sorted(options, reverse=True)
-            for method in reversed(args.methods) for model in models for seed in SEEDS]
+    runs = [
+        (example, method, model, seed)
+        for example in sorted(options, reverse=True)
+        for method in reversed(args.methods)
+        for model in models
+        for seed in SEEDS
+    ]
     with concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
         results = dict(zip(runs, pool.map(lambda run: train(run, options), runs)))
     result = {
         'question': 'test metrics after full-length trainings: dense; sparse, packed, padded, and '
-                    'packed in captured steps',
+        'packed in captured steps',
         'method': '%s; epochs %s; seeds %s, each with a split of its own; %d trainings at a time, '
-                  'so seconds are not comparable with those of other files' % (
-                      ' '.join(bench_examples.OPTIONS), EPOCHS, SEEDS, args.processes),
+        'so seconds are not comparable with those of other files'
+        % (' '.join(bench_examples.OPTIONS), EPOCHS, SEEDS, args.processes),
         'conditions': bench_training.conditions(device, args.commit),
         'metrics': {example: METRICS[example] for example in options},
         'summary': summary(results),
-        'runs': [dict(zip(('example', 'method', 'model', 'seed'), run), **value)
-                 for run, value in results.items()],
+        'runs': [
+            dict(zip(('example', 'method', 'model', 'seed'), run), **value)
+            for run, value in results.items()
+        ],
     }
     for example, methods in result['summary'].items():
         for method, found in methods.items():
-            print('%s %s, %s: %s' % (example, method, METRICS[example], '; '.join(
-                '%s %s' % (model, ' '.join('%.4f' % metric for metric in of['metrics']))
-                for model, of in found.items())))
+            print(
+                '%s %s, %s: %s'
+                % (
+                    example,
+                    method,
+                    METRICS[example],
+                    '; '.join(
+                        '%s %s' % (model, ' '.join('%.4f' % metric for metric in of['metrics']))
+                        for model, of in found.items()
+                    ),
+                )
+            )
     print('wrote', bench_training.save('quality', result, args.out))
 
 

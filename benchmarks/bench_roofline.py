@@ -3,6 +3,7 @@
 Run it on a GPU from the checkout: ``python -m benchmarks.bench_roofline``. It writes
 ``benchmarks/results/<gpu>/roofline.json``; ``python -m benchmarks.plot_roofline`` draws that.
 """
+
 import argparse
 import math
 
@@ -15,8 +16,9 @@ from benchmarks import measure
 from chainer_bspmm import backend
 
 # rows of a matrix, non-zeros a row, columns of the dense factor
-SERIES = ([(dim, 3, n_b) for n_b in (16, 64, 256) for dim in (20, 50, 128)]
-          + [(50, nnz_per_row, n_b) for nnz_per_row in (1, 2) for n_b in (16, 64, 256)])
+SERIES = [(dim, 3, n_b) for n_b in (16, 64, 256) for dim in (20, 50, 128)] + [
+    (50, nnz_per_row, n_b) for nnz_per_row in (1, 2) for n_b in (16, 64, 256)
+]
 MEGABYTES = (0.1, 0.3, 0.7, 3, 10, 30, 100, 300, 1000, 2000)
 GRAPH_BYTES = 1e9  # a graph moves about as much, with 2 calls at least and measure.CALLS at most
 
@@ -25,7 +27,7 @@ ROUNDS = 12  # replays of every graph
 RATIO_BAR, RATIO_FROM = 1.2, 10e6  # times the copy, where at least as many bytes move
 TIME_BAR, TIME_BELOW = 2.2, 1e6  # microseconds with a warm L2, where fewer bytes move
 
-COPY = r'''
+COPY = r"""
 // Copy n float4; every thread has UNROLL loads in flight before it stores the first.
 extern "C" __global__ void copy(
     const float4* __restrict__ source, float4* __restrict__ target, int n) {
@@ -44,7 +46,7 @@ extern "C" __global__ void copy(
     }
   }
 }
-'''
+"""
 BLOCKS, UNROLLS, WAVES = (256, 512), (1, 2, 4), ('whole', 'one wave')
 
 
@@ -69,13 +71,17 @@ def copy_shapes(n_vectors):
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
     shapes = {}
     for block in BLOCKS:
-        resident = (properties['multiProcessorCount']
-                    * (properties['maxThreadsPerMultiProcessor'] // block))
+        resident = properties['multiProcessorCount'] * (
+            properties['maxThreadsPerMultiProcessor'] // block
+        )
         for unroll in UNROLLS:
             whole = -(-n_vectors // (block * unroll))
             for wave in WAVES if whole > resident else WAVES[:1]:
                 shapes['%d threads, %d vectors, %s' % (block, unroll, wave)] = (
-                    unroll, whole if wave == 'whole' else resident, block)
+                    unroll,
+                    whole if wave == 'whole' else resident,
+                    block,
+                )
     return shapes
 
 
@@ -117,8 +123,9 @@ def measure_point(host, n_b, n_bytes, n_sets):
     adjacencies = [host.to_device(0) for _ in range(n_sets)]  # copies of their own
     features = [cupy.random.uniform(-1, 1, (host.n_cols, n_b), 'f') for _ in range(n_sets)]
     half = -(-n_bytes // 32) * 4  # floats: source and target together move n_bytes
-    buffers = [(cupy.random.uniform(-1, 1, half, 'f'), cupy.empty(half, 'f'))
-               for _ in range(n_sets)]
+    buffers = [
+        (cupy.random.uniform(-1, 1, half, 'f'), cupy.empty(half, 'f')) for _ in range(n_sets)
+    ]
 
     def bspmm(k):
         return backend.bspmm(adjacencies[k], features[k])
@@ -132,15 +139,24 @@ def measure_point(host, n_b, n_bytes, n_sets):
     n_calls = int(min(max(GRAPH_BYTES // n_bytes, 2), measure.CALLS))
     n_rounds = -(-n_calls // n_sets)
     device = measure.replay_times(
-        {name: (*measure.capture(Round(function, n_sets), n_rounds), n_rounds * n_sets)
-         for name, function in {'bspmm': bspmm, **ways}.items()}, ROUNDS)
+        {
+            name: (*measure.capture(Round(function, n_sets), n_rounds), n_rounds * n_sets)
+            for name, function in {'bspmm': bspmm, **ways}.items()
+        },
+        ROUNDS,
+    )
     kernel = min(set(ways) - {'memcpy'}, key=lambda name: device[name]['median'])
     copy = min(device['memcpy']['median'], device[kernel]['median'])
     return {
-        'calls_in_graph': n_rounds * n_sets, 'relative_error': error,
-        'device_us': {'bspmm': device['bspmm'], 'memcpy': device['memcpy'],
-                      'copy kernel': device[kernel]},
-        'copy_kernel': kernel, 'copy_us': copy,
+        'calls_in_graph': n_rounds * n_sets,
+        'relative_error': error,
+        'device_us': {
+            'bspmm': device['bspmm'],
+            'memcpy': device['memcpy'],
+            'copy kernel': device[kernel],
+        },
+        'copy_kernel': kernel,
+        'copy_us': copy,
         'ratio': round(device['bspmm']['median'] / copy, 3),
         'terabytes_per_second': round(n_bytes / device['bspmm']['median'] / 1e6, 3),
     }
@@ -166,17 +182,27 @@ def run_series(dim, nnz_per_row, n_b, cache_bytes):
         # What must be read and written: X, Y and the CSR arrays, each once.
         n_bytes = batch * graph_bytes + 4
         assert n_bytes == 8 * host.n_rows * n_b + (
-            host.indptr.nbytes + host.indices.nbytes + host.data.nbytes)
+            host.indptr.nbytes + host.indices.nbytes + host.data.nbytes
+        )
         n_sets = 2 * cache_bytes // n_bytes + 1
         # Past twice the L2 one set alone leaves nothing of itself behind: cold is all there is.
         for l2, sets in (('warm', 1), ('cold', n_sets)) if n_sets > 1 else (('cold', 1),):
-            point = {'dim': dim, 'nnz_per_row': nnz_per_row, 'n_B': n_b, 'batch': batch,
-                     'bytes': n_bytes, 'l2': l2, 'sets': sets}
+            point = {
+                'dim': dim,
+                'nnz_per_row': nnz_per_row,
+                'n_B': n_b,
+                'batch': batch,
+                'bytes': n_bytes,
+                'l2': l2,
+                'sets': sets,
+            }
             point.update(measure_point(host, n_b, n_bytes, sets))
             point['bars_met'] = bars(n_bytes, nnz_per_row, l2, point)
-            print('dim %(dim)3d, nnz/row %(nnz_per_row)d, n_B %(n_B)3d, %(l2)s: '
-                  '%(bytes)10d bytes, copy %(copy_us)8.2f us, ratio %(ratio).3f, '
-                  '%(bars_met)s' % point)
+            print(
+                'dim %(dim)3d, nnz/row %(nnz_per_row)d, n_B %(n_B)3d, %(l2)s: '
+                '%(bytes)10d bytes, copy %(copy_us)8.2f us, ratio %(ratio).3f, '
+                '%(bars_met)s' % point
+            )
             yield point
 
 
@@ -189,13 +215,13 @@ def main():
     cache_bytes = properties['l2CacheSize']
     result = {
         'question': 'bspmm (float32) over the fastest device copy of the same bytes: X, Y and the '
-                    'CSR arrays each once',
+        'CSR arrays each once',
         'method': 'device: median of %d interleaved replays of CUDA graphs of calls_in_graph calls '
-                  'each; copy: the faster of cudaMemcpyAsync and the best of up to %d float4 '
-                  'kernels; warm L2: every call uses the same buffers; cold L2: the calls of a '
-                  'graph use `sets` sets of buffers (matrix, X and Y; source and target) in turn, '
-                  'together more than twice the L2 of %d MB' % (
-                      ROUNDS, len(BLOCKS) * len(UNROLLS) * len(WAVES), cache_bytes // 10 ** 6),
+        'each; copy: the faster of cudaMemcpyAsync and the best of up to %d float4 '
+        'kernels; warm L2: every call uses the same buffers; cold L2: the calls of a '
+        'graph use `sets` sets of buffers (matrix, X and Y; source and target) in turn, '
+        'together more than twice the L2 of %d MB'
+        % (ROUNDS, len(BLOCKS) * len(UNROLLS) * len(WAVES), cache_bytes // 10**6),
         'graphs': 'random columns, %d different graphs repeated' % matrices.DIFFERENT,
         'conditions': measure.conditions(args.commit),
         'points': [point for series in SERIES for point in run_series(*series, cache_bytes)],

@@ -3,6 +3,7 @@
 ``python -m benchmarks.bench_screening --device 0 --tox21 tox21.csv.gz`` on a GPU, without
 ``--device`` on the CPU; writes ``benchmarks/results/<gpu or cpu>/screening.json``.
 """
+
 import argparse
 import copy
 import time
@@ -41,8 +42,10 @@ ON_DEVICE, STEADY = 'ours captured, DeviceDataset', ', once captured'
 
 def predict(model, data, converter, n_batch):
     """Predict as upstream does, eagerly."""
+
     def inputs(batch, device=None):
         return tuple(converter(batch, device)[:2])  # without labels
+
     if isinstance(model, Classifier):
         return model.predict_proba(data, n_batch, inputs, postprocess_fn=functions.sigmoid)
     return model.predict(data, n_batch, inputs)
@@ -88,19 +91,24 @@ def contenders(method, smiles, labels, device, n_batch, totals):
 
     few = sparse[repeated(len(sparse), 5 * n_batch)]  # some of them replayed
     found, _ = capture(swapped, few, n_batch)
-    alone = predict(upstream, [dense[i] for i in range(min(16, len(dense)))],
-                    upstream_concat_mols, 1)
+    alone = predict(
+        upstream, [dense[i] for i in range(min(16, len(dense)))], upstream_concat_mols, 1
+    )
     eager = predict(swapped, few, chainer_bspmm.concat_mols, n_batch)
     parsed, _ = capture(swapped, smiles, n_batch, method=method)
-    errors = {'alone': bench_training.error(found[:len(alone)], alone),
-              'eager': bench_training.error(found, eager),
-              'parsed': bench_training.error(
-                  parsed, predict(swapped, sparse, chainer_bspmm.concat_mols, n_batch))}
+    errors = {
+        'alone': bench_training.error(found[: len(alone)], alone),
+        'eager': bench_training.error(found, eager),
+        'parsed': bench_training.error(
+            parsed, predict(swapped, sparse, chainer_bspmm.concat_mols, n_batch)
+        ),
+    }
     on_device = None
     if device.xp is not numpy:
         on_device = DeviceDataset(sparse, device)
         errors['on device'] = bench_training.error(
-            capture(swapped, on_device[few.order], n_batch)[0], eager)
+            capture(swapped, on_device[few.order], n_batch)[0], eager
+        )
     if not max(errors.values()) < ERROR:
         raise AssertionError('relative errors %s, expected below %g' % (errors, ERROR))
 
@@ -111,18 +119,30 @@ def contenders(method, smiles, labels, device, n_batch, totals):
     few_texts = texts[:n_dense]
     plain = {
         UPSTREAM: (lambda: predict(upstream, much, upstream_concat_mols, n_batch), n_dense),
-        EAGER: (lambda: predict(swapped, sparse[order], chainer_bspmm.concat_mols, n_batch),
-                n_sparse),
-        CAPTURED: (lambda: capture(swapped, sparse[order], n_batch), n_sparse)}
+        EAGER: (
+            lambda: predict(swapped, sparse[order], chainer_bspmm.concat_mols, n_batch),
+            n_sparse,
+        ),
+        CAPTURED: (lambda: capture(swapped, sparse[order], n_batch), n_sparse),
+    }
     if on_device is not None:
         plain[ON_DEVICE] = lambda: capture(swapped, on_device[order], n_batch), n_sparse
-    return {'without parsing': plain, 'with parsing': {
-        UPSTREAM: (lambda: predict(upstream, parse(few_texts, method), upstream_concat_mols,
-                                   n_batch), len(few_texts)),
-        EAGER: (lambda: predict(swapped, from_smiles(texts, method).dataset,
-                                chainer_bspmm.concat_mols, n_batch), n_parsed),
-        CAPTURED: (lambda: capture(swapped, texts, n_batch, method=method), n_parsed),
-    }}, errors
+    return {
+        'without parsing': plain,
+        'with parsing': {
+            UPSTREAM: (
+                lambda: predict(upstream, parse(few_texts, method), upstream_concat_mols, n_batch),
+                len(few_texts),
+            ),
+            EAGER: (
+                lambda: predict(
+                    swapped, from_smiles(texts, method).dataset, chainer_bspmm.concat_mols, n_batch
+                ),
+                n_parsed,
+            ),
+            CAPTURED: (lambda: capture(swapped, texts, n_batch, method=method), n_parsed),
+        },
+    }, errors
 
 
 def measure(found, n_rounds):
@@ -150,8 +170,11 @@ def table(method, found):
     lines = ['%s: relative errors %s' % (method, found['relative_errors'])]
     for what, rates in found['molecules a second'].items():
         base = rates[UPSTREAM]['median']
-        lines += ['  %-16s %-44s %11.0f molecules/s %8.1fx' % (
-            what, name, of['median'], of['median'] / base) for name, of in rates.items()]
+        lines += [
+            '  %-16s %-44s %11.0f molecules/s %8.1fx'
+            % (what, name, of['median'], of['median'] / base)
+            for name, of in rates.items()
+        ]
     return lines
 
 
@@ -159,12 +182,18 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--device', default='-1', help='-1 (CPU) or the number of a GPU')
     parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it Tox21 is left out")
-    parser.add_argument('--methods', nargs='+', default=bench_training.FIVE,
-                        choices=bench_training.FIVE)
+    parser.add_argument(
+        '--methods', nargs='+', default=bench_training.FIVE, choices=bench_training.FIVE
+    )
     parser.add_argument('--batch', type=int, default=BATCH)
     parser.add_argument('--limit', type=int, default=LIMIT, help='different molecules of a set')
-    parser.add_argument('--totals', type=int, nargs=3, default=(DENSE, MOLECULES, PARSED),
-                        help='molecules of a pass: of upstream, ours, ours with parsing')
+    parser.add_argument(
+        '--totals',
+        type=int,
+        nargs=3,
+        default=(DENSE, MOLECULES, PARSED),
+        help='molecules of a pass: of upstream, ours, ours with parsing',
+    )
     parser.add_argument('--rounds', type=int, default=ROUNDS, help='after one to warm up')
     parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
     parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
@@ -172,30 +201,47 @@ def main(argv=None):
     # Chainer warns that it goes without cuDNN; what is to fall back here must be seen.
     warnings.simplefilter('ignore')
     warnings.filterwarnings('error', 'captured_predict predicts eagerly')
-    device = chainer.get_device(int(args.device) if args.device.lstrip('-').isdigit()
-                                else args.device)
+    device = chainer.get_device(
+        int(args.device) if args.device.lstrip('-').isdigit() else args.device
+    )
     device.use()
     result = {
         'method': 'Molecules a second of whole passes, medians of %d interleaved rounds (low, '
-                  'high: 10th and 90th percentile), with parsing of 1; %d different molecules over '
-                  'and over; batch %d, %d units, %d layers, float32; upstream predicts %d, ours '
-                  '%d, with parsing %d a pass; captured passes include capture and checks, but '
-                  'for "%s"'
-                  % (args.rounds, args.limit, args.batch, bench_training.N_UNIT,
-                     bench_training.N_LAYERS, *args.totals, STEADY.strip(', ')),
-        'conditions': bench_training.conditions(device, args.commit), 'data': {}}
+        'high: 10th and 90th percentile), with parsing of 1; %d different molecules over '
+        'and over; batch %d, %d units, %d layers, float32; upstream predicts %d, ours '
+        '%d, with parsing %d a pass; captured passes include capture and checks, but '
+        'for "%s"'
+        % (
+            args.rounds,
+            args.limit,
+            args.batch,
+            bench_training.N_UNIT,
+            bench_training.N_LAYERS,
+            *args.totals,
+            STEADY.strip(', '),
+        ),
+        'conditions': bench_training.conditions(device, args.commit),
+        'data': {},
+    }
     sets = {'qm9': data_sets.qm9(args.limit)}
     if args.tox21:
         sets['tox21'] = data_sets.tox21(args.tox21, args.limit)
     for name, (smiles, labels, description) in sets.items():
         methods = {}
         result['data'][name] = {
-            'description': description, 'n_molecules': len(smiles), 'methods': methods}
+            'description': description,
+            'n_molecules': len(smiles),
+            'methods': methods,
+        }
         for method in args.methods:
             found, errors = contenders(method, smiles, labels, device, args.batch, args.totals)
-            methods[method] = {'relative_errors': errors, 'molecules a second': {
-                'without parsing': measure(found['without parsing'], 1 + args.rounds),
-                'with parsing': measure(found['with parsing'], 1)}}
+            methods[method] = {
+                'relative_errors': errors,
+                'molecules a second': {
+                    'without parsing': measure(found['without parsing'], 1 + args.rounds),
+                    'with parsing': measure(found['with parsing'], 1),
+                },
+            }
             print('\n'.join(table(method, methods[method])), flush=True)
             # What has been measured outlives a broken run.
             path = bench_training.save('screening', result, args.out)

@@ -4,6 +4,7 @@
 GPU; writes ``benchmarks/results/<gpu or cpu>/training.json``, which
 ``python -m benchmarks.plot_training`` draws.
 """
+
 import argparse
 import contextlib
 import copy
@@ -32,14 +33,17 @@ from benchmarks import data_sets
 from chainer_bspmm.models.sparsify import SWAPS
 
 # Those of Chainer Chemistry's method names that stand for a model that can be swapped.
-METHODS = [name for name in ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm')
-           if name in {kind.__name__.lower() for kind in SWAPS}]
+METHODS = [
+    name
+    for name in ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm')
+    if name in {kind.__name__.lower() for kind in SWAPS}
+]
 FIVE = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')
 BATCHES = (32, 128, 1024)
 N_UNIT, N_LAYERS = 64, 4
 SECONDS = 6
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
-SHORT = .1  # seconds of a step before which caches are warmed
+SHORT = 0.1  # seconds of a step before which caches are warmed
 
 UPSTREAM, PACKED, PADDED = 'upstream dense', 'ours packed', 'ours padded'
 GEOMETRIC = 'PyTorch Geometric'
@@ -56,7 +60,7 @@ INFERENCE = ('fetch', 'convert', 'forward')
 N_CONVERTER = 2  # of these parts are the converter's
 
 # Ratios over upstream at a training step on Tox21, converter included: (batch, at least).
-BARS = {'cpu': ((128, 4.),), 'gpu': ((128, 1.5), (1024, 3.))}
+BARS = {'cpu': ((128, 4.0),), 'gpu': ((128, 1.5), (1024, 3.0))}
 ADJACENCY_BAR = 50
 OUTPUT_ERROR, GRADIENT_ERROR = 1e-5, 1e-4  # float32 on both sides
 
@@ -159,11 +163,17 @@ def upstream_model(method, labels, examples):
     with contextlib.redirect_stdout(io.StringIO()):
         predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1])
     if labels.dtype.kind == 'i':
-        model = Classifier(predictor, lossfun=functions.sigmoid_cross_entropy,
-                           metrics_fun=functions.binary_accuracy)
+        model = Classifier(
+            predictor,
+            lossfun=functions.sigmoid_cross_entropy,
+            metrics_fun=functions.binary_accuracy,
+        )
     else:
-        model = Regressor(predictor, lossfun=functions.mean_squared_error,
-                          metrics_fun=functions.mean_absolute_error)
+        model = Regressor(
+            predictor,
+            lossfun=functions.mean_squared_error,
+            metrics_fun=functions.mean_absolute_error,
+        )
     model(*upstream_concat_mols(examples))
     return model
 
@@ -180,15 +190,22 @@ def contenders(method, dense, sparse, device):
     }
     if importlib.util.find_spec('torch_geometric'):
         from benchmarks import geometric_models
+
         if method in geometric_models.PEERS:
             found[GEOMETRIC] = geometric_models.Contender(
-                method, geometric_models.examples_of(sparse), N_UNIT, N_LAYERS,
-                labels.shape[1], device)
+                method,
+                geometric_models.examples_of(sparse),
+                N_UNIT,
+                N_LAYERS,
+                labels.shape[1],
+                device,
+            )
     return found
 
 
 def check(found, index):
     """Raise AssertionError where packed is not upstream on molecules alone, padded in a batch."""
+
     def run(name, index):
         contender = found[name]
         contender.model.cleargrads()
@@ -197,14 +214,20 @@ def check(found, index):
             functions.sum(y * y).backward()
         return cuda.to_cpu(y.array), {
             path: cuda.to_cpu(parameter.grad)
-            for path, parameter in contender.model.namedparams() if parameter.grad is not None}
+            for path, parameter in contender.model.namedparams()
+            if parameter.grad is not None
+        }
 
     alone = numpy.concatenate([run(UPSTREAM, [i])[0] for i in index])
     expected, expected_gradients = run(UPSTREAM, index)
     padded, gradients = run(PADDED, index)
-    errors = {'packed': error(run(PACKED, index)[0], alone), 'padded': error(padded, expected),
-              'padded, gradients': max(error(gradients[path], expected_gradients[path])
-                                       for path in expected_gradients)}
+    errors = {
+        'packed': error(run(PACKED, index)[0], alone),
+        'padded': error(padded, expected),
+        'padded, gradients': max(
+            error(gradients[path], expected_gradients[path]) for path in expected_gradients
+        ),
+    }
     bars = OUTPUT_ERROR, OUTPUT_ERROR, GRADIENT_ERROR
     if not all(value < bar for value, bar in zip(errors.values(), bars)):
         raise AssertionError('relative errors %s, expected below %s' % (errors, bars))
@@ -213,12 +236,12 @@ def check(found, index):
 
 def error(actual, expected):
     norm = float(numpy.linalg.norm(expected))
-    return float(numpy.linalg.norm(actual - expected)) / (norm or 1.)
+    return float(numpy.linalg.norm(actual - expected)) / (norm or 1.0)
 
 
 def fits(method, n_batch, largest, device):
     """Tell whether upstream's batch with a molecule of `largest` atoms fits into free memory."""
-    n_bytes = 4 * PAIR_NUMBERS.get(method, 0) * COPIES * n_batch * largest ** 2
+    n_bytes = 4 * PAIR_NUMBERS.get(method, 0) * COPIES * n_batch * largest**2
     if device.xp is numpy:
         free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     else:
@@ -241,7 +264,8 @@ def measure_steps(found, n_molecules, n_batch, seconds):
     times = {name: {'training': [], 'inference': []} for name in found}
     start, n_rounds = None, 0
     while n_rounds < MIN_ROUNDS or (
-            time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS):
+        time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS
+    ):
         index = rng.choice(n_molecules, n_batch, replace=False).tolist()
         for name, contender in found.items():
             for kind, call in (('training', contender.train), ('inference', contender.predict)):
@@ -254,15 +278,19 @@ def measure_steps(found, n_molecules, n_batch, seconds):
             start = time.perf_counter()
         else:
             n_rounds += 1
-    return {name: {kind: summaries(numpy.array(rows), kind) for kind, rows in of.items()}
-            for name, of in times.items()}, n_rounds
+    return {
+        name: {kind: summaries(numpy.array(rows), kind) for kind, rows in of.items()}
+        for name, of in times.items()
+    }, n_rounds
 
 
 def summaries(rows, kind):
     parts = zip(TRAINING if kind == 'training' else INFERENCE, numpy.median(rows, axis=0))
-    return {'with converter': bench_converter.summary(rows.sum(axis=1).tolist()),
-            'without': bench_converter.summary(rows[:, N_CONVERTER:].sum(axis=1).tolist()),
-            'parts': {part: round(float(value), 3) for part, value in parts}}
+    return {
+        'with converter': bench_converter.summary(rows.sum(axis=1).tolist()),
+        'without': bench_converter.summary(rows[:, N_CONVERTER:].sum(axis=1).tolist()),
+        'parts': {part: round(float(value), 3) for part, value in parts},
+    }
 
 
 def launches(contender, index):
@@ -272,6 +300,7 @@ def launches(contender, index):
     """
     from torch import autograd
     from torch import profiler
+
     contender.train(index)
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
         contender.train(index)
@@ -288,14 +317,19 @@ def run_method(method, dense, sparse, device, batches, seconds):
     found = contenders(method, dense, sparse, device)
     rng = numpy.random.RandomState(1)
     few = rng.permutation(len(dense))[:8].tolist()
-    result = {'relative_errors': check(found, few),
-              'adjacency of the set': bench_converter.memory(dense, sparse), 'batches': {}}
+    result = {
+        'relative_errors': check(found, few),
+        'adjacency of the set': bench_converter.memory(dense, sparse),
+        'batches': {},
+    }
     result['nodes a step'] = {
-        name: contender.nodes(few) for name, contender in found.items() if contender.is_chainer}
+        name: contender.nodes(few) for name, contender in found.items() if contender.is_chainer
+    }
     if device.xp is not numpy and importlib.util.find_spec('torch'):
         try:
             result['launches a step'] = {
-                name: launches(contender, few) for name, contender in found.items()}
+                name: launches(contender, few) for name, contender in found.items()
+            }
         except RuntimeError as error:  # another profiler may be attached: times matter more
             result['not_run'] = {'launches a step': str(error)}
     for n_batch in batches:
@@ -307,12 +341,19 @@ def run_method(method, dense, sparse, device, batches, seconds):
         milliseconds, n_rounds = measure_steps(running, len(dense), n_batch, seconds)
         index = rng.permutation(len(dense))[:n_batch].tolist()
         result['batches'][str(n_batch)] = {
-            'n_rounds': n_rounds, 'milliseconds': milliseconds,
-            'not_run': {name: 'needs more memory than there is'
-                        for name in found if name not in running},
-            'peak_bytes': {name: peak for name, peak in (
-                (name, contender.peak_bytes(index)) for name, contender in running.items())
-                if peak is not None}}
+            'n_rounds': n_rounds,
+            'milliseconds': milliseconds,
+            'not_run': {
+                name: 'needs more memory than there is' for name in found if name not in running
+            },
+            'peak_bytes': {
+                name: peak
+                for name, peak in (
+                    (name, contender.peak_bytes(index)) for name, contender in running.items()
+                )
+                if peak is not None
+            },
+        }
     return result
 
 
@@ -333,11 +374,13 @@ def bars_met(methods, place):
         for n_batch, least in BARS[place]:
             found = methods[method]['batches'].get(str(n_batch))
             if found is not None:
-                met['%s, batch %d, training step with converter: %gx' % (
-                    method, n_batch, least)] = ratio(found, PACKED) >= least
+                met[
+                    '%s, batch %d, training step with converter: %gx' % (method, n_batch, least)
+                ] = ratio(found, PACKED) >= least
         memory = methods[method]['adjacency of the set']
         met['%s, adjacency: 1/%d' % (method, ADJACENCY_BAR)] = (
-            memory['sparse'] * ADJACENCY_BAR <= memory['padded dense'])
+            memory['sparse'] * ADJACENCY_BAR <= memory['padded dense']
+        )
     return met
 
 
@@ -345,17 +388,35 @@ def table(methods):
     """Return results as lines of text."""
     lines = []
     for method, of in methods.items():
-        lines.append('%s: nodes %s; launches %s' % (
-            method, {name: sum(counts.values()) for name, counts in of['nodes a step'].items()},
-            {name: counts['kernels'] for name, counts in of.get('launches a step', {}).items()}))
+        lines.append(
+            '%s: nodes %s; launches %s'
+            % (
+                method,
+                {name: sum(counts.values()) for name, counts in of['nodes a step'].items()},
+                {name: counts['kernels'] for name, counts in of.get('launches a step', {}).items()},
+            )
+        )
         for n_batch, found in of['batches'].items():
             for name, times in found['milliseconds'].items():
-                lines.append('  batch %4s  %-17s %s; peak %.1f MB' % (
-                    n_batch, name, ', '.join('%s %.2f (%.2f) %.1fx (%.1fx)' % (
-                        kind, times[kind]['with converter']['median'],
-                        times[kind]['without']['median'], ratio(found, name, kind),
-                        ratio(found, name, kind, 'without')) for kind in times),
-                    found['peak_bytes'].get(name, 0) / 1e6))
+                lines.append(
+                    '  batch %4s  %-17s %s; peak %.1f MB'
+                    % (
+                        n_batch,
+                        name,
+                        ', '.join(
+                            '%s %.2f (%.2f) %.1fx (%.1fx)'
+                            % (
+                                kind,
+                                times[kind]['with converter']['median'],
+                                times[kind]['without']['median'],
+                                ratio(found, name, kind),
+                                ratio(found, name, kind, 'without'),
+                            )
+                            for kind in times
+                        ),
+                        found['peak_bytes'].get(name, 0) / 1e6,
+                    )
+                )
     return lines
 
 
@@ -366,6 +427,7 @@ def conditions(device, commit):
         found['threads'] = os.environ.get('OMP_NUM_THREADS', 'not limited')
     else:
         from benchmarks import measure  # which needs CuPy
+
         found = measure.conditions(commit)
     for name in ('torch', 'torch_geometric'):
         if importlib.util.find_spec(name):
@@ -376,6 +438,7 @@ def conditions(device, commit):
 def save(name, result, out):
     if 'gpu' in result['conditions']:
         from benchmarks import measure
+
         return measure.save(name, result, out)
     folder = bench_converter.RESULTS if out is None else pathlib.Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -388,14 +451,20 @@ def argument_parser(doc, methods, batches, seconds, device, device_help):
     """Return a parser with the options of a benchmark of steps; the arguments are its defaults."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument('--device', default=device, help=device_help)
-    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it molecules of its "
-                        'sizes are generated')
+    parser.add_argument(
+        '--tox21',
+        help="MoleculeNet's tox21.csv.gz; without it molecules of its sizes are generated",
+    )
     parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
     parser.add_argument('--methods', nargs='+', default=methods, choices=methods)
     parser.add_argument('--batches', nargs='+', type=int, default=batches)
-    parser.add_argument('--seconds', type=float, default=seconds,
-                        help='for each method, data set and batch size; at least %d rounds, and '
-                        'at most %d, are made' % (MIN_ROUNDS, MAX_ROUNDS))
+    parser.add_argument(
+        '--seconds',
+        type=float,
+        default=seconds,
+        help='for each method, data set and batch size; at least %d rounds, and '
+        'at most %d, are made' % (MIN_ROUNDS, MAX_ROUNDS),
+    )
     parser.add_argument('--limit', type=int, help='use that many molecules of a set at most')
     parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
     parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
@@ -406,33 +475,38 @@ def device_of(args):
     """Return the device that was asked for, made the current one, and silence all warnings."""
     # Chainer warns that it goes without cuDNN, and its elementwise kernels that they use atomics.
     warnings.simplefilter('ignore')
-    device = chainer.get_device(int(args.device) if args.device.lstrip('-').isdigit()
-                                else args.device)
+    device = chainer.get_device(
+        int(args.device) if args.device.lstrip('-').isdigit() else args.device
+    )
     device.use()
     return device
 
 
 def main(argv=None):
-    args = argument_parser(__doc__, METHODS, BATCHES, SECONDS, '-1',
-                           '-1 (CPU) or the number of a GPU').parse_args(argv)
+    args = argument_parser(
+        __doc__, METHODS, BATCHES, SECONDS, '-1', '-1 (CPU) or the number of a GPU'
+    ).parse_args(argv)
     device = device_of(args)
     result = {
         'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile); every '
-                  'round takes other molecules, the same for all; %d units, %d layers, float32, '
-                  'Adam; parts are host time, "forward" waits for the device because loss and '
-                  'metric are read' % (N_UNIT, N_LAYERS),
-        'conditions': conditions(device, args.commit), 'data': {}}
+        'round takes other molecules, the same for all; %d units, %d layers, float32, '
+        'Adam; parts are host time, "forward" waits for the device because loss and '
+        'metric are read' % (N_UNIT, N_LAYERS),
+        'conditions': conditions(device, args.commit),
+        'data': {},
+    }
     for name in args.data:
         smiles, labels, description = (
-            data_sets.tox21(args.tox21, args.limit) if name == 'tox21'
-            else data_sets.qm9(args.limit))
+            data_sets.tox21(args.tox21, args.limit)
+            if name == 'tox21'
+            else data_sets.qm9(args.limit)
+        )
         methods = {}
         result['data'][name] = {'description': description, 'methods': methods}
         for method in args.methods:
             dense, sparse = data_sets.of_method(smiles, labels, method)
             result['data'][name]['n_molecules'] = len(dense)
-            methods[method] = run_method(
-                method, dense, sparse, device, args.batches, args.seconds)
+            methods[method] = run_method(method, dense, sparse, device, args.batches, args.seconds)
             print('\n'.join(table({method: methods[method]})), flush=True)
             # What has been measured outlives a broken run.
             path = save('training', result, args.out)

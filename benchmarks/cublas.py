@@ -2,6 +2,7 @@
 
 CuPy refuses its own cuBLAS calls during capture, so this calls the library that CuPy has loaded.
 """
+
 import ctypes
 import functools
 
@@ -36,12 +37,28 @@ class BatchedGemm:
 
     def _multiply(self, batch, m, k, n):
         # cuBLAS is column-major: seen that way the row-major arrays are C^T = X^T A^T.
-        _check(self._library.cublasSgemmStridedBatched(
-            self._handle.number, 0, 0, n, m, k, ctypes.byref(ctypes.c_float(1)),
-            ctypes.c_void_p(self._x.data.ptr), n, ctypes.c_longlong(k * n),
-            ctypes.c_void_p(self._a.data.ptr), k, ctypes.c_longlong(m * k),
-            ctypes.byref(ctypes.c_float(0)),
-            ctypes.c_void_p(self.c.data.ptr), n, ctypes.c_longlong(m * n), batch))
+        _check(
+            self._library.cublasSgemmStridedBatched(
+                self._handle.number,
+                0,
+                0,
+                n,
+                m,
+                k,
+                ctypes.byref(ctypes.c_float(1)),
+                ctypes.c_void_p(self._x.data.ptr),
+                n,
+                ctypes.c_longlong(k * n),
+                ctypes.c_void_p(self._a.data.ptr),
+                k,
+                ctypes.c_longlong(m * k),
+                ctypes.byref(ctypes.c_float(0)),
+                ctypes.c_void_p(self.c.data.ptr),
+                n,
+                ctypes.c_longlong(m * n),
+                batch,
+            )
+        )
 
 
 class PointerGemm(BatchedGemm):
@@ -61,9 +78,25 @@ class PointerGemm(BatchedGemm):
         if self._move_tables:
             self._tables.move()
         x, a, c = [ctypes.c_void_p(table.data.ptr) for table in self._tables.device]
-        _check(self._library.cublasSgemmBatched(
-            self._handle.number, 0, 0, n, m, k, ctypes.byref(ctypes.c_float(1)), x, n, a, k,
-            ctypes.byref(ctypes.c_float(0)), c, n, batch))
+        _check(
+            self._library.cublasSgemmBatched(
+                self._handle.number,
+                0,
+                0,
+                n,
+                m,
+                k,
+                ctypes.byref(ctypes.c_float(1)),
+                x,
+                n,
+                a,
+                k,
+                ctypes.byref(ctypes.c_float(0)),
+                c,
+                n,
+                batch,
+            )
+        )
 
 
 def _pointers(batch):
@@ -84,9 +117,13 @@ class _Handle:
     def use(self, stream):
         if stream != self._stream:
             _check(self._library.cublasSetStream_v2(self.number, ctypes.c_void_p(stream)))
-            _check(self._library.cublasSetWorkspace_v2(
-                self.number, ctypes.c_void_p(self._workspace.data.ptr),
-                ctypes.c_size_t(WORKSPACE)))
+            _check(
+                self._library.cublasSetWorkspace_v2(
+                    self.number,
+                    ctypes.c_void_p(self._workspace.data.ptr),
+                    ctypes.c_size_t(WORKSPACE),
+                )
+            )
             self._stream = stream
 
 

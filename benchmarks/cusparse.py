@@ -3,6 +3,7 @@
 CuPy refuses its own cuSPARSE calls during capture, so this calls the library that CuPy has loaded,
 through its generic interface. All arrays are float32 or float64 and C-contiguous, indices int32.
 """
+
 import ctypes
 import functools
 import pathlib
@@ -24,19 +25,32 @@ _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 def csr(indptr, indices, data, n_cols):
     """Describe an (n_rows, n_cols) matrix in CSR."""
     return _Descriptor(
-        'cusparseCreateCsr', 'cusparseDestroySpMat', data.dtype,
-        [_int64(indptr.size - 1), _int64(n_cols), _int64(data.size)], [indptr, indices, data],
-        [INDEX_32I, INDEX_32I, INDEX_BASE_ZERO, VALUE_TYPES[data.dtype.char]])
+        'cusparseCreateCsr',
+        'cusparseDestroySpMat',
+        data.dtype,
+        [_int64(indptr.size - 1), _int64(n_cols), _int64(data.size)],
+        [indptr, indices, data],
+        [INDEX_32I, INDEX_32I, INDEX_BASE_ZERO, VALUE_TYPES[data.dtype.char]],
+    )
 
 
 def bsr(indptr, indices, data, n_block_cols):
     """Describe a matrix in BSR; data (n_blocks, size, size), the blocks row-major."""
     n_blocks, height, width = data.shape
     return _Descriptor(
-        'cusparseCreateBsr', 'cusparseDestroySpMat', data.dtype,
-        [_int64(indptr.size - 1), _int64(n_block_cols), _int64(n_blocks), _int64(height),
-         _int64(width)], [indptr, indices, data],
-        [INDEX_32I, INDEX_32I, INDEX_BASE_ZERO, VALUE_TYPES[data.dtype.char], ORDER_ROW])
+        'cusparseCreateBsr',
+        'cusparseDestroySpMat',
+        data.dtype,
+        [
+            _int64(indptr.size - 1),
+            _int64(n_block_cols),
+            _int64(n_blocks),
+            _int64(height),
+            _int64(width),
+        ],
+        [indptr, indices, data],
+        [INDEX_32I, INDEX_32I, INDEX_BASE_ZERO, VALUE_TYPES[data.dtype.char], ORDER_ROW],
+    )
 
 
 def sliced_ell(slice_starts, column, data, n_rows, n_cols, nnz, slice_size):
@@ -50,10 +64,13 @@ def sliced_ell(slice_starts, column, data, n_rows, n_cols, nnz, slice_size):
         nnz (int): non-zeros without padding.
     """
     return _Descriptor(
-        'cusparseCreateSlicedEll', 'cusparseDestroySpMat', data.dtype,
+        'cusparseCreateSlicedEll',
+        'cusparseDestroySpMat',
+        data.dtype,
         [_int64(n_rows), _int64(n_cols), _int64(nnz), _int64(data.size), _int64(slice_size)],
         [slice_starts, column, data],
-        [INDEX_32I, INDEX_32I, INDEX_BASE_ZERO, VALUE_TYPES[data.dtype.char]])
+        [INDEX_32I, INDEX_32I, INDEX_BASE_ZERO, VALUE_TYPES[data.dtype.char]],
+    )
 
 
 def version():
@@ -93,8 +110,19 @@ class _Product:
         alpha, beta = map(ctypes.byref, self._scalars)
         matrix, x, y = [operand.handle for operand in self._operands]
         _handle().use(cupy.cuda.get_current_stream().ptr)
-        _call(self._name + step, _handle().number, *[NON_TRANSPOSE] * self._n_operations, alpha,
-              matrix, x, beta, y, self._type, self._number, last)
+        _call(
+            self._name + step,
+            _handle().number,
+            *[NON_TRANSPOSE] * self._n_operations,
+            alpha,
+            matrix,
+            x,
+            beta,
+            y,
+            self._type,
+            self._number,
+            last,
+        )
 
 
 class SpMM(_Product):
@@ -105,9 +133,13 @@ class SpMM(_Product):
     @staticmethod
     def _dense(array):
         return _Descriptor(
-            'cusparseCreateDnMat', 'cusparseDestroyDnMat', array.dtype,
-            [_int64(array.shape[0]), _int64(array.shape[1]), _int64(array.shape[1])], [array],
-            [VALUE_TYPES[array.dtype.char], ORDER_ROW])
+            'cusparseCreateDnMat',
+            'cusparseDestroyDnMat',
+            array.dtype,
+            [_int64(array.shape[0]), _int64(array.shape[1]), _int64(array.shape[1])],
+            [array],
+            [VALUE_TYPES[array.dtype.char], ORDER_ROW],
+        )
 
 
 class SpMV(_Product):
@@ -117,8 +149,14 @@ class SpMV(_Product):
 
     @staticmethod
     def _dense(array):
-        return _Descriptor('cusparseCreateDnVec', 'cusparseDestroyDnVec', array.dtype,
-                           [_int64(array.size)], [array], [VALUE_TYPES[array.dtype.char]])
+        return _Descriptor(
+            'cusparseCreateDnVec',
+            'cusparseDestroyDnVec',
+            array.dtype,
+            [_int64(array.size)],
+            [array],
+            [VALUE_TYPES[array.dtype.char]],
+        )
 
 
 class _Descriptor:
@@ -129,8 +167,13 @@ class _Descriptor:
         for array in arrays:
             assert array.flags.c_contiguous and array.dtype in (dtype, numpy.int32), array.dtype
         self.handle = _pointer()
-        _call(create, ctypes.byref(self.handle), *sizes,
-              *[_pointer(array.data.ptr) for array in arrays], *numbers)
+        _call(
+            create,
+            ctypes.byref(self.handle),
+            *sizes,
+            *[_pointer(array.data.ptr) for array in arrays],
+            *numbers,
+        )
 
     def __del__(self):
         if self.handle:

@@ -1,4 +1,5 @@
 """Data sets of molecules for the benchmarks: QM9's sample, Tox21 from a file or generated."""
+
 import pathlib
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
@@ -12,16 +13,25 @@ from rdkit import rdBase
 from chainer_bspmm.dataset import from_smiles
 from chainer_bspmm.dataset import to_sparse
 
-QM9_SAMPLE = (pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data'
-              / 'qm9_sample.csv.gz')
+QM9_SAMPLE = (
+    pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz'
+)
 
 # Tox21 as RDKit reads it: median, 99th percentile and maximum of the atoms of its 8,006 molecules.
 TOX21_MEDIAN, TOX21_P99, TOX21_LARGEST = 16, 62, 132
 TOX21_SIZE, TOX21_TASKS = 8006, 12
 
 # Pieces that make a molecule wherever they follow each other, and their atoms.
-PIECES = (('C', 1), ('N', 1), ('O', 1), ('C(=O)', 2), ('C(C)', 2), ('C(Cl)', 2), ('C=C', 2),
-          ('c1ccc(cc1)', 6))
+PIECES = (
+    ('C', 1),
+    ('N', 1),
+    ('O', 1),
+    ('C(=O)', 2),
+    ('C(C)', 2),
+    ('C(Cl)', 2),
+    ('C=C', 2),
+    ('c1ccc(cc1)', 6),
+)
 
 
 def tox21(path=None, limit=None):
@@ -37,13 +47,17 @@ def tox21(path=None, limit=None):
         n = min(limit or TOX21_SIZE, TOX21_SIZE)
         # Log-normal, with Tox21's median and 99th percentile (2.326 standard deviations).
         sizes = TOX21_MEDIAN * numpy.exp(
-            rng.normal(0, numpy.log(TOX21_P99 / TOX21_MEDIAN) / 2.326, n))
+            rng.normal(0, numpy.log(TOX21_P99 / TOX21_MEDIAN) / 2.326, n)
+        )
         smiles = [chain(rng, size) for size in sizes.clip(1, TOX21_LARGEST).astype(int)]
-        labels = rng.choice([-1, 0, 1], (n, TOX21_TASKS), p=[.2, .74, .06])
+        labels = rng.choice([-1, 0, 1], (n, TOX21_TASKS), p=[0.2, 0.74, 0.06])
         return smiles, labels.astype('i'), "generated, of Tox21's sizes"
     frame = _limited(pandas.read_csv(path), limit)
-    return (frame['smiles'].tolist(),
-            frame.select_dtypes('number').fillna(-1).to_numpy().astype('i'), 'Tox21')
+    return (
+        frame['smiles'].tolist(),
+        frame.select_dtypes('number').fillna(-1).to_numpy().astype('i'),
+        'Tox21',
+    )
 
 
 def chain(rng, n_atoms):
@@ -84,7 +98,8 @@ def of_method(smiles, labels, method):
     """
     with rdBase.BlockLogs():
         found = SmilesParser(preprocess_method_dict[method]()).parse(
-            smiles, return_is_successful=True)
+            smiles, return_is_successful=True
+        )
     kept = numpy.flatnonzero(found['is_successful'])
     dense = NumpyTupleDataset(*found['dataset'].get_datasets(), labels[kept])
     return dense, to_sparse(dense)

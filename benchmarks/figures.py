@@ -2,6 +2,7 @@
 
 Source: Nagasaka, Nukada, Kojima, Matsuoka 2019, section 5.
 """
+
 import collections
 import math
 
@@ -11,15 +12,15 @@ import numpy
 Figure = collections.namedtuple('Figure', 'batch dims nnz_per_row n_b')
 
 FIGURES = {
-    '6a': Figure(50, (50, 50), (2, 2), [2 ** p for p in range(3, 7)]),
-    '6b': Figure(100, (50, 50), (3, 3), [2 ** p for p in range(3, 10)]),
-    '7a': Figure(100, (32, 32), (3, 3), [2 ** p for p in range(3, 10)]),
-    '7b': Figure(100, (64, 64), (3, 3), [2 ** p for p in range(3, 10)]),
-    '7c': Figure(100, (128, 128), (3, 3), [2 ** p for p in range(3, 10)]),
-    '7d': Figure(50, (64, 64), (3, 3), [2 ** p for p in range(3, 10)]),
-    '7e': Figure(100, (64, 64), (1, 1), [2 ** p for p in range(3, 10)]),
-    '7f': Figure(100, (64, 64), (5, 5), [2 ** p for p in range(3, 10)]),
-    '8': Figure(100, (32, 256), (1, 5), [2 ** p for p in range(3, 11)]),
+    '6a': Figure(50, (50, 50), (2, 2), [2**p for p in range(3, 7)]),
+    '6b': Figure(100, (50, 50), (3, 3), [2**p for p in range(3, 10)]),
+    '7a': Figure(100, (32, 32), (3, 3), [2**p for p in range(3, 10)]),
+    '7b': Figure(100, (64, 64), (3, 3), [2**p for p in range(3, 10)]),
+    '7c': Figure(100, (128, 128), (3, 3), [2**p for p in range(3, 10)]),
+    '7d': Figure(50, (64, 64), (3, 3), [2**p for p in range(3, 10)]),
+    '7e': Figure(100, (64, 64), (1, 1), [2**p for p in range(3, 10)]),
+    '7f': Figure(100, (64, 64), (5, 5), [2**p for p in range(3, 10)]),
+    '8': Figure(100, (32, 256), (1, 5), [2**p for p in range(3, 11)]),
 }
 AUTO, COPY = 'auto', 'device copy'
 LOOP, TABLES = ', matrix by matrix', ', tables moved'  # how names of contenders end
@@ -34,8 +35,10 @@ SMALL_BYTES, ALLOWANCE = 1000000, 1.02
 def title(name):
     """Return a figure's parameters in words."""
     figure = FIGURES[name]
-    dims, nnz = ['%d' % low if low == high else '%d to %d' % (low, high)
-                 for low, high in (figure.dims, figure.nnz_per_row)]
+    dims, nnz = [
+        '%d' % low if low == high else '%d to %d' % (low, high)
+        for low, high in (figure.dims, figure.nnz_per_row)
+    ]
     return 'figure %s: batch %d, dim %s, nnz/row %s' % (name, figure.batch, dims, nnz)
 
 
@@ -73,8 +76,9 @@ def ratios(times):
     medians = {name: time['median'] for name, time in times.items() if time['median'] > 0}
     if AUTO not in medians:
         return {}
-    return {name: round(median / medians[AUTO], 4)
-            for name, median in medians.items() if name != AUTO}
+    return {
+        name: round(median / medians[AUTO], 4) for name, median in medians.items() if name != AUTO
+    }
 
 
 def geometric_means(points, kind):
@@ -88,8 +92,9 @@ def geometric_means(points, kind):
     for point in points:
         for name, ratio in point['time_over_auto'][kind].items():
             logarithms[name].append(math.log(ratio))
-    return {name: round(math.exp(sum(values) / len(values)), 3)
-            for name, values in logarithms.items()}
+    return {
+        name: round(math.exp(sum(values) / len(values)), 3) for name, values in logarithms.items()
+    }
 
 
 def losses(points, kind):
@@ -98,10 +103,17 @@ def losses(points, kind):
     A loss is 'allowed' where less than `SMALL_BYTES` are moved and it is within `ALLOWANCE`.
     """
     lost = [
-        {'figure': point['figure'], 'n_B': point['n_B'], 'contender': name, 'time_over_auto': ratio,
-         'allowed': point['bytes'] < SMALL_BYTES and ratio * ALLOWANCE >= 1}
-        for point in points for name, ratio in point['time_over_auto'][kind].items()
-        if ratio < 1 and name != COPY]
+        {
+            'figure': point['figure'],
+            'n_B': point['n_B'],
+            'contender': name,
+            'time_over_auto': ratio,
+            'allowed': point['bytes'] < SMALL_BYTES and ratio * ALLOWANCE >= 1,
+        }
+        for point in points
+        for name, ratio in point['time_over_auto'][kind].items()
+        if ratio < 1 and name != COPY
+    ]
     return sorted(lost, key=lambda loss: loss['time_over_auto'])
 
 
@@ -116,11 +128,15 @@ def headlines(points, kind):
         loop = min(time for name, time in times.items() if name.endswith(LOOP))
         theirs = min(times['swa' + TABLES], times['st' + TABLES])
         row = {'figure': point['figure'], 'n_B': point['n_B']}
-        for peer, time, on_p100 in (('matrix by matrix', loop, report[0]),
-                                    (CUBLAS, times.get(CUBLAS), report[1])):
+        for peer, time, on_p100 in (
+            ('matrix by matrix', loop, report[0]),
+            (CUBLAS, times.get(CUBLAS), report[1]),
+        ):
             if time is not None:
                 row['over ' + peer] = {
-                    'report, P100': on_p100, 'swa or st' + TABLES: round(time / theirs, 2),
-                    AUTO: round(time / times[AUTO], 2)}
+                    'report, P100': on_p100,
+                    'swa or st' + TABLES: round(time / theirs, 2),
+                    AUTO: round(time / times[AUTO], 2),
+                }
         found.append(row)
     return found

@@ -1,4 +1,5 @@
 """PyTorch Geometric's networks of the shape that Chainer Chemistry's have, and their batches."""
+
 import itertools
 import time
 import types
@@ -46,7 +47,8 @@ class GCN(nn.Module):
         self.embed = nn.Embedding(MAX_ATOMIC_NUM, n_unit)
         self.layers = nn.ModuleList(
             GCNConv(n_unit, n_unit, normalize=False, add_self_loops=False, bias=False)
-            for _ in range(n_layers))
+            for _ in range(n_layers)
+        )
 
     def forward(self, data):
         h = self.embed(data.x)
@@ -58,14 +60,17 @@ class GCN(nn.Module):
 
 
 class GIN(nn.Module):
-
     def __init__(self, n_unit, n_layers):
         super().__init__()
         self.embed = nn.Embedding(MAX_ATOMIC_NUM, n_unit)
         self.layers = nn.ModuleList(
-            GINConv(nn.Sequential(nn.Linear(n_unit, n_unit), nn.ReLU(),
-                                  nn.Linear(n_unit, n_unit), nn.ReLU()))
-            for _ in range(n_layers))
+            GINConv(
+                nn.Sequential(
+                    nn.Linear(n_unit, n_unit), nn.ReLU(), nn.Linear(n_unit, n_unit), nn.ReLU()
+                )
+            )
+            for _ in range(n_layers)
+        )
         self.readout = GatedReadout(2 * n_unit, n_unit, True, nn.Identity())
 
     def forward(self, data):
@@ -98,8 +103,9 @@ class RGCN(nn.Module):
         super().__init__()
         widths = (16, 128, 64)
         self.embed = nn.Embedding(MAX_ATOMIC_NUM, widths[0])
-        self.layers = nn.ModuleList(RelationConv(*pair, N_EDGE_TYPES, aggr='add')
-                                    for pair in zip(widths, widths[1:]))
+        self.layers = nn.ModuleList(
+            RelationConv(*pair, N_EDGE_TYPES, aggr='add') for pair in zip(widths, widths[1:])
+        )
         self.readout = GatedReadout(widths[-1], n_unit, False, torch.tanh)
 
     def forward(self, data):
@@ -122,9 +128,14 @@ def examples_of(sparse):
         given = {'edge_attr': None if adj.data is None else torch.from_numpy(adj.data)}
         if adj.n_relations > 1:
             given = {'edge_type': torch.from_numpy(columns % adj.n_relations)}
-        examples.append(Data(x=torch.from_numpy(atoms.astype('i8')),
-                             edge_index=torch.from_numpy(edges),
-                             y=torch.from_numpy(labels[None]), **given))
+        examples.append(
+            Data(
+                x=torch.from_numpy(atoms.astype('i8')),
+                edge_index=torch.from_numpy(edges),
+                y=torch.from_numpy(labels[None]),
+                **given,
+            )
+        )
     return examples
 
 
@@ -200,8 +211,9 @@ def _loss(y, t):
     if t.dtype.is_floating_point:
         return F.mse_loss(y, t)
     known = t >= 0
-    total = F.binary_cross_entropy_with_logits(y, t.clamp(min=0).float(), known.float(),
-                                               reduction='sum')
+    total = F.binary_cross_entropy_with_logits(
+        y, t.clamp(min=0).float(), known.float(), reduction='sum'
+    )
     return total / known.sum().clamp(min=1)
 
 
@@ -255,12 +267,15 @@ class Static:
         rows = arrays.sizes[order]
         molecule = numpy.repeat(numpy.arange(len(arrays)), arrays.nnz)
         relation = arrays.columns % self.n_relations
-        counts = [numpy.bincount(molecule[relation == r], minlength=len(arrays))[order]
-                  for r in range(self.n_relations)]
+        counts = [
+            numpy.bincount(molecule[relation == r], minlength=len(arrays))[order]
+            for r in range(self.n_relations)
+        ]
         # The sizes that GraphUpdater would choose.
-        self.sizes = [tuple(capacities.bound(values, n_batch, deviations)
-                            for values in (rows, *counts))
-                      for deviations in capacities.DEVIATIONS]
+        self.sizes = [
+            tuple(capacities.bound(values, n_batch, deviations) for values in (rows, *counts))
+            for deviations in capacities.DEVIATIONS
+        ]
 
     def layout(self, size):
         """Return name -> (shape, dtype) of the arrays; size: rows, edges of every relation."""
@@ -287,8 +302,9 @@ class Static:
         for size in self.sizes:
             if all(has >= asked for has, asked in zip(size, need)):
                 return (atoms, adj, labels, edges), size
-        self.sizes.append(tuple(max(values) for values in zip(self.sizes[-1], map(
-            capacities.round_up, need))))
+        self.sizes.append(
+            tuple(max(values) for values in zip(self.sizes[-1], map(capacities.round_up, need)))
+        )
         return (atoms, adj, labels, edges), self.sizes[-1]
 
     def write(self, views, arrays):
@@ -305,17 +321,23 @@ class Static:
             # To one row alone they would be added one after the other.
             view[:, used:] = n + numpy.arange(view.shape[1] - used) % (len(views['x']) - n)
         if self._has_values:
-            views['edge_attr'][:adj.nnz], views['edge_attr'][adj.nnz:] = adj.data, 0
+            views['edge_attr'][: adj.nnz], views['edge_attr'][adj.nnz :] = adj.data, 0
         views['y'][...] = labels
 
     def loss(self, model, tensors):
         """Return the loss of a model over tensors of :meth:`layout`."""
         edges = [tensors['edges_%d' % r] for r in range(self.n_relations)]
         conv, head = model
-        h = conv(types.SimpleNamespace(
-            x=tensors['x'], edge_index=edges if self.n_relations > 1 else edges[0],
-            edge_attr=tensors.get('edge_attr'), edge_type=None, batch=tensors['batch'],
-            num_graphs=self.n_batch + 1))
+        h = conv(
+            types.SimpleNamespace(
+                x=tensors['x'],
+                edge_index=edges if self.n_relations > 1 else edges[0],
+                edge_attr=tensors.get('edge_attr'),
+                edge_type=None,
+                batch=tensors['batch'],
+                num_graphs=self.n_batch + 1,
+            )
+        )
         return _loss(head(h[:-1]), tensors['y'])
 
 
@@ -364,8 +386,10 @@ class Captured:
         staged.send()
         parameters = list(self.model.parameters())
         values = [parameter.detach().clone() for parameter in parameters]
-        states = {parameter: {name: value.clone() for name, value in state.items()}
-                  for parameter, state in self._optimizer.state.items()}
+        states = {
+            parameter: {name: value.clone() for name, value in state.items()}
+            for parameter, state in self._optimizer.state.items()
+        }
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

@@ -1,4 +1,5 @@
 """The matrices that the benchmarks multiply by, made on the host. Nothing here needs a GPU."""
+
 import csv
 import gzip
 
@@ -27,9 +28,15 @@ def regular(rng, batch, dim, nnz_per_row):
     offsets = numpy.arange(0, batch * dim + 1, dim, dtype=numpy.int32)
     return chainer_bspmm.BatchedCSR._trusted(
         indptr=numpy.arange(0, columns.size + 1, nnz_per_row, dtype=numpy.int32),
-        indices=columns.ravel(), data=rng.uniform(0.5, 1.5, columns.size).astype('f'),
-        row_offsets=offsets, col_offsets=offsets, n_relations=1, layout='packed',
-        max_atom_id=None, is_symmetric=False)
+        indices=columns.ravel(),
+        data=rng.uniform(0.5, 1.5, columns.size).astype('f'),
+        row_offsets=offsets,
+        col_offsets=offsets,
+        n_relations=1,
+        layout='packed',
+        max_atom_id=None,
+        is_symmetric=False,
+    )
 
 
 def single(matrix):
@@ -37,9 +44,16 @@ def single(matrix):
     matrix = matrix.tocsr()
     row_offsets, col_offsets = numpy.array([[0, 0], matrix.shape], numpy.int32).T.copy()
     return chainer_bspmm.BatchedCSR._trusted(
-        indptr=matrix.indptr.astype(numpy.int32), indices=matrix.indices.astype(numpy.int32),
-        data=matrix.data, row_offsets=row_offsets, col_offsets=col_offsets, n_relations=1,
-        layout='packed', max_atom_id=None, is_symmetric=False)
+        indptr=matrix.indptr.astype(numpy.int32),
+        indices=matrix.indices.astype(numpy.int32),
+        data=matrix.data,
+        row_offsets=row_offsets,
+        col_offsets=col_offsets,
+        n_relations=1,
+        layout='packed',
+        max_atom_id=None,
+        is_symmetric=False,
+    )
 
 
 def smiles(path, column):
@@ -63,6 +77,7 @@ def molecules(smiles):
     """
     from rdkit import Chem
     from rdkit import rdBase
+
     matrices = []
     with rdBase.BlockLogs():
         for text in smiles:
@@ -80,8 +95,8 @@ def banded(rng, n_rows, half_width):
     """Return (n_rows, n_rows) float64 with every diagonal from -half_width to half_width full."""
     offsets = range(-half_width, half_width + 1)
     return scipy.sparse.diags(
-        [rng.uniform(0.5, 1.5, n_rows - abs(offset)) for offset in offsets], offsets,
-        format='csr')
+        [rng.uniform(0.5, 1.5, n_rows - abs(offset)) for offset in offsets], offsets, format='csr'
+    )
 
 
 def blocks_of_mesh(rng, side):
@@ -97,9 +112,10 @@ def blocks_of_mesh(rng, side):
     Returns:
         scipy.sparse.csr_matrix: (3 side^3, 3 side^3) float64.
     """
-    line = scipy.sparse.diags([1., 1., 1.], [-1, 0, 1], shape=(side, side))
+    line = scipy.sparse.diags([1.0, 1.0, 1.0], [-1, 0, 1], shape=(side, side))
     pattern = scipy.sparse.kron(
-        scipy.sparse.kron(scipy.sparse.kron(line, line), line), numpy.ones((3, 3)), format='csr')
+        scipy.sparse.kron(scipy.sparse.kron(line, line), line), numpy.ones((3, 3)), format='csr'
+    )
     pattern.eliminate_zeros()
     pattern.data = rng.uniform(0.5, 1.5, pattern.nnz)
     return pattern
@@ -124,6 +140,7 @@ def power_law(rng, n_rows, mean, longest):
     indptr = numpy.append(0, numpy.cumsum(lengths))
     matrix = scipy.sparse.csr_matrix(
         (rng.uniform(0.5, 1.5, indptr[-1]), rng.randint(0, n_rows, indptr[-1]), indptr),
-        shape=(n_rows, n_rows))
+        shape=(n_rows, n_rows),
+    )
     matrix.sum_duplicates()
     return matrix

@@ -1,4 +1,5 @@
 """What the benchmarks share: timing by CUDA graph and on the host, conditions, result files."""
+
 import datetime
 import json
 import pathlib
@@ -21,8 +22,13 @@ DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
 
 def copy(source, target):
     """Copy one array to another of its size on the device, on the current stream."""
-    cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes,
-                                  DEVICE_TO_DEVICE, cupy.cuda.get_current_stream().ptr)
+    cupy.cuda.runtime.memcpyAsync(
+        target.data.ptr,
+        source.data.ptr,
+        source.nbytes,
+        DEVICE_TO_DEVICE,
+        cupy.cuda.get_current_stream().ptr,
+    )
 
 
 def copy_of(n_bytes):
@@ -135,8 +141,9 @@ class Flush:
         self._kernel = cupy.RawKernel(self._SOURCE, 'flush')
 
     def __call__(self):
-        self._kernel(self._grid, (256,), (
-            self._memory, numpy.int32(self._memory.size // 4), self._never))
+        self._kernel(
+            self._grid, (256,), (self._memory, numpy.int32(self._memory.size // 4), self._never)
+        )
 
 
 def wall_times(calls, n_rounds, n_calls=5):
@@ -190,24 +197,37 @@ def host_times(calls, n_calls=100):
 
 def _summary(values):
     low, high = numpy.percentile(values, [10, 90])
-    return {'median': round(statistics.median(values), 3), 'low': round(float(low), 3),
-            'high': round(float(high), 3)}
+    return {
+        'median': round(statistics.median(values), 3),
+        'low': round(float(low), 3),
+        'high': round(float(high), 3),
+    }
 
 
 def conditions(commit):
     """Return what a figure depends on; `commit` None asks git."""
     if commit is None:
-        commit = subprocess.run(['git', 'describe', '--always', '--dirty'], text=True,
-                                capture_output=True, check=True).stdout.strip()
+        commit = subprocess.run(
+            ['git', 'describe', '--always', '--dirty'], text=True, capture_output=True, check=True
+        ).stdout.strip()
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    driver = subprocess.run(['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
-                            text=True, capture_output=True, check=True).stdout.split()[0]
+    driver = subprocess.run(
+        ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
+        text=True,
+        capture_output=True,
+        check=True,
+    ).stdout.split()[0]
     return {
-        'date': datetime.date.today().isoformat(), 'commit': commit,
-        'gpu': properties['name'].decode(), 'driver': driver,
-        'cuda': cupy.cuda.runtime.runtimeGetVersion(), 'cupy': cupy.__version__,
-        'chainer': chainer.__version__, 'chainer_bspmm': chainer_bspmm.__version__,
-        'numpy': numpy.__version__, 'python': platform.python_version(),
+        'date': datetime.date.today().isoformat(),
+        'commit': commit,
+        'gpu': properties['name'].decode(),
+        'driver': driver,
+        'cuda': cupy.cuda.runtime.runtimeGetVersion(),
+        'cupy': cupy.__version__,
+        'chainer': chainer.__version__,
+        'chainer_bspmm': chainer_bspmm.__version__,
+        'numpy': numpy.__version__,
+        'python': platform.python_version(),
     }
 
 

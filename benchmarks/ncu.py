@@ -1,4 +1,5 @@
 """Read hardware counters of a program's kernels with Nsight Compute's command line."""
+
 import csv
 import io
 import shutil
@@ -21,13 +22,30 @@ def run(metrics, command, warm=False):
     """
     program = shutil.which('ncu') or '/usr/local/cuda/bin/ncu'
     done = subprocess.run(
-        [program, '--clock-control', 'none', '--profile-from-start', 'off', '--csv',
-         '--page', 'raw', '--cache-control', 'none' if warm else 'all',
-         '--metrics', ','.join(metrics), *command], text=True, capture_output=True)
+        [
+            program,
+            '--clock-control',
+            'none',
+            '--profile-from-start',
+            'off',
+            '--csv',
+            '--page',
+            'raw',
+            '--cache-control',
+            'none' if warm else 'all',
+            '--metrics',
+            ','.join(metrics),
+            *command,
+        ],
+        text=True,
+        capture_output=True,
+    )
     kernels = parse(done.stdout, metrics) if done.returncode == 0 else []
     if not kernels:
-        raise RuntimeError('ncu: expected counters, got exit status %d\n%s\n%s' % (
-            done.returncode, done.stdout[-2000:], done.stderr[-2000:]))
+        raise RuntimeError(
+            'ncu: expected counters, got exit status %d\n%s\n%s'
+            % (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+        )
     return kernels
 
 
@@ -41,8 +59,14 @@ def parse(text, metrics):
     """
     lines = text.splitlines()
     header = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    rows = csv.DictReader(io.StringIO('\n'.join(
-        line for line in lines[header:] if line.startswith('"'))))
-    return [{'kernel': row['Kernel Name'],
-             **{metric: float(row[metric].replace(',', '')) for metric in metrics}}
-            for row in rows if row['ID']]  # the units have none
+    rows = csv.DictReader(
+        io.StringIO('\n'.join(line for line in lines[header:] if line.startswith('"')))
+    )
+    return [
+        {
+            'kernel': row['Kernel Name'],
+            **{metric: float(row[metric].replace(',', '')) for metric in metrics},
+        }
+        for row in rows
+        if row['ID']
+    ]  # the units have none

@@ -6,6 +6,7 @@ model in float64, and the measure its own error in float32. ``python -m benchmar
 ``benchmarks/results/cpu/parity.json``; with ``--gpu`` the twins run on a GPU, and the file is
 ``benchmarks/results/<gpu>/parity.json``; with ``--page`` ``docs/parity.md`` is made of these files.
 """
+
 import argparse
 import collections
 import contextlib
@@ -60,15 +61,33 @@ ZERO = 1e-9
 # model, options: names; make: () -> Chainer Chemistry's model; adjacency: kind of matrices;
 # column: what comes after them, if anything; masked: padded batches with is_real_node as well.
 Case = collections.namedtuple(
-    'Case', 'model options make adjacency n_relations column sizes masked')
+    'Case', 'model options make adjacency n_relations column sizes masked'
+)
 
 
-def _case(model, options, kind, adjacency, n_relations=1, column=None, masked=False,
-          one_size=False, **given):
+def _case(
+    model,
+    options,
+    kind,
+    adjacency,
+    n_relations=1,
+    column=None,
+    masked=False,
+    one_size=False,
+    **given,
+):
     n_relations = given.get('n_edge_types', n_relations)
     sizes = EQUAL_SIZES if given.get('use_batch_norm') or one_size else SIZES
-    return Case(model, options, functools.partial(kind, **given), adjacency, n_relations, column,
-                sizes, masked)
+    return Case(
+        model,
+        options,
+        functools.partial(kind, **given),
+        adjacency,
+        n_relations,
+        column,
+        sizes,
+        masked,
+    )
 
 
 def _readout(mode, activation=None):
@@ -77,97 +96,150 @@ def _readout(mode, activation=None):
 
 def _base_cases():
     for options, given in {
-            'defaults': {}, 'one layer': {'n_update_layers': 1},
-            'wide': {'hidden_channels': 33, 'out_dim': 7, 'n_update_layers': 3},
-            'max': {'readout': _readout('max')()}, 'summax': {'readout': _readout('summax')()},
-            'activated readout': {'readout': _readout('sum', functions.tanh)()},
-            'batch norm': {'use_batch_norm': True},
-            'batch norm, max': {'use_batch_norm': True, 'readout': _readout('max')()},
-            'atom types': {'n_atom_types': 25}}.items():
-        given = dict({'out_dim': 3, 'dropout_ratio': 0.}, **given)
+        'defaults': {},
+        'one layer': {'n_update_layers': 1},
+        'wide': {'hidden_channels': 33, 'out_dim': 7, 'n_update_layers': 3},
+        'max': {'readout': _readout('max')()},
+        'summax': {'readout': _readout('summax')()},
+        'activated readout': {'readout': _readout('sum', functions.tanh)()},
+        'batch norm': {'use_batch_norm': True},
+        'batch norm, max': {'use_batch_norm': True, 'readout': _readout('max')()},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        given = dict({'out_dim': 3, 'dropout_ratio': 0.0}, **given)
         yield _case('RSGCN', options, models.RSGCN, 'normalised', **given)
     for options, given in {
-            'defaults': {'masked': True}, 'one layer': {'n_update_layers': 1},
-            'wide': {'hidden_channels': 33, 'n_update_layers': 3},
-            'few degrees': {'max_degree': 2}, 'one degree': {'max_degree': 0},
-            'atom types': {'n_atom_types': 25}}.items():
+        'defaults': {'masked': True},
+        'one layer': {'n_update_layers': 1},
+        'wide': {'hidden_channels': 33, 'n_update_layers': 3},
+        'few degrees': {'max_degree': 2},
+        'one degree': {'max_degree': 0},
+        'atom types': {'n_atom_types': 25},
+    }.items():
         yield _case('NFP', options, models.NFP, 'counted', out_dim=3, **given)
     for options, given in {
-            'defaults': {'masked': True}, 'node embedding': {'node_embedding': True},
-            'no layer': {'n_update_layers': 0}, 'one layer': {'n_update_layers': 1},
-            'wide': {'hidden_channels': 33, 'n_update_layers': 3},
-            'concatenated': {'concat_hidden': True, 'masked': True},
-            'tied': {'weight_tying': True},
-            'tied, concatenated': {'weight_tying': True, 'concat_hidden': True},
-            'activated': {'activation': ACTIVATION}, 'atom types': {'n_atom_types': 25}}.items():
-        yield _case('GIN', options, models.GIN, 'counted', out_dim=3, dropout_ratio=0., **given)
+        'defaults': {'masked': True},
+        'node embedding': {'node_embedding': True},
+        'no layer': {'n_update_layers': 0},
+        'one layer': {'n_update_layers': 1},
+        'wide': {'hidden_channels': 33, 'n_update_layers': 3},
+        'concatenated': {'concat_hidden': True, 'masked': True},
+        'tied': {'weight_tying': True},
+        'tied, concatenated': {'weight_tying': True, 'concat_hidden': True},
+        'activated': {'activation': ACTIVATION},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        yield _case('GIN', options, models.GIN, 'counted', out_dim=3, dropout_ratio=0.0, **given)
     for options, given in {
-            'defaults': {'masked': True}, 'untied': {'weight_tying': False},
-            'concatenated': {'concat_hidden': True, 'masked': True},
-            'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
-            'one update': {'n_update_layers': 1}, 'activated': {'activation': ACTIVATION},
-            'wide': {'hidden_channels': 33, 'n_update_layers': 2},
-            'two relations': {'n_edge_types': 2}, 'one relation': {'n_edge_types': 1},
-            'atom types': {'n_atom_types': 25}}.items():
+        'defaults': {'masked': True},
+        'untied': {'weight_tying': False},
+        'concatenated': {'concat_hidden': True, 'masked': True},
+        'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+        'one update': {'n_update_layers': 1},
+        'activated': {'activation': ACTIVATION},
+        'wide': {'hidden_channels': 33, 'n_update_layers': 2},
+        'two relations': {'n_edge_types': 2},
+        'one relation': {'n_edge_types': 1},
+        'atom types': {'n_atom_types': 25},
+    }.items():
         yield _case('GGNN', options, models.GGNN, 'relations', 4, out_dim=3, **given)
     for options, given in {
-            'defaults': {}, 'scaled': {'scale_adj': True},
-            'wide to narrow and back': {'hidden_channels': [7, 33, 5, 5, 12], 'out_dim': 3},
-            'number of layers': {'hidden_channels': 6, 'n_update_layers': 3, 'scale_adj': True},
-            'no convolution': {'hidden_channels': 6, 'n_update_layers': 1},
-            'features': {'input_type': 'float', 'scale_adj': True},
-            'one relation': {'n_edge_types': 1, 'scale_adj': True},
-            'two relations': {'n_edge_types': 2}, 'atom types': {'n_atom_types': 25}}.items():
+        'defaults': {},
+        'scaled': {'scale_adj': True},
+        'wide to narrow and back': {'hidden_channels': [7, 33, 5, 5, 12], 'out_dim': 3},
+        'number of layers': {'hidden_channels': 6, 'n_update_layers': 3, 'scale_adj': True},
+        'no convolution': {'hidden_channels': 6, 'n_update_layers': 1},
+        'features': {'input_type': 'float', 'scale_adj': True},
+        'one relation': {'n_edge_types': 1, 'scale_adj': True},
+        'two relations': {'n_edge_types': 2},
+        'atom types': {'n_atom_types': 25},
+    }.items():
         kind = 'features' if 'input_type' in given else 'relations'
         yield _case('RelGCN', options, models.RelGCN, kind, 4, **given)
     for readout in ('set2set', 'ggnn'):
         for options, given in {
-                '': {}, ', untied': {'weight_tying': False},
-                ', concatenated': {'concat_hidden': True, 'n_update_layers': 2},
-                ', two relations': {'n_edge_types': 2}}.items():
-            yield _case('MPNN', readout + options, models.MPNN, 'relations', 4, out_dim=3,
-                        message_func='ggnn', readout_func=readout, **given)
+            '': {},
+            ', untied': {'weight_tying': False},
+            ', concatenated': {'concat_hidden': True, 'n_update_layers': 2},
+            ', two relations': {'n_edge_types': 2},
+        }.items():
+            yield _case(
+                'MPNN',
+                readout + options,
+                models.MPNN,
+                'relations',
+                4,
+                out_dim=3,
+                message_func='ggnn',
+                readout_func=readout,
+                **given,
+            )
     for options, given in {
-            'defaults': {}, 'within': {'softmax_mode': 'within'},
-            'tied': {'weight_tying': True}, 'concatenated': {'concat_hidden': True},
-            'one head': {'n_heads': 1},
-            'heads concatenated': {'concat_heads': True, 'n_heads': 2},
-            'heads concatenated, within': {'concat_heads': True, 'softmax_mode': 'within'},
-            'slope': {'negative_slope': 0.5}, 'activated': {'activation': ACTIVATION},
-            'two relations': {'n_edge_types': 2}, 'atom types': {'n_atom_types': 25}}.items():
+        'defaults': {},
+        'within': {'softmax_mode': 'within'},
+        'tied': {'weight_tying': True},
+        'concatenated': {'concat_hidden': True},
+        'one head': {'n_heads': 1},
+        'heads concatenated': {'concat_heads': True, 'n_heads': 2},
+        'heads concatenated, within': {'concat_heads': True, 'softmax_mode': 'within'},
+        'slope': {'negative_slope': 0.5},
+        'activated': {'activation': ACTIVATION},
+        'two relations': {'n_edge_types': 2},
+        'atom types': {'n_atom_types': 25},
+    }.items():
         yield _case('RelGAT', options, models.RelGAT, 'relations', 4, out_dim=3, **given)
     for options, given in {
-            'defaults': {'masked': True}, 'untied': {'weight_tying': False},
-            'concatenated': {'concat_hidden': True, 'masked': True},
-            'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
-            'one update': {'n_update_layers': 1}, 'activated': {'activation': ACTIVATION},
-            'two relations': {'n_edge_types': 2}, 'atom types': {'n_atom_types': 25}}.items():
+        'defaults': {'masked': True},
+        'untied': {'weight_tying': False},
+        'concatenated': {'concat_hidden': True, 'masked': True},
+        'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+        'one update': {'n_update_layers': 1},
+        'activated': {'activation': ACTIVATION},
+        'two relations': {'n_edge_types': 2},
+        'atom types': {'n_atom_types': 25},
+    }.items():
         yield _case('GNNFiLM', options, models.GNNFiLM, 'relations', 5, out_dim=3, **given)
 
 
 def _wrapper_cases():
-    nets = {'GWM': (gwm_net, ('GGNN', 'GIN', 'NFP', 'RSGCN')),
-            'CWLE': (cwle_net, ('GGNN', 'GIN', 'NFP', 'RSGCN', 'RelGCN', 'RelGAT')),
-            'GWLE': (gwle_net, ('GGNN', 'GIN', 'NFP', 'RSGCN', 'RelGCN', 'RelGAT'))}
-    relations = {'defaults': {'masked': True}, 'untied': {'weight_tying': False},
-                 'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
-                 'activated': {'activation': ACTIVATION}, 'two relations': {'n_edge_types': 2},
-                 'off': {'off': True}}
+    nets = {
+        'GWM': (gwm_net, ('GGNN', 'GIN', 'NFP', 'RSGCN')),
+        'CWLE': (cwle_net, ('GGNN', 'GIN', 'NFP', 'RSGCN', 'RelGCN', 'RelGAT')),
+        'GWLE': (gwle_net, ('GGNN', 'GIN', 'NFP', 'RSGCN', 'RelGCN', 'RelGAT')),
+    }
+    relations = {
+        'defaults': {'masked': True},
+        'untied': {'weight_tying': False},
+        'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+        'activated': {'activation': ACTIVATION},
+        'two relations': {'n_edge_types': 2},
+        'off': {'off': True},
+    }
     options = {
-        'GGNN': relations, 'RelGCN': relations, 'RelGAT': relations,
+        'GGNN': relations,
+        'RelGCN': relations,
+        'RelGAT': relations,
         'GIN': {name: relations[name] for name in relations if name != 'two relations'},
-        'NFP': {'defaults': {'masked': True}, 'concatenated': {'concat_hidden': True},
-                'few degrees': {'max_degree': 2}, 'off': {'off': True}},
-        'RSGCN': {'defaults': {'out_dim': 16, 'hidden_channels': 16},
-                  'batch norm': {'use_batch_norm': True, 'out_dim': 16, 'hidden_channels': 16},
-                  'max': {'readout': _readout('max'), 'out_dim': 16, 'hidden_channels': 16},
-                  'off': {'off': True}}}
+        'NFP': {
+            'defaults': {'masked': True},
+            'concatenated': {'concat_hidden': True},
+            'few degrees': {'max_degree': 2},
+            'off': {'off': True},
+        },
+        'RSGCN': {
+            'defaults': {'out_dim': 16, 'hidden_channels': 16},
+            'batch norm': {'use_batch_norm': True, 'out_dim': 16, 'hidden_channels': 16},
+            'max': {'readout': _readout('max'), 'out_dim': 16, 'hidden_channels': 16},
+            'off': {'off': True},
+        },
+    }
     for wrapper, (net, bases) in nets.items():
         column = 'super' if wrapper == 'GWM' else 'labels'
         for base in bases:
             name = '%s_%s' % (base, wrapper)
             adjacency = {'RSGCN': 'normalised', 'NFP': 'counted', 'GIN': 'counted'}.get(
-                base, 'relations')
+                base, 'relations'
+            )
             for label, given in options[base].items():
                 given = dict({'out_dim': 5}, **given)
                 if given.pop('off', False):
@@ -175,20 +247,56 @@ def _wrapper_cases():
                 if (base, wrapper, label) == ('RSGCN', 'GWM', 'max'):
                     given['one_size'] = True  # phantom atoms are alike but for rounding
                 if base in ('RSGCN', 'GIN'):
-                    given['dropout_ratio'] = 0.
+                    given['dropout_ratio'] = 0.0
                 if wrapper != 'GWM':
                     given['n_wle_types'] = N_LABELS
-                yield _case(name, label, getattr(net, name), adjacency,
-                            4 if adjacency == 'relations' else 1, column, **given)
+                yield _case(
+                    name,
+                    label,
+                    getattr(net, name),
+                    adjacency,
+                    4 if adjacency == 'relations' else 1,
+                    column,
+                    **given,
+                )
     common = dict(hidden_channels=6, out_dim=5, n_update_layers=3, readout_layer=GGNNReadout)
-    yield _case('GWMGraphConvModel', 'RelGCN, scaled', GWMGraphConvModel, 'relations', 4, 'super',
-                update_layer=RelGCNUpdate, scale_adj=True, activation=functions.tanh, **common)
-    yield _case('GWMGraphConvModel', 'super node of its own width, two heads, summed',
-                GWMGraphConvModel, 'relations', 4, 'super', update_layer=GGNNUpdate,
-                super_node_dim=9, sum_hidden=True,
-                gwm_kwargs={'n_heads': 2, 'activation': functions.tanh}, **common)
-    yield _case('CWLEGraphConvModel', 'labels of their own width', CWLEGraphConvModel, 'relations',
-                4, 'labels', update_layer=GGNNUpdate, wle_dim=9, n_wle_types=N_LABELS, **common)
+    yield _case(
+        'GWMGraphConvModel',
+        'RelGCN, scaled',
+        GWMGraphConvModel,
+        'relations',
+        4,
+        'super',
+        update_layer=RelGCNUpdate,
+        scale_adj=True,
+        activation=functions.tanh,
+        **common,
+    )
+    yield _case(
+        'GWMGraphConvModel',
+        'super node of its own width, two heads, summed',
+        GWMGraphConvModel,
+        'relations',
+        4,
+        'super',
+        update_layer=GGNNUpdate,
+        super_node_dim=9,
+        sum_hidden=True,
+        gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
+        **common,
+    )
+    yield _case(
+        'CWLEGraphConvModel',
+        'labels of their own width',
+        CWLEGraphConvModel,
+        'relations',
+        4,
+        'labels',
+        update_layer=GGNNUpdate,
+        wle_dim=9,
+        n_wle_types=N_LABELS,
+        **common,
+    )
 
 
 CASES = tuple(_base_cases()) + tuple(_wrapper_cases())
@@ -196,12 +304,23 @@ CASES = tuple(_base_cases()) + tuple(_wrapper_cases())
 # Options that Chainer Chemistry's constructors take and its forward passes fail with.
 CRASHES = (
     _case('NFP', 'concat_hidden', models.NFP, 'counted', out_dim=3, concat_hidden=True),
-    _case('GIN', 'out_channels other than hidden_channels', models.GIN, 'counted', out_dim=3,
-          out_channels=5),
-    *(case._replace(options='concat_hidden with weight_tying, its default',
-                    make=functools.partial(case.make, concat_hidden=True))
-      for case in _wrapper_cases() if case.options == 'defaults'
-      and case.model.split('_')[0] in ('GGNN', 'GIN', 'RelGAT', 'RelGCN')),
+    _case(
+        'GIN',
+        'out_channels other than hidden_channels',
+        models.GIN,
+        'counted',
+        out_dim=3,
+        out_channels=5,
+    ),
+    *(
+        case._replace(
+            options='concat_hidden with weight_tying, its default',
+            make=functools.partial(case.make, concat_hidden=True),
+        )
+        for case in _wrapper_cases()
+        if case.options == 'defaults'
+        and case.model.split('_')[0] in ('GGNN', 'GIN', 'RelGAT', 'RelGCN')
+    ),
 )
 
 
@@ -218,8 +337,11 @@ def examples_of(case, seed=0):
         if case.adjacency == 'features':
             atoms = rng.uniform(-1, 1, (n, 6)).astype('f')
         adj = _adjacency(case, rng, n).astype('f')
-        column = {'super': lambda: (rng.uniform(-1, 1, 7).astype('f'),), None: lambda: (),
-                  'labels': lambda n=n: (rng.randint(0, N_LABELS, n).astype('i'),)}[case.column]()
+        column = {
+            'super': lambda: (rng.uniform(-1, 1, 7).astype('f'),),
+            None: lambda: (),
+            'labels': lambda n=n: (rng.randint(0, N_LABELS, n).astype('i'),),
+        }[case.column]()
         examples.append((atoms, adj) + column)
     return examples
 
@@ -240,6 +362,7 @@ def _adjacency(case, rng, n):
 
 
 # --- how it is compared ---
+
 
 def initialised(make, examples):
     """Return a model whose lazy parameters have their shapes, and whose biases are not 0."""
@@ -277,8 +400,10 @@ def to_double(model):
 
 def double(batch):
     """Convert what holds float32; an adjacency takes the dtype of the features by itself."""
-    return tuple(array.astype('d') if getattr(array, 'dtype', None) == numpy.float32 else array
-                 for array in batch)
+    return tuple(
+        array.astype('d') if getattr(array, 'dtype', None) == numpy.float32 else array
+        for array in batch
+    )
 
 
 @contextlib.contextmanager
@@ -293,8 +418,10 @@ def dense_models_in_float64():
     def cast_lstm(self, hx, cx, xs):
         return lstm(self, hx, cx, [functions.cast(x, self.ws[0][0].dtype) for x in xs])
 
-    with unittest.mock.patch.object(functions, 'where', cast_where), \
-            unittest.mock.patch.object(chainer.links.NStepLSTM, 'forward', cast_lstm):
+    with (
+        unittest.mock.patch.object(functions, 'where', cast_where),
+        unittest.mock.patch.object(chainer.links.NStepLSTM, 'forward', cast_lstm),
+    ):
         yield
 
 
@@ -308,8 +435,11 @@ def outcome(model, batches):
         weight = numpy.linspace(0.5, 1.5, y.shape[-1]).astype(y.dtype)
         functions.sum(y * y * model.xp.asarray(weight)).backward()
         outputs.append(cuda.to_cpu(y.array).reshape(-1, y.shape[-1]))
-    result = {name[len('/model'):]: cuda.to_cpu(p.grad) for name, p in model.namedparams()
-              if p.grad is not None}
+    result = {
+        name[len('/model') :]: cuda.to_cpu(p.grad)
+        for name, p in model.namedparams()
+        if p.grad is not None
+    }
     result['output'] = numpy.concatenate(outputs)
     return result
 
@@ -317,15 +447,19 @@ def outcome(model, batches):
 def errors(actual, truth):
     """Return the relative error norm of the output and of each gradient."""
     if actual.keys() != truth.keys():
-        raise AssertionError('gradients of other parameters: %s'
-                             % ', '.join(sorted(actual.keys() ^ truth.keys())))
+        raise AssertionError(
+            'gradients of other parameters: %s' % ', '.join(sorted(actual.keys() ^ truth.keys()))
+        )
     norms = {name: numpy.linalg.norm(array) for name, array in truth.items()}
     whole = numpy.linalg.norm([norm for name, norm in norms.items() if name != 'output'])
     found = {}
     for name, array in truth.items():
         scale = whole if name != 'output' and norms[name] < ZERO * whole else norms[name]
-        found[name] = float(numpy.linalg.norm(actual[name] - array) / scale) if scale else float(
-            numpy.linalg.norm(actual[name]))
+        found[name] = (
+            float(numpy.linalg.norm(actual[name] - array) / scale)
+            if scale
+            else float(numpy.linalg.norm(actual[name]))
+        )
     return found
 
 
@@ -346,6 +480,7 @@ def compare(case, device):
         layouts['padded, masked'] = 'padded', [padded], {'is_real_node': mask}
     result = {}
     for name, (layout, batches, given) in layouts.items():
+
         def bound(model, send=lambda array: array, given=given):
             return _Given(model, {key: send(array) for key, array in given.items()})
 
@@ -358,8 +493,9 @@ def compare(case, device):
             model = chainer_bspmm.sparsify(model)
             model.to_device(device)
             ours.append(errors(outcome(bound(model, device.send), [inputs]), truth))
-        result[name] = {key: dict(zip(COLUMNS, (upstream[key], ours[0][key], ours[1][key])))
-                        for key in truth}
+        result[name] = {
+            key: dict(zip(COLUMNS, (upstream[key], ours[0][key], ours[1][key]))) for key in truth
+        }
     return result
 
 
@@ -434,10 +570,13 @@ What Chainer Chemistry takes in the constructor and fails with when it is called
 def run(device, commit):
     result = {
         'method': 'Relative error norms against the dense model in float64. Bounds: float32 '
-                  'max(%g, %g x the error of the dense model in float32), float64 %g'
-                  % (FLOAT32, OWN_ERRORS, FLOAT64),
+        'max(%g, %g x the error of the dense model in float32), float64 %g'
+        % (FLOAT32, OWN_ERRORS, FLOAT64),
         'conditions': conditions(commit, 'generated', len(SIZES)),
-        'columns': COLUMNS, 'cases': [], 'upstream fails': []}
+        'columns': COLUMNS,
+        'cases': [],
+        'upstream fails': [],
+    }
     if device.xp is not numpy:
         result['conditions']['gpu'] = gpu_name()
         result['conditions']['cupy'] = cuda.cupy.__version__
@@ -445,12 +584,18 @@ def run(device, commit):
         found = compare(case, device)
         beyond = failures(found)
         print('%s, %s: %s' % (case.model, case.options, '; '.join(beyond) or 'ok'), flush=True)
-        result['cases'].append({'model': case.model, 'options': case.options, 'failures': beyond,
-                                'layouts': {layout: _short(names)
-                                            for layout, names in found.items()}})
+        result['cases'].append(
+            {
+                'model': case.model,
+                'options': case.options,
+                'failures': beyond,
+                'layouts': {layout: _short(names) for layout, names in found.items()},
+            }
+        )
     for case in CRASHES:
-        result['upstream fails'].append({'model': case.model, 'options': case.options,
-                                         'error': crash(case)})
+        result['upstream fails'].append(
+            {'model': case.model, 'options': case.options, 'error': crash(case)}
+        )
     return result
 
 
@@ -466,6 +611,7 @@ def gpu_name():
 
 def _cells(names):
     """Return output and worst gradient as ``ours (upstream's own)``."""
+
     def cell(e):
         return '%.0e (%.0e)' % (e[1], e[0])
 
@@ -478,8 +624,11 @@ def _cells(names):
 
 def table(result):
     """Return the results as lines of Markdown."""
-    lines = ['| model | options | packed: output | gradients | padded: output | gradients | '
-             'masked: output | gradients | float64 |', '|---' * 9 + '|']
+    lines = [
+        '| model | options | packed: output | gradients | padded: output | gradients | '
+        'masked: output | gradients | float64 |',
+        '|---' * 9 + '|',
+    ]
     model = None
     for case in result['cases']:
         cells = []
@@ -487,25 +636,44 @@ def table(result):
             names = case['layouts'].get(layout)
             cells += _cells(names) if names else ['', '']
         worst = max(e[2] for names in case['layouts'].values() for e in names.values())
-        lines.append('| %s |' % ' | '.join(
-            [case['model'] if case['model'] != model else '', case['options'], *cells,
-             '%.0e' % worst]).replace('|  |', '| |'))
+        lines.append(
+            '| %s |'
+            % ' | '.join(
+                [
+                    case['model'] if case['model'] != model else '',
+                    case['options'],
+                    *cells,
+                    '%.0e' % worst,
+                ]
+            ).replace('|  |', '| |')
+        )
         model = case['model']
     return [re.sub(r' {2,}', ' ', line) for line in lines]
 
 
 def page(folder):
     """Return docs/parity.md, of the files in ``folder/*/parity.json``."""
-    stored = {path.parent.name: json.loads(path.read_text())
-              for path in sorted(folder.glob('*/parity.json'))}
+    stored = {
+        path.parent.name: json.loads(path.read_text())
+        for path in sorted(folder.glob('*/parity.json'))
+    }
     result = stored.pop('cpu')
     intro = PAGE_INTRO.format(
-        sizes=', '.join(map(str, sorted(SIZES))), float32=FLOAT32, float64=FLOAT64, own=OWN_ERRORS,
-        beyond=_beyond(result), machine=_machine(result),
-        others=''.join('- On %s: rows beyond a bound: %s.\n' % (_machine(other), _beyond(other))
-                       for other in stored.values()))
-    crashes = ['| %s | %s | `%s` |' % (c['model'], c['options'], c['error'])
-               for c in result['upstream fails']]
+        sizes=', '.join(map(str, sorted(SIZES))),
+        float32=FLOAT32,
+        float64=FLOAT64,
+        own=OWN_ERRORS,
+        beyond=_beyond(result),
+        machine=_machine(result),
+        others=''.join(
+            '- On %s: rows beyond a bound: %s.\n' % (_machine(other), _beyond(other))
+            for other in stored.values()
+        ),
+    )
+    crashes = [
+        '| %s | %s | `%s` |' % (c['model'], c['options'], c['error'])
+        for c in result['upstream fails']
+    ]
     return '\n'.join([intro, *table(result), PAGE_CRASHES, *crashes, ''])
 
 
@@ -517,21 +685,35 @@ def _beyond(result):
 def _machine(result):
     of = result['conditions']
     return '%s, Python %s, NumPy %s%s, commit %s, %s' % (
-        of.get('gpu', of['cpu']), of['python'], of['numpy'],
-        ', CuPy ' + of['cupy'] if 'cupy' in of else '', of['commit'], of['date'])
+        of.get('gpu', of['cpu']),
+        of['python'],
+        of['numpy'],
+        ', CuPy ' + of['cupy'] if 'cupy' in of else '',
+        of['commit'],
+        of['date'],
+    )
 
 
 def dumps(result):
     """Return the file: indented JSON, but a list of numbers or names on one line."""
-    return re.sub(r'\[[^][{}]*\]', lambda part: ' '.join(part.group().split()),
-                  json.dumps(result, indent=1)) + '\n'
+    return (
+        re.sub(
+            r'\[[^][{}]*\]',
+            lambda part: ' '.join(part.group().split()),
+            json.dumps(result, indent=1),
+        )
+        + '\n'
+    )
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--gpu', action='store_true', help='run the sparse models on a GPU')
-    parser.add_argument('--page', action='store_true', help='only write docs/parity.md, from the '
-                        'files that are there')
+    parser.add_argument(
+        '--page',
+        action='store_true',
+        help='only write docs/parity.md, from the files that are there',
+    )
     parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of results')
     args = parser.parse_args(argv)

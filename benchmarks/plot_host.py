@@ -2,6 +2,7 @@
 
 ``python -m benchmarks.plot_host benchmarks/results/nvidia-h200/host.json``
 """
+
 import sys
 
 from benchmarks import plots
@@ -24,8 +25,9 @@ def main(source):
     beyond = result['beyond_the_parts_us']
     draw(axes[0, 0], {**parts, **beyond}, [plots.BLUE] * len(parts) + ['0.6'] * len(beyond))
     whole = {name: times['median'] for name, times in result['host_us'].items()}
-    axes[0, 0].set_title('the parts of backend.bspmm: %.1f in all' % whole['backend.bspmm'],
-                         fontsize=9)
+    axes[0, 0].set_title(
+        'the parts of backend.bspmm: %.1f in all' % whole['backend.bspmm'], fontsize=9
+    )
     draw(axes[0, 1], whole, [plots.GREEN if 'bspmm' in name else plots.ORANGE for name in whole])
     axes[0, 1].axvline(12, color=plots.RED, linewidth=1.5, zorder=0)
     axes[0, 1].set_title('whole calls; red: 12, the bar of backend.bspmm', fontsize=9)

@@ -1,16 +1,25 @@
 """What the plots share: reading a stored result, colours, the conditions beneath."""
+
 import json
 import pathlib
 import textwrap
 
 import matplotlib
+
 matplotlib.use('Agg')
 from matplotlib import pyplot  # NOQA: E402
 import numpy  # NOQA: E402
 
 # Okabe and Ito's colours, which people of every kind of sight tell apart.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
-    '#000000', '#E69F00', '#56B4E9', '#009E73', '#0072B2', '#D55E00', '#CC79A7')
+    '#000000',
+    '#E69F00',
+    '#56B4E9',
+    '#009E73',
+    '#0072B2',
+    '#D55E00',
+    '#CC79A7',
+)
 
 FOLDER = pathlib.Path(__file__).parent.parent / 'docs'
 
@@ -21,8 +30,9 @@ def load(source):
 
 def panels(n_rows, n_columns, size, **options):
     """Return a figure and its (n_rows, n_columns) axes, without the frame's upper right half."""
-    figure, axes = pyplot.subplots(n_rows, n_columns, figsize=size, squeeze=False,
-                                   layout='constrained', **options)
+    figure, axes = pyplot.subplots(
+        n_rows, n_columns, figsize=size, squeeze=False, layout='constrained', **options
+    )
     for panel in axes.flat:
         panel.spines[['top', 'right']].set_visible(False)
     return figure, axes
@@ -46,15 +56,28 @@ def bars(panel, groups, colors, best, reference):
                 continue
             spread, x = group[name], place + (i - (len(colors) - 1) / 2) * width
             places[method, name] = x - width / 2, x + width / 2
-            bar = panel.bar(x, spread['median'], width, color=color, label=name,
-                            yerr=numpy.array([[spread['median'] - spread['low']],
-                                              [spread['high'] - spread['median']]]),
-                            error_kw={'linewidth': 0.7})
+            bar = panel.bar(
+                x,
+                spread['median'],
+                width,
+                color=color,
+                label=name,
+                yerr=numpy.array(
+                    [[spread['median'] - spread['low']], [spread['high'] - spread['median']]]
+                ),
+                error_kw={'linewidth': 0.7},
+            )
             if name == best and reference in group:
                 ratio = group[reference]['median'] / spread['median']
-                panel.bar_label(bar, ['%.1fx' % ratio], padding=3, fontsize=7.5,
-                                fontweight='bold', zorder=9, bbox={
-                                    'facecolor': 'white', 'alpha': 0.8, 'pad': 0.5, 'linewidth': 0})
+                panel.bar_label(
+                    bar,
+                    ['%.1fx' % ratio],
+                    padding=3,
+                    fontsize=7.5,
+                    fontweight='bold',
+                    zorder=9,
+                    bbox={'facecolor': 'white', 'alpha': 0.8, 'pad': 0.5, 'linewidth': 0},
+                )
     panel.set_yscale('log')
     panel.set_xticks(range(len(groups)), groups, fontsize=8)
     panel.tick_params(axis='y', which='both', labelsize=8)
@@ -68,8 +91,14 @@ def legend(figure, axes, names):
         handles, labels = panel.get_legend_handles_labels()
         named.update(zip(labels, handles))
     labels = [name for name in names if name in named]
-    figure.legend([named[name] for name in labels], labels, loc='outside upper center',
-                  ncols=len(labels), fontsize=9, frameon=False)
+    figure.legend(
+        [named[name] for name in labels],
+        labels,
+        loc='outside upper center',
+        ncols=len(labels),
+        fontsize=9,
+        frameon=False,
+    )
 
 
 def save(figure, results, name):
@@ -93,9 +122,20 @@ def _machine(result):
     if 'gpu' in conditions:
         cuda = '%d.%d' % (conditions['cuda'] // 1000, conditions['cuda'] % 1000 // 10)
         place = '%s, driver %s, CUDA %s, CuPy %s' % (
-            conditions['gpu'], conditions['driver'], cuda, conditions['cupy'])
+            conditions['gpu'],
+            conditions['driver'],
+            cuda,
+            conditions['cupy'],
+        )
     else:
         place = '%s, OMP_NUM_THREADS %s, NumPy %s' % (
-            conditions['cpu'], conditions['threads'], conditions['numpy'])
+            conditions['cpu'],
+            conditions['threads'],
+            conditions['numpy'],
+        )
     return '%s, Python %s, commit %s, %s' % (
-        place, conditions['python'], conditions['commit'], conditions['date'])
+        place,
+        conditions['python'],
+        conditions['commit'],
+        conditions['date'],
+    )

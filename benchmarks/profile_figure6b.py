@@ -3,6 +3,7 @@
 Run it on a GPU from the checkout, with Nsight Compute installed:
 ``python -m benchmarks.profile_figure6b``. It writes ``benchmarks/results/<gpu>/figure6b_sm.json``.
 """
+
 import argparse
 import sys
 
@@ -58,10 +59,15 @@ def profiled(name):
 def figures_of(kernels):
     """Return launches, and time and the shares weighted by it (dict) of one product's kernels."""
     total = sum(kernel[TIME] for kernel in kernels)
-    return {'kernels': sorted({kernel['kernel'] for kernel in kernels}), 'launches': len(kernels),
-            'nanoseconds': total,
-            **{metric: round(sum(kernel[metric] * kernel[TIME] for kernel in kernels) / total, 2)
-               for metric in (BUSY, THROUGHPUT)}}
+    return {
+        'kernels': sorted({kernel['kernel'] for kernel in kernels}),
+        'launches': len(kernels),
+        'nanoseconds': total,
+        **{
+            metric: round(sum(kernel[metric] * kernel[TIME] for kernel in kernels) / total, 2)
+            for metric in (BUSY, THROUGHPUT)
+        },
+    }
 
 
 def main():
@@ -75,21 +81,35 @@ def main():
         return
     measured = {}
     for name in ('auto', 'swa', 'st', 'tensorflow'):
-        measured[name] = figures_of(ncu.run((BUSY, THROUGHPUT, TIME), [
-            sys.executable, '-m', 'benchmarks.profile_figure6b', '--profiled', name]))
-        print('%-10s busy %6.2f %% (report, P100: %s), throughput %6.2f %%, %d launches' % (
-            name, measured[name][BUSY], REPORT.get(name, '-'), measured[name][THROUGHPUT],
-            measured[name]['launches']))
+        measured[name] = figures_of(
+            ncu.run(
+                (BUSY, THROUGHPUT, TIME),
+                [sys.executable, '-m', 'benchmarks.profile_figure6b', '--profiled', name],
+            )
+        )
+        print(
+            '%-10s busy %6.2f %% (report, P100: %s), throughput %6.2f %%, %d launches'
+            % (
+                name,
+                measured[name][BUSY],
+                REPORT.get(name, '-'),
+                measured[name][THROUGHPUT],
+                measured[name]['launches'],
+            )
+        )
     result = {
         'question': 'how busy the SMs are at figure 6b, n_B = %d' % N_B,
         'method': 'Nsight Compute, clocks as they are, its default emptying of caches before every '
-                  'kernel; one product; shares of elapsed cycles within kernels, the mean over the '
-                  'launches weighted by time. The gaps between the launches of tensorflow are not '
-                  'in it, nor is the zeroing of its result.',
-        'metrics': {BUSY: 'an SM has a warp: sm_efficiency of nvprof', THROUGHPUT:
-                    'of the peak of the SM\'s busiest unit'},
+        'kernel; one product; shares of elapsed cycles within kernels, the mean over the '
+        'launches weighted by time. The gaps between the launches of tensorflow are not '
+        'in it, nor is the zeroing of its result.',
+        'metrics': {
+            BUSY: 'an SM has a warp: sm_efficiency of nvprof',
+            THROUGHPUT: "of the peak of the SM's busiest unit",
+        },
         'conditions': measure.conditions(args.commit),
-        'report_sm_efficiency_p100': REPORT, 'measured': measured,
+        'report_sm_efficiency_p100': REPORT,
+        'measured': measured,
     }
     print('wrote', measure.save('figure6b_sm', result, args.out))
 

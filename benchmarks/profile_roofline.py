@@ -4,6 +4,7 @@ Reads the hardware counters of both at sizes of ``bench_roofline`` that miss its
 GPU from the checkout, with Nsight Compute: ``python -m benchmarks.profile_roofline``. It writes
 ``benchmarks/results/<gpu>/roofline_counters.json``.
 """
+
 import argparse
 import sys
 
@@ -32,10 +33,8 @@ METRICS = {
     'lts__t_sectors_op_write.sum': 'sectors written to L2',
     'lts__throughput.avg.pct_of_peak_sustained_elapsed': 'L2, % of its peak',
     'dram__bytes.sum': 'bytes of device memory',
-    'smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio':
-        'warps that wait for L1, L2 or memory, for each that issues',
-    'smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio':
-        'warps that wait for a place in the queue of loads, for each that issues',
+    'smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio': 'warps that wait for L1, L2 or memory, for each that issues',
+    'smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio': 'warps that wait for a place in the queue of loads, for each that issues',
 }
 
 
@@ -50,8 +49,9 @@ def contenders(dim, nnz_per_row, n_b, n_bytes):
     copy = cupy.RawKernel(COPY, 'copy', ('-DUNROLL=2',))
     return {
         'bspmm': lambda: backend.bspmm(adj, x),
-        'copy': lambda: copy((-(-n_vectors // 512),), (256,), (
-            source, target, numpy.int32(n_vectors))),
+        'copy': lambda: copy(
+            (-(-n_vectors // 512),), (256,), (source, target, numpy.int32(n_vectors))
+        ),
     }
 
 
@@ -71,8 +71,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--commit', help='commit to note down where git is not at hand')
     parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
-    parser.add_argument('--profiled', nargs=2, metavar=('NAME', 'POINT'),
-                        help='what this program calls itself with, below ncu')
+    parser.add_argument(
+        '--profiled',
+        nargs=2,
+        metavar=('NAME', 'POINT'),
+        help='what this program calls itself with, below ncu',
+    )
     args = parser.parse_args()
     if args.profiled:
         profiled(args.profiled[0], int(args.profiled[1]))
@@ -81,16 +85,19 @@ def main():
     for i, (dim, nnz_per_row, n_b, n_bytes) in enumerate(POINTS):
         point = {'dim': dim, 'nnz_per_row': nnz_per_row, 'n_B': n_b, 'bytes': n_bytes}
         for name in ('bspmm', 'copy'):
-            kernel, = ncu.run(list(METRICS), [
-                sys.executable, '-m', 'benchmarks.profile_roofline', '--profiled', name, str(i)],
-                warm=True)
+            (kernel,) = ncu.run(
+                list(METRICS),
+                [sys.executable, '-m', 'benchmarks.profile_roofline', '--profiled', name, str(i)],
+                warm=True,
+            )
             point[name] = {METRICS.get(metric, metric): value for metric, value in kernel.items()}
             print(point['n_B'], n_bytes / 1e6, name, point[name])
         points.append(point)
     result = {
         'question': 'hardware counters of bspmm and of a copy of as many bytes, warm L2',
         'method': 'Nsight Compute, clocks and caches as they are; one launch of each after five',
-        'conditions': measure.conditions(args.commit), 'points': points,
+        'conditions': measure.conditions(args.commit),
+        'points': points,
     }
     print('wrote', measure.save('roofline_counters', result, args.out))
 

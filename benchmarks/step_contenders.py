@@ -1,4 +1,5 @@
 """Who takes the steps of bench_captured, from iterator to update, and that their steps agree."""
+
 import contextlib
 import copy
 import time
@@ -26,7 +27,7 @@ WARM_CAPTURED = 30  # by then each of GraphUpdater's sizes was met twice, in all
 N_EQUAL = 16  # molecules of the batch on which contenders must agree
 # Adam so near to a multiple of the gradient that rounding is not blown up where that is small, and
 # with steps so large that rounding of the parameters does not count.
-GENTLE = {'eps': 1., 'lr': 1e3}
+GENTLE = {'eps': 1.0, 'lr': 1e3}
 STEP_ERROR = 1e-4  # relative, of what a step changes of any parameter; float32 on both sides
 
 
@@ -44,8 +45,9 @@ class Trainer:
         shuffle (bool): False gives the molecules in their order.
     """
 
-    def __init__(self, kind, model, converter, data_set, n_batch, device, optimizer=None,
-                 shuffle=True):
+    def __init__(
+        self, kind, model, converter, data_set, n_batch, device, optimizer=None, shuffle=True
+    ):
         self._device = device
         self._pool = None if device.xp is numpy else cuda.cupy.cuda.MemoryPool()
         self.is_captured = kind is GraphUpdater
@@ -54,8 +56,9 @@ class Trainer:
             self.model.to_device(device)
             self.optimizer = (optimizer or chainer.optimizers.Adam()).setup(self.model)
             order = ShuffleOrderSampler(numpy.random.RandomState(0)) if shuffle else None
-            iterator = SerialIterator(data_set(), n_batch, order_sampler=order,
-                                      shuffle=None if shuffle else False)
+            iterator = SerialIterator(
+                data_set(), n_batch, order_sampler=order, shuffle=None if shuffle else False
+            )
             self.updater = kind(iterator, self.optimizer, converter=converter, device=device)
         self._reporter = chainer.Reporter()
         self._reporter.add_observer('main', self.model)
@@ -119,6 +122,7 @@ class Geometric:
 
     def __init__(self, make, is_captured):
         import torch
+
         self._torch = torch
         torch.cuda.empty_cache()
         self._before = torch.cuda.memory_reserved()
@@ -154,19 +158,29 @@ def can_capture(device):
 
 def trainers(model, dense, sparse, n_batch, device, **options):
     """Return name -> function that makes the `Trainer`; without a GPU none is captured."""
+
     def make(kind, model, converter, data_set):
-        return lambda: Trainer(kind, model, converter, data_set, n_batch, device, **{
-            name: copy.deepcopy(value) for name, value in options.items()})
+        return lambda: Trainer(
+            kind,
+            model,
+            converter,
+            data_set,
+            n_batch,
+            device,
+            **{name: copy.deepcopy(value) for name, value in options.items()},
+        )
 
     swapped = chainer_bspmm.sparsify(copy.deepcopy(model))
     sparse_concat_mols = chainer_bspmm.concat_mols
     found = {
         UPSTREAM: make(StandardUpdater, model, upstream_concat_mols, lambda: dense),
-        EAGER: make(StandardUpdater, swapped, sparse_concat_mols, lambda: sparse)}
+        EAGER: make(StandardUpdater, swapped, sparse_concat_mols, lambda: sparse),
+    }
     if can_capture(device):
         found[CAPTURED] = make(GraphUpdater, swapped, sparse_concat_mols, lambda: sparse)
-        found[ON_DEVICE] = make(GraphUpdater, swapped, sparse_concat_mols,
-                                lambda: DeviceDataset(sparse, device))
+        found[ON_DEVICE] = make(
+            GraphUpdater, swapped, sparse_concat_mols, lambda: DeviceDataset(sparse, device)
+        )
     return found
 
 
@@ -175,18 +189,25 @@ def peers(method, examples, sparse, n_batch, device):
     from benchmarks import geometric_models
 
     def network():
-        return geometric_models.network(method, bench_training.N_UNIT, bench_training.N_LAYERS,
-                                        sparse.molecules.labels[0].shape[1])
+        return geometric_models.network(
+            method,
+            bench_training.N_UNIT,
+            bench_training.N_LAYERS,
+            sparse.molecules.labels[0].shape[1],
+        )
 
     def captured():
         order = ShuffleOrderSampler(numpy.random.RandomState(0))
         return geometric_models.Captured(
-            network(), SerialIterator(sparse, n_batch, order_sampler=order), device)
+            network(), SerialIterator(sparse, n_batch, order_sampler=order), device
+        )
 
     return {
         GEOMETRIC: lambda: Geometric(
-            lambda: geometric_models.Loaded(network(), examples, n_batch, device), False),
-        GEOMETRIC_CAPTURED: lambda: Geometric(captured, True)}
+            lambda: geometric_models.Loaded(network(), examples, n_batch, device), False
+        ),
+        GEOMETRIC_CAPTURED: lambda: Geometric(captured, True),
+    }
 
 
 def equal_sizes(sparse):
@@ -210,11 +231,18 @@ def check(model, dense, sparse, device):
     model = copy.deepcopy(model)
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
-            link.dropout_ratio = 0.
+            link.dropout_ratio = 0.0
     adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
     changes = {}
-    for name, make in trainers(model, [dense[i] for i in index], sparse[index], len(index), device,
-                               optimizer=adam, shuffle=False).items():
+    for name, make in trainers(
+        model,
+        [dense[i] for i in index],
+        sparse[index],
+        len(index),
+        device,
+        optimizer=adam,
+        shuffle=False,
+    ).items():
         trainer = make()
         before = parameters(trainer.model)
         if trainer.is_captured:
@@ -244,33 +272,46 @@ def put_back(trainer, values):
 def check_peers(method, examples, sparse, device):
     """Compare a captured step of PyTorch Geometric with an eager one; see :func:`check`."""
     from benchmarks import geometric_models
+
     index = equal_sizes(sparse)
     changes = {}
     for name in (GEOMETRIC, GEOMETRIC_CAPTURED):
-        model = geometric_models.network(method, bench_training.N_UNIT, bench_training.N_LAYERS,
-                                         sparse.molecules.labels[0].shape[1]).eval()
+        model = geometric_models.network(
+            method,
+            bench_training.N_UNIT,
+            bench_training.N_LAYERS,
+            sparse.molecules.labels[0].shape[1],
+        ).eval()
         if name == GEOMETRIC:
-            peer = geometric_models.Loaded(model, [examples[i] for i in index], len(index), device,
-                                           **GENTLE)
+            peer = geometric_models.Loaded(
+                model, [examples[i] for i in index], len(index), device, **GENTLE
+            )
         else:
-            peer = geometric_models.Captured(model, SerialIterator(sparse[index], len(index)),
-                                             device, **GENTLE)
-        before = {path: value.detach().cpu().numpy().copy()
-                  for path, value in model.named_parameters()}
+            peer = geometric_models.Captured(
+                model, SerialIterator(sparse[index], len(index)), device, **GENTLE
+            )
+        before = {
+            path: value.detach().cpu().numpy().copy() for path, value in model.named_parameters()
+        }
         peer.run(1)
-        changes[name] = {path: value.detach().cpu().numpy() - before[path]
-                         for path, value in model.named_parameters()}
+        changes[name] = {
+            path: value.detach().cpu().numpy() - before[path]
+            for path, value in model.named_parameters()
+        }
     return judged(changes, GEOMETRIC)
 
 
 def judged(changes, reference):
     """Return name -> largest relative error of what changed; raise where one is too large."""
     expected = changes.pop(reference)
-    found = {name: max(bench_training.error(of[path], expected[path]) for path in expected)
-             for name, of in changes.items()}
+    found = {
+        name: max(bench_training.error(of[path], expected[path]) for path in expected)
+        for name, of in changes.items()
+    }
     if not any(change.any() for change in expected.values()):
         raise AssertionError('a step of %s changed nothing' % reference)
     if not all(error < STEP_ERROR for error in found.values()):
-        raise AssertionError('relative errors of a step %s, expected below %g'
-                             % (found, STEP_ERROR))
+        raise AssertionError(
+            'relative errors of a step %s, expected below %g' % (found, STEP_ERROR)
+        )
     return found

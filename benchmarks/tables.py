@@ -1,4 +1,5 @@
 """The tables of pointers and sizes that a batched method moves to the device in every call."""
+
 import cupy
 import numpy
 
@@ -29,4 +30,5 @@ class Tables:
         stream = cupy.cuda.get_current_stream().ptr
         for host, device in zip(self._host, self.device):
             cupy.cuda.runtime.memcpyAsync(
-                device.data.ptr, host.ctypes.data, host.nbytes, HOST_TO_DEVICE, stream)
+                device.data.ptr, host.ctypes.data, host.nbytes, HOST_TO_DEVICE, stream
+            )

@@ -1,4 +1,5 @@
 """TensorFlow's SparseTensorDenseMatMul as the papers describe it, matrix by matrix."""
+
 import pathlib
 
 import cupy
@@ -23,13 +24,24 @@ class Loop:
         self._launches = []
         ids = numpy.stack([adj.entry_rows(), adj.indices], axis=1)
         for graph in range(adj.n_graphs):
-            first, last = adj.row_offsets[graph:graph + 2].tolist()
+            first, last = adj.row_offsets[graph : graph + 2].tolist()
             entries = slice(adj.indptr[first], adj.indptr[last])
             values, y = cupy.asarray(adj.data[entries]), self.y[first:last]
             n_threads = values.size * x.shape[1]
-            self._launches.append((y, (-(-n_threads // THREADS), 1, 1), (
-                cupy.asarray(ids[entries] - first), values, x[first:last], y,
-                numpy.int32(values.size), numpy.int32(x.shape[1]))))
+            self._launches.append(
+                (
+                    y,
+                    (-(-n_threads // THREADS), 1, 1),
+                    (
+                        cupy.asarray(ids[entries] - first),
+                        values,
+                        x[first:last],
+                        y,
+                        numpy.int32(values.size),
+                        numpy.int32(x.shape[1]),
+                    ),
+                )
+            )
 
     def __call__(self):
         for y, grid, arguments in self._launches:

@@ -1,4 +1,5 @@
 """The product in PyTorch and in PyTorch Geometric, and CUDA graphs of what calls them."""
+
 import warnings
 
 import cupy
@@ -15,8 +16,9 @@ def sparse_mm(adj, x):
     """
     with warnings.catch_warnings():  # CSR tensors are in beta
         warnings.simplefilter('ignore', UserWarning)
-        matrix = torch.sparse_csr_tensor(*map(torch.from_dlpack, (
-            adj.indptr, adj.indices, adj.data)), size=adj.shape)
+        matrix = torch.sparse_csr_tensor(
+            *map(torch.from_dlpack, (adj.indptr, adj.indices, adj.data)), size=adj.shape
+        )
     x = torch.from_dlpack(x)
     return lambda: torch.sparse.mm(matrix, x)
 

@@ -8,6 +8,7 @@ Two lines of a training script change::
     updater = StandardUpdater(train_iter, optimizer, device=device,
                               converter=chainer_bspmm.concat_mols)
 """
+
 from chainer_bspmm import compat
 
 compat.apply()
@@ -27,6 +28,15 @@ from chainer_bspmm.sparse import BatchedSELL  # NOQA: E402
 __version__ = '0.1.0'
 
 __all__ = [
-    'BatchedCOO', 'BatchedCSR', 'BatchedSELL', 'CSRConverter', 'concat_mols', 'dataset',
-    'functions', 'links', 'models', 'sparse', 'sparsify',
+    'BatchedCOO',
+    'BatchedCSR',
+    'BatchedSELL',
+    'CSRConverter',
+    'concat_mols',
+    'dataset',
+    'functions',
+    'links',
+    'models',
+    'sparse',
+    'sparsify',
 ]

@@ -1,4 +1,5 @@
 """The commands ``python -m chainer_bspmm info`` and ``python -m chainer_bspmm run SCRIPT.py``."""
+
 import argparse
 import sys
 
@@ -10,18 +11,25 @@ from chainer_bspmm import run_script
 def main():
     """Run the command that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog='python -m chainer_bspmm', allow_abbrev=False,
-        description='Batched sparse products for the graph convolutions of Chainer Chemistry.')
+        prog='python -m chainer_bspmm',
+        allow_abbrev=False,
+        description='Batched sparse products for the graph convolutions of Chainer Chemistry.',
+    )
     parser.add_argument('--version', action='version', version=chainer_bspmm.__version__)
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     commands.add_parser(
-        'info', help='versions, devices and a self-test, for a bug report',
+        'info',
+        help='versions, devices and a self-test, for a bug report',
         description='Print versions and devices, compile the kernels, compare every product with '
-                    'the reference. The exit status is 1 if one is wrong.')
+        'the reference. The exit status is 1 if one is wrong.',
+    )
     run = commands.add_parser(
-        'run', help='run a script on a repaired Chainer', allow_abbrev=False,
+        'run',
+        help='run a script on a repaired Chainer',
+        allow_abbrev=False,
         description='Let Chainer and Chainer Chemistry run on this Python and NumPy, then run a '
-                    'script as `python SCRIPT ARGS...` does.')
+        'script as `python SCRIPT ARGS...` does.',
+    )
     run.add_argument('script', metavar='SCRIPT')
     run.add_argument('args', metavar='ARGS', nargs=argparse.REMAINDER)
     words = sys.argv[1:]

@@ -1,4 +1,5 @@
 """``python -m chainer_bspmm info``: what is installed and what works, for a bug report."""
+
 import collections
 import importlib.metadata
 import os
@@ -14,18 +15,36 @@ import chainer_bspmm
 from chainer_bspmm import self_test
 from chainer_bspmm.backend import gemm
 
-PACKAGES = ('numpy', 'scipy', 'chainer', 'chainer-chemistry', 'rdkit', 'pandas', 'scikit-learn',
-            'matplotlib', 'tqdm')
+PACKAGES = (
+    'numpy',
+    'scipy',
+    'chainer',
+    'chainer-chemistry',
+    'rdkit',
+    'pandas',
+    'scikit-learn',
+    'matplotlib',
+    'tqdm',
+)
 ADVICE = {
     'rdkit': "pip install rdkit    (SMILES and Chainer Chemistry's preprocessors need it)",
     'chainer': "pip install 'setuptools<81' wheel; pip install --no-build-isolation chainer==7.8.1",
 }
-VARIABLES = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES',
-             'CUDA_PATH', 'CUPY_CACHE_DIR', 'CHAINER_DTYPE', 'CHAINER_USE_IDEEP',
-             'CHAINER_DATASET_ROOT')
+VARIABLES = (
+    'OMP_NUM_THREADS',
+    'OPENBLAS_NUM_THREADS',
+    'MKL_NUM_THREADS',
+    'CUDA_VISIBLE_DEVICES',
+    'CUDA_PATH',
+    'CUPY_CACHE_DIR',
+    'CHAINER_DTYPE',
+    'CHAINER_USE_IDEEP',
+    'CHAINER_DATASET_ROOT',
+)
 FLOAT16_ADVICE = (
     "float16 needs the CUDA runtime's headers, of the same version as the toolkit:\n"
-    '  pip install nvidia-cuda-runtime (CUDA 13), nvidia-cuda-runtime-cu12 (CUDA 12)')
+    '  pip install nvidia-cuda-runtime (CUDA 13), nvidia-cuda-runtime-cu12 (CUDA 12)'
+)
 
 
 def version(package):
@@ -48,8 +67,10 @@ def cupy_packages():
 
 def has_nvidia_driver():
     """Return whether this machine has NVIDIA's driver, CuPy or not."""
-    return (pathlib.Path('/proc/driver/nvidia/version').exists()
-            or shutil.which('nvidia-smi') is not None)
+    return (
+        pathlib.Path('/proc/driver/nvidia/version').exists()
+        or shutil.which('nvidia-smi') is not None
+    )
 
 
 def count_gpus():
@@ -71,9 +92,14 @@ def dotted(number):
 def versions():
     """Yield the lines about versions, and the advice about what is missing."""
     yield 'chainer_bspmm %s in %s' % (
-        chainer_bspmm.__version__, pathlib.Path(chainer_bspmm.__file__).parent)
+        chainer_bspmm.__version__,
+        pathlib.Path(chainer_bspmm.__file__).parent,
+    )
     yield 'Python %s (%s), %s' % (
-        platform.python_version(), platform.python_implementation(), platform.platform())
+        platform.python_version(),
+        platform.python_implementation(),
+        platform.platform(),
+    )
     for package in PACKAGES:
         found = version(package)
         if found is None:
@@ -101,30 +127,40 @@ def gpus():
     for name, number in packages.items():
         yield '  %-18s %s' % (name, number)
     if len(packages) > 1:
-        yield ('  more than one CuPy is installed, and they overwrite each other: '
-               'pip uninstall -y %s; then install one' % ' '.join(packages))
+        yield (
+            '  more than one CuPy is installed, and they overwrite each other: '
+            'pip uninstall -y %s; then install one' % ' '.join(packages)
+        )
     n_gpus, reason = count_gpus()
     if not n_gpus:
         yield '  none that CuPy can use; products run on SciPy'
         if packages:
             yield '  CuPy is installed, but: %s' % reason
         elif has_nvidia_driver():
-            yield ("  missing: CuPy, and this machine has NVIDIA's driver:\n"
-                   "    pip install 'chainer_bspmm[cuda13]' (or cuda12) beside the CUDA Toolkit, "
-                   "without it\n    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)")
+            yield (
+                "  missing: CuPy, and this machine has NVIDIA's driver:\n"
+                "    pip install 'chainer_bspmm[cuda13]' (or cuda12) beside the CUDA Toolkit, "
+                "without it\n    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
+            )
         else:
-            yield "  CuPy is not installed, and this machine shows no NVIDIA driver"
+            yield '  CuPy is not installed, and this machine shows no NVIDIA driver'
         return
     runtime = cuda.cupy.cuda.runtime
     yield '  CUDA runtime %s, driver for %s; NVRTC %d.%d' % (
-        dotted(runtime.runtimeGetVersion()), dotted(runtime.driverGetVersion()),
-        *cuda.cupy.cuda.nvrtc.getVersion())
+        dotted(runtime.runtimeGetVersion()),
+        dotted(runtime.driverGetVersion()),
+        *cuda.cupy.cuda.nvrtc.getVersion(),
+    )
     yield '  captured training steps call cuBLAS through ' + cublas()
     for i in range(n_gpus):
         properties = runtime.getDeviceProperties(i)
         yield '  device %d: %s, compute capability %d.%d, %.0f GiB' % (
-            i, properties['name'].decode(), properties['major'], properties['minor'],
-            properties['totalGlobalMem'] / 2 ** 30)
+            i,
+            properties['name'].decode(),
+            properties['major'],
+            properties['minor'],
+            properties['totalGlobalMem'] / 2**30,
+        )
 
 
 def summary(outcomes):
@@ -169,8 +205,11 @@ def info():
     failures = []
     for name in ['@numpy'] + ['@cupy:%d' % i for i in range(count_gpus()[0])]:
         device = chainer.get_device(name)
-        print('Self-test on %s, largest relative error against the float64 reference:%s' % (
-            name, '' if name == '@numpy' else ' (kernels are compiled first)'), flush=True)
+        print(
+            'Self-test on %s, largest relative error against the float64 reference:%s'
+            % (name, '' if name == '@numpy' else ' (kernels are compiled first)'),
+            flush=True,
+        )
         failures += test(device)
     if any('cuda_fp16' in outcome.reason for outcome in failures):
         print(FLOAT16_ADVICE)

@@ -3,6 +3,7 @@
 All functions take host or device arrays and return float64 NumPy arrays. The formulas are those
 in the docstrings of ``chainer_bspmm.functions``.
 """
+
 import numpy
 
 from chainer.backends import cuda
@@ -40,7 +41,7 @@ def bspmm(adj, x, data=None, residual=None, trans=False):
     return y if residual is None else y + _host(residual)
 
 
-def spmv(adj, x, alpha=1., beta=0., y=None):
+def spmv(adj, x, alpha=1.0, beta=0.0, y=None):
     """alpha * (sum over the row's entries of value * x[column]) + beta * y[row]; A in CSR."""
     product = alpha * bspmm(adj, x[:, None])[:, 0]
     return product if beta == 0 else product + beta * _host(y)
@@ -65,8 +66,12 @@ def segment_sum(x, offsets):
 def segment_max(x, offsets):
     """y[g] = maximum of x[offsets[g]:offsets[g + 1]]; 0 for an empty segment."""
     x, offsets = _host(x), cuda.to_cpu(offsets)
-    return numpy.stack([x[a:b].max(axis=0) if b > a else numpy.zeros(x.shape[1])
-                        for a, b in zip(offsets[:-1], offsets[1:])])
+    return numpy.stack(
+        [
+            x[a:b].max(axis=0) if b > a else numpy.zeros(x.shape[1])
+            for a, b in zip(offsets[:-1], offsets[1:])
+        ]
+    )
 
 
 def segment_broadcast(y, offsets):
@@ -93,23 +98,34 @@ def philox(counter, key):
     """
     c0, c1, c2, c3 = (numpy.asarray(word, numpy.uint64) for word in counter)
     key0, key1 = key
-    low, half = numpy.uint64(2 ** 32 - 1), numpy.uint64(32)
+    low, half = numpy.uint64(2**32 - 1), numpy.uint64(32)
     for _ in range(10):
         first, second = numpy.uint64(0xD2511F53) * c0, numpy.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = ((second >> half) ^ c1 ^ numpy.uint64(key0), second & low,
-                          (first >> half) ^ c3 ^ numpy.uint64(key1), first & low)
-        key0, key1 = (key0 + 0x9E3779B9) % 2 ** 32, (key1 + 0xBB67AE85) % 2 ** 32
+        c0, c1, c2, c3 = (
+            (second >> half) ^ c1 ^ numpy.uint64(key0),
+            second & low,
+            (first >> half) ^ c3 ^ numpy.uint64(key1),
+            first & low,
+        )
+        key0, key1 = (key0 + 0x9E3779B9) % 2**32, (key1 + 0xBB67AE85) % 2**32
     return [word.astype(numpy.uint32) for word in (c0, c1, c2, c3)]
 
 
 def random_words(n, seed, stream, step):
     """The uint32 words of n elements, see kernels/dropout.cu: word i % 4 of counter i / 4."""
     quads = numpy.arange(-(-n // 4), dtype=numpy.uint64)
-    words = philox((quads, numpy.full_like(quads, stream), numpy.full_like(quads, step % 2 ** 32),
-                    numpy.full_like(quads, step >> 32)), (seed % 2 ** 32, seed >> 32))
+    words = philox(
+        (
+            quads,
+            numpy.full_like(quads, stream),
+            numpy.full_like(quads, step % 2**32),
+            numpy.full_like(quads, step >> 32),
+        ),
+        (seed % 2**32, seed >> 32),
+    )
     return numpy.stack(words, axis=1).ravel()[:n]
 
 
 def kept(n, ratio, seed, stream, step):
     """(n,) bool: which elements dropout keeps."""
-    return random_words(n, seed, stream, step) >= min(ratio * 2. ** 32, 2. ** 32 - 1)
+    return random_words(n, seed, stream, step) >= min(ratio * 2.0**32, 2.0**32 - 1)

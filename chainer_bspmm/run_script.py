@@ -1,4 +1,5 @@
 """``python -m chainer_bspmm run SCRIPT.py``: a user's script on a repaired Chainer, unchanged."""
+
 import importlib.machinery
 import io
 import multiprocessing
@@ -20,8 +21,10 @@ def repair_child_processes():
     original = multiprocessing.spawn.get_command_line
     # The folder of the package, as it may be on sys.path only because a command was started in it.
     root = str(pathlib.Path(__file__).resolve().parents[1])
-    prelude = ('import sys; sys.path.append(%r); from chainer_bspmm import run_script; '
-               'run_script.repair_child_processes(); ' % root)
+    prelude = (
+        'import sys; sys.path.append(%r); from chainer_bspmm import run_script; '
+        'run_script.repair_child_processes(); ' % root
+    )
 
     def get_command_line(**options):
         command = list(original(**options))
@@ -70,9 +73,13 @@ def run_script(path, arguments):
     main.__builtins__ = sys.modules['builtins']
     main.__loader__ = importlib.machinery.SourceFileLoader('__main__', full_path)
     # Which of these there are depends on the version of Python.
-    main.__dict__.update({name: value for name, value in [('__annotations__', {}),
-                                                          ('__cached__', None)]
-                          if name in vars(sys.modules['__main__'])})
+    main.__dict__.update(
+        {
+            name: value
+            for name, value in [('__annotations__', {}), ('__cached__', None)]
+            if name in vars(sys.modules['__main__'])
+        }
+    )
     # The second name is what multiprocessing calls it where objects come back from a child.
     sys.modules['__main__'] = sys.modules['__mp_main__'] = main
     sys.argv[:] = [path] + arguments

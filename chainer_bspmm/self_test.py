@@ -1,4 +1,5 @@
 """A small test of every product and reduction on a device, against the float64 reference."""
+
 import collections
 
 import numpy
@@ -16,7 +17,7 @@ from chainer_bspmm.sparse import BatchedSELL
 from chainer_bspmm.training.fused_update import FusedUpdate
 
 N_CHANNELS = 33  # more than a warp, and nothing that divides it
-SEED = 3 * 2 ** 32 + 5  # of dropout: either half of it matters
+SEED = 3 * 2**32 + 5  # of dropout: either half of it matters
 # Largest relative error, in the maximum norm: rounding of the result, and of sums of a few terms.
 TOLERANCES = {'e': 1e-3, 'f': 1e-5, 'd': 1e-12}
 
@@ -37,9 +38,11 @@ def _gathered(case, on_device):
     adj = case.adj.to_device(-1)
     sizes = numpy.diff(adj.row_offsets).astype(numpy.int64)
     columns = adj.indices - numpy.repeat(
-        adj.row_offsets[:-1], numpy.diff(adj.indptr[adj.row_offsets]))
-    molecules = Molecules(cuda.to_cpu(case.x), sizes, sizes, numpy.diff(adj.indptr), columns,
-                          adj.data, 1, [])
+        adj.row_offsets[:-1], numpy.diff(adj.indptr[adj.row_offsets])
+    )
+    molecules = Molecules(
+        cuda.to_cpu(case.x), sizes, sizes, numpy.diff(adj.indptr), columns, adj.data, 1, []
+    )
     if on_device:
         molecules = DeviceMolecules(molecules, chainer.backend.get_device_from_array(case.x))
     atoms, batch, _ = molecules.batch(numpy.array([2, 0, 3, 2]), 'packed')
@@ -68,48 +71,76 @@ def _expected_update(case):
 # Kernel -> (what calls it, what the reference says); each takes a Case. A CPU has one algorithm for
 # a container.
 GPU_CHECKS = {
-    'bspmm_csr': (lambda case: backend.bspmm(case.adj, case.x),
-                  lambda case: reference.bspmm(case.adj, case.x)),
-    'transpose_csr': (lambda case: backend.bspmm(case.adj, case.x, trans=True),
-                      lambda case: reference.bspmm(case.adj, case.x, trans=True)),
-    'bspmm_swa': (lambda case: backend.bspmm(case.adj, case.x, algorithm='swa'),
-                  lambda case: reference.bspmm(case.adj, case.x)),
-    'bspmm_st_shared': (lambda case: backend.bspmm(
-        BatchedCOO.from_csr(case.adj), case.x, algorithm='st_shared'),
-        lambda case: reference.bspmm(case.adj, case.x)),
-    'bspmm_st_global': (lambda case: backend.bspmm(
-        BatchedCOO.from_csr(case.adj), case.x, algorithm='st_global'),
-        lambda case: reference.bspmm(case.adj, case.x)),
-    'bspmm_sell': (lambda case: backend.bspmm(BatchedSELL(case.adj), case.x),
-                   lambda case: reference.bspmm(case.adj, case.x)),
-    'spmv_csr': (lambda case: _spmv(case, backend.spmv),
-                 lambda case: _spmv(case, reference.spmv)),
-    'bsddmm_csr': (lambda case: backend.bsddmm(case.adj, case.x, case.x),
-                   lambda case: reference.bsddmm(case.adj, case.x, case.x)),
-    'bsddmm_coo': (lambda case: backend.bsddmm(BatchedCOO.from_csr(case.adj), case.x, case.x),
-                   lambda case: reference.bsddmm(case.adj, case.x, case.x)),
-    'segment_reduce': (lambda case: backend.segment_sum(case.x, case.adj.row_offsets),
-                       lambda case: reference.segment_sum(case.x, case.adj.row_offsets)),
-    'segment_softmax': (lambda case: backend.segment_softmax(case.x, case.adj.row_offsets),
-                        lambda case: reference.segment_softmax(case.x, case.adj.row_offsets)),
+    'bspmm_csr': (
+        lambda case: backend.bspmm(case.adj, case.x),
+        lambda case: reference.bspmm(case.adj, case.x),
+    ),
+    'transpose_csr': (
+        lambda case: backend.bspmm(case.adj, case.x, trans=True),
+        lambda case: reference.bspmm(case.adj, case.x, trans=True),
+    ),
+    'bspmm_swa': (
+        lambda case: backend.bspmm(case.adj, case.x, algorithm='swa'),
+        lambda case: reference.bspmm(case.adj, case.x),
+    ),
+    'bspmm_st_shared': (
+        lambda case: backend.bspmm(BatchedCOO.from_csr(case.adj), case.x, algorithm='st_shared'),
+        lambda case: reference.bspmm(case.adj, case.x),
+    ),
+    'bspmm_st_global': (
+        lambda case: backend.bspmm(BatchedCOO.from_csr(case.adj), case.x, algorithm='st_global'),
+        lambda case: reference.bspmm(case.adj, case.x),
+    ),
+    'bspmm_sell': (
+        lambda case: backend.bspmm(BatchedSELL(case.adj), case.x),
+        lambda case: reference.bspmm(case.adj, case.x),
+    ),
+    'spmv_csr': (lambda case: _spmv(case, backend.spmv), lambda case: _spmv(case, reference.spmv)),
+    'bsddmm_csr': (
+        lambda case: backend.bsddmm(case.adj, case.x, case.x),
+        lambda case: reference.bsddmm(case.adj, case.x, case.x),
+    ),
+    'bsddmm_coo': (
+        lambda case: backend.bsddmm(BatchedCOO.from_csr(case.adj), case.x, case.x),
+        lambda case: reference.bsddmm(case.adj, case.x, case.x),
+    ),
+    'segment_reduce': (
+        lambda case: backend.segment_sum(case.x, case.adj.row_offsets),
+        lambda case: reference.segment_sum(case.x, case.adj.row_offsets),
+    ),
+    'segment_softmax': (
+        lambda case: backend.segment_softmax(case.x, case.adj.row_offsets),
+        lambda case: reference.segment_softmax(case.x, case.adj.row_offsets),
+    ),
     'dropout': (
-        lambda case: backend.dropout(
-            case.x, 0.5, SEED, 1, case.adj.xp.full(1, 2, numpy.uint64))[1],
-        lambda case: cuda.to_cpu(case.x) * numpy.where(
-            reference.kept(case.x.size, 0.5, SEED, 1, 2), 2., 0.).reshape(case.x.shape)),
-    'segment_broadcast': (lambda case: backend.segment_broadcast(
-        case.y, case.adj.row_offsets, case.adj.n_rows),
-        lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets)),
+        lambda case: backend.dropout(case.x, 0.5, SEED, 1, case.adj.xp.full(1, 2, numpy.uint64))[1],
+        lambda case: (
+            cuda.to_cpu(case.x)
+            * numpy.where(reference.kept(case.x.size, 0.5, SEED, 1, 2), 2.0, 0.0).reshape(
+                case.x.shape
+            )
+        ),
+    ),
+    'segment_broadcast': (
+        lambda case: backend.segment_broadcast(case.y, case.adj.row_offsets, case.adj.n_rows),
+        lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets),
+    ),
     'gather_batch': (lambda case: _gathered(case, True), lambda case: _gathered(case, False)),
     'fused_update': (_updated, _expected_update),
 }
 CPU_CHECKS = {
-    'bspmm': GPU_CHECKS['bspmm_csr'], 'bspmm, transposed': GPU_CHECKS['transpose_csr'],
-    'bspmm, BatchedCOO': (lambda case: backend.bspmm(BatchedCOO.from_csr(case.adj), case.x),
-                          GPU_CHECKS['bspmm_csr'][1]),
-    'bspmm, BatchedSELL': GPU_CHECKS['bspmm_sell'], 'spmv': GPU_CHECKS['spmv_csr'],
-    'bsddmm': GPU_CHECKS['bsddmm_csr'], 'segment_sum': GPU_CHECKS['segment_reduce'],
-    'segment_softmax': GPU_CHECKS['segment_softmax'], 'dropout': GPU_CHECKS['dropout'],
+    'bspmm': GPU_CHECKS['bspmm_csr'],
+    'bspmm, transposed': GPU_CHECKS['transpose_csr'],
+    'bspmm, BatchedCOO': (
+        lambda case: backend.bspmm(BatchedCOO.from_csr(case.adj), case.x),
+        GPU_CHECKS['bspmm_csr'][1],
+    ),
+    'bspmm, BatchedSELL': GPU_CHECKS['bspmm_sell'],
+    'spmv': GPU_CHECKS['spmv_csr'],
+    'bsddmm': GPU_CHECKS['bsddmm_csr'],
+    'segment_sum': GPU_CHECKS['segment_reduce'],
+    'segment_softmax': GPU_CHECKS['segment_softmax'],
+    'dropout': GPU_CHECKS['dropout'],
     'segment_broadcast': GPU_CHECKS['segment_broadcast'],
 }
 # The first two have no atomics for halves, the last updates no parameters of float16.
@@ -118,8 +149,10 @@ WITHOUT_HALVES = ('bspmm_st_shared', 'bspmm_st_global', 'fused_update')
 
 def _case(device, dtype):
     rng = numpy.random.RandomState(0)
-    matrices = [(rng.uniform(-1, 1, (n, n)) * (rng.uniform(size=(n, n)) < 3 / max(n, 3))).astype(
-        dtype) for n in (5, 1, 40, 17)]
+    matrices = [
+        (rng.uniform(-1, 1, (n, n)) * (rng.uniform(size=(n, n)) < 3 / max(n, 3))).astype(dtype)
+        for n in (5, 1, 40, 17)
+    ]
     adj = BatchedCSR.from_matrices(matrices)
     x = rng.uniform(-1, 1, (adj.n_rows, N_CHANNELS)).astype(dtype)
     y = rng.uniform(-1, 1, (adj.n_graphs, N_CHANNELS)).astype(dtype)
@@ -155,5 +188,9 @@ def _outcome(name, dtype, device, call, expect):
     error = float(numpy.abs(actual - expected).max() / numpy.abs(expected).max())
     # Not `error > tolerance`, which NaN would pass.
     good, limit = error <= TOLERANCES[dtype], TOLERANCES[dtype]
-    return Outcome(name, dtype, error, None if good else
-                   'relative error %.1e, expected at most %.0e' % (error, limit))
+    return Outcome(
+        name,
+        dtype,
+        error,
+        None if good else 'relative error %.1e, expected at most %.0e' % (error, limit),
+    )

@@ -1,4 +1,5 @@
 """What all tests share: the two array modules, and poisoned GPU memory."""
+
 import numpy
 import pytest
 
@@ -30,7 +31,8 @@ def pytest_collection_modifyitems(items):
     n_gpus, _ = info.count_gpus()
     for item in items:
         if item.get_closest_marker('gpu') and not n_gpus:
-            item.add_marker(pytest.mark.skip(
-                reason='no GPU: CuPy is not installed or finds no device'))
+            item.add_marker(
+                pytest.mark.skip(reason='no GPU: CuPy is not installed or finds no device')
+            )
         elif item.get_closest_marker('multi_gpu') and n_gpus == 1:
             item.add_marker(pytest.mark.skip(reason='needs two GPUs, found one'))

@@ -2,6 +2,7 @@
 
 CuPy's memory pool hands out pieces of larger blocks, inside of which a sanitizer sees no bounds.
 """
+
 import cupy
 
 cupy.cuda.set_allocator(None)

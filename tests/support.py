@@ -1,4 +1,5 @@
 """Graph batches that break things, tolerances, and comparison with the float64 reference."""
+
 import numpy
 
 from chainer.backends import cuda
@@ -31,14 +32,15 @@ def assert_close(actual, expected, dtype):
 def relative_error(actual, expected):
     actual, expected = (cuda.to_cpu(a).astype(numpy.float64) for a in (actual, expected))
     scale = numpy.linalg.norm(expected)
-    return numpy.linalg.norm(actual - expected) / (scale if scale else 1.)
+    return numpy.linalg.norm(actual - expected) / (scale if scale else 1.0)
 
 
 def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=False):
     """Return an (n, n) or (R, n, n) float64 matrix with about three entries a row."""
-    density = min(1., 3. / max(n * n_relations, 1)) if density is None else density
-    matrix = rng.uniform(0.5, 2., (n_relations, n, n)) * (
-        rng.uniform(size=(n_relations, n, n)) < density)
+    density = min(1.0, 3.0 / max(n * n_relations, 1)) if density is None else density
+    matrix = rng.uniform(0.5, 2.0, (n_relations, n, n)) * (
+        rng.uniform(size=(n_relations, n, n)) < density
+    )
     if ones:
         matrix = (matrix != 0).astype(float)
     if symmetric:
@@ -63,20 +65,38 @@ def batches(seed=0):
     for name, sizes in SIZES.items():
         yield name, BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes])
     sizes = SIZES['many']
-    for name, options in (('symmetric', {'symmetric': True}), ('ones', {'ones': True}),
-                          ('symmetric ones', {'symmetric': True, 'ones': True}),
-                          ('four relations', {'n_relations': 4}),
-                          ('dense blocks', {'density': 1.})):
+    for name, options in (
+        ('symmetric', {'symmetric': True}),
+        ('ones', {'ones': True}),
+        ('symmetric ones', {'symmetric': True, 'ones': True}),
+        ('four relations', {'n_relations': 4}),
+        ('dense blocks', {'density': 1.0}),
+    ):
         yield name, BatchedCSR.from_matrices([random_matrix(rng, n, **options) for n in sizes])
     yield 'no entries', BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in (3, 2)])
-    yield 'padded', BatchedCSR.from_matrices(
-        [random_matrix(rng, n) for n in sizes], layout='padded')
-    yield 'duplicates, unsorted', BatchedCSR(
-        numpy.array([0, 4, 4, 7]), numpy.array([1, 0, 1, 1, 2, 2, 2]), numpy.array([0, 2, 3]),
-        data=rng.uniform(-1, 1, 7))
-    yield 'rectangular', BatchedCSR(
-        numpy.array([0, 2, 3, 3]), numpy.array([0, 4, 6]), numpy.array([0, 1, 3]),
-        data=rng.uniform(-1, 1, 3), col_offsets=numpy.array([0, 5, 7]))
+    yield (
+        'padded',
+        BatchedCSR.from_matrices([random_matrix(rng, n) for n in sizes], layout='padded'),
+    )
+    yield (
+        'duplicates, unsorted',
+        BatchedCSR(
+            numpy.array([0, 4, 4, 7]),
+            numpy.array([1, 0, 1, 1, 2, 2, 2]),
+            numpy.array([0, 2, 3]),
+            data=rng.uniform(-1, 1, 7),
+        ),
+    )
+    yield (
+        'rectangular',
+        BatchedCSR(
+            numpy.array([0, 2, 3, 3]),
+            numpy.array([0, 4, 6]),
+            numpy.array([0, 1, 3]),
+            data=rng.uniform(-1, 1, 3),
+            col_offsets=numpy.array([0, 5, 7]),
+        ),
+    )
 
 
 BATCHES = dict(batches())
@@ -88,9 +108,16 @@ def shuffled(adj, seed=0):
     starts = adj.entry_offsets.tolist()
     order = [start + rng.permutation(end - start) for start, end in zip(starts, starts[1:])]
     order = numpy.concatenate(order).astype(int) if order else numpy.zeros(0, int)
-    return BatchedCOO(adj.ids[order], adj.row_offsets, adj.entry_offsets,
-                      None if adj.data is None else adj.data[order], adj.col_offsets,
-                      adj.n_relations, adj.layout, adj.max_atom_id)
+    return BatchedCOO(
+        adj.ids[order],
+        adj.row_offsets,
+        adj.entry_offsets,
+        None if adj.data is None else adj.data[order],
+        adj.col_offsets,
+        adj.n_relations,
+        adj.layout,
+        adj.max_atom_id,
+    )
 
 
 def coo_batch_on(name, xp, dtype):

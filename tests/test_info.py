@@ -1,4 +1,5 @@
 """``python -m chainer_bspmm info``, and the self-test behind it."""
+
 import os
 from pathlib import Path
 import subprocess
@@ -22,14 +23,26 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_command_prints_versions_and_the_self_test(tmp_path):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    done = subprocess.run([sys.executable, '-m', 'chainer_bspmm', 'info'], cwd=tmp_path, text=True,
-                          capture_output=True, timeout=300,
-                          env=dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS='1'))
+    done = subprocess.run(
+        [sys.executable, '-m', 'chainer_bspmm', 'info'],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        env=dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS='1'),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in ('chainer_bspmm %s in ' % chainer_bspmm.__version__,
-                 'numpy              %s\n' % numpy.__version__, 'Python ',
-                 'chainer            %s\n' % chainer.__version__, 'chainer-chemistry  0.7.1',
-                 '  OMP_NUM_THREADS=1\n', 'GPU:\n', 'Self-test on @numpy', 'All is well.'):
+    for part in (
+        'chainer_bspmm %s in ' % chainer_bspmm.__version__,
+        'numpy              %s\n' % numpy.__version__,
+        'Python ',
+        'chainer            %s\n' % chainer.__version__,
+        'chainer-chemistry  0.7.1',
+        '  OMP_NUM_THREADS=1\n',
+        'GPU:\n',
+        'Self-test on @numpy',
+        'All is well.',
+    ):
         assert part in done.stdout
     assert 'FAILED' not in done.stdout and 'missing' not in done.stdout.split('GPU:')[0]
 
@@ -40,8 +53,11 @@ def test_every_kernel_has_a_check():
 
 def test_all_parts_pass(device):
     outcomes = list(self_test.run(device))
-    n = len(self_test.CPU_CHECKS) * 3 if device.xp is numpy else (
-        len(self_test.GPU_CHECKS) * 3 - len(self_test.WITHOUT_HALVES))
+    n = (
+        len(self_test.CPU_CHECKS) * 3
+        if device.xp is numpy
+        else (len(self_test.GPU_CHECKS) * 3 - len(self_test.WITHOUT_HALVES))
+    )
     assert len(outcomes) == n and {outcome.reason for outcome in outcomes} == {None}
     assert all(outcome.error <= self_test.TOLERANCES[outcome.dtype] for outcome in outcomes)
 
@@ -51,10 +67,14 @@ def test_all_parts_pass(device):
 def test_a_check_compiles_the_kernel_of_its_name(monkeypatch, name):
     loaded = []
     original = kernels.load
-    monkeypatch.setattr(kernels, 'load', lambda device, kernel, *more: (
-        loaded.append(kernel), original(device, kernel, *more))[1])
-    outcome = self_test._outcome(name, 'f', chainer.get_device('@cupy:0'),
-                                 *self_test.GPU_CHECKS[name])
+    monkeypatch.setattr(
+        kernels,
+        'load',
+        lambda device, kernel, *more: (loaded.append(kernel), original(device, kernel, *more))[1],
+    )
+    outcome = self_test._outcome(
+        name, 'f', chainer.get_device('@cupy:0'), *self_test.GPU_CHECKS[name]
+    )
     assert outcome.reason is None and name in loaded
 
 
@@ -72,11 +92,15 @@ def raises(y):
     raise RuntimeError('cannot open source file "cuda_fp16.h"')
 
 
-@pytest.mark.parametrize('change, reason', [
-    (lambda y: y * 1.01, 'relative error'), (nan_at_the_end, 'relative error nan'),
-    (lambda y: y[:-1], 'shape (62, 33), expected (63, 33)'),
-    (raises, 'RuntimeError: cannot open source file "cuda_fp16.h"'),
-])
+@pytest.mark.parametrize(
+    'change, reason',
+    [
+        (lambda y: y * 1.01, 'relative error'),
+        (nan_at_the_end, 'relative error nan'),
+        (lambda y: y[:-1], 'shape (62, 33), expected (63, 33)'),
+        (raises, 'RuntimeError: cannot open source file "cuda_fp16.h"'),
+    ],
+)
 def test_a_wrong_product_fails_and_is_named(monkeypatch, capsys, change, reason):
     monkeypatch.setattr(backend, 'bspmm', wrong(change))
     assert info.info() == 1
@@ -88,6 +112,7 @@ def test_a_wrong_product_fails_and_is_named(monkeypatch, capsys, change, reason)
 
 def test_the_command_exits_with_the_outcome(monkeypatch):
     from chainer_bspmm import __main__
+
     monkeypatch.setattr(sys, 'argv', ['chainer_bspmm', 'info'])
     monkeypatch.setattr(backend, 'bspmm', wrong(lambda y: -y))
     assert __main__.main() == 1
@@ -95,19 +120,26 @@ def test_the_command_exits_with_the_outcome(monkeypatch):
 
 def test_missing_packages_are_named_with_a_remedy(monkeypatch):
     original = info.version
-    monkeypatch.setattr(info, 'version',
-                        lambda package: None if package == 'rdkit' else original(package))
+    monkeypatch.setattr(
+        info, 'version', lambda package: None if package == 'rdkit' else original(package)
+    )
     lines = [line for line in info.versions() if 'missing' in line]
     assert len(lines) == 1 and 'rdkit' in lines[0] and 'pip install rdkit' in lines[0]
 
 
-@pytest.mark.parametrize('packages, driver, expected', [
-    ({}, True, "pip install 'chainer_bspmm[cuda13]'"),
-    ({}, False, 'shows no NVIDIA driver'),
-    ({'cupy-cuda13x': '14.2.0'}, True, 'CuPy is installed, but: no libcuda'),
-    ({'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'}, True,
-     'pip uninstall -y cupy-cuda12x cupy-cuda13x'),
-])
+@pytest.mark.parametrize(
+    'packages, driver, expected',
+    [
+        ({}, True, "pip install 'chainer_bspmm[cuda13]'"),
+        ({}, False, 'shows no NVIDIA driver'),
+        ({'cupy-cuda13x': '14.2.0'}, True, 'CuPy is installed, but: no libcuda'),
+        (
+            {'cupy-cuda12x': '13.0', 'cupy-cuda13x': '14.2.0'},
+            True,
+            'pip uninstall -y cupy-cuda12x cupy-cuda13x',
+        ),
+    ],
+)
 def test_what_is_said_without_a_gpu(monkeypatch, packages, driver, expected):
     monkeypatch.setattr(info, 'cupy_packages', lambda: packages)
     monkeypatch.setattr(info, 'has_nvidia_driver', lambda: driver)
@@ -119,6 +151,7 @@ def test_what_is_said_without_a_gpu(monkeypatch, packages, driver, expected):
 def test_a_driver_that_raises_is_no_gpu(monkeypatch):
     def fail():
         raise RuntimeError('cudaErrorInsufficientDriver')
+
     runtime = type('runtime', (), {'getDeviceCount': staticmethod(fail)})
     cupy = type('cupy', (), {'cuda': type('cuda', (), {'runtime': runtime})})
     monkeypatch.setattr(cuda, 'available', True)
@@ -145,6 +178,7 @@ def test_what_captured_steps_call_cublas_through(monkeypatch, nvmath):
 def test_a_cublas_that_is_not_found_is_named(monkeypatch):
     def fail():
         raise OSError('no libcublas')
+
     monkeypatch.setattr(gemm, 'library', fail)
     assert info.cublas() == 'nothing: OSError: no libcublas'
 

@@ -1,23 +1,26 @@
 """The reference itself, by hand: everything else is compared with it."""
+
 import numpy
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 
 # [[2, 0], [3, 5]] and [[7]]
-ADJ = BatchedCSR.from_matrices([numpy.array([[2., 0.], [3., 5.]]), numpy.array([[7.]])])
-X = numpy.array([[1., 10.], [2., 20.], [3., 30.]], 'f')
+ADJ = BatchedCSR.from_matrices([numpy.array([[2.0, 0.0], [3.0, 5.0]]), numpy.array([[7.0]])])
+X = numpy.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]], 'f')
 
 
 def test_bspmm():
     y = reference.bspmm(ADJ, X)
     assert y.dtype == numpy.float64
     numpy.testing.assert_array_equal(y, [[2, 20], [13, 130], [21, 210]])
-    numpy.testing.assert_array_equal(reference.bspmm(ADJ, X, trans=True),
-                                     [[8, 80], [10, 100], [21, 210]])
+    numpy.testing.assert_array_equal(
+        reference.bspmm(ADJ, X, trans=True), [[8, 80], [10, 100], [21, 210]]
+    )
     numpy.testing.assert_array_equal(
         reference.bspmm(ADJ, X, data=numpy.array([1, 0, 1, 2]), residual=X),
-        [[2, 20], [4, 40], [9, 90]])
+        [[2, 20], [4, 40], [9, 90]],
+    )
 
 
 def test_bsddmm():
@@ -28,6 +31,7 @@ def test_bsddmm():
 def test_segments():
     offsets = numpy.array([0, 2, 2, 3])
     numpy.testing.assert_array_equal(reference.segment_sum(X, offsets), [[3, 30], [0, 0], [3, 30]])
-    numpy.testing.assert_array_equal(reference.segment_max(-X, offsets),
-                                     [[-1, -10], [0, 0], [-3, -30]])
+    numpy.testing.assert_array_equal(
+        reference.segment_max(-X, offsets), [[-1, -10], [0, 0], [-3, -30]]
+    )
     numpy.testing.assert_array_equal(reference.segment_broadcast(X, offsets), X[[0, 0, 2]])

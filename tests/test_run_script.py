@@ -1,4 +1,5 @@
 """``python -m chainer_bspmm run``: a script sees what it sees under plain Python."""
+
 import os
 from pathlib import Path
 import signal
@@ -16,8 +17,13 @@ PLAIN = [sys.executable]
 def run(command, *arguments, cwd=None):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
     return subprocess.run(
-        command + [str(argument) for argument in arguments], cwd=cwd, capture_output=True,
-        text=True, timeout=60, env=dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1'))
+        command + [str(argument) for argument in arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1'),
+    )
 
 
 def both(tmp_path, text, *arguments):
@@ -30,12 +36,12 @@ def both(tmp_path, text, *arguments):
     return plain, ours
 
 
-SEEN = '''
+SEEN = """
 import sys, os
 print(sys.argv, sys.path[0] == os.path.dirname(os.path.abspath(__file__)))
 print(__name__, __file__, __package__, __spec__, __doc__, sorted(globals()))
 print(sys.modules['__main__'].__dict__ is globals(), type(__builtins__))
-'''
+"""
 
 
 def test_a_script_sees_what_it_sees_under_python(tmp_path):
@@ -53,34 +59,52 @@ def test_arguments_may_begin_with_two_dashes_or_help(tmp_path):
     assert ours.stdout == "['--help']\n"
 
 
-@pytest.mark.parametrize('text', [
-    'import sys; sys.exit(3)', 'import sys; sys.exit("words")', 'raise SystemExit', 'exit()',
-    'import atexit; x = 5; atexit.register(lambda: print(x))', 'import os; os._exit(4)'])
+@pytest.mark.parametrize(
+    'text',
+    [
+        'import sys; sys.exit(3)',
+        'import sys; sys.exit("words")',
+        'raise SystemExit',
+        'exit()',
+        'import atexit; x = 5; atexit.register(lambda: print(x))',
+        'import os; os._exit(4)',
+    ],
+)
 def test_exit(tmp_path, text):
     plain, ours = both(tmp_path, text)
     assert ours.stderr == plain.stderr
 
 
-@pytest.mark.parametrize('text', [
-    '\n\ndef f():\n    raise ValueError("words")\n\nf()\n',
-    'try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError("a") from error\n',
-    'x = 1\ny = (\n', 'import nothing_of_that_name\n', 'exec("1 +")\n', 'raise KeyboardInterrupt\n',
-])
+@pytest.mark.parametrize(
+    'text',
+    [
+        '\n\ndef f():\n    raise ValueError("words")\n\nf()\n',
+        'try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError("a") from error\n',
+        'x = 1\ny = (\n',
+        'import nothing_of_that_name\n',
+        'exec("1 +")\n',
+        'raise KeyboardInterrupt\n',
+    ],
+)
 def test_tracebacks_are_the_scripts(tmp_path, text):
     plain, ours = both(tmp_path, text)
     assert plain.stderr and ours.stderr == plain.stderr
 
 
 def test_interrupt(tmp_path):
-    (tmp_path / 'script.py').write_text(
-        'import time\nprint("ready", flush=True)\ntime.sleep(60)\n')
-    with subprocess.Popen(OURS + ['script.py'], cwd=tmp_path, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True,
-                          # What runs in the background of a shell script ignores it otherwise.
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-                          env=dict(os.environ, PYTHONPATH=str(ROOT))) as process:
+    (tmp_path / 'script.py').write_text('import time\nprint("ready", flush=True)\ntime.sleep(60)\n')
+    with subprocess.Popen(
+        OURS + ['script.py'],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What runs in the background of a shell script ignores it otherwise.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    ) as process:
         assert process.stdout.readline() == 'ready\n'
-        time.sleep(.2)
+        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT
@@ -88,9 +112,11 @@ def test_interrupt(tmp_path):
 
 
 def test_classes_of_the_script_pickle_into_plain_python(tmp_path):
-    text = ('import pickle, sys\nclass Thing:\n    x = 3\n'
-            'if sys.argv[1] == "save":\n    pickle.dump(Thing(), open("thing.pkl", "wb"))\n'
-            'else:\n    print(pickle.load(open("thing.pkl", "rb")).x)\n')
+    text = (
+        'import pickle, sys\nclass Thing:\n    x = 3\n'
+        'if sys.argv[1] == "save":\n    pickle.dump(Thing(), open("thing.pkl", "wb"))\n'
+        'else:\n    print(pickle.load(open("thing.pkl", "rb")).x)\n'
+    )
     (tmp_path / 'script.py').write_text(text)
     assert run(OURS, 'script.py', 'save', cwd=tmp_path).returncode == 0
     assert run(PLAIN, 'script.py', 'load', cwd=tmp_path).stdout == '3\n'
@@ -98,7 +124,7 @@ def test_classes_of_the_script_pickle_into_plain_python(tmp_path):
 
 
 # Unrepaired, it cannot be imported with NumPy 2 or with Python 3.12.
-CHILDREN = '''
+CHILDREN = """
 import multiprocessing
 import sys
 import chainer
@@ -118,7 +144,7 @@ if __name__ == '__main__':
     with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
         thing, repaired = pool.map(work, [Thing(x)])[0]
     print(thing.x, repaired)
-'''
+"""
 
 
 @pytest.mark.slow
@@ -137,7 +163,8 @@ def test_upstreams_own_script_style_runs_unchanged(tmp_path):
         'model = Regressor(set_up_predictor("rsgcn", 4, 1, 1), lossfun=F.mean_squared_error,\n'
         '                  metrics_fun=F.mean_absolute_error)\n'
         'loss = model(numpy.array([[6, 8]], "i"), numpy.ones((1, 2, 2), "f"),\n'
-        '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n')
+        '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n'
+    )
     done = run(OURS, 'script.py', cwd=tmp_path)
     assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
 
@@ -156,13 +183,16 @@ def test_other_encodings(tmp_path):
     assert run(OURS, 'script.py', cwd=tmp_path).stdout == "'\\xe9'\n"
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (['run', 'missing.py', '--epoch', '3'], "got 'missing.py': No such file or directory"),
-    (['run', '.'], "got '.': Is a directory"),
-    (['run'], 'the following arguments are required: SCRIPT'),
-    (['walk'], "invalid choice: 'walk'"),
-    ([], 'the following arguments are required: COMMAND'),
-])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['run', 'missing.py', '--epoch', '3'], "got 'missing.py': No such file or directory"),
+        (['run', '.'], "got '.': Is a directory"),
+        (['run'], 'the following arguments are required: SCRIPT'),
+        (['walk'], "invalid choice: 'walk'"),
+        ([], 'the following arguments are required: COMMAND'),
+    ],
+)
 def test_errors(tmp_path, arguments, message):
     done = run([sys.executable, '-m', 'chainer_bspmm'], *arguments, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr and 'Traceback' not in done.stderr

@@ -1,4 +1,5 @@
 """The swap inside Chainer's and Chainer Chemistry's machinery: updaters, evaluators, resuming."""
+
 import os
 import pathlib
 import subprocess
@@ -30,8 +31,9 @@ EXAMPLES = molecules([5, 9, 3, 7, 1, 12, 4, 8] * 3)
 
 def regressor(device, seed=0, **options):
     numpy.random.seed(seed)
-    model = Regressor(sparsify(set_up_predictor(
-        'rsgcn', 8, 2, 3, conv_kwargs={'dropout_ratio': 0.})), **options)
+    model = Regressor(
+        sparsify(set_up_predictor('rsgcn', 8, 2, 3, conv_kwargs={'dropout_ratio': 0.0})), **options
+    )
     model(*concat_mols(EXAMPLES))  # gives lazy parameters their values while on the host
     model.cleargrads()
     model.to_device(device)
@@ -39,23 +41,33 @@ def regressor(device, seed=0, **options):
 
 
 def parameters(model):
-    return {name: numpy.array(chainer.backends.cuda.to_cpu(p.array))
-            for name, p in model.namedparams()}
+    return {
+        name: numpy.array(chainer.backends.cuda.to_cpu(p.array)) for name, p in model.namedparams()
+    }
 
 
 def make_trainer(device, out, epochs, seed=0):
-    model = regressor(device, seed, metrics_fun={
-        'mae': chainer.functions.mean_absolute_error})
+    model = regressor(device, seed, metrics_fun={'mae': chainer.functions.mean_absolute_error})
     optimizer = chainer.optimizers.Adam().setup(model)
     updater = training.StandardUpdater(
         chainer.iterators.SerialIterator(
-            EXAMPLES, 5, order_sampler=chainer.iterators.ShuffleOrderSampler(
-                numpy.random.RandomState(1))),
-        optimizer, device=device, converter=concat_mols)
+            EXAMPLES,
+            5,
+            order_sampler=chainer.iterators.ShuffleOrderSampler(numpy.random.RandomState(1)),
+        ),
+        optimizer,
+        device=device,
+        converter=concat_mols,
+    )
     trainer = training.Trainer(updater, (epochs, 'epoch'), out=str(out))
-    trainer.extend(extensions.Evaluator(
-        chainer.iterators.SerialIterator(EXAMPLES, 5, repeat=False, shuffle=False), model,
-        device=device, converter=concat_mols))
+    trainer.extend(
+        extensions.Evaluator(
+            chainer.iterators.SerialIterator(EXAMPLES, 5, repeat=False, shuffle=False),
+            model,
+            device=device,
+            converter=concat_mols,
+        )
+    )
     trainer.extend(extensions.LogReport(trigger=(2, 'iteration')))
     trainer.extend(extensions.snapshot(), trigger=(3, 'iteration'))
     return trainer, model
@@ -67,8 +79,9 @@ def test_standard_updater_evaluator_and_log(device, tmp_path):
     trainer.run()
     assert any((before[name] != value).any() for name, value in parameters(model).items())
     log = trainer.get_extension('LogReport').log
-    assert all(numpy.isfinite(entry['main/loss']) and numpy.isfinite(entry['main/mae'])
-               for entry in log)
+    assert all(
+        numpy.isfinite(entry['main/loss']) and numpy.isfinite(entry['main/mae']) for entry in log
+    )
     assert any('validation/main/loss' in entry for entry in log)
     assert (tmp_path / 'log').exists()
 
@@ -91,8 +104,16 @@ def test_interrupted_training_resumes(device, tmp_path):
 
 
 def test_run_train(device, tmp_path):
-    run_train(regressor(device), EXAMPLES, valid=EXAMPLES, batch_size=6, epoch=1,
-              out=str(tmp_path), device=device, converter=concat_mols)
+    run_train(
+        regressor(device),
+        EXAMPLES,
+        valid=EXAMPLES,
+        batch_size=6,
+        epoch=1,
+        out=str(tmp_path),
+        device=device,
+        converter=concat_mols,
+    )
     assert (tmp_path / 'log').exists()
 
 
@@ -100,8 +121,11 @@ def test_parallel_updater(tmp_path):
     model = regressor('@numpy')
     before = parameters(model)
     updater = training.updaters.ParallelUpdater(
-        chainer.iterators.SerialIterator(EXAMPLES, 6), chainer.optimizers.Adam().setup(model),
-        devices={'main': '@numpy', 'second': '@numpy'}, converter=concat_mols)
+        chainer.iterators.SerialIterator(EXAMPLES, 6),
+        chainer.optimizers.Adam().setup(model),
+        devices={'main': '@numpy', 'second': '@numpy'},
+        converter=concat_mols,
+    )
     training.Trainer(updater, (1, 'epoch'), out=str(tmp_path)).run()
     assert any((before[name] != value).any() for name, value in parameters(model).items())
 
@@ -112,8 +136,11 @@ def test_parallel_updater_on_two_gpus(tmp_path):
     model = regressor('@numpy')
     before = parameters(model)
     updater = training.updaters.ParallelUpdater(
-        chainer.iterators.SerialIterator(EXAMPLES, 6), chainer.optimizers.Adam().setup(model),
-        devices={'main': '@cupy:0', 'second': '@cupy:1'}, converter=concat_mols)
+        chainer.iterators.SerialIterator(EXAMPLES, 6),
+        chainer.optimizers.Adam().setup(model),
+        devices={'main': '@cupy:0', 'second': '@cupy:1'},
+        converter=concat_mols,
+    )
     training.Trainer(updater, (1, 'epoch'), out=str(tmp_path)).run()
     assert any((before[name] != value).any() for name, value in parameters(model).items())
 
@@ -125,33 +152,46 @@ def test_predict_does_not_depend_on_batches(device):
     assert expected.shape == (24, 3)
     for data in (inputs, SubDataset(inputs, 0, 24)):
         numpy.testing.assert_allclose(
-            model.predict(data, batchsize=7, converter=concat_mols), expected, rtol=1e-4, atol=1e-5)
+            model.predict(data, batchsize=7, converter=concat_mols), expected, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_classifier_and_auc(device):
     rng = numpy.random.RandomState(0)
     examples = [(a, m, rng.randint(0, 2, 1).astype('i')) for a, m, _ in EXAMPLES]
-    model = Classifier(sparsify(set_up_predictor('rsgcn', 8, 2, 1)),
-                       lossfun=chainer.functions.sigmoid_cross_entropy,
-                       metrics_fun=chainer.functions.binary_accuracy)
+    model = Classifier(
+        sparsify(set_up_predictor('rsgcn', 8, 2, 1)),
+        lossfun=chainer.functions.sigmoid_cross_entropy,
+        metrics_fun=chainer.functions.binary_accuracy,
+    )
     model.to_device(device)
     optimizer = chainer.optimizers.Adam().setup(model)
     optimizer.update(model, *concat_mols(examples, device))
     inputs = [example[:2] for example in examples]
-    proba = model.predict_proba(inputs, converter=concat_mols,
-                                postprocess_fn=chainer.functions.sigmoid)
+    proba = model.predict_proba(
+        inputs, converter=concat_mols, postprocess_fn=chainer.functions.sigmoid
+    )
     assert proba.shape == (24, 1) and ((0 <= proba) & (proba <= 1)).all()
-    predicted = model.predict(inputs, converter=concat_mols,
-                              postprocess_fn=lambda y: (y.array > 0).astype('i'))
+    predicted = model.predict(
+        inputs, converter=concat_mols, postprocess_fn=lambda y: (y.array > 0).astype('i')
+    )
     numpy.testing.assert_array_equal(predicted, proba > 0.5)
     for evaluator, name in (
-            (ROCAUCEvaluator, 'main/roc_auc'),
-            (lambda *args, **kw: BatchEvaluator(
-                *args, metrics_fun=lambda y, t: float(((y > 0) == t).mean()), **kw),
-             'main/evaluation')):
+        (ROCAUCEvaluator, 'main/roc_auc'),
+        (
+            lambda *args, **kw: BatchEvaluator(
+                *args, metrics_fun=lambda y, t: float(((y > 0) == t).mean()), **kw
+            ),
+            'main/evaluation',
+        ),
+    ):
         extension = evaluator(
-            chainer.iterators.SerialIterator(examples, 5, repeat=False, shuffle=False), model,
-            eval_func=model.predictor, converter=concat_mols, device=device)
+            chainer.iterators.SerialIterator(examples, 5, repeat=False, shuffle=False),
+            model,
+            eval_func=model.predictor,
+            converter=concat_mols,
+            device=device,
+        )
         result = extension()
         assert 0 <= result[name] <= 1
 
@@ -168,7 +208,8 @@ def test_multiprocess_iterator_feeds_the_converter():
 def test_a_script_with_the_two_lines_changed_runs(tmp_path):
     """A user's script, as they wrote it for Chainer Chemistry; only the marked lines are new."""
     script = tmp_path / 'train.py'
-    script.write_text(textwrap.dedent('''
+    script.write_text(
+        textwrap.dedent("""
         import chainer_bspmm  # new
         import numpy
         from chainer import functions as F
@@ -192,9 +233,15 @@ def test_a_script_with_the_two_lines_changed_runs(tmp_path):
                   converter=concat_mols)
         inputs = lambda batch, device=None: concat_mols(batch, device)[:2]
         print('predicted', model.predict(dataset, converter=inputs).shape)
-    '''))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True,
-                          text=True, env=checkout_environment())
+    """)
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=checkout_environment(),
+    )
     assert done.returncode == 0, done.stderr
     assert 'predicted (32, 1)' in done.stdout
     assert (tmp_path / 'out' / 'log').exists()
@@ -203,5 +250,6 @@ def test_a_script_with_the_two_lines_changed_runs(tmp_path):
 def checkout_environment():
     """Return the environment in which a subprocess imports the package under test."""
     root = str(pathlib.Path(chainer_bspmm.__file__).parent.parent)
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(
-        filter(None, [root, os.environ.get('PYTHONPATH')])))
+    return dict(
+        os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
+    )

@@ -11,6 +11,7 @@ setuptools no longer has: it is built with an older one, without isolation, and 
 last, as users have it. Chainer Chemistry asks for PyPI's `typing`, an obsolete copy of the standard
 module: it is installed without its dependencies, and setup.cfg names the others.
 """
+
 import configparser
 import os
 import re
@@ -27,15 +28,19 @@ def check_interpreter():
     """Exit with advice where this interpreter cannot make the environment."""
     version = '%d.%d' % sys.version_info[:2]
     if sys.version_info < (3, 10):
-        sys.exit('Python 3.10 or newer is needed, and %s is Python %s. '
-                 'Name another: make PYTHON=python3.13' % (sys.executable, version))
+        sys.exit(
+            'Python 3.10 or newer is needed, and %s is Python %s. '
+            'Name another: make PYTHON=python3.13' % (sys.executable, version)
+        )
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError as error:
-        sys.exit(f'Python {version} ({sys.executable}) has no module {error.name}, which makes '
-                 'virtual environments.\nOn Debian and Ubuntu this brings it:\n'
-                 f'    sudo apt-get update && sudo apt-get install -y python{version}-venv')
+        sys.exit(
+            f'Python {version} ({sys.executable}) has no module {error.name}, which makes '
+            'virtual environments.\nOn Debian and Ubuntu this brings it:\n'
+            f'    sudo apt-get update && sudo apt-get install -y python{version}-venv'
+        )
 
 
 def requirements(lowest):
@@ -62,13 +67,22 @@ def make(directory, lowest):
     print('%s: Python %d.%d.%d' % (directory, *sys.version_info[:3]))
     python = os.path.join(directory, 'bin', 'python')
     # -I: nothing on PYTHONPATH or in the user site counts as installed. -qq: errors only.
-    install = (python, '-I', '-m', 'pip', 'install', '-qq', '--disable-pip-version-check',
-               '--no-build-isolation')
+    install = (
+        python,
+        '-I',
+        '-m',
+        'pip',
+        'install',
+        '-qq',
+        '--disable-pip-version-check',
+        '--no-build-isolation',
+    )
     unfinished, ready = (os.path.join(directory, name) for name in ('unfinished', 'ready'))
     if os.path.exists(directory):
         if not os.path.exists(unfinished) and not os.path.exists(ready):
-            sys.exit(f'{directory} exists and was not made by this. '
-                     'Remove or rename it, then run again')
+            sys.exit(
+                f'{directory} exists and was not made by this. Remove or rename it, then run again'
+            )
         shutil.rmtree(directory)
     os.mkdir(directory)
     open(unfinished, 'w').close()
@@ -77,8 +91,14 @@ def make(directory, lowest):
     stage('environment', sys.executable, '-m', 'venv', directory)
     stage('build tools', *install, 'setuptools>=64,<81', 'wheel')
     stage('dependencies', *install, *[line for line in needed if line not in chemistry])
-    stage('Chainer Chemistry and chainer_bspmm',
-          *install, '--no-deps', *chemistry, '--editable', CHECKOUT)
+    stage(
+        'Chainer Chemistry and chainer_bspmm',
+        *install,
+        '--no-deps',
+        *chemistry,
+        '--editable',
+        CHECKOUT,
+    )
     if not lowest:
         stage('newest setuptools', *install, '--upgrade', 'setuptools')
     os.rename(unfinished, ready)
@@ -90,8 +110,10 @@ def main():
     try:
         make(directory, lowest=options == ['--lowest'])
     except subprocess.CalledProcessError as error:
-        sys.exit(f'\n{" ".join(error.cmd)}\nfailed with exit status {error.returncode}; '
-                 f'{directory} is not ready')
+        sys.exit(
+            f'\n{" ".join(error.cmd)}\nfailed with exit status {error.returncode}; '
+            f'{directory} is not ready'
+        )
     except KeyboardInterrupt:
         sys.exit(f'\ninterrupted; {directory} is not ready')
 

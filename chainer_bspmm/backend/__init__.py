@@ -4,6 +4,7 @@ Every function takes arrays that lie on the device of the matrix, launches on th
 stream, does not synchronise, and returns new C-contiguous arrays, except where
 :func:`spmv` is given the array to fill; :func:`relu_dropout` works in place.
 """
+
 from chainer.backends import cuda
 
 from chainer_bspmm.backend import check

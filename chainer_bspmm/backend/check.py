@@ -3,6 +3,7 @@
 They read attributes only, never the device, and cost about a microsecond: they stand in the path
 of every product.
 """
+
 import numbers
 
 import numpy
@@ -23,16 +24,20 @@ CONTAINERS = (BatchedCSR, BatchedCOO)
 def bspmm(adj, x, data, residual, trans):
     product(adj)
     if data is not None and type(adj) is BatchedSELL:
-        raise ValueError('data: expected None, because a BatchedSELL has its own values, got %s; '
-                         'edge values go with a BatchedCSR' % type(data).__name__)
+        raise ValueError(
+            'data: expected None, because a BatchedSELL has its own values, got %s; '
+            'edge values go with a BatchedCSR' % type(data).__name__
+        )
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     _matrix('x', x, adj, n_in)
     dtype = x.dtype
     if data is not None:
         _on_device('data', data, adj)
         if data.shape != (adj.nnz,):
-            raise ValueError('data: expected shape (%d,), one value for each entry, got %s'
-                             % (adj.nnz, data.shape))
+            raise ValueError(
+                'data: expected shape (%d,), one value for each entry, got %s'
+                % (adj.nnz, data.shape)
+            )
         _same_dtype('data', data.dtype, dtype)
     else:
         _values_dtype(adj, x)
@@ -40,8 +45,9 @@ def bspmm(adj, x, data, residual, trans):
         _on_device('residual', residual, adj)
         shape = result_shape(adj, n_out, x)
         if residual.shape != shape:
-            raise ValueError('residual: expected shape %s, that of the product, got %s'
-                             % (shape, residual.shape))
+            raise ValueError(
+                'residual: expected shape %s, that of the product, got %s' % (shape, residual.shape)
+            )
         _same_dtype('residual', residual.dtype, dtype)
 
 
@@ -67,8 +73,10 @@ def spmv(adj, x, alpha, beta, y):
     _vector('y', y, adj, adj.n_rows)
     _same_dtype('y', y.dtype, x.dtype)
     if not y.flags.c_contiguous:
-        raise ValueError('y: expected a C-contiguous array, because it is written in place, got '
-                         'strides %s' % (y.strides,))
+        raise ValueError(
+            'y: expected a C-contiguous array, because it is written in place, got '
+            'strides %s' % (y.strides,)
+        )
     if isinstance(y, numpy.ndarray) and not y.flags.writeable:
         raise ValueError('y: expected a writable array, got a read-only one')
     if backend.get_array_module(x).may_share_memory(x, y):
@@ -79,8 +87,9 @@ def _vector(name, x, adj, size):
     _on_device(name, x, adj)
     _float(name, x)
     if x.shape != (size,):
-        raise ValueError('%s: expected shape (%d,) to go with %r, got %s'
-                         % (name, size, adj, x.shape))
+        raise ValueError(
+            '%s: expected shape (%d,) to go with %r, got %s' % (name, size, adj, x.shape)
+        )
 
 
 def bsddmm(adj, u, v):
@@ -105,8 +114,9 @@ def segments(x, offsets):
 
 def broadcast(y, offsets):
     if y.ndim != 2 or len(y) != offsets.size - 1:
-        raise ValueError('y: expected %d rows, one for each segment, got shape %s'
-                         % (offsets.size - 1, y.shape))
+        raise ValueError(
+            'y: expected %d rows, one for each segment, got shape %s' % (offsets.size - 1, y.shape)
+        )
     _float('y', y)
     _same_place('y', y, 'offsets', offsets)
 
@@ -118,9 +128,11 @@ def dropout(x, counter):
 
 
 def elements(size):
-    if size > 2 ** 34:
-        raise ValueError('size: expected at most 2**34 elements, for which a layer has random '
-                         'numbers, got %d' % size)
+    if size > 2**34:
+        raise ValueError(
+            'size: expected at most 2**34 elements, for which a layer has random '
+            'numbers, got %d' % size
+        )
 
 
 def product(adj):
@@ -142,9 +154,13 @@ def _container(adj, kinds):
     if type(adj) not in kinds:
         raise TypeError(
             'adj: expected a %s, got %s%s; data sets become sparse batches with '
-            'converter=chainer_bspmm.concat_mols, arrays with BatchedCSR.from_dense' % (
-                ' or '.join(kind.__name__ for kind in kinds), type(adj).__name__,
-                ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else ''))
+            'converter=chainer_bspmm.concat_mols, arrays with BatchedCSR.from_dense'
+            % (
+                ' or '.join(kind.__name__ for kind in kinds),
+                type(adj).__name__,
+                ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '',
+            )
+        )
 
 
 def _matrix(name, x, adj, n_rows):
@@ -167,16 +183,19 @@ def _matrix(name, x, adj, n_rows):
 def st_dtype(x):
     """Refuse float16: an atomicAdd on halves would round every partial sum."""
     if x.dtype == numpy.float16:
-        raise TypeError('x: expected float32 or float64 with a BatchedCOO on a GPU, got float16; '
-                        'its kernels add with atomics; adj.to_csr() takes float16')
+        raise TypeError(
+            'x: expected float32 or float64 with a BatchedCOO on a GPU, got float16; '
+            'its kernels add with atomics; adj.to_csr() takes float16'
+        )
 
 
 def st_bytes(algorithm, n_bytes, what, largest):
     """Refuse a forced ST kernel whose share of the output exceeds a block's shared memory."""
     if n_bytes > largest:
-        raise ValueError('algorithm: %r expects %s in at most %d bytes of shared memory, got %d '
-                         "bytes; 'st' chooses a kernel that fits"
-                         % (algorithm, what, largest, n_bytes))
+        raise ValueError(
+            'algorithm: %r expects %s in at most %d bytes of shared memory, got %d '
+            "bytes; 'st' chooses a kernel that fits" % (algorithm, what, largest, n_bytes)
+        )
 
 
 def _float(name, x):
@@ -191,14 +210,17 @@ def _same_dtype(name, dtype, expected):
 
 def _values_dtype(adj, x):
     if adj.data is not None and adj.data.dtype != x.dtype:
-        raise TypeError('x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
-                        % (adj.data.dtype, x.dtype))
+        raise TypeError(
+            'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+            % (adj.data.dtype, x.dtype)
+        )
 
 
 def _on_device(name, x, adj):
     offsets = adj.row_offsets
     if type(x) is type(offsets) and (
-            type(x) is numpy.ndarray or x.data.device_id == offsets.data.device_id):
+        type(x) is numpy.ndarray or x.data.device_id == offsets.data.device_id
+    ):
         return
     _same_place(name, x, 'adj', offsets)
 
@@ -206,8 +228,9 @@ def _on_device(name, x, adj):
 def _same_place(name, x, other_name, other):
     for label, array in ((name, x), (other_name, other)):
         if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
-            raise TypeError('%s: expected a NumPy or CuPy array, got %s'
-                            % (label, type(array).__name__))
+            raise TypeError(
+                '%s: expected a NumPy or CuPy array, got %s' % (label, type(array).__name__)
+            )
     here, there = backend.get_device_from_array(x), backend.get_device_from_array(other)
     if here != there:
         raise ValueError('%s: expected on %s with %s, got on %s' % (name, there, other_name, here))

@@ -1,4 +1,5 @@
 """The products on NumPy arrays, by SciPy. float16 is computed in float32, softmax in float64."""
+
 import math
 
 import numpy
@@ -37,7 +38,8 @@ def _matrix(adj, data, dtype, trans):
     if dtype not in side._cache:
         values = numpy.ones(side.nnz, dtype) if side.data is None else side.data.astype(dtype)
         side._cache[dtype] = scipy.sparse.csr_matrix(
-            (values, side.indices, side.indptr), shape=side.shape)
+            (values, side.indices, side.indptr), shape=side.shape
+        )
     return side._cache[dtype]
 
 
@@ -61,7 +63,8 @@ def _coo_matrix(adj, data, dtype, trans):
     indptr, columns, order, shape = _sorted_entries(adj, trans)
     values = adj._host_values() if data is None else data
     matrix = scipy.sparse.csr_matrix(
-        (values.astype(dtype, copy=False)[order], columns, indptr), shape=shape)
+        (values.astype(dtype, copy=False)[order], columns, indptr), shape=shape
+    )
     if data is None:
         adj._cache[dtype, trans] = matrix
     return matrix
@@ -86,8 +89,11 @@ def bsddmm(adj, u, v):
     u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
     compute = numpy.float32 if u.dtype == numpy.float16 else u.dtype
     n_entries = adj._n_true_entries()
-    w = numpy.einsum('kc,kc->k', u[adj.entry_rows()[:n_entries]].astype(compute, copy=False),
-                     v[adj.entry_columns()[:n_entries]].astype(compute, copy=False))
+    w = numpy.einsum(
+        'kc,kc->k',
+        u[adj.entry_rows()[:n_entries]].astype(compute, copy=False),
+        v[adj.entry_columns()[:n_entries]].astype(compute, copy=False),
+    )
     w = w.astype(u.dtype, copy=False)
     return numpy.pad(w, (0, adj.nnz - n_entries)) if adj.has_spare else w
 
@@ -96,7 +102,8 @@ def segment_sum(x, offsets, max_rows=None):
     compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
     membership = scipy.sparse.csr_matrix(
         (numpy.ones(len(x), compute), numpy.arange(len(x), dtype=numpy.int32), offsets),
-        shape=(offsets.size - 1, len(x)))
+        shape=(offsets.size - 1, len(x)),
+    )
     return (membership @ x.astype(compute, copy=False)).astype(x.dtype, copy=False)
 
 
@@ -108,14 +115,14 @@ def row_sum(x):
     dtype = numpy.float32 if x.dtype == numpy.float16 else x.dtype
     block = max(math.isqrt(n_rows), 1)
     n_blocks = n_rows // block
-    blocks = x[:n_blocks * block].reshape(n_blocks, block * n_channels)
+    blocks = x[: n_blocks * block].reshape(n_blocks, block * n_channels)
     y = blocks.sum(axis=0, dtype=dtype).reshape(block, n_channels).sum(axis=0)
-    y += x[n_blocks * block:].sum(axis=0, dtype=dtype)
+    y += x[n_blocks * block :].sum(axis=0, dtype=dtype)
     return y.astype(x.dtype, copy=False)
 
 
 def segment_max(x, offsets, max_rows=None):
-    x = x[:offsets[-1]]
+    x = x[: offsets[-1]]
     y = numpy.zeros((offsets.size - 1, x.shape[1]), x.dtype)
     # reduceat gives x[start] for an empty segment, so only the others take part.
     used = numpy.flatnonzero(numpy.diff(offsets))

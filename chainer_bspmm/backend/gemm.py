@@ -4,6 +4,7 @@ CuPy refuses its own cuBLAS calls during capture, because its handle may allocat
 workspace from the start. The calls go through ``nvmath.bindings.cublas`` (nvmath-python) where that
 can be imported, else by ctypes to the library that CuPy has loaded.
 """
+
 import ctypes
 import functools
 import sys
@@ -23,19 +24,29 @@ COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32 = 68, 69, 77
 COMPUTE_64F, COMPUTE_64F_PEDANTIC = 70, 71
 MATH_MODE = 16  # default (no TF32), and CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 DEFAULT_ALGORITHM = -1
-LARGEST_INT = 2 ** 31 - 1
+LARGEST_INT = 2**31 - 1
 
 # What CuPy may be told to calculate in, by CUPY_TF32 or cupy._core.set_compute_type.
 CUPY_PEDANTIC, CUPY_TF32 = 2, 7
 
 # alpha and beta side by side, in the type that is calculated in; read when a call is made.
-FACTORS = {'e': numpy.array([1, 0], numpy.float32), 'f': numpy.array([1, 0], numpy.float32),
-           'd': numpy.array([1, 0], numpy.float64)}
+FACTORS = {
+    'e': numpy.array([1, 0], numpy.float32),
+    'f': numpy.array([1, 0], numpy.float32),
+    'd': numpy.array([1, 0], numpy.float64),
+}
 
 STATUS = {
-    1: 'NOT_INITIALIZED', 3: 'ALLOC_FAILED', 7: 'INVALID_VALUE', 8: 'ARCH_MISMATCH',
-    11: 'MAPPING_ERROR', 13: 'EXECUTION_FAILED', 14: 'INTERNAL_ERROR', 15: 'NOT_SUPPORTED',
-    16: 'LICENSE_ERROR'}
+    1: 'NOT_INITIALIZED',
+    3: 'ALLOC_FAILED',
+    7: 'INVALID_VALUE',
+    8: 'ARCH_MISMATCH',
+    11: 'MAPPING_ERROR',
+    13: 'EXECUTION_FAILED',
+    14: 'INTERNAL_ERROR',
+    15: 'NOT_SUPPORTED',
+    16: 'LICENSE_ERROR',
+}
 
 
 class Library:
@@ -57,12 +68,46 @@ class Library:
         'set_stream': ('cublasSetStream_v2', [_pointer, _pointer]),
         'set_workspace': ('cublasSetWorkspace_v2', [_pointer, _pointer, ctypes.c_size_t]),
         'set_math_mode': ('cublasSetMathMode', [_pointer, _int]),
-        'gemm_ex': ('cublasGemmEx', [
-            _pointer, _int, _int, _int, _int, _int, _pointer, *_matrix, *_matrix,
-            _pointer, *_matrix, _int, _int]),
-        'gemm_strided_batched_ex': ('cublasGemmStridedBatchedEx', [
-            _pointer, _int, _int, _int, _int, _int, _pointer, *_matrix, _long, *_matrix, _long,
-            _pointer, *_matrix, _long, _int, _int, _int]),
+        'gemm_ex': (
+            'cublasGemmEx',
+            [
+                _pointer,
+                _int,
+                _int,
+                _int,
+                _int,
+                _int,
+                _pointer,
+                *_matrix,
+                *_matrix,
+                _pointer,
+                *_matrix,
+                _int,
+                _int,
+            ],
+        ),
+        'gemm_strided_batched_ex': (
+            'cublasGemmStridedBatchedEx',
+            [
+                _pointer,
+                _int,
+                _int,
+                _int,
+                _int,
+                _int,
+                _pointer,
+                *_matrix,
+                _long,
+                *_matrix,
+                _long,
+                _pointer,
+                *_matrix,
+                _long,
+                _int,
+                _int,
+                _int,
+            ],
+        ),
     }
 
     def __init__(self, name):
@@ -70,8 +115,11 @@ class Library:
         for call, (symbol, types) in self._signatures.items():
             function = getattr(library, symbol)
             function.argtypes, function.restype = types, ctypes.c_int
-            setattr(self, '_create' if call == 'create' else call,
-                    functools.partial(_checked, symbol, function))
+            setattr(
+                self,
+                '_create' if call == 'create' else call,
+                functools.partial(_checked, symbol, function),
+            )
 
     def create(self):
         handle = ctypes.c_void_p()
@@ -82,8 +130,10 @@ class Library:
 def _checked(symbol, function, *arguments):
     status = function(*arguments)
     if status:
-        raise RuntimeError('%s: CUBLAS_STATUS_%s (%d)'
-                           % (symbol, STATUS.get(status, 'of a name unknown here'), status))
+        raise RuntimeError(
+            '%s: CUBLAS_STATUS_%s (%d)'
+            % (symbol, STATUS.get(status, 'of a name unknown here'), status)
+        )
 
 
 @functools.lru_cache(maxsize=None)
@@ -91,6 +141,7 @@ def library():
     """Return ``nvmath.bindings.cublas``, or a `Library` where that is not to be had."""
     try:
         from nvmath.bindings import cublas
+
         cublas.get_cudart_version()  # finds the library, or says that there is none
         return cublas
     except Exception:  # not installed, or without the packages or the libraries that it needs
@@ -167,8 +218,9 @@ class Blas:
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
         if not 1 <= a.ndim <= 2 or not 1 <= b.ndim <= 2:
-            raise ValueError('a, b: expected one or two dimensions, got shapes %s and %s'
-                             % (a.shape, b.shape))
+            raise ValueError(
+                'a, b: expected one or two dimensions, got shapes %s and %s' % (a.shape, b.shape)
+            )
         return _of_vectors(self._matrices, a, b)
 
     def matmul(self, a, b):
@@ -210,8 +262,10 @@ class Blas:
             a, is_a_transposed, lda = _laid_out(a.astype(dtype, copy=False))
             b, is_b_transposed, ldb = _laid_out(b.astype(dtype, copy=False))
             if max(m, n, k, lda, ldb, n_matrices) > LARGEST_INT:
-                raise ValueError('a, b: expected dimensions and strides below 2**31, got shapes %s '
-                                 'and %s' % (a.shape, b.shape))
+                raise ValueError(
+                    'a, b: expected dimensions and strides below 2**31, got shapes %s '
+                    'and %s' % (a.shape, b.shape)
+                )
             c = cuda.cupy.empty(shape, dtype)
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
             one, zero = factors.ctypes.data, factors.ctypes.data + factors.itemsize
@@ -220,27 +274,47 @@ class Blas:
             a_matrix, b_matrix = (a.data.ptr, type_, lda), (b.data.ptr, type_, ldb)
             c_matrix = c.data.ptr, type_, n
             if a.ndim == 2:
-                self._library.gemm_ex(*head, *b_matrix, *a_matrix, zero, *c_matrix,
-                                      compute_type(dtype), DEFAULT_ALGORITHM)
+                self._library.gemm_ex(
+                    *head,
+                    *b_matrix,
+                    *a_matrix,
+                    zero,
+                    *c_matrix,
+                    compute_type(dtype),
+                    DEFAULT_ALGORITHM,
+                )
             else:
                 self._library.gemm_strided_batched_ex(
-                    *head, *b_matrix, b.strides[0] // b.itemsize,
-                    *a_matrix, a.strides[0] // a.itemsize, zero, *c_matrix, m * n,
-                    n_matrices, COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F,
-                    DEFAULT_ALGORITHM)
+                    *head,
+                    *b_matrix,
+                    b.strides[0] // b.itemsize,
+                    *a_matrix,
+                    a.strides[0] // a.itemsize,
+                    zero,
+                    *c_matrix,
+                    m * n,
+                    n_matrices,
+                    COMPUTE_64F if dtype.char == 'd' else COMPUTE_32F,
+                    DEFAULT_ALGORITHM,
+                )
         return c
 
     def _check(self, a, b):
         for name, array in (('a', a), ('b', b)):
             if array.dtype.char not in DATA_TYPES:
-                raise TypeError('%s: expected float16, float32 or float64, got %s'
-                                % (name, array.dtype))
+                raise TypeError(
+                    '%s: expected float16, float32 or float64, got %s' % (name, array.dtype)
+                )
             if array.data.device_id != self.device:
-                raise ValueError('%s: expected on device %d, that of the cuBLAS handle, got on %d'
-                                 % (name, self.device, array.data.device_id))
+                raise ValueError(
+                    '%s: expected on device %d, that of the cuBLAS handle, got on %d'
+                    % (name, self.device, array.data.device_id)
+                )
         if a.shape[-1] != b.shape[-2]:
-            raise ValueError('b: expected %d rows to go with a of shape %s, got shape %s'
-                             % (a.shape[-1], a.shape, b.shape))
+            raise ValueError(
+                'b: expected %d rows to go with a of shape %s, got shape %s'
+                % (a.shape[-1], a.shape, b.shape)
+            )
 
 
 def _of_vectors(product, a, b):
@@ -249,7 +323,7 @@ def _of_vectors(product, a, b):
     shape = c.shape[:-1] if b.ndim == 1 else c.shape
     if a.ndim == 1:
         at = c.ndim - 2
-        shape = shape[:at] + shape[at + 1:]
+        shape = shape[:at] + shape[at + 1 :]
     return c.reshape(shape)
 
 

@@ -3,6 +3,7 @@
 A call launches on the current stream, does not synchronise and copies nothing to the device. Inputs
 that are not C-contiguous are copied first.
 """
+
 import collections
 import functools
 import math
@@ -65,14 +66,26 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
         weights, data, order = _values(adj, data, trans)
         device_id, itemsize = x.data.device_id, x.itemsize
         launch = policy.bspmm_launch(
-            n_rows, side.n_cols, side.nnz, n_channels,
-            policy.vector_width(n_channels, itemsize, bits), itemsize,
-            kernels.device(device_id), algorithm)
+            n_rows,
+            side.n_cols,
+            side.nnz,
+            n_channels,
+            policy.vector_width(n_channels, itemsize, bits),
+            itemsize,
+            kernels.device(device_id),
+            algorithm,
+        )
         kernel = kernels.load(
-            device_id, 'bspmm_csr', x.dtype.char,
-            launch.defines + (('WEIGHTS', weights), ('RESIDUAL', has_residual)))
-        kernel(launch.grid, launch.block, (
-            side.indptr, side.indices, data, order, x, residual, y, *launch.arguments))
+            device_id,
+            'bspmm_csr',
+            x.dtype.char,
+            launch.defines + (('WEIGHTS', weights), ('RESIDUAL', has_residual)),
+        )
+        kernel(
+            launch.grid,
+            launch.block,
+            (side.indptr, side.indices, data, order, x, residual, y, *launch.arguments),
+        )
     return y
 
 
@@ -84,13 +97,28 @@ def _swa(adj, x, data, residual, trans, blocked=None):
     if y.size:
         launch = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
         weights, data, order = _values(adj, data, trans)
-        kernel = kernels.load(x.data.device_id, 'bspmm_swa', x.dtype.char,
-                              launch.defines + (('WEIGHTS', weights),))
-        kernel(launch.grid, launch.block, (
-            side.row_offsets, side.indptr, side.indices, data, order, x,
-            _or_null(residual), y, numpy.int32(side.n_graphs),
-            numpy.int32(side.max_rows), numpy.int32(n_channels), numpy.int32(launch.width)),
-            launch.shared_bytes)
+        kernel = kernels.load(
+            x.data.device_id, 'bspmm_swa', x.dtype.char, launch.defines + (('WEIGHTS', weights),)
+        )
+        kernel(
+            launch.grid,
+            launch.block,
+            (
+                side.row_offsets,
+                side.indptr,
+                side.indices,
+                data,
+                order,
+                x,
+                _or_null(residual),
+                y,
+                numpy.int32(side.n_graphs),
+                numpy.int32(side.max_rows),
+                numpy.int32(n_channels),
+                numpy.int32(launch.width),
+            ),
+            launch.shared_bytes,
+        )
     return y
 
 
@@ -125,14 +153,29 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
     n_slots = policy.sell_slots(adj.max_slice_rows)
     launch = policy.sell_launch(adj.n_slices, n_slots, n_channels, width)
     weights, data, _ = _values(adj)
-    kernel = kernels.load(x.data.device_id, 'bspmm_sell', x.dtype.char,
-                          launch.defines + (('WEIGHTS', weights),))
+    kernel = kernels.load(
+        x.data.device_id, 'bspmm_sell', x.dtype.char, launch.defines + (('WEIGHTS', weights),)
+    )
     real = _arithmetic(x.dtype)
-    kernel(launch.grid, launch.block, (
-        adj.slice_starts, adj.slice_rows, adj.column, data,
-        _or_null(adj.row_order), x,
-        _or_null(residual), y, real(alpha), real(beta),
-        numpy.int32(adj.n_slices), numpy.int32(n_slots), numpy.int32(launch.n_vectors)))
+    kernel(
+        launch.grid,
+        launch.block,
+        (
+            adj.slice_starts,
+            adj.slice_rows,
+            adj.column,
+            data,
+            _or_null(adj.row_order),
+            x,
+            _or_null(residual),
+            y,
+            real(alpha),
+            real(beta),
+            numpy.int32(adj.n_slices),
+            numpy.int32(n_slots),
+            numpy.int32(launch.n_vectors),
+        ),
+    )
 
 
 def _arithmetic(dtype):
@@ -150,12 +193,24 @@ def spmv(adj, x, alpha, beta, y):
         elif y.size:
             launch = policy.spmv_launch(adj.n_rows, adj.nnz)
             weights, data, _ = _values(adj)
-            kernel = kernels.load(x.data.device_id, 'spmv_csr', x.dtype.char,
-                                  launch.defines + (('WEIGHTS', weights),))
+            kernel = kernels.load(
+                x.data.device_id, 'spmv_csr', x.dtype.char, launch.defines + (('WEIGHTS', weights),)
+            )
             real = _arithmetic(x.dtype)
-            kernel(launch.grid, launch.block, (
-                adj.indptr, adj.indices, data, x, y, real(alpha), real(beta),
-                numpy.int32(adj.n_rows)))
+            kernel(
+                launch.grid,
+                launch.block,
+                (
+                    adj.indptr,
+                    adj.indices,
+                    data,
+                    x,
+                    y,
+                    real(alpha),
+                    real(beta),
+                    numpy.int32(adj.n_rows),
+                ),
+            )
     return y
 
 
@@ -170,8 +225,12 @@ def _st_shared(adj, x, data, residual, trans):
     """A block per matrix, figure 5-(a), kernels/bspmm_st_shared.cu."""
     n_channels = x.shape[-1]
     max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes('st_shared', max_rows * n_channels * x.itemsize,
-                   'the output of the largest matrix', policy.SHARED_BUDGET)
+    check.st_bytes(
+        'st_shared',
+        max_rows * n_channels * x.itemsize,
+        'the output of the largest matrix',
+        policy.SHARED_BUDGET,
+    )
     return _st_blocks(adj, x, data, residual, trans, n_channels)
 
 
@@ -179,25 +238,46 @@ def _st_blocked(adj, x, data, residual, trans):
     """A block per matrix and partition of columns, figure 5-(b), kernels/bspmm_st_shared.cu."""
     n_channels = x.shape[-1]
     max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes('st_blocked', max_rows * x.itemsize,
-                   'one column of the output of the largest matrix', policy.SHARED_BUDGET)
+    check.st_bytes(
+        'st_blocked',
+        max_rows * x.itemsize,
+        'one column of the output of the largest matrix',
+        policy.SHARED_BUDGET,
+    )
     n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
     return _st_blocks(adj, x, data, residual, trans, n_columns)
 
 
 def _st_blocks(adj, x, data, residual, trans, n_columns):
     check.st_dtype(x)
-    n_rows, max_rows, offsets = ((adj.n_cols, adj.max_cols, adj.col_offsets) if trans else
-                                 (adj.n_rows, adj.max_rows, adj.row_offsets))
+    n_rows, max_rows, offsets = (
+        (adj.n_cols, adj.max_cols, adj.col_offsets)
+        if trans
+        else (adj.n_rows, adj.max_rows, adj.row_offsets)
+    )
     n_channels = x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
         launch = policy.st_shared_launch(
-            adj.n_graphs, max_rows, adj.max_nnz, n_channels, n_columns, x.itemsize)
+            adj.n_graphs, max_rows, adj.max_nnz, n_channels, n_columns, x.itemsize
+        )
         kernel, values = _st_kernel('bspmm_st_shared', launch, adj, x, data, trans)
-        kernel(launch.grid, launch.block, (
-            adj.ids, values, adj.entry_offsets, offsets, x, _or_null(residual),
-            y, numpy.int32(n_channels), numpy.int32(n_columns)), launch.shared_bytes)
+        kernel(
+            launch.grid,
+            launch.block,
+            (
+                adj.ids,
+                values,
+                adj.entry_offsets,
+                offsets,
+                x,
+                _or_null(residual),
+                y,
+                numpy.int32(n_channels),
+                numpy.int32(n_columns),
+            ),
+            launch.shared_bytes,
+        )
     return y
 
 
@@ -213,9 +293,19 @@ def _st_global(adj, x, data, residual, trans):
     if y.size and adj.nnz:
         launch = policy.st_global_launch(adj.nnz, shape[1])
         kernel, values = _st_kernel('bspmm_st_global', launch, adj, x, data, trans)
-        kernel(launch.grid, launch.block, (
-            adj.ids, values, adj.entry_offsets, x, y, numpy.int32(adj.n_graphs),
-            numpy.int32(shape[1])))
+        kernel(
+            launch.grid,
+            launch.block,
+            (
+                adj.ids,
+                values,
+                adj.entry_offsets,
+                x,
+                y,
+                numpy.int32(adj.n_graphs),
+                numpy.int32(shape[1]),
+            ),
+        )
     return y
 
 
@@ -223,14 +313,22 @@ def _st_kernel(name, launch, adj, x, data, trans):
     """Return a compiled ST kernel and the values of the entries as it takes them."""
     utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
     weights, data, _ = _values(adj, data)  # trans swaps the indices, not the values
-    kernel = kernels.load(x.data.device_id, name, x.dtype.char,
-                          launch.defines + (('WEIGHTS', weights), ('TRANS', int(trans))))
+    kernel = kernels.load(
+        x.data.device_id,
+        name,
+        x.dtype.char,
+        launch.defines + (('WEIGHTS', weights), ('TRANS', int(trans))),
+    )
     return kernel, data
 
 
 # The same for a BatchedCOO; all of them add with atomics.
-ST_ALGORITHMS = {'st': _st, 'st_shared': _st_shared, 'st_blocked': _st_blocked,
-                 'st_global': _st_global}
+ST_ALGORITHMS = {
+    'st': _st,
+    'st_shared': _st_shared,
+    'st_blocked': _st_blocked,
+    'st_global': _st_global,
+}
 
 
 # What 'auto' means for a container.
@@ -254,22 +352,43 @@ def bsddmm(adj, u, v):
         if n_channels and w.size:
             width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
             if type(adj) is BatchedCOO:
-                _coo_dots(adj, u, v, w, policy.dot_launch(
-                    adj.nnz, n_channels, width, policy.COO_TILE))
+                _coo_dots(
+                    adj, u, v, w, policy.dot_launch(adj.nnz, n_channels, width, policy.COO_TILE)
+                )
                 return w
             launch = policy.dot_launch(adj.n_rows, n_channels, width, policy.CSR_TILE)
             kernel = kernels.load(u.data.device_id, 'bsddmm_csr', u.dtype.char, launch.defines)
-            kernel(launch.grid, launch.block, (
-                adj.indptr, adj.indices, u, v, w,
-                numpy.int32(adj.n_rows), numpy.int32(launch.n_vectors)))
+            kernel(
+                launch.grid,
+                launch.block,
+                (
+                    adj.indptr,
+                    adj.indices,
+                    u,
+                    v,
+                    w,
+                    numpy.int32(adj.n_rows),
+                    numpy.int32(launch.n_vectors),
+                ),
+            )
     return w
 
 
 def _coo_dots(adj, u, v, w, launch):
     kernel = kernels.load(u.data.device_id, 'bsddmm_coo', u.dtype.char, launch.defines)
-    kernel(launch.grid, launch.block, (
-        adj.ids, adj.entry_offsets, u, v, w, numpy.int32(adj.n_graphs),
-        numpy.int32(launch.n_vectors)))
+    kernel(
+        launch.grid,
+        launch.block,
+        (
+            adj.ids,
+            adj.entry_offsets,
+            u,
+            v,
+            w,
+            numpy.int32(adj.n_graphs),
+            numpy.int32(launch.n_vectors),
+        ),
+    )
 
 
 def segment_sum(x, offsets, max_rows=None):
@@ -294,20 +413,30 @@ def _reduce(x, offsets, max_rows, operation):
         if y.size:
             width = policy.vector_width(n_channels, x.itemsize, x.data.ptr | y.data.ptr)
             launch = policy.segment_launch(
-                n_rows, n_segments, n_channels, width, x.itemsize, max_rows)
+                n_rows, n_segments, n_channels, width, x.itemsize, max_rows
+            )
             partial = NULL
             if launch.has_long:
-                partial = cuda.cupy.empty(
-                    (2, launch.n_chunks, n_channels), _arithmetic(x.dtype))
+                partial = cuda.cupy.empty((2, launch.n_chunks, n_channels), _arithmetic(x.dtype))
             arguments = (
-                _or_null(offsets), x, y, partial, numpy.int32(n_segments), numpy.int32(n_rows),
-                numpy.int32(launch.n_vectors), numpy.int32(launch.chunk),
-                numpy.int32(launch.n_chunks))
+                _or_null(offsets),
+                x,
+                y,
+                partial,
+                numpy.int32(n_segments),
+                numpy.int32(n_rows),
+                numpy.int32(launch.n_vectors),
+                numpy.int32(launch.chunk),
+                numpy.int32(launch.n_chunks),
+            )
             for combine in range(1 + launch.has_long):
                 kernel = kernels.load(
-                    x.data.device_id, 'segment_reduce', x.dtype.char,
-                    launch.defines + (('AHEAD', launch.ahead), ('OPERATION', operation),
-                                      ('COMBINE', combine)))
+                    x.data.device_id,
+                    'segment_reduce',
+                    x.dtype.char,
+                    launch.defines
+                    + (('AHEAD', launch.ahead), ('OPERATION', operation), ('COMBINE', combine)),
+                )
                 grid = launch.combine_grid if combine else launch.grid
                 kernel(grid, launch.block, arguments, launch.shared_bytes)
     return y
@@ -321,13 +450,26 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
         if x.size:
             width = policy.vector_width(n_channels, y.itemsize, x.data.ptr | y.data.ptr)
             launch = policy.segment_launch(
-                n_rows, n_segments, n_channels, width, y.itemsize, max_rows, always_chunks=True)
-            kernel = kernels.load(y.data.device_id, 'segment_broadcast', y.dtype.char,
-                                  launch.defines)
-            kernel(launch.grid, launch.block, (
-                offsets, y, x, numpy.int32(n_segments), numpy.int32(n_rows),
-                numpy.int32(launch.n_vectors), numpy.int32(launch.chunk),
-                numpy.int32(launch.n_chunks), numpy.int32(launch.has_long)))
+                n_rows, n_segments, n_channels, width, y.itemsize, max_rows, always_chunks=True
+            )
+            kernel = kernels.load(
+                y.data.device_id, 'segment_broadcast', y.dtype.char, launch.defines
+            )
+            kernel(
+                launch.grid,
+                launch.block,
+                (
+                    offsets,
+                    y,
+                    x,
+                    numpy.int32(n_segments),
+                    numpy.int32(n_rows),
+                    numpy.int32(launch.n_vectors),
+                    numpy.int32(launch.chunk),
+                    numpy.int32(launch.n_chunks),
+                    numpy.int32(launch.has_long),
+                ),
+            )
     return x
 
 
@@ -348,12 +490,26 @@ def _softmax(offsets, a, g):
         if y.size and n_segments:
             bits = a.data.ptr | y.data.ptr | (0 if g is None else g.data.ptr)
             launch = policy.softmax_launch(
-                n_segments, n_channels, policy.vector_width(n_channels, a.itemsize, bits))
-            kernel = kernels.load(a.data.device_id, 'segment_softmax', a.dtype.char,
-                                  launch.defines + (('GRADIENT', int(g is not None)),))
-            kernel(launch.grid, launch.block, (
-                offsets, a, _or_null(g), y, numpy.int32(n_segments),
-                numpy.int32(launch.n_vectors)))
+                n_segments, n_channels, policy.vector_width(n_channels, a.itemsize, bits)
+            )
+            kernel = kernels.load(
+                a.data.device_id,
+                'segment_softmax',
+                a.dtype.char,
+                launch.defines + (('GRADIENT', int(g is not None)),),
+            )
+            kernel(
+                launch.grid,
+                launch.block,
+                (
+                    offsets,
+                    a,
+                    _or_null(g),
+                    y,
+                    numpy.int32(n_segments),
+                    numpy.int32(launch.n_vectors),
+                ),
+            )
     return y
 
 
@@ -388,20 +544,31 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
         return
     bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
     launch = policy.dropout_launch(size, policy.vector_width(size, dtype.itemsize, bits))
-    kernel = kernels.load(counter.data.device_id, 'dropout', dtype.char,
-                          launch.defines + (('KIND', kind),))
-    kernel(launch.grid, launch.block, (
-        *map(_or_null, (x, mask, y)), counter, *launch.arguments,
-        numpy.uint32(seed % 2 ** 32), numpy.uint32(seed >> 32), numpy.uint32(stream),
-        numpy.uint32(min(math.ceil(ratio * 2 ** 32), 2 ** 32 - 1)),
-        # Rounded as the array is, so that it is what Chainer multiplies by.
-        _arithmetic(dtype)(dtype.type(1 / (1 - ratio)))))
+    kernel = kernels.load(
+        counter.data.device_id, 'dropout', dtype.char, launch.defines + (('KIND', kind),)
+    )
+    kernel(
+        launch.grid,
+        launch.block,
+        (
+            *map(_or_null, (x, mask, y)),
+            counter,
+            *launch.arguments,
+            numpy.uint32(seed % 2**32),
+            numpy.uint32(seed >> 32),
+            numpy.uint32(stream),
+            numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
+            # Rounded as the array is, so that it is what Chainer multiplies by.
+            _arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
+        ),
+    )
 
 
 # The arrays of a data set's molecules on a device, as kernels/gather_batch.cu takes them; data may
 # be None, labels is a list of arrays (M, ...), n_relations an int.
 Source = collections.namedtuple(
-    'Source', 'starts entry_starts atoms row_starts columns data labels n_relations')
+    'Source', 'starts entry_starts atoms row_starts columns data labels n_relations'
+)
 
 
 def gather_batch(source, index, buffers):
@@ -419,18 +586,44 @@ def gather_batch(source, index, buffers):
         device_id = index.data.device_id
         launch = policy.gather_launch(index.size, kernels.device(device_id))
         for first in range(0, max(len(pairs), 1), 2):
-            labels, outs, label_bytes = zip(*(pairs[first:first + 2] + 2 * [(NULL, NULL, 0)])[:2])
-            kernel = kernels.load(device_id, 'gather_batch', 'f',
-                                  launch.defines + (('LABELS_ONLY', int(first > 0)),))
-            kernel(launch.grid, launch.block, (
-                index, source.starts, source.entry_starts, source.atoms, source.row_starts,
-                source.columns, _or_null(source.data), *labels, buffers.atoms, buffers.indptr,
-                buffers.indices, _or_null(buffers.data), buffers.row_offsets,
-                buffers.col_offsets, *outs,
-                *map(numpy.int32, (
-                    index.size, launch.graphs_per_block, buffers.indptr.size - 1,
-                    buffers.indices.size, source.n_relations, _item_bytes(source.atoms),
-                    0 if source.data is None else source.data.itemsize, *label_bytes))))
+            labels, outs, label_bytes = zip(*(pairs[first : first + 2] + 2 * [(NULL, NULL, 0)])[:2])
+            kernel = kernels.load(
+                device_id, 'gather_batch', 'f', launch.defines + (('LABELS_ONLY', int(first > 0)),)
+            )
+            kernel(
+                launch.grid,
+                launch.block,
+                (
+                    index,
+                    source.starts,
+                    source.entry_starts,
+                    source.atoms,
+                    source.row_starts,
+                    source.columns,
+                    _or_null(source.data),
+                    *labels,
+                    buffers.atoms,
+                    buffers.indptr,
+                    buffers.indices,
+                    _or_null(buffers.data),
+                    buffers.row_offsets,
+                    buffers.col_offsets,
+                    *outs,
+                    *map(
+                        numpy.int32,
+                        (
+                            index.size,
+                            launch.graphs_per_block,
+                            buffers.indptr.size - 1,
+                            buffers.indices.size,
+                            source.n_relations,
+                            _item_bytes(source.atoms),
+                            0 if source.data is None else source.data.itemsize,
+                            *label_bytes,
+                        ),
+                    ),
+                ),
+            )
 
 
 def _item_bytes(array):

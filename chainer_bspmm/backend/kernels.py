@@ -1,4 +1,5 @@
 """Find the CUDA sources, compile them for a device, keep what was compiled."""
+
 import functools
 import pathlib
 
@@ -21,8 +22,10 @@ def directory():
     for folder in candidates:
         if (folder / 'common.cuh').is_file():
             return folder
-    raise FileNotFoundError('kernels: expected the CUDA sources in %s or %s, found neither; '
-                            'reinstall chainer_bspmm' % tuple(candidates))
+    raise FileNotFoundError(
+        'kernels: expected the CUDA sources in %s or %s, found neither; '
+        'reinstall chainer_bspmm' % tuple(candidates)
+    )
 
 
 def source(name):
@@ -33,14 +36,22 @@ def source(name):
     """
     common = (directory() / 'common.cuh').read_text()
     before, after = (directory() / (name + '.cu')).read_text().split('#include "common.cuh"\n')
-    return ''.join([before, '#line 1 "common.cuh"\n', common,
-                    '#line %d "%s.cu"\n' % (before.count('\n') + 2, name), after])
+    return ''.join(
+        [
+            before,
+            '#line 1 "common.cuh"\n',
+            common,
+            '#line %d "%s.cu"\n' % (before.count('\n') + 2, name),
+            after,
+        ]
+    )
 
 
 def options(dtype_char, defines):
     """Return the compiler options (tuple of str) for a storage dtype and (name, value) pairs."""
     return ('-std=c++17', '-DSTORAGE=' + STORAGE[dtype_char]) + tuple(
-        '-D%s=%s' % define for define in defines)
+        '-D%s=%s' % define for define in defines
+    )
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,6 +3,7 @@
 Nothing here needs a GPU. The kernels take their tile sizes from what is decided here and nowhere
 else, so that grid and tile cannot disagree.
 """
+
 import collections
 import functools
 
@@ -45,8 +46,18 @@ AHEAD = 3  # entries of a row whose loads are issued together; molecules have tw
 AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
 
 
-def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thread=1,
-               block=BLOCK, ahead=AHEAD, stream=False):
+def csr_launch(
+    n_rows,
+    n_cols,
+    n_channels,
+    width,
+    lanes,
+    columns=1,
+    rows_per_thread=1,
+    block=BLOCK,
+    ahead=AHEAD,
+    stream=False,
+):
     """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
 
     Args:
@@ -66,13 +77,20 @@ def csr_launch(n_rows, n_cols, n_channels, width, lanes, columns=1, rows_per_thr
     rows = max(block // lanes, 1)
     tiles = -(-n_vectors // (lanes * columns))
     y = min(tiles, MAX_GRID_Y)
-    few = max(n_rows, n_cols) * n_vectors < 2 ** 32
+    few = max(n_rows, n_cols) * n_vectors < 2**32
     return CSRLaunch(
-        (('VECTOR', width), ('AHEAD', ahead), ('COLUMNS', columns),
-         ('PIPELINED', int(rows_per_thread > 1)), ('STREAM', int(stream)),
-         ('OFFSET', 'unsigned' if few else 'size_t')),
-        (-(-n_rows // (rows * rows_per_thread)), y, -(-tiles // y)), (lanes, rows, 1),
-        (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)))
+        (
+            ('VECTOR', width),
+            ('AHEAD', ahead),
+            ('COLUMNS', columns),
+            ('PIPELINED', int(rows_per_thread > 1)),
+            ('STREAM', int(stream)),
+            ('OFFSET', 'unsigned' if few else 'size_t'),
+        ),
+        (-(-n_rows // (rows * rows_per_thread)), y, -(-tiles // y)),
+        (lanes, rows, 1),
+        (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)),
+    )
 
 
 # The model of bspmm_launch, fitted to 177 random shapes on an H200 (benchmarks/bench_policy.py says
@@ -101,11 +119,17 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
     work = n_rows * n_vectors / device.n_sms
     length = nnz / n_rows
     plan = functools.partial(
-        csr_launch, n_rows, n_cols, n_channels, width,
+        csr_launch,
+        n_rows,
+        n_cols,
+        n_channels,
+        width,
         # A result that does not fit in L2 beside x would push x out of it.
-        stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2)
+        stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2,
+    )
     lanes, columns, rows, options = _csr_settings(
-        work, length, n_vectors, width * itemsize, itemsize)
+        work, length, n_vectors, width * itemsize, itemsize
+    )
     if algorithm == 'vector':
         rows = 1
     elif algorithm == 'pipelined':
@@ -199,16 +223,26 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
     # Less than a power of two where the last ones would have no column.
     n_partitions = -(-n_channels // n_columns)
     y = min(n_partitions, MAX_GRID_Y)
-    return StLaunch((('VECTOR', 1), ('SUBWARP', lanes)), (n_graphs, y, -(-n_partitions // y)),
-                    (threads, 1, 1), max_rows * n_columns * itemsize, n_columns)
+    return StLaunch(
+        (('VECTOR', 1), ('SUBWARP', lanes)),
+        (n_graphs, y, -(-n_partitions // y)),
+        (threads, 1, 1),
+        max_rows * n_columns * itemsize,
+        n_columns,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def st_global_launch(nnz, n_channels):
     """Plan a sub-warp per entry of the whole batch; nnz and n_channels are positive."""
     lanes = subwarp(n_channels)
-    return StLaunch((('VECTOR', 1), ('SUBWARP', lanes)), (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
-                    (ST_GLOBAL_BLOCK, 1, 1), 0, n_channels)
+    return StLaunch(
+        (('VECTOR', 1), ('SUBWARP', lanes)),
+        (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
+        (ST_GLOBAL_BLOCK, 1, 1),
+        0,
+        n_channels,
+    )
 
 
 # Vectors of a row that a lane has in flight at once: of bsddmm_csr, which takes several entries of
@@ -232,8 +266,12 @@ def dot_launch(n_rows, n_channels, width, tile):
     while lanes * tile < n_vectors and lanes < WARP:  # a power of two: lanes reduce by halving
         lanes *= 2
     rows = BLOCK // lanes
-    return Launch((('VECTOR', width), ('LANES', lanes), ('TILE', tile)), (-(-n_rows // rows), 1, 1),
-                  (lanes, rows, 1), n_vectors)
+    return Launch(
+        (('VECTOR', width), ('LANES', lanes), ('TILE', tile)),
+        (-(-n_rows // rows), 1, 1),
+        (lanes, rows, 1),
+        n_vectors,
+    )
 
 
 # As Launch; width: columns of the result that a block owns; shared_bytes: dynamic shared memory.
@@ -277,20 +315,26 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
         raise ValueError(
             'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory a '
             'block, got n_B = %d, which takes %d; swa_blocked splits the columns'
-            % (SHARED_BUDGET, n_channels, shared_bytes))
+            % (SHARED_BUDGET, n_channels, shared_bytes)
+        )
     while shared_bytes > SHARED_BUDGET or blocked and partitions == 1:
         partitions *= 2
         width = -(-n_channels // partitions)
         shared_bytes = swa_shared_bytes(width, lanes, itemsize)
     sub_warps = n_graphs * max_rows
-    if sub_warps >= 2 ** 31 or partitions > MAX_GRID_Y:
+    if sub_warps >= 2**31 or partitions > MAX_GRID_Y:
         raise ValueError(
             'algorithm: swa expects fewer than 2**31 sub-warps, graphs times rows of the largest, '
             'and at most %d partitions; got %d x %d and %d'
-            % (MAX_GRID_Y, n_graphs, max_rows, partitions))
-    return SWALaunch((('VECTOR', 1), ('SUBWARP', lanes)),
-                     (-(-sub_warps * lanes // BLOCK), partitions, 1), (BLOCK, 1, 1), width,
-                     shared_bytes)
+            % (MAX_GRID_Y, n_graphs, max_rows, partitions)
+        )
+    return SWALaunch(
+        (('VECTOR', 1), ('SUBWARP', lanes)),
+        (-(-sub_warps * lanes // BLOCK), partitions, 1),
+        (BLOCK, 1, 1),
+        width,
+        shared_bytes,
+    )
 
 
 # Columns of x whose sums one thread of bspmm_sell keeps in registers.
@@ -323,11 +367,17 @@ def sell_launch(n_slices, n_slots, n_channels, width):
     n_vectors = n_channels // width
     tile = min(n_vectors, SELL_COLUMNS // width)
     blocks = -(-n_slices * n_slots // BLOCK)
-    if blocks * BLOCK >= 2 ** 32:
-        raise ValueError('adj: expected fewer than 2**32 slots, got %d slices of %d; make the '
-                         'BatchedSELL with a smaller slice_size' % (n_slices, n_slots))
-    return Launch((('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % WARP == 0))),
-                  (blocks, min(-(-n_vectors // tile), MAX_GRID_Y), 1), (BLOCK, 1, 1), n_vectors)
+    if blocks * BLOCK >= 2**32:
+        raise ValueError(
+            'adj: expected fewer than 2**32 slots, got %d slices of %d; make the '
+            'BatchedSELL with a smaller slice_size' % (n_slices, n_slots)
+        )
+    return Launch(
+        (('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % WARP == 0))),
+        (blocks, min(-(-n_vectors // tile), MAX_GRID_Y), 1),
+        (BLOCK, 1, 1),
+        n_vectors,
+    )
 
 
 # Entries of a row that one lane of spmv_csr loads before it uses the first: AHEAD in the kernel.
@@ -347,8 +397,9 @@ def spmv_launch(n_rows, nnz):
     while lanes < WARP and lanes * SPMV_AHEAD * n_rows < nnz:
         lanes *= 2
     rows = BLOCK // lanes
-    return Launch((('VECTOR', 1), ('LANES', lanes)), (-(-n_rows // rows), 1, 1),
-                  (lanes, rows, 1), 1)
+    return Launch(
+        (('VECTOR', 1), ('LANES', lanes)), (-(-n_rows // rows), 1, 1), (lanes, rows, 1), 1
+    )
 
 
 # As Launch; ahead: rows that a lane of the reduction loads before it uses the first; chunk,
@@ -357,7 +408,8 @@ def spmv_launch(n_rows, nnz):
 # launch, dynamic shared memory of both.
 SegmentLaunch = collections.namedtuple(
     'SegmentLaunch',
-    'defines grid block n_vectors ahead chunk n_chunks has_long combine_grid shared_bytes')
+    'defines grid block n_vectors ahead chunk n_chunks has_long combine_grid shared_bytes',
+)
 
 SEGMENT_ROWS = 8  # rows of the mean segment that a lane gets, and the most it has in flight at once
 SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
@@ -368,8 +420,9 @@ MAX_BLOCK_Z = 64
 
 
 @functools.lru_cache(maxsize=4096)
-def segment_launch(n_rows, n_segments, n_channels, width, itemsize, max_rows=None,
-                   always_chunks=False):
+def segment_launch(
+    n_rows, n_segments, n_channels, width, itemsize, max_rows=None, always_chunks=False
+):
     """Plan a unit of (vectors x lanes) threads per segment: the grid of the segment kernels.
 
     As many lanes as have all rows of the mean segment in flight at once. In large blocks, of long
@@ -389,8 +442,7 @@ def segment_launch(n_rows, n_segments, n_channels, width, itemsize, max_rows=Non
     tiles = -(-n_vectors // WARP)
     columns = -(-n_vectors // tiles)
     lanes = 1
-    while (lanes * SEGMENT_ROWS * n_segments < n_rows
-           and 2 * lanes * columns <= MAX_SEGMENT_BLOCK):
+    while lanes * SEGMENT_ROWS * n_segments < n_rows and 2 * lanes * columns <= MAX_SEGMENT_BLOCK:
         lanes *= 2
     units = min(max(SEGMENT_BLOCK // (columns * lanes), 1), MAX_BLOCK_Z)
     chunk = max(-(-n_rows // MAX_CHUNKS), MIN_CHUNK)
@@ -400,9 +452,18 @@ def segment_launch(n_rows, n_segments, n_channels, width, itemsize, max_rows=Non
     tiles = min(tiles, MAX_GRID_Y)
     threads = columns * lanes * units
     ahead = SEGMENT_ROWS if threads <= BLOCK else SEGMENT_ROWS // 2
-    return SegmentLaunch((('VECTOR', width),), (chunk_blocks + -(-n_segments // units), tiles, 1),
-                         (columns, lanes, units), n_vectors, ahead, chunk, n_chunks, has_long,
-                         (chunk_blocks, tiles, 1), threads * width * max(itemsize, 4))
+    return SegmentLaunch(
+        (('VECTOR', width),),
+        (chunk_blocks + -(-n_segments // units), tiles, 1),
+        (columns, lanes, units),
+        n_vectors,
+        ahead,
+        chunk,
+        n_chunks,
+        has_long,
+        (chunk_blocks, tiles, 1),
+        threads * width * max(itemsize, 4),
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -417,8 +478,12 @@ def softmax_launch(n_segments, n_channels, width):
     tiles = -(-n_vectors // WARP)
     columns = -(-n_vectors // tiles)
     units = BLOCK // columns
-    return Launch((('VECTOR', width),), (-(-n_segments // units), min(tiles, MAX_GRID_Y), 1),
-                  (columns, units, 1), n_vectors)
+    return Launch(
+        (('VECTOR', width),),
+        (-(-n_segments // units), min(tiles, MAX_GRID_Y), 1),
+        (columns, units, 1),
+        n_vectors,
+    )
 
 
 # arguments: last and n_last, as dropout takes them.
@@ -434,8 +499,12 @@ def dropout_launch(size, width):
         width (int): elements a vector, as from :func:`vector_width`.
     """
     last = (size - 1) // 4
-    return DropoutLaunch((('VECTOR', min(width, 4)),), (last // BLOCK + 1, 1, 1), (BLOCK, 1, 1),
-                         (numpy.uint32(last), numpy.int32(size - 4 * last)))
+    return DropoutLaunch(
+        (('VECTOR', min(width, 4)),),
+        (last // BLOCK + 1, 1, 1),
+        (BLOCK, 1, 1),
+        (numpy.uint32(last), numpy.int32(size - 4 * last)),
+    )
 
 
 # defines, grid, block as in Launch; shared_bytes: dynamic shared memory.
@@ -484,5 +553,9 @@ def gather_launch(n_graphs, device):
     most = GATHER_BLOCKS_PER_SM * device.n_sms
     graphs_per_block = max(GATHER_WARPS, -(-n_graphs // most))
     warps = min(graphs_per_block, WARP)
-    return GatherLaunch((('VECTOR', 1),), (-(-n_graphs // graphs_per_block), 1, 1),
-                        (warps * WARP, 1, 1), graphs_per_block)
+    return GatherLaunch(
+        (('VECTOR', 1),),
+        (-(-n_graphs // graphs_per_block), 1, 1),
+        (warps * WARP, 1, 1),
+        graphs_per_block,
+    )

@@ -4,6 +4,7 @@ CuPy refuses its own cuBLAS and cuRAND calls while a graph is captured, and what
 capture is frozen. Products and random numbers ask here whether they run in such a step; outside of
 one nothing changes. Captured or not, a step runs the same kernels: the results have the same bits.
 """
+
 import contextlib
 import threading
 

@@ -26,7 +26,8 @@ def resize_images_reads_float(module):
     if lost:
         module.compute_indices_and_weights = types.FunctionType(
             module.compute_indices_and_weights.__code__,
-            {**vars(module), 'numpy': ModuleView(numpy, **lost)})
+            {**vars(module), 'numpy': ModuleView(numpy, **lost)},
+        )
 
 
 def _warns_about_third_positional():
@@ -53,8 +54,7 @@ def pad_without_positional_out(module):
         shape = numpy.max([array.shape for array in arrays], axis=0)
         device = module.backend.get_device_from_array(arrays[0])
         with module.chainer.using_device(device):
-            result = device.xp.full(
-                (len(arrays), *map(int, shape)), padding, dtype=arrays[0].dtype)
+            result = device.xp.full((len(arrays), *map(int, shape)), padding, dtype=arrays[0].dtype)
             for i, array in enumerate(arrays):
                 result[(i, *map(slice, array.shape))] = array
         return result
@@ -85,9 +85,11 @@ def resume_without_state_of_unused_parameters(module):
 
     @functools.wraps(serialize)
     def serialize_leniently(self, serializer):
-        rules = [param.update_rule for param in self.target.params()
-                 if param.array is None and param.update_rule is not None
-                 and param.update_rule.enabled]
+        rules = [
+            param.update_rule
+            for param in self.target.params()
+            if param.array is None and param.update_rule is not None and param.update_rule.enabled
+        ]
         for rule in rules:
             rule.enabled = False
         try:

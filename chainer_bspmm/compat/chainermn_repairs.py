@@ -26,6 +26,7 @@ def unpack_with_conversion(module):
 
     NumPy 2 and CuPy 14 refuse it when the conversion copies, which it does here.
     """
+
     def unpack_params(params, attr_name, buffer, transfer_dtype, zero_fill, stream=None):
         offset = 0
         for param in params:

@@ -10,6 +10,7 @@ from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 
 # --- names that NumPy or Python lost ---
 
+
 @repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
 @repairs('chainer_chemistry.dataset.splitters.stratified_splitter')
 @repairs('chainer_chemistry.dataset.preprocessors.gin_preprocessor')
@@ -40,6 +41,7 @@ def relgat_reads_bool(module):
 
     It asks the array module of the link, which may be CuPy; so the link answers with a view.
     """
+
     def xp(self):
         own = super(module.RelGATUpdate, self).xp
         return own if 'bool' in vars(own) else ModuleView(own, bool=numpy.bool_)
@@ -61,6 +63,7 @@ def sparse_utils_need_no_distutils(module):
 
 
 # --- lists of arrays of different shapes, which NumPy 1.24 no longer makes an array of ---
+
 
 def _ragged_array(items, *args, **kwargs):
     """Do as numpy.array, but make arrays of different shapes an array of objects."""
@@ -112,6 +115,7 @@ def cgcnn_batch_is_ragged(module):
 
 # --- scikit-learn ---
 
+
 @repairs('chainer_chemistry.training.extensions.roc_auc_evaluator')
 def roc_auc_of_one_class_raises(module):
     """training/extensions/roc_auc_evaluator.py: relies on scikit-learn's ValueError.
@@ -123,14 +127,16 @@ def roc_auc_of_one_class_raises(module):
 
     def roc_auc_score(y_true, y_score, **kwargs):
         if len(numpy.unique(y_true)) == 1:
-            raise ValueError('Only one class present in y_true. ROC AUC score is not defined in '
-                             'that case.')
+            raise ValueError(
+                'Only one class present in y_true. ROC AUC score is not defined in that case.'
+            )
         return score(y_true, y_score, **kwargs)
 
     module.metrics = ModuleView(module.metrics, roc_auc_score=roc_auc_score)
 
 
 # --- a copy of the loss to the host in every step ---
+
 
 def _convert_to_scalar(self, value):
     """Convert what is reported to a scalar, but leave on its device what is on one.
@@ -171,6 +177,7 @@ def classifier_reports_lazily(module):
 
 
 # --- GIN's first_mlp, which takes part in nothing ---
+
 
 def zero_unused_layers(mlp, n_channels):
     """Give layers that were never called a weight, without drawing random numbers."""

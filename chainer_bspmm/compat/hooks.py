@@ -19,9 +19,11 @@ def repairs(module_name):
     Returns:
         callable: The decorator, which returns the function unchanged.
     """
+
     def register(function):
         _repairs.setdefault(module_name, []).append(function)
         return function
+
     return register
 
 
@@ -34,10 +36,12 @@ def surrounds(*module_names):
     Returns:
         callable: The decorator, which returns the context manager factory unchanged.
     """
+
     def register(factory):
         for module_name in module_names:
             _surroundings.setdefault(module_name, []).append(factory)
         return factory
+
     return register
 
 
@@ -79,8 +83,7 @@ _finder = _RepairingFinder()
 
 def install():
     """Repair upstream modules from now on, and those that are imported already."""
-    already_imported = [
-        sys.modules[name] for name in _repairs if sys.modules.get(name) is not None]
+    already_imported = [sys.modules[name] for name in _repairs if sys.modules.get(name) is not None]
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     for module in already_imported:

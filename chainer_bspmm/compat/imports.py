@@ -12,17 +12,20 @@ from chainer_bspmm.compat import stand_ins  # noqa: F401
 from chainer_bspmm.compat import hooks
 
 _INSTALL_CHAINER = (
-    "chainer_bspmm needs Chainer, which is not installed. Its source package does not build with "
-    "setuptools 82 or later. Install it with:\n"
+    'chainer_bspmm needs Chainer, which is not installed. Its source package does not build with '
+    'setuptools 82 or later. Install it with:\n'
     "    pip install 'setuptools<81' wheel\n"
-    "    pip install --no-build-isolation chainer==7.8.1")
+    '    pip install --no-build-isolation chainer==7.8.1'
+)
 _INSTALL_CHEMISTRY = (
-    "chainer_bspmm needs Chainer Chemistry, which is not installed. Install it with:\n"
-    "    pip install chainer-chemistry==0.7.1")
+    'chainer_bspmm needs Chainer Chemistry, which is not installed. Install it with:\n'
+    '    pip install chainer-chemistry==0.7.1'
+)
 _RESTART = (
-    "{name} could not be imported: {error!r}. If {name} was imported before chainer_bspmm in this "
-    "process, restart Python and import chainer_bspmm first; it was written for Chainer 7.8.1 and "
-    "Chainer Chemistry 0.7.1.")
+    '{name} could not be imported: {error!r}. If {name} was imported before chainer_bspmm in this '
+    'process, restart Python and import chainer_bspmm first; it was written for Chainer 7.8.1 and '
+    'Chainer Chemistry 0.7.1.'
+)
 
 
 def _purge_leftovers(package, dependents):

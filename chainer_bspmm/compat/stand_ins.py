@@ -84,8 +84,7 @@ def _make_pkg_resources():
     return module
 
 
-@surrounds('chainer._environment_check', 'chainer.testing.helper',
-           'chainer.testing.doctest_helper')
+@surrounds('chainer._environment_check', 'chainer.testing.helper', 'chainer.testing.doctest_helper')
 def pkg_resources_stand_in():
     """chainer/_environment_check.py and chainer/testing import pkg_resources.
 
@@ -101,10 +100,12 @@ def numpy_distutils_stand_in():
 
     Python 3.12 has none, and NumPy >= 1.23 warns when it is imported.
     """
-    return _modules_in_place(**{
-        'numpy.distutils': types.ModuleType('numpy.distutils'),
-        'numpy.distutils.system_info': types.ModuleType('numpy.distutils.system_info'),
-    })
+    return _modules_in_place(
+        **{
+            'numpy.distutils': types.ModuleType('numpy.distutils'),
+            'numpy.distutils.system_info': types.ModuleType('numpy.distutils.system_info'),
+        }
+    )
 
 
 @repairs('chainer._environment_check')

@@ -1,4 +1,5 @@
 """From examples of Chainer Chemistry's data sets to sparse batches."""
+
 from chainer_bspmm.dataset.converters import concat_mols
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceDataset
@@ -10,6 +11,13 @@ from chainer_bspmm.dataset.sparse_dataset import SparseExample
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
 
 __all__ = [
-    'CSRConverter', 'DeviceDataset', 'Failure', 'FromSmiles', 'SparseDataset', 'SparseExample',
-    'concat_mols', 'from_smiles', 'to_sparse',
+    'CSRConverter',
+    'DeviceDataset',
+    'Failure',
+    'FromSmiles',
+    'SparseDataset',
+    'SparseExample',
+    'concat_mols',
+    'from_smiles',
+    'to_sparse',
 ]

@@ -1,4 +1,5 @@
 """Converters: a list of molecules in, arrays and a `BatchedCSR` on a device out."""
+
 import numpy
 
 import chainer
@@ -69,13 +70,16 @@ class CSRConverter(chainer.dataset.Converter):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
         found = locate(batch)
         if found is None:
-            examples = [tuple(example) if isinstance(example, SparseExample) else example
-                        for example in batch]
+            examples = [
+                tuple(example) if isinstance(example, SparseExample) else example
+                for example in batch
+            ]
             atoms, adj, labels = self._from_dense(examples)
         elif self.n_node_columns:
-            raise ValueError('batch: expected dense examples to go with n_node_columns = %d, got a '
-                             'sparse data set, whose labels belong to molecules'
-                             % self.n_node_columns)
+            raise ValueError(
+                'batch: expected dense examples to go with n_node_columns = %d, got a '
+                'sparse data set, whose labels belong to molecules' % self.n_node_columns
+            )
         else:
             molecules, index = found
             atoms, adj, labels = molecules.near(device).batch(index, self.layout)
@@ -92,8 +96,12 @@ class CSRConverter(chainer.dataset.Converter):
         adj = BatchedCSR.from_matrices(found.matrices, self.layout, max_atom_id)
         if self.layout == 'padded':
             atoms = _pad(atoms, found.sizes, adj.max_rows)
-        labels = [self._node_column(column, found, 2 + i) if i < self.n_node_columns
-                  else dense.stack(column, 'batch', 2 + i) for i, column in enumerate(found.labels)]
+        labels = [
+            self._node_column(column, found, 2 + i)
+            if i < self.n_node_columns
+            else dense.stack(column, 'batch', 2 + i)
+            for i, column in enumerate(found.labels)
+        ]
         return atoms, adj, labels
 
     def _node_column(self, column, found, position):
@@ -101,8 +109,10 @@ class CSRConverter(chainer.dataset.Converter):
         rows = []
         for i, (values, size, full) in enumerate(zip(column, found.sizes, found.full_sizes)):
             if numpy.shape(values)[:1] != (full,):
-                raise ValueError('batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
-                                 % (i, position, full, numpy.shape(values)))
+                raise ValueError(
+                    'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
+                    % (i, position, full, numpy.shape(values))
+                )
             rows.append(to_host(values)[:size])
         flat = numpy.concatenate(rows)
         return _pad(flat, found.sizes, max(found.sizes)) if self.layout == 'padded' else flat

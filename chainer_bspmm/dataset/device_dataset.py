@@ -1,4 +1,5 @@
 """`DeviceDataset`: a sparse data set that lies on a GPU, where its batches are gathered."""
+
 import numpy
 
 import chainer
@@ -45,16 +46,17 @@ class DeviceMolecules(Molecules):
         self._max_ids = _max_ids(host)
         arrays = _source_arrays(host)
         *plain, labels = arrays
-        self.device_nbytes = sum(
-            array.nbytes for array in [*plain, *labels] if array is not None)
+        self.device_nbytes = sum(array.nbytes for array in [*plain, *labels] if array is not None)
         if max_bytes is not None and self.device_nbytes > max_bytes:
             raise ValueError(
                 'dataset: expected at most max_bytes = %d bytes for %s, got %d; keep using the '
                 'SparseDataset, whose batches are sent one by one'
-                % (max_bytes, device.name, self.device_nbytes))
+                % (max_bytes, device.name, self.device_nbytes)
+            )
         with chainer.using_device(device):
-            self._source = gpu.Source(*(_send(array, device) for array in arrays),
-                                      n_relations=host.n_relations)
+            self._source = gpu.Source(
+                *(_send(array, device) for array in arrays), n_relations=host.n_relations
+            )
 
     def near(self, device):
         """Return the molecules that give batches for a device without a detour: these or `host`."""
@@ -79,12 +81,15 @@ class DeviceMolecules(Molecules):
         if index.dtype.kind not in 'iu':
             raise TypeError('index: expected integers, got %s' % index.dtype)
         if index.ndim != 1 or not index.size:
-            raise ValueError('index: expected shape (n_graphs,), at least one, got %s'
-                             % (index.shape,))
+            raise ValueError(
+                'index: expected shape (n_graphs,), at least one, got %s' % (index.shape,)
+            )
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
-            raise IndexError('index: expected at least 0 and less than %d, the number of '
-                             'molecules, got %d' % (len(self), least if least < 0 else most))
+            raise IndexError(
+                'index: expected at least 0 and less than %d, the number of '
+                'molecules, got %d' % (len(self), least if least < 0 else most)
+            )
         return index.astype(numpy.int32)
 
     def batch(self, index, layout):
@@ -118,9 +123,18 @@ class DeviceMolecules(Molecules):
             gpu.gather_batch(self._source, self.device.send(index), buffers)
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         adj = BatchedCSR.in_buffers(
-            buffers.indptr, buffers.indices, buffers.row_offsets, buffers.col_offsets,
-            buffers.data, self.n_relations, int(sizes.max()), int(nnz.max()), max_atom_id,
-            self.is_symmetric(index), has_spare=False)
+            buffers.indptr,
+            buffers.indices,
+            buffers.row_offsets,
+            buffers.col_offsets,
+            buffers.data,
+            self.n_relations,
+            int(sizes.max()),
+            int(nnz.max()),
+            max_atom_id,
+            self.is_symmetric(index),
+            has_spare=False,
+        )
         return buffers.atoms, adj, list(buffers.labels)
 
     def _buffers(self, n_graphs, n_rows, nnz):
@@ -128,10 +142,13 @@ class DeviceMolecules(Molecules):
         empty, source = cuda.cupy.empty, self._source
         return Buffers(
             empty((n_rows,) + source.atoms.shape[1:], source.atoms.dtype),
-            empty(n_rows + 1, numpy.int32), empty(nnz, numpy.int32),
+            empty(n_rows + 1, numpy.int32),
+            empty(nnz, numpy.int32),
             None if source.data is None else empty(nnz, source.data.dtype),
-            empty(n_graphs + 1, numpy.int32), empty(n_graphs + 1, numpy.int32),
-            [empty((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels])
+            empty(n_graphs + 1, numpy.int32),
+            empty(n_graphs + 1, numpy.int32),
+            [empty((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels],
+        )
 
     def gather(self, index, buffers):
         """Gather a packed batch into arrays that may be larger; can be captured in a CUDA graph.
@@ -170,8 +187,15 @@ def _source_arrays(host):
     """Return the arrays that go to the device, those of `gpu.Source` in its order."""
     row_ends = numpy.cumsum(host.row_nnz, dtype=numpy.int64)
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
-    return (build.starts_of(host.sizes), build.starts_of(host.nnz), host.atoms,
-            row_starts.astype(numpy.int32), host.columns, host.data, host.labels)
+    return (
+        build.starts_of(host.sizes),
+        build.starts_of(host.nnz),
+        host.atoms,
+        row_starts.astype(numpy.int32),
+        host.columns,
+        host.data,
+        host.labels,
+    )
 
 
 def _send(array, device):
@@ -183,11 +207,15 @@ def _send(array, device):
 def _check_buffers(source, index, buffers, device):
     n_graphs, n_rows, nnz = index.size, buffers.indptr.size - 1, buffers.indices.size
     if (source.data is None) != (buffers.data is None):
-        raise ValueError('buffers.data: expected %s, as the data set, got %s' % tuple(
-            'None' if data is None else 'an array' for data in (source.data, buffers.data)))
+        raise ValueError(
+            'buffers.data: expected %s, as the data set, got %s'
+            % tuple('None' if data is None else 'an array' for data in (source.data, buffers.data))
+        )
     if len(buffers.labels) != len(source.labels):
-        raise ValueError('buffers.labels: expected %d, as the data set, got %d'
-                         % (len(source.labels), len(buffers.labels)))
+        raise ValueError(
+            'buffers.labels: expected %d, as the data set, got %d'
+            % (len(source.labels), len(buffers.labels))
+        )
     tables = 'i', (n_graphs + 1,)
     expected = [
         ('index', index, 'i', (n_graphs,)),
@@ -195,17 +223,22 @@ def _check_buffers(source, index, buffers, device):
         ('buffers.indptr', buffers.indptr, 'i', (n_rows + 1,)),
         ('buffers.indices', buffers.indices, 'i', (nnz,)),
         ('buffers.row_offsets', buffers.row_offsets, *tables),
-        ('buffers.col_offsets', buffers.col_offsets, *tables)]
+        ('buffers.col_offsets', buffers.col_offsets, *tables),
+    ]
     if source.data is not None:
         expected.append(('buffers.data', buffers.data, source.data.dtype, (nnz,)))
-    expected += [('buffers.labels[%d]' % i, buffer, label.dtype, (n_graphs,) + label.shape[1:])
-                 for i, (buffer, label) in enumerate(zip(buffers.labels, source.labels))]
+    expected += [
+        ('buffers.labels[%d]' % i, buffer, label.dtype, (n_graphs,) + label.shape[1:])
+        for i, (buffer, label) in enumerate(zip(buffers.labels, source.labels))
+    ]
     for name, array, dtype, shape in expected:
         if array.dtype != dtype:
             raise TypeError('%s: expected %s, got %s' % (name, numpy.dtype(dtype), array.dtype))
         if array.shape != shape or not array.flags.c_contiguous:
-            raise ValueError('%s: expected a C-contiguous array of shape %s, got shape %s'
-                             % (name, shape, array.shape))
+            raise ValueError(
+                '%s: expected a C-contiguous array of shape %s, got shape %s'
+                % (name, shape, array.shape)
+            )
         here = chainer_backend.get_device_from_array(array)
         if here != device:
             raise ValueError('%s: expected on %s, got on %s' % (name, device.name, here.name))
@@ -236,8 +269,10 @@ class DeviceDataset(SparseDataset):
 
     def __init__(self, dataset, device, max_bytes=None):
         if not (cuda.available and cuda.cupy.cuda.is_available()):
-            raise RuntimeError('device: expected a GPU that CuPy finds, got none; without one, '
-                               'keep using the SparseDataset')
+            raise RuntimeError(
+                'device: expected a GPU that CuPy finds, got none; without one, '
+                'keep using the SparseDataset'
+            )
         device = chainer.get_device(device)
         if device.xp is not cuda.cupy:
             raise ValueError('device: expected a GPU, got %s' % device.name)

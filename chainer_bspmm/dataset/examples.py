@@ -1,4 +1,5 @@
 """Examples as Chainer Chemistry's data sets hold them: checked, padding cut off, labels stacked."""
+
 import collections
 
 import numpy
@@ -31,8 +32,10 @@ def gather(examples, strip, name='batch', first=0):
         if flat.min(initial=0) < 0:
             ends = numpy.cumsum(list(map(len, atoms)))
             graph = int(numpy.searchsorted(ends, flat.argmin(), side='right'))
-            raise ValueError('%s[%d][0]: expected atom ids of at least 0, got %d'
-                             % (name, first + graph, flat.min()))
+            raise ValueError(
+                '%s[%d][0]: expected atom ids of at least 0, got %d'
+                % (name, first + graph, flat.min())
+            )
         flat = flat.astype(numpy.int32, copy=False)
     return Examples(flat, list(map(len, atoms)), full_sizes, matrices, columns[2:])
 
@@ -44,10 +47,25 @@ def stack(column, name, position):
     except ValueError:
         stacked = None
     if stacked is None or stacked.dtype.kind not in 'biuf':
-        raise ValueError('%s[...][%d]: expected labels of one shape, got %s' % (
-            name, position,
-            ', '.join(sorted({'%s %s' % (getattr(label, 'dtype', type(label).__name__),
-                                         numpy.shape(to_host(label))) for label in column}))))
+        raise ValueError(
+            '%s[...][%d]: expected labels of one shape, got %s'
+            % (
+                name,
+                position,
+                ', '.join(
+                    sorted(
+                        {
+                            '%s %s'
+                            % (
+                                getattr(label, 'dtype', type(label).__name__),
+                                numpy.shape(to_host(label)),
+                            )
+                            for label in column
+                        }
+                    )
+                ),
+            )
+        )
     return stacked
 
 
@@ -56,34 +74,45 @@ def _columns(examples, name, first):
         raise ValueError('%s: expected at least one example, got none' % name)
     for i, example in enumerate(examples):
         if not isinstance(example, tuple):
-            raise TypeError('%s[%d]: expected a tuple (atoms, adj, label...), got %s'
-                            % (name, first + i, type(example).__name__))
+            raise TypeError(
+                '%s[%d]: expected a tuple (atoms, adj, label...), got %s'
+                % (name, first + i, type(example).__name__)
+            )
     n_columns = max(len(examples[0]), 2)
     if set(map(len, examples)) != {n_columns}:
         i, example = next((i, e) for i, e in enumerate(examples) if len(e) != n_columns)
-        raise ValueError('%s[%d]: expected a tuple (atoms, adj, label...) of %d elements, '
-                         'got %d' % (name, first + i, n_columns, len(example)))
+        raise ValueError(
+            '%s[%d]: expected a tuple (atoms, adj, label...) of %d elements, '
+            'got %d' % (name, first + i, n_columns, len(example))
+        )
     return list(zip(*examples))
 
 
 def _molecules(atoms, matrices, strip, name, first):
     """Check that atoms and adjacency agree, cut padding off, return sizes, atoms, matrices."""
     # Of a sparse data set, but changed on the way here: rare, hence one at a time.
-    matrices = [matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix
-                for matrix in matrices]
+    matrices = [
+        matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix for matrix in matrices
+    ]
     for i, (ids, matrix) in enumerate(zip(atoms, matrices)):
         if not hasattr(ids, 'dtype') or not hasattr(matrix, 'shape'):
-            raise TypeError('%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
-                            % (name, first + i, type(ids).__name__, type(matrix).__name__))
+            raise TypeError(
+                '%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
+                % (name, first + i, type(ids).__name__, type(matrix).__name__)
+            )
         if matrix.shape[-2:] != ids.shape[:1] * 2:
-            raise ValueError('%s[%d]: expected a row and a column of the adjacency for each '
-                             'atom, got atoms of shape %s and adjacency of shape %s'
-                             % (name, first + i, ids.shape, matrix.shape))
+            raise ValueError(
+                '%s[%d]: expected a row and a column of the adjacency for each '
+                'atom, got atoms of shape %s and adjacency of shape %s'
+                % (name, first + i, ids.shape, matrix.shape)
+            )
     kinds = {('id' if ids.dtype.kind in 'iu' else ids.dtype.kind, ids.ndim) for ids in atoms}
     if kinds != {('id', 1)} and kinds != {('f', 2)}:
-        raise ValueError('%s: expected (n,) integer atom ids, or (n, channels) floating '
-                         'features, throughout, got %s' % (name, ', '.join(sorted(
-                             {'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms}))))
+        raise ValueError(
+            '%s: expected (n,) integer atom ids, or (n, channels) floating '
+            'features, throughout, got %s'
+            % (name, ', '.join(sorted({'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms})))
+        )
     sizes = list(map(len, atoms))
     atoms = [to_host(ids) for ids in atoms]
     if strip and atoms[0].ndim == 1:

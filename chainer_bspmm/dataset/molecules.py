@@ -1,4 +1,5 @@
 """`Molecules`: the graphs of a whole data set in a few arrays, from which batches are gathered."""
+
 import numpy
 
 from chainer_bspmm.dataset import examples as dense
@@ -58,15 +59,32 @@ class Molecules:
 
     def fields(self):
         """Return name -> what the constructor takes."""
-        names = ('atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'data', 'n_relations',
-                 'labels')
+        names = (
+            'atoms',
+            'sizes',
+            'full_sizes',
+            'row_nnz',
+            'columns',
+            'data',
+            'n_relations',
+            'labels',
+        )
         return {name: getattr(self, name) for name in names}
 
     @property
     def adjacency_nbytes(self):
         """Bytes that hold the adjacency of all molecules (int), tables for gathering included."""
-        arrays = (self.sizes, self.full_sizes, self.row_nnz, self.columns, self.data, self.starts,
-                  self.entry_starts, self.nnz, self.symmetric)
+        arrays = (
+            self.sizes,
+            self.full_sizes,
+            self.row_nnz,
+            self.columns,
+            self.data,
+            self.starts,
+            self.entry_starts,
+            self.nnz,
+            self.symmetric,
+        )
         return sum(array.nbytes for array in arrays if array is not None)
 
     @property
@@ -87,9 +105,10 @@ class Molecules:
     def _find_symmetry(self, part):
         sizes, nnz = self.sizes[part], self.nnz[part]
         starts, entry_starts = build.starts_of(sizes), build.starts_of(nnz)
-        row_nnz = self.row_nnz[self.starts[part.start]:][:starts[-1]]
-        entries = slice(self.entry_starts[part.start], self.entry_starts[part.start]
-                        + entry_starts[-1])
+        row_nnz = self.row_nnz[self.starts[part.start] :][: starts[-1]]
+        entries = slice(
+            self.entry_starts[part.start], self.entry_starts[part.start] + entry_starts[-1]
+        )
         rows = numpy.repeat(numpy.arange(row_nnz.size), row_nnz)
         columns = self.columns[entries] + numpy.repeat(starts[:-1], nnz)
         _, _, order = build.transpose(numpy, build.starts_of(row_nnz), columns, row_nnz.size)
@@ -116,7 +135,8 @@ class Molecules:
         if column > 1:
             return self.labels[column - 2][i]
         atoms, adj, _ = self.batch(
-            numpy.array([i]), 'packed' if self.sizes[i] == self.full_sizes[i] else 'padded')
+            numpy.array([i]), 'packed' if self.sizes[i] == self.full_sizes[i] else 'padded'
+        )
         if column == 1:
             return adj
         return atoms if adj.layout == 'packed' else atoms[0]
@@ -143,8 +163,7 @@ class Molecules:
             n = int(self.full_sizes[index].max())
             row_offsets = numpy.arange(index.size + 1) * n
             place = _ranges(row_offsets[:-1], sizes)
-            atoms = _spread(atoms, place, index.size * n).reshape(
-                (index.size, n) + atoms.shape[1:])
+            atoms = _spread(atoms, place, index.size * n).reshape((index.size, n) + atoms.shape[1:])
             row_nnz = _spread(row_nnz, place, index.size * n)
         else:
             row_offsets = build.starts_of(sizes)
@@ -161,9 +180,13 @@ class Molecules:
             indptr=indptr,
             indices=indices,
             data=None if self.data is None else self.data.take(entries),
-            row_offsets=row_offsets.astype(numpy.int32), col_offsets=col_offsets,
-            n_relations=self.n_relations, layout=layout, max_atom_id=max_atom_id,
-            is_symmetric=self.is_symmetric(index))
+            row_offsets=row_offsets.astype(numpy.int32),
+            col_offsets=col_offsets,
+            n_relations=self.n_relations,
+            layout=layout,
+            max_atom_id=max_atom_id,
+            is_symmetric=self.is_symmetric(index),
+        )
         return atoms, adj, [label[index] for label in self.labels]
 
     @classmethod
@@ -179,8 +202,10 @@ class Molecules:
             expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
             expected |= {'label_%d' % i for i in range(n_labels)}
             if names - {'data'} != expected:
-                raise ValueError('%s: expected the arrays of a SparseDataset, got %s'
-                                 % (path, ', '.join(sorted(names))))
+                raise ValueError(
+                    '%s: expected the arrays of a SparseDataset, got %s'
+                    % (path, ', '.join(sorted(names)))
+                )
             arrays = {name: file[name] for name in names}
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         arrays['n_relations'] = int(arrays['n_relations'])
@@ -189,12 +214,17 @@ class Molecules:
             _check(labels=labels, **arrays)
         except ValueError as error:
             raise ValueError('%s: %s' % (path, error)) from None
-        dtypes = {'sizes': numpy.int64, 'full_sizes': numpy.int64, 'row_nnz': numpy.int32,
-                  'columns': numpy.int32}
+        dtypes = {
+            'sizes': numpy.int64,
+            'full_sizes': numpy.int64,
+            'row_nnz': numpy.int32,
+            'columns': numpy.int32,
+        }
         if arrays['atoms'].ndim == 1:
             dtypes['atoms'] = numpy.int32
-        arrays.update((name, arrays[name].astype(dtype, copy=False))
-                      for name, dtype in dtypes.items())
+        arrays.update(
+            (name, arrays[name].astype(dtype, copy=False)) for name, dtype in dtypes.items()
+        )
         return cls(labels=labels, **arrays)
 
     def save(self, path):
@@ -209,9 +239,15 @@ class Molecules:
         nodes = _ranges(self.starts[index], self.sizes[index])
         entries = _ranges(self.entry_starts[index], self.nnz[index])
         return Molecules(
-            self.atoms[nodes], self.sizes[index], self.full_sizes[index], self.row_nnz[nodes],
-            self.columns[entries], None if self.data is None else self.data[entries],
-            self.n_relations, [label[index] for label in self.labels])
+            self.atoms[nodes],
+            self.sizes[index],
+            self.full_sizes[index],
+            self.row_nnz[nodes],
+            self.columns[entries],
+            None if self.data is None else self.data[entries],
+            self.n_relations,
+            [label[index] for label in self.labels],
+        )
 
     @classmethod
     def from_examples(cls, examples, name, first):
@@ -223,9 +259,15 @@ class Molecules:
         csr = BatchedCSR.from_matrices(found.matrices)
         shift = numpy.repeat(csr.col_offsets[:-1], numpy.diff(csr.indptr[csr.row_offsets]))
         molecules = cls(
-            found.atoms, numpy.array(found.sizes), numpy.array(found.full_sizes),
+            found.atoms,
+            numpy.array(found.sizes),
+            numpy.array(found.full_sizes),
             numpy.diff(csr.indptr),
-            csr.indices - shift, csr.data, csr.n_relations, [])
+            csr.indices - shift,
+            csr.data,
+            csr.n_relations,
+            [],
+        )
         return molecules, found.labels
 
     @classmethod
@@ -235,67 +277,111 @@ class Molecules:
         Raises:
             ValueError: they differ in relations, kind of atoms, or labels.
         """
-        kinds = {(part.n_relations, part.atoms.shape[1:], part.atoms.dtype.kind,
-                  tuple(label.shape[1:] for label in part.labels)) for part in parts}
+        kinds = {
+            (
+                part.n_relations,
+                part.atoms.shape[1:],
+                part.atoms.dtype.kind,
+                tuple(label.shape[1:] for label in part.labels),
+            )
+            for part in parts
+        }
         if len(kinds) > 1:
             raise ValueError(
                 'expected the same relations, features and labels throughout, got %s'
-                % ' and '.join(sorted(
-                    '%d relations, %s atoms of shape (n%s), labels of shapes %s' % (
-                        n_relations, {'i': 'integer', 'f': 'floating'}[kind],
-                        ''.join(', %d' % n for n in shape), list(labels))
-                    for n_relations, shape, kind, labels in kinds)))
-        columns = {name: numpy.concatenate([getattr(part, name) for part in parts])
-                   for name in ('atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns')}
+                % ' and '.join(
+                    sorted(
+                        '%d relations, %s atoms of shape (n%s), labels of shapes %s'
+                        % (
+                            n_relations,
+                            {'i': 'integer', 'f': 'floating'}[kind],
+                            ''.join(', %d' % n for n in shape),
+                            list(labels),
+                        )
+                        for n_relations, shape, kind, labels in kinds
+                    )
+                )
+            )
+        columns = {
+            name: numpy.concatenate([getattr(part, name) for part in parts])
+            for name in ('atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns')
+        }
         data = None
         if any(part.data is not None for part in parts):
-            data = numpy.concatenate([
-                numpy.ones(part.columns.size, 'f') if part.data is None else part.data
-                for part in parts])
-        return cls(data=data, n_relations=parts[0].n_relations,
-                   labels=list(map(numpy.concatenate, zip(*[part.labels for part in parts]))),
-                   **columns)
+            data = numpy.concatenate(
+                [
+                    numpy.ones(part.columns.size, 'f') if part.data is None else part.data
+                    for part in parts
+                ]
+            )
+        return cls(
+            data=data,
+            n_relations=parts[0].n_relations,
+            labels=list(map(numpy.concatenate, zip(*[part.labels for part in parts]))),
+            **columns,
+        )
 
 
 def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
     """Raise ValueError where arrays from a file do not make molecules."""
-    kinds = [('atoms', atoms, 'i' if atoms.ndim == 1 else 'f', (1, 2)), ('sizes', sizes, 'i', (1,)),
-             ('full_sizes', full_sizes, 'i', (1,)), ('row_nnz', row_nnz, 'i', (1,)),
-             ('columns', columns, 'i', (1,))]
+    kinds = [
+        ('atoms', atoms, 'i' if atoms.ndim == 1 else 'f', (1, 2)),
+        ('sizes', sizes, 'i', (1,)),
+        ('full_sizes', full_sizes, 'i', (1,)),
+        ('row_nnz', row_nnz, 'i', (1,)),
+        ('columns', columns, 'i', (1,)),
+    ]
     kinds += [] if data is None else [('data', data, 'f', (1,))]
     for name, array, kind, ndims in kinds:
         if array.dtype.kind != kind or array.ndim not in ndims:
-            raise ValueError('%s: expected %s of %s dimensions, got %s of shape %s' % (
-                name, {'i': 'integers', 'f': 'floats'}[kind],
-                ' or '.join(map(str, ndims)), array.dtype, array.shape))
+            raise ValueError(
+                '%s: expected %s of %s dimensions, got %s of shape %s'
+                % (
+                    name,
+                    {'i': 'integers', 'f': 'floats'}[kind],
+                    ' or '.join(map(str, ndims)),
+                    array.dtype,
+                    array.shape,
+                )
+            )
     if n_relations < 1:
         raise ValueError('n_relations: expected at least 1, got %d' % n_relations)
     for name, array, what, length in (
-            ('atoms', atoms, 'the sum of sizes', sizes.sum()),
-            ('row_nnz', row_nnz, 'the sum of sizes', sizes.sum()),
-            ('full_sizes', full_sizes, 'the length of sizes', sizes.size),
-            ('columns', columns, 'the sum of row_nnz', row_nnz.sum()),
-            *([] if data is None else [('data', data, 'the length of columns', columns.size)]),
-            *(('label_%d' % i, label, 'the length of sizes', sizes.size)
-              for i, label in enumerate(labels))):
+        ('atoms', atoms, 'the sum of sizes', sizes.sum()),
+        ('row_nnz', row_nnz, 'the sum of sizes', sizes.sum()),
+        ('full_sizes', full_sizes, 'the length of sizes', sizes.size),
+        ('columns', columns, 'the sum of row_nnz', row_nnz.sum()),
+        *([] if data is None else [('data', data, 'the length of columns', columns.size)]),
+        *(
+            ('label_%d' % i, label, 'the length of sizes', sizes.size)
+            for i, label in enumerate(labels)
+        ),
+    ):
         if len(array) != length:
-            raise ValueError('%s: expected %d items, %s, got %d'
-                             % (name, length, what, len(array)))
-    at_least = [('sizes', sizes, 0), ('full_sizes', full_sizes, sizes), ('row_nnz', row_nnz, 0),
-                ('columns', columns, 0)] + ([('atoms', atoms, 0)] if atoms.ndim == 1 else [])
+            raise ValueError('%s: expected %d items, %s, got %d' % (name, length, what, len(array)))
+    at_least = [
+        ('sizes', sizes, 0),
+        ('full_sizes', full_sizes, sizes),
+        ('row_nnz', row_nnz, 0),
+        ('columns', columns, 0),
+    ] + ([('atoms', atoms, 0)] if atoms.ndim == 1 else [])
     for name, array, least in at_least:
         if (array < least).any():
             i = int((array < least).argmax())
-            raise ValueError('%s: expected at least %d at position %d, got %d'
-                             % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i]))
+            raise ValueError(
+                '%s: expected at least %d at position %d, got %d'
+                % (name, numpy.broadcast_to(least, array.shape)[i], i, array[i])
+            )
     for name, array in (('atoms', atoms), ('columns', columns)):
         if array.dtype.kind == 'i':
             validate.fits_int32(name, int(array.max(initial=0)))
     widths = numpy.repeat(numpy.repeat(sizes.astype(numpy.int64) * n_relations, sizes), row_nnz)
     if (columns >= widths).any():
         i = int((columns >= widths).argmax())
-        raise ValueError('columns: expected less than %d, relations times the nodes of the '
-                         'molecule, at position %d, got %d' % (widths[i], i, columns[i]))
+        raise ValueError(
+            'columns: expected less than %d, relations times the nodes of the '
+            'molecule, at position %d, got %d' % (widths[i], i, columns[i])
+        )
 
 
 def _ranges(starts, lengths):

@@ -1,4 +1,5 @@
 """`from_smiles`: from SMILES to a sparse data set, in several processes, never a dense matrix."""
+
 import collections
 import concurrent.futures.process
 import contextlib
@@ -49,6 +50,7 @@ BOND_TYPES = ('SINGLE', 'DOUBLE', 'TRIPLE', 'AROMATIC')
 def _mol(smiles):
     """Return RDKit's molecule; ValueError says why there is none."""
     from rdkit import Chem
+
     if not isinstance(smiles, str):
         raise ValueError('expected a string, got %s' % type(smiles).__name__)
     if not (smiles.split() or [''])[0].isascii():  # a name may follow
@@ -68,6 +70,7 @@ def _graph(smiles, preprocessor, kind, for_models):
     """Return canonical SMILES, atomic numbers, and the two ends and the relation of every bond."""
     from chainer_chemistry.config import MAX_ATOMIC_NUM
     from chainer_chemistry.dataset.preprocessors.common import type_check_num_atoms
+
     canonical, mol = preprocessor.prepare_smiles_and_mol(_mol(smiles))
     type_check_num_atoms(mol, preprocessor.max_atoms)
     atoms = [mol.GetAtomWithIdx(i).GetAtomicNum() for i in range(mol.GetNumAtoms())]
@@ -77,11 +80,13 @@ def _graph(smiles, preprocessor, kind, for_models):
         raise ValueError('no atoms')
     largest = max(atoms, default=0)
     if for_models and largest >= MAX_ATOMIC_NUM:
-        raise ValueError('atomic number %d, the models know those below %d'
-                         % (largest, MAX_ATOMIC_NUM))
+        raise ValueError(
+            'atomic number %d, the models know those below %d' % (largest, MAX_ATOMIC_NUM)
+        )
     if kind.super_node and largest > MAX_ATOMIC_NUM:
-        raise ValueError('atomic number %d, a super node counts those up to %d'
-                         % (largest, MAX_ATOMIC_NUM))
+        raise ValueError(
+            'atomic number %d, a super node counts those up to %d' % (largest, MAX_ATOMIC_NUM)
+        )
     bonds = []
     for i in range(mol.GetNumBonds()):  # quicker than iterating
         bond = mol.GetBondWithIdx(i)
@@ -108,8 +113,7 @@ def _molecules(graphs, preprocessor, kind):
     if kind.diagonal:
         row = numpy.concatenate([row, numpy.arange(atoms.size)])
         column = numpy.concatenate([column, numpy.arange(atoms.size) - numpy.repeat(starts, sizes)])
-        relation = numpy.concatenate(
-            [relation, numpy.full(atoms.size, kind.n_relations - 1)])
+        relation = numpy.concatenate([relation, numpy.full(atoms.size, kind.n_relations - 1)])
     order = numpy.lexsort((column, relation, row))
     row, column, relation = row[order], column[order], relation[order]
     row_nnz = numpy.bincount(row, minlength=atoms.size).astype(numpy.int32)
@@ -119,8 +123,7 @@ def _molecules(graphs, preprocessor, kind):
         data = scale[row] * scale[column + numpy.repeat(numpy.repeat(starts, sizes), row_nnz)]
     full_sizes = numpy.maximum(sizes, preprocessor.out_size)
     columns = (column * kind.n_relations + relation).astype(numpy.int32)
-    molecules = Molecules(
-        atoms, sizes, full_sizes, row_nnz, columns, data, kind.n_relations, [])
+    molecules = Molecules(atoms, sizes, full_sizes, row_nnz, columns, data, kind.n_relations, [])
     if kind.super_node:
         molecules.labels.append(_super_nodes(molecules, relation, kind))
     return molecules
@@ -135,6 +138,7 @@ def _super_nodes(molecules, relation, kind):
     Source: ``construct_supernode_feature`` of Chainer Chemistry, sums taken in float64.
     """
     from chainer_chemistry.config import MAX_ATOMIC_NUM
+
     n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
     place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
     values = numpy.ones(place.size) if molecules.data is None else molecules.data
@@ -143,17 +147,26 @@ def _super_nodes(molecules, relation, kind):
     numpy.maximum.at(largest, place, values)
     total = sums.sum(axis=1)
     width = MAX_ATOMIC_NUM + 1
-    counts = numpy.bincount(numpy.repeat(numpy.arange(n), n_atoms) * width + molecules.atoms,
-                            minlength=n * width).reshape(n, width)[:, 1:]
-    return numpy.concatenate([
-        n_atoms[:, None], total[:, None], largest.reshape(n, n_relations),
-        sums / numpy.where(total, total, 1)[:, None], counts > 0, counts / n_atoms[:, None],
-    ], axis=1).astype('f')
+    counts = numpy.bincount(
+        numpy.repeat(numpy.arange(n), n_atoms) * width + molecules.atoms, minlength=n * width
+    ).reshape(n, width)[:, 1:]
+    return numpy.concatenate(
+        [
+            n_atoms[:, None],
+            total[:, None],
+            largest.reshape(n, n_relations),
+            sums / numpy.where(total, total, 1)[:, None],
+            counts > 0,
+            counts / n_atoms[:, None],
+        ],
+        axis=1,
+    ).astype('f')
 
 
 def _chunk(preprocessor, for_models, first_and_smiles):
     """Turn a chunk of SMILES into Molecules, canonical SMILES, positions, failures."""
     from rdkit import rdBase
+
     first, smiles = first_and_smiles
     kind = KINDS[type(preprocessor).__name__]
     graphs, kept, failures = [], [], []
@@ -200,8 +213,9 @@ def preprocessor_of(argument, method):
     try:
         from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
     except ImportError as error:
-        raise ImportError('%s: SMILES need RDKit: pip install rdkit (%s)'
-                          % (argument, error)) from error
+        raise ImportError(
+            '%s: SMILES need RDKit: pip install rdkit (%s)' % (argument, error)
+        ) from error
     if isinstance(method, str):
         validate.one_of(argument, method, preprocess_method_dict)
         method = preprocess_method_dict[method]()
@@ -209,10 +223,13 @@ def preprocessor_of(argument, method):
     if name not in KINDS or not type(method).__module__.startswith('chainer_chemistry.'):
         raise TypeError(
             "%s: expected one of Chainer Chemistry's %s, got %s; for another one parse with it, "
-            'then use to_sparse' % (argument, ', '.join(KINDS), name))
+            'then use to_sparse' % (argument, ', '.join(KINDS), name)
+        )
     if method.out_size >= 0 and (KINDS[name].n_relations == 5 or KINDS[name].super_node):
-        raise ValueError('%s: expected out_size=-1, as %s fails for molecules that are padded, got '
-                         '%d' % (argument, name, method.out_size))
+        raise ValueError(
+            '%s: expected out_size=-1, as %s fails for molecules that are padded, got '
+            '%d' % (argument, name, method.out_size)
+        )
     return method
 
 
@@ -245,7 +262,8 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
         yield from map(task, chunks)
         return
     pool = concurrent.futures.ProcessPoolExecutor(
-        n_processes, initializer=gc.freeze)  # forked, they leave this process's CUDA objects alone
+        n_processes, initializer=gc.freeze
+    )  # forked, they leave this process's CUDA objects alone
     first = n_read = 0
     try:
         waiting = collections.deque()
@@ -259,8 +277,10 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
             first, future = waiting.popleft()
             yield future.result()
     except concurrent.futures.process.BrokenProcessPool as error:
-        raise RuntimeError('smiles: a process died that parsed one of those at positions %d to %d'
-                           % (first, n_read - 1)) from error
+        raise RuntimeError(
+            'smiles: a process died that parsed one of those at positions %d to %d'
+            % (first, n_read - 1)
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -300,21 +320,26 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
     preprocessor = preprocessor_of('preprocessor', preprocessor)
     smiles = list(smiles)
     if labels is not None and len(labels) != len(smiles):
-        raise ValueError('labels: expected one for each of the %d SMILES, got %d'
-                         % (len(smiles), len(labels)))
+        raise ValueError(
+            'labels: expected one for each of the %d SMILES, got %d' % (len(smiles), len(labels))
+        )
     if n_processes is not None:
         n_processes = validate.count('n_processes', n_processes, 1)
     parts, canonical, kept, failures = [], [], [], []
-    with contextlib.closing(parse(smiles, preprocessor, n_processes)) as found, tqdm(
-            total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar:
+    with (
+        contextlib.closing(parse(smiles, preprocessor, n_processes)) as found,
+        tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar,
+    ):
         for part, *lists in found:
             parts.append(part)
             for whole, new in zip((canonical, kept, failures), lists):
                 whole += new
             bar.update(len(lists[1]) + len(lists[2]))
     if not kept:
-        raise ValueError('smiles: expected at least one molecule that can be used, got %d%s' % (
-            len(smiles), ', the first: %r: %s' % failures[0][1:] if failures else ''))
+        raise ValueError(
+            'smiles: expected at least one molecule that can be used, got %d%s'
+            % (len(smiles), ', the first: %r: %s' % failures[0][1:] if failures else '')
+        )
     molecules = Molecules.concatenate(parts)
     if labels is not None:
         molecules.labels.append(dense.stack([labels[i] for i in kept], 'labels', 0))

@@ -1,10 +1,12 @@
 """`SparseDataset`: a data set that holds every molecule's adjacency as CSR, and `to_sparse`."""
+
 import collections.abc
 import itertools
 import operator
 
-from chainer_chemistry.dataset.indexers.numpy_tuple_dataset_feature_indexer import \
-    NumpyTupleDatasetFeatureIndexer
+from chainer_chemistry.dataset.indexers.numpy_tuple_dataset_feature_indexer import (
+    NumpyTupleDatasetFeatureIndexer,
+)
 import numpy
 from tqdm import tqdm
 
@@ -105,8 +107,10 @@ class SparseDataset(NumpyTupleDataset):
                 index = slice(0)
             order = self.order[index]
             if order.ndim != 1:
-                raise IndexError('index: expected an int, a slice, or one dimension of indices, '
-                                 'got shape %s' % (numpy.shape(index),))
+                raise IndexError(
+                    'index: expected an int, a slice, or one dimension of indices, '
+                    'got shape %s' % (numpy.shape(index),)
+                )
             return SparseDataset(self.molecules, order)
         if self._numbers is None:
             self._numbers = self.order.tolist()
@@ -127,8 +131,9 @@ class SparseDataset(NumpyTupleDataset):
 
     @property
     def _datasets(self):  # what NumpyTupleDataset.save would pickle
-        raise TypeError('expected SparseDataset.save for a SparseDataset, got '
-                        'NumpyTupleDataset.save')
+        raise TypeError(
+            'expected SparseDataset.save for a SparseDataset, got NumpyTupleDataset.save'
+        )
 
     def get_datasets(self):
         """Return one sequence for each column; those of the labels are arrays."""
@@ -144,6 +149,7 @@ class SparseDataset(NumpyTupleDataset):
     def converter(self):
         """The converter that goes with this data set."""
         from chainer_bspmm.dataset.converters import concat_mols  # it knows this file
+
         return concat_mols
 
     @property
@@ -189,14 +195,18 @@ class SparseDataset(NumpyTupleDataset):
 
     def __repr__(self):
         return '<SparseDataset: %d molecules, %d relation%s, %d columns>' % (
-            len(self), self.n_relations, 's'[:self.n_relations != 1],
-            2 + len(self.molecules.labels))
+            len(self),
+            self.n_relations,
+            's'[: self.n_relations != 1],
+            2 + len(self.molecules.labels),
+        )
 
 
 def _no_array(thing):
     return TypeError(
         '%s: expected chainer_bspmm.concat_mols or CSRConverter as the converter; the adjacency '
-        'is sparse and cannot become one dense array' % type(thing).__name__)
+        'is sparse and cannot become one dense array' % type(thing).__name__
+    )
 
 
 def locate(batch):
@@ -219,7 +229,8 @@ def locate(batch):
     order = numpy.argsort(source, kind='stable')
     groups = numpy.split(index[order], numpy.cumsum(numpy.bincount(source))[:-1])
     merged = Molecules.concatenate(
-        [molecules.take(group) for molecules, group in zip(distinct, groups)])
+        [molecules.take(group) for molecules, group in zip(distinct, groups)]
+    )
     return merged, numpy.argsort(order)
 
 
@@ -251,12 +262,16 @@ def to_sparse(dataset):
             columns.append(labels)
             bar.update(len(examples))
     if len(set(map(len, columns))) > 1:
-        raise ValueError('dataset: expected as many columns in every example, got %s'
-                         % ' and '.join(str(2 + n) for n in sorted(set(map(len, columns)))))
+        raise ValueError(
+            'dataset: expected as many columns in every example, got %s'
+            % ' and '.join(str(2 + n) for n in sorted(set(map(len, columns))))
+        )
     try:
         molecules = Molecules.concatenate(parts)
     except ValueError as error:
         raise ValueError('dataset: %s' % error) from None
-    molecules.labels = [dense.stack(list(itertools.chain(*column)), 'dataset', 2 + i)
-                        for i, column in enumerate(zip(*columns))]
+    molecules.labels = [
+        dense.stack(list(itertools.chain(*column)), 'dataset', 2 + i)
+        for i, column in enumerate(zip(*columns))
+    ]
     return SparseDataset(molecules)

@@ -1,4 +1,5 @@
 """Differentiable batched sparse products and segmented reductions."""
+
 from chainer_bspmm.functions.bsddmm import bsddmm
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.gru_step import gru_step
@@ -10,6 +11,13 @@ from chainer_bspmm.functions.segment import segment_sum
 from chainer_bspmm.functions.segment_softmax import segment_softmax
 
 __all__ = [
-    'bsddmm', 'bspmm', 'gru_step', 'node_softmax', 'relation_linear', 'segment_broadcast',
-    'segment_max', 'segment_softmax', 'segment_sum',
+    'bsddmm',
+    'bspmm',
+    'gru_step',
+    'node_softmax',
+    'relation_linear',
+    'segment_broadcast',
+    'segment_max',
+    'segment_softmax',
+    'segment_sum',
 ]

@@ -1,4 +1,5 @@
 """A linear layer and its activation as one node."""
+
 import numpy
 
 import chainer
@@ -22,24 +23,27 @@ class ActivatedLinear(LinearFunction):
         return chainer.Fallback  # the inherited one would leave out the activation
 
     def forward(self, inputs):
-        y, = super().forward(inputs)
+        (y,) = super().forward(inputs)
         self._activate(chainer.backend.get_array_module(y), y)
         self.retain_outputs((0,))
-        return y,
+        return (y,)
 
     def backward(self, indexes, grad_outputs):
         x, W = self.get_retained_inputs()
-        y, = self.get_retained_outputs()
+        (y,) = self.get_retained_outputs()
         gy = self._activation_gradient(y, grad_outputs[0])
-        nodes = {0: (LinearGradData(), (W, gy)), 1: (LinearGradWeight(W.dtype), (x, gy)),
-                 2: (RowSum(), (gy,))}
+        nodes = {
+            0: (LinearGradData(), (W, gy)),
+            1: (LinearGradWeight(W.dtype), (x, gy)),
+            2: (RowSum(), (gy,)),
+        }
         return tuple(quick_apply(*nodes[index])[0] for index in indexes)
 
 
 class LinearReLU(ActivatedLinear):
     """With dropout, unless its ratio is 0."""
 
-    def __init__(self, dropout_ratio=0.):
+    def __init__(self, dropout_ratio=0.0):
         super().__init__()
         self._dropout_ratio = dropout_ratio
 
@@ -71,21 +75,25 @@ class ReLUDropoutGrad(function_node.FunctionNode):
         self._scale = scale
 
     def forward(self, inputs):
-        gy, = inputs
+        (gy,) = inputs
         if isinstance(gy, numpy.ndarray):
             gx = gy * (self._y > 0)
             gx *= self._scale
-            return gx,
-        return cuda.elementwise(
-            'T y, T gy, T scale', 'T gx', 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
-            'bspmm_relu_dropout_grad')(self._y, gy, self._scale),
+            return (gx,)
+        return (
+            cuda.elementwise(
+                'T y, T gy, T scale',
+                'T gx',
+                'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
+                'bspmm_relu_dropout_grad',
+            )(self._y, gy, self._scale),
+        )
 
     def backward(self, indexes, grad_outputs):
         return ReLUDropoutGrad(self._y, self._scale).apply(grad_outputs)
 
 
 class LinearSoftmax(ActivatedLinear):
-
     def _activate(self, xp, y):
         y -= y.max(axis=1, keepdims=True)
         xp.exp(y, out=y)
@@ -106,11 +114,11 @@ class SoftmaxGrad(function_node.FunctionNode):
         y, gy = inputs
         gx = y * gy
         gx -= y * gx.sum(axis=1, keepdims=True)
-        return gx,
+        return (gx,)
 
     def backward(self, indexes, grad_outputs):
         y, gy = self.get_retained_inputs()
-        ggx, = grad_outputs
+        (ggx,) = grad_outputs
 
         def inner(a):
             return functions.broadcast_to(functions.sum(y * a, axis=1, keepdims=True), a.shape)
@@ -118,7 +126,7 @@ class SoftmaxGrad(function_node.FunctionNode):
         return ggx * (gy - inner(gy)) - gy * inner(ggx), SoftmaxGrad().apply((y, ggx))[0]
 
 
-def linear_relu(x, W, b=None, dropout_ratio=0.):
+def linear_relu(x, W, b=None, dropout_ratio=0.0):
     """Compute ``y[i, c] = max(0, sum_k W[c, k] x[i, k] + b[c])``. Differentiable to any order.
 
     Args:
@@ -138,7 +146,7 @@ def linear_relu(x, W, b=None, dropout_ratio=0.):
         ValueError: ``dropout_ratio`` is out of its range.
     """
     LinearReLU.check_ratio(dropout_ratio)
-    node = LinearReLU(dropout_ratio if chainer.config.train else 0.)
+    node = LinearReLU(dropout_ratio if chainer.config.train else 0.0)
     return node.apply((x, W) if b is None else (x, W, b))[0]
 
 

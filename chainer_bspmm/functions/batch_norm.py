@@ -1,4 +1,5 @@
 """Batch normalisation whose statistics leave out the spare rows of a batch of fixed capacity."""
+
 import numpy
 
 import chainer
@@ -27,8 +28,9 @@ class RealRowsBatchNorm(QuickGradients):
         self.retain_inputs((0, 1, 2))
         forward = _host_forward if isinstance(inputs[0], numpy.ndarray) else _device_forward
         y, self._statistics = forward(
-            self._adj, *_cast(inputs), self._eps, self._decay, self._running)
-        return y.astype(inputs[0].dtype, copy=False),
+            self._adj, *_cast(inputs), self._eps, self._decay, self._running
+        )
+        return (y.astype(inputs[0].dtype, copy=False),)
 
     def _gradients(self, inputs, gy):
         x, gamma, _ = _cast(inputs)
@@ -96,6 +98,7 @@ def _host_gradients(adj, x, gy, gamma, mean, inv_std):
 # On a device the number of real rows is read there, by every kernel: it may be another one each
 # time that a captured graph is replayed. Sums over graphs leave out the rows that belong to none.
 
+
 def _real_sum(adj, x):
     return _sum(backend.segment_sum(x, adj.row_offsets, adj.max_rows))
 
@@ -103,15 +106,20 @@ def _real_sum(adj, x):
 def _device_forward(adj, x, gamma, beta, eps, decay, running):
     n_true, total = adj.row_offsets[-1:], _real_sum(adj, x)
     squares = cuda.elementwise(
-        'T x, T total, raw int32 n_true', 'T square', '''
+        'T x, T total, raw int32 n_true',
+        'T square',
+        """
         const T centred = x - total / (T)max(n_true[0], 1);
-        square = centred * centred;''', 'bspmm_norm_squares')(x, total, n_true)
+        square = centred * centred;""",
+        'bspmm_norm_squares',
+    )(x, total, n_true)
     mean, inv_std = (cuda.cupy.empty(total.shape, total.dtype) for _ in range(2))
     if running is None:
         running = [cuda.cupy.zeros(mean.shape, mean.dtype) for _ in range(2)]
     cuda.elementwise(
         'T total, T squares, raw int32 n_true, T eps, T decay',
-        'T mean, T inv_std, U running_mean, U running_var', '''
+        'T mean, T inv_std, U running_mean, U running_var',
+        """
         const T n = (T)max(n_true[0], 1);
         const T unbiased = n / (T)max(n_true[0] - 1, 1);
         const T variance = squares / n;
@@ -119,12 +127,16 @@ def _device_forward(adj, x, gamma, beta, eps, decay, running):
         inv_std = rsqrt(variance + eps);
         running_mean = (U)((T)running_mean * decay + mean * ((T)1 - decay));
         running_var = (U)((T)running_var * decay + variance * unbiased * ((T)1 - decay));
-        ''', 'bspmm_norm_statistics')(
-        total, _real_sum(adj, squares), n_true, eps, decay, mean, inv_std, *running)
+        """,
+        'bspmm_norm_statistics',
+    )(total, _real_sum(adj, squares), n_true, eps, decay, mean, inv_std, *running)
     y = cuda.elementwise(
-        'T x, T mean, T inv_std, T gamma, T beta, raw int32 n_true, int32 n_channels', 'T y', '''
-        y = i / n_channels < n_true[0] ? gamma * (x - mean) * inv_std + beta : (T)0;''',
-        'bspmm_norm')(x, mean, inv_std, gamma, beta, n_true, x.shape[1])
+        'T x, T mean, T inv_std, T gamma, T beta, raw int32 n_true, int32 n_channels',
+        'T y',
+        """
+        y = i / n_channels < n_true[0] ? gamma * (x - mean) * inv_std + beta : (T)0;""",
+        'bspmm_norm',
+    )(x, mean, inv_std, gamma, beta, n_true, x.shape[1])
     return y, (mean, inv_std)
 
 
@@ -132,19 +144,23 @@ def _device_gradients(adj, x, gy, gamma, mean, inv_std):
     n_rows, n_channels = x.shape
     terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # side by side: summed at once
     cuda.elementwise(
-        'T x, T gy, T mean, T inv_std', 'T of_gamma, T of_beta',
-        'of_gamma = gy * (x - mean) * inv_std; of_beta = gy;', 'bspmm_norm_terms')(
-        x, gy, mean, inv_std, terms[:, :n_channels], terms[:, n_channels:])
+        'T x, T gy, T mean, T inv_std',
+        'T of_gamma, T of_beta',
+        'of_gamma = gy * (x - mean) * inv_std; of_beta = gy;',
+        'bspmm_norm_terms',
+    )(x, gy, mean, inv_std, terms[:, :n_channels], terms[:, n_channels:])
     sums = _real_sum(adj, terms)
     ggamma, gbeta = sums[:n_channels], sums[n_channels:]
     gx = cuda.elementwise(
         'T x, T gy, T gamma, T mean, T inv_std, T ggamma, T gbeta, raw int32 n_true, '
-        'int32 n_channels', 'T gx', '''
+        'int32 n_channels',
+        'T gx',
+        """
         const T x_hat = (x - mean) * inv_std;
         gx = i / n_channels < n_true[0] ? gamma * inv_std * (
-            gy - (x_hat * ggamma + gbeta) / (T)max(n_true[0], 1)) : (T)0;''',
-        'bspmm_norm_gradient')(
-        x, gy, gamma, mean, inv_std, ggamma, gbeta, adj.row_offsets[-1:], n_channels)
+            gy - (x_hat * ggamma + gbeta) / (T)max(n_true[0], 1)) : (T)0;""",
+        'bspmm_norm_gradient',
+    )(x, gy, gamma, mean, inv_std, ggamma, gbeta, adj.row_offsets[-1:], n_channels)
     return gx, ggamma, gbeta
 
 
@@ -182,8 +198,10 @@ def batch_norm(adj, link, h):
         # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
         return dense.__call__(link, h)
     if type(link).forward is not dense.forward:
-        raise ValueError('link: expected the forward pass of chainer.links.BatchNormalization, '
-                         'which knows no spare rows and is replaced, got %r' % (link,))
+        raise ValueError(
+            'link: expected the forward pass of chainer.links.BatchNormalization, '
+            'which knows no spare rows and is replaced, got %r' % (link,)
+        )
     if link.axis not in (None, (0,)):
         raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
     if link.decay is None:
@@ -191,8 +209,10 @@ def batch_norm(adj, link, h):
     if link.avg_mean is None:
         link._initialize_params(h.shape[1:])
     if h.shape != (adj.n_rows,) + link.avg_mean.shape:
-        raise ValueError('h: expected shape %s to go with %r and the link, got %s'
-                         % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape))
+        raise ValueError(
+            'h: expected shape %s to go with %r and the link, got %s'
+            % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
+        )
     gamma = link._get_gamma()[0] if link.gamma is None else link.gamma
     beta = link._get_beta()[0] if link.beta is None else link.beta
     running = None if chainer.config.in_recomputing else (link.avg_mean, link.avg_var)

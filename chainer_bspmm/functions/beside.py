@@ -3,6 +3,7 @@
 CuPy's own `concatenate` launches a copy for every array, and a node that stacks the weights of
 seven layers would mostly be that.
 """
+
 import numpy
 
 from chainer.backends import cuda
@@ -29,14 +30,18 @@ def beside(arrays, axis=0):
 
 @cuda.memoize()
 def _joining_kernel(n):
-    cases = ['if (at < w%d) y = a%d[row * w%d + at]; else { at -= w%d; ' % (k, k, k, k)
-             for k in range(n - 1)]
+    cases = [
+        'if (at < w%d) y = a%d[row * w%d + at]; else { at -= w%d; ' % (k, k, k, k)
+        for k in range(n - 1)
+    ]
     last = 'y = a%d[row * w%d + at];' % (n - 1, n - 1)
     return cuda.cupy.ElementwiseKernel(
-        ', '.join('raw T a%d, int32 w%d' % (k, k) for k in range(n)) + ', int64 width', 'T y',
-        'ptrdiff_t row = i / width, at = i %% width; %s%s%s' % (''.join(cases), last,
-                                                               '}' * (n - 1)),
-        'bspmm_beside')
+        ', '.join('raw T a%d, int32 w%d' % (k, k) for k in range(n)) + ', int64 width',
+        'T y',
+        'ptrdiff_t row = i / width, at = i %% width; %s%s%s'
+        % (''.join(cases), last, '}' * (n - 1)),
+        'bspmm_beside',
+    )
 
 
 def apart(array, width):
@@ -49,9 +54,12 @@ def apart(array, width):
         return left, right
     left, right = (cuda.cupy.empty(part.shape, part.dtype) for part in (left, right))
     cuda.elementwise(
-        'T x, int32 width, int32 rest', 'raw T left, raw T right', '''
+        'T x, int32 width, int32 rest',
+        'raw T left, raw T right',
+        """
         ptrdiff_t row = i / (width + rest), at = i % (width + rest);
         if (at < width) left[row * width + at] = x;
-        else right[row * rest + at - width] = x;''', 'bspmm_apart')(
-            array, width, array.shape[1] - width, left, right)
+        else right[row * rest + at - width] = x;""",
+        'bspmm_apart',
+    )(array, width, array.shape[1] - width, left, right)
     return left, right

@@ -1,4 +1,5 @@
 """Batched sampled dense-dense product, the gradient of edge values."""
+
 from chainer import function_node
 
 from chainer_bspmm import backend
@@ -6,7 +7,6 @@ from chainer_bspmm.functions.bspmm import BatchedSpMM
 
 
 class BatchedSDDMM(function_node.FunctionNode):
-
     def __init__(self, adj, algorithm='auto'):
         self._adj = adj
         self._algorithm = algorithm  # of the products that its gradients are
@@ -14,11 +14,11 @@ class BatchedSDDMM(function_node.FunctionNode):
     def forward(self, inputs):
         self.retain_inputs((0, 1))
         u, v = inputs
-        return backend.bsddmm(self._adj, u, v),
+        return (backend.bsddmm(self._adj, u, v),)
 
     def backward(self, indexes, grad_outputs):
         u, v = self.get_retained_inputs()
-        gw, = grad_outputs
+        (gw,) = grad_outputs
         gradients = []
         for index in indexes:
             # w is bilinear: each factor's gradient is the sparse product of gw with the other.

@@ -1,4 +1,5 @@
 """Batched sparse times dense product (Batched SpMM)."""
+
 from chainer import function_node
 
 from chainer_bspmm import backend
@@ -24,17 +25,19 @@ class BatchedSpMM(function_node.FunctionNode):
         residual = inputs[-1] if self._has_residual else None
         # The product is linear in x: only the gradients that involve edge values need the inputs.
         self.retain_inputs((0, 1) if self._has_data else ())
-        return backend.bspmm(self._adj, x, data, residual, self._trans, self._algorithm),
+        return (backend.bspmm(self._adj, x, data, residual, self._trans, self._algorithm),)
 
     def backward(self, indexes, grad_outputs):
         from chainer_bspmm.functions.bsddmm import BatchedSDDMM
-        gy, = grad_outputs
+
+        (gy,) = grad_outputs
         x, data = self.get_retained_inputs() if self._has_data else (None, None)
         gradients = []
         for index in indexes:
             if index == 0:
-                node = BatchedSpMM(self._adj, self._has_data, False, not self._trans,
-                                   self._algorithm)
+                node = BatchedSpMM(
+                    self._adj, self._has_data, False, not self._trans, self._algorithm
+                )
                 gradients += quick_apply(node, (gy, data) if self._has_data else (gy,))
             elif index == 1 and self._has_data:
                 pair = (x, gy) if self._trans else (gy, x)

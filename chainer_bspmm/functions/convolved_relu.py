@@ -1,4 +1,5 @@
 """A graph convolution and its rectifier, product, linear map and activation, as one node."""
+
 import chainer
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
@@ -23,7 +24,7 @@ class ConvolvedReLU(LinearReLU):
 
     def backward(self, indexes, grad_outputs):
         x, W = self.get_retained_inputs()
-        y, = self.get_retained_outputs()
+        (y,) = self.get_retained_outputs()
         gy = self._activation_gradient(y, grad_outputs[0])
         gradients = []
         if 0 in indexes:
@@ -31,14 +32,14 @@ class ConvolvedReLU(LinearReLU):
             gradients += quick_apply(BatchedSpMM(self._adj, False, False, trans=True), by_sums)
         if 1 in indexes:
             if chainer.config.enable_backprop:  # gradients of gradients go through the product
-                sums, = BatchedSpMM(self._adj, False, False).apply((x,))
+                (sums,) = BatchedSpMM(self._adj, False, False).apply((x,))
             else:
                 sums = chainer.Variable(self._sums, requires_grad=False)
             gradients += quick_apply(LinearGradWeight(W.dtype), (sums, gy))
         return tuple(gradients)
 
 
-def convolved_relu(adj, x, W, dropout_ratio=0.):
+def convolved_relu(adj, x, W, dropout_ratio=0.0):
     """Compute ``y[i, c] = max(0, sum_k W[c, k] sum_j A[i, j] x[j, k])``, then dropout.
 
     Differentiable to any order with respect to ``x`` and ``W``.
@@ -61,5 +62,5 @@ def convolved_relu(adj, x, W, dropout_ratio=0.):
     """
     backend.check.product(adj)
     LinearReLU.check_ratio(dropout_ratio)
-    node = ConvolvedReLU(adj, dropout_ratio if chainer.config.train else 0.)
+    node = ConvolvedReLU(adj, dropout_ratio if chainer.config.train else 0.0)
     return node.apply((x, W))[0]

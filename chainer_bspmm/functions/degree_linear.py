@@ -1,4 +1,5 @@
 """Linear layers whose weight depends on the degree of the node, all of them in one node."""
+
 import numpy
 
 import chainer
@@ -68,16 +69,20 @@ def degrees_of(adj, n_types):
 # to one block a degree, all zeros but its own, and multiplied by the weights on top of each other:
 # n_types times the operations, but one product of a fixed shape.
 
+
 def _expand(x, is_type):
     """Return (n_nodes, n_types * n_in): x[i] in the block of its degree, zeros elsewhere."""
     n_types, n_in = is_type.shape[1], x.shape[1]
     blocks = cuda.cupy.empty((len(x), n_types * n_in), x.dtype)
     cuda.elementwise(
-        'T x, raw bool is_type, int32 n_types, int32 n_in', 'raw T blocks', '''
+        'T x, raw bool is_type, int32 n_types, int32 n_in',
+        'raw T blocks',
+        """
         const ptrdiff_t row = i / n_in, first = row * n_types * n_in + i % n_in;
         for (int type = 0; type < n_types; ++type)
-            blocks[first + type * n_in] = is_type[row * n_types + type] ? x : (T)0;''',
-        'bspmm_expand')(x, is_type, n_types, n_in, blocks)
+            blocks[first + type * n_in] = is_type[row * n_types + type] ? x : (T)0;""",
+        'bspmm_expand',
+    )(x, is_type, n_types, n_in, blocks)
     return blocks
 
 
@@ -115,11 +120,12 @@ class DegreeProduct(function_node.FunctionNode):
     def forward(self, inputs):
         x, *weights = inputs
         self.retain_inputs(tuple(range(len(inputs))))
-        return _product(self._degrees, x, weights, self._trans),
+        return (_product(self._degrees, x, weights, self._trans),)
 
     def backward(self, indexes, grad_outputs):
         return _product_gradients(
-            self._degrees, self.get_retained_inputs(), grad_outputs[0], indexes, self._trans)
+            self._degrees, self.get_retained_inputs(), grad_outputs[0], indexes, self._trans
+        )
 
 
 class DegreeWeightGradients(function_node.FunctionNode):
@@ -137,11 +143,14 @@ class DegreeWeightGradients(function_node.FunctionNode):
         x, gy = self.get_retained_inputs()
         xp = chainer_backend.get_array_module(x)
         shape = gy.shape[1], x.shape[1]
-        weights = [xp.zeros(shape, self._dtype) if weight is None else weight
-                   for weight in grad_outputs]
+        weights = [
+            xp.zeros(shape, self._dtype) if weight is None else weight for weight in grad_outputs
+        ]
         pairs = (gy, True), (x, False)
-        return tuple(DegreeProduct(self._degrees, trans).apply((given, *weights))[0]
-                     for given, trans in map(pairs.__getitem__, indexes))
+        return tuple(
+            DegreeProduct(self._degrees, trans).apply((given, *weights))[0]
+            for given, trans in map(pairs.__getitem__, indexes)
+        )
 
 
 def _product_gradients(degrees, inputs, gy, indexes, trans=False):
@@ -165,23 +174,26 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
 
     def forward(self, inputs):
         n_types = len(inputs) // 2
-        x, weights, biases = inputs[0], inputs[1:n_types + 1], inputs[n_types + 1:]
+        x, weights, biases = inputs[0], inputs[1 : n_types + 1], inputs[n_types + 1 :]
         self.retain_inputs(tuple(range(n_types + 1)))
         self.retain_outputs((0,))
         y = _product(self._degrees, x, weights, False)
         bias = beside(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
-        return sigmoid(y, bias),
+        return (sigmoid(y, bias),)
 
     def backward(self, indexes, grad_outputs):
         n_types = len(self.inputs) // 2
-        y, = self.get_retained_outputs()
-        gy, = quick_apply(SigmoidGrad((None,)), (y, grad_outputs[0]))
+        (y,) = self.get_retained_outputs()
+        (gy,) = quick_apply(SigmoidGrad((None,)), (y, grad_outputs[0]))
         gradients = _product_gradients(
-            self._degrees, self.get_retained_inputs(), gy,
-            [index for index in indexes if index <= n_types])
+            self._degrees,
+            self.get_retained_inputs(),
+            gy,
+            [index for index in indexes if index <= n_types],
+        )
         n_biases = len(indexes) - len(gradients)
         if n_biases:
-            bias, = quick_apply(RowSum(), (gy,))
+            (bias,) = quick_apply(RowSum(), (gy,))
             gradients += _copies(functions.cast(bias, self.inputs[-1].dtype), n_biases)
         return gradients
 
@@ -221,10 +233,12 @@ def degree_linear_sigmoid(degrees, x, weights, biases):
     """
     n_nodes, n_types = degrees.is_type.shape
     if x.ndim != 2 or len(x) != n_nodes:
-        raise ValueError('x: expected shape (%d, n_in), a row for each node, got %s'
-                         % (n_nodes, x.shape))
+        raise ValueError(
+            'x: expected shape (%d, n_in), a row for each node, got %s' % (n_nodes, x.shape)
+        )
     for name, given in (('weights', weights), ('biases', biases)):
         if len(given) != n_types:
-            raise ValueError('%s: expected one for each of %d degrees, got %d'
-                             % (name, n_types, len(given)))
+            raise ValueError(
+                '%s: expected one for each of %d degrees, got %d' % (name, n_types, len(given))
+            )
     return DegreeLinearSigmoid(degrees).apply((x, *weights, *biases))[0]

@@ -1,4 +1,5 @@
 """Where dropout gets its random numbers: inside a training step from the step's own generator."""
+
 import numpy
 
 from chainer import backend as chainer_backend
@@ -30,11 +31,11 @@ def step_dropout(node, step, inputs):
     Note:
         One launch; ``kernels/dropout.cu`` says which elements are dropped.
     """
-    x, = inputs
+    (x,) = inputs
     if node.mask is not None:
-        return x * node.mask,
+        return (x * node.mask,)
     node.mask, y = backend.dropout(x, node.dropout_ratio, *_draw(step))
-    return y,
+    return (y,)
 
 
 def dropout_relu(y, ratio):
@@ -56,11 +57,15 @@ def dropout_relu(y, ratio):
     else:
         drawn = cuda.cupy.random.rand(*y.shape, dtype=numpy.float32)
         cuda.elementwise(
-            'T x, R drawn, T scale, T ratio', 'T y', '''
+            'T x, R drawn, T scale, T ratio',
+            'T y',
+            """
             T factor = drawn >= (R)ratio ? scale : (T)0;
             T positive = x;
             if (positive <= (T)0) positive = (T)0;  // NaN stays
-            y = positive * factor;''', 'bspmm_relu_dropout')(y, drawn, scale, ratio, y)
+            y = positive * factor;""",
+            'bspmm_relu_dropout',
+        )(y, drawn, scale, ratio, y)
 
 
 def dropout_mask(like, size, ratio):

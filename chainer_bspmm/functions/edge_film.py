@@ -1,4 +1,5 @@
 """Feature-wise linear modulation of the messages along edges, with its linear maps, as one node."""
+
 import numpy
 
 from chainer import backend as chainer_backend
@@ -26,9 +27,16 @@ class EdgeFiLM(QuickGradients):
         x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
         shape = len(x) * self._n_relations, -1
         # Row i * R + r: what node i says in relation r; gamma and beta of what it hears in it.
-        self._kept = (x, *(dot(x, by_relation(weight, self._n_relations).T).reshape(
-            shape[0], len(weight) // self._n_relations) for weight in (W, W_g)))
-        return _modulated(*self._kept[1:], self._edges.sources, self._edges.receivers),
+        self._kept = (
+            x,
+            *(
+                dot(x, by_relation(weight, self._n_relations).T).reshape(
+                    shape[0], len(weight) // self._n_relations
+                )
+                for weight in (W, W_g)
+            ),
+        )
+        return (_modulated(*self._kept[1:], self._edges.sources, self._edges.receivers),)
 
     def _gradients(self, inputs, gz):
         _, W, W_g = inputs
@@ -38,8 +46,9 @@ class EdgeFiLM(QuickGradients):
         # Towards gamma and beta side by side, as they lie in `film`.
         both = xp.concatenate((gz * said[edges.sources], gz), axis=1)
         gfilm = backend.segment_sum(both, edges.by_receiver, edges.from_source.max_nnz)
-        gsaid = backend.bspmm(edges.from_source, gz * film[edges.receivers, :n_channels],
-                              trans=True)
+        gsaid = backend.bspmm(
+            edges.from_source, gz * film[edges.receivers, :n_channels], trans=True
+        )
         gx, weights = None, []
         for g, weight in ((gsaid, W), (gfilm, W_g)):
             g = g.reshape(len(x), len(weight))
@@ -54,10 +63,12 @@ class EdgeFiLM(QuickGradients):
         gathered = []
         for weight, matrix in ((W, edges.from_source), (W_g, edges.from_receiver)):
             n_channels = len(weight) // n_relations
-            weight = functions.reshape(functions.cast(weight, x.dtype),
-                                       (n_channels, n_relations, x.shape[1]))
-            weight = functions.reshape(functions.swapaxes(weight, 0, 1),
-                                       (n_channels * n_relations, x.shape[1]))
+            weight = functions.reshape(
+                functions.cast(weight, x.dtype), (n_channels, n_relations, x.shape[1])
+            )
+            weight = functions.reshape(
+                functions.swapaxes(weight, 0, 1), (n_channels * n_relations, x.shape[1])
+            )
             rows = functions.reshape(functions.linear(x, weight), (matrix.n_cols, n_channels))
             gathered.append(bspmm(matrix, rows))
         said, film = gathered
@@ -77,12 +88,15 @@ def _modulated(said, film, sources, receivers):
     kernel = cuda.elementwise(
         'raw T said, raw T film, int32 source, int32 receiver, int32 channel, int32 n_channels',
         'T z',
-        '''const ptrdiff_t from = (ptrdiff_t)source * n_channels + channel;
+        """const ptrdiff_t from = (ptrdiff_t)source * n_channels + channel;
            const ptrdiff_t to = (ptrdiff_t)receiver * 2 * n_channels + channel;
-           z = film[to] * said[from] + film[to + n_channels];''', 'bspmm_edge_film')
+           z = film[to] * said[from] + film[to + n_channels];""",
+        'bspmm_edge_film',
+    )
     channels = cuda.cupy.arange(n_channels, dtype=numpy.int32)
-    return kernel(said, film, sources[:, None], receivers[:, None], channels,
-                  numpy.int32(n_channels))
+    return kernel(
+        said, film, sources[:, None], receivers[:, None], channels, numpy.int32(n_channels)
+    )
 
 
 def edge_film(adj, x, W, W_g):
@@ -114,12 +128,18 @@ def edge_film(adj, x, W, W_g):
     """
     backend.check.compressed(adj)
     if x.ndim != 2 or len(x) != adj.n_rows or adj.n_cols != adj.n_rows * adj.n_relations:
-        raise ValueError('x: expected shape (%d, in_channels), a row for each node of %r, got %s'
-                         % (adj.n_rows, adj, x.shape))
+        raise ValueError(
+            'x: expected shape (%d, in_channels), a row for each node of %r, got %s'
+            % (adj.n_rows, adj, x.shape)
+        )
     n_rows, remainder = divmod(len(W), adj.n_relations)
-    for name, weight, shape in (('W', W, (n_rows * adj.n_relations, x.shape[1])),
-                                ('W_g', W_g, (2 * len(W), x.shape[1]))):
+    for name, weight, shape in (
+        ('W', W, (n_rows * adj.n_relations, x.shape[1])),
+        ('W_g', W_g, (2 * len(W), x.shape[1])),
+    ):
         if weight.shape != shape or remainder:
-            raise ValueError('%s: expected shape %s, a multiple of %d relations, got %s'
-                             % (name, shape, adj.n_relations, weight.shape))
+            raise ValueError(
+                '%s: expected shape %s, a multiple of %d relations, got %s'
+                % (name, shape, adj.n_relations, weight.shape)
+            )
     return EdgeFiLM(adj).apply((x, W, W_g))[0]

@@ -1,4 +1,5 @@
 """Rows of a table by their number, with a gradient that is summed by products."""
+
 import numpy
 import scipy.sparse
 
@@ -17,10 +18,10 @@ class EmbedRows(function_node.FunctionNode):
         self._ids = ids
 
     def forward(self, inputs):
-        W, = inputs
+        (W,) = inputs
         self._n_types = len(W)
         self.retain_inputs(())
-        return W.take(self._ids, axis=0),
+        return (W.take(self._ids, axis=0),)
 
     def backward(self, indexes, grad_outputs):
         return tuple(quick_apply(EmbedRowsGrad(self._ids, self._n_types), grad_outputs))
@@ -38,21 +39,24 @@ class EmbedRowsGrad(function_node.FunctionNode):
         self._n_types = n_types
 
     def forward(self, inputs):
-        gy, = inputs
+        (gy,) = inputs
         self.retain_inputs(())
         ids, shape = self._ids, (len(self._ids), self._n_types)
         if chainer_backend.get_array_module(gy) is numpy:
             dtype = numpy.float32 if gy.dtype == numpy.float16 else gy.dtype
             one_hot = scipy.sparse.csr_matrix(
-                (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=shape)
+                (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=shape
+            )
             gW = one_hot.T @ gy.astype(dtype, copy=False)
         else:
             one_hot = cuda.elementwise(
-                'raw S ids, int32 n_types', 'T y',
-                'y = ids[i / n_types] == i % n_types ? (T)1 : (T)0', 'bspmm_one_hot')(
-                    ids, self._n_types, cuda.cupy.empty(shape, gy.dtype))
+                'raw S ids, int32 n_types',
+                'T y',
+                'y = ids[i / n_types] == i % n_types ? (T)1 : (T)0',
+                'bspmm_one_hot',
+            )(ids, self._n_types, cuda.cupy.empty(shape, gy.dtype))
             gW = dot(one_hot.T, gy)
-        return gW.astype(gy.dtype, copy=False),
+        return (gW.astype(gy.dtype, copy=False),)
 
     def backward(self, indexes, grad_outputs):
         return EmbedRows(self._ids).apply(grad_outputs)

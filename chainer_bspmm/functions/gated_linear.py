@@ -1,4 +1,5 @@
 """Two linear maps of the same rows, one of which gates the other, as one node."""
+
 import numpy
 
 import chainer
@@ -25,7 +26,7 @@ class GatedLinear(function_node.FunctionNode):
 
     def forward(self, inputs):
         dtype = inputs[0].dtype
-        parts, parameters = inputs[:self._n_parts], inputs[self._n_parts:]
+        parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
         self.retain_inputs(tuple(range(len(inputs))))
         x = parts[0] if len(parts) == 1 else beside(parts, axis=1)
         W = beside(parameters[:2]).astype(dtype, copy=False)
@@ -34,20 +35,24 @@ class GatedLinear(function_node.FunctionNode):
             both += beside(parameters[2:]).astype(dtype, copy=False)
         gate, value, y = _gated(both, self._activation is functions.tanh)
         self._kept = x, W, gate, value
-        return y,
+        return (y,)
 
     def backward(self, indexes, grad_outputs):
         inputs = self.get_retained_inputs()
         if chainer.config.enable_backprop:
             # As in GRUStep: gradients of gradients from the same formula in Chainer's nodes.
             inputs = [functions.identity(variable) for variable in inputs]
-            y = _composed(inputs[:self._n_parts], inputs[self._n_parts:], self._activation)
-            return tuple(chainer.grad([y], [inputs[i] for i in indexes], grad_outputs,
-                                      enable_double_backprop=True))
+            y = _composed(inputs[: self._n_parts], inputs[self._n_parts :], self._activation)
+            return tuple(
+                chainer.grad(
+                    [y], [inputs[i] for i in indexes], grad_outputs, enable_double_backprop=True
+                )
+            )
         gradients = self._gradients(grad_outputs[0].array, indexes)
         return tuple(
             chainer.Variable(gradients[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes)
+            for i in indexes
+        )
 
     def _gradients(self, gy, indexes):
         """Return {index of an input: its gradient}, at least for those of `indexes`."""
@@ -59,13 +64,13 @@ class GatedLinear(function_node.FunctionNode):
             gx, start = dot(g, W), 0
             for i in range(first):
                 width = self.inputs[i].shape[1]
-                gradients[i] = gx[:, start:start + width]
+                gradients[i] = gx[:, start : start + width]
                 start += width
         if {first, first + 1} & set(indexes):
             gW = dot(g.T, x)
             gradients[first], gradients[first + 1] = gW[:n], gW[n:]
         if indexes[-1] >= first + 2:
-            gb, = quick_apply(RowSum(), (chainer.Variable(g, requires_grad=False),))
+            (gb,) = quick_apply(RowSum(), (chainer.Variable(g, requires_grad=False),))
             gradients[first + 2], gradients[first + 3] = gb.array[:n], gb.array[n:]
         return gradients
 
@@ -80,12 +85,17 @@ def _gated(both, is_tanh):
         return gate, value, gate * value
     gate, value, y = (cuda.cupy.empty((len(both), n), both.dtype) for _ in range(3))
     return cuda.elementwise(
-        'raw T both, int32 n', 'T gate, T value, T y', '''
+        'raw T both, int32 n',
+        'T gate, T value, T y',
+        """
         ptrdiff_t start = i / n * 2 * n + i %% n;
         gate = SIGMOID(both[start]);
         value = %s;
-        y = gate * value''' % ('tanh(both[start + n])' if is_tanh else 'both[start + n]'),
-        'bspmm_gated', preamble=SIGMOID)(both, n, gate, value, y)
+        y = gate * value"""
+        % ('tanh(both[start + n])' if is_tanh else 'both[start + n]'),
+        'bspmm_gated',
+        preamble=SIGMOID,
+    )(both, n, gate, value, y)
 
 
 def _gated_gradient(gy, gate, value, is_tanh):
@@ -103,12 +113,16 @@ def _gated_gradient(gy, gate, value, is_tanh):
         return g
     g = cuda.cupy.empty((n_rows, 2 * n), gy.dtype)
     cuda.elementwise(
-        'T gy, T gate, T value, int32 n', 'raw T g', '''
+        'T gy, T gate, T value, int32 n',
+        'raw T g',
+        """
         ptrdiff_t start = i / n * 2 * n + i %% n;
         T by_value = gy * gate;
         g[start] = by_value * value * ((T)1 - gate);
-        g[start + n] = %s''' % ('by_value * ((T)1 - value * value)' if is_tanh else 'by_value'),
-        'bspmm_gated_gradient')(gy, gate, value, n, g)
+        g[start + n] = %s"""
+        % ('by_value * ((T)1 - value * value)' if is_tanh else 'by_value'),
+        'bspmm_gated_gradient',
+    )(gy, gate, value, n, g)
     return g
 
 
@@ -144,15 +158,18 @@ def gated_linear(parts, gate, value, activation=functions.identity):
         Li et al. 2015 (arXiv:1511.05493), equation 7, before the sum.
     """
     if activation not in ACTIVATIONS:
-        raise ValueError('activation: expected chainer.functions.identity or tanh, got %r'
-                         % (activation,))
+        raise ValueError(
+            'activation: expected chainer.functions.identity or tanh, got %r' % (activation,)
+        )
     if (gate[1] is None) != (value[1] is None):
         raise ValueError('gate, value: expected a bias in both or in none')
     n_out, n_in = len(gate[0]), sum(part.shape[1] for part in parts)
     for name, (W, b) in (('gate', gate), ('value', value)):
         if W.shape != (n_out, n_in) or b is not None and b.shape != (n_out,):
-            raise ValueError('%s: expected shapes %s and %s, got %s and %s' % (
-                name, (n_out, n_in), (n_out,), W.shape, None if b is None else b.shape))
+            raise ValueError(
+                '%s: expected shapes %s and %s, got %s and %s'
+                % (name, (n_out, n_in), (n_out,), W.shape, None if b is None else b.shape)
+            )
     inputs = list(parts) + [gate[0], value[0]]
     if gate[1] is not None:
         inputs += [gate[1], value[1]]

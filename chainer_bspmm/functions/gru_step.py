@@ -1,4 +1,5 @@
 """A step of a gated recurrent unit as one node."""
+
 import chainer
 from chainer import function_node
 from chainer import functions
@@ -20,7 +21,8 @@ class GRUStep(QuickSums, function_node.FunctionNode):
     def forward(self, inputs):
         self.retain_inputs(tuple(range(len(inputs))))
         x, message, state, pairs = self._split(
-            [array.astype(inputs[0].dtype, copy=False) for array in inputs])
+            [array.astype(inputs[0].dtype, copy=False) for array in inputs]
+        )
         # One GEMM for the layers of the input, one for those of the state: the candidate h, the
         # update gate z and the reset gate r lie side by side.
         W = beside([W for W, _ in pairs[:3]])
@@ -29,15 +31,17 @@ class GRUStep(QuickSums, function_node.FunctionNode):
         if not self._has_state:
             h, z, y = gru_elementwise.first(gates, pairs[0][1], pairs[1][1])
             self._kept = both, W, h, z
-            return y,
+            return (y,)
         U = beside([U for U, _ in pairs[4:]])
         biases = [b for _, b in pairs]
         z, r, remembered = gru_elementwise.opened(
-            gates, dot(state, U.T), biases[1], biases[2], biases[4], biases[5], state)
+            gates, dot(state, U.T), biases[1], biases[2], biases[4], biases[5], state
+        )
         h, y = gru_elementwise.closed(
-            gates, dot(remembered, pairs[3][0].T), biases[0], biases[3], z, state)
+            gates, dot(remembered, pairs[3][0].T), biases[0], biases[3], z, state
+        )
         self._kept = both, W, h, z, r, U, remembered, pairs[3][0]
-        return y,
+        return (y,)
 
     def backward(self, indexes, grad_outputs):
         inputs = self.get_retained_inputs()
@@ -45,20 +49,30 @@ class GRUStep(QuickSums, function_node.FunctionNode):
             # Gradients of gradients are rare: they come from the same formula in Chainer's nodes.
             # One variable may be given twice, as features and as state: each use is one of its own.
             inputs = [functions.identity(variable) for variable in inputs]
-            return tuple(chainer.grad([_composed(*self._split(inputs))],
-                                      [inputs[i] for i in indexes], grad_outputs,
-                                      enable_double_backprop=True))
+            return tuple(
+                chainer.grad(
+                    [_composed(*self._split(inputs))],
+                    [inputs[i] for i in indexes],
+                    grad_outputs,
+                    enable_double_backprop=True,
+                )
+            )
         arrays = self._gradients([variable.array for variable in inputs], grad_outputs[0].array)
         return tuple(
             chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes)
+            for i in indexes
+        )
 
     def _split(self, inputs):
         """Return x, message, state or None, and the (W, b) pairs."""
         first = 2 + self._has_state
         parameters = inputs[first:]
-        return (inputs[0], inputs[1], inputs[2] if self._has_state else None,
-                list(zip(parameters[::2], parameters[1::2])))
+        return (
+            inputs[0],
+            inputs[1],
+            inputs[2] if self._has_state else None,
+            list(zip(parameters[::2], parameters[1::2])),
+        )
 
     def _gradients(self, inputs, gy):
         """Return the gradients of all inputs."""
@@ -72,8 +86,7 @@ class GRUStep(QuickSums, function_node.FunctionNode):
             state = inputs[2].astype(gy.dtype, copy=False)
             # g: of the layers' sums, side by side; g_h, g_zr: its parts, each contiguous.
             g, g_h = gru_elementwise.closed_gradient(gy, h, z, state)
-            g_zr, g_state = gru_elementwise.opened_gradient(
-                dot(g_h, U_h), gy, z, r, state, g)
+            g_zr, g_state = gru_elementwise.opened_gradient(dot(g_h, U_h), gy, z, r, state, g)
             g_state += dot(g_zr, U)
             by_state = [g_state]
             g_zr = dot(g_zr.T, state)
@@ -82,13 +95,14 @@ class GRUStep(QuickSums, function_node.FunctionNode):
         # Biases of W and U have equal gradients, but not one array: optimizer hooks write to it.
         gc = gb.copy() if gU else gb
         gradients = [_parts(array, n) for array in (gW, gb, gc)]
-        parameters = [array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2])
-                      for array in pair]
+        parameters = [
+            array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2]) for array in pair
+        ]
         return [*apart(dot(g, W), inputs[0].shape[1]), *by_state, *parameters]
 
 
 def _parts(array, n):
-    return [array[i:i + n] for i in range(0, len(array), n)]
+    return [array[i : i + n] for i in range(0, len(array), n)]
 
 
 def _composed(x, message, state, pairs):
@@ -131,16 +145,22 @@ def gru_step(x, message, state, parameters):
     """
     n_out, n_in = parameters[0][0].shape[0], x.shape[-1] + message.shape[-1]
     if x.ndim != 2 or message.shape[:-1] != x.shape[:1]:
-        raise ValueError('message: expected a row for each row of x, got shapes %s and %s'
-                         % (message.shape, x.shape))
+        raise ValueError(
+            'message: expected a row for each row of x, got shapes %s and %s'
+            % (message.shape, x.shape)
+        )
     if state is not None and state.shape != (len(x), n_out):
-        raise ValueError('state: expected shape %s, got %s; reset_state() forgets that of another '
-                         'batch' % ((len(x), n_out), state.shape))
+        raise ValueError(
+            'state: expected shape %s, got %s; reset_state() forgets that of another '
+            'batch' % ((len(x), n_out), state.shape)
+        )
     for i, (W, b) in enumerate(parameters):
         shape = n_out, n_in if i < 3 else n_out
         if W.shape != shape or b.shape != shape[:1]:
-            raise ValueError('parameters[%d]: expected shapes %s and %s, got %s and %s'
-                             % (i, shape, shape[:1], W.shape, b.shape))
+            raise ValueError(
+                'parameters[%d]: expected shapes %s and %s, got %s and %s'
+                % (i, shape, shape[:1], W.shape, b.shape)
+            )
     inputs = [x, message] + ([] if state is None else [state])
     for pair in parameters:
         inputs += pair

@@ -1,4 +1,5 @@
 """Layer normalisation whose gradient is a few array operations."""
+
 import chainer
 from chainer import backend as chainer_backend
 from chainer import function_node
@@ -26,7 +27,7 @@ class LayerNorm(function_node.FunctionNode):
         inv_std = 1 / xp.sqrt(variance + x.dtype.type(self._eps))
         x_hat *= inv_std
         self._kept = x_hat, inv_std
-        return x_hat * gamma + beta,
+        return (x_hat * gamma + beta,)
 
     def backward(self, indexes, grad_outputs):
         inputs = self.get_retained_inputs()
@@ -35,9 +36,13 @@ class LayerNorm(function_node.FunctionNode):
             inputs = [functions.identity(variable) for variable in inputs]
             x, *parameters = inputs
             y = functions.layer_normalization(
-                x, *(functions.cast(variable, x.dtype) for variable in parameters), self._eps)
-            return tuple(chainer.grad([y], [inputs[i] for i in indexes], grad_outputs,
-                                      enable_double_backprop=True))
+                x, *(functions.cast(variable, x.dtype) for variable in parameters), self._eps
+            )
+            return tuple(
+                chainer.grad(
+                    [y], [inputs[i] for i in indexes], grad_outputs, enable_double_backprop=True
+                )
+            )
         gy, (x_hat, inv_std) = grad_outputs[0].array, self._kept
         g = gy * inputs[1].array.astype(gy.dtype, copy=False)
         gx = g - g.mean(axis=1, keepdims=True)
@@ -46,7 +51,8 @@ class LayerNorm(function_node.FunctionNode):
         arrays = gx, RowSum().forward((gy * x_hat,))[0], RowSum().forward((gy,))[0]
         return tuple(
             chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes)
+            for i in indexes
+        )
 
 
 def layer_norm(x, gamma, beta, eps):

@@ -1,4 +1,5 @@
 """Backward passes without bookkeeping, where nobody will differentiate them again."""
+
 import chainer
 from chainer import function_node
 from chainer import functions
@@ -32,11 +33,13 @@ class QuickSums:
     def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
         gradients = self.backward(target_input_indexes, grad_outputs)
         if chainer.config.enable_backprop:
-            return tuple(new if old is None else old + new
-                         for old, new in zip(grad_inputs, gradients))
+            return tuple(
+                new if old is None else old + new for old, new in zip(grad_inputs, gradients)
+            )
         return tuple(
             new if old is None else chainer.Variable(old.array + new.array, requires_grad=False)
-            for old, new in zip(grad_inputs, gradients))
+            for old, new in zip(grad_inputs, gradients)
+        )
 
 
 class QuickGradients(function_node.FunctionNode):
@@ -53,9 +56,16 @@ class QuickGradients(function_node.FunctionNode):
             # Gradients of gradients are rare: they come from the same formula in other nodes. One
             # variable may be given twice: each use is one of its own.
             inputs = [functions.identity(variable) for variable in inputs]
-            return tuple(chainer.grad([self._composed(*inputs)], [inputs[i] for i in indexes],
-                                      grad_outputs, enable_double_backprop=True))
+            return tuple(
+                chainer.grad(
+                    [self._composed(*inputs)],
+                    [inputs[i] for i in indexes],
+                    grad_outputs,
+                    enable_double_backprop=True,
+                )
+            )
         arrays = self._gradients([variable.array for variable in inputs], grad_outputs[0].array)
         return tuple(
             chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes)
+            for i in indexes
+        )

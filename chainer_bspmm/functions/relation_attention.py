@@ -1,4 +1,5 @@
 """The attention of a relational graph convolution, scores to weighted sum, as one node."""
+
 import numpy
 
 import chainer
@@ -53,9 +54,9 @@ class RelationAttention(QuickGradients):
             residual = backend.bspmm(pattern.lonely, sums.reshape(-1, n_channels))
         y = backend.bspmm(pattern.product, x, self._weights(), residual)
         if self._concat_heads:
-            return y.reshape(adj.n_rows, self._n_heads * n_channels),
+            return (y.reshape(adj.n_rows, self._n_heads * n_channels),)
         y *= y.dtype.type(1 / self._n_heads)
-        return y,
+        return (y,)
 
     def _weights(self):
         alpha = self._alpha[:, 0]
@@ -74,8 +75,8 @@ class RelationAttention(QuickGradients):
         if pattern.lonely is not None:
             gsums = backend.bspmm(pattern.lonely, gy, trans=True)
             residual = backend.segment_broadcast(
-                gsums.reshape(adj.n_graphs, m.shape[1]), adj.row_offsets, adj.n_rows,
-                adj.max_rows).reshape(x.shape)
+                gsums.reshape(adj.n_graphs, m.shape[1]), adj.row_offsets, adj.n_rows, adj.max_rows
+            ).reshape(x.shape)
         gx = backend.bspmm(product, gy, self._weights(), residual, trans=True)
         galpha = backend.bsddmm(product, gy, x)
         if self._mask is not None:
@@ -86,9 +87,12 @@ class RelationAttention(QuickGradients):
         # The sum over the edges that leave a node is its column's: a product with ones.
         ones = xp.ones((product.n_rows, 1), x.dtype)
         gscores[:, :1] = backend.bspmm(product, ones, glogits[:, 0], trans=True)
-        gscores[:, 1] = backend.segment_sum(
-            glogits, pattern.by_receiver, product.max_nnz).reshape(
-            adj.n_rows, n_heads, adj.n_relations).swapaxes(1, 2).ravel()
+        gscores[:, 1] = (
+            backend.segment_sum(glogits, pattern.by_receiver, product.max_nnz)
+            .reshape(adj.n_rows, n_heads, adj.n_relations)
+            .swapaxes(1, 2)
+            .ravel()
+        )
         gx += dot(gscores, W.reshape(2, n_channels))
         gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[:1]
         return gx.reshape(m.shape), gW.reshape(W.shape), gb
@@ -106,14 +110,15 @@ class RelationAttention(QuickGradients):
         logits = functions.leaky_relu(logits, self._slope)
         if self._is_edge is not None:
             logits = logits * self._is_edge
-        alpha, = SegmentSoftmax(pattern.segments).apply((logits,))
+        (alpha,) = SegmentSoftmax(pattern.segments).apply((logits,))
         if self._mask is not None:
             alpha = alpha * self._mask
         residual = None
         if pattern.lonely is not None:
             sums = segment_sum(adj, m)
-            residual = bspmm(pattern.lonely,
-                             functions.reshape(sums, (pattern.lonely.n_cols, n_channels)))
+            residual = bspmm(
+                pattern.lonely, functions.reshape(sums, (pattern.lonely.n_cols, n_channels))
+            )
         y = bspmm(pattern.product, x, alpha, residual)
         if self._concat_heads:
             return functions.reshape(y, (adj.n_rows, n_heads * n_channels))
@@ -135,15 +140,19 @@ def _logits(scores, sources, receivers, slope):
         z *= slopes
         return z, slopes
     kernel = cuda.elementwise(
-        'raw T scores, int32 source, int32 receiver, T slope', 'T z, T slopes',
-        '''z = scores[2 * source] + scores[2 * receiver + 1];
+        'raw T scores, int32 source, int32 receiver, T slope',
+        'T z, T slopes',
+        """z = scores[2 * source] + scores[2 * receiver + 1];
            slopes = z > (T)0 ? (T)1 : slope;
-           z = z * slopes;''', 'bspmm_attention_logits')
+           z = z * slopes;""",
+        'bspmm_attention_logits',
+    )
     return kernel(scores, sources, receivers, slope)
 
 
-def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2,
-                       dropout_ratio=0.):
+def relation_attention(
+    adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2, dropout_ratio=0.0
+):
     """Sum every node's neighbours with weights that it derives from them and itself.
 
     With node i, relation r, head k, and ``m[i, r, k]`` a vector of C channels: every edge, entry
@@ -189,16 +198,23 @@ def relation_attention(adj, m, W, b, n_heads, within=False, concat_heads=False, 
     """
     if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
         backend.check.compressed(adj)
-        raise ValueError('adj: expected a column for each of its %d rows and %d relations, got %r'
-                         % (adj.n_rows, adj.n_relations, adj))
+        raise ValueError(
+            'adj: expected a column for each of its %d rows and %d relations, got %r'
+            % (adj.n_rows, adj.n_relations, adj)
+        )
     adj.refuse_spare()
     n_channels = W.shape[-1] // 2
-    shapes = {'W': (W, (1, 2 * n_channels)), 'b': (b, (1,)),
-              'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels))}
+    shapes = {
+        'W': (W, (1, 2 * n_channels)),
+        'b': (b, (1,)),
+        'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels)),
+    }
     for name, (array, shape) in shapes.items():
         if array.shape != shape:
-            raise ValueError('%s: expected shape %s to go with W of shape %s, %d heads and %r, '
-                             'got %s' % (name, shape, W.shape, n_heads, adj, array.shape))
+            raise ValueError(
+                '%s: expected shape %s to go with W of shape %s, %d heads and %r, '
+                'got %s' % (name, shape, W.shape, n_heads, adj, array.shape)
+            )
     mask = is_edge = None
     drops = chainer.config.train and dropout_ratio > 0
     if drops:

@@ -1,4 +1,5 @@
 """A whole relational graph convolution, linear map and sum over the neighbours, as one node."""
+
 import chainer
 from chainer import backend as chainer_backend
 from chainer import function_node
@@ -37,22 +38,25 @@ class RelationLinear(QuickSums, function_node.FunctionNode):
 
     def forward(self, inputs):
         given = dict(zip(self._names, inputs))
-        self.retain_inputs(tuple(
-            i for i, name in enumerate(self._names) if name in ('x', 'W', 'W_self')))
+        self.retain_inputs(
+            tuple(i for i, name in enumerate(self._names) if name in ('x', 'W', 'W_self'))
+        )
         self._dtypes = {name: array.dtype for name, array in given.items()}
         x, lead, given = _flat(given)
         own = dot(x, given['W_self'].T) if 'W_self' in given else None
         if 'b_self' in given:
             shape = len(x), given['b_self'].size
-            own = _plus(own, chainer_backend.get_array_module(x).broadcast_to(
-                given['b_self'], shape))
+            own = _plus(
+                own, chainer_backend.get_array_module(x).broadcast_to(given['b_self'], shape)
+            )
         layer = _layer(self._adj, x, given['W'])
         y, self._sums = layer.forward(x, given['W'], given.get('b'), own)
-        return y.reshape(lead + y.shape[1:]),
+        return (y.reshape(lead + y.shape[1:]),)
 
     def backward(self, indexes, grad_outputs):
-        retained = dict(zip([n for n in self._names if n in ('x', 'W', 'W_self')],
-                            self.get_retained_inputs()))
+        retained = dict(
+            zip([n for n in self._names if n in ('x', 'W', 'W_self')], self.get_retained_inputs())
+        )
         retained['gy'] = grad_outputs[0]
         wanted = tuple(self._names[i] for i in indexes)
         return _gradients(self._adj, wanted, retained, self._dtypes, self._sums)
@@ -62,13 +66,13 @@ class RelationTanh(RelationLinear):
     """The hyperbolic tangent of the same."""
 
     def forward(self, inputs):
-        y, = super().forward(inputs)
+        (y,) = super().forward(inputs)
         chainer_backend.get_array_module(y).tanh(y, out=y)
         self.retain_outputs((0,))
-        return y,
+        return (y,)
 
     def backward(self, indexes, grad_outputs):
-        y, = self.get_retained_outputs()
+        (y,) = self.get_retained_outputs()
         return super().backward(indexes, quick_apply(TanhGrad(None), (y, grad_outputs[0])))
 
 
@@ -109,8 +113,9 @@ class RelationLinearGrad(function_node.FunctionNode):
         given = dict(zip(self._names, self.get_retained_inputs()))
         gg = dict(zip(self._wanted, grad_outputs))
         by_x = gg.get('x')
-        by_parameter = {name: gg[name] for name in ('W', 'b', 'W_self', 'b_self')
-                        if gg.get(name) is not None}
+        by_parameter = {
+            name: gg[name] for name in ('W', 'b', 'W_self', 'b_self') if gg.get(name) is not None
+        }
         gradients = dict.fromkeys(self._names)
         weights = {name: given[name] for name in ('W', 'W_self') if name in given}
         wanted = {self._names[i] for i in indexes}
@@ -119,8 +124,14 @@ class RelationLinearGrad(function_node.FunctionNode):
                 gradients['gy'] = _apply(self._adj, dict(weights, x=by_x))
             names = tuple(name for name in weights if name in wanted)
             if names:
-                gradients.update(zip(names, _gradients(
-                    self._adj, names, dict(weights, x=by_x, gy=given['gy']), self._dtypes)))
+                gradients.update(
+                    zip(
+                        names,
+                        _gradients(
+                            self._adj, names, dict(weights, x=by_x, gy=given['gy']), self._dtypes
+                        ),
+                    )
+                )
         if by_parameter:
             if 'W' not in by_parameter:
                 by_parameter['W'] = given['W'].xp.zeros_like(given['W'].array)
@@ -129,8 +140,9 @@ class RelationLinearGrad(function_node.FunctionNode):
                 gradients['gy'] = y if gradients['gy'] is None else gradients['gy'] + y
             if 'x' in wanted:
                 factors = {name: by_parameter[name] for name in weights if name in by_parameter}
-                gradients['x'], = _gradients(
-                    self._adj, ('x',), dict(factors, x=given['x'], gy=given['gy']), self._dtypes)
+                (gradients['x'],) = _gradients(
+                    self._adj, ('x',), dict(factors, x=given['x'], gy=given['gy']), self._dtypes
+                )
         return tuple(gradients[self._names[i]] for i in indexes)
 
 
@@ -191,7 +203,8 @@ class _AggregateFirst:
     def _sum(self, x):
         """Return (n_nodes, R * in_channels): the sum over each relation's neighbours."""
         return backend.bspmm(self._rows, x).reshape(
-            self._adj.n_rows, self._adj.n_relations * x.shape[1])
+            self._adj.n_rows, self._adj.n_relations * x.shape[1]
+        )
 
     def _matrix(self, parameter):
         """Return W as (out, R * in), or b as (out, R): views."""
@@ -202,7 +215,8 @@ class _AggregateFirst:
         key = 'relation degrees', x.dtype
         if key not in self._adj._cache:
             self._adj._cache[key] = self._sum(
-                chainer_backend.get_array_module(x).ones((len(x), 1), x.dtype))
+                chainer_backend.get_array_module(x).ones((len(x), 1), x.dtype)
+            )
         return self._adj._cache[key]
 
 
@@ -281,44 +295,62 @@ def relation_linear(adj, x, W, b=None, W_self=None, b_self=None, activation=func
     given = {name: array for name, array in given.items() if array is not None}
     _check(adj, given)
     if activation not in NODES:
-        raise ValueError('activation: expected chainer.functions.identity or tanh, got %r'
-                         % (activation,))
+        raise ValueError(
+            'activation: expected chainer.functions.identity or tanh, got %r' % (activation,)
+        )
     return _apply(adj, given, NODES[activation])
 
 
 def _check(adj, given):
     if type(adj) is not BatchedCSR:
-        raise TypeError('adj: expected a BatchedCSR, got %s; data sets become sparse batches with '
-                        'converter=chainer_bspmm.concat_mols' % type(adj).__name__)
+        raise TypeError(
+            'adj: expected a BatchedCSR, got %s; data sets become sparse batches with '
+            'converter=chainer_bspmm.concat_mols' % type(adj).__name__
+        )
     n_relations = adj.n_relations
     if adj.n_cols != adj.n_rows * n_relations:
-        raise ValueError('adj: expected a column for each of its %d rows and %d relations, got %r'
-                         % (adj.n_rows, n_relations, adj))
+        raise ValueError(
+            'adj: expected a column for each of its %d rows and %d relations, got %r'
+            % (adj.n_rows, n_relations, adj)
+        )
     x, W = given['x'], given['W']
     leads = [(adj.n_rows,)]
     if adj.layout == 'padded':
         leads.append((adj.n_graphs, adj.max_rows))
     if x.shape[:-1] not in leads or x.dtype.kind != 'f':
-        raise ValueError('x: expected floats of shape %s to go with %r, got %s of shape %s' % (
-            ' or '.join('(%s, in_channels)' % ', '.join(map(str, lead)) for lead in leads), adj,
-            x.dtype, x.shape))
+        raise ValueError(
+            'x: expected floats of shape %s to go with %r, got %s of shape %s'
+            % (
+                ' or '.join('(%s, in_channels)' % ', '.join(map(str, lead)) for lead in leads),
+                adj,
+                x.dtype,
+                x.shape,
+            )
+        )
     if adj.data is not None and adj.data.dtype != x.dtype:
-        raise TypeError('x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
-                        % (adj.data.dtype, x.dtype))
+        raise TypeError(
+            'x: expected %s as the values of adj, got %s; adj.astype(x.dtype) converts'
+            % (adj.data.dtype, x.dtype)
+        )
     in_channels = x.shape[-1]
     if W.ndim != 2 or len(W) % n_relations or W.shape[1] != in_channels:
-        raise ValueError('W: expected shape (out_channels * %d, %d), a row for each output channel '
-                         'and relation of adj, got %s' % (n_relations, in_channels, W.shape))
+        raise ValueError(
+            'W: expected shape (out_channels * %d, %d), a row for each output channel '
+            'and relation of adj, got %s' % (n_relations, in_channels, W.shape)
+        )
     out_channels = len(W) // n_relations
     shapes = {'b': (len(W),), 'W_self': (out_channels, in_channels), 'b_self': (out_channels,)}
     for name, shape in shapes.items():
         if name in given and given[name].shape != shape:
-            raise ValueError('%s: expected shape %s to go with W of shape %s, got %s'
-                             % (name, shape, W.shape, given[name].shape))
+            raise ValueError(
+                '%s: expected shape %s to go with W of shape %s, got %s'
+                % (name, shape, W.shape, given[name].shape)
+            )
     place = chainer_backend.get_device_from_array(adj.row_offsets)
     for name, array in given.items():
         bare = array.array if isinstance(array, chainer.Variable) else array
         here = chainer_backend.get_device_from_array(bare)
         if here != place:
-            raise ValueError('%s: expected on %s with adj, got on %s'
-                             % (name, place.name, here.name))
+            raise ValueError(
+                '%s: expected on %s with adj, got on %s' % (name, place.name, here.name)
+            )

@@ -1,4 +1,5 @@
 """Reductions over the nodes of every graph of a packed batch, the readouts' arithmetic."""
+
 from chainer import function_node
 
 from chainer_bspmm import backend
@@ -6,57 +7,65 @@ from chainer_bspmm.functions.quick import quick_apply
 
 
 class SegmentSum(function_node.FunctionNode):
-
     def __init__(self, adj):
         self._adj = adj
 
     def forward(self, inputs):
         self.retain_inputs(())
-        return backend.segment_sum(
-            _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows),
+        return (
+            backend.segment_sum(
+                _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows
+            ),
+        )
 
     def backward(self, indexes, grad_outputs):
         return tuple(quick_apply(SegmentBroadcast(self._adj), grad_outputs))
 
 
 class SegmentBroadcast(function_node.FunctionNode):
-
     def __init__(self, adj):
         self._adj = adj
 
     def forward(self, inputs):
         self.retain_inputs(())
-        return backend.segment_broadcast(
-            inputs[0], self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows),
+        return (
+            backend.segment_broadcast(
+                inputs[0], self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows
+            ),
+        )
 
     def backward(self, indexes, grad_outputs):
         return tuple(quick_apply(SegmentSum(self._adj), grad_outputs))
 
 
 class SegmentMax(function_node.FunctionNode):
-
     def __init__(self, adj):
         self._adj = adj
 
     def forward(self, inputs):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        return backend.segment_max(
-            _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows),
+        return (
+            backend.segment_max(
+                _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows
+            ),
+        )
 
     def backward(self, indexes, grad_outputs):
-        x, = self.get_retained_inputs()
-        y, = self.get_retained_outputs()
+        (x,) = self.get_retained_inputs()
+        (y,) = self.get_retained_outputs()
         # Every row that attains the maximum gets the whole gradient, as chainer.functions.max does.
         mask = x.array == backend.segment_broadcast(
-            y.array, self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows)
-        return SegmentBroadcast(self._adj).apply(grad_outputs)[0] * mask.astype(x.dtype),
+            y.array, self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows
+        )
+        return (SegmentBroadcast(self._adj).apply(grad_outputs)[0] * mask.astype(x.dtype),)
 
 
 def _rows(adj, x):
     if x.ndim != 2 or len(x) != adj.n_rows:
-        raise ValueError('x: expected shape (%d, n_B), a row for each node, got %s'
-                         % (adj.n_rows, x.shape))
+        raise ValueError(
+            'x: expected shape (%d, n_B), a row for each node, got %s' % (adj.n_rows, x.shape)
+        )
     return x
 
 

@@ -1,4 +1,5 @@
 """Softmax over the entries of every row of a sparse matrix, attention's normalisation."""
+
 from chainer import function_node
 
 from chainer_bspmm import backend
@@ -13,11 +14,11 @@ class SegmentSoftmax(function_node.FunctionNode):
 
     def forward(self, inputs):
         self.retain_outputs((0,))
-        x, = inputs
-        return backend.segment_softmax(_columns(x), self._offsets).reshape(x.shape),
+        (x,) = inputs
+        return (backend.segment_softmax(_columns(x), self._offsets).reshape(x.shape),)
 
     def backward(self, indexes, grad_outputs):
-        y, = self.get_retained_outputs()
+        (y,) = self.get_retained_outputs()
         return quick_apply(SegmentSoftmaxGrad(self._offsets), (y, grad_outputs[0]))
 
 
@@ -31,11 +32,11 @@ class SegmentSoftmaxGrad(function_node.FunctionNode):
         self.retain_inputs((0, 1))
         y, gy = inputs
         gx = backend.segment_softmax_grad(_columns(y), _columns(gy), self._offsets)
-        return gx.reshape(y.shape),
+        return (gx.reshape(y.shape),)
 
     def backward(self, indexes, grad_outputs):
         y, gy = self.get_retained_inputs()
-        ggx, = grad_outputs
+        (ggx,) = grad_outputs
 
         def total(a):
             return SegmentTotal(self._offsets).apply((a,))[0]
@@ -56,9 +57,9 @@ class SegmentTotal(function_node.FunctionNode):
 
     def forward(self, inputs):
         self.retain_inputs(())
-        x, = inputs
+        (x,) = inputs
         sums = backend.segment_sum(_columns(x), self._offsets)
-        return backend.segment_broadcast(sums, self._offsets, len(x)).reshape(x.shape),
+        return (backend.segment_broadcast(sums, self._offsets, len(x)).reshape(x.shape),)
 
     def backward(self, indexes, grad_outputs):
         return SegmentTotal(self._offsets).apply(grad_outputs)
@@ -103,6 +104,8 @@ def segment_softmax(adj, x):
     backend.check.compressed(adj)
     adj.refuse_spare()
     if x.ndim not in (1, 2) or len(x) != adj.nnz:
-        raise ValueError('x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
-                         'got %s' % (adj.nnz, adj.nnz, x.shape))
+        raise ValueError(
+            'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
+            'got %s' % (adj.nnz, adj.nnz, x.shape)
+        )
     return SegmentSoftmax(adj.indptr).apply((x,))[0]

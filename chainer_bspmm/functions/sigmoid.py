@@ -1,4 +1,5 @@
 """The logistic function on bare arrays, for nodes that end in it."""
+
 import numpy
 
 from chainer.backends import cuda
@@ -23,6 +24,7 @@ def sigmoid(x, bias=None):
         x *= half
         x += half
         return x
-    kernel = cuda.elementwise('T x, T bias', 'T y', 'y = SIGMOID(x + bias)',
-                              'bspmm_biased_sigmoid', preamble=SIGMOID)
+    kernel = cuda.elementwise(
+        'T x, T bias', 'T y', 'y = SIGMOID(x + bias)', 'bspmm_biased_sigmoid', preamble=SIGMOID
+    )
     return kernel(x, x.dtype.type(0) if bias is None else bias, x)

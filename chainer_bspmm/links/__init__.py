@@ -1,4 +1,5 @@
 """Links that take a `BatchedCSR`, with the parameter names of Chainer Chemistry."""
+
 from chainer_bspmm.links.general_readout import GeneralReadout
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
 from chainer_bspmm.links.ggnn_update import GGNNUpdate
@@ -13,6 +14,16 @@ from chainer_bspmm.links.relgat_update import RelGATUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 
 __all__ = [
-    'GGNNReadout', 'GGNNUpdate', 'GINUpdate', 'GNNFiLMUpdate', 'GWM', 'GeneralReadout',
-    'GraphConvolution', 'NFPReadout', 'NFPUpdate', 'RSGCNUpdate', 'RelGATUpdate', 'RelGCNUpdate',
+    'GGNNReadout',
+    'GGNNUpdate',
+    'GINUpdate',
+    'GNNFiLMUpdate',
+    'GWM',
+    'GeneralReadout',
+    'GraphConvolution',
+    'NFPReadout',
+    'NFPUpdate',
+    'RSGCNUpdate',
+    'RelGATUpdate',
+    'RelGCNUpdate',
 ]

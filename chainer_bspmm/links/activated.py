@@ -1,4 +1,5 @@
 """Calling a linear link and an activation as one node."""
+
 import chainer
 from chainer import functions
 
@@ -9,7 +10,7 @@ from chainer_bspmm.links.lazy_linear import parameters_of
 FUSED = {functions.relu: linear_relu, functions.softmax: linear_softmax}
 
 
-def activated(linear, h, activation, dropout_ratio=0.):
+def activated(linear, h, activation, dropout_ratio=0.0):
     """Return ``dropout(activation(linear(h)))``, in one node where that is a rectifier.
 
     A softmax without dropout is one node, too.
@@ -27,6 +28,6 @@ def activated(linear, h, activation, dropout_ratio=0.):
     else:
         parameters = parameters_of(linear, h.shape[1])
         if function is linear_relu:
-            return linear_relu(h, *parameters, max(dropout_ratio, 0.))
+            return linear_relu(h, *parameters, max(dropout_ratio, 0.0))
         y = function(h, *parameters)
     return functions.dropout(y, ratio=dropout_ratio) if dropout_ratio > 0 else y

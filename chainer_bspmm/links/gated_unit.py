@@ -1,4 +1,5 @@
 """A step of a `chainer.links.GRU` in one node."""
+
 from chainer_bspmm.functions import gru_step
 from chainer_bspmm.links.lazy_linear import parameters_of
 
@@ -26,7 +27,6 @@ def gated_step(gru, x, message):
     parameters = [candidate, update]
     if gru.h is not None:
         parameters.append(parameters_of(gru.W_r, n_inputs))
-        parameters += [parameters_of(layer, gru.h.shape[1])
-                       for layer in (gru.U, gru.U_z, gru.U_r)]
+        parameters += [parameters_of(layer, gru.h.shape[1]) for layer in (gru.U, gru.U_z, gru.U_r)]
     gru.h = gru_step(x, message, gru.h, parameters)
     return gru.h

@@ -1,4 +1,5 @@
 """Readout of a batch of graphs by sum, maximum, or both."""
+
 import chainer
 
 from chainer_bspmm.functions import segment_max
@@ -23,8 +24,9 @@ class GeneralReadout(chainer.Link):
     def __init__(self, mode='sum', activation=None):
         super().__init__()
         if mode not in MODES:
-            raise ValueError('mode: expected one of %s, got %r'
-                             % (', '.join(map(repr, MODES)), mode))
+            raise ValueError(
+                'mode: expected one of %s, got %r' % (', '.join(map(repr, MODES)), mode)
+            )
         self.mode = mode
         self.activation = activation
 

@@ -1,4 +1,5 @@
 """Gated readout of a batch of graphs."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -31,22 +32,41 @@ class GGNNReadout(chainer.Chain):
         Li et al. 2015 (arXiv:1511.05493), equation 7.
     """
 
-    def __init__(self, out_dim, in_channels=None, nobias=False, activation=functions.identity,
-                 activation_agg=functions.identity):
+    def __init__(
+        self,
+        out_dim,
+        in_channels=None,
+        nobias=False,
+        activation=functions.identity,
+        activation_agg=functions.identity,
+    ):
         super().__init__()
-        self._assemble(GraphLinear(in_channels, out_dim, nobias=nobias),
-                       GraphLinear(in_channels, out_dim, nobias=nobias),
-                       out_dim, in_channels, nobias, activation, activation_agg)
+        self._assemble(
+            GraphLinear(in_channels, out_dim, nobias=nobias),
+            GraphLinear(in_channels, out_dim, nobias=nobias),
+            out_dim,
+            in_channels,
+            nobias,
+            activation,
+            activation_agg,
+        )
 
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
         return twin_of(
-            link, cls, link.i_layer, link.j_layer, link.out_dim, link.in_channels, link.nobias,
-            link.activation, link.activation_agg)
+            link,
+            cls,
+            link.i_layer,
+            link.j_layer,
+            link.out_dim,
+            link.in_channels,
+            link.nobias,
+            link.activation,
+            link.activation_agg,
+        )
 
-    def _assemble(self, i_layer, j_layer, out_dim, in_channels, nobias, activation,
-                  activation_agg):
+    def _assemble(self, i_layer, j_layer, out_dim, in_channels, nobias, activation, activation_agg):
         with self.init_scope():
             self.i_layer = i_layer
             self.j_layer = j_layer
@@ -84,7 +104,8 @@ class GGNNReadout(chainer.Chain):
         if self.activation in ACTIVATIONS and not any(layer.local_link_hooks for layer in layers):
             n_inputs = sum(part.shape[1] for part in parts)
             return gated_linear(
-                parts, *(parameters_of(layer, n_inputs) for layer in layers), self.activation)
+                parts, *(parameters_of(layer, n_inputs) for layer in layers), self.activation
+            )
         h = functions.concat(parts, axis=1)
         # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
         gate, value = (chainer.links.Linear.__call__(layer, h) for layer in layers)

@@ -1,4 +1,5 @@
 """Update step of the gated graph neural network."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -28,29 +29,44 @@ class GGNNUpdate(chainer.Chain):
         Li et al. 2015 (arXiv:1511.05493), section 3.2; the GRU also sees ``h`` itself.
     """
 
-    def __init__(self, in_channels=None, hidden_channels=16, out_channels=None, n_edge_types=4,
-                 **kwargs):
+    def __init__(
+        self, in_channels=None, hidden_channels=16, out_channels=None, n_edge_types=4, **kwargs
+    ):
         super().__init__()
         if out_channels is None:
             out_channels = hidden_channels
         self._assemble(
             GraphLinear(in_channels, n_edge_types * hidden_channels),
-            chainer.links.GRU(None if in_channels is None else in_channels + hidden_channels,
-                              out_channels),
-            in_channels, hidden_channels, out_channels, n_edge_types)
+            chainer.links.GRU(
+                None if in_channels is None else in_channels + hidden_channels, out_channels
+            ),
+            in_channels,
+            hidden_channels,
+            out_channels,
+            n_edge_types,
+        )
 
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
         if type(link.update_layer) is not chainer.links.GRU:
-            raise ValueError('model.update_layer: expected a chainer.links.GRU, got %r'
-                             % (link.update_layer,))
+            raise ValueError(
+                'model.update_layer: expected a chainer.links.GRU, got %r' % (link.update_layer,)
+            )
         return twin_of(
-            link, cls, link.graph_linear, link.update_layer, link.in_channels,
-            link.hidden_channels, link.out_channels, link.n_edge_types)
+            link,
+            cls,
+            link.graph_linear,
+            link.update_layer,
+            link.in_channels,
+            link.hidden_channels,
+            link.out_channels,
+            link.n_edge_types,
+        )
 
-    def _assemble(self, graph_linear, update_layer, in_channels, hidden_channels, out_channels,
-                  n_edge_types):
+    def _assemble(
+        self, graph_linear, update_layer, in_channels, hidden_channels, out_channels, n_edge_types
+    ):
         with self.init_scope():
             self.graph_linear = graph_linear
             self.update_layer = update_layer
@@ -75,7 +91,8 @@ class GGNNUpdate(chainer.Chain):
             has another number of relations.
         """
         message = relation_linear(
-            adj, h, *relation_parameters(self.graph_linear, h, adj, self.n_edge_types))
+            adj, h, *relation_parameters(self.graph_linear, h, adj, self.n_edge_types)
+        )
         lead = h.shape[:-1]
         if h.ndim == 3:
             h, message = (functions.reshape(x, (adj.n_rows, x.shape[2])) for x in (h, message))

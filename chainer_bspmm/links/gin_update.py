@@ -1,4 +1,5 @@
 """Update step of the graph isomorphism network."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links import GraphMLP
@@ -26,12 +27,23 @@ class GINUpdate(chainer.Chain):
         Xu, Hu, Leskovec, Jegelka 2019 (arXiv:1810.00826), equation 4.1 with epsilon = 0.
     """
 
-    def __init__(self, in_channels=None, hidden_channels=16, out_channels=None, dropout_ratio=0.5,
-                 n_layers=2, **kwargs):
+    def __init__(
+        self,
+        in_channels=None,
+        hidden_channels=16,
+        out_channels=None,
+        dropout_ratio=0.5,
+        n_layers=2,
+        **kwargs,
+    ):
         super().__init__()
         out_channels = hidden_channels if out_channels is None else out_channels
-        self._assemble(GraphMLP([hidden_channels] * (n_layers - 1) + [out_channels], in_channels,
-                                functions.relu), dropout_ratio)
+        self._assemble(
+            GraphMLP(
+                [hidden_channels] * (n_layers - 1) + [out_channels], in_channels, functions.relu
+            ),
+            dropout_ratio,
+        )
 
     @classmethod
     def from_dense(cls, link):

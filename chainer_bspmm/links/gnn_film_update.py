@@ -1,4 +1,5 @@
 """Update step of the graph network with feature-wise linear modulation."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -36,16 +37,22 @@ class GNNFiLMUpdate(chainer.Chain):
         self._assemble(
             GraphLinear(None, n_edge_types * hidden_channels, nobias=True),
             GraphLinear(None, n_edge_types * hidden_channels * 2, nobias=True),
-            chainer.links.LayerNormalization(), n_edge_types, activation)
+            chainer.links.LayerNormalization(),
+            n_edge_types,
+            activation,
+        )
 
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
         if type(link.norm_layer) is not chainer.links.LayerNormalization:
-            raise ValueError('model.norm_layer: expected a chainer.links.LayerNormalization, got %r'
-                             % (link.norm_layer,))
-        return twin_of(link, cls, link.W_linear, link.W_g, link.norm_layer, link.n_edge_types,
-                       link.activation)
+            raise ValueError(
+                'model.norm_layer: expected a chainer.links.LayerNormalization, got %r'
+                % (link.norm_layer,)
+            )
+        return twin_of(
+            link, cls, link.W_linear, link.W_g, link.norm_layer, link.n_edge_types, link.activation
+        )
 
     def _assemble(self, W_linear, W_g, norm_layer, n_edge_types, activation):
         self.n_edge_types = n_edge_types

@@ -1,4 +1,5 @@
 """The graph convolution with several channels."""
+
 import chainer
 from chainer import initializers
 
@@ -73,6 +74,8 @@ class GraphConvolution(chainer.Link):
         """
         check.compressed(adj)
         if adj.n_relations != self.n_relations:
-            raise ValueError('adj: expected %d relations, the n_relations of the link, got %r'
-                             % (self.n_relations, adj))
+            raise ValueError(
+                'adj: expected %d relations, the n_relations of the link, got %r'
+                % (self.n_relations, adj)
+            )
         return relation_linear(adj, x, *initialized(self, x.shape[-1]))

@@ -1,4 +1,5 @@
 """Graph warp module: a node beside every graph that hears from all its nodes and speaks to them."""
+
 import inspect
 
 import chainer
@@ -54,8 +55,16 @@ class GWM(chainer.Chain):
             self.wgu_super = dense.wgu_super
             self.GRU_local = dense.GRU_local
             self.GRU_super = dense.GRU_super
-        for name in ('hidden_dim', 'hidden_dim_super', 'n_layers', 'n_heads', 'dropout_ratio',
-                     'tying_flag', 'activation', 'wgu_activation'):
+        for name in (
+            'hidden_dim',
+            'hidden_dim_super',
+            'n_layers',
+            'n_heads',
+            'dropout_ratio',
+            'tying_flag',
+            'activation',
+            'wgu_activation',
+        ):
             setattr(self, name, getattr(dense, name))
 
     def forward(self, h, h_new, g, adj, step=0):
@@ -82,8 +91,10 @@ class GWM(chainer.Chain):
         h = _gate(unit, h_new, segment_broadcast(adj, to_local), mapped)
         unit = self.wgu_super[step]
         g = _gate(unit, to_super, g_new, unit.G(g_new))
-        return tuple(gated_step(gru, x, self.xp.empty((len(x), 0), x.dtype))
-                     for gru, x in ((self.GRU_local, h), (self.GRU_super, g)))
+        return tuple(
+            gated_step(gru, x, self.xp.empty((len(x), 0), x.dtype))
+            for gru, x in ((self.GRU_local, h), (self.GRU_super, g))
+        )
 
     def reset_state(self):
         """Forget the state, as before the first call."""
@@ -98,17 +109,18 @@ def _to_super(unit, h, g, adj):
     keys = functions.reshape(_linear(unit.B, h), (n_rows, n_heads, unit.hidden_dim_super))
     asked = functions.expand_dims(segment_broadcast(adj, g), 1)
     attention = node_softmax(adj, functions.sum(keys * asked, axis=2))
-    if unit.dropout_ratio > 0.:
+    if unit.dropout_ratio > 0.0:
         attention = functions.dropout(attention, ratio=unit.dropout_ratio)
-    heard = functions.reshape(functions.expand_dims(attention, 2) * values,
-                              (n_rows, n_heads * unit.hidden_dim))
+    heard = functions.reshape(
+        functions.expand_dims(attention, 2) * values, (n_rows, n_heads * unit.hidden_dim)
+    )
     return unit.activation(unit.W_super(segment_sum(adj, heard)))
 
 
 def _gate(unit, x, y, mapped):
     """Return ``(1 - z) x + z y``; ``mapped`` is ``unit.G(y)``."""
     z = _linear(unit.H, x) + mapped
-    if unit.dropout_ratio > 0.:
+    if unit.dropout_ratio > 0.0:
         z = functions.dropout(z, ratio=unit.dropout_ratio)
     z = unit.activation(z)
     return (1 - z) * x + z * y

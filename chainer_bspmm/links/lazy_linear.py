@@ -13,9 +13,10 @@ def parameters_of(linear, n_inputs):
             would be left out of the result in silence.
     """
     if linear.local_link_hooks:
-        raise ValueError('%s: expected no link hooks, because the link itself is not called on '
-                         'sparse batches, got %s'
-                         % (linear.name, ', '.join(linear.local_link_hooks)))
+        raise ValueError(
+            '%s: expected no link hooks, because the link itself is not called on '
+            'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))
+        )
     return initialized(linear, n_inputs)
 
 

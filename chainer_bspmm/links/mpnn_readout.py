@@ -1,4 +1,5 @@
 """Readout of message passing networks: attention that an LSTM asks for several times."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.readout.mpnn_readout import MPNNReadout as DenseReadout
@@ -58,14 +59,17 @@ class MPNNReadout(chainer.Chain):
             Variable: (n_graphs, out_dim).
         """
         lstm, n_graphs = self.set2set.lstm_layer, adj.n_graphs
-        ws, bs = ([[getattr(layer, '%s%d' % (kind, i)) for i in range(8)] for layer in lstm]
-                  for kind in 'wb')
+        ws, bs = (
+            [[getattr(layer, '%s%d' % (kind, i)) for i in range(8)] for layer in lstm]
+            for kind in 'wb'
+        )
         with chainer.using_device(self.device):
             state = [self.xp.zeros((self.n_layers, n_graphs, self.in_channels), h.dtype)] * 2
             question = self.xp.zeros((n_graphs, 2 * self.in_channels), h.dtype)
         for _ in range(self.processing_steps):
             *state, (q,) = functions.n_step_lstm(
-                self.n_layers, 0., *state, ws, bs, [chainer.as_variable(question)])
+                self.n_layers, 0.0, *state, ws, bs, [chainer.as_variable(question)]
+            )
             scores = functions.sum(h * segment_broadcast(adj, q), axis=1, keepdims=True)
             r = segment_sum(adj, node_softmax(adj, scores) * h)
             question = functions.concat((q, r), axis=1)

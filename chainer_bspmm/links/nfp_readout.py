@@ -1,4 +1,5 @@
 """Readout of neural fingerprints."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear

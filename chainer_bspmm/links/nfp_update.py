@@ -1,4 +1,5 @@
 """Update step of neural fingerprints."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -38,9 +39,12 @@ class NFPUpdate(chainer.Chain):
         if max_degree < 0:
             raise ValueError('max_degree: expected at least 0, got %d' % max_degree)
         self._assemble(
-            chainer.ChainList(*[GraphLinear(in_channels, out_channels)
-                                for _ in range(max_degree + 1)]),
-            in_channels, out_channels)
+            chainer.ChainList(
+                *[GraphLinear(in_channels, out_channels) for _ in range(max_degree + 1)]
+            ),
+            in_channels,
+            out_channels,
+        )
 
     @classmethod
     def from_dense(cls, link):
@@ -52,9 +56,11 @@ class NFPUpdate(chainer.Chain):
         """
         for linear in link.graph_linears:
             if linear.local_link_hooks:
-                raise ValueError('model.graph_linears.%s: expected no link hooks, because the link '
-                                 'itself is not called on sparse batches, got %s'
-                                 % (linear.name, ', '.join(linear.local_link_hooks)))
+                raise ValueError(
+                    'model.graph_linears.%s: expected no link hooks, because the link '
+                    'itself is not called on sparse batches, got %s'
+                    % (linear.name, ', '.join(linear.local_link_hooks))
+                )
         return twin_of(link, cls, link.graph_linears, link.in_channels, link.out_channels)
 
     def _assemble(self, graph_linears, in_channels, out_channels):
@@ -81,6 +87,5 @@ class NFPUpdate(chainer.Chain):
         if h.ndim == 3:
             h = functions.reshape(h, (adj.n_rows, shape[2]))
         weights, biases = zip(*[parameters_of(linear, shape[-1]) for linear in self.graph_linears])
-        h = degree_linear_sigmoid(
-            degrees_of(adj, len(self.graph_linears)), h, weights, biases)
+        h = degree_linear_sigmoid(degrees_of(adj, len(self.graph_linears)), h, weights, biases)
         return h if len(shape) == 2 else functions.reshape(h, shape[:2] + h.shape[1:])

@@ -1,4 +1,5 @@
 """The mask `is_real_node` of Chainer Chemistry's readouts."""
+
 import chainer
 
 
@@ -20,6 +21,8 @@ def real_nodes(is_real_node, adj, dtype):
     if adj.layout == 'padded':
         shapes.append((adj.n_graphs, adj.max_rows))
     if is_real_node.shape not in shapes:
-        raise ValueError('is_real_node: expected shape %s to go with %r, got %s' % (
-            ' or '.join(map(str, shapes)), adj, is_real_node.shape))
+        raise ValueError(
+            'is_real_node: expected shape %s to go with %r, got %s'
+            % (' or '.join(map(str, shapes)), adj, is_real_node.shape)
+        )
     return is_real_node.reshape(adj.n_rows, 1).astype(dtype, copy=False)

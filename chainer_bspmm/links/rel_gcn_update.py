@@ -1,4 +1,5 @@
 """Update step of the relational graph convolution."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -29,19 +30,30 @@ class RelGCNUpdate(chainer.Chain):
 
     def __init__(self, in_channels, out_channels, n_edge_types=4, **kwargs):
         super().__init__()
-        self._assemble(GraphLinear(in_channels, out_channels),
-                       GraphLinear(in_channels, out_channels * n_edge_types),
-                       in_channels, out_channels, n_edge_types)
+        self._assemble(
+            GraphLinear(in_channels, out_channels),
+            GraphLinear(in_channels, out_channels * n_edge_types),
+            in_channels,
+            out_channels,
+            n_edge_types,
+        )
 
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
         return twin_of(
-            link, cls, link.graph_linear_self, link.graph_linear_edge,
-            link.in_channels, link.out_channels, link.n_edge_types)
+            link,
+            cls,
+            link.graph_linear_self,
+            link.graph_linear_edge,
+            link.in_channels,
+            link.out_channels,
+            link.n_edge_types,
+        )
 
-    def _assemble(self, graph_linear_self, graph_linear_edge, in_channels, out_channels,
-                  n_edge_types):
+    def _assemble(
+        self, graph_linear_self, graph_linear_edge, in_channels, out_channels, n_edge_types
+    ):
         with self.init_scope():
             self.graph_linear_self = graph_linear_self
             self.graph_linear_edge = graph_linear_edge
@@ -68,4 +80,5 @@ class RelGCNUpdate(chainer.Chain):
         """
         W, b = relation_parameters(self.graph_linear_edge, h, adj, self.n_edge_types)
         return relation_linear(
-            adj, h, W, b, *parameters_of(self.graph_linear_self, h.shape[-1]), activation)
+            adj, h, W, b, *parameters_of(self.graph_linear_self, h.shape[-1]), activation
+        )

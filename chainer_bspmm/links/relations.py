@@ -1,4 +1,5 @@
 """What links do whose linear layer is part of a relation node, in place of calling that layer."""
+
 from chainer import functions
 
 from chainer_bspmm.backend import check
@@ -46,5 +47,6 @@ def node_rows(h, adj, n_edge_types):
 def _check_relations(adj, n_edge_types):
     check.adjacency(adj)
     if adj.n_relations != n_edge_types:
-        raise ValueError('adj: expected %d relations, the n_edge_types of the link, got %r'
-                         % (n_edge_types, adj))
+        raise ValueError(
+            'adj: expected %d relations, the n_edge_types of the link, got %r' % (n_edge_types, adj)
+        )

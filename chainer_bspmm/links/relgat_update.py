@@ -1,4 +1,5 @@
 """Update step of the relational graph attention network."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -46,23 +47,62 @@ class RelGATUpdate(chainer.Chain):
         Busbridge et al. 2019 (arXiv:1904.05811), ARGAT and WIRGAT with additive logits.
     """
 
-    def __init__(self, in_channels, out_channels, n_heads=3, n_edge_types=4, dropout_ratio=-1.,
-                 negative_slope=0.2, softmax_mode='across', concat_heads=False):
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        n_heads=3,
+        n_edge_types=4,
+        dropout_ratio=-1.0,
+        negative_slope=0.2,
+        softmax_mode='across',
+        concat_heads=False,
+    ):
         super().__init__()
-        self._assemble(GraphLinear(in_channels, out_channels * n_edge_types * n_heads),
-                       GraphLinear(out_channels * 2, 1), in_channels, out_channels, n_heads,
-                       n_edge_types, dropout_ratio, negative_slope, softmax_mode, concat_heads)
+        self._assemble(
+            GraphLinear(in_channels, out_channels * n_edge_types * n_heads),
+            GraphLinear(out_channels * 2, 1),
+            in_channels,
+            out_channels,
+            n_heads,
+            n_edge_types,
+            dropout_ratio,
+            negative_slope,
+            softmax_mode,
+            concat_heads,
+        )
 
     @classmethod
     def from_dense(cls, link):
         """Return the sparse twin of Chainer Chemistry's link; it owns that one's child links."""
         return twin_of(
-            link, cls, link.message_layer, link.attention_layer, link.in_channels,
-            link.out_channels, link.n_heads, link.n_edge_types, link.dropout_ratio,
-            link.negative_slope, link.softmax_mode, link.concat_heads)
+            link,
+            cls,
+            link.message_layer,
+            link.attention_layer,
+            link.in_channels,
+            link.out_channels,
+            link.n_heads,
+            link.n_edge_types,
+            link.dropout_ratio,
+            link.negative_slope,
+            link.softmax_mode,
+            link.concat_heads,
+        )
 
-    def _assemble(self, message_layer, attention_layer, in_channels, out_channels, n_heads,
-                  n_edge_types, dropout_ratio, negative_slope, softmax_mode, concat_heads):
+    def _assemble(
+        self,
+        message_layer,
+        attention_layer,
+        in_channels,
+        out_channels,
+        n_heads,
+        n_edge_types,
+        dropout_ratio,
+        negative_slope,
+        softmax_mode,
+        concat_heads,
+    ):
         check.one_of('softmax_mode', softmax_mode, MODES)
         with self.init_scope():
             self.message_layer = message_layer
@@ -96,7 +136,13 @@ class RelGATUpdate(chainer.Chain):
         # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
         message = chainer.links.Linear.__call__(self.message_layer, h)
         h = relation_attention(
-            adj, message, *parameters_of(self.attention_layer, 2 * self.out_channels),
-            self.n_heads, self.softmax_mode == 'within', self.concat_heads, self.negative_slope,
-            self.dropout_ratio)
+            adj,
+            message,
+            *parameters_of(self.attention_layer, 2 * self.out_channels),
+            self.n_heads,
+            self.softmax_mode == 'within',
+            self.concat_heads,
+            self.negative_slope,
+            self.dropout_ratio,
+        )
         return h if len(lead) == 1 else functions.reshape(h, lead + h.shape[1:])

@@ -1,4 +1,5 @@
 """Update step of the renormalised spectral graph convolution."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
@@ -24,8 +25,9 @@ class RSGCNUpdate(chainer.Chain):
 
     def __init__(self, in_channels, out_channels):
         super().__init__()
-        self._assemble(GraphLinear(in_channels, out_channels, nobias=True),
-                       in_channels, out_channels)
+        self._assemble(
+            GraphLinear(in_channels, out_channels, nobias=True), in_channels, out_channels
+        )
 
     @classmethod
     def from_dense(cls, link):
@@ -38,7 +40,7 @@ class RSGCNUpdate(chainer.Chain):
         self.in_channels = in_channels
         self.out_channels = out_channels
 
-    def forward(self, h, adj, activation=None, dropout_ratio=0.):
+    def forward(self, h, adj, activation=None, dropout_ratio=0.0):
         """Update the nodes.
 
         Args:
@@ -53,13 +55,17 @@ class RSGCNUpdate(chainer.Chain):
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
         linear = self.graph_linear
-        if (activation is functions.relu and h.ndim == 2 and linear.b is None
-                and not linear.local_link_hooks):
+        if (
+            activation is functions.relu
+            and h.ndim == 2
+            and linear.b is None
+            and not linear.local_link_hooks
+        ):
             W, _ = parameters_of(linear, h.shape[1])
-            return convolved_relu(adj, h, W, max(dropout_ratio, 0.))
+            return convolved_relu(adj, h, W, max(dropout_ratio, 0.0))
         h = bspmm(adj, h)
         # Past GraphLinear's own __call__, which insists on three dimensions and reshapes twice.
         h = chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
         if activation is not None:
             h = activation(h)
-        return functions.dropout(h, ratio=dropout_ratio) if dropout_ratio > 0. else h
+        return functions.dropout(h, ratio=dropout_ratio) if dropout_ratio > 0.0 else h

@@ -1,4 +1,5 @@
 """How a sparse link takes the place of a link of Chainer Chemistry."""
+
 import chainer
 from chainer import serializers
 
@@ -20,8 +21,10 @@ def twin_of(link, kind, *parts, **named_parts):
     twin._assemble(*parts, **named_parts)
     extra = sorted(_paths(link) - _paths(twin))
     if extra:
-        raise ValueError('model: expected the parameters of %s alone, got also %s'
-                         % (type(link).__name__, ', '.join(extra)))
+        raise ValueError(
+            'model: expected the parameters of %s alone, got also %s'
+            % (type(link).__name__, ', '.join(extra))
+        )
     for name, hook in list(link.local_link_hooks.items()):
         twin.add_hook(hook, name)
     twin.to_device(link.device)

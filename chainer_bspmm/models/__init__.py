@@ -1,4 +1,5 @@
 """Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
+
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
 from chainer_bspmm.models.gnn_film import GNNFiLM
@@ -31,9 +32,34 @@ from chainer_bspmm.models.wle import RSGCN_CWLE
 from chainer_bspmm.models.wle import RSGCN_GWLE
 
 __all__ = [
-    'CWLEGraphConvModel', 'GGNN', 'GGNN_CWLE', 'GGNN_GWLE', 'GGNN_GWM', 'GIN', 'GIN_CWLE',
-    'GIN_GWLE', 'GIN_GWM', 'GNNFiLM', 'GWLEGraphConvModel', 'GWMGraphConvModel', 'METHODS', 'MPNN',
-    'NFP', 'NFP_CWLE', 'NFP_GWLE', 'NFP_GWM', 'RSGCN', 'RSGCN_CWLE', 'RSGCN_GWLE', 'RSGCN_GWM',
-    'RelGAT', 'RelGAT_CWLE', 'RelGAT_GWLE', 'RelGCN', 'RelGCN_CWLE', 'RelGCN_GWLE',
-    'set_up_predictor', 'sparsify',
+    'CWLEGraphConvModel',
+    'GGNN',
+    'GGNN_CWLE',
+    'GGNN_GWLE',
+    'GGNN_GWM',
+    'GIN',
+    'GIN_CWLE',
+    'GIN_GWLE',
+    'GIN_GWM',
+    'GNNFiLM',
+    'GWLEGraphConvModel',
+    'GWMGraphConvModel',
+    'METHODS',
+    'MPNN',
+    'NFP',
+    'NFP_CWLE',
+    'NFP_GWLE',
+    'NFP_GWM',
+    'RSGCN',
+    'RSGCN_CWLE',
+    'RSGCN_GWLE',
+    'RSGCN_GWM',
+    'RelGAT',
+    'RelGAT_CWLE',
+    'RelGAT_GWLE',
+    'RelGCN',
+    'RelGCN_CWLE',
+    'RelGCN_GWLE',
+    'set_up_predictor',
+    'sparsify',
 ]

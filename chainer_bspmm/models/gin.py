@@ -1,4 +1,5 @@
 """GIN (graph isomorphism network) on sparse batches."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
@@ -47,44 +48,85 @@ class GIN(chainer.Chain):
         Xu, Hu, Leskovec, Jegelka 2019 (arXiv:1810.00826); Chainer Chemistry 0.7.1, models/gin.py.
     """
 
-    def __init__(self, out_dim, node_embedding=False, hidden_channels=16, out_channels=None,
-                 n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM, dropout_ratio=0.5,
-                 concat_hidden=False, weight_tying=False, activation=functions.identity,
-                 n_edge_types=4):
+    def __init__(
+        self,
+        out_dim,
+        node_embedding=False,
+        hidden_channels=16,
+        out_channels=None,
+        n_update_layers=4,
+        n_atom_types=MAX_ATOMIC_NUM,
+        dropout_ratio=0.5,
+        concat_hidden=False,
+        weight_tying=False,
+        activation=functions.identity,
+        n_edge_types=4,
+    ):
         super().__init__()
         out_channels = hidden_channels if out_channels is None else out_channels
         widths = [hidden_channels] * n_update_layers
         if widths:
-            widths = widths[:1 if weight_tying else None]
+            widths = widths[: 1 if weight_tying else None]
             widths[-1] = out_channels
         n_readout_layers = n_update_layers if concat_hidden else 1
         # In upstream's order, so that one seed gives the same parameters.
         self._assemble(
             embed=EmbedAtomID(out_size=hidden_channels, in_size=n_atom_types),
             first_mlp=GINUpdate(hidden_channels=hidden_channels).graph_mlp,
-            update_layers=[GINUpdate(hidden_channels=hidden_channels, out_channels=width,
-                                     dropout_ratio=dropout_ratio) for width in widths],
-            readout_layers=[GGNNReadout(out_dim, hidden_channels * 2, activation=activation,
-                                        activation_agg=activation)
-                            for _ in range(n_readout_layers)],
-            node_embedding=node_embedding, out_dim=out_dim, n_update_layers=n_update_layers,
-            dropout_ratio=dropout_ratio, concat_hidden=concat_hidden, weight_tying=weight_tying,
-            n_edge_types=n_edge_types)
+            update_layers=[
+                GINUpdate(
+                    hidden_channels=hidden_channels, out_channels=width, dropout_ratio=dropout_ratio
+                )
+                for width in widths
+            ],
+            readout_layers=[
+                GGNNReadout(
+                    out_dim, hidden_channels * 2, activation=activation, activation_agg=activation
+                )
+                for _ in range(n_readout_layers)
+            ],
+            node_embedding=node_embedding,
+            out_dim=out_dim,
+            n_update_layers=n_update_layers,
+            dropout_ratio=dropout_ratio,
+            concat_hidden=concat_hidden,
+            weight_tying=weight_tying,
+            n_edge_types=n_edge_types,
+        )
 
     @classmethod
     def from_dense(cls, model):
         """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
         return twin_of(
-            model, cls, embed=model.embed, first_mlp=model.first_mlp,
+            model,
+            cls,
+            embed=model.embed,
+            first_mlp=model.first_mlp,
             update_layers=map(GINUpdate.from_dense, model.update_layers),
             readout_layers=sparse_readouts(model),
-            node_embedding=model.node_embedding, out_dim=model.out_dim,
-            n_update_layers=model.n_update_layers, dropout_ratio=model.dropout_ratio,
-            concat_hidden=model.concat_hidden, weight_tying=model.weight_tying,
-            n_edge_types=model.n_edge_types)
+            node_embedding=model.node_embedding,
+            out_dim=model.out_dim,
+            n_update_layers=model.n_update_layers,
+            dropout_ratio=model.dropout_ratio,
+            concat_hidden=model.concat_hidden,
+            weight_tying=model.weight_tying,
+            n_edge_types=model.n_edge_types,
+        )
 
-    def _assemble(self, embed, first_mlp, update_layers, readout_layers, node_embedding, out_dim,
-                  n_update_layers, dropout_ratio, concat_hidden, weight_tying, n_edge_types):
+    def _assemble(
+        self,
+        embed,
+        first_mlp,
+        update_layers,
+        readout_layers,
+        node_embedding,
+        out_dim,
+        n_update_layers,
+        dropout_ratio,
+        concat_hidden,
+        weight_tying,
+        n_edge_types,
+    ):
         with self.init_scope():
             self.embed = embed
             self.first_mlp = first_mlp
@@ -112,10 +154,13 @@ class GIN(chainer.Chain):
         feeds_itself = self.weight_tying and self.n_update_layers > 1
         if width != self.hidden_channels and (feeds_itself or not self.node_embedding):
             raise ValueError(
-                'out_channels: expected hidden_channels = %d, the width that %s, got %d' % (
+                'out_channels: expected hidden_channels = %d, the width that %s, got %d'
+                % (
                     self.hidden_channels,
                     'the tied update takes' if feeds_itself else "the readout's parameters have",
-                    width))
+                    width,
+                )
+            )
 
     def forward(self, atom_array, adj, is_real_node=None):
         """Predict.

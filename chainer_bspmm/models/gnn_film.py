@@ -1,4 +1,5 @@
 """GNNFiLM (graph network with feature-wise linear modulation) on sparse batches."""
+
 from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.links import EmbedAtomID
@@ -34,25 +35,48 @@ class GNNFiLM(UpdatesAndReadouts):
     """
 
     update_kind = GNNFiLMUpdate
-    options = ('out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
-               'concat_hidden', 'weight_tying')
+    options = (
+        'out_dim',
+        'hidden_channels',
+        'n_update_layers',
+        'n_edge_types',
+        'activation',
+        'concat_hidden',
+        'weight_tying',
+    )
 
-    def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
-                 concat_hidden=False, weight_tying=True, activation=functions.identity,
-                 n_edge_types=5):
+    def __init__(
+        self,
+        out_dim,
+        hidden_channels=16,
+        n_update_layers=4,
+        n_atom_types=MAX_ATOMIC_NUM,
+        concat_hidden=False,
+        weight_tying=True,
+        activation=functions.identity,
+        n_edge_types=5,
+    ):
         super().__init__()
         self._assemble(
             embed=EmbedAtomID(out_size=hidden_channels, in_size=n_atom_types),
             update_layers=[
                 GNNFiLMUpdate(hidden_channels=hidden_channels, n_edge_types=n_edge_types)
-                for _ in range(1 if weight_tying else n_update_layers)],
+                for _ in range(1 if weight_tying else n_update_layers)
+            ],
             readout_layers=[
-                GGNNReadout(out_dim, hidden_channels * 2, activation=activation,
-                            activation_agg=activation)
-                for _ in range(n_update_layers if concat_hidden else 1)],
-            out_dim=out_dim, hidden_channels=hidden_channels, n_update_layers=n_update_layers,
-            n_edge_types=n_edge_types, activation=activation, concat_hidden=concat_hidden,
-            weight_tying=weight_tying)
+                GGNNReadout(
+                    out_dim, hidden_channels * 2, activation=activation, activation_agg=activation
+                )
+                for _ in range(n_update_layers if concat_hidden else 1)
+            ],
+            out_dim=out_dim,
+            hidden_channels=hidden_channels,
+            n_update_layers=n_update_layers,
+            n_edge_types=n_edge_types,
+            activation=activation,
+            concat_hidden=concat_hidden,
+            weight_tying=weight_tying,
+        )
 
     def forward(self, atom_array, adj, is_real_node=None):
         """Predict.

@@ -1,4 +1,5 @@
 """What the wrappers of Chainer Chemistry (GWM, CWLE, GWLE) have in common, on sparse batches."""
+
 import inspect
 
 import chainer
@@ -54,9 +55,11 @@ class GraphConvModel(chainer.Chain):
         with self.init_scope():
             self.embed = model.embed
             self.update_layers = chainer.ChainList(
-                *[_sparse_update(link, i) for i, link in enumerate(model.update_layers)])
+                *[_sparse_update(link, i) for i, link in enumerate(model.update_layers)]
+            )
             self.readout_layers = chainer.ChainList(
-                *[_sparse_readout(link, i) for i, link in enumerate(model.readout_layers)])
+                *[_sparse_readout(link, i) for i, link in enumerate(model.readout_layers)]
+            )
             if model.use_batchnorm:
                 self.bnorms = model.bnorms
             self._assemble_wrapper(model)
@@ -64,12 +67,14 @@ class GraphConvModel(chainer.Chain):
         for name, value in vars(model).items():
             if not name.startswith('_') and name not in vars(self):
                 setattr(self, name, value)
-        if ((self.concat_hidden or self.sum_hidden)
-                and len(self.readout_layers) < self.n_update_layers):
+        if (self.concat_hidden or self.sum_hidden) and len(
+            self.readout_layers
+        ) < self.n_update_layers:
             raise ValueError(
                 'weight_tying: expected False to go with a readout after each of %d updates '
                 '(concat_hidden, sum_hidden), got True, for which Chainer Chemistry makes one '
-                'readout and fails in its forward pass' % self.n_update_layers)
+                'readout and fails in its forward pass' % self.n_update_layers
+            )
 
     def _embed(self, atom_array, adj):
         """Forget the last batch; return node features, and the adjacency that goes with them."""
@@ -86,6 +91,7 @@ class GraphConvModel(chainer.Chain):
         h0: the features that readouts see beside h. mix: ``mix(h, h_new, index)`` makes the nodes
         of what was before and after an update, all (n_rows, hidden_channels).
         """
+
         def read(readout):
             return readout(h=h, adj=adj, h0=h0, is_real_node=is_real_node)
 
@@ -96,7 +102,7 @@ class GraphConvModel(chainer.Chain):
             h = h_new if mix is None else mix(h, h_new, index)
             if self.use_batchnorm:
                 h = batch_norm(adj, self.bnorms[index], h)
-            if self.dropout_ratio > 0.:
+            if self.dropout_ratio > 0.0:
                 h = functions.dropout(h, ratio=self.dropout_ratio)
             if self.activation is not None and step < self.n_activation:
                 h = self.activation(h)
@@ -111,14 +117,19 @@ class GraphConvModel(chainer.Chain):
 
 def _sparse_update(link, i):
     from chainer_bspmm.models.sparsify import SWAPS  # which knows this file's models too
+
     if type(link) not in SWAPS:
-        raise ValueError('model.update_layers.%d: expected an update link that sparsify swaps, '
-                         'got %r' % (i, link))
+        raise ValueError(
+            'model.update_layers.%d: expected an update link that sparsify swaps, '
+            'got %r' % (i, link)
+        )
     return SWAPS[type(link)].from_dense(link)
 
 
 def _sparse_readout(link, i):
     if type(link) not in READOUTS:
-        raise ValueError('model.readout_layers.%d: expected one of %s of Chainer Chemistry, got %r'
-                         % (i, ', '.join(kind.__name__ for kind in READOUTS), link))
+        raise ValueError(
+            'model.readout_layers.%d: expected one of %s of Chainer Chemistry, got %r'
+            % (i, ', '.join(kind.__name__ for kind in READOUTS), link)
+        )
     return READOUTS[type(link)](link)

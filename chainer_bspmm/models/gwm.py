@@ -1,4 +1,5 @@
 """The GWM models (graph warp module around an update) on sparse batches."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.models.gwm import gwm_graph_conv_model
@@ -38,9 +39,10 @@ class GWMGraphConvModel(GraphConvModel):
             self.linear_for_concat_super = model.linear_for_concat_super
             if model.concat_hidden:
                 # Weights that stay None break optimizers and put a pickled object into snapshots.
-                zero_unused_layers(model.linear_for_concat_super,
-                                   model.linear_for_concat_super.out_size
-                                   + model.gwm.hidden_dim_super)
+                zero_unused_layers(
+                    model.linear_for_concat_super,
+                    model.linear_for_concat_super.out_size + model.gwm.hidden_dim_super,
+                )
 
     def forward(self, atom_array, adj, super_node=None, is_real_node=None):
         """Predict.
@@ -69,11 +71,15 @@ class GWMGraphConvModel(GraphConvModel):
         if not self.with_gwm:
             return self._convolve(h, h, adj, is_real_node)
         if not isinstance(super_node, chainer.get_array_types() + (chainer.Variable,)):
-            raise TypeError('super_node: expected an array of a row for each molecule, got %s'
-                            % type(super_node).__name__)
+            raise TypeError(
+                'super_node: expected an array of a row for each molecule, got %s'
+                % type(super_node).__name__
+            )
         if super_node.ndim != 2 or len(super_node) != adj.n_graphs:
-            raise ValueError('super_node: expected shape (%d, n_features) to go with %r, got %s'
-                             % (adj.n_graphs, adj, super_node.shape))
+            raise ValueError(
+                'super_node: expected shape (%d, n_features) to go with %r, got %s'
+                % (adj.n_graphs, adj, super_node.shape)
+            )
         self.gwm.reset_state()
         g = self.embed_super(super_node)
 

@@ -1,4 +1,5 @@
 """MPNN (message passing neural network) with the messages of GGNN on sparse batches."""
+
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.models.mpnn import MPNN as DenseMPNN
 
@@ -10,8 +11,10 @@ from chainer_bspmm.models.updates_and_readouts import predict
 from chainer_bspmm.models.updates_and_readouts import RecurrentUpdatesAndReadouts
 
 # Why the other message function has no sparse form.
-EDGENET = ('gives every pair of atoms, bonded or not, a matrix of its own, made by a network with '
-           'biases: its messages come from all atoms, and no entry is zero')
+EDGENET = (
+    'gives every pair of atoms, bonded or not, a matrix of its own, made by a network with '
+    'biases: its messages come from all atoms, and no entry is zero'
+)
 
 
 class MPNN(RecurrentUpdatesAndReadouts):
@@ -40,16 +43,45 @@ class MPNN(RecurrentUpdatesAndReadouts):
         Gilmer et al. 2017 (arXiv:1704.01212); Chainer Chemistry 0.7.1, models/mpnn.py.
     """
 
-    options = ('out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'concat_hidden',
-               'weight_tying', 'message_func', 'readout_func')
+    options = (
+        'out_dim',
+        'hidden_channels',
+        'n_update_layers',
+        'n_edge_types',
+        'concat_hidden',
+        'weight_tying',
+        'message_func',
+        'readout_func',
+    )
 
-    def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
-                 concat_hidden=False, weight_tying=True, n_edge_types=4, nn=None,
-                 message_func='edgenet', readout_func='set2set'):
+    def __init__(
+        self,
+        out_dim,
+        hidden_channels=16,
+        n_update_layers=4,
+        n_atom_types=MAX_ATOMIC_NUM,
+        concat_hidden=False,
+        weight_tying=True,
+        n_edge_types=4,
+        nn=None,
+        message_func='edgenet',
+        readout_func='set2set',
+    ):
         super().__init__()
-        self._assemble(DenseMPNN(
-            out_dim, hidden_channels, n_update_layers, n_atom_types, concat_hidden, weight_tying,
-            n_edge_types, nn, message_func, readout_func))
+        self._assemble(
+            DenseMPNN(
+                out_dim,
+                hidden_channels,
+                n_update_layers,
+                n_atom_types,
+                concat_hidden,
+                weight_tying,
+                n_edge_types,
+                nn,
+                message_func,
+                readout_func,
+            )
+        )
 
     @classmethod
     def from_dense(cls, model):
@@ -58,13 +90,17 @@ class MPNN(RecurrentUpdatesAndReadouts):
 
     def _assemble(self, model):
         if model.message_func != 'ggnn':
-            raise ValueError("model.message_func: expected 'ggnn', got %r, which %s"
-                             % (model.message_func, EDGENET))
+            raise ValueError(
+                "model.message_func: expected 'ggnn', got %r, which %s"
+                % (model.message_func, EDGENET)
+            )
         readout = GGNNReadout if model.readout_func == 'ggnn' else MPNNReadout
         super()._assemble(
-            embed=model.embed, update_layers=map(GGNNUpdate.from_dense, model.update_layers),
+            embed=model.embed,
+            update_layers=map(GGNNUpdate.from_dense, model.update_layers),
             readout_layers=map(readout.from_dense, model.readout_layers),
-            **self._options_of(model))
+            **self._options_of(model),
+        )
 
     def forward(self, atom_array, adj):
         """Predict.

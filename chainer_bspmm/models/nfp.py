@@ -1,4 +1,5 @@
 """NFP (neural fingerprints of Duvenaud et al.) on sparse batches."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
@@ -35,25 +36,39 @@ class NFP(chainer.Chain):
         Duvenaud et al. 2015 (arXiv:1509.09292); Chainer Chemistry 0.7.1, models/nfp.py.
     """
 
-    def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, max_degree=6,
-                 n_atom_types=MAX_ATOMIC_NUM, concat_hidden=False):
+    def __init__(
+        self,
+        out_dim,
+        hidden_channels=16,
+        n_update_layers=4,
+        max_degree=6,
+        n_atom_types=MAX_ATOMIC_NUM,
+        concat_hidden=False,
+    ):
         super().__init__()
         if n_update_layers < 1:
             raise ValueError('n_update_layers: expected at least 1, got %d' % n_update_layers)
         self._assemble(
             embed=EmbedAtomID(in_size=n_atom_types, out_size=hidden_channels),
-            layers=[NFPUpdate(hidden_channels, hidden_channels, max_degree=max_degree)
-                    for _ in range(n_update_layers)],
+            layers=[
+                NFPUpdate(hidden_channels, hidden_channels, max_degree=max_degree)
+                for _ in range(n_update_layers)
+            ],
             readout_layers=[NFPReadout(out_dim, hidden_channels) for _ in range(n_update_layers)],
-            concat_hidden=concat_hidden)
+            concat_hidden=concat_hidden,
+        )
 
     @classmethod
     def from_dense(cls, model):
         """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
         return twin_of(
-            model, cls, embed=model.embed, layers=map(NFPUpdate.from_dense, model.layers),
+            model,
+            cls,
+            embed=model.embed,
+            layers=map(NFPUpdate.from_dense, model.layers),
             readout_layers=map(NFPReadout.from_dense, model.readout_layers),
-            concat_hidden=model.concat_hidden)
+            concat_hidden=model.concat_hidden,
+        )
 
     def _assemble(self, embed, layers, readout_layers, concat_hidden):
         with self.init_scope():

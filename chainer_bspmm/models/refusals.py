@@ -1,4 +1,5 @@
 """Graph convolutions of Chainer Chemistry that no sparse product can take the place of, and why."""
+
 from chainer_chemistry.links.update.cgcnn_update import CGCNNUpdate
 from chainer_chemistry.links.update.gin_update import GINSparseUpdate
 from chainer_chemistry.links.update.megnet_update import MEGNetUpdate
@@ -18,23 +19,37 @@ from chainer_chemistry.models.weavenet import WeaveNet
 
 from chainer_bspmm.models.mpnn import EDGENET
 
-SCHNET = ('has no adjacency matrix: its filters are functions of the distances between atoms, and '
-          'every pair of atoms has one')
-WEAVENET = ('has no adjacency matrix: it keeps features for every pair of atoms, bonded or not, '
-            'and updates them all')
-INDEXED = ('has no adjacency matrix: it gathers and adds features by index, along a list of %s, '
-           'and takes the batches of its own converter')
+SCHNET = (
+    'has no adjacency matrix: its filters are functions of the distances between atoms, and '
+    'every pair of atoms has one'
+)
+WEAVENET = (
+    'has no adjacency matrix: it keeps features for every pair of atoms, bonded or not, '
+    'and updates them all'
+)
+INDEXED = (
+    'has no adjacency matrix: it gathers and adds features by index, along a list of %s, '
+    'and takes the batches of its own converter'
+)
 EDGES = (INDEXED % 'edges') + '; %s can be swapped'
 
 # Class of Chainer Chemistry -> what follows 'which'.
 REFUSALS = {
-    SchNet: SCHNET, SchNetUpdate: SCHNET, CFConv: SCHNET,
-    WeaveNet: WEAVENET, WeaveModule: WEAVENET,
-    MPNNUpdate: EDGENET, EdgeNet: EDGENET,
-    MEGNet: INDEXED % 'pairs', MEGNetUpdate: INDEXED % 'pairs',
-    CGCNN: INDEXED % 'neighbours', CGCNNUpdate: INDEXED % 'neighbours',
-    RelGCNSparse: EDGES % 'RelGCN', RelGCNSparseUpdate: EDGES % 'RelGCN',
-    GINSparse: EDGES % 'GIN', GINSparseUpdate: EDGES % 'GIN',
+    SchNet: SCHNET,
+    SchNetUpdate: SCHNET,
+    CFConv: SCHNET,
+    WeaveNet: WEAVENET,
+    WeaveModule: WEAVENET,
+    MPNNUpdate: EDGENET,
+    EdgeNet: EDGENET,
+    MEGNet: INDEXED % 'pairs',
+    MEGNetUpdate: INDEXED % 'pairs',
+    CGCNN: INDEXED % 'neighbours',
+    CGCNNUpdate: INDEXED % 'neighbours',
+    RelGCNSparse: EDGES % 'RelGCN',
+    RelGCNSparseUpdate: EDGES % 'RelGCN',
+    GINSparse: EDGES % 'GIN',
+    GINSparseUpdate: EDGES % 'GIN',
     SparseGGNN: 'multiplies by a chainer.utils.CooMatrix already; GGNN, which has the same '
-                'parameters, can be swapped',
+    'parameters, can be swapped',
 }

@@ -1,4 +1,5 @@
 """RelGAT (relational graph attention network) on sparse batches."""
+
 from chainer import functions
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.links import EmbedAtomID
@@ -46,41 +47,87 @@ class RelGAT(UpdatesAndReadouts):
     """
 
     update_kind = RelGATUpdate
-    options = ('out_dim', 'n_heads', 'hidden_channels', 'n_update_layers', 'concat_hidden',
-               'concat_heads', 'weight_tying', 'negative_slope', 'n_edge_types', 'dropout_ratio')
+    options = (
+        'out_dim',
+        'n_heads',
+        'hidden_channels',
+        'n_update_layers',
+        'concat_hidden',
+        'concat_heads',
+        'weight_tying',
+        'negative_slope',
+        'n_edge_types',
+        'dropout_ratio',
+    )
 
-    def __init__(self, out_dim, hidden_channels=16, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
-                 concat_hidden=False, dropout_ratio=-1., weight_tying=False,
-                 activation=functions.identity, n_edge_types=4, n_heads=3, negative_slope=0.2,
-                 softmax_mode='across', concat_heads=False):
+    def __init__(
+        self,
+        out_dim,
+        hidden_channels=16,
+        n_update_layers=4,
+        n_atom_types=MAX_ATOMIC_NUM,
+        concat_hidden=False,
+        dropout_ratio=-1.0,
+        weight_tying=False,
+        activation=functions.identity,
+        n_edge_types=4,
+        n_heads=3,
+        negative_slope=0.2,
+        softmax_mode='across',
+        concat_heads=False,
+    ):
         super().__init__()
         width = hidden_channels * (n_heads if concat_heads else 1)
         # In upstream's order, so that one seed gives the same parameters.
         self._assemble(
             embed=EmbedAtomID(out_size=hidden_channels, in_size=n_atom_types),
             update_layers=[
-                RelGATUpdate(width if i else hidden_channels, hidden_channels, n_heads=n_heads,
-                             n_edge_types=n_edge_types, dropout_ratio=dropout_ratio,
-                             negative_slope=negative_slope, softmax_mode=softmax_mode,
-                             concat_heads=concat_heads)
-                for i in range(n_update_layers)],
+                RelGATUpdate(
+                    width if i else hidden_channels,
+                    hidden_channels,
+                    n_heads=n_heads,
+                    n_edge_types=n_edge_types,
+                    dropout_ratio=dropout_ratio,
+                    negative_slope=negative_slope,
+                    softmax_mode=softmax_mode,
+                    concat_heads=concat_heads,
+                )
+                for i in range(n_update_layers)
+            ],
             readout_layers=[
-                GGNNReadout(out_dim, width + hidden_channels, activation=activation,
-                            activation_agg=activation)
-                for _ in range(n_update_layers if concat_hidden else 1)],
-            out_dim=out_dim, n_heads=n_heads, hidden_channels=hidden_channels,
-            n_update_layers=n_update_layers, concat_hidden=concat_hidden,
-            concat_heads=concat_heads, weight_tying=weight_tying, negative_slope=negative_slope,
-            n_edge_types=n_edge_types, dropout_ratio=dropout_ratio)
+                GGNNReadout(
+                    out_dim,
+                    width + hidden_channels,
+                    activation=activation,
+                    activation_agg=activation,
+                )
+                for _ in range(n_update_layers if concat_hidden else 1)
+            ],
+            out_dim=out_dim,
+            n_heads=n_heads,
+            hidden_channels=hidden_channels,
+            n_update_layers=n_update_layers,
+            concat_hidden=concat_hidden,
+            concat_heads=concat_heads,
+            weight_tying=weight_tying,
+            negative_slope=negative_slope,
+            n_edge_types=n_edge_types,
+            dropout_ratio=dropout_ratio,
+        )
 
     def _assemble(self, **parts):
         super()._assemble(**parts)
-        if (self.weight_tying and self.concat_heads and self.n_update_layers > 1
-                and self.n_heads != 1):
+        if (
+            self.weight_tying
+            and self.concat_heads
+            and self.n_update_layers > 1
+            and self.n_heads != 1
+        ):
             raise ValueError(
                 'weight_tying: expected False to go with concat_heads, because the tied update '
-                'takes %d channels and gives %d, got %r' % (
-                    self.hidden_channels, self.hidden_channels * self.n_heads, self.weight_tying))
+                'takes %d channels and gives %d, got %r'
+                % (self.hidden_channels, self.hidden_channels * self.n_heads, self.weight_tying)
+            )
 
     def forward(self, atom_array, adj):
         """Predict.

@@ -1,4 +1,5 @@
 """RelGCN (relational graph convolution) on sparse batches."""
+
 import numpy
 
 import chainer
@@ -43,38 +44,62 @@ class RelGCN(chainer.Chain):
         Schlichtkrull et al. 2017 (arXiv:1703.06103); Chainer Chemistry 0.7.1, models/relgcn.py.
     """
 
-    def __init__(self, out_dim=64, hidden_channels=None, n_update_layers=None,
-                 n_atom_types=MAX_ATOMIC_NUM, n_edge_types=4, input_type='int', scale_adj=False):
+    def __init__(
+        self,
+        out_dim=64,
+        hidden_channels=None,
+        n_update_layers=None,
+        n_atom_types=MAX_ATOMIC_NUM,
+        n_edge_types=4,
+        input_type='int',
+        scale_adj=False,
+    ):
         super().__init__()
         if hidden_channels is None:
             hidden_channels = [16, 128, 64]
         elif isinstance(hidden_channels, int):
             if not isinstance(n_update_layers, int):
-                raise ValueError('n_update_layers: expected an int to go with hidden_channels = '
-                                 '%d, got %r' % (hidden_channels, n_update_layers))
+                raise ValueError(
+                    'n_update_layers: expected an int to go with hidden_channels = '
+                    '%d, got %r' % (hidden_channels, n_update_layers)
+                )
             hidden_channels = [hidden_channels] * n_update_layers
         backend.check.one_of('input_type', input_type, ('int', 'float'))
         first = hidden_channels[0]
         self._assemble(
-            embed=(EmbedAtomID(out_size=first, in_size=n_atom_types) if input_type == 'int'
-                   else GraphLinear(None, first)),
-            rgcn_convs=[RelGCNUpdate(*widths, n_edge_types)
-                        for widths in zip(hidden_channels, hidden_channels[1:])],
-            rgcn_readout=GGNNReadout(out_dim, hidden_channels[-1], nobias=True,
-                                     activation=functions.tanh),
-            input_type=input_type, scale_adj=scale_adj)
+            embed=(
+                EmbedAtomID(out_size=first, in_size=n_atom_types)
+                if input_type == 'int'
+                else GraphLinear(None, first)
+            ),
+            rgcn_convs=[
+                RelGCNUpdate(*widths, n_edge_types)
+                for widths in zip(hidden_channels, hidden_channels[1:])
+            ],
+            rgcn_readout=GGNNReadout(
+                out_dim, hidden_channels[-1], nobias=True, activation=functions.tanh
+            ),
+            input_type=input_type,
+            scale_adj=scale_adj,
+        )
 
     @classmethod
     def from_dense(cls, model):
         """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
         if type(model.rgcn_readout) is not DenseReadout:
-            raise ValueError('model.rgcn_readout: expected a GGNNReadout of Chainer Chemistry, '
-                             'got %r' % (model.rgcn_readout,))
+            raise ValueError(
+                'model.rgcn_readout: expected a GGNNReadout of Chainer Chemistry, '
+                'got %r' % (model.rgcn_readout,)
+            )
         return twin_of(
-            model, cls, embed=model.embed,
+            model,
+            cls,
+            embed=model.embed,
             rgcn_convs=[RelGCNUpdate.from_dense(link) for link in model.rgcn_convs],
             rgcn_readout=GGNNReadout.from_dense(model.rgcn_readout),
-            input_type=model.input_type, scale_adj=model.scale_adj)
+            input_type=model.input_type,
+            scale_adj=model.scale_adj,
+        )
 
     def _assemble(self, embed, rgcn_convs, rgcn_readout, input_type, scale_adj):
         with self.init_scope():
@@ -112,19 +137,25 @@ class RelGCN(chainer.Chain):
     def _embed(self, x, adj):
         is_ids = not hasattr(x, 'dtype') or x.dtype.kind in 'iu'
         if is_ids != (self.input_type == 'int'):
-            raise ValueError("x: expected %s with input_type='%s', got %s" % (
-                'atom ids' if self.input_type == 'int' else 'features', self.input_type,
-                getattr(x, 'dtype', type(x).__name__)))
+            raise ValueError(
+                "x: expected %s with input_type='%s', got %s"
+                % (
+                    'atom ids' if self.input_type == 'int' else 'features',
+                    self.input_type,
+                    getattr(x, 'dtype', type(x).__name__),
+                )
+            )
         if is_ids:
             return embed_atoms(self.embed, x, adj)
         backend.check.adjacency(adj)
         lead = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
         if x.shape[:-1] != lead:
-            raise ValueError('x: expected shape %s and one more dimension to go with %r, got %s'
-                             % (lead, adj, x.shape))
+            raise ValueError(
+                'x: expected shape %s and one more dimension to go with %r, got %s'
+                % (lead, adj, x.shape)
+            )
         # Past GraphLinear's own __call__, which insists on three dimensions.
-        return chainer.links.Linear.__call__(
-            self.embed, x.reshape((adj.n_rows, x.shape[-1])))
+        return chainer.links.Linear.__call__(self.embed, x.reshape((adj.n_rows, x.shape[-1])))
 
 
 def scale_adj(adj, dtype):
@@ -143,35 +174,43 @@ def scale_adj(adj, dtype):
     key = 'scaled by source degree', dtype
     if key not in adj._cache:
         adj._cache[key] = with_values(
-            adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj))
+            adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj)
+        )
     return adj._cache[key]
 
 
 # On a GPU one launch each where CuPy's own operations would be six.
+
 
 def _reciprocals(adj, dtype):
     """Return 1 over the number of its source's entries for every entry."""
     starts = adj.T.indptr
     if adj.xp is not numpy:
         return cuda.elementwise(
-            'I index, raw I starts, int32 n_relations', 'T value', '''
+            'I index, raw I starts, int32 n_relations',
+            'T value',
+            """
             ptrdiff_t source = index / n_relations;
             value = (T)1 / (T)(starts[(source + 1) * n_relations] - starts[source * n_relations])
-            ''', 'bspmm_reciprocals')(
-                adj.indices, starts, adj.n_relations, cuda.cupy.empty(adj.nnz, dtype))
-    degree = numpy.diff(starts[::adj.n_relations]).astype(dtype)
+            """,
+            'bspmm_reciprocals',
+        )(adj.indices, starts, adj.n_relations, cuda.cupy.empty(adj.nnz, dtype))
+    degree = numpy.diff(starts[:: adj.n_relations]).astype(dtype)
     return 1 / degree[adj.indices // adj.n_relations]
 
 
 def _quotients(adj):
     """Return each entry's value over the degree of its source; a degree of 0 counts as 1."""
-    starts = adj.xp.ascontiguousarray(adj.T.indptr[::adj.n_relations])
+    starts = adj.xp.ascontiguousarray(adj.T.indptr[:: adj.n_relations])
     degree = backend.segment_sum(adj.T.data[:, None], starts)[:, 0]
     if adj.xp is not numpy:
         return cuda.elementwise(
-            'T data, I index, raw T degree, int32 n_relations', 'T value', '''
+            'T data, I index, raw T degree, int32 n_relations',
+            'T value',
+            """
             T d = degree[index / n_relations];
-            value = data / (d == (T)0 ? (T)1 : d)''', 'bspmm_quotients')(
-                adj.data, adj.indices, degree, adj.n_relations)
+            value = data / (d == (T)0 ? (T)1 : d)""",
+            'bspmm_quotients',
+        )(adj.data, adj.indices, degree, adj.n_relations)
     degree = numpy.where(degree == 0, degree.dtype.type(1), degree)
     return adj.data / degree[adj.indices // adj.n_relations]

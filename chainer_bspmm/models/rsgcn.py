@@ -1,4 +1,5 @@
 """RSGCN (GCN of Kipf and Welling) on sparse batches."""
+
 import chainer
 from chainer import functions
 from chainer.backends import cuda
@@ -38,8 +39,16 @@ class RSGCN(chainer.Chain):
         Kipf, Welling 2016 (arXiv:1609.02907); Chainer Chemistry 0.7.1, models/rsgcn.py.
     """
 
-    def __init__(self, out_dim, hidden_channels=32, n_update_layers=4, n_atom_types=MAX_ATOMIC_NUM,
-                 use_batch_norm=False, readout=None, dropout_ratio=0.5):
+    def __init__(
+        self,
+        out_dim,
+        hidden_channels=32,
+        n_update_layers=4,
+        n_atom_types=MAX_ATOMIC_NUM,
+        use_batch_norm=False,
+        readout=None,
+        dropout_ratio=0.5,
+    ):
         super().__init__()
         if n_update_layers < 1:
             raise ValueError('n_update_layers: expected at least 1, got %d' % n_update_layers)
@@ -47,10 +56,14 @@ class RSGCN(chainer.Chain):
         self._assemble(
             embed=EmbedAtomID(out_size=hidden_channels, in_size=n_atom_types),
             gconvs=[RSGCNUpdate(hidden_channels, width) for width in widths],
-            bnorms=(chainer.ChainList(*[GraphBatchNormalization(width) for width in widths])
-                    if use_batch_norm else [None] * n_update_layers),
+            bnorms=(
+                chainer.ChainList(*[GraphBatchNormalization(width) for width in widths])
+                if use_batch_norm
+                else [None] * n_update_layers
+            ),
             readout=GeneralReadout() if readout is None else readout,
-            dropout_ratio=dropout_ratio)
+            dropout_ratio=dropout_ratio,
+        )
 
     @classmethod
     def from_dense(cls, model):
@@ -60,12 +73,17 @@ class RSGCN(chainer.Chain):
             raise ValueError(
                 'model.readout: expected chainer_chemistry.links.GeneralReadout, got %r; a readout '
                 'of your own is called as readout(h, adj) on sparse batches: pass it to '
-                'chainer_bspmm.models.RSGCN' % (readout,))
+                'chainer_bspmm.models.RSGCN' % (readout,)
+            )
         return twin_of(
-            model, cls, embed=model.embed,
+            model,
+            cls,
+            embed=model.embed,
             gconvs=[RSGCNUpdate.from_dense(link) for link in model.gconvs],
-            bnorms=model.bnorms, readout=GeneralReadout(readout.mode, readout.activation),
-            dropout_ratio=model.dropout_ratio)
+            bnorms=model.bnorms,
+            readout=GeneralReadout(readout.mode, readout.activation),
+            dropout_ratio=model.dropout_ratio,
+        )
 
     def _assemble(self, embed, gconvs, bnorms, readout, dropout_ratio):
         with self.init_scope():
@@ -106,7 +124,7 @@ class RSGCN(chainer.Chain):
                 continue
             h = gconv(h, adj)
             h = batch_norm(adj, bnorm, h)
-            if self.dropout_ratio > 0.:
+            if self.dropout_ratio > 0.0:
                 h = functions.dropout(h, ratio=self.dropout_ratio)
             if i < self.n_update_layers - 1:
                 h = functions.relu(h)
@@ -124,23 +142,29 @@ def embed_atoms(embed, atom_array, adj):
         raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
     lead = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
     is_ids = atom_array.dtype.kind in 'iu'
-    if atom_array.shape[:len(lead)] != lead or atom_array.ndim != len(lead) + (not is_ids):
-        raise ValueError('atom_array: expected shape %s%s to go with %r, got %s' % (
-            lead, ' ids, or features of one more dimension', adj, atom_array.shape))
-    flat = atom_array.reshape((adj.n_rows,) + atom_array.shape[len(lead):])
+    if atom_array.shape[: len(lead)] != lead or atom_array.ndim != len(lead) + (not is_ids):
+        raise ValueError(
+            'atom_array: expected shape %s%s to go with %r, got %s'
+            % (lead, ' ids, or features of one more dimension', adj, atom_array.shape)
+        )
+    flat = atom_array.reshape((adj.n_rows,) + atom_array.shape[len(lead) :])
     n_atom_types, n_channels = embed.W.shape
     if not is_ids:
         if flat.shape[1] != n_channels:
-            raise ValueError('atom_array: expected features of %d channels, got shape %s'
-                             % (n_channels, atom_array.shape))
+            raise ValueError(
+                'atom_array: expected features of %d channels, got shape %s'
+                % (n_channels, atom_array.shape)
+            )
         return chainer.as_variable(flat)
     largest, smallest = adj.max_atom_id, 0
     if largest is None and flat.size:
         array = cuda.to_cpu(flat.array if isinstance(flat, chainer.Variable) else flat)
         largest, smallest = int(array.max()), int(array.min())
     if largest is not None and not (0 <= smallest and largest < n_atom_types):
-        raise ValueError('atom_array: expected ids in [0, %d), the size of the embedding, got %d'
-                         % (n_atom_types, smallest if smallest < 0 else largest))
+        raise ValueError(
+            'atom_array: expected ids in [0, %d), the size of the embedding, got %d'
+            % (n_atom_types, smallest if smallest < 0 else largest)
+        )
     return embed_ids(embed, flat.array if isinstance(flat, chainer.Variable) else flat)
 
 

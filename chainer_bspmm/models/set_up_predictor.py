@@ -1,11 +1,13 @@
 """`set_up_predictor`: a predictor by the name of its method, swapped."""
+
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.models.cgcnn import CGCNN
 from chainer_chemistry.models.cwle.cwle_graph_conv_model import MAX_WLE_NUM
 from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.megnet import MEGNet
 from chainer_chemistry.models.prediction.set_up_predictor import (
-    set_up_predictor as set_up_dense_predictor)
+    set_up_predictor as set_up_dense_predictor,
+)
 from chainer_chemistry.models.relgcn import RelGCNSparse
 from chainer_chemistry.models.schnet import SchNet
 from chainer_chemistry.models.weavenet import WeaveNet
@@ -14,19 +16,39 @@ from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.sparsify import sparsify
 
 LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or beside them
-VARIANTS = {'nfp': LABELLED + ('_gwm',), 'ggnn': LABELLED + ('_gwm',),
-            'rsgcn': LABELLED + ('_gwm',), 'gin': LABELLED + ('_gwm',),
-            'relgcn': LABELLED, 'relgat': LABELLED, 'gnnfilm': ('',)}
+VARIANTS = {
+    'nfp': LABELLED + ('_gwm',),
+    'ggnn': LABELLED + ('_gwm',),
+    'rsgcn': LABELLED + ('_gwm',),
+    'gin': LABELLED + ('_gwm',),
+    'relgcn': LABELLED,
+    'relgat': LABELLED,
+    'gnnfilm': ('',),
+}
 METHODS = tuple(base + variant for base, variants in VARIANTS.items() for variant in variants)
 
 # Methods of Chainer Chemistry that have no sparse form.
-REFUSED = {'schnet': SchNet, 'weavenet': WeaveNet, 'megnet': MEGNet, 'cgcnn': CGCNN,
-           'relgcn_sparse': RelGCNSparse, 'gin_sparse': GINSparse}
+REFUSED = {
+    'schnet': SchNet,
+    'weavenet': WeaveNet,
+    'megnet': MEGNet,
+    'cgcnn': CGCNN,
+    'relgcn_sparse': RelGCNSparse,
+    'gin_sparse': GINSparse,
+}
 
 
-def set_up_predictor(method, n_unit, conv_layers, class_num, label_scaler=None,
-                     postprocess_fn=None, n_atom_types=MAX_ATOMIC_NUM, conv_kwargs=None,
-                     n_wle_types=MAX_WLE_NUM):
+def set_up_predictor(
+    method,
+    n_unit,
+    conv_layers,
+    class_num,
+    label_scaler=None,
+    postprocess_fn=None,
+    n_atom_types=MAX_ATOMIC_NUM,
+    conv_kwargs=None,
+    n_wle_types=MAX_WLE_NUM,
+):
     """Set up a predictor on sparse batches: a graph convolution and a perceptron.
 
     ``sparsify`` of what ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the
@@ -62,9 +84,24 @@ def set_up_predictor(method, n_unit, conv_layers, class_num, label_scaler=None,
     """
     if method not in METHODS:
         refused = REFUSED.get(method)
-        raise ValueError('method: expected one of %s, got %r%s' % (
-            ', '.join(map(repr, METHODS)), method,
-            ', which %s' % REFUSALS[refused] if refused else ''))
-    return sparsify(set_up_dense_predictor(
-        method, n_unit, conv_layers, class_num, label_scaler, postprocess_fn, n_atom_types,
-        conv_kwargs, n_wle_types))
+        raise ValueError(
+            'method: expected one of %s, got %r%s'
+            % (
+                ', '.join(map(repr, METHODS)),
+                method,
+                ', which %s' % REFUSALS[refused] if refused else '',
+            )
+        )
+    return sparsify(
+        set_up_dense_predictor(
+            method,
+            n_unit,
+            conv_layers,
+            class_num,
+            label_scaler,
+            postprocess_fn,
+            n_atom_types,
+            conv_kwargs,
+            n_wle_types,
+        )
+    )

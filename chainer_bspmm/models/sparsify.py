@@ -1,4 +1,5 @@
 """`sparsify`: swap the dense graph convolutions of a model for sparse ones."""
+
 import chainer
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
 from chainer_chemistry.links.update.gin_update import GINUpdate as DenseGINUpdate
@@ -37,14 +38,21 @@ from chainer_bspmm.models.rsgcn import RSGCN
 
 # Chainer Chemistry's class -> ours.
 SWAPS = {
-    DenseRSGCN: RSGCN, DenseRSGCNUpdate: RSGCNUpdate,
-    DenseGIN: GIN, DenseGINUpdate: GINUpdate,
-    DenseNFP: NFP, DenseNFPUpdate: NFPUpdate,
-    DenseRelGCN: RelGCN, DenseRelGCNUpdate: RelGCNUpdate,
-    DenseGGNN: GGNN, DenseGGNNUpdate: GGNNUpdate,
+    DenseRSGCN: RSGCN,
+    DenseRSGCNUpdate: RSGCNUpdate,
+    DenseGIN: GIN,
+    DenseGINUpdate: GINUpdate,
+    DenseNFP: NFP,
+    DenseNFPUpdate: NFPUpdate,
+    DenseRelGCN: RelGCN,
+    DenseRelGCNUpdate: RelGCNUpdate,
+    DenseGGNN: GGNN,
+    DenseGGNNUpdate: GGNNUpdate,
     DenseMPNN: MPNN,
-    DenseRelGAT: RelGAT, DenseRelGATUpdate: RelGATUpdate,
-    DenseGNNFiLM: GNNFiLM, DenseGNNFiLMUpdate: GNNFiLMUpdate,
+    DenseRelGAT: RelGAT,
+    DenseRelGATUpdate: RelGATUpdate,
+    DenseGNNFiLM: GNNFiLM,
+    DenseGNNFiLMUpdate: GNNFiLMUpdate,
     **{kind.dense: kind for kind in gwm.MODELS + wle.MODELS},
 }
 
@@ -84,8 +92,10 @@ def sparsify(model):
     twins = {}
     _prepare(model, '', twins)
     if not twins and not any(type(link) in SWAPS.values() for link in model.links()):
-        raise ValueError('model: expected one of the supported %s, or a link that contains one, '
-                         'got %s' % (_supported(), _full_name(model)))
+        raise ValueError(
+            'model: expected one of the supported %s, or a link that contains one, '
+            'got %s' % (_supported(), _full_name(model))
+        )
     if model in twins:
         return twins[model]
     _swap(model, twins)
@@ -99,11 +109,15 @@ def _prepare(link, path, twins):
         if link not in twins:
             twins[link] = SWAPS[kind].from_dense(link)
     elif kind not in SWAPS.values():
-        if any(module.startswith(GRAPH_MODULES) and not module.startswith(OTHER_MODULES)
-               for module in [base.__module__ for base in kind.__mro__]):
+        if any(
+            module.startswith(GRAPH_MODULES) and not module.startswith(OTHER_MODULES)
+            for module in [base.__module__ for base in kind.__mro__]
+        ):
             why = [REFUSALS[base] for base in kind.__mro__ if base in REFUSALS][:1]
-            raise ValueError('model%s: expected one of the supported %s, got %s%s' % (
-                path, _supported(), _full_name(link), ''.join(', which ' + text for text in why)))
+            raise ValueError(
+                'model%s: expected one of the supported %s, got %s%s'
+                % (path, _supported(), _full_name(link), ''.join(', which ' + text for text in why))
+            )
         for child in link.children():
             _prepare(child, '%s.%s' % (path, child.name), twins)
 
@@ -121,8 +135,10 @@ def _swap(parent, twins):
                 parent._children[i] = twins[child]
                 twins[child].name = str(i)
         if isinstance(parent, chainer.Sequential):
-            parent._layers = [twins.get(layer, layer) if isinstance(layer, chainer.Link) else layer
-                              for layer in parent._layers]
+            parent._layers = [
+                twins.get(layer, layer) if isinstance(layer, chainer.Link) else layer
+                for layer in parent._layers
+            ]
     for name, value in list(vars(parent).items()):
         if not isinstance(value, chainer.Link) or value not in twins:
             continue

@@ -1,4 +1,5 @@
 """What models of several updates, each of which may be read out, do alike."""
+
 import chainer
 from chainer import functions
 from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseReadout
@@ -23,9 +24,13 @@ class UpdatesAndReadouts(chainer.Chain):
     def from_dense(cls, model):
         """Return the sparse twin of Chainer Chemistry's model; it owns that one's child links."""
         return twin_of(
-            model, cls, embed=model.embed,
+            model,
+            cls,
+            embed=model.embed,
             update_layers=[cls.update_kind.from_dense(link) for link in model.update_layers],
-            readout_layers=sparse_readouts(model), **cls._options_of(model))
+            readout_layers=sparse_readouts(model),
+            **cls._options_of(model),
+        )
 
     @classmethod
     def _options_of(cls, model):
@@ -82,6 +87,8 @@ def sparse_readouts(model):
     """
     for i, readout in enumerate(model.readout_layers):
         if type(readout) is not DenseReadout:
-            raise ValueError('model.readout_layers[%d]: expected a GGNNReadout of Chainer '
-                             'Chemistry, got %r' % (i, readout))
+            raise ValueError(
+                'model.readout_layers[%d]: expected a GGNNReadout of Chainer '
+                'Chemistry, got %r' % (i, readout)
+            )
     return [GGNNReadout.from_dense(link) for link in model.readout_layers]

@@ -1,4 +1,5 @@
 """The CWLE and GWLE models (Weisfeiler-Lehman labels beside atom ids) on sparse batches."""
+
 import numpy
 
 import chainer
@@ -52,19 +53,24 @@ class _WLEGraphConvModel(GraphConvModel):
 
 def _labels(wle_array, adj, n_wle_types):
     if not isinstance(wle_array, chainer.get_array_types()):
-        raise TypeError('wle_array: expected an array of a label for each atom, got %s'
-                        % type(wle_array).__name__)
+        raise TypeError(
+            'wle_array: expected an array of a label for each atom, got %s'
+            % type(wle_array).__name__
+        )
     shape = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
     if wle_array.shape != shape or wle_array.dtype.kind != 'i':
         raise ValueError(
             'wle_array: expected integers of shape %s, a label for each atom of %r, got %s of '
             'shape %s; CSRConverter(n_node_columns=1) makes them'
-            % (shape, adj, wle_array.dtype, wle_array.shape))
+            % (shape, adj, wle_array.dtype, wle_array.shape)
+        )
     if isinstance(wle_array, numpy.ndarray) and wle_array.size:
         smallest, largest = int(wle_array.min()), int(wle_array.max())
         if smallest < 0 or largest >= n_wle_types:
-            raise ValueError('wle_array: expected labels in [0, %d), n_wle_types, got %d'
-                             % (n_wle_types, smallest if smallest < 0 else largest))
+            raise ValueError(
+                'wle_array: expected labels in [0, %d), n_wle_types, got %d'
+                % (n_wle_types, smallest if smallest < 0 else largest)
+            )
     return wle_array.reshape(-1)
 
 
@@ -194,5 +200,19 @@ class RelGCN_GWLE(GWLEGraphConvModel):
     dense = gwle_net.RelGCN_GWLE
 
 
-MODELS = (CWLEGraphConvModel, GGNN_CWLE, GIN_CWLE, NFP_CWLE, RSGCN_CWLE, RelGAT_CWLE, RelGCN_CWLE,
-          GWLEGraphConvModel, GGNN_GWLE, GIN_GWLE, NFP_GWLE, RSGCN_GWLE, RelGAT_GWLE, RelGCN_GWLE)
+MODELS = (
+    CWLEGraphConvModel,
+    GGNN_CWLE,
+    GIN_CWLE,
+    NFP_CWLE,
+    RSGCN_CWLE,
+    RelGAT_CWLE,
+    RelGCN_CWLE,
+    GWLEGraphConvModel,
+    GGNN_GWLE,
+    GIN_GWLE,
+    NFP_GWLE,
+    RSGCN_GWLE,
+    RelGAT_GWLE,
+    RelGCN_GWLE,
+)

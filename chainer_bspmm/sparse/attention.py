@@ -1,4 +1,5 @@
 """What the heads of graph attention multiply by: matrices made of a `BatchedCSR` and a number."""
+
 import numpy
 
 from chainer.backends import cuda
@@ -46,23 +47,32 @@ class AttentionPattern:
         place = (place + heads * degree[node][:, None]).ravel()
         self.sources, self.receivers = (xp.empty(rows.nnz * n_heads, 'i') for _ in range(2))
         self.sources[place] = (
-            (rows.indices * n_relations + row % n_relations)[:, None] * n_heads + heads).ravel()
+            (rows.indices * n_relations + row % n_relations)[:, None] * n_heads + heads
+        ).ravel()
         self.receivers[place] = (row[:, None] * n_heads + heads).ravel()
         self.by_receiver = xp.empty(n_nodes * width + 1, 'i')
         self.by_receiver[-1] = rows.nnz * n_heads
         self.by_receiver[:-1] = (
             (starts[:-1].reshape(n_nodes, 1, n_relations) + (n_heads - 1) * first[:-1, None, None])
-            + heads[:, None] * degree[:, None, None]).ravel()
+            + heads[:, None] * degree[:, None, None]
+        ).ravel()
         by_head = xp.ascontiguousarray(self.by_receiver[::n_relations])
         self.segments = self.by_receiver if within else by_head
         rows_per_node = n_heads if side_by_side else 1
         self.product = derived(
-            adj, data=None, indices=self.sources, nnz=rows.nnz * n_heads,
+            adj,
+            data=None,
+            indices=self.sources,
+            nnz=rows.nnz * n_heads,
             indptr=by_head if side_by_side else xp.ascontiguousarray(by_head[::n_heads]),
-            row_offsets=adj.row_offsets * rows_per_node, n_rows=n_nodes * rows_per_node,
-            max_rows=adj.max_rows * rows_per_node, col_offsets=adj.col_offsets * n_heads,
-            n_cols=n_nodes * width, max_cols=adj.max_cols * n_heads,
-            max_nnz=adj.max_nnz * n_heads)
+            row_offsets=adj.row_offsets * rows_per_node,
+            n_rows=n_nodes * rows_per_node,
+            max_rows=adj.max_rows * rows_per_node,
+            col_offsets=adj.col_offsets * n_heads,
+            n_cols=n_nodes * width,
+            max_cols=adj.max_cols * n_heads,
+            max_nnz=adj.max_nnz * n_heads,
+        )
         alone = _without_edges(rows, n_relations, within)
         self.lonely = None
         if xp is not numpy or alone.any():  # of a device that would ask for a synchronisation
@@ -76,13 +86,19 @@ class AttentionPattern:
         weight = alone / n_slots[:, None].astype(dtype)
         # (node, head, relation)
         columns = (graph * width)[:, None, None] + xp.arange(width, dtype='i').reshape(
-            n_relations, n_heads).T
+            n_relations, n_heads
+        ).T
         return derived(
-            self.product, data=xp.repeat(weight.astype(dtype)[:, None], n_heads, axis=1).ravel(),
-            indices=columns.astype('i').ravel(), nnz=n_nodes * width,
+            self.product,
+            data=xp.repeat(weight.astype(dtype)[:, None], n_heads, axis=1).ravel(),
+            indices=columns.astype('i').ravel(),
+            nnz=n_nodes * width,
             indptr=xp.arange(0, n_nodes * width + 1, width // rows_per_node, dtype='i'),
             col_offsets=xp.arange(adj.n_graphs + 1, dtype='i') * width,
-            n_cols=adj.n_graphs * width, max_cols=width, max_nnz=adj.max_rows * width)
+            n_cols=adj.n_graphs * width,
+            max_cols=width,
+            max_nnz=adj.max_rows * width,
+        )
 
     def gathers(self, adj, n_heads):
         """Return the (nnz * K) x (2 * n_nodes * R * K) matrix that adds two scores for every entry.
@@ -91,9 +107,14 @@ class AttentionPattern:
         the pattern was made of: it is kept there, and must not refer back.
         """
         return gathering(
-            adj, adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1),
-            adj.indptr[adj.row_offsets] * n_heads, adj.col_offsets * (2 * n_heads),
-            adj.max_nnz * n_heads, adj.max_cols * 2 * n_heads, 2 * adj.n_cols * n_heads)
+            adj,
+            adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1),
+            adj.indptr[adj.row_offsets] * n_heads,
+            adj.col_offsets * (2 * n_heads),
+            adj.max_nnz * n_heads,
+            adj.max_cols * 2 * n_heads,
+            2 * adj.n_cols * n_heads,
+        )
 
 
 def _without_edges(rows, n_relations, within):
@@ -130,7 +151,8 @@ def _slots_as_edges(adj, within):
     graph = xp.repeat(build.entry_rows(xp, adj.row_offsets, adj.n_rows), n_relations)
     starts = xp.zeros(alone.size + 1, numpy.int64)
     starts[1:] = xp.cumsum(
-        xp.where(alone, xp.diff(adj.row_offsets)[graph], xp.diff(rows.indptr)), dtype=numpy.int64)
+        xp.where(alone, xp.diff(adj.row_offsets)[graph], xp.diff(rows.indptr)), dtype=numpy.int64
+    )
     nnz = int(starts[-1])  # synchronises
     fits_int32('non-zeros, slots counted', nnz)
     starts = starts.astype('i')
@@ -142,9 +164,14 @@ def _slots_as_edges(adj, within):
     source[edges] = rows.indices[(rows.indptr[row] + order)[edges]]
     indptr = xp.ascontiguousarray(starts[::n_relations])
     expanded = derived(
-        adj, data=None, indptr=indptr, indices=source * n_relations + row % n_relations, nnz=nnz,
+        adj,
+        data=None,
+        indptr=indptr,
+        indices=source * n_relations + row % n_relations,
+        nnz=nnz,
         max_nnz=int(xp.diff(indptr[adj.row_offsets]).max()) if adj.n_graphs else 0,
-        n_relations=n_relations)
+        n_relations=n_relations,
+    )
     return expanded, ~alone
 
 

@@ -1,4 +1,5 @@
 """`Batch`: what the containers of sparse matrices have in common."""
+
 import numpy
 
 import chainer
@@ -139,9 +140,13 @@ class Batch:
         column = cuda.to_cpu(self.entry_columns())[:n_entries] - col_offsets[graph]
         data = self._host_values()[:n_entries]
         dense = numpy.zeros(
-            (n_graphs, n_relations, self.max_rows, self.max_cols // n_relations), data.dtype)
-        numpy.add.at(dense, (graph, column % n_relations, rows - row_offsets[graph],
-                             column // n_relations), data)
+            (n_graphs, n_relations, self.max_rows, self.max_cols // n_relations), data.dtype
+        )
+        numpy.add.at(
+            dense,
+            (graph, column % n_relations, rows - row_offsets[graph], column // n_relations),
+            data,
+        )
         dense = dense.astype('f' if self.data is None else self.data.dtype, copy=False)
         return xp.asarray(dense if n_relations > 1 else dense[:, 0])
 
@@ -155,10 +160,18 @@ class Batch:
 
     def __repr__(self):
         return '<%s: %d graphs (%s), %d x %d, %d relation%s, %d entries%s, %s on %s>' % (
-            type(self).__name__, self.n_graphs, self.layout, self.n_rows, self.n_cols,
-            self.n_relations, 's'[:self.n_relations != 1], self.nnz, self._trait(),
+            type(self).__name__,
+            self.n_graphs,
+            self.layout,
+            self.n_rows,
+            self.n_cols,
+            self.n_relations,
+            's'[: self.n_relations != 1],
+            self.nnz,
+            self._trait(),
             'ones' if self.data is None else self.data.dtype.name,
-            backend.get_device_from_array(self.row_offsets).name)
+            backend.get_device_from_array(self.row_offsets).name,
+        )
 
 
 def send(arrays, device):
@@ -169,8 +182,11 @@ def send(arrays, device):
     starts = numpy.cumsum([0] + [-(-array.nbytes // 16) * 16 for array in arrays])
     buffer = numpy.zeros(int(starts[-1]), numpy.uint8)
     for start, array in zip(starts, arrays):
-        buffer[start:start + array.nbytes] = numpy.frombuffer(
-            numpy.ascontiguousarray(cuda.to_cpu(array)), numpy.uint8)
+        buffer[start : start + array.nbytes] = numpy.frombuffer(
+            numpy.ascontiguousarray(cuda.to_cpu(array)), numpy.uint8
+        )
     sent = device.send(buffer)
-    return [sent[start:start + array.nbytes].view(array.dtype).reshape(array.shape)
-            for start, array in zip(starts.tolist(), arrays)]
+    return [
+        sent[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        for start, array in zip(starts.tolist(), arrays)
+    ]

@@ -1,4 +1,5 @@
 """`BatchedCOO`: the adjacency matrices of a batch of graphs in the SparseTensor layout."""
+
 import numpy
 import scipy.sparse
 
@@ -57,8 +58,17 @@ class BatchedCOO(Batch):
 
     _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
 
-    def __init__(self, ids, row_offsets, entry_offsets, data=None, col_offsets=None, n_relations=1,
-                 layout='packed', max_atom_id=None):
+    def __init__(
+        self,
+        ids,
+        row_offsets,
+        entry_offsets,
+        data=None,
+        col_offsets=None,
+        n_relations=1,
+        layout='packed',
+        max_atom_id=None,
+    ):
         n_relations = validate.count('n_relations', n_relations, 1)
         if max_atom_id is not None:
             max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
@@ -76,9 +86,14 @@ class BatchedCOO(Batch):
             validate.equal_blocks('row_offsets', host['row_offsets'])
             validate.equal_blocks('col_offsets', host['col_offsets'])
         host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
-        self._set_sizes(host['row_offsets'], host['col_offsets'],
-                        None if data is None else numpy.array(cuda.to_cpu(data)), n_relations,
-                        layout, max_atom_id)  # a copy of data, as of the integers
+        self._set_sizes(
+            host['row_offsets'],
+            host['col_offsets'],
+            None if data is None else numpy.array(cuda.to_cpu(data)),
+            n_relations,
+            layout,
+            max_atom_id,
+        )  # a copy of data, as of the integers
         self.ids = host['ids']
         self.entry_offsets = host['entry_offsets']
         self.nnz = len(self.ids)
@@ -104,8 +119,21 @@ class BatchedCOO(Batch):
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
         adj.refuse_spare()
         self = cls.__new__(cls)
-        for name in ('data', 'row_offsets', 'col_offsets', 'n_graphs', 'n_rows', 'n_cols', 'nnz',
-                     'n_relations', 'max_rows', 'max_cols', 'max_nnz', 'layout', 'max_atom_id'):
+        for name in (
+            'data',
+            'row_offsets',
+            'col_offsets',
+            'n_graphs',
+            'n_rows',
+            'n_cols',
+            'nnz',
+            'n_relations',
+            'max_rows',
+            'max_cols',
+            'max_nnz',
+            'layout',
+            'max_atom_id',
+        ):
             setattr(self, name, getattr(adj, name))
         self.ids = adj.xp.stack([adj.entry_rows(), adj.indices], axis=1)
         self.entry_offsets = adj.indptr[adj.row_offsets]
@@ -126,10 +154,16 @@ class BatchedCOO(Batch):
         host = self.to_device(-1)
         indptr, order = build.group(numpy, host.entry_rows(), self.n_rows)
         adj = BatchedCSR._trusted(
-            indptr=indptr, indices=host.entry_columns()[order],
-            data=None if host.data is None else host.data[order], row_offsets=host.row_offsets,
-            col_offsets=host.col_offsets, n_relations=self.n_relations, layout=self.layout,
-            max_atom_id=self.max_atom_id, is_symmetric=None)
+            indptr=indptr,
+            indices=host.entry_columns()[order],
+            data=None if host.data is None else host.data[order],
+            row_offsets=host.row_offsets,
+            col_offsets=host.col_offsets,
+            n_relations=self.n_relations,
+            layout=self.layout,
+            max_atom_id=self.max_atom_id,
+            is_symmetric=None,
+        )
         return adj.to_device(backend.get_device_from_array(self.ids))
 
     def entry_rows(self):

@@ -1,4 +1,5 @@
 """`BatchedCSR`: the adjacency matrices of a batch of graphs as one block-diagonal CSR matrix."""
+
 import collections
 
 import numpy
@@ -16,7 +17,8 @@ from chainer_bspmm.sparse.batch import LAYOUTS
 # indptr (n_rows + 1,), indices (nnz,) int32; data (nnz,) floating or None; row_offsets, col_offsets
 # (n_graphs + 1,) int32; labels, a list of (n_graphs, ...). n_rows and nnz are capacities.
 Buffers = collections.namedtuple(
-    'Buffers', 'atoms indptr indices data row_offsets col_offsets labels')
+    'Buffers', 'atoms indptr indices data row_offsets col_offsets labels'
+)
 
 
 class BatchedCSR(Batch):
@@ -62,8 +64,17 @@ class BatchedCSR(Batch):
 
     _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
 
-    def __init__(self, indptr, indices, row_offsets, data=None, col_offsets=None, n_relations=1,
-                 layout='packed', max_atom_id=None):
+    def __init__(
+        self,
+        indptr,
+        indices,
+        row_offsets,
+        data=None,
+        col_offsets=None,
+        n_relations=1,
+        layout='packed',
+        max_atom_id=None,
+    ):
         n_relations = validate.count('n_relations', n_relations, 1)
         if max_atom_id is not None:
             max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
@@ -75,20 +86,37 @@ class BatchedCSR(Batch):
         if col_offsets is None:
             validate.fits_int32('nodes times relations', (host['indptr'].size - 1) * n_relations)
             host['col_offsets'] = host['row_offsets'] * numpy.int64(n_relations)
-        validate.blocks(host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'],
-                        n_relations)
+        validate.blocks(
+            host['indptr'], host['indices'], host['row_offsets'], host['col_offsets'], n_relations
+        )
         if layout == 'padded':
             validate.equal_blocks('row_offsets', host['row_offsets'])
             validate.equal_blocks('col_offsets', host['col_offsets'])
         host = {name: array.astype(numpy.int32) for name, array in host.items()}
         data = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
-        self._set(data=data, n_relations=n_relations, layout=layout,
-                  max_atom_id=max_atom_id, is_symmetric=None, **host)
+        self._set(
+            data=data,
+            n_relations=n_relations,
+            layout=layout,
+            max_atom_id=max_atom_id,
+            is_symmetric=None,
+            **host,
+        )
         if device.xp is not numpy:
             self._move(device)
 
-    def _set(self, indptr, indices, data, row_offsets, col_offsets, n_relations, layout,
-             max_atom_id, is_symmetric):
+    def _set(
+        self,
+        indptr,
+        indices,
+        data,
+        row_offsets,
+        col_offsets,
+        n_relations,
+        layout,
+        max_atom_id,
+        is_symmetric,
+    ):
         """Take over checked host arrays; `is_symmetric` None means find out."""
         self._set_sizes(row_offsets, col_offsets, data, n_relations, layout, max_atom_id)
         self.indptr = indptr
@@ -104,9 +132,11 @@ class BatchedCSR(Batch):
         if self.n_rows != self.n_cols or not numpy.array_equal(self.row_offsets, self.col_offsets):
             return False
         indptr, indices, order = build.transpose(numpy, self.indptr, self.indices, self.n_cols)
-        return (numpy.array_equal(indptr, self.indptr)
-                and numpy.array_equal(indices, self.indices)
-                and (self.data is None or numpy.array_equal(self.data[order], self.data)))
+        return (
+            numpy.array_equal(indptr, self.indptr)
+            and numpy.array_equal(indices, self.indices)
+            and (self.data is None or numpy.array_equal(self.data[order], self.data))
+        )
 
     @classmethod
     def _trusted(cls, **fields):
@@ -116,8 +146,20 @@ class BatchedCSR(Batch):
         return self
 
     @classmethod
-    def in_buffers(cls, indptr, indices, row_offsets, col_offsets, data, n_relations, max_rows,
-                   max_nnz, max_atom_id, is_symmetric, has_spare=True):
+    def in_buffers(
+        cls,
+        indptr,
+        indices,
+        row_offsets,
+        col_offsets,
+        data,
+        n_relations,
+        max_rows,
+        max_nnz,
+        max_atom_id,
+        is_symmetric,
+        has_spare=True,
+    ):
         """Make a packed batch of arrays that may be larger than it, and may be filled again.
 
         Only their sizes are looked at: nothing is checked, copied or read from a device.
@@ -269,7 +311,8 @@ class BatchedCSR(Batch):
         """
         indptr, indices = cuda.to_cpu(self.indptr), cuda.to_cpu(self.indices)
         return scipy.sparse.csr_matrix(
-            (self._host_values(), indices, indptr), shape=self.shape, copy=True)
+            (self._host_values(), indices, indptr), shape=self.shape, copy=True
+        )
 
     def _n_true_entries(self):
         return int(self.indptr[-1]) if self.has_spare else self.nnz
@@ -277,8 +320,10 @@ class BatchedCSR(Batch):
     def refuse_spare(self):
         """Raise ValueError for a batch with spare rows or entries: the caller would count them."""
         if self.has_spare:
-            raise ValueError('adj: expected a batch without spare rows and entries, as '
-                             'chainer_bspmm.concat_mols makes it, got %r' % self)
+            raise ValueError(
+                'adj: expected a batch without spare rows and entries, as '
+                'chainer_bspmm.concat_mols makes it, got %r' % self
+            )
 
     def _trait(self):
         return ', symmetric' * self.is_symmetric + ', some spare' * self.has_spare
@@ -304,29 +349,43 @@ def fill_buffers(buffers, atoms, adj, labels):
     if values is None and buffers.data is not None:
         values = numpy.ones(adj.nnz, buffers.data.dtype)
     elif buffers.data is None and values is not None:
-        raise ValueError('adj: expected all values to be one, as the buffers have no place for '
-                         'values, got %r' % adj)
+        raise ValueError(
+            'adj: expected all values to be one, as the buffers have no place for '
+            'values, got %r' % adj
+        )
     if len(labels) != len(buffers.labels):
-        raise ValueError('labels: expected %d, as the buffers, got %d'
-                         % (len(buffers.labels), len(labels)))
+        raise ValueError(
+            'labels: expected %d, as the buffers, got %d' % (len(buffers.labels), len(labels))
+        )
     # name, array, buffer, what stands in the spare part; None: no part may be spare
-    parts = [('atoms', atoms, buffers.atoms, 0), ('indptr', adj.indptr, buffers.indptr, adj.nnz),
-             ('indices', adj.indices, buffers.indices, 0),
-             ('row_offsets', adj.row_offsets, buffers.row_offsets, None),
-             ('col_offsets', adj.col_offsets, buffers.col_offsets, None)]
+    parts = [
+        ('atoms', atoms, buffers.atoms, 0),
+        ('indptr', adj.indptr, buffers.indptr, adj.nnz),
+        ('indices', adj.indices, buffers.indices, 0),
+        ('row_offsets', adj.row_offsets, buffers.row_offsets, None),
+        ('col_offsets', adj.col_offsets, buffers.col_offsets, None),
+    ]
     if values is not None:
         parts.append(('data', values, buffers.data, 0))
-    parts += [('labels[%d]' % i, label, buffer, None)
-              for i, (label, buffer) in enumerate(zip(labels, buffers.labels))]
+    parts += [
+        ('labels[%d]' % i, label, buffer, None)
+        for i, (label, buffer) in enumerate(zip(labels, buffers.labels))
+    ]
     for name, array, buffer, spare in parts:  # all of them, before anything is written
         if array.dtype != buffer.dtype:
-            raise TypeError('%s: expected %s, as the buffer, got %s'
-                            % (name, buffer.dtype, array.dtype))
-        if array.shape[1:] != buffer.shape[1:] or len(array) > len(buffer) or (
-                spare is None and len(array) != len(buffer)):
-            raise ValueError('%s: expected %s %s, the shape of the buffer, got %s' % (
-                name, 'exactly' if spare is None else 'at most', buffer.shape, array.shape))
+            raise TypeError(
+                '%s: expected %s, as the buffer, got %s' % (name, buffer.dtype, array.dtype)
+            )
+        if (
+            array.shape[1:] != buffer.shape[1:]
+            or len(array) > len(buffer)
+            or (spare is None and len(array) != len(buffer))
+        ):
+            raise ValueError(
+                '%s: expected %s %s, the shape of the buffer, got %s'
+                % (name, 'exactly' if spare is None else 'at most', buffer.shape, array.shape)
+            )
     for _, array, buffer, spare in parts:
-        buffer[:len(array)] = array
+        buffer[: len(array)] = array
         if spare is not None:
-            buffer[len(array):] = spare
+            buffer[len(array) :] = spare

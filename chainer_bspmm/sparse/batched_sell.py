@@ -1,4 +1,5 @@
 """`BatchedSELL`: the matrices of a batch of graphs in slices of rows, for narrow products."""
+
 import numpy
 
 from chainer import backend
@@ -70,8 +71,9 @@ class BatchedSELL(Batch):
             raise TypeError('sort_rows: expected a bool, got %r' % (sort_rows,))
         device = backend.get_device_from_array(adj.indices)
         adj = adj.to_device('@numpy')
-        self._set_sizes(adj.row_offsets, adj.col_offsets, None, adj.n_relations, adj.layout,
-                        adj.max_atom_id)
+        self._set_sizes(
+            adj.row_offsets, adj.col_offsets, None, adj.n_relations, adj.layout, adj.max_atom_id
+        )
         self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric
         self._set_slices()
         self._set_entries(adj, sort_rows)
@@ -84,8 +86,9 @@ class BatchedSELL(Batch):
         sizes = numpy.diff(self.row_offsets).astype(numpy.int64)
         size = min(self.slice_size, max(self.max_rows, 1))
         n_slices = -(-sizes // size)
-        number = numpy.arange(n_slices.sum()) - numpy.repeat(numpy.cumsum(n_slices) - n_slices,
-                                                             n_slices)
+        number = numpy.arange(n_slices.sum()) - numpy.repeat(
+            numpy.cumsum(n_slices) - n_slices, n_slices
+        )
         first = numpy.repeat(self.row_offsets[:-1], n_slices) + size * number
         self.slice_rows = numpy.append(first, self.n_rows).astype(numpy.int32)
         self.n_slices = first.size
@@ -119,7 +122,7 @@ class BatchedSELL(Batch):
     @property
     def padding_ratio(self):
         """Stored entries, padding among them, over non-zeros (float); 1 where there are none."""
-        return self.column.size / self.nnz if self.nnz else 1.
+        return self.column.size / self.nnz if self.nnz else 1.0
 
     @property
     def T(self):
@@ -133,8 +136,8 @@ class BatchedSELL(Batch):
         if self._transpose is None:
             adj = self.to_device('@numpy').to_csr().T
             self._transpose = BatchedSELL(
-                adj, self.slice_size, self.row_order is not None).to_device(
-                    backend.get_device_from_array(self.column))
+                adj, self.slice_size, self.row_order is not None
+            ).to_device(backend.get_device_from_array(self.column))
         return self._transpose
 
     def to_csr(self):
@@ -163,9 +166,16 @@ class BatchedSELL(Batch):
             data = numpy.empty(self.nnz, host.data.dtype)
             data[entry] = host.data[stored]
         adj = BatchedCSR._trusted(
-            indptr=indptr, indices=indices, data=data, row_offsets=host.row_offsets,
-            col_offsets=host.col_offsets, n_relations=self.n_relations, layout=self.layout,
-            max_atom_id=self.max_atom_id, is_symmetric=self.is_symmetric)
+            indptr=indptr,
+            indices=indices,
+            data=data,
+            row_offsets=host.row_offsets,
+            col_offsets=host.col_offsets,
+            n_relations=self.n_relations,
+            layout=self.layout,
+            max_atom_id=self.max_atom_id,
+            is_symmetric=self.is_symmetric,
+        )
         return adj.to_device(backend.get_device_from_array(self.column))
 
     def to_scipy(self):
@@ -181,8 +191,13 @@ class BatchedSELL(Batch):
 
     def _trait(self):
         return '%s, %d slice%s of up to %d rows%s, padding ratio %.3g' % (
-            ', symmetric' if self.is_symmetric else '', self.n_slices, 's'[:self.n_slices != 1],
-            self.slice_size, ', sorted' if self.row_order is not None else '', self.padding_ratio)
+            ', symmetric' if self.is_symmetric else '',
+            self.n_slices,
+            's'[: self.n_slices != 1],
+            self.slice_size,
+            ', sorted' if self.row_order is not None else '',
+            self.padding_ratio,
+        )
 
 
 def _places(sell, counts, indptr):

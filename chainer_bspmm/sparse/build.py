@@ -1,4 +1,5 @@
 """Array work behind the containers: gathering matrices into one CSR, sorting entries."""
+
 import numpy
 import scipy.sparse
 
@@ -18,7 +19,8 @@ def entry_rows(xp, indptr, nnz, has_spare=False):
         rows = numpy.repeat(numpy.arange(indptr.size - 1, dtype=numpy.int32), numpy.diff(indptr))
         return numpy.pad(rows, (0, nnz - rows.size)) if has_spare else rows
     rows = (xp.searchsorted(indptr, xp.arange(nnz, dtype=indptr.dtype), side='right') - 1).astype(
-        numpy.int32)
+        numpy.int32
+    )
     return rows * (rows < indptr.size - 1) if has_spare else rows
 
 
@@ -45,13 +47,16 @@ def transpose(xp, indptr, indices, n_cols, has_spare=False):
     nnz = indices.size
     if xp is numpy:
         pattern = scipy.sparse.csr_matrix(
-            (numpy.arange(nnz, dtype=numpy.int32), indices, indptr),
-            shape=(indptr.size - 1, n_cols)).tocsc()
+            (numpy.arange(nnz, dtype=numpy.int32), indices, indptr), shape=(indptr.size - 1, n_cols)
+        ).tocsc()
         if not has_spare:
             return pattern.indptr, pattern.indices, pattern.data
         spare = numpy.arange(pattern.nnz, nnz, dtype=numpy.int32)
-        return (pattern.indptr, numpy.pad(pattern.indices, (0, spare.size)),
-                numpy.concatenate([pattern.data, spare]))
+        return (
+            pattern.indptr,
+            numpy.pad(pattern.indices, (0, spare.size)),
+            numpy.concatenate([pattern.data, spare]),
+        )
     if has_spare:  # as if in a column past the last
         indices = xp.where(xp.arange(nnz) < indptr[-1], indices, numpy.int32(n_cols))
     starts, order = group(xp, indices, n_cols)
@@ -70,6 +75,7 @@ def transpose_batch(adj):
         # know nothing of containers.
         from chainer_bspmm.backend import kernels
         from chainer_bspmm.backend import policy
+
         launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
         if launch is not None:
             return _launch_transpose(adj, launch, kernels)
@@ -78,12 +84,26 @@ def transpose_batch(adj):
 
 def _launch_transpose(adj, launch, kernels):
     with cuda.get_device_from_array(adj.indptr):
-        indptr, indices, order = (cuda.cupy.empty(size, numpy.int32)
-                                  for size in (adj.n_cols + 1, adj.nnz, adj.nnz))
+        indptr, indices, order = (
+            cuda.cupy.empty(size, numpy.int32) for size in (adj.n_cols + 1, adj.nnz, adj.nnz)
+        )
         kernel = kernels.load(adj.indptr.data.device_id, 'transpose_csr', 'f', launch.defines)
-        kernel(launch.grid, launch.block, (
-            adj.indptr, adj.indices, adj.row_offsets, adj.col_offsets, indptr, indices, order,
-            numpy.int32(adj.n_cols), numpy.int32(adj.nnz)), launch.shared_bytes)
+        kernel(
+            launch.grid,
+            launch.block,
+            (
+                adj.indptr,
+                adj.indices,
+                adj.row_offsets,
+                adj.col_offsets,
+                indptr,
+                indices,
+                order,
+                numpy.int32(adj.n_cols),
+                numpy.int32(adj.nnz),
+            ),
+            launch.shared_bytes,
+        )
     return indptr, indices, order
 
 
@@ -112,7 +132,8 @@ def _from_arrays(matrices, layout):
     relation, column = (0, rest) if n_relations == 1 else numpy.divmod(rest, size)
     data = flat[place].astype(dtype, copy=False)
     symmetric = n_relations == 1 and numpy.array_equal(
-        flat[starts[graph] + column * size + row], data)
+        flat[starts[graph] + column * size + row], data
+    )
     return _fields(sizes, layout, n_relations, graph, row, column, relation, data, symmetric)
 
 
@@ -122,13 +143,20 @@ def _from_scipy(matrices, layout):
     for graph, stack in enumerate(stacks):
         for relation, matrix in enumerate(stack):
             coo = matrix.tocoo()
-            parts.append((numpy.full(coo.nnz, graph), coo.row, coo.col,
-                          numpy.full(coo.nnz, relation), coo.data))
-    graph, row, column, relation, data = (
-        numpy.concatenate(part) for part in zip(*parts))
+            parts.append(
+                (
+                    numpy.full(coo.nnz, graph),
+                    coo.row,
+                    coo.col,
+                    numpy.full(coo.nnz, relation),
+                    coo.data,
+                )
+            )
+    graph, row, column, relation, data = (numpy.concatenate(part) for part in zip(*parts))
     order = numpy.lexsort((column, relation, row, graph))
     graph, row, column, relation = (
-        array[order].astype(numpy.int64) for array in (graph, row, column, relation))
+        array[order].astype(numpy.int64) for array in (graph, row, column, relation)
+    )
     data = data[order].astype(dtype, copy=False)
     return _fields(sizes, layout, n_relations, graph, row, column, relation, data, None)
 

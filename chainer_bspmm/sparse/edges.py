@@ -2,6 +2,7 @@
 
 All of them share arrays with the given one; nothing here synchronises.
 """
+
 from chainer.backends import cuda
 
 from chainer_bspmm.sparse.relations import relation_rows
@@ -29,10 +30,19 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
     """
     n_rows, width = columns.shape
     return derived(
-        entries, data=None, indptr=entries.xp.arange(0, columns.size + 1, width, dtype='i'),
-        indices=columns.ravel(), row_offsets=row_offsets, col_offsets=col_offsets, n_rows=n_rows,
-        n_cols=n_cols, nnz=columns.size, max_rows=max_rows, max_cols=max_cols,
-        max_nnz=max_rows * width)
+        entries,
+        data=None,
+        indptr=entries.xp.arange(0, columns.size + 1, width, dtype='i'),
+        indices=columns.ravel(),
+        row_offsets=row_offsets,
+        col_offsets=col_offsets,
+        n_rows=n_rows,
+        n_cols=n_cols,
+        nnz=columns.size,
+        max_rows=max_rows,
+        max_cols=max_cols,
+        max_nnz=max_rows * width,
+    )
 
 
 class Edges:
@@ -56,19 +66,39 @@ class Edges:
         self.by_receiver = rows.indptr
         starts = adj.indptr[adj.row_offsets]
         self.from_source, self.from_receiver = (
-            gathering(adj, columns[:, None], starts, adj.col_offsets, adj.max_nnz, adj.max_cols,
-                      adj.n_cols)
-            for columns in (self.sources, self.receivers))
+            gathering(
+                adj,
+                columns[:, None],
+                starts,
+                adj.col_offsets,
+                adj.max_nnz,
+                adj.max_cols,
+                adj.n_cols,
+            )
+            for columns in (self.sources, self.receivers)
+        )
         order = xp.arange(adj.nnz, dtype='i')
         self.to_node = derived(
-            adj, data=rows.data, indptr=xp.ascontiguousarray(rows.indptr[::n_relations]),
-            indices=order, col_offsets=starts, n_cols=adj.nnz, max_cols=adj.max_nnz)
+            adj,
+            data=rows.data,
+            indptr=xp.ascontiguousarray(rows.indptr[::n_relations]),
+            indices=order,
+            col_offsets=starts,
+            n_cols=adj.nnz,
+            max_cols=adj.max_nnz,
+        )
         # Known, and so not to be searched for.
         self.to_node._transpose = derived(
-            self.to_node, indptr=xp.arange(adj.nnz + 1, dtype='i'),
-            indices=self.receivers // n_relations, row_offsets=starts, n_rows=adj.nnz,
-            max_rows=adj.max_nnz, col_offsets=adj.row_offsets, n_cols=adj.n_rows,
-            max_cols=adj.max_rows)
+            self.to_node,
+            indptr=xp.arange(adj.nnz + 1, dtype='i'),
+            indices=self.receivers // n_relations,
+            row_offsets=starts,
+            n_rows=adj.nnz,
+            max_rows=adj.max_nnz,
+            col_offsets=adj.row_offsets,
+            n_cols=adj.n_rows,
+            max_cols=adj.max_rows,
+        )
         self.to_node._transpose_order = order
 
 

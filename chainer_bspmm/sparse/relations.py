@@ -2,6 +2,7 @@
 
 Both are new objects that share arrays with the given one; nothing here synchronises.
 """
+
 import numpy
 
 from chainer.backends import cuda
@@ -46,9 +47,11 @@ def _receivers(adj):
     """Return ``i * R + r`` for the entries ``(i, j * R + r)``, in the order of the transpose."""
     if adj.xp is not numpy:
         return cuda.elementwise(
-            'I i_node, I order, raw I columns, int32 n_relations', 'I y',
-            'y = i_node * n_relations + columns[order] % n_relations', 'bspmm_receivers')(
-                adj.T.indices, adj.transpose_order, adj.indices, adj.n_relations)
+            'I i_node, I order, raw I columns, int32 n_relations',
+            'I y',
+            'y = i_node * n_relations + columns[order] % n_relations',
+            'bspmm_receivers',
+        )(adj.T.indices, adj.transpose_order, adj.indices, adj.n_relations)
     return adj.T.indices * adj.n_relations + adj.indices[adj.transpose_order] % adj.n_relations
 
 

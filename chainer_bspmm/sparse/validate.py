@@ -1,4 +1,5 @@
 """Checks of what a user hands to a container; every error names argument, got and expected."""
+
 import numpy
 import scipy.sparse
 
@@ -6,19 +7,21 @@ from chainer import backend
 from chainer.backends import cuda
 
 FLOATS = tuple(numpy.dtype(name) for name in ('float16', 'float32', 'float64'))
-INT32_MAX = 2 ** 31 - 1
+INT32_MAX = 2**31 - 1
 
 
 def one_of(name, value, allowed):
     if value not in allowed:
-        raise ValueError('%s: expected one of %s, got %r'
-                         % (name, ', '.join(map(repr, allowed)), value))
+        raise ValueError(
+            '%s: expected one of %s, got %r' % (name, ', '.join(map(repr, allowed)), value)
+        )
 
 
 def fits_int32(what, number):
     if number > INT32_MAX:
-        raise ValueError('%s: expected at most 2**31 - 1 = %d in one batch, got %d'
-                         % (what, INT32_MAX, number))
+        raise ValueError(
+            '%s: expected at most 2**31 - 1 = %d in one batch, got %d' % (what, INT32_MAX, number)
+        )
 
 
 def float_dtype(name, dtype):
@@ -44,17 +47,21 @@ def host_integers(arrays, data, entries='indices'):
     device = None
     for name, array in list(arrays.items()) + ([] if data is None else [('data', data)]):
         if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
-            raise TypeError('%s: expected a NumPy or CuPy array, got %s'
-                            % (name, type(array).__name__))
+            raise TypeError(
+                '%s: expected a NumPy or CuPy array, got %s' % (name, type(array).__name__)
+            )
         here = backend.get_device_from_array(array)
         if device is not None and here != device:
-            raise ValueError('%s: expected on %s as the other arrays, got on %s'
-                             % (name, device, here))
+            raise ValueError(
+                '%s: expected on %s as the other arrays, got on %s' % (name, device, here)
+            )
         device = here
         if name == 'ids':
             if array.ndim != 2 or array.shape[1] != 2:
-                raise ValueError('ids: expected shape (nnz, 2), a row and a column for each entry, '
-                                 'got %s' % (array.shape,))
+                raise ValueError(
+                    'ids: expected shape (nnz, 2), a row and a column for each entry, '
+                    'got %s' % (array.shape,)
+                )
         elif array.ndim != 1:
             raise ValueError('%s: expected 1 dimension, got shape %s' % (name, array.shape))
         fits_int32('non-zeros' if name in (entries, 'data') else 'length of ' + name, len(array))
@@ -63,8 +70,10 @@ def host_integers(arrays, data, entries='indices'):
         elif array.dtype.kind not in 'iu':
             raise TypeError('%s: expected integers, got %s' % (name, array.dtype))
     if data is not None and len(data) != len(arrays[entries]):
-        raise ValueError('data: expected one value for each of the %d %s, got %d'
-                         % (len(arrays[entries]), entries, len(data)))
+        raise ValueError(
+            'data: expected one value for each of the %d %s, got %d'
+            % (len(arrays[entries]), entries, len(data))
+        )
     # int64 throughout the checks: unsigned or narrow integers must not wrap around in them.
     return {name: cuda.to_cpu(array).astype(numpy.int64) for name, array in arrays.items()}, device
 
@@ -85,9 +94,16 @@ def blocks(indptr, indices, row_offsets, col_offsets, n_relations):
         k = int(wrong.argmax())
         raise ValueError(
             'indices: graph %d, row %d: expected a column in [%d, %d), the block of that graph, '
-            'got %d (entry %d)' % (
+            'got %d (entry %d)'
+            % (
                 numpy.searchsorted(indptr[row_offsets], k, side='right') - 1,
-                numpy.searchsorted(indptr, k, side='right') - 1, low[k], high[k], indices[k], k))
+                numpy.searchsorted(indptr, k, side='right') - 1,
+                low[k],
+                high[k],
+                indices[k],
+                k,
+            )
+        )
 
 
 def entries(ids, row_offsets, col_offsets, entry_offsets, n_relations):
@@ -100,15 +116,18 @@ def entries(ids, row_offsets, col_offsets, entry_offsets, n_relations):
     _one_for_each_graph('entry_offsets', entry_offsets, row_offsets)
     _starts('entry_offsets', entry_offsets, len(ids), 'non-zeros, len(ids)')
     graph = numpy.repeat(numpy.arange(row_offsets.size - 1), numpy.diff(entry_offsets))
-    for what, places, offsets in (('row', ids[:, 0], row_offsets),
-                                  ('column', ids[:, 1], col_offsets)):
+    for what, places, offsets in (
+        ('row', ids[:, 0], row_offsets),
+        ('column', ids[:, 1], col_offsets),
+    ):
         low, high = offsets[graph], offsets[graph + 1]
         wrong = (places < low) | (places >= high)
         if wrong.any():
             k = int(wrong.argmax())
             raise ValueError(
                 'ids: graph %d, entry %d: expected a %s in [%d, %d), the block of that graph, '
-                'got %d' % (graph[k], k, what, low[k], high[k], places[k]))
+                'got %d' % (graph[k], k, what, low[k], high[k], places[k])
+            )
 
 
 def _columns(row_offsets, col_offsets, n_relations):
@@ -116,14 +135,18 @@ def _columns(row_offsets, col_offsets, n_relations):
     fits_int32('col_offsets', int(col_offsets[-1]))
     _starts('col_offsets', col_offsets, int(col_offsets[-1]), 'columns')
     if (col_offsets % n_relations).any():
-        raise ValueError('col_offsets: expected multiples of n_relations = %d, got %d'
-                         % (n_relations, col_offsets[(col_offsets % n_relations).argmax()]))
+        raise ValueError(
+            'col_offsets: expected multiples of n_relations = %d, got %d'
+            % (n_relations, col_offsets[(col_offsets % n_relations).argmax()])
+        )
 
 
 def _one_for_each_graph(name, starts, row_offsets):
     if starts.size != row_offsets.size:
-        raise ValueError('%s: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
-                         % (name, row_offsets.size, starts.size))
+        raise ValueError(
+            '%s: expected n_graphs + 1 = %d entries as row_offsets has, got %d'
+            % (name, row_offsets.size, starts.size)
+        )
 
 
 def _starts(name, starts, total, meaning):
@@ -134,26 +157,33 @@ def _starts(name, starts, total, meaning):
     decreasing = numpy.diff(starts) < 0
     if decreasing.any():
         i = int(decreasing.argmax())
-        raise ValueError('%s: expected not to decrease, got %d after %d at position %d'
-                         % (name, starts[i + 1], starts[i], i + 1))
+        raise ValueError(
+            '%s: expected not to decrease, got %d after %d at position %d'
+            % (name, starts[i + 1], starts[i], i + 1)
+        )
     if starts[-1] != total:
-        raise ValueError('%s: expected to end at %d (the number of %s), got %d'
-                         % (name, total, meaning, starts[-1]))
+        raise ValueError(
+            '%s: expected to end at %d (the number of %s), got %d'
+            % (name, total, meaning, starts[-1])
+        )
 
 
 def equal_blocks(name, offsets):
     sizes = numpy.diff(offsets)
     if sizes.size and (sizes != sizes[0]).any():
-        raise ValueError("%s: layout='padded' expects blocks of one size, got %d to %d"
-                         % (name, sizes.min(), sizes.max()))
+        raise ValueError(
+            "%s: layout='padded' expects blocks of one size, got %d to %d"
+            % (name, sizes.min(), sizes.max())
+        )
 
 
 def same_device(name, arrays):
     """Return the device that CuPy arrays among `arrays` share, or None where there are none."""
     if not any(issubclass(kind, cuda.ndarray) for kind in set(map(type, arrays))):
         return None
-    devices = {backend.get_device_from_array(array)
-               for array in arrays if isinstance(array, cuda.ndarray)}
+    devices = {
+        backend.get_device_from_array(array) for array in arrays if isinstance(array, cuda.ndarray)
+    }
     if len(devices) > 1:
         raise ValueError('%s: expected on one device, got %s' % (name, sorted(map(str, devices))))
     return devices.pop()
@@ -166,14 +196,17 @@ def dense_matrices(matrices):
         raise ValueError('matrices[0]: expected shape (n, n) or (R, n, n), got %s' % (first.shape,))
     n_relations = 1 if first.ndim == 2 else first.shape[0]
     if n_relations == 0:
-        raise ValueError('matrices[0]: expected at least one relation, got shape %s'
-                         % (first.shape,))
+        raise ValueError(
+            'matrices[0]: expected at least one relation, got shape %s' % (first.shape,)
+        )
     lead = first.shape[:-2]
     shapes = [matrix.shape for matrix in matrices]
     for i, shape in enumerate(shapes):
         if shape != lead + (shape[-1:] * 2):
-            raise ValueError('matrices[%d]: expected shape %s as in matrices[0], got %s' % (
-                i, '(n, n)' if not lead else '(%d, n, n)' % n_relations, shape))
+            raise ValueError(
+                'matrices[%d]: expected shape %s as in matrices[0], got %s'
+                % (i, '(n, n)' if not lead else '(%d, n, n)' % n_relations, shape)
+            )
     dtype = numpy.result_type(*{matrix.dtype for matrix in matrices})
     return n_relations, numpy.array([shape[-1] for shape in shapes]), _value_dtype(dtype)
 
@@ -187,13 +220,18 @@ def sparse_matrices(matrices):
             if not scipy.sparse.issparse(part):
                 raise TypeError(
                     'matrices[%d]: expected SciPy sparse matrices, or arrays throughout the batch, '
-                    'got %s' % (i, type(part).__name__))
+                    'got %s' % (i, type(part).__name__)
+                )
             if part.shape != (stack[0].shape[0],) * 2:
-                raise ValueError('matrices[%d]: expected square matrices of one size, got %s'
-                                 % (i, [other.shape for other in stack]))
+                raise ValueError(
+                    'matrices[%d]: expected square matrices of one size, got %s'
+                    % (i, [other.shape for other in stack])
+                )
         if len(stack) != (len(stacks[0]) if stacks else max(len(stack), 1)):
-            raise ValueError('matrices[%d]: expected %d relations as in matrices[0], got %d'
-                             % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack)))
+            raise ValueError(
+                'matrices[%d]: expected %d relations as in matrices[0], got %d'
+                % (i, max(len(stacks[0]), 1) if stacks else 1, len(stack))
+            )
         stacks.append(stack)
     dtype = numpy.result_type(*{part.dtype for stack in stacks for part in stack})
     sizes = numpy.array([stack[0].shape[0] for stack in stacks])
@@ -210,25 +248,30 @@ def dense_batch(adj):
     if not isinstance(adj, (numpy.ndarray, cuda.ndarray)):
         raise TypeError('adj: expected a NumPy or CuPy array, got %s' % type(adj).__name__)
     if adj.ndim not in (3, 4) or adj.shape[-1] != adj.shape[-2]:
-        raise ValueError('adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s'
-                         % (adj.shape,))
+        raise ValueError(
+            'adj: expected shape (n_graphs, N, N) or (n_graphs, R, N, N), got %s' % (adj.shape,)
+        )
 
 
 def crop(adj, n_nodes):
     """Return the (.., n, n) corner of every graph of a padded dense batch."""
     if n_nodes is None:
-        raise ValueError("n_nodes: layout='packed' expects the number of nodes of every graph, "
-                         'got None')
+        raise ValueError(
+            "n_nodes: layout='packed' expects the number of nodes of every graph, got None"
+        )
     n_nodes = numpy.asarray(n_nodes)
     if n_nodes.shape != (len(adj),) or n_nodes.dtype.kind not in 'iu':
-        raise ValueError('n_nodes: expected %d integers, one for each graph, got %s %s'
-                         % (len(adj), n_nodes.dtype, n_nodes.shape))
+        raise ValueError(
+            'n_nodes: expected %d integers, one for each graph, got %s %s'
+            % (len(adj), n_nodes.dtype, n_nodes.shape)
+        )
     matrices = []
     for graph, (matrix, n) in enumerate(zip(adj, n_nodes)):
         if not 0 <= n <= adj.shape[-1]:
             raise ValueError('n_nodes[%d]: expected 0 to %d, got %d' % (graph, adj.shape[-1], n))
         if (matrix[..., n:, :] != 0).any() or (matrix[..., n:] != 0).any():
-            raise ValueError('adj[%d]: expected zeros outside of its %d nodes, got other values'
-                             % (graph, n))
+            raise ValueError(
+                'adj[%d]: expected zeros outside of its %d nodes, got other values' % (graph, n)
+            )
         matrices.append(matrix[..., :n, :n])
     return matrices

@@ -1,4 +1,5 @@
 """Training and prediction: steps captured in CUDA graphs."""
+
 from chainer_bspmm.training.captured_predict import captured_predict
 from chainer_bspmm.training.captured_predict import Predictions
 from chainer_bspmm.training.graph_updater import GraphUpdater

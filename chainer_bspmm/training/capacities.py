@@ -1,4 +1,5 @@
 """Buffer sizes for batches of a data set: few of them, so that few graphs are captured."""
+
 import collections
 
 import numpy
@@ -18,8 +19,13 @@ def needs(sizes, entries, max_atom_id):
         sizes, entries (array): (n_graphs,) nodes and adjacency entries of its molecules.
         max_atom_id (int or None): the largest atom id; None where nodes have features.
     """
-    return Capacity(int(sizes.sum()), int(entries.sum()), int(sizes.max(initial=0)),
-                    int(entries.max(initial=0)), -1 if max_atom_id is None else max_atom_id)
+    return Capacity(
+        int(sizes.sum()),
+        int(entries.sum()),
+        int(sizes.max(initial=0)),
+        int(entries.max(initial=0)),
+        -1 if max_atom_id is None else max_atom_id,
+    )
 
 
 def bound(values, n_graphs, deviations):
@@ -34,9 +40,12 @@ def bound(values, n_graphs, deviations):
         int: a multiple of ``STEP``; not 0.
     """
     # No batch without repeated molecules holds more than the largest n_graphs of them.
-    return round_up(min(
-        n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
-        numpy.sort(values)[-n_graphs:].sum() + 1))
+    return round_up(
+        min(
+            n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
+            numpy.sort(values)[-n_graphs:].sum() + 1,
+        )
+    )
 
 
 def round_up(number):
@@ -81,8 +90,11 @@ class Capacities:
             if all(has >= asked for has, asked in zip(level, need)):
                 return level
         largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
-        self._levels.append(Capacity(
-            max(largest.rows, round_up(need.rows * SPARE)),
-            max(largest.entries, round_up(need.entries * SPARE)),
-            *(max(pair) for pair in zip(largest[2:], need[2:]))))
+        self._levels.append(
+            Capacity(
+                max(largest.rows, round_up(need.rows * SPARE)),
+                max(largest.entries, round_up(need.entries * SPARE)),
+                *(max(pair) for pair in zip(largest[2:], need[2:])),
+            )
+        )
         return self._levels[-1]

@@ -1,4 +1,5 @@
 """`captured_predict`: predictions for many molecules, each batch one launch of a CUDA graph."""
+
 import collections
 import contextlib
 import functools
@@ -33,8 +34,11 @@ def _of_data_set(data, batch_size):
     """Yield batches of a data set: slices of a sparse one, lists of examples of any other."""
     for first in range(0, len(data), batch_size):
         last = min(first + batch_size, len(data))
-        examples = (data[first:last] if isinstance(data, SparseDataset) else
-                    [data[i] for i in range(first, last)])
+        examples = (
+            data[first:last]
+            if isinstance(data, SparseDataset)
+            else [data[i] for i in range(first, last)]
+        )
         yield _Batch(numpy.arange(first, last, dtype=numpy.int64), examples, [])
 
 
@@ -72,8 +76,11 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
                 molecules = Molecules.concatenate(parts)
                 for first in range(0, n_full, batch_size):
                     last = first + batch_size
-                    yield _Batch(numpy.array(kept[first:last], numpy.int64),
-                                 SparseDataset(molecules, numpy.arange(first, last)), failures)
+                    yield _Batch(
+                        numpy.array(kept[first:last], numpy.int64),
+                        SparseDataset(molecules, numpy.arange(first, last)),
+                        failures,
+                    )
                     failures = []
                 parts = [molecules.take(numpy.arange(n_full, len(kept)))]
                 kept = kept[n_full:]
@@ -123,9 +130,12 @@ def _stream(predictor, batches, total):
     first_failure, n_failures, n_seen = None, 0, 0
     shape, dtype = (), numpy.float32  # of values, where there are none yet
     # The graphs go even where the caller stops in the middle, and do not wait for the collector.
-    with contextlib.closing(batches), contextlib.closing(predictor), \
-            contextlib.closing(_launched(predictor, batches)) as launched, tqdm(
-                total=total, desc='captured_predict', leave=False, disable=None) as bar:
+    with (
+        contextlib.closing(batches),
+        contextlib.closing(predictor),
+        contextlib.closing(_launched(predictor, batches)) as launched,
+        tqdm(total=total, desc='captured_predict', leave=False, disable=None) as bar,
+    ):
         for batch, values in launched:
             values = numpy.zeros((0, *shape), dtype) if values is None else values.wait()
             shape, dtype = values.shape[1:], values.dtype
@@ -136,12 +146,25 @@ def _stream(predictor, batches, total):
             bar.update(n_new)
             yield Predictions(batch.index, values, batch.failures)
     if n_failures:
-        warnings.warn('captured_predict: %d of %d SMILES could not be used, the first, at position '
-                      '%d: %r: %s' % (n_failures, n_seen, *first_failure), stacklevel=2)
+        warnings.warn(
+            'captured_predict: %d of %d SMILES could not be used, the first, at position '
+            '%d: %r: %s' % (n_failures, n_seen, *first_failure),
+            stacklevel=2,
+        )
 
 
-def captured_predict(model, data, device=None, batch_size=BATCH_SIZE, method=None, predict=None,
-                     postprocess_fn=None, converter=concat_mols, n_inputs=None, n_processes=None):
+def captured_predict(
+    model,
+    data,
+    device=None,
+    batch_size=BATCH_SIZE,
+    method=None,
+    predict=None,
+    postprocess_fn=None,
+    converter=concat_mols,
+    n_inputs=None,
+    n_processes=None,
+):
     """Predict for many molecules with a model in test mode, batch by batch as they are ready.
 
     On a GPU the first batch of a layout (number of molecules, and one of a few buffer sizes) is
@@ -207,9 +230,11 @@ def captured_predict(model, data, device=None, batch_size=BATCH_SIZE, method=Non
     if not isinstance(model, chainer.Link):
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     if device is not None and chainer.get_device(device) != model.device:
-        raise ValueError('device: expected that of the model, %s, got %s; '
-                         'model.to_device(device) moves it' % (
-                             model.device.name, chainer.get_device(device).name))
+        raise ValueError(
+            'device: expected that of the model, %s, got %s; '
+            'model.to_device(device) moves it'
+            % (model.device.name, chainer.get_device(device).name)
+        )
     if n_inputs is not None:
         n_inputs = validate.count('n_inputs', n_inputs, 1)
     if isinstance(data, (str, bytes)):
@@ -223,10 +248,13 @@ def captured_predict(model, data, device=None, batch_size=BATCH_SIZE, method=Non
         batches = _of_smiles(data, preprocessor_of('method', method), batch_size, n_processes)
     else:
         if total is None or isinstance(next(iter(data), None), str):
-            raise TypeError('data: expected a data set, or method= to go with SMILES, got %s'
-                            % type(data).__name__)
+            raise TypeError(
+                'data: expected a data set, or method= to go with SMILES, got %s'
+                % type(data).__name__
+            )
         batches = _of_data_set(data, batch_size)
         n_inputs = 2 if n_inputs is None else n_inputs
-    predictor = Predictor(model, _composed(model, predict, postprocess_fn), converter, n_inputs,
-                          data)
+    predictor = Predictor(
+        model, _composed(model, predict, postprocess_fn), converter, n_inputs, data
+    )
     return _stream(predictor, batches, total)

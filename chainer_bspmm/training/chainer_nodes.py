@@ -6,6 +6,7 @@ they did. Their gradients are such nodes again, but for that of a product with a
 (chainer.functions.tensordot). Losses and scalers of Chainer Chemistry that ask the device how many
 values a mask has are given another way, too.
 """
+
 import functools
 
 import chainer
@@ -17,10 +18,12 @@ from chainer.functions.loss.mean_squared_error import MeanSquaredError
 from chainer.functions.math.matmul import MatMul
 from chainer.functions.math.sum import Sum
 from chainer.functions.noise.dropout import Dropout
-from chainer_chemistry.functions.loss.mean_absolute_error import \
-    MeanAbsoluteError as MaskedMeanAbsoluteError
-from chainer_chemistry.functions.loss.mean_squared_error import \
-    MeanSquaredError as MaskedMeanSquaredError
+from chainer_chemistry.functions.loss.mean_absolute_error import (
+    MeanAbsoluteError as MaskedMeanAbsoluteError,
+)
+from chainer_chemistry.functions.loss.mean_squared_error import (
+    MeanSquaredError as MaskedMeanSquaredError,
+)
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import backend
@@ -35,21 +38,21 @@ def _linear(node, step, inputs):
     if b:
         y += b[0]
     node.retain_inputs((0, 1))
-    return y,
+    return (y,)
 
 
 def _linear_grad_data(node, step, inputs):
     W, gy = inputs
     node._config_use_ideep = chainer.config.use_ideep
     node.retain_inputs((0, 1))
-    return step.blas.dot(gy, W).astype(gy.dtype, copy=False),
+    return (step.blas.dot(gy, W).astype(gy.dtype, copy=False),)
 
 
 def _linear_grad_weight(node, step, inputs):
     x, gy = inputs
     node._config_use_ideep = chainer.config.use_ideep
     node.retain_inputs((0, 1))
-    return step.blas.dot(gy.T, x).astype(node._w_dtype, copy=False),
+    return (step.blas.dot(gy.T, x).astype(node._w_dtype, copy=False),)
 
 
 def _matmul(node, step, inputs):
@@ -57,32 +60,36 @@ def _matmul(node, step, inputs):
     (a, b), trans_a, trans_b = inputs, node.transa, node.transb
     if node.transc:  # (op(a) op(b))^T = op(b)^T op(a)^T
         a, b, trans_a, trans_b = b, a, not trans_b, not trans_a
-    y = step.blas.matmul(*(array.swapaxes(-1, -2) if trans and array.ndim > 1 else array
-                      for array, trans in ((a, trans_a), (b, trans_b))))
-    return y.astype(node.dtype or y.dtype, copy=False),
+    y = step.blas.matmul(
+        *(
+            array.swapaxes(-1, -2) if trans and array.ndim > 1 else array
+            for array, trans in ((a, trans_a), (b, trans_b))
+        )
+    )
+    return (y.astype(node.dtype or y.dtype, copy=False),)
 
 
 def _sum(node, step, inputs):
-    x, = inputs
+    (x,) = inputs
     if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
-        return backend.row_sum(x),  # of a bias
-    return utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),
+        return (backend.row_sum(x),)  # of a bias
+    return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
 
 
 def _mean_squared_error(node, step, inputs):
     node.retain_inputs((0, 1))
-    return _mean_square(step, inputs[0] - inputs[1]),
+    return (_mean_square(step, inputs[0] - inputs[1]),)
 
 
 def _masked_mean_squared_error(node, step, inputs):
     node.retain_inputs((0, 1))
-    return _mean_square(step, _difference(node, inputs)),
+    return (_mean_square(step, _difference(node, inputs)),)
 
 
 def _masked_mean_absolute_error(node, step, inputs):
     node.retain_inputs((0, 1))
     diff = _difference(node, inputs)
-    return utils.force_array(abs(diff).sum() / diff.dtype.type(diff.size)),
+    return (utils.force_array(abs(diff).sum() / diff.dtype.type(diff.size)),)
 
 
 def _mean_square(step, diff):
@@ -112,10 +119,15 @@ def _mean_and_deviation(scaler, n_features):
 
 
 IN_STEP = {
-    LinearFunction: _linear, LinearGradData: _linear_grad_data,
-    LinearGradWeight: _linear_grad_weight, MatMul: _matmul,
-    MeanSquaredError: _mean_squared_error, MaskedMeanSquaredError: _masked_mean_squared_error,
-    MaskedMeanAbsoluteError: _masked_mean_absolute_error, Dropout: step_dropout, Sum: _sum,
+    LinearFunction: _linear,
+    LinearGradData: _linear_grad_data,
+    LinearGradWeight: _linear_grad_weight,
+    MatMul: _matmul,
+    MeanSquaredError: _mean_squared_error,
+    MaskedMeanSquaredError: _masked_mean_squared_error,
+    MaskedMeanAbsoluteError: _masked_mean_absolute_error,
+    Dropout: step_dropout,
+    Sum: _sum,
 }
 
 

@@ -1,4 +1,5 @@
 """CUDA graphs through CuPy: a function's kernels recorded once, launched again as one."""
+
 import contextlib
 import gc
 import sys
@@ -89,8 +90,12 @@ class Capturer:
             Exception: what the function raised, such as CuPy for a call that cannot be captured.
         """
         cupy = cuda.cupy
-        with self.ordered(), cupy.cuda.using_allocator(self._allocate), _no_host_copies(), \
-                _no_garbage_collection():
+        with (
+            self.ordered(),
+            cupy.cuda.using_allocator(self._allocate),
+            _no_host_copies(),
+            _no_garbage_collection(),
+        ):
             self.stream.begin_capture()
             try:
                 result = function()
@@ -107,7 +112,8 @@ class Capturer:
         """
         memory = self._pool.malloc(n_bytes)
         kept = cuda.cupy.cuda.UnownedMemory(
-            memory.ptr, n_bytes, _Block(memory, self), self._device.id)
+            memory.ptr, n_bytes, _Block(memory, self), self._device.id
+        )
         return cuda.cupy.cuda.MemoryPointer(kept, 0)
 
     def _abandon(self):

@@ -1,4 +1,5 @@
 """Where a captured step's batch comes from: the host, or a data set on the same GPU."""
+
 import numpy
 
 from chainer.dataset import convert
@@ -22,9 +23,11 @@ class HostBatch:
     def __init__(self, atoms, adj, labels):
         self._arrays = atoms, adj, labels
         self.form = staging.Form.of(
-            adj.n_graphs, adj.n_relations, adj.is_symmetric, atoms, adj.data, labels)
-        self.need = needs(numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]),
-                          adj.max_atom_id)
+            adj.n_graphs, adj.n_relations, adj.is_symmetric, atoms, adj.data, labels
+        )
+        self.need = needs(
+            numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
+        )
 
     def arrays_on(self, device):
         """Return the batch as an ordinary one (tuple) on a device."""
@@ -49,8 +52,13 @@ class DeviceBatch:
         self.source = self._molecules = molecules
         self._index = index
         self.form = staging.Form.of(
-            index.size, molecules.n_relations, molecules.is_symmetric(index), molecules.atoms,
-            molecules.data, molecules.labels)
+            index.size,
+            molecules.n_relations,
+            molecules.is_symmetric(index),
+            molecules.atoms,
+            molecules.data,
+            molecules.labels,
+        )
         self.need = needs(molecules.sizes[index], molecules.nnz[index], molecules.max_atom_id)
 
     def arrays_on(self, device):
@@ -78,27 +86,39 @@ def batch_of(examples, converter, device):
     Raises:
         NoSparseBatch: the converter makes something else than a packed sparse batch.
     """
-    if (type(converter) is CSRConverter and converter.layout == 'packed'
-            and not converter.n_node_columns):
+    if (
+        type(converter) is CSRConverter
+        and converter.layout == 'packed'
+        and not converter.n_node_columns
+    ):
         found = locate(examples) if isinstance(examples, (list, SparseDataset)) else None
-        if (found is not None and isinstance(found[0], DeviceMolecules)
-                and found[0].device == device):
+        if (
+            found is not None
+            and isinstance(found[0], DeviceMolecules)
+            and found[0].device == device
+        ):
             return DeviceBatch(*found)
     arrays = convert._call_converter(converter, examples, None)
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
-        raise NoSparseBatch('converter: expected a tuple (atoms, BatchedCSR, label...), as '
-                            'chainer_bspmm.concat_mols makes it, got %s' % _described(arrays))
+        raise NoSparseBatch(
+            'converter: expected a tuple (atoms, BatchedCSR, label...), as '
+            'chainer_bspmm.concat_mols makes it, got %s' % _described(arrays)
+        )
     atoms, adj, *labels = arrays
     if adj.layout != 'packed':
         raise NoSparseBatch("converter: expected layout='packed', got %r" % adj.layout)
     for array in (atoms, *labels):
         if not isinstance(array, numpy.ndarray):
-            raise NoSparseBatch('converter: expected arrays on the host where device is None, got '
-                                '%s' % type(array).__name__)
+            raise NoSparseBatch(
+                'converter: expected arrays on the host where device is None, got '
+                '%s' % type(array).__name__
+            )
     for i, label in enumerate(labels):
         if label.shape[:1] != (adj.n_graphs,):
-            raise NoSparseBatch('converter: expected a row for each of %d molecules in output %d, '
-                                'got shape %s' % (adj.n_graphs, 2 + i, label.shape))
+            raise NoSparseBatch(
+                'converter: expected a row for each of %d molecules in output %d, '
+                'got shape %s' % (adj.n_graphs, 2 + i, label.shape)
+            )
     return HostBatch(atoms, adj, labels)
 
 
@@ -118,5 +138,4 @@ def capacities(dataset, n_graphs):
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
-    return Capacities(n_graphs, molecules.sizes[order], molecules.nnz[order],
-                      molecules.max_atom_id)
+    return Capacities(n_graphs, molecules.sizes[order], molecules.nnz[order], molecules.max_atom_id)

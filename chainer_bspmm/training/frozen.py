@@ -1,4 +1,5 @@
 """What a training step reads from Python, which a captured graph would go on using as it was."""
+
 import functools
 import operator
 import sys
@@ -10,8 +11,7 @@ import chainer
 from chainer.backends import cuda
 
 # Whose functions are taken to depend on their arguments, and on Chainer's configuration.
-LIBRARIES = frozenset((
-    'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'))
+LIBRARIES = frozenset(('chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'numpy', 'scipy'))
 # What is not looked into: another one in its place is no change. Each step makes such a variable.
 PASSED_BY = chainer.Variable, dict, list
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
@@ -51,8 +51,11 @@ class Frozen:
         """
         if any(watched.has_changed() for watched in self._watched):
             self._look()
-        self._arrays = [part for param, rule in self.params
-                        for part in (param._data[0], *((rule and rule.state) or {}).values())]
+        self._arrays = [
+            part
+            for param, rule in self.params
+            for part in (param._data[0], *((rule and rule.state) or {}).values())
+        ]
         self._arrays += [param._data[0] for param in self.other_params]
         flags = [(param.requires_grad, rule and rule.enabled) for param, rule in self.params]
         flags += [param.requires_grad for param in self.other_params]
@@ -69,8 +72,7 @@ class Frozen:
             for one, other in zip(before[1:], now[1:]):
                 if one != other:
                     return 'the attribute %s of %s' % (other[0], names[now[0]])
-        for before, now, what in zip(old[1:], new[1:], (
-                "a parameter's array", 'what is frozen')):
+        for before, now, what in zip(old[1:], new[1:], ("a parameter's array", 'what is frozen')):
             if before != now:
                 return what
         return 'the layout of the batches'
@@ -91,18 +93,26 @@ class Frozen:
         self.links = list(links.values())
         self._watched = [_Watched(chainer.config, 'chainer.config', _configuration)]
         for link in self.links:
-            self._watched.append(_Watched(
-                link, link.name or type(link).__name__, functools.partial(vars, link)))
+            self._watched.append(
+                _Watched(link, link.name or type(link).__name__, functools.partial(vars, link))
+            )
         for kind in classes.values():
             self._watched.append(_Watched(kind, kind.__name__, functools.partial(vars, kind)))
         for function, owner in functions.values():
-            self._watched.append(_Watched(
-                function, function.__name__, functools.partial(_surroundings, function, owner)))
+            self._watched.append(
+                _Watched(
+                    function, function.__name__, functools.partial(_surroundings, function, owner)
+                )
+            )
         self.params = [(param, param.update_rule) for param in self._target.params()]
         known = {id(param) for param, _ in self.params}
         self.other_params = [
-            param for param in {id(param): param for link in self.links
-                                for param in link.params()}.values() if id(param) not in known]
+            param
+            for param in {
+                id(param): param for link in self.links for param in link.params()
+            }.values()
+            if id(param) not in known
+        ]
         self._key = tuple(watched.key for watched in self._watched)
 
 
@@ -115,7 +125,8 @@ class _Watched:
         self._values = list(found.values())
         tokens = [(name, value, _token(value)) for name, value in found.items()]
         self.key = (id(owner),) + tuple(
-            (name, token) for name, _, token in tokens if token is not None)
+            (name, token) for name, _, token in tokens if token is not None
+        )
         self.held = [owner] + [value for _, value, token in tokens if token is not None]
 
     def has_changed(self):
@@ -125,7 +136,8 @@ class _Watched:
         if not all(map(operator.is_, values, self._values)):
             for value, before in zip(values, self._values):
                 if value is not before and (
-                        type(value) is not type(before) or type(value) not in PASSED_BY):
+                    type(value) is not type(before) or type(value) not in PASSED_BY
+                ):
                     return True
             self._values = values
         return False
@@ -168,8 +180,11 @@ def _follow(thing, *found):
 
 def _follow_function(function, owner, links, functions, classes):
     """Follow what a function, or the method of an object, reads."""
-    if not isinstance(function, types.FunctionType) or not _is_user_s(function) or (
-            function.__name__ == '__init__'):
+    if (
+        not isinstance(function, types.FunctionType)
+        or not _is_user_s(function)
+        or (function.__name__ == '__init__')
+    ):
         return
     owner = owner if _is_open(owner) else None
     if (id(function), id(owner)) in functions:
@@ -196,9 +211,11 @@ def _is_open(thing):
     """Say whether something has attributes that a user may change: an object, or a module."""
     if isinstance(thing, types.ModuleType):
         return _is_user_s(thing)
-    return (hasattr(thing, '__dict__')
-            and not isinstance(thing, (chainer.Link, type, types.FunctionType))
-            and _package(type(thing).__module__) not in LIBRARIES)
+    return (
+        hasattr(thing, '__dict__')
+        and not isinstance(thing, (chainer.Link, type, types.FunctionType))
+        and _package(type(thing).__module__) not in LIBRARIES
+    )
 
 
 def _surroundings(function, owner=None):
@@ -216,14 +233,15 @@ def _surroundings(function, owner=None):
         except ValueError:  # nothing there yet
             found[name] = None
     # Links and numbers come in by defaults, too: lambda atoms, adj, link=link: ...
-    arguments = reversed(code.co_varnames[:code.co_argcount])
+    arguments = reversed(code.co_varnames[: code.co_argcount])
     found.update(zip(arguments, reversed(function.__defaults__ or ())))
     found.update(function.__kwdefaults__ or {})
     objects = [(name, value) for name, value in found.items() if _is_open(value)]
     for prefix, thing in objects if owner is None else [('self', owner), *objects]:
         attributes = vars(thing)
-        found.update(('%s.%s' % (prefix, name), attributes[name]) for name in names
-                     if name in attributes)
+        found.update(
+            ('%s.%s' % (prefix, name), attributes[name]) for name in names if name in attributes
+        )
     return found
 
 
@@ -248,6 +266,7 @@ def _token(value):
     if isinstance(value, tuple):
         return tuple(map(_token, value))
     if isinstance(value, (numpy.ndarray, cuda.ndarray)) or (
-            callable(value) and not isinstance(value, chainer.Link)):
+        callable(value) and not isinstance(value, chainer.Link)
+    ):
         return id(value)
     return None

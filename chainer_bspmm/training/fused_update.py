@@ -4,6 +4,7 @@ Chainer launches a kernel or more for every parameter and passes it the learning
 by value, which a captured graph would repeat for ever. Here one launch serves up to 70 parameters,
 kernels/fused_update.cu, and everything that changes from step to step is read from device memory.
 """
+
 import collections
 import numbers as abstract_numbers
 
@@ -53,12 +54,18 @@ _METHODS = {
     optimizers.AdamW: _ADAM,
     optimizers.AMSGrad: _ADAM,
     optimizers.SGD: _Method(
-        sgd.SGDRule, lambda rule: 'SGD', (), 1, lambda rule: (rule.hyperparam.lr,)),
+        sgd.SGDRule, lambda rule: 'SGD', (), 1, lambda rule: (rule.hyperparam.lr,)
+    ),
     optimizers.MomentumSGD: _Method(
-        momentum_sgd.MomentumSGDRule, lambda rule: 'MOMENTUM_SGD', ('v',), 2,
-        lambda rule: (rule.hyperparam.lr, rule.hyperparam.momentum)),
+        momentum_sgd.MomentumSGDRule,
+        lambda rule: 'MOMENTUM_SGD',
+        ('v',),
+        2,
+        lambda rule: (rule.hyperparam.lr, rule.hyperparam.momentum),
+    ),
     optimizers.RMSprop: _Method(
-        rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, _rmsprop_numbers),
+        rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, _rmsprop_numbers
+    ),
 }
 
 # Hooks: what the kernel calls them (None: its norm divides the launches), and their two numbers.
@@ -74,12 +81,28 @@ _MAX_BLOCKS = 1024  # about what fits an H200 at once; the next launch adds up a
 _THREADS = 256
 # Kernel arguments are 4 KB at most: 70 parameters take 3928 bytes of them.
 _N_PARAMETERS = 70
-_TABLE = numpy.dtype([
-    ('parameter', numpy.dtype([
-        ('data', numpy.uintp), ('grad', numpy.uintp), ('state', numpy.uintp, 3),
-        ('size', numpy.int64), ('first_chunk', numpy.int32), ('first_number', numpy.int32),
-    ], align=True), _N_PARAMETERS),
-    ('n_parameters', numpy.int32), ('n_chunks', numpy.int32)], align=True)
+_TABLE = numpy.dtype(
+    [
+        (
+            'parameter',
+            numpy.dtype(
+                [
+                    ('data', numpy.uintp),
+                    ('grad', numpy.uintp),
+                    ('state', numpy.uintp, 3),
+                    ('size', numpy.int64),
+                    ('first_chunk', numpy.int32),
+                    ('first_number', numpy.int32),
+                ],
+                align=True,
+            ),
+            _N_PARAMETERS,
+        ),
+        ('n_parameters', numpy.int32),
+        ('n_chunks', numpy.int32),
+    ],
+    align=True,
+)
 
 
 def _chunk(dtype):
@@ -100,7 +123,9 @@ def why_not(optimizer):
     method = _METHODS.get(type(optimizer))
     if method is None:
         return 'the optimizer is %s, expected one of %s' % (
-            _name(optimizer), ', '.join(sorted(kind.__name__ for kind in _METHODS)))
+            _name(optimizer),
+            ', '.join(sorted(kind.__name__ for kind in _METHODS)),
+        )
     if optimizer.target is None:
         return 'the optimizer was not set up: call its method setup'
     if optimizer._loss_scale is not None or optimizer._loss_scaling_is_dynamic:
@@ -115,11 +140,16 @@ def _why_not_hooks(optimizer):
     for name, hook in hooks.items():
         if type(hook) not in _HOOKS:
             return "hook '%s' of the optimizer is %s, expected one of %s" % (
-                name, _name(hook), ', '.join(sorted(kind.__name__ for kind in _HOOKS)))
+                name,
+                _name(hook),
+                ', '.join(sorted(kind.__name__ for kind in _HOOKS)),
+            )
         for number in _HOOKS[type(hook)][1](hook):
             if not isinstance(number, abstract_numbers.Real):
                 return "hook '%s' of the optimizer has %r where a number is expected" % (
-                    name, number)
+                    name,
+                    number,
+                )
     if len(hooks) > _MAX_HOOKS:
         return 'the optimizer has %d hooks, expected at most %d' % (len(hooks), _MAX_HOOKS)
     return None
@@ -232,8 +262,10 @@ class FusedUpdate:
             if self._partials is None:  # once: graphs that were captured go on writing there
                 # Launches that leave sums, of float32 and of float64 parameters.
                 n_launches = 2 + len(self._params) // _N_PARAMETERS
-                self._partials = [cuda.cupy.empty(_MAX_BLOCKS * n_launches, numpy.float64)
-                                  for _ in range(self._kinds().count(None))]
+                self._partials = [
+                    cuda.cupy.empty(_MAX_BLOCKS * n_launches, numpy.float64)
+                    for _ in range(self._kinds().count(None))
+                ]
             for variant, dtype, _ in groups:
                 for name in {variant, 'NONE'} if self._hooks else {variant}:
                     _load(first.array, dtype, name)
@@ -284,7 +316,7 @@ class FusedUpdate:
         n_of_hooks = 2 * len(self._hooks)
         numbers = numpy.empty(self.n_numbers)
         for i, hook in enumerate(self._hooks):
-            numbers[2 * i:2 * i + 2] = _HOOKS[type(hook)][1](hook)
+            numbers[2 * i : 2 * i + 2] = _HOOKS[type(hook)][1](hook)
         of_rules = numbers[n_of_hooks:].reshape(-1, self._width)
         of_rules[...] = common
         for position, own in others:
@@ -314,8 +346,10 @@ class FusedUpdate:
             RuntimeError: `prepare` was not called since a parameter was initialised or enabled.
         """
         if numbers.shape != (self.n_numbers,) or numbers.dtype != numpy.float64:
-            raise ValueError('numbers: got %s of shape %s, expected float64 of shape (%d,)' % (
-                numbers.dtype, numbers.shape, self.n_numbers))
+            raise ValueError(
+                'numbers: got %s of shape %s, expected float64 of shape (%d,)'
+                % (numbers.dtype, numbers.shape, self.n_numbers)
+            )
         self._optimizer.reallocate_cleared_grads()
         groups = self._groups()
         if not groups:
@@ -329,15 +363,28 @@ class FusedUpdate:
                 stop = kinds.index(None, first)
                 n_after = 0
                 for dtype in sorted({dtype.char for _, dtype, _ in groups}):
-                    positions = sorted(position for _, of, positions in groups
-                                       if of.char == dtype for position in positions)
-                    n_after += self._launch('NONE', positions, numbers, before, after[n_after:],
-                                            n_before, first, kinds[first:stop])
+                    positions = sorted(
+                        position
+                        for _, of, positions in groups
+                        if of.char == dtype
+                        for position in positions
+                    )
+                    n_after += self._launch(
+                        'NONE',
+                        positions,
+                        numbers,
+                        before,
+                        after[n_after:],
+                        n_before,
+                        first,
+                        kinds[first:stop],
+                    )
                 first, before, n_before = stop + 1, after, n_after
             for variant, _, positions in groups:
                 if variant != 'NONE' or kinds:
-                    self._launch(variant, positions, numbers, before, None, n_before, first,
-                                 kinds[first:])
+                    self._launch(
+                        variant, positions, numbers, before, None, n_before, first, kinds[first:]
+                    )
 
     def _inherits(self):
         """Return what the hyperparameters of a rule hold that has none of its own."""
@@ -360,15 +407,25 @@ class FusedUpdate:
         n_blocks = 0
         word = sum(kind << 2 * i for i, kind in enumerate(kinds))
         for start in range(0, len(positions), _N_PARAMETERS):
-            table, n_chunks = self._table(positions[start:start + _N_PARAMETERS], variant)
+            table, n_chunks = self._table(positions[start : start + _N_PARAMETERS], variant)
             if not n_chunks:
                 continue
             array = self._params[positions[start]].array
             grid = min(n_chunks, _MAX_BLOCKS)
-            _load(array, array.dtype, variant)((grid, 1, 1), (_THREADS, 1, 1), (
-                table, numbers, before, NULL if after is None else after[n_blocks:],
-                numpy.int32(n_before), numpy.int32(first_hook), numpy.int32(len(kinds)),
-                numpy.uint32(word)))
+            _load(array, array.dtype, variant)(
+                (grid, 1, 1),
+                (_THREADS, 1, 1),
+                (
+                    table,
+                    numbers,
+                    before,
+                    NULL if after is None else after[n_blocks:],
+                    numpy.int32(n_before),
+                    numpy.int32(first_hook),
+                    numpy.int32(len(kinds)),
+                    numpy.uint32(word),
+                ),
+            )
             n_blocks += grid
         return n_blocks
 
@@ -386,11 +443,19 @@ class FusedUpdate:
                     if name != 'vhat' or variant == 'AMSGRAD':
                         states[i] = _state(rule, name, param).data.ptr
             array = param.array
-            rows.append((array.data.ptr, grad.data.ptr, states, array.size, n_chunks,
-                         2 * len(self._hooks) + self._width * position))
+            rows.append(
+                (
+                    array.data.ptr,
+                    grad.data.ptr,
+                    states,
+                    array.size,
+                    n_chunks,
+                    2 * len(self._hooks) + self._width * position,
+                )
+            )
             n_chunks += -(-array.size // _chunk(array.dtype))
         table = numpy.zeros(1, _TABLE)
-        table['parameter'][0, :len(rows)] = rows
+        table['parameter'][0, : len(rows)] = rows
         table['n_parameters'] = len(rows)
         table['n_chunks'] = n_chunks
         return table, n_chunks
@@ -403,12 +468,16 @@ def _is_updated(rule):
 def _state(rule, name, param):
     array = None if rule.state is None else rule.state.get(name)
     if type(array) is not type(param.array):
-        raise RuntimeError("state '%s' of a parameter '%s' is %s, expected an array on its device: "
-                           'prepare() makes it' % (name, param.name, type(array).__name__))
+        raise RuntimeError(
+            "state '%s' of a parameter '%s' is %s, expected an array on its device: "
+            'prepare() makes it' % (name, param.name, type(array).__name__)
+        )
     if array.shape != param.shape or array.dtype != param.dtype or not array.flags.c_contiguous:
-        raise RuntimeError("state '%s' of a parameter '%s' is %s of shape %s, expected %s of shape "
-                           '%s, C-contiguous' % (name, param.name, array.dtype, array.shape,
-                                                 param.dtype, param.shape))
+        raise RuntimeError(
+            "state '%s' of a parameter '%s' is %s of shape %s, expected %s of shape "
+            '%s, C-contiguous'
+            % (name, param.name, array.dtype, array.shape, param.dtype, param.shape)
+        )
     return array
 
 
@@ -418,5 +487,10 @@ def _load(array, dtype, variant):
 
 def defines(dtype, variant):
     """Return the compile-time constants (tuple of (str, object)) of the kernel for a dtype."""
-    return (('VECTOR', 1), ('RULE', variant), ('CHUNK', _chunk(dtype)),
-            ('N_PARAMETERS', _N_PARAMETERS), ('TABLE_BYTES', _TABLE.itemsize))
+    return (
+        ('VECTOR', 1),
+        ('RULE', variant),
+        ('CHUNK', _chunk(dtype)),
+        ('N_PARAMETERS', _N_PARAMETERS),
+        ('TABLE_BYTES', _TABLE.itemsize),
+    )

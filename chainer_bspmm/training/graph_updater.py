@@ -1,4 +1,5 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
+
 import numbers
 import warnings
 
@@ -67,17 +68,26 @@ class GraphUpdater(StandardUpdater):
         to the host: reported values are device arrays until somebody reads them.
     """
 
-    def __init__(self, iterator, optimizer, converter=concat_mols, device=None, loss_func=None,
-                 *args, seed=None, **kwargs):
+    def __init__(
+        self,
+        iterator,
+        optimizer,
+        converter=concat_mols,
+        device=None,
+        loss_func=None,
+        *args,
+        seed=None,
+        **kwargs,
+    ):
         super().__init__(iterator, optimizer, converter, device, loss_func, *args, **kwargs)
         if seed is None:
             # Without drawing: the order of the batches shall be StandardUpdater's.
             generator = numpy.random.RandomState()
             generator.set_state(numpy.random.get_state())
-            seed = int(generator.randint(2 ** 63, dtype=numpy.int64))
+            seed = int(generator.randint(2**63, dtype=numpy.int64))
         if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
             raise TypeError('seed: expected an integer or None, got %r' % (seed,))
-        if not 0 <= seed < 2 ** 63:
+        if not 0 <= seed < 2**63:
             raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
         self.seed = seed
         self._warned = set()
@@ -142,7 +152,8 @@ class GraphUpdater(StandardUpdater):
         capacities = self._capacities.get(batch.form.n_graphs)
         if capacities is None:
             capacities = self._capacities[batch.form.n_graphs] = feeds.capacities(
-                getattr(self._iterators['main'], 'dataset', None), batch.form.n_graphs)
+                getattr(self._iterators['main'], 'dataset', None), batch.form.n_graphs
+            )
         capacity = capacities.of(batch.need)
         layout, key = (batch.form, batch.source, capacity), self._frozen_key()
         program = self._programs.find((*layout, key))
@@ -189,7 +200,8 @@ class GraphUpdater(StandardUpdater):
         optimizer = self._optimizers['main']
         if self.input_device is None or self.input_device.xp is not cuda.cupy:
             return 'CUDA graphs need a GPU, the device is %s' % (
-                'not given' if self.input_device is None else self.input_device.name)
+                'not given' if self.input_device is None else self.input_device.name
+            )
         if not isinstance(optimizer, chainer.GradientMethod):
             return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
         if type(optimizer).update is not chainer.GradientMethod.update:
@@ -197,7 +209,10 @@ class GraphUpdater(StandardUpdater):
         for path, param in optimizer.target.namedparams(include_uninit=False):
             if param.device != self.input_device:
                 return "parameter '%s' is on %s, the device is %s" % (
-                    path, param.device.name, self.input_device.name)
+                    path,
+                    param.device.name,
+                    self.input_device.name,
+                )
         return None
 
     def _why_not_now(self):
@@ -214,16 +229,25 @@ class GraphUpdater(StandardUpdater):
         try:
             blas = blas_for(capturer, device)
         except Exception as error:
-            return ('a cuBLAS handle of its own could not be made, for which nvmath-python, or the '
-                    'library that CuPy has loaded, is asked: %r' % error)
+            return (
+                'a cuBLAS handle of its own could not be made, for which nvmath-python, or the '
+                'library that CuPy has loaded, is asked: %r' % error
+            )
         reason = why_not(optimizer)
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
         loss_func = self.loss_func or optimizer.target
         self._frozen = Frozen(optimizer.target, loss_func)
         self._context = Context(
-            capturer, blas, self.seed, optimizer, loss_func,
-            FusedUpdate(optimizer) if reason is None else None, self._frozen, device)
+            capturer,
+            blas,
+            self.seed,
+            optimizer,
+            loss_func,
+            FusedUpdate(optimizer) if reason is None else None,
+            self._frozen,
+            device,
+        )
         self._made_for = self._making()
         return None
 

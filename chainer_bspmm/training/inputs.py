@@ -1,4 +1,5 @@
 """What a captured step reads: a batch of one layout at fixed places, and the number of the step."""
+
 import chainer
 
 from chainer_bspmm.backend import gemm
@@ -43,8 +44,9 @@ class Inputs:
         if self._gather is not None:
             with chainer.using_device(device):
                 layout = staging.batch_arrays(self._form, capacity)
-                buffers = {name: device.xp.zeros(shape, dtype)
-                           for name, (shape, dtype) in layout.items()}
+                buffers = {
+                    name: device.xp.zeros(shape, dtype) for name, (shape, dtype) in layout.items()
+                }
         self._buffers = staging.buffers_of(buffers)
         self.step = step.Step(blas, seed, sent['counter'])
         self.numbers = sent.get('numbers')

@@ -1,4 +1,5 @@
 """Predict batches: the first of a layout eagerly, the others by a captured CUDA graph."""
+
 import warnings
 
 import numpy
@@ -55,8 +56,9 @@ class _Outgoing:
         if self._memory is not None:
             array = self._array
             self._event.synchronize()
-            self._array = numpy.frombuffer(
-                self._memory, array.dtype, array.size).reshape(array.shape).copy()
+            self._array = (
+                numpy.frombuffer(self._memory, array.dtype, array.size).reshape(array.shape).copy()
+            )
             self._memory = None
         return self._array
 
@@ -85,8 +87,9 @@ class _Program:
         again = self._owner.eager(examples)
         differs = _difference(again, expected, self._owner.model)
         if differs:
-            raise CannotCapture('one batch gives another prediction when it is run twice: %s'
-                                % differs)
+            raise CannotCapture(
+                'one batch gives another prediction when it is run twice: %s' % differs
+            )
         self._inputs.send(batch, 0)
         try:
             differs = _difference(self._run(), expected, self._owner.model)
@@ -97,7 +100,8 @@ class _Program:
         if differs:
             raise CannotCapture(
                 'with rows that belong to no molecule at the end of a batch the model gives '
-                'another prediction: a link looks at all rows alike: %s' % differs)
+                'another prediction: a link looks at all rows alike: %s' % differs
+            )
 
     def replay(self, batch, examples):
         """Return the predictions of a batch, in the array that the next replay writes.
@@ -110,11 +114,12 @@ class _Program:
         self._inputs.send(batch, 0)
         self._replay()
         if self._n_replays == 1 or not self._n_replays % step_program.CHECK_EVERY:
-            differs = _difference(self._values, self._owner.eager(examples),
-                                  self._owner.model)
+            differs = _difference(self._values, self._owner.eager(examples), self._owner.model)
             if differs:
-                text = ('a replay gave another prediction than the model run eagerly: something '
-                        'that it reads was frozen when it was captured: %s' % differs)
+                text = (
+                    'a replay gave another prediction than the model run eagerly: something '
+                    'that it reads was frozen when it was captured: %s' % differs
+                )
                 raise (StepDiffers if self._n_replays > 1 else CannotCapture)(text)
         self._n_replays += 1
         return self._values
@@ -129,19 +134,27 @@ def _difference(found, expected, model):
     found, expected = cuda.to_cpu(found), cuda.to_cpu(expected)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return '%s of shape %s in place of %s of shape %s' % (
-            found.dtype, found.shape, expected.dtype, expected.shape)
+            found.dtype,
+            found.shape,
+            expected.dtype,
+            expected.shape,
+        )
     if found.dtype.kind != 'f':  # classes, where rounding may decide a tie
         n_wrong = numpy.count_nonzero(found != expected)
         return None if n_wrong <= found.size * 0.01 else '%d of %d values' % (n_wrong, found.size)
     dtypes = found.dtype, *(param.dtype for param in model.params(include_uninit=False))
-    return state.difference({'values': found}, {'values': expected}, max(
-        step_program.SPARE_TOLERANCE[dtype.name] for dtype in dtypes))
+    return state.difference(
+        {'values': found},
+        {'values': expected},
+        max(step_program.SPARE_TOLERANCE[dtype.name] for dtype in dtypes),
+    )
 
 
 def _roomy(need):
     """Return a `Capacity` that lets molecules grow a while: where the largest is not known yet."""
-    return need._replace(max_rows=1 << need.max_rows.bit_length(),
-                         max_entries=1 << need.max_entries.bit_length())
+    return need._replace(
+        max_rows=1 << need.max_rows.bit_length(), max_entries=1 << need.max_entries.bit_length()
+    )
 
 
 class Predictor:
@@ -205,16 +218,20 @@ class Predictor:
     def values(self, arrays, n_graphs=None):
         """Return what the function makes of a batch, an array with a row for each molecule."""
         with chainer.using_config('train', False), chainer.no_backprop_mode():
-            values = self._function(*arrays[:self._n_inputs])
+            values = self._function(*arrays[: self._n_inputs])
         values = values.array if isinstance(values, chainer.Variable) else values
         xp = self.device.xp
         if not isinstance(values, xp.ndarray):
-            raise TypeError('predict: expected an array on %s, got %s'
-                            % (self.device.name, type(values).__name__))
+            raise TypeError(
+                'predict: expected an array on %s, got %s'
+                % (self.device.name, type(values).__name__)
+            )
         n_graphs = arrays[1].n_graphs if n_graphs is None else n_graphs
         if not values.ndim or len(values) != n_graphs:
-            raise ValueError('predict: expected a row for each of %d molecules, got shape %s'
-                             % (n_graphs, values.shape))
+            raise ValueError(
+                'predict: expected a row for each of %d molecules, got shape %s'
+                % (n_graphs, values.shape)
+            )
         return xp.ascontiguousarray(values)
 
     def _launched(self, examples):

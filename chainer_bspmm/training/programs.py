@@ -1,4 +1,5 @@
 """The captured programs of an updater or a predictor, by the layout of their batches."""
+
 import collections
 
 from chainer_bspmm.training.step_program import CannotCapture
@@ -37,8 +38,10 @@ class Programs(collections.OrderedDict):
         """
         self._n_new += 1
         if self._n_new > MAX_NEW:
-            raise CannotCapture('no %s can be replayed, for %s changes with every one' % (
-                self._what, frozen.changed(self._last_key, layout[-1])))
+            raise CannotCapture(
+                'no %s can be replayed, for %s changes with every one'
+                % (self._what, frozen.changed(self._last_key, layout[-1]))
+            )
 
     def add(self, layout, program):
         """Keep a program."""

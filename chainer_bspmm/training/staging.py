@@ -1,4 +1,5 @@
 """The arrays that a captured step reads: at fixed places on the device, written before each run."""
+
 import collections
 
 import numpy
@@ -12,8 +13,7 @@ ALIGNMENT = 16  # bytes, the widest load of a kernel
 N_SLOTS = 2  # one is filled while the other is still being copied
 
 
-class Form(collections.namedtuple(
-        'Form', 'n_graphs n_relations is_symmetric atoms data labels')):
+class Form(collections.namedtuple('Form', 'n_graphs n_relations is_symmetric atoms data labels')):
     """What decides the layout of a batch's arrays, besides the capacity.
 
     atoms, and each of the labels: (dtype, shape of a row); data: dtype or None.
@@ -22,8 +22,14 @@ class Form(collections.namedtuple(
     @classmethod
     def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels):
         """Make one from arrays of a batch, or of a data set that batches are gathered from."""
-        return cls(n_graphs, n_relations, is_symmetric, _row(atoms),
-                   None if data is None else data.dtype, tuple(map(_row, labels)))
+        return cls(
+            n_graphs,
+            n_relations,
+            is_symmetric,
+            _row(atoms),
+            None if data is None else data.dtype,
+            tuple(map(_row, labels)),
+        )
 
 
 def _row(array):
@@ -37,9 +43,12 @@ def batch_arrays(form, capacity):
     """
     dtype, tail = form.atoms
     arrays = {
-        'row_offsets': ((form.n_graphs + 1,), 'i4'), 'col_offsets': ((form.n_graphs + 1,), 'i4'),
-        'indptr': ((capacity.rows + 1,), 'i4'), 'indices': ((capacity.entries,), 'i4'),
-        'atoms': ((capacity.rows,) + tail, dtype)}
+        'row_offsets': ((form.n_graphs + 1,), 'i4'),
+        'col_offsets': ((form.n_graphs + 1,), 'i4'),
+        'indptr': ((capacity.rows + 1,), 'i4'),
+        'indices': ((capacity.entries,), 'i4'),
+        'atoms': ((capacity.rows,) + tail, dtype),
+    }
     if form.data is not None:
         arrays['data'] = (capacity.entries,), form.data
     for i, (dtype, tail) in enumerate(form.labels):
@@ -57,11 +66,17 @@ def buffers_of(arrays):
 def batch_over(buffers, form, capacity):
     """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is there yet."""
     adj = BatchedCSR.in_buffers(
-        indptr=buffers.indptr, indices=buffers.indices, row_offsets=buffers.row_offsets,
-        col_offsets=buffers.col_offsets, data=buffers.data, n_relations=form.n_relations,
-        max_rows=capacity.max_rows, max_nnz=capacity.max_entries,
+        indptr=buffers.indptr,
+        indices=buffers.indices,
+        row_offsets=buffers.row_offsets,
+        col_offsets=buffers.col_offsets,
+        data=buffers.data,
+        n_relations=form.n_relations,
+        max_rows=capacity.max_rows,
+        max_nnz=capacity.max_entries,
         max_atom_id=None if capacity.max_atom_id < 0 else capacity.max_atom_id,
-        is_symmetric=form.is_symmetric)
+        is_symmetric=form.is_symmetric,
+    )
     return (buffers.atoms, adj, *buffers.labels)
 
 
@@ -91,8 +106,13 @@ class Staging:
             self._buffer = cupy.zeros(self._n_bytes, numpy.uint8)
             pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(N_SLOTS)]
             self._slots = [
-                (_views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), places),
-                 memory, cupy.cuda.Event(disable_timing=True)) for memory in pinned]
+                (
+                    _views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), places),
+                    memory,
+                    cupy.cuda.Event(disable_timing=True),
+                )
+                for memory in pinned
+            ]
         self.device = _views(self._buffer, places)
         self._next = 0
 
@@ -112,5 +132,7 @@ class Staging:
 
 
 def _views(buffer, places):
-    return {name: buffer[place].view(dtype).reshape(shape)
-            for name, (place, dtype, shape) in places.items()}
+    return {
+        name: buffer[place].view(dtype).reshape(shape)
+        for name, (place, dtype, shape) in places.items()
+    }

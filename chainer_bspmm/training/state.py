@@ -1,4 +1,5 @@
 """All arrays that a training step changes: to be kept, put back and compared."""
+
 import contextlib
 
 import numpy
@@ -21,17 +22,23 @@ def state_arrays(optimizer, links=()):
         if param.update_rule is not None:
             for name, value in (param.update_rule.state or {}).items():
                 arrays['%s/%s' % (path, name)] = value
-    return {name: array for name, array in arrays.items()
-            if isinstance(array, chainer.get_array_types())
-            and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)}
+    return {
+        name: array
+        for name, array in arrays.items()
+        if isinstance(array, chainer.get_array_types())
+        and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)
+    }
 
 
 def _named(target, links):
     """Return path -> link; links that are not the target's go by their number."""
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
-    named.update(('link %d (%s)' % (i, link.name or type(link).__name__), link)
-                 for i, link in enumerate(links) if id(link) not in known)
+    named.update(
+        ('link %d (%s)' % (i, link.name or type(link).__name__), link)
+        for i, link in enumerate(links)
+        if id(link) not in known
+    )
     return named
 
 
@@ -76,8 +83,9 @@ def difference(arrays, values, tolerance):
     for name in {**arrays, **values}:
         if name not in arrays or name not in values:
             return '%s (only one of them has it)' % name
-        found, expected = (numpy.asarray(cuda.to_cpu(array)) for array in (
-            arrays[name], values[name]))
+        found, expected = (
+            numpy.asarray(cuda.to_cpu(array)) for array in (arrays[name], values[name])
+        )
         if found.tobytes() == expected.tobytes():
             continue
         found, expected = (numpy.asarray(array, 'd') for array in (found, expected))

@@ -1,4 +1,5 @@
 """One training step over buffers of a fixed layout: run eagerly, captured, replayed, checked."""
+
 import collections
 import contextlib
 import warnings
@@ -22,7 +23,8 @@ LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backe
 
 # What all programs of an updater share. fused: FusedUpdate or None.
 Context = collections.namedtuple(
-    'Context', 'capturer blas seed optimizer loss_func fused frozen device')
+    'Context', 'capturer blas seed optimizer loss_func fused frozen device'
+)
 
 
 class CannotCapture(Exception):
@@ -44,8 +46,15 @@ class StepProgram:
 
     def __init__(self, context, batch, capacity):
         self._context = context
-        self._inputs = Inputs(context.capturer, context.blas, context.seed, context.device, batch,
-                              capacity, None if context.fused is None else context.fused.n_numbers)
+        self._inputs = Inputs(
+            context.capturer,
+            context.blas,
+            context.seed,
+            context.device,
+            batch,
+            capacity,
+            None if context.fused is None else context.fused.n_numbers,
+        )
         self._deterministic = True
         self._replay = None  # a callable, once captured
         self._reported = {}  # what the graph writes: name -> array
@@ -76,8 +85,9 @@ class StepProgram:
             if 'non-deterministic' in str(warning.message):
                 self._deterministic = False
             else:
-                warnings.warn_explicit(warning.message, warning.category, warning.filename,
-                                       warning.lineno)
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
         return reported
 
     def check_spare_rows(self, in_arrays):
@@ -106,19 +116,23 @@ class StepProgram:
                     state.put_back(arrays, before)
                 del loss
         params = context.optimizer.target.params(include_uninit=False)
-        tolerance = max(SPARE_TOLERANCE[dtype.name] for dtype in (
-            results[0]['loss'].dtype, *(param.dtype for param in params)))
+        tolerance = max(
+            SPARE_TOLERANCE[dtype.name]
+            for dtype in (results[0]['loss'].dtype, *(param.dtype for param in params))
+        )
         differs = state.difference(results[1], results[0], tolerance)
         if differs:
             raise CannotCapture(
                 'one batch gives another %s when it is run twice: the model draws random numbers '
                 'from another generator than that of chainer.functions.dropout, or keeps what it '
-                'calculated' % differs)
+                'calculated' % differs
+            )
         differs = state.difference(results[2], results[0], tolerance)
         if differs:
             raise CannotCapture(
                 'with rows that belong to no molecule at the end of a batch the model gives '
-                'another %s: a link or the loss looks at all rows alike' % differs)
+                'another %s: a link or the loss looks at all rows alike' % differs
+            )
 
     def capture(self):
         """Capture the step; nothing runs.
@@ -130,23 +144,31 @@ class StepProgram:
         before = [dict(attributes) for attributes in links]
         try:
             self._replay, (reported, self._gradients) = self._context.capturer.capture(
-                lambda: self._compute(unchain=True))
+                lambda: self._compute(unchain=True)
+            )
         except BaseException as error:
             self._context.optimizer.target.cleargrads()  # they were never computed
             if isinstance(error, Exception):
                 raise CannotCapture(blame(error, self._context.loss_func)) from error
             raise
-        on_host = [name for name, value in reported.items()
-                   if not isinstance(_bare(value), self._context.device.xp.ndarray)]
+        on_host = [
+            name
+            for name, value in reported.items()
+            if not isinstance(_bare(value), self._context.device.xp.ndarray)
+        ]
         if on_host:
             self._replay = None
-            raise CannotCapture('%s is reported as a value on the host, which a replay would '
-                                'repeat' % on_host[0])
+            raise CannotCapture(
+                '%s is reported as a value on the host, which a replay would repeat' % on_host[0]
+            )
         self._reported = _arrays_of(reported)
         # What links keep is what the graph writes: no other graph may take its memory.
         for attributes, values in zip(links, before):
-            kept = {name: value for name, value in attributes.items()
-                    if name not in values or value is not values[name]}
+            kept = {
+                name: value
+                for name, value in attributes.items()
+                if name not in values or value is not values[name]
+            }
             if kept:
                 self._kept.append((attributes, kept))
 
@@ -181,14 +203,16 @@ class StepProgram:
         if differs:
             self._deterministic = self._deterministic and not any(
                 state.difference(self._run_again(changing, before), eager, 0)
-                for _ in range(REPEATS))
+                for _ in range(REPEATS)
+            )
             if not self._deterministic:
                 differs = state.difference(replayed, eager, NONDETERMINISTIC)
         if differs:
             raise StepDiffers(
                 'a replay of the captured training step gave another %s than the step run '
                 'eagerly: something that the step reads was frozen when it was captured. Train '
-                'with chainer.training.updaters.StandardUpdater' % differs)
+                'with chainer.training.updaters.StandardUpdater' % differs
+            )
         return reported
 
     def _run_again(self, changing, before):
@@ -225,8 +249,10 @@ class StepProgram:
         return reported, self._gradients_now()
 
     def _gradients_now(self):
-        return [(path, parameter, parameter.grad) for path, parameter
-                in self._context.optimizer.target.namedparams(include_uninit=False)]
+        return [
+            (path, parameter, parameter.grad)
+            for path, parameter in self._context.optimizer.target.namedparams(include_uninit=False)
+        ]
 
     def _named_gradients(self):
         return {'gradient of ' + path: gradient for path, _, gradient in self._gradients}
@@ -289,4 +315,8 @@ def blame(error, loss_func):
     if link is not None:
         where = '%s (%s) ' % (names.get(id(link), ''), type(link).__name__)
     return '%scannot be captured: %s: %s (%s)' % (
-        where.lstrip() or 'the step ', type(error).__name__, error, place)
+        where.lstrip() or 'the step ',
+        type(error).__name__,
+        error,
+        place,
+    )

@@ -1,4 +1,5 @@
 """The command line of the examples."""
+
 import argparse
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
@@ -11,11 +12,13 @@ from common.tasks import supported_methods
 
 def at_least(kind, bound):
     """Return a converter of command line values that refuses those below `bound`."""
+
     def convert(text):
         value = kind(text)
         if value < bound:
             raise argparse.ArgumentTypeError('got %s, expected at least %s' % (text, bound))
         return value
+
     convert.__name__ = kind.__name__  # argparse names it where the text is no number at all
     return convert
 
@@ -30,10 +33,15 @@ def ratio(text):
 
 def add_running_arguments(parser, batchsize=32):
     """Add what every script has."""
-    parser.add_argument('--batchsize', '-b', type=at_least(int, 1), default=batchsize,
-                        help='batch size')
-    parser.add_argument('--device', '-d', default='-1',
-                        help='-1: CPU; 0, 1, ...: that GPU; or a Chainer device specifier')
+    parser.add_argument(
+        '--batchsize', '-b', type=at_least(int, 1), default=batchsize, help='batch size'
+    )
+    parser.add_argument(
+        '--device',
+        '-d',
+        default='-1',
+        help='-1: CPU; 0, 1, ...: that GPU; or a Chainer device specifier',
+    )
 
 
 def add_common_arguments(parser, dense_help):
@@ -44,27 +52,55 @@ def add_common_arguments(parser, dense_help):
 
 def add_training_arguments(parser):
     """Add the options of every train_*.py."""
-    parser.add_argument('--method', '-m', choices=supported_methods(), default='rsgcn',
-                        help='method name')
-    parser.add_argument('--conv-layers', '-c', type=at_least(int, 1), default=4,
-                        help='number of convolution layers')
-    parser.add_argument('--unit-num', '-u', type=at_least(int, 1), default=16,
-                        help='number of units in one layer of the model')
-    parser.add_argument('--epoch', '-e', type=at_least(int, 1), default=20,
-                        help='number of epochs')
-    parser.add_argument('--seed', '-s', type=at_least(int, 0), default=777,
-                        help='decides the split, the start and the order of the batches')
-    parser.add_argument('--train-data-ratio', '-r', type=ratio, default=0.7,
-                        help='share of the training data; validation and test halve the rest')
-    parser.add_argument('--num-data', type=int, default=-1,
-                        help='use so many molecules, spread evenly over the data; -1: all')
+    parser.add_argument(
+        '--method', '-m', choices=supported_methods(), default='rsgcn', help='method name'
+    )
+    parser.add_argument(
+        '--conv-layers', '-c', type=at_least(int, 1), default=4, help='number of convolution layers'
+    )
+    parser.add_argument(
+        '--unit-num',
+        '-u',
+        type=at_least(int, 1),
+        default=16,
+        help='number of units in one layer of the model',
+    )
+    parser.add_argument('--epoch', '-e', type=at_least(int, 1), default=20, help='number of epochs')
+    parser.add_argument(
+        '--seed',
+        '-s',
+        type=at_least(int, 0),
+        default=777,
+        help='decides the split, the start and the order of the batches',
+    )
+    parser.add_argument(
+        '--train-data-ratio',
+        '-r',
+        type=ratio,
+        default=0.7,
+        help='share of the training data; validation and test halve the rest',
+    )
+    parser.add_argument(
+        '--num-data',
+        type=int,
+        default=-1,
+        help='use so many molecules, spread evenly over the data; -1: all',
+    )
     parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
-    parser.add_argument('--layout', choices=sorted(LAYOUTS), default='packed',
-                        help='packed: each molecule as it is; padded: with the phantom atoms that '
-                             "upstream's dense model sees, for the very same results")
-    parser.add_argument('--updater', choices=sorted(UPDATERS), default='standard',
-                        help="standard: Chainer's; graph: on a GPU, the data set lies there and "
-                             'each training step is one launch of a CUDA graph')
+    parser.add_argument(
+        '--layout',
+        choices=sorted(LAYOUTS),
+        default='packed',
+        help='packed: each molecule as it is; padded: with the phantom atoms that '
+        "upstream's dense model sees, for the very same results",
+    )
+    parser.add_argument(
+        '--updater',
+        choices=sorted(UPDATERS),
+        default='standard',
+        help="standard: Chainer's; graph: on a GPU, the data set lies there and "
+        'each training step is one launch of a CUDA graph',
+    )
     parser.add_argument('--resume', metavar='SNAPSHOT', help='go on from this snapshot')
     add_common_arguments(parser, "train upstream's dense model instead, for comparison")
 
@@ -73,8 +109,11 @@ def add_prediction_arguments(parser, script, data_help):
     """Add the options of every predict_*.py; `script` is the one that trains."""
     parser.add_argument('--in-dir', '-i', default='result', help='output folder of ' + script)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument('--data', help=data_help + '; errors are reported for the targets that it '
-                                                   'has, too. Without it: the test part')
+    source.add_argument(
+        '--data',
+        help=data_help + '; errors are reported for the targets that it '
+        'has, too. Without it: the test part',
+    )
     source.add_argument('--smiles', nargs='+', help='molecules')
     parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
     add_common_arguments(parser, "use upstream's dense model, with the same parameters")
@@ -83,8 +122,8 @@ def add_prediction_arguments(parser, script, data_help):
 def get_device(specifier):
     """Return the Chainer device of `--device`: a negative number is the CPU, another a GPU."""
     try:
-        return chainer.get_device(
-            int(specifier) if specifier.lstrip('-').isdigit() else specifier)
+        return chainer.get_device(int(specifier) if specifier.lstrip('-').isdigit() else specifier)
     except Exception as error:
-        raise DataError('--device %s cannot be used: %s: %s' % (
-            specifier, type(error).__name__, error)) from error
+        raise DataError(
+            '--device %s cannot be used: %s: %s' % (specifier, type(error).__name__, error)
+        ) from error

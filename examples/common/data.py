@@ -1,4 +1,5 @@
 """Read CSV files, turn SMILES into graphs, split data sets."""
+
 import os
 import zlib
 
@@ -42,19 +43,30 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
     try:
         header = list(pandas.read_csv(path, nrows=0).columns)
         # As text, so that a bad label can be shown as it stands in the file.
-        raw = pandas.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False,
-                              usecols=[name for name in header if name in wanted])
+        raw = pandas.read_csv(
+            path,
+            dtype=str,
+            keep_default_na=False,
+            skip_blank_lines=False,
+            usecols=[name for name in header if name in wanted],
+        )
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
     missing = [name for name in (wanted if need_labels else wanted[:1]) if name not in header]
     if missing:
-        raise DataError('%s has no column %s; expected the columns %s, found %s' % (
-            path, ', '.join(missing), ', '.join(wanted), ', '.join(header)))
+        raise DataError(
+            '%s has no column %s; expected the columns %s, found %s'
+            % (path, ', '.join(missing), ', '.join(wanted), ', '.join(header))
+        )
     raw = raw.fillna('').astype(object)
     raw = raw[(raw != '').any(axis=1)]  # blank lines go, but count in the numbers of the others
     name = os.path.basename(path)
-    frame = pandas.DataFrame({'where': ['%s row %d' % (name, row + 2) for row in raw.index],
-                              'smiles': raw[smiles_column].to_numpy()})
+    frame = pandas.DataFrame(
+        {
+            'where': ['%s row %d' % (name, row + 2) for row in raw.index],
+            'smiles': raw[smiles_column].to_numpy(),
+        }
+    )
     for label, column in columns.items():
         if column not in raw:
             frame[label] = numpy.nan
@@ -66,16 +78,19 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
             bad &= text != ''
         if bad.any():
             first = bad.argmax()
-            raise DataError('%s: target %s is %r, expected %s (%d such rows)' % (
-                frame['where'][first], column, text[first], task.expected, bad.sum()))
+            raise DataError(
+                '%s: target %s is %r, expected %s (%d such rows)'
+                % (frame['where'][first], column, text[first], task.expected, bad.sum())
+            )
         frame[label] = values
     return frame
 
 
 def typed_smiles(smiles, names):
     """Return the table of molecules that were typed on the command line, labels unknown."""
-    table = pandas.DataFrame({
-        'where': ['--smiles %d' % i for i in range(1, len(smiles) + 1)], 'smiles': smiles})
+    table = pandas.DataFrame(
+        {'where': ['--smiles %d' % i for i in range(1, len(smiles) + 1)], 'smiles': smiles}
+    )
     return table.assign(**{name: numpy.nan for name in names})
 
 
@@ -101,8 +116,9 @@ def sparse_dataset(table, method, labels):
     failures = {failure.position: failure.reason for failure in found.failures}
     molecules = found.dataset.molecules
     largest = numpy.zeros(len(molecules), int)
-    numpy.maximum.at(largest, numpy.repeat(numpy.arange(len(molecules)), molecules.sizes),
-                     molecules.atoms)
+    numpy.maximum.at(
+        largest, numpy.repeat(numpy.arange(len(molecules)), molecules.sizes), molecules.atoms
+    )
     reasons = [what_is_wrong(*numbers) for numbers in zip(molecules.sizes, largest)]
     for position, reason in zip(found.kept, reasons):
         if reason:
@@ -116,8 +132,9 @@ def dense_dataset(table, method, labels):
     examples, kept, failures = [], [], {}
     # disable=None: a progress bar on a terminal, none in a file or pipe.
     with rdBase.BlockLogs():  # the reasons are listed instead
-        for i, smiles in enumerate(tqdm(table['smiles'], desc='preprocessing', leave=False,
-                                        disable=None)):
+        for i, smiles in enumerate(
+            tqdm(table['smiles'], desc='preprocessing', leave=False, disable=None)
+        ):
             features, failures[i] = dense_graph(smiles, preprocessor)
             if features is not None:
                 del failures[i]
@@ -177,12 +194,15 @@ def preprocess(table, method, labels, dense=False):
     """
     make = dense_dataset if dense else sparse_dataset
     dataset, reasons = make(table, method, labels)
-    failures = [(table['where'].iloc[i], table['smiles'].iloc[i], reasons[i])
-                for i in sorted(reasons)]
+    failures = [
+        (table['where'].iloc[i], table['smiles'].iloc[i], reasons[i]) for i in sorted(reasons)
+    ]
     kept = [i for i in range(len(table)) if i not in reasons]
     if not kept:
-        raise DataError('none of the %d molecules can be used%s' % (
-            len(table), ', the first: %s: %r: %s' % failures[0] if failures else ''))
+        raise DataError(
+            'none of the %d molecules can be used%s'
+            % (len(table), ', the first: %s: %r: %s' % failures[0] if failures else '')
+        )
     return dataset, kept, failures
 
 
@@ -210,10 +230,11 @@ def load(description, table, task, method, num_data, failed_file, dense):
     n_rows = len(table)
     table = thin_out(table, num_data)
     dataset, kept, failures = preprocess(table, method, task.labels(table), dense)
-    print('Data: %s: %d molecules%s' % (
-        description, n_rows, '' if len(kept) == n_rows else ', %d of them used' % len(kept)))
-    print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets',
-                      ', '.join(task.titles())))
+    print(
+        'Data: %s: %d molecules%s'
+        % (description, n_rows, '' if len(kept) == n_rows else ', %d of them used' % len(kept))
+    )
+    print('%s: %s' % ('Target' if len(task.names) == 1 else 'Targets', ', '.join(task.titles())))
     report_failures(failures, failed_file)
     return dataset, table, kept
 
@@ -236,7 +257,9 @@ def split_indices(n, train_data_ratio, seed):
     n_train = int(n * train_data_ratio)
     n_valid = (n - n_train) // 2
     if min(n_train, n_valid) < 1:
-        raise DataError('%d molecules with --train-data-ratio %g leave a part of the split empty; '
-                        'expected at least one molecule each for training, validation and test'
-                        % (n, train_data_ratio))
+        raise DataError(
+            '%d molecules with --train-data-ratio %g leave a part of the split empty; '
+            'expected at least one molecule each for training, validation and test'
+            % (n, train_data_ratio)
+        )
     return numpy.split(order, [n_train, n_train + n_valid])

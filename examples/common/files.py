@@ -1,4 +1,5 @@
 """What a run leaves in its folder: settings, model, snapshot, result."""
+
 import json
 import os
 import pickle
@@ -56,8 +57,9 @@ def load_settings(folder, script):
             # What folders of earlier versions do not name.
             return {'script': script, 'layout': 'packed', **json.load(f)}
     except FileNotFoundError:
-        raise DataError('%s not found: %s is no output folder of %s'
-                        % (path, folder, script)) from None
+        raise DataError(
+            '%s not found: %s is no output folder of %s' % (path, folder, script)
+        ) from None
     except ValueError as error:
         raise DataError('%s cannot be read: %s' % (path, error)) from error
 
@@ -73,10 +75,17 @@ def load_npz(path, target):
     """Load a model or a trainer from its file."""
     try:
         serializers.load_npz(path, target)
-    except (OSError, EOFError, KeyError, ValueError, pickle.UnpicklingError,
-            zipfile.BadZipFile) as error:
-        raise DataError('%s cannot be loaded, it is damaged or another kind of file: %s'
-                        % (path, error)) from error
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise DataError(
+            '%s cannot be loaded, it is damaged or another kind of file: %s' % (path, error)
+        ) from error
 
 
 def load_model(folder, task, settings, dense, device):

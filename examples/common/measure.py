@@ -1,4 +1,5 @@
 """What a training cost: seconds a step, peak memory, on what."""
+
 import os
 import platform
 import time
@@ -35,8 +36,7 @@ class Timed:
             self._start = time.perf_counter()
         super().update()
         self._n_steps += 1
-        if (self._n_steps == self.steps_a_round or self.is_new_epoch
-                or len(self.seconds) < WARM_UP):
+        if self._n_steps == self.steps_a_round or self.is_new_epoch or len(self.seconds) < WARM_UP:
             self.wait()
             mean = (time.perf_counter() - self._start) / self._n_steps
             self.seconds += [mean] * self._n_steps
@@ -64,8 +64,12 @@ def milliseconds_a_step(seconds):
     if len(seconds) <= WARM_UP:
         return None
     low, median, high = 1e3 * numpy.percentile(seconds[WARM_UP:], [10, 50, 90])
-    return {'median': round(float(median), 3), 'low': round(float(low), 3),
-            'high': round(float(high), 3), 'steps': len(seconds) - WARM_UP}
+    return {
+        'median': round(float(median), 3),
+        'low': round(float(low), 3),
+        'high': round(float(high), 3),
+        'steps': len(seconds) - WARM_UP,
+    }
 
 
 def peak_memory(device, updater):
@@ -101,18 +105,28 @@ def _peak_resident():
 
 def conditions(device):
     """Return on what a run took place: processor, threads, versions."""
-    threads = {name: os.environ[name] for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS')
-               if name in os.environ}
+    threads = {
+        name: os.environ[name]
+        for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS')
+        if name in os.environ
+    }
     cpu = platform.processor() or platform.machine()
     try:
         with open('/proc/cpuinfo') as f:
             cpu = next(line.split(':')[1].strip() for line in f if line.startswith('model name'))
     except (OSError, StopIteration):
         pass
-    found = {'cpu': cpu, 'n_cpus': os.cpu_count(), 'threads': threads, 'device': str(device),
-             'python': platform.python_version(), 'numpy': numpy.__version__,
-             'chainer': chainer.__version__, 'chainer_chemistry': chainer_chemistry.__version__,
-             'chainer_bspmm': chainer_bspmm.__version__}
+    found = {
+        'cpu': cpu,
+        'n_cpus': os.cpu_count(),
+        'threads': threads,
+        'device': str(device),
+        'python': platform.python_version(),
+        'numpy': numpy.__version__,
+        'chainer': chainer.__version__,
+        'chainer_chemistry': chainer_chemistry.__version__,
+        'chainer_bspmm': chainer_bspmm.__version__,
+    }
     if device.xp is not numpy:
         found['cupy'] = device.xp.__version__
         properties = device.xp.cuda.runtime.getDeviceProperties(device.device.id)
@@ -124,10 +138,11 @@ def cost_report(step, memory):
     """Return the lines that a training prints at its end."""
     lines = []
     if step is not None:
-        lines.append('Time a step: %.2f ms, median of %d (batch, converter, forward, backward, '
-                     'update)' % (step['median'], step['steps']))
-    parts = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()
-             if size is not None]
+        lines.append(
+            'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, '
+            'update)' % (step['median'], step['steps'])
+        )
+    parts = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items() if size is not None]
     if parts:
         lines.append('Peak memory: %s' % ', '.join(parts))
     return lines

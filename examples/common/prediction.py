@@ -1,4 +1,5 @@
 """Predict with a model that a train_*.py made: what every predict_*.py does."""
+
 import os
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
@@ -26,8 +27,10 @@ def load(folder, script, task_of, dense, device):
     device.use()
     settings = files.load_settings(folder, script)
     if settings['script'] != script:
-        raise data.DataError('--in-dir: %s is an output folder of %s, expected one of %s' % (
-            folder, settings['script'], script))
+        raise data.DataError(
+            '--in-dir: %s is an output folder of %s, expected one of %s'
+            % (folder, settings['script'], script)
+        )
     task = task_of(settings)
     return settings, task, files.load_model(folder, task, settings, dense, device)
 
@@ -44,12 +47,15 @@ def molecules(args, settings, task, read, failed_file):
         description, table = read(args.data, settings, task, False)
         return data.load(description, table, task, method, -1, failed_file, args.dense)
     description, table = read(settings['data'], settings, task, True)
-    dataset, table, kept = data.load(description, table, task, method, settings['num_data'],
-                                     failed_file, args.dense)
+    dataset, table, kept = data.load(
+        description, table, task, method, settings['num_data'], failed_file, args.dense
+    )
     if len(dataset) != settings['n_molecules']:
-        raise data.DataError('%s had %d molecules when the model was trained and has %d now: '
-                             'the test part cannot be found again' % (
-                                 settings['data'], settings['n_molecules'], len(dataset)))
+        raise data.DataError(
+            '%s had %d molecules when the model was trained and has %d now: '
+            'the test part cannot be found again'
+            % (settings['data'], settings['n_molecules'], len(dataset))
+        )
     test = data.split_indices(len(dataset), settings['train_data_ratio'], settings['seed'])[2]
     print('%d molecules of the test part' % len(test))
     rows = [kept[i] for i in test]
@@ -68,8 +74,7 @@ def predict(args, script, task_of, read):
     Returns:
         int: the exit status.
     """
-    settings, task, model = load(args.in_dir, script, task_of, args.dense,
-                                 get_device(args.device))
+    settings, task, model = load(args.in_dir, script, task_of, args.dense, get_device(args.device))
     out = args.out or os.path.join(args.in_dir, 'predictions.csv')
     folder = os.path.dirname(out) or '.'
     if not os.path.isdir(folder):
@@ -86,8 +91,9 @@ def predict(args, script, task_of, read):
     for name, values in zip(task.names, predictions.T):
         predicted, true = task.column_titles(name)
         # One row for each molecule of the input, empty where there is no prediction.
-        result[predicted] = pandas.Series(
-            values.astype(numpy.float64), index=kept).reindex(table.index)
+        result[predicted] = pandas.Series(values.astype(numpy.float64), index=kept).reindex(
+            table.index
+        )
         if table[name].notna().any():
             result[true] = table[name]
     result.to_csv(out, index=False, float_format='%.7g')

@@ -1,4 +1,5 @@
 """The two tasks: regression and classification. What is the model, the loss, a good answer?"""
+
 import contextlib
 import functools
 import io
@@ -17,8 +18,19 @@ from chainer_chemistry.models.prediction import set_up_predictor
 from sklearn.metrics import roc_auc_score
 
 # Upstream's methods whose adjacency is a matrix; others have nothing to multiply with.
-METHODS = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm',
-           'rsgcn_gwm', 'ggnn_gwm', 'gin_gwm', 'nfp_gwm')
+METHODS = (
+    'rsgcn',
+    'relgcn',
+    'ggnn',
+    'gin',
+    'nfp',
+    'relgat',
+    'gnnfilm',
+    'rsgcn_gwm',
+    'ggnn_gwm',
+    'gin_gwm',
+    'nfp_gwm',
+)
 # Those with a dropout of one half by default: good for classification, in regression mostly noise.
 WITH_DROPOUT = ('rsgcn', 'gin')
 
@@ -49,13 +61,16 @@ def build_predictor(settings, dense, n_out, **options):
         n_out (int): number of labels.
         options: further arguments of upstream's `set_up_predictor`.
     """
-    predictor = dense_predictor(settings['method'], settings['unit_num'],
-                                settings['conv_layers'], n_out, **options)
+    predictor = dense_predictor(
+        settings['method'], settings['unit_num'], settings['conv_layers'], n_out, **options
+    )
     return predictor if dense else chainer_bspmm.sparsify(predictor)
 
 
-LAYOUTS = {'packed': chainer_bspmm.concat_mols,
-           'padded': chainer_bspmm.CSRConverter(layout='padded')}
+LAYOUTS = {
+    'packed': chainer_bspmm.concat_mols,
+    'padded': chainer_bspmm.CSRConverter(layout='padded'),
+}
 
 
 def converter_of(dense, layout='packed'):
@@ -65,8 +80,10 @@ def converter_of(dense, layout='packed'):
 
 def inputs_converter(converter):
     """Return a converter that leaves out the labels, the last column, for prediction."""
+
     def inputs_only(batch, device=None):
         return tuple(converter(batch, device)[:-1])
+
     return inputs_only
 
 
@@ -102,8 +119,10 @@ class Regression:
 
     def titles(self):
         """Return the names of the targets with their units."""
-        return ['%s (%s)' % (name, self.units[name]) if name in self.units else name
-                for name in self.names]
+        return [
+            '%s (%s)' % (name, self.units[name]) if name in self.units else name
+            for name in self.names
+        ]
 
     def build(self, settings, dense, train_labels=None):
         """Build the model; without `train_labels` its parameters are about to be loaded.
@@ -123,15 +142,18 @@ class Regression:
             scaler.std = scaler.std.astype(numpy.float32)
         options = {'label_scaler': scaler}
         if settings['method'] in WITH_DROPOUT:
-            options['conv_kwargs'] = {'dropout_ratio': 0.}
+            options['conv_kwargs'] = {'dropout_ratio': 0.0}
         predictor = build_predictor(settings, dense, len(self.names), **options)
 
         def scaled(lossfun):
             return lambda y, t: lossfun(scaler.transform(y), scaler.transform(t))
 
         mae = F.mean_absolute_error
-        return Regressor(predictor, lossfun=scaled(F.mean_squared_error),
-                         metrics_fun={'mae': mae if len(self.names) == 1 else scaled(mae)})
+        return Regressor(
+            predictor,
+            lossfun=scaled(F.mean_squared_error),
+            metrics_fun={'mae': mae if len(self.names) == 1 else scaled(mae)},
+        )
 
     evaluator = extensions.Evaluator
 
@@ -143,16 +165,20 @@ class Regression:
         """Return {'loss': ..., 'mae': ...} of always answering the mean of the training labels."""
         t = labels.astype(numpy.float32)
         y = numpy.broadcast_to(train_labels.mean(axis=0).astype(numpy.float32), t.shape)
-        return {'loss': float(model.lossfun(y, t).array),
-                'mae': float(model.metrics_fun['mae'](y, t).array)}
+        return {
+            'loss': float(model.lossfun(y, t).array),
+            'mae': float(model.metrics_fun['mae'](y, t).array),
+        }
 
     def panels(self):
         """Return [(key in the log, name of the axis)] of the learning curve."""
         unit = self.units.get(self.names[0], '')
         if len(self.names) > 1:
             unit = 'standard deviations'
-        return [('loss', 'mean squared error / variance'),
-                ('mae', 'mean absolute error' + (' [%s]' % unit if unit else ''))]
+        return [
+            ('loss', 'mean squared error / variance'),
+            ('mae', 'mean absolute error' + (' [%s]' % unit if unit else '')),
+        ]
 
     def test_report(self, labels, predictions, train_labels):
         """Compare test errors with those of always answering the mean of the training labels.
@@ -163,14 +189,26 @@ class Regression:
         mae = numpy.abs(predictions - labels).mean(axis=0)
         baseline = numpy.abs(train_labels.mean(axis=0) - labels).mean(axis=0)
         width = max(6, *map(len, self.names))
-        lines = ['%-*s  %10s  %-11s  %22s  %5s' % (width, 'target', 'test MAE', 'unit',
-                                                   'MAE of the mean alone', 'ratio')]
+        lines = [
+            '%-*s  %10s  %-11s  %22s  %5s'
+            % (width, 'target', 'test MAE', 'unit', 'MAE of the mean alone', 'ratio')
+        ]
         for name, error, base in zip(self.names, mae, baseline):
-            lines.append('%-*s  %10.5g  %-11s  %22.5g  %5.2f' % (
-                width, name, error, self.units.get(name, ''), base,
-                error / base if base else numpy.nan))
-        return lines, {'MAE': dict(zip(self.names, mae.tolist())),
-                       'MAE of the mean alone': dict(zip(self.names, baseline.tolist()))}
+            lines.append(
+                '%-*s  %10.5g  %-11s  %22.5g  %5.2f'
+                % (
+                    width,
+                    name,
+                    error,
+                    self.units.get(name, ''),
+                    base,
+                    error / base if base else numpy.nan,
+                )
+            )
+        return lines, {
+            'MAE': dict(zip(self.names, mae.tolist())),
+            'MAE of the mean alone': dict(zip(self.names, baseline.tolist())),
+        }
 
     def prediction_report(self, labels, predictions):
         """Return one line for each target of which the truth is known for some molecules."""
@@ -178,9 +216,15 @@ class Regression:
         for name, t, y in zip(self.names, labels.T, predictions.T):
             known = numpy.isfinite(t)
             if known.any():
-                lines.append('MAE of %s: %.6g %s(%d molecules)' % (
-                    name, numpy.abs(y[known] - t[known]).mean(),
-                    self.units[name] + ' ' if name in self.units else '', known.sum()))
+                lines.append(
+                    'MAE of %s: %.6g %s(%d molecules)'
+                    % (
+                        name,
+                        numpy.abs(y[known] - t[known]).mean(),
+                        self.units[name] + ' ' if name in self.units else '',
+                        known.sum(),
+                    )
+                )
         return lines
 
     def column_titles(self, name):
@@ -269,15 +313,19 @@ class Classification:
 
     def predict(self, model, dataset, converter, batchsize):
         """Predict (M, T) float32: the probability that each label is 1."""
-        return model.predict_proba(dataset, batchsize=batchsize, postprocess_fn=F.sigmoid,
-                                   converter=inputs_converter(converter))
+        return model.predict_proba(
+            dataset,
+            batchsize=batchsize,
+            postprocess_fn=F.sigmoid,
+            converter=inputs_converter(converter),
+        )
 
     def baseline(self, model, train_labels, labels):
         """Return {'loss': ..., 'roc_auc': ...} of always answering the training data's share."""
         known = train_labels >= 0
-        share = ((train_labels * known).sum(axis=0) + .5) / (known.sum(axis=0) + 1)  # never 0, 1
+        share = ((train_labels * known).sum(axis=0) + 0.5) / (known.sum(axis=0) + 1)  # never 0, 1
         y = numpy.broadcast_to(numpy.log(share / (1 - share)), labels.shape).astype(numpy.float32)
-        return {'loss': float(model.lossfun(y, labels.astype(numpy.int32)).array), 'roc_auc': .5}
+        return {'loss': float(model.lossfun(y, labels.astype(numpy.int32)).array), 'roc_auc': 0.5}
 
     def panels(self):
         """Return [(key in the log, name of the axis)] of the learning curve."""
@@ -293,19 +341,25 @@ class Classification:
         width = max(len('mean'), *map(len, self.names))
         lines = ['%-*s  %12s  %9s  %9s' % (width, 'label', 'test ROC-AUC', 'positive', 'negative')]
         for name, area, t in zip(self.names, areas, labels.T):
-            lines.append('%-*s  %12.4f  %9d  %9d' % (width, name, area, (t == 1).sum(),
-                                                     (t == 0).sum()))
+            lines.append(
+                '%-*s  %12.4f  %9d  %9d' % (width, name, area, (t == 1).sum(), (t == 0).sum())
+            )
         lines.append('%-*s  %12.4f' % (width, 'mean', mean_of_known(areas)))
         numbers = [float(area) if numpy.isfinite(area) else None for area in areas]
         mean = mean_of_known(areas)
-        return lines, {'ROC-AUC': dict(zip(self.names, numbers)),
-                       'mean ROC-AUC': mean if numpy.isfinite(mean) else None}
+        return lines, {
+            'ROC-AUC': dict(zip(self.names, numbers)),
+            'mean ROC-AUC': mean if numpy.isfinite(mean) else None,
+        }
 
     def prediction_report(self, labels, predictions):
         """Return one line for each label of which the truth is known, and their mean."""
         areas = roc_aucs(labels, predictions)
-        lines = ['ROC-AUC of %s: %.4f (%d molecules)' % (name, area, (t >= 0).sum())
-                 for name, area, t in zip(self.names, areas, labels.T) if (t >= 0).any()]
+        lines = [
+            'ROC-AUC of %s: %.4f (%d molecules)' % (name, area, (t >= 0).sum())
+            for name, area, t in zip(self.names, areas, labels.T)
+            if (t >= 0).any()
+        ]
         if lines:
             lines.append('mean ROC-AUC: %.4f' % mean_of_known(areas))
         return lines

@@ -1,4 +1,5 @@
 """Train a model on a data set and test it: what every train_*.py does with its data."""
+
 import os
 import shlex
 import signal
@@ -28,8 +29,17 @@ matplotlib.use('Agg')  # pictures go to files
 
 PLOT_FILE = 'learning_curve.png'
 # What a resumed run must have in common with the run that made the snapshot, for every example.
-FIXED_SETTINGS = ('method', 'conv_layers', 'unit_num', 'batchsize', 'seed', 'train_data_ratio',
-                  'data', 'num_data', 'layout')
+FIXED_SETTINGS = (
+    'method',
+    'conv_layers',
+    'unit_num',
+    'batchsize',
+    'seed',
+    'train_data_ratio',
+    'data',
+    'num_data',
+    'layout',
+)
 
 
 class RandomState(training.Extension):
@@ -110,18 +120,33 @@ def set_up_trainer(task, model, train, valid, args, device, report_every):
     converter = converter_of(args.dense, args.layout)
     options = {'seed': args.seed} if args.updater == 'graph' else {}
     updater = measure.UPDATERS[args.updater](
-        SerialIterator(train, args.batchsize), optimizer, device=device, converter=converter,
-        **options)
+        SerialIterator(train, args.batchsize),
+        optimizer,
+        device=device,
+        converter=converter,
+        **options,
+    )
     trainer = training.Trainer(updater, EpochsOrInterrupt(args.epoch), out=args.out)
     trigger = (report_every, 'epoch')
-    trainer.extend(task.evaluator(
-        SerialIterator(valid, args.batchsize, repeat=False, shuffle=False), model,
-        device=device, converter=converter), name='validation', trigger=trigger)
+    trainer.extend(
+        task.evaluator(
+            SerialIterator(valid, args.batchsize, repeat=False, shuffle=False),
+            model,
+            device=device,
+            converter=converter,
+        ),
+        name='validation',
+        trigger=trigger,
+    )
     trainer.extend(extensions.LogReport(filename='log', trigger=trigger))
     is_terminal = sys.stdout.isatty()
-    trainer.extend(extensions.PrintReport(
-        ['epoch', *task.log_keys, 'elapsed_time'],
-        out=sys.stdout if is_terminal else PlainText()), trigger=trigger)
+    trainer.extend(
+        extensions.PrintReport(
+            ['epoch', *task.log_keys, 'elapsed_time'],
+            out=sys.stdout if is_terminal else PlainText(),
+        ),
+        trigger=trigger,
+    )
     if is_terminal:
         trainer.extend(extensions.ProgressBar(update_interval=10))
     trainer.extend(RandomState())
@@ -139,14 +164,19 @@ def plot_learning_curve(log, path, title, panels, baseline):
         panels (list): (key in the log, name of the axis).
         baseline (dict): {key: value of an answer that looks at no molecule}.
     """
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.6),
-                                   layout='constrained')
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.5 * len(panels), 3.6), layout='constrained'
+    )
     for ax, (key, name) in zip(axes, panels):
         for prefix, part in (('main/', 'training'), ('validation/main/', 'validation')):
             known = [entry for entry in log if prefix + key in entry]
             if known:
-                ax.plot([entry['epoch'] for entry in known],
-                        [entry[prefix + key] for entry in known], marker='.', label=part)
+                ax.plot(
+                    [entry['epoch'] for entry in known],
+                    [entry[prefix + key] for entry in known],
+                    marker='.',
+                    label=part,
+                )
         ax.axhline(baseline[key], color='gray', linestyle='--', label='always the mean')
         ax.set(xlabel='epoch', ylabel=name)
         if key != 'roc_auc':
@@ -164,11 +194,15 @@ def check_updater(args, device):
     if args.updater != 'graph':
         return
     if device.xp is numpy:
-        raise data.DataError('--updater graph: CUDA graphs need a GPU, --device %s is the CPU; '
-                             'give --device 0, or leave --updater out' % args.device)
+        raise data.DataError(
+            '--updater graph: CUDA graphs need a GPU, --device %s is the CPU; '
+            'give --device 0, or leave --updater out' % args.device
+        )
     if args.dense or args.layout != 'packed':
-        raise data.DataError('--updater graph: steps can be captured of packed batches only; leave '
-                             'out %s' % ('--dense' if args.dense else '--layout ' + args.layout))
+        raise data.DataError(
+            '--updater graph: steps can be captured of packed batches only; leave '
+            'out %s' % ('--dense' if args.dense else '--layout ' + args.layout)
+        )
 
 
 def on_device(dataset, device):
@@ -192,7 +226,8 @@ def check_resumable(snapshot, settings):
         if settings[name] != before.get(name):
             raise data.DataError(
                 '--resume: %s was %r in the run that made %s, and is %r now; both must be the same'
-                % (name, before.get(name), snapshot, settings[name]))
+                % (name, before.get(name), snapshot, settings[name])
+            )
 
 
 def resume_command(script, parser, args):
@@ -218,8 +253,10 @@ def run_until_done(trainer, epoch, path, command):
     if trainer.updater.epoch < epoch:
         serializers.save_npz(path + '.tmp', trainer)
         os.replace(path + '.tmp', path)
-        print('\nInterrupted in epoch %d, after step %d. Go on exactly there with\n  %s' % (
-            trainer.updater.epoch + 1, trainer.updater.iteration, command))
+        print(
+            '\nInterrupted in epoch %d, after step %d. Go on exactly there with\n  %s'
+            % (trainer.updater.epoch + 1, trainer.updater.iteration, command)
+        )
         return False
     return True
 
@@ -247,8 +284,15 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
 
     start = time.perf_counter()
     description, table = read()
-    dataset, _, _ = data.load(description, table, task, args.method, args.num_data,
-                              os.path.join(args.out, files.FAILED_FILE), args.dense)
+    dataset, _, _ = data.load(
+        description,
+        table,
+        task,
+        args.method,
+        args.num_data,
+        os.path.join(args.out, files.FAILED_FILE),
+        args.dense,
+    )
     data_seconds = time.perf_counter() - start
     settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
     settings.update(script=os.path.basename(script), n_molecules=len(dataset))
@@ -258,8 +302,9 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     if args.updater == 'graph':
         dataset = on_device(dataset, device)
 
-    train, valid, test = [dataset[part] for part in data.split_indices(
-        len(dataset), args.train_data_ratio, args.seed)]
+    train, valid, test = [
+        dataset[part] for part in data.split_indices(len(dataset), args.train_data_ratio, args.seed)
+    ]
     print('Split: %d training, %d validation, %d test' % (len(train), len(valid), len(test)))
 
     numpy.random.seed(args.seed)
@@ -267,23 +312,27 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
     model = task.build(settings, args.dense, labels_of(train))
     model.to_device(device)
-    trainer = set_up_trainer(task, model, train, valid, args, device,
-                             min(report_every, args.epoch))
+    trainer = set_up_trainer(task, model, train, valid, args, device, min(report_every, args.epoch))
     if args.resume:
         files.load_npz(args.resume, trainer)
-        print('Resumed from %s: epoch %d, step %d' % (
-            args.resume, trainer.updater.epoch, trainer.updater.iteration))
+        print(
+            'Resumed from %s: epoch %d, step %d'
+            % (args.resume, trainer.updater.epoch, trainer.updater.iteration)
+        )
     start = time.perf_counter()
     if trainer.updater.epoch >= args.epoch:
         print('The snapshot has all of the %d epochs: nothing to train' % args.epoch)
-    elif not run_until_done(trainer, args.epoch, os.path.join(args.out, files.SNAPSHOT_FILE),
-                            resume_command(script, parser, args)):
+    elif not run_until_done(
+        trainer,
+        args.epoch,
+        os.path.join(args.out, files.SNAPSHOT_FILE),
+        resume_command(script, parser, args),
+    ):
         return 130
     training_seconds = time.perf_counter() - start
 
     path = files.save_model(args.out, model)
-    predictions = task.predict(
-        model, test, converter_of(args.dense, args.layout), args.batchsize)
+    predictions = task.predict(model, test, converter_of(args.dense, args.layout), args.batchsize)
     # Before anything else takes memory.
     memory = measure.peak_memory(device, trainer.updater)
     step = measure.milliseconds_a_step(trainer.updater.seconds)
@@ -292,16 +341,30 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     lines, metrics = task.test_report(labels_of(test), predictions, train_labels)
     print()
     print('\n'.join(lines + [''] + measure.cost_report(step, memory)))
-    files.write_json(os.path.join(args.out, files.RESULT_FILE), {
-        'settings': settings, 'dense': args.dense, 'updater': args.updater,
-        'epochs': trainer.updater.epoch, 'steps': trainer.updater.iteration, 'test': metrics,
-        'milliseconds a step': step,
-        'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
-        'peak memory in bytes': memory, 'conditions': measure.conditions(device)})
+    files.write_json(
+        os.path.join(args.out, files.RESULT_FILE),
+        {
+            'settings': settings,
+            'dense': args.dense,
+            'updater': args.updater,
+            'epochs': trainer.updater.epoch,
+            'steps': trainer.updater.iteration,
+            'test': metrics,
+            'milliseconds a step': step,
+            'seconds': {'data': round(data_seconds, 3), 'training': round(training_seconds, 3)},
+            'peak memory in bytes': memory,
+            'conditions': measure.conditions(device),
+        },
+    )
     print('Model: %s' % path)
     path = os.path.join(args.out, PLOT_FILE)
-    plot_learning_curve(trainer.get_extension('LogReport').log, path, title, task.panels(),
-                        task.baseline(model, train_labels, labels_of(valid)))
+    plot_learning_curve(
+        trainer.get_extension('LogReport').log,
+        path,
+        title,
+        task.panels(),
+        task.baseline(model, train_labels, labels_of(valid)),
+    )
     print('Learning curve: %s' % path)
     return 0
 

@@ -1,4 +1,5 @@
 """A CSV file of your own for the scripts beside this file."""
+
 import os
 import sys
 

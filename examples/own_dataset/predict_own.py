@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Predict with a model that train_own.py made.
 
-    python predict_own.py --in-dir result                      # the test part of its data
-    python predict_own.py --in-dir result --data molecules.csv # a file with the column of SMILES
-    python predict_own.py --in-dir result --smiles CCO c1ccccc1
+python predict_own.py --in-dir result                      # the test part of its data
+python predict_own.py --in-dir result --data molecules.csv # a file with the column of SMILES
+python predict_own.py --in-dir result --smiles CCO c1ccccc1
 """
+
 import argparse
 
 import own_data  # before common, which it finds
@@ -15,15 +16,20 @@ from common import training
 
 def run():
     """Predict, and write the CSV file."""
-    parser = argparse.ArgumentParser(description='Prediction with a model of your own.',
-                                     allow_abbrev=False)
-    arguments.add_prediction_arguments(parser, 'train_own.py',
-                                       'a CSV file with the column of SMILES')
+    parser = argparse.ArgumentParser(
+        description='Prediction with a model of your own.', allow_abbrev=False
+    )
+    arguments.add_prediction_arguments(
+        parser, 'train_own.py', 'a CSV file with the column of SMILES'
+    )
     return prediction.predict(
-        parser.parse_args(), 'train_own.py',
+        parser.parse_args(),
+        'train_own.py',
         lambda settings: own_data.task_of(settings['task'], settings['labels']),
         lambda data, settings, task, need_labels: own_data.read_own(
-            data, settings['smiles_column'], task, need_labels))
+            data, settings['smiles_column'], task, need_labels
+        ),
+    )
 
 
 if __name__ == '__main__':

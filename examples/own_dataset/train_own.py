@@ -5,6 +5,7 @@
     python train_own.py --data assays.csv --smiles-column SMILES --labels hERG AMES \\
         --task classification --method gin --out result
 """
+
 import argparse
 
 import own_data  # before common, which it finds
@@ -15,21 +16,31 @@ from common.tasks import TASKS
 
 def run(argv=None):
     """Train, test, and write the model; return the exit status."""
-    parser = argparse.ArgumentParser(description='Training on a CSV file of your own.',
-                                     allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description='Training on a CSV file of your own.', allow_abbrev=False
+    )
     parser.add_argument('--data', required=True, help='CSV file, plain or compressed')
     parser.add_argument('--smiles-column', default='smiles', help='name of the column of SMILES')
     parser.add_argument('--labels', nargs='+', required=True, help='names of the columns to learn')
-    parser.add_argument('--task', choices=sorted(TASKS), required=True,
-                        help='regression: every label is a number; classification: 1, 0, or '
-                             'nothing where it is unknown')
+    parser.add_argument(
+        '--task',
+        choices=sorted(TASKS),
+        required=True,
+        help='regression: every label is a number; classification: 1, 0, or '
+        'nothing where it is unknown',
+    )
     arguments.add_training_arguments(parser)
     args = parser.parse_args(argv)
     task = own_data.task_of(args.task, args.labels)
     return training.train(
-        task, lambda: own_data.read_own(args.data, args.smiles_column, task), args, parser,
-        __file__, '%s: %s' % (args.data, ', '.join(args.labels)),
-        own_settings=['task', 'labels', 'smiles_column'])
+        task,
+        lambda: own_data.read_own(args.data, args.smiles_column, task),
+        args,
+        parser,
+        __file__,
+        '%s: %s' % (args.data, ', '.join(args.labels)),
+        own_settings=['task', 'labels', 'smiles_column'],
+    )
 
 
 if __name__ == '__main__':

@@ -5,6 +5,7 @@ Trains on the sample of QM9 beside this file, then compares the trained model wi
 one: the same predictions from the same parameters, the time of a training step, the size of the
 adjacency. Everything printed is measured in this run. Exits with 1 if the predictions differ.
 """
+
 import argparse
 import os
 import platform
@@ -44,14 +45,21 @@ PADDED_SIZE = 30
 
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0], allow_abbrev=False)
-    parser.add_argument('--out', '-o', default=os.path.join('result', 'demo'),
-                        help='folder for the pictures, the log and the model')
-    parser.add_argument('--epoch', '-e', type=at_least(int, 1), default=100,
-                        help='number of epochs')
-    parser.add_argument('--num-data', type=int, default=-1,
-                        help='molecules of the sample to use; -1: all')
-    parser.add_argument('--repeats', type=at_least(int, 1), default=25,
-                        help='measurements of each step time')
+    parser.add_argument(
+        '--out',
+        '-o',
+        default=os.path.join('result', 'demo'),
+        help='folder for the pictures, the log and the model',
+    )
+    parser.add_argument(
+        '--epoch', '-e', type=at_least(int, 1), default=100, help='number of epochs'
+    )
+    parser.add_argument(
+        '--num-data', type=int, default=-1, help='molecules of the sample to use; -1: all'
+    )
+    parser.add_argument(
+        '--repeats', type=at_least(int, 1), default=25, help='measurements of each step time'
+    )
     return parser.parse_args(argv)
 
 
@@ -106,8 +114,13 @@ def padding_changes(dense, example, size):
     padded_atoms, padded_adj = numpy.zeros(size, 'i'), numpy.zeros((size, size), 'f')
     padded_atoms[:n], padded_adj[:n, :n] = atoms, adj
     trained = dense.predictor.graph_conv
-    with_max = RSGCN(trained.out_dim, trained.hidden_channels, trained.n_update_layers,
-                     readout=GeneralReadout(mode='max'), dropout_ratio=0.)
+    with_max = RSGCN(
+        trained.out_dim,
+        trained.hidden_channels,
+        trained.n_update_layers,
+        readout=GeneralReadout(mode='max'),
+        dropout_ratio=0.0,
+    )
     with_max.embed.copyparams(trained.embed)
     with_max.gconvs.copyparams(trained.gconvs)
     changes = []
@@ -170,8 +183,12 @@ def plot_fit(path, truth, predictions):
     high = max(truth.max(), predictions.max())
     ax.plot([low, high], [low, high], color='gray', linewidth=1)
     ax.scatter(truth, predictions, s=8, alpha=0.5)
-    ax.set(xlabel='DFT [%s]' % unit, ylabel='predicted [%s]' % unit, aspect='equal',
-           title='%s of %d test molecules' % (description, len(truth)))
+    ax.set(
+        xlabel='DFT [%s]' % unit,
+        ylabel='predicted [%s]' % unit,
+        aspect='equal',
+        title='%s of %d test molecules' % (description, len(truth)),
+    )
     ax.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -181,12 +198,18 @@ def print_steps(name, settings, examples, repeats):
     """Measure and print one comparison."""
     n_atoms = numpy.array([len(example[0]) for example in examples])
     times, sizes, padded = measure_steps(settings, examples, repeats)
-    print('%s: %d molecules, %.1f atoms on average, %d at most;\n'
-          '  a dense batch pads them to %.0f on average' % (
-              name, len(examples), n_atoms.mean(), n_atoms.max(), padded))
+    print(
+        '%s: %d molecules, %.1f atoms on average, %d at most;\n'
+        '  a dense batch pads them to %.0f on average'
+        % (name, len(examples), n_atoms.mean(), n_atoms.max(), padded)
+    )
     print('  %-36s %10s %10s   %s' % ('', 'dense', 'sparse', 'ratio'))
-    rows = [('converter [ms]', times[:, 0]), ('forward, backward, update [ms]', times[:, 1]),
-            ('whole training step [ms]', times[:, 2]), ('adjacency of a batch [kB]', sizes / 1e3)]
+    rows = [
+        ('converter [ms]', times[:, 0]),
+        ('forward, backward, update [ms]', times[:, 1]),
+        ('whole training step [ms]', times[:, 2]),
+        ('adjacency of a batch [kB]', sizes / 1e3),
+    ]
     for title, (upstream, ours) in rows:
         print('  %-36s %10.2f %10.2f   %.1fx' % (title, upstream, ours, upstream / ours))
 
@@ -194,16 +217,37 @@ def print_steps(name, settings, examples, repeats):
 def main():
     args = parse_arguments()
     start = time.perf_counter()
-    print('chainer_bspmm %s: graph convolutions as batched sparse products' %
-          chainer_bspmm.__version__)
-    print('Python %s, NumPy %s, Chainer %s, Chainer Chemistry %s; CPU, BLAS thread(s): %s' % (
-        platform.python_version(), numpy.__version__, chainer.__version__,
-        chainer_chemistry.__version__, os.environ['OPENBLAS_NUM_THREADS']))
+    print(
+        'chainer_bspmm %s: graph convolutions as batched sparse products'
+        % chainer_bspmm.__version__
+    )
+    print(
+        'Python %s, NumPy %s, Chainer %s, Chainer Chemistry %s; CPU, BLAS thread(s): %s'
+        % (
+            platform.python_version(),
+            numpy.__version__,
+            chainer.__version__,
+            chainer_chemistry.__version__,
+            os.environ['OPENBLAS_NUM_THREADS'],
+        )
+    )
 
     headline('1. RSGCN learns from real molecules')
-    status = train_qm9.run([
-        '--label', LABEL, '--unit-num', '64', '--epoch', str(args.epoch),
-        '--num-data', str(args.num_data), '--out', args.out], report_every=10)
+    status = train_qm9.run(
+        [
+            '--label',
+            LABEL,
+            '--unit-num',
+            '64',
+            '--epoch',
+            str(args.epoch),
+            '--num-data',
+            str(args.num_data),
+            '--out',
+            args.out,
+        ],
+        report_every=10,
+    )
     if status:
         return status
     sparse, dense = trained_models(args.out)
@@ -215,26 +259,37 @@ def main():
     test = data.split_indices(len(examples), settings['train_data_ratio'], settings['seed'])[2]
     test_examples = [examples[i] for i in test]
     path = os.path.join(args.out, 'fit.png')
-    plot_fit(path, labels_of(test_examples)[:, 0],
-             TASK.predict(sparse, test_examples, converter_of(False), BATCHSIZE)[:, 0])
+    plot_fit(
+        path,
+        labels_of(test_examples)[:, 0],
+        TASK.predict(sparse, test_examples, converter_of(False), BATCHSIZE)[:, 0],
+    )
     print('Predicted against true: %s' % path)
 
     headline("2. Same parameters, same predictions as upstream's dense model")
     difference = compare_predictions(sparse, dense, test_examples)
-    print('%d test molecules, sparse in batches of %d, dense one by one (no padding):' % (
-        len(test), BATCHSIZE))
+    print(
+        '%d test molecules, sparse in batches of %d, dense one by one (no padding):'
+        % (len(test), BATCHSIZE)
+    )
     equal = difference < MAX_DIFFERENCE
-    print('  largest relative difference of a prediction: %.1e, limit %.0e: %s' % (
-        difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT'))
+    print(
+        '  largest relative difference of a prediction: %.1e, limit %.0e: %s'
+        % (difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT')
+    )
     ethanol, _ = data.dense_graph('CCO', preprocess_method_dict[settings['method']]())
     changes = padding_changes(dense, ethanol, PADDED_SIZE)
-    print("Padding: ethanol in upstream's dense batch beside a molecule of %d atoms, not alone:\n"
-          '  its prediction changes by %.2g %%; with `max` as readout its fingerprint by %.2g %%.\n'
-          '  Packed batches have no padding.' % (
-              (PADDED_SIZE,) + tuple(100 * change for change in changes)))
+    print(
+        "Padding: ethanol in upstream's dense batch beside a molecule of %d atoms, not alone:\n"
+        '  its prediction changes by %.2g %%; with `max` as readout its fingerprint by %.2g %%.\n'
+        '  Packed batches have no padding.'
+        % ((PADDED_SIZE,) + tuple(100 * change for change in changes))
+    )
 
-    headline('3. A training step, batch of %d, medians of %d, dense and sparse in turn' % (
-        BATCHSIZE, args.repeats))
+    headline(
+        '3. A training step, batch of %d, medians of %d, dense and sparse in turn'
+        % (BATCHSIZE, args.repeats)
+    )
     print_steps('QM9 sample', settings, examples, args.repeats)
     print()
     larger = nci_molecules(settings['method'], args.out)

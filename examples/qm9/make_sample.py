@@ -8,6 +8,7 @@ The sample is every 32.7th molecule of QM9 in its own order, numbers as they sta
     python make_sample.py --check    # compare the shipped one with it
     python make_sample.py --all qm9.csv.gz    # all molecules in the same form
 """
+
 import argparse
 import gzip
 import sys
@@ -26,8 +27,10 @@ def table_of_all():
         raise SystemExit('qm9pack is not installed: pip install qm9pack==1.0.3')
     names = {'Index': 'index', 'SMILES': 'smiles'}
     names.update({column: name for name, (_, column, _) in qm9_data.TARGETS.items()})
-    parts = [pandas.read_csv(path, usecols=list(names), dtype=str, keep_default_na=False)
-             for path in paths]
+    parts = [
+        pandas.read_csv(path, usecols=list(names), dtype=str, keep_default_na=False)
+        for path in paths
+    ]
     table = pandas.concat(parts, ignore_index=True)[list(names)].rename(columns=names)
     print('%d molecules in qm9pack' % len(table))
     return table
@@ -35,8 +38,9 @@ def table_of_all():
 
 def main():
     parser = argparse.ArgumentParser(description='Make the shipped sample of QM9.')
-    parser.add_argument('--check', action='store_true',
-                        help='write nothing, compare the shipped sample')
+    parser.add_argument(
+        '--check', action='store_true', help='write nothing, compare the shipped sample'
+    )
     parser.add_argument('--all', metavar='FILE', help='write all molecules, there')
     args = parser.parse_args()
     table = table_of_all()

@@ -1,4 +1,5 @@
 """QM9 for the scripts beside this file: the sample, all of it, or a file like it."""
+
 import importlib.util
 import os
 import sys
@@ -76,10 +77,12 @@ def read_qm9(data, task, need_labels=True):
         tables = [read_csv(path, 'SMILES', columns, task) for path in paths]
         return "QM9 from qm9pack's files", pandas.concat(tables, ignore_index=True)
     from chainer_chemistry.datasets import get_qm9_filepath
+
     print("qm9pack is not installed: using upstream's download of QM9 (once, about 90 MB) ...")
     try:
         path = get_qm9_filepath()
     except (OSError, tarfile.TarError) as error:
-        raise DataError('the download of QM9 failed (%s); `pip install qm9pack` brings '
-                        'the data, too' % error) from error
+        raise DataError(
+            'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too' % error
+        ) from error
     return "QM9 from upstream's download, %s" % path, read_csv(path, 'SMILES1', same, task)

@@ -5,6 +5,7 @@
     python train_qm9.py --label gap --epoch 100 --unit-num 64 --out result \\
         --resume result/snapshot.npz
 """
+
 import argparse
 
 import qm9_data  # before common, which it finds
@@ -14,12 +15,20 @@ from common import training
 
 def make_parser():
     parser = argparse.ArgumentParser(description='Regression on QM9.', allow_abbrev=False)
-    parser.add_argument('--label', '-l', choices=list(qm9_data.TARGETS) + ['all'], default='all',
-                        help='target; all means all 15 at once')
-    parser.add_argument('--data', default='sample',
-                        help='sample: the 4,000 molecules in this repository; full: all of QM9 '
-                             '(pip install qm9pack, else a download); or a CSV file '
-                             'with the columns smiles and the target(s)')
+    parser.add_argument(
+        '--label',
+        '-l',
+        choices=list(qm9_data.TARGETS) + ['all'],
+        default='all',
+        help='target; all means all 15 at once',
+    )
+    parser.add_argument(
+        '--data',
+        default='sample',
+        help='sample: the 4,000 molecules in this repository; full: all of QM9 '
+        '(pip install qm9pack, else a download); or a CSV file '
+        'with the columns smiles and the target(s)',
+    )
     arguments.add_training_arguments(parser)
     return parser
 
@@ -33,8 +42,15 @@ def run(argv=None, report_every=1):
     if args.label != 'all':
         title = '%s, %s' % (args.label, qm9_data.TARGETS[args.label][2])
     return training.train(
-        task, lambda: qm9_data.read_qm9(args.data, task), args, parser, __file__, 'QM9: ' + title,
-        own_settings=['label'], report_every=report_every)
+        task,
+        lambda: qm9_data.read_qm9(args.data, task),
+        args,
+        parser,
+        __file__,
+        'QM9: ' + title,
+        own_settings=['label'],
+        report_every=report_every,
+    )
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@
 One SMILES a line; what follows it after a blank is left out. Rows are written as they are ready,
 those with numbers in the order of the lines; elsewhere the column error says why there are none.
 """
+
 import argparse
 import contextlib
 import csv
@@ -72,8 +73,13 @@ def rows(lines, model, settings, batch_size):
             yield texts[position]
 
     for index, values, failures in captured_predict(
-            model, smiles(), batch_size=batch_size, method=settings['method'],
-            postprocess_fn=functions.sigmoid, converter=converter_of(False, settings['layout'])):
+        model,
+        smiles(),
+        batch_size=batch_size,
+        method=settings['method'],
+        postprocess_fn=functions.sigmoid,
+        converter=converter_of(False, settings['layout']),
+    ):
         for failure in failures:
             yield failure.position, texts.pop(failure.position), failure.reason, []
         for position, probabilities in zip(index.tolist(), values.tolist()):
@@ -82,24 +88,33 @@ def rows(lines, model, settings, batch_size):
 
 def run():
     """Screen, and write the CSV file."""
-    parser = argparse.ArgumentParser(description='Screening with a model trained on Tox21.',
-                                     allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description='Screening with a model trained on Tox21.', allow_abbrev=False
+    )
     parser.add_argument('smiles', nargs='?', help='file of SMILES; without it: standard input')
     parser.add_argument('--in-dir', '-i', default='result', help='output folder of train_tox21.py')
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
     arguments.add_running_arguments(parser, batchsize=1024)
     args = parser.parse_args()
     settings, task, model = prediction.load(
-        args.in_dir, 'train_tox21.py', lambda settings: tox21_data.TASK, False,
-        arguments.get_device(args.device))
+        args.in_dir,
+        'train_tox21.py',
+        lambda settings: tox21_data.TASK,
+        False,
+        arguments.get_device(args.device),
+    )
     # They are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
     n_rows = n_failures = 0
-    with read_from(args.smiles) as lines, write_to(args.out, args.smiles) as file, \
-            until_nobody_reads(file):
+    with (
+        read_from(args.smiles) as lines,
+        write_to(args.out, args.smiles) as file,
+        until_nobody_reads(file),
+    ):
         writer = csv.writer(file, lineterminator='\n')
-        writer.writerow(['line', 'smiles', 'error',
-                         *(task.column_titles(name)[0] for name in task.names)])
+        writer.writerow(
+            ['line', 'smiles', 'error', *(task.column_titles(name)[0] for name in task.names)]
+        )
         for position, smiles, error, probabilities in rows(lines, model, settings, args.batchsize):
             numbers = ['%.7g' % probability for probability in probabilities]
             writer.writerow([position + 1, smiles, error, *(numbers or [''] * len(task.names))])

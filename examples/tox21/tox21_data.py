@@ -1,4 +1,5 @@
 """Tox21 for the scripts beside this file: the download of Chainer Chemistry, or a file like it."""
+
 import os
 import sys
 
@@ -30,7 +31,8 @@ def download():
         raise DataError(
             "Chainer Chemistry's download of Tox21 failed (%s: %s). Get tox21.csv.gz of "
             'MoleculeNet elsewhere and name it with --data, or put it where Chainer Chemistry '
-            'looks for it: %s' % (type(error).__name__, error, path)) from error
+            'looks for it: %s' % (type(error).__name__, error, path)
+        ) from error
 
 
 def read_tox21(data, need_labels=True):
@@ -48,5 +50,4 @@ def read_tox21(data, need_labels=True):
     if data == 'download':
         path = download()
         description = "Tox21 from Chainer Chemistry's download, %s" % path
-    return description, read_csv(path, 'smiles', {name: name for name in ASSAYS}, TASK,
-                                 need_labels)
+    return description, read_csv(path, 'smiles', {name: name for name in ASSAYS}, TASK, need_labels)

@@ -2,6 +2,7 @@
 
 On the host they go to a stand-in for the library, which shows that it is asked for the right thing.
 """
+
 import ctypes
 import itertools
 import pathlib
@@ -30,7 +31,6 @@ class OnHost:
 
 
 class OnDevice:
-
     def __init__(self, monkeypatch, library):
         poisoned(monkeypatch, cuda.cupy)
         self.put, self.empty = cuda.cupy.asarray, cuda.cupy.empty
@@ -46,8 +46,10 @@ def by_nvmath():
     return pytest.importorskip('nvmath.bindings.cublas')
 
 
-DEVICES = [pytest.param(by_ctypes, marks=pytest.mark.gpu, id='ctypes'),
-           pytest.param(by_nvmath, marks=pytest.mark.gpu, id='nvmath')]
+DEVICES = [
+    pytest.param(by_ctypes, marks=pytest.mark.gpu, id='ctypes'),
+    pytest.param(by_nvmath, marks=pytest.mark.gpu, id='nvmath'),
+]
 
 
 @pytest.fixture(params=[pytest.param(None, id='stand-in'), *DEVICES])
@@ -70,24 +72,27 @@ def on_device(request, monkeypatch):
 LAYOUTS = {
     'rows': lambda empty, lead, m, n: empty(lead + (m, n)),
     'columns': lambda empty, lead, m, n: empty(lead + (n, m)).swapaxes(-1, -2),
-    'part of rows': lambda empty, lead, m, n: empty(lead + (m, n + 3))[..., 2:n + 2],
-    'part of columns': lambda empty, lead, m, n: empty(
-        lead + (n, m + 3)).swapaxes(-1, -2)[..., 1:m + 1, :],
+    'part of rows': lambda empty, lead, m, n: empty(lead + (m, n + 3))[..., 2 : n + 2],
+    'part of columns': lambda empty, lead, m, n: empty(lead + (n, m + 3)).swapaxes(-1, -2)[
+        ..., 1 : m + 1, :
+    ],
     'every second': lambda empty, lead, m, n: empty(lead + (2 * m, 2 * n))[..., ::2, ::2],
     'backwards': lambda empty, lead, m, n: empty(lead + (m, n))[..., ::-1, :],
 }
-STACK_LAYOUTS = dict(LAYOUTS, **{
-    'stack backwards': lambda empty, lead, m, n: empty(lead + (m, n))[::-1],
-    'stack in between': lambda empty, lead, m, n: empty((m,) + lead + (n,)).swapaxes(0, 1),
-})
+STACK_LAYOUTS = dict(
+    LAYOUTS,
+    **{
+        'stack backwards': lambda empty, lead, m, n: empty(lead + (m, n))[::-1],
+        'stack in between': lambda empty, lead, m, n: empty((m,) + lead + (n,)).swapaxes(0, 1),
+    },
+)
 IN_PLACE = ('rows', 'columns', 'part of rows', 'part of columns', 'stack in between')
 
 
 def laid_out(place, array, layout):
     """Return a copy of a NumPy array that lies as `layout` says, among NaN."""
     *lead, m, n = array.shape
-    target = STACK_LAYOUTS[layout](
-        lambda shape: place.empty(shape, array.dtype), tuple(lead), m, n)
+    target = STACK_LAYOUTS[layout](lambda shape: place.empty(shape, array.dtype), tuple(lead), m, n)
     target[...] = place.put(array)
     return target
 
@@ -102,8 +107,9 @@ def check(actual, product, a, b, dtype):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('m, k, n', [(5, 7, 3), (1, 7, 3), (5, 1, 3), (5, 7, 1), (1, 1, 1),
-                                     (1, 7, 1), (64, 33, 130)])
+@pytest.mark.parametrize(
+    'm, k, n', [(5, 7, 3), (1, 7, 3), (5, 1, 3), (5, 7, 1), (1, 1, 1), (1, 7, 1), (64, 33, 130)]
+)
 def test_layouts(place, m, k, n, dtype):
     blas = gemm.Blas()
     a, b = random(m, k, dtype=dtype), random(k, n, dtype=dtype)
@@ -125,8 +131,13 @@ def test_rows_that_lie_askew_are_copied(host):
     array = cublas_on_cpu.on_host(records['row'])
     assert array.strides == (29, 4)
     assert gemm._laid_out(array)[0] is not array
-    check(gemm.Blas().dot(array, host.put(random(7, 3))), numpy.dot, records['row'], random(7, 3),
-          'float32')
+    check(
+        gemm.Blas().dot(array, host.put(random(7, 3))),
+        numpy.dot,
+        records['row'],
+        random(7, 3),
+        'float32',
+    )
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -156,9 +167,20 @@ def test_vectors(place, dtype):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('a, b', [
-    ((0, 7), (7, 3)), ((5, 0), (0, 3)), ((5, 7), (7, 0)), ((0, 0), (0, 0)), ((0,), (0,)),
-    ((2, 5, 0), (2, 0, 3)), ((0, 5, 7), (0, 7, 3)), ((0, 5, 7), (7, 3)), ((2, 0, 7), (1, 7, 3))])
+@pytest.mark.parametrize(
+    'a, b',
+    [
+        ((0, 7), (7, 3)),
+        ((5, 0), (0, 3)),
+        ((5, 7), (7, 0)),
+        ((0, 0), (0, 0)),
+        ((0,), (0,)),
+        ((2, 5, 0), (2, 0, 3)),
+        ((0, 5, 7), (0, 7, 3)),
+        ((0, 5, 7), (7, 3)),
+        ((2, 0, 7), (1, 7, 3)),
+    ],
+)
 def test_empty(place, a, b, dtype):
     y = gemm.Blas().matmul(place.empty(a, dtype), place.empty(b, dtype))
     assert_close(y, numpy.matmul(numpy.zeros(a), numpy.zeros(b)), dtype)
@@ -175,8 +197,15 @@ def test_mixed_dtypes(place, dtypes):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('a, b', [
-    ((4, 5, 7), (4, 7, 3)), ((1, 5, 7), (1, 7, 3)), ((4, 1, 7), (4, 7, 1)), ((4, 5, 1), (4, 1, 3))])
+@pytest.mark.parametrize(
+    'a, b',
+    [
+        ((4, 5, 7), (4, 7, 3)),
+        ((1, 5, 7), (1, 7, 3)),
+        ((4, 1, 7), (4, 7, 1)),
+        ((4, 5, 1), (4, 1, 3)),
+    ],
+)
 def test_stacks(place, a, b, dtype):
     blas, a, b = gemm.Blas(), random(*a, dtype=dtype), random(*b, dtype=dtype)
     for layouts in itertools.product(STACK_LAYOUTS, repeat=2):
@@ -185,24 +214,38 @@ def test_stacks(place, a, b, dtype):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('a, b', [
-    ((5, 7), (4, 7, 3)), ((4, 5, 7), (7, 3)), ((1, 5, 7), (4, 7, 3)), ((4, 5, 7), (1, 7, 3)),
-    ((2, 4, 5, 7), (4, 7, 3)), ((2, 1, 5, 7), (1, 4, 7, 3)), ((7,), (4, 7, 3)), ((4, 5, 7), (7,)),
-    ((2, 4, 5, 7), (7,))])
+@pytest.mark.parametrize(
+    'a, b',
+    [
+        ((5, 7), (4, 7, 3)),
+        ((4, 5, 7), (7, 3)),
+        ((1, 5, 7), (4, 7, 3)),
+        ((4, 5, 7), (1, 7, 3)),
+        ((2, 4, 5, 7), (4, 7, 3)),
+        ((2, 1, 5, 7), (1, 4, 7, 3)),
+        ((7,), (4, 7, 3)),
+        ((4, 5, 7), (7,)),
+        ((2, 4, 5, 7), (7,)),
+    ],
+)
 def test_broadcast_stacks(place, a, b, dtype):
     a, b = random(*a, dtype=dtype), random(*b, dtype=dtype)
     check(gemm.Blas().matmul(place.put(a), place.put(b)), numpy.matmul, a, b, dtype)
 
 
-@pytest.mark.parametrize('product, a, b, error, message', [
-    ('dot', numpy.ones((2, 2), 'i'), numpy.ones((2, 2)), TypeError, 'a: expected float16'),
-    ('dot', numpy.ones((2, 2)), numpy.ones((2, 2), complex), TypeError, 'b: expected float16'),
-    ('dot', numpy.ones((2, 3)), numpy.ones((2, 3)), ValueError, 'b: expected 3 rows'),
-    ('dot', numpy.ones(3), numpy.ones(2), ValueError, 'b: expected 3 rows'),
-    ('dot', numpy.ones((1, 2, 3)), numpy.ones((3, 2)), ValueError, 'one or two dimensions'),
-    ('dot', numpy.ones(()), numpy.ones(2), ValueError, 'one or two dimensions'),
-    ('matmul', numpy.ones((2, 2, 3)), numpy.ones((2, 2, 3)), ValueError, 'b: expected 3 rows'),
-    ('matmul', numpy.ones((2, 2, 3)), numpy.ones((3, 3, 2)), ValueError, 'broadcast')])
+@pytest.mark.parametrize(
+    'product, a, b, error, message',
+    [
+        ('dot', numpy.ones((2, 2), 'i'), numpy.ones((2, 2)), TypeError, 'a: expected float16'),
+        ('dot', numpy.ones((2, 2)), numpy.ones((2, 2), complex), TypeError, 'b: expected float16'),
+        ('dot', numpy.ones((2, 3)), numpy.ones((2, 3)), ValueError, 'b: expected 3 rows'),
+        ('dot', numpy.ones(3), numpy.ones(2), ValueError, 'b: expected 3 rows'),
+        ('dot', numpy.ones((1, 2, 3)), numpy.ones((3, 2)), ValueError, 'one or two dimensions'),
+        ('dot', numpy.ones(()), numpy.ones(2), ValueError, 'one or two dimensions'),
+        ('matmul', numpy.ones((2, 2, 3)), numpy.ones((2, 2, 3)), ValueError, 'b: expected 3 rows'),
+        ('matmul', numpy.ones((2, 2, 3)), numpy.ones((3, 3, 2)), ValueError, 'broadcast'),
+    ],
+)
 def test_what_is_refused(place, product, a, b, error, message):
     with pytest.raises(error, match=message):
         getattr(gemm.Blas(), product)(place.put(a), place.put(b))
@@ -218,7 +261,7 @@ def test_another_device_is_refused(host):
 
 def test_more_than_an_int_holds_is_refused(host):
     row = host.put(numpy.ones(1, 'f'))
-    wide = numpy.lib.stride_tricks.as_strided(row, (1, 2 ** 31), (0, 4), subok=True)
+    wide = numpy.lib.stride_tricks.as_strided(row, (1, 2**31), (0, 4), subok=True)
     with pytest.raises(ValueError, match=r'below 2\*\*31'):
         gemm.Blas().dot(row[:, None], wide)
 
@@ -264,8 +307,21 @@ def test_errors_have_names(place):
     matrix = a.data.ptr, 0, 2
     factor = gemm.FACTORS['f'].ctypes.data
     with pytest.raises(Exception, match='INVALID_VALUE'):
-        blas._library.gemm_ex(blas._handle, 0, 0, -1, 2, 2, factor, *matrix, *matrix, factor,
-                              *matrix, gemm.COMPUTE_32F, gemm.DEFAULT_ALGORITHM)
+        blas._library.gemm_ex(
+            blas._handle,
+            0,
+            0,
+            -1,
+            2,
+            2,
+            factor,
+            *matrix,
+            *matrix,
+            factor,
+            *matrix,
+            gemm.COMPUTE_32F,
+            gemm.DEFAULT_ALGORITHM,
+        )
 
 
 def test_unknown_errors_have_numbers(host):
@@ -273,10 +329,15 @@ def test_unknown_errors_have_numbers(host):
         gemm._checked('symbol', lambda: 99)
 
 
-@pytest.mark.parametrize('told, single, double', [
-    (0, gemm.COMPUTE_32F, gemm.COMPUTE_64F), (1, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
-    (2, gemm.COMPUTE_32F_PEDANTIC, gemm.COMPUTE_64F_PEDANTIC),
-    (7, gemm.COMPUTE_32F_FAST_TF32, gemm.COMPUTE_64F)])
+@pytest.mark.parametrize(
+    'told, single, double',
+    [
+        (0, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
+        (1, gemm.COMPUTE_32F, gemm.COMPUTE_64F),
+        (2, gemm.COMPUTE_32F_PEDANTIC, gemm.COMPUTE_64F_PEDANTIC),
+        (7, gemm.COMPUTE_32F_FAST_TF32, gemm.COMPUTE_64F),
+    ],
+)
 def test_compute_type_is_what_cupy_was_told(host, told, single, double):
     host.streams.compute_type = told
     assert gemm.compute_type(numpy.dtype('f')) == single
@@ -292,9 +353,9 @@ def test_compute_type_is_what_cupy_was_told(host, told, single, double):
 def test_float32_is_no_tf32(size):
     # TF32 has 10 bits: it would round 1 + 2**-12 to 1. Zeros elsewhere, so that sums are exact.
     cupy = cuda.cupy
-    a = cupy.eye(size, dtype='f') * numpy.float32(1 + 2 ** -12)
-    x = cupy.full((size, size), 1 + 2 ** -11, 'f')
-    expected = numpy.float32((1 + 2. ** -12) * (1 + 2. ** -11))
+    a = cupy.eye(size, dtype='f') * numpy.float32(1 + 2**-12)
+    x = cupy.full((size, size), 1 + 2**-11, 'f')
+    expected = numpy.float32((1 + 2.0**-12) * (1 + 2.0**-11))
     blas = gemm.Blas()
     assert (blas.dot(a, x) == expected).all()
     assert (blas.matmul(a[None], x[None]) == expected).all()
@@ -375,14 +436,25 @@ def test_dot_in_a_step_on_a_device():
         assert (gemm.dot(a, b) == blas.dot(a, b)).all()
 
 
-@pytest.mark.parametrize('version, platform, name', [
-    (11080, 'linux', 'libcublas.so.11'), (12000, 'linux', 'libcublas.so.12'),
-    (13020, 'linux', 'libcublas.so.13'), (11020, 'win32', 'cublas64_11.dll'),
-    (12090, 'win32', 'cublas64_12.dll'), (13000, 'win32', 'cublas64_13.dll')])
+@pytest.mark.parametrize(
+    'version, platform, name',
+    [
+        (11080, 'linux', 'libcublas.so.11'),
+        (12000, 'linux', 'libcublas.so.12'),
+        (13020, 'linux', 'libcublas.so.13'),
+        (11020, 'win32', 'cublas64_11.dll'),
+        (12090, 'win32', 'cublas64_12.dll'),
+        (13000, 'win32', 'cublas64_13.dll'),
+    ],
+)
 def test_name_of_the_library_that_cupy_loads(monkeypatch, version, platform, name):
     runtime = types.SimpleNamespace(runtimeGetVersion=lambda: version)
-    monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(
-        cuda=types.SimpleNamespace(runtime=runtime)), raising=False)
+    monkeypatch.setattr(
+        cuda,
+        'cupy',
+        types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime)),
+        raising=False,
+    )
     monkeypatch.setattr(gemm.sys, 'platform', platform)
     assert gemm.name_of_library() == name
 

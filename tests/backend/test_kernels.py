@@ -1,4 +1,5 @@
 """Finding and assembling the CUDA sources."""
+
 import re
 
 import pytest
@@ -7,9 +8,23 @@ from chainer.backends import cuda
 
 from chainer_bspmm.backend import kernels
 
-NAMES = ['bspmm_csr', 'bspmm_swa', 'bspmm_st_shared', 'bspmm_st_global', 'bspmm_sell', 'spmv_csr',
-         'bsddmm_csr', 'bsddmm_coo', 'segment_reduce', 'segment_softmax', 'segment_broadcast',
-         'transpose_csr', 'dropout', 'gather_batch', 'fused_update']
+NAMES = [
+    'bspmm_csr',
+    'bspmm_swa',
+    'bspmm_st_shared',
+    'bspmm_st_global',
+    'bspmm_sell',
+    'spmv_csr',
+    'bsddmm_csr',
+    'bsddmm_coo',
+    'segment_reduce',
+    'segment_softmax',
+    'segment_broadcast',
+    'transpose_csr',
+    'dropout',
+    'gather_batch',
+    'fused_update',
+]
 
 
 def test_directory_holds_every_source():
@@ -21,17 +36,21 @@ def test_source_contains_the_common_header_once(name):
     text = kernels.source(name)
     assert text.count('using Real') == 1 and '#include "common.cuh"' not in text
     assert re.search(
-        r'extern "C" __global__ void (__launch_bounds__\([\d, ]+\) )?%s\(' % name, text)
+        r'extern "C" __global__ void (__launch_bounds__\([\d, ]+\) )?%s\(' % name, text
+    )
     # Compiler messages name the right line of the right file.
     original = (kernels.directory() / (name + '.cu')).read_text().splitlines()
     after = text.split('"%s.cu"\n' % name)[1].splitlines()
     line = int(text.split('"%s.cu"\n' % name)[0].rsplit('#line ', 1)[1])
-    assert after == original[line - 1:]
+    assert after == original[line - 1 :]
 
 
 def test_options():
     assert kernels.options('e', (('VECTOR', 8),)) == (
-        '-std=c++17', '-DSTORAGE=__half', '-DVECTOR=8')
+        '-std=c++17',
+        '-DSTORAGE=__half',
+        '-DVECTOR=8',
+    )
 
 
 def test_missing_sources(monkeypatch, tmp_path):
@@ -42,6 +61,10 @@ def test_missing_sources(monkeypatch, tmp_path):
 
 @pytest.mark.gpu
 def test_compiled_once():
-    arguments = (cuda.Device().id, 'bspmm_swa', 'f',
-                 (('VECTOR', 1), ('SUBWARP', 8), ('WEIGHTS', 0)))
+    arguments = (
+        cuda.Device().id,
+        'bspmm_swa',
+        'f',
+        (('VECTOR', 1), ('SUBWARP', 8), ('WEIGHTS', 0)),
+    )
     assert kernels.load(*arguments) is kernels.load(*arguments)

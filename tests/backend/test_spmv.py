@@ -1,4 +1,5 @@
 """spmv: values for both containers, what beta = 0 leaves unread, and what is refused."""
+
 import numpy
 import pytest
 
@@ -15,8 +16,9 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 
-FORMS = [None] + [(size, sort_rows) for size in (1, 2, 7, 32, 64, 1000)
-                  for sort_rows in (False, True)]
+FORMS = [None] + [
+    (size, sort_rows) for size in (1, 2, 7, 32, 64, 1000) for sort_rows in (False, True)
+]
 FACTORS = [(1, 0), (1, 1), (-2.5, 0), (0.3, -1.7), (0, 0.5), (0, 0)]
 
 
@@ -47,24 +49,27 @@ def test_values(xp, name, form, dtype):
 def test_long_rows(xp, form):
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices(
-        [xp.asarray(random_matrix(rng, n, density=1.)) for n in (3, 200, 1)])
+        [xp.asarray(random_matrix(rng, n, density=1.0)) for n in (3, 200, 1)]
+    )
     x, y = (features(rng, xp, n, 1, 'float64')[:, 0] for n in adj.shape)
-    expected = reference.spmv(adj, x, 2., 3., y)
-    assert_close(backend.spmv(form_of(adj, form), x, 2., 3., y), expected, 'float64')
+    expected = reference.spmv(adj, x, 2.0, 3.0, y)
+    assert_close(backend.spmv(form_of(adj, form), x, 2.0, 3.0, y), expected, 'float64')
 
 
 @pytest.mark.parametrize('form', [None, (1, False), (7, True), (32, False)], ids=str)
 def test_nan_and_infinity(xp, form):
-    dense = numpy.array([[1., numpy.nan, 0.], [0., 1., 0.], [0., 2., numpy.inf]], 'f')
+    dense = numpy.array([[1.0, numpy.nan, 0.0], [0.0, 1.0, 0.0], [0.0, 2.0, numpy.inf]], 'f')
     matrix = form_of(BatchedCSR.from_matrices([xp.asarray(dense)]), form)
-    x = xp.asarray(numpy.array([1., 3., 5.], 'f'))
+    x = xp.asarray(numpy.array([1.0, 3.0, 5.0], 'f'))
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(backend.spmv(matrix, x)), [numpy.nan, 3, numpy.inf])
+        cuda.to_cpu(backend.spmv(matrix, x)), [numpy.nan, 3, numpy.inf]
+    )
     # Only column 0 is not finite: that no other row takes part in.
-    x = xp.asarray(numpy.array([numpy.inf, 3., 5.], 'f'))
-    y = xp.asarray(numpy.array([0., numpy.nan, 1.], 'f'))
+    x = xp.asarray(numpy.array([numpy.inf, 3.0, 5.0], 'f'))
+    y = xp.asarray(numpy.array([0.0, numpy.nan, 1.0], 'f'))
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(backend.spmv(matrix, x, beta=1, y=y)), [numpy.nan, numpy.nan, numpy.inf])
+        cuda.to_cpu(backend.spmv(matrix, x, beta=1, y=y)), [numpy.nan, numpy.nan, numpy.inf]
+    )
     # alpha = 0 still multiplies.
     assert numpy.isnan(cuda.to_cpu(backend.spmv(matrix, x, alpha=0))[[0, 2]]).all()
 
@@ -96,27 +101,39 @@ def test_no_graphs(xp, form):
 
 # --- what is refused, before anything is launched ---
 
+
 def ones(*shape, dtype='f'):
     return numpy.ones(shape, dtype)
 
 
-SMALL = BatchedCSR.from_matrices([numpy.array([[2., 1.], [0., 1.]], 'f'), ones(1, 1)])
+SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), ones(1, 1)])
 
 
 @pytest.mark.parametrize('matrix', [SMALL, BatchedSELL(SMALL)], ids=['csr', 'sell'])
-@pytest.mark.parametrize('arguments, error, message', [
-    ((ones(3, 1),), ValueError, r'x: expected shape \(3,\) to go with <Batched.*, got \(3, 1\)'),
-    ((ones(4),), ValueError, r'x: expected shape \(3,\) .* got \(4,\)'),
-    (([1., 1., 1.],), TypeError, 'x: expected a NumPy or CuPy array, got list'),
-    ((ones(3, dtype='i'),), TypeError, 'x: expected float16, .* got int32'),
-    ((ones(3, dtype='d'),), TypeError, 'x: expected float32 as the values of adj, got float64'),
-    ((ones(3), 1, 2), ValueError, 'y: expected an array to go with beta = 2, got None'),
-    ((ones(3), '1'), TypeError, "alpha: expected a real number, got '1'"),
-    ((ones(3), 1, 1j), TypeError, 'beta: expected a real number, got 1j'),
-    ((ones(3), 1, 0, ones(4)), ValueError, r'y: expected shape \(3,\) .* got \(4,\)'),
-    ((ones(3), 1, 0, ones(3, dtype='d')), TypeError, 'y: expected float32, got float64'),
-    ((ones(3), 1, 0, ones(6)[::2]), ValueError, r'y: expected a C-contiguous .* strides \(8,\)'),
-])
+@pytest.mark.parametrize(
+    'arguments, error, message',
+    [
+        (
+            (ones(3, 1),),
+            ValueError,
+            r'x: expected shape \(3,\) to go with <Batched.*, got \(3, 1\)',
+        ),
+        ((ones(4),), ValueError, r'x: expected shape \(3,\) .* got \(4,\)'),
+        (([1.0, 1.0, 1.0],), TypeError, 'x: expected a NumPy or CuPy array, got list'),
+        ((ones(3, dtype='i'),), TypeError, 'x: expected float16, .* got int32'),
+        ((ones(3, dtype='d'),), TypeError, 'x: expected float32 as the values of adj, got float64'),
+        ((ones(3), 1, 2), ValueError, 'y: expected an array to go with beta = 2, got None'),
+        ((ones(3), '1'), TypeError, "alpha: expected a real number, got '1'"),
+        ((ones(3), 1, 1j), TypeError, 'beta: expected a real number, got 1j'),
+        ((ones(3), 1, 0, ones(4)), ValueError, r'y: expected shape \(3,\) .* got \(4,\)'),
+        ((ones(3), 1, 0, ones(3, dtype='d')), TypeError, 'y: expected float32, got float64'),
+        (
+            (ones(3), 1, 0, ones(6)[::2]),
+            ValueError,
+            r'y: expected a C-contiguous .* strides \(8,\)',
+        ),
+    ],
+)
 def test_bad_input(monkeypatch, matrix, arguments, error, message):
     monkeypatch.setattr(backend.cpu, 'spmv', lambda *_: pytest.fail('launched'))
     with pytest.raises(error, match=message):

@@ -1,4 +1,5 @@
 """The benchmark of captured steps: what of it runs without a GPU, captures by stand-ins."""
+
 import json
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def captures(monkeypatch):
 def test_both_ways_of_reading_agree(method):
     smiles, labels, _ = data_sets.tox21(limit=12)
     (dense, sparse), (expected, _) = (
-        of(smiles, labels, method) for of in (data_sets.of_smiles, data_sets.of_method))
+        of(smiles, labels, method) for of in (data_sets.of_smiles, data_sets.of_method)
+    )
     assert len(dense) == len(sparse) == len(expected)
     for one, other in zip(dense, expected):
         assert len(one) == len(other) == 3
@@ -78,6 +80,7 @@ def test_steps_that_differ_are_refused(captures, monkeypatch, name):
             trainer = made[name]()
             trainer.optimizer.alpha *= 1.001
             return trainer
+
         return {bench.UPSTREAM: made[bench.UPSTREAM], name: wrong}
 
     monkeypatch.setattr(step_contenders, 'trainers', trainers)
@@ -92,7 +95,7 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
     with pytest.raises(AssertionError, match='trains eagerly.*ZeroDivisionError'):
         step_contenders.check(*sets, HOST)
     makers = step_contenders.trainers(*sets, 8, HOST)
-    monkeypatch.setattr(bench, 'replay_ms', lambda contender: 1.)
+    monkeypatch.setattr(bench, 'replay_ms', lambda contender: 1.0)
     cell, _ = bench.run_cell(makers, N, 8, HOST, 0)
     assert set(cell['milliseconds']) == {bench.UPSTREAM, bench.EAGER}
     assert 'trains eagerly' in cell['not_run'][bench.CAPTURED]
@@ -100,7 +103,7 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_cell(captures, monkeypatch):
-    monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or .01)
+    monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or 0.01)
     cell, eager = bench.run_cell(step_contenders.trainers(*read('rsgcn'), 8, HOST), N, 8, HOST, 0)
     assert cell['n_rounds'] == bench.MIN_ROUNDS and not cell['not_run']
     assert set(eager) == {bench.UPSTREAM, bench.EAGER}
@@ -111,14 +114,25 @@ def test_cell(captures, monkeypatch):
         assert times['epoch_seconds'] == pytest.approx(wall * N / 8e3, abs=1e-4)
         assert ('busy' in times) == (name not in eager)
     assert cell['milliseconds'][bench.CAPTURED]['busy'] == pytest.approx(
-        .01 / cell['milliseconds'][bench.CAPTURED]['wall']['median'], abs=1e-3)
-    assert 'busy 1' in bench.table('', dict(cell, milliseconds={bench.UPSTREAM: dict(
-        cell['milliseconds'][bench.UPSTREAM], device=1., busy=1.)}))[1]
+        0.01 / cell['milliseconds'][bench.CAPTURED]['wall']['median'], abs=1e-3
+    )
+    assert (
+        'busy 1'
+        in bench.table(
+            '',
+            dict(
+                cell,
+                milliseconds={
+                    bench.UPSTREAM: dict(cell['milliseconds'][bench.UPSTREAM], device=1.0, busy=1.0)
+                },
+            ),
+        )[1]
+    )
 
 
 def test_turns_are_as_long(monkeypatch):
     """A clock that only the contenders move: how often they run follows from their steps."""
-    now = [0.]
+    now = [0.0]
     monkeypatch.setattr(bench, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Fake:
@@ -129,38 +143,64 @@ def test_turns_are_as_long(monkeypatch):
             now[0] += n_steps * self.seconds
 
     times, n_rounds = bench.measure_steps(
-        {'fast': Fake(1e-4), 'slow': Fake(.01), 'slowest': Fake(9.)}, HOST, 1.)
+        {'fast': Fake(1e-4), 'slow': Fake(0.01), 'slowest': Fake(9.0)}, HOST, 1.0
+    )
     assert [of['steps a turn'] for of in times.values()] == [bench.MAX_STEPS, 15, bench.MIN_STEPS]
-    assert [of['wall']['median'] for of in times.values()] == pytest.approx([.1, 10, 9000])
+    assert [of['wall']['median'] for of in times.values()] == pytest.approx([0.1, 10, 9000])
     assert n_rounds == bench.MIN_ROUNDS
 
 
 def test_bars():
     def methods(ours, captured):
-        times = {bench.UPSTREAM: 8., bench.ON_DEVICE: ours, bench.GEOMETRIC: 2.,
-                 bench.GEOMETRIC_CAPTURED: captured}
-        return {'gin': {'batches': {'128': {
-            'milliseconds': {name: {'wall': {'median': ms}}
-                             for name, ms in times.items() if ms}}}}}
+        times = {
+            bench.UPSTREAM: 8.0,
+            bench.ON_DEVICE: ours,
+            bench.GEOMETRIC: 2.0,
+            bench.GEOMETRIC_CAPTURED: captured,
+        }
+        return {
+            'gin': {
+                'batches': {
+                    '128': {
+                        'milliseconds': {
+                            name: {'wall': {'median': ms}} for name, ms in times.items() if ms
+                        }
+                    }
+                }
+            }
+        }
 
     def met(*args):
         return [of['met'] for of in bench.bars(methods(*args)).values()]
 
     # Upstream, PyTorch Geometric, captured; of the data set on the device, then on the host.
-    assert met(.39, .4) == [True, True, True, False, False, False]
-    assert met(.41, .4)[:3] == [False, False, False]
-    assert met(.6, .7)[:3] == [False, False, True]
-    assert met(None, .7) == [False] * 6
-    assert len(met(.3, None)) == 4  # it has no such model, or could not capture it
-    assert {of['ratio'] for of in bench.bars(methods(.5, None)).values()} == {16., 4., None}
+    assert met(0.39, 0.4) == [True, True, True, False, False, False]
+    assert met(0.41, 0.4)[:3] == [False, False, False]
+    assert met(0.6, 0.7)[:3] == [False, False, True]
+    assert met(None, 0.7) == [False] * 6
+    assert len(met(0.3, None)) == 4  # it has no such model, or could not capture it
+    assert {of['ratio'] for of in bench.bars(methods(0.5, None)).values()} == {16.0, 4.0, None}
     assert bench.bars({'gin': {'batches': {}}}) == {}
-    wrong, = bench.bars({'gin': {'wrong': 'very', 'batches': {}}}).values()
+    (wrong,) = bench.bars({'gin': {'wrong': 'very', 'batches': {}}}).values()
     assert not wrong['met']
 
 
 def run_main(folder, *options):
-    bench.main(['--device', '-1', '--limit', '30', '--methods', 'rsgcn', '--commit', 'none',
-                '--out', str(folder), *options])
+    bench.main(
+        [
+            '--device',
+            '-1',
+            '--limit',
+            '30',
+            '--methods',
+            'rsgcn',
+            '--commit',
+            'none',
+            '--out',
+            str(folder),
+            *options,
+        ]
+    )
 
 
 def test_file(tmp_path, capsys):
@@ -187,8 +227,11 @@ def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match='not all steps agree'):
         run_main(tmp_path, '--batches', '8')
     result = json.loads((tmp_path / 'captured.json').read_text())
-    assert all('relative errors' in of['methods']['rsgcn']['wrong'] and not of['methods'][
-        'rsgcn']['batches'] for of in result['data'].values())
+    assert all(
+        'relative errors' in of['methods']['rsgcn']['wrong']
+        and not of['methods']['rsgcn']['batches']
+        for of in result['data'].values()
+    )
     assert [of['met'] for of in result['bars'].values()] == [False]
 
 
@@ -221,6 +264,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
     torch = pytest.importorskip('torch')
     pytest.importorskip('torch_geometric')
     from benchmarks import geometric_models
+
     smiles, labels, _ = data_sets.tox21(limit=N)
     sparse = data_sets.of_smiles(smiles, labels, method)[1]
     model = geometric_models.network(method, 8, 2, labels.shape[1]).eval()
@@ -233,8 +277,9 @@ def test_static_batches_of_pytorch_geometric(method, size):
     if size == 1:
         found = static.sizes[1]
     assert found == static.sizes[size]
-    views = {name: numpy.full(shape, 77, dtype)
-             for name, (shape, dtype) in static.layout(found).items()}
+    views = {
+        name: numpy.full(shape, 77, dtype) for name, (shape, dtype) in static.layout(found).items()
+    }
     static.write(views, arrays)
     assert views['batch'][-1] == 6  # at least one row is to spare
 
@@ -244,10 +289,12 @@ def test_static_batches_of_pytorch_geometric(method, size):
         return [loss.detach().numpy()] + [p.grad.numpy().copy() for p in model.parameters()]
 
     batch = geometric_models.Batch.from_data_list(
-        [geometric_models.examples_of(sparse)[i] for i in index])
+        [geometric_models.examples_of(sparse)[i] for i in index]
+    )
     expected = results(geometric_models._loss(model(batch), batch.y))
-    actual = results(static.loss(model, {name: torch.from_numpy(array)
-                                         for name, array in views.items()}))
+    actual = results(
+        static.loss(model, {name: torch.from_numpy(array) for name, array in views.items()})
+    )
     for one, other in zip(actual, expected):
         numpy.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
@@ -255,6 +302,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
 def test_the_loader_of_pytorch_geometric_trains():
     pytest.importorskip('torch_geometric')
     from benchmarks import geometric_models
+
     _, _, sparse = read('gin', 16)
     model = geometric_models.network('gin', 8, 2, sparse.molecules.labels[0].shape[1])
     peer = geometric_models.Loaded(model, geometric_models.examples_of(sparse), 5, HOST)

@@ -1,4 +1,5 @@
 """The benchmark of the converters runs without a GPU, and refuses batches that differ."""
+
 import json
 import os
 import subprocess
@@ -13,19 +14,35 @@ from benchmarks import bench_converter  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.dataset.test_converters import molecules  # NOQA: E402
 
-SAMPLE = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'qm9', 'data',
-                      'qm9_sample.csv.gz')
+SAMPLE = os.path.join(
+    os.path.dirname(__file__), '..', '..', 'examples', 'qm9', 'data', 'qm9_sample.csv.gz'
+)
 
 
 def test_on_a_sample(tmp_path, capsys):
-    bench_converter.main(['--data', SAMPLE, '--limit', '40', '--rounds', '1', '--commit', 'none',
-                          '--out', str(tmp_path)])
+    bench_converter.main(
+        [
+            '--data',
+            SAMPLE,
+            '--limit',
+            '40',
+            '--rounds',
+            '1',
+            '--commit',
+            'none',
+            '--out',
+            str(tmp_path),
+        ]
+    )
     result = json.loads((tmp_path / 'converter.json').read_text())
     assert set(result['methods']) == set(bench_converter.METHODS)
     for found in result['methods'].values():
         times = found['microseconds a molecule']['32']
         assert set(times) == {
-            bench_converter.UPSTREAM, bench_converter.DENSE, bench_converter.SPARSE}
+            bench_converter.UPSTREAM,
+            bench_converter.DENSE,
+            bench_converter.SPARSE,
+        }
         assert all(time['median'] > 0 for of in times.values() for time in of.values())
         memory = found['memory']
         assert memory['padded dense'] >= memory['dense'] > 0 < memory['sparse']

@@ -1,4 +1,5 @@
 """The measurement of whole runs of the examples, in small."""
+
 import json
 
 import pytest
@@ -8,8 +9,22 @@ from benchmarks import bench_examples
 
 @pytest.mark.slow
 def test_dense_and_sparse_runs_are_kept(tmp_path, capsys):
-    bench_examples.main(['qm9', '--data', 'sample', '--num-data', '300', '--commit', 'none',
-                         '--out', str(tmp_path), '--methods', 'rsgcn', 'gin'])
+    bench_examples.main(
+        [
+            'qm9',
+            '--data',
+            'sample',
+            '--num-data',
+            '300',
+            '--commit',
+            'none',
+            '--out',
+            str(tmp_path),
+            '--methods',
+            'rsgcn',
+            'gin',
+        ]
+    )
     found = json.loads((tmp_path / 'example_qm9.json').read_text())
     assert list(found['methods']) == ['rsgcn', 'gin'] and found['commit'] == 'none'
     for pair in found['methods'].values():

@@ -1,4 +1,5 @@
 """The benchmark of screening runs without a GPU, and refuses predictions that differ."""
+
 import json
 
 import pytest
@@ -11,8 +12,27 @@ from benchmarks import data_sets  # NOQA: E402
 
 
 def test_what_is_written(tmp_path, capsys):
-    bench.main(['--methods', 'rsgcn', 'relgcn', '--limit', '24', '--batch', '8', '--totals', '16',
-                '64', '48', '--rounds', '1', '--commit', 'none', '--out', str(tmp_path)])
+    bench.main(
+        [
+            '--methods',
+            'rsgcn',
+            'relgcn',
+            '--limit',
+            '24',
+            '--batch',
+            '8',
+            '--totals',
+            '16',
+            '64',
+            '48',
+            '--rounds',
+            '1',
+            '--commit',
+            'none',
+            '--out',
+            str(tmp_path),
+        ]
+    )
     result = json.loads((tmp_path / 'screening.json').read_text())
     assert result['conditions']['commit'] == 'none'
     assert list(result['data']) == ['qm9'] and result['data']['qm9']['n_molecules'] == 24
@@ -21,8 +41,12 @@ def test_what_is_written(tmp_path, capsys):
     for found in methods.values():
         assert max(found['relative_errors'].values()) < bench.ERROR
         for rates in found['molecules a second'].values():
-            assert set(rates) == {bench.UPSTREAM, bench.EAGER, bench.CAPTURED,
-                                  bench.CAPTURED + bench.STEADY}
+            assert set(rates) == {
+                bench.UPSTREAM,
+                bench.EAGER,
+                bench.CAPTURED,
+                bench.CAPTURED + bench.STEADY,
+            }
             assert all(rate['median'] > 0 for rate in rates.values())
     assert 'molecules/s' in capsys.readouterr().out
 

@@ -1,4 +1,5 @@
 """The benchmark of training steps runs without a GPU, and refuses models that differ."""
+
 import copy
 import json
 import subprocess
@@ -25,8 +26,21 @@ def sets():
 
 @pytest.mark.slow
 def test_every_method_on_both_data_sets(tmp_path, capsys):
-    bench.main(['--limit', '16', '--seconds', '0', '--batches', '4', '99', '--commit', 'none',
-                '--out', str(tmp_path)])
+    bench.main(
+        [
+            '--limit',
+            '16',
+            '--seconds',
+            '0',
+            '--batches',
+            '4',
+            '99',
+            '--commit',
+            'none',
+            '--out',
+            str(tmp_path),
+        ]
+    )
     result = json.loads((tmp_path / 'training.json').read_text())
     assert result['conditions']['commit'] == 'none'
     for found in result['data'].values():
@@ -41,8 +55,7 @@ def test_every_method_on_both_data_sets(tmp_path, capsys):
                 assert list(training['parts']) == list(bench.TRAINING)
                 assert training['with converter']['median'] > training['without']['median'] > 0
             assert min(batch['peak_bytes'].values()) > 0
-            nodes = {name: sum(counts.values())
-                     for name, counts in method['nodes a step'].items()}
+            nodes = {name: sum(counts.values()) for name, counts in method['nodes a step'].items()}
             assert nodes[bench.PACKED] < nodes[bench.UPSTREAM]
     assert 'batch    4' in capsys.readouterr().out
 
@@ -60,22 +73,33 @@ def test_wrong_models_are_refused(sets):
 
 def test_contenders_get_the_same_molecules_and_train(sets):
     found = bench.contenders('rsgcn', *sets, HOST)
-    before = {name: [p.array.copy() for p in contender.model.params()]
-              for name, contender in found.items() if contender.is_chainer}
+    before = {
+        name: [p.array.copy() for p in contender.model.params()]
+        for name, contender in found.items()
+        if contender.is_chainer
+    }
     times, n_rounds = bench.measure_steps(found, 30, 8, 0)
     assert n_rounds == bench.MIN_ROUNDS and set(times) == set(found)
     for name, arrays in before.items():
-        assert any((old != new.array).any()
-                   for old, new in zip(arrays, found[name].model.params()))
+        assert any((old != new.array).any() for old, new in zip(arrays, found[name].model.params()))
 
 
 def test_bars():
     def methods(packed_ms, sparse):
-        times = {bench.UPSTREAM: 10., bench.PACKED: packed_ms}
-        return {'gin': {
-            'adjacency of the set': {'sparse': sparse, 'padded dense': 5000},
-            'batches': {'128': {'milliseconds': {name: {'training': {
-                'with converter': {'median': ms}}} for name, ms in times.items()}}}}}
+        times = {bench.UPSTREAM: 10.0, bench.PACKED: packed_ms}
+        return {
+            'gin': {
+                'adjacency of the set': {'sparse': sparse, 'padded dense': 5000},
+                'batches': {
+                    '128': {
+                        'milliseconds': {
+                            name: {'training': {'with converter': {'median': ms}}}
+                            for name, ms in times.items()
+                        }
+                    }
+                },
+            }
+        }
 
     assert list(bench.bars_met(methods(2.4, 100), 'cpu').values()) == [True, True]
     assert list(bench.bars_met(methods(2.6, 101), 'cpu').values()) == [False, False]
@@ -83,8 +107,8 @@ def test_bars():
 
 
 def test_what_does_not_fit_into_memory_is_left_out(sets, monkeypatch):
-    assert bench.fits('rsgcn', 10 ** 6, 132, HOST)
-    assert bench.fits('relgat', 1, 10, HOST) and not bench.fits('relgat', 10 ** 6, 132, HOST)
+    assert bench.fits('rsgcn', 10**6, 132, HOST)
+    assert bench.fits('relgat', 1, 10, HOST) and not bench.fits('relgat', 10**6, 132, HOST)
     monkeypatch.setattr(bench, 'fits', lambda *_: False)
     result = bench.run_method('rsgcn', *sets, HOST, [8], 0)
     batch = result['batches']['8']
@@ -108,10 +132,12 @@ def test_generated_molecules_have_the_sizes_of_tox21():
 def test_peers_learn(method):
     pytest.importorskip('torch_geometric')
     from benchmarks import geometric_models
+
     smiles, labels, _ = data_sets.tox21(limit=8)
     _, sparse = data_sets.of_method(smiles, labels, method)
     contender = geometric_models.Contender(
-        method, geometric_models.examples_of(sparse), 16, 2, labels.shape[1], HOST)
+        method, geometric_models.examples_of(sparse), 16, 2, labels.shape[1], HOST
+    )
     index = list(range(8))
     batch = contender._convert(index, [])
     losses = []

@@ -1,4 +1,5 @@
 """What the benchmark of the report's figures calculates, by hand-worked numbers."""
+
 import numpy
 import pytest
 
@@ -6,9 +7,14 @@ from benchmarks import figures
 
 
 def point(times, figure='6a', n_b=8, n_bytes=1000, kind='device'):
-    return {'figure': figure, 'n_B': n_b, 'bytes': n_bytes,
-            'time_over_auto': {kind: figures.ratios(
-                {name: {'median': median} for name, median in times.items()})}}
+    return {
+        'figure': figure,
+        'n_B': n_b,
+        'bytes': n_bytes,
+        'time_over_auto': {
+            kind: figures.ratios({name: {'median': median} for name, median in times.items()})
+        },
+    }
 
 
 @pytest.mark.parametrize('name', figures.FIGURES)
@@ -36,43 +42,71 @@ def test_ranges_of_n_b():
 
 
 def test_gflops():
-    assert figures.gflops(15000, 512, 5.) == 3072  # 2 x 15000 x 512 operations in 5 us
+    assert figures.gflops(15000, 512, 5.0) == 3072  # 2 x 15000 x 512 operations in 5 us
 
 
 def test_ratios():
-    times = {'auto': {'median': 2.}, 'fast': {'median': 1.}, 'slow': {'median': 5.},
-             'lost in noise': {'median': -0.1}}
+    times = {
+        'auto': {'median': 2.0},
+        'fast': {'median': 1.0},
+        'slow': {'median': 5.0},
+        'lost in noise': {'median': -0.1},
+    }
     assert figures.ratios(times) == {'fast': 0.5, 'slow': 2.5}
-    assert figures.ratios({'auto': {'median': 0.}, 'slow': {'median': 5.}}) == {}
+    assert figures.ratios({'auto': {'median': 0.0}, 'slow': {'median': 5.0}}) == {}
 
 
 def test_geometric_means_over_the_points_that_a_contender_ran():
-    points = [point({'auto': 1., 'a': 2., 'b': 3.}), point({'auto': 1., 'a': 8.})]
+    points = [point({'auto': 1.0, 'a': 2.0, 'b': 3.0}), point({'auto': 1.0, 'a': 8.0})]
     assert figures.geometric_means(points, 'device') == {'a': 4, 'b': 3}
 
 
 def test_losses():
     points = [
-        point({'auto': 1., 'a': 1.5, 'b': 0.99}),
-        point({'auto': 1., 'a': 0.9, 'b': 1., figures.COPY: 0.5}, n_b=16),
-        point({'auto': 1., 'a': 0.99}, '8', n_bytes=2000000)]
+        point({'auto': 1.0, 'a': 1.5, 'b': 0.99}),
+        point({'auto': 1.0, 'a': 0.9, 'b': 1.0, figures.COPY: 0.5}, n_b=16),
+        point({'auto': 1.0, 'a': 0.99}, '8', n_bytes=2000000),
+    ]
     assert figures.losses(points, 'device') == [
         {'figure': '6a', 'n_B': 16, 'contender': 'a', 'time_over_auto': 0.9, 'allowed': False},
         {'figure': '6a', 'n_B': 8, 'contender': 'b', 'time_over_auto': 0.99, 'allowed': True},
-        {'figure': '8', 'n_B': 8, 'contender': 'a', 'time_over_auto': 0.99, 'allowed': False}]
+        {'figure': '8', 'n_B': 8, 'contender': 'a', 'time_over_auto': 0.99, 'allowed': False},
+    ]
 
 
 def test_headlines():
     def measured(figure, n_b, **more):
-        return {'figure': figure, 'n_B': n_b, 'microseconds': {'device': {
-            name: {'median': time} for name, time in {
-                'auto': 2., 'swa' + figures.TABLES: 6., 'st' + figures.TABLES: 5., 'swa': 1.,
-                'x' + figures.LOOP: 50., 'y' + figures.LOOP: 40., **more}.items()}}}
+        return {
+            'figure': figure,
+            'n_B': n_b,
+            'microseconds': {
+                'device': {
+                    name: {'median': time}
+                    for name, time in {
+                        'auto': 2.0,
+                        'swa' + figures.TABLES: 6.0,
+                        'st' + figures.TABLES: 5.0,
+                        'swa': 1.0,
+                        'x' + figures.LOOP: 50.0,
+                        'y' + figures.LOOP: 40.0,
+                        **more,
+                    }.items()
+                }
+            },
+        }
 
-    points = [measured('6a', 64, **{figures.CUBLAS: 10.}), measured('6a', 32), measured('8', 1024)]
-    ours = {'swa or st' + figures.TABLES: 8., 'auto': 20.}
+    points = [measured('6a', 64, **{figures.CUBLAS: 10.0}), measured('6a', 32), measured('8', 1024)]
+    ours = {'swa or st' + figures.TABLES: 8.0, 'auto': 20.0}
     assert figures.headlines(points, 'device') == [
-        {'figure': '6a', 'n_B': 64, 'over matrix by matrix': {'report, P100': 9.27, **ours},
-         'over ' + figures.CUBLAS: {
-             'report, P100': 1.26, 'swa or st' + figures.TABLES: 2., 'auto': 5.}},
-        {'figure': '8', 'n_B': 1024, 'over matrix by matrix': {'report, P100': 3.29, **ours}}]
+        {
+            'figure': '6a',
+            'n_B': 64,
+            'over matrix by matrix': {'report, P100': 9.27, **ours},
+            'over ' + figures.CUBLAS: {
+                'report, P100': 1.26,
+                'swa or st' + figures.TABLES: 2.0,
+                'auto': 5.0,
+            },
+        },
+        {'figure': '8', 'n_B': 1024, 'over matrix by matrix': {'report, P100': 3.29, **ours}},
+    ]

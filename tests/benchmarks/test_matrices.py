@@ -1,4 +1,5 @@
 """benchmarks/matrices.py: what is measured is what the benchmark says it measures."""
+
 import gzip
 
 import chainer_bspmm
@@ -16,7 +17,8 @@ def rng():
 def checked(adj):
     """Return the same batch by way of the checks that the generators leave out."""
     return chainer_bspmm.BatchedCSR(
-        adj.indptr, adj.indices, adj.row_offsets, adj.data, adj.col_offsets)
+        adj.indptr, adj.indices, adj.row_offsets, adj.data, adj.col_offsets
+    )
 
 
 @pytest.mark.parametrize('batch', [1, 3, matrices.DIFFERENT + 2])
@@ -53,8 +55,7 @@ def test_molecules_are_normalised_and_the_unreadable_left_out():
     pytest.importorskip('rdkit')
     chain, lone = matrices.molecules(['CCO', 'not a molecule', '', 'C'])
     # C-C-O with self-loops: degrees 2, 3, 2.
-    expected = numpy.array([[1 / 2, 6 ** -0.5, 0], [6 ** -0.5, 1 / 3, 6 ** -0.5],
-                            [0, 6 ** -0.5, 1 / 2]])
+    expected = numpy.array([[1 / 2, 6**-0.5, 0], [6**-0.5, 1 / 3, 6**-0.5], [0, 6**-0.5, 1 / 2]])
     numpy.testing.assert_allclose(chain, expected, atol=1e-15)
     assert lone.tolist() == [[1]]
 
@@ -68,8 +69,8 @@ def test_banded_fills_its_diagonals(rng):
 def test_blocks_of_mesh_couples_neighbours_by_full_blocks(rng):
     side = 4
     matrix = matrices.blocks_of_mesh(rng, side)
-    assert matrix.shape == (3 * side ** 3,) * 2
-    node = numpy.stack(numpy.unravel_index(numpy.arange(side ** 3), (side,) * 3), axis=1)
+    assert matrix.shape == (3 * side**3,) * 2
+    node = numpy.stack(numpy.unravel_index(numpy.arange(side**3), (side,) * 3), axis=1)
     near = (abs(node[:, None] - node[None]) <= 1).all(axis=2)
     numpy.testing.assert_array_equal(matrix.toarray() != 0, numpy.kron(near, numpy.ones((3, 3))))
     assert numpy.diff(matrix.indptr).max() == 81

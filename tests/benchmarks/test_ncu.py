@@ -1,9 +1,10 @@
 """Reading what Nsight Compute prints."""
+
 import pytest
 
 from benchmarks import ncu
 
-PRINTED = '''\
+PRINTED = """\
 ==PROF== Connected to process 7
 a line of the program
 ==PROF== Disconnected from process 7
@@ -11,14 +12,15 @@ a line of the program
 "","","","ns","%"
 "0","7","bspmm_csr","5,312.00","88.25"
 "1","7","bspmm(int, int)","1216","7.5"
-'''
+"""
 
 
 def test_parse():
     metrics = 'gpu__time_duration.sum', 'sm__cycles_active.avg.pct'
     assert ncu.parse(PRINTED, metrics) == [
-        {'kernel': 'bspmm_csr', metrics[0]: 5312., metrics[1]: 88.25},
-        {'kernel': 'bspmm(int, int)', metrics[0]: 1216., metrics[1]: 7.5}]
+        {'kernel': 'bspmm_csr', metrics[0]: 5312.0, metrics[1]: 88.25},
+        {'kernel': 'bspmm(int, int)', metrics[0]: 1216.0, metrics[1]: 7.5},
+    ]
 
 
 def test_parse_without_kernels():

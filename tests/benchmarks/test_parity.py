@@ -2,6 +2,7 @@
 
 The other models have parity tests of their own in tests/models.
 """
+
 import json
 import re
 
@@ -45,9 +46,13 @@ def test_upstream_fails(case):
 def test_a_mistake_is_found(monkeypatch):
     """A relation layer that loses its bias shows in output and gradients, in both layouts."""
     from chainer_bspmm.links import rel_gcn_update
+
     relation_linear = rel_gcn_update.relation_linear
-    monkeypatch.setattr(rel_gcn_update, 'relation_linear',
-                        lambda adj, h, W, b, *own: relation_linear(adj, h, W, b * 0.9999, *own))
+    monkeypatch.setattr(
+        rel_gcn_update,
+        'relation_linear',
+        lambda adj, h, W, b, *own: relation_linear(adj, h, W, b * 0.9999, *own),
+    )
     case = next(case for case in parity.CASES if case.model == 'RelGCN')
     beyond = parity.failures(parity.compare(case, chainer.get_device('@numpy')))
     assert any(line.startswith('packed output: ') for line in beyond)
@@ -56,8 +61,16 @@ def test_a_mistake_is_found(monkeypatch):
 
 
 def test_errors():
-    truth = {'output': numpy.array([3., 4.]), '/a': numpy.array([1e-12]), '/b': numpy.array([2.])}
-    actual = {'output': numpy.array([3., 4.5]), '/a': numpy.array([2e-12]), '/b': numpy.array([1.])}
+    truth = {
+        'output': numpy.array([3.0, 4.0]),
+        '/a': numpy.array([1e-12]),
+        '/b': numpy.array([2.0]),
+    }
+    actual = {
+        'output': numpy.array([3.0, 4.5]),
+        '/a': numpy.array([2e-12]),
+        '/b': numpy.array([1.0]),
+    }
     found = parity.errors(actual, truth)
     assert found['output'] == pytest.approx(0.1) and found['/b'] == pytest.approx(0.5)
     assert found['/a'] == pytest.approx(5e-13)  # 0 but for rounding: against all gradients
@@ -95,5 +108,6 @@ def test_the_page_is_of_the_stored_files():
     assert parity.PAGE.read_text() == parity.page(parity.RESULTS)
     stored = json.loads((parity.RESULTS / 'cpu' / 'parity.json').read_text())
     assert not any(case['failures'] for case in stored['cases'])
-    assert ([(case['model'], case['options']) for case in stored['cases']]
-            == [(case.model, case.options) for case in parity.CASES])
+    assert [(case['model'], case['options']) for case in stored['cases']] == [
+        (case.model, case.options) for case in parity.CASES
+    ]

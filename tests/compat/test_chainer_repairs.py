@@ -29,14 +29,18 @@ def test_as_strided_forward_and_backward():
 
 def test_as_strided_refuses_integer_gradients_as_before():
     from chainer.functions.array import as_strided
+
     assert numpy.dtype('f') in as_strided.np.sctypes['float']
     assert numpy.dtype('i') not in as_strided.np.sctypes['float']
 
 
-@pytest.mark.parametrize('mode, align_corners, expected', [
-    ('bilinear', True, [[0, 1, 2], [2, 3, 4], [4, 5, 6]]),
-    ('nearest', False, [[0, 0, 2], [0, 0, 2], [4, 4, 6]]),
-])
+@pytest.mark.parametrize(
+    'mode, align_corners, expected',
+    [
+        ('bilinear', True, [[0, 1, 2], [2, 3, 4], [4, 5, 6]]),
+        ('nearest', False, [[0, 0, 2], [0, 0, 2], [4, 4, 6]]),
+    ],
+)
 def test_resize_images(mode, align_corners, expected):
     x = chainer.Variable(numpy.array([[[[0, 2], [4, 6]]]], 'f'))
     y = functions.resize_images(x, (3, 3), mode=mode, align_corners=align_corners)
@@ -48,11 +52,13 @@ def test_resize_images(mode, align_corners, expected):
 
 def test_padding_without_warning():
     from chainer_chemistry.dataset.converters import concat_mols
+
     small = numpy.ones((1, 2, 2), 'f')
     large = numpy.full((1, 3, 1), 2, 'f')
     adj, label = concat_mols([(small, numpy.int32(1)), (large, numpy.int32(2))], device=-1)
     numpy.testing.assert_array_equal(
-        adj[:, 0], [[[1, 1], [1, 1], [0, 0]], [[2, 0], [2, 0], [2, 0]]])
+        adj[:, 0], [[[1, 1], [1, 1], [0, 0]], [[2, 0], [2, 0], [2, 0]]]
+    )
     assert adj.dtype == numpy.float32
     numpy.testing.assert_array_equal(label, [1, 2])
 
@@ -61,7 +67,8 @@ def test_padding_refuses_arrays_of_different_dimension():
     # NumPy < 1.25 compares the shapes with a DeprecationWarning first.
     with pytest.raises((ValueError, DeprecationWarning)):
         chainer.dataset.concat_examples(
-            [(numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)], padding=0)
+            [(numpy.ones((1, 2)),), (numpy.ones(2),), (numpy.ones((3, 1, 1)),)], padding=0
+        )
 
 
 class _UnusedLayer(chainer.Chain):
@@ -86,8 +93,8 @@ def test_optimizer_resumes_without_state_of_unused_parameters(tmp_path):
     resumed = optimizers.Adam().setup(_UnusedLayer())
     serializers.load_npz(str(tmp_path / 'adam.npz'), resumed)
     numpy.testing.assert_array_equal(
-        resumed.target.used.W.update_rule.state['m'],
-        optimizer.target.used.W.update_rule.state['m'])
+        resumed.target.used.W.update_rule.state['m'], optimizer.target.used.W.update_rule.state['m']
+    )
     assert resumed.target.unused.W.update_rule.enabled
 
 

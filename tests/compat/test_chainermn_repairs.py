@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 
-_MEMORY_UTILITY = '''
+_MEMORY_UTILITY = """
     import chainer_bspmm
     import sys, types
     from unittest import mock
@@ -13,27 +13,32 @@ _MEMORY_UTILITY = '''
     import chainer
     import numpy
     from chainermn.communicators import _memory_utility
-'''
+"""
 
 
 def run(code):
     result = subprocess.run(
         [sys.executable, '-c', textwrap.dedent(_MEMORY_UTILITY + code)],
-        capture_output=True, text=True, timeout=120)
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
 def test_kernels_include_half():
-    printed = run('''
+    printed = run("""
     chainer.cuda.raw = lambda code, name: (name, code)
     for make in (_memory_utility._cupy_batched_pack_params,
                  _memory_utility._cupy_batched_unpack_params):
         name, code = make()
         print(name, code.index('#include <cuda_fp16.h>') < code.index('half'))
-    ''')
+    """)
     assert printed.splitlines() == [
-        'cupy_batched_pack_params True', 'cupy_batched_unpack_params True']
+        'cupy_batched_pack_params True',
+        'cupy_batched_unpack_params True',
+    ]
 
 
 def test_unpack_converts_and_fills_missing_gradients():

@@ -25,11 +25,22 @@ from chainer_chemistry.models.prediction import Classifier, Regressor  # noqa: E
 from chainer_chemistry.models.prediction import set_up_predictor  # noqa: E402
 from chainer_chemistry.training.extensions import ROCAUCEvaluator  # noqa: E402
 from chainer_chemistry.training.extensions.prc_auc_evaluator import (  # noqa: E402
-    PRCAUCEvaluator)
+    PRCAUCEvaluator,
+)
 from chainer_chemistry.utils import run_train  # noqa: E402
 
-SMILES = ['CCO', 'c1ccccc1O', 'CC(=O)O', 'CCN(CC)CC', 'C1CCCCC1', 'CC#N', 'O=C(O)c1ccccc1',
-          'CCCl', 'OCC(O)CO', 'Cc1ccccc1']
+SMILES = [
+    'CCO',
+    'c1ccccc1O',
+    'CC(=O)O',
+    'CCN(CC)CC',
+    'C1CCCCC1',
+    'CC#N',
+    'O=C(O)c1ccccc1',
+    'CCCl',
+    'OCC(O)CO',
+    'Cc1ccccc1',
+]
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +61,11 @@ def make_dataset(method, dtype=numpy.float32):
 
 # --- names that NumPy or Python lost ---
 
+
 def test_sparse_graph_dataset():
-    data = [BaseGraphData(x=numpy.arange(n, dtype='i'), y=numpy.zeros(1, 'f'))
-            for n in (2, 3)]
+    data = [BaseGraphData(x=numpy.arange(n, dtype='i'), y=numpy.zeros(1, 'f')) for n in (2, 3)]
     from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
+
     batch = SparseGraphDataset(data).converter(data, device=-1)
     numpy.testing.assert_array_equal(batch.batch, [0, 0, 1, 1, 1])
     assert batch.batch.dtype.kind == 'i'
@@ -64,7 +76,8 @@ def test_sparse_preprocessor(method, shape):
     adj = numpy.zeros(shape, 'f')
     adj[..., 0, 1] = 1
     data = preprocess_method_dict[method + '_sparse']().construct_sparse_data(
-        numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f'))
+        numpy.arange(3, dtype='i'), adj, numpy.zeros(1, 'f')
+    )
     assert data.edge_index.dtype.kind == 'i'
     assert data.edge_index.shape == (2, numpy.count_nonzero(adj))
 
@@ -76,7 +89,7 @@ def test_supernode_feature_of_gwm_method():
     assert super_node.dtype == numpy.float32
     # Atoms; bonds of any type; their share; which elements occur: C and O here.
     assert super_node[0] == 3
-    assert numpy.flatnonzero(super_node[4:4 + 117]).tolist() == [5, 7]
+    assert numpy.flatnonzero(super_node[4 : 4 + 117]).tolist() == [5, 7]
 
 
 def test_indexer_takes_lists_and_masks():
@@ -86,15 +99,17 @@ def test_indexer_takes_lists_and_masks():
     assert len(dataset.features[:, [0, 2]]) == 2
 
 
-@pytest.mark.parametrize('evaluator_class, name', [
-    (ROCAUCEvaluator, 'roc_auc_score'), (PRCAUCEvaluator, 'prc_auc_score')])
+@pytest.mark.parametrize(
+    'evaluator_class, name',
+    [(ROCAUCEvaluator, 'roc_auc_score'), (PRCAUCEvaluator, 'prc_auc_score')],
+)
 def test_score_ignores_labels(evaluator_class, name):
     iterator = chainer.iterators.SerialIterator([0], 1, repeat=False)
     evaluator = evaluator_class(iterator, chainer.Chain(), ignore_labels=[-1])
     score = getattr(evaluator, name)
     labels = numpy.array([1, -1, 0, 1])
-    assert score(numpy.array([.9, .1, .2, .8]), labels) == 1
-    assert score(numpy.array([.1, .1, .9, .2]), labels) < .6
+    assert score(numpy.array([0.9, 0.1, 0.2, 0.8]), labels) == 1
+    assert score(numpy.array([0.1, 0.1, 0.9, 0.2]), labels) < 0.6
 
 
 def test_relgat_mask():
@@ -107,18 +122,26 @@ def test_relgat_mask():
 def test_sparse_utils_and_extend():
     from chainer_chemistry.utils.extend import extend_adj
     from chainer_chemistry.utils.sparse_utils import sparse_utils_available
+
     assert sparse_utils_available() is True
     assert extend_adj([numpy.ones((2, 2), 'f')], 3).sum() == 4
 
 
 # --- lists of arrays of different shapes ---
 
+
 @pytest.mark.parametrize('name', sorted(split_method_dict))
 def test_splitters_give_a_partition(name):
     dataset = make_dataset('rsgcn', numpy.int32)
     parts = split_method_dict[name]().train_valid_test_split(
-        dataset, smiles_list=SMILES, time_list=list(range(10)), seed=0,
-        frac_train=.6, frac_valid=.2, frac_test=.2)
+        dataset,
+        smiles_list=SMILES,
+        time_list=list(range(10)),
+        seed=0,
+        frac_train=0.6,
+        frac_valid=0.2,
+        frac_test=0.2,
+    )
     assert sorted(numpy.concatenate(parts).tolist()) == list(range(10))
     if 'scaffold' not in name:
         assert [len(part) for part in parts] == [6, 2, 2]
@@ -127,16 +150,19 @@ def test_splitters_give_a_partition(name):
 def test_scaffold_splitter_keeps_the_split_of_a_seed():
     # As drawn by the unrepaired splitter with NumPy 1.22.
     splitter = split_method_dict['scaffold']()
-    parts = splitter.train_valid_test_split(list(SMILES), SMILES, seed=3, frac_train=.4,
-                                            frac_valid=.3, frac_test=.3)
+    parts = splitter.train_valid_test_split(
+        list(SMILES), SMILES, seed=3, frac_train=0.4, frac_valid=0.3, frac_test=0.3
+    )
     assert [part.tolist() for part in parts] == [[0, 2, 3, 5, 7, 8], [1, 6, 9], [4]]
 
 
 @pytest.mark.parametrize('method', ['nfp', 'relgcn'])
 def test_wle(method):
     dataset = make_dataset(method)
-    parts = tuple(NumpyTupleDataset(*dataset.features[part])
-                  for part in (slice(0, 6), slice(6, 8), slice(8, 10)))
+    parts = tuple(
+        NumpyTupleDataset(*dataset.features[part])
+        for part in (slice(0, 6), slice(6, 8), slice(8, 10))
+    )
     expanded, labels, frequencies = wle.apply_wle_for_datasets(parts, 0, 1)
     assert sum(frequencies.values()) == sum(len(atoms) for atoms, _, _ in dataset)
     for part, expanded_part in zip(parts, expanded):
@@ -156,29 +182,38 @@ def test_cwle():
 
 def test_cgcnn_converter():
     from chainer_chemistry.dataset.converters import cgcnn_converter
-    batch = [(numpy.ones((n, 2), 'f'), numpy.ones((n, 3, 4), 'f'), numpy.zeros((n, 3), 'i'),
-              numpy.zeros(1, 'f')) for n in (2, 3)]
+
+    batch = [
+        (
+            numpy.ones((n, 2), 'f'),
+            numpy.ones((n, 3, 4), 'f'),
+            numpy.zeros((n, 3), 'i'),
+            numpy.zeros(1, 'f'),
+        )
+        for n in (2, 3)
+    ]
     indices = cgcnn_converter(batch, device=chainer.get_device(-1))[2]
     assert [part.tolist() for part in indices] == [[0, 1], [2, 3, 4]]
 
 
 # --- scikit-learn ---
 
+
 def test_roc_auc_of_one_class_raises_if_asked_to():
     iterator = chainer.iterators.SerialIterator([0], 1, repeat=False)
-    scores, labels = numpy.array([.1, .9]), numpy.array([1, 1])
+    scores, labels = numpy.array([0.1, 0.9]), numpy.array([1, 1])
     with pytest.raises(ValueError, match='Only one class'):
         ROCAUCEvaluator(iterator, chainer.Chain()).roc_auc_score(scores, labels)
 
     messages = []
     logger = types.SimpleNamespace(warning=messages.append)
-    evaluator = ROCAUCEvaluator(
-        iterator, chainer.Chain(), raise_value_error=False, logger=logger)
+    evaluator = ROCAUCEvaluator(iterator, chainer.Chain(), raise_value_error=False, logger=logger)
     assert numpy.isnan(evaluator.roc_auc_score(scores, labels))
     assert 'Only one class' in messages[0]
 
 
 # --- what Regressor and Classifier report ---
+
 
 class _DeviceArray(cuda.ndarray if not cuda.available else object):
     """Stands for a CuPy array; copying it to the host fails the test."""
@@ -224,7 +259,8 @@ def make_gin(kind):
         return model, lambda model=model: model(ATOMS, ADJ)
     model = GINSparse(out_dim=2, hidden_channels=4, n_update_layers=1, dropout_ratio=0)
     batch = types.SimpleNamespace(
-        x=ATOMS[0], edge_index=numpy.array([[0, 1], [1, 2]]), batch=numpy.zeros(3, 'i'))
+        x=ATOMS[0], edge_index=numpy.array([[0, 1], [1, 2]]), batch=numpy.zeros(3, 'i')
+    )
     return model, lambda model=model: model(batch)
 
 
@@ -286,8 +322,8 @@ def test_gin_draws_as_many_random_numbers_as_its_used_layers():
 def test_gin_sparse_still_takes_features_through_first_mlp():
     model, _ = make_gin('sparse')
     batch = types.SimpleNamespace(
-        x=numpy.ones((3, 7), 'f'), edge_index=numpy.array([[0], [1]]),
-        batch=numpy.zeros(3, 'i'))
+        x=numpy.ones((3, 7), 'f'), edge_index=numpy.array([[0], [1]]), batch=numpy.zeros(3, 'i')
+    )
     model(batch)
     assert model.first_mlp.layers[0].W.shape == (4, 7)
     assert model.first_mlp.layers[0].W.array.any()
@@ -295,16 +331,27 @@ def test_gin_sparse_still_takes_features_through_first_mlp():
 
 # --- whole runs ---
 
+
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'ggnn_gwm'])
 def test_train_resume_predict(tmp_path, method):
     dataset = make_dataset(method)
 
     def run(epoch, resume=None):
-        model = Regressor(set_up_predictor(method, 4, 1, 2),
-                          metrics_fun={'mae': functions.mean_absolute_error})
+        model = Regressor(
+            set_up_predictor(method, 4, 1, 2), metrics_fun={'mae': functions.mean_absolute_error}
+        )
         snapshot = chainer.training.extensions.snapshot(filename='snapshot')
-        run_train(model, dataset, dataset, batch_size=5, epoch=epoch, out=str(tmp_path),
-                  converter=concat_mols, extensions_list=[snapshot], resume_path=resume)
+        run_train(
+            model,
+            dataset,
+            dataset,
+            batch_size=5,
+            epoch=epoch,
+            out=str(tmp_path),
+            converter=concat_mols,
+            extensions_list=[snapshot],
+            resume_path=resume,
+        )
         return model
 
     run(1)
@@ -327,6 +374,7 @@ def test_train_resume_predict(tmp_path, method):
 
 def test_classifier_with_roc_auc_on_cached_tox21(tmp_path, monkeypatch):
     from chainer_chemistry.datasets.molnet import get_molnet_dataset, molnet
+
     tasks = molnet.molnet_default_config['tox21']['tasks']
     rows = [','.join([*tasks, 'mol_id', 'smiles'])]
     rows += [','.join(['0', '1', *[''] * (len(tasks) - 2), 'id', smiles]) for smiles in SMILES[:5]]
@@ -335,23 +383,40 @@ def test_classifier_with_roc_auc_on_cached_tox21(tmp_path, monkeypatch):
     path.write_text('\n'.join(rows))
     monkeypatch.setattr(molnet, 'get_molnet_filepath', lambda *_, **__: str(path))
     train, valid, test = get_molnet_dataset(
-        'tox21', preprocess_method_dict['relgcn'](), split='scaffold')['dataset']
+        'tox21', preprocess_method_dict['relgcn'](), split='scaffold'
+    )['dataset']
     assert len(train) + len(valid) + len(test) == len(SMILES)
     assert set(train[0][2].tolist()) <= {-1, 0, 1}
 
     predictor = set_up_predictor('relgcn', 4, 1, len(tasks))
-    model = Classifier(predictor, lossfun=functions.sigmoid_cross_entropy,
-                       metrics_fun=functions.binary_accuracy)
+    model = Classifier(
+        predictor, lossfun=functions.sigmoid_cross_entropy, metrics_fun=functions.binary_accuracy
+    )
     evaluator = ROCAUCEvaluator(
-        chainer.iterators.SerialIterator(train, 5, repeat=False, shuffle=False), model,
-        converter=concat_mols, eval_func=predictor, name='roc', ignore_labels=-1)
-    run_train(model, train, valid, batch_size=5, epoch=1, out=str(tmp_path / 'out'),
-              converter=concat_mols, extensions_list=[evaluator])
+        chainer.iterators.SerialIterator(train, 5, repeat=False, shuffle=False),
+        model,
+        converter=concat_mols,
+        eval_func=predictor,
+        name='roc',
+        ignore_labels=-1,
+    )
+    run_train(
+        model,
+        train,
+        valid,
+        batch_size=5,
+        epoch=1,
+        out=str(tmp_path / 'out'),
+        converter=concat_mols,
+        extensions_list=[evaluator],
+    )
     log = json.loads((tmp_path / 'out' / 'log').read_text())
     assert 0 <= log[0]['roc/main/roc_auc'] <= 1
     proba = model.predict_proba(
-        train, converter=lambda batch, device: concat_mols(batch, device)[:-1],
-        postprocess_fn=functions.sigmoid)
+        train,
+        converter=lambda batch, device: concat_mols(batch, device)[:-1],
+        postprocess_fn=functions.sigmoid,
+    )
     assert proba.shape == (len(train), len(tasks))
 
 
@@ -359,7 +424,8 @@ def test_csv_parser(tmp_path):
     path = tmp_path / 'molecules.csv'
     path.write_text('smiles,y\n' + ''.join(f'{smiles},{i}\n' for i, smiles in enumerate(SMILES)))
     result = CSVFileParser(
-        preprocess_method_dict['rsgcn'](), labels='y',
+        preprocess_method_dict['rsgcn'](),
+        labels='y',
         postprocess_label=lambda values: numpy.asarray(values, numpy.float32),
     ).parse(str(path), return_smiles=True, return_is_successful=True)
     assert result['is_successful'].all()

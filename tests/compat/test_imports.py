@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 # Makes modules impossible to import: HIDE.add('pkg_resources').
-_HIDE = '''
+_HIDE = """
     import sys
     class Hide(set):
         def find_spec(self, name, path=None, target=None):
@@ -15,14 +15,17 @@ _HIDE = '''
                 raise ModuleNotFoundError(f'No module named {name!r}', name=name)
     HIDE = Hide()
     sys.meta_path.insert(0, HIDE)
-'''
+"""
 
 
 def run(code, *options):
     """Run code in a fresh interpreter and return what it printed and its error output."""
     result = subprocess.run(
         [sys.executable, *options, '-c', textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=120)
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout, result.stderr
 
@@ -30,7 +33,8 @@ def run(code, *options):
 def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
     # -B and an empty cache prefix: sources are compiled anew, which is when Python warns about
     # their escape sequences.
-    printed, errors = run('''
+    printed, errors = run(
+        """
         import collections, numpy, os, sys, tempfile
         sys.pycache_prefix = tempfile.mkdtemp()
         numpy_names = set(vars(numpy))
@@ -40,7 +44,11 @@ def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
         print(sorted(new), hasattr(collections, 'Iterable'))
         import chainer
         print(chainer.__version__, 'chainer_chemistry' in sys.modules)
-    ''', '-B', '-W', 'default')
+    """,
+        '-B',
+        '-W',
+        'default',
+    )
     assert printed.split('\n')[:2] == ['[] False', '7.8.1 True']
     assert 'Warning' not in errors
 
@@ -50,22 +58,31 @@ def test_nccl_that_nobody_asked_for_is_not_missed(tmp_path):
     package.mkdir(parents=True)
     (tmp_path / 'cupy' / '__init__.py').touch()
     (package / '__init__.py').touch()
-    (package / 'nccl.py').write_text('import warnings\n' r"""
+    (package / 'nccl.py').write_text(
+        'import warnings\n'
+        r"""
 print('asked for')
 warnings.warn('\nnccl library could not be loaded.\n')  # as CuPy does
-""")
-    printed, errors = run(f'''
+"""
+    )
+    printed, errors = run(
+        f"""
         import sys, warnings
         sys.path.insert(0, {str(tmp_path)!r})
         import chainer_bspmm
         warnings.warn('nccl library could not be loaded later')
-    ''', '-W', 'default')
+    """,
+        '-W',
+        'default',
+    )
     assert printed == 'asked for\n'
     assert 'loaded later' in errors and 'loaded.' not in errors
 
 
 def test_import_without_setuptools_and_numpy_distutils():
-    run(_HIDE + '''
+    run(
+        _HIDE
+        + """
     # Old versions of these need distutils themselves, and came when Python had it.
     import joblib, numpy.testing, pandas, scipy.sparse, sklearn.metrics
     for name in list(sys.modules):
@@ -79,24 +96,25 @@ def test_import_without_setuptools_and_numpy_distutils():
     assert 'pkg_resources' not in sys.modules
     from chainer import testing
     assert testing.FunctionTestCase
-    ''')
+    """
+    )
 
 
 def test_real_pkg_resources_is_hidden_from_chainer_and_put_back():
-    printed, errors = run('''
+    printed, errors = run("""
         import sys, types
         real = sys.modules['pkg_resources'] = types.ModuleType('pkg_resources')
         import chainer_bspmm
         import chainer
         print(sys.modules['pkg_resources'] is real)
         print(chainer._environment_check.pkg_resources is real)
-    ''')
+    """)
     assert printed.split() == ['True', 'False']
 
 
 def test_chainer_testing_finds_its_requirements():
     pytest.importorskip('packaging')
-    run('''
+    run("""
         import chainer_bspmm
         from chainer import testing
         import unittest
@@ -106,12 +124,14 @@ def test_chainer_testing_finds_its_requirements():
         assert skipped(testing.with_requires('numpy>=99'))
         assert skipped(testing.with_requires('no-such-package'))
         assert skipped(testing.without_requires('numpy>=1.10'))
-    ''')
+    """)
 
 
 def test_import_after_a_failed_import_of_chainer():
     # Where Chainer imports unaided, the failure is brought about by hiding one of its modules.
-    printed, _ = run(_HIDE + '''
+    printed, _ = run(
+        _HIDE
+        + """
     HIDE.add('chainer._environment_check')
     try:
         import chainer
@@ -127,12 +147,15 @@ def test_import_after_a_failed_import_of_chainer():
     link = chainer.links.Linear(2, 2)
     assert isinstance(link(numpy.ones((1, 2), 'f')), chainer.Variable)
     print('done')
-    ''')
+    """
+    )
     assert printed == 'done\n'
 
 
 def test_import_after_a_failed_import_of_chainer_chemistry():
-    printed, _ = run(_HIDE + '''
+    printed, _ = run(
+        _HIDE
+        + """
     from chainer_bspmm.compat import imports
     for name in [name for name in sys.modules if name.startswith('chainer_chemistry')]:
         del sys.modules[name]
@@ -149,13 +172,14 @@ def test_import_after_a_failed_import_of_chainer_chemistry():
     imports.import_upstream()
     assert not any(sys.modules.get(name) is module for name, module in stale.items())
     print('done')
-    ''')
+    """
+    )
     assert printed == 'done\n'
 
 
 def test_chainer_imported_first_is_repaired_in_place():
     # Chainer imports unaided only with NumPy 1 and pkg_resources: helped by hand elsewhere.
-    printed, _ = run('''
+    printed, _ = run("""
         import sys, types, warnings
         warnings.simplefilter('ignore')
         import numpy.testing
@@ -179,16 +203,20 @@ def test_chainer_imported_first_is_repaired_in_place():
         indices = chainer.functions.array.resize_images.compute_indices_and_weights
         v, u, vw, uw = indices((2, 2), (4, 4), 'bilinear', True, numpy)
         print(v.tolist())
-    ''')
+    """)
     assert printed == '[0.0, 3.0]\n'
 
 
-@pytest.mark.parametrize('package, expected', [
-    ('chainer', "pip install --no-build-isolation chainer==7.8.1"),
-    ('chainer_chemistry', "pip install chainer-chemistry==0.7.1"),
-])
+@pytest.mark.parametrize(
+    'package, expected',
+    [
+        ('chainer', 'pip install --no-build-isolation chainer==7.8.1'),
+        ('chainer_chemistry', 'pip install chainer-chemistry==0.7.1'),
+    ],
+)
 def test_missing_package_says_how_to_install_it(package, expected):
-    printed, _ = run('''
+    printed, _ = run(
+        """
         import importlib.util, sys
         find_spec = importlib.util.find_spec
         importlib.util.find_spec = lambda name, *a: None if name == %r else find_spec(name, *a)
@@ -198,7 +226,9 @@ def test_missing_package_says_how_to_install_it(package, expected):
             print(error.name)
             print(error)
             print(sum('chainer_bspmm' in type(finder).__module__ for finder in sys.meta_path))
-    ''' % package)
+    """
+        % package
+    )
     lines = printed.strip().split('\n')
     assert lines[0] == package
     assert expected in printed
@@ -206,30 +236,38 @@ def test_missing_package_says_how_to_install_it(package, expected):
 
 
 def test_chainer_that_cannot_be_imported_says_what_to_do():
-    printed, _ = run(_HIDE + '''
+    printed, _ = run(
+        _HIDE
+        + """
     HIDE.add('six')
     try:
         import chainer_bspmm
     except ImportError as error:
         print(error)
-    ''')
+    """
+    )
     assert "No module named 'six'" in printed
     assert 'restart Python and import chainer_bspmm first' in printed
 
 
 def test_missing_rdkit_is_still_warned_about():
-    _, errors = run(_HIDE + '''
+    _, errors = run(
+        _HIDE
+        + """
     HIDE.add('rdkit')
     from chainer_bspmm import compat
-    ''')
+    """
+    )
     assert 'RDKit is not installed' in errors
 
 
 def test_applying_again_changes_nothing():
     from chainer_bspmm import compat
+
     compat.apply()
     from chainer_chemistry.models import GIN
     from chainer_chemistry.training.extensions import roc_auc_evaluator
+
     before = GIN.__call__, roc_auc_evaluator.metrics, len(sys.meta_path)
     compat.apply()
     assert before == (GIN.__call__, roc_auc_evaluator.metrics, len(sys.meta_path))

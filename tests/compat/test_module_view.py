@@ -18,5 +18,4 @@ def test_in1d_is_one_dimensional():
     values = numpy.array([[1, 2], [3, -1]])
     for invert in (False, True):
         got = module_view._in1d(values, [1, -1], invert=invert)
-        numpy.testing.assert_array_equal(
-            got, numpy.array([True, False, False, True]) ^ invert)
+        numpy.testing.assert_array_equal(got, numpy.array([True, False, False, True]) ^ invert)

@@ -1,4 +1,5 @@
 """The converters: every kind of data set and device argument, padding, and what they refuse."""
+
 import pickle
 
 import numpy
@@ -36,7 +37,8 @@ def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0)
 def check_packed(result, examples):
     atoms, adj = result[:2]
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(atoms), numpy.concatenate([e[0][e[0] != 0] for e in examples]))
+        cuda.to_cpu(atoms), numpy.concatenate([e[0][e[0] != 0] for e in examples])
+    )
     assert atoms.dtype == numpy.int32
     for example, dense in zip(examples, cuda.to_cpu(adj.to_dense())):
         n = (example[0] != 0).sum()
@@ -45,8 +47,9 @@ def check_packed(result, examples):
     assert adj.n_rows == len(atoms) and adj.layout == 'packed'
     assert adj.max_atom_id == max(e[0].max() for e in examples)
     for i, labels in enumerate(result[2:]):
-        numpy.testing.assert_array_equal(cuda.to_cpu(labels),
-                                         numpy.stack([e[2 + i] for e in examples]))
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(labels), numpy.stack([e[2 + i] for e in examples])
+        )
 
 
 @pytest.mark.parametrize('n_labels', [0, 1, 3])
@@ -84,8 +87,13 @@ def test_kinds_of_data_set(sizes):
             arrays.append(numpy.empty(len(column), object))
             arrays[-1][:] = column
     data_set = NumpyTupleDataset(*arrays)
-    for batch in (examples, data_set, data_set[:], SubDataset(data_set, 0, 3),
-                  SubDataset(examples, 0, 3)):
+    for batch in (
+        examples,
+        data_set,
+        data_set[:],
+        SubDataset(data_set, 0, 3),
+        SubDataset(examples, 0, 3),
+    ):
         check_packed(concat_mols(batch), examples)
     check_packed(concat_mols(SubDataset(data_set, 1, 3)), examples[1:])
 
@@ -100,14 +108,17 @@ def test_host_devices(device):
 @pytest.mark.parametrize('device', [0, '@cupy:0'])
 def test_gpu(device):
     result = concat_mols(molecules(), device)
-    assert all(array.xp is cuda.cupy if i == 1 else isinstance(array, cuda.ndarray)
-               for i, array in enumerate(result))
+    assert all(
+        array.xp is cuda.cupy if i == 1 else isinstance(array, cuda.ndarray)
+        for i, array in enumerate(result)
+    )
     check_packed(result, molecules())
 
 
 def test_scalar_and_integer_labels():
-    examples = [(a, m, numpy.float32(i), i, [i, -1])
-                for i, (a, m) in enumerate(molecules(n_labels=0))]
+    examples = [
+        (a, m, numpy.float32(i), i, [i, -1]) for i, (a, m) in enumerate(molecules(n_labels=0))
+    ]
     _, _, floats, ints, pairs = concat_mols(examples)
     assert floats.dtype == numpy.float32 and floats.tolist() == [0, 1, 2]
     assert ints.dtype.kind == 'i' and ints.tolist() == [0, 1, 2]
@@ -139,8 +150,12 @@ def test_dummy_atoms_with_bonds_are_kept():
 
 
 def test_molecule_without_atoms():
-    atoms, adj = concat_mols([(numpy.zeros(0, 'i'), numpy.zeros((0, 0), 'f')),
-                              (numpy.zeros(2, 'i'), numpy.zeros((2, 2), 'f'))])
+    atoms, adj = concat_mols(
+        [
+            (numpy.zeros(0, 'i'), numpy.zeros((0, 0), 'f')),
+            (numpy.zeros(2, 'i'), numpy.zeros((2, 2), 'f')),
+        ]
+    )
     assert atoms.shape == (0,) and adj.n_graphs == 2 and adj.n_rows == 0
 
 
@@ -153,28 +168,47 @@ def test_pickle_and_type():
 ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
 
 
-@pytest.mark.parametrize('batch, error, message', [
-    ([], ValueError, 'batch: expected at least one example, got none'),
-    ([ATOMS], TypeError, r'batch\[0\]: expected a tuple .* got ndarray'),
-    ([{'atoms': ATOMS}], TypeError, r'batch\[0\]: expected a tuple .* got dict'),
-    ([(ATOMS,)], ValueError, r'batch\[0\]: expected a tuple .* of 2 elements, got 1'),
-    ([(ATOMS, ADJ), (ATOMS, ADJ, 1.)], ValueError, r'batch\[1\]: .* of 2 elements, got 3'),
-    ([(ATOMS, ADJ), (ATOMS, numpy.eye(3))], ValueError,
-     r'batch\[1\]: expected a row and a column .* atoms of shape \(2,\) .* \(3, 3\)'),
-    ([(ATOMS, numpy.ones((3, 2), 'f'))], ValueError, r'batch\[0\]: .* adjacency of shape \(3, 2\)'),
-    ([(ATOMS, ADJ), (ATOMS[:, None].astype('f'), ADJ)], ValueError,
-     'batch: expected .* throughout, got float32 of 2 dimensions, int32 of 1 dimensions'),
-    ([(ATOMS != 6, ADJ)], ValueError, 'batch: expected .* got bool of 1 dimensions'),
-    ([(numpy.array([6, 2 ** 31]), ADJ)], ValueError, r'atom ids: expected at most 2\*\*31 - 1'),
-    ([(ATOMS, ADJ, None)], ValueError, r'expected labels of one shape, got NoneType \(\)'),
-    ([(ATOMS, ADJ, 'toxic')], ValueError, r'expected labels of one shape, got str \(\)'),
-    ([(ATOMS, ADJ), (numpy.array([6, -1]), ADJ)], ValueError,
-     r'batch\[1\]\[0\]: expected atom ids of at least 0, got -1'),
-    ([('CO', ADJ)], TypeError, r'batch\[0\]: expected arrays of atoms .* got str'),
-    ([(ATOMS, ADJ, [1.]), (ATOMS, ADJ, [1., 2.])], ValueError,
-     r'batch\[...\]\[2\]: expected labels of one shape, got list \(1,\), list \(2,\)'),
-    ([(ATOMS, ADJ), (ATOMS, numpy.ones((4, 2, 2)))], ValueError, r'got \(4, 2, 2\)'),
-])
+@pytest.mark.parametrize(
+    'batch, error, message',
+    [
+        ([], ValueError, 'batch: expected at least one example, got none'),
+        ([ATOMS], TypeError, r'batch\[0\]: expected a tuple .* got ndarray'),
+        ([{'atoms': ATOMS}], TypeError, r'batch\[0\]: expected a tuple .* got dict'),
+        ([(ATOMS,)], ValueError, r'batch\[0\]: expected a tuple .* of 2 elements, got 1'),
+        ([(ATOMS, ADJ), (ATOMS, ADJ, 1.0)], ValueError, r'batch\[1\]: .* of 2 elements, got 3'),
+        (
+            [(ATOMS, ADJ), (ATOMS, numpy.eye(3))],
+            ValueError,
+            r'batch\[1\]: expected a row and a column .* atoms of shape \(2,\) .* \(3, 3\)',
+        ),
+        (
+            [(ATOMS, numpy.ones((3, 2), 'f'))],
+            ValueError,
+            r'batch\[0\]: .* adjacency of shape \(3, 2\)',
+        ),
+        (
+            [(ATOMS, ADJ), (ATOMS[:, None].astype('f'), ADJ)],
+            ValueError,
+            'batch: expected .* throughout, got float32 of 2 dimensions, int32 of 1 dimensions',
+        ),
+        ([(ATOMS != 6, ADJ)], ValueError, 'batch: expected .* got bool of 1 dimensions'),
+        ([(numpy.array([6, 2**31]), ADJ)], ValueError, r'atom ids: expected at most 2\*\*31 - 1'),
+        ([(ATOMS, ADJ, None)], ValueError, r'expected labels of one shape, got NoneType \(\)'),
+        ([(ATOMS, ADJ, 'toxic')], ValueError, r'expected labels of one shape, got str \(\)'),
+        (
+            [(ATOMS, ADJ), (numpy.array([6, -1]), ADJ)],
+            ValueError,
+            r'batch\[1\]\[0\]: expected atom ids of at least 0, got -1',
+        ),
+        ([('CO', ADJ)], TypeError, r'batch\[0\]: expected arrays of atoms .* got str'),
+        (
+            [(ATOMS, ADJ, [1.0]), (ATOMS, ADJ, [1.0, 2.0])],
+            ValueError,
+            r'batch\[...\]\[2\]: expected labels of one shape, got list \(1,\), list \(2,\)',
+        ),
+        ([(ATOMS, ADJ), (ATOMS, numpy.ones((4, 2, 2)))], ValueError, r'got \(4, 2, 2\)'),
+    ],
+)
 def test_bad_batch(batch, error, message):
     with pytest.raises(error, match=message):
         concat_mols(batch)
@@ -187,20 +221,24 @@ def test_bad_layout():
 
 # --- columns of a value for each atom ---
 
+
 @pytest.mark.parametrize('channels', [(), (3,)])
 @pytest.mark.parametrize('out_size', [None, 7])
 def test_node_columns(device, channels, out_size):
     """They go where the atoms go; padding that the data set holds is left out with its atoms."""
     rng = numpy.random.RandomState(0)
-    examples = [(atoms, adj, rng.randint(1, 9, (len(atoms),) + channels).astype('i'), label)
-                for atoms, adj, label in molecules((3, 1, 5), 1, out_size)]
+    examples = [
+        (atoms, adj, rng.randint(1, 9, (len(atoms),) + channels).astype('i'), label)
+        for atoms, adj, label in molecules((3, 1, 5), 1, out_size)
+    ]
     atoms, adj, column, labels = CSRConverter(n_node_columns=1)(examples, device)
-    expected = numpy.concatenate([e[2][:(e[0] != 0).sum()] for e in examples])
+    expected = numpy.concatenate([e[2][: (e[0] != 0).sum()] for e in examples])
     numpy.testing.assert_array_equal(cuda.to_cpu(column), expected)
     assert column.dtype == numpy.int32 and len(column) == adj.n_rows == 9
     padded = CSRConverter('padded', 1)(examples, device)
-    for ours, theirs in zip((padded[0], padded[2], padded[3]),
-                            [dense_concat_mols(examples)[i] for i in (0, 2, 3)]):
+    for ours, theirs in zip(
+        (padded[0], padded[2], padded[3]), [dense_concat_mols(examples)[i] for i in (0, 2, 3)]
+    ):
         numpy.testing.assert_array_equal(cuda.to_cpu(ours), theirs)
     again = pickle.loads(pickle.dumps(CSRConverter('padded', 1)))
     assert (again.layout, again.n_node_columns) == ('padded', 1)
@@ -211,8 +249,11 @@ def test_node_columns_that_do_not_fit():
     with pytest.raises(ValueError, match='labels of one shape'):
         concat_mols(examples)
     examples[1] = examples[1][:2] + (numpy.zeros(2),) + examples[1][3:]
-    with pytest.raises(ValueError, match=r'batch\[1\]\[2\]: expected a row for each of 1 atoms, '
-                                         r'got shape \(2,\)'):
+    with pytest.raises(
+        ValueError,
+        match=r'batch\[1\]\[2\]: expected a row for each of 1 atoms, '
+        r'got shape \(2,\)',
+    ):
         CSRConverter(n_node_columns=1)(examples)
     with pytest.raises(ValueError, match='n_node_columns: expected at least 0, got -1'):
         CSRConverter(n_node_columns=-1)

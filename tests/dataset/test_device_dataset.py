@@ -1,4 +1,5 @@
 """DeviceDataset: a SparseDataset in every use, whose batches are gathered on the GPU."""
+
 import pickle
 
 import numpy
@@ -38,6 +39,7 @@ def on_host(batch):
 
 # --- without a GPU ---
 
+
 @pytest.fixture
 def resident():
     """DeviceMolecules whose device is the host: everything but the kernel."""
@@ -53,8 +55,11 @@ def test_no_gpu(monkeypatch):
 def test_too_large(resident):
     needed = resident.device_nbytes
     assert DeviceMolecules(resident.host, ON_HOST, needed).device_nbytes == needed
-    with pytest.raises(ValueError, match='max_bytes = %d bytes for @numpy, got %d; keep using the '
-                                         'SparseDataset' % (needed - 1, needed)):
+    with pytest.raises(
+        ValueError,
+        match='max_bytes = %d bytes for @numpy, got %d; keep using the '
+        'SparseDataset' % (needed - 1, needed),
+    ):
         DeviceMolecules(resident.host, ON_HOST, needed - 1)
 
 
@@ -64,7 +69,7 @@ def test_what_the_host_knows(resident):
         numpy.testing.assert_array_equal(getattr(resident, name), getattr(host, name))
     assert resident.max_atom_id == host.atoms.max()
     for i, (start, size) in enumerate(zip(host.starts, host.sizes)):
-        assert resident._max_ids[i] == host.atoms[start:start + size].max(initial=0)
+        assert resident._max_ids[i] == host.atoms[start : start + size].max(initial=0)
     assert DeviceMolecules(molecule_set(atoms='f'), ON_HOST).max_atom_id is None
     sent = [*resident._source[:6], *resident._source.labels]
     assert resident.device_nbytes == sum(array.nbytes for array in sent)
@@ -83,14 +88,17 @@ def test_examples_and_pickle_are_those_of_the_host(resident):
     assert_same_batch(concat_mols(again), concat_mols(expected))
 
 
-@pytest.mark.parametrize('index, error, message', [
-    ([0, 8], IndexError, 'at least 0 and less than 8, the number of molecules, got 8'),
-    ([0, -1, 9], IndexError, 'got -1'),
-    ([], TypeError, 'index: expected integers, got float64'),
-    (numpy.zeros(0, int), ValueError, r'at least one, got \(0,\)'),
-    ([[0]], ValueError, r'expected shape \(n_graphs,\), at least one, got \(1, 1\)'),
-    ([True], TypeError, 'expected integers, got bool'),
-])
+@pytest.mark.parametrize(
+    'index, error, message',
+    [
+        ([0, 8], IndexError, 'at least 0 and less than 8, the number of molecules, got 8'),
+        ([0, -1, 9], IndexError, 'got -1'),
+        ([], TypeError, 'index: expected integers, got float64'),
+        (numpy.zeros(0, int), ValueError, r'at least one, got \(0,\)'),
+        ([[0]], ValueError, r'expected shape \(n_graphs,\), at least one, got \(1, 1\)'),
+        ([True], TypeError, 'expected integers, got bool'),
+    ],
+)
 def test_bad_index(resident, index, error, message):
     with pytest.raises(error, match=message):
         resident.batch(index, 'packed')
@@ -105,21 +113,30 @@ def host_buffers(resident, n_graphs=2, n_rows=9, nnz=20):
     source = resident._source
     return Buffers(
         numpy.zeros((n_rows,) + source.atoms.shape[1:], source.atoms.dtype),
-        *(numpy.zeros(n, 'i') for n in (n_rows + 1, nnz)), numpy.zeros(nnz, 'f'),
+        *(numpy.zeros(n, 'i') for n in (n_rows + 1, nnz)),
+        numpy.zeros(nnz, 'f'),
         *(numpy.zeros(n_graphs + 1, 'i') for _ in range(2)),
-        [numpy.zeros((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels])
+        [numpy.zeros((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels],
+    )
 
 
-@pytest.mark.parametrize('change, error, message', [
-    ({'atoms': numpy.zeros(9)}, TypeError, 'buffers.atoms: expected int32, got float64'),
-    ({'atoms': numpy.zeros(8, 'i')}, ValueError, r'buffers.atoms: .* \(9,\), got shape \(8,\)'),
-    ({'indices': numpy.zeros(40, 'i')[::2]}, ValueError, 'buffers.indices: .* C-contiguous'),
-    ({'data': None}, ValueError, 'buffers.data: expected an array, as the data set, got None'),
-    ({'data': numpy.zeros(20)}, TypeError, 'buffers.data: expected float32, got float64'),
-    ({'row_offsets': numpy.zeros(2, 'i')}, ValueError, r'buffers.row_offsets: .* shape \(3,\)'),
-    ({'labels': []}, ValueError, 'buffers.labels: expected 5, as the data set, got 0'),
-    ({'labels': [numpy.zeros(2, 'i')] * 5}, TypeError, r'buffers.labels\[1\]: expected float32'),
-])
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        ({'atoms': numpy.zeros(9)}, TypeError, 'buffers.atoms: expected int32, got float64'),
+        ({'atoms': numpy.zeros(8, 'i')}, ValueError, r'buffers.atoms: .* \(9,\), got shape \(8,\)'),
+        ({'indices': numpy.zeros(40, 'i')[::2]}, ValueError, 'buffers.indices: .* C-contiguous'),
+        ({'data': None}, ValueError, 'buffers.data: expected an array, as the data set, got None'),
+        ({'data': numpy.zeros(20)}, TypeError, 'buffers.data: expected float32, got float64'),
+        ({'row_offsets': numpy.zeros(2, 'i')}, ValueError, r'buffers.row_offsets: .* shape \(3,\)'),
+        ({'labels': []}, ValueError, 'buffers.labels: expected 5, as the data set, got 0'),
+        (
+            {'labels': [numpy.zeros(2, 'i')] * 5},
+            TypeError,
+            r'buffers.labels\[1\]: expected float32',
+        ),
+    ],
+)
 def test_buffers_that_do_not_fit(resident, change, error, message):
     index = numpy.zeros(2, 'i')
     device_dataset._check_buffers(resident._source, index, host_buffers(resident), ON_HOST)
@@ -149,11 +166,18 @@ def test_load_gives_what_was_saved(resident, tmp_path):
 
 # --- on a GPU ---
 
+
 @pytest.mark.gpu
-@pytest.mark.parametrize('options', [
-    *({'data': data, 'n_relations': n} for data in (None, 'e', 'f', 'd') for n in (1, 4)),
-    *({'labels': labels} for labels in LABELS), *({'atoms': atoms} for atoms in 'efd'),
-    {'sizes': (3, 4, 3) * 3}], ids=str)
+@pytest.mark.parametrize(
+    'options',
+    [
+        *({'data': data, 'n_relations': n} for data in (None, 'e', 'f', 'd') for n in (1, 4)),
+        *({'labels': labels} for labels in LABELS),
+        *({'atoms': atoms} for atoms in 'efd'),
+        {'sizes': (3, 4, 3) * 3},
+    ],
+    ids=str,
+)
 def test_batches(options):
     host = SparseDataset(molecule_set(**options))
     dataset = DeviceDataset(host, 0)
@@ -163,8 +187,9 @@ def test_batches(options):
         assert isinstance(atoms, cuda.ndarray) and isinstance(adj.indptr, cuda.ndarray)
         assert all(isinstance(label, cuda.ndarray) for label in labels)
         assert_same_batch(on_host(batch), concat_mols(host[index]))
-        assert_same_batch(on_host(CSRConverter('padded')(dataset[index], 0)),
-                          CSRConverter('padded')(host[index]))
+        assert_same_batch(
+            on_host(CSRConverter('padded')(dataset[index], 0)), CSRConverter('padded')(host[index])
+        )
         for device in (None, -1):
             assert_same_batch(concat_mols(dataset[index], device), concat_mols(host[index]))
 
@@ -207,9 +232,16 @@ def test_larger_buffers_in_a_captured_graph(data, spare_rows, spare_nnz):
             graph.launch(stream)
             stream.synchronize()
             atoms, adj, labels = host.batch(index, 'packed')
-            expected = Buffers(*(
-                None if buffer is None else [cuda.to_cpu(label) for label in buffer]
-                if isinstance(buffer, list) else cuda.to_cpu(buffer) for buffer in buffers))
+            expected = Buffers(
+                *(
+                    None
+                    if buffer is None
+                    else [cuda.to_cpu(label) for label in buffer]
+                    if isinstance(buffer, list)
+                    else cuda.to_cpu(buffer)
+                    for buffer in buffers
+                )
+            )
             actual = pickle.loads(pickle.dumps(expected))
             fill_buffers(expected, atoms, adj, labels)
             for a, e in zip((*actual[:6], *actual.labels), (*expected[:6], *expected.labels)):
@@ -221,12 +253,18 @@ def test_iterators_and_splitters():
     host = to_sparse(molecules((3, 1, 5, 0, 2, 5, 4) * 4))
     dataset = DeviceDataset(host, 0)
     assert isinstance(dataset, SparseDataset) and dataset.device.name == '@cupy:0'
-    pairs = [(dataset, host), (dataset[3:20], host[3:20]),
-             [SubDataset(d, 1, 9, numpy.random.RandomState(0).permutation(28))
-              for d in (dataset, host)],
-             *zip(split_dataset_random(dataset, 20, 0), split_dataset_random(host, 20, 0)),
-             *zip(*(RandomSplitter().train_valid_test_split(d, seed=0, return_index=False)
-                    for d in (dataset, host)))]
+    pairs = [
+        (dataset, host),
+        (dataset[3:20], host[3:20]),
+        [SubDataset(d, 1, 9, numpy.random.RandomState(0).permutation(28)) for d in (dataset, host)],
+        *zip(split_dataset_random(dataset, 20, 0), split_dataset_random(host, 20, 0)),
+        *zip(
+            *(
+                RandomSplitter().train_valid_test_split(d, seed=0, return_index=False)
+                for d in (dataset, host)
+            )
+        ),
+    ]
     for given, expected in pairs:
         iterators = [SerialIterator(d, 4, shuffle=False) for d in (given, expected)]
         for _ in range(3):
@@ -234,8 +272,10 @@ def test_iterators_and_splitters():
             assert_same_batch(on_host(concat_mols(batch, 0)), concat_mols(e_batch))
     both = ConcatenatedDataset(dataset, host)
     index = [0, 30, 5, 54]
-    assert_same_batch(on_host(concat_mols([both[i] for i in index], 0)),
-                      concat_mols([host[i % 28] for i in index]))
+    assert_same_batch(
+        on_host(concat_mols([both[i] for i in index], 0)),
+        concat_mols([host[i % 28] for i in index]),
+    )
     assert DeviceDataset(dataset, 0).molecules.host is host.molecules
 
 
@@ -244,8 +284,9 @@ def test_limits_on_a_gpu():
     host = to_sparse(molecules())
     needed = DeviceDataset(host, 0).molecules.device_nbytes
     assert len(DeviceDataset(host, 0, max_bytes=needed)) == 3
-    with pytest.raises(ValueError, match='max_bytes = %d bytes for @cupy:0, got %d'
-                       % (needed - 1, needed)):
+    with pytest.raises(
+        ValueError, match='max_bytes = %d bytes for @cupy:0, got %d' % (needed - 1, needed)
+    ):
         DeviceDataset(host, 0, max_bytes=needed - 1)
     with pytest.raises(ValueError, match='device: expected a GPU, got @numpy'):
         DeviceDataset(host, -1)

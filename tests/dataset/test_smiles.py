@@ -1,4 +1,5 @@
 """from_smiles: the data set of upstream's parser and to_sparse, and a reason for each failure."""
+
 import gzip
 import inspect
 import multiprocessing
@@ -21,23 +22,47 @@ from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.support import relative_error  # NOQA: E402
 
-METHODS = ('nfp', 'gin', 'rsgcn', 'ggnn', 'relgcn', 'relgat', 'gnnfilm',
-           'nfp_gwm', 'gin_gwm', 'rsgcn_gwm', 'ggnn_gwm')
+METHODS = (
+    'nfp',
+    'gin',
+    'rsgcn',
+    'ggnn',
+    'relgcn',
+    'relgat',
+    'gnnfilm',
+    'nfp_gwm',
+    'gin_gwm',
+    'rsgcn_gwm',
+    'ggnn_gwm',
+)
 
 SMILES = [
-    'C', 'CCO', 'c1ccccc1', 'CC#N', 'C=C(C)C(=O)O', '[Na+].[Cl-]', 'N.[Na]', '*C*', '[U]',
+    'C',
+    'CCO',
+    'c1ccccc1',
+    'CC#N',
+    'C=C(C)C(=O)O',
+    '[Na+].[Cl-]',
+    'N.[Na]',
+    '*C*',
+    '[U]',
     'CN(C)(C)C',  # valence
     'C1CC',  # open ring
     '[NH3]->[Cu]',  # dative bond: no relation of its own
-    '', 'C1CC2C1CC2', 'OCC(O)C(O)C(O)C(O)CO', 'Clc1ccc(cc1)C(c1ccc(Cl)cc1)C(Cl)(Cl)Cl',
-    'CC(C)(C)c1ccc(O)cc1', '[H][H]', 'O=[N+]([O-])c1ccccc1', 'F/C=C/F',
+    '',
+    'C1CC2C1CC2',
+    'OCC(O)C(O)C(O)C(O)CO',
+    'Clc1ccc(cc1)C(c1ccc(Cl)cc1)C(Cl)(Cl)Cl',
+    'CC(C)(C)c1ccc(O)cc1',
+    '[H][H]',
+    'O=[N+]([O-])c1ccccc1',
+    'F/C=C/F',
 ]
 
 
 def upstream(smiles, preprocessor):
     """Return upstream's result, its data set made sparse."""
-    result = SmilesParser(preprocessor).parse(smiles, return_smiles=True,
-                                              return_is_successful=True)
+    result = SmilesParser(preprocessor).parse(smiles, return_smiles=True, return_is_successful=True)
     result['dataset'] = to_sparse(result['dataset'])
     return result
 
@@ -48,9 +73,11 @@ def assert_same(actual, expected):
     assert actual.smiles == list(expected['smiles'])
     numpy.testing.assert_array_equal(
         [failure.position for failure in actual.failures],
-        numpy.flatnonzero(~expected['is_successful']))
-    mine, theirs = (data_set.molecules.fields()
-                    for data_set in (actual.dataset, expected['dataset']))
+        numpy.flatnonzero(~expected['is_successful']),
+    )
+    mine, theirs = (
+        data_set.molecules.fields() for data_set in (actual.dataset, expected['dataset'])
+    )
     labels = [fields.pop('labels') for fields in (mine, theirs)]
     for name, array in mine.items():
         numpy.testing.assert_array_equal(array, theirs[name], name)
@@ -63,6 +90,7 @@ def assert_same(actual, expected):
 @pytest.fixture
 def no_dense_matrix(monkeypatch):
     """Let whatever makes a dense adjacency fail."""
+
     def forbidden(*args, **kwargs):
         raise AssertionError('a dense matrix is being made')
 
@@ -78,19 +106,31 @@ def test_equals_upstream(method, request):
     assert_same(from_smiles(SMILES, method), expected)
 
 
-OPTIONS = [{'add_Hs': True}, {'kekulize': True}, {'max_atoms': 6}, {'out_size': 9},
-           {'max_atoms': 4, 'out_size': 6, 'add_Hs': True}]
+OPTIONS = [
+    {'add_Hs': True},
+    {'kekulize': True},
+    {'max_atoms': 6},
+    {'out_size': 9},
+    {'max_atoms': 4, 'out_size': 6, 'add_Hs': True},
+]
 
 
-@pytest.mark.parametrize('method, options', [
-    (method, options) for method in METHODS for options in OPTIONS
-    if set(options) <= set(inspect.signature(preprocess_method_dict[method]).parameters)])
+@pytest.mark.parametrize(
+    'method, options',
+    [
+        (method, options)
+        for method in METHODS
+        for options in OPTIONS
+        if set(options) <= set(inspect.signature(preprocess_method_dict[method]).parameters)
+    ],
+)
 def test_options_of_the_preprocessor(method, options):
     cls = preprocess_method_dict[method]
     preprocessor = cls(**options)
     if 'out_size' in options and (method == 'gnnfilm' or method.endswith('_gwm')):
-        with pytest.raises(ValueError, match='preprocessor: expected out_size=-1, as %s fails'
-                           % cls.__name__):
+        with pytest.raises(
+            ValueError, match='preprocessor: expected out_size=-1, as %s fails' % cls.__name__
+        ):
             from_smiles(SMILES, preprocessor)
     else:
         assert_same(from_smiles(SMILES, preprocessor), upstream(SMILES, preprocessor))
@@ -98,22 +138,30 @@ def test_options_of_the_preprocessor(method, options):
 
 @pytest.mark.parametrize('n_processes', [1, 2])
 def test_sample_of_qm9_in_processes(monkeypatch, n_processes):
-    path = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'qm9', 'data',
-                        'qm9_sample.csv.gz')
+    path = os.path.join(
+        os.path.dirname(__file__), '..', '..', 'examples', 'qm9', 'data', 'qm9_sample.csv.gz'
+    )
     with gzip.open(path, 'rt') as file:
         header, *lines = [line.rstrip('\n').split(',') for line in file]
     smiles = [line[header.index('smiles')] for line in lines[:300]] + SMILES
     monkeypatch.setattr(smiles_module, 'CHUNK', 90)
-    assert_same(from_smiles(smiles, 'rsgcn', n_processes=n_processes),
-                upstream(smiles, preprocess_method_dict['rsgcn']()))
+    assert_same(
+        from_smiles(smiles, 'rsgcn', n_processes=n_processes),
+        upstream(smiles, preprocess_method_dict['rsgcn']()),
+    )
 
 
-@pytest.mark.skipif(multiprocessing.get_start_method() != 'fork',
-                    reason='other processes would not see the function put in')
+@pytest.mark.skipif(
+    multiprocessing.get_start_method() != 'fork',
+    reason='other processes would not see the function put in',
+)
 def test_a_process_that_dies(monkeypatch):
     graph = smiles_module._graph
-    monkeypatch.setattr(smiles_module, '_graph', lambda smiles, *args: (
-        os._exit(1) if smiles == 'N' else graph(smiles, *args)))
+    monkeypatch.setattr(
+        smiles_module,
+        '_graph',
+        lambda smiles, *args: os._exit(1) if smiles == 'N' else graph(smiles, *args),
+    )
     smiles = ['C'] * 3000
     smiles[2600] = 'N'
     with pytest.raises(RuntimeError, match='smiles: a process died') as error:
@@ -132,8 +180,17 @@ def test_labels_follow_the_molecules():
 
 
 def test_failures_say_why(capfd):
-    smiles = ['C', 'CN(C)(C)C', 'C1CC', '[NH3]->[Cu]', 'CCCC', None, 'c1cccc1', 'C\ufffdC',
-              '\xa0\xe4']
+    smiles = [
+        'C',
+        'CN(C)(C)C',
+        'C1CC',
+        '[NH3]->[Cu]',
+        'CCCC',
+        None,
+        'c1cccc1',
+        'C\ufffdC',
+        '\xa0\xe4',
+    ]
     result = from_smiles(smiles, preprocess_method_dict['relgcn'](max_atoms=3))
     assert result.kept.tolist() == [0] and result.kept.dtype.kind == 'i'
     assert [failure[:2] for failure in result.failures] == list(enumerate(smiles))[1:]
@@ -152,18 +209,20 @@ def test_failures_say_why(capfd):
 def test_failures_of_padding_and_super_nodes():
     cls = preprocess_method_dict['nfp']
     assert from_smiles(['C', 'CCC'], cls(out_size=2)).failures == [
-        Failure(1, 'CCC', '3 atoms, out_size is 2')]
+        Failure(1, 'CCC', '3 atoms, out_size is 2')
+    ]
     assert from_smiles(['C', ''], 'nfp_gwm').failures == [Failure(1, '', 'no atoms')]
     og = '[Og]'  # 118
     assert from_smiles(['C', og], 'nfp_gwm').failures == [
-        Failure(1, og, 'atomic number 118, a super node counts those up to 117')]
+        Failure(1, og, 'atomic number 118, a super node counts those up to 117')
+    ]
 
 
 def test_errors():
     with pytest.raises(ValueError, match="preprocessor: expected one of 'ecfp', .* got 'gcn'"):
         from_smiles(SMILES, 'gcn')
     for method in ('schnet', 'gin_sparse', 'relgcn_sparse'):
-        with pytest.raises(TypeError, match="preprocessor: expected one of .*; for another one"):
+        with pytest.raises(TypeError, match='preprocessor: expected one of .*; for another one'):
             from_smiles(SMILES, method)
     with pytest.raises(TypeError, match='got NFPPreprocessor; for another'):
         own = type('NFPPreprocessor', (preprocess_method_dict['nfp'],), {'__module__': 'own'})

@@ -1,4 +1,5 @@
 """to_sparse and SparseDataset: equal to the dense data set in every use that one has."""
+
 import io
 import pickle
 import subprocess
@@ -50,8 +51,19 @@ def assert_same_batch(actual, expected):
         numpy.testing.assert_array_equal(a, e, name)
         assert a.dtype == e.dtype == numpy.int32
     numpy.testing.assert_array_equal(adj._host_values(), e_adj._host_values())
-    for name in ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows', 'max_cols',
-                 'max_nnz', 'is_symmetric', 'layout', 'max_atom_id'):
+    for name in (
+        'n_graphs',
+        'n_rows',
+        'n_cols',
+        'nnz',
+        'n_relations',
+        'max_rows',
+        'max_cols',
+        'max_nnz',
+        'is_symmetric',
+        'layout',
+        'max_atom_id',
+    ):
         assert getattr(adj, name) == getattr(e_adj, name), name
 
 
@@ -86,8 +98,10 @@ def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, 
 def test_symmetry_is_known_for_every_batch(layout, part, monkeypatch):
     monkeypatch.setattr('chainer_bspmm.dataset.molecules.SYMMETRY_PART', part)
     rng = numpy.random.RandomState(0)
-    examples = [(numpy.ones(n, 'i'), random_matrix(rng, n, symmetric=symmetric).astype('f'))
-                for n, symmetric in ((5, True), (6, False), (1, True), (4, True), (7, False))]
+    examples = [
+        (numpy.ones(n, 'i'), random_matrix(rng, n, symmetric=symmetric).astype('f'))
+        for n, symmetric in ((5, True), (6, False), (1, True), (4, True), (7, False))
+    ]
     # the pattern alone is symmetric
     examples.append((numpy.ones(2, 'i'), numpy.array([[0, 1], [2, 0]], 'f')))
     sparse, converter = to_sparse(examples), CSRConverter(layout)
@@ -101,8 +115,10 @@ def test_chunks_of_the_building_do_not_show(monkeypatch, chunk):
     monkeypatch.setattr(sparse_dataset, 'CHUNK', chunk)
     rng = numpy.random.RandomState(0)
     # all ones in some chunks, other values in others
-    examples = [(numpy.ones(n, 'i'), random_matrix(rng, n, ones=ones).astype('f'), n)
-                for n, ones in ((4, True), (5, True), (3, False), (6, True))]
+    examples = [
+        (numpy.ones(n, 'i'), random_matrix(rng, n, ones=ones).astype('f'), n)
+        for n, ones in ((4, True), (5, True), (3, False), (6, True))
+    ]
     assert_same_batch(concat_mols(to_sparse(examples)), concat_mols(examples))
 
 
@@ -129,8 +145,16 @@ def test_indexing():
     n, numbers = len(dense), numpy.arange(len(dense))
     numpy.testing.assert_array_equal(sparse[-1][0], dense[-1][0])
     numpy.testing.assert_array_equal(sparse[numpy.int64(2)][0], dense[2][0])
-    for index in (slice(None), slice(1, 4), slice(None, None, -2), [4, 0, 4], numpy.array([6, 1]),
-                  [True, False] * 3 + [True], numpy.arange(n) > 3, slice(5, 2)):
+    for index in (
+        slice(None),
+        slice(1, 4),
+        slice(None, None, -2),
+        [4, 0, 4],
+        numpy.array([6, 1]),
+        [True, False] * 3 + [True],
+        numpy.arange(n) > 3,
+        slice(5, 2),
+    ):
         part = sparse[index]
         assert isinstance(part, SparseDataset) and len(part) == len(numbers[index])
         assert part.molecules is sparse.molecules  # nothing is copied
@@ -157,8 +181,9 @@ def test_sub_data_sets_and_iterators():
     # examples of several sets, in any order
     both = ConcatenatedDataset(sparse[:3], to_sparse(dense[3:]), sparse)
     for index in ([0, 4, 1, 5, 9], [5, 5, 2]):
-        assert_same_batch(concat_mols([both[i] for i in index]),
-                          concat_mols([dense[i % 7] for i in index]))
+        assert_same_batch(
+            concat_mols([both[i] for i in index]), concat_mols([dense[i % 7] for i in index])
+        )
 
 
 @pytest.mark.gpu
@@ -166,14 +191,17 @@ def test_sub_data_sets_and_iterators():
 @pytest.mark.parametrize('n_relations', [1, 4])
 def test_gpu(layout, n_relations):
     # float64 and bytes beside int32: all of them go in one buffer
-    dense = [(*example, numpy.float64(i), numpy.bool_(i % 2))
-             for i, example in enumerate(molecules(SIZES, n_relations=n_relations))]
+    dense = [
+        (*example, numpy.float64(i), numpy.bool_(i % 2))
+        for i, example in enumerate(molecules(SIZES, n_relations=n_relations))
+    ]
     converter = CSRConverter(layout)
     atoms, adj, *labels = converter(to_sparse(dense), 0)
     assert adj.xp is cuda.cupy
     assert all(isinstance(array, cuda.ndarray) for array in [atoms, *labels])
-    assert_same_batch((cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels)),
-                      converter(dense))
+    assert_same_batch(
+        (cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels)), converter(dense)
+    )
 
 
 def test_iterator_in_other_processes():
@@ -196,12 +224,18 @@ def test_examples_changed_on_the_way():
 
 
 def test_splitters():
-    examples = [(atoms, adj, numpy.int32(i % 2))
-                for i, (atoms, adj) in enumerate(molecules((3, 4, 2, 5) * 10, n_labels=0))]
+    examples = [
+        (atoms, adj, numpy.int32(i % 2))
+        for i, (atoms, adj) in enumerate(molecules((3, 4, 2, 5) * 10, n_labels=0))
+    ]
     dense, sparse = tuple_data_set(examples), to_sparse(examples)
     for splitter in (RandomSplitter(), StratifiedSplitter()):
-        for parts in zip(*(splitter.train_valid_test_split(data_set, return_index=False, seed=3)
-                           for data_set in (sparse, dense))):
+        for parts in zip(
+            *(
+                splitter.train_valid_test_split(data_set, return_index=False, seed=3)
+                for data_set in (sparse, dense)
+            )
+        ):
             assert isinstance(parts[0], SparseDataset)
             assert_same_batch(*map(concat_mols, parts))
 
@@ -225,8 +259,10 @@ def test_columns():
 
 def test_super_node_and_other_fixed_arrays_are_labels():
     rng = numpy.random.RandomState(0)
-    examples = [(atoms, adj, rng.uniform(size=6).astype('f'), label)
-                for atoms, adj, label in molecules(SIZES, n_relations=4)]
+    examples = [
+        (atoms, adj, rng.uniform(size=6).astype('f'), label)
+        for atoms, adj, label in molecules(SIZES, n_relations=4)
+    ]
     for layout in LAYOUTS:
         converter = CSRConverter(layout)
         actual = converter(to_sparse(examples))
@@ -243,7 +279,7 @@ def test_node_features_in_place_of_ids():
 
 
 def test_scipy_adjacency_and_duplicate_entries():
-    twice = scipy.sparse.coo_matrix(([1., 2., 4.], ([0, 0, 1], [1, 1, 0])), (2, 2))
+    twice = scipy.sparse.coo_matrix(([1.0, 2.0, 4.0], ([0, 0, 1], [1, 1, 0])), (2, 2))
     examples = [(numpy.array([6, 8], 'i'), twice), (numpy.array([6], 'i'), scipy.sparse.eye(1))]
     assert_same_batch(concat_mols(to_sparse(examples)), concat_mols(examples))
 
@@ -257,17 +293,24 @@ def test_pickle_takes_only_its_own_part():
         assert_same_batch(concat_mols(again), concat_mols(data_set))
     assert len(pickle.dumps(part)) < len(pickle.dumps(sparse)) / 20
     assert len(pickle.dumps(sparse[0])) < len(pickle.dumps(sparse)) / 20
-    assert_same_batch(concat_mols([pickle.loads(pickle.dumps(sparse[i])) for i in (3, 0)]),
-                      concat_mols(sparse[[3, 0]]))
+    assert_same_batch(
+        concat_mols([pickle.loads(pickle.dumps(sparse[i])) for i in (3, 0)]),
+        concat_mols(sparse[[3, 0]]),
+    )
 
 
 @pytest.mark.parametrize('n_labels', [0, 2])
 @pytest.mark.parametrize('ones', [True, False])
 def test_save_and_load(tmp_path, n_labels, ones):
     rng = numpy.random.RandomState(0)
-    examples = [(numpy.pad(numpy.arange(1, n + 1), (0, 2)).astype('i'),
-                 numpy.pad(random_matrix(rng, n, 4, ones=ones), ((0, 0), (0, 2), (0, 2))))
-                + (numpy.float32(n),) * n_labels for n in SIZES]
+    examples = [
+        (
+            numpy.pad(numpy.arange(1, n + 1), (0, 2)).astype('i'),
+            numpy.pad(random_matrix(rng, n, 4, ones=ones), ((0, 0), (0, 2), (0, 2))),
+        )
+        + (numpy.float32(n),) * n_labels
+        for n in SIZES
+    ]
     sparse = to_sparse(examples)
     path = str(tmp_path / 'set.npz')
     for data_set in (sparse, sparse[[4, 2, 0]]):
@@ -288,36 +331,62 @@ def test_save_refuses_other_data_sets(tmp_path):
         NumpyTupleDataset.save(str(tmp_path / 'set.npz'), to_sparse(molecules()))
 
 
-@pytest.mark.parametrize('change, message', [
-    ({'sizes': None}, 'expected the arrays of a SparseDataset, got atoms, columns'),
-    ({'other': numpy.zeros(3)}, 'expected the arrays of a SparseDataset, got .*other'),
-    ({'atoms': numpy.array([[[1]]])}, r'atoms: expected floats of 1 or 2 dimensions, got int64'),
-    ({'atoms': numpy.array([6., 8, 1])}, 'atoms: expected integers of 1 or 2 dimensions'),
-    ({'atoms': numpy.array([6, 2 ** 31, 1])}, r'atoms: expected at most 2\*\*31 - 1'),
-    ({'columns': numpy.array([0., 1, 0, 1])}, 'columns: expected integers of 1 dimensions, got fl'),
-    ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
-    ({'atoms': numpy.array([6])}, 'atoms: expected 3 items, the sum of sizes, got 1'),
-    ({'row_nnz': numpy.array([1])}, 'row_nnz: expected 3 items, the sum of sizes, got 1'),
-    ({'full_sizes': numpy.array([9])}, 'full_sizes: expected 2 items, the length of sizes, got 1'),
-    ({'columns': numpy.array([0])}, 'columns: expected 4 items, the sum of row_nnz, got 1'),
-    ({'data': numpy.array([1.])}, 'data: expected 4 items, the length of columns, got 1'),
-    ({'label_0': numpy.array([1.])}, 'label_0: expected 2 items, the length of sizes, got 1'),
-    ({'sizes': numpy.array([4, -1])}, 'sizes: expected at least 0 at position 1, got -1'),
-    ({'full_sizes': numpy.array([2, 0])},
-     'full_sizes: expected at least 1 at position 1, got 0'),
-    ({'row_nnz': numpy.array([5, -1, 0])}, 'row_nnz: expected at least 0 at position 1, got -1'),
-    ({'columns': numpy.array([0, -2, 0, 0])},
-     'columns: expected at least 0 at position 1, got -2'),
-    ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
-    ({'columns': numpy.array([0, 1, 1, 1])},
-     'columns: expected less than 1, relations times the nodes of the molecule, at position 3, '
-     'got 1'),
-])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'sizes': None}, 'expected the arrays of a SparseDataset, got atoms, columns'),
+        ({'other': numpy.zeros(3)}, 'expected the arrays of a SparseDataset, got .*other'),
+        (
+            {'atoms': numpy.array([[[1]]])},
+            r'atoms: expected floats of 1 or 2 dimensions, got int64',
+        ),
+        ({'atoms': numpy.array([6.0, 8, 1])}, 'atoms: expected integers of 1 or 2 dimensions'),
+        ({'atoms': numpy.array([6, 2**31, 1])}, r'atoms: expected at most 2\*\*31 - 1'),
+        (
+            {'columns': numpy.array([0.0, 1, 0, 1])},
+            'columns: expected integers of 1 dimensions, got fl',
+        ),
+        ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
+        ({'atoms': numpy.array([6])}, 'atoms: expected 3 items, the sum of sizes, got 1'),
+        ({'row_nnz': numpy.array([1])}, 'row_nnz: expected 3 items, the sum of sizes, got 1'),
+        (
+            {'full_sizes': numpy.array([9])},
+            'full_sizes: expected 2 items, the length of sizes, got 1',
+        ),
+        ({'columns': numpy.array([0])}, 'columns: expected 4 items, the sum of row_nnz, got 1'),
+        ({'data': numpy.array([1.0])}, 'data: expected 4 items, the length of columns, got 1'),
+        ({'label_0': numpy.array([1.0])}, 'label_0: expected 2 items, the length of sizes, got 1'),
+        ({'sizes': numpy.array([4, -1])}, 'sizes: expected at least 0 at position 1, got -1'),
+        (
+            {'full_sizes': numpy.array([2, 0])},
+            'full_sizes: expected at least 1 at position 1, got 0',
+        ),
+        (
+            {'row_nnz': numpy.array([5, -1, 0])},
+            'row_nnz: expected at least 0 at position 1, got -1',
+        ),
+        (
+            {'columns': numpy.array([0, -2, 0, 0])},
+            'columns: expected at least 0 at position 1, got -2',
+        ),
+        ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
+        (
+            {'columns': numpy.array([0, 1, 1, 1])},
+            'columns: expected less than 1, relations times the nodes of the molecule, at position 3, '
+            'got 1',
+        ),
+    ],
+)
 def test_load_checks_the_file(tmp_path, change, message):
-    arrays = {'atoms': numpy.array([6, 8, 1]), 'sizes': numpy.array([2, 1]),
-              'full_sizes': numpy.array([2, 1]), 'row_nnz': numpy.array([2, 1, 1]),
-              'columns': numpy.array([0, 1, 0, 0]), 'n_relations': 1,
-              'label_0': numpy.array([0., 1.])}
+    arrays = {
+        'atoms': numpy.array([6, 8, 1]),
+        'sizes': numpy.array([2, 1]),
+        'full_sizes': numpy.array([2, 1]),
+        'row_nnz': numpy.array([2, 1, 1]),
+        'columns': numpy.array([0, 1, 0, 0]),
+        'n_relations': 1,
+        'label_0': numpy.array([0.0, 1.0]),
+    }
     path = str(tmp_path / 'set.npz')
     numpy.savez(path, **arrays)
     atoms, adj, _ = concat_mols(SparseDataset.load(path))
@@ -351,18 +420,28 @@ def test_errors_name_the_example(monkeypatch):
     good = molecules((3, 2, 4))
     atoms, adj, label = good[0]
     for examples, error, message in (
-            ([], ValueError, 'dataset: expected at least one example, got none'),
-            (good + [(atoms, adj[:2], label)], ValueError,
-             r'dataset\[3\]: expected a row and a column'),
-            (good + [(-atoms, adj, label)], ValueError, r'dataset\[3\]\[0\]: expected atom ids of'),
-            (good + [(atoms, adj)], ValueError, r'dataset\[3\]: .* of 3 elements, got 2'),
-            (good[:2] + [(atoms, adj)], ValueError, 'dataset: expected as many columns .* 2 and 3'),
-            (good + ['C'], TypeError, r'dataset\[3\]: expected a tuple .* got str'),
-            (good[:2] + [(atoms, adj[None], label)] * 2, None, None),
-            (good[:2] + molecules((3, 2), n_relations=4), ValueError,
-             'dataset: expected the same relations, .* got 1 relations, .* and 4 relations'),
-            (good[:2] + [(atoms, adj, label[:1])], ValueError,
-             r'dataset\[...\]\[2\]: expected labels of one shape')):
+        ([], ValueError, 'dataset: expected at least one example, got none'),
+        (
+            good + [(atoms, adj[:2], label)],
+            ValueError,
+            r'dataset\[3\]: expected a row and a column',
+        ),
+        (good + [(-atoms, adj, label)], ValueError, r'dataset\[3\]\[0\]: expected atom ids of'),
+        (good + [(atoms, adj)], ValueError, r'dataset\[3\]: .* of 3 elements, got 2'),
+        (good[:2] + [(atoms, adj)], ValueError, 'dataset: expected as many columns .* 2 and 3'),
+        (good + ['C'], TypeError, r'dataset\[3\]: expected a tuple .* got str'),
+        (good[:2] + [(atoms, adj[None], label)] * 2, None, None),
+        (
+            good[:2] + molecules((3, 2), n_relations=4),
+            ValueError,
+            'dataset: expected the same relations, .* got 1 relations, .* and 4 relations',
+        ),
+        (
+            good[:2] + [(atoms, adj, label[:1])],
+            ValueError,
+            r'dataset\[...\]\[2\]: expected labels of one shape',
+        ),
+    ):
         if error is None:
             assert len(to_sparse(examples)) == len(examples)
             continue
@@ -381,14 +460,14 @@ def test_progress_counts_every_example(monkeypatch):
     monkeypatch.setattr(sparse_dataset, 'tqdm', Bar)
     monkeypatch.setattr(sparse_dataset, 'CHUNK', 3)
     to_sparse(molecules(SIZES))
-    (bar, options), = bars
+    ((bar, options),) = bars
     assert bar.n == bar.total == len(SIZES) and options['disable'] is None  # only on a terminal
 
 
 def test_without_rdkit(tmp_path):
     path = str(tmp_path / 'set.npz')
     SparseDataset.save(path, to_sparse(molecules()))
-    code = '''if True:
+    code = """if True:
         import sys
         sys.modules['rdkit'] = None
         from chainer_bspmm import concat_mols, dataset
@@ -398,9 +477,13 @@ def test_without_rdkit(tmp_path):
             dataset.from_smiles(['C'], 'nfp')
         except ImportError as error:
             print(error)
-    '''
-    printed = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, path], check=True,
-                             capture_output=True, text=True).stdout
+    """
+    printed = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', code, path],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     assert printed.startswith('9 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
 
 
@@ -411,7 +494,7 @@ def test_batch_without_examples():
 
 def test_too_many_columns_for_one_batch():
     sparse = to_sparse(molecules((3,)))
-    sparse.molecules.n_relations = 2 ** 30
+    sparse.molecules.n_relations = 2**30
     with pytest.raises(ValueError, match='nodes times relations: expected at most'):
         concat_mols(sparse)
 
@@ -424,8 +507,9 @@ def test_repr():
 
 def regressor():
     numpy.random.seed(0)
-    model = Regressor(sparsify(set_up_predictor(
-        'rsgcn', 8, 2, 2, conv_kwargs={'dropout_ratio': 0.})))
+    model = Regressor(
+        sparsify(set_up_predictor('rsgcn', 8, 2, 2, conv_kwargs={'dropout_ratio': 0.0}))
+    )
     model(*concat_mols(molecules((3, 2))))  # gives lazy parameters their values
     return model
 
@@ -435,8 +519,9 @@ def test_training_and_prediction():
     results = []
     for data_set in (dense, to_sparse(dense)):
         model = regressor()
-        updater = StandardUpdater(SerialIterator(data_set, 2, shuffle=False),
-                                  Adam().setup(model), converter=concat_mols)
+        updater = StandardUpdater(
+            SerialIterator(data_set, 2, shuffle=False), Adam().setup(model), converter=concat_mols
+        )
         for _ in range(4):
             updater.update()
         iterator = SerialIterator(data_set, 4, repeat=False, shuffle=False)

@@ -1,4 +1,5 @@
 """Links of the pages to files and headings of this repository lead somewhere."""
+
 import pathlib
 import re
 

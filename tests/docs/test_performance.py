@@ -1,4 +1,5 @@
 """docs/performance.md: its tables of captured steps say what the stored results say."""
+
 import json
 import pathlib
 
@@ -15,7 +16,7 @@ def stored(name):
 def rows(first, title):
     """Return the first cell and the others of a table's rows, by the text that its head has."""
     head = PAGE.index(title)
-    lines = PAGE[head:PAGE.index('\n\n', head)].splitlines()[2:]
+    lines = PAGE[head : PAGE.index('\n\n', head)].splitlines()[2:]
     found = [[cell.strip(' *') for cell in line.strip('|').split('|')] for line in lines]
     assert len(found) == first
     return {name: cells for name, *cells in found}
@@ -26,15 +27,29 @@ def agrees(cell, value):
     if cell == '-' or value is None:
         return cell == '-' and value is None
     text = cell.rstrip(' %').replace(',', '')
-    unit = (10. ** -len(text.partition('.')[2]) if '.' in text
-            else 10. ** (len(text) - len(text.rstrip('0'))))
-    return abs(float(text) - value) <= .5001 * unit
+    unit = (
+        10.0 ** -len(text.partition('.')[2])
+        if '.' in text
+        else 10.0 ** (len(text) - len(text.rstrip('0')))
+    )
+    return abs(float(text) - value) <= 0.5001 * unit
 
 
-@pytest.mark.parametrize('cell, value, expected', [
-    ('0.33', .326, True), ('0.33', .335, True), ('0.33', .336, False), ('97 %', 97.4, True),
-    ('97 %', 98, False), ('611,000', 610678, True), ('611,000', 612000, False), ('-', None, True),
-    ('-', 1, False), ('1', None, False)])
+@pytest.mark.parametrize(
+    'cell, value, expected',
+    [
+        ('0.33', 0.326, True),
+        ('0.33', 0.335, True),
+        ('0.33', 0.336, False),
+        ('97 %', 97.4, True),
+        ('97 %', 98, False),
+        ('611,000', 610678, True),
+        ('611,000', 612000, False),
+        ('-', None, True),
+        ('-', 1, False),
+        ('1', None, False),
+    ],
+)
 def test_agrees(cell, value, expected):
     assert agrees(cell, value) == expected
 
@@ -47,13 +62,22 @@ def assert_agree(cells, values):
 
 def test_captured_steps():
     methods = stored('captured.json')['data']['tox21']['methods']
-    contenders = ('upstream dense', 'ours eager', 'ours captured', 'ours captured, DeviceDataset',
-                  'PyTorch Geometric', 'PyTorch Geometric captured')
+    contenders = (
+        'upstream dense',
+        'ours eager',
+        'ours captured',
+        'ours captured, DeviceDataset',
+        'PyTorch Geometric',
+        'PyTorch Geometric captured',
+    )
     for name, cells in rows(5, '| | upstream dense | ours, eager | ours, captured').items():
-        times = {n_batch: of['milliseconds']
-                 for n_batch, of in methods[name.lower()]['batches'].items()}
-        walls = {n_batch: [of[key]['wall']['median'] if key in of else None for key in contenders]
-                 for n_batch, of in times.items()}
+        times = {
+            n_batch: of['milliseconds'] for n_batch, of in methods[name.lower()]['batches'].items()
+        }
+        walls = {
+            n_batch: [of[key]['wall']['median'] if key in of else None for key in contenders]
+            for n_batch, of in times.items()
+        }
         ratios = {n_batch: wall[0] / wall[3] for n_batch, wall in walls.items()}
         busy = times['128'][contenders[3]]['busy'] * 100
         assert_agree(cells, [*walls['128'], ratios['128'], busy, ratios['32'], ratios['1024']])
@@ -65,10 +89,19 @@ def test_screening():
         method, data_set = name.lower().split(', ')
         rates = data[data_set]['methods'][method]['molecules a second']
         plain, parsed = rates['without parsing'], rates['with parsing']
-        assert_agree(cells, [of['median'] for of in (
-            plain['upstream dense'], plain['ours captured'],
-            plain['ours captured, DeviceDataset, once captured'],
-            parsed['upstream dense'], parsed['ours captured'])])
+        assert_agree(
+            cells,
+            [
+                of['median']
+                for of in (
+                    plain['upstream dense'],
+                    plain['ours captured'],
+                    plain['ours captured, DeviceDataset, once captured'],
+                    parsed['upstream dense'],
+                    parsed['ours captured'],
+                )
+            ],
+        )
 
 
 def test_quality():
@@ -78,5 +111,9 @@ def test_quality():
         models = summary[data_set][method]
         assert_agree(
             [part for cell in cells for part in cell.split(' ± ')],
-            [models[model][key] for model in ('dense', 'padded', 'packed', 'captured')
-             for key in ('mean', 'standard deviation')])
+            [
+                models[model][key]
+                for model in ('dense', 'padded', 'packed', 'captured')
+                for key in ('mean', 'standard deviation')
+            ],
+        )

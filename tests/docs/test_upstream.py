@@ -1,4 +1,5 @@
 """docs/upstream.md: its programs print what stands below them."""
+
 import os
 import pathlib
 import re
@@ -14,8 +15,13 @@ LISTINGS = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', PAGE.read_tex
 
 def printed(program):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
-                          env=dict(os.environ, PYTHONPATH=path), timeout=300)
+    done = subprocess.run(
+        [sys.executable, '-c', program],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, PYTHONPATH=path),
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -24,8 +30,11 @@ def test_every_program_has_its_output():
     assert len(LISTINGS) == PAGE.read_text().count('```python') == 4
 
 
-@pytest.mark.parametrize('program, output', LISTINGS,
-                         ids=[program.split('\n')[-2].strip()[:30] for program, _ in LISTINGS])
+@pytest.mark.parametrize(
+    'program, output',
+    LISTINGS,
+    ids=[program.split('\n')[-2].strip()[:30] for program, _ in LISTINGS],
+)
 def test_output(program, output):
     if 'rdkit' in program or 'SmilesParser' in program:
         pytest.importorskip('rdkit')

@@ -1,4 +1,5 @@
 """cuBLAS without a GPU: a library of its calls for the host, and arrays that it can be given."""
+
 import contextlib
 import functools
 import pathlib
@@ -44,8 +45,21 @@ def path():
     """Return the path (str) of the library; skips the test where g++ cannot build it."""
     target = pathlib.Path(_built.name) / 'libcublas.so'
     # Bsymbolic: it is to call itself, also where CuPy has loaded the real one.
-    done = subprocess.run(['g++', '-std=c++17', '-O1', '-shared', '-fPIC', '-Wl,-Bsymbolic',
-                           str(SOURCE), '-o', str(target)], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            'g++',
+            '-std=c++17',
+            '-O1',
+            '-shared',
+            '-fPIC',
+            '-Wl,-Bsymbolic',
+            str(SOURCE),
+            '-o',
+            str(target),
+        ],
+        capture_output=True,
+        text=True,
+    )
     if '_Float16' in done.stderr:
         pytest.skip('g++ knows no _Float16')
     assert done.returncode == 0, done.stderr
@@ -64,13 +78,17 @@ def install(monkeypatch):
     """Make `gemm` use the library and take `HostArray`; return the `Streams`."""
     streams = Streams()
     module = types.SimpleNamespace(
-        empty=empty, zeros=lambda shape, dtype: on_host(numpy.zeros(shape, dtype)),
+        empty=empty,
+        zeros=lambda shape, dtype: on_host(numpy.zeros(shape, dtype)),
         ascontiguousarray=lambda array: on_host(numpy.ascontiguousarray(array)),
         broadcast_to=lambda array, shape: numpy.broadcast_to(array, shape, subok=True),
         _core=types.SimpleNamespace(get_compute_type=lambda dtype: streams.compute_type),
         cuda=types.SimpleNamespace(
-            Device=contextlib.nullcontext, get_current_stream=lambda: streams.current,
-            runtime=types.SimpleNamespace(getDevice=lambda: 0)))
+            Device=contextlib.nullcontext,
+            get_current_stream=lambda: streams.current,
+            runtime=types.SimpleNamespace(getDevice=lambda: 0),
+        ),
+    )
     monkeypatch.setattr(gemm, 'cuda', types.SimpleNamespace(cupy=module))
     library = gemm.Library(path())
     monkeypatch.setattr(gemm, 'library', lambda: library)

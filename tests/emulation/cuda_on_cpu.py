@@ -1,5 +1,6 @@
 """Run the kernels without a GPU: g++ builds them, and a stand-in for CuPy lets the GPU backend
 itself choose, launch and call them. cuda_on_cpu.cpp says what a run can and cannot show."""
+
 import functools
 import itertools
 import os
@@ -54,8 +55,10 @@ def knows(text='int main() {}', sanitizer=None):
     path = new_path('probe')
     source = path.with_suffix('.cpp')
     source.write_text(text)
-    return (_compile(sanitizer, [source, '-o', path]).returncode == 0
-            and subprocess.run([path], env=ENVIRONMENT, capture_output=True).returncode == 0)
+    return (
+        _compile(sanitizer, [source, '-o', path]).returncode == 0
+        and subprocess.run([path], env=ENVIRONMENT, capture_output=True).returncode == 0
+    )
 
 
 @functools.lru_cache(maxsize=None)
@@ -71,10 +74,15 @@ def build(text, entry, options=(), sanitizer=None):
     path = new_path(entry)
     source = path.with_suffix('.cpp')
     # No macro can turn this declaration of an array into one of a pointer.
-    text = re.sub(r'extern __shared__ (\w+) (\w+)\[\];',
-                  r'\1 *const \2 = static_cast<\1 *>(dynamic_shared());', text)
-    source.write_text('#include "cuda_on_cpu.h"\n%s\n'
-                      'int main(int, char **argv) { return launch(%s, argv); }\n' % (text, entry))
+    text = re.sub(
+        r'extern __shared__ (\w+) (\w+)\[\];',
+        r'\1 *const \2 = static_cast<\1 *>(dynamic_shared());',
+        text,
+    )
+    source.write_text(
+        '#include "cuda_on_cpu.h"\n%s\n'
+        'int main(int, char **argv) { return launch(%s, argv); }\n' % (text, entry)
+    )
     _must_compile(sanitizer, [*options, source, _engine(sanitizer), '-o', path])
     return path
 
@@ -103,8 +111,11 @@ def run(program, grid, block, arguments, shared_bytes=0, reachable=()):
     for argument in arguments:
         if isinstance(argument, numpy.ndarray) and argument.dtype.names:
             assert argument.size == 1 and argument.itemsize % 8 == 0
-            pointers = ['%d@%s' % (8 * i, sent(at[word])) for i, word in enumerate(
-                argument.view(numpy.uint64).ravel().tolist()) if word in at]
+            pointers = [
+                '%d@%s' % (8 * i, sent(at[word]))
+                for i, word in enumerate(argument.view(numpy.uint64).ravel().tolist())
+                if word in at
+            ]
             words.append(','.join([sent(argument), *pointers]))
         elif isinstance(argument, numpy.ndarray):
             words.append(sent(argument))
@@ -113,8 +124,13 @@ def run(program, grid, block, arguments, shared_bytes=0, reachable=()):
         else:
             assert isinstance(argument, numpy.uintp) and argument == 0
             words.append('null')
-    done = subprocess.run([program, *map(str, (*grid, *block, shared_bytes)), *words],
-                          env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        [program, *map(str, (*grid, *block, shared_bytes)), *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
     if done.returncode:
         raise KernelError('status %d\n%s' % (done.returncode, done.stderr))
     for argument, file in files.values():
@@ -156,17 +172,24 @@ class Device:
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
         monkeypatch.setattr(
-            backend, '_module', lambda x: gpu if isinstance(x, DeviceArray) else cpu)
-        monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(
-            empty=self._empty, ascontiguousarray=self._ascontiguousarray,
-            zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
-            cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0))))
+            backend, '_module', lambda x: gpu if isinstance(x, DeviceArray) else cpu
+        )
+        monkeypatch.setattr(
+            cuda,
+            'cupy',
+            types.SimpleNamespace(
+                empty=self._empty,
+                ascontiguousarray=self._ascontiguousarray,
+                zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
+                cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)),
+            ),
+        )
 
     def put(self, array, shift=0):
         """Return a copy of an array that lies `shift` bytes past a multiple of 16."""
         memory = numpy.empty(array.nbytes + 32, numpy.uint8)
         start = -memory.ctypes.data % 16 + shift
-        placed = memory[start:start + array.nbytes].view(array.dtype).reshape(array.shape)
+        placed = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         placed[...] = array
         return placed.view(DeviceArray)
 
@@ -182,12 +205,14 @@ class Device:
             pytest.skip('float16 needs a compiler with _Float16, such as g++ 12 on x86-64')
         text = kernels.source(name)
         if self._replace:
-            assert text.count(self._replace[0]) == 1, 'expected once in the kernel: %s' % (
-                self._replace[0])
+            assert text.count(self._replace[0]) == 1, (
+                'expected once in the kernel: %s' % (self._replace[0])
+            )
             text = text.replace(*self._replace)
         program = build(text, name, kernels.options(dtype_char, defines), self._sanitizer)
 
         def kernel(grid, block, arguments, shared_mem=0):
             self.launched.append(dict(defines))
             run(program, grid, block, arguments, shared_mem, self.reachable)
+
         return kernel

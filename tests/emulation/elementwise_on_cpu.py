@@ -1,4 +1,5 @@
 """Run the operation of a CuPy ElementwiseKernel without a GPU: g++ builds a loop around it."""
+
 import ctypes
 import functools
 import subprocess
@@ -8,22 +9,36 @@ import numpy
 from cuda_on_cpu import new_path
 
 C_TYPES = {'e': '_Float16', 'f': 'float', 'd': 'double', 'i': 'int', '?': 'bool'}
-HEADER = '''
+HEADER = """
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 using std::max;
 template <typename T> T rsqrt(T x) { return 1 / std::sqrt(x); }
-'''
+"""
 
 
 @functools.lru_cache(maxsize=None)
 def _build(text):
     path = new_path('elementwise.cpp')
     path.write_text(text)
-    done = subprocess.run(['g++', '-std=c++17', '-O1', '-Wall', '-Wextra', '-Werror', '-shared',
-                           '-fPIC', str(path), '-o', '%s.so' % path],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            'g++',
+            '-std=c++17',
+            '-O1',
+            '-Wall',
+            '-Wextra',
+            '-Werror',
+            '-shared',
+            '-fPIC',
+            str(path),
+            '-o',
+            '%s.so' % path,
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL('%s.so' % path).run
 
@@ -51,15 +66,21 @@ def elementwise(put, in_params, out_params, operation, name):
         for (_, kind, label), argument in zip(parameters, arguments):
             if isinstance(argument, numpy.ndarray):
                 assert types.setdefault(kind, argument.dtype) == argument.dtype, label
-        shape = numpy.broadcast_shapes(*(
-            argument.shape for (is_raw, _, _), argument in zip(parameters, arguments)
-            if not is_raw and isinstance(argument, numpy.ndarray)))
-        results = list(arguments[len(inputs):]) or [
-            put(numpy.full(shape, numpy.nan, types[kind])) for _, kind, _ in outputs]
-        assert all(is_raw or result.shape == shape
-                   for (is_raw, _, _), result in zip(outputs, results)), name
+        shape = numpy.broadcast_shapes(
+            *(
+                argument.shape
+                for (is_raw, _, _), argument in zip(parameters, arguments)
+                if not is_raw and isinstance(argument, numpy.ndarray)
+            )
+        )
+        results = list(arguments[len(inputs) :]) or [
+            put(numpy.full(shape, numpy.nan, types[kind])) for _, kind, _ in outputs
+        ]
+        assert all(
+            is_raw or result.shape == shape for (is_raw, _, _), result in zip(outputs, results)
+        ), name
         places = []
-        for (is_raw, kind, _), argument in zip(parameters, [*arguments[:len(inputs)], *results]):
+        for (is_raw, kind, _), argument in zip(parameters, [*arguments[: len(inputs)], *results]):
             array = numpy.asarray(argument, types[kind])
             array = array if is_raw else numpy.broadcast_to(array, shape)
             places.append(numpy.array(array, order='C'))
@@ -68,17 +89,34 @@ def elementwise(put, in_params, out_params, operation, name):
             constant = 'const ' if n < len(inputs) else ''
             c_type = C_TYPES[types[kind].char]
             signature.append('%s%s *_%s' % (constant, c_type, label))
-            in_loop.append('%s%s %s%s = _%s%s; (void)%s;' % (
-                constant, c_type, '*' if is_raw else '&', label, label, '' if is_raw else '[i]',
-                label))
-        aliases = ' '.join('using %s = %s;' % (kind, C_TYPES[dtype.char])
-                           for kind, dtype in types.items() if len(kind) == 1)
-        run = _build('%s%s\nextern "C" void run(long size, %s)\n{\n'
-                     'for (long i = 0; i < size; ++i) {\n%s\n%s;\n}\n}\n' % (
-                         HEADER, aliases, ', '.join(signature), '\n'.join(in_loop), operation))
-        run(ctypes.c_long(int(numpy.prod(shape))),
-            *(ctypes.c_void_p(place.ctypes.data) for place in places))
-        for result, place in zip(results, places[len(inputs):]):
+            in_loop.append(
+                '%s%s %s%s = _%s%s; (void)%s;'
+                % (
+                    constant,
+                    c_type,
+                    '*' if is_raw else '&',
+                    label,
+                    label,
+                    '' if is_raw else '[i]',
+                    label,
+                )
+            )
+        aliases = ' '.join(
+            'using %s = %s;' % (kind, C_TYPES[dtype.char])
+            for kind, dtype in types.items()
+            if len(kind) == 1
+        )
+        run = _build(
+            '%s%s\nextern "C" void run(long size, %s)\n{\n'
+            'for (long i = 0; i < size; ++i) {\n%s\n%s;\n}\n}\n'
+            % (HEADER, aliases, ', '.join(signature), '\n'.join(in_loop), operation)
+        )
+        run(
+            ctypes.c_long(int(numpy.prod(shape))),
+            *(ctypes.c_void_p(place.ctypes.data) for place in places),
+        )
+        for result, place in zip(results, places[len(inputs) :]):
             result[...] = place
         return results[0] if len(results) == 1 else tuple(results)
+
     return kernel

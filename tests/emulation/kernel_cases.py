@@ -4,6 +4,7 @@ Every value is an integer so small that all sums are exact in the dtype the kern
 and so large that they would not be in a narrower one. So the results must equal the reference,
 rounded once to the storage dtype: there is no tolerance.
 """
+
 import numpy
 
 from chainer_bspmm import BatchedCSR
@@ -12,8 +13,8 @@ DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
 # Largest value where products are summed (float16 and float32 storage: below 2**24; float64:
 # between 2**24 and 2**53), and where values alone are.
-FACTOR = {'e': 31, 'f': 255, 'd': 2 ** 20}
-TERM = {'e': 2000, 'f': 2 ** 19, 'd': 2 ** 40}
+FACTOR = {'e': 31, 'f': 255, 'd': 2**20}
+TERM = {'e': 2000, 'f': 2**19, 'd': 2**40}
 BATCHES = ('mixed', 'lone node', 'no edges', 'empty graphs', 'duplicates', 'relations', 'padded')
 
 
@@ -25,6 +26,7 @@ def integers(shape, dtype, largest=FACTOR, seed=0):
 
 def batch(name, dtype):
     """Return the BatchedCSR of one of BATCHES, or 'small'; none is symmetric."""
+
     def graph(*shape, density=0.4):
         shape = shape if len(shape) > 1 else shape * 2
         values = integers(shape, dtype, seed=shape[-1])
@@ -36,8 +38,12 @@ def batch(name, dtype):
 
     if name == 'duplicates':
         indices = [1, 1, 1, 0, 0, 2, 2, 1, 2]
-        return BatchedCSR(numpy.array([0, 3, 3, 9]), numpy.array(indices), numpy.array([0, 3]),
-                          integers(len(indices), dtype))
+        return BatchedCSR(
+            numpy.array([0, 3, 3, 9]),
+            numpy.array(indices),
+            numpy.array([0, 3]),
+            integers(len(indices), dtype),
+        )
     if name == 'mixed':  # one huge graph among small ones, with a row far longer than the others
         huge = graph(24, density=0.12)
         huge[5] = integers(24, dtype, seed=1)

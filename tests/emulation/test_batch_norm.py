@@ -1,4 +1,5 @@
 """The launches of batch_norm with spare rows, against its formulas on the host."""
+
 import functools
 import types
 
@@ -21,8 +22,11 @@ def device(device, monkeypatch):
 
 
 @pytest.mark.parametrize('n_channels', [1, 5, 33])
-@pytest.mark.parametrize('sizes, n_spare', [
-    ((3, 0, 20, 1), 6), ((3, 0, 20, 1), 0), ((1,), 3), ((0, 0), 4), ((2, 2), 70)], ids=str)
+@pytest.mark.parametrize(
+    'sizes, n_spare',
+    [((3, 0, 20, 1), 6), ((3, 0, 20, 1), 0), ((1,), 3), ((0, 0), 4), ((2, 2), 70)],
+    ids=str,
+)
 @pytest.mark.parametrize('dtype', BOUND)
 @pytest.mark.parametrize('recomputing', [False, True])
 def test_same_as_on_the_host(device, dtype, sizes, n_spare, n_channels, recomputing):
@@ -31,14 +35,18 @@ def test_same_as_on_the_host(device, dtype, sizes, n_spare, n_channels, recomput
     n = int(offsets[-1])
     x, gy = (rng.uniform(-1, 2, (n + n_spare, n_channels)).astype(dtype) for _ in range(2))
     x[n:], gy[n:] = numpy.nan, numpy.nan
-    gamma, beta, *averages = (rng.uniform(.5, 2, n_channels).astype(dtype) for _ in range(4))
+    gamma, beta, *averages = (rng.uniform(0.5, 2, n_channels).astype(dtype) for _ in range(4))
 
     def results(put, forward, gradients):
         adj = types.SimpleNamespace(row_offsets=put(offsets), max_rows=32)
         running = None if recomputing else [put(array.copy()) for array in averages]
         y, statistics = forward(adj, put(x), put(gamma), put(beta), 1e-3, 0.8, running)
-        return [y, *statistics, *gradients(adj, put(x), put(gy), put(gamma), *statistics),
-                *(running or ())]
+        return [
+            y,
+            *statistics,
+            *gradients(adj, put(x), put(gy), put(gamma), *statistics),
+            *(running or ()),
+        ]
 
     actual = results(device.put, batch_norm._device_forward, batch_norm._device_gradients)
     expected = results(lambda array: array, batch_norm._host_forward, batch_norm._host_gradients)

@@ -23,8 +23,10 @@ def test_channels(device, dtype, n_channels):
     check(device, 'small' if n_channels > 64 else 'mixed', dtype, n_channels)
 
 
-@pytest.mark.parametrize('n_channels, lanes, tile', [
-    (4, 1, 1), (8, 1, 2), (12, 1, 3), (20, 2, 4), (36, 4, 4), (68, 8, 4), (260, 32, 4)])
+@pytest.mark.parametrize(
+    'n_channels, lanes, tile',
+    [(4, 1, 1), (8, 1, 2), (12, 1, 3), (20, 2, 4), (36, 4, 4), (68, 8, 4), (260, 32, 4)],
+)
 def test_lanes(device, n_channels, lanes, tile):
     defines = check(device, 'mixed', 'f', n_channels)
     assert (defines['LANES'], defines['TILE']) == (lanes, tile)

@@ -24,9 +24,19 @@ def test_channels(device, dtype, n_channels):
     check(device, batch('small' if n_channels > 64 else 'mixed', dtype), dtype, n_channels)
 
 
-@pytest.mark.parametrize('n_channels, lanes, tile', [
-    (4, 1, 1), (8, 1, 2), (12, 2, 2), (20, 4, 2), (36, 8, 2), (68, 16, 2), (132, 32, 2),
-    (400, 32, 2)])
+@pytest.mark.parametrize(
+    'n_channels, lanes, tile',
+    [
+        (4, 1, 1),
+        (8, 1, 2),
+        (12, 2, 2),
+        (20, 4, 2),
+        (36, 8, 2),
+        (68, 16, 2),
+        (132, 32, 2),
+        (400, 32, 2),
+    ],
+)
 def test_lanes(device, n_channels, lanes, tile):
     defines = check(device, batch('mixed', 'f'), 'f', n_channels)
     assert (defines['LANES'], defines['TILE']) == (lanes, tile)
@@ -35,8 +45,11 @@ def test_lanes(device, n_channels, lanes, tile):
 @pytest.mark.parametrize('longest', [3, 4, 5, 8, 9])
 def test_rows_about_as_long_as_what_is_loaded_ahead(device, longest):
     indices = numpy.concatenate([numpy.arange(longest) % 7, [3]])
-    adj = BatchedCSR(numpy.array([0, longest, longest, longest + 1] + [longest + 1] * 4), indices,
-                     numpy.array([0, 7]))
+    adj = BatchedCSR(
+        numpy.array([0, longest, longest, longest + 1] + [longest + 1] * 4),
+        indices,
+        numpy.array([0, 7]),
+    )
     check(device, adj, 'f', 5)
 
 
@@ -47,8 +60,9 @@ def test_batches(device, name):
     assert len(device.launched) == (adj.nnz > 0)
 
 
-@pytest.mark.parametrize('dtype, shifts, width', [
-    ('e', (2, 0), 1), ('e', (0, 2), 1), ('f', (8, 0), 2), ('d', (0, 8), 1)])
+@pytest.mark.parametrize(
+    'dtype, shifts, width', [('e', (2, 0), 1), ('e', (0, 2), 1), ('f', (8, 0), 2), ('d', (0, 8), 1)]
+)
 def test_unaligned_input(device, dtype, shifts, width):
     assert check(device, batch('small', dtype), dtype, 16, shifts)['VECTOR'] == width
 
@@ -64,14 +78,17 @@ def test_capacity_beyond_the_batch(device):
     adj = batch('small', 'f')
     spare = 5
     larger = types.SimpleNamespace(
-        n_rows=adj.n_rows + spare, nnz=adj.nnz + spare, has_spare=True,
+        n_rows=adj.n_rows + spare,
+        nnz=adj.nnz + spare,
+        has_spare=True,
         indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
         # A row of v that is not there, so that reading it would be an error.
-        indices=numpy.pad(adj.indices, (0, spare), constant_values=2 ** 30))
+        indices=numpy.pad(adj.indices, (0, spare), constant_values=2**30),
+    )
     u = device.put(integers((larger.n_rows, 40), 'f', seed=2))
     v = device.put(integers((adj.n_cols, 40), 'f', seed=3))
     w = gpu.bsddmm(larger, u, v)
-    expected = reference.bsddmm(adj, u[:adj.n_rows], v)
+    expected = reference.bsddmm(adj, u[: adj.n_rows], v)
     assert_exact(w, numpy.pad(expected, (0, spare)), 'f')  # entries that no row owns: 0, not NaN
 
 

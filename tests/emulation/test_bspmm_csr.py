@@ -33,13 +33,21 @@ def test_channels(device, dtype, n_channels):
 
 
 @pytest.mark.parametrize('with_residual', [False, True])
-@pytest.mark.parametrize('values, trans, weights', [
-    ('ones', False, 0), ('ones', True, 0), ('own', True, 1), ('given', False, 1),
-    ('given', True, 2)])
+@pytest.mark.parametrize(
+    'values, trans, weights',
+    [
+        ('ones', False, 0),
+        ('ones', True, 0),
+        ('own', True, 1),
+        ('given', False, 1),
+        ('given', True, 2),
+    ],
+)
 @pytest.mark.parametrize('dtype, n_channels', [('e', 8), ('f', 3)])
 def test_values(device, dtype, n_channels, values, trans, weights, with_residual):
-    defines = check(device, batch('relations', dtype), dtype, n_channels, values, with_residual,
-                    trans)
+    defines = check(
+        device, batch('relations', dtype), dtype, n_channels, values, with_residual, trans
+    )
     assert defines['WEIGHTS'] == weights
 
 
@@ -60,8 +68,10 @@ def test_batches(device, name, trans):
     check(device, batch(name, 'f'), 'f', 3, 'given', True, trans)
 
 
-@pytest.mark.parametrize('dtype, shift, width', [
-    ('e', 0, 8), ('e', 8, 4), ('e', 4, 2), ('e', 2, 1), ('f', 8, 2), ('f', 4, 1), ('d', 8, 1)])
+@pytest.mark.parametrize(
+    'dtype, shift, width',
+    [('e', 0, 8), ('e', 8, 4), ('e', 4, 2), ('e', 2, 1), ('f', 8, 2), ('f', 4, 1), ('d', 8, 1)],
+)
 def test_unaligned_input(device, dtype, shift, width):
     assert check(device, batch('small', dtype), dtype, 16, shift=shift)['VECTOR'] == width
 
@@ -70,8 +80,9 @@ def test_unaligned_residual(device):
     adj = batch('small', 'f')
     x = device.put(integers((adj.n_cols, 4), 'f'))
     residual = device.put(integers((adj.n_rows, 4), 'f', seed=1), shift=4)
-    assert_exact(gpu.bspmm(adj, x, None, residual, False),
-                 reference.bspmm(adj, x, residual=residual), 'f')
+    assert_exact(
+        gpu.bspmm(adj, x, None, residual, False), reference.bspmm(adj, x, residual=residual), 'f'
+    )
     assert device.launched[-1]['VECTOR'] == 1
 
 
@@ -86,20 +97,24 @@ def test_input_that_is_not_contiguous(device):
     x = device.put(integers((6, adj.n_cols), 'f')).T
     data = device.put(integers(2 * adj.nnz, 'f', seed=1))[::2]
     residual = device.put(integers((adj.n_rows, 12), 'f', seed=2))[:, ::2]
-    assert_exact(gpu.bspmm(adj, x, data, residual, False),
-                 reference.bspmm(adj, x, data, residual), 'f')
+    assert_exact(
+        gpu.bspmm(adj, x, data, residual, False), reference.bspmm(adj, x, data, residual), 'f'
+    )
 
 
-@pytest.mark.parametrize('dtype, n_channels, options', [
-    ('f', 36, {'lanes': 8, 'columns': 2}),
-    ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
-    ('f', 132, {'lanes': 8, 'columns': 4, 'rows_per_thread': 3, 'stream': True}),
-    ('e', 8, {'lanes': 1, 'rows_per_thread': 16, 'stream': True}),
-    ('e', 3, {'lanes': 2, 'columns': 2, 'stream': True}),
-    ('e', 4, {'lanes': 32, 'rows_per_thread': 4}),
-    ('d', 6, {'lanes': 4, 'ahead': 8, 'rows_per_thread': 5}),
-    ('d', 5, {'lanes': 2, 'ahead': 8, 'stream': True}),
-])
+@pytest.mark.parametrize(
+    'dtype, n_channels, options',
+    [
+        ('f', 36, {'lanes': 8, 'columns': 2}),
+        ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
+        ('f', 132, {'lanes': 8, 'columns': 4, 'rows_per_thread': 3, 'stream': True}),
+        ('e', 8, {'lanes': 1, 'rows_per_thread': 16, 'stream': True}),
+        ('e', 3, {'lanes': 2, 'columns': 2, 'stream': True}),
+        ('e', 4, {'lanes': 32, 'rows_per_thread': 4}),
+        ('d', 6, {'lanes': 4, 'ahead': 8, 'rows_per_thread': 5}),
+        ('d', 5, {'lanes': 2, 'ahead': 8, 'stream': True}),
+    ],
+)
 @pytest.mark.parametrize('values, trans', [('ones', False), ('own', False), ('given', True)])
 @pytest.mark.parametrize('name', ['mixed', 'duplicates', 'empty graphs', 'relations'])
 def test_variants(device, monkeypatch, name, values, trans, dtype, n_channels, options):
@@ -129,8 +144,7 @@ def test_tiles_in_two_dimensions_of_the_grid(device, monkeypatch, grid):
 def test_offsets_of_64_bits(device, monkeypatch):
     adj = batch('small', 'f')
     plan = policy.csr_launch(adj.n_rows, adj.n_cols, 8, 4, 2)
-    defines = tuple((name, 'size_t' if name == 'OFFSET' else value)
-                    for name, value in plan.defines)
+    defines = tuple((name, 'size_t' if name == 'OFFSET' else value) for name, value in plan.defines)
     monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan._replace(defines=defines))
     assert check(device, adj, 'f', 8)['OFFSET'] == 'size_t'
 
@@ -143,13 +157,13 @@ def test_capacity_beyond_the_batch(device, algorithm):
     larger.n_rows, larger.n_cols = adj.n_rows + spare, adj.n_cols + spare
     larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
     # A column that no row has, so that reading it would be an error.
-    larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2 ** 30)
+    larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2**30)
     larger.data = numpy.pad(adj.data, (0, spare), constant_values=numpy.nan)
     larger.nnz += spare
     x = device.put(integers((larger.n_cols, 4), 'f'))
     y = gpu.bspmm(larger, x, None, None, False, algorithm)
     assert_exact(y, reference.bspmm(larger, x), 'f')
-    assert not y[adj.n_rows:].any()
+    assert not y[adj.n_rows :].any()
 
 
 # An entry is loaded again in place of those that a row lacks: what is not finite must not be added

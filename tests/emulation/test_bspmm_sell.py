@@ -16,12 +16,13 @@ def tall(dtype):
     """A graph of more rows than two warps, one of exactly a warp, a small and an empty one."""
     rng = numpy.random.RandomState(0)
     return BatchedCSR.from_matrices(
-        [integers((n, n), dtype, seed=n) * (rng.uniform(size=(n, n)) < 0.1)
-         for n in (70, 0, 32, 3)])
+        [integers((n, n), dtype, seed=n) * (rng.uniform(size=(n, n)) < 0.1) for n in (70, 0, 32, 3)]
+    )
 
 
-def check(device, adj, dtype, n_channels, size, sort_rows=False, with_residual=False, trans=False,
-          shift=0):
+def check(
+    device, adj, dtype, n_channels, size, sort_rows=False, with_residual=False, trans=False, shift=0
+):
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     x = device.put(integers((n_in, n_channels), dtype, seed=2), shift)
     residual = None
@@ -32,19 +33,23 @@ def check(device, adj, dtype, n_channels, size, sort_rows=False, with_residual=F
     return device.launched[-1]
 
 
-@pytest.mark.parametrize('n_channels, tile', [
-    (1, (1, 1)), (2, (2, 1)), (3, (1, 3)), (7, (1, 7)), (8, None), (9, (1, 8)), (33, (1, 8))])
+@pytest.mark.parametrize(
+    'n_channels, tile',
+    [(1, (1, 1)), (2, (2, 1)), (3, (1, 3)), (7, (1, 7)), (8, None), (9, (1, 8)), (33, (1, 8))],
+)
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_channels(device, dtype, n_channels, tile):
     defines = check(device, batch('mixed', dtype), dtype, n_channels, 7, True, True)
     assert (defines['VECTOR'], defines['TILE']) == (
-        tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype])
+        tile or {'e': (8, 1), 'f': (4, 2), 'd': (2, 4)}[dtype]
+    )
     assert defines['WHOLE_WARPS'] == 0
 
 
 @pytest.mark.parametrize('sort_rows', [False, True])
-@pytest.mark.parametrize('size, whole', [(1, 0), (2, 0), (7, 0), (31, 0), (32, 1), (33, 1), (64, 1),
-                                         (1000, 1)])
+@pytest.mark.parametrize(
+    'size, whole', [(1, 0), (2, 0), (7, 0), (31, 0), (32, 1), (33, 1), (64, 1), (1000, 1)]
+)
 def test_slice_sizes(device, size, whole, sort_rows):
     assert check(device, tall('f'), 'f', 3, size, sort_rows)['WHOLE_WARPS'] == whole
 
@@ -64,8 +69,10 @@ def test_implicit_ones(device, size, sort_rows):
     assert check(device, adj, 'f', 3, size, sort_rows)['WEIGHTS'] == 0
 
 
-@pytest.mark.parametrize('dtype, shift, width', [
-    ('e', 0, 8), ('e', 8, 4), ('e', 2, 1), ('f', 8, 2), ('f', 4, 1), ('d', 8, 1)])
+@pytest.mark.parametrize(
+    'dtype, shift, width',
+    [('e', 0, 8), ('e', 8, 4), ('e', 2, 1), ('f', 8, 2), ('f', 4, 1), ('d', 8, 1)],
+)
 def test_unaligned_input(device, dtype, shift, width):
     assert check(device, batch('small', dtype), dtype, 8, 2, shift=shift)['VECTOR'] == width
 
@@ -74,30 +81,38 @@ def test_unaligned_residual(device):
     adj = batch('small', 'f')
     x = device.put(integers((adj.n_cols, 4), 'f'))
     residual = device.put(integers((adj.n_rows, 4), 'f', seed=1), shift=4)
-    assert_exact(gpu.bspmm(BatchedSELL(adj), x, None, residual, False),
-                 reference.bspmm(adj, x, residual=residual), 'f')
+    assert_exact(
+        gpu.bspmm(BatchedSELL(adj), x, None, residual, False),
+        reference.bspmm(adj, x, residual=residual),
+        'f',
+    )
     assert device.launched[-1]['VECTOR'] == 1
 
 
 def test_three_dimensional_input(device):
     adj = batch('padded', 'f')
     x = device.put(integers((adj.n_graphs, adj.max_rows, 4), 'f'))
-    assert_exact(gpu.bspmm(BatchedSELL(adj, 2), x, None, None, False),
-                 reference.bspmm(adj, x), 'f')
+    assert_exact(gpu.bspmm(BatchedSELL(adj, 2), x, None, None, False), reference.bspmm(adj, x), 'f')
 
 
 def test_input_that_is_not_contiguous(device):
     adj = batch('small', 'f')
     x = device.put(integers((6, adj.n_cols), 'f')).T
     residual = device.put(integers((adj.n_rows, 12), 'f', seed=2))[:, ::2]
-    assert_exact(gpu.bspmm(BatchedSELL(adj, 2), x, None, residual, False),
-                 reference.bspmm(adj, x, residual=residual), 'f')
+    assert_exact(
+        gpu.bspmm(BatchedSELL(adj, 2), x, None, residual, False),
+        reference.bspmm(adj, x, residual=residual),
+        'f',
+    )
 
 
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):
     plan = policy.sell_launch
-    monkeypatch.setattr(policy, 'sell_launch', lambda *sizes: plan(*sizes)._replace(
-        grid=(plan(*sizes).grid[0], 2, 1)))
+    monkeypatch.setattr(
+        policy,
+        'sell_launch',
+        lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)),
+    )
     check(device, batch('small', 'f'), 'f', 33, 2, with_residual=True)
 
 

@@ -1,4 +1,5 @@
 """The ST kernels and the sampled product over a BatchedCOO, on the CPU."""
+
 import warnings
 
 import numpy
@@ -26,8 +27,9 @@ def coo(name, dtype):
     return shuffled(BatchedCOO.from_csr(batch(name, dtype)))
 
 
-def check(device, adj, dtype, n_channels, algorithm='st', values='own', with_residual=False,
-          trans=False):
+def check(
+    device, adj, dtype, n_channels, algorithm='st', values='own', with_residual=False, trans=False
+):
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     x = device.put(integers((n_in, n_channels), dtype, seed=2))
     residual = data = None
@@ -92,18 +94,26 @@ def test_partitions_of_a_wide_output(device):
 def tall(n_rows):
     """Return a batch of a tall graph, with entries in its corners, and a small one."""
     ids = [[n_rows - 1, 0], [0, n_rows - 1], [n_rows - 1, 0], [n_rows + 1, n_rows]]
-    return BatchedCOO(numpy.array(ids), numpy.array([0, n_rows, n_rows + 2]),
-                      numpy.array([0, 3, 4]), numpy.array([1, 2, 3, 4], 'f'))
+    return BatchedCOO(
+        numpy.array(ids),
+        numpy.array([0, n_rows, n_rows + 2]),
+        numpy.array([0, 3, 4]),
+        numpy.array([1, 2, 3, 4], 'f'),
+    )
 
 
-@pytest.mark.parametrize('n_rows, n_channels, expected', [
-    (8192, 1, 'st_shared'), (8192, 2, 'st_blocked'), (8193, 1, 'st_global')])
+@pytest.mark.parametrize(
+    'n_rows, n_channels, expected',
+    [(8192, 1, 'st_shared'), (8192, 2, 'st_blocked'), (8193, 1, 'st_global')],
+)
 def test_rule_at_the_limit_of_shared_memory(device, monkeypatch, n_rows, n_channels, expected):
     taken = []
     for name in CASES:
+
         def note(*arguments, name=name, function=gpu.ST_ALGORITHMS[name]):
             taken.append(name)
             return function(*arguments)
+
         monkeypatch.setitem(gpu.ST_ALGORITHMS, name, note)
     for trans in (False, True):
         check(device, tall(n_rows), 'f', n_channels, with_residual=True, trans=trans)
@@ -114,7 +124,7 @@ def test_capacity_beyond_the_batch(device):
     adj = coo('small', 'f')
     larger = adj._copy()
     # Places that are not there, so that using them would be an error.
-    larger.ids = numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2 ** 30)
+    larger.ids = numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2**30)
     larger.data = numpy.pad(adj.data, (0, 5), constant_values=numpy.nan)
     larger.nnz += 5
     x = device.put(integers((adj.n_cols, 4), 'f'))
@@ -122,8 +132,8 @@ def test_capacity_beyond_the_batch(device):
         y = gpu.bspmm(larger, x, None, None, False, algorithm)
         assert_exact(y, reference.bspmm(adj, x), 'f')
     w = gpu.bsddmm(larger, x, x)
-    assert_exact(w[:adj.nnz], reference.bsddmm(adj, x, x), 'f')
-    assert numpy.isnan(w[adj.nnz:]).all()  # as they were
+    assert_exact(w[: adj.nnz], reference.bsddmm(adj, x, x), 'f')
+    assert numpy.isnan(w[adj.nnz :]).all()  # as they were
 
 
 def test_input_that_is_not_contiguous(device):
@@ -132,8 +142,11 @@ def test_input_that_is_not_contiguous(device):
     data = device.put(integers(2 * adj.nnz, 'f', seed=1))[::2]
     residual = device.put(integers((adj.n_graphs, adj.max_rows, 8), 'f', seed=2))[:, :, ::2]
     for algorithm in CASES:
-        assert_exact(gpu.bspmm(adj, x, data, residual, False, algorithm),
-                     reference.bspmm(adj, x, data, residual), 'f')
+        assert_exact(
+            gpu.bspmm(adj, x, data, residual, False, algorithm),
+            reference.bspmm(adj, x, data, residual),
+            'f',
+        )
 
 
 @pytest.mark.parametrize('algorithm', CASES)
@@ -159,6 +172,7 @@ def test_empty_result_launches_nothing(device, algorithm, n_rows, n_channels):
 
 # --- what is refused ---
 
+
 @pytest.mark.parametrize('algorithm', ('st',) + CASES)
 def test_float16(device, algorithm):
     adj = coo('small', 'e')
@@ -167,9 +181,18 @@ def test_float16(device, algorithm):
         gpu.bspmm(adj, x, None, None, False, algorithm)
 
 
-@pytest.mark.parametrize('algorithm, n_rows, n_channels, message', [
-    ('st_shared', 8192, 2, "'st_shared' expects the output .* 32768 bytes .* got 65536 bytes"),
-    ('st_blocked', 8193, 1, "'st_blocked' expects one column .* 32768 bytes .* got 32772 bytes")])
+@pytest.mark.parametrize(
+    'algorithm, n_rows, n_channels, message',
+    [
+        ('st_shared', 8192, 2, "'st_shared' expects the output .* 32768 bytes .* got 65536 bytes"),
+        (
+            'st_blocked',
+            8193,
+            1,
+            "'st_blocked' expects one column .* 32768 bytes .* got 32772 bytes",
+        ),
+    ],
+)
 def test_forced_kernel_that_does_not_fit(device, algorithm, n_rows, n_channels, message):
     x = device.put(numpy.zeros((n_rows + 2, n_channels), 'f'))
     with pytest.raises(ValueError, match='algorithm: %s' % message):
@@ -187,6 +210,7 @@ def test_algorithm_of_another_container(device):
 
 
 # --- the sampled product, gradients ---
+
 
 @pytest.mark.parametrize('n_channels', CHANNELS[:-1] + (4, 8, 12, 36, 132))
 @pytest.mark.parametrize('dtype', 'efd')
@@ -209,8 +233,10 @@ def test_sampled_product_of_batches(device, name):
 @pytest.mark.parametrize('algorithm', ('auto', 'st') + CASES)
 def test_gradients(device, algorithm):
     adj = coo('relations', 'd')
-    x, data, residual = (chainer.Variable(device.put(integers(shape, 'd', seed=seed)))
-                         for seed, shape in enumerate([(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3)]))
+    x, data, residual = (
+        chainer.Variable(device.put(integers(shape, 'd', seed=seed)))
+        for seed, shape in enumerate([(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3)])
+    )
     gy = device.put(integers((adj.n_rows, 3), 'd', seed=5))
     y = functions.bspmm(adj, x, data, residual, algorithm)
     y.grad = gy
@@ -225,14 +251,16 @@ def test_gradients(device, algorithm):
 @pytest.mark.parametrize('algorithm', ('st',) + CASES)
 def test_second_derivatives(device, algorithm):
     adj = coo('relations', 'd')
-    arrays = [integers(shape, 'd', {'d': 9}, seed)
-              for seed, shape in enumerate([(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3)])]
+    arrays = [
+        integers(shape, 'd', {'d': 9}, seed)
+        for seed, shape in enumerate([(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3)])
+    ]
 
     def derivatives(arrays, algorithm):
         inputs = [chainer.Variable(array) for array in arrays]
         y = functions.bspmm(adj, *inputs, algorithm=algorithm)
-        first = chainer.grad([chainer.functions.sum(y ** 2)], inputs, enable_double_backprop=True)
-        total = sum(chainer.functions.sum(g ** 2) for g in first)
+        first = chainer.grad([chainer.functions.sum(y**2)], inputs, enable_double_backprop=True)
+        total = sum(chainer.functions.sum(g**2) for g in first)
         return [g.array for g in first + chainer.grad([total], inputs)]
 
     expected = derivatives(arrays, 'auto')  # SciPy
@@ -257,6 +285,7 @@ def test_atomics_are_declared(device):
 
 # --- faults that must be seen ---
 
+
 def product(device, algorithm, n_channels=5, name='mixed'):
     adj = coo(name, 'f')
     x = device.put(integers((adj.n_cols, n_channels), 'f', seed=2))
@@ -274,9 +303,14 @@ ZERO = 'total[i] = 0;\n    __syncthreads();'
 LAST = '    }\n    __syncthreads();\n\n    for (int row'
 
 
-@pytest.mark.parametrize('old, new', [
-    (ADD, 'total[row * width + c] += ('), (ZERO, 'total[i] = 0;'),
-    (LAST, LAST.replace('__syncthreads();', ''))])
+@pytest.mark.parametrize(
+    'old, new',
+    [
+        (ADD, 'total[row * width + c] += ('),
+        (ZERO, 'total[i] = 0;'),
+        (LAST, LAST.replace('__syncthreads();', '')),
+    ],
+)
 def test_race_in_shared_memory_is_noticed(make_device, old, new):
     device = make_device(RACES, (old, new))
     with pytest.raises(KernelError, match='data race'):
@@ -292,20 +326,29 @@ def test_sum_without_atomics_in_global_memory_is_noticed(make_device):
             product(device, 'st_global', name='duplicates')
 
 
-@pytest.mark.parametrize('algorithm, old, new', [
-    ('st_shared', 'total[i] = 0', ''), ('st_blocked', '+ first + c]));', '+ c]));'),
-    ('st_shared', 'k += n_groups', 'k += blockDim.x'),
-    ('st_global', 'c += SUBWARP', 'c += 2 * SUBWARP')])
+@pytest.mark.parametrize(
+    'algorithm, old, new',
+    [
+        ('st_shared', 'total[i] = 0', ''),
+        ('st_blocked', '+ first + c]));', '+ c]));'),
+        ('st_shared', 'k += n_groups', 'k += blockDim.x'),
+        ('st_global', 'c += SUBWARP', 'c += 2 * SUBWARP'),
+    ],
+)
 def test_wrong_result_is_noticed(make_device, algorithm, old, new):
     # Entries go round a block more than once, columns round a sub-warp.
     result, expected = product(make_device(replace=(old, new)), algorithm, 33)
     assert not numpy.array_equal(result, expected.astype('f'))
 
 
-@pytest.mark.parametrize('algorithm, old, new', [
-    ('st_shared', 'i < n_rows * width', 'i <= n_rows * width'),
-    ('st_blocked', 'row < n_rows;', 'row <= n_rows;'),
-    ('st_global', 'k >= entry_offsets[n_graphs]', 'k > entry_offsets[n_graphs]')])
+@pytest.mark.parametrize(
+    'algorithm, old, new',
+    [
+        ('st_shared', 'i < n_rows * width', 'i <= n_rows * width'),
+        ('st_blocked', 'row < n_rows;', 'row <= n_rows;'),
+        ('st_global', 'k >= entry_offsets[n_graphs]', 'k > entry_offsets[n_graphs]'),
+    ],
+)
 def test_access_outside_is_noticed(make_device, algorithm, old, new):
     with pytest.raises(KernelError, match='AddressSanitizer'):
         product(make_device(MEMORY, (old, new)), algorithm)
@@ -313,6 +356,9 @@ def test_access_outside_is_noticed(make_device, algorithm, old, new):
 
 def test_blocks_without_a_column_leave(device, monkeypatch):
     plan = policy.st_shared_launch
-    monkeypatch.setattr(policy, 'st_shared_launch', lambda *sizes: plan(*sizes)._replace(
-        grid=(plan(*sizes).grid[0], 1, 3)))
+    monkeypatch.setattr(
+        policy,
+        'st_shared_launch',
+        lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 1, 3)),
+    )
     check(device, coo('mixed', 'f'), 'f', 5, 'st_blocked')

@@ -15,8 +15,17 @@ from kernel_cases import assert_exact, batch, integers
 NAMES = ('swa', 'swa_rows', 'swa_blocked')
 
 
-def check(device, adj, dtype, n_channels, algorithm='swa', values='own', with_residual=False,
-          trans=False, shift=0):
+def check(
+    device,
+    adj,
+    dtype,
+    n_channels,
+    algorithm='swa',
+    values='own',
+    with_residual=False,
+    trans=False,
+    shift=0,
+):
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
     x = device.put(integers((n_in, n_channels), dtype, seed=2), shift)
     residual = data = None
@@ -46,13 +55,21 @@ def test_subwarps(device, n_channels, lanes):
 
 
 @pytest.mark.parametrize('with_residual', [False, True])
-@pytest.mark.parametrize('values, trans, weights', [
-    ('ones', False, 0), ('ones', True, 0), ('own', True, 1), ('given', False, 1),
-    ('given', True, 2)])
+@pytest.mark.parametrize(
+    'values, trans, weights',
+    [
+        ('ones', False, 0),
+        ('ones', True, 0),
+        ('own', True, 1),
+        ('given', False, 1),
+        ('given', True, 2),
+    ],
+)
 @pytest.mark.parametrize('dtype, n_channels', [('e', 8), ('f', 3)])
 def test_values(device, dtype, n_channels, values, trans, weights, with_residual):
-    defines = check(device, batch('relations', dtype), dtype, n_channels, 'swa', values,
-                    with_residual, trans)
+    defines = check(
+        device, batch('relations', dtype), dtype, n_channels, 'swa', values, with_residual, trans
+    )
     assert defines['WEIGHTS'] == weights
 
 
@@ -70,8 +87,17 @@ def test_batches_of_the_package_tests(device, name, trans):
     check(device, support.BATCHES[name].astype('f'), 'f', 2, 'swa_blocked', 'given', True, trans)
 
 
-@pytest.mark.parametrize('dtype, n_channels, partitions', [
-    ('f', 2048, 1), ('f', 2049, 2), ('f', 4097, 4), ('e', 2049, 2), ('d', 1024, 1), ('d', 1025, 2)])
+@pytest.mark.parametrize(
+    'dtype, n_channels, partitions',
+    [
+        ('f', 2048, 1),
+        ('f', 2049, 2),
+        ('f', 4097, 4),
+        ('e', 2049, 2),
+        ('d', 1024, 1),
+        ('d', 1025, 2),
+    ],
+)
 def test_partitions_about_the_budget(device, dtype, n_channels, partitions):
     adj = batch('small', dtype)
     launch = policy.swa_launch(adj.n_graphs, adj.max_rows, n_channels, numpy.dtype(dtype).itemsize)
@@ -129,13 +155,16 @@ def test_rows_that_do_not_fit(device):
 
 # --- faults planted in the kernel: that the means of these tests see them ---
 
+
 def product(device, algorithm='swa'):
     # With nine columns 16 lanes share a row: 8 rows a block, of which the last block uses 5.
     adj = batch('mixed', 'f')
     x = device.put(integers((adj.n_cols, 9), 'f', seed=2))
     residual = device.put(integers((adj.n_rows, 9), 'f', seed=3))
-    return (gpu.bspmm(adj, x, None, residual, False, algorithm),
-            reference.bspmm(adj, x, residual=residual))
+    return (
+        gpu.bspmm(adj, x, None, residual, False, algorithm),
+        reference.bspmm(adj, x, residual=residual),
+    )
 
 
 @pytest.mark.parametrize('algorithm', NAMES)
@@ -144,11 +173,15 @@ def test_no_races(make_device, algorithm):
     assert_exact(result, expected, 'f')
 
 
-@pytest.mark.parametrize('old, new', [
-    # A row's sums begin one element early, in those of the row before.
-    ('sum = output + sub_warp * width', 'sum = output + sub_warp * (width - 1)'),
-    # Lanes no longer own their columns: the writing out takes other ones than the adding did.
-    ('Real result = sum[j]', 'Real result = sum[columns - 1 - j]')])
+@pytest.mark.parametrize(
+    'old, new',
+    [
+        # A row's sums begin one element early, in those of the row before.
+        ('sum = output + sub_warp * width', 'sum = output + sub_warp * (width - 1)'),
+        # Lanes no longer own their columns: the writing out takes other ones than the adding did.
+        ('Real result = sum[j]', 'Real result = sum[columns - 1 - j]'),
+    ],
+)
 def test_sums_that_two_lanes_touch_without_a_barrier_are_a_race(make_device, old, new):
     device = make_device(RACES, (old, new))
     with pytest.raises(KernelError, match='data race'):
@@ -178,16 +211,20 @@ def test_removed_barrier_is_found(make_device, full_graph, barrier, races):
         check(device, full_graph, 'f', 16)
 
 
-@pytest.mark.parametrize('old, new, where', [
-    # An element too far in shared memory, zeroing and reading.
-    ('sum[j] = 0', 'sum[j + 1] = 0', 'heap-buffer-overflow'),
-    ('Real result = sum[j]', 'Real result = sum[j + 1]', 'heap-buffer-overflow'),
-    # The row after the last of the batch.
-    ('row >= row_offsets[graph + 1]', 'row > row_offsets[graph + 1]', 'poison|overflow'),
-    ('graph >= n_graphs', 'graph > n_graphs', 'poison|overflow'),
-    # The entry after a row's last, and the element after x's last.
-    ('k < end', 'k <= end', 'poison|overflow'),
-    ('widen(from[j])', 'widen(from[j + 1])', 'poison|overflow')])
+@pytest.mark.parametrize(
+    'old, new, where',
+    [
+        # An element too far in shared memory, zeroing and reading.
+        ('sum[j] = 0', 'sum[j + 1] = 0', 'heap-buffer-overflow'),
+        ('Real result = sum[j]', 'Real result = sum[j + 1]', 'heap-buffer-overflow'),
+        # The row after the last of the batch.
+        ('row >= row_offsets[graph + 1]', 'row > row_offsets[graph + 1]', 'poison|overflow'),
+        ('graph >= n_graphs', 'graph > n_graphs', 'poison|overflow'),
+        # The entry after a row's last, and the element after x's last.
+        ('k < end', 'k <= end', 'poison|overflow'),
+        ('widen(from[j])', 'widen(from[j + 1])', 'poison|overflow'),
+    ],
+)
 def test_access_outside_is_found(make_device, old, new, where):
     # Of the 16 sub-warps of two blocks two have no row in the last graph and two have no graph.
     adj = BatchedCSR.from_matrices([1 + abs(integers((n, n), 'f')) for n in (7, 5)])
@@ -195,14 +232,20 @@ def test_access_outside_is_found(make_device, old, new, where):
         check(make_device(MEMORY, (old, new)), adj, 'f', 16)
 
 
-@pytest.mark.parametrize('old, new', [
-    (' sum[j] = 0;', ' ;'),  # shared memory starts as NaN
-    ('number % max_rows', '0'),
-    ('blockIdx.y * width', '0'),
-    ('* n_channels + first;\n        for', '* n_channels;\n        for'),
-    ('if (residual)', 'if (false)'),
-    ('j = lane; j < columns; j += SUBWARP) sum[j] +=',
-     'j = lane; j < columns; j += 2 * SUBWARP) sum[j] +=')])
+@pytest.mark.parametrize(
+    'old, new',
+    [
+        (' sum[j] = 0;', ' ;'),  # shared memory starts as NaN
+        ('number % max_rows', '0'),
+        ('blockIdx.y * width', '0'),
+        ('* n_channels + first;\n        for', '* n_channels;\n        for'),
+        ('if (residual)', 'if (false)'),
+        (
+            'j = lane; j < columns; j += SUBWARP) sum[j] +=',
+            'j = lane; j < columns; j += 2 * SUBWARP) sum[j] +=',
+        ),
+    ],
+)
 def test_wrong_result_is_noticed(make_device, old, new):
     device = make_device(replace=(old, new))
     adj = batch('mixed', 'f')

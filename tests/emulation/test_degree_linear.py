@@ -1,4 +1,5 @@
 """Rows in the block of their degree, against the same by NumPy."""
+
 import functools
 
 import numpy
@@ -21,4 +22,5 @@ def test_expand(device, monkeypatch, dtype, shape):
     x = rng.uniform(1, 2, (n_nodes, n_in)).astype(dtype)
     blocks = degree_linear._expand(device.put(x), device.put(is_type))
     numpy.testing.assert_array_equal(
-        blocks, (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in))
+        blocks, (is_type[:, :, None] * x[:, None, :]).reshape(n_nodes, n_types * n_in)
+    )

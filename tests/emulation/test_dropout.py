@@ -1,4 +1,5 @@
 """The kernel of dropout bit for bit: which elements it keeps, and what becomes of them."""
+
 import numpy
 import pytest
 
@@ -9,7 +10,7 @@ from chainer_bspmm.backend import gpu
 from kernel_cases import DTYPES, TERM, integers
 
 # seed, stream, step: every word that goes into the generator is more than its low bits.
-DRAWS = [(0, 0, 0), (2 ** 64 - 3, 2 ** 32 - 1, 2 ** 64 - 1), (5 << 32, 7, 11 << 32), (3, 1, 4)]
+DRAWS = [(0, 0, 0), (2**64 - 3, 2**32 - 1, 2**64 - 1), (5 << 32, 7, 11 << 32), (3, 1, 4)]
 
 
 def factors(x, ratio, draw):
@@ -25,8 +26,9 @@ def run(function, device, x, ratio, draw, shift=0):
 
 
 @pytest.mark.parametrize('draw', DRAWS, ids=str)
-@pytest.mark.parametrize('shape', [(37, 12), (1, 1), (5,), (3, 2), (1, 7), (2, 3, 4), (), (515,)],
-                         ids=str)
+@pytest.mark.parametrize(
+    'shape', [(37, 12), (1, 1), (5,), (3, 2), (1, 7), (2, 3, 4), (), (515,)], ids=str
+)
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_dropout(device, dtype, shape, draw):
     x = integers(shape, dtype, TERM)
@@ -65,8 +67,10 @@ def test_mask_alone(device, dtype, size):
     numpy.testing.assert_array_equal(mask, factors(numpy.empty(size, dtype), 0.25, (7, 8, 9)))
 
 
-@pytest.mark.parametrize('dtype, shift, width', [
-    ('e', 0, 4), ('f', 0, 4), ('d', 0, 2), ('e', 2, 1), ('f', 8, 2), ('d', 8, 1)])
+@pytest.mark.parametrize(
+    'dtype, shift, width',
+    [('e', 0, 4), ('f', 0, 4), ('d', 0, 2), ('e', 2, 1), ('f', 8, 2), ('d', 8, 1)],
+)
 def test_vectors_as_wide_as_the_address_allows(device, dtype, shift, width):
     x = integers((9, 16), dtype)
     run(backend.relu_dropout, device, x, 0.3, DRAWS[2], shift)
@@ -76,13 +80,13 @@ def test_vectors_as_wide_as_the_address_allows(device, dtype, shift, width):
 @pytest.mark.parametrize('element', range(4))
 def test_every_bit_of_the_published_vector_counts(device, element):
     """An element is kept up to the ratio that its word is, and not beyond."""
-    word = (0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8)[element]
-    for ratio, kept in ((word / 2 ** 32, True), ((word + 1) / 2 ** 32, False)):
+    word = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)[element]
+    for ratio, kept in ((word / 2**32, True), ((word + 1) / 2**32, False)):
         _, (mask, _) = run(backend.dropout, device, numpy.ones(4, 'd'), ratio, DRAWS[0])
         assert (mask[element] > 0) == kept
 
 
-@pytest.mark.parametrize('ratio', [0., 1 - 2 ** -40])
+@pytest.mark.parametrize('ratio', [0.0, 1 - 2**-40])
 def test_least_and_greatest_ratio(device, ratio):
     x = numpy.ones(1000, 'd')
     _, (mask, _) = run(backend.dropout, device, x, ratio, DRAWS[3])

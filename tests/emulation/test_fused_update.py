@@ -25,7 +25,7 @@ OPTIMIZERS = {
 CHUNK = {'f': 1024, 'd': 512}
 # A step rounds a number about ten times, and Chainer on the CPU puts the same formulas in another
 # order.
-BOUND = {'f': 50 * 2 ** -24, 'd': 1e-14}
+BOUND = {'f': 50 * 2**-24, 'd': 1e-14}
 SHAPES = ((), (0,), (1,), (3, 5), (1024,), (1025,), (3, 0), (2, 1025))
 
 
@@ -47,8 +47,16 @@ def links(device, dtypes, shapes):
     return ours, theirs
 
 
-def check(device, make, dtypes='f', shapes=SHAPES, add_hooks=(), n_steps=5, change=None,
-          gradient=lambda rng, shape: rng.normal(size=shape)):
+def check(
+    device,
+    make,
+    dtypes='f',
+    shapes=SHAPES,
+    add_hooks=(),
+    n_steps=5,
+    change=None,
+    gradient=lambda rng, shape: rng.normal(size=shape),
+):
     """Compare parameters, gradients, states and counters over steps; return Chainer's link.
 
     Parameter `late` gets its array in the second step, p003 has no gradient, `alone` no rule.
@@ -60,14 +68,16 @@ def check(device, make, dtypes='f', shapes=SHAPES, add_hooks=(), n_steps=5, chan
             optimizer.add_hook(hook, str(i))
         with optimizer.target.init_scope():
             optimizer.target.alone = chainer.Parameter(
-                (device.put if optimizer is ours else numpy.array)(numpy.ones(2, dtypes[0])))
+                (device.put if optimizer is ours else numpy.array)(numpy.ones(2, dtypes[0]))
+            )
     update = FusedUpdate(ours)
     rng = numpy.random.RandomState(1)
     for step in range(n_steps):
         for optimizer in (ours, theirs):
             if step == 1:
                 optimizer.target.late.array = (device.put if optimizer is ours else numpy.array)(
-                    numpy.arange(3, dtype=dtypes[0]))
+                    numpy.arange(3, dtype=dtypes[0])
+                )
             optimizer.target.cleargrads()
             if change:
                 change(step, optimizer)
@@ -77,8 +87,11 @@ def check(device, make, dtypes='f', shapes=SHAPES, add_hooks=(), n_steps=5, chan
                 own.grad = device.put(other.grad)
         ours.reallocate_cleared_grads()
         update.prepare()
-        device.reachable = [array for param in ours.target.params(False)
-                            for array in (param.array, param.grad, *states(param).values())]
+        device.reachable = [
+            array
+            for param in ours.target.params(False)
+            for array in (param.array, param.grad, *states(param).values())
+        ]
         update.launch(device.put(update.advance()))
         theirs.update()
         assert ours.t == theirs.t == step + 1
@@ -103,34 +116,53 @@ def test_five_steps(device, variant, dtype):
     start = links(device, dtype, SHAPES)[1]
     link = check(device, OPTIMIZERS[variant], dtype, change=schedule)
     del link.alone
-    assert all((a.array != b.array).any() for a, b in zip(link.params(), start.params())
-               if a.size and a.name not in ('p003', 'late'))
-    assert all(launch['RULE'] == variant and launch['CHUNK'] == CHUNK[dtype]
-               for launch in device.launched) and len(device.launched) == 5
+    assert all(
+        (a.array != b.array).any()
+        for a, b in zip(link.params(), start.params())
+        if a.size and a.name not in ('p003', 'late')
+    )
+    assert (
+        all(
+            launch['RULE'] == variant and launch['CHUNK'] == CHUNK[dtype]
+            for launch in device.launched
+        )
+        and len(device.launched) == 5
+    )
 
 
 ELEMENTWISE = (hooks.WeightDecay(0.1), hooks.Lasso(0.02), hooks.GradientHardClipping(-1.2, 0.9))
 ACTIVE, INACTIVE = hooks.GradientClipping(1.5), hooks.GradientClipping(1e4)
 
 
-@pytest.mark.parametrize('add_hooks', [
-    ELEMENTWISE, ELEMENTWISE[::-1], (ACTIVE,), (INACTIVE,), (*ELEMENTWISE, ACTIVE),
-    (ACTIVE, *ELEMENTWISE), (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2]), (*ELEMENTWISE, INACTIVE),
-    (ELEMENTWISE[0], ACTIVE, ELEMENTWISE[1], hooks.GradientClipping(0.5), ELEMENTWISE[2])],
-    ids=lambda add_hooks: '-'.join(type(hook).__name__ for hook in add_hooks))
+@pytest.mark.parametrize(
+    'add_hooks',
+    [
+        ELEMENTWISE,
+        ELEMENTWISE[::-1],
+        (ACTIVE,),
+        (INACTIVE,),
+        (*ELEMENTWISE, ACTIVE),
+        (ACTIVE, *ELEMENTWISE),
+        (*ELEMENTWISE[:2], ACTIVE, ELEMENTWISE[2]),
+        (*ELEMENTWISE, INACTIVE),
+        (ELEMENTWISE[0], ACTIVE, ELEMENTWISE[1], hooks.GradientClipping(0.5), ELEMENTWISE[2]),
+    ],
+    ids=lambda add_hooks: '-'.join(type(hook).__name__ for hook in add_hooks),
+)
 def test_hooks(device, add_hooks):
     dtype = 'f' if len(add_hooks) == 4 else 'd'
     check(device, OPTIMIZERS['SGD'], dtype, SHAPES[:6], add_hooks, n_steps=2)
     n_clippings = sum(type(hook) is hooks.GradientClipping for hook in add_hooks)
     assert [launch['RULE'] for launch in device.launched] == 2 * (
-        n_clippings * ['NONE'] + ['NONE', 'SGD'])  # the last but one for `alone`
+        n_clippings * ['NONE'] + ['NONE', 'SGD']
+    )  # the last but one for `alone`
 
 
 def test_rates_and_thresholds_that_change(device):
-    decay, clipping = hooks.WeightDecay(0.1), hooks.GradientClipping(3.)
+    decay, clipping = hooks.WeightDecay(0.1), hooks.GradientClipping(3.0)
 
     def change(step, optimizer):
-        decay.rate, clipping.threshold = 0.1 * step, (1e4, 0.5, 1.)[step]
+        decay.rate, clipping.threshold = 0.1 * step, (1e4, 0.5, 1.0)[step]
 
     check(device, OPTIMIZERS['ADAM'], 'd', SHAPES[:5], (decay, clipping), 3, change)
 
@@ -140,18 +172,27 @@ def test_many_parameters_and_few_blocks(device, monkeypatch):
     shapes = [(1 + i % 5,) for i in range(200)]
     check(device, OPTIMIZERS['ADAM'], 'f', shapes, (ELEMENTWISE[0], ACTIVE), n_steps=2)
     assert [launch['RULE'] for launch in device.launched] == 2 * (
-        3 * ['NONE'] + ['NONE'] + 3 * ['ADAM'])
+        3 * ['NONE'] + ['NONE'] + 3 * ['ADAM']
+    )
 
 
 def test_both_dtypes_in_one_norm(device):
     # Integers: Chainer adds up the float32 part of the norm in float32, which is then exact.
-    check(device, OPTIMIZERS['MOMENTUM_SGD'], 'fd', SHAPES[:6], (ACTIVE,), n_steps=2,
-          gradient=lambda rng, shape: rng.randint(-3, 4, shape))
+    check(
+        device,
+        OPTIMIZERS['MOMENTUM_SGD'],
+        'fd',
+        SHAPES[:6],
+        (ACTIVE,),
+        n_steps=2,
+        gradient=lambda rng, shape: rng.randint(-3, 4, shape),
+    )
 
 
 @pytest.mark.parametrize('add_hooks', [(), (ELEMENTWISE[0], ACTIVE)], ids=['plain', 'hooks'])
 def test_parameters_that_are_not_updated(device, add_hooks):
     """Hooks and the norm count them, as in Chainer; their data and counters stay."""
+
     def change(step, optimizer):
         if step == 1:
             optimizer.target.p002.update_rule.enabled = False
@@ -167,20 +208,29 @@ def test_hyperparameters_of_one_rule(device):
         optimizer.target.p002.update_rule.hyperparam.alpha = 0.3
         if step == 1:
             optimizer.target.p004.update_rule.t += 5
+
     check(device, OPTIMIZERS['ADAM'], 'd', SHAPES[:6], n_steps=3, change=change)
 
 
 def test_one_rule_with_a_variant_of_its_own(device):
     def change(step, optimizer):
         optimizer.target.p002.update_rule.hyperparam.amsgrad = True
+
     check(device, OPTIMIZERS['ADAM'], 'd', SHAPES[:4], n_steps=2, change=change)
     assert {launch['RULE'] for launch in device.launched} == {'ADAM', 'AMSGRAD'}
 
 
-@pytest.mark.parametrize('value', [0., numpy.nan, numpy.inf])
+@pytest.mark.parametrize('value', [0.0, numpy.nan, numpy.inf])
 def test_norms_that_are_no_numbers(device, value):
-    check(device, OPTIMIZERS['SGD'], 'd', SHAPES[:5], (ACTIVE,), 1,
-          gradient=lambda rng, shape: numpy.full(shape, value))
+    check(
+        device,
+        OPTIMIZERS['SGD'],
+        'd',
+        SHAPES[:5],
+        (ACTIVE,),
+        1,
+        gradient=lambda rng, shape: numpy.full(shape, value),
+    )
 
 
 @pytest.mark.parametrize('dtype', 'fd')
@@ -189,7 +239,8 @@ def test_check_of_the_self_test(device, monkeypatch, dtype):
         def prepare(self):
             super().prepare()
             device.reachable = [
-                array for param in self._params for array in (param.array, param.grad)]
+                array for param in self._params for array in (param.array, param.grad)
+            ]
 
     monkeypatch.setattr(self_test, 'FusedUpdate', Update)
     x = numpy.random.RandomState(0).normal(size=(5, 3)).astype(dtype)
@@ -201,15 +252,31 @@ def test_check_of_the_self_test(device, monkeypatch, dtype):
 
 
 def test_races(make_device):
-    check(make_device(cuda_on_cpu.RACES), OPTIMIZERS['ADAM'], 'f', ((3,), (1025,)),
-          (ELEMENTWISE[0], ACTIVE), n_steps=1)
+    check(
+        make_device(cuda_on_cpu.RACES),
+        OPTIMIZERS['ADAM'],
+        'f',
+        ((3,), (1025,)),
+        (ELEMENTWISE[0], ACTIVE),
+        n_steps=1,
+    )
 
 
-@pytest.mark.parametrize('sanitizer, replace', [
-    (cuda_on_cpu.RACES, ('    __syncthreads();\n    double sum', '    double sum')),
-    (cuda_on_cpu.MEMORY, ('            if (i < size) {', '            if (i <= size) {'))],
-    ids=['barrier', 'bound'])
+@pytest.mark.parametrize(
+    'sanitizer, replace',
+    [
+        (cuda_on_cpu.RACES, ('    __syncthreads();\n    double sum', '    double sum')),
+        (cuda_on_cpu.MEMORY, ('            if (i < size) {', '            if (i <= size) {')),
+    ],
+    ids=['barrier', 'bound'],
+)
 def test_broken_kernel_is_noticed(make_device, sanitizer, replace):
     with pytest.raises(cuda_on_cpu.KernelError):
-        check(make_device(sanitizer, replace), OPTIMIZERS['SGD'], 'f', ((3,), (1025,)),
-              (ACTIVE,), n_steps=1)
+        check(
+            make_device(sanitizer, replace),
+            OPTIMIZERS['SGD'],
+            'f',
+            ((3,), (1025,)),
+            (ACTIVE,),
+            n_steps=1,
+        )

@@ -22,6 +22,7 @@ INDICES = [INDEX, (0,), (2,), (2, 6), (4,), (7,), (1, 4, 1), tuple(range(8))]
 @pytest.fixture
 def on_device(device):
     """What makes DeviceMolecules whose device is `device`."""
+
     class Emulated(CpuDevice):
         def send(self, array):
             return device.put(array)
@@ -49,10 +50,16 @@ def check_spare(device, on_device, molecules, index, spare_rows, spare_nnz):
     target = on_device(molecules)
     buffers = target._buffers(index.size, adj.n_rows + spare_rows, adj.nnz + spare_nnz)
     target.gather(device.put(target.check(index)), buffers)
-    expected = Buffers(*([numpy.empty_like(label) for label in buffer]
-                         if isinstance(buffer, list) else
-                         None if buffer is None else numpy.empty_like(buffer)
-                         for buffer in buffers))
+    expected = Buffers(
+        *(
+            [numpy.empty_like(label) for label in buffer]
+            if isinstance(buffer, list)
+            else None
+            if buffer is None
+            else numpy.empty_like(buffer)
+            for buffer in buffers
+        )
+    )
     fill_buffers(expected, atoms, adj, labels)
     for name, actual in buffers._asdict().items():
         if name != 'labels':
@@ -103,8 +110,9 @@ def test_data_set_without_entries(device, on_device):
 
 @pytest.mark.parametrize('n_graphs, n_sms', [(1500, 132), (300, 4), (8, 1), (9, 1), (65, 1)])
 def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
-    monkeypatch.setattr('chainer_bspmm.backend.kernels.device',
-                        lambda device_id: policy.Device(n_sms, 60 << 20))
+    monkeypatch.setattr(
+        'chainer_bspmm.backend.kernels.device', lambda device_id: policy.Device(n_sms, 60 << 20)
+    )
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))
     check_exact(device, on_device, molecules, rng.randint(0, 300, n_graphs))
@@ -120,9 +128,13 @@ def test_no_race(make_device):
     assert_same_batch((atoms, adj, *labels), (*expected[:2], *expected[2]))
 
 
-@pytest.mark.parametrize('broken', [
-    ('__syncthreads();\n    Sizes before', 'Sizes before'),
-    ('before_graph[warp] = before;\n        __syncwarp();', 'before_graph[warp] = before;')])
+@pytest.mark.parametrize(
+    'broken',
+    [
+        ('__syncthreads();\n    Sizes before', 'Sizes before'),
+        ('before_graph[warp] = before;\n        __syncwarp();', 'before_graph[warp] = before;'),
+    ],
+)
 def test_missing_barrier_is_noticed(make_device, broken):
     device = make_device(cuda_on_cpu.RACES, broken)
     emulated = CpuDevice()
@@ -133,7 +145,7 @@ def test_missing_barrier_is_noticed(make_device, broken):
 
 def test_policy():
     device = types.SimpleNamespace(n_sms=132)
-    for n_graphs in (1, 7, 8, 9, 128, 1500, 2112, 2113, 10 ** 4, 10 ** 6):
+    for n_graphs in (1, 7, 8, 9, 128, 1500, 2112, 2113, 10**4, 10**6):
         launch = policy.gather_launch.__wrapped__(n_graphs, device)
         blocks, threads = launch.grid[0], launch.block[0]
         assert (blocks - 1) * launch.graphs_per_block < n_graphs

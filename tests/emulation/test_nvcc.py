@@ -1,4 +1,5 @@
 """The kernels as NVIDIA's compiler sees them, for every architecture; no GPU is needed for that."""
+
 import functools
 import re
 import shutil
@@ -18,49 +19,87 @@ STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 # They add one element at a time, and have no atomics on half.
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
 WIDEST = {**dict.fromkeys(WITH_ATOMICS, 1), 'dropout': 4}
-ST_CONSTANTS = [(('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
-                for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))]
-DOTS = [(('LANES', lanes), ('TILE', tile))
-        for lanes, tile in ((1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4))]
+ST_CONSTANTS = [
+    (('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
+    for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))
+]
+DOTS = [
+    (('LANES', lanes), ('TILE', tile))
+    for lanes, tile in ((1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4))
+]
 CONSTANTS = {
     'bspmm_csr': [
-        (('WEIGHTS', weights), ('RESIDUAL', residual), ('AHEAD', ahead), ('COLUMNS', columns),
-         ('PIPELINED', pipelined), ('STREAM', stream), ('OFFSET', offset))
+        (
+            ('WEIGHTS', weights),
+            ('RESIDUAL', residual),
+            ('AHEAD', ahead),
+            ('COLUMNS', columns),
+            ('PIPELINED', pipelined),
+            ('STREAM', stream),
+            ('OFFSET', offset),
+        )
         # The most that the policy gives to each.
         for weights, residual, ahead, columns, pipelined, stream, offset in (
-            (1, 1, 3, 2, 1, 1, 'unsigned'), (0, 0, 5, 1, 0, 0, 'unsigned'),
-            (2, 1, 3, 2, 1, 1, 'size_t'), (1, 0, 3, 4, 0, 1, 'unsigned'),
-            (1, 1, 3, 2, 1, 0, 'size_t'), (2, 0, 5, 1, 1, 0, 'unsigned'))],
+            (1, 1, 3, 2, 1, 1, 'unsigned'),
+            (0, 0, 5, 1, 0, 0, 'unsigned'),
+            (2, 1, 3, 2, 1, 1, 'size_t'),
+            (1, 0, 3, 4, 0, 1, 'unsigned'),
+            (1, 1, 3, 2, 1, 0, 'size_t'),
+            (2, 0, 5, 1, 1, 0, 'unsigned'),
+        )
+    ],
     # From dtype to dtype, so that every one meets three of them.
-    'bspmm_swa': [(('SUBWARP', lanes), ('WEIGHTS', weights)) for lanes, weights in (
-        (1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))],
+    'bspmm_swa': [
+        (('SUBWARP', lanes), ('WEIGHTS', weights))
+        for lanes, weights in ((1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))
+    ],
     'bsddmm_csr': DOTS,
     'segment_reduce': [
         (('AHEAD', ahead), ('OPERATION', name), ('COMBINE', combine))
-        for ahead, name, combine in ((8, 'SUM', 1), (4, 'MAX', 0), (8, 'MAX', 0), (4, 'SUM', 1),
-                                     (8, 'MAX', 1), (8, 'SUM', 0))],
+        for ahead, name, combine in (
+            (8, 'SUM', 1),
+            (4, 'MAX', 0),
+            (8, 'MAX', 0),
+            (4, 'SUM', 1),
+            (8, 'MAX', 1),
+            (8, 'SUM', 0),
+        )
+    ],
     'segment_broadcast': [()],
     'segment_softmax': [(('GRADIENT', gradient),) for gradient in (1, 0, 0, 1, 0, 1)],
-    'dropout': [(('KIND', kind),)
-                for kind in ('DROPOUT', 'RELU', 'RELU', 'DROPOUT', 'MASK', 'DROPOUT')],
+    'dropout': [
+        (('KIND', kind),) for kind in ('DROPOUT', 'RELU', 'RELU', 'DROPOUT', 'MASK', 'DROPOUT')
+    ],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
     'gather_batch': [(('LABELS_ONLY', 0),), (('LABELS_ONLY', 1),)],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.
-    'bspmm_sell': [(('TILE', tile), ('WEIGHTS', weights), ('WHOLE_WARPS', whole))
-                   for tile, weights, whole in ((1, 1, 1), (8, 1, 0), (2, 0, 1),
-                                                (8, 1, 1), (4, 1, 0), (8, 0, 0))],
-    'spmv_csr': [(('LANES', lanes), ('WEIGHTS', weights))
-                 for lanes, weights in ((1, 1), (2, 0), (4, 1), (8, 1), (16, 0), (32, 1))],
+    'bspmm_sell': [
+        (('TILE', tile), ('WEIGHTS', weights), ('WHOLE_WARPS', whole))
+        for tile, weights, whole in (
+            (1, 1, 1),
+            (8, 1, 0),
+            (2, 0, 1),
+            (8, 1, 1),
+            (4, 1, 0),
+            (8, 0, 0),
+        )
+    ],
+    'spmv_csr': [
+        (('LANES', lanes), ('WEIGHTS', weights))
+        for lanes, weights in ((1, 1), (2, 0), (4, 1), (8, 1), (16, 0), (32, 1))
+    ],
 }
 # Everything for sm_90; for each of the others a third of it, in turn, so that the whole file takes
 # half a minute.
 VARIANTS = [
     (architecture, dtype, width)
-    for turn, architecture in enumerate(ARCHITECTURES) for i, (dtype, width) in enumerate(STORAGE)
-    if architecture == 'sm_90' or i % 3 == turn % 3]
+    for turn, architecture in enumerate(ARCHITECTURES)
+    for i, (dtype, width) in enumerate(STORAGE)
+    if architecture == 'sm_90' or i % 3 == turn % 3
+]
 
 
 def defines_of(name, dtype, width):
@@ -71,8 +110,9 @@ def defines_of(name, dtype, width):
 
 @functools.lru_cache(maxsize=None)
 def known_architectures():
-    return subprocess.run(['nvcc', '--list-gpu-code'], capture_output=True, text=True,
-                          check=True).stdout.split()
+    return subprocess.run(
+        ['nvcc', '--list-gpu-code'], capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 def compiled(tmp_path, name, dtype, defines, architecture, *flags):
@@ -83,57 +123,105 @@ def compiled(tmp_path, name, dtype, defines, architecture, *flags):
         pytest.skip('this nvcc does not know %s' % architecture)
     # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
     done = subprocess.run(
-        ['nvcc', *kernels.options(dtype, defines), '-arch=' + architecture, '-cubin',
-         '-Werror=all-warnings', '-Xptxas=-v', *flags, '-o', str(tmp_path / 'kernel.cubin'),
-         str(kernels.directory() / (name + '.cu'))], capture_output=True, text=True)
+        [
+            'nvcc',
+            *kernels.options(dtype, defines),
+            '-arch=' + architecture,
+            '-cubin',
+            '-Werror=all-warnings',
+            '-Xptxas=-v',
+            *flags,
+            '-o',
+            str(tmp_path / 'kernel.cubin'),
+            str(kernels.directory() / (name + '.cu')),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def usage(report):
     """Return registers a thread, bytes of static shared memory, bytes of the stack and spilled."""
+
     def number(pattern):
         return sum(map(int, re.findall(pattern, report)))
 
     registers = re.search(r'Used (\d+) registers', report)
     assert registers and 'bytes spill stores' in report, 'not a report of ptxas: ' + report
-    return (int(registers[1]), number(r'(\d+) bytes smem'), number(r'(\d+) bytes stack frame'),
-            number(r'(\d+) bytes spill (?:stores|loads)'))
+    return (
+        int(registers[1]),
+        number(r'(\d+) bytes smem'),
+        number(r'(\d+) bytes stack frame'),
+        number(r'(\d+) bytes spill (?:stores|loads)'),
+    )
 
 
 def test_every_kernel_is_compiled():
     assert {path.stem for path in kernels.directory().glob('*.cu')} == {*CONSTANTS, 'fused_update'}
 
 
-@pytest.mark.parametrize('name, architecture, dtype, width', [
-    (name, *variant) for name in CONSTANTS for variant in VARIANTS
-    if name not in WITH_ATOMICS or variant[1] != 'e'])
+@pytest.mark.parametrize(
+    'name, architecture, dtype, width',
+    [
+        (name, *variant)
+        for name in CONSTANTS
+        for variant in VARIANTS
+        if name not in WITH_ATOMICS or variant[1] != 'e'
+    ],
+)
 def test_kernel_compiles_without_a_warning_or_a_spill(
-        tmp_path, nvcc_usage, name, dtype, width, architecture):
+    tmp_path, nvcc_usage, name, dtype, width, architecture
+):
     defines = defines_of(name, dtype, width)
     registers, shared, stack, spilled = usage(
-        compiled(tmp_path, name, dtype, defines, architecture))
-    nvcc_usage.append((name, architecture, ' '.join(
-        ['STORAGE=' + kernels.STORAGE[dtype], *('%s=%s' % define for define in defines)]),
-        registers, shared))
+        compiled(tmp_path, name, dtype, defines, architecture)
+    )
+    nvcc_usage.append(
+        (
+            name,
+            architecture,
+            ' '.join(
+                ['STORAGE=' + kernels.STORAGE[dtype], *('%s=%s' % define for define in defines)]
+            ),
+            registers,
+            shared,
+        )
+    )
     assert (stack, spilled) == (0, 0), 'bytes of the stack and spilled'
 
 
 RULES = ('NONE', 'SGD', 'MOMENTUM_SGD', 'RMSPROP', 'RMSPROP_EPS_INSIDE', 'ADAM', 'AMSGRAD')
 
 
-@pytest.mark.parametrize('architecture, dtype, rule', [
-    (architecture, dtype, rule) for turn, architecture in enumerate(ARCHITECTURES)
-    for dtype in 'fd' for i, rule in enumerate(RULES)
-    if architecture == 'sm_90' or i % 3 == turn % 3])
+@pytest.mark.parametrize(
+    'architecture, dtype, rule',
+    [
+        (architecture, dtype, rule)
+        for turn, architecture in enumerate(ARCHITECTURES)
+        for dtype in 'fd'
+        for i, rule in enumerate(RULES)
+        if architecture == 'sm_90' or i % 3 == turn % 3
+    ],
+)
 def test_fused_update_compiles_without_a_warning_or_a_spill(
-        tmp_path, nvcc_usage, architecture, dtype, rule):
+    tmp_path, nvcc_usage, architecture, dtype, rule
+):
     """Nor a copy of its table on the stack."""
     defines = fused_update.defines(numpy.dtype(dtype), rule)
     registers, shared, stack, spilled = usage(
-        compiled(tmp_path, 'fused_update', dtype, defines, architecture))
-    nvcc_usage.append(('fused_update', architecture, 'STORAGE=%s RULE=%s' % (
-        kernels.STORAGE[dtype], rule), registers, shared))
+        compiled(tmp_path, 'fused_update', dtype, defines, architecture)
+    )
+    nvcc_usage.append(
+        (
+            'fused_update',
+            architecture,
+            'STORAGE=%s RULE=%s' % (kernels.STORAGE[dtype], rule),
+            registers,
+            shared,
+        )
+    )
     assert (stack, spilled) == (0, 0), 'bytes of the stack and spilled'
 
 

@@ -24,9 +24,21 @@ def test_channels(device, dtype, n_channels):
     check(device, dtype, n_channels, (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1))
 
 
-@pytest.mark.parametrize('sizes, spare', [
-    ((1,), 0), ((5,), 0), ((1,) * 9, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0),
-    ((3, 2), 4), ((3, 0), 1), ((0, 0), 4), ((), 4)], ids=str)
+@pytest.mark.parametrize(
+    'sizes, spare',
+    [
+        ((1,), 0),
+        ((5,), 0),
+        ((1,) * 9, 0),
+        ((0, 0, 0, 2), 0),
+        ((2, 0, 0, 0), 0),
+        ((3, 2), 4),
+        ((3, 0), 1),
+        ((0, 0), 4),
+        ((), 4),
+    ],
+    ids=str,
+)
 def test_segments_and_rows_beyond_the_batch(device, sizes, spare):
     check(device, 'f', 3, sizes, spare)
 
@@ -37,9 +49,20 @@ def test_unaligned_input(device, dtype, shift, width):
 
 
 @pytest.mark.parametrize('max_rows', [None, 4])
-@pytest.mark.parametrize('sizes, spare', [
-    ((5,), 0), ((4,), 9), ((8, 9), 1), ((3, 6, 5, 2), 0), ((4, 5, 0, 0, 5), 3),
-    ((1, 1, 30, 2, 0), 0), ((7, 7, 7), 20), ((0, 17, 0, 1), 2)], ids=str)
+@pytest.mark.parametrize(
+    'sizes, spare',
+    [
+        ((5,), 0),
+        ((4,), 9),
+        ((8, 9), 1),
+        ((3, 6, 5, 2), 0),
+        ((4, 5, 0, 0, 5), 3),
+        ((1, 1, 30, 2, 0), 0),
+        ((7, 7, 7), 20),
+        ((0, 17, 0, 1), 2),
+    ],
+    ids=str,
+)
 def test_long_segments(device, monkeypatch, sizes, spare, max_rows):
     monkeypatch.setattr(policy, 'MIN_CHUNK', 4)
     monkeypatch.setattr(policy, 'segment_launch', policy.segment_launch.__wrapped__)
@@ -49,8 +72,13 @@ def test_long_segments(device, monkeypatch, sizes, spare, max_rows):
 
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):
     plan = policy.segment_launch
-    monkeypatch.setattr(policy, 'segment_launch', lambda *sizes, **options: plan(
-        *sizes, **options)._replace(grid=(plan(*sizes, **options).grid[0], 2, 1)))
+    monkeypatch.setattr(
+        policy,
+        'segment_launch',
+        lambda *sizes, **options: plan(*sizes, **options)._replace(
+            grid=(plan(*sizes, **options).grid[0], 2, 1)
+        ),
+    )
     check(device, 'f', 33 * 4 * 3, (2, 0, 3))
 
 

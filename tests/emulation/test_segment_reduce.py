@@ -16,8 +16,16 @@ OPERATIONS = ('sum', 'max')
 
 # Segments that are longer than a chunk of 4 rows, and not; they begin and end within a chunk, at
 # its border, one row beside it, and two meet in one chunk.
-LONG = ((5,), (4,), (8, 9), (3, 6, 5, 2), (4, 5, 0, 0, 5), (1, 1, 30, 2, 0), (7, 7, 7),
-        (0, 17, 0, 1))
+LONG = (
+    (5,),
+    (4,),
+    (8, 9),
+    (3, 6, 5, 2),
+    (4, 5, 0, 0, 5),
+    (1, 1, 30, 2, 0),
+    (7, 7, 7),
+    (0, 17, 0, 1),
+)
 
 
 @pytest.fixture
@@ -91,7 +99,7 @@ def test_long_segments(device, chunks_of_four, sizes, operation):
         x = device.put(-1 - abs(integers((offsets[-1], n_channels), 'f', TERM)))
         check(device, operation, x, offsets)
     has_long = offsets[-1] > 4
-    assert [launched['COMBINE'] for launched in device.launched] == [0, 1][:1 + has_long] * 3
+    assert [launched['COMBINE'] for launched in device.launched] == [0, 1][: 1 + has_long] * 3
 
 
 @pytest.mark.parametrize('operation', OPERATIONS)
@@ -99,7 +107,7 @@ def test_long_segments(device, chunks_of_four, sizes, operation):
 def test_long_segments_in_every_dtype(device, chunks_of_four, dtype, operation):
     offsets = offsets_of((6, 1, 19, 3))
     x = device.put(integers((offsets[-1] + 5, 24), dtype, TERM))
-    x[offsets[-1]:] = numpy.nan  # rows beyond the batch
+    x[offsets[-1] :] = numpy.nan  # rows beyond the batch
     x[9, 3] = x[25, 4] = numpy.nan
     assert numpy.isnan(check(device, operation, x, offsets)).sum() == 2
 
@@ -127,8 +135,9 @@ def test_blocks_that_stride_over_the_channels(device, chunks_of_four, monkeypatc
 
     def narrow(*sizes):
         launch = plan(*sizes)
-        return launch._replace(grid=(launch.grid[0], 2, 1),
-                               combine_grid=(launch.combine_grid[0], 2, 1))
+        return launch._replace(
+            grid=(launch.grid[0], 2, 1), combine_grid=(launch.combine_grid[0], 2, 1)
+        )
 
     monkeypatch.setattr(policy, 'segment_launch', narrow)
     offsets = offsets_of(sizes)

@@ -8,7 +8,7 @@ from chainer_bspmm.backend import policy
 from kernel_cases import CHANNELS, DTYPES
 
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
-BOUND = {'e': 2 ** -10, 'f': 2 ** -20, 'd': 2 ** -48}
+BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 
 
 def check(device, dtype, n_channels, sizes, spare=0, shift=0):
@@ -37,9 +37,20 @@ def test_channels(device, dtype, n_channels):
     check(device, dtype, n_channels, (0, 3, 0, 0, 24, 1, 5, 0) if n_channels <= 64 else (0, 3, 1))
 
 
-@pytest.mark.parametrize('sizes, spare', [
-    ((1,), 0), ((5,), 0), ((1,) * 200, 0), ((0, 0, 0, 2), 0), ((2, 0, 0, 0), 0), ((3, 2), 4),
-    ((0, 0), 4), ((300,), 0)], ids=str)
+@pytest.mark.parametrize(
+    'sizes, spare',
+    [
+        ((1,), 0),
+        ((5,), 0),
+        ((1,) * 200, 0),
+        ((0, 0, 0, 2), 0),
+        ((2, 0, 0, 0), 0),
+        ((3, 2), 4),
+        ((0, 0), 4),
+        ((300,), 0),
+    ],
+    ids=str,
+)
 def test_segments_and_rows_beyond_them(device, sizes, spare):
     check(device, 'f', 3, sizes, spare)
 
@@ -51,8 +62,11 @@ def test_unaligned_input(device, dtype, shift, width):
 
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):
     plan = policy.softmax_launch
-    monkeypatch.setattr(policy, 'softmax_launch', lambda *sizes: plan(
-        *sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)))
+    monkeypatch.setattr(
+        policy,
+        'softmax_launch',
+        lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)),
+    )
     check(device, 'f', 33 * 4 * 3, (2, 0, 3))
 
 
@@ -60,7 +74,7 @@ def test_largest_values_and_nan(device):
     largest, nan = numpy.finfo('f').max, numpy.nan
     x = device.put(numpy.array([[largest, nan], [-largest, 1], [5, -largest], [5, 0]], 'f'))
     y = gpu.segment_softmax(x, numpy.array([0, 2, 4], numpy.int32))
-    numpy.testing.assert_array_equal(y, [[1, nan], [0, nan], [.5, 0], [.5, 1]])
+    numpy.testing.assert_array_equal(y, [[1, nan], [0, nan], [0.5, 0], [0.5, 1]])
 
 
 @pytest.mark.parametrize('n_rows, n_channels, n_segments', [(0, 3, 2), (3, 0, 1), (0, 2, 0)])

@@ -1,4 +1,5 @@
 """The SpMV of both containers: kernels/spmv_csr.cu, and kernels/bspmm_sell.cu with one column."""
+
 import numpy
 import pytest
 
@@ -13,9 +14,12 @@ from kernel_cases import assert_exact, batch, integers
 
 # Exact in every dtype: powers of two and small integers.
 FACTORS = [(1, 0), (1, 1), (2, 0), (-0.5, 2), (0, 1), (0, 0), (1, -1)]
-FORMS = {'csr': lambda adj: adj, 'sell 1': lambda adj: BatchedSELL(adj, 1),
-         'sell 7 sorted': lambda adj: BatchedSELL(adj, 7, True),
-         'sell 32': lambda adj: BatchedSELL(adj, 32)}
+FORMS = {
+    'csr': lambda adj: adj,
+    'sell 1': lambda adj: BatchedSELL(adj, 1),
+    'sell 7 sorted': lambda adj: BatchedSELL(adj, 7, True),
+    'sell 32': lambda adj: BatchedSELL(adj, 32),
+}
 
 
 def check(device, adj, dtype, form='csr', alpha=2, beta=-3):
@@ -45,8 +49,7 @@ def test_batches(device, name, form):
 @pytest.mark.parametrize('lanes', [1, 2, 4, 8, 16, 32])
 def test_lanes(device, monkeypatch, lanes):
     plan = policy.spmv_launch
-    monkeypatch.setattr(policy, 'spmv_launch', lambda n_rows, nnz: plan(
-        n_rows, 4 * n_rows * lanes))
+    monkeypatch.setattr(policy, 'spmv_launch', lambda n_rows, nnz: plan(n_rows, 4 * n_rows * lanes))
     assert check(device, batch('mixed', 'f'), 'f')['LANES'] == lanes
 
 

@@ -1,4 +1,5 @@
 """The benchmarks' one kernel, TensorFlow's product as the report describes it, on the CPU."""
+
 import pathlib
 import shutil
 import subprocess
@@ -24,8 +25,12 @@ def test_product(gxx, sanitizer, n_b, threads):
     c = numpy.zeros((9, n_b), 'f')
     program = build(SOURCE.read_text(), 'tensorflow_spmm', sanitizer=sanitizer)
     n_blocks = -(-len(ids) * n_b // threads)
-    run(program, (n_blocks, 1, 1), (threads, 1, 1),
-        (ids, values, b, c, numpy.int32(len(ids)), numpy.int32(n_b)))
+    run(
+        program,
+        (n_blocks, 1, 1),
+        (threads, 1, 1),
+        (ids, values, b, c, numpy.int32(len(ids)), numpy.int32(n_b)),
+    )
     numpy.testing.assert_array_equal(c, dense @ b)
 
 
@@ -33,6 +38,17 @@ def test_nvcc_compiles_it_without_a_warning(tmp_path):
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     done = subprocess.run(
-        ['nvcc', '-std=c++17', '-arch=sm_90', '-cubin', '-Werror=all-warnings',
-         '-o', str(tmp_path / 'kernel.cubin'), str(SOURCE)], capture_output=True, text=True)
+        [
+            'nvcc',
+            '-std=c++17',
+            '-arch=sm_90',
+            '-cubin',
+            '-Werror=all-warnings',
+            '-o',
+            str(tmp_path / 'kernel.cubin'),
+            str(SOURCE),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,14 +16,17 @@ def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
     launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
     placed = types.SimpleNamespace(
-        n_cols=adj.n_cols, nnz=adj.nnz, **{name: device.put(getattr(adj, name))
-                                           for name in adj._integers})
+        n_cols=adj.n_cols,
+        nnz=adj.nnz,
+        **{name: device.put(getattr(adj, name)) for name in adj._integers},
+    )
     return build._launch_transpose(placed, launch, kernels)
 
 
 def check(device, adj):
-    for array, expected in zip(transpose_on(device, adj), build.transpose(
-            numpy, adj.indptr, adj.indices, adj.n_cols)):
+    for array, expected in zip(
+        transpose_on(device, adj), build.transpose(numpy, adj.indptr, adj.indices, adj.n_cols)
+    ):
         assert array.dtype == numpy.int32
         numpy.testing.assert_array_equal(array, expected)
     assert len(device.launched) == 1
@@ -34,11 +37,17 @@ def random_batch(sizes, n_columns=None, per_row=3, seed=0):
     rng = numpy.random.RandomState(seed)
     n_columns = sizes if n_columns is None else n_columns
     starts = numpy.cumsum((0,) + tuple(n_columns))
-    rows = [rng.randint(start, start + columns, rng.randint(2 * per_row + 1))
-            for size, columns, start in zip(sizes, n_columns, starts) for _ in range(size)]
+    rows = [
+        rng.randint(start, start + columns, rng.randint(2 * per_row + 1))
+        for size, columns, start in zip(sizes, n_columns, starts)
+        for _ in range(size)
+    ]
     return BatchedCSR(
-        numpy.cumsum([0] + [len(row) for row in rows]), numpy.concatenate(rows).astype(int),
-        numpy.cumsum((0,) + tuple(sizes)), col_offsets=starts)
+        numpy.cumsum([0] + [len(row) for row in rows]),
+        numpy.concatenate(rows).astype(int),
+        numpy.cumsum((0,) + tuple(sizes)),
+        col_offsets=starts,
+    )
 
 
 @pytest.mark.parametrize('name', BATCHES)
@@ -46,28 +55,43 @@ def test_batches(device, name):
     check(device, batch(name, 'f'))
 
 
-@pytest.mark.parametrize('sizes', [
-    (1,), (31, 32, 33), (11, 0, 1, 5), (40,) * 3, (100, 2, 3), (300,)], ids=str)
+@pytest.mark.parametrize(
+    'sizes', [(1,), (31, 32, 33), (11, 0, 1, 5), (40,) * 3, (100, 2, 3), (300,)], ids=str
+)
 def test_sizes(device, sizes):
     check(device, random_batch(sizes))
 
 
 # As many columns as warps scan in several rounds; fewer columns than rows; none at all.
-@pytest.mark.parametrize('sizes, n_columns', [
-    ((3, 20), (12, 80)), ((40, 3), (2, 1)), ((2,), (100,)), ((20, 5), (300, 20))], ids=str)
+@pytest.mark.parametrize(
+    'sizes, n_columns',
+    [((3, 20), (12, 80)), ((40, 3), (2, 1)), ((2,), (100,)), ((20, 5), (300, 20))],
+    ids=str,
+)
 def test_rectangular(device, sizes, n_columns):
     check(device, random_batch(sizes, n_columns))
 
 
 def test_no_columns(device):
-    check(device, BatchedCSR(numpy.zeros(4, int), numpy.zeros(0, int), numpy.array([0, 1, 3]),
-                             col_offsets=numpy.array([0, 0, 0])))
+    check(
+        device,
+        BatchedCSR(
+            numpy.zeros(4, int),
+            numpy.zeros(0, int),
+            numpy.array([0, 1, 3]),
+            col_offsets=numpy.array([0, 0, 0]),
+        ),
+    )
 
 
 @pytest.mark.parametrize('n_entries', [31, 32, 33, 128, 129, 300])
 def test_all_entries_in_one_column_keep_their_order(device, n_entries):
-    check(device, BatchedCSR(numpy.array([0, n_entries, n_entries]), numpy.ones(n_entries, int),
-                             numpy.array([0, 2])))
+    check(
+        device,
+        BatchedCSR(
+            numpy.array([0, n_entries, n_entries]), numpy.ones(n_entries, int), numpy.array([0, 2])
+        ),
+    )
 
 
 @pytest.mark.parametrize('n_entries, warps', [(128, 1), (129, 2), (256, 2), (257, 4), (600, 8)])
@@ -86,7 +110,7 @@ def test_capacity_beyond_the_batch(device, spare):
     larger = adj._copy()
     larger.n_cols, larger.nnz = adj.n_cols + spare, adj.nnz + spare
     larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
-    larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2 ** 30)
+    larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2**30)
     indptr, indices, order = transpose_on(device, larger)
     expected = build.transpose(numpy, adj.indptr, adj.indices, adj.n_cols)
     # Columns that no graph has are empty rows of a product with the transpose.
@@ -94,4 +118,5 @@ def test_capacity_beyond_the_batch(device, spare):
     numpy.testing.assert_array_equal(indices, numpy.pad(expected[1], (0, spare)))
     # Values may be taken by the whole of it.
     numpy.testing.assert_array_equal(
-        order, numpy.append(expected[2], numpy.arange(adj.nnz, adj.nnz + spare)))
+        order, numpy.append(expected[2], numpy.arange(adj.nnz, adj.nnz + spare))
+    )

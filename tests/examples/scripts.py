@@ -1,4 +1,5 @@
 """Running the scripts of examples/ as a user runs them."""
+
 import csv
 import importlib
 import multiprocessing
@@ -27,16 +28,31 @@ def environment():
 
 def run(script, *arguments, status=0, cwd=None, stdin=None):
     """Run a script, `stdin` a file for it; return its stdout, or its stderr where it must fail."""
-    done = subprocess.run(command(script, arguments), cwd=cwd, env=environment(), stdin=stdin,
-                          capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command(script, arguments),
+        cwd=cwd,
+        env=environment(),
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr if status else done.stdout
 
 
 # Its children have imported what takes an example two seconds.
 SERVER = multiprocessing.get_context('forkserver')
-SERVER.set_forkserver_preload(['chainer_bspmm', 'chainer_chemistry.models', 'matplotlib.pyplot',
-                               'pandas', 'rdkit.Chem', 'sklearn.metrics'])
+SERVER.set_forkserver_preload(
+    [
+        'chainer_bspmm',
+        'chainer_chemistry.models',
+        'matplotlib.pyplot',
+        'pandas',
+        'rdkit.Chem',
+        'sklearn.metrics',
+    ]
+)
 
 
 def run_at_once(script, *arguments, status=0, cwd=None):

@@ -1,4 +1,5 @@
 """``--updater graph`` of the examples: where it is refused, how its steps are timed, resuming."""
+
 import argparse
 import json
 import subprocess
@@ -23,23 +24,31 @@ def common():
     """The modules of examples/common."""
     imported(EXAMPLES / 'qm9', 'qm9_data')
     from common import data, measure, training
+
     return types.SimpleNamespace(data=data, measure=measure, training=training)
 
 
-@pytest.mark.parametrize('options, message', [
-    ([], '--updater graph: CUDA graphs need a GPU, --device -1 is the CPU'),
-    (['--device', '@numpy'], '--device @numpy is the CPU')])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ([], '--updater graph: CUDA graphs need a GPU, --device -1 is the CPU'),
+        (['--device', '@numpy'], '--device @numpy is the CPU'),
+    ],
+)
 def test_captured_steps_need_a_gpu(tmp_path, options, message):
     error = run_at_once(TRAIN, '--updater', 'graph', '--out', tmp_path / 'out', *options, status=1)
     assert error.startswith('error: ') and error.count('\n') == 1 and message in error
     assert not (tmp_path / 'out').exists()  # it was said before anything was done
 
 
-@pytest.mark.parametrize('options, culprit', [
-    ({'dense': True}, '--dense'), ({'layout': 'padded'}, '--layout padded'), ({}, None)])
+@pytest.mark.parametrize(
+    'options, culprit',
+    [({'dense': True}, '--dense'), ({'layout': 'padded'}, '--layout padded'), ({}, None)],
+)
 def test_captured_steps_need_packed_batches(common, options, culprit):
-    args = argparse.Namespace(**{'updater': 'graph', 'dense': False, 'layout': 'packed',
-                                 'device': '0', **options})
+    args = argparse.Namespace(
+        **{'updater': 'graph', 'dense': False, 'layout': 'packed', 'device': '0', **options}
+    )
     device = types.SimpleNamespace(xp='cupy')
     if culprit is None:
         return common.training.check_updater(args, device)
@@ -57,7 +66,7 @@ def test_a_data_set_too_large_for_the_gpu_stays_on_the_host(common, monkeypatch,
 
 
 def test_steps_are_timed_in_rounds(common, monkeypatch):
-    now, waited = [0.], []
+    now, waited = [0.0], []
 
     class Updater:
         n = 0
@@ -82,7 +91,7 @@ def test_steps_are_timed_in_rounds(common, monkeypatch):
     updater.steps_a_round = 3
     for _ in range(12):
         updater.update()
-        now[0] += .5  # what the Trainer does
+        now[0] += 0.5  # what the Trainer does
     # Each of the first steps is a round, and the seventh is the last of an epoch.
     assert waited == [1, 2, 5, 7, 10]
     assert updater.seconds == pytest.approx([4, 4] + [7 / 3] * 3 + [2.75] * 2 + [7 / 3] * 3)
@@ -92,8 +101,9 @@ def test_steps_are_timed_in_rounds(common, monkeypatch):
 
 def test_updaters_go_by_name(common):
     measure = common.measure
-    assert {name: issubclass(kind, measure.GraphUpdater)
-            for name, kind in measure.UPDATERS.items()} == {'standard': False, 'graph': True}
+    assert {
+        name: issubclass(kind, measure.GraphUpdater) for name, kind in measure.UPDATERS.items()
+    } == {'standard': False, 'graph': True}
 
 
 @pytest.mark.gpu
@@ -102,10 +112,27 @@ def test_captured_training_resumes_exactly(tmp_path):
         pytest.importorskip(package)
 
     def train(folder, epochs, *options):
-        arguments = ['--label', 'alpha', '--device', '0', '--updater', 'graph', '--epoch', epochs,
-                     '--out', tmp_path / folder, *QUICK, *options]
-        done = subprocess.run(command(TRAIN, arguments), env=environment(),
-                              capture_output=True, text=True, timeout=300)
+        arguments = [
+            '--label',
+            'alpha',
+            '--device',
+            '0',
+            '--updater',
+            'graph',
+            '--epoch',
+            epochs,
+            '--out',
+            tmp_path / folder,
+            *QUICK,
+            *options,
+        ]
+        done = subprocess.run(
+            command(TRAIN, arguments),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert 'GraphUpdater' not in done.stderr and 'stays on the host' not in done.stdout
         assert 'Time a step: ' in done.stdout

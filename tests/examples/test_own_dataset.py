@@ -1,4 +1,5 @@
 """The scripts of examples/own_dataset, run as a user runs them."""
+
 import json
 import signal
 import subprocess
@@ -30,34 +31,61 @@ def run_by_python(script, *arguments, **options):
 @pytest.fixture
 def regression_file(tmp_path):
     path = tmp_path / 'mine.csv'
-    path.write_text('name,Structure,log S,mass\n' + ''.join(
-        'm%d,%s,%s,%d\n' % (i, smiles, -len(smiles) / 2, 14 * len(smiles))
-        for i, smiles in enumerate(CHAINS)))
+    path.write_text(
+        'name,Structure,log S,mass\n'
+        + ''.join(
+            'm%d,%s,%s,%d\n' % (i, smiles, -len(smiles) / 2, 14 * len(smiles))
+            for i, smiles in enumerate(CHAINS)
+        )
+    )
     return path
 
 
 @pytest.fixture
 def classification_file(tmp_path):
     path = tmp_path / 'mine.csv'
-    path.write_text('smiles,amine\n' + ''.join(
-        '%s,%s\n' % (smiles, '' if i % 5 == 0 else int('N' in smiles))
-        for i, smiles in enumerate(CHAINS)))
+    path.write_text(
+        'smiles,amine\n'
+        + ''.join(
+            '%s,%s\n' % (smiles, '' if i % 5 == 0 else int('N' in smiles))
+            for i, smiles in enumerate(CHAINS)
+        )
+    )
     return path
 
 
 @pytest.mark.parametrize('dense', [[], ['--dense']])
 def test_regression(regression_file, tmp_path, dense):
     out = tmp_path / 'result'
-    text = run('train_own.py', '--data', regression_file, '--smiles-column', 'Structure',
-               '--labels', 'log S', 'mass', '--task', 'regression', '--out', out, *QUICK, *dense)
+    text = run(
+        'train_own.py',
+        '--data',
+        regression_file,
+        '--smiles-column',
+        'Structure',
+        '--labels',
+        'log S',
+        'mass',
+        '--task',
+        'regression',
+        '--out',
+        out,
+        *QUICK,
+        *dense,
+    )
     assert '90 molecules' in text and 'Targets: log S, mass' in text
     test = json.loads((out / 'result.json').read_text())['test']
     assert list(test['MAE']) == ['log S', 'mass'] and 'Time a step' in text
     printed = run('predict_own.py', '--in-dir', out, '--out', tmp_path / 'p.csv', *dense)
     assert 'MAE of mass: %.6g (14 molecules)' % test['MAE']['mass'] in printed
     table = rows(tmp_path / 'p.csv')
-    assert list(table[0]) == ['smiles', 'log S predicted', 'log S true', 'mass predicted',
-                              'mass true']
+    assert list(table[0]) == [
+        'smiles',
+        'log S predicted',
+        'log S true',
+        'mass predicted',
+        'mass true',
+    ]
     path = tmp_path / 'new.csv'
     path.write_text('Structure\nCCO\n')
     run('predict_own.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'q.csv', *dense)
@@ -66,8 +94,18 @@ def test_regression(regression_file, tmp_path, dense):
 
 def test_classification(classification_file, tmp_path):
     out = tmp_path / 'result'
-    text = run('train_own.py', '--data', classification_file, '--labels', 'amine', '--task',
-               'classification', '--out', out, *QUICK)
+    text = run(
+        'train_own.py',
+        '--data',
+        classification_file,
+        '--labels',
+        'amine',
+        '--task',
+        'classification',
+        '--out',
+        out,
+        *QUICK,
+    )
     assert 'test ROC-AUC' in text
     area = json.loads((out / 'result.json').read_text())['test']['mean ROC-AUC']
     assert 0 <= area <= 1
@@ -76,12 +114,32 @@ def test_classification(classification_file, tmp_path):
 
 
 def test_interrupted_training_goes_on_with_the_command_that_is_printed(regression_file, tmp_path):
-    options = ['--data', regression_file, '--smiles-column', 'Structure', '--labels', 'log S',
-               'mass', '--task', 'regression', '--unit-num', '8', '--conv-layers', '2',
-               '--batchsize', '1', '--epoch', '8']
+    options = [
+        '--data',
+        regression_file,
+        '--smiles-column',
+        'Structure',
+        '--labels',
+        'log S',
+        'mass',
+        '--task',
+        'regression',
+        '--unit-num',
+        '8',
+        '--conv-layers',
+        '2',
+        '--batchsize',
+        '1',
+        '--epoch',
+        '8',
+    ]
     out = tmp_path / 'with space'
-    with subprocess.Popen(command(OWN / 'train_own.py', options + ['--out', out]),
-                          env=environment(), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command(OWN / 'train_own.py', options + ['--out', out]),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         text = ''
         for line in process.stdout:
             text += line
@@ -90,33 +148,56 @@ def test_interrupted_training_goes_on_with_the_command_that_is_printed(regressio
     assert process.returncode == 130, text
     assert not (out / 'model.npz').exists()
     # As a shell would run it.
-    subprocess.run(text.splitlines()[-1], shell=True, check=True, env=environment(),
-                   capture_output=True)
+    subprocess.run(
+        text.splitlines()[-1], shell=True, check=True, env=environment(), capture_output=True
+    )
     run('train_own.py', '--out', tmp_path / 'whole', *options)
     ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'whole' / 'model.npz')
     for name in ours:
         numpy.testing.assert_array_equal(ours[name], other[name])
 
 
-@pytest.mark.parametrize('change, message', [
-    (['--labels', 'logS'], 'has no column logS; expected the columns Structure, logS, found name,'),
-    (['--smiles-column', 'smiles'], 'has no column smiles'),
-    (['--task', 'classification'], "mine.csv row 2: target log S is '-0.5', expected 0, 1 or"),
-    (['--labels', 'name'], "mine.csv row 2: target name is 'm0', expected a finite number"),
-    (['--data', 'missing.csv'], 'data file not found: missing.csv'),
-])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (
+            ['--labels', 'logS'],
+            'has no column logS; expected the columns Structure, logS, found name,',
+        ),
+        (['--smiles-column', 'smiles'], 'has no column smiles'),
+        (['--task', 'classification'], "mine.csv row 2: target log S is '-0.5', expected 0, 1 or"),
+        (['--labels', 'name'], "mine.csv row 2: target name is 'm0', expected a finite number"),
+        (['--data', 'missing.csv'], 'data file not found: missing.csv'),
+    ],
+)
 def test_errors_of_the_user_have_no_traceback(regression_file, tmp_path, change, message):
-    options = {'--data': regression_file, '--smiles-column': 'Structure', '--labels': 'log S',
-               '--task': 'regression', '--out': tmp_path / 'result', **dict([change])}
+    options = {
+        '--data': regression_file,
+        '--smiles-column': 'Structure',
+        '--labels': 'log S',
+        '--task': 'regression',
+        '--out': tmp_path / 'result',
+        **dict([change]),
+    }
     text = run('train_own.py', *[word for pair in options.items() for word in pair], status=1)
     assert text.startswith('error: ') and message in text and text.count('\n') == 1
 
 
 def test_resume_refuses_other_labels(regression_file, tmp_path):
     out = tmp_path / 'result'
-    options = ['--data', regression_file, '--smiles-column', 'Structure', '--task', 'regression',
-               '--out', out, *QUICK]
+    options = [
+        '--data',
+        regression_file,
+        '--smiles-column',
+        'Structure',
+        '--task',
+        'regression',
+        '--out',
+        out,
+        *QUICK,
+    ]
     run('train_own.py', '--labels', 'mass', *options)
-    text = run('train_own.py', '--labels', 'log S', '--resume', out / 'snapshot.npz', *options,
-               status=1)
+    text = run(
+        'train_own.py', '--labels', 'log S', '--resume', out / 'snapshot.npz', *options, status=1
+    )
     assert "labels was ['mass']" in text and "is ['log S'] now" in text

@@ -1,4 +1,5 @@
 """The scripts of examples/qm9, run as a user runs them."""
+
 import gzip
 import hashlib
 import json
@@ -18,8 +19,19 @@ from tests.examples.scripts import run as run_script
 from tests.examples.scripts import run_at_once
 
 QM9 = EXAMPLES / 'qm9'
-METHODS = ['rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm',
-           'rsgcn_gwm', 'ggnn_gwm', 'gin_gwm', 'nfp_gwm']
+METHODS = [
+    'rsgcn',
+    'relgcn',
+    'ggnn',
+    'gin',
+    'nfp',
+    'relgat',
+    'gnnfilm',
+    'rsgcn_gwm',
+    'ggnn_gwm',
+    'gin_gwm',
+    'nfp_gwm',
+]
 QUICK = ['--epoch', '2', '--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
 
 
@@ -39,6 +51,7 @@ def qm9_data():
 @pytest.fixture(scope='module')
 def data(qm9_data):
     from common import data
+
     return data
 
 
@@ -51,11 +64,13 @@ def trained(tmp_path_factory):
 
 # The sample
 
+
 def test_sample_is_the_one_that_make_sample_writes():
     with gzip.open(QM9 / 'data' / 'qm9_sample.csv.gz') as f:
         text = f.read()
     assert hashlib.sha256(text).hexdigest() == (
-        '2562bb454932be7958f4f01455ff89e77bb5f38bbf24d37c9df48c51cbc162a6')
+        '2562bb454932be7958f4f01455ff89e77bb5f38bbf24d37c9df48c51cbc162a6'
+    )
 
 
 @pytest.mark.parametrize('dense', [False, True])
@@ -66,13 +81,33 @@ def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense)
     assert len(dataset) == len(kept) == 4000 and not failures
     atoms, adj, labels = dataset[0]  # methane, with the numbers of QM9's first file
     assert atoms.tolist() == [6] and (adj if dense else adj.to_dense()[0]).tolist() == [[1]]
-    numpy.testing.assert_array_equal(labels, numpy.float32([
-        157.7118, 157.70997, 157.70699, 0, 13.21, -.3877, .1171, .5048, 35.3641, .044749,
-        -40.47893, -40.476062, -40.475117, -40.498597, 6.469]))
+    numpy.testing.assert_array_equal(
+        labels,
+        numpy.float32(
+            [
+                157.7118,
+                157.70997,
+                157.70699,
+                0,
+                13.21,
+                -0.3877,
+                0.1171,
+                0.5048,
+                35.3641,
+                0.044749,
+                -40.47893,
+                -40.476062,
+                -40.475117,
+                -40.498597,
+                6.469,
+            ]
+        ),
+    )
 
 
 def test_targets_are_upstreams(qm9_data):
     from chainer_chemistry.datasets import get_qm9_label_names
+
     assert list(qm9_data.TARGETS) == get_qm9_label_names()
 
 
@@ -80,11 +115,16 @@ def test_targets_are_upstreams(qm9_data):
 def test_preprocessing_is_upstreams(qm9_data, data, dense):
     from chainer_chemistry.dataset.parsers import CSVFileParser
     from chainer_chemistry.dataset.preprocessors import RSGCNPreprocessor
+
     task = qm9_data.task_of('gap')
     table = qm9_data.read_qm9('sample', task)[1].iloc[1000:1100]
     dataset, _, _ = data.preprocess(table, 'rsgcn', task.labels(table), dense)
-    parser = CSVFileParser(RSGCNPreprocessor(), labels='gap', smiles_col='smiles',
-                           postprocess_label=lambda label: numpy.asarray(label, 'f'))
+    parser = CSVFileParser(
+        RSGCNPreprocessor(),
+        labels='gap',
+        smiles_col='smiles',
+        postprocess_label=lambda label: numpy.asarray(label, 'f'),
+    )
     expected = parser.parse(qm9_data.SAMPLE, target_index=range(1000, 1100))['dataset']
     assert len(dataset) == len(expected) == 100
     for i, upstream in enumerate(expected):
@@ -96,7 +136,8 @@ def test_preprocessing_is_upstreams(qm9_data, data, dense):
 def test_num_data_spreads_over_the_data(qm9_data, data):
     _, table = qm9_data.read_qm9('sample', qm9_data.task_of('gap'))
     assert data.thin_out(table, 4)['smiles'].tolist() == [
-        table['smiles'][i] for i in (0, 1000, 2000, 3000)]
+        table['smiles'][i] for i in (0, 1000, 2000, 3000)
+    ]
     assert len(data.thin_out(table, 5000)) == len(data.thin_out(table, -1)) == 4000
 
 
@@ -109,6 +150,7 @@ def test_split_is_a_partition_decided_by_the_seed(data):
 
 
 # Training
+
 
 def test_training_prints_data_split_and_error_in_the_unit(trained):
     out, text = trained
@@ -146,17 +188,37 @@ def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
     ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'model.npz')
     for name in ours:
         numpy.testing.assert_array_equal(ours[name], other[name])
-    log, other_log = [[{key: entry[key] for key in entry if key != 'elapsed_time'}
-                       for entry in json.loads((folder / 'log').read_text())]
-                      for folder in (out, tmp_path)]
+    log, other_log = [
+        [
+            {key: entry[key] for key in entry if key != 'elapsed_time'}
+            for entry in json.loads((folder / 'log').read_text())
+        ]
+        for folder in (out, tmp_path)
+    ]
     assert log == other_log
 
 
 def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
-    options = ['--label', 'gap', '--unit-num', '8', '--conv-layers', '2', '--num-data', '1000',
-               '--epoch', '4', '--batchsize', '4']
-    with subprocess.Popen(command(QM9 / 'train_qm9.py', options + ['--out', tmp_path / 'a']),
-                          env=environment(), stdout=subprocess.PIPE, text=True) as process:
+    options = [
+        '--label',
+        'gap',
+        '--unit-num',
+        '8',
+        '--conv-layers',
+        '2',
+        '--num-data',
+        '1000',
+        '--epoch',
+        '4',
+        '--batchsize',
+        '4',
+    ]
+    with subprocess.Popen(
+        command(QM9 / 'train_qm9.py', options + ['--out', tmp_path / 'a']),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         text = ''
         for line in process.stdout:
             text += line
@@ -166,8 +228,14 @@ def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
     assert '--resume %s' % (tmp_path / 'a' / 'snapshot.npz') in text
     # The interrupt came in the middle of the training, not at its end.
     assert not (tmp_path / 'a' / 'model.npz').exists()
-    run('train_qm9.py', '--out', tmp_path / 'a', '--resume', tmp_path / 'a' / 'snapshot.npz',
-        *options)
+    run(
+        'train_qm9.py',
+        '--out',
+        tmp_path / 'a',
+        '--resume',
+        tmp_path / 'a' / 'snapshot.npz',
+        *options,
+    )
     run('train_qm9.py', '--out', tmp_path / 'b', *options)
     ours, other = arrays(tmp_path / 'a' / 'model.npz'), arrays(tmp_path / 'b' / 'model.npz')
     for name in ours:
@@ -176,8 +244,16 @@ def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
 
 def test_snapshot_of_a_finished_training_only_tests_again(trained, tmp_path):
     out, text = trained
-    again = run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume',
-                out / 'snapshot.npz', *QUICK)
+    again = run(
+        'train_qm9.py',
+        '--label',
+        'alpha',
+        '--out',
+        tmp_path,
+        '--resume',
+        out / 'snapshot.npz',
+        *QUICK,
+    )
     assert 'nothing to train' in again
     line = [line for line in text.splitlines() if line.startswith('alpha ')][0]
     assert line in again
@@ -186,8 +262,17 @@ def test_snapshot_of_a_finished_training_only_tests_again(trained, tmp_path):
 
 def test_resume_refuses_other_settings(trained, tmp_path):
     out, _ = trained
-    message = run('train_qm9.py', '--label', 'gap', '--out', tmp_path,
-                  '--resume', out / 'snapshot.npz', *QUICK, status=1)
+    message = run(
+        'train_qm9.py',
+        '--label',
+        'gap',
+        '--out',
+        tmp_path,
+        '--resume',
+        out / 'snapshot.npz',
+        *QUICK,
+        status=1,
+    )
     assert "label was 'alpha'" in message and "is 'gap' now" in message
 
 
@@ -197,6 +282,7 @@ def test_other_settings_remove_a_stale_model(trained, data, tmp_path):
     for name in names:
         (tmp_path / name).write_bytes((out / name).read_bytes())
     from common import files
+
     settings = json.loads((out / 'settings.json').read_text())
     files.start_folder(tmp_path, settings)
     assert all((tmp_path / name).exists() for name in names)
@@ -212,10 +298,22 @@ def test_all_targets_dense(tmp_path):
 
 def test_padded_layout_trains_as_the_dense_model_does(tmp_path):
     logs = {}
-    for name, option in (('dense', ['--dense']), ('padded', ['--layout', 'padded']),
-                         ('packed', [])):
-        run('train_qm9.py', '--label', 'alpha', '--method', 'relgcn', '--out', tmp_path / name,
-            *option, *QUICK)
+    for name, option in (
+        ('dense', ['--dense']),
+        ('padded', ['--layout', 'padded']),
+        ('packed', []),
+    ):
+        run(
+            'train_qm9.py',
+            '--label',
+            'alpha',
+            '--method',
+            'relgcn',
+            '--out',
+            tmp_path / name,
+            *option,
+            *QUICK,
+        )
         log = json.loads((tmp_path / name / 'log').read_text())
         logs[name] = [entry['validation/main/loss'] for entry in log]
     assert logs['padded'] == pytest.approx(logs['dense'], rel=1e-4)
@@ -227,6 +325,7 @@ def test_padded_layout_trains_as_the_dense_model_does(tmp_path):
 
 def test_methods_are_those_that_can_be_swapped(data):
     from common import tasks
+
     assert tasks.METHODS == tuple(METHODS)
     assert tasks.supported_methods()[:5] == METHODS[:5]
 
@@ -234,10 +333,26 @@ def test_methods_are_those_that_can_be_swapped(data):
 @pytest.mark.parametrize('method', METHODS)
 def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, method):
     from common import tasks
+
     if method not in tasks.supported_methods():
         pytest.skip('sparsify does not take %s' % method)
-    run('train_qm9.py', '--method', method, '--label', 'mu', '--out', tmp_path, '--num-data', '60',
-        '--epoch', '1', '--unit-num', '8', '--conv-layers', '2')
+    run(
+        'train_qm9.py',
+        '--method',
+        method,
+        '--label',
+        'mu',
+        '--out',
+        tmp_path,
+        '--num-data',
+        '60',
+        '--epoch',
+        '1',
+        '--unit-num',
+        '8',
+        '--conv-layers',
+        '2',
+    )
     predictions = []
     for dense in ([], ['--dense', '--batchsize', '1']):  # alone: dense batches know padding
         run('predict_qm9.py', '--in-dir', tmp_path, '--out', tmp_path / 'p.csv', *dense)
@@ -247,6 +362,7 @@ def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, 
 
 
 # Data of the user's own
+
 
 def test_broken_molecules_are_counted_and_listed(tmp_path):
     path = tmp_path / 'mine.csv'
@@ -261,16 +377,25 @@ def test_broken_molecules_are_counted_and_listed(tmp_path):
     assert [row['row'] for row in failed] == ['mine.csv row %d' % i for i in (3, 5, 8)]
 
 
-@pytest.mark.parametrize('text, message', [
-    ('smiles,gap\nCC,1\n\nCCC,high\n', "mine.csv row 4: target gap is 'high', expected a finite"),
-    ('smiles,gap\nCC,nan\n', "mine.csv row 2: target gap is 'nan', expected a finite number"),
-    ('smiles,homo\nCC,1\n', 'has no column gap; expected the columns smiles, gap, found'),
-    ('SMILES,gap\nCC,1\n', 'has no column smiles'),
-    ('', 'cannot be read as CSV'),
-    ('smiles,gap\n', 'none of the 0 molecules can be used'),
-    ('smiles,gap\nC1,1\n', "none of the 1 molecules can be used, the first: mine.csv row 2: 'C1'"),
-    ('smiles,gap\nCC,1\n', 'leave a part of the split empty'),
-])
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        (
+            'smiles,gap\nCC,1\n\nCCC,high\n',
+            "mine.csv row 4: target gap is 'high', expected a finite",
+        ),
+        ('smiles,gap\nCC,nan\n', "mine.csv row 2: target gap is 'nan', expected a finite number"),
+        ('smiles,homo\nCC,1\n', 'has no column gap; expected the columns smiles, gap, found'),
+        ('SMILES,gap\nCC,1\n', 'has no column smiles'),
+        ('', 'cannot be read as CSV'),
+        ('smiles,gap\n', 'none of the 0 molecules can be used'),
+        (
+            'smiles,gap\nC1,1\n',
+            "none of the 1 molecules can be used, the first: mine.csv row 2: 'C1'",
+        ),
+        ('smiles,gap\nCC,1\n', 'leave a part of the split empty'),
+    ],
+)
 def test_bad_files(qm9_data, data, tmp_path, text, message):
     path = tmp_path / 'mine.csv'
     path.write_text(text)
@@ -294,6 +419,7 @@ def test_damaged_archives(qm9_data, data, tmp_path):
 def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeypatch):
     def fail(*args):
         raise ValueError('something else')
+
     monkeypatch.setattr(data, 'from_smiles', fail)
     table = data.typed_smiles(['CC', 'C1'], ['gap'])
     with pytest.raises(ValueError, match='something else'):
@@ -314,21 +440,41 @@ def test_errors_reach_the_user_without_a_traceback(tmp_path):
     assert message == 'error: --out: cannot make the folder %s: File exists\n' % (tmp_path / 'file')
 
 
-@pytest.mark.parametrize('name, write', [
-    ('model.npz', lambda old: old[:1000]), ('settings.json', lambda old: old[:20]),
-    ('settings.json', lambda old: old.replace(b'train_qm9.py', b'train_own.py'))])
+@pytest.mark.parametrize(
+    'name, write',
+    [
+        ('model.npz', lambda old: old[:1000]),
+        ('settings.json', lambda old: old[:20]),
+        ('settings.json', lambda old: old.replace(b'train_qm9.py', b'train_own.py')),
+    ],
+)
 def test_folders_that_do_not_fit_are_refused(trained, tmp_path, name, write):
     for file in ('model.npz', 'settings.json'):
         (tmp_path / file).write_bytes((trained[0] / file).read_bytes())
     (tmp_path / name).write_bytes(write((tmp_path / name).read_bytes()))
     message = run('predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C', status=1)
-    assert message.startswith('error: ') and message.count('\n') == 1 and any(
-        part in message for part in ('damaged', 'settings.json cannot be read', 'expected one of'))
+    assert (
+        message.startswith('error: ')
+        and message.count('\n') == 1
+        and any(
+            part in message
+            for part in ('damaged', 'settings.json cannot be read', 'expected one of')
+        )
+    )
 
 
 def test_a_model_is_no_snapshot(trained, tmp_path):
-    message = run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume',
-                  trained[0] / 'model.npz', *QUICK, status=1)
+    message = run(
+        'train_qm9.py',
+        '--label',
+        'alpha',
+        '--out',
+        tmp_path,
+        '--resume',
+        trained[0] / 'model.npz',
+        *QUICK,
+        status=1,
+    )
     assert message.startswith('error: ') and 'model.npz cannot be loaded' in message
 
 
@@ -340,15 +486,32 @@ def test_settings_of_earlier_versions_are_read(trained, tmp_path):
     for name in ('model.npz', 'snapshot.npz'):
         (tmp_path / name).write_bytes((trained[0] / name).read_bytes())
     run('predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C')
-    run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume',
-        tmp_path / 'snapshot.npz', *QUICK)
+    run(
+        'train_qm9.py',
+        '--label',
+        'alpha',
+        '--out',
+        tmp_path,
+        '--resume',
+        tmp_path / 'snapshot.npz',
+        *QUICK,
+    )
 
 
 def test_a_prediction_keeps_other_files(trained, tmp_path):
     (tmp_path / 'failed.csv').write_text('mine')
     for out, status in ((tmp_path / 'p.csv', 0), (tmp_path, 1), (tmp_path / 'no' / 'p.csv', 1)):
-        text = run('predict_qm9.py', '--in-dir', trained[0], '--smiles', 'C', 'C1', '--out', out,
-                   status=status)
+        text = run(
+            'predict_qm9.py',
+            '--in-dir',
+            trained[0],
+            '--smiles',
+            'C',
+            'C1',
+            '--out',
+            out,
+            status=status,
+        )
         assert 'error: --out: ' in text if status else 'p_failed.csv' in text
     assert (tmp_path / 'failed.csv').read_text() == 'mine'
     assert [row['smiles'] for row in rows(tmp_path / 'p_failed.csv')] == ['C1']
@@ -361,8 +524,9 @@ def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
     columns = [column for _, column, _ in qm9_data.TARGETS.values()]
     for part in (1, 2, 3):
         (folder / 'data' / ('qm9_part%d.csv' % part)).write_text(
-            'Index,SMILES,%s\n%d,%s,%s\n' % (
-                ','.join(columns), part, 'C' * part, ','.join(str(i) for i in range(15))))
+            'Index,SMILES,%s\n%d,%s,%s\n'
+            % (','.join(columns), part, 'C' * part, ','.join(str(i) for i in range(15)))
+        )
     monkeypatch.syspath_prepend(tmp_path)
     description, table = qm9_data.read_qm9('full', qm9_data.task_of('all'))
     assert "qm9pack's files" in description
@@ -382,6 +546,7 @@ def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, 
 
 # Prediction
 
+
 @pytest.mark.parametrize('dense', [[], ['--dense']])
 def test_prediction_repeats_the_test_error_of_the_training(trained, tmp_path, dense):
     out, text = trained
@@ -389,8 +554,10 @@ def test_prediction_repeats_the_test_error_of_the_training(trained, tmp_path, de
     printed = run('predict_qm9.py', '--in-dir', out, '--out', tmp_path / 'p.csv', *dense)
     assert 'MAE of alpha: %s' % line.split()[1][:5] in printed
     result = rows(tmp_path / 'p.csv')
-    errors = [abs(float(row['alpha predicted [bohr^3]']) - float(row['alpha true [bohr^3]']))
-              for row in result]
+    errors = [
+        abs(float(row['alpha predicted [bohr^3]']) - float(row['alpha true [bohr^3]']))
+        for row in result
+    ]
     assert len(errors) == 30
     assert numpy.mean(errors) == pytest.approx(float(line.split()[1]), rel=1e-4)
 
@@ -399,8 +566,9 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
     out, _ = trained
     path = tmp_path / 'mine.csv'
     path.write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\n')
-    text = run_by_python('predict_qm9.py', '--in-dir', out, '--data', path,
-                         '--out', tmp_path / 'a.csv')
+    text = run_by_python(
+        'predict_qm9.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv'
+    )
     assert '1 molecule(s) could not be used' in text and '(1 molecules)' in text
     from_file = rows(tmp_path / 'a.csv')
     assert [row['smiles'] for row in from_file] == ['CCO', 'C1CC', 'OCC']
@@ -408,16 +576,20 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
     run('predict_qm9.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC', 'CC')
     from_smiles = rows(tmp_path / 'b.csv')
     assert list(from_smiles[0]) == ['smiles', 'alpha predicted [bohr^3]']
-    ethanol = {float(row['alpha predicted [bohr^3]'])
-               for row in (from_file[0], from_file[2], from_smiles[0])}
+    ethanol = {
+        float(row['alpha predicted [bohr^3]'])
+        for row in (from_file[0], from_file[2], from_smiles[0])
+    }
     assert max(ethanol) == pytest.approx(min(ethanol), rel=1e-5)
 
 
 # The demo
 
+
 def test_demo(tmp_path):
-    text = run_by_python('demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2',
-                         cwd=tmp_path)
+    text = run_by_python(
+        'demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2', cwd=tmp_path
+    )
     assert 'limit 1e-05: equal' in text
     assert text.count('whole training step') == text.count('adjacency of a batch') >= 1
     for name in ('learning_curve.png', 'fit.png'):

@@ -1,4 +1,5 @@
 """The scripts of examples/tox21, run as a user runs them."""
+
 import csv
 import gzip
 import json
@@ -41,6 +42,7 @@ def tox21_data():
 @pytest.fixture(scope='module')
 def tasks(tox21_data):
     from common import tasks
+
     return tasks
 
 
@@ -52,8 +54,9 @@ def data_file(tox21_data, tmp_path_factory):
     lines = [','.join([*tox21_data.ASSAYS, 'mol_id', 'smiles'])]
     for i in range(200):
         smiles = CHAINS[rng.randint(12)] + rng.choice(['N', 'O', 'F', 'Cl', ''])
-        labels = ['' if rng.uniform() < 1 / 3 else str(int('N' in smiles))
-                  for _ in tox21_data.ASSAYS]
+        labels = [
+            '' if rng.uniform() < 1 / 3 else str(int('N' in smiles)) for _ in tox21_data.ASSAYS
+        ]
         lines.append(','.join([*labels, 'TOX%d' % i, smiles]))
     lines.append(','.join(['0'] * 12 + ['TOX200', 'C1CC']))
     with gzip.open(path, 'wt') as f:
@@ -64,11 +67,13 @@ def data_file(tox21_data, tmp_path_factory):
 @pytest.fixture(scope='module')
 def trained(data_file, tmp_path_factory):
     out = tmp_path_factory.mktemp('trained')
-    return out, run_by_python('train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out,
-                              *QUICK)
+    return out, run_by_python(
+        'train_tox21.py', '--data', data_file, '--epoch', '3', '--out', out, *QUICK
+    )
 
 
 # The metric
+
 
 def areas_by_pairs(labels, scores):
     """The definition: the share of (positive, negative) pairs in the right order; a tie is half."""
@@ -84,13 +89,13 @@ def test_roc_auc_is_the_share_of_ordered_pairs_and_passes_over_missing_labels(ta
     rng = numpy.random.RandomState(0)
     labels = rng.randint(-1, 2, (60, 4)).astype(float)
     labels[::7] = numpy.nan
-    scores = rng.randint(0, 9, (60, 4)) / 8 + (labels == 1) * .2
+    scores = rng.randint(0, 9, (60, 4)) / 8 + (labels == 1) * 0.2
     numpy.testing.assert_allclose(tasks.roc_aucs(labels, scores), areas_by_pairs(labels, scores))
 
 
 def test_roc_auc_of_one_class_is_undefined_and_left_out_of_the_mean(tasks):
     labels = numpy.array([[1, 1, -1], [0, 1, -1], [0, -1, -1]])
-    areas = tasks.roc_aucs(labels, numpy.array([[3., 1, 1], [1, 2, 2], [2, 3, 3]]))
+    areas = tasks.roc_aucs(labels, numpy.array([[3.0, 1, 1], [1, 2, 2], [2, 3, 3]]))
     assert areas[0] == 1 and numpy.isnan(areas[1:]).all()
     assert tasks.mean_of_known(areas) == 1
     assert numpy.isnan(tasks.mean_of_known(areas[1:]))
@@ -99,13 +104,14 @@ def test_roc_auc_of_one_class_is_undefined_and_left_out_of_the_mean(tasks):
 def test_missing_labels_change_neither_loss_nor_gradient(tasks):
     task = tasks.Classification(['a', 'b'])
     model = task.build({'method': 'rsgcn', 'unit_num': 4, 'conv_layers': 1}, True)
-    y = numpy.array([[1., -2], [3, 4]], 'f')
+    y = numpy.array([[1.0, -2], [3, 4]], 'f')
     full = model.lossfun(y[:, :1], numpy.array([[1], [0]], 'i'))
     masked = model.lossfun(y, numpy.array([[1, -1], [0, -1]], 'i'))
     assert float(full.array) == pytest.approx(float(masked.array))
 
 
 # Training
+
 
 def test_training_learns_and_reports(trained, tox21_data):
     out, text = trained
@@ -125,9 +131,24 @@ def test_training_learns_and_reports(trained, tox21_data):
 
 
 def test_enough_training_separates_the_classes(data_file, tmp_path):
-    run('train_tox21.py', '--data', data_file, '--epoch', '25', '--method', 'gin', '--out',
-        tmp_path, '--unit-num', '16', '--conv-layers', '2', '--batchsize', '8')
-    assert json.loads((tmp_path / 'result.json').read_text())['test']['mean ROC-AUC'] > .9
+    run(
+        'train_tox21.py',
+        '--data',
+        data_file,
+        '--epoch',
+        '25',
+        '--method',
+        'gin',
+        '--out',
+        tmp_path,
+        '--unit-num',
+        '16',
+        '--conv-layers',
+        '2',
+        '--batchsize',
+        '8',
+    )
+    assert json.loads((tmp_path / 'result.json').read_text())['test']['mean ROC-AUC'] > 0.9
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'ggnn'])
@@ -138,8 +159,16 @@ def test_resumed_training_equals_an_uninterrupted_one(data_file, trained, tmp_pa
         out = tmp_path / 'whole'
         run('train_tox21.py', '--epoch', '3', '--out', out, *options)
     run('train_tox21.py', '--epoch', '1', '--out', tmp_path, *options)
-    run('train_tox21.py', '--epoch', '3', '--out', tmp_path, '--resume', tmp_path / 'snapshot.npz',
-        *options)
+    run(
+        'train_tox21.py',
+        '--epoch',
+        '3',
+        '--out',
+        tmp_path,
+        '--resume',
+        tmp_path / 'snapshot.npz',
+        *options,
+    )
     ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'model.npz')
     for name in ours:
         numpy.testing.assert_array_equal(ours[name], other[name])
@@ -149,12 +178,14 @@ def test_dense_and_sparse_start_from_the_same_parameters(data_file, trained, tmp
     run('train_tox21.py', '--data', data_file, '--dense', '--epoch', '1', '--out', tmp_path, *QUICK)
     ours, dense = arrays(trained[0] / 'model.npz'), arrays(tmp_path / 'model.npz')
     assert {name: array.shape for name, array in ours.items()} == {
-        name: array.shape for name, array in dense.items()}
+        name: array.shape for name, array in dense.items()
+    }
     result = json.loads((tmp_path / 'result.json').read_text())
     assert result['dense'] and result['steps'] == 9
 
 
 # Prediction
+
 
 @pytest.mark.parametrize('dense', [[], ['--dense', '--batchsize', '1']])
 def test_prediction_repeats_the_roc_auc_of_the_training(trained, tmp_path, dense):
@@ -173,8 +204,9 @@ def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
     out, _ = trained
     path = tmp_path / 'mine.csv'
     path.write_text('smiles,NR-ER\nCCO,1\nC1CC,\nCCN,\n')
-    text = run_by_python('predict_tox21.py', '--in-dir', out, '--data', path,
-                         '--out', tmp_path / 'a.csv')
+    text = run_by_python(
+        'predict_tox21.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv'
+    )
     assert '1 molecule(s) could not be used' in text
     assert 'ROC-AUC of NR-ER: nan (1 molecules)' in text
     table = rows(tmp_path / 'a.csv')
@@ -182,10 +214,12 @@ def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
     assert table[1]['NR-ER probability'] == '' and 'NR-AR true' not in table[0]
     run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC')
     assert float(rows(tmp_path / 'b.csv')[0]['NR-ER probability']) == pytest.approx(
-        float(table[0]['NR-ER probability']), rel=1e-5)
+        float(table[0]['NR-ER probability']), rel=1e-5
+    )
 
 
 # Screening
+
 
 def test_screening_repeats_the_predictions(trained, tmp_path):
     out, _ = trained
@@ -197,8 +231,14 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
     assert [row['line'] for row in table] == list('1234567')
     assert [row['smiles'] for row in table] == ['CCO', 'C1CC', '', 'CCN', '[Og]', 'C\ufffdC', 'CCO']
     assert [row['error'] for row in table] == [
-        '', 'RDKit cannot parse it', 'no atoms', '', 'atomic number 118, the models know those '
-        'below 117', 'RDKit cannot parse it', '']
+        '',
+        'RDKit cannot parse it',
+        'no atoms',
+        '',
+        'atomic number 118, the models know those below 117',
+        'RDKit cannot parse it',
+        '',
+    ]
     run('predict_tox21.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'CCO', 'CCN')
     ethanol, amine = rows(tmp_path / 'b.csv')
     for row, expected in zip(table, (ethanol, None, None, amine, None, None, ethanol)):
@@ -228,8 +268,12 @@ def test_screening_ends_quietly_when_nobody_reads_on(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\n' * 5000)  # more rows than a pipe holds
     with subprocess.Popen(
-            command(TOX21 / 'screen_tox21.py', [path, '--in-dir', trained[0]]), env=environment(),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        command(TOX21 / 'screen_tox21.py', [path, '--in-dir', trained[0]]),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout.readline().startswith('line,smiles,error')
         process.stdout.close()
         assert process.stderr.read() == ''
@@ -240,14 +284,16 @@ def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\n')
     for arguments, words in (
-            ([tmp_path / 'none.smi'], 'error: cannot read'),
-            ([path, '--out', path], 'is what is to be read'),
-            ([path, '--out', tmp_path], 'error: --out: cannot write')):
+        ([tmp_path / 'none.smi'], 'error: cannot read'),
+        ([path, '--out', path], 'is what is to be read'),
+        ([path, '--out', tmp_path], 'error: --out: cannot write'),
+    ):
         assert words in run('screen_tox21.py', '--in-dir', trained[0], *arguments, status=1)
     assert path.read_text() == 'CCO\n'
 
 
 # Where the data come from
+
 
 def test_upstreams_cache_is_used_where_it_has_the_file(data_file, tmp_path, monkeypatch):
     folder = tmp_path / 'pfnet' / 'chainer' / 'molnet'
@@ -279,12 +325,14 @@ def test_other_labels_are_refused(tox21_data, tmp_path, value):
     with pytest.raises(tox21_data.DataError) as error:
         tox21_data.read_tox21(str(path))
     assert "mine.csv row 2: target NR-AR is '%s', expected 0, 1 or nothing" % value in str(
-        error.value)
+        error.value
+    )
 
 
 @pytest.mark.skipif(not REAL, reason="TOX21_CSV names no file: MoleculeNet's tox21.csv.gz")
 def test_real_tox21(tmp_path):
-    text = run('train_tox21.py', '--data', REAL, '--epoch', '1', '--out', tmp_path, '--batchsize',
-               '128')
+    text = run(
+        'train_tox21.py', '--data', REAL, '--epoch', '1', '--out', tmp_path, '--batchsize', '128'
+    )
     assert '8014 molecules, 8006 of them used' in text
     assert '8 molecule(s) could not be used' in text

@@ -1,4 +1,5 @@
 """Linear layers with an activation against Chainer's two functions; gradients to second order."""
+
 import numpy
 import pytest
 
@@ -23,8 +24,7 @@ def inputs(xp, n, n_in, n_out, dtype):
 
 
 def outcome(function, given, wanted, weights):
-    variables = [chainer.Variable(a.copy(), requires_grad=i in wanted)
-                 for i, a in enumerate(given)]
+    variables = [chainer.Variable(a.copy(), requires_grad=i in wanted) for i, a in enumerate(given)]
     y = function(*variables)
     functions.sum(y * y * weights).backward()
     return [y.array] + [variable.grad for variable in variables]
@@ -35,7 +35,7 @@ def outcome(function, given, wanted, weights):
 @pytest.mark.parametrize('wanted', [(0, 1, 2), (0, 1), (1,), (0, 2)], ids=str)
 @pytest.mark.parametrize('fused, activation', PAIRS)
 def test_same_as_two_functions(xp, fused, activation, shape, dtype, wanted):
-    given = inputs(xp, *shape, dtype)[:3 if 2 in wanted else 2]
+    given = inputs(xp, *shape, dtype)[: 3 if 2 in wanted else 2]
     weights = xp.arange(1, shape[2] + 1, dtype=dtype)
     ours = outcome(fused, given, wanted, weights)
     theirs = outcome(lambda *a: activation(functions.linear(*a)), given, wanted, weights)
@@ -67,6 +67,7 @@ def test_nan_propagates_and_large_values_do_not_overflow(xp, fused, activation):
 
 # --- with dropout ---
 
+
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
 def test_dropout_is_chainers(xp, dtype, ratio):
@@ -74,9 +75,11 @@ def test_dropout_is_chainers(xp, dtype, ratio):
     given = inputs(xp, 50, 7, 6, dtype)
     weights = xp.arange(1, 7, dtype=dtype)
     results = []
-    for function in (lambda *a: linear_relu(*a, dropout_ratio=ratio),
-                     lambda *a: functions.dropout(functions.relu(functions.linear(*a)), ratio),
-                     lambda *a: functions.relu(functions.dropout(functions.linear(*a), ratio))):
+    for function in (
+        lambda *a: linear_relu(*a, dropout_ratio=ratio),
+        lambda *a: functions.dropout(functions.relu(functions.linear(*a)), ratio),
+        lambda *a: functions.relu(functions.dropout(functions.linear(*a), ratio)),
+    ):
         xp.random.seed(0)
         results.append(outcome(function, given, (0, 1, 2), weights))
     y = cuda.to_cpu(results[0][0])
@@ -109,7 +112,7 @@ def test_nan_propagates_through_dropout(xp):
     assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
 
 
-@pytest.mark.parametrize('ratio', [1., -0.1])
+@pytest.mark.parametrize('ratio', [1.0, -0.1])
 def test_dropout_ratio_out_of_range(ratio):
     with pytest.raises(ValueError, match='dropout_ratio: expected at least 0 and below 1, got'):
         linear_relu(*inputs(numpy, 3, 2, 4, 'float32'), dropout_ratio=ratio)

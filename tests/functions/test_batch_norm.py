@@ -1,4 +1,5 @@
 """batch_norm of batches with spare rows against Chainer's link on the rows that are real."""
+
 import numpy
 import pytest
 
@@ -39,7 +40,7 @@ def new_link(xp, n_channels, dtype, **options):
     return link
 
 
-def features_of(xp, adj, n_channels, dtype, offset=0.):
+def features_of(xp, adj, n_channels, dtype, offset=0.0):
     rng = numpy.random.RandomState(0)
     return xp.asarray((rng.uniform(-1, 2, (adj.n_rows, n_channels)) + offset).astype(dtype))
 
@@ -50,12 +51,18 @@ def outcome(function, link, x, weights):
     link.cleargrads()
     y = function(x)
     functions.sum(y * y * weights).backward()
-    return {'y': y.array, 'x': x.grad, 'mean': link.avg_mean, 'variance': link.avg_var,
-            **{name: parameter.grad for name, parameter in link.namedparams()}}
+    return {
+        'y': y.array,
+        'x': x.grad,
+        'mean': link.avg_mean,
+        'variance': link.avg_var,
+        **{name: parameter.grad for name, parameter in link.namedparams()},
+    }
 
 
-@pytest.mark.parametrize('options', [{}, {'use_gamma': False}, {'use_beta': False},
-                                     {'decay': 0.3, 'eps': 1e-2}], ids=str)
+@pytest.mark.parametrize(
+    'options', [{}, {'use_gamma': False}, {'use_beta': False}, {'decay': 0.3, 'eps': 1e-2}], ids=str
+)
 @pytest.mark.parametrize('dtype', BOUNDS)
 @pytest.mark.parametrize('name', NAMES)
 def test_real_rows_are_as_without_the_spare_ones(xp, name, dtype, options):
@@ -70,8 +77,9 @@ def test_real_rows_are_as_without_the_spare_ones(xp, name, dtype, options):
     oracle.avg_mean[...], oracle.avg_var[...] = link.avg_mean, link.avg_var
     actual = outcome(lambda x: batch_norm(adj, link, x), link, x, weights)
     dense = chainer.links.BatchNormalization
-    expected = outcome(lambda x: dense.__call__(oracle, x), oracle, x[:n].astype('d'),
-                       weights[:n].astype('d'))
+    expected = outcome(
+        lambda x: dense.__call__(oracle, x), oracle, x[:n].astype('d'), weights[:n].astype('d')
+    )
     assert actual.keys() == expected.keys()
     for key in ('y', 'x'):
         assert (actual[key][n:] == 0).all(), key
@@ -114,16 +122,17 @@ def test_gradients(xp, n_spare):
 def test_large_mean(xp):
     """The variance is not a difference of large numbers."""
     ordinary, adj = batch(xp, 'many')
-    x = features_of(xp, adj, 4, 'float32', offset=1000.)
+    x = features_of(xp, adj, 4, 'float32', offset=1000.0)
     y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
     expected = chainer.links.BatchNormalization.__call__(
-        new_link(xp, 4, 'float64'), x[:ordinary.n_rows].astype('d')).array
-    assert relative_error(y[:ordinary.n_rows], expected) < 1e-3  # of 1000 / 1.5 * 6e-8
+        new_link(xp, 4, 'float64'), x[: ordinary.n_rows].astype('d')
+    ).array
+    assert relative_error(y[: ordinary.n_rows], expected) < 1e-3  # of 1000 / 1.5 * 6e-8
 
 
 def test_half_precision_does_not_overflow(xp):
     ordinary, adj = batch(xp, 'many')
-    x = features_of(xp, adj, 4, 'float16', offset=500.)
+    x = features_of(xp, adj, 4, 'float16', offset=500.0)
     y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
     assert y.dtype == numpy.float16 and xp.isfinite(y).all()
 
@@ -169,8 +178,10 @@ def test_everything_else_is_the_links(xp, train, spare):
     adj = batch(xp, 'many')[spare]
     x = features_of(xp, adj, 3, 'float32')
     results = []
-    for function in (lambda link: batch_norm(adj, link, x),
-                     lambda link: chainer.links.BatchNormalization.__call__(link, x)):
+    for function in (
+        lambda link: batch_norm(adj, link, x),
+        lambda link: chainer.links.BatchNormalization.__call__(link, x),
+    ):
         link = new_link(xp, 3, 'float32')
         with chainer.using_config('train', train):
             results.append([function(link).array, link.avg_mean, link.avg_var])
@@ -182,38 +193,56 @@ def test_model(xp):
     """RSGCN gives the same answers, gradients and averages, spare rows or not."""
     ordinary, adj = batch(xp, 'many')
     ids = numpy.random.RandomState(0).randint(0, 9, adj.n_rows).astype('i')
-    ids[ordinary.n_rows:] = 0
+    ids[ordinary.n_rows :] = 0
     results = []
     for each in (ordinary, adj):
         numpy.random.seed(0)
         with chainer.using_config('dtype', numpy.float64):
-            model = RSGCN(4, 5, 2, n_atom_types=10, use_batch_norm=True, dropout_ratio=0.,
-                          readout=lambda h, adj: h[:ordinary.n_rows])
+            model = RSGCN(
+                4,
+                5,
+                2,
+                n_atom_types=10,
+                use_batch_norm=True,
+                dropout_ratio=0.0,
+                readout=lambda h, adj: h[: ordinary.n_rows],
+            )
         if xp is not numpy:
             model.to_device('@cupy:0')
         model.cleargrads()
-        y = model(xp.asarray(ids[:each.n_rows]), each)
+        y = model(xp.asarray(ids[: each.n_rows]), each)
         functions.sum(y * y * xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)).backward()
-        results.append([y.array] + [p.grad for _, p in sorted(model.namedparams())] + [
-            array for bnorm in model.bnorms for array in (bnorm.avg_mean, bnorm.avg_var)])
+        results.append(
+            [y.array]
+            + [p.grad for _, p in sorted(model.namedparams())]
+            + [array for bnorm in model.bnorms for array in (bnorm.avg_mean, bnorm.avg_var)]
+        )
     for actual, expected in zip(*results):
         assert relative_error(actual, expected) < 1e-10
 
 
 # --- what is refused ---
 
+
 class OwnForward(chainer.links.BatchNormalization):
     def forward(self, x):
         return x
 
 
-@pytest.mark.parametrize('link, shape, message', [
-    (GraphBatchNormalization(3), (12, 4), r'h: expected shape \(12, 3\) .* got \(12, 4\)'),
-    (GraphBatchNormalization(3), (10, 3), r'h: expected shape \(12, 3\) .* got \(10, 3\)'),
-    (GraphBatchNormalization(3, decay=None), (12, 3), 'link.decay: expected a number, got None'),
-    (chainer.links.BatchNormalization(12, axis=1), (12, 3), r'link.axis: .* got \(1,\)'),
-    (OwnForward(3), (12, 3), 'link: expected the forward pass of .* got <.*OwnForward'),
-])
+@pytest.mark.parametrize(
+    'link, shape, message',
+    [
+        (GraphBatchNormalization(3), (12, 4), r'h: expected shape \(12, 3\) .* got \(12, 4\)'),
+        (GraphBatchNormalization(3), (10, 3), r'h: expected shape \(12, 3\) .* got \(10, 3\)'),
+        (
+            GraphBatchNormalization(3, decay=None),
+            (12, 3),
+            'link.decay: expected a number, got None',
+        ),
+        (chainer.links.BatchNormalization(12, axis=1), (12, 3), r'link.axis: .* got \(1,\)'),
+        (OwnForward(3), (12, 3), 'link: expected the forward pass of .* got <.*OwnForward'),
+    ],
+)
 def test_what_does_not_fit(link, shape, message):
     adj = with_spare(BATCHES['one graph'], 7, 0)
     with pytest.raises(ValueError, match=message):

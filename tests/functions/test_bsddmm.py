@@ -1,4 +1,5 @@
 """bsddmm: values, gradients, and what it refuses."""
+
 import numpy
 import pytest
 
@@ -74,11 +75,14 @@ def test_padded_shape(xp):
     check_gradients(lambda u, v: bsddmm(adj, u, v) ** 2, u, u + 1)
 
 
-@pytest.mark.parametrize('u, v, error, message', [
-    ((4, 2), (3, 2), ValueError, r'u: expected shape \(3, n_B\)'),
-    ((3, 2), (4, 2), ValueError, r'v: expected shape \(3, n_B\)'),
-    ((3, 2), (3, 1), ValueError, r'v: expected 2 channels as u, got shape \(3, 1\)'),
-])
+@pytest.mark.parametrize(
+    'u, v, error, message',
+    [
+        ((4, 2), (3, 2), ValueError, r'u: expected shape \(3, n_B\)'),
+        ((3, 2), (4, 2), ValueError, r'v: expected shape \(3, n_B\)'),
+        ((3, 2), (3, 1), ValueError, r'v: expected 2 channels as u, got shape \(3, 1\)'),
+    ],
+)
 def test_bad_shapes(monkeypatch, u, v, error, message):
     monkeypatch.setattr(backend.cpu, 'bsddmm', lambda *_: pytest.fail('launched'))
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2)), numpy.ones((1, 1))])

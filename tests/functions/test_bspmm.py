@@ -1,4 +1,5 @@
 """bspmm with every container and algorithm: values, gradients to second order, what it refuses."""
+
 import functools
 import weakref
 
@@ -32,12 +33,20 @@ from tests.support import WIDTHS
 
 # --- every container, with every algorithm that the backend has for it ---
 
-SELL_FORMS = {'sell 1': (1, False), 'sell 7': (7, False), 'sell 7 sorted': (7, True),
-              'sell 32': (32, False), 'sell 32 sorted': (32, True)}
+SELL_FORMS = {
+    'sell 1': (1, False),
+    'sell 7': (7, False),
+    'sell 7 sorted': (7, True),
+    'sell 32': (32, False),
+    'sell 32 sorted': (32, True),
+}
 KINDS = ('csr', 'coo', *SELL_FORMS)
 # A new algorithm comes under all the tests below by itself.
-ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': gpu.ST_ALGORITHMS,
-              **{kind: gpu.SELL_ALGORITHMS for kind in SELL_FORMS}}
+ALGORITHMS = {
+    'csr': gpu.ALGORITHMS,
+    'coo': gpu.ST_ALGORITHMS,
+    **{kind: gpu.SELL_ALGORITHMS for kind in SELL_FORMS},
+}
 
 
 def _cases():
@@ -54,12 +63,17 @@ def _with(case, *more):
 
 CASES = list(_cases())
 # Atomics refuse float16, see test_bspmm_coo.
-CASES_AND_DTYPES = [_with(case, dtype) for dtype in DTYPES for case in CASES
-                    if dtype != 'float16' or case.values[:2] != ('cupy', 'coo')]
+CASES_AND_DTYPES = [
+    _with(case, dtype)
+    for dtype in DTYPES
+    for case in CASES
+    if dtype != 'float16' or case.values[:2] != ('cupy', 'coo')
+]
 
 every_case = pytest.mark.parametrize('xp, kind, algorithm', CASES, indirect=['xp'])
 every_case_and_dtype = pytest.mark.parametrize(
-    'xp, kind, algorithm, dtype', CASES_AND_DTYPES, indirect=['xp'])
+    'xp, kind, algorithm, dtype', CASES_AND_DTYPES, indirect=['xp']
+)
 
 
 def contained(adj, kind):
@@ -85,7 +99,8 @@ def fits(algorithm, adj, n_channels, dtype, trans):
     """Whether a kernel forced by name can hold the output; the others hold all of BATCHES."""
     n_rows = adj.max_cols if trans else adj.max_rows
     return algorithm != 'st_shared' or (
-        n_rows * n_channels * numpy.dtype(dtype).itemsize <= policy.SHARED_BUDGET)
+        n_rows * n_channels * numpy.dtype(dtype).itemsize <= policy.SHARED_BUDGET
+    )
 
 
 def truth(adj, *arguments, **options):
@@ -94,6 +109,7 @@ def truth(adj, *arguments, **options):
 
 
 # --- values ---
+
 
 @functools.lru_cache(maxsize=2)  # the reference is slow; all cases of one dtype follow each other
 def products(order, name, dtype, trans):
@@ -123,7 +139,8 @@ def test_product(xp, kind, algorithm, name, dtype, trans):
     for x, data, residual, expected in products(order, name, dtype, trans):
         if (data is None or takes_data(kind)) and fits(algorithm, adj, x.shape[1], dtype, trans):
             x, data, residual = (
-                None if array is None else xp.asarray(array) for array in (x, data, residual))
+                None if array is None else xp.asarray(array) for array in (x, data, residual)
+            )
             assert_close(backend.bspmm(adj, x, data, residual, trans, algorithm), expected, dtype)
 
 
@@ -142,8 +159,16 @@ PLANS = [
 @pytest.mark.gpu
 @pytest.mark.parametrize('options', PLANS, ids=str)
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('name', ['many', 'duplicates, unsorted', 'rectangular',
-                                  'empty graphs first, between, last', 'huge among tiny'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'many',
+        'duplicates, unsorted',
+        'rectangular',
+        'empty graphs first, between, last',
+        'huge among tiny',
+    ],
+)
 def test_every_plan_of_csr(monkeypatch, name, dtype, options):
     xp = cuda.cupy
     options = dict(options)
@@ -152,14 +177,18 @@ def test_every_plan_of_csr(monkeypatch, name, dtype, options):
 
     def planned(n_rows, n_cols, nnz, n_channels, width, *_):
         plan = policy.csr_launch(n_rows, n_cols, n_channels, width, block=64, **options)
-        return plan._replace(defines=tuple(
-            (key, offset if key == 'OFFSET' else value) for key, value in plan.defines))
+        return plan._replace(
+            defines=tuple(
+                (key, offset if key == 'OFFSET' else value) for key, value in plan.defines
+            )
+        )
 
     monkeypatch.setattr(policy, 'bspmm_launch', planned)
     for trans in (False, True):
         for x, data, residual, expected in products('csr', name, dtype, trans):
             x, data, residual = (
-                None if array is None else xp.asarray(array) for array in (x, data, residual))
+                None if array is None else xp.asarray(array) for array in (x, data, residual)
+            )
             assert_close(backend.bspmm(adj, x, data, residual, trans), expected, dtype)
 
 
@@ -189,10 +218,14 @@ def test_result_is_a_matmul_of_every_block(xp, kind, algorithm):
     adj = contained(BatchedCSR.from_dense(xp.asarray(dense)), kind)
     expected = matmul(xp.asarray(dense), x).array
     assert bspmm(adj, x, algorithm=algorithm).shape == (4, 6, 5)
-    assert_close(bspmm(adj, x, algorithm=algorithm).array, cuda.to_cpu(expected).astype(float),
-                 'float32')
-    assert_close(bspmm(adj, x, residual=x, algorithm=algorithm).array,
-                 cuda.to_cpu(expected + x).astype(float), 'float32')
+    assert_close(
+        bspmm(adj, x, algorithm=algorithm).array, cuda.to_cpu(expected).astype(float), 'float32'
+    )
+    assert_close(
+        bspmm(adj, x, residual=x, algorithm=algorithm).array,
+        cuda.to_cpu(expected + x).astype(float),
+        'float32',
+    )
 
 
 def test_sum_over_relations(xp):
@@ -202,7 +235,8 @@ def test_sum_over_relations(xp):
     x = features(rng, xp, 12 * 3, 8, 'float32')
     blocks = numpy.split(cuda.to_cpu(x).astype(float).reshape(12, 3, 8), [4, 5])
     expected = numpy.concatenate(
-        [numpy.einsum('rij,jrc->ic', m, block) for m, block in zip(dense, blocks)])
+        [numpy.einsum('rij,jrc->ic', m, block) for m, block in zip(dense, blocks)]
+    )
     assert_close(bspmm(adj, x).array, expected, 'float32')
 
 
@@ -212,16 +246,21 @@ def test_input_that_is_not_contiguous(xp, kind, algorithm, layout):
     rng = numpy.random.RandomState(0)
     adj = batch_of(kind, 'many', xp, 'float32')
     n = adj.n_cols
-    x = {'transposed': features(rng, xp, 8, n, 'float32').T,
-         'strided columns': features(rng, xp, n, 16, 'float32')[:, ::2],
-         'strided rows': features(rng, xp, 2 * n, 8, 'float32')[::-2],
-         # contiguous, but not aligned to a vector
-         'offset': features(rng, xp, 1, n * 8 + 1, 'float32')[0, 1:].reshape(n, 8)}[layout]
+    x = {
+        'transposed': features(rng, xp, 8, n, 'float32').T,
+        'strided columns': features(rng, xp, n, 16, 'float32')[:, ::2],
+        'strided rows': features(rng, xp, 2 * n, 8, 'float32')[::-2],
+        # contiguous, but not aligned to a vector
+        'offset': features(rng, xp, 1, n * 8 + 1, 'float32')[0, 1:].reshape(n, 8),
+    }[layout]
     data = features(rng, xp, 2, adj.nnz, 'float32').T[:, 1]
     for values in (None, data) if takes_data(kind) else (None,):
         for trans in (False, True):
-            assert_close(backend.bspmm(adj, x, values, x, trans, algorithm),
-                         truth(adj, x, values, x, trans), 'float32')
+            assert_close(
+                backend.bspmm(adj, x, values, x, trans, algorithm),
+                truth(adj, x, values, x, trans),
+                'float32',
+            )
 
 
 def test_subclass_of_ndarray(tmp_path):
@@ -244,12 +283,13 @@ def test_inputs_are_left_alone(xp, kind, algorithm):
 
 @every_case
 def test_nan_and_infinity_propagate_as_in_dense(xp, kind, algorithm):
-    dense = numpy.array([[1., numpy.nan, 0.], [0., 1., 0.], [0., 2., numpy.inf]], 'f')
+    dense = numpy.array([[1.0, numpy.nan, 0.0], [0.0, 1.0, 0.0], [0.0, 2.0, numpy.inf]], 'f')
     adj = contained(BatchedCSR.from_matrices([xp.asarray(dense)]), kind)
-    x = xp.asarray(numpy.array([[1., 2.], [3., 4.], [5., numpy.nan]], 'f'))
+    x = xp.asarray(numpy.array([[1.0, 2.0], [3.0, 4.0], [5.0, numpy.nan]], 'f'))
     y = cuda.to_cpu(bspmm(adj, x, algorithm=algorithm).array)
     numpy.testing.assert_array_equal(
-        y, [[numpy.nan, numpy.nan], [3., 4.], [numpy.inf, numpy.nan]])
+        y, [[numpy.nan, numpy.nan], [3.0, 4.0], [numpy.inf, numpy.nan]]
+    )
     if takes_data(kind):
         data = xp.asarray(numpy.array([numpy.nan] * adj.nnz, 'f'))
         assert xp.isnan(bspmm(adj, x, data, algorithm=algorithm).array).all()
@@ -266,8 +306,11 @@ def test_duplicates_are_multiplied_before_they_are_added(xp, kind, algorithm):
             assert_close(y, truth(adj, x, data, None, trans), 'float32')
 
 
-@pytest.mark.parametrize('xp, kind, algorithm', [
-    case for case in CASES if case.values[:2] != ('cupy', 'coo')], indirect=['xp'])
+@pytest.mark.parametrize(
+    'xp, kind, algorithm',
+    [case for case in CASES if case.values[:2] != ('cupy', 'coo')],
+    indirect=['xp'],
+)
 def test_same_bits_every_time(xp, kind, algorithm):
     rng = numpy.random.RandomState(0)
     adj = batch_of(kind, 'dense blocks', xp, 'float32')
@@ -278,15 +321,24 @@ def test_same_bits_every_time(xp, kind, algorithm):
 
 
 @hypothesis.settings(deadline=None, max_examples=200)
-@hypothesis.given(sizes=strategies.lists(strategies.integers(0, 9), min_size=1, max_size=6),
-                  n_channels=strategies.integers(0, 9), n_relations=strategies.integers(1, 3),
-                  symmetric=strategies.booleans(), seed=strategies.integers(0, 2 ** 31 - 1),
-                  dtype=strategies.sampled_from(DTYPES), trans=strategies.booleans(),
-                  kind=strategies.sampled_from(KINDS))
+@hypothesis.given(
+    sizes=strategies.lists(strategies.integers(0, 9), min_size=1, max_size=6),
+    n_channels=strategies.integers(0, 9),
+    n_relations=strategies.integers(1, 3),
+    symmetric=strategies.booleans(),
+    seed=strategies.integers(0, 2**31 - 1),
+    dtype=strategies.sampled_from(DTYPES),
+    trans=strategies.booleans(),
+    kind=strategies.sampled_from(KINDS),
+)
 def test_random_batches(kind, sizes, n_channels, n_relations, symmetric, seed, dtype, trans):
     rng = numpy.random.RandomState(seed)
-    adj = contained(BatchedCSR.from_matrices(
-        [random_matrix(rng, n, n_relations, symmetric) for n in sizes]).astype(dtype), kind)
+    adj = contained(
+        BatchedCSR.from_matrices(
+            [random_matrix(rng, n, n_relations, symmetric) for n in sizes]
+        ).astype(dtype),
+        kind,
+    )
     x = features(rng, numpy, adj.n_rows if trans else adj.n_cols, n_channels, dtype)
     assert_close(backend.bspmm(adj, x, trans=trans), truth(adj, x, trans=trans), dtype)
 
@@ -300,8 +352,13 @@ def test_runs_on_the_device_of_its_arrays():
         x = features(rng, cuda.cupy, adj.n_cols, 8, 'float32')
         top = features(rng, cuda.cupy, adj.n_graphs, 8, 'float32')
         data = features(rng, cuda.cupy, adj.nnz, 1, 'float32')[:, 0]
-    calls = [('bspmm', adj, x), ('bspmm', adj, x, data, None, True), ('bsddmm', adj, x, x),
-             ('segment_sum', x, adj.row_offsets), ('segment_max', x, adj.row_offsets)]
+    calls = [
+        ('bspmm', adj, x),
+        ('bspmm', adj, x, data, None, True),
+        ('bsddmm', adj, x, x),
+        ('segment_sum', x, adj.row_offsets),
+        ('segment_max', x, adj.row_offsets),
+    ]
     with cuda.get_device_from_id(0):  # another one is current
         results = [getattr(backend, name)(*arguments) for name, *arguments in calls]
         spread = backend.segment_broadcast(top, adj.row_offsets, adj.n_rows)
@@ -316,20 +373,20 @@ def test_runs_on_the_device_of_its_arrays():
 @pytest.mark.gpu
 def test_more_elements_than_32_bits_count():
     """The last rows lie past element 2**31 of x and y."""
-    n, n_channels = 2 ** 21 + 7, 1024
+    n, n_channels = 2**21 + 7, 1024
     cupy = cuda.cupy
-    if cupy.cuda.runtime.memGetInfo()[0] < 20 * 2 ** 30:
+    if cupy.cuda.runtime.memGetInfo()[0] < 20 * 2**30:
         pytest.skip('needs 20 GB of GPU memory')
     offsets = cupy.array([0, n], 'i')
     # Row i holds column n - 1 - i: every product crosses from one end to the other.
     adj = BatchedCSR(cupy.arange(n + 1, dtype='i'), cupy.arange(n - 1, -1, -1, dtype='i'), offsets)
     x = cupy.broadcast_to(cupy.arange(n, dtype='i')[:, None] % 1000, (n, n_channels)).astype('e')
     y = backend.bspmm(adj, x)
-    assert y.size > 2 ** 31
+    assert y.size > 2**31
     for rows in (slice(0, 5), slice(n - 5, n)):
         assert (y[rows] == x[::-1][rows]).all()
     w = backend.bsddmm(adj, y[:, :1024], x)
-    expected = 1024. * (x[::-1, 0].astype('d') ** 2)
+    expected = 1024.0 * (x[::-1, 0].astype('d') ** 2)
     assert cupy.allclose(w[expected < 6e4].astype('d'), expected[expected < 6e4], rtol=1e-3)
     top = backend.segment_max(y, offsets)
     assert (top == 999).all()
@@ -338,8 +395,15 @@ def test_more_elements_than_32_bits_count():
 
 # --- gradients ---
 
-GRADIENT_BATCHES = ['empty graphs first, between, last', 'symmetric', 'symmetric ones',
-                    'four relations', 'duplicates, unsorted', 'rectangular', 'no entries']
+GRADIENT_BATCHES = [
+    'empty graphs first, between, last',
+    'symmetric',
+    'symmetric ones',
+    'four relations',
+    'duplicates, unsorted',
+    'rectangular',
+    'no entries',
+]
 
 
 def check_gradients(function, *inputs):
@@ -352,15 +416,18 @@ def check_gradients(function, *inputs):
     gy = random_like(function(*inputs).array)
     gradient_check.check_backward(function, inputs, gy, dtype='d', atol=1e-6, rtol=1e-6)
     gradient_check.check_double_backward(
-        function, inputs, gy, tuple(random_like(x) for x in inputs), dtype='d', atol=1e-6,
-        rtol=1e-6)
+        function, inputs, gy, tuple(random_like(x) for x in inputs), dtype='d', atol=1e-6, rtol=1e-6
+    )
 
 
 # What is differentiated, and how wide x is: SELL has tiles of up to eight columns.
 GRADIENT_CASES = [
-    _with(case, given, n_channels) for case in CASES
-    for given in ('x', 'x data', 'x residual', 'x data residual') for n_channels in (1, 3, 9)
-    if (n_channels == 3 if takes_data(case.values[1]) else 'data' not in given)]
+    _with(case, given, n_channels)
+    for case in CASES
+    for given in ('x', 'x data', 'x residual', 'x data residual')
+    for n_channels in (1, 3, 9)
+    if (n_channels == 3 if takes_data(case.values[1]) else 'data' not in given)
+]
 
 
 @pytest.mark.parametrize('xp, kind, algorithm, given, n_channels', GRADIENT_CASES, indirect=['xp'])
@@ -384,16 +451,21 @@ def test_gradients(xp, kind, algorithm, given, n_channels, name):
 @every_case
 def test_padded_shape(xp, kind, algorithm):
     rng = numpy.random.RandomState(0)
-    adj = contained(BatchedCSR.from_matrices(
-        [xp.asarray(random_matrix(rng, n, 2)) for n in (3, 4)], 'padded'), kind)
-    inputs = {'x': features(rng, xp, 16, 3, 'float64').reshape(2, 8, 3),
-              'residual': features(rng, xp, 8, 3, 'float64').reshape(2, 4, 3)}
+    adj = contained(
+        BatchedCSR.from_matrices([xp.asarray(random_matrix(rng, n, 2)) for n in (3, 4)], 'padded'),
+        kind,
+    )
+    inputs = {
+        'x': features(rng, xp, 16, 3, 'float64').reshape(2, 8, 3),
+        'residual': features(rng, xp, 8, 3, 'float64').reshape(2, 4, 3),
+    }
     if takes_data(kind):
         inputs['data'] = features(rng, xp, adj.nnz, 1, 'float64')[:, 0]
     assert_close(bspmm(adj, algorithm=algorithm, **inputs).array, truth(adj, **inputs), 'float64')
     check_gradients(
         lambda *arrays: bspmm(adj, algorithm=algorithm, **dict(zip(inputs, arrays))) ** 2,
-        *inputs.values())
+        *inputs.values(),
+    )
 
 
 def test_third_derivative():
@@ -421,8 +493,8 @@ def test_algorithm_by_name_runs_in_every_derivative(monkeypatch):
     x = chainer.Variable(features(rng, numpy, adj.n_cols, 2, 'float64'))
     data = chainer.Variable(features(rng, numpy, adj.nnz, 1, 'float64')[:, 0])
     y = bspmm(adj, x, data, algorithm='swa')
-    first = chainer.grad([chainer.functions.sum(y ** 2)], [x, data], enable_double_backprop=True)
-    chainer.grad([chainer.functions.sum(g ** 2) for g in first], [x, data])
+    first = chainer.grad([chainer.functions.sum(y**2)], [x, data], enable_double_backprop=True)
+    chainer.grad([chainer.functions.sum(g**2) for g in first], [x, data])
     assert taken == {('swa', False, True), ('swa', True, True)}
 
 
@@ -439,8 +511,7 @@ def test_gradient_values_and_dtype(xp, kind, algorithm, dtype):
     gy = features(rng, xp, adj.n_rows, 33, dtype)
     y.grad = gy
     y.backward()
-    assert_close(
-        x.grad, truth(adj, gy, None if data is None else data.array, trans=True), dtype)
+    assert_close(x.grad, truth(adj, gy, None if data is None else data.array, trans=True), dtype)
     assert (residual.grad == gy).all()
     if data is not None:
         assert_close(data.grad, reference.bsddmm(adj, gy, x.array), dtype)
@@ -468,42 +539,71 @@ def test_product_without_edge_values_keeps_no_input():
 
 # --- what is refused, before anything is launched ---
 
+
 def small():
-    return BatchedCSR.from_matrices([numpy.array([[2., 1.], [0., 1.]], 'f'), ones(1, 1)])
+    return BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), ones(1, 1)])
 
 
 def ones(*shape, dtype='f'):
     return numpy.ones(shape, dtype)
 
 
-@pytest.mark.parametrize('arguments, error, message', [
-    ((numpy.ones((1, 2, 2)), ones(3, 2)), TypeError,
-     r'adj: expected a BatchedCSR or BatchedCOO or BatchedSELL, got ndarray of shape '
-     r'\(1, 2, 2\); .*concat_mols'),
-    ((None, ones(3, 2)), TypeError, 'adj: expected a BatchedCSR or .* BatchedSELL, got NoneType'),
-    ((small(), ones(4, 2)), ValueError, r'x: expected shape \(3, n_B\) .* got \(4, 2\)'),
-    ((small(), ones(3)), ValueError, r'x: expected shape \(3, n_B\) .* got \(3,\)'),
-    ((small(), ones(1, 3, 2)), ValueError, r'x: expected shape .* got \(1, 3, 2\)'),
-    ((small(), ones(3, 2, dtype='i')), TypeError, 'x: expected float16, .* got int32'),
-    ((small(), ones(3, 2, dtype='d')), TypeError,
-     r'x: expected float32 as the values of adj, got float64; adj.astype'),
-    ((small(), ones(3, 2), ones(3)), ValueError, r'data: expected shape \(4,\), .* got \(3,\)'),
-    ((small(), ones(3, 2), ones(4, 1)), ValueError,
-     r'data: expected shape \(4,\), .* got \(4, 1\)'),
-    ((small(), ones(3, 2), ones(4, dtype='d')), TypeError, 'data: expected float32, got float64'),
-    ((small(), ones(3, 2), None, ones(3, 3)), ValueError,
-     r'residual: expected shape \(3, 2\), .* got \(3, 3\)'),
-    ((small(), ones(3, 2), None, ones(3, 2, dtype='d')), TypeError,
-     'residual: expected float32, got float64'),
-])
+@pytest.mark.parametrize(
+    'arguments, error, message',
+    [
+        (
+            (numpy.ones((1, 2, 2)), ones(3, 2)),
+            TypeError,
+            r'adj: expected a BatchedCSR or BatchedCOO or BatchedSELL, got ndarray of shape '
+            r'\(1, 2, 2\); .*concat_mols',
+        ),
+        (
+            (None, ones(3, 2)),
+            TypeError,
+            'adj: expected a BatchedCSR or .* BatchedSELL, got NoneType',
+        ),
+        ((small(), ones(4, 2)), ValueError, r'x: expected shape \(3, n_B\) .* got \(4, 2\)'),
+        ((small(), ones(3)), ValueError, r'x: expected shape \(3, n_B\) .* got \(3,\)'),
+        ((small(), ones(1, 3, 2)), ValueError, r'x: expected shape .* got \(1, 3, 2\)'),
+        ((small(), ones(3, 2, dtype='i')), TypeError, 'x: expected float16, .* got int32'),
+        (
+            (small(), ones(3, 2, dtype='d')),
+            TypeError,
+            r'x: expected float32 as the values of adj, got float64; adj.astype',
+        ),
+        ((small(), ones(3, 2), ones(3)), ValueError, r'data: expected shape \(4,\), .* got \(3,\)'),
+        (
+            (small(), ones(3, 2), ones(4, 1)),
+            ValueError,
+            r'data: expected shape \(4,\), .* got \(4, 1\)',
+        ),
+        (
+            (small(), ones(3, 2), ones(4, dtype='d')),
+            TypeError,
+            'data: expected float32, got float64',
+        ),
+        (
+            (small(), ones(3, 2), None, ones(3, 3)),
+            ValueError,
+            r'residual: expected shape \(3, 2\), .* got \(3, 3\)',
+        ),
+        (
+            (small(), ones(3, 2), None, ones(3, 2, dtype='d')),
+            TypeError,
+            'residual: expected float32, got float64',
+        ),
+    ],
+)
 def test_bad_input(monkeypatch, arguments, error, message):
     monkeypatch.setattr(backend.cpu, 'bspmm', lambda *_: pytest.fail('launched'))
     with pytest.raises(error, match=message):
         bspmm(*arguments)
 
 
-@pytest.mark.parametrize('kind, algorithm', [
-    (kind, algorithm) for kind, names in ALGORITHMS.items() for algorithm in (*names, 'vektor')])
+@pytest.mark.parametrize(
+    'kind, algorithm',
+    [(kind, algorithm) for kind, names in ALGORITHMS.items() for algorithm in (*names, 'vektor')],
+)
 def test_kernel_on_arrays_of_the_cpu(kind, algorithm):
     adj = contained(BATCHES['one graph'], kind)
     with pytest.raises(ValueError, match="^algorithm on a CPU: .*'auto'.*%s" % algorithm):
@@ -514,8 +614,9 @@ def test_kernel_on_arrays_of_the_cpu(kind, algorithm):
 @pytest.mark.parametrize('kind', ALGORITHMS)
 def test_unknown_algorithm(kind):
     adj = batch_of(kind, 'one graph', cuda.cupy, 'float32')
-    with pytest.raises(ValueError, match="^algorithm: expected .*%r.*, got 'vektor'" % (
-            list(ALGORITHMS[kind])[-1])):
+    with pytest.raises(
+        ValueError, match="^algorithm: expected .*%r.*, got 'vektor'" % (list(ALGORITHMS[kind])[-1])
+    ):
         bspmm(adj, cuda.cupy.ones((adj.n_cols, 2), 'f'), algorithm='vektor')
 
 

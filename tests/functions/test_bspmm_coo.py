@@ -1,4 +1,5 @@
 """What bspmm has with a BatchedCOO only, and bsddmm with one: values, gradients, refusals."""
+
 import numpy
 import pytest
 
@@ -20,6 +21,7 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import WIDTHS
 
+
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('name', BATCHES)
 def test_sampled_product(xp, name, dtype):
@@ -40,13 +42,17 @@ def test_sampled_product_of_no_channels(xp):
 @pytest.mark.parametrize('n_rows, n_channels', [(8192, 1), (8192, 3), (8193, 1), (20000, 40)])
 def test_rows_beyond_shared_memory(xp, n_rows, n_channels):
     rng = numpy.random.RandomState(0)
-    ids = numpy.concatenate([rng.randint(0, n_rows, (500, 2)),
-                             [[n_rows - 1, 0], [0, n_rows - 1], [n_rows, n_rows]]])
+    ids = numpy.concatenate(
+        [rng.randint(0, n_rows, (500, 2)), [[n_rows - 1, 0], [0, n_rows - 1], [n_rows, n_rows]]]
+    )
     adj = BatchedCOO(xp.asarray(ids), xp.array([0, n_rows, n_rows + 1]), xp.array([0, 502, 503]))
     x = features(rng, xp, n_rows + 1, n_channels, 'float32')
     for trans in (False, True):
-        assert_close(backend.bspmm(adj, x, None, x, trans),
-                     reference.bspmm(adj, x, None, x, trans), 'float32')
+        assert_close(
+            backend.bspmm(adj, x, None, x, trans),
+            reference.bspmm(adj, x, None, x, trans),
+            'float32',
+        )
 
 
 @pytest.mark.parametrize('name', GRADIENT_BATCHES)
@@ -61,6 +67,7 @@ def test_gradients_of_the_sampled_product(xp, name):
 @pytest.mark.gpu
 def test_atomics_are_declared():
     import cupy
+
     adj = coo_batch_on('many', cupy, 'float32')
     x = cupy.ones((adj.n_cols, 3), 'f')
     with chainer.using_config('warn_nondeterministic', True):
@@ -70,21 +77,40 @@ def test_atomics_are_declared():
 
 # --- what is refused ---
 
-@pytest.mark.parametrize('arguments, error, message', [
-    ({'x': numpy.ones((4, 2))}, ValueError,
-     r'x: expected shape \(3, n_B\) to go with <BatchedCOO.* got \(4, 2\)'),
-    ({'x': numpy.ones((3, 2), 'f')}, TypeError,
-     'x: expected float64 as the values of adj, got float32; adj.astype'),
-    ({'x': numpy.ones((3, 2)), 'data': numpy.ones(3)}, ValueError,
-     r'data: expected shape \(5,\), one value for each entry, got \(3,\)'),
-    ({'x': numpy.ones((3, 2)), 'residual': numpy.ones((3, 1))}, ValueError,
-     r'residual: expected shape \(3, 2\), .* got \(3, 1\)'),
-    ({'x': numpy.ones((3, 2)), 'algorithm': 'st'}, ValueError,
-     "algorithm on a CPU: expected one of 'auto', got 'st'"),
-])
+
+@pytest.mark.parametrize(
+    'arguments, error, message',
+    [
+        (
+            {'x': numpy.ones((4, 2))},
+            ValueError,
+            r'x: expected shape \(3, n_B\) to go with <BatchedCOO.* got \(4, 2\)',
+        ),
+        (
+            {'x': numpy.ones((3, 2), 'f')},
+            TypeError,
+            'x: expected float64 as the values of adj, got float32; adj.astype',
+        ),
+        (
+            {'x': numpy.ones((3, 2)), 'data': numpy.ones(3)},
+            ValueError,
+            r'data: expected shape \(5,\), one value for each entry, got \(3,\)',
+        ),
+        (
+            {'x': numpy.ones((3, 2)), 'residual': numpy.ones((3, 1))},
+            ValueError,
+            r'residual: expected shape \(3, 2\), .* got \(3, 1\)',
+        ),
+        (
+            {'x': numpy.ones((3, 2)), 'algorithm': 'st'},
+            ValueError,
+            "algorithm on a CPU: expected one of 'auto', got 'st'",
+        ),
+    ],
+)
 def test_bad_input(monkeypatch, arguments, error, message):
     monkeypatch.setattr(backend.cpu, 'bspmm', lambda *_: pytest.fail('launched'))
-    adj = BatchedCOO.from_csr(BatchedCSR.from_matrices([numpy.full((2, 2), 2.), numpy.eye(1)]))
+    adj = BatchedCOO.from_csr(BatchedCSR.from_matrices([numpy.full((2, 2), 2.0), numpy.eye(1)]))
     with pytest.raises(error, match=message):
         bspmm(adj, **arguments)
 
@@ -94,6 +120,7 @@ def test_bad_input(monkeypatch, arguments, error, message):
 @pytest.mark.parametrize('trans', [False, True])
 def test_float16_on_a_gpu(algorithm, trans):
     import cupy
+
     adj = coo_batch_on('rectangular', cupy, 'float16')
     x = cupy.ones((adj.n_rows if trans else adj.n_cols, 2), 'e')
     with pytest.raises(TypeError, match='x: expected float32 or float64 .* got float16'):
@@ -103,6 +130,7 @@ def test_float16_on_a_gpu(algorithm, trans):
 @pytest.mark.gpu
 def test_bad_algorithms():
     import cupy
+
     adj = coo_batch_on('huge among tiny', cupy, 'float32')
     x = cupy.ones((adj.n_cols, 1024), 'f')
     with pytest.raises(ValueError, match="algorithm: .* 'auto', 'st', .* got 'vector'"):

@@ -1,4 +1,5 @@
 """What bspmm has with a BatchedSELL only: sizes of slices, and what it refuses."""
+
 import numpy
 import pytest
 
@@ -31,28 +32,50 @@ def test_product_of_every_slice_size(xp, name, size, sort_rows, dtype):
             n_in, n_out = adj.shape if trans else adj.shape[::-1]
             x = features(rng, xp, n_in, n_channels, dtype)
             residual = features(rng, xp, n_out, n_channels, dtype)
-            assert_close(backend.bspmm(sell, x, None, residual, trans),
-                         reference.bspmm(adj, x, None, residual, trans), dtype)
-            assert_close(backend.bspmm(sell, x, trans=trans),
-                         reference.bspmm(adj, x, trans=trans), dtype)
+            assert_close(
+                backend.bspmm(sell, x, None, residual, trans),
+                reference.bspmm(adj, x, None, residual, trans),
+                dtype,
+            )
+            assert_close(
+                backend.bspmm(sell, x, trans=trans), reference.bspmm(adj, x, trans=trans), dtype
+            )
 
 
 # --- what is refused ---
 
-@pytest.mark.parametrize('changes, error, message', [
-    ({'x': numpy.ones((4, 2), 'f')}, ValueError,
-     r'x: expected shape \(3, n_B\) to go with <BatchedSELL.* got \(4, 2\)'),
-    ({'x': numpy.ones((3, 2))}, TypeError, 'x: expected float32 as the values of adj, got float64'),
-    ({'data': numpy.ones(2, 'f')}, ValueError,
-     'data: expected None, because a BatchedSELL .* got ndarray; edge values go with a BatchedCSR'),
-    ({'residual': numpy.ones((3, 1), 'f')}, ValueError, r'residual: expected shape \(3, 2\)'),
-    ({'algorithm': 'vector'}, ValueError,
-     "algorithm on a CPU: expected one of 'auto', got 'vector'"),
-])
+
+@pytest.mark.parametrize(
+    'changes, error, message',
+    [
+        (
+            {'x': numpy.ones((4, 2), 'f')},
+            ValueError,
+            r'x: expected shape \(3, n_B\) to go with <BatchedSELL.* got \(4, 2\)',
+        ),
+        (
+            {'x': numpy.ones((3, 2))},
+            TypeError,
+            'x: expected float32 as the values of adj, got float64',
+        ),
+        (
+            {'data': numpy.ones(2, 'f')},
+            ValueError,
+            'data: expected None, because a BatchedSELL .* got ndarray; edge values go with a BatchedCSR',
+        ),
+        ({'residual': numpy.ones((3, 1), 'f')}, ValueError, r'residual: expected shape \(3, 2\)'),
+        (
+            {'algorithm': 'vector'},
+            ValueError,
+            "algorithm on a CPU: expected one of 'auto', got 'vector'",
+        ),
+    ],
+)
 def test_bad_input(monkeypatch, changes, error, message):
     monkeypatch.setattr(backend.cpu, 'bspmm', lambda *_: pytest.fail('launched'))
     sell = BatchedSELL(BatchedCSR.from_matrices([numpy.full((2, 2), 3, 'f'), numpy.eye(1)])).astype(
-        'float32')
+        'float32'
+    )
     with pytest.raises(error, match=message):
         bspmm(**dict({'adj': sell, 'x': numpy.ones((3, 2), 'f')}, **changes))
 

@@ -1,4 +1,5 @@
 """The papers' Sub-Warp-Assigned kernels at the limit of shared memory, and what they refuse."""
+
 import numpy
 import pytest
 
@@ -12,8 +13,7 @@ from tests.support import DTYPES
 from tests.support import features
 
 # The fixture `xp` without its NumPy half: these algorithms are kernels.
-on_gpu = pytest.mark.parametrize(
-    'xp', [pytest.param('cupy', marks=pytest.mark.gpu)], indirect=True)
+on_gpu = pytest.mark.parametrize('xp', [pytest.param('cupy', marks=pytest.mark.gpu)], indirect=True)
 
 
 @on_gpu

@@ -1,4 +1,5 @@
 """The convolution node against the product and linear_relu; gradients to second order."""
+
 import numpy
 import pytest
 
@@ -28,8 +29,9 @@ def inputs(xp, sizes, dtype):
 
 
 def outcome(function, x, W, wanted):
-    variables = [chainer.Variable(array.copy(), requires_grad=i in wanted)
-                 for i, array in enumerate((x, W))]
+    variables = [
+        chainer.Variable(array.copy(), requires_grad=i in wanted) for i, array in enumerate((x, W))
+    ]
     y = function(*variables)
     functions.sum(y * y).backward()
     return [y.array] + [variable.grad for variable in variables]
@@ -38,12 +40,14 @@ def outcome(function, x, W, wanted):
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('sizes', SIZES)
 @pytest.mark.parametrize('wanted', [(0, 1), (0,), (1,)], ids=str)
-@pytest.mark.parametrize('ratio', [0., .5])
+@pytest.mark.parametrize('ratio', [0.0, 0.5])
 def test_same_as_two_functions(xp, sizes, dtype, wanted, ratio):
     adj, x, W = inputs(xp, SIZES[sizes], dtype)
     found = []
-    for function in (lambda x, W: convolved_relu(adj, x, W, ratio),
-                     lambda x, W: linear_relu(bspmm(adj, x), W, None, ratio)):
+    for function in (
+        lambda x, W: convolved_relu(adj, x, W, ratio),
+        lambda x, W: linear_relu(bspmm(adj, x), W, None, ratio),
+    ):
         numpy.random.seed(0)
         xp.random.seed(0)
         found.append(outcome(function, x, W, wanted))

@@ -1,4 +1,5 @@
 """Degree-dependent linear layers: values by a loop, both ways to compute them, gradients."""
+
 import numpy
 import pytest
 
@@ -31,7 +32,8 @@ def expand_anywhere(monkeypatch):
         if not isinstance(x, numpy.ndarray):
             return launch(x, is_type)
         return numpy.where(is_type[:, :, None], x[:, None, :], x.dtype.type(0)).reshape(
-            len(x), is_type.shape[1] * x.shape[1])
+            len(x), is_type.shape[1] * x.shape[1]
+        )
 
     monkeypatch.setattr(degree_linear, '_expand', expand)
 
@@ -45,8 +47,10 @@ def degrees(xp, types=TYPES, fixed_shape=False):
 
 
 def parameters(rng, xp, n_in, n_out, dtype):
-    return ([features(rng, xp, n_out, n_in, dtype) for _ in range(N_TYPES)],
-            [features(rng, xp, 1, n_out, dtype)[0] for _ in range(N_TYPES)])
+    return (
+        [features(rng, xp, n_out, n_in, dtype) for _ in range(N_TYPES)],
+        [features(rng, xp, 1, n_out, dtype)[0] for _ in range(N_TYPES)],
+    )
 
 
 def loop(types, x, weights, biases):
@@ -81,7 +85,10 @@ def test_gradients(xp, fixed_shape):
     given = degrees(xp, fixed_shape=fixed_shape)
     check_gradients(
         lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:]) ** 2,
-        x, *weights, *biases)
+        x,
+        *weights,
+        *biases,
+    )
 
 
 @pytest.mark.parametrize('fixed_shape', [False, True])
@@ -92,10 +99,16 @@ def test_gradients_of_some_inputs_only(xp, fixed_shape):
     weights, biases = parameters(rng, xp, 3, 2, 'float64')
 
     def gradients(wanted):
-        every = [chainer.Variable(a, requires_grad=i in wanted)
-                 for i, a in enumerate((x, *weights, *biases))]
-        y = degree_linear_sigmoid(degrees(xp, fixed_shape=fixed_shape), every[0],
-                                  every[1:N_TYPES + 1], every[N_TYPES + 1:])
+        every = [
+            chainer.Variable(a, requires_grad=i in wanted)
+            for i, a in enumerate((x, *weights, *biases))
+        ]
+        y = degree_linear_sigmoid(
+            degrees(xp, fixed_shape=fixed_shape),
+            every[0],
+            every[1 : N_TYPES + 1],
+            every[N_TYPES + 1 :],
+        )
         chainer.functions.sum(y * y).backward()
         return [variable.grad for variable in every]
 
@@ -104,7 +117,8 @@ def test_gradients_of_some_inputs_only(xp, fixed_shape):
         for i, gradient in enumerate(gradients(wanted)):
             if i in wanted:
                 numpy.testing.assert_allclose(
-                    cuda.to_cpu(gradient), cuda.to_cpu(full[i]), rtol=1e-12)
+                    cuda.to_cpu(gradient), cuda.to_cpu(full[i]), rtol=1e-12
+                )
             else:
                 assert gradient is None
 
@@ -132,12 +146,18 @@ def test_infinite_feature_stays_in_its_row(xp):
         x[0] = numpy.inf
         weights, biases = parameters(numpy.random.RandomState(1), xp, 2, 2, 'float32')
         y = degree_linear_sigmoid(
-            degrees(xp, numpy.array([0, 1, 2]), fixed_shape), x, weights, biases)
+            degrees(xp, numpy.array([0, 1, 2]), fixed_shape), x, weights, biases
+        )
         assert numpy.isfinite(cuda.to_cpu(y.array)).all()
 
 
-MATRICES = [numpy.array([[1, 1, 0], [2, 1, 0], [1, 0, 0]]), numpy.ones((1, 1)), numpy.eye(2),
-            numpy.zeros((2, 2)), numpy.array([[0.5, 0.], [1., 1.]])]
+MATRICES = [
+    numpy.array([[1, 1, 0], [2, 1, 0], [1, 0, 0]]),
+    numpy.ones((1, 1)),
+    numpy.eye(2),
+    numpy.zeros((2, 2)),
+    numpy.array([[0.5, 0.0], [1.0, 1.0]]),
+]
 COLUMN_SUMS = [4, 2, 0, 1, 1, 1, 0, 0, 1.5, 1]
 
 
@@ -180,13 +200,20 @@ def test_several_relations_are_refused():
         degrees_of(BatchedCSR.from_matrices([numpy.ones((2, 3, 3))]), 4)
 
 
-@pytest.mark.parametrize('x, n_weights, n_biases, message', [
-    (numpy.ones((3, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\), .* got \(3, 2\)'),
-    (numpy.ones((1, 11, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\)'),
-    (numpy.ones((11, 2), 'f'), 3, 4, 'weights: expected one for each of 4 degrees, got 3'),
-    (numpy.ones((11, 2), 'f'), 4, 5, 'biases: expected one for each of 4 degrees, got 5'),
-])
+@pytest.mark.parametrize(
+    'x, n_weights, n_biases, message',
+    [
+        (numpy.ones((3, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\), .* got \(3, 2\)'),
+        (numpy.ones((1, 11, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\)'),
+        (numpy.ones((11, 2), 'f'), 3, 4, 'weights: expected one for each of 4 degrees, got 3'),
+        (numpy.ones((11, 2), 'f'), 4, 5, 'biases: expected one for each of 4 degrees, got 5'),
+    ],
+)
 def test_bad_input(x, n_weights, n_biases, message):
     with pytest.raises(ValueError, match=message):
-        degree_linear_sigmoid(degrees(numpy), x, [numpy.ones((3, 2), 'f')] * n_weights,
-                              [numpy.ones(3, 'f')] * n_biases)
+        degree_linear_sigmoid(
+            degrees(numpy),
+            x,
+            [numpy.ones((3, 2), 'f')] * n_weights,
+            [numpy.ones(3, 'f')] * n_biases,
+        )

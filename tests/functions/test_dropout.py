@@ -1,4 +1,5 @@
 """Dropout inside a training step: the generator, its statistics, the nodes that draw by it."""
+
 import types
 
 import numpy
@@ -22,7 +23,7 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 
-SEED, STEP = 2 ** 63 + 12345, 2 ** 33 + 6
+SEED, STEP = 2**63 + 12345, 2**33 + 6
 
 
 class StepDropout(Dropout):
@@ -45,17 +46,32 @@ def factors(shape, ratio, stream, dtype, seed=SEED, number=STEP):
 
 # --- the generator ---
 
-@pytest.mark.parametrize('counter, key, words', [
-    ('00000000 00000000 00000000 00000000', '00000000 00000000',
-     '6627e8d5 e169c58d bc57ac4c 9b00dbd8'),
-    ('ffffffff ffffffff ffffffff ffffffff', 'ffffffff ffffffff',
-     '408f276d 41c83b0e a20bc7c6 6d5451fd'),
-    ('243f6a88 85a308d3 13198a2e 03707344', 'a4093822 299f31d0',
-     'd16cfe09 94fdcceb 5001e420 24126ea1')])
+
+@pytest.mark.parametrize(
+    'counter, key, words',
+    [
+        (
+            '00000000 00000000 00000000 00000000',
+            '00000000 00000000',
+            '6627e8d5 e169c58d bc57ac4c 9b00dbd8',
+        ),
+        (
+            'ffffffff ffffffff ffffffff ffffffff',
+            'ffffffff ffffffff',
+            '408f276d 41c83b0e a20bc7c6 6d5451fd',
+        ),
+        (
+            '243f6a88 85a308d3 13198a2e 03707344',
+            'a4093822 299f31d0',
+            'd16cfe09 94fdcceb 5001e420 24126ea1',
+        ),
+    ],
+)
 def test_published_vectors(counter, key, words):
     """Those that come with the authors' own implementation, Random123."""
-    counter, key, words = ([int(word, 16) for word in text.split()]
-                           for text in (counter, key, words))
+    counter, key, words = (
+        [int(word, 16) for word in text.split()] for text in (counter, key, words)
+    )
     assert [int(word) for word in reference.philox(counter, key)] == words
 
 
@@ -72,23 +88,33 @@ SIGMAS = 5
 
 def assert_independent(a, b, share):
     """Pairs are kept together as often as two independent draws would be."""
-    pairs, expected = (a & b).mean(), share ** 2
-    assert abs(pairs - expected) < SIGMAS * (expected * (1 - expected) / a.size) ** .5
+    pairs, expected = (a & b).mean(), share**2
+    assert abs(pairs - expected) < SIGMAS * (expected * (1 - expected) / a.size) ** 0.5
 
 
 @pytest.mark.parametrize('ratio', [0.001, 0.1, 0.25, 0.5, 0.9])
 def test_share_that_is_kept(ratio):
     kept = reference.kept(N, ratio, SEED, 0, 0)
-    assert abs(kept.mean() - (1 - ratio)) < SIGMAS * (ratio * (1 - ratio) / N) ** .5
+    assert abs(kept.mean() - (1 - ratio)) < SIGMAS * (ratio * (1 - ratio) / N) ** 0.5
     for phase in range(64):  # a column of a feature matrix, and so a word of the generator, too
         column = kept[phase::64]
         assert abs(column.mean() - (1 - ratio)) < (
-            SIGMAS * (ratio * (1 - ratio) / column.size) ** .5)
+            SIGMAS * (ratio * (1 - ratio) / column.size) ** 0.5
+        )
 
 
-@pytest.mark.parametrize('change', [
-    {'stream': 1}, {'stream': 2 ** 31}, {'step': 1}, {'step': 2 ** 32}, {'seed': SEED + 1},
-    {'seed': SEED ^ 2 ** 32}], ids=str)
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'stream': 1},
+        {'stream': 2**31},
+        {'step': 1},
+        {'step': 2**32},
+        {'seed': SEED + 1},
+        {'seed': SEED ^ 2**32},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
 def test_layers_steps_and_seeds_are_independent(ratio, change):
     draw = {'seed': SEED, 'stream': 0, 'step': 0}
@@ -108,10 +134,11 @@ def test_words_are_uniform():
     words = reference.random_words(N, SEED, 3, 4)
     for shift in (0, 8, 16, 24):
         counts = numpy.bincount(words >> shift & 255, minlength=256)
-        assert abs(((counts - N / 256) ** 2).sum() / (N / 256) - 255) < SIGMAS * 510 ** .5
+        assert abs(((counts - N / 256) ** 2).sum() / (N / 256) - 255) < SIGMAS * 510**0.5
 
 
 # --- Chainer's node ---
+
 
 @pytest.mark.parametrize('shape', [(50, 6), (7, 5), (3, 2, 4), (9,), (0, 4)], ids=str)
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -121,7 +148,7 @@ def test_step_dropout(xp, dtype, shape):
         for stream in range(3):
             node = StepDropout(0.3)
             variable = chainer.Variable(x)
-            y, = node.apply((variable,))
+            (y,) = node.apply((variable,))
             expected = factors(shape, 0.3, stream, dtype)
             assert y.dtype == node.mask.dtype == dtype
             numpy.testing.assert_array_equal(cuda.to_cpu(node.mask), expected)
@@ -134,9 +161,10 @@ def test_step_dropout(xp, dtype, shape):
 def test_step_dropout_of_columns_that_lie_apart(xp):
     x = features(numpy.random.RandomState(0), xp, 9, 8, 'float32')[:, ::2]
     with under_way(step_on(xp)):
-        y, = StepDropout(0.5).apply((x,))
+        (y,) = StepDropout(0.5).apply((x,))
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(y.array), cuda.to_cpu(x) * factors(x.shape, 0.5, 0, 'f'))
+        cuda.to_cpu(y.array), cuda.to_cpu(x) * factors(x.shape, 0.5, 0, 'f')
+    )
 
 
 def test_gradients_of_step_dropout(xp):
@@ -153,13 +181,14 @@ def test_given_mask_is_used_and_draws_nothing(xp):
     x, mask = (features(numpy.random.RandomState(i), xp, 4, 3, 'float32') for i in range(2))
     with under_way(step_on(xp)) as step:
         node = StepDropout(0.5, mask, True)
-        y, = node.apply((x,))
+        (y,) = node.apply((x,))
         assert step.next_stream() == 0
     assert node.mask is mask
     numpy.testing.assert_array_equal(cuda.to_cpu(y.array), cuda.to_cpu(x * mask))
 
 
 # --- a linear layer with its rectifier ---
+
 
 def linear_inputs(xp, n, dtype, n_out=6):
     rng = numpy.random.RandomState(0)
@@ -177,7 +206,8 @@ def test_linear_relu(xp, dtype, n_out):
             y = linear_relu(*given, dropout_ratio=0.25)
             assert y.dtype == dtype
             numpy.testing.assert_array_equal(
-                cuda.to_cpu(y.array), plain * factors(plain.shape, 0.25, stream, dtype))
+                cuda.to_cpu(y.array), plain * factors(plain.shape, 0.25, stream, dtype)
+            )
 
 
 def test_draws_of_a_row_do_not_depend_on_how_many_there_are(xp):
@@ -190,7 +220,7 @@ def test_draws_of_a_row_do_not_depend_on_how_many_there_are(xp):
             y = linear_relu(x[:n].astype(dtype), W.astype(dtype), dropout_ratio=0.5).array
         results.append(cuda.to_cpu(y) > 0)
     for other in results[1:]:
-        numpy.testing.assert_array_equal(other, results[0][:len(other)])
+        numpy.testing.assert_array_equal(other, results[0][: len(other)])
 
 
 def test_gradients_of_linear_relu(xp):
@@ -214,6 +244,7 @@ def test_without_dropout_no_stream_is_taken(xp):
 
 # --- attention ---
 
+
 def test_attention(xp):
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 2, density=0.6) for n in (4, 1, 3)])
@@ -234,15 +265,16 @@ def test_attention(xp):
 
 # --- what is refused, and what a CUDA graph holds ---
 
+
 def test_what_does_not_fit():
     counter = numpy.zeros(1, numpy.uint64)
     with pytest.raises(TypeError, match='x: expected float16, float32 or float64, got int64'):
         backend.dropout(numpy.zeros(3, int), 0.5, 1, 2, counter)
-    too_many = numpy.broadcast_to(numpy.zeros(1, 'e'), (2 ** 34 + 1,))
+    too_many = numpy.broadcast_to(numpy.zeros(1, 'e'), (2**34 + 1,))
     with pytest.raises(ValueError, match=r'size: expected at most 2\*\*34 elements, .* got 1717'):
         backend.dropout(too_many, 0.5, 1, 2, counter)
     with pytest.raises(ValueError, match='size: expected at most'):
-        backend.dropout_mask(2 ** 34 + 1, numpy.dtype('f'), 0.5, 1, 2, counter)
+        backend.dropout_mask(2**34 + 1, numpy.dtype('f'), 0.5, 1, 2, counter)
 
 
 @pytest.mark.gpu
@@ -254,7 +286,7 @@ def test_replayed_graph_draws_by_the_step():
 
     def run():
         with under_way(step):
-            dropped, = StepDropout(0.5).apply((x,))
+            (dropped,) = StepDropout(0.5).apply((x,))
             y[...] = x
             backend.relu_dropout(y, 0.5, step.seed, step.next_stream(), step.counter)
         return dropped.array
@@ -266,11 +298,14 @@ def test_replayed_graph_draws_by_the_step():
         stream.begin_capture()
         dropped = run()
         graph = stream.end_capture()
-        for number in (0, 1, 2 ** 40):
+        for number in (0, 1, 2**40):
             step.counter.fill(number)
             graph.launch()
-            for actual, expected, layer in ((dropped, cuda.to_cpu(x), 0),
-                                            (y, numpy.maximum(cuda.to_cpu(x), 0), 1)):
+            for actual, expected, layer in (
+                (dropped, cuda.to_cpu(x), 0),
+                (y, numpy.maximum(cuda.to_cpu(x), 0), 1),
+            ):
                 numpy.testing.assert_array_equal(
                     cuda.to_cpu(actual),  # waits for the stream, which is the current one
-                    expected * factors(x.shape, 0.5, layer, 'f', number=number))
+                    expected * factors(x.shape, 0.5, layer, 'f', number=number),
+                )

@@ -1,4 +1,5 @@
 """edge_film against plain loops: values, gradients, the matrices of edges, what it refuses."""
+
 import numpy
 import pytest
 
@@ -20,8 +21,11 @@ from tests.support import relative_error
 
 def arguments(adj, xp, dtype, n_in=4, n_channels=3):
     rng = numpy.random.RandomState(0)
-    shapes = ((adj.n_rows, n_in), (n_channels * adj.n_relations, n_in),
-              (2 * n_channels * adj.n_relations, n_in))
+    shapes = (
+        (adj.n_rows, n_in),
+        (n_channels * adj.n_relations, n_in),
+        (2 * n_channels * adj.n_relations, n_in),
+    )
     return [xp.asarray(rng.uniform(-1, 1, shape).astype(dtype)) for shape in shapes]
 
 
@@ -52,8 +56,9 @@ def test_values(xp, name):
         assert relative_error(y, truth(adj, *given)[0]) < bound
 
 
-@pytest.mark.parametrize('name', ['four relations', 'unsorted relations', 'no entries',
-                                  'duplicates, unsorted'])
+@pytest.mark.parametrize(
+    'name', ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
+)
 def test_gradients(xp, name):
     if name == 'four relations':  # as many nodes as numerical gradients bear
         rng = numpy.random.RandomState(0)
@@ -86,16 +91,20 @@ def test_sums_over_the_edges_of_a_node(xp, name):
     to_node = edges_of(adj).to_node
     assert_close(backend.bspmm(to_node, xp.asarray(x)), expected, 'float64')
     y = numpy.random.RandomState(0).uniform(-1, 1, (adj.n_rows, 5))
-    assert_close(backend.bspmm(to_node, xp.asarray(y), trans=True),
-                 reference.bspmm(to_node, y, trans=True), 'float64')
+    assert_close(
+        backend.bspmm(to_node, xp.asarray(y), trans=True),
+        reference.bspmm(to_node, y, trans=True),
+        'float64',
+    )
 
 
 @pytest.mark.parametrize('name', ['four relations', 'unsorted relations', 'padded'])
 def test_matrices_are_such_as_the_checks_let_pass(name):
     edges = edges_of(adjacency(name, numpy, 'float64'))
     for matrix in (edges.from_source, edges.from_receiver, edges.to_node, edges.to_node.T):
-        checked = BatchedCSR(matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data,
-                             matrix.col_offsets)
+        checked = BatchedCSR(
+            matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
+        )
         for size in ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz'):
             assert getattr(matrix, size) == getattr(checked, size), size
         assert all(getattr(matrix, name).dtype == numpy.int32 for name in matrix._integers)
@@ -104,15 +113,27 @@ def test_matrices_are_such_as_the_checks_let_pass(name):
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
 
 
-@pytest.mark.parametrize('change, error, message', [
-    ({'x': numpy.ones((4, 5), 'f')}, ValueError, r'x: expected shape \(3, in_.* got \(4, 5\)'),
-    ({'W': numpy.ones((7, 5), 'f')}, ValueError, r'W: expected .* multiple of 2 .*got \(7, 5\)'),
-    ({'W': numpy.ones((8, 4), 'f')}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
-    ({'W_g': numpy.ones((8, 5), 'f')}, ValueError, r'W_g: expected shape \(16, 5\).* \(8, 5\)'),
-    ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray')])
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        ({'x': numpy.ones((4, 5), 'f')}, ValueError, r'x: expected shape \(3, in_.* got \(4, 5\)'),
+        (
+            {'W': numpy.ones((7, 5), 'f')},
+            ValueError,
+            r'W: expected .* multiple of 2 .*got \(7, 5\)',
+        ),
+        ({'W': numpy.ones((8, 4), 'f')}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
+        ({'W_g': numpy.ones((8, 5), 'f')}, ValueError, r'W_g: expected shape \(16, 5\).* \(8, 5\)'),
+        ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+    ],
+)
 def test_what_does_not_fit(change, error, message):
-    good = {'adj': ADJ, 'x': numpy.ones((3, 5), 'f'), 'W': numpy.ones((8, 5), 'f'),
-            'W_g': numpy.ones((16, 5), 'f')}
+    good = {
+        'adj': ADJ,
+        'x': numpy.ones((3, 5), 'f'),
+        'W': numpy.ones((8, 5), 'f'),
+        'W_g': numpy.ones((16, 5), 'f'),
+    }
     edge_film(**good)
     with pytest.raises(error, match=message):
         edge_film(**dict(good, **change))

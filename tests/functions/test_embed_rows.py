@@ -1,4 +1,5 @@
 """Rows of a table against Chainer's embed_id, gradients to second order, the same bits again."""
+
 import numpy
 import pytest
 
@@ -43,7 +44,7 @@ def test_ids_that_are_not_contiguous(xp):
     ids = xp.arange(12, dtype='i')[::2]
     W = chainer.Variable(xp.arange(24, dtype='f').reshape(12, 2))
     functions.sum(embed_rows(ids, W)).backward()
-    assert cuda.to_cpu(W.grad).tolist() == [[1., 1.], [0., 0.]] * 6
+    assert cuda.to_cpu(W.grad).tolist() == [[1.0, 1.0], [0.0, 0.0]] * 6
 
 
 def test_the_same_bits_again(xp):

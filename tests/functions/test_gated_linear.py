@@ -1,4 +1,5 @@
 """gated_linear against Chainer's nodes, its gradients to second order, what it refuses."""
+
 import numpy
 import pytest
 
@@ -33,12 +34,15 @@ def in_chainers_nodes(n_parts, activation, *inputs):
     W_gate, W_value, *biases = inputs[n_parts:]
     b_gate, b_value = biases or (None, None)
     return functions.sigmoid(functions.linear(x, W_gate, b_gate)) * activation(
-        functions.linear(x, W_value, b_value))
+        functions.linear(x, W_value, b_value)
+    )
 
 
 def outcome(function, widths, activation, inputs, wanted=None):
-    variables = [chainer.Variable(array.copy(), requires_grad=wanted is None or i in wanted)
-                 for i, array in enumerate(inputs)]
+    variables = [
+        chainer.Variable(array.copy(), requires_grad=wanted is None or i in wanted)
+        for i, array in enumerate(inputs)
+    ]
     y = function(len(widths), activation, *variables)
     functions.sum(y * y).backward()
     return [y.array] + [variable.grad for variable in variables]
@@ -50,13 +54,16 @@ def outcome(function, widths, activation, inputs, wanted=None):
 @pytest.mark.parametrize('widths', WIDTHS, ids=str)
 def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
     inputs = [xp.asarray(array) for array in arrays(widths, with_bias, dtype)]
-    expected = outcome(in_chainers_nodes, widths, activation,
-                       [array.astype('d') for array in inputs])
+    expected = outcome(
+        in_chainers_nodes, widths, activation, [array.astype('d') for array in inputs]
+    )
     for actual, reference in zip(outcome(apply, widths, activation, inputs), expected):
         assert actual.dtype == dtype and actual.shape == reference.shape
         # float16: some twenty roundings of 2**-11 in each element.
-        assert relative_error(actual, reference) < {
-            'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        assert (
+            relative_error(actual, reference)
+            < {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        )
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)
@@ -101,7 +108,8 @@ def test_one_variable_as_both_parts():
     assert relative_error(same.grad, separate[1] + separate[2]) < 1e-14
     same.cleargrad()
     functions.sum(apply(2, functions.tanh, same, same, *parameters) ** 2).backward(
-        enable_double_backprop=True)
+        enable_double_backprop=True
+    )
     assert relative_error(same.grad, separate[1] + separate[2]) < 1e-14
 
 
@@ -113,14 +121,21 @@ def test_no_rows_and_large_numbers(xp):
     assert numpy.isfinite(y).all()
 
 
-@pytest.mark.parametrize('change, message', [
-    ({'activation': functions.relu}, 'activation: expected .*identity or tanh, got'),
-    ({'gate': (numpy.ones((4, 6)), numpy.ones(4))},
-     r'gate: expected shapes \(4, 5\) and \(4,\), got \(4, 6\) and \(4,\)'),
-    ({'value': (numpy.ones((4, 5)), numpy.ones(3))},
-     r'value: expected shapes \(4, 5\) and \(4,\), got \(4, 5\) and \(3,\)'),
-    ({'value': (numpy.ones((4, 5)), None)}, 'gate, value: expected a bias in both or in none'),
-])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'activation': functions.relu}, 'activation: expected .*identity or tanh, got'),
+        (
+            {'gate': (numpy.ones((4, 6)), numpy.ones(4))},
+            r'gate: expected shapes \(4, 5\) and \(4,\), got \(4, 6\) and \(4,\)',
+        ),
+        (
+            {'value': (numpy.ones((4, 5)), numpy.ones(3))},
+            r'value: expected shapes \(4, 5\) and \(4,\), got \(4, 5\) and \(3,\)',
+        ),
+        ({'value': (numpy.ones((4, 5)), None)}, 'gate, value: expected a bias in both or in none'),
+    ],
+)
 def test_what_does_not_fit(change, message):
     pair = numpy.ones((4, 5)), numpy.ones(4)
     with pytest.raises(ValueError, match=message):

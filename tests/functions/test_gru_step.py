@@ -1,4 +1,5 @@
 """gru_step against Chainer's StatefulGRU, its gradients to second order, what it refuses."""
+
 import numpy
 import pytest
 
@@ -21,9 +22,13 @@ def arrays(dtype='float64', with_state=True, seed=0):
 
 def step(*inputs):
     with_state = len(inputs) > 6
-    parameters = inputs[2 + with_state:]
-    return gru_step(inputs[0], inputs[1], inputs[2] if with_state else None,
-                    list(zip(parameters[::2], parameters[1::2])))
+    parameters = inputs[2 + with_state :]
+    return gru_step(
+        inputs[0],
+        inputs[1],
+        inputs[2] if with_state else None,
+        list(zip(parameters[::2], parameters[1::2])),
+    )
 
 
 def chainers_own(inputs):
@@ -33,10 +38,10 @@ def chainers_own(inputs):
         link = chainer.links.StatefulGRU(C + M, H)
     names = ('W', 'W_z', 'W_r', 'U', 'U_z', 'U_r') if with_state else ('W', 'W_z')
     parameters = []
-    for name, W, b in zip(names, inputs[2 + with_state::2], inputs[3 + with_state::2]):
+    for name, W, b in zip(names, inputs[2 + with_state :: 2], inputs[3 + with_state :: 2]):
         getattr(link, name).W.array[...], getattr(link, name).b.array[...] = W, b
         parameters += [getattr(link, name).W, getattr(link, name).b]
-    variables = [chainer.Variable(array) for array in inputs[:2 + with_state]]
+    variables = [chainer.Variable(array) for array in inputs[: 2 + with_state]]
     if with_state:
         link.set_state(variables[2])
     y = link(chainer.functions.concat(variables[:2]))
@@ -46,7 +51,7 @@ def chainers_own(inputs):
 def backward(y, variables):
     for variable in variables:
         variable.cleargrad()
-    chainer.functions.sum(y ** 2).backward()
+    chainer.functions.sum(y**2).backward()
     return [y.array] + [variable.grad for variable in variables]
 
 
@@ -102,7 +107,7 @@ def test_same_variable_as_features_and_state():
     expected = separate[0].grad + separate[1].grad
     assert relative_error(same.grad, expected) < 1e-14
     y = step(same, message, same, *parameters)
-    grad, = chainer.grad([chainer.functions.sum(y ** 2)], [same], enable_double_backprop=True)
+    (grad,) = chainer.grad([chainer.functions.sum(y**2)], [same], enable_double_backprop=True)
     assert relative_error(grad.array, expected) < 1e-14
 
 
@@ -116,8 +121,10 @@ def test_gradients_share_no_memory(with_state):
 
 
 def test_parameters_of_another_dtype_are_converted(xp):
-    inputs = [chainer.Variable(xp.asarray(array.astype('e' if i < 3 else 'f')))
-              for i, array in enumerate(arrays())]
+    inputs = [
+        chainer.Variable(xp.asarray(array.astype('e' if i < 3 else 'f')))
+        for i, array in enumerate(arrays())
+    ]
     y = step(*inputs)
     assert y.dtype == numpy.float16
     expected = step(*[variable.array.astype('d') for variable in inputs]).array
@@ -132,12 +139,19 @@ def test_one_node():
     assert all(a is b.node for a, b in zip(y.creator_node.inputs, variables))
 
 
-@pytest.mark.parametrize('index, shape, message', [
-    (1, (N + 1, M), r'message: expected a row for each row of x, got shapes \(8, 2\) and \(7, 3\)'),
-    (2, (N + 1, H), r'state: expected shape \(7, 5\), got \(8, 5\); reset_state'),
-    (3, (H, C), r'parameters\[0\]: expected shapes \(5, 5\) and \(5,\), got \(5, 3\)'),
-    (10, (H + 1,), r'parameters\[3\]: expected shapes \(5, 5\) and \(5,\), got .* and \(6,\)'),
-])
+@pytest.mark.parametrize(
+    'index, shape, message',
+    [
+        (
+            1,
+            (N + 1, M),
+            r'message: expected a row for each row of x, got shapes \(8, 2\) and \(7, 3\)',
+        ),
+        (2, (N + 1, H), r'state: expected shape \(7, 5\), got \(8, 5\); reset_state'),
+        (3, (H, C), r'parameters\[0\]: expected shapes \(5, 5\) and \(5,\), got \(5, 3\)'),
+        (10, (H + 1,), r'parameters\[3\]: expected shapes \(5, 5\) and \(5,\), got .* and \(6,\)'),
+    ],
+)
 def test_what_does_not_fit(index, shape, message):
     inputs = arrays()
     inputs[index] = numpy.ones(shape)

@@ -1,4 +1,5 @@
 """layer_norm against Chainer's."""
+
 import numpy
 import pytest
 
@@ -30,7 +31,8 @@ def test_values_and_gradients_are_chainers(xp, dtype, bound, shape):
     for actual, expected in zip(*results):
         actual, expected = cuda.to_cpu(actual).astype('d'), cuda.to_cpu(expected)
         numpy.testing.assert_allclose(
-            actual, expected, rtol=0, atol=bound * max(1, abs(expected).max(initial=0)))
+            actual, expected, rtol=0, atol=bound * max(1, abs(expected).max(initial=0))
+        )
 
 
 def test_gradients(xp):
@@ -45,7 +47,8 @@ def test_rows_of_one_value_in_half_precision(xp):
     y.grad = xp.array([[1, 0, 0, 0], [0, 0, 0, 0]], 'e')
     y.backward()
     numpy.testing.assert_allclose(
-        cuda.to_cpu(x.grad), 1000 * numpy.array([[.75, -.25, -.25, -.25], [0] * 4]), rtol=0.05)
+        cuda.to_cpu(x.grad), 1000 * numpy.array([[0.75, -0.25, -0.25, -0.25], [0] * 4]), rtol=0.05
+    )
 
 
 def test_parameters_of_another_dtype_are_converted(xp):

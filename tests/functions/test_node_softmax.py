@@ -1,4 +1,5 @@
 """node_softmax against NumPy, graph by graph, and its gradients to second order."""
+
 import numpy
 import pytest
 
@@ -38,10 +39,12 @@ def test_gradients(xp, name):
     adj = batch_on(name, xp, 'float64')
     rng = numpy.random.RandomState(1)
     x, gy, ggx = (features(rng, xp, adj.n_rows, 2, 'float64') for _ in range(3))
-    gradient_check.check_backward(lambda x: node_softmax(adj, x), x, gy, dtype='d', rtol=1e-5,
-                                  atol=1e-7)
-    gradient_check.check_double_backward(lambda x: node_softmax(adj, x), x, gy, ggx, dtype='d',
-                                         rtol=1e-5, atol=1e-7)
+    gradient_check.check_backward(
+        lambda x: node_softmax(adj, x), x, gy, dtype='d', rtol=1e-5, atol=1e-7
+    )
+    gradient_check.check_double_backward(
+        lambda x: node_softmax(adj, x), x, gy, ggx, dtype='d', rtol=1e-5, atol=1e-7
+    )
 
 
 def test_gradient_of_many_nodes_that_are_alike():
@@ -55,9 +58,12 @@ def test_gradient_of_many_nodes_that_are_alike():
     y.backward()
     truth = reference(adj, x.array)
     starts = adj.row_offsets
-    expected = numpy.concatenate([
-        truth[a:b] * (gy[a:b] - (truth[a:b] * gy[a:b].astype(float)).sum(axis=0))
-        for a, b in zip(starts, starts[1:])])
+    expected = numpy.concatenate(
+        [
+            truth[a:b] * (gy[a:b] - (truth[a:b] * gy[a:b].astype(float)).sum(axis=0))
+            for a, b in zip(starts, starts[1:])
+        ]
+    )
     assert_close(x.grad, expected, 'float32')
 
 
@@ -72,8 +78,9 @@ def test_large_gradients_in_float16():
 
 def test_shapes_that_do_not_fit():
     adj = BATCHES['many']
-    with pytest.raises(ValueError, match=r'x: expected shape \(%d, n_B\), .* got \(3, 2\)'
-                                         % adj.n_rows):
+    with pytest.raises(
+        ValueError, match=r'x: expected shape \(%d, n_B\), .* got \(3, 2\)' % adj.n_rows
+    ):
         node_softmax(adj, numpy.zeros((3, 2)))
     with pytest.raises(TypeError, match='adj: expected a BatchedCSR'):
         node_softmax(numpy.zeros((3, 3)), numpy.zeros((3, 2)))

@@ -1,4 +1,5 @@
 """Backward passes: a node as always where a graph is wanted, arithmetic alone where none is."""
+
 import numpy
 import pytest
 
@@ -24,7 +25,7 @@ class Calls(chainer.FunctionHook):
 def test_quick_apply(graph):
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     with chainer.using_config('enable_backprop', graph), Calls() as calls:
-        z, = quick_apply(Mul(), (x, y))
+        (z,) = quick_apply(Mul(), (x, y))
     assert z.array.tolist() == [6, 6]
     assert z.requires_grad == graph and (z.creator is not None) == graph
     assert len(calls.labels) == graph
@@ -44,7 +45,7 @@ def test_quick_sums(graph):
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     z = x
     for other in (y, x, x):
-        z, = QuickMul().apply((z, other))  # x^3 y in the end
+        (z,) = QuickMul().apply((z, other))  # x^3 y in the end
     z.grad = numpy.ones(2, 'f')
     x.grad = numpy.full(2, 5, 'f')
     with Calls() as calls:
@@ -53,13 +54,13 @@ def test_quick_sums(graph):
     assert y.grad.tolist() == [8, 8]
     assert ('_ + _' in calls.labels) == graph
     if graph:
-        gx, = chainer.grad([x.grad_var], [x])
+        (gx,) = chainer.grad([x.grad_var], [x])
         assert gx.array.tolist() == [36, 36]
 
 
 def test_quick_sums_leaves_what_it_adds_to_alone():
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
-    z, = QuickMul().apply((x, y))
+    (z,) = QuickMul().apply((x, y))
     z.grad = numpy.ones(2, 'f')
     x.grad = given = numpy.full(2, 5, 'f')
     z.backward()
@@ -69,7 +70,7 @@ def test_quick_sums_leaves_what_it_adds_to_alone():
 class QuickProduct(QuickGradients):
     def forward(self, inputs):
         self.retain_inputs((0, 1))
-        return inputs[0] * inputs[1],
+        return (inputs[0] * inputs[1],)
 
     def _gradients(self, inputs, gy):
         return gy * inputs[1], gy * inputs[0]
@@ -81,12 +82,12 @@ class QuickProduct(QuickGradients):
 @pytest.mark.parametrize('graph', [True, False])
 def test_quick_gradients_of_a_variable_given_twice(graph):
     x = chainer.Variable(numpy.full(2, 3, 'f'))
-    y, = QuickProduct().apply((x, x))
+    (y,) = QuickProduct().apply((x, x))
     y.grad = numpy.ones(2, 'f')
     with Calls() as calls:
         y.backward(enable_double_backprop=graph)
     assert x.grad.tolist() == [6, 6]
     assert ('_ * _' in calls.labels) == graph
     if graph:
-        gx, = chainer.grad([x.grad_var], [x])
+        (gx,) = chainer.grad([x.grad_var], [x])
         assert gx.array.tolist() == [2, 2]

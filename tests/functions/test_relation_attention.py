@@ -1,4 +1,5 @@
 """relation_attention against plain loops: values, gradients, dropout, what it refuses."""
+
 import numpy
 import pytest
 
@@ -15,20 +16,38 @@ from tests.support import batch_on
 from tests.support import random_matrix
 from tests.support import relative_error
 
-NAMES = ['four relations', 'many', 'symmetric ones', 'no entries', 'padded', 'only empty graphs',
-         'empty graphs first, between, last', 'lone nodes', 'dense blocks', 'duplicates, unsorted',
-         'unsorted relations']
-OPTIONS = {'mean': {}, 'side by side': {'concat_heads': True}, 'within': {'within': True},
-           'within, side by side': {'within': True, 'concat_heads': True},
-           'other slope': {'negative_slope': 0.7}}
+NAMES = [
+    'four relations',
+    'many',
+    'symmetric ones',
+    'no entries',
+    'padded',
+    'only empty graphs',
+    'empty graphs first, between, last',
+    'lone nodes',
+    'dense blocks',
+    'duplicates, unsorted',
+    'unsorted relations',
+]
+OPTIONS = {
+    'mean': {},
+    'side by side': {'concat_heads': True},
+    'within': {'within': True},
+    'within, side by side': {'within': True, 'concat_heads': True},
+    'other slope': {'negative_slope': 0.7},
+}
 
 
 def adjacency(name, xp, dtype):
     if name != 'unsorted relations':
         return batch_on(name, xp, dtype)
     # Rows whose entries do not come relation by relation.
-    adj = BatchedCSR(numpy.array([0, 4, 5, 7, 8]), numpy.array([5, 0, 3, 2, 1, 4, 1, 7]),
-                     numpy.array([0, 3, 4]), n_relations=2)
+    adj = BatchedCSR(
+        numpy.array([0, 4, 5, 7, 8]),
+        numpy.array([5, 0, 3, 2, 1, 4, 1, 7]),
+        numpy.array([0, 3, 4]),
+        n_relations=2,
+    )
     return adj if xp is numpy else adj.to_device('@cupy:0')
 
 
@@ -50,17 +69,22 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
     y = numpy.zeros((adj.n_rows, n_heads, n_channels))
     for i in range(adj.n_rows):
         graph = numpy.searchsorted(offsets, i, side='right') - 1
-        slots = [(j, r) for j in range(offsets[graph], offsets[graph + 1])
-                 for r in range(n_relations)]
-        for group in ([[r] for r in range(n_relations)] if within else [range(n_relations)]):
+        slots = [
+            (j, r) for j in range(offsets[graph], offsets[graph + 1]) for r in range(n_relations)
+        ]
+        for group in [[r] for r in range(n_relations)] if within else [range(n_relations)]:
             chosen = [(j, r) for j, r in edges[i] if r in group]
             everything = [(j, r) for j, r in slots if r in group]
             for k in range(n_heads):
                 if not chosen:
                     y[i, k] += sum(m[j, r, k] for j, r in everything) / len(everything)
                     continue
-                z = numpy.array([W[0, :n_channels] @ m[j, r, k] + W[0, n_channels:] @ m[i, r, k]
-                                 + b[0] for j, r in chosen])
+                z = numpy.array(
+                    [
+                        W[0, :n_channels] @ m[j, r, k] + W[0, n_channels:] @ m[i, r, k] + b[0]
+                        for j, r in chosen
+                    ]
+                )
                 z = numpy.where(z > 0, z, negative_slope * z)
                 alpha = numpy.exp(z - z.max())
                 for weight, (j, r) in zip(alpha / alpha.sum(), chosen):
@@ -83,8 +107,9 @@ def test_values(xp, name, options, n_heads):
 
 @pytest.mark.parametrize('n_heads', [1, 2])
 @pytest.mark.parametrize('options', OPTIONS)
-@pytest.mark.parametrize('name', ['four relations', 'unsorted relations', 'no entries',
-                                  'duplicates, unsorted'])
+@pytest.mark.parametrize(
+    'name', ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
+)
 def test_gradients(xp, name, options, n_heads):
     if name == 'four relations':  # as many nodes as numerical gradients bear
         rng = numpy.random.RandomState(0)
@@ -92,8 +117,10 @@ def test_gradients(xp, name, options, n_heads):
         adj = adj if xp is numpy else adj.to_device('@cupy:0')
     else:
         adj = adjacency(name, xp, 'float64')
-    check_gradients(lambda m, W, b: relation_attention(adj, m, W, b, n_heads, **OPTIONS[options]),
-                    *arguments(adj, xp, 'float64', n_heads))
+    check_gradients(
+        lambda m, W, b: relation_attention(adj, m, W, b, n_heads, **OPTIONS[options]),
+        *arguments(adj, xp, 'float64', n_heads),
+    )
 
 
 @pytest.mark.parametrize('options', OPTIONS)
@@ -116,10 +143,11 @@ def test_dropout(xp):
     expected = relation_attention(adj, *given, 2).array
     with chainer.using_config('train', False):
         assert (relation_attention(adj, *given, 2, dropout_ratio=0.5).array == expected).all()
-    assert (relation_attention(adj, *given, 2, dropout_ratio=0.).array == expected).all()
+    assert (relation_attention(adj, *given, 2, dropout_ratio=0.0).array == expected).all()
     xp.random.seed(0)
-    draws = xp.stack([relation_attention(adj, *given, 2, dropout_ratio=0.5).array
-                      for _ in range(400)])
+    draws = xp.stack(
+        [relation_attention(adj, *given, 2, dropout_ratio=0.5).array for _ in range(400)]
+    )
     deviation = draws.std(axis=0) / 20
     assert (abs(draws.mean(axis=0) - expected) <= 5 * deviation + 1e-12).all()
     assert (deviation > 0).all()
@@ -151,8 +179,14 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within):
     slots = numpy.eye(n * n_relations).reshape(n, -1)
     xp.random.seed(0)
     y = relation_attention(
-        adj, xp.asarray(numpy.tile(slots, (200, 1))), xp.zeros((1, 2 * n * n_relations)),
-        xp.zeros(1), 1, within=within, dropout_ratio=ratio).array
+        adj,
+        xp.asarray(numpy.tile(slots, (200, 1))),
+        xp.zeros((1, 2 * n * n_relations)),
+        xp.zeros(1),
+        1,
+        within=within,
+        dropout_ratio=ratio,
+    ).array
     weights = cuda.to_cpu(y)
     kept = weights > 0
     uniform = 1 / (n if within else n * n_relations)
@@ -193,8 +227,9 @@ def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
     adj = adjacency('four relations', xp, 'float32')
     given = [chainer.Variable(array) for array in arguments(adj, xp, 'float32', 2)]
     y = relation_attention(adj, *given, 2)
-    assert [v is node for v, node in zip(
-        (variable.node for variable in given), y.creator_node.inputs)] == [True] * 3
+    assert [
+        v is node for v, node in zip((variable.node for variable in given), y.creator_node.inputs)
+    ] == [True] * 3
     pattern = attention_pattern(adj, 2, False, False, numpy.dtype('f'))
     assert pattern is y.creator_node._pattern
     assert pattern is not attention_pattern(adj, 2, True, False, numpy.dtype('f'))
@@ -205,8 +240,9 @@ def test_matrices_are_such_as_the_checks_let_pass(side_by_side):
     adj = adjacency('four relations', numpy, 'float64')
     pattern = attention_pattern(adj, 3, True, side_by_side, numpy.dtype('d'))
     for matrix in (pattern.product, pattern.lonely, pattern.gathers(adj, 3)):
-        checked = BatchedCSR(matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data,
-                             matrix.col_offsets)
+        checked = BatchedCSR(
+            matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
+        )
         for name in ('n_graphs', 'n_rows', 'n_cols', 'nnz'):
             assert getattr(matrix, name) == getattr(checked, name), name
         for name in ('max_rows', 'max_cols', 'max_nnz'):
@@ -227,20 +263,49 @@ def test_no_mean_where_every_node_has_neighbours():
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
 
 
-@pytest.mark.parametrize('change, error, message', [
-    ({'m': numpy.ones((4, 12), 'f')}, ValueError, r'm: expected shape \(3, 12\) .* got \(4, 12\)'),
-    ({'m': numpy.ones((3, 6), 'f')}, ValueError, r'm: expected shape \(3, 12\) .* got \(3, 6\)'),
-    ({'W': numpy.ones((1, 7), 'f')}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
-    ({'b': numpy.ones(2, 'f')}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
-    ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-    ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: expected a BatchedCSR, got BatchedCOO'),
-    ({'adj': BatchedCSR(numpy.array([0, 1]), numpy.array([0]), numpy.array([0, 1]),
-                        col_offsets=numpy.array([0, 4]))}, ValueError,
-     'adj: expected a column for each of its 1 rows and 1 relations'),
-])
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (
+            {'m': numpy.ones((4, 12), 'f')},
+            ValueError,
+            r'm: expected shape \(3, 12\) .* got \(4, 12\)',
+        ),
+        (
+            {'m': numpy.ones((3, 6), 'f')},
+            ValueError,
+            r'm: expected shape \(3, 12\) .* got \(3, 6\)',
+        ),
+        ({'W': numpy.ones((1, 7), 'f')}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
+        ({'b': numpy.ones(2, 'f')}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
+        ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': BatchedCOO.from_csr(ADJ)},
+            TypeError,
+            'adj: expected a BatchedCSR, got BatchedCOO',
+        ),
+        (
+            {
+                'adj': BatchedCSR(
+                    numpy.array([0, 1]),
+                    numpy.array([0]),
+                    numpy.array([0, 1]),
+                    col_offsets=numpy.array([0, 4]),
+                )
+            },
+            ValueError,
+            'adj: expected a column for each of its 1 rows and 1 relations',
+        ),
+    ],
+)
 def test_what_does_not_fit(change, error, message):
-    good = {'adj': ADJ, 'm': numpy.ones((3, 12), 'f'), 'W': numpy.ones((1, 6), 'f'),
-            'b': numpy.ones(1, 'f'), 'n_heads': 2}
+    good = {
+        'adj': ADJ,
+        'm': numpy.ones((3, 12), 'f'),
+        'W': numpy.ones((1, 6), 'f'),
+        'b': numpy.ones(1, 'f'),
+        'n_heads': 2,
+    }
     relation_attention(**good)
     with pytest.raises(error, match=message):
         relation_attention(**dict(good, **change))

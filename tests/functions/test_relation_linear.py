@@ -1,4 +1,5 @@
 """relation_linear in both orders: values, gradients to second order, sharing, what it refuses."""
+
 import importlib
 
 import numpy
@@ -24,14 +25,30 @@ from tests.support import relative_error
 module = importlib.import_module('chainer_bspmm.functions.relation_linear')
 
 # Batches with a column for every row and relation.
-NAMES = ['four relations', 'many', 'symmetric', 'symmetric ones', 'ones', 'no entries', 'padded',
-         'empty graphs first, between, last', 'only empty graphs', 'lone nodes',
-         'duplicates, unsorted']
+NAMES = [
+    'four relations',
+    'many',
+    'symmetric',
+    'symmetric ones',
+    'ones',
+    'no entries',
+    'padded',
+    'empty graphs first, between, last',
+    'only empty graphs',
+    'lone nodes',
+    'duplicates, unsorted',
+]
 PARTS = [('b', 'W_self', 'b_self'), ('b',), ('W_self',), ('b_self',), ()]
 
 # (in_channels, out_channels) of each order; equal widths are summed first.
-WIDTHS = {'transform': (5, 3), 'aggregate': (3, 5), 'equal': (4, 4), 'narrow': (1, 1),
-          'to one': (33, 1), 'from one': (1, 33)}
+WIDTHS = {
+    'transform': (5, 3),
+    'aggregate': (3, 5),
+    'equal': (4, 4),
+    'narrow': (1, 1),
+    'to one': (33, 1),
+    'from one': (1, 33),
+}
 
 
 @pytest.fixture(params=[True, False, None], ids=['aggregate', 'transform', 'as decided'])
@@ -45,17 +62,26 @@ def order(request, monkeypatch):
 def parameters(adj, xp, dtype, widths, parts, seed=0):
     rng = numpy.random.RandomState(seed)
     in_channels, out_channels = widths
-    shapes = {'x': (adj.n_rows, in_channels), 'W': (out_channels * adj.n_relations, in_channels),
-              'b': (out_channels * adj.n_relations,), 'W_self': (out_channels, in_channels),
-              'b_self': (out_channels,)}
-    return {name: xp.asarray(rng.uniform(-1, 1, shape).astype(dtype))
-            for name, shape in shapes.items() if name in ('x', 'W', *parts)}
+    shapes = {
+        'x': (adj.n_rows, in_channels),
+        'W': (out_channels * adj.n_relations, in_channels),
+        'b': (out_channels * adj.n_relations,),
+        'W_self': (out_channels, in_channels),
+        'b_self': (out_channels,),
+    }
+    return {
+        name: xp.asarray(rng.uniform(-1, 1, shape).astype(dtype))
+        for name, shape in shapes.items()
+        if name in ('x', 'W', *parts)
+    }
 
 
 def truth(adj, x, W, b=None, W_self=None, b_self=None):
     """The formula of the docstring, entry by entry, in float64."""
-    x, W, b, W_self, b_self = (None if array is None else cuda.to_cpu(array).astype('d')
-                               for array in (x, W, b, W_self, b_self))
+    x, W, b, W_self, b_self = (
+        None if array is None else cuda.to_cpu(array).astype('d')
+        for array in (x, W, b, W_self, b_self)
+    )
     n_relations = adj.n_relations
     W = W.reshape(-1, n_relations, x.shape[1])
     y = numpy.zeros((adj.n_rows, len(W)))
@@ -74,12 +100,18 @@ def truth(adj, x, W, b=None, W_self=None, b_self=None):
 def unsorted_relations(xp, dtype):
     """A batch of three relations whose rows are in no order, with an entry given twice."""
     indices = numpy.array([4, 0, 5, 4, 2, 7, 6])
-    adj = BatchedCSR(numpy.array([0, 4, 5, 7]), indices, numpy.array([0, 2, 3]), n_relations=3,
-                     data=numpy.linspace(-1, 2, 7).astype(dtype))
+    adj = BatchedCSR(
+        numpy.array([0, 4, 5, 7]),
+        indices,
+        numpy.array([0, 2, 3]),
+        n_relations=3,
+        data=numpy.linspace(-1, 2, 7).astype(dtype),
+    )
     return adj if xp is numpy else adj.to_device('@cupy:0')
 
 
 # --- values ---
+
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 @pytest.mark.parametrize('name', NAMES)
@@ -111,8 +143,10 @@ def test_half_precision(xp, order):
 def test_parameters_of_another_dtype_are_converted(xp, order):
     adj = batch_on('four relations', xp, 'float16')
     given = parameters(adj, xp, 'float32', (5, 4), PARTS[0])
-    given = {name: chainer.Variable(array.astype('e') if name == 'x' else array)
-             for name, array in given.items()}
+    given = {
+        name: chainer.Variable(array.astype('e') if name == 'x' else array)
+        for name, array in given.items()
+    }
     y = relation_linear(adj, **given)
     assert y.dtype == numpy.float16
     chainer.functions.sum(y).backward()
@@ -127,24 +161,30 @@ def test_padded_features_of_three_dimensions(xp, order):
     y = relation_linear(adj, **dict(given, x=x))
     assert_close(y.array, expected, 'float64')
     flat = chainer.Variable(given['x'])
-    chainer.functions.sum(y ** 2).backward()
+    chainer.functions.sum(y**2).backward()
     chainer.functions.sum(relation_linear(adj, **dict(given, x=flat)) ** 2).backward()
     assert x.grad.shape == x.shape
-    numpy.testing.assert_allclose(cuda.to_cpu(x.grad).ravel(), cuda.to_cpu(flat.grad).ravel(),
-                                  rtol=1e-12)
+    numpy.testing.assert_allclose(
+        cuda.to_cpu(x.grad).ravel(), cuda.to_cpu(flat.grad).ravel(), rtol=1e-12
+    )
 
 
 def test_arrays_that_are_not_contiguous(xp, order):
     adj = batch_on('four relations', xp, 'float64')
     given = parameters(adj, xp, 'float64', (5, 4), PARTS[0])
-    strided = {name: xp.asfortranarray(xp.stack([a, a])).swapaxes(0, -1)[..., 0].T
-               if a.ndim == 2 else xp.stack([a, a], axis=1)[:, 0] for name, a in given.items()}
+    strided = {
+        name: xp.asfortranarray(xp.stack([a, a])).swapaxes(0, -1)[..., 0].T
+        if a.ndim == 2
+        else xp.stack([a, a], axis=1)[:, 0]
+        for name, a in given.items()
+    }
     for name, array in given.items():
         assert (cuda.to_cpu(strided[name]) == cuda.to_cpu(array)).all()
     assert_close(relation_linear(adj, **strided).array, truth(adj, **given), 'float64')
 
 
 # --- gradients ---
+
 
 def function_of(adj, names):
     return lambda *arrays: relation_linear(adj, **dict(zip(names, arrays)))
@@ -182,13 +222,15 @@ def test_third_derivative(xp, order, widths):
     def second(step):
         variables = {name: chainer.Variable(array + step) for name, array in given.items()}
         y = relation_linear(adj, **variables)
-        first = chainer.grad([chainer.functions.sum(y ** 3)], list(variables.values()),
-                             enable_double_backprop=True)
-        total = sum(chainer.functions.sum(g ** 2) for g in first)
-        return variables, chainer.grad([total], list(variables.values()),
-                                       enable_double_backprop=True)
+        first = chainer.grad(
+            [chainer.functions.sum(y**3)], list(variables.values()), enable_double_backprop=True
+        )
+        total = sum(chainer.functions.sum(g**2) for g in first)
+        return variables, chainer.grad(
+            [total], list(variables.values()), enable_double_backprop=True
+        )
 
-    variables, grads = second(0.)
+    variables, grads = second(0.0)
     total = sum(chainer.functions.sum(g) for g in grads)
     third = chainer.grad([total], list(variables.values()))
     slope = sum(float(g.array.sum()) for g in third)
@@ -202,8 +244,9 @@ def test_gradient_of_one_argument_alone(xp, order, only):
     given = parameters(adj, xp, 'float64', (3, 4), PARTS[0])
     every = {name: chainer.Variable(array) for name, array in given.items()}
     chainer.functions.sum(relation_linear(adj, **every) ** 2).backward()
-    alone = {name: chainer.Variable(array, requires_grad=name == only)
-             for name, array in given.items()}
+    alone = {
+        name: chainer.Variable(array, requires_grad=name == only) for name, array in given.items()
+    }
     chainer.functions.sum(relation_linear(adj, **alone) ** 2).backward()
     assert relative_error(alone[only].grad, every[only].grad) < 1e-14
     assert all(alone[name].grad is None for name in alone if name != only)
@@ -218,25 +261,30 @@ def test_second_derivative_by_one_parameter_alone(order, only):
     def penalty(arrays):
         variables = {name: chainer.Variable(array) for name, array in arrays.items()}
         y = relation_linear(adj, **variables)
-        g, = chainer.grad([chainer.functions.sum(y ** 3)], [variables[only]],
-                          enable_double_backprop=True)
-        return variables, chainer.functions.sum(g ** 2)
+        (g,) = chainer.grad(
+            [chainer.functions.sum(y**3)], [variables[only]], enable_double_backprop=True
+        )
+        return variables, chainer.functions.sum(g**2)
 
     variables, total = penalty(given)
     total.backward()
     for name in given:
         slope = float(variables[name].grad.sum())
-        high, low = (float(penalty(dict(given, **{name: given[name] + step}))[1].array)
-                     for step in (1e-5, -1e-5))
+        high, low = (
+            float(penalty(dict(given, **{name: given[name] + step}))[1].array)
+            for step in (1e-5, -1e-5)
+        )
         assert abs(slope - (high - low) / 2e-5) < 1e-6 * abs(slope), name
 
 
 def test_gradients_share_no_memory(order):
     adj = batch_on('four relations', numpy, 'float64')
-    given = {name: chainer.Variable(array) for name, array in
-             parameters(adj, numpy, 'float64', (4, 4), PARTS[0]).items()}
+    given = {
+        name: chainer.Variable(array)
+        for name, array in parameters(adj, numpy, 'float64', (4, 4), PARTS[0]).items()
+    }
     y = relation_linear(adj, **given)
-    chainer.functions.sum(y ** 2).backward()
+    chainer.functions.sum(y**2).backward()
     gradients = [v.grad for v in given.values()]
     for i, a in enumerate(gradients):
         assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
@@ -247,16 +295,19 @@ def test_both_orders_agree(xp, monkeypatch):
     results = []
     for first in (True, False):
         monkeypatch.setattr(module, 'aggregates_first', lambda *_, first=first: first)
-        given = {name: chainer.Variable(array) for name, array in
-                 parameters(adj, xp, 'float32', (16, 16), PARTS[0]).items()}
+        given = {
+            name: chainer.Variable(array)
+            for name, array in parameters(adj, xp, 'float32', (16, 16), PARTS[0]).items()
+        }
         y = relation_linear(adj, **given)
-        chainer.functions.sum(y ** 2).backward()
+        chainer.functions.sum(y**2).backward()
         results.append([y.array] + [v.grad for v in given.values()])
     for a, b in zip(*results):
         assert relative_error(a, b) < 2e-6
 
 
 # --- cost ---
+
 
 def test_order_is_chosen_by_the_narrower_side():
     assert not module.aggregates_first(64, 63)
@@ -269,10 +320,18 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     adj = batch_on('four relations', numpy, 'float32')._copy()  # nothing is kept with it yet
     seen = []
     bspmm = backend.bspmm
-    monkeypatch.setattr(backend, 'bspmm', lambda adj, x, *args, **options: (
-        seen.append(x.shape[-1]), bspmm(adj, x, *args, **options))[1])
-    given = {name: chainer.Variable(array) for name, array in
-             parameters(adj, numpy, 'float32', widths, PARTS[0]).items()}
+    monkeypatch.setattr(
+        backend,
+        'bspmm',
+        lambda adj, x, *args, **options: (
+            seen.append(x.shape[-1]),
+            bspmm(adj, x, *args, **options),
+        )[1],
+    )
+    given = {
+        name: chainer.Variable(array)
+        for name, array in parameters(adj, numpy, 'float32', widths, PARTS[0]).items()
+    }
     y = relation_linear(adj, **given)
     chainer.functions.sum(y).backward()
     degrees = [1] if module.aggregates_first(*widths) else []
@@ -287,26 +346,37 @@ def test_one_node(xp):
     given = parameters(adj, xp, 'float32', (3, 4), PARTS[0])
     given = {name: chainer.Variable(array) for name, array in given.items()}
     y = relation_linear(adj, **given)
-    assert [v is node for v, node in zip(
-        (variable.node for variable in given.values()), y.creator_node.inputs)] == [True] * 5
+    assert [
+        v is node
+        for v, node in zip((variable.node for variable in given.values()), y.creator_node.inputs)
+    ] == [True] * 5
 
 
 # --- the matrices made of one ---
 
-@pytest.mark.parametrize('make', [lambda xp: batch_on('four relations', xp, 'float64'),
-                                  lambda xp: unsorted_relations(xp, 'float64')])
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda xp: batch_on('four relations', xp, 'float64'),
+        lambda xp: unsorted_relations(xp, 'float64'),
+    ],
+)
 def test_relation_rows(xp, make):
     adj = make(xp)
     rows = relation_rows(adj)
     n_relations = adj.n_relations
     expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n_relations).swapaxes(1, 2)
     numpy.testing.assert_array_equal(
-        rows.to_scipy().toarray(), expected.reshape(adj.n_rows * n_relations, -1))
+        rows.to_scipy().toarray(), expected.reshape(adj.n_rows * n_relations, -1)
+    )
     numpy.testing.assert_array_equal(rows.T.to_scipy().toarray(), rows.to_scipy().toarray().T)
     assert rows.shape == (adj.n_rows * n_relations, adj.n_cols // n_relations)
     assert rows.indptr.dtype == rows.indices.dtype == rows.row_offsets.dtype == numpy.int32
     assert (rows.max_rows, rows.max_cols) == (
-        adj.max_rows * n_relations, adj.max_cols // n_relations)
+        adj.max_rows * n_relations,
+        adj.max_cols // n_relations,
+    )
     assert relation_rows(adj) is rows
     # What checks arrays of unknown origin has nothing against these.
     BatchedCSR(rows.indptr, rows.indices, rows.row_offsets, rows.data, rows.col_offsets)
@@ -321,9 +391,9 @@ def test_relation_rows_of_one_relation_are_its_own(xp):
 def test_with_values(xp, name):
     adj = batch_on(name, xp, 'float64')
     before = adj.to_scipy().toarray()
-    new = with_values(adj, xp.arange(1., adj.nnz + 1))
+    new = with_values(adj, xp.arange(1.0, adj.nnz + 1))
     expected = adj.to_scipy()
-    expected.data = numpy.arange(1., adj.nnz + 1)
+    expected.data = numpy.arange(1.0, adj.nnz + 1)
     numpy.testing.assert_array_equal(new.to_scipy().toarray(), expected.toarray())
     numpy.testing.assert_array_equal(new.T.to_scipy().toarray(), expected.toarray().T)
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), before)
@@ -331,16 +401,20 @@ def test_with_values(xp, name):
 
 # --- with an activation ---
 
+
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
 def test_tanh(xp, order, dtype):
     adj = batch_on('four relations', xp, dtype)
     for widths in WIDTHS.values():
         results = []
         for inner, outer in (('tanh', 'identity'), ('identity', 'tanh')):
-            given = {name: chainer.Variable(array) for name, array in parameters(
-                adj, xp, dtype, widths, PARTS[0]).items()}
-            y = getattr(chainer.functions, outer)(relation_linear(
-                adj, **given, activation=getattr(chainer.functions, inner)))
+            given = {
+                name: chainer.Variable(array)
+                for name, array in parameters(adj, xp, dtype, widths, PARTS[0]).items()
+            }
+            y = getattr(chainer.functions, outer)(
+                relation_linear(adj, **given, activation=getattr(chainer.functions, inner))
+            )
             y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape).astype(dtype))
             y.backward()
             results.append([y.array] + [variable.grad for variable in given.values()])
@@ -359,8 +433,7 @@ def test_gradients_of_tanh(xp, widths):
     ggs = tuple(xp.asarray(rng.uniform(-1, 1, array.shape)) for array in inputs)
 
     def f(*arrays):
-        return relation_linear(
-            adj, **dict(zip(given, arrays)), activation=chainer.functions.tanh)
+        return relation_linear(adj, **dict(zip(given, arrays)), activation=chainer.functions.tanh)
 
     options = {'dtype': numpy.float64, 'atol': 1e-6, 'rtol': 1e-5}
     gradient_check.check_backward(f, inputs, gy, **options)
@@ -370,31 +443,68 @@ def test_gradients_of_tanh(xp, widths):
 # --- what is refused ---
 
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
-GOOD = {'x': numpy.ones((3, 4), 'f'), 'W': numpy.ones((10, 4), 'f'), 'b': numpy.ones(10, 'f'),
-        'W_self': numpy.ones((5, 4), 'f'), 'b_self': numpy.ones(5, 'f')}
+GOOD = {
+    'x': numpy.ones((3, 4), 'f'),
+    'W': numpy.ones((10, 4), 'f'),
+    'b': numpy.ones(10, 'f'),
+    'W_self': numpy.ones((5, 4), 'f'),
+    'b_self': numpy.ones(5, 'f'),
+}
 
 
-@pytest.mark.parametrize('change, error, message', [
-    ({'x': numpy.ones((4, 4), 'f')}, ValueError,
-     r'x: expected floats of shape \(3, in_channels\) .*, got float32 of shape \(4, 4\)'),
-    ({'x': numpy.ones((1, 3, 4), 'f')}, ValueError, r'x: expected .* got .*\(1, 3, 4\)'),
-    ({'x': numpy.ones((3, 4), 'i')}, ValueError, 'x: expected floats .*, got int32'),
-    ({'W': numpy.ones((9, 4), 'f')}, ValueError,
-     r'W: expected shape \(out_channels \* 2, 4\), .*, got \(9, 4\)'),
-    ({'W': numpy.ones((10, 3), 'f')}, ValueError, r'W: expected .*, got \(10, 3\)'),
-    ({'b': numpy.ones(5, 'f')}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
-    ({'W_self': numpy.ones((4, 5), 'f')}, ValueError, r'W_self: expected shape \(5, 4\) .* got'),
-    ({'b_self': numpy.ones(10, 'f')}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
-    ({'activation': chainer.functions.relu}, ValueError,
-     'activation: expected chainer.functions.identity or tanh, got .*relu'),
-    ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-    ({'adj': BatchedCOO.from_csr(ADJ)}, TypeError, 'adj: expected a BatchedCSR, got BatchedCOO'),
-    ({'adj': BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])}, TypeError,
-     r'x: expected float64 as the values of adj, got float32; adj.astype'),
-    ({'adj': BatchedCSR(numpy.array([0, 1]), numpy.array([0]), numpy.array([0, 1]),
-                        col_offsets=numpy.array([0, 4]))}, ValueError,
-     'adj: expected a column for each of its 1 rows and 1 relations'),
-])
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (
+            {'x': numpy.ones((4, 4), 'f')},
+            ValueError,
+            r'x: expected floats of shape \(3, in_channels\) .*, got float32 of shape \(4, 4\)',
+        ),
+        ({'x': numpy.ones((1, 3, 4), 'f')}, ValueError, r'x: expected .* got .*\(1, 3, 4\)'),
+        ({'x': numpy.ones((3, 4), 'i')}, ValueError, 'x: expected floats .*, got int32'),
+        (
+            {'W': numpy.ones((9, 4), 'f')},
+            ValueError,
+            r'W: expected shape \(out_channels \* 2, 4\), .*, got \(9, 4\)',
+        ),
+        ({'W': numpy.ones((10, 3), 'f')}, ValueError, r'W: expected .*, got \(10, 3\)'),
+        ({'b': numpy.ones(5, 'f')}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
+        (
+            {'W_self': numpy.ones((4, 5), 'f')},
+            ValueError,
+            r'W_self: expected shape \(5, 4\) .* got',
+        ),
+        ({'b_self': numpy.ones(10, 'f')}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
+        (
+            {'activation': chainer.functions.relu},
+            ValueError,
+            'activation: expected chainer.functions.identity or tanh, got .*relu',
+        ),
+        ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': BatchedCOO.from_csr(ADJ)},
+            TypeError,
+            'adj: expected a BatchedCSR, got BatchedCOO',
+        ),
+        (
+            {'adj': BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])},
+            TypeError,
+            r'x: expected float64 as the values of adj, got float32; adj.astype',
+        ),
+        (
+            {
+                'adj': BatchedCSR(
+                    numpy.array([0, 1]),
+                    numpy.array([0]),
+                    numpy.array([0, 1]),
+                    col_offsets=numpy.array([0, 4]),
+                )
+            },
+            ValueError,
+            'adj: expected a column for each of its 1 rows and 1 relations',
+        ),
+    ],
+)
 def test_what_does_not_fit(change, error, message):
     given = dict(GOOD, adj=ADJ)
     relation_linear(**given)
@@ -408,5 +518,3 @@ def test_arrays_on_two_devices(name):
     elsewhere = dict(GOOD, **{name: cuda.to_gpu(GOOD[name])})
     with pytest.raises(ValueError, match='%s: expected on .* with adj, got on' % name):
         relation_linear(ADJ, **elsewhere)
-
-

@@ -1,4 +1,5 @@
 """RowSum: values, gradients, rounding over many rows."""
+
 import numpy
 import pytest
 
@@ -17,14 +18,14 @@ def row_sum(x):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('shape', [(50, 7), (1, 1), (0, 4), (2, 3), (3, 1), (49, 5), (3000, 2),
-                                   (5, 0)], ids=str)
+@pytest.mark.parametrize(
+    'shape', [(50, 7), (1, 1), (0, 4), (2, 3), (3, 1), (49, 5), (3000, 2), (5, 0)], ids=str
+)
 def test_values(xp, shape, dtype):
     # Positive ones: else a sum could be small beside the terms whose rounding it shows.
     x = features(numpy.random.RandomState(0), xp, *shape, dtype) + 2
     assert_close(row_sum(x).array, cuda.to_cpu(x).astype('d').sum(axis=0), dtype)
-    assert_close(row_sum(x[::-1, ::-1]).array,
-                 cuda.to_cpu(x).astype('d').sum(axis=0)[::-1], dtype)
+    assert_close(row_sum(x[::-1, ::-1]).array, cuda.to_cpu(x).astype('d').sum(axis=0)[::-1], dtype)
 
 
 def test_gradients(xp):

@@ -1,4 +1,5 @@
 """Segmented sum, maximum and broadcast."""
+
 import numpy
 import pytest
 
@@ -30,8 +31,9 @@ def test_values(xp, name, dtype):
         offsets = adj.row_offsets
         assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), dtype)
         assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), dtype)
-        assert_close(segment_broadcast(adj, y).array,
-                     reference.segment_broadcast(y, offsets), dtype)
+        assert_close(
+            segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), dtype
+        )
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -41,7 +43,7 @@ def test_long_segments(xp, sizes, dtype):
     rng = numpy.random.RandomState(0)
     offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
     n_rows = sum(sizes)
-    for n_channels in (1, 3, 24, 64)[:2 if n_rows > 10000 else None]:
+    for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
         # Positive ones: else a sum could be small beside the terms whose rounding it shows.
         x = features(rng, xp, n_rows, n_channels, dtype) + 2
         x[-1, 0] = numpy.nan
@@ -50,8 +52,11 @@ def test_long_segments(xp, sizes, dtype):
             calculated = [getattr(backend, name)(x, offsets) for _ in range(2)]
             assert_close(calculated[0], getattr(reference, name)(x, offsets), dtype)
             assert calculated[0].tobytes() == calculated[1].tobytes()
-        assert_close(backend.segment_broadcast(y, offsets, n_rows),
-                     reference.segment_broadcast(y, offsets), dtype)
+        assert_close(
+            backend.segment_broadcast(y, offsets, n_rows),
+            reference.segment_broadcast(y, offsets),
+            dtype,
+        )
 
 
 @pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
@@ -77,7 +82,8 @@ def test_maximum_of_negative_values(xp):
     adj = batch_on('empty graphs first, between, last', xp, 'float32')
     x = -1 - xp.arange(7, dtype='f')[:, None]
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(segment_max(adj, x).array)[:, 0], [0, -1, 0, 0, -5, 0])
+        cuda.to_cpu(segment_max(adj, x).array)[:, 0], [0, -1, 0, 0, -5, 0]
+    )
 
 
 def test_input_that_is_not_contiguous(xp):
@@ -88,8 +94,9 @@ def test_input_that_is_not_contiguous(xp):
     offsets = adj.row_offsets
     assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), 'float32')
     assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), 'float32')
-    assert_close(segment_broadcast(adj, y).array,
-                 reference.segment_broadcast(y, offsets), 'float32')
+    assert_close(
+        segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), 'float32'
+    )
 
 
 @pytest.mark.parametrize('name', ['empty graphs first, between, last', 'only empty graphs', 'many'])
@@ -105,7 +112,7 @@ def test_gradients(xp, name, function):
 
 def test_gradient_of_a_shared_maximum_is_that_of_chainer(xp):
     adj = batch_on('one graph', xp, 'float32')
-    x = chainer.Variable(xp.array([[1.], [3.], [3.], [2.], [3.]], 'f'))
+    x = chainer.Variable(xp.array([[1.0], [3.0], [3.0], [2.0], [3.0]], 'f'))
     dense = chainer.Variable(x.array[None])
     for y in (segment_max(adj, x), chainer.functions.max(dense, axis=1)):
         y.grad = xp.full(y.shape, 2, 'f')
@@ -114,13 +121,26 @@ def test_gradient_of_a_shared_maximum_is_that_of_chainer(xp):
     assert (x.grad[:, 0] == xp.array([0, 2, 2, 0, 2])).all()
 
 
-@pytest.mark.parametrize('function, x, error, message', [
-    (segment_sum, numpy.ones((4, 2), 'f'), ValueError, r'x: expected shape \(5, n_B\).* \(4, 2\)'),
-    (segment_max, numpy.ones(5, 'f'), ValueError, r'x: expected shape \(5, n_B\).* got \(5,\)'),
-    (segment_sum, numpy.ones((5, 2), 'i'), TypeError, 'x: expected float16, .* got int32'),
-    (segment_broadcast, numpy.ones((5, 2), 'f'), ValueError, 'y: expected 1 rows'),
-    (segment_broadcast, numpy.ones((1, 2), 'i'), TypeError, 'y: expected float16, .* got int32'),
-])
+@pytest.mark.parametrize(
+    'function, x, error, message',
+    [
+        (
+            segment_sum,
+            numpy.ones((4, 2), 'f'),
+            ValueError,
+            r'x: expected shape \(5, n_B\).* \(4, 2\)',
+        ),
+        (segment_max, numpy.ones(5, 'f'), ValueError, r'x: expected shape \(5, n_B\).* got \(5,\)'),
+        (segment_sum, numpy.ones((5, 2), 'i'), TypeError, 'x: expected float16, .* got int32'),
+        (segment_broadcast, numpy.ones((5, 2), 'f'), ValueError, 'y: expected 1 rows'),
+        (
+            segment_broadcast,
+            numpy.ones((1, 2), 'i'),
+            TypeError,
+            'y: expected float16, .* got int32',
+        ),
+    ],
+)
 def test_bad_input(function, x, error, message):
     with pytest.raises(error, match=message):
         function(BATCHES['one graph'], x)

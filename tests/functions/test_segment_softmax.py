@@ -1,4 +1,5 @@
 """segment_softmax: values, exact sums, huge values, gradients against the dense softmax."""
+
 import numpy
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import relative_error
 
+
 def check_gradients(function, *inputs):
     """Compare gradients, and theirs, with differences over steps small enough for exponentials.
 
@@ -24,21 +26,23 @@ def check_gradients(function, *inputs):
     """
     rng = numpy.random.RandomState(9)
     xp = chainer.backend.get_array_module(inputs[0])
-    gy, *ggx = (xp.asarray(rng.uniform(-1, 1, array.shape))
-                for array in (function(*inputs).array, *inputs))
+    gy, *ggx = (
+        xp.asarray(rng.uniform(-1, 1, array.shape)) for array in (function(*inputs).array, *inputs)
+    )
     options = {'dtype': 'd', 'eps': 1e-5, 'atol': 1e-6, 'rtol': 1e-6}
     gradient_check.check_backward(function, inputs, gy, **options)
     gradient_check.check_double_backward(function, inputs, gy, tuple(ggx), **options)
     single, double = [], []
     for gradients, again in ((single, False), (double, True)):
         variables = [chainer.Variable(array) for array in inputs]
-        gradients += chainer.grad([function(*variables)], variables, [chainer.Variable(gy)],
-                                  enable_double_backprop=again)
+        gradients += chainer.grad(
+            [function(*variables)], variables, [chainer.Variable(gy)], enable_double_backprop=again
+        )
     for a, b in zip(single, double):
         numpy.testing.assert_allclose(cuda.to_cpu(a.array), cuda.to_cpu(b.array), 1e-9, 1e-9)
 
 
-EPSILON = {'float16': 2 ** -11, 'float32': 2 ** -24, 'float64': 2 ** -53}
+EPSILON = {'float16': 2**-11, 'float32': 2**-24, 'float64': 2**-53}
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -50,15 +54,19 @@ def test_values(xp, name, dtype):
         x = features(rng, xp, adj.nnz, n_channels, dtype) * 4
         y = segment_softmax(adj, x).array
         assert_close(y, reference.segment_softmax(x, adj.indptr), dtype)
-        assert (segment_softmax(adj, x[:, 0]).array
-                == segment_softmax(adj, x[:, :1]).array[:, 0]).all()
+        assert (
+            segment_softmax(adj, x[:, 0]).array == segment_softmax(adj, x[:, :1]).array[:, 0]
+        ).all()
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_rows_sum_to_one(xp, dtype):
     adj = batch_on('many', xp, dtype)
-    y = cuda.to_cpu(segment_softmax(
-        adj, 10 * features(numpy.random.RandomState(0), xp, adj.nnz, 3, dtype)).array).astype('d')
+    y = cuda.to_cpu(
+        segment_softmax(
+            adj, 10 * features(numpy.random.RandomState(0), xp, adj.nnz, 3, dtype)
+        ).array
+    ).astype('d')
     indptr = cuda.to_cpu(adj.indptr)
     used = numpy.diff(indptr) > 0
     assert not used.all()
@@ -84,28 +92,50 @@ def test_nan_and_infinity_stay_in_their_row(xp):
     offsets = xp.array([0, 2, 4, 6, 8], 'i')
     x = xp.array([[nan, 1], [1, 1], [inf, 1], [1, 1], [-inf, -inf], [-inf, 1], [0, 0], [0, 0]], 'f')
     y = cuda.to_cpu(backend.segment_softmax(x, offsets))
-    numpy.testing.assert_array_equal(y, numpy.array(
-        [[nan, .5], [nan, .5], [nan, .5], [nan, .5], [nan, 0], [nan, 1], [.5, .5], [.5, .5]], 'f'))
+    numpy.testing.assert_array_equal(
+        y,
+        numpy.array(
+            [
+                [nan, 0.5],
+                [nan, 0.5],
+                [nan, 0.5],
+                [nan, 0.5],
+                [nan, 0],
+                [nan, 1],
+                [0.5, 0.5],
+                [0.5, 0.5],
+            ],
+            'f',
+        ),
+    )
 
 
 def test_long_segments(xp):
     rng = numpy.random.RandomState(0)
     offsets = xp.array([0, 1000, 1000, 1003], 'i')
     x = features(rng, xp, 1003, 5, 'float32') * 10
-    assert_close(backend.segment_softmax(x, offsets),
-                 reference.segment_softmax(x, offsets), 'float32')
+    assert_close(
+        backend.segment_softmax(x, offsets), reference.segment_softmax(x, offsets), 'float32'
+    )
 
 
 def test_input_that_is_not_contiguous(xp):
     adj = batch_on('many', xp, 'float32')
     x = features(numpy.random.RandomState(0), xp, 3, adj.nnz, 'float32').T
-    assert_close(segment_softmax(adj, x).array,
-                 reference.segment_softmax(x, adj.indptr), 'float32')
+    assert_close(segment_softmax(adj, x).array, reference.segment_softmax(x, adj.indptr), 'float32')
 
 
 @pytest.mark.parametrize('columns', [(), (3,)])
-@pytest.mark.parametrize('name', ['empty graphs first, between, last', 'no entries', 'one graph',
-                                  'duplicates, unsorted', 'rectangular'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'empty graphs first, between, last',
+        'no entries',
+        'one graph',
+        'duplicates, unsorted',
+        'rectangular',
+    ],
+)
 def test_gradients(xp, name, columns):
     adj = batch_on(name, xp, 'float64')
     x = xp.asarray(numpy.random.RandomState(0).uniform(-2, 2, (adj.nnz,) + columns))
@@ -130,7 +160,7 @@ def test_gradient_is_that_of_the_dense_softmax(xp, dtype):
         z = chainer.functions.softmax(dense, axis=1)
         gz = z.grad = cuda.to_cpu(gy[start:stop]).reshape(size, size).astype('d')
         z.backward()
-        bound = 8 * EPSILON[dtype] * 2 ** .5  # y has been rounded, then their difference
+        bound = 8 * EPSILON[dtype] * 2**0.5  # y has been rounded, then their difference
         assert relative_error(y.array[start:stop, 0], z.array.ravel()) < bound
         # Where a row is one entry the gradient is 0: the bound is against what is subtracted.
         error = cuda.to_cpu(x.grad[start:stop, 0]).astype('d') - dense.grad.ravel()
@@ -138,17 +168,41 @@ def test_gradient_is_that_of_the_dense_softmax(xp, dtype):
     assert stop == adj.nnz
 
 
-@pytest.mark.parametrize('adj, x, error, message', [
-    (BATCHES['one graph'], numpy.ones((4, 2), 'f'), ValueError,
-     r'x: expected shape \(\d+,\) or \(\d+, n_B\).* \(4, 2\)'),
-    (BATCHES['one graph'], numpy.ones((BATCHES['one graph'].nnz, 1, 1), 'f'), ValueError,
-     r'x: expected shape .* got \(\d+, 1, 1\)'),
-    (BATCHES['one graph'], numpy.ones(BATCHES['one graph'].nnz, 'i'), TypeError,
-     'x: expected float16, .* got int32'),
-    (BatchedCOO.from_csr(BATCHES['one graph']), numpy.ones(3, 'f'), TypeError,
-     'adj: expected a BatchedCSR, got BatchedCOO'),
-    (numpy.ones((2, 2)), numpy.ones(3, 'f'), TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-])
+@pytest.mark.parametrize(
+    'adj, x, error, message',
+    [
+        (
+            BATCHES['one graph'],
+            numpy.ones((4, 2), 'f'),
+            ValueError,
+            r'x: expected shape \(\d+,\) or \(\d+, n_B\).* \(4, 2\)',
+        ),
+        (
+            BATCHES['one graph'],
+            numpy.ones((BATCHES['one graph'].nnz, 1, 1), 'f'),
+            ValueError,
+            r'x: expected shape .* got \(\d+, 1, 1\)',
+        ),
+        (
+            BATCHES['one graph'],
+            numpy.ones(BATCHES['one graph'].nnz, 'i'),
+            TypeError,
+            'x: expected float16, .* got int32',
+        ),
+        (
+            BatchedCOO.from_csr(BATCHES['one graph']),
+            numpy.ones(3, 'f'),
+            TypeError,
+            'adj: expected a BatchedCSR, got BatchedCOO',
+        ),
+        (
+            numpy.ones((2, 2)),
+            numpy.ones(3, 'f'),
+            TypeError,
+            'adj: expected a BatchedCSR, got ndarray',
+        ),
+    ],
+)
 def test_bad_input(adj, x, error, message):
     with pytest.raises(error, match=message):
         segment_softmax(adj, x)

@@ -1,4 +1,5 @@
 """The readout link alone: values by hand, modes, activation."""
+
 import numpy
 import pytest
 
@@ -8,14 +9,17 @@ from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.sparse import BatchedCSR
 
 ADJ = BatchedCSR.from_matrices([numpy.eye(2), numpy.eye(1)])
-H = numpy.array([[1., -4.], [2., -3.], [-5., 6.]], 'f')
+H = numpy.array([[1.0, -4.0], [2.0, -3.0], [-5.0, 6.0]], 'f')
 
 
-@pytest.mark.parametrize('mode, expected', [
-    ('sum', [[3, -7], [-5, 6]]),
-    ('max', [[2, -3], [-5, 6]]),
-    ('summax', [[3, -7, 2, -3], [-5, 6, -5, 6]]),
-])
+@pytest.mark.parametrize(
+    'mode, expected',
+    [
+        ('sum', [[3, -7], [-5, 6]]),
+        ('max', [[2, -3], [-5, 6]]),
+        ('summax', [[3, -7, 2, -3], [-5, 6, -5, 6]]),
+    ],
+)
 def test_modes(mode, expected):
     numpy.testing.assert_array_equal(GeneralReadout(mode)(H, ADJ).array, expected)
 

@@ -1,4 +1,5 @@
 """The gated readout alone, against Chainer Chemistry's."""
+
 import numpy
 import pytest
 
@@ -11,13 +12,21 @@ from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
 
 N_GRAPHS, N = 3, 4
-ADJ = [BatchedCSR.from_matrices([numpy.eye(N, dtype='f')] * N_GRAPHS, layout)
-       for layout in ('packed', 'padded')]
+ADJ = [
+    BatchedCSR.from_matrices([numpy.eye(N, dtype='f')] * N_GRAPHS, layout)
+    for layout in ('packed', 'padded')
+]
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'nobias': True}, {'in_channels': 8},
-    {'activation': chainer.functions.tanh, 'activation_agg': chainer.functions.relu}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'nobias': True},
+        {'in_channels': 8},
+        {'activation': chainer.functions.tanh, 'activation_agg': chainer.functions.relu},
+    ],
+)
 @pytest.mark.parametrize('with_h0', [False, True])
 def test_readout(device, options, with_h0):
     rng = numpy.random.RandomState(0)
@@ -32,8 +41,9 @@ def test_readout(device, options, with_h0):
     link = GGNNReadout.from_dense(dense)
     expected = [dense(h, h0, real).array for real in (None, mask)]
     link.to_device(device)
-    h, h0 = (None if array is None else device.send(array.reshape(N_GRAPHS * N, -1))
-             for array in (h, h0))
+    h, h0 = (
+        None if array is None else device.send(array.reshape(N_GRAPHS * N, -1)) for array in (h, h0)
+    )
     for adj in ADJ:
         adj = adj.to_device(device)
         for real, y in zip((None, mask.ravel()), expected):

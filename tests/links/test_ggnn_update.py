@@ -1,4 +1,5 @@
 """The update link alone, against Chainer Chemistry's: its state from call to call."""
+
 import numpy
 import pytest
 
@@ -12,8 +13,10 @@ from tests.models.relation_models import molecule
 from tests.support import relative_error
 
 
-@pytest.mark.parametrize('in_channels, options', [
-    (None, {}), (6, {'hidden_channels': 6}), (6, {'hidden_channels': 4, 'out_channels': 6})])
+@pytest.mark.parametrize(
+    'in_channels, options',
+    [(None, {}), (6, {'hidden_channels': 6}), (6, {'hidden_channels': 4, 'out_channels': 6})],
+)
 def test_update_link(device, in_channels, options):
     rng = numpy.random.RandomState(0)
     h = rng.uniform(size=(2, 5, 6)).astype('f')

@@ -1,4 +1,5 @@
 """The update link alone, against Chainer Chemistry's."""
+
 import numpy
 import pytest
 
@@ -17,30 +18,38 @@ from tests.support import relative_error
 
 def inputs():
     rng = numpy.random.RandomState(0)
-    return (rng.uniform(-1, 1, (2, 5, 6)).astype('f'),
-            numpy.stack([molecule(rng, 5)[1] for _ in range(2)]))
+    return (
+        rng.uniform(-1, 1, (2, 5, 6)).astype('f'),
+        numpy.stack([molecule(rng, 5)[1] for _ in range(2)]),
+    )
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])
-@pytest.mark.parametrize('options', [
-    {}, {'out_channels': 3}, {'n_layers': 1}, {'n_layers': 4, 'hidden_channels': 5}], ids=str)
+@pytest.mark.parametrize(
+    'options',
+    [{}, {'out_channels': 3}, {'n_layers': 1}, {'n_layers': 4, 'hidden_channels': 5}],
+    ids=str,
+)
 def test_update_link(device, in_channels, options):
     h, adj = inputs()
-    dense = DenseGINUpdate(in_channels, dropout_ratio=0., **options)
+    dense = DenseGINUpdate(in_channels, dropout_ratio=0.0, **options)
     dense(h, adj)
     expected = randomise(dense)(h, adj).array
     link = GINUpdate.from_dense(dense)
     link.to_device(device)
-    for layout, features in (('padded', h), ('padded', h.reshape(10, 6)),
-                             ('packed', h.reshape(10, 6))):
+    for layout, features in (
+        ('padded', h),
+        ('padded', h.reshape(10, 6)),
+        ('packed', h.reshape(10, 6)),
+    ):
         batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
         y = cuda.to_cpu(link(device.send(features), batch).array)
         assert y.shape[:-1] == features.shape[:-1]
         assert relative_error(y.reshape(expected.shape), expected) < 1e-5
-    fresh = GINUpdate(in_channels, dropout_ratio=0., **options)
+    fresh = GINUpdate(in_channels, dropout_ratio=0.0, **options)
     y = fresh(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj)))
     assert y.shape == (10, expected.shape[2])
-    assert ([name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()])
+    assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
 
 
 def test_another_activation_and_link_hooks_of_the_layers():
@@ -54,7 +63,7 @@ def test_another_activation_and_link_hooks_of_the_layers():
     h, adj = inputs()
     batch = BatchedCSR.from_matrices(list(adj), 'padded')
     for activation in (chainer.functions.relu, chainer.functions.tanh):
-        dense = DenseGINUpdate(6, dropout_ratio=0., n_layers=3)
+        dense = DenseGINUpdate(6, dropout_ratio=0.0, n_layers=3)
         dense.graph_mlp = None
         del dense.graph_mlp
         with dense.init_scope():
@@ -74,7 +83,7 @@ def test_link_in_a_chain_of_ones_own():
         def __init__(self):
             super().__init__()
             with self.init_scope():
-                self.update = DenseGINUpdate(6, dropout_ratio=0.)
+                self.update = DenseGINUpdate(6, dropout_ratio=0.0)
 
         def forward(self, h, adj):
             return chainer.functions.sum(self.update(h, adj), axis=1)
@@ -83,5 +92,7 @@ def test_link_in_a_chain_of_ones_own():
     model = randomise(Own())
     expected = model(h, adj).array
     assert type(sparsify(model).update) is GINUpdate
-    assert relative_error(
-        model(h, BatchedCSR.from_matrices(list(adj), 'padded')).array, expected) < 1e-5
+    assert (
+        relative_error(model(h, BatchedCSR.from_matrices(list(adj), 'padded')).array, expected)
+        < 1e-5
+    )

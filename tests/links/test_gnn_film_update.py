@@ -1,4 +1,5 @@
 """The update link alone, against Chainer Chemistry's."""
+
 import numpy
 import pytest
 
@@ -12,8 +13,9 @@ from tests.models.relation_models import molecule
 from tests.support import relative_error
 
 
-@pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh,
-                                        chainer.functions.softplus])
+@pytest.mark.parametrize(
+    'activation', [chainer.functions.relu, chainer.functions.tanh, chainer.functions.softplus]
+)
 @pytest.mark.parametrize('n_relations', [1, 5])
 def test_update_link(device, n_relations, activation):
     rng = numpy.random.RandomState(0)
@@ -29,7 +31,8 @@ def test_update_link(device, n_relations, activation):
     # All rows of this batch are atoms: packed and padded are the same.
     for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
         batch = BatchedCSR.from_matrices(
-            list(adj) if n_relations > 1 else list(adj[:, 0]), layout).to_device(device)
+            list(adj) if n_relations > 1 else list(adj[:, 0]), layout
+        ).to_device(device)
         y = link(device.send(h.reshape(shape + (6,))), batch).array
         assert y.shape == shape + (6,)
         assert relative_error(cuda.to_cpu(y).reshape(expected.shape), expected) < 1e-5

@@ -1,4 +1,5 @@
 """GraphConvolution against the loops of the papers."""
+
 import numpy
 import pytest
 
@@ -17,8 +18,13 @@ SIZES = (5, 1, 0, 9, 3)
 def graphs(sizes=SIZES, n_channels=3):
     """Return A[graph][channel] with a_uu = 1 in every channel, and X[graph]; float64."""
     rng = numpy.random.RandomState(0)
-    adj = [[numpy.eye(n) + (rng.uniform(size=(n, n)) < 0.3) * rng.uniform(-1, 1, (n, n))
-            for _ in range(n_channels)] for n in sizes]
+    adj = [
+        [
+            numpy.eye(n) + (rng.uniform(size=(n, n)) < 0.3) * rng.uniform(-1, 1, (n, n))
+            for _ in range(n_channels)
+        ]
+        for n in sizes
+    ]
     return adj, [rng.uniform(-1, 1, (n, 4)) for n in sizes]
 
 
@@ -67,8 +73,10 @@ def test_values(device, dtype, bound, layout, n_out, n_channels):
         assert y.dtype == dtype
         assert relative_error(y.array, numpy.concatenate(expected)) < bound
         return
-    padded, total = (numpy.stack([numpy.pad(a, ((0, max(SIZES) - len(a)), (0, 0))) for a in arrays])
-                     for arrays in (X, expected))
+    padded, total = (
+        numpy.stack([numpy.pad(a, ((0, max(SIZES) - len(a)), (0, 0))) for a in arrays])
+        for arrays in (X, expected)
+    )
     for shape in ((len(SIZES), max(SIZES)), (len(SIZES) * max(SIZES),)):
         y = link(device.send(padded.astype(dtype).reshape(shape + (4,))), batch)
         assert y.shape == shape + (n_out,)
@@ -85,9 +93,14 @@ def test_gradients(xp):
         link.to_device('@cupy:0')
         batch = batch.to_device('@cupy:0')
     gradient_check.check_backward(
-        lambda x, *_: link(x, batch), (xp.asarray(numpy.concatenate(X)),),
-        xp.asarray(rng.uniform(-1, 1, (6, 3))), params=(link.W, link.b),
-        dtype=numpy.float64, atol=1e-6, rtol=1e-5)
+        lambda x, *_: link(x, batch),
+        (xp.asarray(numpy.concatenate(X)),),
+        xp.asarray(rng.uniform(-1, 1, (6, 3))),
+        params=(link.W, link.b),
+        dtype=numpy.float64,
+        atol=1e-6,
+        rtol=1e-5,
+    )
 
 
 def test_one_node():
@@ -96,8 +109,9 @@ def test_one_node():
     batch = BatchedCSR.from_matrices([numpy.stack(a).astype('f') for a in adj])
     y = link(numpy.concatenate(X).astype('f'), batch)
     assert y.creator.inputs[1] is link.W.node
-    assert (y.array == relation_linear(
-        batch, numpy.concatenate(X).astype('f'), link.W, link.b).array).all()
+    assert (
+        y.array == relation_linear(batch, numpy.concatenate(X).astype('f'), link.W, link.b).array
+    ).all()
 
 
 def test_number_of_inputs_from_the_first_call(tmp_path):
@@ -113,11 +127,15 @@ def test_number_of_inputs_from_the_first_call(tmp_path):
     assert (again(numpy.concatenate(X).astype('f'), batch).array == expected).all()
 
 
-@pytest.mark.parametrize('arguments, error, message', [
-    ((4, 0, 2), ValueError, 'out_channels: expected at least 1, got 0'),
-    ((4, 3, 0), ValueError, 'n_relations: expected at least 1, got 0'),
-    ((0, 3, 1), ValueError, 'in_channels: expected at least 1, got 0'),
-    ((4, None, 1), TypeError, 'out_channels: expected an int, got None')])
+@pytest.mark.parametrize(
+    'arguments, error, message',
+    [
+        ((4, 0, 2), ValueError, 'out_channels: expected at least 1, got 0'),
+        ((4, 3, 0), ValueError, 'n_relations: expected at least 1, got 0'),
+        ((0, 3, 1), ValueError, 'in_channels: expected at least 1, got 0'),
+        ((4, None, 1), TypeError, 'out_channels: expected an int, got None'),
+    ],
+)
 def test_bad_sizes(arguments, error, message):
     with pytest.raises(error, match=message):
         GraphConvolution(*arguments)

@@ -1,4 +1,5 @@
 """The graph warp module alone: both layouts, several steps, its state, few nodes."""
+
 import copy
 import inspect
 
@@ -39,9 +40,14 @@ def steps(link, h, h_new, g, adj):
     return h.array, g.array
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'activation': chainer.functions.tanh}, {'gtu_activation': chainer.functions.sigmoid,
-                                                 'wgu_activation': chainer.functions.tanh}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'activation': chainer.functions.tanh},
+        {'gtu_activation': chainer.functions.sigmoid, 'wgu_activation': chainer.functions.tanh},
+    ],
+)
 def test_both_layouts(device, options):
     numpy.random.seed(0)
     dense = DenseGWM(**OPTIONS, **options)
@@ -56,8 +62,10 @@ def test_both_layouts(device, options):
     assert relative_error(actual[1], expected[1]) < 1e-5
     h, h_new = features(rng, sum(SIZES))
     ends = numpy.cumsum(SIZES)
-    alone = [dense_steps(dense, h[None, end - n:end], h_new[None, end - n:end], g[i:i + 1])
-             for i, (n, end) in enumerate(zip(SIZES, ends))]
+    alone = [
+        dense_steps(dense, h[None, end - n : end], h_new[None, end - n : end], g[i : i + 1])
+        for i, (n, end) in enumerate(zip(SIZES, ends))
+    ]
     actual = steps(link, *map(device.send, (h, h_new, g)), batch('packed').to_device(device))
     assert relative_error(actual[0], numpy.concatenate([x[0] for x, _ in alone])) < 1e-5
     assert relative_error(actual[1], numpy.concatenate([x for _, x in alone])) < 1e-5

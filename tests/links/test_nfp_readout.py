@@ -1,4 +1,5 @@
 """The readout link alone, against Chainer Chemistry's."""
+
 import numpy
 import pytest
 
@@ -26,7 +27,7 @@ def test_readout_link(device, in_channels, with_mask):
     assert relative_error(cuda.to_cpu(y.array), expected) < 1e-5
     fresh = NFPReadout(4, in_channels)
     assert fresh(h.reshape(15, 6), adj.to_device(-1)).shape == (3, 4)
-    assert ([name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()])
+    assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
 
 
 def test_graphs_of_different_sizes_and_none_at_all():

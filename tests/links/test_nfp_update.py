@@ -1,4 +1,5 @@
 """The update link alone, against Chainer Chemistry's."""
+
 import numpy
 import pytest
 
@@ -17,14 +18,18 @@ from tests.support import relative_error
 
 def inputs():
     rng = numpy.random.RandomState(0)
-    return (rng.uniform(-1, 1, (2, 5, 6)).astype('f'),
-            numpy.stack([molecule(rng, 5)[1] for _ in range(2)]))
+    return (
+        rng.uniform(-1, 1, (2, 5, 6)).astype('f'),
+        numpy.stack([molecule(rng, 5)[1] for _ in range(2)]),
+    )
 
 
 def conditions(h, adj, n_types):
     """Return what upstream's model gives to its link, in place of which ours reads the batch."""
-    return [numpy.broadcast_to((adj.sum(axis=1) == degree)[:, :, None], h.shape)
-            for degree in range(1, n_types + 1)]
+    return [
+        numpy.broadcast_to((adj.sum(axis=1) == degree)[:, :, None], h.shape)
+        for degree in range(1, n_types + 1)
+    ]
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])
@@ -37,15 +42,18 @@ def test_update_link(device, in_channels, max_degree):
     expected = randomise(dense)(h, adj, conds).array
     link = NFPUpdate.from_dense(dense)
     link.to_device(device)
-    for layout, features in (('padded', h), ('padded', h.reshape(10, 6)),
-                             ('packed', h.reshape(10, 6))):
+    for layout, features in (
+        ('padded', h),
+        ('padded', h.reshape(10, 6)),
+        ('packed', h.reshape(10, 6)),
+    ):
         batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
         y = cuda.to_cpu(link(device.send(features), batch).array)
         assert y.shape == features.shape[:-1] + (4,)
         assert relative_error(y.reshape(2, 5, 4), expected) < 1e-5
     fresh = NFPUpdate(in_channels, 4, max_degree)
     assert fresh(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj))).shape == (10, 4)
-    assert ([name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()])
+    assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
     assert fresh.max_degree == dense.max_degree
 
 

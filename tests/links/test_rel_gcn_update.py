@@ -1,4 +1,5 @@
 """The update link alone, against Chainer Chemistry's."""
+
 import numpy
 import pytest
 

@@ -1,4 +1,5 @@
 """The update link alone, against Chainer Chemistry's."""
+
 import numpy
 import pytest
 
@@ -14,8 +15,10 @@ from tests.support import relative_error
 
 def batch_of(n_graphs=2, n_relations=4):
     rng = numpy.random.RandomState(0)
-    return (rng.uniform(-1, 1, (n_graphs, 5, 6)).astype('f'),
-            numpy.stack([molecule(rng, 5, n_relations)[1] for _ in range(n_graphs)]))
+    return (
+        rng.uniform(-1, 1, (n_graphs, 5, 6)).astype('f'),
+        numpy.stack([molecule(rng, 5, n_relations)[1] for _ in range(n_graphs)]),
+    )
 
 
 @pytest.mark.parametrize('concat_heads', [False, True])
@@ -26,7 +29,8 @@ def test_update_link(device, in_channels, n_heads, softmax_mode, concat_heads):
     options = dict(n_heads=n_heads, softmax_mode=softmax_mode, concat_heads=concat_heads)
     dense = DenseRelGATUpdate(in_channels, 4, **options)
     dense.message_layer.b.array[...] = numpy.random.RandomState(1).uniform(
-        -1, 1, dense.message_layer.b.shape)
+        -1, 1, dense.message_layer.b.shape
+    )
     dense.attention_layer.b.array[...] = 0.5
     expected = dense(h, adj).array
     link = RelGATUpdate.from_dense(dense)
@@ -42,12 +46,20 @@ def test_update_link(device, in_channels, n_heads, softmax_mode, concat_heads):
     fresh.to_device(device)
     assert fresh(device.send(h.reshape(10, 6)), batch).shape == (10, width)
     assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
-    for name in ('in_channels', 'out_channels', 'n_heads', 'n_edge_types', 'dropout_ratio',
-                 'softmax_mode', 'concat_heads', 'negative_slope'):
+    for name in (
+        'in_channels',
+        'out_channels',
+        'n_heads',
+        'n_edge_types',
+        'dropout_ratio',
+        'softmax_mode',
+        'concat_heads',
+        'negative_slope',
+    ):
         assert getattr(fresh, name) == getattr(link, name) == getattr(dense, name), name
 
 
-@pytest.mark.parametrize('values', [1., 1e-3, -2., 1e9])
+@pytest.mark.parametrize('values', [1.0, 1e-3, -2.0, 1e9])
 def test_values_of_the_adjacency_play_no_part(values):
     h, adj = batch_of()
     dense = DenseRelGATUpdate(6, 4)
@@ -80,8 +92,9 @@ def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
     numpy.testing.assert_allclose(y[:3], numpy.tile(m[:3].mean(axis=0), (3, 1)), rtol=1e-5)
     numpy.testing.assert_allclose(y[3], m[3], rtol=1e-5)
     padded = BatchedCSR.from_matrices([numpy.zeros((4, 4), 'f')], 'padded')
-    numpy.testing.assert_allclose(link(h, padded).array[0],
-                                  numpy.tile(m.mean(axis=0), (4, 1)), rtol=1e-5)
+    numpy.testing.assert_allclose(
+        link(h, padded).array[0], numpy.tile(m.mean(axis=0), (4, 1)), rtol=1e-5
+    )
 
 
 def test_dropout_in_training_alone():
@@ -94,6 +107,7 @@ def test_dropout_in_training_alone():
 
 
 # --- what is refused ---
+
 
 def test_unknown_mode():
     with pytest.raises(ValueError, match="softmax_mode: expected .*'across', 'within'.*'over'"):

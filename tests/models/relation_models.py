@@ -1,4 +1,5 @@
 """What the tests of the models with several relations share: molecules, parity in both layouts."""
+
 import copy
 
 import numpy
@@ -38,8 +39,11 @@ def molecule(rng, n, n_relations=4, n_labels=3):
     kind = rng.randint(0, n_relations, (n, n))
     bonds = (rng.uniform(size=(n, n)) < 2.5 / max(n, 3)) * rng.uniform(0.5, 1.5, (n, n))
     adj = numpy.stack([bonds * (kind == r) for r in range(n_relations)])
-    return (rng.randint(1, 20, n).astype('i'), adj.astype('f'),
-            rng.uniform(-1, 1, n_labels).astype('f'))
+    return (
+        rng.randint(1, 20, n).astype('i'),
+        adj.astype('f'),
+        rng.uniform(-1, 1, n_labels).astype('f'),
+    )
 
 
 def molecules(sizes, seed=0, n_relations=4):
@@ -65,7 +69,8 @@ def randomised(model):
     for name, parameter in sorted(model.namedparams()):
         scale = 0.3 if name.endswith('/gamma') else 1 / parameter.shape[-1] ** 0.5
         parameter.array[...] = rng.normal(scale=scale, size=parameter.shape) + (
-            name.endswith('/gamma'))
+            name.endswith('/gamma')
+        )
     return model
 
 
@@ -104,7 +109,8 @@ def assert_layouts_agree(dense, device, examples, prepare=lambda model, batches:
             link.W_r.W.initialize(link.W.W.shape)  # never used, as it never had a state
     layouts = [
         (concat_mols, [dense_concat_mols([example])[:2] for example in examples]),
-        (CSRConverter(layout='padded'), [dense_concat_mols(examples)[:2]])]
+        (CSRConverter(layout='padded'), [dense_concat_mols(examples)[:2]]),
+    ]
     for converter, batches in layouts:
         truth = outcome(*prepare(to_double(dense), list(map(double, batches))))
         expected = outcome(copy.deepcopy(dense), batches)

@@ -1,4 +1,5 @@
 """What the tests of GIN and NFP do alike: a swap inside a wrapper, and a step of training."""
+
 import copy
 
 import numpy
@@ -50,5 +51,6 @@ def check_one_training_step(device, dense, examples, rate):
     truth, model = to_double(dense), sparsify(copy.deepcopy(dense))
     model.to_device(device)
     truth = step(truth, double(dense_concat_mols(examples)))
-    assert_parity(step(model, concat_mols(examples, device)),
-                  step(dense, dense_concat_mols(examples)), truth)
+    assert_parity(
+        step(model, concat_mols(examples, device)), step(dense, dense_concat_mols(examples)), truth
+    )

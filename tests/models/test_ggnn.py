@@ -1,4 +1,5 @@
 """GGNN against Chainer Chemistry's: packed, padded, tied and untied, masked, its state."""
+
 import numpy
 import pytest
 
@@ -41,13 +42,19 @@ def test_is_real_node(device, options):
 
 def test_untied_recurrent_parameters_get_no_gradient():
     """As in Chainer Chemistry: each GRU is called once, without a state."""
-    for model, converter in ((dense_model(weight_tying=False), dense_concat_mols),
-                             (sparsify(dense_model(weight_tying=False)), concat_mols)):
+    for model, converter in (
+        (dense_model(weight_tying=False), dense_concat_mols),
+        (sparsify(dense_model(weight_tying=False)), concat_mols),
+    ):
         model.cleargrads()
         chainer.functions.sum(model(*converter(molecules(SIZES))[:2])).backward()
         without = {name for name, p in model.namedparams() if p.grad is None}
-        assert without == {'/update_layers/%d/update_layer/%s/%s' % (i, u, p)
-                           for i in range(4) for u in ('U', 'U_r', 'U_z', 'W_r') for p in 'Wb'}
+        assert without == {
+            '/update_layers/%d/update_layer/%s/%s' % (i, u, p)
+            for i in range(4)
+            for u in ('U', 'U_r', 'U_z', 'W_r')
+            for p in 'Wb'
+        }
 
 
 def test_calls_do_not_depend_on_the_calls_before(device):
@@ -64,13 +71,25 @@ def test_features_in_place_of_ids():
     assert_features_stand_for_ids(sparsify(dense_model()), molecules(SIZES))
 
 
-@pytest.mark.parametrize('options', [{}, {'weight_tying': False, 'concat_hidden': True},
-                                     {'hidden_channels': 5, 'n_edge_types': 3}])
+@pytest.mark.parametrize(
+    'options',
+    [{}, {'weight_tying': False, 'concat_hidden': True}, {'hidden_channels': 5, 'n_edge_types': 3}],
+)
 def test_constructor_makes_upstreams_parameters(options):
     assert_same_constructor(
-        GGNN, DenseGGNN, dict(options, out_dim=4),
-        ['out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
-         'concat_hidden', 'weight_tying'])
+        GGNN,
+        DenseGGNN,
+        dict(options, out_dim=4),
+        [
+            'out_dim',
+            'hidden_channels',
+            'n_update_layers',
+            'n_edge_types',
+            'activation',
+            'concat_hidden',
+            'weight_tying',
+        ],
+    )
 
 
 @pytest.mark.parametrize('options', [{}, {'weight_tying': False, 'concat_hidden': True}])
@@ -92,6 +111,7 @@ def test_half_precision(device, dtype):
 
 
 # --- what is refused ---
+
 
 def test_mask_of_another_shape():
     atoms, adj, _ = concat_mols(molecules([3, 2]))

@@ -1,4 +1,5 @@
 """GIN against Chainer Chemistry's: packed, padded, options, what is refused."""
+
 import copy
 
 import numpy
@@ -37,8 +38,7 @@ def molecule(rng, n):
         adj[:, 1] = 0
         adj[:, 3] = 1
         adj[0, 2] = 2
-    return (rng.randint(1, 20, n).astype('i'), adj.astype('f'),
-            rng.uniform(-1, 1, 3).astype('f'))
+    return (rng.randint(1, 20, n).astype('i'), adj.astype('f'), rng.uniform(-1, 1, 3).astype('f'))
 
 
 def molecules(sizes, seed=0):
@@ -68,11 +68,12 @@ def randomise(model, seed=0):
     rng = numpy.random.RandomState(seed)
     for _, parameter in sorted(model.namedparams()):
         parameter.array[...] = rng.normal(
-            scale=1 / parameter.shape[-1] ** 0.5, size=parameter.shape)
+            scale=1 / parameter.shape[-1] ** 0.5, size=parameter.shape
+        )
     return model
 
 
-def dense_model(out_dim=3, dropout_ratio=0., **options):
+def dense_model(out_dim=3, dropout_ratio=0.0, **options):
     model = DenseGIN(out_dim, dropout_ratio=dropout_ratio, **options)
     model(numpy.ones((1, 1), 'i'), numpy.ones((1, 1, 1), 'f'))  # gives lazy parameters their shape
     model.cleargrads()
@@ -116,8 +117,10 @@ def test_double_precision(device):
     dense = dense_model()
     model = sparsify(to_double(dense))
     model.to_device(device)
-    for batches, ours in ((alone(EXAMPLES), concat_mols(EXAMPLES, device)),
-                          ([dense_concat_mols(EXAMPLES)], PADDED(EXAMPLES, device))):
+    for batches, ours in (
+        (alone(EXAMPLES), concat_mols(EXAMPLES, device)),
+        ([dense_concat_mols(EXAMPLES)], PADDED(EXAMPLES, device)),
+    ):
         truth = used(outcome(to_double(dense), map(double, batches)))
         actual = used(outcome(model, [ours]))
         assert actual.keys() == truth.keys()
@@ -166,9 +169,16 @@ def test_dropout_is_upstreams(ratio):
         assert (model(*batch).array == model(*batch).array).all()
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'weight_tying': True, 'concat_hidden': True}, {'n_update_layers': 0},
-    {'node_embedding': True, 'out_channels': 3, 'n_edge_types': 2}], ids=str)
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'weight_tying': True, 'concat_hidden': True},
+        {'n_update_layers': 0},
+        {'node_embedding': True, 'out_channels': 3, 'n_edge_types': 2},
+    ],
+    ids=str,
+)
 def test_constructor_makes_upstreams_parameters(options):
     models = []
     for kind in (GIN, DenseGIN):
@@ -183,16 +193,29 @@ def test_constructor_makes_upstreams_parameters(options):
     assert '/first_mlp/layers/0/W' in paths
     for name in arrays:
         numpy.testing.assert_array_equal(arrays[name].array, expected[name].array, name)
-    for attribute in ('node_embedding', 'out_dim', 'hidden_channels', 'n_update_layers',
-                      'n_message_layers', 'n_readout_layer', 'dropout_ratio', 'concat_hidden',
-                      'weight_tying', 'n_edge_types'):
+    for attribute in (
+        'node_embedding',
+        'out_dim',
+        'hidden_channels',
+        'n_update_layers',
+        'n_message_layers',
+        'n_readout_layer',
+        'dropout_ratio',
+        'concat_hidden',
+        'weight_tying',
+        'n_edge_types',
+    ):
         assert getattr(ours, attribute) == getattr(dense, attribute), attribute
         assert getattr(sparsify(dense), attribute) == getattr(dense, attribute), attribute
 
 
-@pytest.mark.parametrize('wrapper', [
-    lambda: GraphConvPredictor(DenseGIN(4, hidden_channels=6), MLP(3, 8)),
-    lambda: set_up_predictor('gin', 6, 2, 3)])
+@pytest.mark.parametrize(
+    'wrapper',
+    [
+        lambda: GraphConvPredictor(DenseGIN(4, hidden_channels=6), MLP(3, 8)),
+        lambda: set_up_predictor('gin', 6, 2, 3),
+    ],
+)
 def test_swap_in_place_and_snapshots_both_ways(tmp_path, wrapper):
     check_swap_in_place_and_snapshots(tmp_path, wrapper, GIN, EXAMPLES, randomise)
 
@@ -204,7 +227,7 @@ def test_one_training_step_from_equal_state(device):
 def test_half_precision(device):
     reference = sparsify(dense_model())
     with chainer.using_config('dtype', numpy.float16):
-        model = DenseGIN(3, dropout_ratio=0.)
+        model = DenseGIN(3, dropout_ratio=0.0)
         model(numpy.ones((1, 1), 'i'), numpy.ones((1, 1, 1), numpy.float16))
         model.cleargrads()
         model = sparsify(randomise(model))
@@ -218,10 +241,17 @@ def test_half_precision(device):
 
 # --- what is refused ---
 
-@pytest.mark.parametrize('options, message', [
-    ({}, "expected hidden_channels = 16, the width that the readout's parameters have, got 5"),
-    ({'node_embedding': True, 'weight_tying': True},
-     'expected hidden_channels = 16, the width that the tied update takes, got 5')])
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ({}, "expected hidden_channels = 16, the width that the readout's parameters have, got 5"),
+        (
+            {'node_embedding': True, 'weight_tying': True},
+            'expected hidden_channels = 16, the width that the tied update takes, got 5',
+        ),
+    ],
+)
 def test_out_channels_that_do_not_fit(options, message):
     for make in (GIN, lambda *a, **k: sparsify(DenseGIN(*a, **k))):
         with pytest.raises(ValueError, match='out_channels: ' + message):
@@ -230,11 +260,14 @@ def test_out_channels_that_do_not_fit(options, message):
     GIN(3, out_channels=5, node_embedding=True, weight_tying=True, n_update_layers=1)
 
 
-@pytest.mark.parametrize('mask, error, message', [
-    ([1, 1, 1], TypeError, 'is_real_node: expected an array, got list'),
-    (numpy.ones(4, 'f'), ValueError, r'is_real_node: expected shape \(3,\) .* got \(4,\)'),
-    (numpy.ones((2, 2), 'f'), ValueError, r'is_real_node: expected shape \(3,\) '),
-])
+@pytest.mark.parametrize(
+    'mask, error, message',
+    [
+        ([1, 1, 1], TypeError, 'is_real_node: expected an array, got list'),
+        (numpy.ones(4, 'f'), ValueError, r'is_real_node: expected shape \(3,\) .* got \(4,\)'),
+        (numpy.ones((2, 2), 'f'), ValueError, r'is_real_node: expected shape \(3,\) '),
+    ],
+)
 def test_mask_that_does_not_fit(mask, error, message):
     batch = concat_mols(molecules([1, 2]))[:2]
     with pytest.raises(error, match=message):

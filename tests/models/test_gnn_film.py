@@ -1,4 +1,5 @@
 """GNNFiLM against Chainer Chemistry's: packed, padded, tied and untied, masked."""
+
 import numpy
 import pytest
 
@@ -32,14 +33,14 @@ def molecules(sizes, seed=0, n_relations=5):
     examples = relation_models.molecules(sizes, seed, n_relations)
     for atoms, adj, _ in examples:
         adj[-1] = numpy.eye(len(atoms)) * (1 if n_relations > 1 else 0.7) + (
-            0 if n_relations > 1 else adj[-1])
+            0 if n_relations > 1 else adj[-1]
+        )
     return examples
 
 
 def dense_model(seed=0, out_dim=3, **options):
     numpy.random.seed(seed)
-    return randomised(
-        initialised(DenseGNNFiLM(out_dim, **options), options.get('n_edge_types', 5)))
+    return randomised(initialised(DenseGNNFiLM(out_dim, **options), options.get('n_edge_types', 5)))
 
 
 @pytest.mark.parametrize('name', OPTIONS)
@@ -50,8 +51,10 @@ def test_parity_in_both_layouts(device, name):
 
 def test_bonds_of_real_molecules(device):
     """Ones in place of values, and symmetric: the batch then has no values at all."""
-    examples = [(atoms, (numpy.maximum(adj, adj.swapaxes(1, 2)) != 0).astype('f'), labels)
-                for atoms, adj, labels in molecules(SIZES)]
+    examples = [
+        (atoms, (numpy.maximum(adj, adj.swapaxes(1, 2)) != 0).astype('f'), labels)
+        for atoms, adj, labels in molecules(SIZES)
+    ]
     assert concat_mols(examples)[1].data is None
     assert_layouts_agree(dense_model(), device, examples)
 
@@ -65,25 +68,44 @@ def test_features_in_place_of_ids():
     assert_features_stand_for_ids(sparsify(dense_model()), molecules(SIZES))
 
 
-@pytest.mark.parametrize('options', [{}, {'weight_tying': False, 'concat_hidden': True},
-                                     {'hidden_channels': 5, 'n_edge_types': 3}])
+@pytest.mark.parametrize(
+    'options',
+    [{}, {'weight_tying': False, 'concat_hidden': True}, {'hidden_channels': 5, 'n_edge_types': 3}],
+)
 def test_constructor_makes_upstreams_parameters(options):
     assert_same_constructor(
-        GNNFiLM, DenseGNNFiLM, dict(options, out_dim=4),
-        ['out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'activation',
-         'concat_hidden', 'weight_tying'])
+        GNNFiLM,
+        DenseGNNFiLM,
+        dict(options, out_dim=4),
+        [
+            'out_dim',
+            'hidden_channels',
+            'n_update_layers',
+            'n_edge_types',
+            'activation',
+            'concat_hidden',
+            'weight_tying',
+        ],
+    )
 
 
 @pytest.mark.parametrize('options', [{}, {'weight_tying': False, 'concat_hidden': True}])
 def test_snapshots_load_both_ways(tmp_path, options):
     assert_snapshots_load_both_ways(
-        lambda: DenseGNNFiLM(3, **options), tmp_path, molecules(SIZES),
-        lambda model: randomised(initialised(model, 5)))
+        lambda: DenseGNNFiLM(3, **options),
+        tmp_path,
+        molecules(SIZES),
+        lambda model: randomised(initialised(model, 5)),
+    )
 
 
-@pytest.mark.parametrize('wrapper', [
-    lambda: GraphConvPredictor(DenseGNNFiLM(4, hidden_channels=6), MLP(3, 8)),
-    lambda: set_up_predictor('gnnfilm', 6, 2, 3)])
+@pytest.mark.parametrize(
+    'wrapper',
+    [
+        lambda: GraphConvPredictor(DenseGNNFiLM(4, hidden_channels=6), MLP(3, 8)),
+        lambda: set_up_predictor('gnnfilm', 6, 2, 3),
+    ],
+)
 def test_swap_in_place(tmp_path, wrapper):
     check_swap_in_place_and_snapshots(tmp_path, wrapper, GNNFiLM, molecules(SIZES), randomised)
 
@@ -107,6 +129,7 @@ def test_half_precision(device, dtype):
 
 
 # --- what is refused ---
+
 
 def test_mask_of_another_shape():
     atoms, adj, _ = concat_mols(molecules([3, 2]))

@@ -2,6 +2,7 @@
 
 tests/benchmarks/test_parity.py compares its numbers with Chainer Chemistry's.
 """
+
 import numpy
 import pytest
 
@@ -18,22 +19,37 @@ from tests.models.relation_models import assert_snapshots_load_both_ways
 from tests.models.relation_models import molecules
 from tests.models.relation_models import SIZES
 
-READOUTS = [{'readout_func': 'set2set'}, {'readout_func': 'ggnn', 'weight_tying': False},
-            {'readout_func': 'set2set', 'concat_hidden': True}]
+READOUTS = [
+    {'readout_func': 'set2set'},
+    {'readout_func': 'ggnn', 'weight_tying': False},
+    {'readout_func': 'set2set', 'concat_hidden': True},
+]
 
 
 @pytest.mark.parametrize('options', READOUTS)
 def test_constructor_makes_upstreams_parameters(options):
     assert_same_constructor(
-        MPNN, DenseMPNN, dict(options, out_dim=4, message_func='ggnn', n_edge_types=3),
-        ['out_dim', 'hidden_channels', 'n_update_layers', 'n_edge_types', 'concat_hidden',
-         'weight_tying', 'message_func', 'readout_func'])
+        MPNN,
+        DenseMPNN,
+        dict(options, out_dim=4, message_func='ggnn', n_edge_types=3),
+        [
+            'out_dim',
+            'hidden_channels',
+            'n_update_layers',
+            'n_edge_types',
+            'concat_hidden',
+            'weight_tying',
+            'message_func',
+            'readout_func',
+        ],
+    )
 
 
 @pytest.mark.parametrize('options', READOUTS)
 def test_snapshots_load_both_ways(tmp_path, options):
     assert_snapshots_load_both_ways(
-        lambda: DenseMPNN(3, message_func='ggnn', **options), tmp_path, molecules(SIZES))
+        lambda: DenseMPNN(3, message_func='ggnn', **options), tmp_path, molecules(SIZES)
+    )
 
 
 def test_swap_in_place_and_no_state_is_left_behind(device):
@@ -55,12 +71,19 @@ def test_graph_without_nodes():
     assert y.shape == (3, 3) and numpy.isfinite(y.array).all()
 
 
-@pytest.mark.parametrize('make', [
-    lambda: sparsify(DenseMPNN(3)), lambda: sparsify(GraphConvPredictor(DenseMPNN(3))),
-    lambda: MPNN(3)])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: sparsify(DenseMPNN(3)),
+        lambda: sparsify(GraphConvPredictor(DenseMPNN(3))),
+        lambda: MPNN(3),
+    ],
+)
 def test_edge_network(make):
-    with pytest.raises(ValueError, match="message_func: expected 'ggnn', got 'edgenet', which "
-                                         'gives every pair of atoms'):
+    with pytest.raises(
+        ValueError,
+        match="message_func: expected 'ggnn', got 'edgenet', which gives every pair of atoms",
+    ):
         make()
 
 

@@ -1,4 +1,5 @@
 """NFP against Chainer Chemistry's: packed, padded, options, quirks, what is refused."""
+
 import copy
 
 import numpy
@@ -46,8 +47,11 @@ OPTIONS = {
 def upstream_in_float64(monkeypatch):
     """Upstream's link mixes float32 zeros into any dtype, which `where` refuses on the CPU."""
     where = dense_nfp_update.functions.where
-    monkeypatch.setattr(dense_nfp_update.functions, 'where',
-                        lambda condition, x, y: where(condition, x, y.astype(x.dtype)))
+    monkeypatch.setattr(
+        dense_nfp_update.functions,
+        'where',
+        lambda condition, x, y: where(condition, x, y.astype(x.dtype)),
+    )
 
 
 def dense_model(out_dim=3, **options):
@@ -89,8 +93,10 @@ def test_double_precision(device):
     dense = dense_model()
     model = sparsify(to_double(dense))
     model.to_device(device)
-    for batches, ours in ((alone(EXAMPLES), concat_mols(EXAMPLES, device)),
-                          ([dense_concat_mols(EXAMPLES)], PADDED(EXAMPLES, device))):
+    for batches, ours in (
+        (alone(EXAMPLES), concat_mols(EXAMPLES, device)),
+        ([dense_concat_mols(EXAMPLES)], PADDED(EXAMPLES, device)),
+    ):
         truth = outcome(to_double(dense), map(double, batches))
         actual = outcome(model, [ours])
         assert actual.keys() == truth.keys()
@@ -100,6 +106,7 @@ def test_double_precision(device):
 
 def loop(model, atoms, adj):
     """Return each layer's fingerprint of one molecule, a node at a time in float64."""
+
     def array(parameter):
         return parameter.array.astype('d')
 
@@ -185,15 +192,25 @@ def test_constructor_makes_upstreams_parameters(options):
     assert [name for name, _ in ours.namedparams()] == [name for name, _ in dense.namedparams()]
     for name, parameter in ours.namedparams():
         numpy.testing.assert_array_equal(parameter.array, theirs[name].array)
-    for attribute in ('out_dim', 'hidden_channels', 'max_degree', 'n_degree_types',
-                      'n_update_layers', 'concat_hidden'):
+    for attribute in (
+        'out_dim',
+        'hidden_channels',
+        'max_degree',
+        'n_degree_types',
+        'n_update_layers',
+        'concat_hidden',
+    ):
         assert getattr(ours, attribute) == getattr(dense, attribute), attribute
         assert getattr(sparsify(dense), attribute) == getattr(dense, attribute), attribute
 
 
-@pytest.mark.parametrize('wrapper', [
-    lambda: GraphConvPredictor(DenseNFP(4, hidden_channels=6), MLP(3, 8)),
-    lambda: set_up_predictor('nfp', 6, 2, 3)])
+@pytest.mark.parametrize(
+    'wrapper',
+    [
+        lambda: GraphConvPredictor(DenseNFP(4, hidden_channels=6), MLP(3, 8)),
+        lambda: set_up_predictor('nfp', 6, 2, 3),
+    ],
+)
 def test_swap_in_place_and_snapshots_both_ways(tmp_path, wrapper):
     check_swap_in_place_and_snapshots(tmp_path, wrapper, NFP, EXAMPLES, randomise)
 
@@ -218,10 +235,14 @@ def test_half_precision(device, dtype):
 
 # --- what is refused ---
 
-@pytest.mark.parametrize('options, message', [
-    ({'n_update_layers': 0}, 'n_update_layers: expected at least 1, got 0'),
-    ({'max_degree': -1}, 'max_degree: expected at least 0, got -1'),
-])
+
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ({'n_update_layers': 0}, 'n_update_layers: expected at least 1, got 0'),
+        ({'max_degree': -1}, 'max_degree: expected at least 0, got -1'),
+    ],
+)
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         NFP(3, **options)

@@ -1,4 +1,5 @@
 """RelGAT against Chainer Chemistry's: packed, padded, both kinds of softmax, tied and untied."""
+
 import copy
 
 import numpy
@@ -51,13 +52,14 @@ OPTIONS = {
     'two relations': {'n_edge_types': 2},
     'one relation': {'n_edge_types': 1},
     'atom types': {'n_atom_types': 25},
-    'dropout of nothing': {'dropout_ratio': 0.},
+    'dropout of nothing': {'dropout_ratio': 0.0},
 }
 
 
 @pytest.fixture(autouse=True)
 def upstream_runs_in_float64(monkeypatch):
     """It asks `where` to choose between float64 logits and a float32 constant, -10000."""
+
     def where(condition, x, y):
         return chainer.functions.where(condition, x, y.astype(x.dtype))
 
@@ -78,21 +80,29 @@ def test_parity_in_both_layouts(device, name):
 @pytest.mark.parametrize('mode', ['across', 'within'])
 def test_bonds_of_real_molecules(device, mode):
     """Ones in place of values, and symmetric: the batch then has no values at all."""
-    examples = [(atoms, (numpy.maximum(adj, adj.swapaxes(1, 2)) != 0).astype('f'), labels)
-                for atoms, adj, labels in molecules(SIZES)]
+    examples = [
+        (atoms, (numpy.maximum(adj, adj.swapaxes(1, 2)) != 0).astype('f'), labels)
+        for atoms, adj, labels in molecules(SIZES)
+    ]
     assert concat_mols(examples)[1].data is None
     assert_layouts_agree(dense_model(softmax_mode=mode), device, examples)
 
 
 def test_tied_updates_but_the_first_get_no_gradient():
     """As in Chainer Chemistry, which makes them all the same."""
-    for model, converter in ((dense_model(weight_tying=True), dense_concat_mols),
-                             (sparsify(dense_model(weight_tying=True)), concat_mols)):
+    for model, converter in (
+        (dense_model(weight_tying=True), dense_concat_mols),
+        (sparsify(dense_model(weight_tying=True)), concat_mols),
+    ):
         model.cleargrads()
         chainer.functions.sum(model(*converter(molecules(SIZES))[:2])).backward()
         without = {name for name, p in model.namedparams() if p.grad is None}
-        assert without == {'/update_layers/%d/%s_layer/%s' % (i, layer, p) for i in (1, 2, 3)
-                           for layer in ('message', 'attention') for p in 'Wb'}
+        assert without == {
+            '/update_layers/%d/%s_layer/%s' % (i, layer, p)
+            for i in (1, 2, 3)
+            for layer in ('message', 'attention')
+            for p in 'Wb'
+        }
 
 
 def test_prediction_does_not_depend_on_the_rest_of_the_batch(device):
@@ -109,26 +119,54 @@ def test_features_in_place_of_ids():
     assert_features_stand_for_ids(sparsify(dense_model()), molecules(SIZES))
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'concat_heads': True, 'concat_hidden': True}, {'hidden_channels': 5, 'n_edge_types': 3},
-    {'dropout_ratio': 0.3, 'negative_slope': 0.1, 'n_heads': 2, 'weight_tying': True}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'concat_heads': True, 'concat_hidden': True},
+        {'hidden_channels': 5, 'n_edge_types': 3},
+        {'dropout_ratio': 0.3, 'negative_slope': 0.1, 'n_heads': 2, 'weight_tying': True},
+    ],
+)
 def test_constructor_makes_upstreams_parameters(options):
     assert_same_constructor(
-        RelGAT, DenseRelGAT, dict(options, out_dim=4),
-        ['out_dim', 'n_heads', 'hidden_channels', 'n_update_layers', 'concat_hidden',
-         'concat_heads', 'weight_tying', 'negative_slope', 'n_edge_types', 'dropout_ratio'])
+        RelGAT,
+        DenseRelGAT,
+        dict(options, out_dim=4),
+        [
+            'out_dim',
+            'n_heads',
+            'hidden_channels',
+            'n_update_layers',
+            'concat_hidden',
+            'concat_heads',
+            'weight_tying',
+            'negative_slope',
+            'n_edge_types',
+            'dropout_ratio',
+        ],
+    )
 
 
-@pytest.mark.parametrize('options', [{}, {'concat_heads': True, 'concat_hidden': True},
-                                     {'softmax_mode': 'within', 'weight_tying': True}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'concat_heads': True, 'concat_hidden': True},
+        {'softmax_mode': 'within', 'weight_tying': True},
+    ],
+)
 def test_snapshots_load_both_ways(tmp_path, options):
-    assert_snapshots_load_both_ways(
-        lambda: DenseRelGAT(3, **options), tmp_path, molecules(SIZES))
+    assert_snapshots_load_both_ways(lambda: DenseRelGAT(3, **options), tmp_path, molecules(SIZES))
 
 
-@pytest.mark.parametrize('wrapper', [
-    lambda: GraphConvPredictor(DenseRelGAT(4, hidden_channels=6), MLP(3, 8)),
-    lambda: set_up_predictor('relgat', 6, 2, 3)])
+@pytest.mark.parametrize(
+    'wrapper',
+    [
+        lambda: GraphConvPredictor(DenseRelGAT(4, hidden_channels=6), MLP(3, 8)),
+        lambda: set_up_predictor('relgat', 6, 2, 3),
+    ],
+)
 def test_swap_in_place(tmp_path, wrapper):
     check_swap_in_place_and_snapshots(tmp_path, wrapper, RelGAT, molecules(SIZES), randomised)
 
@@ -185,6 +223,7 @@ def test_half_precision(device, dtype):
 
 
 # --- what is refused ---
+
 
 def test_tied_update_that_cannot_take_its_own_result():
     with pytest.raises(ValueError, match='weight_tying: expected False .* takes 16 .* gives 48'):

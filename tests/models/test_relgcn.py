@@ -1,4 +1,5 @@
 """RelGCN against Chainer Chemistry's: packed, padded, the scaled adjacency."""
+
 import copy
 
 import numpy
@@ -66,8 +67,10 @@ def test_parity_in_both_layouts(device, name):
 @pytest.mark.parametrize('scaled', [False, True])
 def test_bonds_of_real_molecules(device, scaled):
     """Ones in place of values, and symmetric: the batch then has no values at all."""
-    examples = [(atoms, numpy.maximum(adj, adj.swapaxes(1, 2)) != 0, labels)
-                for atoms, adj, labels in molecules(SIZES)]
+    examples = [
+        (atoms, numpy.maximum(adj, adj.swapaxes(1, 2)) != 0, labels)
+        for atoms, adj, labels in molecules(SIZES)
+    ]
     examples = [(atoms, adj.astype('f'), labels) for atoms, adj, labels in examples]
     assert concat_mols(examples)[1].data is None
     assert_layouts_agree(dense_model(scale_adj=scaled), device, examples, scaled_before)
@@ -76,8 +79,9 @@ def test_bonds_of_real_molecules(device, scaled):
 @pytest.mark.parametrize('layout', ['packed', 'padded'])
 def test_features_in_place_of_ids(device, layout):
     rng = numpy.random.RandomState(0)
-    examples = [(rng.uniform(-1, 1, (len(a), 5)).astype('f'), adj) for a, adj, _ in
-                molecules([6, 6, 6])]
+    examples = [
+        (rng.uniform(-1, 1, (len(a), 5)).astype('f'), adj) for a, adj, _ in molecules([6, 6, 6])
+    ]
     features = numpy.stack([x for x, _ in examples])
     adj = numpy.stack([a for _, a in examples])
     dense = DenseRelGCN(4, input_type='float')
@@ -91,9 +95,15 @@ def test_features_in_place_of_ids(device, layout):
     assert fresh(*CSRConverter(layout)(examples, device)).shape == (3, 4)
 
 
-@pytest.mark.parametrize('options', [{}, {'out_dim': 3, 'hidden_channels': [4, 5, 6]},
-                                     {'hidden_channels': 8, 'n_update_layers': 3},
-                                     {'input_type': 'float', 'scale_adj': True}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'out_dim': 3, 'hidden_channels': [4, 5, 6]},
+        {'hidden_channels': 8, 'n_update_layers': 3},
+        {'input_type': 'float', 'scale_adj': True},
+    ],
+)
 def test_constructor_makes_upstreams_parameters(options):
     assert_same_constructor(RelGCN, DenseRelGCN, options, ['input_type', 'scale_adj'])
 
@@ -105,6 +115,7 @@ def test_snapshots_load_both_ways(tmp_path, options):
 
 def test_training_steps(device):
     """Equal parameters and batch before; equal parameters after two steps."""
+
     def loss(model, atoms, adj, t):
         return chainer.functions.mean_squared_error(model(atoms, adj), t)
 
@@ -155,9 +166,11 @@ def test_scale_adj_where_the_matrix_is_symmetric():
         assert adj.is_symmetric
         scaled = scale_adj(adj, numpy.dtype('f'))
         numpy.testing.assert_array_equal(
-            scaled.to_scipy().toarray(), [[0, 1, 1], [.5, 0, 0], [.5, 0, 0]])
+            scaled.to_scipy().toarray(), [[0, 1, 1], [0.5, 0, 0], [0.5, 0, 0]]
+        )
         numpy.testing.assert_array_equal(
-            scaled.T.to_scipy().toarray(), [[0, .5, .5], [1, 0, 0], [1, 0, 0]])
+            scaled.T.to_scipy().toarray(), [[0, 0.5, 0.5], [1, 0, 0], [1, 0, 0]]
+        )
 
 
 def test_degree_of_zero_counts_as_one():
@@ -166,15 +179,16 @@ def test_degree_of_zero_counts_as_one():
     adj = BatchedCSR.from_matrices([matrix])
     scaled = scale_adj(adj, numpy.dtype('f')).to_dense()
     numpy.testing.assert_array_equal(scaled[0], rescale_adj(matrix[None]).array[0])
-    numpy.testing.assert_array_equal(scaled[0, 0], [[0, 2, .125], [0, -2, .375], [0, 0, 0]])
+    numpy.testing.assert_array_equal(scaled[0, 0], [[0, 2, 0.125], [0, -2, 0.375], [0, 0, 0]])
 
 
 def test_gradients_do_not_leak_from_batch_to_batch(device):
     """Two batches through one model give what each gives by itself."""
     model = sparsify(dense_model(scale_adj=True))
     model.to_device(device)
-    first, second = (concat_mols(molecules(sizes, seed), device)[:2]
-                     for seed, sizes in enumerate(([5, 3], [7])))
+    first, second = (
+        concat_mols(molecules(sizes, seed), device)[:2] for seed, sizes in enumerate(([5, 3], [7]))
+    )
     both = outcome(model, [first, second])
     parts = [outcome(model, [batch]) for batch in (first, second)]
     for name in both:
@@ -188,6 +202,7 @@ def test_half_precision(device, dtype):
 
 
 # --- what is refused ---
+
 
 def test_number_of_layers():
     with pytest.raises(ValueError, match='n_update_layers: expected an int .* = 8, got None'):

@@ -1,4 +1,5 @@
 """RSGCN against Chainer Chemistry's: packed, padded, one training step, whole trainings."""
+
 import copy
 
 import numpy
@@ -29,8 +30,11 @@ def molecule(rng, n, n_labels=3):
     bonds += rng.uniform(size=(n, n)) < 0.1
     adj = numpy.minimum(bonds + bonds.T, 1) * rng.uniform(0.5, 1.5, (n, n))
     adj = (adj + adj.T) / numpy.sqrt(adj.sum(0) * adj.sum(1)[:, None])
-    return (rng.randint(1, 20, n).astype('i'), adj.astype('f'),
-            rng.uniform(-1, 1, n_labels).astype('f'))
+    return (
+        rng.randint(1, 20, n).astype('i'),
+        adj.astype('f'),
+        rng.uniform(-1, 1, n_labels).astype('f'),
+    )
 
 
 def molecules(sizes, seed=0):
@@ -55,10 +59,11 @@ OPTIONS = {
 }
 
 
-def dense_model(readout='sum', activation=None, out_dim=3, dropout_ratio=0., seed=0, **options):
+def dense_model(readout='sum', activation=None, out_dim=3, dropout_ratio=0.0, seed=0, **options):
     numpy.random.seed(seed)
-    model = DenseRSGCN(out_dim, readout=DenseReadout(readout, activation),
-                       dropout_ratio=dropout_ratio, **options)
+    model = DenseRSGCN(
+        out_dim, readout=DenseReadout(readout, activation), dropout_ratio=dropout_ratio, **options
+    )
     with chainer.using_config('train', False):  # gives lazy parameters their shape
         model(numpy.ones((1, 1), 'i'), numpy.ones((1, 1, 1), 'f'))
     model.cleargrads()
@@ -119,8 +124,13 @@ def test_padded_is_the_dense_batch(device, name, train):
     if train and 'batch norm' in name:
         for ours, theirs in zip(model.bnorms, dense.bnorms):
             for statistic in ('avg_mean', 'avg_var', 'N'):
-                assert relative_error(numpy.asarray(cuda.to_cpu(getattr(ours, statistic))),
-                                      numpy.asarray(getattr(theirs, statistic))) < 1e-5
+                assert (
+                    relative_error(
+                        numpy.asarray(cuda.to_cpu(getattr(ours, statistic))),
+                        numpy.asarray(getattr(theirs, statistic)),
+                    )
+                    < 1e-5
+                )
 
 
 @pytest.mark.parametrize('train', [False, True])
@@ -201,7 +211,7 @@ def train(model, converter, examples, n_epochs, seed):
     for _ in range(n_epochs):
         order = rng.permutation(len(examples))
         for start in range(0, len(order), 16):
-            *inputs, t = converter([examples[i] for i in order[start:start + 16]], -1)
+            *inputs, t = converter([examples[i] for i in order[start : start + 16]], -1)
             opt.update(lambda *a, t=t: chainer.functions.mean_squared_error(model(*a), t), *inputs)
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         *inputs, t = converter(examples, -1)
@@ -210,8 +220,10 @@ def train(model, converter, examples, n_epochs, seed):
 
 def test_short_trainings_end_within_the_spread_of_seeds():
     # A learnable target: the number of atoms of an element, and of all atoms.
-    examples = [(a, m, numpy.array([len(a) / 10., (a < 10).sum() / 5.], 'f'))
-                for a, m, _ in molecules(list(range(2, 26)) * 4, seed=3)]
+    examples = [
+        (a, m, numpy.array([len(a) / 10.0, (a < 10).sum() / 5.0], 'f'))
+        for a, m, _ in molecules(list(range(2, 26)) * 4, seed=3)
+    ]
     dense, sparse = [], []
     for seed in range(4):
         model = dense_model(out_dim=2, n_update_layers=2, dropout_ratio=0.02, seed=seed)
@@ -292,9 +304,10 @@ def test_half_precision(device, dtype):
 
 # --- what is refused ---
 
+
 def test_atom_id_outside_of_the_embedding(monkeypatch):
     model = RSGCN(3, n_atom_types=10)
-    atoms, adj, _ = concat_mols([(numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.)])
+    atoms, adj, _ = concat_mols([(numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0)])
     message = r'atom_array: expected ids in \[0, 10\), the size of the embedding, got 10'
     with pytest.raises(ValueError, match=message):
         model(atoms, adj)
@@ -314,13 +327,16 @@ def test_atoms_that_are_no_array():
         RSGCN(3)([6, 6], adj)
 
 
-@pytest.mark.parametrize('atoms, layout, message', [
-    (numpy.zeros((4, 5), 'f'), 'packed', r'atom_array: expected features of 32 channels, .* 5'),
-    (numpy.zeros(3, 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(3,\)'),
-    (numpy.zeros((2, 2), 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(2, 2\)'),
-    (numpy.zeros(4, 'i'), 'padded', r'atom_array: expected shape \(2, 2\) .* got \(4,\)'),
-    (numpy.zeros(4, 'f'), 'packed', r'atom_array: expected shape \(4,\) .* got \(4,\)'),
-])
+@pytest.mark.parametrize(
+    'atoms, layout, message',
+    [
+        (numpy.zeros((4, 5), 'f'), 'packed', r'atom_array: expected features of 32 channels, .* 5'),
+        (numpy.zeros(3, 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(3,\)'),
+        (numpy.zeros((2, 2), 'i'), 'packed', r'atom_array: expected shape \(4,\) .* got \(2, 2\)'),
+        (numpy.zeros(4, 'i'), 'padded', r'atom_array: expected shape \(2, 2\) .* got \(4,\)'),
+        (numpy.zeros(4, 'f'), 'packed', r'atom_array: expected shape \(4,\) .* got \(4,\)'),
+    ],
+)
 def test_atoms_that_do_not_fit(atoms, layout, message):
     adj = BatchedCSR.from_matrices([numpy.ones((2, 2))] * 2, layout)
     with pytest.raises(ValueError, match=message):

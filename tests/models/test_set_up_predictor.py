@@ -1,4 +1,5 @@
 """set_up_predictor: every method of Chainer Chemistry is there, or refused with its reason."""
+
 import inspect
 
 import numpy
@@ -43,13 +44,16 @@ def test_parameters_are_those_of_upstream(method):
             numpy.testing.assert_array_equal(mine[name].array, parameter.array)
 
 
-@pytest.mark.parametrize('method, n_relations', [
-    ('ggnn', 4), ('relgcn', 4), ('relgat', 4), ('gnnfilm', 5)])
+@pytest.mark.parametrize(
+    'method, n_relations', [('ggnn', 4), ('relgcn', 4), ('relgat', 4), ('gnnfilm', 5)]
+)
 def test_parameters_made_by_the_first_call_are_those_of_upstream(method, n_relations):
     examples = molecules([5, 3], n_relations=n_relations)
     predictors = []
-    for make, convert in ((set_up_predictor, concat_mols),
-                          (set_up_dense_predictor, dense_concat_mols)):
+    for make, convert in (
+        (set_up_predictor, concat_mols),
+        (set_up_dense_predictor, dense_concat_mols),
+    ):
         numpy.random.seed(1)
         predictors.append(make(method, 6, 2, 3))
         predictors[-1](*convert(examples)[:2])
@@ -60,27 +64,43 @@ def test_parameters_made_by_the_first_call_are_those_of_upstream(method, n_relat
 def test_arguments_reach_the_parts():
     scaler = chainer.Link()
     predictor = set_up_predictor(
-        'gin_cwle', 6, 3, 2, label_scaler=scaler, postprocess_fn=chainer.functions.sigmoid,
-        n_atom_types=30, conv_kwargs={'dropout_ratio': 0.25}, n_wle_types=77)
+        'gin_cwle',
+        6,
+        3,
+        2,
+        label_scaler=scaler,
+        postprocess_fn=chainer.functions.sigmoid,
+        n_atom_types=30,
+        conv_kwargs={'dropout_ratio': 0.25},
+        n_wle_types=77,
+    )
     conv = predictor.graph_conv
     assert predictor.label_scaler is scaler
     assert predictor.postprocess_fn is chainer.functions.sigmoid
     assert conv.embed.W.shape == (30, 6) and conv.embed_wle.W.shape == (77, 6)
     assert conv.n_update_layers == 3 and conv.update_layers[0].dropout_ratio == 0.25
-    assert (list(inspect.signature(set_up_predictor).parameters)
-            == list(inspect.signature(set_up_dense_predictor).parameters))
+    assert list(inspect.signature(set_up_predictor).parameters) == list(
+        inspect.signature(set_up_dense_predictor).parameters
+    )
 
 
-@pytest.mark.parametrize('method, reason', [
-    ('schnet', 'its filters are functions of the distances'),
-    ('weavenet', 'it keeps features for every pair of atoms'),
-    ('megnet', 'along a list of pairs'), ('cgcnn', 'along a list of neighbours'),
-    ('relgcn_sparse', 'along a list of edges, .*; RelGCN can be swapped'),
-    ('gin_sparse', 'along a list of edges, .*; GIN can be swapped')])
+@pytest.mark.parametrize(
+    'method, reason',
+    [
+        ('schnet', 'its filters are functions of the distances'),
+        ('weavenet', 'it keeps features for every pair of atoms'),
+        ('megnet', 'along a list of pairs'),
+        ('cgcnn', 'along a list of neighbours'),
+        ('relgcn_sparse', 'along a list of edges, .*; RelGCN can be swapped'),
+        ('gin_sparse', 'along a list of edges, .*; GIN can be swapped'),
+    ],
+)
 def test_methods_without_a_sparse_form(method, reason):
     assert method in REFUSED
-    with pytest.raises(ValueError, match="method: expected one of 'nfp', .*, got '%s', which .*%s"
-                                         % (method, reason)):
+    with pytest.raises(
+        ValueError,
+        match="method: expected one of 'nfp', .*, got '%s', which .*%s" % (method, reason),
+    ):
         set_up_predictor(method, 6, 2, 3)
 
 

@@ -1,4 +1,5 @@
 """The five models on a batch in buffers larger than it is: the same predictions and gradients."""
+
 import numpy
 import pytest
 

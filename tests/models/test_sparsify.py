@@ -1,4 +1,5 @@
 """sparsify: where a model may sit, what stays the same, what is refused."""
+
 import copy
 import pickle
 
@@ -32,7 +33,7 @@ EXAMPLES = molecules([5, 9, 3])
 
 
 def rsgcn(**options):
-    return DenseRSGCN(4, hidden_channels=6, dropout_ratio=0., **options)
+    return DenseRSGCN(4, hidden_channels=6, dropout_ratio=0.0, **options)
 
 
 class OwnChain(chainer.Chain):
@@ -42,8 +43,9 @@ class OwnChain(chainer.Chain):
         super().__init__()
         with self.init_scope():
             self.parts = chainer.ChainList(chainer.links.Linear(4, 2), conv)
-            self.head = chainer.Sequential(chainer.links.Linear(4, 5), chainer.functions.relu,
-                                           chainer.links.Linear(5, 3))
+            self.head = chainer.Sequential(
+                chainer.links.Linear(4, 5), chainer.functions.relu, chainer.links.Linear(5, 3)
+            )
 
     def forward(self, atoms, adj):
         return self.head(self.parts[1](atoms, adj))
@@ -52,7 +54,8 @@ class OwnChain(chainer.Chain):
 WRAPPERS = {
     'predictor': lambda: GraphConvPredictor(rsgcn(), MLP(3, 8)),
     'set_up_predictor': lambda: set_up_predictor(
-        'rsgcn', 6, 2, 3, conv_kwargs={'dropout_ratio': 0.}),
+        'rsgcn', 6, 2, 3, conv_kwargs={'dropout_ratio': 0.0}
+    ),
     'own chain': lambda: OwnChain(rsgcn(use_batch_norm=True)),
 }
 
@@ -175,8 +178,9 @@ def test_every_reference_to_the_model_is_swapped():
     own = sparsify(Own())
     assert type(own.first) is RSGCN and own.first is own.second is own.alias
     assert {name.split('/')[1] for name, _ in own.namedparams()} <= {'first', 'second'}
-    layers = sparsify(chainer.Sequential(
-        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu))
+    layers = sparsify(
+        chainer.Sequential(lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu)
+    )
     assert type(layers[1]) is RSGCN
     assert layers(*concat_mols(EXAMPLES)).shape == (3, 4)
 
@@ -188,7 +192,8 @@ def test_links_of_a_list_keep_their_order():
             self.conv = self[1]
 
     sequence = chainer.Sequential(
-        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2))
+        lambda *inputs: inputs[:2], rsgcn(), chainer.functions.relu, chainer.links.Linear(4, 2)
+    )
     for model in (sequence, Own()):
         before = [(name, id(param)) for name, param in model.namedparams()]
         sparsify(model)
@@ -199,14 +204,17 @@ def test_links_of_a_list_keep_their_order():
     assert sequence[2] is chainer.functions.relu and type(sequence[3]) is chainer.links.Linear
 
 
-@pytest.mark.parametrize('kind, layer', [
-    (models.RelGCN, lambda model: model.rgcn_convs[0].graph_linear_edge),
-    (models.GGNN, lambda model: model.update_layers[0].graph_linear),
-    (models.GGNN, lambda model: model.update_layers[0].update_layer.U_z),
-    (models.RelGAT, lambda model: model.update_layers[0].attention_layer),
-    (models.GNNFiLM, lambda model: model.update_layers[0].W_g),
-    (models.NFP, lambda model: model.layers[0].graph_linears[2]),
-])
+@pytest.mark.parametrize(
+    'kind, layer',
+    [
+        (models.RelGCN, lambda model: model.rgcn_convs[0].graph_linear_edge),
+        (models.GGNN, lambda model: model.update_layers[0].graph_linear),
+        (models.GGNN, lambda model: model.update_layers[0].update_layer.U_z),
+        (models.RelGAT, lambda model: model.update_layers[0].attention_layer),
+        (models.GNNFiLM, lambda model: model.update_layers[0].W_g),
+        (models.NFP, lambda model: model.layers[0].graph_linears[2]),
+    ],
+)
 def test_hooks_of_links_that_are_not_called_are_refused(kind, layer):
     """Spectral normalisation, left out in silence, would give other numbers."""
     model = sparsify(kind(4))
@@ -282,16 +290,27 @@ def test_device_is_kept_on_a_gpu():
 SUPPORTED = 'expected one of the supported RSGCN, RSGCNUpdate.*'
 
 
-@pytest.mark.parametrize('model, message', [
-    (lambda: SchNet(4), 'model: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED),
-    (lambda: GraphConvPredictor(SchNet(4)),
-     r'model\.graph_conv: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED),
-    (lambda: GWM(hidden_dim=4), 'model: %s, got chainer_chemistry.models.gwm.gwm.GWM' % SUPPORTED),
-    (lambda: MLP(3, 8), 'model: %s, .* got chainer_chemistry.models.mlp.MLP' % SUPPORTED),
-    (lambda: chainer.links.Linear(3), 'model: %s, .* got chainer.links.*Linear' % SUPPORTED),
-    (lambda: type('Mine', (DenseRSGCN,), {})(4), 'model: %s, got .*Mine' % SUPPORTED),
-    (lambda: DenseRSGCN(4, readout=lambda h: h), r'model.readout: expected .*GeneralReadout, got'),
-])
+@pytest.mark.parametrize(
+    'model, message',
+    [
+        (lambda: SchNet(4), 'model: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED),
+        (
+            lambda: GraphConvPredictor(SchNet(4)),
+            r'model\.graph_conv: %s, got chainer_chemistry.models.schnet.SchNet' % SUPPORTED,
+        ),
+        (
+            lambda: GWM(hidden_dim=4),
+            'model: %s, got chainer_chemistry.models.gwm.gwm.GWM' % SUPPORTED,
+        ),
+        (lambda: MLP(3, 8), 'model: %s, .* got chainer_chemistry.models.mlp.MLP' % SUPPORTED),
+        (lambda: chainer.links.Linear(3), 'model: %s, .* got chainer.links.*Linear' % SUPPORTED),
+        (lambda: type('Mine', (DenseRSGCN,), {})(4), 'model: %s, got .*Mine' % SUPPORTED),
+        (
+            lambda: DenseRSGCN(4, readout=lambda h: h),
+            r'model.readout: expected .*GeneralReadout, got',
+        ),
+    ],
+)
 def test_what_cannot_be_swapped(model, message):
     with pytest.raises(ValueError, match=message):
         sparsify(model())
@@ -301,21 +320,24 @@ PAIRS = 'every pair of atoms'
 LISTS = 'it gathers and adds features by index, along a list of %s'
 
 
-@pytest.mark.parametrize('model, reason', [
-    (lambda: SchNet(4), 'filters are functions of the distances between atoms, and ' + PAIRS),
-    (lambda: update.schnet_update.SchNetUpdate(4), 'functions of the distances'),
-    (lambda: models.WeaveNet(), 'it keeps features for ' + PAIRS),
-    (lambda: models.weavenet.WeaveModule(5, 4, 1), 'it keeps features for ' + PAIRS),
-    (lambda: models.MPNN(4), "model.message_func: .* got 'edgenet', which gives " + PAIRS),
-    (lambda: update.mpnn_update.MPNNUpdate(4), 'which gives %s, bonded or not' % PAIRS),
-    (lambda: models.megnet.MEGNet(4), LISTS % 'pairs'),
-    (lambda: models.cgcnn.CGCNN(4), LISTS % 'neighbours'),
-    (lambda: models.relgcn.RelGCNSparse(4), LISTS % 'edges' + '.* RelGCN can be swapped'),
-    (lambda: models.gin.GINSparse(4), LISTS % 'edges' + '.* GIN can be swapped'),
-    (lambda: update.gin_update.GINSparseUpdate(), LISTS % 'edges'),
-    (lambda: models.ggnn.SparseGGNN(4), 'CooMatrix already; GGNN, .* same parameters'),
-    (lambda: type('Mine', (SchNet,), {})(4), 'got .*Mine, which has no adjacency matrix: its'),
-])
+@pytest.mark.parametrize(
+    'model, reason',
+    [
+        (lambda: SchNet(4), 'filters are functions of the distances between atoms, and ' + PAIRS),
+        (lambda: update.schnet_update.SchNetUpdate(4), 'functions of the distances'),
+        (lambda: models.WeaveNet(), 'it keeps features for ' + PAIRS),
+        (lambda: models.weavenet.WeaveModule(5, 4, 1), 'it keeps features for ' + PAIRS),
+        (lambda: models.MPNN(4), "model.message_func: .* got 'edgenet', which gives " + PAIRS),
+        (lambda: update.mpnn_update.MPNNUpdate(4), 'which gives %s, bonded or not' % PAIRS),
+        (lambda: models.megnet.MEGNet(4), LISTS % 'pairs'),
+        (lambda: models.cgcnn.CGCNN(4), LISTS % 'neighbours'),
+        (lambda: models.relgcn.RelGCNSparse(4), LISTS % 'edges' + '.* RelGCN can be swapped'),
+        (lambda: models.gin.GINSparse(4), LISTS % 'edges' + '.* GIN can be swapped'),
+        (lambda: update.gin_update.GINSparseUpdate(), LISTS % 'edges'),
+        (lambda: models.ggnn.SparseGGNN(4), 'CooMatrix already; GGNN, .* same parameters'),
+        (lambda: type('Mine', (SchNet,), {})(4), 'got .*Mine, which has no adjacency matrix: its'),
+    ],
+)
 def test_why_it_cannot_be_swapped(model, reason):
     with pytest.raises(ValueError, match=reason):
         sparsify(model())

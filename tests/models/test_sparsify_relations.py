@@ -1,4 +1,5 @@
 """sparsify over models of several relations; tests/models/test_sparsify.py has the rest."""
+
 import pickle
 
 import numpy
@@ -35,7 +36,6 @@ EXAMPLES = molecules([5, 9, 3])
 
 
 class OwnChain(chainer.Chain):
-
     def __init__(self, conv):
         super().__init__()
         with self.init_scope():
@@ -46,9 +46,11 @@ class OwnChain(chainer.Chain):
         return self.head(self.parts[1](atoms, adj))
 
 
-MODELS = {'relgcn': (lambda: DenseRelGCN(4, scale_adj=True), RelGCN),
-          'ggnn': (lambda: DenseGGNN(4, hidden_channels=6), GGNN),
-          'relgat': (lambda: DenseRelGAT(4, hidden_channels=6), RelGAT)}
+MODELS = {
+    'relgcn': (lambda: DenseRelGCN(4, scale_adj=True), RelGCN),
+    'ggnn': (lambda: DenseGGNN(4, hidden_channels=6), GGNN),
+    'relgat': (lambda: DenseRelGAT(4, hidden_channels=6), RelGAT),
+}
 WRAPPERS = {
     'predictor': lambda name: GraphConvPredictor(MODELS[name][0](), MLP(3, 8)),
     'set_up_predictor': lambda name: set_up_predictor(name, 6, 2, 3),
@@ -90,11 +92,13 @@ def test_bare_model_is_new_and_shares_its_links(name):
 @pytest.mark.parametrize('kind', [Regressor, Classifier])
 @pytest.mark.parametrize('name', MODELS)
 def test_optimizer_that_was_set_up_before_goes_on(name, kind):
-    labels = [label if kind is Regressor else (label > 0).astype('i')
-              for _, _, label in EXAMPLES]
+    labels = [label if kind is Regressor else (label > 0).astype('i') for _, _, label in EXAMPLES]
     examples = [(atoms, adj, label) for (atoms, adj, _), label in zip(EXAMPLES, labels)]
-    loss = (chainer.functions.mean_squared_error if kind is Regressor
-            else chainer.functions.sigmoid_cross_entropy)  # three tasks of two classes
+    loss = (
+        chainer.functions.mean_squared_error
+        if kind is Regressor
+        else chainer.functions.sigmoid_cross_entropy
+    )  # three tasks of two classes
     predictor = GraphConvPredictor(initialised(MODELS[name][0]()), MLP(3, 8))
     model = kind(predictor, loss, metrics_fun=None)
     optimizer = chainer.optimizers.Adam(alpha=0.01).setup(model)
@@ -109,9 +113,13 @@ def test_optimizer_that_was_set_up_before_goes_on(name, kind):
     assert all(p.update_rule.t == 23 for p in model.params())
 
 
-@pytest.mark.parametrize('dense, kind', [
-    (lambda: DenseRelGCNUpdate(6, 4), RelGCNUpdate),
-    (lambda: DenseGGNNUpdate(6, hidden_channels=5, out_channels=4), GGNNUpdate)])
+@pytest.mark.parametrize(
+    'dense, kind',
+    [
+        (lambda: DenseRelGCNUpdate(6, 4), RelGCNUpdate),
+        (lambda: DenseGGNNUpdate(6, hidden_channels=5, out_channels=4), GGNNUpdate),
+    ],
+)
 def test_update_link_in_a_chain_of_ones_own(dense, kind):
     class Own(chainer.Chain):
         def __init__(self):
@@ -158,8 +166,10 @@ def test_parameters_of_ones_own_are_not_lost_in_silence(name):
         sparsify(GraphConvPredictor(dense))
 
 
-@pytest.mark.parametrize('model', [
-    lambda: SparseGGNN(4), lambda: RelGCNSparse(4), lambda: type('M', (DenseRelGCN,), {})(4)])
+@pytest.mark.parametrize(
+    'model',
+    [lambda: SparseGGNN(4), lambda: RelGCNSparse(4), lambda: type('M', (DenseRelGCN,), {})(4)],
+)
 def test_what_cannot_be_swapped(model):
     with pytest.raises(ValueError, match=r'model: expected one of the supported .* got'):
         sparsify(model())

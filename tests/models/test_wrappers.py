@@ -2,6 +2,7 @@
 
 tests/benchmarks/test_parity.py compares their numbers with Chainer Chemistry's.
 """
+
 import copy
 import inspect
 import pickle
@@ -35,8 +36,9 @@ from chainer_bspmm.models import METHODS
 from chainer_bspmm.models import wle
 from tests.support import relative_error
 
-CASES = {case.model: case for case in parity.CASES
-         if case.options == 'defaults' and '_' in case.model}
+CASES = {
+    case.model: case for case in parity.CASES if case.options == 'defaults' and '_' in case.model
+}
 METHODS_OF_WRAPPERS = [method for method in METHODS if method.endswith(('_gwm', '_cwle', '_gwle'))]
 PACKED = {False: concat_mols, True: CSRConverter(n_node_columns=1)}
 PADDED = {False: CSRConverter('padded'), True: CSRConverter('padded', 1)}
@@ -50,8 +52,11 @@ def case_of(method):
 def predictor(method, make=set_up_dense_predictor):
     numpy.random.seed(0)
     labels = {} if method.endswith('_gwm') else {'n_wle_types': parity.N_LABELS}
-    no_dropout = {} if method.split('_')[0] not in ('rsgcn', 'gin') else {
-        'conv_kwargs': {'dropout_ratio': 0.}}
+    no_dropout = (
+        {}
+        if method.split('_')[0] not in ('rsgcn', 'gin')
+        else {'conv_kwargs': {'dropout_ratio': 0.0}}
+    )
     return make(method, 8, 2, 3, **labels, **no_dropout)
 
 
@@ -129,8 +134,9 @@ def test_training_pickles_and_repeats(device, name):
         return model, chainer.optimizers.MomentumSGD(lr=1e-3).setup(model)
 
     def parameters(model):
-        return numpy.concatenate([chainer.backends.cuda.to_cpu(p.array).ravel()
-                                  for _, p in sorted(model.namedparams())])
+        return numpy.concatenate(
+            [chainer.backends.cuda.to_cpu(p.array).ravel() for _, p in sorted(model.namedparams())]
+        )
 
     (dense, theirs), (model, ours) = regressor(), regressor()
     start = parameters(dense)
@@ -160,8 +166,10 @@ def test_half_precision(device, name):
         numpy.random.seed(0)
         model = getattr(models, name)(**case.make.keywords)
         model.to_device(device)
-        batch = tuple(x.astype('e') if getattr(x, 'dtype', None) == numpy.float32 else x
-                      for x in packed(examples, device))
+        batch = tuple(
+            x.astype('e') if getattr(x, 'dtype', None) == numpy.float32 else x
+            for x in packed(examples, device)
+        )
         y = model(*batch)
         chainer.functions.sum(y).backward()
     reference = getattr(models, name)(**case.make.keywords)
@@ -187,8 +195,10 @@ def test_a_third_of_the_nodes_is_saved(name):
     case, counts = CASES[name], []
     examples = parity.examples_of(case)
     dense = initialised(case.make(), examples)
-    for model, converter in ((dense, dense_concat_mols),
-                             (sparsify(dense), PACKED[case.column == 'labels'])):
+    for model, converter in (
+        (dense, dense_concat_mols),
+        (sparsify(dense), PACKED[case.column == 'labels']),
+    ):
         batch = converter(examples)
         labels.clear()
         with Count():
@@ -213,9 +223,12 @@ def test_is_real_node_in_packed_batches(name):
     examples = parity.examples_of(case)
     dense = initialised(case.make(), examples)
     keep = [(numpy.arange(n) < max(n - 1, 1)).astype('f') for n in case.sizes]
-    expected = numpy.concatenate([
-        dense(*dense_concat_mols([e]), is_real_node=mask[None]).array
-        for e, mask in zip(examples, keep)])
+    expected = numpy.concatenate(
+        [
+            dense(*dense_concat_mols([e]), is_real_node=mask[None]).array
+            for e, mask in zip(examples, keep)
+        ]
+    )
     batch = PACKED[case.column == 'labels'](examples)
     actual = sparsify(dense)(*batch, is_real_node=numpy.concatenate(keep)).array
     assert relative_error(actual, expected) < 1e-5
@@ -244,6 +257,7 @@ SMILES = ['C', 'CC(=O)Oc1ccccc1C(=O)O', 'CN1C=NC2=C1C(=O)N(C)C(=O)N2C', 'CCO', '
 
 def molecules(method):
     from rdkit import Chem
+
     preprocessor = preprocess_method_dict[method]()
     columns = zip(*[preprocessor.get_input_features(Chem.MolFromSmiles(s)) for s in SMILES])
     return list(zip(*columns))
@@ -273,8 +287,10 @@ def test_sparse_data_set(method):
             assert relative_error(model(*batch).array, expected) < 1e-6
 
 
-@pytest.mark.parametrize('method, rounds', [
-    ('ggnn_cwle', 1), ('relgcn_gwle', 2), ('rsgcn_cwle', 3), ('ggnn_wle', 1), ('relgcn_wle', 2)])
+@pytest.mark.parametrize(
+    'method, rounds',
+    [('ggnn_cwle', 1), ('relgcn_gwle', 2), ('rsgcn_cwle', 3), ('ggnn_wle', 1), ('relgcn_wle', 2)],
+)
 def test_data_set_with_labels(method, rounds):
     """From SMILES through Chainer Chemistry's own labelling to a prediction.
 
@@ -289,7 +305,8 @@ def test_data_set_with_labels(method, rounds):
     data = NumpyTupleDataset(*objects, numpy.zeros((len(SMILES), 1), 'f'))
     beside = not method.endswith('_wle')
     (labelled,), names, _ = (apply_cwle_for_datasets if beside else apply_wle_for_datasets)(
-        [data], k=rounds)
+        [data], k=rounds
+    )
     assert len(names) <= parity.N_LABELS
     examples = [labelled[i] for i in range(len(labelled))]
     assert examples[0][2 if beside else 0] == [0]
@@ -302,6 +319,7 @@ def test_data_set_with_labels(method, rounds):
 
 
 # --- what is refused ---
+
 
 @pytest.mark.parametrize('name', ['GGNN_CWLE', 'RSGCN_GWLE'])
 def test_batch_without_atoms(name):
@@ -332,15 +350,19 @@ def test_labels():
     atoms, adj, labels = PACKED[True](examples)
     with pytest.raises(TypeError, match='wle_array: expected an array .* got NoneType'):
         model(atoms, adj)
-    with pytest.raises(ValueError, match=r'wle_array: expected integers of shape \(83,\).* got '
-                                         r'int32 of shape \(82,\); CSRConverter\(n_node_columns'):
+    with pytest.raises(
+        ValueError,
+        match=r'wle_array: expected integers of shape \(83,\).* got '
+        r'int32 of shape \(82,\); CSRConverter\(n_node_columns',
+    ):
         model(atoms, adj, labels[1:])
     with pytest.raises(ValueError, match='wle_array: expected integers .* got float32'):
         model(atoms, adj, labels.astype('f'))
     for label in (-1, 40):
         labels[4] = label
-        with pytest.raises(ValueError, match=r'wle_array: expected labels in \[0, 40\), .*got %d'
-                                             % label):
+        with pytest.raises(
+            ValueError, match=r'wle_array: expected labels in \[0, 40\), .*got %d' % label
+        ):
             model(atoms, adj, labels)
 
 
@@ -352,16 +374,31 @@ def test_one_readout_for_many_updates(model):
             make()
 
 
-@pytest.mark.parametrize('given, message', [
-    ({'update_layer': SchNetUpdate}, r'model\.update_layers\.0: expected an update link'),
-    ({'readout_layer': SchNetReadout}, r'model\.readout_layers\.0: expected one of GGNNReadout, ')])
+@pytest.mark.parametrize(
+    'given, message',
+    [
+        ({'update_layer': SchNetUpdate}, r'model\.update_layers\.0: expected an update link'),
+        (
+            {'readout_layer': SchNetReadout},
+            r'model\.readout_layers\.0: expected one of GGNNReadout, ',
+        ),
+    ],
+)
 def test_parts_without_a_twin(given, message):
     class Update(SchNetUpdate):
         def __init__(self, in_channels, out_channels, **kwargs):
             super().__init__(hidden_channels=in_channels)
 
-    arguments = dict(dict(hidden_channels=6, out_dim=6, n_update_layers=2, update_layer=GGNNUpdate,
-                          readout_layer=parity.GGNNReadout), **given)
+    arguments = dict(
+        dict(
+            hidden_channels=6,
+            out_dim=6,
+            n_update_layers=2,
+            update_layer=GGNNUpdate,
+            readout_layer=parity.GGNNReadout,
+        ),
+        **given,
+    )
     if 'update_layer' in given:
         arguments['update_layer'] = Update
     dense = GWMGraphConvModel(**arguments)

@@ -1,4 +1,5 @@
 """BatchedCOO: building, converting, moving, and what it refuses."""
+
 import pickle
 
 import numpy
@@ -13,8 +14,18 @@ from tests.support import batch_on
 from tests.support import coo_batch_on
 from tests.support import shuffled
 
-INTEGERS = ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows', 'max_cols', 'max_nnz',
-            'layout', 'max_atom_id')
+INTEGERS = (
+    'n_graphs',
+    'n_rows',
+    'n_cols',
+    'nnz',
+    'n_relations',
+    'max_rows',
+    'max_cols',
+    'max_nnz',
+    'layout',
+    'max_atom_id',
+)
 ARRAYS = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets', 'data')
 
 
@@ -45,8 +56,9 @@ def test_from_csr_and_back(xp, name):
     again = coo.to_csr()
     assert again.xp is xp and type(again) is BatchedCSR
     for attribute in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
-        numpy.testing.assert_array_equal(cuda.to_cpu(getattr(again, attribute)),
-                                         cuda.to_cpu(getattr(csr, attribute)))
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(getattr(again, attribute)), cuda.to_cpu(getattr(csr, attribute))
+        )
     numpy.testing.assert_array_equal(again.to_scipy().toarray(), csr.to_scipy().toarray())
     assert again.is_symmetric == csr.is_symmetric and again.layout == csr.layout
 
@@ -62,8 +74,12 @@ def test_order_of_entries_does_not_matter(xp, name):
 
 
 def test_entries_of_a_row_keep_their_order():
-    coo = BatchedCOO(numpy.array([[1, 1], [0, 1], [1, 0], [0, 1], [1, 1]]), numpy.array([0, 2]),
-                     numpy.array([0, 5]), numpy.arange(5.))
+    coo = BatchedCOO(
+        numpy.array([[1, 1], [0, 1], [1, 0], [0, 1], [1, 1]]),
+        numpy.array([0, 2]),
+        numpy.array([0, 5]),
+        numpy.arange(5.0),
+    )
     csr = coo.to_csr()
     numpy.testing.assert_array_equal(csr.indptr, [0, 2, 5])
     numpy.testing.assert_array_equal(csr.indices, [1, 1, 1, 0, 1])
@@ -72,26 +88,32 @@ def test_entries_of_a_row_keep_their_order():
 
 
 def test_from_raw_arrays(xp):
-    adj = BatchedCOO(xp.array([[1, 3], [0, 0], [2, 4]], 'u1'), xp.array([0, 2, 2, 3]),
-                     xp.array([0, 2, 2, 3]), xp.array([1, 2, 3], 'f'), xp.array([0, 4, 4, 6]))
+    adj = BatchedCOO(
+        xp.array([[1, 3], [0, 0], [2, 4]], 'u1'),
+        xp.array([0, 2, 2, 3]),
+        xp.array([0, 2, 2, 3]),
+        xp.array([1, 2, 3], 'f'),
+        xp.array([0, 4, 4, 6]),
+    )
     assert adj.xp is xp and adj.ids.dtype == numpy.int32 and adj.ids.flags.c_contiguous
     assert (adj.n_graphs, adj.shape, adj.nnz) == (3, (3, 6), 3)
     assert (adj.max_rows, adj.max_cols, adj.max_nnz) == (2, 4, 2)
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.entry_rows()), [1, 0, 2])
     numpy.testing.assert_array_equal(cuda.to_cpu(adj.entry_columns()), [3, 0, 4])
     numpy.testing.assert_array_equal(
-        adj.to_scipy().toarray(), [[2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 3, 0]])
+        adj.to_scipy().toarray(), [[2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 3, 0]]
+    )
     empty = BatchedCOO(xp.zeros((0, 2), 'i'), xp.array([0]), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
     assert empty.to_csr().n_graphs == 0
 
 
 def test_columns_follow_from_relations():
-    adj = BatchedCOO(numpy.array([[1, 5]]), numpy.array([0, 2]), numpy.array([0, 1]),
-                     n_relations=3)
+    adj = BatchedCOO(numpy.array([[1, 5]]), numpy.array([0, 2]), numpy.array([0, 1]), n_relations=3)
     assert adj.n_cols == adj.max_cols == 6 and adj.data is None and adj.dtype is None
     numpy.testing.assert_array_equal(
-        adj.to_dense(), [[[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]])
+        adj.to_dense(), [[[[0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 1]]]]
+    )
 
 
 def test_input_arrays_in_any_memory_order():
@@ -112,8 +134,13 @@ def test_to_device_and_back(xp, name):
 
 
 def test_astype_bytes_pickle_and_repr(xp):
-    adj = shuffled(BatchedCOO.from_csr(BatchedCSR.from_matrices(
-        [numpy.array([[2., 1.], [0., 1.]]), numpy.eye(1)], max_atom_id=7))).to_device(device_of(xp))
+    adj = shuffled(
+        BatchedCOO.from_csr(
+            BatchedCSR.from_matrices(
+                [numpy.array([[2.0, 1.0], [0.0, 1.0]]), numpy.eye(1)], max_atom_id=7
+            )
+        )
+    ).to_device(device_of(xp))
     half = adj.astype('float16')
     assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
     assert half.dtype == numpy.float16 and adj.dtype == numpy.float64 and adj.astype(float) is adj
@@ -121,66 +148,130 @@ def test_astype_bytes_pickle_and_repr(xp):
         adj.astype('int32')
     assert adj.nbytes == 4 * (2 * 4 + 3 + 3 + 3) + 8 * 4
     assert_same(pickle.loads(pickle.dumps(adj)), adj)
-    assert repr(adj) == ('<BatchedCOO: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float64 '
-                         'on %s>' % device_of(xp))
+    assert repr(adj) == (
+        '<BatchedCOO: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, float64 '
+        'on %s>' % device_of(xp)
+    )
 
 
 # --- what is refused ---
 
-GOOD = {'ids': numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]]), 'row_offsets': numpy.array([0, 2, 3]),
-        'entry_offsets': numpy.array([0, 3, 4])}
+GOOD = {
+    'ids': numpy.array([[0, 0], [1, 0], [1, 1], [2, 2]]),
+    'row_offsets': numpy.array([0, 2, 3]),
+    'entry_offsets': numpy.array([0, 3, 4]),
+}
 
 
 def ids(*rows):
     return numpy.array(rows)
 
 
-@pytest.mark.parametrize('changes, error, message', [
-    ({'ids': ids([0, 0], [1, 0], [2, 1], [2, 2])}, ValueError,
-     r'ids: graph 0, entry 2: expected a row in \[0, 2\), .* got 2'),
-    ({'ids': ids([0, 0], [1, 0], [1, 1], [1, 2])}, ValueError,
-     r'ids: graph 1, entry 3: expected a row in \[2, 3\), .* got 1'),
-    ({'ids': ids([0, 0], [-1, 0], [1, 1], [2, 2])}, ValueError,
-     r'ids: graph 0, entry 1: expected a row in \[0, 2\), .* got -1'),
-    ({'ids': ids([0, 2], [1, 0], [1, 1], [2, 2])}, ValueError,
-     r'ids: graph 0, entry 0: expected a column in \[0, 2\), .* got 2'),
-    ({'ids': ids([0, 0], [1, 0], [1, 1], [2, 3])}, ValueError,
-     r'ids: graph 1, entry 3: expected a column in \[2, 3\), .* got 3'),
-    ({'ids': numpy.zeros((2, 4), int)}, ValueError, r'ids: expected shape \(nnz, 2\), .*\(2, 4\)'),
-    ({'ids': numpy.zeros(4, int)}, ValueError, r'ids: expected shape \(nnz, 2\), .* got \(4,\)'),
-    ({'ids': numpy.zeros((4, 2))}, TypeError, 'ids: expected integers, got float64'),
-    ({'ids': [[0, 0]]}, TypeError, 'ids: expected a NumPy or CuPy array, got list'),
-    ({'row_offsets': numpy.array([1, 3, 3])}, ValueError, 'row_offsets: expected to start at 0'),
-    ({'row_offsets': numpy.array([0, 4, 3])}, ValueError, 'row_offsets: expected not to decrease'),
-    ({'row_offsets': numpy.array([], int)}, ValueError, 'row_offsets: expected at least one'),
-    ({'entry_offsets': numpy.array([0, 4])}, ValueError,
-     r'entry_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
-    ({'entry_offsets': numpy.array([0, 3, 5])}, ValueError,
-     r'entry_offsets: expected to end at 4 \(.*non-zeros.*\), got 5'),
-    ({'entry_offsets': numpy.array([0, 5, 4])}, ValueError, 'entry_offsets: .* not to decrease'),
-    ({'col_offsets': numpy.array([0, 3])}, ValueError,
-     r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
-    ({'data': numpy.ones(3)}, ValueError, 'data: expected one value for each of the 4 ids, got 3'),
-    ({'data': numpy.ones(4, int)}, TypeError, 'data: expected float16, .* got int64'),
-    ({'layout': 'padded'}, ValueError, 'row_offsets: .*blocks of one size, got 1 to 2'),
-    ({'layout': 'ragged'}, ValueError, "layout: expected one of 'packed', 'padded', got 'ragged'"),
-    ({'n_relations': 0}, ValueError, 'n_relations: expected at least 1, got 0'),
-    ({'max_atom_id': 'C'}, TypeError, "max_atom_id: expected an int, got 'C'"),
-    ({'max_atom_id': -1}, ValueError, 'max_atom_id: expected at least 0, got -1'),
-    ({'n_relations': 10 ** 9}, ValueError, 'nodes times relations: .* got 3000000000'),
-])
+@pytest.mark.parametrize(
+    'changes, error, message',
+    [
+        (
+            {'ids': ids([0, 0], [1, 0], [2, 1], [2, 2])},
+            ValueError,
+            r'ids: graph 0, entry 2: expected a row in \[0, 2\), .* got 2',
+        ),
+        (
+            {'ids': ids([0, 0], [1, 0], [1, 1], [1, 2])},
+            ValueError,
+            r'ids: graph 1, entry 3: expected a row in \[2, 3\), .* got 1',
+        ),
+        (
+            {'ids': ids([0, 0], [-1, 0], [1, 1], [2, 2])},
+            ValueError,
+            r'ids: graph 0, entry 1: expected a row in \[0, 2\), .* got -1',
+        ),
+        (
+            {'ids': ids([0, 2], [1, 0], [1, 1], [2, 2])},
+            ValueError,
+            r'ids: graph 0, entry 0: expected a column in \[0, 2\), .* got 2',
+        ),
+        (
+            {'ids': ids([0, 0], [1, 0], [1, 1], [2, 3])},
+            ValueError,
+            r'ids: graph 1, entry 3: expected a column in \[2, 3\), .* got 3',
+        ),
+        (
+            {'ids': numpy.zeros((2, 4), int)},
+            ValueError,
+            r'ids: expected shape \(nnz, 2\), .*\(2, 4\)',
+        ),
+        (
+            {'ids': numpy.zeros(4, int)},
+            ValueError,
+            r'ids: expected shape \(nnz, 2\), .* got \(4,\)',
+        ),
+        ({'ids': numpy.zeros((4, 2))}, TypeError, 'ids: expected integers, got float64'),
+        ({'ids': [[0, 0]]}, TypeError, 'ids: expected a NumPy or CuPy array, got list'),
+        (
+            {'row_offsets': numpy.array([1, 3, 3])},
+            ValueError,
+            'row_offsets: expected to start at 0',
+        ),
+        (
+            {'row_offsets': numpy.array([0, 4, 3])},
+            ValueError,
+            'row_offsets: expected not to decrease',
+        ),
+        ({'row_offsets': numpy.array([], int)}, ValueError, 'row_offsets: expected at least one'),
+        (
+            {'entry_offsets': numpy.array([0, 4])},
+            ValueError,
+            r'entry_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2',
+        ),
+        (
+            {'entry_offsets': numpy.array([0, 3, 5])},
+            ValueError,
+            r'entry_offsets: expected to end at 4 \(.*non-zeros.*\), got 5',
+        ),
+        (
+            {'entry_offsets': numpy.array([0, 5, 4])},
+            ValueError,
+            'entry_offsets: .* not to decrease',
+        ),
+        (
+            {'col_offsets': numpy.array([0, 3])},
+            ValueError,
+            r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2',
+        ),
+        (
+            {'data': numpy.ones(3)},
+            ValueError,
+            'data: expected one value for each of the 4 ids, got 3',
+        ),
+        ({'data': numpy.ones(4, int)}, TypeError, 'data: expected float16, .* got int64'),
+        ({'layout': 'padded'}, ValueError, 'row_offsets: .*blocks of one size, got 1 to 2'),
+        (
+            {'layout': 'ragged'},
+            ValueError,
+            "layout: expected one of 'packed', 'padded', got 'ragged'",
+        ),
+        ({'n_relations': 0}, ValueError, 'n_relations: expected at least 1, got 0'),
+        ({'max_atom_id': 'C'}, TypeError, "max_atom_id: expected an int, got 'C'"),
+        ({'max_atom_id': -1}, ValueError, 'max_atom_id: expected at least 0, got -1'),
+        ({'n_relations': 10**9}, ValueError, 'nodes times relations: .* got 3000000000'),
+    ],
+)
 def test_bad_raw_arrays(changes, error, message):
     with pytest.raises(error, match=message):
         BatchedCOO(**dict(GOOD, **changes))
 
 
 def test_too_large():
-    huge = numpy.broadcast_to(numpy.int32(0), (2 ** 31, 2))  # takes four bytes
+    huge = numpy.broadcast_to(numpy.int32(0), (2**31, 2))  # takes four bytes
     with pytest.raises(ValueError, match=r'non-zeros: expected at most .* got 2147483648'):
-        BatchedCOO(huge, numpy.array([0, 1]), numpy.array([0, 2 ** 31]))
+        BatchedCOO(huge, numpy.array([0, 1]), numpy.array([0, 2**31]))
     with pytest.raises(ValueError, match='row_offsets: expected at most .* got 2147483648'):
-        BatchedCOO(numpy.zeros((0, 2), int), numpy.array([0, 2 ** 31]), numpy.array([0, 0]),
-                   col_offsets=numpy.array([0, 1]))
+        BatchedCOO(
+            numpy.zeros((0, 2), int),
+            numpy.array([0, 2**31]),
+            numpy.array([0, 0]),
+            col_offsets=numpy.array([0, 1]),
+        )
 
 
 def test_from_csr_of_something_else():

@@ -1,4 +1,5 @@
 """BatchedCSR: building, converting, moving, and what it refuses."""
+
 import pickle
 
 import hypothesis
@@ -25,7 +26,7 @@ def matrices(n_relations=1, **options):
 def padded(dense, n):
     out = numpy.zeros((len(dense),) + dense[0].shape[:-2] + (n, n), dense[0].dtype)
     for row, matrix in zip(out, dense):
-        row[..., :matrix.shape[-1], :matrix.shape[-1]] = matrix
+        row[..., : matrix.shape[-1], : matrix.shape[-1]] = matrix
     return out
 
 
@@ -46,9 +47,11 @@ def test_from_dense_matrices(xp, layout, n_relations):
     assert adj.nnz == sum((m != 0).sum() for m in dense)
     assert adj.max_nnz == max((m != 0).sum() for m in dense)
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(adj.row_offsets), [0, 5, 10, 15, 20] if layout == 'padded' else [0, 3, 4, 4, 9])
+        cuda.to_cpu(adj.row_offsets), [0, 5, 10, 15, 20] if layout == 'padded' else [0, 3, 4, 4, 9]
+    )
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(adj.col_offsets), cuda.to_cpu(adj.row_offsets) * n_relations)
+        cuda.to_cpu(adj.col_offsets), cuda.to_cpu(adj.row_offsets) * n_relations
+    )
     assert adj.indptr.dtype == adj.indices.dtype == adj.row_offsets.dtype == numpy.int32
     assert adj.dtype == numpy.float64 and adj.layout == layout
 
@@ -61,8 +64,10 @@ def test_entries_of_a_row_are_sorted_by_relation_then_column():
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_from_scipy_matrices(n_relations):
     dense = matrices(n_relations)
-    sparse = [scipy.sparse.coo_matrix(m) if n_relations == 1 else
-              [scipy.sparse.csr_matrix(r) for r in m] for m in dense]
+    sparse = [
+        scipy.sparse.coo_matrix(m) if n_relations == 1 else [scipy.sparse.csr_matrix(r) for r in m]
+        for m in dense
+    ]
     for layout in ('packed', 'padded'):
         a = BatchedCSR.from_matrices(sparse, layout)
         b = BatchedCSR.from_matrices(dense, layout)
@@ -82,17 +87,29 @@ def test_from_padded_dense_batch(xp, n_relations):
 
 
 def test_from_raw_arrays(xp):
-    adj = BatchedCSR(xp.array([0, 2, 3]), xp.array([0, 1, 2]), xp.array([0, 1, 2]),
-                     data=xp.array([1., 2., 3.], 'f'), col_offsets=xp.array([0, 2, 3]))
+    adj = BatchedCSR(
+        xp.array([0, 2, 3]),
+        xp.array([0, 1, 2]),
+        xp.array([0, 1, 2]),
+        data=xp.array([1.0, 2.0, 3.0], 'f'),
+        col_offsets=xp.array([0, 2, 3]),
+    )
     assert adj.xp is xp and adj.shape == (2, 3) and adj.max_rows == 1 and adj.max_nnz == 2
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), [[1, 2, 0], [0, 0, 3]])
     empty = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
     assert (empty.n_graphs, empty.n_rows, empty.nnz, empty.max_rows) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize('dtype, kept', [('float16', 'float16'), ('float32', 'float32'),
-                                         ('float64', 'float64'), ('int64', 'float32'),
-                                         ('bool', None)])
+@pytest.mark.parametrize(
+    'dtype, kept',
+    [
+        ('float16', 'float16'),
+        ('float32', 'float32'),
+        ('float64', 'float64'),
+        ('int64', 'float32'),
+        ('bool', None),
+    ],
+)
 def test_value_dtype(dtype, kept):
     adj = BatchedCSR.from_matrices([numpy.array([[2, 0], [1, 3]]).astype(dtype)])
     assert adj.dtype == (None if kept is None else numpy.dtype(kept))
@@ -106,33 +123,49 @@ def test_ones_are_implicit():
 
 
 def test_nan_is_a_value():
-    adj = BatchedCSR.from_matrices([numpy.array([[0., numpy.nan], [1., 0.]])])
+    adj = BatchedCSR.from_matrices([numpy.array([[0.0, numpy.nan], [1.0, 0.0]])])
     assert adj.nnz == 2 and numpy.isnan(adj.data[0]) and not adj.is_symmetric
 
 
 def test_symmetry_is_found():
     symmetric = matrices(symmetric=True)
-    for adj in (BatchedCSR.from_matrices(symmetric),
-                BatchedCSR.from_matrices([scipy.sparse.csr_matrix(m) for m in symmetric]),
-                BatchedCSR.from_matrices(matrices(symmetric=True, ones=True))):
+    for adj in (
+        BatchedCSR.from_matrices(symmetric),
+        BatchedCSR.from_matrices([scipy.sparse.csr_matrix(m) for m in symmetric]),
+        BatchedCSR.from_matrices(matrices(symmetric=True, ones=True)),
+    ):
         assert adj.is_symmetric and adj.T is adj
     almost = [m.copy() for m in symmetric]
     almost[3][almost[3] != 0] += numpy.arange((almost[3] != 0).sum()) * 1e-9
-    for adj in (BatchedCSR.from_matrices(almost),
-                BatchedCSR.from_matrices([scipy.sparse.csr_matrix(m) for m in almost])):
+    for adj in (
+        BatchedCSR.from_matrices(almost),
+        BatchedCSR.from_matrices([scipy.sparse.csr_matrix(m) for m in almost]),
+    ):
         assert not adj.is_symmetric and adj.T is not adj
     assert not BatchedCSR.from_matrices(matrices(2, symmetric=True)).is_symmetric
 
 
 # The last two have more entries, or columns, than a block of a GPU takes on.
-@pytest.mark.parametrize('sizes, n_relations, density', [
-    ((18, 5, 0, 132, 31), 1, 0.1), ((20, 1, 7), 4, 0.1), ((50,) * 20, 1, 0.06), ((900,), 1, 0.004),
-    ((150, 3), 1, 0.9), ((13000,), 1, 1e-5)], ids=str)
+@pytest.mark.parametrize(
+    'sizes, n_relations, density',
+    [
+        ((18, 5, 0, 132, 31), 1, 0.1),
+        ((20, 1, 7), 4, 0.1),
+        ((50,) * 20, 1, 0.06),
+        ((900,), 1, 0.004),
+        ((150, 3), 1, 0.9),
+        ((13000,), 1, 1e-5),
+    ],
+    ids=str,
+)
 def test_transpose_is_that_of_the_host_bit_for_bit(xp, sizes, n_relations, density):
     rng = numpy.random.RandomState(0)
-    host = BatchedCSR.from_matrices([
-        [scipy.sparse.random(n, n, density, random_state=rng) for _ in range(n_relations)]
-        for n in sizes])
+    host = BatchedCSR.from_matrices(
+        [
+            [scipy.sparse.random(n, n, density, random_state=rng) for _ in range(n_relations)]
+            for n in sizes
+        ]
+    )
     adj = host.to_device(device_of(xp))
     for name in ('indptr', 'indices', 'data'):
         actual, expected = cuda.to_cpu(getattr(adj.T, name)), getattr(host.T, name)
@@ -147,7 +180,8 @@ def test_transpose(xp, name):
     adj = batch_on(name, xp, 'float32')
     transposed = adj.T
     assert adj.T is transposed and transposed.n_relations == (
-        adj.n_relations if transposed is adj else 1)
+        adj.n_relations if transposed is adj else 1
+    )
     assert (transposed.max_rows, transposed.max_cols) == (adj.max_cols, adj.max_rows)
     numpy.testing.assert_array_equal(transposed.T.to_scipy().toarray(), adj.to_scipy().toarray())
     for side in (adj, transposed):
@@ -164,8 +198,9 @@ def test_transpose(xp, name):
     numpy.testing.assert_array_equal(b.data[back], transposed.T.to_scipy().data)
     fresh = batch_on(name, xp, 'float32')
     for attribute in ('indptr', 'indices'):
-        numpy.testing.assert_array_equal(cuda.to_cpu(getattr(fresh.T, attribute)),
-                                         cuda.to_cpu(getattr(transposed, attribute)))
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(getattr(fresh.T, attribute)), cuda.to_cpu(getattr(transposed, attribute))
+        )
 
 
 @pytest.mark.parametrize('name', BATCHES)
@@ -177,8 +212,17 @@ def test_to_device_and_back(xp, name):
     back = moved.to_device(-1)
     for attribute in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'):
         numpy.testing.assert_array_equal(getattr(back, attribute), getattr(adj, attribute))
-    for attribute in ('n_graphs', 'max_rows', 'max_cols', 'max_nnz', 'layout', 'n_relations',
-                      'is_symmetric', 'max_atom_id', 'nbytes'):
+    for attribute in (
+        'n_graphs',
+        'max_rows',
+        'max_cols',
+        'max_nnz',
+        'layout',
+        'n_relations',
+        'is_symmetric',
+        'max_atom_id',
+        'nbytes',
+    ):
         assert getattr(moved, attribute) == getattr(adj, attribute)
 
 
@@ -196,13 +240,15 @@ def test_astype():
 def test_repr_and_bytes(xp):
     adj = BatchedCSR.from_matrices([numpy.eye(2, dtype='f') * 3, numpy.eye(1, dtype='f')])
     adj = adj.to_device(device_of(xp))
-    assert repr(adj) == ('<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, '
-                         'float32 on %s>' % device_of(xp))
+    assert repr(adj) == (
+        '<BatchedCSR: 2 graphs (packed), 3 x 3, 1 relation, 3 entries, symmetric, '
+        'float32 on %s>' % device_of(xp)
+    )
     assert adj.nbytes == 4 * (4 + 3 + 3 + 3 + 3)
 
 
 def test_nothing_is_shared_with_the_arrays_given_or_returned():
-    data = numpy.array([1., 2., 2., 1.])
+    data = numpy.array([1.0, 2.0, 2.0, 1.0])
     adj = BatchedCSR(numpy.array([0, 2, 4]), numpy.array([0, 1, 0, 1]), numpy.array([0, 2]), data)
     expected = adj.to_dense()
     data[1] = 9
@@ -221,16 +267,21 @@ def test_pickle():
 
 
 @hypothesis.settings(deadline=None, max_examples=60)
-@hypothesis.given(strategies.lists(strategies.integers(0, 7), min_size=1, max_size=6),
-                  strategies.integers(1, 3), strategies.integers(0, 2 ** 31 - 1),
-                  strategies.floats(0, 1), strategies.sampled_from(['packed', 'padded']))
+@hypothesis.given(
+    strategies.lists(strategies.integers(0, 7), min_size=1, max_size=6),
+    strategies.integers(1, 3),
+    strategies.integers(0, 2**31 - 1),
+    strategies.floats(0, 1),
+    strategies.sampled_from(['packed', 'padded']),
+)
 def test_random_batches_survive_the_round_trip(sizes, n_relations, seed, density, layout):
     rng = numpy.random.RandomState(seed)
     dense = [random_matrix(rng, n, n_relations, density=density) for n in sizes]
     adj = BatchedCSR.from_matrices(dense, layout)
     numpy.testing.assert_array_equal(adj.to_dense(), padded(dense, max(sizes)))
-    raw = BatchedCSR(adj.indptr, adj.indices, adj.row_offsets, adj.data,
-                     n_relations=n_relations, layout=layout)
+    raw = BatchedCSR(
+        adj.indptr, adj.indices, adj.row_offsets, adj.data, n_relations=n_relations, layout=layout
+    )
     numpy.testing.assert_array_equal(raw.to_dense(), adj.to_dense())
     assert raw.is_symmetric == adj.is_symmetric or n_relations > 1
 
@@ -241,52 +292,73 @@ GOOD = {'indptr': [0, 2, 3, 4], 'indices': [0, 1, 1, 2], 'row_offsets': [0, 2, 3
 
 
 def raw(xp=numpy, data=None, **changes):
-    arrays = {name: xp.array(values, dtype=None if values else 'i')
-              for name, values in dict(GOOD, **changes).items() if isinstance(values, list)}
+    arrays = {
+        name: xp.array(values, dtype=None if values else 'i')
+        for name, values in dict(GOOD, **changes).items()
+        if isinstance(values, list)
+    }
     rest = {name: value for name, value in changes.items() if not isinstance(value, list)}
     return BatchedCSR(data=data, **dict(arrays, **rest))
 
 
-@pytest.mark.parametrize('changes, message', [
-    ({'indptr': [0, 3, 2, 4]}, 'indptr: expected not to decrease, got 2 after 3 at position 2'),
-    ({'indptr': [1, 2, 3, 4]}, 'indptr: expected to start at 0, got 1'),
-    ({'indptr': [0, 2, 3, 5]}, r'indptr: expected to end at 4 \(.*non-zeros.*\), got 5'),
-    ({'indptr': [0, 2, 4]}, r'row_offsets: expected to end at 2 \(.*rows.*\), got 3'),
-    ({'indptr': []}, 'indptr: expected n_rows'),
-    ({'indices': [0, 1, 1, -1]},
-     r'indices: graph 1, row 2: expected a column in \[2, 3\), .* got -1 \(entry 3\)'),
-    ({'indices': [0, 2, 1, 2]}, r'indices: graph 0, row 0: .* column in \[0, 2\), .* got 2'),
-    ({'indices': [0, 1, 1, 3]}, r'indices: graph 1, row 2: .* got 3'),
-    ({'row_offsets': [0, 2]}, 'row_offsets: expected to end at 3 .*, got 2'),
-    ({'row_offsets': [1, 3]}, 'row_offsets: expected to start at 0, got 1'),
-    ({'row_offsets': [0, 3, 2, 3]}, 'row_offsets: expected not to decrease'),
-    ({'row_offsets': []}, 'row_offsets: expected at least one entry'),
-    ({'col_offsets': [0, 3]}, r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
-    ({'col_offsets': [0, 4, 3]}, 'col_offsets: expected not to decrease'),
-    ({'layout': 'padded'}, 'row_offsets: .*expects blocks of one size, got 1 to 2'),
-    ({'layout': 'padded', 'indptr': [0, 2, 4], 'row_offsets': [0, 1, 2], 'col_offsets': [0, 2, 3],
-      'indices': [0, 1, 2, 2]}, 'col_offsets: .*expects blocks of one size, got 1 to 2'),
-    ({'layout': 'ragged'}, "layout: expected one of 'packed', 'padded', got 'ragged'"),
-    ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
-    ({'n_relations': 2, 'col_offsets': [0, 3, 6]},
-     'col_offsets: expected multiples of n_relations = 2, got 3'),
-    ({'col_offsets': [0, 2, 3 * 10 ** 9]}, r'col_offsets: expected at most 2\*\*31 - 1'),
-    ({'max_atom_id': -1}, 'max_atom_id: expected at least 0, got -1'),
-    ({'data': numpy.ones(3)}, 'data: expected one value for each of the 4 indices, got 3'),
-    ({'indptr': numpy.zeros((2, 2), int)}, r'indptr: expected 1 dimension, got shape \(2, 2\)'),
-])
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'indptr': [0, 3, 2, 4]}, 'indptr: expected not to decrease, got 2 after 3 at position 2'),
+        ({'indptr': [1, 2, 3, 4]}, 'indptr: expected to start at 0, got 1'),
+        ({'indptr': [0, 2, 3, 5]}, r'indptr: expected to end at 4 \(.*non-zeros.*\), got 5'),
+        ({'indptr': [0, 2, 4]}, r'row_offsets: expected to end at 2 \(.*rows.*\), got 3'),
+        ({'indptr': []}, 'indptr: expected n_rows'),
+        (
+            {'indices': [0, 1, 1, -1]},
+            r'indices: graph 1, row 2: expected a column in \[2, 3\), .* got -1 \(entry 3\)',
+        ),
+        ({'indices': [0, 2, 1, 2]}, r'indices: graph 0, row 0: .* column in \[0, 2\), .* got 2'),
+        ({'indices': [0, 1, 1, 3]}, r'indices: graph 1, row 2: .* got 3'),
+        ({'row_offsets': [0, 2]}, 'row_offsets: expected to end at 3 .*, got 2'),
+        ({'row_offsets': [1, 3]}, 'row_offsets: expected to start at 0, got 1'),
+        ({'row_offsets': [0, 3, 2, 3]}, 'row_offsets: expected not to decrease'),
+        ({'row_offsets': []}, 'row_offsets: expected at least one entry'),
+        ({'col_offsets': [0, 3]}, r'col_offsets: expected n_graphs \+ 1 = 3 entries .*, got 2'),
+        ({'col_offsets': [0, 4, 3]}, 'col_offsets: expected not to decrease'),
+        ({'layout': 'padded'}, 'row_offsets: .*expects blocks of one size, got 1 to 2'),
+        (
+            {
+                'layout': 'padded',
+                'indptr': [0, 2, 4],
+                'row_offsets': [0, 1, 2],
+                'col_offsets': [0, 2, 3],
+                'indices': [0, 1, 2, 2],
+            },
+            'col_offsets: .*expects blocks of one size, got 1 to 2',
+        ),
+        ({'layout': 'ragged'}, "layout: expected one of 'packed', 'padded', got 'ragged'"),
+        ({'n_relations': 0}, 'n_relations: expected at least 1, got 0'),
+        (
+            {'n_relations': 2, 'col_offsets': [0, 3, 6]},
+            'col_offsets: expected multiples of n_relations = 2, got 3',
+        ),
+        ({'col_offsets': [0, 2, 3 * 10**9]}, r'col_offsets: expected at most 2\*\*31 - 1'),
+        ({'max_atom_id': -1}, 'max_atom_id: expected at least 0, got -1'),
+        ({'data': numpy.ones(3)}, 'data: expected one value for each of the 4 indices, got 3'),
+        ({'indptr': numpy.zeros((2, 2), int)}, r'indptr: expected 1 dimension, got shape \(2, 2\)'),
+    ],
+)
 def test_bad_raw_values(changes, message):
     with pytest.raises(ValueError, match=message):
         raw(**changes)
 
 
-@pytest.mark.parametrize('changes, message', [
-    ({'indptr': numpy.array([0., 2, 3, 4])}, 'indptr: expected integers, got float64'),
-    ({'indices': 'abc'}, 'indices: expected a NumPy or CuPy array, got str'),
-    ({'data': numpy.ones(4, int)}, 'data: expected float16, float32 or float64, got int64'),
-    ({'n_relations': 1.5}, 'n_relations: expected an int, got 1.5'),
-    ({'max_atom_id': 'x'}, "max_atom_id: expected an int, got 'x'"),
-])
+@pytest.mark.parametrize(
+    'changes, message',
+    [
+        ({'indptr': numpy.array([0.0, 2, 3, 4])}, 'indptr: expected integers, got float64'),
+        ({'indices': 'abc'}, 'indices: expected a NumPy or CuPy array, got str'),
+        ({'data': numpy.ones(4, int)}, 'data: expected float16, float32 or float64, got int64'),
+        ({'n_relations': 1.5}, 'n_relations: expected an int, got 1.5'),
+        ({'max_atom_id': 'x'}, "max_atom_id: expected an int, got 'x'"),
+    ],
+)
 def test_bad_raw_types(changes, message):
     with pytest.raises(TypeError, match=message):
         raw(**changes)
@@ -299,53 +371,82 @@ def test_raw_arrays_on_two_devices():
 
 
 def test_too_large():
-    huge = numpy.broadcast_to(numpy.int32(0), (2 ** 31,))  # takes four bytes
+    huge = numpy.broadcast_to(numpy.int32(0), (2**31,))  # takes four bytes
     message = r'non-zeros: expected at most 2\*\*31 - 1 .* got 2147483648'
     with pytest.raises(ValueError, match=message):
         BatchedCSR(numpy.array([0, 1]), huge, numpy.array([0, 1]))
     with pytest.raises(ValueError, match='nodes times relations: .* got 3000000000'):
-        BatchedCSR(numpy.array([0, 0, 0, 0]), numpy.array([], 'i'), numpy.array([0, 3]),
-                   n_relations=10 ** 9)
-    n = 2500 * 10 ** 6
+        BatchedCSR(
+            numpy.array([0, 0, 0, 0]), numpy.array([], 'i'), numpy.array([0, 3]), n_relations=10**9
+        )
+    n = 2500 * 10**6
     with pytest.raises(ValueError, match='nodes times relations: .* got 2500000000'):
         BatchedCSR.from_matrices([scipy.sparse.coo_matrix(([], ([], [])), shape=(n, n), dtype='f')])
 
 
-@pytest.mark.parametrize('given, error, message', [
-    ([], ValueError, 'matrices: expected at least one matrix, got an empty sequence'),
-    ([numpy.ones((2, 3))], ValueError, r'matrices\[0\]: expected shape \(n, n\)'),
-    ([numpy.ones((2, 2)), numpy.ones((3, 2))], ValueError, r'matrices\[1\]: .* got \(3, 2\)'),
-    ([numpy.ones((2, 2)), numpy.ones((1, 2, 2))], ValueError, r'matrices\[1\]: .* got \(1, 2, 2\)'),
-    ([numpy.ones((2, 2, 2)), numpy.ones((3, 2, 2))], ValueError,
-     r'matrices\[1\]: expected shape \(2, n, n\) as in matrices\[0\], got \(3, 2, 2\)'),
-    ([numpy.ones(2)], ValueError, r'matrices\[0\]: .* got \(2,\)'),
-    ([numpy.ones((0, 2, 2))], ValueError, 'at least one relation'),
-    ([numpy.ones((2, 2), complex)], TypeError, 'matrices: expected float16, .* got complex128'),
-    ([[[1, 2], [3, 4]]], TypeError, r'matrices\[0\]: expected SciPy sparse matrices'),
-    ([scipy.sparse.eye(2), numpy.eye(2)], TypeError, r'matrices\[1\]: .* got ndarray'),
-    ([scipy.sparse.csr_matrix((2, 3))], ValueError, r'matrices\[0\]: expected square'),
-    ([[scipy.sparse.eye(2)], [scipy.sparse.eye(2)] * 2], ValueError,
-     r'matrices\[1\]: expected 1 relations as in matrices\[0\], got 2'),
-])
+@pytest.mark.parametrize(
+    'given, error, message',
+    [
+        ([], ValueError, 'matrices: expected at least one matrix, got an empty sequence'),
+        ([numpy.ones((2, 3))], ValueError, r'matrices\[0\]: expected shape \(n, n\)'),
+        ([numpy.ones((2, 2)), numpy.ones((3, 2))], ValueError, r'matrices\[1\]: .* got \(3, 2\)'),
+        (
+            [numpy.ones((2, 2)), numpy.ones((1, 2, 2))],
+            ValueError,
+            r'matrices\[1\]: .* got \(1, 2, 2\)',
+        ),
+        (
+            [numpy.ones((2, 2, 2)), numpy.ones((3, 2, 2))],
+            ValueError,
+            r'matrices\[1\]: expected shape \(2, n, n\) as in matrices\[0\], got \(3, 2, 2\)',
+        ),
+        ([numpy.ones(2)], ValueError, r'matrices\[0\]: .* got \(2,\)'),
+        ([numpy.ones((0, 2, 2))], ValueError, 'at least one relation'),
+        ([numpy.ones((2, 2), complex)], TypeError, 'matrices: expected float16, .* got complex128'),
+        ([[[1, 2], [3, 4]]], TypeError, r'matrices\[0\]: expected SciPy sparse matrices'),
+        ([scipy.sparse.eye(2), numpy.eye(2)], TypeError, r'matrices\[1\]: .* got ndarray'),
+        ([scipy.sparse.csr_matrix((2, 3))], ValueError, r'matrices\[0\]: expected square'),
+        (
+            [[scipy.sparse.eye(2)], [scipy.sparse.eye(2)] * 2],
+            ValueError,
+            r'matrices\[1\]: expected 1 relations as in matrices\[0\], got 2',
+        ),
+    ],
+)
 def test_bad_matrices(given, error, message):
     with pytest.raises(error, match=message):
         BatchedCSR.from_matrices(given)
 
 
-@pytest.mark.parametrize('adj, options, error, message', [
-    ([[1]], {}, TypeError, 'adj: expected a NumPy or CuPy array, got list'),
-    (numpy.ones((2, 2)), {}, ValueError, r'adj: expected shape .* got \(2, 2\)'),
-    (numpy.ones((1, 2, 3)), {}, ValueError, r'adj: expected shape .* got \(1, 2, 3\)'),
-    (numpy.ones((0, 2, 2)), {}, ValueError, 'adj: expected at least one graph'),
-    (numpy.ones((1, 2, 2)), {'layout': 'packed'}, ValueError, 'n_nodes: .* got None'),
-    (numpy.ones((1, 2, 2)), {'layout': 'packed', 'n_nodes': [1, 2]}, ValueError,
-     'n_nodes: expected 1 integers'),
-    (numpy.ones((1, 2, 2)), {'layout': 'packed', 'n_nodes': [3]}, ValueError,
-     r'n_nodes\[0\]: expected 0 to 2, got 3'),
-    (numpy.ones((1, 2, 2)), {'layout': 'packed', 'n_nodes': [1]}, ValueError,
-     r'adj\[0\]: expected zeros outside of its 1 nodes'),
-    (numpy.ones((1, 2, 2)), {'layout': 'ragged'}, ValueError, 'layout: expected one of'),
-])
+@pytest.mark.parametrize(
+    'adj, options, error, message',
+    [
+        ([[1]], {}, TypeError, 'adj: expected a NumPy or CuPy array, got list'),
+        (numpy.ones((2, 2)), {}, ValueError, r'adj: expected shape .* got \(2, 2\)'),
+        (numpy.ones((1, 2, 3)), {}, ValueError, r'adj: expected shape .* got \(1, 2, 3\)'),
+        (numpy.ones((0, 2, 2)), {}, ValueError, 'adj: expected at least one graph'),
+        (numpy.ones((1, 2, 2)), {'layout': 'packed'}, ValueError, 'n_nodes: .* got None'),
+        (
+            numpy.ones((1, 2, 2)),
+            {'layout': 'packed', 'n_nodes': [1, 2]},
+            ValueError,
+            'n_nodes: expected 1 integers',
+        ),
+        (
+            numpy.ones((1, 2, 2)),
+            {'layout': 'packed', 'n_nodes': [3]},
+            ValueError,
+            r'n_nodes\[0\]: expected 0 to 2, got 3',
+        ),
+        (
+            numpy.ones((1, 2, 2)),
+            {'layout': 'packed', 'n_nodes': [1]},
+            ValueError,
+            r'adj\[0\]: expected zeros outside of its 1 nodes',
+        ),
+        (numpy.ones((1, 2, 2)), {'layout': 'ragged'}, ValueError, 'layout: expected one of'),
+    ],
+)
 def test_bad_dense_batch(adj, options, error, message):
     with pytest.raises(error, match=message):
         BatchedCSR.from_dense(adj, **options)

@@ -1,4 +1,5 @@
 """BatchedSELL: slices, padding, conversions, moving, and what it refuses."""
+
 import pickle
 import weakref
 
@@ -23,9 +24,13 @@ def device_of(xp):
 
 def assert_same_arrays(a, b, names):
     for name in names:
-        numpy.testing.assert_array_equal(*(
-            None if getattr(each, name) is None else cuda.to_cpu(getattr(each, name))
-            for each in (a, b)), err_msg=name)
+        numpy.testing.assert_array_equal(
+            *(
+                None if getattr(each, name) is None else cuda.to_cpu(getattr(each, name))
+                for each in (a, b)
+            ),
+            err_msg=name,
+        )
 
 
 def report_example():
@@ -35,19 +40,41 @@ def report_example():
     return BatchedCSR.from_matrices([first, second])
 
 
-@pytest.mark.parametrize('size, rows, starts, column, data', [
-    (2, [0, 2, 4, 6, 7], [0, 4, 6, 12, 12],
-     [0, 1, 2, 3, 1, 3, -1, 4, -1, 5, -1, 6], [1, 3, 2, 4, 5, 6, 0, 7, 0, 8, 0, 9]),
-    (1, [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 4, 5, 6, 6, 9, 9],
-     [0, 2, 1, 3, 1, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8, 9]),
-    (3, [0, 3, 4, 7], [0, 6, 7, 16], [0, 1, 1, 2, 3, -1, 3, -1, 4, -1, -1, 5, -1, -1, 6, -1],
-     [1, 3, 5, 2, 4, 0, 6, 0, 7, 0, 0, 8, 0, 0, 9, 0]),
-])
+@pytest.mark.parametrize(
+    'size, rows, starts, column, data',
+    [
+        (
+            2,
+            [0, 2, 4, 6, 7],
+            [0, 4, 6, 12, 12],
+            [0, 1, 2, 3, 1, 3, -1, 4, -1, 5, -1, 6],
+            [1, 3, 2, 4, 5, 6, 0, 7, 0, 8, 0, 9],
+        ),
+        (
+            1,
+            [0, 1, 2, 3, 4, 5, 6, 7],
+            [0, 2, 4, 5, 6, 6, 9, 9],
+            [0, 2, 1, 3, 1, 3, 4, 5, 6],
+            [1, 2, 3, 4, 5, 6, 7, 8, 9],
+        ),
+        (
+            3,
+            [0, 3, 4, 7],
+            [0, 6, 7, 16],
+            [0, 1, 1, 2, 3, -1, 3, -1, 4, -1, -1, 5, -1, -1, 6, -1],
+            [1, 3, 5, 2, 4, 0, 6, 0, 7, 0, 0, 8, 0, 0, 9, 0],
+        ),
+    ],
+)
 def test_slices_by_hand(xp, size, rows, starts, column, data):
     sell = BatchedSELL(report_example().to_device(device_of(xp)), size)
     assert sell.xp is xp and sell.row_order is None
-    for name, expected in (('slice_rows', rows), ('slice_starts', starts), ('column', column),
-                           ('data', data)):
+    for name, expected in (
+        ('slice_rows', rows),
+        ('slice_starts', starts),
+        ('column', column),
+        ('data', data),
+    ):
         numpy.testing.assert_array_equal(cuda.to_cpu(getattr(sell, name)), expected)
     assert sell.n_slices == len(rows) - 1 and sell.padding_ratio == len(column) / 9
     assert sell.max_slice_rows == size
@@ -58,8 +85,9 @@ def test_sorted_slices_by_hand():
     numpy.testing.assert_array_equal(sell.row_order, [0, 1, 2, 3, 5, 4, 6])
     numpy.testing.assert_array_equal(sell.slice_starts, [0, 4, 6, 12, 12])
     numpy.testing.assert_array_equal(sell.column[6:], [4, -1, 5, -1, 6, -1])
-    numpy.testing.assert_array_equal(BatchedSELL(report_example(), 1, True).data,
-                                     [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    numpy.testing.assert_array_equal(
+        BatchedSELL(report_example(), 1, True).data, [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    )
 
 
 @pytest.mark.parametrize('sort_rows', [False, True])
@@ -72,8 +100,20 @@ def test_round_trip(xp, name, size, sort_rows):
     assert back.xp is xp and sell.xp is xp
     assert_same_arrays(back, adj, ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'))
     for each in (back, sell):
-        for attribute in ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'n_relations', 'max_rows',
-                          'max_cols', 'layout', 'max_atom_id', 'is_symmetric', 'dtype', 'shape'):
+        for attribute in (
+            'n_graphs',
+            'n_rows',
+            'n_cols',
+            'nnz',
+            'n_relations',
+            'max_rows',
+            'max_cols',
+            'layout',
+            'max_atom_id',
+            'is_symmetric',
+            'dtype',
+            'shape',
+        ):
             assert getattr(each, attribute) == getattr(adj, attribute)
     numpy.testing.assert_array_equal(sell.to_scipy().toarray(), adj.to_scipy().toarray())
     dense = sell.to_dense()
@@ -97,14 +137,17 @@ def test_slices(name, size, sort_rows):
     assert offsets <= set(sell.slice_rows.tolist()) and heights.min(initial=1) >= 1
     assert heights.max(initial=0) == sell.max_slice_rows == min(size, adj.max_rows)
     for s, height in enumerate(heights):
-        first, end = sell.slice_rows[s:s + 2]
+        first, end = sell.slice_rows[s : s + 2]
         assert height == size or end in offsets  # only the last of a graph is short
         assert sell.slice_starts[s + 1] - sell.slice_starts[s] == (
-            height * lengths[first:end].max())
+            height * lengths[first:end].max()
+        )
     for name in ('slice_starts', 'slice_rows', 'column'):
         assert getattr(sell, name).dtype == numpy.int32
     assert ((sell.column == -1).sum(), sell.column.size) == (
-        sell.column.size - adj.nnz, sell.slice_starts[-1])
+        sell.column.size - adj.nnz,
+        sell.slice_starts[-1],
+    )
     assert sell.padding_ratio == (sell.column.size / adj.nnz if adj.nnz else 1)
 
 
@@ -144,8 +187,12 @@ def test_ones_stay_implicit():
 
 
 def test_stored_zero_is_no_padding():
-    adj = BatchedCSR(numpy.array([0, 1, 3]), numpy.array([0, 0, 1]), numpy.array([0, 2]),
-                     data=numpy.array([0., 0., 2.]))
+    adj = BatchedCSR(
+        numpy.array([0, 1, 3]),
+        numpy.array([0, 0, 1]),
+        numpy.array([0, 2]),
+        data=numpy.array([0.0, 0.0, 2.0]),
+    )
     again = BatchedSELL(adj).to_csr()
     assert again.nnz == 3
     numpy.testing.assert_array_equal(again.data, [0, 0, 2])
@@ -167,7 +214,8 @@ def test_repr_and_bytes(xp):
     sell = BatchedSELL(adj.to_device(device_of(xp)), 2, sort_rows=True)
     assert repr(sell) == (
         '<BatchedSELL: 2 graphs (packed), 3 x 3, 1 relation, 4 entries, '
-        '2 slices of up to 2 rows, sorted, padding ratio 1.25, float32 on %s>' % device_of(xp))
+        '2 slices of up to 2 rows, sorted, padding ratio 1.25, float32 on %s>' % device_of(xp)
+    )
     assert sell.nbytes == 4 * (3 + 3 + 5 + 5 + 3 + 3 + 3)
 
 
@@ -193,19 +241,23 @@ def test_no_graphs():
 
 
 def test_size_beyond_64_bits():
-    assert BatchedSELL(report_example(), 10 ** 30).n_slices == 2
+    assert BatchedSELL(report_example(), 10**30).n_slices == 2
 
 
 # --- what is refused ---
 
-@pytest.mark.parametrize('arguments, error, message', [
-    ((numpy.ones((2, 2)),), TypeError, 'adj: expected a BatchedCSR, got ndarray'),
-    ((report_example(), 0), ValueError, 'slice_size: expected at least 1, got 0'),
-    ((report_example(), -3), ValueError, 'slice_size: expected at least 1, got -3'),
-    ((report_example(), 2.), TypeError, 'slice_size: expected an int, got 2.0'),
-    ((report_example(), True), TypeError, 'slice_size: expected an int, got True'),
-    ((report_example(), 2, 'yes'), TypeError, "sort_rows: expected a bool, got 'yes'"),
-])
+
+@pytest.mark.parametrize(
+    'arguments, error, message',
+    [
+        ((numpy.ones((2, 2)),), TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        ((report_example(), 0), ValueError, 'slice_size: expected at least 1, got 0'),
+        ((report_example(), -3), ValueError, 'slice_size: expected at least 1, got -3'),
+        ((report_example(), 2.0), TypeError, 'slice_size: expected an int, got 2.0'),
+        ((report_example(), True), TypeError, 'slice_size: expected an int, got True'),
+        ((report_example(), 2, 'yes'), TypeError, "sort_rows: expected a bool, got 'yes'"),
+    ],
+)
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         BatchedSELL(*arguments)

@@ -1,4 +1,5 @@
 """Batches in buffers larger than they are: every operation gives what the ordinary batch does."""
+
 import numpy
 import pytest
 
@@ -31,11 +32,14 @@ def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
     """Return NumPy buffers full of what must not be read."""
     n_rows, nnz = adj.n_rows + spare_rows, adj.nnz + spare_nnz
     return Buffers(
-        numpy.full(n_rows, 2 ** 30, 'i'), numpy.full(n_rows + 1, 2 ** 30, 'i'),
-        numpy.full(nnz, 2 ** 30, 'i'),
+        numpy.full(n_rows, 2**30, 'i'),
+        numpy.full(n_rows + 1, 2**30, 'i'),
+        numpy.full(nnz, 2**30, 'i'),
         None if adj.data is None else numpy.full(nnz, numpy.nan, adj.data.dtype),
-        numpy.full(adj.n_graphs + 1, -1, 'i'), numpy.full(adj.n_graphs + 1, -1, 'i'),
-        [numpy.full((adj.n_graphs, 2), numpy.nan) for _ in range(n_labels)])
+        numpy.full(adj.n_graphs + 1, -1, 'i'),
+        numpy.full(adj.n_graphs + 1, -1, 'i'),
+        [numpy.full((adj.n_graphs, 2), numpy.nan) for _ in range(n_labels)],
+    )
 
 
 def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
@@ -45,8 +49,13 @@ def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
     arrays = {name: xp.asarray(getattr(buffers, name)) for name in INTEGERS}
     return BatchedCSR.in_buffers(
         data=None if buffers.data is None else xp.asarray(buffers.data),
-        n_relations=adj.n_relations, max_rows=adj.max_rows + 3, max_nnz=adj.max_nnz + 2,
-        max_atom_id=9, is_symmetric=adj.is_symmetric, **arrays)
+        n_relations=adj.n_relations,
+        max_rows=adj.max_rows + 3,
+        max_nnz=adj.max_nnz + 2,
+        max_atom_id=9,
+        is_symmetric=adj.is_symmetric,
+        **arrays,
+    )
 
 
 @pytest.fixture(params=NAMES)
@@ -65,11 +74,11 @@ def assert_padded(actual, expected, exact=True):
     """Compare an array with the ordinary batch's, behind which it must be 0."""
     actual, expected = cuda.to_cpu(actual), cuda.to_cpu(expected)
     assert actual.dtype == expected.dtype
-    assert not actual[len(expected):].any()
+    assert not actual[len(expected) :].any()
     if exact:
-        numpy.testing.assert_array_equal(actual[:len(expected)], expected)
+        numpy.testing.assert_array_equal(actual[: len(expected)], expected)
     else:
-        error = numpy.abs(actual[:len(expected)] - expected).max(initial=0)
+        error = numpy.abs(actual[: len(expected)] - expected).max(initial=0)
         assert error <= TOLERANCE['float64'] * max(1, numpy.abs(expected).max(initial=0))
 
 
@@ -79,12 +88,13 @@ def assert_same_matrix(actual, expected):
     nnz, n_rows = expected.nnz, expected.n_rows
     indptr = cuda.to_cpu(actual.indptr)
     assert indptr.size == actual.n_rows + 1 and (indptr[n_rows:] == nnz).all()
-    numpy.testing.assert_array_equal(indptr[:n_rows + 1], cuda.to_cpu(expected.indptr))
+    numpy.testing.assert_array_equal(indptr[: n_rows + 1], cuda.to_cpu(expected.indptr))
     assert_padded(actual.indices, expected.indices)
     assert actual.indices.size == actual.nnz
     for offsets in ('row_offsets', 'col_offsets'):
-        numpy.testing.assert_array_equal(*(cuda.to_cpu(getattr(adj, offsets))
-                                           for adj in (actual, expected)))
+        numpy.testing.assert_array_equal(
+            *(cuda.to_cpu(getattr(adj, offsets)) for adj in (actual, expected))
+        )
     if expected.data is None:
         assert actual.data is None
     else:
@@ -100,22 +110,25 @@ def test_derived_matrices(pair):
     assert_same_matrix(spare.T, adj.T)
     assert_same_matrix(spare.T.T, adj.T.T)
     order, expected = cuda.to_cpu(spare.transpose_order), cuda.to_cpu(adj.transpose_order)
-    numpy.testing.assert_array_equal(order[:adj.nnz], expected)
-    numpy.testing.assert_array_equal(order[adj.nnz:], numpy.arange(adj.nnz, spare.nnz))
+    numpy.testing.assert_array_equal(order[: adj.nnz], expected)
+    numpy.testing.assert_array_equal(order[adj.nnz :], numpy.arange(adj.nnz, spare.nnz))
     assert_same_matrix(relation_rows(spare), relation_rows(adj))
     assert_same_matrix(relation_rows(spare).T, relation_rows(adj).T)
     assert_same_matrix(spare.astype('f'), adj.astype('f'))
     assert_same_matrix(spare.to_device(-1), adj.to_device(-1))
     assert_padded(spare.entry_rows(), adj.entry_rows())
     assert_padded(spare.T.entry_rows(), adj.T.entry_rows())
-    values = adj.xp.arange(1., spare.nnz + 1)
-    for actual, expected in ((with_values(spare, values), with_values(adj, values[:adj.nnz])),
-                             (with_values(spare, values).T,
-                              with_values(adj, values[:adj.nnz]).T)):
+    values = adj.xp.arange(1.0, spare.nnz + 1)
+    for actual, expected in (
+        (with_values(spare, values), with_values(adj, values[: adj.nnz])),
+        (with_values(spare, values).T, with_values(adj, values[: adj.nnz]).T),
+    ):
         numpy.testing.assert_array_equal(
-            cuda.to_cpu(actual.data)[:adj.nnz], cuda.to_cpu(expected.data))
+            cuda.to_cpu(actual.data)[: adj.nnz], cuda.to_cpu(expected.data)
+        )
         numpy.testing.assert_array_equal(
-            cuda.to_cpu(actual.data)[adj.nnz:], numpy.arange(adj.nnz, spare.nnz) + 1.)
+            cuda.to_cpu(actual.data)[adj.nnz :], numpy.arange(adj.nnz, spare.nnz) + 1.0
+        )
     # The padded form has the bound of the rows in place of their most.
     shape = cuda.to_cpu(adj.to_dense()).shape
     dense = cuda.to_cpu(spare.to_dense())
@@ -133,19 +146,23 @@ def test_transpose_that_sorts(name, xp):
     for spare_rows, spare_nnz in SPARE:
         adj, spare = batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
         indptr, indices, order = build.transpose(
-            xp, spare.indptr, spare.indices, spare.n_cols, True)
+            xp, spare.indptr, spare.indices, spare.n_cols, True
+        )
         expected = build.transpose(xp, adj.indptr, adj.indices, adj.n_cols)
-        assert (cuda.to_cpu(indptr)[adj.n_cols:] == adj.nnz).all()
+        assert (cuda.to_cpu(indptr)[adj.n_cols :] == adj.nnz).all()
         numpy.testing.assert_array_equal(
-            cuda.to_cpu(indptr)[:adj.n_cols + 1], cuda.to_cpu(expected[0]))
+            cuda.to_cpu(indptr)[: adj.n_cols + 1], cuda.to_cpu(expected[0])
+        )
         assert_padded(indices, expected[1])
-        numpy.testing.assert_array_equal(cuda.to_cpu(order), numpy.append(
-            cuda.to_cpu(expected[2]), numpy.arange(adj.nnz, spare.nnz)))
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(order),
+            numpy.append(cuda.to_cpu(expected[2]), numpy.arange(adj.nnz, spare.nnz)),
+        )
 
 
-def padded_rows(array, n_rows, fill=0.):
+def padded_rows(array, n_rows, fill=0.0):
     padded = numpy.full((n_rows,) + array.shape[1:], fill)
-    padded[:len(array)] = array
+    padded[: len(array)] = array
     return padded
 
 
@@ -158,16 +175,20 @@ def test_product_and_its_gradients(pair, with_data):
     results = []
     for matrix in (spare, adj):
         # Whatever spare rows of the features hold, no product reads them.
-        inputs = [chainer.Variable(xp.asarray(padded_rows(array, n, 7.))) for array, n in (
-            (x, matrix.n_cols), (residual, matrix.n_rows))]
+        inputs = [
+            chainer.Variable(xp.asarray(padded_rows(array, n, 7.0)))
+            for array, n in ((x, matrix.n_cols), (residual, matrix.n_rows))
+        ]
         if with_data:
-            inputs.append(chainer.Variable(xp.asarray(padded_rows(data, matrix.nnz, 7.))))
+            inputs.append(chainer.Variable(xp.asarray(padded_rows(data, matrix.nnz, 7.0))))
         y = functions.bspmm(matrix, inputs[0], inputs[2] if with_data else None, inputs[1])
         plain = functions.bspmm(matrix, inputs[0], inputs[2] if with_data else None)
         gradients = chainer.grad(
-            [plain], inputs[::2],
+            [plain],
+            inputs[::2],
             [chainer.Variable(xp.asarray(padded_rows(gy, matrix.n_rows)))],
-            enable_double_backprop=True)
+            enable_double_backprop=True,
+        )
         again = []
         if with_data:  # the gradient by them of a gradient that depends on them
             again = chainer.grad([chainer.functions.sum(gradients[0] ** 2)], inputs[2:])
@@ -176,8 +197,8 @@ def test_product_and_its_gradients(pair, with_data):
     *expected, expected_y = results[1]
     for a, e in zip(actual, expected, strict=True):
         assert_padded(a.array, e.array, exact=False)
-    assert_padded(y.array[:adj.n_rows], expected_y.array, exact=False)
-    assert (cuda.to_cpu(y.array)[adj.n_rows:] == 7).all()  # the residual
+    assert_padded(y.array[: adj.n_rows], expected_y.array, exact=False)
+    assert (cuda.to_cpu(y.array)[adj.n_rows :] == 7).all()  # the residual
 
 
 def test_sampled_product(pair):
@@ -185,8 +206,15 @@ def test_sampled_product(pair):
     rng = numpy.random.RandomState(0)
     u, v = (rng.uniform(-1, 1, (n, 5)) for n in (adj.n_rows, adj.n_cols))
     actual, expected = (
-        backend.bsddmm(m, *(m.xp.asarray(padded_rows(array, n, 3.))
-                            for array, n in ((u, m.n_rows), (v, m.n_cols)))) for m in (spare, adj))
+        backend.bsddmm(
+            m,
+            *(
+                m.xp.asarray(padded_rows(array, n, 3.0))
+                for array, n in ((u, m.n_rows), (v, m.n_cols))
+            ),
+        )
+        for m in (spare, adj)
+    )
     assert len(actual) == spare.nnz
     assert_padded(actual, expected, exact=False)
 
@@ -199,9 +227,9 @@ def test_reductions(pair, function):
     gy = rng.uniform(-1, 1, (adj.n_graphs, 3))
     results = []
     for matrix in (spare, adj):
-        given = chainer.Variable(xp.asarray(padded_rows(x, matrix.n_rows, 9.)))
+        given = chainer.Variable(xp.asarray(padded_rows(x, matrix.n_rows, 9.0)))
         y = function(matrix, given)
-        gx, = chainer.grad([y], [given], [chainer.Variable(xp.asarray(gy))])
+        (gx,) = chainer.grad([y], [given], [chainer.Variable(xp.asarray(gy))])
         broadcast = functions.segment_broadcast(matrix, xp.asarray(gy))
         results.append((y, gx, broadcast))
     for actual, expected in zip(*results):
@@ -219,8 +247,9 @@ def test_degrees(xp):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('algorithm, fits', [
-    ('vector', True), ('pipelined', True), ('swa', False), ('swa_rows', False)])
+@pytest.mark.parametrize(
+    'algorithm, fits', [('vector', True), ('pipelined', True), ('swa', False), ('swa_rows', False)]
+)
 def test_forced_algorithms(algorithm, fits):
     spare = with_spare(BATCHES['many'], 3, 3, cuda.cupy)
     x = cuda.cupy.ones((spare.n_cols, 4))
@@ -231,17 +260,30 @@ def test_forced_algorithms(algorithm, fits):
             backend.bspmm(spare, x, algorithm=algorithm)
 
 
-@pytest.mark.parametrize('make', [
-    BatchedCOO.from_csr, BatchedSELL, edges_of,
-    lambda adj: functions.segment_softmax(adj, numpy.zeros(adj.nnz)),
-    lambda adj: relation_attention(adj, numpy.zeros((adj.n_rows, 3)), numpy.zeros((1, 6)),
-                                   numpy.zeros(1), 1, dropout_ratio=0.5)])
+@pytest.mark.parametrize(
+    'make',
+    [
+        BatchedCOO.from_csr,
+        BatchedSELL,
+        edges_of,
+        lambda adj: functions.segment_softmax(adj, numpy.zeros(adj.nnz)),
+        lambda adj: relation_attention(
+            adj,
+            numpy.zeros((adj.n_rows, 3)),
+            numpy.zeros((1, 6)),
+            numpy.zeros(1),
+            1,
+            dropout_ratio=0.5,
+        ),
+    ],
+)
 def test_what_would_count_them_refuses(make):
     with pytest.raises(ValueError, match='without spare rows and entries, .* some spare'):
         make(with_spare(BATCHES['many'], 1, 1))
 
 
 # --- filling ---
+
 
 @pytest.mark.parametrize('spare_rows, spare_nnz', SPARE)
 @pytest.mark.parametrize('name', ['many', 'ones', 'four relations', 'only empty graphs'])
@@ -267,20 +309,31 @@ def test_implicit_ones_among_values():
     assert adj.data is None
     buffers = buffers_for(adj, 1, 2)._replace(data=numpy.full(adj.nnz + 2, numpy.nan, 'f'))
     fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
-    assert buffers.data.tolist() == [1.] * adj.nnz + [0.] * 2
+    assert buffers.data.tolist() == [1.0] * adj.nnz + [0.0] * 2
 
 
-@pytest.mark.parametrize('change, error, message', [
-    ({'atoms': numpy.zeros(2, 'i')}, ValueError, r'atoms: expected at most \(2,\), .* got \(5,\)'),
-    ({'atoms': numpy.zeros((9, 3), 'i')}, ValueError, r'atoms: expected at most \(9, 3\)'),
-    ({'atoms': numpy.zeros(9)}, TypeError, 'atoms: expected float64, as the buffer, got int32'),
-    ({'indptr': numpy.zeros(5, 'i')}, ValueError, r'indptr: expected at most \(5,\), .* \(6,\)'),
-    ({'indices': numpy.zeros(1, 'i')}, ValueError, r'indices: expected at most \(1,\)'),
-    ({'row_offsets': numpy.zeros(3, 'i')}, ValueError, r'row_offsets: expected exactly \(3,\)'),
-    ({'data': None}, ValueError, 'adj: expected all values to be one'),
-    ({'data': numpy.zeros(99, 'f')}, TypeError, 'data: expected float32, as .* got float64'),
-    ({'labels': [numpy.zeros(1)]}, ValueError, 'labels: expected 1, as the buffers, got 0'),
-])
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (
+            {'atoms': numpy.zeros(2, 'i')},
+            ValueError,
+            r'atoms: expected at most \(2,\), .* got \(5,\)',
+        ),
+        ({'atoms': numpy.zeros((9, 3), 'i')}, ValueError, r'atoms: expected at most \(9, 3\)'),
+        ({'atoms': numpy.zeros(9)}, TypeError, 'atoms: expected float64, as the buffer, got int32'),
+        (
+            {'indptr': numpy.zeros(5, 'i')},
+            ValueError,
+            r'indptr: expected at most \(5,\), .* \(6,\)',
+        ),
+        ({'indices': numpy.zeros(1, 'i')}, ValueError, r'indices: expected at most \(1,\)'),
+        ({'row_offsets': numpy.zeros(3, 'i')}, ValueError, r'row_offsets: expected exactly \(3,\)'),
+        ({'data': None}, ValueError, 'adj: expected all values to be one'),
+        ({'data': numpy.zeros(99, 'f')}, TypeError, 'data: expected float32, as .* got float64'),
+        ({'labels': [numpy.zeros(1)]}, ValueError, 'labels: expected 1, as the buffers, got 0'),
+    ],
+)
 def test_what_does_not_fit(change, error, message):
     adj = BATCHES['one graph']
     buffers = buffers_for(adj, 0, 0)._replace(**change)
@@ -290,5 +343,6 @@ def test_what_does_not_fit(change, error, message):
     numpy.testing.assert_array_equal(buffers.col_offsets, before)  # nothing was written
     message = r'labels\[0\]: expected exactly \(1, 2\), .* got \(1, 3\)'
     with pytest.raises(ValueError, match=message):
-        fill_buffers(buffers_for(adj, 0, 0, 1), numpy.zeros(adj.n_rows, 'i'), adj,
-                     [numpy.zeros((1, 3))])
+        fill_buffers(
+            buffers_for(adj, 0, 0, 1), numpy.zeros(adj.n_rows, 'i'), adj, [numpy.zeros((1, 3))]
+        )

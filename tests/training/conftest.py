@@ -1,4 +1,5 @@
 """Fixtures of several files beside this one."""
+
 import warnings
 
 import numpy

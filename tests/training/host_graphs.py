@@ -4,6 +4,7 @@ A capture runs the function and undoes what it changed; a launch runs it again a
 arrays that the capture returned, as a graph would. Values that the function read from Python stay
 as they were only on a GPU.
 """
+
 import contextlib
 import types
 
@@ -59,6 +60,7 @@ class HostCapturer:
                 step_program._bare(reported[name])[...] = step_program._bare(value)
             for (_, _, old), (_, _, gradient) in zip(gradients, new):
                 old[...] = gradient
+
         return launch, result
 
 
@@ -104,14 +106,18 @@ def causes(caught):
 def stand_in(monkeypatch):
     """Make GraphUpdater take the host for a GPU. Fused updates are left out."""
     monkeypatch.setattr(graph_updater, 'why_not', lambda optimizer: 'this is the host')
-    monkeypatch.setattr(gemm, 'Blas', lambda: types.SimpleNamespace(
-        use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul))
+    monkeypatch.setattr(
+        gemm,
+        'Blas',
+        lambda: types.SimpleNamespace(use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul),
+    )
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(graph_updater, 'cuda', types.SimpleNamespace(cupy=numpy))
     monkeypatch.setattr(staging, 'Staging', HostStaging)
     for kind in (Classifier, Regressor):  # on the host they report Python numbers
-        monkeypatch.setattr(kind, '_convert_to_scalar', lambda self, value: step_program._bare(
-            value))
+        monkeypatch.setattr(
+            kind, '_convert_to_scalar', lambda self, value: step_program._bare(value)
+        )
     made = []
 
     def capturer(device):

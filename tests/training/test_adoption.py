@@ -1,4 +1,5 @@
 """A training script in the manner of Chainer Chemistry's, with its updater changed for ours."""
+
 import os
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 WARNING = 'GraphUpdater trains eagerly: CUDA graphs need a GPU'
 
-SCRIPT = '''
+SCRIPT = """
 import numpy
 from chainer import functions, iterators, optimizers, serializers, training
 from chainer.datasets import split_dataset_random
@@ -41,7 +42,7 @@ trainer.extend(extensions.PrintReport(['epoch', 'main/loss', 'validation/main/ma
 trainer.extend(extensions.snapshot())
 trainer.run()
 serializers.save_npz('model.npz', model)
-'''
+"""
 
 
 def changed(script, *changes):
@@ -52,25 +53,42 @@ def changed(script, *changes):
 
 
 SWAPPED = changed(
-    SCRIPT, ('\nimport numpy\n', '\nimport chainer_bspmm\nimport numpy\n'),
-    ("set_up_predictor('rsgcn', 8, 2, 1)",
-     "chainer_bspmm.sparsify(set_up_predictor('rsgcn', 8, 2, 1))"),
-    ('from chainer_chemistry.dataset.converters import', 'from chainer_bspmm import'))
+    SCRIPT,
+    ('\nimport numpy\n', '\nimport chainer_bspmm\nimport numpy\n'),
+    (
+        "set_up_predictor('rsgcn', 8, 2, 1)",
+        "chainer_bspmm.sparsify(set_up_predictor('rsgcn', 8, 2, 1))",
+    ),
+    ('from chainer_chemistry.dataset.converters import', 'from chainer_bspmm import'),
+)
 CAPTURED = changed(
-    SWAPPED, ('from chainer_chemistry.dataset.parsers',
-              'from chainer_bspmm.training import GraphUpdater\n'
-              'from chainer_chemistry.dataset.parsers'),
-    ('training.StandardUpdater', 'GraphUpdater'))
+    SWAPPED,
+    (
+        'from chainer_chemistry.dataset.parsers',
+        'from chainer_bspmm.training import GraphUpdater\nfrom chainer_chemistry.dataset.parsers',
+    ),
+    ('training.StandardUpdater', 'GraphUpdater'),
+)
 
 
 def run(script, folder):
     """Run a script in a new folder; return its stdout, its stderr and the model's arrays."""
     folder.mkdir()
-    (folder / 'molecules.csv').write_text('smiles,length\n' + ''.join(
-        '%s,%d\n' % ('C' * n + end, n) for n in range(1, 13) for end in ('', 'N', 'O', 'F')))
+    (folder / 'molecules.csv').write_text(
+        'smiles,length\n'
+        + ''.join(
+            '%s,%d\n' % ('C' * n + end, n) for n in range(1, 13) for end in ('', 'N', 'O', 'F')
+        )
+    )
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    done = subprocess.run([sys.executable, '-c', script], cwd=folder, capture_output=True,
-                          text=True, timeout=300, env=dict(os.environ, PYTHONPATH=path))
+    done = subprocess.run(
+        [sys.executable, '-c', script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=dict(os.environ, PYTHONPATH=path),
+    )
     assert done.returncode == 0, done.stderr
     with numpy.load(folder / 'model.npz') as f:
         return done.stdout, done.stderr, {name: f[name] for name in f}
@@ -91,7 +109,8 @@ def test_without_a_gpu_it_warns_once_and_trains_the_same(tmp_path):
 def test_on_a_gpu_it_captures(tmp_path):
     pytest.importorskip('rdkit')
     script = changed(CAPTURED, ('device = -1', 'device = 0')) + (
-        'print(any(program.is_captured for program in updater._programs.values()))\n')
+        'print(any(program.is_captured for program in updater._programs.values()))\n'
+    )
     printed, warned, arrays = run(script, tmp_path / 'graph')
     assert printed.splitlines()[-1] == 'True' and 'GraphUpdater' not in warned
     assert all(numpy.isfinite(array).all() for array in arrays.values() if array.dtype == 'f')

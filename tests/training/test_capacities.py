@@ -1,4 +1,5 @@
 """Sizes of buffers: what they hold, how few there are, and what is always to spare."""
+
 import numpy
 import pytest
 

@@ -1,4 +1,5 @@
 """`captured_predict` against the model's own predictions, molecule by molecule of the input."""
+
 import contextlib
 import itertools
 import multiprocessing
@@ -33,8 +34,18 @@ from tests.training.test_graph_updater import molecules
 from tests.training.test_graph_updater import RELATIONS
 from tests.training.test_graph_updater import Row
 
-SMILES = ['C', 'CCO', 'c1ccccc1', 'CC#N', 'C1CC', 'OCC(O)C(O)C(O)C(O)CO', 'CN(C)(C)C',
-          'CC(C)(C)c1ccc(O)cc1', 'nonsense', 'F/C=C/F']
+SMILES = [
+    'C',
+    'CCO',
+    'c1ccccc1',
+    'CC#N',
+    'C1CC',
+    'OCC(O)C(O)C(O)C(O)CO',
+    'CN(C)(C)C',
+    'CC(C)(C)c1ccc(O)cc1',
+    'nonsense',
+    'F/C=C/F',
+]
 BAD = [4, 6, 8]
 
 
@@ -68,6 +79,7 @@ class Graphs:
         def launch():
             self.n_launches += 1
             array[...] = function() if self.frozen is None else self.frozen(function)
+
         return launch, array
 
     def outgoing(self, array):
@@ -80,6 +92,7 @@ class Graphs:
             self.n_waiting -= is_waiting
             is_waiting = False
             return values
+
         return types.SimpleNamespace(wait=wait)
 
 
@@ -88,8 +101,11 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
     monkeypatch.setattr(predictor, 'Capturer', graphs.capturer)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
-    monkeypatch.setattr(predictor, 'blas_for', lambda capturer, device: types.SimpleNamespace(
-        dot=numpy.dot, matmul=numpy.matmul))
+    monkeypatch.setattr(
+        predictor,
+        'blas_for',
+        lambda capturer, device: types.SimpleNamespace(dot=numpy.dot, matmul=numpy.matmul),
+    )
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(staging, 'Staging', host_graphs.HostStaging)
     return graphs
@@ -110,6 +126,7 @@ def graphs(device, monkeypatch):
         def launch():
             counts.n_launches += 1
             replay()
+
         return launch, result
 
     monkeypatch.setattr(predictor.Capturer, 'capture', counted)
@@ -118,8 +135,9 @@ def graphs(device, monkeypatch):
 
 def on(device, model):
     """Return the model there, all of its parameters made."""
-    examples = molecules(3, RELATIONS.get(model.made_of, 1)) if hasattr(
-        model, 'made_of') else molecules(3)
+    examples = (
+        molecules(3, RELATIONS.get(model.made_of, 1)) if hasattr(model, 'made_of') else molecules(3)
+    )
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(examples)[:2])
     model.to_device(device)
@@ -135,18 +153,28 @@ def model_of(device, name='RSGCN', **kwargs):
 
 def expected_of(model, data, postprocess_fn=None):
     """Predict each molecule alone, in the order of the data."""
+
     def predictor(atoms, adj, *labels):
         return model.predictor(atoms, adj)
+
     with chainer.no_backprop_mode(), chainer.using_config('train', False):
-        return model._forward(data, fn=predictor, batchsize=1, postprocess_fn=postprocess_fn,
-                              converter=chainer_bspmm.concat_mols)
+        return model._forward(
+            data,
+            fn=predictor,
+            batchsize=1,
+            postprocess_fn=postprocess_fn,
+            converter=chainer_bspmm.concat_mols,
+        )
 
 
 def collected(predictions):
     """Return all indices, values and failures."""
     index, values, failures = zip(*predictions)
-    return (numpy.concatenate(index), numpy.concatenate([v for v in values if len(v)]),
-            list(itertools.chain(*failures)))
+    return (
+        numpy.concatenate(index),
+        numpy.concatenate([v for v in values if len(v)]),
+        list(itertools.chain(*failures)),
+    )
 
 
 @pytest.fixture
@@ -292,8 +320,12 @@ def test_parameters_changed_in_place_between_batches(device, graphs):
 
 
 def test_an_attribute_that_changes(device, graphs, no_warnings):
-    model = on(device, Regressor(Row(
-        lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1. + link.counter))))
+    model = on(
+        device,
+        Regressor(
+            Row(lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1.0 + link.counter))
+        ),
+    )
     data = to_sparse(molecules(4) * 40)
     values = []
     for i, part in enumerate(captured_predict(model, data, batch_size=8)):
@@ -305,15 +337,22 @@ def test_an_attribute_that_changes(device, graphs, no_warnings):
     assert relative_error(values[-1], 2 * values[0]) < 1e-5
 
 
-SCALE = 1.  # what test_what_predict_reads changes
+SCALE = 1.0  # what test_what_predict_reads changes
 
 
 def test_what_predict_reads(device, graphs, monkeypatch, no_warnings):
     """Variables around it, around functions inside it, and links that are its defaults."""
-    model, other = model_of(device), on(device, Regressor(Row(
-        lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1. + link.counter))))
-    data, scale = to_sparse(molecules(4) * 60), 1.
-    monkeypatch.setitem(globals(), 'SCALE', 1.)
+    model, other = (
+        model_of(device),
+        on(
+            device,
+            Regressor(
+                Row(lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1.0 + link.counter))
+            ),
+        ),
+    )
+    data, scale = to_sparse(molecules(4) * 60), 1.0
+    monkeypatch.setitem(globals(), 'SCALE', 1.0)
 
     def predict(atoms, adj, added=other.predictor):
         terms = [link(atoms, adj) * SCALE for link in (model.predictor, added)]
@@ -323,9 +362,9 @@ def test_what_predict_reads(device, graphs, monkeypatch, no_warnings):
     for i, part in enumerate(captured_predict(model, data, batch_size=8, predict=predict)):
         values.append(part.values)
         if i == 6:
-            scale = 2.
+            scale = 2.0
         if i == 12:
-            globals()['SCALE'] = 2.
+            globals()['SCALE'] = 2.0
         if i == 18:
             other.predictor.counter = 1
     assert graphs.n_captures == 4
@@ -339,16 +378,25 @@ def test_what_predict_reads(device, graphs, monkeypatch, no_warnings):
 def test_classifier_and_postprocessing(device, graphs):
     model, examples = model_of(device, classes=True), molecules(40, classes=True)
     data = to_sparse(examples)
-    for given, fn in ((None, functions.softmax), (functions.sigmoid, functions.sigmoid),
-                      (functions.identity, None)):
+    for given, fn in (
+        (None, functions.softmax),
+        (functions.sigmoid, functions.sigmoid),
+        (functions.identity, None),
+    ):
         values = collected(captured_predict(model, data, batch_size=8, postprocess_fn=given))[1]
         assert relative_error(values, expected_of(model, examples, fn)) < 1e-5
-    classes = collected(captured_predict(
-        model, data, batch_size=8, postprocess_fn=lambda y: functions.argmax(y, axis=1)))[1]
+    classes = collected(
+        captured_predict(
+            model, data, batch_size=8, postprocess_fn=lambda y: functions.argmax(y, axis=1)
+        )
+    )[1]
     assert classes.dtype.kind == 'i'
     numpy.testing.assert_array_equal(classes, expected_of(model, examples).argmax(axis=1))
-    values = collected(captured_predict(
-        model, data, batch_size=8, predict=lambda atoms, adj: model.predictor(atoms, adj)[:, 0]))[1]
+    values = collected(
+        captured_predict(
+            model, data, batch_size=8, predict=lambda atoms, adj: model.predictor(atoms, adj)[:, 0]
+        )
+    )[1]
     assert values.shape == (40,)
     assert relative_error(values, expected_of(model, examples)[:, 0]) < 1e-5
 
@@ -360,8 +408,11 @@ def cause(device, function, n=80, **kwargs):
         warnings.simplefilter('always')
         values = collected(captured_predict(model, to_sparse(examples), batch_size=8, **kwargs))[1]
     assert len(values) == n
-    texts = [str(w.message) for w in caught
-             if 'predicts eagerly' in str(w.message) and w.filename == __file__]
+    texts = [
+        str(w.message)
+        for w in caught
+        if 'predicts eagerly' in str(w.message) and w.filename == __file__
+    ]
     assert len(texts) == 1
     return texts[0], values, model, examples
 
@@ -369,8 +420,9 @@ def cause(device, function, n=80, **kwargs):
 def test_a_model_that_looks_at_all_rows(device, graphs):
     def centred(link, atoms, adj):
         h = functions.mean(link.inner.embed(atoms), axis=0)
-        return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + link.inner(
-            atoms, adj)[:, :3]
+        return (
+            functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + link.inner(atoms, adj)[:, :3]
+        )
 
     assert 'belong to no molecule' in cause(device, centred)[0]
 
@@ -387,8 +439,13 @@ def test_a_model_that_fails_with_spare_rows(device, graphs):
 
 
 def test_random_predictions(device, graphs):
-    assert 'run twice' in cause(device, lambda link, atoms, adj: link.inner(
-        atoms, adj)[:, :3] * float(numpy.random.rand()))[0]
+    assert (
+        'run twice'
+        in cause(
+            device,
+            lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(numpy.random.rand()),
+        )[0]
+    )
 
 
 def test_an_attribute_that_changes_with_every_batch(device, graphs):
@@ -405,17 +462,28 @@ def test_what_fails_at_capture(monkeypatch):
     graphs = stand_in(monkeypatch)
     graphs.fail = RuntimeError('operation not permitted')
     text, values, model, examples = cause(
-        chainer.get_device('@numpy'), lambda link, *inputs: link.inner(*inputs)[:, :3])
+        chainer.get_device('@numpy'), lambda link, *inputs: link.inner(*inputs)[:, :3]
+    )
     assert 'cannot be captured: RuntimeError: operation not permitted' in text
     assert relative_error(values, expected_of(model, examples)) < 1e-5
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('function, words', [
-    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.max() * 3), 'apture'),
-    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] + link.xp.asarray(
-        numpy.ones(3, 'f')), 'from the host'),
-])
+@pytest.mark.parametrize(
+    'function, words',
+    [
+        (
+            lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.max() * 3),
+            'apture',
+        ),
+        (
+            lambda link, atoms, adj: (
+                link.inner(atoms, adj)[:, :3] + link.xp.asarray(numpy.ones(3, 'f'))
+            ),
+            'from the host',
+        ),
+    ],
+)
 def test_what_cannot_be_captured(function, words):
     text, values, model, examples = cause(chainer.get_device('@cupy:0'), function)
     assert 'Row' in text and words in text and __file__ in text
@@ -435,15 +503,18 @@ def test_hooks_and_debug_mode(device, graphs):
 
 def test_a_dense_model(device, graphs):
     from chainer_chemistry.models import RSGCN
+
     model = Regressor(RSGCN(3, hidden_channels=8))
     examples = molecules(40)
     model.predictor(*dense_concat_mols(examples[:2])[:2])
     model.to_device(device)
     with pytest.warns(UserWarning, match='predicts eagerly: converter: expected a tuple'):
-        values = collected(captured_predict(
-            model, examples, batch_size=8, converter=dense_concat_mols))[1]
-    expected = model.predict(examples, batchsize=8, converter=lambda batch, device:
-                             dense_concat_mols(batch, device)[:2])
+        values = collected(
+            captured_predict(model, examples, batch_size=8, converter=dense_concat_mols)
+        )[1]
+    expected = model.predict(
+        examples, batchsize=8, converter=lambda batch, device: dense_concat_mols(batch, device)[:2]
+    )
     assert relative_error(values, expected) < 1e-5
 
 
@@ -473,12 +544,15 @@ def test_what_is_compared():
     values[:2] = numpy.nan, numpy.inf
     for factor, differ in ((1.0001, (False, False)), (1.01, (True, False)), (1.1, (True, True))):
         found = values * numpy.float32(factor)
-        assert differ == tuple(predictor._difference(found, values, link) is not None
-                               for link in (model, half))
+        assert differ == tuple(
+            predictor._difference(found, values, link) is not None for link in (model, half)
+        )
     classes = numpy.arange(200)
     for n_wrong, differs in ((0, None), (2, None), (3, '3 of 200 values')):
-        assert predictor._difference(
-            classes, numpy.where(classes < n_wrong, -1, classes), model) == differs
+        assert (
+            predictor._difference(classes, numpy.where(classes < n_wrong, -1, classes), model)
+            == differs
+        )
     assert 'float32 of shape (200,) in place of' in predictor._difference(values, classes, model)
 
 
@@ -509,12 +583,19 @@ def test_growing_molecules(device, graphs, no_warnings):
 def test_smiles(device, graphs, n_processes):
     pytest.importorskip('rdkit')
     from chainer_bspmm.dataset import from_smiles
+
     model, smiles = model_of(device), SMILES * 60  # several chunks
     parsed = from_smiles(smiles, 'rsgcn', n_processes=1)
-    with pytest.warns(UserWarning, match=r"180 of 600 SMILES could not be used, the first, at "
-                                         r"position 4: 'C1CC'"):
-        parts = list(captured_predict(model, iter(smiles), batch_size=16, method='rsgcn',
-                                      n_processes=n_processes))
+    with pytest.warns(
+        UserWarning,
+        match=r'180 of 600 SMILES could not be used, the first, at '
+        r"position 4: 'C1CC'",
+    ):
+        parts = list(
+            captured_predict(
+                model, iter(smiles), batch_size=16, method='rsgcn', n_processes=n_processes
+            )
+        )
     index, values, failures = collected(parts)
     assert {len(part.index) for part in parts[:-1]} == {16}
     numpy.testing.assert_array_equal(index, parsed.kept)
@@ -528,24 +609,27 @@ def test_smiles(device, graphs, n_processes):
 def test_smiles_none_of_which_can_be_used():
     pytest.importorskip('rdkit')
     model = model_of(chainer.get_device('@numpy'))
-    (index, values, failures), = captured_predict(model, ['nonsense', None], method='rsgcn')
+    ((index, values, failures),) = captured_predict(model, ['nonsense', None], method='rsgcn')
     assert len(index) == len(values) == 0
     assert [failure.position for failure in failures] == [0, 1]
     # The last ones only, and as many as a batch has in the middle.
     for n_bad, shapes in ((1, [(250, 3), (0, 3)]), (350, [(250, 3), (0, 3), (0, 3)])):
-        parts = list(captured_predict(model, ['C'] * 250 + ['x'] * n_bad, method='rsgcn',
-                                      batch_size=250))
+        parts = list(
+            captured_predict(model, ['C'] * 250 + ['x'] * n_bad, method='rsgcn', batch_size=250)
+        )
         assert [part.values.shape for part in parts] == shapes
         assert [failure.position for part in parts for failure in part.failures] == list(
-            range(250, 250 + n_bad))
+            range(250, 250 + n_bad)
+        )
         assert all(part.index.dtype == numpy.int64 for part in parts)
 
 
 def test_failures_alone_do_not_wait_for_a_full_batch():
     pytest.importorskip('rdkit')
     model = model_of(chainer.get_device('@numpy'))
-    predictions = captured_predict(model, itertools.repeat('x'), method='rsgcn', batch_size=500,
-                                   n_processes=1)
+    predictions = captured_predict(
+        model, itertools.repeat('x'), method='rsgcn', batch_size=500, n_processes=1
+    )
     positions = [failure.position for _ in range(2) for failure in next(predictions).failures]
     assert positions == list(range(1000))
 
@@ -555,12 +639,15 @@ def test_molecules_that_no_model_can_be_asked_about():
     pytest.importorskip('rdkit')
     model = on(chainer.get_device('@numpy'), make_model())
     for method in ('rsgcn', 'rsgcn_gwm'):
-        (index, _, failures), = captured_predict(
-            model, ['C', '', '[Og]', '[Lv]', '[Ts]'], method=method, n_inputs=2)
+        ((index, _, failures),) = captured_predict(
+            model, ['C', '', '[Og]', '[Lv]', '[Ts]'], method=method, n_inputs=2
+        )
         assert index.tolist() == [0, 3]
         assert [failure[::2] for failure in failures] == [
-            (1, 'no atoms'), (2, 'atomic number 118, the models know those below 117'),
-            (4, 'atomic number 117, the models know those below 117')]
+            (1, 'no atoms'),
+            (2, 'atomic number 118, the models know those below 117'),
+            (4, 'atomic number 117, the models know those below 117'),
+        ]
 
 
 @pytest.mark.parametrize('n_processes', (1, 2))
@@ -581,16 +668,22 @@ def test_an_error_comes_after_what_was_before(device, graphs, children, n_proces
 
     n_batches, found = 0, []
     with pytest.raises(OSError, match='the disk is gone'):
-        for part in captured_predict(model, broken(), method='rsgcn', batch_size=100,
-                                     n_processes=n_processes):
+        for part in captured_predict(
+            model, broken(), method='rsgcn', batch_size=100, n_processes=n_processes
+        ):
             found.append(part.index)
     numpy.testing.assert_array_equal(numpy.concatenate(found), numpy.arange(610))
     assert not children()
     found = []
     with pytest.raises(MemoryError, match='too large'):
-        for part in captured_predict(model, ['CCO'] * 600, method='rsgcn', batch_size=100,
-                                     n_processes=n_processes, predict=lambda *inputs: fails_at(
-                                         1, *inputs)):
+        for part in captured_predict(
+            model,
+            ['CCO'] * 600,
+            method='rsgcn',
+            batch_size=100,
+            n_processes=n_processes,
+            predict=lambda *inputs: fails_at(1, *inputs),
+        ):
             found.append(part.index)
     assert len(found) == 1
     assert not children()
@@ -603,8 +696,9 @@ def test_left_in_the_middle(monkeypatch, children):
     model = model_of(chainer.get_device('@numpy'))
 
     def predictions():
-        return captured_predict(model, itertools.repeat('CCO'), method='rsgcn', batch_size=100,
-                                n_processes=2)
+        return captured_predict(
+            model, itertools.repeat('CCO'), method='rsgcn', batch_size=100, n_processes=2
+        )
 
     with pytest.raises(KeyError):
         for n, _ in enumerate(predictions()):
@@ -634,8 +728,9 @@ def test_smiles_without_end():
     model = model_of(chainer.get_device('@numpy'))
     for n_processes in (1, 2):
         n_read = 0
-        predictions = captured_predict(model, endless(), method='rsgcn', batch_size=100,
-                                       n_processes=n_processes)
+        predictions = captured_predict(
+            model, endless(), method='rsgcn', batch_size=100, n_processes=n_processes
+        )
         got = [next(predictions).index]
         n_chunks = 1 if n_processes == 1 else n_processes * parsing.CHUNKS_AHEAD
         assert n_read == parsing.CHUNK * n_chunks
@@ -654,23 +749,27 @@ def test_no_molecules(device, graphs):
 def test_wrong_arguments():
     model, examples = model_of(chainer.get_device('@numpy')), molecules(4)
     for words, error, call in (
-            ('batch_size: expected at least 1', ValueError, dict(batch_size=0)),
-            ('n_inputs: expected at least 1', ValueError, dict(n_inputs=0)),
-            ('method: expected one of', ValueError, dict(data=['C'], method='none')),
-            ('method= to go with SMILES', TypeError, dict(data=['C'])),
-            ('method= to go with SMILES', TypeError, dict(data=iter(['C']))),
-            ('method= to go with SMILES', TypeError, dict(data={'C'})),
-            ('data: expected an iterable of SMILES, got int', TypeError,
-             dict(data=3, method='rsgcn')),
-            ("method: expected one of Chainer Chemistry's", TypeError,
-             dict(data=['C'], method='schnet')),
-            ('got one string', TypeError, dict(data='CCO', method='rsgcn')),
-            ('model: expected a chainer.Link, got int', TypeError, dict(model=1))):
+        ('batch_size: expected at least 1', ValueError, dict(batch_size=0)),
+        ('n_inputs: expected at least 1', ValueError, dict(n_inputs=0)),
+        ('method: expected one of', ValueError, dict(data=['C'], method='none')),
+        ('method= to go with SMILES', TypeError, dict(data=['C'])),
+        ('method= to go with SMILES', TypeError, dict(data=iter(['C']))),
+        ('method= to go with SMILES', TypeError, dict(data={'C'})),
+        ('data: expected an iterable of SMILES, got int', TypeError, dict(data=3, method='rsgcn')),
+        (
+            "method: expected one of Chainer Chemistry's",
+            TypeError,
+            dict(data=['C'], method='schnet'),
+        ),
+        ('got one string', TypeError, dict(data='CCO', method='rsgcn')),
+        ('model: expected a chainer.Link, got int', TypeError, dict(model=1)),
+    ):
         with pytest.raises(error, match=words):  # at once, not at the first batch
             captured_predict(**dict(dict(model=model, data=examples), **call))
     for words, error, predict in (
-            ('a row for each of 4', ValueError, lambda atoms, adj: atoms[:1]),
-            ('expected an array on @numpy, got tuple', TypeError, lambda *inputs: inputs)):
+        ('a row for each of 4', ValueError, lambda atoms, adj: atoms[:1]),
+        ('expected an array on @numpy, got tuple', TypeError, lambda *inputs: inputs),
+    ):
         with pytest.raises(error, match=words):
             list(captured_predict(model, examples, predict=predict))
 
@@ -719,8 +818,9 @@ def test_on_streams_in_turn():
     predictions = captured_predict(model, DeviceDataset(examples, 0), batch_size=8)
     cupy.cuda.Device(0).synchronize()
     parts = []
-    for stream in itertools.islice(itertools.cycle(
-            [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]), 25):
+    for stream in itertools.islice(
+        itertools.cycle([cupy.cuda.Stream(non_blocking=True) for _ in range(3)]), 25
+    ):
         with stream:
             parts.append(next(predictions))
             assert cupy.cuda.get_current_stream().ptr == stream.ptr

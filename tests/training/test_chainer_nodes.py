@@ -1,4 +1,5 @@
 """Chainer's own nodes inside a step: the same results and gradients, by the step's products."""
+
 import itertools
 
 import numpy
@@ -40,7 +41,6 @@ class HostBlas:
 
 
 class CountingBlas(gemm.Blas):
-
     n_products = 0
 
     def _matrices(self, a, b):
@@ -67,8 +67,10 @@ CASES = {
     'linear without bias': (functions.linear, [(5, 7), (3, 7)]),
     'linear of no rows': (functions.linear, [(0, 7), (3, 7), (3,)]),
     'LinearGradData': (lambda W, gy: LinearGradData().apply((W, gy))[0], [(3, 7), (5, 3)]),
-    'LinearGradWeight': (lambda x, gy: LinearGradWeight(x.dtype).apply((x, gy))[0],
-                         [(5, 7), (5, 3)]),
+    'LinearGradWeight': (
+        lambda x, gy: LinearGradWeight(x.dtype).apply((x, gy))[0],
+        [(5, 7), (5, 3)],
+    ),
     'linear_relu': (linear_relu, [(5, 7), (3, 7), (3,)]),
     'linear_softmax': (linear_softmax, [(5, 7), (3, 7), (3,)]),
     'mean_squared_error': (functions.mean_squared_error, [(5, 7), (5, 7)]),
@@ -79,12 +81,16 @@ for a, b in itertools.product((False, True), repeat=2):
     options = {'transa': a, 'transb': b}
     CASES['matmul %s' % options] = matmul(**options), shapes
     CASES['matmul of stacks %s' % options] = matmul(**options), [(2,) + s for s in shapes]
-    CASES['matmul, broadcast %s' % options] = matmul(**options), [(2, 1) + shapes[0],
-                                                                  (1, 4) + shapes[1]]
+    CASES['matmul, broadcast %s' % options] = (
+        matmul(**options),
+        [(2, 1) + shapes[0], (1, 4) + shapes[1]],
+    )
 CASES['matmul of vectors'] = matmul(), [(7,), (7,)]
 # Their gradients' gradients are by chainer.functions.tensordot in part.
-VECTORS = {'matrix times vector': (matmul(), [(5, 7), (7,)]),
-           'vector times stack': (matmul(), [(7,), (2, 7, 3)])}
+VECTORS = {
+    'matrix times vector': (matmul(), [(5, 7), (7,)]),
+    'vector times stack': (matmul(), [(7,), (2, 7, 3)]),
+}
 
 
 def inputs_of(xp, shapes, dtype):
@@ -150,13 +156,15 @@ def test_products_with_vectors(xp, a_step, name):
 
 @pytest.mark.parametrize('dtypes', [('float16', 'float32'), ('float32', 'float16')])
 def test_mixed_dtypes(xp, a_step, dtypes):
-    x, = inputs_of(xp, [(5, 7)], dtypes[0])
-    W, = inputs_of(xp, [(3, 7)], dtypes[1])
-    gy, = inputs_of(xp, [(5, 3)], dtypes[0])
+    (x,) = inputs_of(xp, [(5, 7)], dtypes[0])
+    (W,) = inputs_of(xp, [(3, 7)], dtypes[1])
+    (gy,) = inputs_of(xp, [(5, 3)], dtypes[0])
     functions_ = (
-        lambda: functions.linear(x, W).array, lambda: functions.matmul(x, W, transb=True).array,
+        lambda: functions.linear(x, W).array,
+        lambda: functions.matmul(x, W, transb=True).array,
         lambda: LinearGradData().apply((W, gy))[0].array,
-        lambda: LinearGradWeight(W.dtype).apply((x, gy))[0].array)
+        lambda: LinearGradWeight(W.dtype).apply((x, gy))[0].array,
+    )
     for function in functions_:
         expected = function()
         with step.under_way(a_step):
@@ -167,8 +175,9 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 
 @pytest.mark.parametrize('ignore_nan', [False, True])
-@pytest.mark.parametrize('lossfun, n_products', [
-    (masked_mean_squared_error, 1), (masked_mean_absolute_error, 0)])
+@pytest.mark.parametrize(
+    'lossfun, n_products', [(masked_mean_squared_error, 1), (masked_mean_absolute_error, 0)]
+)
 def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
     x, t = inputs_of(xp, [(5, 7), (5, 7)], 'float32')
     t[xp.asarray([[1], [3]]), xp.asarray([0, 2])] = numpy.nan
@@ -220,7 +229,9 @@ def test_dropout(xp, a_step):
             for array in (y.array, x.grad):
                 numpy.testing.assert_allclose(cuda.to_cpu(array), expected, 1e-6)
     assert set(numpy.unique(cuda.to_cpu(functions.dropout(x, 0.25).array))) <= {
-        0, numpy.float32(1 / 0.75)}
+        0,
+        numpy.float32(1 / 0.75),
+    }
     assert a_step.next_stream() == 2  # outside none was taken
 
 
@@ -236,8 +247,11 @@ def test_standard_scaler(xp, a_step, monkeypatch, indices):
     expected = scaler.transform(x).array, scaler.inverse_transform(x).array
     asked = []
     way = chainer_nodes._mean_and_deviation
-    monkeypatch.setattr(chainer_nodes, '_mean_and_deviation',
-                        lambda *arguments: asked.append(arguments) or way(*arguments))
+    monkeypatch.setattr(
+        chainer_nodes,
+        '_mean_and_deviation',
+        lambda *arguments: asked.append(arguments) or way(*arguments),
+    )
     with step.under_way(a_step):
         actual = scaler.transform(x).array, scaler.inverse_transform(x).array
     assert len(asked) == 2

@@ -1,4 +1,5 @@
 """`GraphUpdater` where something else happens between steps, or goes wrong in one."""
+
 import gc
 import warnings
 import weakref
@@ -55,8 +56,13 @@ def compare(device, change, n_steps=6, **kwargs):
     """Train with both updaters, calling ``change(updater)`` between steps; compare parameters."""
     results = []
     for kind in (StandardUpdater, GraphUpdater):
-        updater = make_updater(kind, device, without_dropout(make_model()), same_molecules(),
-                               kwargs.get('optimizer', optimizers.SGD)(0.1))
+        updater = make_updater(
+            kind,
+            device,
+            without_dropout(make_model()),
+            same_molecules(),
+            kwargs.get('optimizer', optimizers.SGD)(0.1),
+        )
         for _ in range(n_steps):
             run(updater, 1)
             change(updater)
@@ -66,6 +72,7 @@ def compare(device, change, n_steps=6, **kwargs):
 
 
 # Gradients are the graph's whatever happened to the parameters' since.
+
 
 def halve(optimizer):
     """A hook that gives the parameters other arrays."""
@@ -82,10 +89,13 @@ def test_a_hook_that_replaces_gradients(device, graphs, no_causes):
     compare(device, change)
 
 
-@pytest.mark.parametrize('change', [
-    lambda model: model.cleargrads(),
-    lambda model: [setattr(param, 'grad', param.array.copy()) for param in model.params(False)],
-])
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda model: model.cleargrads(),
+        lambda model: [setattr(param, 'grad', param.array.copy()) for param in model.params(False)],
+    ],
+)
 def test_gradients_that_are_changed_between_steps(device, graphs, no_causes, change):
     def add_noop(updater):
         optimizer = updater.get_optimizer('main')
@@ -98,13 +108,15 @@ def test_gradients_that_are_changed_between_steps(device, graphs, no_causes, cha
 
 # What a key names by its number is kept: another thing could get the number.
 
+
 def test_a_program_keeps_what_its_key_names(device, graphs):
     model = small_model(factor=device.xp.ones(3, 'f'))
     model.lossfun = lambda x, t: functions.mean_squared_error(x, t)
     updater = make_updater(GraphUpdater, device, model, same_molecules())
     row = model.predictor
-    references = [weakref.ref(thing) for thing in (
-        row.inner.embed.W.array, row.factor, model.lossfun)]
+    references = [
+        weakref.ref(thing) for thing in (row.inner.embed.W.array, row.factor, model.lossfun)
+    ]
     run(updater, 3)
     row.inner.embed.W.array = row.inner.embed.W.array.copy()
     row.factor = row.factor.copy()
@@ -117,6 +129,7 @@ def test_a_program_keeps_what_its_key_names(device, graphs):
 
 
 # Reports.
+
 
 def test_first_without_a_reporter(device, graphs):
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
@@ -133,8 +146,7 @@ def test_a_report_that_comes_and_goes(device, graphs):
             chainer.report({'extra': functions.sum(y)}, link)
         return y
 
-    updater = make_updater(GraphUpdater, device, small_model(sometimes, calls=[]),
-                           same_molecules())
+    updater = make_updater(GraphUpdater, device, small_model(sometimes, calls=[]), same_molecules())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         run(updater, 3)
@@ -155,22 +167,26 @@ def test_a_report_of_a_number(device, graphs):
 
 
 def test_labels_that_are_nan(device, graphs, no_causes):
-    examples = [(atoms, adj, label * numpy.float32('nan'))
-                for atoms, adj, label in same_molecules()]
+    examples = [
+        (atoms, adj, label * numpy.float32('nan')) for atoms, adj, label in same_molecules()
+    ]
     updater = make_updater(GraphUpdater, device, small_model(), examples)
     assert all(numpy.isnan(report['main/loss']) for report in run(updater, 3))
 
 
-@pytest.mark.parametrize('found, expected, tolerance, differs', [
-    ([1., numpy.nan], [1., numpy.nan], 1e-3, False),
-    ([1., numpy.nan], [1., 2.], 1e-3, True),
-    ([1., numpy.inf], [1.0001, numpy.inf], 1e-3, False),
-    ([1., numpy.inf], [1., -numpy.inf], 1e-3, True),
-    ([1., -numpy.nan], [1., numpy.nan], 1e-3, False),
-    ([1., 2.], [1., 2.01], 1e-3, True),
-    ([True, False], [True, True], 1e-3, True),
-    ([1., 2.], [1., numpy.nextafter(2, 3)], 0, True),
-])
+@pytest.mark.parametrize(
+    'found, expected, tolerance, differs',
+    [
+        ([1.0, numpy.nan], [1.0, numpy.nan], 1e-3, False),
+        ([1.0, numpy.nan], [1.0, 2.0], 1e-3, True),
+        ([1.0, numpy.inf], [1.0001, numpy.inf], 1e-3, False),
+        ([1.0, numpy.inf], [1.0, -numpy.inf], 1e-3, True),
+        ([1.0, -numpy.nan], [1.0, numpy.nan], 1e-3, False),
+        ([1.0, 2.0], [1.0, 2.01], 1e-3, True),
+        ([True, False], [True, True], 1e-3, True),
+        ([1.0, 2.0], [1.0, numpy.nextafter(2, 3)], 0, True),
+    ],
+)
 def test_difference(found, expected, tolerance, differs):
     found, expected = {'x': numpy.array(found)}, {'x': numpy.array(expected)}
     assert bool(state.difference(found, expected, tolerance)) == differs
@@ -178,12 +194,14 @@ def test_difference(found, expected, tolerance, differs):
 
 # What a check leaves behind: nothing.
 
+
 def test_a_check_changes_nothing(device, graphs):
     """Counters, sums and averages of a link go up by one a step, as in StandardUpdater."""
     if device.xp is not numpy:
         pytest.skip('needs the stand-ins')
     counts = []
     for kind in (StandardUpdater, GraphUpdater):
+
         def count(link, atoms, adj):
             link.counter += 1
             link.total += 1
@@ -208,8 +226,9 @@ def test_state_that_goes_on_from_step_to_step(device, graphs):
 
     results = []
     for kind in (StandardUpdater, GraphUpdater):
-        updater = make_updater(kind, device, small_model(stateful, h=None), same_molecules(),
-                               optimizers.SGD(1e-2))
+        updater = make_updater(
+            kind, device, small_model(stateful, h=None), same_molecules(), optimizers.SGD(1e-2)
+        )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             run(updater, 4)
@@ -231,6 +250,7 @@ def test_a_converter_that_draws(device, graphs, no_causes):
 
 
 # Things that are replaced.
+
 
 def n_frozen(updater):
     run(updater, 3)
@@ -279,7 +299,7 @@ def test_an_optimizer_with_an_update_of_its_own(device, graphs):
 
 
 def test_numbers_in_a_closure():
-    factor, model = 1., small_model()
+    factor, model = 1.0, small_model()
 
     def loss_func(*args):
         return factor * model(*args)
@@ -287,14 +307,14 @@ def test_numbers_in_a_closure():
     frozen = Frozen(model, loss_func)
     before = frozen.key()
     assert frozen.key() == before
-    factor = 2.
+    factor = 2.0
     assert frozen.key() != before
 
 
 def test_configuration_of_the_user_s_own():
     model = small_model()
     frozen = Frozen(model, model)
-    with chainer.using_config('noise', 0.):
+    with chainer.using_config('noise', 0.0):
         before = frozen.key()
         with chainer.using_config('noise', 0.5):
             assert frozen.key() != before
@@ -302,6 +322,7 @@ def test_configuration_of_the_user_s_own():
 
 
 # Batches of several sources.
+
 
 class Gathered:
     """A `DeviceBatch` on the host: `source` a tuple of batches, of which it sends the number."""
@@ -328,17 +349,23 @@ def test_two_data_sets_on_the_device(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
     monkeypatch.setattr(
-        feeds.HostBatch, '_fill', lambda self, buffers: feeds.fill_buffers(buffers, *self._arrays),
-        raising=False)
+        feeds.HostBatch,
+        '_fill',
+        lambda self, buffers: feeds.fill_buffers(buffers, *self._arrays),
+        raising=False,
+    )
     examples = same_molecules(24)
-    batches = [feeds.batch_of(examples[start:start + BATCH], chainer_bspmm.concat_mols, None)
-               for start in (0, BATCH, 2 * BATCH)]
+    batches = [
+        feeds.batch_of(examples[start : start + BATCH], chainer_bspmm.concat_mols, None)
+        for start in (0, BATCH, 2 * BATCH)
+    ]
     gathered = [Gathered((batches[0],), 0), Gathered((batches[1],), 0), batches[2]]
     results = []
     for kind in ('mixed', 'host'):
         order = iter([0, 1, 2] * 4)
-        monkeypatch.setattr(feeds, 'batch_of', lambda *args: (
-            gathered if kind == 'mixed' else batches)[next(order)])  # NOQA: B023
+        monkeypatch.setattr(
+            feeds, 'batch_of', lambda *args: (gathered if kind == 'mixed' else batches)[next(order)]
+        )  # NOQA: B023
         updater = make_updater(GraphUpdater, device, small_model(), examples, optimizers.SGD(0.1))
         run(updater, 12)
         results.append(parameters(updater))
@@ -347,6 +374,7 @@ def test_two_data_sets_on_the_device(graphs, monkeypatch):
 
 
 # Counters.
+
 
 class Fused:
     """`FusedUpdate` on the host, by the optimizer itself."""
@@ -381,10 +409,12 @@ def test_counters_after_a_step_that_failed(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
     from chainer_bspmm.training import graph_updater
+
     monkeypatch.setattr(graph_updater, 'why_not', lambda optimizer: None)
     monkeypatch.setattr(graph_updater, 'FusedUpdate', Fused)
-    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(),
-                           same_molecules())
+    updater = make_updater(
+        GraphUpdater, chainer.get_device('@numpy'), small_model(), same_molecules()
+    )
     optimizer = updater.get_optimizer('main')
     run(updater, 4)
     assert optimizer.t == updater.iteration == 4
@@ -408,17 +438,18 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
         pytest.skip('needs the stand-ins')
     from chainer_bspmm.training import fused_update
     from chainer_bspmm.training import graph_updater
+
     monkeypatch.setattr(graph_updater, 'why_not', fused_update.why_not)
     with chainer.using_config('dtype', numpy.dtype('e')):
         model = small_model()
         with model.init_scope():
             model.late = chainer.links.Linear(None, 3)
         model.lossfun = lambda x, t: functions.mean_squared_error(
-            model.late(functions.cast(x, 'e')), functions.cast(t, 'e'))
+            model.late(functions.cast(x, 'e')), functions.cast(t, 'e')
+        )
         for param in model.predictor.params(False):
             param.array = param.array.astype('f')
-        updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), model,
-                               same_molecules())
+        updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), model, same_molecules())
         with pytest.warns(UserWarning, match='updates eagerly.*float16'):
             run(updater, 1)
         run(updater, 3)
@@ -428,11 +459,21 @@ def test_two_updaters_of_one_model(device, graphs, no_causes):
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         # Small steps: large ones of so few molecules make rounding errors a hundred times as large.
-        updater = make_updater(kind, device, without_dropout(make_model()), same_molecules(),
-                               optimizers.SGD(0.01), hooks=[optimizer_hooks.GradientNoise(0)])
+        updater = make_updater(
+            kind,
+            device,
+            without_dropout(make_model()),
+            same_molecules(),
+            optimizers.SGD(0.01),
+            hooks=[optimizer_hooks.GradientNoise(0)],
+        )
         optimizer = updater.get_optimizer('main')
-        other = kind(SerialIterator(same_molecules(16)[8:], BATCH), optimizer, device=device,
-                     converter=chainer_bspmm.concat_mols)
+        other = kind(
+            SerialIterator(same_molecules(16)[8:], BATCH),
+            optimizer,
+            device=device,
+            converter=chainer_bspmm.concat_mols,
+        )
         for _ in range(6):
             run(updater, 1)
             run(other, 1)
@@ -467,8 +508,12 @@ def test_on_a_device_that_is_not_the_current_one(no_causes):
     results = []
     for number in (0, 1):
         with cupy.cuda.Device(0):
-            updater = make_updater(GraphUpdater, chainer.get_device('@cupy:%d' % number),
-                                   without_dropout(small_model()), same_molecules())
+            updater = make_updater(
+                GraphUpdater,
+                chainer.get_device('@cupy:%d' % number),
+                without_dropout(small_model()),
+                same_molecules(),
+            )
             run(updater, 20)
             results.append(parameters(updater))
     for name, expected in results[0].items():
@@ -480,8 +525,13 @@ def test_clipping_with_several_layouts(no_causes):
     """Scratch memory of the first graph is not given to anybody while others are captured."""
     cupy = chainer.backends.cuda.cupy
     device = chainer.get_device('@cupy:0')
-    updater = make_updater(GraphUpdater, device, make_model(), molecules(20),
-                           hooks=[optimizer_hooks.GradientClipping(0.5)])
+    updater = make_updater(
+        GraphUpdater,
+        device,
+        make_model(),
+        molecules(20),
+        hooks=[optimizer_hooks.GradientClipping(0.5)],
+    )
     iterators = [SerialIterator(molecules(20), n) for n in (8, 4)]
     others = []
     for i in range(12):

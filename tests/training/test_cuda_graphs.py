@@ -1,4 +1,5 @@
 """Memory of a `Capturer`, with a stand-in for CuPy's pool that counts blocks."""
+
 import collections
 import gc
 import types
@@ -56,9 +57,12 @@ class Memory:
 def make(monkeypatch):
     """Return what makes a capturer for GPU 1, where 0 is current, and its pool."""
     fake = types.SimpleNamespace(
-        Stream=lambda non_blocking: None, Event=lambda disable_timing: None, MemoryPool=Pool,
+        Stream=lambda non_blocking: None,
+        Event=lambda disable_timing: None,
+        MemoryPool=Pool,
         UnownedMemory=lambda ptr, n_bytes, owner, device: owner,
-        MemoryPointer=lambda memory, offset: [memory])
+        MemoryPointer=lambda memory, offset: [memory],
+    )
     monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(cuda=fake), raising=False)
 
     def made():

@@ -1,4 +1,5 @@
 """FusedUpdate: what it refuses, its numbers on the host, its launches against Chainer's updates."""
+
 import collections
 import io
 
@@ -36,8 +37,11 @@ def link_of(xp, dtype='f', shapes=((), (0,), (3, 5), (2, 1025))):
     link = chainer.Link()
     with link.init_scope():
         for i, shape in enumerate(shapes):
-            setattr(link, 'p%03d' % i, chainer.Parameter(
-                xp.asarray(rng.normal(size=shape).astype(dtype))))
+            setattr(
+                link,
+                'p%03d' % i,
+                chainer.Parameter(xp.asarray(rng.normal(size=shape).astype(dtype))),
+            )
     return link
 
 
@@ -69,11 +73,17 @@ def test_optimizer_that_was_not_set_up():
     assert 'setup' in why_not(optimizers.Adam())
 
 
-@pytest.mark.parametrize('make, culprit', [
-    (OwnAdam, 'OwnAdam'), (optimizers.AdaBound, 'AdaBound'), (optimizers.AdaGrad, 'AdaGrad'),
-    (lambda: optimizers.Adam(adabound=True), "'/p000' is updated by Adam with adabound=True"),
-    (lambda: optimizers.Adam(eps=1e-60), "'/p000' is float32, for which eps=1e-60"),
-    (lambda: optimizers.RMSprop(eps=0), "'/p000' is float32, for which eps=0")])
+@pytest.mark.parametrize(
+    'make, culprit',
+    [
+        (OwnAdam, 'OwnAdam'),
+        (optimizers.AdaBound, 'AdaBound'),
+        (optimizers.AdaGrad, 'AdaGrad'),
+        (lambda: optimizers.Adam(adabound=True), "'/p000' is updated by Adam with adabound=True"),
+        (lambda: optimizers.Adam(eps=1e-60), "'/p000' is float32, for which eps=1e-60"),
+        (lambda: optimizers.RMSprop(eps=0), "'/p000' is float32, for which eps=0"),
+    ],
+)
 def test_optimizers_that_are_refused(make, culprit):
     optimizer = optimizer_of(make)
     assert culprit in why_not(optimizer)
@@ -107,19 +117,36 @@ def with_scaled_gradient(optimizer):
     optimizer.target.p002._loss_scale = 2
 
 
-@pytest.mark.parametrize('change, culprit', [
-    (lambda optimizer: optimizer.loss_scaling(), 'scales the loss'),
-    (lambda optimizer: optimizer.set_loss_scale(8), 'scales the loss'),
-    (lambda optimizer: optimizer.add_hook(hooks.GradientNoise(0.1)), "'GradientNoise' of the opt"),
-    (lambda optimizer: optimizer.add_hook(hooks.WeightDecay(0.1), timing='post'), 'after the upd'),
-    (lambda optimizer: optimizer.add_hook(hooks.GradientHardClipping(None, 1)), 'has None where'),
-    (lambda optimizer: optimizer.target.p002.update_rule.add_hook(hooks.WeightDecay(0.1)),
-     "'/p002' has hook 'WeightDecay' on its update rule"),
-    (lambda optimizer: optimizer.use_fp32_update(), 'use_fp32_update'),
-    (with_rule, "'/p002' is updated by .*SGDRule, expected AdamRule"),
-    (with_half, "'/p002' is float16"), (with_shared, "'/q' is also '/p002'"),
-    (with_strides, "'/p002' is not C-contiguous"), (with_many_hooks, '17 hooks'),
-    (with_scaled_gradient, "'/p002' has a scaled gradient")])
+@pytest.mark.parametrize(
+    'change, culprit',
+    [
+        (lambda optimizer: optimizer.loss_scaling(), 'scales the loss'),
+        (lambda optimizer: optimizer.set_loss_scale(8), 'scales the loss'),
+        (
+            lambda optimizer: optimizer.add_hook(hooks.GradientNoise(0.1)),
+            "'GradientNoise' of the opt",
+        ),
+        (
+            lambda optimizer: optimizer.add_hook(hooks.WeightDecay(0.1), timing='post'),
+            'after the upd',
+        ),
+        (
+            lambda optimizer: optimizer.add_hook(hooks.GradientHardClipping(None, 1)),
+            'has None where',
+        ),
+        (
+            lambda optimizer: optimizer.target.p002.update_rule.add_hook(hooks.WeightDecay(0.1)),
+            "'/p002' has hook 'WeightDecay' on its update rule",
+        ),
+        (lambda optimizer: optimizer.use_fp32_update(), 'use_fp32_update'),
+        (with_rule, "'/p002' is updated by .*SGDRule, expected AdamRule"),
+        (with_half, "'/p002' is float16"),
+        (with_shared, "'/q' is also '/p002'"),
+        (with_strides, "'/p002' is not C-contiguous"),
+        (with_many_hooks, '17 hooks'),
+        (with_scaled_gradient, "'/p002' has a scaled gradient"),
+    ],
+)
 def test_what_is_refused(change, culprit):
     optimizer = optimizer_of()
     change(optimizer)
@@ -166,7 +193,12 @@ def test_advance_over_steps_with_a_schedule(make):
             if rate == 'alpha':
                 hp = rule.hyperparam
                 assert row[1:].tolist() == [
-                    1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate]
+                    1 - hp.beta1,
+                    1 - hp.beta2,
+                    hp.eps,
+                    hp.eta,
+                    hp.weight_decay_rate,
+                ]
 
 
 def test_advance_returns_a_new_array():
@@ -200,6 +232,7 @@ def test_numbers_of_another_shape_or_dtype():
 def test_scratch_memory_stays(monkeypatch):
     """Graphs that were captured write there, whatever is prepared after them."""
     from chainer_bspmm.training import fused_update
+
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
     monkeypatch.setattr(fused_update, '_load', lambda *args: None)
     optimizer = optimizer_of(add_hooks=HOOKS['clipping first'])
@@ -261,8 +294,10 @@ def assert_same(ours, theirs, bounds):
         for kind, pair in pairs.items():
             alike[kind, other.dtype].append(pair)
     for (_, dtype), arrays in alike.items():
-        actual, wanted = (numpy.concatenate([cuda.to_cpu(array).ravel() for array in side])
-                          for side in zip(*arrays))
+        actual, wanted = (
+            numpy.concatenate([cuda.to_cpu(array).ravel() for array in side])
+            for side in zip(*arrays)
+        )
         bound = bounds[dtype.char] * numpy.nan_to_num(abs(wanted)).max()
         numpy.testing.assert_allclose(actual, wanted, rtol=0, atol=bound)
 
@@ -376,7 +411,9 @@ def test_graph_with_changing_numbers_equals_eager(make, add_hooks):
         updates[1].launch(cuda.cupy.asarray(updates[1].advance()))
         for a, b in zip(captured.target.params(), eager.target.params()):
             pairs = [(a.array, b.array), (a.grad, b.grad)]
-            pairs += [(a.update_rule.state[name], b.update_rule.state[name])
-                      for name in b.update_rule.state]
+            pairs += [
+                (a.update_rule.state[name], b.update_rule.state[name])
+                for name in b.update_rule.state
+            ]
             for x, y in pairs:
                 assert cuda.to_cpu(x).tobytes() == cuda.to_cpu(y).tobytes()

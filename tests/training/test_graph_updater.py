@@ -1,4 +1,5 @@
 """`GraphUpdater` against StandardUpdater, and against its own steps run eagerly."""
+
 import warnings
 
 import numpy
@@ -41,11 +42,14 @@ def molecules(n, n_relations=1, seed=0, classes=False):
     examples = []
     for _ in range(n):
         size = rng.randint(1, 13)
-        adj = (rng.uniform(size=(n_relations, size, size)) < 2.5 / size / n_relations)
+        adj = rng.uniform(size=(n_relations, size, size)) < 2.5 / size / n_relations
         adj = numpy.maximum(adj, adj.transpose(0, 2, 1)).astype('f') / 3
         atoms = rng.randint(1, 20, size).astype('i')
-        label = (rng.randint(-1, 2, 3).astype('i') if classes else
-                 (atoms.sum() / 50 + rng.normal(size=3)).astype('f'))
+        label = (
+            rng.randint(-1, 2, 3).astype('i')
+            if classes
+            else (atoms.sum() / 50 + rng.normal(size=3)).astype('f')
+        )
         examples.append((atoms, adj if n_relations > 1 else adj[0], label))
     return examples
 
@@ -54,14 +58,17 @@ def make_model(name='RSGCN', classes=False, seed=0, lossfun=functions.mean_squar
     numpy.random.seed(seed)
     predictor = GraphConvPredictor(MODELS[name](), chainer_mlp(3))
     if classes:
-        return Classifier(predictor, lossfun=functions.sigmoid_cross_entropy,
-                          metrics_fun=functions.binary_accuracy)
-    return Regressor(predictor, lossfun=lossfun,
-                     metrics_fun={'mae': functions.mean_absolute_error})
+        return Classifier(
+            predictor,
+            lossfun=functions.sigmoid_cross_entropy,
+            metrics_fun=functions.binary_accuracy,
+        )
+    return Regressor(predictor, lossfun=lossfun, metrics_fun={'mae': functions.mean_absolute_error})
 
 
 def chainer_mlp(out):
     from chainer_chemistry.models.mlp import MLP
+
     return MLP(out, hidden_dim=8)
 
 
@@ -81,8 +88,10 @@ def make_updater(kind, device, model, examples, optimizer=None, hooks=(), **kwar
 
 
 def parameters(updater):
-    return {name: cuda.to_cpu(param.array).copy() for name, param
-            in updater.get_optimizer('main').target.namedparams(include_uninit=False)}
+    return {
+        name: cuda.to_cpu(param.array).copy()
+        for name, param in updater.get_optimizer('main').target.namedparams(include_uninit=False)
+    }
 
 
 def run(updater, n_steps):
@@ -95,15 +104,16 @@ def run(updater, n_steps):
         observation = {}
         with reporter.scope(observation):
             updater.update()
-        reported.append({name: float(getattr(value, 'array', value))
-                         for name, value in observation.items()})
+        reported.append(
+            {name: float(getattr(value, 'array', value)) for name, value in observation.items()}
+        )
     return reported
 
 
 def without_dropout(model):
     for link in model.links():
         if getattr(link, 'dropout_ratio', 0):
-            link.dropout_ratio = 0.
+            link.dropout_ratio = 0.0
     return model
 
 
@@ -114,8 +124,9 @@ def test_same_as_standard_updater(device, graphs, name):
     examples = molecules(40, RELATIONS.get(name, 1))
     results = []
     for kind in (StandardUpdater, GraphUpdater):
-        updater = make_updater(kind, device, without_dropout(make_model(name)), examples,
-                               optimizers.SGD(1e-3))
+        updater = make_updater(
+            kind, device, without_dropout(make_model(name)), examples, optimizers.SGD(1e-3)
+        )
         reported = run(updater, 12)
         results.append((parameters(updater), reported))
     (expected, reports), (found, own) = results
@@ -137,8 +148,9 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
     results = []
     for captured in (True, False):
         hooks = optimizer_hooks.WeightDecay(1e-3), optimizer_hooks.GradientClipping(0.5)
-        updater = make_updater(GraphUpdater, device, make_model(name, classes=True), examples,
-                               hooks=hooks)
+        updater = make_updater(
+            GraphUpdater, device, make_model(name, classes=True), examples, hooks=hooks
+        )
         if not captured:
             monkeypatch.setattr(step_program.StepProgram, 'capture', lambda self: None)
         reported = []
@@ -197,17 +209,27 @@ def test_snapshots_go_both_ways(device, graphs, tmp_path):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_under_a_trainer(device, graphs, tmp_path):
-    updater = make_updater(GraphUpdater, device, without_dropout(make_model()), molecules(40),
-                           optimizers.Adam(alpha=0.01))
+    updater = make_updater(
+        GraphUpdater,
+        device,
+        without_dropout(make_model()),
+        molecules(40),
+        optimizers.Adam(alpha=0.01),
+    )
     trainer = chainer.training.Trainer(updater, (8, 'epoch'), out=str(tmp_path))
     log = extensions.LogReport(trigger=(1, 'epoch'))
     trainer.extend(log)
     trainer.extend(extensions.observe_lr(), trigger=(1, 'iteration'))
     trainer.extend(extensions.ExponentialShift('alpha', 0.9), trigger=(1, 'epoch'))
-    trainer.extend(extensions.Evaluator(
-        SerialIterator(molecules(11, seed=1), BATCH, repeat=False, shuffle=False),
-        updater.get_optimizer('main').target, device=device,
-        converter=chainer_bspmm.concat_mols), trigger=(1, 'epoch'))
+    trainer.extend(
+        extensions.Evaluator(
+            SerialIterator(molecules(11, seed=1), BATCH, repeat=False, shuffle=False),
+            updater.get_optimizer('main').target,
+            device=device,
+            converter=chainer_bspmm.concat_mols,
+        ),
+        trigger=(1, 'epoch'),
+    )
     trainer.extend(extensions.snapshot(), trigger=(2, 'epoch'))
     trainer.run()
     assert len(log.log) == 8
@@ -247,19 +269,27 @@ def eager_cause(device, function, n_steps=4, **kwargs):
 def test_a_model_that_averages_over_all_rows(device, graphs):
     def mean(link, atoms, adj):
         h = functions.mean(link.inner.embed(atoms), axis=0)
-        return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + link.inner(
-            atoms, adj)[:, :3]
+        return (
+            functions.broadcast_to(h[None, :3], (adj.n_graphs, 3)) + link.inner(atoms, adj)[:, :3]
+        )
 
     assert 'belong to no molecule' in eager_cause(device, mean)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('function, words', [
-    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.sum()), 'apture'),
-    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] + link.xp.asarray(
-        numpy.ones(3, 'f')), 'from the host'),
-    (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] + 0 * link.xp.random.rand(), 'Row'),
-])
+@pytest.mark.parametrize(
+    'function, words',
+    [
+        (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * float(adj.data.sum()), 'apture'),
+        (
+            lambda link, atoms, adj: (
+                link.inner(atoms, adj)[:, :3] + link.xp.asarray(numpy.ones(3, 'f'))
+            ),
+            'from the host',
+        ),
+        (lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] + 0 * link.xp.random.rand(), 'Row'),
+    ],
+)
 def test_what_cannot_be_captured(function, words):
     cause = eager_cause(chainer.get_device('@cupy:0'), function)
     assert 'Row' in cause and words in cause and __file__ in cause
@@ -268,14 +298,15 @@ def test_what_cannot_be_captured(function, words):
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_random_numbers_that_are_not_the_step_s(device, graphs):
     cause = eager_cause(
-        device, lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * link.xp.random.rand())
+        device, lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * link.xp.random.rand()
+    )
     assert 'twice' in cause
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_an_attribute_that_changes(device, graphs):
     def scaled(link, atoms, adj):
-        return link.inner(atoms, adj)[:, :3] * (1. + link.counter)
+        return link.inner(atoms, adj)[:, :3] * (1.0 + link.counter)
 
     model = Regressor(Row(scaled), lossfun=functions.mean_squared_error)
     updater = make_updater(GraphUpdater, device, model, molecules(40))
@@ -325,10 +356,18 @@ def test_other_causes_for_eager_steps(device, graphs):
 
 def test_a_dense_model():
     from chainer_chemistry.models import RSGCN
-    model = Regressor(GraphConvPredictor(RSGCN(5, hidden_channels=8), chainer_mlp(3)),
-                      lossfun=functions.mean_squared_error)
-    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), model, molecules(20),
-                           converter=dense_concat_mols)
+
+    model = Regressor(
+        GraphConvPredictor(RSGCN(5, hidden_channels=8), chainer_mlp(3)),
+        lossfun=functions.mean_squared_error,
+    )
+    updater = make_updater(
+        GraphUpdater,
+        chainer.get_device('@numpy'),
+        model,
+        molecules(20),
+        converter=dense_concat_mols,
+    )
     with pytest.warns(UserWarning, match='CUDA graphs need a GPU'):
         run(updater, 2)
 
@@ -342,13 +381,13 @@ def test_a_frozen_value_is_found(device, graphs, monkeypatch):
         return link.inner(atoms, adj)[:, :3] * link.factors[0]
 
     row = Row(scaled)
-    row.factors = [1.]
+    row.factors = [1.0]
     if graphs is not None:  # the stand-in reads it anew: give it what a graph would have frozen
         pytest.skip('needs a captured graph: only a GPU freezes what Python says')
     model = Regressor(row, lossfun=functions.mean_squared_error)
     updater = make_updater(GraphUpdater, device, model, molecules(40))
     run(updater, 4)
-    row.factors[0] = 2.
+    row.factors[0] = 2.0
     with pytest.raises(step_program.StepDiffers, match='run eagerly'):
         run(updater, 6)
 
@@ -363,18 +402,21 @@ def test_the_last_smaller_batch(device, graphs):
     assert updater.is_new_epoch and updater.epoch == 1
 
 
-@pytest.mark.parametrize('seed', (-1, 2 ** 63))
+@pytest.mark.parametrize('seed', (-1, 2**63))
 def test_seed(seed):
     with pytest.raises(ValueError, match='seed: expected at least 0'):
-        make_updater(GraphUpdater, chainer.get_device('@numpy'), make_model(), molecules(9),
-                     seed=seed)
+        make_updater(
+            GraphUpdater, chainer.get_device('@numpy'), make_model(), molecules(9), seed=seed
+        )
 
 
 def test_a_seed_is_not_drawn():
     """It follows NumPy's, and leaves that alone: batches come in StandardUpdater's order."""
     device = chainer.get_device('@numpy')
-    seeds = {make_updater(GraphUpdater, device, make_model(), molecules(9), seed=None).seed
-             for _ in range(2)}
+    seeds = {
+        make_updater(GraphUpdater, device, make_model(), molecules(9), seed=None).seed
+        for _ in range(2)
+    }
     after = numpy.random.rand()
     make_updater(StandardUpdater, device, make_model(), molecules(9))
     assert len(seeds) == 1 and numpy.random.rand() == after

@@ -1,4 +1,5 @@
 """`GraphUpdater` among others: memory, streams, models and GPUs side by side, an interrupt."""
+
 import contextlib
 import gc
 
@@ -36,8 +37,12 @@ def make(name='RSGCN', device='@cupy:0', on_device=False, dataset=None):
         model(*chainer_bspmm.concat_mols(examples[:2]))
     if dataset is None:
         dataset = DeviceDataset(examples, device) if on_device else examples
-    return GraphUpdater(SerialIterator(dataset, BATCH, shuffle=False),
-                        optimizers.Adam().setup(model), device=chainer.get_device(device), seed=7)
+    return GraphUpdater(
+        SerialIterator(dataset, BATCH, shuffle=False),
+        optimizers.Adam().setup(model),
+        device=chainer.get_device(device),
+        seed=7,
+    )
 
 
 def step(updater, n_steps=N_STEPS):
@@ -79,8 +84,9 @@ def test_a_sparse_data_set(device, monkeypatch, name):
         assert capacities._levels[0].max_rows == largest
         found = checked_parameters(updater)
         if not graphs:
-            assert_same_bits(found, trained(
-                name, device.name, dataset=DeviceDataset(part, device.name)))
+            assert_same_bits(
+                found, trained(name, device.name, dataset=DeviceDataset(part, device.name))
+            )
 
 
 @pytest.mark.gpu
@@ -115,8 +121,12 @@ def test_gradients_outlive_the_updater():
     step(make('RelGCN'))  # takes what memory was given back
     for parameter, gradient in zip(model.params(), expected):
         numpy.testing.assert_array_equal(cuda.to_cpu(parameter.grad), gradient)
-    updater = StandardUpdater(SerialIterator(molecules(40), BATCH), optimizers.Adam().setup(model),
-                              converter=chainer_bspmm.concat_mols, device=model.device)
+    updater = StandardUpdater(
+        SerialIterator(molecules(40), BATCH),
+        optimizers.Adam().setup(model),
+        converter=chainer_bspmm.concat_mols,
+        device=model.device,
+    )
     step(updater, 2)
     assert all(numpy.isfinite(array).all() for array in parameters(updater).values())
 
@@ -202,8 +212,9 @@ def ring_molecules(n):
     rng = numpy.random.RandomState(0)
     adj = numpy.eye(6, dtype='f')[[1, 2, 3, 4, 5, 0]]
     adj += adj.T
-    return [(rng.randint(1, 9, 6).astype('i'), adj, rng.normal(size=3).astype('f'))
-            for _ in range(n)]
+    return [
+        (rng.randint(1, 9, 6).astype('i'), adj, rng.normal(size=3).astype('f')) for _ in range(n)
+    ]
 
 
 class InterruptedOnce:

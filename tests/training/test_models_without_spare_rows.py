@@ -1,4 +1,5 @@
 """Models whose functions refuse spare rows train and predict eagerly, and a warning names them."""
+
 import warnings
 
 import numpy
@@ -26,8 +27,9 @@ from tests.training.test_graph_updater import without_dropout
 MODELS = {
     'GNNFiLM': lambda: models.GNNFiLM(5, 8, 2, n_edge_types=4),
     'RelGAT': lambda: models.RelGAT(5, 8, n_update_layers=2, n_edge_types=4),
-    'RelGAT, dropout': lambda: models.RelGAT(5, 8, n_update_layers=2, n_edge_types=4,
-                                             dropout_ratio=0.3),
+    'RelGAT, dropout': lambda: models.RelGAT(
+        5, 8, n_update_layers=2, n_edge_types=4, dropout_ratio=0.3
+    ),
 }
 
 
@@ -38,8 +40,9 @@ def test_training(device, monkeypatch, name):
         if kind is GraphUpdater and device.xp is numpy:
             host_graphs.stand_in(monkeypatch)
         numpy.random.seed(0)
-        model = Regressor(GraphConvPredictor(MODELS[name](), chainer_mlp(3)),
-                          lossfun=functions.mean_squared_error)
+        model = Regressor(
+            GraphConvPredictor(MODELS[name](), chainer_mlp(3)), lossfun=functions.mean_squared_error
+        )
         updater = make_updater(kind, device, model, molecules(40, 4), optimizers.SGD(1e-3))
         if name == 'RelGAT, dropout':
             numpy.random.seed(1)

@@ -1,4 +1,5 @@
 """Which programs are kept, and when something changes too often."""
+
 import numpy
 import pytest
 
@@ -38,6 +39,6 @@ def test_something_that_changes_every_time():
             meet()
         meet()
     with pytest.raises(CannotCapture, match='no step can be replayed, for the attribute number'):
-        for link.number in numpy.arange(1000.):
+        for link.number in numpy.arange(1000.0):
             meet()
     assert link.number == MAX_NEW

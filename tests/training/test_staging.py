@@ -1,4 +1,5 @@
 """The buffer of a step and its pinned copies: where arrays lie in them, and who waits for whom."""
+
 import contextlib
 import types
 
@@ -7,8 +8,14 @@ import pytest
 
 from chainer_bspmm.training import staging
 
-ARRAYS = {'counter': ((1,), 'u8'), 'bytes': ((3,), 'b'), 'none': ((0, 4), 'f'), 'half': ((5,), 'e'),
-          'matrix': ((2, 3), 'd'), 'scalar': ((), 'i')}
+ARRAYS = {
+    'counter': ((1,), 'u8'),
+    'bytes': ((3,), 'b'),
+    'none': ((0, 4), 'f'),
+    'half': ((5,), 'e'),
+    'matrix': ((2, 3), 'd'),
+    'scalar': ((), 'i'),
+}
 
 
 class Pinned(bytearray):
@@ -44,11 +51,20 @@ def staged(monkeypatch):
             self[:n_bytes] = numpy.frombuffer(source, numpy.uint8, n_bytes)
             calls.append(('copy', None))
 
-    monkeypatch.setattr(staging, 'cuda', types.SimpleNamespace(cupy=types.SimpleNamespace(
-        zeros=lambda *arguments: numpy.zeros(*arguments).view(Buffer),
-        cuda=types.SimpleNamespace(
-            alloc_pinned_memory=Pinned, Event=Event,
-            get_current_stream=lambda: 'the current one'))))
+    monkeypatch.setattr(
+        staging,
+        'cuda',
+        types.SimpleNamespace(
+            cupy=types.SimpleNamespace(
+                zeros=lambda *arguments: numpy.zeros(*arguments).view(Buffer),
+                cuda=types.SimpleNamespace(
+                    alloc_pinned_memory=Pinned,
+                    Event=Event,
+                    get_current_stream=lambda: 'the current one',
+                ),
+            )
+        ),
+    )
     device = types.SimpleNamespace(device=contextlib.nullcontext())
     return staging.Staging(ARRAYS, device), calls
 
@@ -72,7 +88,8 @@ def test_the_host_waits_for_the_copy_before_the_last(staged):
         staged.fill()
         staged.send()
     assert [call for call, _ in calls] == ['wait', 'copy', 'record'] * 5
-    waited, recorded = ([event for call, event in calls if call == kind]
-                        for kind in ('wait', 'record'))
+    waited, recorded = (
+        [event for call, event in calls if call == kind] for kind in ('wait', 'record')
+    )
     assert waited == recorded and waited[:3] == waited[2:]  # two events, in turn
     assert waited[0] is not waited[1]

@@ -48,8 +48,10 @@ def on_host(array):
 
 # What the model keeps of a step.
 
+
 def test_attributes_that_a_step_sets(device, graphs, no_causes):
     """They are those of the last step, whichever graph ran, as after a step run eagerly."""
+
     def function(link, atoms, adj):
         link.n_graphs = adj.n_graphs
         return three_columns(link, atoms, adj)
@@ -75,6 +77,7 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
 
 # A model of which the optimizer has only a part, and links that are nobody's part.
 
+
 def only_a_head(kind, device):
     """Return an updater of the last layer of a model, and the part that is not trained."""
     numpy.random.seed(0)
@@ -86,8 +89,9 @@ def only_a_head(kind, device):
     def loss_func(atoms, adj, labels):
         return functions.mean_squared_error(row(atoms, adj), labels)
 
-    updater = make_updater(kind, device, row.head, same_molecules(), optimizers.SGD(0.01),
-                           loss_func=loss_func)
+    updater = make_updater(
+        kind, device, row.head, same_molecules(), optimizers.SGD(0.01), loss_func=loss_func
+    )
     return updater, row.inner
 
 
@@ -137,6 +141,7 @@ def test_a_teacher_in_a_closure(device, graphs):
 def test_batch_norm_that_learns_its_size(device, graphs):
     averages = []
     for kind in (StandardUpdater, GraphUpdater):
+
         def function(link, atoms, adj):
             y = three_columns(link, atoms, adj)
             return link.norm(y)
@@ -152,6 +157,7 @@ def test_batch_norm_that_learns_its_size(device, graphs):
 
 
 # Causes to train eagerly, and what is left of the graphs then.
+
 
 def test_a_model_that_fails_with_spare_rows(device, graphs):
     def five_atoms_each(link, atoms, adj):
@@ -172,12 +178,16 @@ def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
 
     def function(link, atoms, adj):
         y = functions.cast(three_columns(link, atoms, adj), 'float32')
-        return y * (1.003 if adj.has_spare else 1.)
+        return y * (1.003 if adj.has_spare else 1.0)
 
     with chainer.using_config('dtype', numpy.dtype(dtype)):
         updater = make_updater(
-            GraphUpdater, chainer.get_device('@numpy'), without_dropout(small_model(function)),
-            same_molecules(), optimizers.SGD(1e-4))
+            GraphUpdater,
+            chainer.get_device('@numpy'),
+            without_dropout(small_model(function)),
+            same_molecules(),
+            optimizers.SGD(1e-4),
+        )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             run(updater, 3)
@@ -186,6 +196,7 @@ def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
 
 def test_an_error_of_the_user_s(device, graphs):
     """It comes as from StandardUpdater, after the warning."""
+
     def fails(link, atoms, adj):
         raise LookupError('mine')
 
@@ -195,7 +206,7 @@ def test_an_error_of_the_user_s(device, graphs):
     assert updater.iteration == updater.get_optimizer('main').t == 0
 
 
-@pytest.mark.parametrize('value', ('a word', None, (1., 2)))
+@pytest.mark.parametrize('value', ('a word', None, (1.0, 2)))
 def test_reports_that_are_no_numbers(device, graphs, value):
     def reports(link, atoms, adj):
         chainer.report({'value': value}, link)
@@ -213,10 +224,13 @@ def test_reports_that_are_no_numbers(device, graphs, value):
 
 
 def test_a_loss_that_is_none(device, graphs):
-    updater = make_updater(GraphUpdater, device, small_model(), same_molecules(),
-                           loss_func=lambda *args: None)
-    with pytest.warns(UserWarning, match='trains eagerly'), pytest.raises(
-            AttributeError, match="'NoneType' object has no attribute 'backward'"):
+    updater = make_updater(
+        GraphUpdater, device, small_model(), same_molecules(), loss_func=lambda *args: None
+    )
+    with (
+        pytest.warns(UserWarning, match='trains eagerly'),
+        pytest.raises(AttributeError, match="'NoneType' object has no attribute 'backward'"),
+    ):
         run(updater, 1)
 
 
@@ -235,6 +249,7 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
 
 def test_no_cublas(device, graphs, monkeypatch):
     """Such as on Windows, without nvmath-python."""
+
     def fails():
         raise FileNotFoundError('/proc/self/maps')
 
@@ -247,11 +262,13 @@ def test_no_cublas(device, graphs, monkeypatch):
 
 def test_parameters_elsewhere(monkeypatch):
     host_graphs.stand_in(monkeypatch)
-    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(),
-                           same_molecules())
+    updater = make_updater(
+        GraphUpdater, chainer.get_device('@numpy'), small_model(), same_molecules()
+    )
     updater._input_device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
     assert updater._why_not() == (
-        "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1")
+        "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
+    )
 
 
 def test_a_label_that_is_no_row_of_each_molecule(device, graphs):
@@ -260,8 +277,13 @@ def test_a_label_that_is_no_row_of_each_molecule(device, graphs):
 
     model = small_model()
     updater = make_updater(
-        GraphUpdater, device, model, same_molecules(), converter=convert,
-        loss_func=lambda atoms, adj, labels, factor: model(atoms, adj, labels) * float(factor))
+        GraphUpdater,
+        device,
+        model,
+        same_molecules(),
+        converter=convert,
+        loss_func=lambda atoms, adj, labels, factor: model(atoms, adj, labels) * float(factor),
+    )
     with pytest.warns(UserWarning, match=r'each of 8 molecules in output 3, got shape \(\)'):
         run(updater, 2)
 
@@ -270,8 +292,12 @@ def test_a_label_that_is_no_row_of_each_molecule(device, graphs):
 def test_columns_of_nodes_with_a_data_set_on_the_device():
     device = chainer.get_device('@cupy:0')
     updater = make_updater(
-        GraphUpdater, device, small_model(), DeviceDataset(same_molecules(), device),
-        converter=chainer_bspmm.CSRConverter(n_node_columns=1))
+        GraphUpdater,
+        device,
+        small_model(),
+        DeviceDataset(same_molecules(), device),
+        converter=chainer_bspmm.CSRConverter(n_node_columns=1),
+    )
     with pytest.raises(ValueError, match='expected dense examples to go with n_node_columns = 1'):
         run(updater, 1)
 
@@ -280,18 +306,23 @@ def test_buffers_for_a_part_that_chainer_split_off():
     dataset = to_sparse(molecules(60))
     order = numpy.random.RandomState(0).permutation(60)
     first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
-    found, expected = (feeds.capacities(part, BATCH)._levels
-                       for part in (first, dataset[order[:40]]))
+    found, expected = (
+        feeds.capacities(part, BATCH)._levels for part in (first, dataset[order[:40]])
+    )
     assert found == expected and len(found) == 2
-    for other in (dataset[:0], split_dataset(dataset, 0)[0], molecules(3),
-                  split_dataset(molecules(3), 2)[0]):
+    for other in (
+        dataset[:0],
+        split_dataset(dataset, 0)[0],
+        molecules(3),
+        split_dataset(molecules(3), 2)[0],
+    ):
         assert not feeds.capacities(other, BATCH)._levels
 
 
 # Kernels that add with atomics.
 
-def test_a_step_that_is_not_deterministic_and_does_not_say_so(
-        device, graphs, monkeypatch):
+
+def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs, monkeypatch):
     monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
     n = 1 << 14
     rng = numpy.random.RandomState(0)
@@ -302,14 +333,16 @@ def test_a_step_that_is_not_deterministic_and_does_not_say_so(
         if link.xp is numpy:
             return y * (1 + 1e-5 * numpy.random.rand())
         return y + 1e-2 * functions.sum(  # backward adds to some rows in any order
-            functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True)
+            functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True
+        )
 
-    model = without_dropout(small_model(
-        function, rows=device.send(rows), weights=device.send(weights)))
+    model = without_dropout(
+        small_model(function, rows=device.send(rows), weights=device.send(weights))
+    )
     updater = make_updater(GraphUpdater, device, model, same_molecules(), optimizers.SGD(1e-3))
     run(updater, 6)
     if graphs:
-        program, = updater._programs.values()
+        (program,) = updater._programs.values()
         assert not program._deterministic
 
 
@@ -332,28 +365,36 @@ def test_a_difference_beyond_rounding(monkeypatch):
 
 # Arguments.
 
+
 @pytest.mark.parametrize('seed', (1.5, '7', True))
 def test_seed(seed):
     with pytest.raises(TypeError, match='seed: expected an integer or None, got '):
-        make_updater(GraphUpdater, chainer.get_device('@numpy'), small_model(), same_molecules(),
-                     seed=seed)
+        make_updater(
+            GraphUpdater, chainer.get_device('@numpy'), small_model(), same_molecules(), seed=seed
+        )
 
 
 def test_arguments_by_position():
     """As many as StandardUpdater takes."""
     updater = GraphUpdater(
-        SerialIterator(same_molecules(), BATCH), optimizers.SGD().setup(small_model()),
-        chainer_bspmm.concat_mols, None, None, 128., False)
+        SerialIterator(same_molecules(), BATCH),
+        optimizers.SGD().setup(small_model()),
+        chainer_bspmm.concat_mols,
+        None,
+        None,
+        128.0,
+        False,
+    )
     assert updater.loss_scale == 128 and not updater.auto_new_epoch
 
 
 # Where values come from.
 
-FACTOR = 1.
+FACTOR = 1.0
 
 
 class Scaled(chainer.Chain):
-    ratio = 1.
+    ratio = 1.0
 
     def __init__(self):
         super().__init__()
@@ -377,7 +418,7 @@ def test_globals(monkeypatch, function):
     model = Scaled() if function is None else links.Linear(2, 2)
     frozen = Frozen(model, function or model)
     before = frozen.key()
-    monkeypatch.setitem(globals(), 'FACTOR', 2.)
+    monkeypatch.setitem(globals(), 'FACTOR', 2.0)
     after = frozen.key()
     assert after != before == before and frozen.key() == after
     assert 'FACTOR' in frozen.changed(before, after)
@@ -395,7 +436,7 @@ class Loss:
     """A loss whose weight goes up as training goes on, in the ways in which it can be written."""
 
     def __init__(self, model):
-        self.model, self.weight, self.n_calls = model, 1., 0
+        self.model, self.weight, self.n_calls = model, 1.0, 0
 
     def __call__(self, *args):
         return self._weighted(self.model(*args))
@@ -413,17 +454,24 @@ class Loss:
         self.n_calls += 1
 
 
-@pytest.mark.parametrize('pick', (
-    lambda loss: loss, lambda loss: loss.method, lambda loss: loss.closure(),
-    lambda loss: functools.partial(Loss.__call__, loss)))
+@pytest.mark.parametrize(
+    'pick',
+    (
+        lambda loss: loss,
+        lambda loss: loss.method,
+        lambda loss: loss.closure(),
+        lambda loss: functools.partial(Loss.__call__, loss),
+    ),
+)
 def test_weight_of_a_loss(device, graphs, no_causes, pick):
     results = []
     for kind in (StandardUpdater, GraphUpdater):
         model = without_dropout(small_model())
         loss = Loss(model)
-        updater = make_updater(kind, device, model, same_molecules(), optimizers.SGD(0.01),
-                               loss_func=pick(loss))
-        for weight in (1., 2., 1.):
+        updater = make_updater(
+            kind, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=pick(loss)
+        )
+        for weight in (1.0, 2.0, 1.0):
             loss.weight = weight
             for _ in range(3):
                 run(updater, 1)
@@ -434,7 +482,7 @@ def test_weight_of_a_loss(device, graphs, no_causes, pick):
         assert relative_error(results[1][name], expected) < 1e-5, name
 
 
-settings = types.SimpleNamespace(factor=1.)
+settings = types.SimpleNamespace(factor=1.0)
 
 
 def with_settings(x):
@@ -443,7 +491,7 @@ def with_settings(x):
 
 def test_links_that_are_defaults():
     model, teacher = links.Linear(2, 2), links.Linear(2, 2)
-    frozen = Frozen(model, lambda x, n=2., *, teacher=teacher: n * (model(x) - teacher(x)))
+    frozen = Frozen(model, lambda x, n=2.0, *, teacher=teacher: n * (model(x) - teacher(x)))
     frozen.key()
     assert frozen.links == [model, teacher]
     assert {id(param) for param in frozen.other_params} == {id(teacher.W), id(teacher.b)}
@@ -464,11 +512,11 @@ def test_attributes_of_objects_around_a_function(monkeypatch):
     before = frozen.key()
     settings.other = 3  # nobody asks for it
     assert frozen.key() == before
-    monkeypatch.setattr(settings, 'factor', 2.)
+    monkeypatch.setattr(settings, 'factor', 2.0)
     assert frozen.key() != before and 'settings.factor' in frozen.changed(before, frozen.key())
     own = types.ModuleType('settings_of_mine')
-    own.factor = 1.
+    own.factor = 1.0
     monkeypatch.setitem(globals(), 'settings', own)
     before = frozen.key()
-    own.factor = 2.
+    own.factor = 2.0
     assert frozen.key() != before
