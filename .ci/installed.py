@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy
 
 import chainer_bspmm
-from chainer_bspmm.backend import kernels
+from chainer_bspmm.cuda import kernels
 from chainer_bspmm.functions import bspmm
 
 CHECKOUT = Path(__file__).resolve().parents[1]

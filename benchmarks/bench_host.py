@@ -19,8 +19,8 @@ from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.backend import kernels
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 
 # A call of 2 microseconds on the device: the host never waits for it.
 BATCH, DIM, NNZ_PER_ROW, N_B = 100, 50, 3, 64

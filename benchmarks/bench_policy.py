@@ -1,7 +1,7 @@
 """How much slower than the best variant is the one that the launch policy chooses?
 
 Measures every variant of bspmm_csr over random shapes, and the one that ``'auto'`` takes among
-them. The model in ``chainer_bspmm/backend/policy.py`` was made from the samples of the seeds
+them. The model in ``chainer_bspmm/cuda/policy.py`` was made from the samples of the seeds
 0 and 1; its regret is what the sample of seed 2 says, which had no part in that.
 
 Run it on a GPU from the checkout: ``python -m benchmarks.bench_policy``. It writes
@@ -18,8 +18,8 @@ import numpy
 
 from benchmarks import measure
 from chainer_bspmm import backend
-from chainer_bspmm.backend import kernels
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 
 ROUNDS, CALLS = 5, 20
 LANES, COLUMNS, ROWS, BLOCKS = (4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (128, 256)

@@ -10,8 +10,8 @@ import cupy
 import numpy
 
 from benchmarks.tables import Tables
-from chainer_bspmm.backend.gemm import name_of_library
-from chainer_bspmm.backend.gemm import WORKSPACE
+from chainer_bspmm.cuda.gemm import name_of_library
+from chainer_bspmm.cuda.gemm import WORKSPACE
 
 DEFAULT_MATH, TF32_MATH = 0, 3
 

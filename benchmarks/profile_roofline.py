@@ -33,8 +33,12 @@ METRICS = {
     'lts__t_sectors_op_write.sum': 'sectors written to L2',
     'lts__throughput.avg.pct_of_peak_sustained_elapsed': 'L2, % of its peak',
     'dram__bytes.sum': 'bytes of device memory',
-    'smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio': 'warps that wait for L1, L2 or memory, for each that issues',
-    'smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio': 'warps that wait for a place in the queue of loads, for each that issues',
+    'smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio': (
+        'warps that wait for L1, L2 or memory, for each that issues'
+    ),
+    'smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio': (
+        'warps that wait for a place in the queue of loads, for each that issues'
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from chainer.backends import cuda
 
 import chainer_bspmm
 from chainer_bspmm import self_test
-from chainer_bspmm.backend import gemm
+from chainer_bspmm.cuda import gemm
 
 PACKAGES = (
     'numpy',

@@ -15,8 +15,8 @@ import chainer_bspmm
 from chainer_bspmm import backend
 from chainer_bspmm import info
 from chainer_bspmm import self_test
-from chainer_bspmm.backend import gemm
-from chainer_bspmm.backend import kernels
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 

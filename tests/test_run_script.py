@@ -79,7 +79,7 @@ def test_exit(tmp_path, text):
     'text',
     [
         '\n\ndef f():\n    raise ValueError("words")\n\nf()\n',
-        'try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError("a") from error\n',
+        'try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError("a") from e\n',
         'x = 1\ny = (\n',
         'import nothing_of_that_name\n',
         'exec("1 +")\n',

@@ -15,8 +15,8 @@ from chainer import utils
 from chainer.backends import cuda
 
 from chainer_bspmm.backend import check
-from chainer_bspmm.backend import kernels
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import BatchedSELL

@@ -4,7 +4,7 @@ import numpy
 
 import chainer
 from chainer import backend
-from chainer_bspmm.dataset import examples as dense
+from chainer_bspmm.dataset import dense_examples as dense
 from chainer_bspmm.dataset.sparse_dataset import locate
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import SparseExample

@@ -2,7 +2,7 @@
 
 import numpy
 
-from chainer_bspmm.dataset import examples as dense
+from chainer_bspmm.dataset import dense_examples as dense
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
@@ -251,7 +251,7 @@ class Molecules:
 
     @classmethod
     def from_examples(cls, examples, name, first):
-        """Make them from dense examples; see :func:`chainer_bspmm.dataset.examples.gather`.
+        """Make them from dense examples; see :func:`chainer_bspmm.dataset.dense_examples.gather`.
 
         Returns Molecules without labels, and the labels: a tuple a column.
         """

@@ -11,7 +11,7 @@ import os
 import numpy
 from tqdm import tqdm
 
-from chainer_bspmm.dataset import examples as dense
+from chainer_bspmm.dataset import dense_examples as dense
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.sparse import validate

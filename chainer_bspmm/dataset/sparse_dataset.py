@@ -10,7 +10,7 @@ from chainer_chemistry.dataset.indexers.numpy_tuple_dataset_feature_indexer impo
 import numpy
 from tqdm import tqdm
 
-from chainer_bspmm.dataset import examples as dense
+from chainer_bspmm.dataset import dense_examples as dense
 from chainer_bspmm.dataset.molecules import Molecules
 
 try:

@@ -3,7 +3,7 @@
 from chainer import function_node
 
 from chainer_bspmm import backend
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.node import apply_untracked
 
 
 class BatchedSpMM(function_node.FunctionNode):
@@ -38,10 +38,10 @@ class BatchedSpMM(function_node.FunctionNode):
                 node = BatchedSpMM(
                     self._adj, self._has_data, False, not self._trans, self._algorithm
                 )
-                gradients += quick_apply(node, (gy, data) if self._has_data else (gy,))
+                gradients += apply_untracked(node, (gy, data) if self._has_data else (gy,))
             elif index == 1 and self._has_data:
                 pair = (x, gy) if self._trans else (gy, x)
-                gradients += quick_apply(BatchedSDDMM(self._adj, self._algorithm), pair)
+                gradients += apply_untracked(BatchedSDDMM(self._adj, self._algorithm), pair)
             else:
                 gradients.append(gy)
         return tuple(gradients)

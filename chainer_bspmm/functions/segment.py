@@ -3,7 +3,7 @@
 from chainer import function_node
 
 from chainer_bspmm import backend
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.node import apply_untracked
 
 
 class SegmentSum(function_node.FunctionNode):
@@ -19,7 +19,7 @@ class SegmentSum(function_node.FunctionNode):
         )
 
     def backward(self, indexes, grad_outputs):
-        return tuple(quick_apply(SegmentBroadcast(self._adj), grad_outputs))
+        return tuple(apply_untracked(SegmentBroadcast(self._adj), grad_outputs))
 
 
 class SegmentBroadcast(function_node.FunctionNode):
@@ -35,7 +35,7 @@ class SegmentBroadcast(function_node.FunctionNode):
         )
 
     def backward(self, indexes, grad_outputs):
-        return tuple(quick_apply(SegmentSum(self._adj), grad_outputs))
+        return tuple(apply_untracked(SegmentSum(self._adj), grad_outputs))
 
 
 class SegmentMax(function_node.FunctionNode):

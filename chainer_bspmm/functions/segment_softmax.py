@@ -3,7 +3,7 @@
 from chainer import function_node
 
 from chainer_bspmm import backend
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.node import apply_untracked
 
 
 class SegmentSoftmax(function_node.FunctionNode):
@@ -19,7 +19,7 @@ class SegmentSoftmax(function_node.FunctionNode):
 
     def backward(self, indexes, grad_outputs):
         (y,) = self.get_retained_outputs()
-        return quick_apply(SegmentSoftmaxGrad(self._offsets), (y, grad_outputs[0]))
+        return apply_untracked(SegmentSoftmaxGrad(self._offsets), (y, grad_outputs[0]))
 
 
 class SegmentSoftmaxGrad(function_node.FunctionNode):

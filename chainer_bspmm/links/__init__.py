@@ -9,7 +9,7 @@ from chainer_bspmm.links.graph_convolution import GraphConvolution
 from chainer_bspmm.links.gwm import GWM
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
-from chainer_bspmm.links.rel_gcn_update import RelGCNUpdate
+from chainer_bspmm.links.relgcn_update import RelGCNUpdate
 from chainer_bspmm.links.relgat_update import RelGATUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 

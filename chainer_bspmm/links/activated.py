@@ -3,8 +3,8 @@
 import chainer
 from chainer import functions
 
-from chainer_bspmm.functions.activated_linear import linear_relu
-from chainer_bspmm.functions.activated_linear import linear_softmax
+from chainer_bspmm.functions.fused.activated_linear import linear_relu
+from chainer_bspmm.functions.fused.activated_linear import linear_softmax
 from chainer_bspmm.links.lazy_linear import parameters_of
 
 FUSED = {functions.relu: linear_relu, functions.softmax: linear_softmax}

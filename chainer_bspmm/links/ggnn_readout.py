@@ -5,8 +5,8 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import segment_sum
-from chainer_bspmm.functions.gated_linear import ACTIVATIONS
-from chainer_bspmm.functions.gated_linear import gated_linear
+from chainer_bspmm.functions.fused.gated_linear import ACTIVATIONS
+from chainer_bspmm.functions.fused.gated_linear import gated_linear
 from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.real_nodes import real_nodes
 from chainer_bspmm.links.twin import twin_of

@@ -5,8 +5,8 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.edge_film import edge_film
-from chainer_bspmm.functions.layer_norm import layer_norm
+from chainer_bspmm.functions.fused.edge_film import edge_film
+from chainer_bspmm.functions.fused.layer_norm import layer_norm
 from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.relations import node_rows
 from chainer_bspmm.links.twin import twin_of

@@ -5,8 +5,8 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.degree_linear import degree_linear_sigmoid
-from chainer_bspmm.functions.degree_linear import degrees_of
+from chainer_bspmm.functions.fused.degree_linear import degree_linear_sigmoid
+from chainer_bspmm.functions.fused.degree_linear import degrees_of
 from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.twin import twin_of
 

@@ -5,7 +5,7 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.backend import check
-from chainer_bspmm.functions.relation_attention import relation_attention
+from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.relations import node_rows
 from chainer_bspmm.links.twin import twin_of

@@ -5,7 +5,7 @@ from chainer import functions
 from chainer_chemistry.links.connection.graph_linear import GraphLinear
 
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.convolved_relu import convolved_relu
+from chainer_bspmm.functions.fused.convolved_relu import convolved_relu
 from chainer_bspmm.links.lazy_linear import parameters_of
 from chainer_bspmm.links.twin import twin_of
 

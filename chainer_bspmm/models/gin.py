@@ -9,7 +9,7 @@ from chainer_bspmm.compat.chemistry_repairs import zero_unused_layers
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.twin import twin_of
-from chainer_bspmm.models.rsgcn import embed_atoms
+from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.models.updates_and_readouts import predict
 from chainer_bspmm.models.updates_and_readouts import sparse_readouts
 

@@ -8,13 +8,13 @@ from chainer_chemistry.links import GeneralReadout as DenseGeneralReadout
 from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseGGNNReadout
 from chainer_chemistry.links.readout.nfp_readout import NFPReadout as DenseNFPReadout
 
-from chainer_bspmm.functions.batch_norm import batch_norm
+from chainer_bspmm.functions.fused.batch_norm import batch_norm
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import NFPReadout
 from chainer_bspmm.links.twin import twin_of
-from chainer_bspmm.models.relgcn import scale_adj
-from chainer_bspmm.models.rsgcn import embed_atoms
+from chainer_bspmm.backend.scale_adj import scale_adj
+from chainer_bspmm.links.embed import embed_atoms
 
 # How each readout of Chainer Chemistry becomes ours, and how ours is called.
 READOUTS = {

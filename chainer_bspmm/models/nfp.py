@@ -9,7 +9,7 @@ from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_readout import pool
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.links.twin import twin_of
-from chainer_bspmm.models.rsgcn import embed_atoms
+from chainer_bspmm.links.embed import embed_atoms
 
 
 class NFP(chainer.Chain):

@@ -2,17 +2,15 @@
 
 import chainer
 from chainer import functions
-from chainer.backends import cuda
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.links import EmbedAtomID
 from chainer_chemistry.links import GraphBatchNormalization
 from chainer_chemistry.links.readout.general_readout import GeneralReadout as DenseReadout
 
-from chainer_bspmm.backend.check import adjacency
-from chainer_bspmm.functions.batch_norm import batch_norm
-from chainer_bspmm.functions.embed_rows import embed_rows
+from chainer_bspmm.functions.fused.batch_norm import batch_norm
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.twin import twin_of
 
 
@@ -129,48 +127,3 @@ class RSGCN(chainer.Chain):
             if i < self.n_update_layers - 1:
                 h = functions.relu(h)
         return self.readout(h, adj)
-
-
-def embed_atoms(embed, atom_array, adj):
-    """Return (n_rows, channels) node features of atom ids; features pass through, flattened.
-
-    Ids are checked on the host: against the batch's stored maximum, or where that is unknown in
-    the array itself, which synchronises if it lies on a device.
-    """
-    adjacency(adj)
-    if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
-        raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
-    lead = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
-    is_ids = atom_array.dtype.kind in 'iu'
-    if atom_array.shape[: len(lead)] != lead or atom_array.ndim != len(lead) + (not is_ids):
-        raise ValueError(
-            'atom_array: expected shape %s%s to go with %r, got %s'
-            % (lead, ' ids, or features of one more dimension', adj, atom_array.shape)
-        )
-    flat = atom_array.reshape((adj.n_rows,) + atom_array.shape[len(lead) :])
-    n_atom_types, n_channels = embed.W.shape
-    if not is_ids:
-        if flat.shape[1] != n_channels:
-            raise ValueError(
-                'atom_array: expected features of %d channels, got shape %s'
-                % (n_channels, atom_array.shape)
-            )
-        return chainer.as_variable(flat)
-    largest, smallest = adj.max_atom_id, 0
-    if largest is None and flat.size:
-        array = cuda.to_cpu(flat.array if isinstance(flat, chainer.Variable) else flat)
-        largest, smallest = int(array.max()), int(array.min())
-    if largest is not None and not (0 <= smallest and largest < n_atom_types):
-        raise ValueError(
-            'atom_array: expected ids in [0, %d), the size of the embedding, got %d'
-            % (n_atom_types, smallest if smallest < 0 else largest)
-        )
-    return embed_ids(embed, flat.array if isinstance(flat, chainer.Variable) else flat)
-
-
-def embed_ids(embed, ids):
-    """Return ``embed(ids)``, (n_rows, channels), of an array of checked ids."""
-    is_table = type(embed) in (EmbedAtomID, chainer.links.EmbedID)
-    if not is_table or embed.ignore_label is not None or embed.local_link_hooks:
-        return embed(ids)
-    return embed_rows(ids, embed.W)

@@ -6,7 +6,7 @@ from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseRea
 
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links.twin import twin_of
-from chainer_bspmm.models.rsgcn import embed_atoms
+from chainer_bspmm.links.embed import embed_atoms
 
 
 class UpdatesAndReadouts(chainer.Chain):

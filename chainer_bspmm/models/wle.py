@@ -10,7 +10,7 @@ from chainer_chemistry.models.gwle import gwle_graph_conv_model
 from chainer_chemistry.models.gwle import gwle_net
 
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
-from chainer_bspmm.models.rsgcn import embed_ids
+from chainer_bspmm.links.embed import embed_ids
 
 
 class _WLEGraphConvModel(GraphConvModel):

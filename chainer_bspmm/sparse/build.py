@@ -73,8 +73,8 @@ def transpose_batch(adj):
         # Here and not at the top of the file: the backend imports this package, and only once both
         # are there can a matrix ask for its transpose. Of the backend it is the two modules that
         # know nothing of containers.
-        from chainer_bspmm.backend import kernels
-        from chainer_bspmm.backend import policy
+        from chainer_bspmm.cuda import kernels
+        from chainer_bspmm.cuda import policy
 
         launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
         if launch is not None:

@@ -27,8 +27,8 @@ from chainer_chemistry.functions.loss.mean_squared_error import (
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend import gemm
-from chainer_bspmm.functions.dropout import step_dropout
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.functions.fused.dropout import step_dropout
 
 
 def _linear(node, step, inputs):

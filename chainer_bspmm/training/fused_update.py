@@ -19,7 +19,7 @@ from chainer.optimizers import momentum_sgd
 from chainer.optimizers import rmsprop
 from chainer.optimizers import sgd
 
-from chainer_bspmm.backend import kernels
+from chainer_bspmm.cuda import kernels
 from chainer_bspmm.backend.gpu import NULL
 
 # How an optimizer updates: the type of its rules; which variant (RULE of the kernel) such a rule

@@ -12,9 +12,9 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.training import chainer_nodes
-from chainer_bspmm.training import feeds
+from chainer_bspmm.training import batches
 from chainer_bspmm.training.cuda_graphs import Capturer
-from chainer_bspmm.training.frozen import Frozen
+from chainer_bspmm.training.guards import Frozen
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.fused_update import why_not
 from chainer_bspmm.training.inputs import blas_for
@@ -121,9 +121,9 @@ class GraphUpdater(StandardUpdater):
         reason = self._reason or self._why_not_now()
         if reason is None:
             try:
-                batch = feeds.batch_of(examples, self.converter, self.input_device)
+                batch = batches.batch_of(examples, self.converter, self.input_device)
                 program = self._program(batch)
-            except (feeds.NoSparseBatch, CannotCapture) as error:
+            except (batches.NoSparseBatch, CannotCapture) as error:
                 reason = self._reason = str(error)
                 self._context = None  # gives its memory back
                 self._programs.clear()
@@ -151,7 +151,7 @@ class GraphUpdater(StandardUpdater):
         """Return the program for a batch, captured if it was seen before."""
         capacities = self._capacities.get(batch.form.n_graphs)
         if capacities is None:
-            capacities = self._capacities[batch.form.n_graphs] = feeds.capacities(
+            capacities = self._capacities[batch.form.n_graphs] = batches.capacities(
                 getattr(self._iterators['main'], 'dataset', None), batch.form.n_graphs
             )
         capacity = capacities.of(batch.need)

@@ -2,8 +2,8 @@
 
 import chainer
 
-from chainer_bspmm.backend import gemm
-from chainer_bspmm.backend import step
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import step
 from chainer_bspmm.training import staging
 
 
@@ -20,14 +20,14 @@ class Inputs:
 
     Args:
         capturer (Capturer): of the step.
-        blas (backend.gemm.Blas), seed (int): of the step.
+        blas ((cuda.gemm.Blas)), seed (int): of the step.
         device (chainer.backend.GpuDevice): where to.
         batch (HostBatch or DeviceBatch): the first of this layout.
         capacity (Capacity): of the buffers.
         n_numbers (int or None): so many float64 go along with every batch.
 
     Attributes:
-        step (backend.step.Step): to be under way when the step is run.
+        step ((cuda.step.Step)): to be under way when the step is run.
         numbers (array or None): (n_numbers,) float64 on the device.
     """
 

@@ -8,15 +8,15 @@ import chainer
 from chainer.backends import cuda
 from chainer.dataset import convert
 
-from chainer_bspmm.backend import step
+from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.training import chainer_nodes
-from chainer_bspmm.training import feeds
+from chainer_bspmm.training import batches
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.cuda_graphs import Capturer
-from chainer_bspmm.training.frozen import Frozen
+from chainer_bspmm.training.guards import Frozen
 from chainer_bspmm.training.inputs import blas_for
 from chainer_bspmm.training.inputs import Inputs
 from chainer_bspmm.training.programs import Programs
@@ -241,7 +241,7 @@ class Predictor:
         if reason is None:
             try:
                 return self._captured(examples)
-            except (feeds.NoSparseBatch, CannotCapture) as error:
+            except (batches.NoSparseBatch, CannotCapture) as error:
                 reason = self._reason = str(error)
                 self._programs.clear()
         if reason not in self._warned:
@@ -252,10 +252,10 @@ class Predictor:
     def _captured(self, examples):
         if self.capturer is None:
             self._prepare()
-        batch = feeds.batch_of(examples, self._converter, self.device)
+        batch = batches.batch_of(examples, self._converter, self.device)
         n_graphs = batch.form.n_graphs
         if n_graphs not in self._capacities:
-            self._capacities[n_graphs] = feeds.capacities(self._dataset, n_graphs)
+            self._capacities[n_graphs] = batches.capacities(self._dataset, n_graphs)
         need = batch.need if isinstance(self._dataset, SparseDataset) else _roomy(batch.need)
         capacity = self._capacities[n_graphs].of(need)
         layout = batch.form, batch.source, capacity, self._frozen_key()

@@ -6,7 +6,7 @@ import warnings
 
 import chainer
 
-from chainer_bspmm.backend import step
+from chainer_bspmm.cuda import step
 from chainer_bspmm.training import state
 from chainer_bspmm.training.inputs import Inputs
 

@@ -45,11 +45,11 @@ def test_upstream_fails(case):
 
 def test_a_mistake_is_found(monkeypatch):
     """A relation layer that loses its bias shows in output and gradients, in both layouts."""
-    from chainer_bspmm.links import rel_gcn_update
+    from chainer_bspmm.links import relgcn_update
 
-    relation_linear = rel_gcn_update.relation_linear
+    relation_linear = relgcn_update.relation_linear
     monkeypatch.setattr(
-        rel_gcn_update,
+        relgcn_update,
         'relation_linear',
         lambda adj, h, W, b, *own: relation_linear(adj, h, W, b * 0.9999, *own),
     )

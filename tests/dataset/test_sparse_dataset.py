@@ -372,8 +372,8 @@ def test_save_refuses_other_data_sets(tmp_path):
         ({'atoms': numpy.array([6, -6, 1])}, 'atoms: expected at least 0 at position 1, got -6'),
         (
             {'columns': numpy.array([0, 1, 1, 1])},
-            'columns: expected less than 1, relations times the nodes of the molecule, at position 3, '
-            'got 1',
+            'columns: expected less than 1, relations times the nodes of the molecule, '
+            'at position 3, got 1',
         ),
     ],
 )

@@ -10,7 +10,7 @@ import types
 import numpy
 import pytest
 
-from chainer_bspmm.backend import gemm
+from chainer_bspmm.cuda import gemm
 
 SOURCE = pathlib.Path(__file__).resolve().parent / 'cublas_on_cpu.cpp'
 _built = tempfile.TemporaryDirectory(prefix='cublas_on_cpu-')

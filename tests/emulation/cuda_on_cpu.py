@@ -16,7 +16,8 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend import cpu, gpu, kernels, policy
+from chainer_bspmm.backend import cpu, gpu
+from chainer_bspmm.cuda import kernels, policy
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 # For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.

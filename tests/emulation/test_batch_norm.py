@@ -8,7 +8,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.functions import batch_norm
+from chainer_bspmm.functions.fused import batch_norm
 
 from elementwise_on_cpu import elementwise
 

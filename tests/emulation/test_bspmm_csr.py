@@ -4,7 +4,7 @@ import pytest
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import policy
 
 from kernel_cases import BATCHES, CHANNELS, DTYPES
 from kernel_cases import assert_exact, batch, integers

@@ -12,7 +12,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import functions
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import policy
 
 from cuda_on_cpu import MEMORY, RACES, KernelError
 from kernel_cases import BATCHES, CHANNELS

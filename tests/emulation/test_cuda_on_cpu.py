@@ -10,7 +10,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build as build_module
 from tests.support import shuffled
 

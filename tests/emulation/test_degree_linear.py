@@ -7,7 +7,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.functions import degree_linear
+from chainer_bspmm.functions.fused import degree_linear
 
 from elementwise_on_cpu import elementwise
 

@@ -5,7 +5,7 @@ import pytest
 
 from chainer.backend import CpuDevice
 
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
@@ -111,7 +111,7 @@ def test_data_set_without_entries(device, on_device):
 @pytest.mark.parametrize('n_graphs, n_sms', [(1500, 132), (300, 4), (8, 1), (9, 1), (65, 1)])
 def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
     monkeypatch.setattr(
-        'chainer_bspmm.backend.kernels.device', lambda device_id: policy.Device(n_sms, 60 << 20)
+        'chainer_bspmm.cuda.kernels.device', lambda device_id: policy.Device(n_sms, 60 << 20)
     )
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))

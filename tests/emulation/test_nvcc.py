@@ -8,7 +8,7 @@ import subprocess
 import numpy
 import pytest
 
-from chainer_bspmm.backend import kernels
+from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import fused_update
 
 # From Turing on: the generations that CuPy supports and this project names.

@@ -3,7 +3,7 @@ import pytest
 
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import policy
 
 from kernel_cases import CHANNELS, DTYPES
 

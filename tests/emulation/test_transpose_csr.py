@@ -4,8 +4,8 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.backend import kernels
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
 
 from kernel_cases import BATCHES

@@ -7,8 +7,8 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.activated_linear import linear_relu
-from chainer_bspmm.functions.activated_linear import linear_softmax
+from chainer_bspmm.functions.fused.activated_linear import linear_relu
+from chainer_bspmm.functions.fused.activated_linear import linear_softmax
 from tests.functions.test_bspmm import check_gradients
 from tests.support import DTYPES
 from tests.support import features

@@ -9,7 +9,7 @@ from chainer.backends import cuda
 from chainer_chemistry.links import GraphBatchNormalization
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.functions.batch_norm import batch_norm
+from chainer_bspmm.functions.fused.batch_norm import batch_norm
 from chainer_bspmm.models import RSGCN
 from tests.functions.test_segment_softmax import check_gradients
 from tests.sparse.test_spare import with_spare

@@ -19,7 +19,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.functions import bspmm
 from tests.support import assert_close
 from tests.support import batch_on

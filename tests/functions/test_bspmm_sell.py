@@ -61,7 +61,8 @@ def test_product_of_every_slice_size(xp, name, size, sort_rows, dtype):
         (
             {'data': numpy.ones(2, 'f')},
             ValueError,
-            'data: expected None, because a BatchedSELL .* got ndarray; edge values go with a BatchedCSR',
+            'data: expected None, because a BatchedSELL .* got ndarray; '
+            'edge values go with a BatchedCSR',
         ),
         ({'residual': numpy.ones((3, 1), 'f')}, ValueError, r'residual: expected shape \(3, 2\)'),
         (

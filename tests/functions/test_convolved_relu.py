@@ -8,8 +8,8 @@ from chainer import functions
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.activated_linear import linear_relu
-from chainer_bspmm.functions.convolved_relu import convolved_relu
+from chainer_bspmm.functions.fused.activated_linear import linear_relu
+from chainer_bspmm.functions.fused.convolved_relu import convolved_relu
 from tests.functions.test_bspmm import check_gradients
 from tests.support import DTYPES
 from tests.support import features

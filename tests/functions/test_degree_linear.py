@@ -9,10 +9,10 @@ from chainer.backends import cuda
 from chainer_bspmm import backend
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.functions import degree_linear
-from chainer_bspmm.functions.degree_linear import degree_linear_sigmoid
-from chainer_bspmm.functions.degree_linear import Degrees
-from chainer_bspmm.functions.degree_linear import degrees_of
+from chainer_bspmm.functions.fused import degree_linear
+from chainer_bspmm.functions.fused.degree_linear import degree_linear_sigmoid
+from chainer_bspmm.functions.fused.degree_linear import Degrees
+from chainer_bspmm.functions.fused.degree_linear import degrees_of
 from tests.functions.test_bspmm import check_gradients
 from tests.support import assert_close
 from tests.support import DTYPES

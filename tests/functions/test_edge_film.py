@@ -9,7 +9,7 @@ from chainer.backends import cuda
 from chainer_bspmm import backend
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
-from chainer_bspmm.functions.edge_film import edge_film
+from chainer_bspmm.functions.fused.edge_film import edge_film
 from chainer_bspmm.sparse.edges import edges_of
 from tests.functions.test_relation_attention import adjacency
 from tests.functions.test_relation_attention import NAMES

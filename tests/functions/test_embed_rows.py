@@ -7,7 +7,7 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.embed_rows import embed_rows
+from chainer_bspmm.functions.fused.embed_rows import embed_rows
 from tests.functions.test_bspmm import check_gradients
 from tests.support import DTYPES
 from tests.support import features

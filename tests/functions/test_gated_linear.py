@@ -8,7 +8,7 @@ from chainer import functions
 from chainer import gradient_check
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.gated_linear import gated_linear
+from chainer_bspmm.functions.fused.gated_linear import gated_linear
 from tests.support import DTYPES
 from tests.support import relative_error
 

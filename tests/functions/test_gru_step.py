@@ -6,7 +6,7 @@ import pytest
 import chainer
 from chainer import gradient_check
 
-from chainer_bspmm.functions.gru_step import gru_step
+from chainer_bspmm.functions.fused.gru_step import gru_step
 from tests.support import relative_error
 
 N, C, M, H = 7, 3, 2, 5

@@ -6,7 +6,7 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.layer_norm import layer_norm
+from chainer_bspmm.functions.fused.layer_norm import layer_norm
 from tests.functions.test_segment_softmax import check_gradients
 
 

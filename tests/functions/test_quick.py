@@ -6,9 +6,9 @@ import pytest
 import chainer
 from chainer.functions.math.basic_math import Mul
 
-from chainer_bspmm.functions.quick import quick_apply
-from chainer_bspmm.functions.quick import QuickGradients
-from chainer_bspmm.functions.quick import QuickSums
+from chainer_bspmm.functions.node import apply_untracked
+from chainer_bspmm.functions.node import FusedNode
+from chainer_bspmm.functions.node import AccumulateInPlace
 
 
 class Calls(chainer.FunctionHook):
@@ -25,7 +25,7 @@ class Calls(chainer.FunctionHook):
 def test_quick_apply(graph):
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     with chainer.using_config('enable_backprop', graph), Calls() as calls:
-        (z,) = quick_apply(Mul(), (x, y))
+        (z,) = apply_untracked(Mul(), (x, y))
     assert z.array.tolist() == [6, 6]
     assert z.requires_grad == graph and (z.creator is not None) == graph
     assert len(calls.labels) == graph
@@ -35,7 +35,7 @@ def test_quick_apply(graph):
         assert x.grad.tolist() == [3, 3]
 
 
-class QuickMul(QuickSums, Mul):
+class QuickMul(AccumulateInPlace, Mul):
     pass
 
 
@@ -67,7 +67,7 @@ def test_quick_sums_leaves_what_it_adds_to_alone():
     assert given.tolist() == [5, 5] and x.grad.tolist() == [8, 8]
 
 
-class QuickProduct(QuickGradients):
+class QuickProduct(FusedNode):
     def forward(self, inputs):
         self.retain_inputs((0, 1))
         return (inputs[0] * inputs[1],)

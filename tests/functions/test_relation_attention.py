@@ -9,8 +9,8 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
-from chainer_bspmm.functions.relation_attention import relation_attention
-from chainer_bspmm.sparse.attention import attention_pattern
+from chainer_bspmm.functions.fused.relation_attention import relation_attention
+from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
 from tests.functions.test_segment_softmax import check_gradients
 from tests.support import batch_on
 from tests.support import random_matrix

@@ -22,7 +22,7 @@ from tests.support import random_matrix
 from tests.support import relative_error
 
 # The package has the function under the module's name.
-module = importlib.import_module('chainer_bspmm.functions.relation_linear')
+module = importlib.import_module('chainer_bspmm.functions.fused.relation_linear')
 
 # Batches with a column for every row and relation.
 NAMES = [

@@ -17,7 +17,7 @@ from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.models import RelGCN
 from chainer_bspmm.models import sparsify
-from chainer_bspmm.models.relgcn import scale_adj
+from chainer_bspmm.backend.scale_adj import scale_adj
 from tests.models.relation_models import assert_half_precision
 from tests.models.relation_models import assert_layouts_agree
 from tests.models.relation_models import assert_same_constructor

@@ -11,8 +11,8 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import functions
-from chainer_bspmm.functions.degree_linear import degrees_of
-from chainer_bspmm.functions.relation_attention import relation_attention
+from chainer_bspmm.functions.fused.degree_linear import degrees_of
+from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers

@@ -14,8 +14,8 @@ import chainer
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.backend import gemm
-from chainer_bspmm.backend import step
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import step
 from chainer_bspmm.training import graph_updater
 from chainer_bspmm.training import staging
 from chainer_bspmm.training import state

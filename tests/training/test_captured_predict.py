@@ -16,8 +16,8 @@ from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.backend import gemm
-from chainer_bspmm.backend import step
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import smiles as parsing
 from chainer_bspmm.dataset import to_sparse

@@ -17,10 +17,10 @@ from chainer_chemistry.functions import mean_squared_error as masked_mean_square
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import reference
-from chainer_bspmm.backend import gemm
-from chainer_bspmm.backend import step
-from chainer_bspmm.functions.activated_linear import linear_relu
-from chainer_bspmm.functions.activated_linear import linear_softmax
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import step
+from chainer_bspmm.functions.fused.activated_linear import linear_relu
+from chainer_bspmm.functions.fused.activated_linear import linear_softmax
 from chainer_bspmm.training import chainer_nodes
 from tests.support import relative_error
 

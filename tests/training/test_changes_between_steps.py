@@ -16,10 +16,10 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.training import feeds
+from chainer_bspmm.training import batches as training_batches
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
-from chainer_bspmm.training.frozen import Frozen
+from chainer_bspmm.training.guards import Frozen
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
 from tests.training.host_graphs import causes
@@ -349,23 +349,26 @@ def test_two_data_sets_on_the_device(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
     monkeypatch.setattr(
-        feeds.HostBatch,
+        training_batches.HostBatch,
         '_fill',
-        lambda self, buffers: feeds.fill_buffers(buffers, *self._arrays),
+        lambda self, buffers: training_batches.fill_buffers(buffers, *self._arrays),
         raising=False,
     )
     examples = same_molecules(24)
     batches = [
-        feeds.batch_of(examples[start : start + BATCH], chainer_bspmm.concat_mols, None)
+        training_batches.batch_of(examples[start : start + BATCH], chainer_bspmm.concat_mols, None)
         for start in (0, BATCH, 2 * BATCH)
     ]
     gathered = [Gathered((batches[0],), 0), Gathered((batches[1],), 0), batches[2]]
     results = []
     for kind in ('mixed', 'host'):
         order = iter([0, 1, 2] * 4)
+        of_kind = gathered if kind == 'mixed' else batches
         monkeypatch.setattr(
-            feeds, 'batch_of', lambda *args: (gathered if kind == 'mixed' else batches)[next(order)]
-        )  # NOQA: B023
+            training_batches,
+            'batch_of',
+            lambda *args, order=order, of_kind=of_kind: of_kind[next(order)],
+        )
         updater = make_updater(GraphUpdater, device, small_model(), examples, optimizers.SGD(0.1))
         run(updater, 12)
         results.append(parameters(updater))

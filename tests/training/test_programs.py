@@ -6,7 +6,7 @@ import pytest
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 
-from chainer_bspmm.training.frozen import Frozen
+from chainer_bspmm.training.guards import Frozen
 from chainer_bspmm.training.programs import MAX_NEW
 from chainer_bspmm.training.programs import MAX_PROGRAMS
 from chainer_bspmm.training.programs import Programs

@@ -19,12 +19,12 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training.graph_updater import GraphUpdater
-from chainer_bspmm.backend import gemm
+from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import to_sparse
-from chainer_bspmm.training import feeds
+from chainer_bspmm.training import batches
 from chainer_bspmm.training import step_program
-from chainer_bspmm.training.frozen import Frozen
+from chainer_bspmm.training.guards import Frozen
 from tests.support import relative_error
 from tests.training import host_graphs
 from tests.training.host_graphs import causes
@@ -307,7 +307,7 @@ def test_buffers_for_a_part_that_chainer_split_off():
     order = numpy.random.RandomState(0).permutation(60)
     first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
     found, expected = (
-        feeds.capacities(part, BATCH)._levels for part in (first, dataset[order[:40]])
+        batches.capacities(part, BATCH)._levels for part in (first, dataset[order[:40]])
     )
     assert found == expected and len(found) == 2
     for other in (
@@ -316,7 +316,7 @@ def test_buffers_for_a_part_that_chainer_split_off():
         molecules(3),
         split_dataset(molecules(3), 2)[0],
     ):
-        assert not feeds.capacities(other, BATCH)._levels
+        assert not batches.capacities(other, BATCH)._levels
 
 
 # Kernels that add with atomics.

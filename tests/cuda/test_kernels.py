@@ -6,7 +6,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import kernels
+from chainer_bspmm.cuda import kernels
 
 NAMES = [
     'bspmm_csr',

@@ -5,14 +5,14 @@ from chainer import function_node
 from chainer import functions
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend.gemm import dot
-from chainer_bspmm.functions import gru_elementwise
-from chainer_bspmm.functions.beside import apart
-from chainer_bspmm.functions.beside import beside
-from chainer_bspmm.functions.quick import QuickSums
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.fused import gru_elementwise
+from chainer_bspmm.functions.fused.concat import split
+from chainer_bspmm.functions.fused.concat import concat
+from chainer_bspmm.functions.node import AccumulateInPlace
 
 
-class GRUStep(QuickSums, function_node.FunctionNode):
+class GRUStep(AccumulateInPlace, function_node.FunctionNode):
     """Inputs x, message, state where there is one, then W and b of every linear layer."""
 
     def __init__(self, has_state):
@@ -25,14 +25,14 @@ class GRUStep(QuickSums, function_node.FunctionNode):
         )
         # One GEMM for the layers of the input, one for those of the state: the candidate h, the
         # update gate z and the reset gate r lie side by side.
-        W = beside([W for W, _ in pairs[:3]])
-        both = beside((x, message), axis=1)
+        W = concat([W for W, _ in pairs[:3]])
+        both = concat((x, message), axis=1)
         gates = dot(both, W.T)
         if not self._has_state:
             h, z, y = gru_elementwise.first(gates, pairs[0][1], pairs[1][1])
             self._kept = both, W, h, z
             return (y,)
-        U = beside([U for U, _ in pairs[4:]])
+        U = concat([U for U, _ in pairs[4:]])
         biases = [b for _, b in pairs]
         z, r, remembered = gru_elementwise.opened(
             gates, dot(state, U.T), biases[1], biases[2], biases[4], biases[5], state
@@ -98,7 +98,7 @@ class GRUStep(QuickSums, function_node.FunctionNode):
         parameters = [
             array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2]) for array in pair
         ]
-        return [*apart(dot(g, W), inputs[0].shape[1]), *by_state, *parameters]
+        return [*split(dot(g, W), inputs[0].shape[1]), *by_state, *parameters]
 
 
 def _parts(array, n):

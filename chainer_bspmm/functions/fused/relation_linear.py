@@ -7,11 +7,11 @@ from chainer import functions
 from chainer.functions.activation.tanh import TanhGrad
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend.gemm import dot
-from chainer_bspmm.functions.quick import quick_apply
-from chainer_bspmm.functions.quick import QuickSums
-from chainer_bspmm.functions.relation_order import by_channel
-from chainer_bspmm.functions.relation_order import by_relation
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.node import apply_untracked
+from chainer_bspmm.functions.node import AccumulateInPlace
+from chainer_bspmm.functions.fused.relation_order import by_channel
+from chainer_bspmm.functions.fused.relation_order import by_relation
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import relation_rows
 
@@ -28,7 +28,7 @@ def aggregates_first(in_channels, out_channels):
     return out_channels >= in_channels
 
 
-class RelationLinear(QuickSums, function_node.FunctionNode):
+class RelationLinear(AccumulateInPlace, function_node.FunctionNode):
     """y of :func:`relation_linear`; inputs x and those of W, b, W_self, b_self that `names` has."""
 
     def __init__(self, adj, names):
@@ -73,7 +73,7 @@ class RelationTanh(RelationLinear):
 
     def backward(self, indexes, grad_outputs):
         (y,) = self.get_retained_outputs()
-        return super().backward(indexes, quick_apply(TanhGrad(None), (y, grad_outputs[0])))
+        return super().backward(indexes, apply_untracked(TanhGrad(None), (y, grad_outputs[0])))
 
 
 NODES = {functions.identity: RelationLinear, functions.tanh: RelationTanh}

@@ -14,7 +14,7 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import step
+from chainer_bspmm.cuda import step
 
 WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper, eight times what others need
 

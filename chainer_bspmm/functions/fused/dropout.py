@@ -6,7 +6,7 @@ from chainer import backend as chainer_backend
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend.step import current
+from chainer_bspmm.cuda.step import current
 
 
 def _draw(step):
@@ -22,7 +22,7 @@ def step_dropout(node, step, inputs):
 
     Args:
         node (chainer.functions.noise.dropout.Dropout): about to be run.
-        step (backend.step.Step): under way.
+        step ((cuda.step.Step)): under way.
         inputs (tuple of array): (x,), floats of any shape.
 
     Returns:

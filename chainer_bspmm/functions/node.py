@@ -5,7 +5,7 @@ from chainer import function_node
 from chainer import functions
 
 
-def quick_apply(node, inputs):
+def apply_untracked(node, inputs):
     """Apply a node; without its bookkeeping where no graph is being built.
 
     An ordinary backward pass builds no graph of the gradients. There a node's checks, hooks and
@@ -24,7 +24,7 @@ def quick_apply(node, inputs):
     return [chainer.Variable(array, requires_grad=False) for array in outputs]
 
 
-class QuickSums:
+class AccumulateInPlace:
     """Mixin of nodes whose inputs are used again and again, as the parameters of tied layers.
 
     Where no graph of the gradients is built, they are added without a node for every sum.
@@ -42,7 +42,7 @@ class QuickSums:
         )
 
 
-class QuickGradients(function_node.FunctionNode):
+class FusedNode(function_node.FunctionNode):
     """A node whose gradients are calculated on arrays, unless a graph of them is wanted.
 
     A subclass has one output, retains all of its inputs, and defines ``_gradients(arrays, gy)``,

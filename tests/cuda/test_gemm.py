@@ -13,8 +13,8 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import gemm
-from chainer_bspmm.backend import step
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import step
 from tests.emulation import cublas_on_cpu
 from tests.support import assert_close
 from tests.support import DTYPES

@@ -9,8 +9,8 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.sigmoid import SIGMOID
-from chainer_bspmm.functions.sigmoid import sigmoid
+from chainer_bspmm.functions.fused.sigmoid import SIGMOID
+from chainer_bspmm.functions.fused.sigmoid import sigmoid
 
 
 def first(gates, b_h, b_z):

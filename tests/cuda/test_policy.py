@@ -4,8 +4,8 @@ import hypothesis
 from hypothesis import strategies
 import pytest
 
-from chainer_bspmm.backend import kernels
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ class Step:
     """What products and random numbers need inside a step.
 
     Args:
-        blas (backend.gemm.Blas): a cuBLAS handle of its own, bound to the step's stream.
+        blas ((cuda.gemm.Blas)): a cuBLAS handle of its own, bound to the step's stream.
         seed (int): of the random numbers, below 2**64.
         counter (cupy.ndarray): (1,) uint64 on the device, the number of the step; the host writes
             it before every run or replay.

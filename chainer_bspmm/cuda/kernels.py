@@ -5,7 +5,7 @@ import pathlib
 
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import policy
+from chainer_bspmm.cuda import policy
 
 # What a storage dtype is called in the kernels, by NumPy's one-letter code.
 STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}

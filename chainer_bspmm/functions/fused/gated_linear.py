@@ -7,12 +7,12 @@ from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.backend.gemm import dot
-from chainer_bspmm.functions.beside import beside
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.fused.concat import concat
+from chainer_bspmm.functions.node import apply_untracked
 from chainer_bspmm.functions.row_sum import RowSum
-from chainer_bspmm.functions.sigmoid import SIGMOID
-from chainer_bspmm.functions.sigmoid import sigmoid
+from chainer_bspmm.functions.fused.sigmoid import SIGMOID
+from chainer_bspmm.functions.fused.sigmoid import sigmoid
 
 ACTIVATIONS = (functions.identity, functions.tanh)
 
@@ -28,11 +28,11 @@ class GatedLinear(function_node.FunctionNode):
         dtype = inputs[0].dtype
         parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
         self.retain_inputs(tuple(range(len(inputs))))
-        x = parts[0] if len(parts) == 1 else beside(parts, axis=1)
-        W = beside(parameters[:2]).astype(dtype, copy=False)
+        x = parts[0] if len(parts) == 1 else concat(parts, axis=1)
+        W = concat(parameters[:2]).astype(dtype, copy=False)
         both = dot(x, W.T)
         if len(parameters) == 4:
-            both += beside(parameters[2:]).astype(dtype, copy=False)
+            both += concat(parameters[2:]).astype(dtype, copy=False)
         gate, value, y = _gated(both, self._activation is functions.tanh)
         self._kept = x, W, gate, value
         return (y,)
@@ -70,7 +70,7 @@ class GatedLinear(function_node.FunctionNode):
             gW = dot(g.T, x)
             gradients[first], gradients[first + 1] = gW[:n], gW[n:]
         if indexes[-1] >= first + 2:
-            (gb,) = quick_apply(RowSum(), (chainer.Variable(g, requires_grad=False),))
+            (gb,) = apply_untracked(RowSum(), (chainer.Variable(g, requires_grad=False),))
             gradients[first + 2], gradients[first + 3] = gb.array[:n], gb.array[n:]
         return gradients
 

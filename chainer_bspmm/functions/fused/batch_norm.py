@@ -8,11 +8,11 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
-from chainer_bspmm.functions.quick import QuickGradients
+from chainer_bspmm.functions.node import FusedNode
 from chainer_bspmm.functions.row_sum import RowSum
 
 
-class RealRowsBatchNorm(QuickGradients):
+class RealRowsBatchNorm(FusedNode):
     """Inputs x, gamma, beta. How many rows are real, the host need not know.
 
     `running`: the arrays of mean and variance that are updated, or None.

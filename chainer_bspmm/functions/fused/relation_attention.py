@@ -8,18 +8,18 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend.gemm import dot
+from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
-from chainer_bspmm.functions.dropout import dropout_mask
-from chainer_bspmm.functions.quick import QuickGradients
+from chainer_bspmm.functions.fused.dropout import dropout_mask
+from chainer_bspmm.functions.node import FusedNode
 from chainer_bspmm.functions.segment import segment_sum
 from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.attention import attention_pattern
-from chainer_bspmm.sparse.attention import slots_as_edges
+from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
+from chainer_bspmm.functions.fused.attention_pattern import slots_as_edges
 
 
-class RelationAttention(QuickGradients):
+class RelationAttention(FusedNode):
     """Inputs m, W, b of :func:`relation_attention`.
 
     `mask` is what dropout multiplies the weights by, `is_edge` 0 for entries whose logit is 0

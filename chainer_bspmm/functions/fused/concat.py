@@ -9,7 +9,7 @@ import numpy
 from chainer.backends import cuda
 
 
-def beside(arrays, axis=0):
+def concat(arrays, axis=0):
     """Return arrays of one dtype joined along an axis, as ``numpy.concatenate`` does.
 
     Args:
@@ -40,11 +40,11 @@ def _joining_kernel(n):
         'T y',
         'ptrdiff_t row = i / width, at = i %% width; %s%s%s'
         % (''.join(cases), last, '}' * (n - 1)),
-        'bspmm_beside',
+        'bspmm_concat',
     )
 
 
-def apart(array, width):
+def split(array, width):
     """Return the first `width` columns and the others, each contiguous on a GPU.
 
     What follows a gradient is a product, which would copy a column block that is not.

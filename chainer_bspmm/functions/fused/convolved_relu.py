@@ -5,9 +5,9 @@ from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 
 from chainer_bspmm import backend
-from chainer_bspmm.functions.activated_linear import LinearReLU
+from chainer_bspmm.functions.fused.activated_linear import LinearReLU
 from chainer_bspmm.functions.bspmm import BatchedSpMM
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.node import apply_untracked
 
 
 class ConvolvedReLU(LinearReLU):
@@ -28,14 +28,14 @@ class ConvolvedReLU(LinearReLU):
         gy = self._activation_gradient(y, grad_outputs[0])
         gradients = []
         if 0 in indexes:
-            by_sums = quick_apply(LinearGradData(), (W, gy))
-            gradients += quick_apply(BatchedSpMM(self._adj, False, False, trans=True), by_sums)
+            by_sums = apply_untracked(LinearGradData(), (W, gy))
+            gradients += apply_untracked(BatchedSpMM(self._adj, False, False, trans=True), by_sums)
         if 1 in indexes:
             if chainer.config.enable_backprop:  # gradients of gradients go through the product
                 (sums,) = BatchedSpMM(self._adj, False, False).apply((x,))
             else:
                 sums = chainer.Variable(self._sums, requires_grad=False)
-            gradients += quick_apply(LinearGradWeight(W.dtype), (sums, gy))
+            gradients += apply_untracked(LinearGradWeight(W.dtype), (sums, gy))
         return tuple(gradients)
 
 

@@ -10,11 +10,11 @@ from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend.gemm import dot
-from chainer_bspmm.functions.beside import beside
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.fused.concat import concat
+from chainer_bspmm.functions.node import apply_untracked
 from chainer_bspmm.functions.row_sum import RowSum
-from chainer_bspmm.functions.sigmoid import sigmoid
+from chainer_bspmm.functions.fused.sigmoid import sigmoid
 
 
 class Degrees:
@@ -92,7 +92,7 @@ def _product(degrees, x, weights, trans):
     weights: n_types arrays (n_out, n_in).
     """
     if degrees.rows is None:
-        stacked = beside(weights, axis=0 if trans else 1)
+        stacked = concat(weights, axis=0 if trans else 1)
         y = dot(_expand(x, degrees.is_type), stacked if trans else stacked.T)
         return y.astype(x.dtype, copy=False)
     y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), x.dtype)
@@ -158,10 +158,10 @@ def _product_gradients(degrees, inputs, gy, indexes, trans=False):
     x, *weights = inputs
     gradients = []
     if 0 in indexes:
-        gradients += quick_apply(DegreeProduct(degrees, not trans), (gy, *weights))
+        gradients += apply_untracked(DegreeProduct(degrees, not trans), (gy, *weights))
     if len(indexes) > len(gradients):
         pair = (gy, x) if trans else (x, gy)
-        all_weights = quick_apply(DegreeWeightGradients(degrees, weights[0].dtype), pair)
+        all_weights = apply_untracked(DegreeWeightGradients(degrees, weights[0].dtype), pair)
         gradients += [all_weights[index - 1] for index in indexes if index]
     return tuple(gradients)
 
@@ -178,13 +178,13 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
         self.retain_inputs(tuple(range(n_types + 1)))
         self.retain_outputs((0,))
         y = _product(self._degrees, x, weights, False)
-        bias = beside(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
+        bias = concat(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
         return (sigmoid(y, bias),)
 
     def backward(self, indexes, grad_outputs):
         n_types = len(self.inputs) // 2
         (y,) = self.get_retained_outputs()
-        (gy,) = quick_apply(SigmoidGrad((None,)), (y, grad_outputs[0]))
+        (gy,) = apply_untracked(SigmoidGrad((None,)), (y, grad_outputs[0]))
         gradients = _product_gradients(
             self._degrees,
             self.get_retained_inputs(),
@@ -193,7 +193,7 @@ class DegreeLinearSigmoid(function_node.FunctionNode):
         )
         n_biases = len(indexes) - len(gradients)
         if n_biases:
-            (bias,) = quick_apply(RowSum(), (gy,))
+            (bias,) = apply_untracked(RowSum(), (gy,))
             gradients += _copies(functions.cast(bias, self.inputs[-1].dtype), n_biases)
         return gradients
 

@@ -7,8 +7,8 @@ from chainer import backend as chainer_backend
 from chainer import function_node
 from chainer.backends import cuda
 
-from chainer_bspmm.backend.gemm import dot
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.node import apply_untracked
 
 
 class EmbedRows(function_node.FunctionNode):
@@ -24,7 +24,7 @@ class EmbedRows(function_node.FunctionNode):
         return (W.take(self._ids, axis=0),)
 
     def backward(self, indexes, grad_outputs):
-        return tuple(quick_apply(EmbedRowsGrad(self._ids, self._n_types), grad_outputs))
+        return tuple(apply_untracked(EmbedRowsGrad(self._ids, self._n_types), grad_outputs))
 
 
 class EmbedRowsGrad(function_node.FunctionNode):

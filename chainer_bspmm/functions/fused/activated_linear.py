@@ -11,8 +11,8 @@ from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 
-from chainer_bspmm.functions.dropout import dropout_relu
-from chainer_bspmm.functions.quick import quick_apply
+from chainer_bspmm.functions.fused.dropout import dropout_relu
+from chainer_bspmm.functions.node import apply_untracked
 from chainer_bspmm.functions.row_sum import RowSum
 
 
@@ -37,7 +37,7 @@ class ActivatedLinear(LinearFunction):
             1: (LinearGradWeight(W.dtype), (x, gy)),
             2: (RowSum(), (gy,)),
         }
-        return tuple(quick_apply(*nodes[index])[0] for index in indexes)
+        return tuple(apply_untracked(*nodes[index])[0] for index in indexes)
 
 
 class LinearReLU(ActivatedLinear):
@@ -55,8 +55,8 @@ class LinearReLU(ActivatedLinear):
 
     def _activation_gradient(self, y, gy):
         if not self._dropout_ratio:
-            return quick_apply(ReLUGrad2(y.array), (gy,))[0]
-        return quick_apply(ReLUDropoutGrad(y.array, self._scale(y.array)), (gy,))[0]
+            return apply_untracked(ReLUGrad2(y.array), (gy,))[0]
+        return apply_untracked(ReLUDropoutGrad(y.array, self._scale(y.array)), (gy,))[0]
 
     @staticmethod
     def check_ratio(ratio):
@@ -100,7 +100,7 @@ class LinearSoftmax(ActivatedLinear):
         y /= y.sum(axis=1, keepdims=True)
 
     def _activation_gradient(self, y, gy):
-        return quick_apply(SoftmaxGrad(), (y, gy))[0]
+        return apply_untracked(SoftmaxGrad(), (y, gy))[0]
 
 
 class SoftmaxGrad(function_node.FunctionNode):

@@ -7,15 +7,15 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
-from chainer_bspmm.backend.gemm import dot
+from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
-from chainer_bspmm.functions.quick import QuickGradients
-from chainer_bspmm.functions.relation_order import by_channel
-from chainer_bspmm.functions.relation_order import by_relation
+from chainer_bspmm.functions.node import FusedNode
+from chainer_bspmm.functions.fused.relation_order import by_channel
+from chainer_bspmm.functions.fused.relation_order import by_relation
 from chainer_bspmm.sparse.edges import edges_of
 
 
-class EdgeFiLM(QuickGradients):
+class EdgeFiLM(FusedNode):
     """Inputs x, W, W_g of :func:`edge_film`."""
 
     def __init__(self, adj):

@@ -1,0 +1,1 @@
+"""What knows CUDA and arrays, and no container: sources, launches, cuBLAS, steps under capture."""

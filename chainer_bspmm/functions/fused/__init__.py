@@ -1,0 +1,1 @@
+"""Nodes of the graph that do the work of several; private: links use them."""
