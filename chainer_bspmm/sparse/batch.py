@@ -54,7 +54,23 @@ class Batch:
         return new
 
     def _forget(self):
-        self._cache = {}  # what a backend derives from the arrays, such as SciPy's view of them
+        self._cache = {}
+
+    def cached(self, key, make):
+        """Return what ``make()`` returned at the first call with this key.
+
+        For what is derived from the arrays and costs too much to derive twice in a batch. It lives
+        as long as the batch, so it must not refer back to it: the two would wait for Python's
+        search for cycles, with the device memory they hold.
+
+        Args:
+            key (hashable): names what is derived, its options included.
+            make (callable): takes nothing; runs with the batch's device current.
+        """
+        if key not in self._cache:
+            with cuda.get_device_from_array(self.row_offsets):
+                self._cache[key] = make()
+        return self._cache[key]
 
     @property
     def xp(self):
