@@ -21,6 +21,7 @@ test: $(READY)
 
 lint: $(READY)
 	@$(VENV)/bin/python -m ruff check .
+	@$(VENV)/bin/lint-imports --no-logo
 
 wheel: $(READY)
 	@rm -rf dist

@@ -11,9 +11,10 @@ from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.papers import BatchedCOO
+from chainer_bspmm.papers import BatchedSELL
+from chainer_bspmm.papers import spmv
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import BatchedSELL
 from chainer_bspmm.training.fused_update import FusedUpdate
 
 N_CHANNELS = 33  # more than a warp, and nothing that divides it
@@ -95,7 +96,7 @@ GPU_CHECKS = {
         lambda case: backend.bspmm(BatchedSELL(case.adj), case.x),
         lambda case: reference.bspmm(case.adj, case.x),
     ),
-    'spmv_csr': (lambda case: _spmv(case, backend.spmv), lambda case: _spmv(case, reference.spmv)),
+    'spmv_csr': (lambda case: _spmv(case, spmv), lambda case: _spmv(case, reference.spmv)),
     'bsddmm_csr': (
         lambda case: backend.bsddmm(case.adj, case.x, case.x),
         lambda case: reference.bsddmm(case.adj, case.x, case.x),

@@ -15,8 +15,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import backend
-from chainer_bspmm.backend import cpu, gpu
+from chainer_bspmm import backend, papers
 from chainer_bspmm.cuda import kernels, policy
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -172,9 +171,12 @@ class Device:
         self.launched, self.reachable = [], []
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
-        monkeypatch.setattr(
-            backend, '_module', lambda x: gpu if isinstance(x, DeviceArray) else cpu
-        )
+        for rooms in (backend, papers):
+            monkeypatch.setattr(
+                rooms,
+                '_module',
+                lambda x, rooms=rooms: rooms.gpu if isinstance(x, DeviceArray) else rooms.cpu,
+            )
         monkeypatch.setattr(
             cuda,
             'cupy',

@@ -10,6 +10,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
+from chainer_bspmm import papers
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build as build_module
 from tests.support import shuffled
@@ -166,14 +167,14 @@ def transposed(device):
 def sampled_coo(device):
     adj = shuffled(BatchedCOO.from_csr(batch('mixed', 'f')))
     u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
-    return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+    return papers.gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
 
 
 def sliced(device):
     """Slices of up to 64 rows, two warps each."""
     adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)])
     x, y = (device.put(integers((adj.n_cols, 9), 'f', seed=seed)) for seed in (2, 3))
-    return gpu.bspmm(BatchedSELL(adj, 64, True), x, None, y, False), reference.bspmm(
+    return papers.gpu.bspmm(BatchedSELL(adj, 64, True), x, None, y, False), reference.bspmm(
         adj, x, residual=y
     )
 
@@ -183,7 +184,7 @@ def in_place(matrix):
         adj = batch('mixed', 'f')
         x, y = (device.put(integers(adj.n_cols, 'f', seed=seed)) for seed in (2, 3))
         expected = reference.spmv(adj, x, 2, 3, y)
-        return gpu.spmv(matrix(adj), x, 2, 3, y), expected
+        return papers.gpu.spmv(matrix(adj), x, 2, 3, y), expected
 
     return calculate
 

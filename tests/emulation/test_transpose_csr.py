@@ -4,7 +4,6 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
 
@@ -20,7 +19,7 @@ def transpose_on(device, adj):
         nnz=adj.nnz,
         **{name: device.put(getattr(adj, name)) for name in adj._integers},
     )
-    return build._launch_transpose(placed, launch, kernels)
+    return build.launch_transpose(placed, launch)
 
 
 def check(device, adj):
@@ -107,7 +106,7 @@ def test_warps(device, n_entries, warps):
 @pytest.mark.parametrize('spare', [1, 70])
 def test_capacity_beyond_the_batch(device, spare):
     adj = random_batch((3, 20))
-    larger = adj._copy()
+    larger = adj.replace()
     larger.n_cols, larger.nnz = adj.n_cols + spare, adj.nnz + spare
     larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
     larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2**30)
