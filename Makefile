@@ -21,7 +21,7 @@ test: $(READY)
 
 lint: $(READY)
 	@$(VENV)/bin/python -m ruff check .
-	@$(VENV)/bin/lint-imports --no-logo
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 wheel: $(READY)
 	@rm -rf dist
