@@ -37,11 +37,11 @@ def truth(adj, x, W, W_g):
     n_channels, edges = len(W) // n_relations, []
     for entry, row, column in reference.entries(adj):
         source, relation = divmod(column, n_relations)
-        said = W[relation::n_relations] @ x[source]
+        message = W[relation::n_relations] @ x[source]
         film = W_g[relation::n_relations] @ x[row]
         # Edges of one relation stay as they are stored; of several, they come by their source.
         order = (row, relation, source, entry) if n_relations > 1 else (row, entry)
-        edges.append((order, row, entry, film[:n_channels] * said + film[n_channels:]))
+        edges.append((order, row, entry, film[:n_channels] * message + film[n_channels:]))
     edges.sort(key=lambda edge: edge[0])
     return numpy.array([edge[3] for edge in edges]).reshape(adj.nnz, n_channels), edges
 

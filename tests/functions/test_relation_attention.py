@@ -239,7 +239,7 @@ def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
 def test_matrices_are_such_as_the_checks_let_pass(side_by_side):
     adj = adjacency('four relations', numpy, 'float64')
     pattern = attention_pattern(adj, 3, True, side_by_side, numpy.dtype('d'))
-    for matrix in (pattern.product, pattern.lonely, pattern.gathers(adj, 3)):
+    for matrix in (pattern.product, pattern.isolated, pattern.gathers(adj, 3)):
         checked = BatchedCSR(
             matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
         )
@@ -252,10 +252,10 @@ def test_matrices_are_such_as_the_checks_let_pass(side_by_side):
 
 def test_no_mean_where_every_node_has_neighbours():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
-    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).lonely is None
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is None
     adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.zeros((3, 3))])])
-    assert attention_pattern(adj, 2, False, False, numpy.dtype('f')).lonely is None
-    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).lonely is not None
+    assert attention_pattern(adj, 2, False, False, numpy.dtype('f')).isolated is None
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is not None
 
 
 # --- what is refused ---

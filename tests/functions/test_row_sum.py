@@ -5,7 +5,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.row_sum import RowSum
+from chainer_bspmm.backend import row_sum
 from tests.functions.test_bspmm import check_gradients
 from tests.support import assert_close
 from tests.support import DTYPES
