@@ -8,8 +8,6 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.functions import bsddmm
-from tests.functions.test_bspmm import check_gradients
-from tests.functions.test_bspmm import GRADIENT_BATCHES
 from tests.support import assert_close
 from tests.support import batch_on
 from tests.support import BATCHES
@@ -17,6 +15,8 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import WIDTHS
+from tests.support.gradients import check_gradients
+from tests.support.gradients import GRADIENT_BATCHES
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

@@ -12,14 +12,14 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.functions import bspmm
-from tests.functions.test_bspmm import check_gradients
-from tests.functions.test_bspmm import GRADIENT_BATCHES
 from tests.support import assert_close
 from tests.support import BATCHES
 from tests.support import coo_batch_on
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import WIDTHS
+from tests.support.gradients import check_gradients
+from tests.support.gradients import GRADIENT_BATCHES
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
