@@ -28,7 +28,7 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import shuffled
-from tests.support import WIDTHS
+from tests.support import widths_on
 from tests.support.gradients import check_gradients
 from tests.support.gradients import GRADIENT_BATCHES
 
@@ -100,18 +100,14 @@ def truth(adj, *arguments, **options):
 
 
 @functools.lru_cache(maxsize=4)  # the reference is slow; all cases of one dtype follow each other
-def products(order, name, dtype, trans, on_gpu=False):
-    """Return [(x, data, residual, y)] on the host, for entries in the order of CSR or COO.
-
-    On a GPU kernels differ by the width; SciPy's do not.
-    """
+def products(order, name, dtype, trans, widths):
+    """Return [(x, data, residual, y)] on the host, for entries in the order of CSR or COO."""
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, numpy, dtype) if order == 'csr' else coo_batch_on(name, numpy, dtype)
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    widths = sorted((*WIDTHS, 4, 7, 8, 9)) if on_gpu else [1, 3, 33]
-    if on_gpu and name not in ('many', 'huge among tiny', 'lone nodes'):
-        widths.remove(1024)
-    x, residual = (features(rng, numpy, n, widths[-1], dtype) for n in (n_in, n_out))
+    if name not in ('many', 'huge among tiny', 'lone nodes'):
+        widths = [n for n in widths if n < 1024]
+    x, residual = (features(rng, numpy, n, max(widths), dtype) for n in (n_in, n_out))
     data = features(rng, numpy, adj.nnz, 1, dtype)[:, 0]
     examples = []
     for values in (None, data):
@@ -126,10 +122,10 @@ def products(order, name, dtype, trans, on_gpu=False):
 @every_case_and_dtype
 @pytest.mark.parametrize('name', BATCHES)
 def test_product(xp, kind, algorithm, name, dtype):
-    adj = batch_of(kind, name, xp, dtype)
+    adj, widths = batch_of(kind, name, xp, dtype), widths_on(xp) + (4, 7, 8, 9)
     for trans in (False, True):
         order = 'coo' if kind == 'coo' else 'csr'
-        for x, data, residual, expected in products(order, name, dtype, trans, xp is not numpy):
+        for x, data, residual, expected in products(order, name, dtype, trans, widths):
             if data is not None and not takes_data(kind):
                 continue
             if not fits(algorithm, adj, x.shape[1], dtype, trans):
@@ -169,6 +165,7 @@ def test_every_plan_of_csr(monkeypatch, dtype, options):
         )
 
     monkeypatch.setattr(policy, 'bspmm_launch', planned)
+    widths = widths_on(xp) + (4, 7, 8, 9)
     for name in (
         'many',
         'duplicates, unsorted',
@@ -178,7 +175,7 @@ def test_every_plan_of_csr(monkeypatch, dtype, options):
     ):
         adj = batch_of('csr', name, xp, dtype)
         for trans in (False, True):
-            for x, data, residual, expected in products('csr', name, dtype, trans, True):
+            for x, data, residual, expected in products('csr', name, dtype, trans, widths):
                 x, data, residual = (
                     None if array is None else xp.asarray(array) for array in (x, data, residual)
                 )
