@@ -1,13 +1,16 @@
-"""Differentiable batched sparse products and segmented reductions."""
+"""Differentiable functions of sparse batches: products, reductions, softmax and two layers.
 
-from chainer_bspmm.functions.bsddmm import bsddmm
+Nodes that only links use are in :mod:`chainer_bspmm.functions.fused`.
+"""
+
+from chainer_bspmm.functions.bspmm import bsddmm
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.fused.gru_step import gru_step
-from chainer_bspmm.functions.node_softmax import node_softmax
 from chainer_bspmm.functions.fused.relation_linear import relation_linear
 from chainer_bspmm.functions.segment import segment_broadcast
 from chainer_bspmm.functions.segment import segment_max
 from chainer_bspmm.functions.segment import segment_sum
+from chainer_bspmm.functions.segment_softmax import node_softmax
 from chainer_bspmm.functions.segment_softmax import segment_softmax
 
 __all__ = [

@@ -1,13 +1,18 @@
-"""Batched sparse times dense product (Batched SpMM)."""
+"""Batched sparse times dense product (Batched SpMM), and the gradient by its edge values."""
 
 from chainer import function_node
+from chainer import Variable
+from chainer.types import NdArray
 
 from chainer_bspmm import backend
 from chainer_bspmm.functions.node import apply_untracked
+from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import BatchedSELL
 
 
 class BatchedSpMM(function_node.FunctionNode):
-    """C = op(A) X (+ residual); inputs x, then edge values and residual where there are any.
+    """C = op(A) X (+ residual); inputs x, then edge values and residual, if any.
 
     `trans` makes op(A) the transpose, with edge values still in the order of A.
     """
@@ -28,8 +33,6 @@ class BatchedSpMM(function_node.FunctionNode):
         return (backend.bspmm(self._adj, x, data, residual, self._trans, self._algorithm),)
 
     def backward(self, indexes, grad_outputs):
-        from chainer_bspmm.functions.bsddmm import BatchedSDDMM
-
         (gy,) = grad_outputs
         x, data = self.get_retained_inputs() if self._has_data else (None, None)
         gradients = []
@@ -47,7 +50,34 @@ class BatchedSpMM(function_node.FunctionNode):
         return tuple(gradients)
 
 
-def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
+class BatchedSDDMM(function_node.FunctionNode):
+    def __init__(self, adj, algorithm='auto'):
+        self._adj = adj
+        self._algorithm = algorithm  # of the products that its gradients are
+
+    def forward(self, inputs):
+        self.retain_inputs((0, 1))
+        u, v = inputs
+        return (backend.bsddmm(self._adj, u, v),)
+
+    def backward(self, indexes, grad_outputs):
+        u, v = self.get_retained_inputs()
+        (gw,) = grad_outputs
+        gradients = []
+        for index in indexes:
+            # w is bilinear: the gradient of each factor is the sparse product of gw and the other.
+            node = BatchedSpMM(self._adj, True, False, index == 1, self._algorithm)
+            gradients += apply_untracked(node, (u if index == 1 else v, gw))
+        return tuple(gradients)
+
+
+def bspmm(
+    adj: BatchedCSR | BatchedCOO | BatchedSELL,
+    x: Variable | NdArray,
+    data: Variable | NdArray | None = None,
+    residual: Variable | NdArray | None = None,
+    algorithm: str = 'auto',
+) -> Variable:
     """Multiply every graph's sparse matrix by its block of dense rows, in one launch.
 
     ``y[i, c] = sum_k value[k] * x[column[k], c] (+ residual[i, c])`` over the entries k of row i.
@@ -55,22 +85,22 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
 
     Args:
         adj (BatchedCSR, BatchedCOO or BatchedSELL): the batch of matrices, n_rows x n_cols, on the
-            device of ``x``. Its own values are constants. A BatchedSELL is for an ``x`` of one to
-            about eight columns; wider ones are done eight at a time, each of which reads the matrix
-            again. Backward it multiplies by the SELL of the transpose, which it builds once and
-            keeps.
-        x (Variable or array): (n_cols, n_B) float16, float32 or float64. Where ``adj`` is padded
-            to N columns a graph, also (n_graphs, N, n_B).
-        data (Variable or array or None): (nnz,) edge values of x's dtype, used in place of
+            device of ``x``. Its own values are constants. A BatchedSELL suits an ``x`` of at most
+            about eight columns; wider ones are done eight columns at a time, and the matrix is read
+            each time. Its backward pass multiplies by the SELL of the transpose, which is built
+            once and kept.
+        x (Variable or array): (n_cols, n_B) float16, float32 or float64. If ``adj`` is padded to N
+            columns a graph, also (n_graphs, N, n_B).
+        data (Variable or array or None): (nnz,) edge values of x's dtype, used instead of
             ``adj.data``, in the order of its entries. NaN propagates as in a dense product. Not
             with a BatchedSELL.
         residual (Variable or array or None): added to the product; of its shape and dtype.
         algorithm (str): ``'auto'``, or the name of one of ``backend.algorithms(adj)``, which
             runs forward and in every derivative, each of which may refuse it; for tests and
-            benchmarks. For a BatchedCOO: ``'st'`` (what ``'auto'`` means there) takes by the
-            paper's rule ``'st_shared'`` where the output of the largest matrix fits in 32 KB,
-            ``'st_blocked'`` where one column of it does (8,192 rows of float32, 4,096 of float64),
-            else ``'st_global'``. A BatchedSELL has ``'sell'`` alone.
+            benchmarks. For a BatchedCOO ``'auto'`` means ``'st'``, which follows the paper's rule:
+            ``'st_shared'`` if the output of the largest matrix fits in 32 KB, ``'st_blocked'`` if
+            one column of it does (8,192 rows of float32, 4,096 of float64), else ``'st_global'``.
+            A BatchedSELL has ``'sell'`` only.
 
     Returns:
         Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
@@ -79,22 +109,22 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
     Raises:
         TypeError: ``adj`` is no such container, or a dtype does not fit (float16 with a BatchedCOO
             on a GPU: its atomics would round every partial sum).
-        ValueError: a shape, a device or the algorithm does not fit. Both are raised before anything
-            is launched.
+        ValueError: a shape, a device or the algorithm does not fit.
+        Both are raised before anything is launched.
 
     Note:
-        Deterministic with a BatchedCSR. With a BatchedCOO on a GPU it is not: atomics add in any
-        order, of which ``chainer.config.warn_nondeterministic`` warns. Does not synchronise. Arrays
-        that are not C-contiguous are copied. On a GPU float32 denormals are flushed to zero.
+        Deterministic, except with a BatchedCOO on a GPU: atomics add in any order, of which
+        ``chainer.config.warn_nondeterministic`` warns. Does not synchronise. Arrays that are not
+        C-contiguous are copied. On a GPU float32 denormals are flushed to zero.
 
     Source:
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
-        ``'swa'``: their CSR kernel as written, ``'swa_rows'`` and ``'swa_blocked'`` its two forms
-        (c) and (d) of figure 5 whatever the width; ``papers/bspmm_swa.cu`` names deviations.
-        The SparseTensor variant (figures 3, 5-(a) and 5-(b), section 4.3): ``bspmm_st_shared.cu``
-        and ``bspmm_st_global.cu``; the paper leaves the block size open, and offsets replace its
-        tables of pointers. SELL: IPSJ report 2018-HPC-164 No. 3, there for one column;
+        ``'swa'``: their CSR kernel as written; ``'swa_rows'`` and ``'swa_blocked'``: its forms (c)
+        and (d) of figure 5 whatever the width; ``kernels/papers/bspmm_swa.cu`` names deviations. The
+        SparseTensor variant (figures 3, 5-(a) and 5-(b), section 4.3): ``bspmm_st_shared.cu`` and
+        ``bspmm_st_global.cu``; the paper leaves the block size open, and offsets replace its tables
+        of pointers. SELL: IPSJ report 2018-HPC-164 No. 3, for one column there;
         ``kernels/papers/bspmm_sell.cu``.
 
     Example:
@@ -106,11 +136,32 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
                [3.],
                [3.]])
     """
-    backend.check.product(adj)
-    inputs = [x]
-    if data is not None:
-        inputs.append(data)
-    if residual is not None:
-        inputs.append(residual)
+    inputs = [array for array in (x, data, residual) if array is not None]
     node = BatchedSpMM(adj, data is not None, residual is not None, algorithm=algorithm)
     return node.apply(inputs)[0]
+
+
+def bsddmm(adj: BatchedCSR | BatchedCOO, u: Variable | NdArray, v: Variable | NdArray) -> Variable:
+    """Multiply two dense matrices at the entries of a sparse pattern only, in one launch.
+
+    ``w[k] = sum_c u[row[k], c] * v[column[k], c]`` for every entry k of ``adj``. Differentiable to
+    any order with respect to ``u`` and ``v``.
+
+    Args:
+        adj (BatchedCSR or BatchedCOO): the pattern, n_rows x n_cols; its values are not used.
+        u (Variable or array): (n_rows, n_B) float16, float32 or float64; or (n_graphs, N, n_B) if
+            ``adj`` is padded to N rows a graph.
+        v (Variable or array): (n_cols, n_B), or three-dimensional likewise; of u's dtype.
+
+    Returns:
+        Variable: (nnz,) in the order of adj's entries, of u's dtype; float16 is summed in
+        float32.
+
+    Raises:
+        TypeError, ValueError: as :func:`chainer_bspmm.functions.bspmm`.
+
+    Note:
+        Deterministic; does not synchronise. Its gradients are products by
+        :func:`chainer_bspmm.functions.bspmm`, as deterministic as those.
+    """
+    return BatchedSDDMM(adj).apply((u, v))[0]

@@ -1,4 +1,8 @@
-"""Backward passes without bookkeeping, where nobody will differentiate them again."""
+"""Base classes of the package's nodes: backward passes without bookkeeping.
+
+Primitives (products, segment reductions) are differentiated by each other's nodes. All other nodes
+are :class:`FusedNode`.
+"""
 
 import chainer
 from chainer import function_node
@@ -6,13 +10,13 @@ from chainer import functions
 
 
 def apply_untracked(node, inputs):
-    """Apply a node; without its bookkeeping where no graph is being built.
+    """Apply a node; if no graph is being built, run its ``forward`` only.
 
-    An ordinary backward pass builds no graph of the gradients. There a node's checks, hooks and
-    records (about 10 us each) serve nobody, and its arithmetic is all that is done.
+    An ordinary backward pass builds no graph of the gradients, so a node's checks, hooks and
+    records (about 10 us each) would be wasted.
 
     Args:
-        node (chainer.FunctionNode): fresh; forward must do without type check.
+        node (chainer.FunctionNode): fresh; its ``forward`` must not rely on the type check.
         inputs (sequence of Variable): on the current device.
 
     Returns:
@@ -25,9 +29,9 @@ def apply_untracked(node, inputs):
 
 
 class AccumulateInPlace:
-    """Mixin of nodes whose inputs are used again and again, as the parameters of tied layers.
+    """Mixin of nodes that are given the same inputs many times, such as parameters of tied layers.
 
-    Where no graph of the gradients is built, they are added without a node for every sum.
+    If no graph of the gradients is built, these are added without a node for every sum.
     """
 
     def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
@@ -43,18 +47,26 @@ class AccumulateInPlace:
 
 
 class FusedNode(function_node.FunctionNode):
-    """A node whose gradients are calculated on arrays, unless a graph of them is wanted.
+    """A node of one output that does the work of several.
 
-    A subclass has one output, retains all of its inputs, and defines ``_gradients(arrays, gy)``,
-    the gradients of all inputs as arrays, of any dtype; and ``_composed(*variables)``, its output
-    from nodes that are differentiable to any order.
+    First derivatives are calculated on bare arrays. Higher ones are rare and come from the same
+    formula in other nodes. A subclass defines
+
+    - ``_output(inputs)``: the output, an array, from a tuple of arrays. It may keep intermediate
+      arrays as attributes; all inputs are retained.
+    - ``_gradients(inputs, gy, wanted)``: the gradients as arrays of any dtype, a sequence or a dict
+      by the index of the input; needed are those of the indexes in ``wanted``.
+    - ``_composed(*variables)``: the output, from nodes that are differentiable to any order.
     """
+
+    def forward(self, inputs):
+        self.retain_inputs(tuple(range(len(inputs))))
+        return (self._output(inputs),)
 
     def backward(self, indexes, grad_outputs):
         inputs = self.get_retained_inputs()
         if chainer.config.enable_backprop:
-            # Gradients of gradients are rare: they come from the same formula in other nodes. One
-            # variable may be given twice: each use is one of its own.
+            # A variable may be given twice; each use has a gradient.
             inputs = [functions.identity(variable) for variable in inputs]
             return tuple(
                 chainer.grad(
@@ -64,8 +76,9 @@ class FusedNode(function_node.FunctionNode):
                     enable_double_backprop=True,
                 )
             )
-        arrays = self._gradients([variable.array for variable in inputs], grad_outputs[0].array)
+        arrays = [variable.array for variable in inputs]
+        gradients = self._gradients(arrays, grad_outputs[0].array, indexes)
         return tuple(
-            chainer.Variable(arrays[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
+            chainer.Variable(gradients[i].astype(arrays[i].dtype, copy=False), requires_grad=False)
             for i in indexes
         )

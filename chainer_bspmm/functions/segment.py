@@ -1,81 +1,82 @@
-"""Reductions over the nodes of every graph of a packed batch, the readouts' arithmetic."""
+"""Reductions over the nodes of every graph of a packed batch, and their transpose."""
 
+from chainer import Variable
 from chainer import function_node
+from chainer.types import NdArray
 
 from chainer_bspmm import backend
 from chainer_bspmm.functions.node import apply_untracked
+from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.sparse import BatchedCSR
 
 
-class SegmentSum(function_node.FunctionNode):
-    def __init__(self, adj):
-        self._adj = adj
+class _Segmented(function_node.FunctionNode):
+    """Segment g is rows ``offsets[g]`` to ``offsets[g + 1]`` of n_rows; max_rows: see backend."""
 
+    def __init__(self, offsets, n_rows, max_rows=None):
+        self._offsets = offsets
+        self._n_rows = n_rows
+        self._max_rows = max_rows
+
+    def _apply_other(self, kind, inputs):
+        return apply_untracked(kind(self._offsets, self._n_rows, self._max_rows), inputs)
+
+
+class SegmentSum(_Segmented):
     def forward(self, inputs):
         self.retain_inputs(())
-        return (
-            backend.segment_sum(
-                _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows
-            ),
-        )
+        return (backend.segment_sum(inputs[0], self._offsets, self._max_rows),)
 
     def backward(self, indexes, grad_outputs):
-        return tuple(apply_untracked(SegmentBroadcast(self._adj), grad_outputs))
+        return tuple(self._apply_other(SegmentBroadcast, grad_outputs))
 
 
-class SegmentBroadcast(function_node.FunctionNode):
-    def __init__(self, adj):
-        self._adj = adj
-
+class SegmentBroadcast(_Segmented):
     def forward(self, inputs):
         self.retain_inputs(())
-        return (
-            backend.segment_broadcast(
-                inputs[0], self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows
-            ),
-        )
+        return (backend.segment_broadcast(inputs[0], self._offsets, self._n_rows, self._max_rows),)
 
     def backward(self, indexes, grad_outputs):
-        return tuple(apply_untracked(SegmentSum(self._adj), grad_outputs))
+        return tuple(self._apply_other(SegmentSum, grad_outputs))
 
 
-class SegmentMax(function_node.FunctionNode):
-    def __init__(self, adj):
-        self._adj = adj
-
+class SegmentMax(_Segmented):
     def forward(self, inputs):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        return (
-            backend.segment_max(
-                _rows(self._adj, inputs[0]), self._adj.row_offsets, self._adj.max_rows
-            ),
-        )
+        return (backend.segment_max(inputs[0], self._offsets, self._max_rows),)
 
     def backward(self, indexes, grad_outputs):
         (x,) = self.get_retained_inputs()
         (y,) = self.get_retained_outputs()
-        # Every row that attains the maximum gets the whole gradient, as chainer.functions.max does.
+        # Every row that attains the maximum gets the whole gradient, as in chainer.functions.max.
         mask = x.array == backend.segment_broadcast(
-            y.array, self._adj.row_offsets, self._adj.n_rows, self._adj.max_rows
+            y.array, self._offsets, self._n_rows, self._max_rows
         )
-        return (SegmentBroadcast(self._adj).apply(grad_outputs)[0] * mask.astype(x.dtype),)
+        (gx,) = self._apply_other(SegmentBroadcast, grad_outputs)
+        return (gx * mask.astype(x.dtype),)
 
 
-def _rows(adj, x):
+def segments_of(adj):
+    """Return the arguments of the nodes above for the graphs of a batch, after checking it."""
+    backend.check.adjacency(adj)
+    return adj.row_offsets, adj.n_rows, adj.max_rows
+
+
+def check_rows(adj, x):
     if x.ndim != 2 or len(x) != adj.n_rows:
         raise ValueError(
             'x: expected shape (%d, n_B), a row for each node, got %s' % (adj.n_rows, x.shape)
         )
-    return x
 
 
-def segment_sum(adj, x):
+def segment_sum(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable:
     """Sum the rows of every graph: ``y[g, c] = sum of x[i, c] over the nodes i of graph g``.
 
     Differentiable to any order.
 
     Args:
-        adj (BatchedCSR): says which rows are whose (``adj.row_offsets``).
+        adj (BatchedCSR or BatchedCOO): its ``row_offsets`` delimit the graphs.
         x (Variable or array): (n_rows, n_B) float16, float32 or float64.
 
     Returns:
@@ -83,37 +84,39 @@ def segment_sum(adj, x):
         float32.
 
     Raises:
-        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not fit.
+        TypeError, ValueError: ``adj`` is no such container; shape, dtype or device of ``x`` do not
+        fit.
 
     Note:
         Deterministic; does not synchronise.
     """
-    backend.check.adjacency(adj)
-    return SegmentSum(adj).apply((x,))[0]
+    segments = segments_of(adj)
+    check_rows(adj, x)
+    return SegmentSum(*segments).apply((x,))[0]
 
 
-def segment_max(adj, x):
+def segment_max(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable:
     """Take the maximum over the rows of every graph; arguments as :func:`segment_sum`.
 
     Returns:
         Variable: (n_graphs, n_B); 0 for a graph without nodes; NaN where a node has a NaN.
 
     Note:
-        Nodes that share the maximum each get the whole gradient, as with ``chainer.functions.max``.
+        Nodes that share the maximum each get the whole gradient, as in ``chainer.functions.max``.
     """
-    backend.check.adjacency(adj)
-    return SegmentMax(adj).apply((x,))[0]
+    segments = segments_of(adj)
+    check_rows(adj, x)
+    return SegmentMax(*segments).apply((x,))[0]
 
 
-def segment_broadcast(adj, y):
+def segment_broadcast(adj: BatchedCSR | BatchedCOO, y: Variable | NdArray) -> Variable:
     """Give every node the row of its graph: ``x[i, c] = y[g(i), c]``. Differentiable to any order.
 
     Args:
-        adj (BatchedCSR): says which rows are whose.
+        adj (BatchedCSR or BatchedCOO): its ``row_offsets`` delimit the graphs.
         y (Variable or array): (n_graphs, n_B) float16, float32 or float64.
 
     Returns:
         Variable: (n_rows, n_B), of y's dtype.
     """
-    backend.check.adjacency(adj)
-    return SegmentBroadcast(adj).apply((y,))[0]
+    return SegmentBroadcast(*segments_of(adj)).apply((y,))[0]

@@ -1,84 +1,79 @@
-"""Softmax over the entries of every row of a sparse matrix, attention's normalisation."""
+"""Softmax over the entries of every row of a sparse matrix, or over the nodes of every graph."""
 
-from chainer import function_node
+import numpy
+
+from chainer import backend as chainer_backend
+from chainer import functions
+from chainer import Variable
+from chainer.types import NdArray
 
 from chainer_bspmm import backend
-from chainer_bspmm.functions.node import apply_untracked
+from chainer_bspmm.functions.node import FusedNode
+from chainer_bspmm.functions.segment import check_rows
+from chainer_bspmm.functions.segment import segments_of
+from chainer_bspmm.functions.segment import SegmentBroadcast
+from chainer_bspmm.functions.segment import SegmentSum
+from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.sparse import BatchedCSR
 
 
-class SegmentSoftmax(function_node.FunctionNode):
-    """y of :func:`segment_softmax`; `offsets` (n_segments + 1,) say where the segments start."""
+class SegmentSoftmax(FusedNode):
+    """y of :func:`segment_softmax`; `offsets` (n_segments + 1,) delimit the segments."""
 
     def __init__(self, offsets):
         self._offsets = offsets
 
-    def forward(self, inputs):
-        self.retain_outputs((0,))
+    def _output(self, inputs):
         (x,) = inputs
-        return (backend.segment_softmax(_columns(x), self._offsets).reshape(x.shape),)
+        self._y = backend.segment_softmax(_columns(x), self._offsets)
+        return self._y.reshape(x.shape)
 
-    def backward(self, indexes, grad_outputs):
-        (y,) = self.get_retained_outputs()
-        return apply_untracked(SegmentSoftmaxGrad(self._offsets), (y, grad_outputs[0]))
+    def _gradients(self, inputs, gy, wanted):
+        gx = backend.segment_softmax_grad(self._y, _columns(gy), self._offsets)
+        return (gx.reshape(gy.shape),)
 
-
-class SegmentSoftmaxGrad(function_node.FunctionNode):
-    """Compute ``gx = y (gy - total(y gy))``, total being the sum over a row's own segment."""
-
-    def __init__(self, offsets):
-        self._offsets = offsets
-
-    def forward(self, inputs):
-        self.retain_inputs((0, 1))
-        y, gy = inputs
-        gx = backend.segment_softmax_grad(_columns(y), _columns(gy), self._offsets)
-        return (gx.reshape(y.shape),)
-
-    def backward(self, indexes, grad_outputs):
-        y, gy = self.get_retained_inputs()
-        (ggx,) = grad_outputs
-
-        def total(a):
-            return SegmentTotal(self._offsets).apply((a,))[0]
-
-        gradients = []
-        if 0 in indexes:
-            gradients.append(ggx * (gy - total(y * gy)) - gy * total(y * ggx))
-        if 1 in indexes:
-            gradients += SegmentSoftmaxGrad(self._offsets).apply((y, ggx))
-        return tuple(gradients)
-
-
-class SegmentTotal(function_node.FunctionNode):
-    """Give every row the sum over its segment. A symmetric map: its own gradient."""
-
-    def __init__(self, offsets):
-        self._offsets = offsets
-
-    def forward(self, inputs):
-        self.retain_inputs(())
-        (x,) = inputs
-        sums = backend.segment_sum(_columns(x), self._offsets)
-        return (backend.segment_broadcast(sums, self._offsets, len(x)).reshape(x.shape),)
-
-    def backward(self, indexes, grad_outputs):
-        return SegmentTotal(self._offsets).apply(grad_outputs)
+    def _composed(self, x):
+        columns, segments = functions.reshape(x, _columns(x).shape), (self._offsets, len(x))
+        largest = backend.segment_max(columns.array, self._offsets)
+        e = functions.exp(columns - backend.segment_broadcast(largest, *segments))
+        (total,) = SegmentBroadcast(*segments).apply(SegmentSum(*segments).apply((e,)))
+        total += (total.array == 0).astype(x.dtype)  # rows past the last segment
+        return functions.reshape(e / total, x.shape)
 
 
 def _columns(x):
     return x if x.ndim == 2 else x[:, None]
 
 
-def segment_softmax(adj, x):
+class NodeSoftmax(SegmentSoftmax):
+    def __init__(self, offsets, n_rows, max_rows):
+        super().__init__(offsets)
+        self._n_rows = n_rows
+        self._max_rows = max_rows
+
+    def _gradients(self, inputs, gy, wanted):
+        # Subtract the mean over each graph first: it cancels exactly, but its rounding error would
+        # not, and attention over many similar nodes, such as phantom atoms, has little else.
+        offsets = self._offsets
+        wide = gy.astype(numpy.promote_types(gy.dtype, numpy.float32), copy=False)
+        mean = backend.segment_sum(wide, offsets, self._max_rows)  # too large for float16
+        counts = offsets[1:] - offsets[:-1]
+        mean /= chainer_backend.get_array_module(gy).maximum(counts, 1)[:, None].astype(mean.dtype)
+        centre = backend.segment_broadcast(
+            mean.astype(gy.dtype, copy=False), offsets, self._n_rows, self._max_rows
+        )
+        return super()._gradients(inputs, gy - centre, wanted)
+
+
+def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
     """Normalise values of the entries over every row: ``y[k] = exp(x[k]) / sum_l exp(x[l])``.
 
-    l runs over the entries of the row that k is in; a row without entries has nothing to
-    normalise. Differentiable to any order.
+    l runs over the entries of the row of k. Differentiable to any order.
 
     Args:
         adj (BatchedCSR): the pattern; its values are not used.
         x (Variable or array): (nnz,) or (nnz, n_B) float16, float32 or float64, in the order of
-            adj's entries; columns are normalised apart.
+            adj's entries; columns are normalised independently.
 
     Returns:
         Variable: of x's shape and dtype. The values of a row sum to 1 up to their own rounding,
@@ -109,3 +104,27 @@ def segment_softmax(adj, x):
             'got %s' % (adj.nnz, adj.nnz, x.shape)
         )
     return SegmentSoftmax(adj.indptr).apply((x,))[0]
+
+
+def node_softmax(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable:
+    """Compute ``y[i, c] = exp(x[i, c]) / sum_j exp(x[j, c])`` over the nodes j of i's graph.
+
+    Differentiable to any order.
+
+    Args:
+        adj (BatchedCSR or BatchedCOO): its ``row_offsets`` delimit the graphs.
+        x (Variable or array): (n_rows, n_B) float16, float32 or float64.
+
+    Returns:
+        Variable: (n_rows, n_B), of x's dtype; over every graph that has nodes it sums to 1.
+
+    Raises:
+        TypeError, ValueError: ``adj`` is no such container; shape, dtype or device of ``x`` do not
+        fit.
+
+    Note:
+        Deterministic; does not synchronise.
+    """
+    segments = segments_of(adj)
+    check_rows(adj, x)
+    return NodeSoftmax(*segments).apply((x,))[0]

@@ -28,7 +28,7 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import backend
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.functions.fused.dropout import step_dropout
+from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 
 
 def _linear(node, step, inputs):

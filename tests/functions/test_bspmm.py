@@ -9,7 +9,6 @@ import numpy
 import pytest
 
 import chainer
-from chainer import gradient_check
 from chainer.backends import cuda
 from chainer_chemistry.functions import matmul
 
@@ -30,31 +29,20 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import shuffled
-from tests.support import WIDTHS
+from tests.support import widths_on
+from tests.support.gradients import check_gradients
+from tests.support.gradients import GRADIENT_BATCHES
 
 # --- every container, with every algorithm that the backend has for it ---
 
-SELL_FORMS = {
-    'sell 1': (1, False),
-    'sell 7': (7, False),
-    'sell 7 sorted': (7, True),
-    'sell 32': (32, False),
-    'sell 32 sorted': (32, True),
-}
-KINDS = ('csr', 'coo', *SELL_FORMS)
-# A new algorithm comes under all the tests below by itself.
-ALGORITHMS = {
-    'csr': gpu.ALGORITHMS,
-    'coo': papers.gpu.ST_ALGORITHMS,
-    **{kind: papers.gpu.SELL_ALGORITHMS for kind in SELL_FORMS},
-}
+# A new algorithm comes under all the tests below by itself. Other forms of SELL: test_bspmm_sell.
+ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': papers.gpu.ST_ALGORITHMS, 'sell': papers.gpu.SELL_ALGORITHMS}
 
 
 def _cases():
-    for kind in KINDS:
+    for kind, names in ALGORITHMS.items():
         yield pytest.param('numpy', kind, 'auto')
-        names = ALGORITHMS[kind] if len(ALGORITHMS[kind]) > 1 else ()  # one is what 'auto' means
-        for algorithm in ('auto', *names):
+        for algorithm in ('auto', *(names if len(names) > 1 else ())):  # one is what 'auto' means
             yield pytest.param('cupy', kind, algorithm, marks=pytest.mark.gpu)
 
 
@@ -84,7 +72,7 @@ def contained(adj, kind):
     if kind == 'coo':
         device = chainer.backend.get_device_from_array(adj.indptr)
         return shuffled(BatchedCOO.from_csr(adj.to_device(-1))).to_device(device)
-    return BatchedSELL(adj, *SELL_FORMS[kind])
+    return BatchedSELL(adj, 7, sort_rows=True)
 
 
 def batch_of(kind, name, xp, dtype):
@@ -93,7 +81,7 @@ def batch_of(kind, name, xp, dtype):
 
 
 def takes_data(kind):
-    return kind not in SELL_FORMS
+    return kind != 'sell'
 
 
 def fits(algorithm, adj, n_channels, dtype, trans):
@@ -112,33 +100,37 @@ def truth(adj, *arguments, **options):
 # --- values ---
 
 
-@functools.lru_cache(maxsize=2)  # the reference is slow; all cases of one dtype follow each other
-def products(order, name, dtype, trans):
+@functools.lru_cache(maxsize=4)  # the reference is slow; all cases of one dtype follow each other
+def products(order, name, dtype, trans, widths):
     """Return [(x, data, residual, y)] on the host, for entries in the order of CSR or COO."""
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, numpy, dtype) if order == 'csr' else coo_batch_on(name, numpy, dtype)
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
+    if name not in ('many', 'huge among tiny', 'lone nodes'):
+        widths = [n for n in widths if n < 1024]
+    x, residual = (features(rng, numpy, n, max(widths), dtype) for n in (n_in, n_out))
+    data = features(rng, numpy, adj.nnz, 1, dtype)[:, 0]
     examples = []
-    for n_channels in WIDTHS + (4, 7, 8, 9):
-        if n_channels == 1024 and name not in ('many', 'huge among tiny', 'lone nodes'):
-            continue
-        x = features(rng, numpy, n_in, n_channels, dtype)
-        residual = features(rng, numpy, n_out, n_channels, dtype)
-        data = features(rng, numpy, adj.nnz, 1, dtype)[:, 0]
-        for values in (None, data):
-            plain = reference.bspmm(adj, x, values, None, trans)
-            examples += [(x, values, None, plain), (x, values, residual, plain + residual)]
+    for values in (None, data):
+        y = reference.bspmm(adj, x, values, None, trans)  # columns do not depend on each other
+        for n in widths:
+            first, added = x[:, :n].copy(), residual[:, :n].copy()
+            examples += [(first, values, None, y[:, :n])]
+            examples += [(first, values, added, y[:, :n] + added)]
     return examples
 
 
 @every_case_and_dtype
 @pytest.mark.parametrize('name', BATCHES)
-@pytest.mark.parametrize('trans', [False, True])
-def test_product(xp, kind, algorithm, name, dtype, trans):
-    adj = batch_of(kind, name, xp, dtype)
-    order = 'coo' if kind == 'coo' else 'csr'
-    for x, data, residual, expected in products(order, name, dtype, trans):
-        if (data is None or takes_data(kind)) and fits(algorithm, adj, x.shape[1], dtype, trans):
+def test_product(xp, kind, algorithm, name, dtype):
+    adj, widths = batch_of(kind, name, xp, dtype), widths_on(xp) + (4, 7, 8, 9)
+    for trans in (False, True):
+        order = 'coo' if kind == 'coo' else 'csr'
+        for x, data, residual, expected in products(order, name, dtype, trans, widths):
+            if data is not None and not takes_data(kind):
+                continue
+            if not fits(algorithm, adj, x.shape[1], dtype, trans):
+                continue
             x, data, residual = (
                 None if array is None else xp.asarray(array) for array in (x, data, residual)
             )
@@ -160,21 +152,10 @@ PLANS = [
 @pytest.mark.gpu
 @pytest.mark.parametrize('options', PLANS, ids=str)
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize(
-    'name',
-    [
-        'many',
-        'duplicates, unsorted',
-        'rectangular',
-        'empty graphs first, between, last',
-        'huge among tiny',
-    ],
-)
-def test_every_plan_of_csr(monkeypatch, name, dtype, options):
+def test_every_plan_of_csr(monkeypatch, dtype, options):
     xp = cuda.cupy
     options = dict(options)
     offset = 'size_t' if options.pop('wide', False) else 'unsigned'
-    adj = batch_of('csr', name, xp, dtype)
 
     def planned(n_rows, n_cols, nnz, n_channels, width, *_):
         plan = policy.csr_launch(n_rows, n_cols, n_channels, width, block=64, **options)
@@ -185,12 +166,21 @@ def test_every_plan_of_csr(monkeypatch, name, dtype, options):
         )
 
     monkeypatch.setattr(policy, 'bspmm_launch', planned)
-    for trans in (False, True):
-        for x, data, residual, expected in products('csr', name, dtype, trans):
-            x, data, residual = (
-                None if array is None else xp.asarray(array) for array in (x, data, residual)
-            )
-            assert_close(backend.bspmm(adj, x, data, residual, trans), expected, dtype)
+    widths = widths_on(xp) + (4, 7, 8, 9)
+    for name in (
+        'many',
+        'duplicates, unsorted',
+        'rectangular',
+        'empty graphs first, between, last',
+        'huge among tiny',
+    ):
+        adj = batch_of('csr', name, xp, dtype)
+        for trans in (False, True):
+            for x, data, residual, expected in products('csr', name, dtype, trans, widths):
+                x, data, residual = (
+                    None if array is None else xp.asarray(array) for array in (x, data, residual)
+                )
+                assert_close(backend.bspmm(adj, x, data, residual, trans), expected, dtype)
 
 
 @every_case
@@ -242,26 +232,26 @@ def test_sum_over_relations(xp):
 
 
 @every_case
-@pytest.mark.parametrize('layout', ['transposed', 'strided columns', 'strided rows', 'offset'])
-def test_input_that_is_not_contiguous(xp, kind, algorithm, layout):
+def test_input_that_is_not_contiguous(xp, kind, algorithm):
     rng = numpy.random.RandomState(0)
     adj = batch_of(kind, 'many', xp, 'float32')
     n = adj.n_cols
-    x = {
+    layouts = {
         'transposed': features(rng, xp, 8, n, 'float32').T,
         'strided columns': features(rng, xp, n, 16, 'float32')[:, ::2],
         'strided rows': features(rng, xp, 2 * n, 8, 'float32')[::-2],
         # contiguous, but not aligned to a vector
         'offset': features(rng, xp, 1, n * 8 + 1, 'float32')[0, 1:].reshape(n, 8),
-    }[layout]
+    }
     data = features(rng, xp, 2, adj.nnz, 'float32').T[:, 1]
-    for values in (None, data) if takes_data(kind) else (None,):
-        for trans in (False, True):
-            assert_close(
-                backend.bspmm(adj, x, values, x, trans, algorithm),
-                truth(adj, x, values, x, trans),
-                'float32',
-            )
+    for x in layouts.values():
+        for values in (None, data) if takes_data(kind) else (None,):
+            for trans in (False, True):
+                assert_close(
+                    backend.bspmm(adj, x, values, x, trans, algorithm),
+                    truth(adj, x, values, x, trans),
+                    'float32',
+                )
 
 
 def test_subclass_of_ndarray(tmp_path):
@@ -330,7 +320,7 @@ def test_same_bits_every_time(xp, kind, algorithm):
     seed=strategies.integers(0, 2**31 - 1),
     dtype=strategies.sampled_from(DTYPES),
     trans=strategies.booleans(),
-    kind=strategies.sampled_from(KINDS),
+    kind=strategies.sampled_from(sorted(ALGORITHMS)),
 )
 def test_random_batches(kind, sizes, n_channels, n_relations, symmetric, seed, dtype, trans):
     rng = numpy.random.RandomState(seed)
@@ -396,43 +386,23 @@ def test_more_elements_than_32_bits_count():
 
 # --- gradients ---
 
-GRADIENT_BATCHES = [
-    'empty graphs first, between, last',
-    'symmetric',
-    'symmetric ones',
-    'four relations',
-    'duplicates, unsorted',
-    'rectangular',
-    'no entries',
-]
+
+def _gradient_cases():
+    for case in CASES:
+        _, kind, algorithm = case.values
+        every = ('x', 'x data', 'x residual', 'x data residual')
+        if (kind, algorithm) == ('csr', 'auto'):
+            yield from (_with(case, given, 3, name) for given in every for name in GRADIENT_BATCHES)
+            continue
+        # SELL has tiles of up to eight columns.
+        given, n_channels = ('x data residual', 3) if takes_data(kind) else ('x residual', 9)
+        for name in ('empty graphs first, between, last', 'four relations', 'rectangular'):
+            yield _with(case, given, n_channels, name)
 
 
-def check_gradients(function, *inputs):
-    rng = numpy.random.RandomState(9)
-    xp = chainer.backend.get_array_module(inputs[0])
-
-    def random_like(array):
-        return xp.asarray(rng.uniform(-1, 1, array.shape).astype(array.dtype))
-
-    gy = random_like(function(*inputs).array)
-    gradient_check.check_backward(function, inputs, gy, dtype='d', atol=1e-6, rtol=1e-6)
-    gradient_check.check_double_backward(
-        function, inputs, gy, tuple(random_like(x) for x in inputs), dtype='d', atol=1e-6, rtol=1e-6
-    )
-
-
-# What is differentiated, and how wide x is: SELL has tiles of up to eight columns.
-GRADIENT_CASES = [
-    _with(case, given, n_channels)
-    for case in CASES
-    for given in ('x', 'x data', 'x residual', 'x data residual')
-    for n_channels in (1, 3, 9)
-    if (n_channels == 3 if takes_data(case.values[1]) else 'data' not in given)
-]
-
-
-@pytest.mark.parametrize('xp, kind, algorithm, given, n_channels', GRADIENT_CASES, indirect=['xp'])
-@pytest.mark.parametrize('name', GRADIENT_BATCHES)
+@pytest.mark.parametrize(
+    'xp, kind, algorithm, given, n_channels, name', list(_gradient_cases()), indirect=['xp']
+)
 def test_gradients(xp, kind, algorithm, given, n_channels, name):
     rng = numpy.random.RandomState(0)
     adj = batch_of(kind, name, xp, 'float64')
@@ -503,30 +473,19 @@ def test_algorithm_by_name_runs_in_every_derivative(monkeypatch):
 def test_gradient_values_and_dtype(xp, kind, algorithm, dtype):
     rng = numpy.random.RandomState(0)
     adj = batch_of(kind, 'four relations', xp, dtype)
-    x = chainer.Variable(features(rng, xp, adj.n_cols, 33, dtype))
-    data = None
-    if takes_data(kind):
-        data = chainer.Variable(features(rng, xp, adj.nnz, 1, dtype)[:, 0])
-    residual = chainer.Variable(features(rng, xp, adj.n_rows, 33, dtype))
-    y = bspmm(adj, x, data, residual, algorithm)
-    gy = features(rng, xp, adj.n_rows, 33, dtype)
-    y.grad = gy
-    y.backward()
-    assert_close(x.grad, truth(adj, gy, None if data is None else data.array, trans=True), dtype)
-    assert (residual.grad == gy).all()
-    if data is not None:
-        assert_close(data.grad, reference.bsddmm(adj, gy, x.array), dtype)
-
-
-@every_case_and_dtype
-def test_gradient_of_constant_values(xp, kind, algorithm, dtype):
-    rng = numpy.random.RandomState(0)
-    adj = batch_of(kind, 'four relations', xp, dtype)
-    x = chainer.Variable(features(rng, xp, adj.n_cols, 4, dtype))
-    y = bspmm(adj, x, algorithm=algorithm)
-    y.grad = gy = features(rng, xp, adj.n_rows, 4, dtype)
-    y.backward()
-    assert_close(x.grad, truth(adj, gy, trans=True), dtype)
+    edge_values = features(rng, xp, adj.nnz, 1, dtype)[:, 0]
+    for data in (None, edge_values) if takes_data(kind) else (None,):
+        x = chainer.Variable(features(rng, xp, adj.n_cols, 33, dtype))
+        residual = chainer.Variable(features(rng, xp, adj.n_rows, 33, dtype))
+        values = None if data is None else chainer.Variable(data)
+        y = bspmm(adj, x, values, residual, algorithm)
+        gy = features(rng, xp, adj.n_rows, 33, dtype)
+        y.grad = gy
+        y.backward()
+        assert_close(x.grad, truth(adj, gy, data, trans=True), dtype)
+        assert (residual.grad == gy).all()
+        if data is not None:
+            assert_close(values.grad, reference.bsddmm(adj, gy, x.array), dtype)
 
 
 def test_product_without_edge_values_keeps_no_input():

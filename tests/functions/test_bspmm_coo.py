@@ -12,14 +12,14 @@ from chainer_bspmm import reference
 from chainer_bspmm.papers import gpu
 from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.functions import bspmm
-from tests.functions.test_bspmm import check_gradients
-from tests.functions.test_bspmm import GRADIENT_BATCHES
 from tests.support import assert_close
 from tests.support import BATCHES
 from tests.support import coo_batch_on
 from tests.support import DTYPES
 from tests.support import features
-from tests.support import WIDTHS
+from tests.support import widths_on
+from tests.support.gradients import check_gradients
+from tests.support.gradients import GRADIENT_BATCHES
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -27,7 +27,7 @@ from tests.support import WIDTHS
 def test_sampled_product(xp, name, dtype):
     rng = numpy.random.RandomState(0)
     adj = coo_batch_on(name, xp, dtype)
-    for n_channels in WIDTHS[:-1] + (200,):
+    for n_channels in widths_on(xp)[:-1] + (200,):
         u = features(rng, xp, adj.n_rows, n_channels, dtype)
         v = features(rng, xp, adj.n_cols, n_channels, dtype)
         assert_close(bsddmm(adj, u, v).array, reference.bsddmm(adj, u, v), dtype)

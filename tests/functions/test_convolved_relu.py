@@ -10,7 +10,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.convolved_relu import convolved_relu
-from tests.functions.test_bspmm import check_gradients
+from tests.support.gradients import check_gradients
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
@@ -37,9 +37,12 @@ def outcome(function, x, W, wanted):
     return [y.array] + [variable.grad for variable in variables]
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('sizes', SIZES)
-@pytest.mark.parametrize('wanted', [(0, 1), (0,), (1,)], ids=str)
+CASES = [(dtype, sizes, (0, 1)) for dtype in DTYPES for sizes in SIZES] + [
+    ('float32', 'several', wanted) for wanted in ((0,), (1,))
+]
+
+
+@pytest.mark.parametrize('dtype, sizes, wanted', CASES, ids=str)
 @pytest.mark.parametrize('ratio', [0.0, 0.5])
 def test_same_as_two_functions(xp, sizes, dtype, wanted, ratio):
     adj, x, W = inputs(xp, SIZES[sizes], dtype)

@@ -13,7 +13,7 @@ from chainer_bspmm.functions.fused import degree_linear
 from chainer_bspmm.functions.fused.degree_linear import degree_linear_sigmoid
 from chainer_bspmm.functions.fused.degree_linear import Degrees
 from chainer_bspmm.functions.fused.degree_linear import degrees_of
-from tests.functions.test_bspmm import check_gradients
+from tests.support.gradients import check_gradients
 from tests.support import assert_close
 from tests.support import DTYPES
 from tests.support import features

@@ -11,12 +11,12 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.functions.fused.edge_film import edge_film
 from chainer_bspmm.sparse.edges import edges_of
-from tests.functions.test_relation_attention import adjacency
-from tests.functions.test_relation_attention import NAMES
-from tests.functions.test_segment_softmax import check_gradients
 from tests.support import assert_close
-from tests.support import random_matrix
 from tests.support import relative_error
+from tests.support.gradients import check_gradients
+from tests.support.relations import NAMES
+from tests.support.relations import relation_batch_on
+from tests.support.relations import small_relation_batch_on
 
 
 def arguments(adj, xp, dtype, n_in=4, n_channels=3):
@@ -37,11 +37,11 @@ def truth(adj, x, W, W_g):
     n_channels, edges = len(W) // n_relations, []
     for entry, row, column in reference.entries(adj):
         source, relation = divmod(column, n_relations)
-        said = W[relation::n_relations] @ x[source]
+        message = W[relation::n_relations] @ x[source]
         film = W_g[relation::n_relations] @ x[row]
         # Edges of one relation stay as they are stored; of several, they come by their source.
         order = (row, relation, source, entry) if n_relations > 1 else (row, entry)
-        edges.append((order, row, entry, film[:n_channels] * said + film[n_channels:]))
+        edges.append((order, row, entry, film[:n_channels] * message + film[n_channels:]))
     edges.sort(key=lambda edge: edge[0])
     return numpy.array([edge[3] for edge in edges]).reshape(adj.nnz, n_channels), edges
 
@@ -49,7 +49,7 @@ def truth(adj, x, W, W_g):
 @pytest.mark.parametrize('name', NAMES)
 def test_values(xp, name):
     for dtype, bound in (('float16', 4e-3), ('float32', 1e-6), ('float64', 1e-14)):
-        adj = adjacency(name, xp, dtype)
+        adj = relation_batch_on(name, xp, dtype)
         given = arguments(adj, xp, dtype)
         y = edge_film(adj, *given).array
         assert y.dtype == dtype
@@ -60,17 +60,12 @@ def test_values(xp, name):
     'name', ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
 )
 def test_gradients(xp, name):
-    if name == 'four relations':  # as many nodes as numerical gradients bear
-        rng = numpy.random.RandomState(0)
-        adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4) for n in (4, 0, 1, 3)])
-        adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    else:
-        adj = adjacency(name, xp, 'float64')
+    adj = small_relation_batch_on(name, xp)
     check_gradients(lambda *given: edge_film(adj, *given) ** 2, *arguments(adj, xp, 'float64'))
 
 
 def test_parameters_of_another_dtype_are_converted(xp):
-    adj = adjacency('four relations', xp, 'float16')
+    adj = relation_batch_on('four relations', xp, 'float16')
     x, *weights = arguments(adj, xp, 'float32')
     variables = [chainer.Variable(array) for array in (x.astype('e'), *weights)]
     y = edge_film(adj, *variables)
@@ -81,7 +76,7 @@ def test_parameters_of_another_dtype_are_converted(xp):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_sums_over_the_edges_of_a_node(xp, name):
-    adj = adjacency(name, xp, 'float64')
+    adj = relation_batch_on(name, xp, 'float64')
     _, edges = truth(adj, *arguments(adj, xp, 'float64'))
     values = numpy.ones(adj.nnz) if adj.data is None else cuda.to_cpu(adj.data)
     x = numpy.random.RandomState(0).uniform(-1, 1, (adj.nnz, 5))
@@ -99,8 +94,8 @@ def test_sums_over_the_edges_of_a_node(xp, name):
 
 
 @pytest.mark.parametrize('name', ['four relations', 'unsorted relations', 'padded'])
-def test_matrices_are_such_as_the_checks_let_pass(name):
-    edges = edges_of(adjacency(name, numpy, 'float64'))
+def test_matrices_pass_the_checks_of_the_constructor(name):
+    edges = edges_of(relation_batch_on(name, numpy, 'float64'))
     for matrix in (edges.from_source, edges.from_receiver, edges.to_node, edges.to_node.T):
         checked = BatchedCSR(
             matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
@@ -120,7 +115,7 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
         (
             {'W': numpy.ones((7, 5), 'f')},
             ValueError,
-            r'W: expected .* multiple of 2 .*got \(7, 5\)',
+            r'W: expected a multiple of 2 relations .*got shape \(7, 5\)',
         ),
         ({'W': numpy.ones((8, 4), 'f')}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
         ({'W_g': numpy.ones((8, 5), 'f')}, ValueError, r'W_g: expected shape \(16, 5\).* \(8, 5\)'),

@@ -7,7 +7,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.functions.fused.layer_norm import layer_norm
-from tests.functions.test_segment_softmax import check_gradients
+from tests.support.gradients import check_gradients
 
 
 def arguments(xp, dtype, shape=(7, 5)):

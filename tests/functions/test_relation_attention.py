@@ -11,24 +11,13 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
-from tests.functions.test_segment_softmax import check_gradients
-from tests.support import batch_on
 from tests.support import random_matrix
 from tests.support import relative_error
+from tests.support.gradients import check_gradients
+from tests.support.relations import NAMES
+from tests.support.relations import relation_batch_on
+from tests.support.relations import small_relation_batch_on
 
-NAMES = [
-    'four relations',
-    'many',
-    'symmetric ones',
-    'no entries',
-    'padded',
-    'only empty graphs',
-    'empty graphs first, between, last',
-    'lone nodes',
-    'dense blocks',
-    'duplicates, unsorted',
-    'unsorted relations',
-]
 OPTIONS = {
     'mean': {},
     'side by side': {'concat_heads': True},
@@ -36,19 +25,6 @@ OPTIONS = {
     'within, side by side': {'within': True, 'concat_heads': True},
     'other slope': {'negative_slope': 0.7},
 }
-
-
-def adjacency(name, xp, dtype):
-    if name != 'unsorted relations':
-        return batch_on(name, xp, dtype)
-    # Rows whose entries do not come relation by relation.
-    adj = BatchedCSR(
-        numpy.array([0, 4, 5, 7, 8]),
-        numpy.array([5, 0, 3, 2, 1, 4, 1, 7]),
-        numpy.array([0, 3, 4]),
-        n_relations=2,
-    )
-    return adj if xp is numpy else adj.to_device('@cupy:0')
 
 
 def arguments(adj, xp, dtype, n_heads, n_channels=3, seed=0):
@@ -92,34 +68,42 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
     return y.reshape(adj.n_rows, n_heads * n_channels) if concat_heads else y.mean(axis=1)
 
 
-@pytest.mark.parametrize('n_heads', [1, 3])
+BOUNDS = {'float16': 4e-3, 'float32': 1e-6, 'float64': 1e-13}
+
+
 @pytest.mark.parametrize('options', OPTIONS)
 @pytest.mark.parametrize('name', NAMES)
-def test_values(xp, name, options, n_heads):
-    for dtype, bound in (('float16', 4e-3), ('float32', 1e-6), ('float64', 1e-13)):
-        adj = adjacency(name, xp, dtype)
-        given = arguments(adj, xp, dtype, n_heads)
-        y = relation_attention(adj, *given, n_heads, **OPTIONS[options]).array
-        expected = truth(adj, *given, n_heads, **OPTIONS[options])
-        assert y.dtype == dtype and y.shape == expected.shape
-        assert relative_error(y, expected) < bound
+def test_values(xp, name, options):
+    check_values(xp, name, options, 3, 'float64')
 
 
-@pytest.mark.parametrize('n_heads', [1, 2])
+@pytest.mark.parametrize('n_heads', [1, 3])
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+@pytest.mark.parametrize('name', ['four relations', 'unsorted values', 'lone nodes'])
+def test_values_of_other_dtypes(xp, name, dtype, n_heads):
+    for options in ('mean', 'within, side by side'):
+        check_values(xp, name, options, n_heads, dtype)
+
+
+def check_values(xp, name, options, n_heads, dtype):
+    adj = relation_batch_on(name, xp, dtype)
+    given = arguments(adj, xp, dtype, n_heads)
+    y = relation_attention(adj, *given, n_heads, **OPTIONS[options]).array
+    expected = truth(adj, *given, n_heads, **OPTIONS[options])
+    assert y.dtype == dtype and y.shape == expected.shape
+    assert relative_error(y, expected) < BOUNDS[dtype]
+
+
+SMALL = ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
+
+
 @pytest.mark.parametrize('options', OPTIONS)
-@pytest.mark.parametrize(
-    'name', ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
-)
-def test_gradients(xp, name, options, n_heads):
-    if name == 'four relations':  # as many nodes as numerical gradients bear
-        rng = numpy.random.RandomState(0)
-        adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4) for n in (4, 0, 1, 3)])
-        adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    else:
-        adj = adjacency(name, xp, 'float64')
+@pytest.mark.parametrize('name', SMALL)
+def test_gradients(xp, name, options):
+    adj = small_relation_batch_on(name, xp)
     check_gradients(
-        lambda m, W, b: relation_attention(adj, m, W, b, n_heads, **OPTIONS[options]),
-        *arguments(adj, xp, 'float64', n_heads),
+        lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]),
+        *arguments(adj, xp, 'float64', 2),
     )
 
 
@@ -138,7 +122,7 @@ def test_gradients_under_dropout(xp, options):
 
 def test_dropout(xp):
     """Nothing outside of training; in training weights are kept or not, and right on average."""
-    adj = adjacency('four relations', xp, 'float64')
+    adj = relation_batch_on('four relations', xp, 'float64')
     given = arguments(adj, xp, 'float64', 2)
     expected = relation_attention(adj, *given, 2).array
     with chainer.using_config('train', False):
@@ -154,10 +138,10 @@ def test_dropout(xp):
 
 
 @pytest.mark.parametrize('options', OPTIONS)
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', SMALL)
 def test_dropout_that_drops_nothing(xp, name, options):
     """Slots that have become entries have the weights that they had in the mean."""
-    adj = adjacency(name, xp, 'float64')
+    adj = relation_batch_on(name, xp, 'float64')
     given = arguments(adj, xp, 'float64', 2)
     results = []
     for ratio in (0, 1e-12):
@@ -199,7 +183,7 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within):
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])
 def test_gradients_are_those_of_float64(xp, dtype):
     """Each gradient of a large batch, from the node's own formula."""
-    adj = adjacency('four relations', xp, 'float64')
+    adj = relation_batch_on('four relations', xp, 'float64')
     given = arguments(adj, xp, dtype, 3, 8)
     results = []
     for kind in (dtype, 'float64'):
@@ -214,7 +198,7 @@ def test_gradients_are_those_of_float64(xp, dtype):
 
 
 def test_parameters_of_another_dtype_are_converted(xp):
-    adj = adjacency('four relations', xp, 'float16')
+    adj = relation_batch_on('four relations', xp, 'float16')
     m, W, b = arguments(adj, xp, 'float32', 2)
     variables = [chainer.Variable(array) for array in (m.astype('e'), W, b)]
     y = relation_attention(adj, *variables, 2)
@@ -224,7 +208,7 @@ def test_parameters_of_another_dtype_are_converted(xp):
 
 
 def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
-    adj = adjacency('four relations', xp, 'float32')
+    adj = relation_batch_on('four relations', xp, 'float32')
     given = [chainer.Variable(array) for array in arguments(adj, xp, 'float32', 2)]
     y = relation_attention(adj, *given, 2)
     assert [
@@ -236,10 +220,10 @@ def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
 
 
 @pytest.mark.parametrize('side_by_side', [False, True])
-def test_matrices_are_such_as_the_checks_let_pass(side_by_side):
-    adj = adjacency('four relations', numpy, 'float64')
+def test_matrices_pass_the_checks_of_the_constructor(side_by_side):
+    adj = relation_batch_on('four relations', numpy, 'float64')
     pattern = attention_pattern(adj, 3, True, side_by_side, numpy.dtype('d'))
-    for matrix in (pattern.product, pattern.lonely, pattern.gathers(adj, 3)):
+    for matrix in (pattern.product, pattern.isolated, pattern.gathers(adj, 3)):
         checked = BatchedCSR(
             matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
         )
@@ -252,10 +236,10 @@ def test_matrices_are_such_as_the_checks_let_pass(side_by_side):
 
 def test_no_mean_where_every_node_has_neighbours():
     adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
-    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).lonely is None
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is None
     adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.zeros((3, 3))])])
-    assert attention_pattern(adj, 2, False, False, numpy.dtype('f')).lonely is None
-    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).lonely is not None
+    assert attention_pattern(adj, 2, False, False, numpy.dtype('f')).isolated is None
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is not None
 
 
 # --- what is refused ---

@@ -11,13 +11,13 @@ from chainer_bspmm import reference
 from chainer_bspmm.functions import segment_broadcast
 from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
-from tests.functions.test_bspmm import check_gradients
+from tests.support.gradients import check_gradients
 from tests.support import assert_close
 from tests.support import batch_on
 from tests.support import BATCHES
 from tests.support import DTYPES
 from tests.support import features
-from tests.support import WIDTHS
+from tests.support import widths_on
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -25,15 +25,17 @@ from tests.support import WIDTHS
 def test_values(xp, name, dtype):
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, xp, dtype)
-    for n_channels in WIDTHS:
-        x = features(rng, xp, adj.n_rows, n_channels, dtype)
-        y = features(rng, xp, adj.n_graphs, n_channels, dtype)
-        offsets = adj.row_offsets
-        assert_close(segment_sum(adj, x).array, reference.segment_sum(x, offsets), dtype)
-        assert_close(segment_max(adj, x).array, reference.segment_max(x, offsets), dtype)
-        assert_close(
-            segment_broadcast(adj, y).array, reference.segment_broadcast(y, offsets), dtype
-        )
+    offsets = adj.row_offsets
+    x = features(rng, xp, adj.n_rows, max(widths_on(xp)), dtype)
+    y = features(rng, xp, adj.n_graphs, max(widths_on(xp)), dtype)
+    # Columns do not depend on each other.
+    sums, maxima = reference.segment_sum(x, offsets), reference.segment_max(x, offsets)
+    broadcast = reference.segment_broadcast(y, offsets)
+    for n in widths_on(xp):
+        rows, top = x[:, :n].copy(), y[:, :n].copy()
+        assert_close(segment_sum(adj, rows).array, sums[:, :n], dtype)
+        assert_close(segment_max(adj, rows).array, maxima[:, :n], dtype)
+        assert_close(segment_broadcast(adj, top).array, broadcast[:, :n], dtype)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

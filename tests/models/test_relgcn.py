@@ -137,7 +137,7 @@ def test_nodes_are_few():
     """A convolution is one node, its activation included."""
     model = sparsify(dense_model(hidden_channels=[4] * 6, scale_adj=True))
     labels = labels_of_nodes(model, *concat_mols(molecules(SIZES))[:2])
-    assert labels[1:6] == ['RelationTanh'] * 5
+    assert labels[1:6] == ['RelationLinear'] * 5
     assert labels[6:] == ['GatedLinear', 'SegmentSum']
 
 

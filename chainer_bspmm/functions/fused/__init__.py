@@ -1,1 +1,1 @@
-"""Nodes of the graph that do the work of several; private: links use them."""
+"""Private nodes that do the work of several, all of them `functions.node.FusedNode`; for links."""

@@ -3,48 +3,48 @@
 import numpy
 
 import chainer
-from chainer import function_node
+from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
-from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.connection.linear import LinearFunction
-from chainer.functions.connection.linear import LinearGradData
-from chainer.functions.connection.linear import LinearGradWeight
 
-from chainer_bspmm.functions.fused.dropout import dropout_relu
-from chainer_bspmm.functions.node import apply_untracked
-from chainer_bspmm.functions.row_sum import RowSum
+from chainer_bspmm import backend
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.fused.dropout_draws import dropout_relu
+from chainer_bspmm.functions.node import FusedNode
 
 
-class ActivatedLinear(LinearFunction):
-    """Chainer's own linear function, activated in place before anyone sees the result."""
+class ActivatedLinear(FusedNode):
+    """Inputs x, W and, if any, b. A subclass says what the activation is."""
 
-    def forward_chainerx(self, inputs):
-        return chainer.Fallback  # the inherited one would leave out the activation
+    check_type_forward = LinearFunction.check_type_forward
 
-    def forward(self, inputs):
-        (y,) = super().forward(inputs)
-        self._activate(chainer.backend.get_array_module(y), y)
-        self.retain_outputs((0,))
-        return (y,)
+    def _output(self, inputs):
+        x, W, *b = inputs
+        y = dot(x, W.T).astype(x.dtype, copy=False)
+        if b:
+            y += b[0]
+        self._activate(chainer_backend.get_array_module(y), y)
+        self._y = y
+        return y
 
-    def backward(self, indexes, grad_outputs):
-        x, W = self.get_retained_inputs()
-        (y,) = self.get_retained_outputs()
-        gy = self._activation_gradient(y, grad_outputs[0])
-        nodes = {
-            0: (LinearGradData(), (W, gy)),
-            1: (LinearGradWeight(W.dtype), (x, gy)),
-            2: (RowSum(), (gy,)),
+    def _gradients(self, inputs, gy, wanted):
+        x, W = inputs[:2]
+        gy = self._activation_gradient(self._y, gy)
+        return {
+            0: dot(gy, W).astype(gy.dtype, copy=False) if 0 in wanted else None,
+            1: dot(gy.T, x) if 1 in wanted else None,
+            2: backend.row_sum(gy) if 2 in wanted else None,
         }
-        return tuple(apply_untracked(*nodes[index])[0] for index in indexes)
+
+    def _composed(self, *inputs):
+        return self._activated(functions.linear(*inputs))
 
 
 class LinearReLU(ActivatedLinear):
     """With dropout, unless its ratio is 0."""
 
     def __init__(self, dropout_ratio=0.0):
-        super().__init__()
         self._dropout_ratio = dropout_ratio
 
     def _activate(self, xp, y):
@@ -54,9 +54,22 @@ class LinearReLU(ActivatedLinear):
             dropout_relu(y, self._dropout_ratio)
 
     def _activation_gradient(self, y, gy):
-        if not self._dropout_ratio:
-            return apply_untracked(ReLUGrad2(y.array), (gy,))[0]
-        return apply_untracked(ReLUDropoutGrad(y.array, self._scale(y.array)), (gy,))[0]
+        # Elements that were dropped are 0 in y, too.
+        if isinstance(gy, numpy.ndarray):
+            gx = gy * (y > 0)
+            if self._dropout_ratio:
+                gx *= self._scale(y)
+            return gx
+        return cuda.elementwise(
+            'T y, T gy, T scale',
+            'T gx',
+            'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
+            'bspmm_relu_dropout_grad',
+        )(y, gy, self._scale(y))
+
+    def _activated(self, x):
+        y = self._y
+        return x * ((y > 0).astype(y.dtype) * self._scale(y))
 
     @staticmethod
     def check_ratio(ratio):
@@ -67,32 +80,6 @@ class LinearReLU(ActivatedLinear):
         return y.dtype.type(1 / (1 - self._dropout_ratio))
 
 
-class ReLUDropoutGrad(function_node.FunctionNode):
-    """Compute ``gx = scale gy where y > 0, else 0``: what was dropped is 0 in y, too."""
-
-    def __init__(self, y, scale):
-        self._y = y
-        self._scale = scale
-
-    def forward(self, inputs):
-        (gy,) = inputs
-        if isinstance(gy, numpy.ndarray):
-            gx = gy * (self._y > 0)
-            gx *= self._scale
-            return (gx,)
-        return (
-            cuda.elementwise(
-                'T y, T gy, T scale',
-                'T gx',
-                'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
-                'bspmm_relu_dropout_grad',
-            )(self._y, gy, self._scale),
-        )
-
-    def backward(self, indexes, grad_outputs):
-        return ReLUDropoutGrad(self._y, self._scale).apply(grad_outputs)
-
-
 class LinearSoftmax(ActivatedLinear):
     def _activate(self, xp, y):
         y -= y.max(axis=1, keepdims=True)
@@ -100,30 +87,13 @@ class LinearSoftmax(ActivatedLinear):
         y /= y.sum(axis=1, keepdims=True)
 
     def _activation_gradient(self, y, gy):
-        return apply_untracked(SoftmaxGrad(), (y, gy))[0]
-
-
-class SoftmaxGrad(function_node.FunctionNode):
-    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - sum_k y[i, k] gy[i, k])``.
-
-    Chainer's own looks at every row of y for the module that it belongs to: a view a row on a GPU.
-    """
-
-    def forward(self, inputs):
-        self.retain_inputs((0, 1))
-        y, gy = inputs
+        # Chainer's looks at every row of y for its module: a view a row on a GPU.
         gx = y * gy
         gx -= y * gx.sum(axis=1, keepdims=True)
-        return (gx,)
+        return gx
 
-    def backward(self, indexes, grad_outputs):
-        y, gy = self.get_retained_inputs()
-        (ggx,) = grad_outputs
-
-        def inner(a):
-            return functions.broadcast_to(functions.sum(y * a, axis=1, keepdims=True), a.shape)
-
-        return ggx * (gy - inner(gy)) - gy * inner(ggx), SoftmaxGrad().apply((y, ggx))[0]
+    def _activated(self, x):
+        return functions.softmax(x)
 
 
 def linear_relu(x, W, b=None, dropout_ratio=0.0):
@@ -135,7 +105,7 @@ def linear_relu(x, W, b=None, dropout_ratio=0.0):
         b (Variable or array or None): (n_out,).
         dropout_ratio (float): in [0, 1); with ``chainer.config.train`` each element of the result
             is set to 0 with this probability, the others are divided by 1 - dropout_ratio. Random
-            numbers are Chainer's, inside a training step (``training/``) the step's own.
+            numbers are Chainer's, inside a training step (``training/``) the step's.
 
     Returns:
         Variable: (n_rows, n_out), of x's dtype; NaN propagates. The same numbers as

@@ -2,8 +2,6 @@
 
 import numpy
 
-from chainer.backends import cuda
-
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.edges import derived
 from chainer_bspmm.sparse.edges import gathering
@@ -25,9 +23,9 @@ class AttentionPattern:
         segments (array): int32, where each group of entries that is normalised together starts.
         by_receiver (array): (n_nodes * K * R + 1,) int32, where the entries of every (node, head,
             relation) start.
-        lonely (BatchedCSR or None): rows as `product`, columns ``(g * R + r) * K + k``: the weight
-            of the sum over graph g's nodes in a row that has no edges to weigh; None where the
-            host knows that there is none.
+        isolated (BatchedCSR or None): rows as `product`, columns ``(g * R + r) * K + k``: the
+            weight of the sum over graph g's nodes in a row that has no edges to weigh; None if the
+            host knows that there is no such row.
     """
 
     def __init__(self, adj, n_heads, within, side_by_side, dtype):
@@ -74,11 +72,11 @@ class AttentionPattern:
             max_nnz=adj.max_nnz * n_heads,
         )
         alone = _without_edges(rows, n_relations, within)
-        self.lonely = None
+        self.isolated = None
         if xp is not numpy or alone.any():  # of a device that would ask for a synchronisation
-            self.lonely = self._lonely(adj, alone, within, n_heads, rows_per_node, dtype)
+            self.isolated = self._means(adj, alone, within, n_heads, rows_per_node, dtype)
 
-    def _lonely(self, adj, alone, within, n_heads, rows_per_node, dtype):
+    def _means(self, adj, alone, within, n_heads, rows_per_node, dtype):
         xp, (n_nodes, n_relations) = adj.xp, alone.shape
         width = n_relations * n_heads
         graph = build.entry_rows(xp, adj.row_offsets, n_nodes)
@@ -138,11 +136,7 @@ def slots_as_edges(adj, within):
     Note:
         The number of entries is not known on the host: synchronises a device, once a batch.
     """
-    key = 'slots as edges', within
-    if key not in adj._cache:
-        with cuda.get_device_from_array(adj.row_offsets):
-            adj._cache[key] = _slots_as_edges(adj, within)
-    return adj._cache[key]
+    return adj.cached(('slots as edges', within), lambda: _slots_as_edges(adj, within))
 
 
 def _slots_as_edges(adj, within):
@@ -188,8 +182,5 @@ def attention_pattern(adj, n_heads, within, side_by_side, dtype):
     Note:
         Does not synchronise.
     """
-    key = 'attention', n_heads, within, side_by_side, dtype
-    if key not in adj._cache:
-        with cuda.get_device_from_array(adj.row_offsets):
-            adj._cache[key] = AttentionPattern(adj, n_heads, within, side_by_side, dtype)
-    return adj._cache[key]
+    options = n_heads, within, side_by_side, dtype
+    return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

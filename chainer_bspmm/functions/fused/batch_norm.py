@@ -9,11 +9,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm import backend
 from chainer_bspmm.functions.node import FusedNode
-from chainer_bspmm.functions.row_sum import RowSum
 
 
 class RealRowsBatchNorm(FusedNode):
-    """Inputs x, gamma, beta. How many rows are real, the host need not know.
+    """Inputs x, gamma, beta. The host need not know how many rows are real.
 
     `running`: the arrays of mean and variance that are updated, or None.
     """
@@ -24,21 +23,19 @@ class RealRowsBatchNorm(FusedNode):
         self._decay = decay
         self._running = running
 
-    def forward(self, inputs):
-        self.retain_inputs((0, 1, 2))
+    def _output(self, inputs):
         forward = _host_forward if isinstance(inputs[0], numpy.ndarray) else _device_forward
         y, self._statistics = forward(
             self._adj, *_cast(inputs), self._eps, self._decay, self._running
         )
-        return (y.astype(inputs[0].dtype, copy=False),)
+        return y.astype(inputs[0].dtype, copy=False)
 
-    def _gradients(self, inputs, gy):
+    def _gradients(self, inputs, gy, wanted):
         x, gamma, _ = _cast(inputs)
         gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
         return gradients(self._adj, x, gy.astype(x.dtype, copy=False), gamma, *self._statistics)
 
     def _composed(self, x, gamma, beta):
-        """The normalisation in nodes that are differentiable to any order."""
         dtype = _dtype(x, gamma)
         xp, n_true = chainer_backend.get_array_module(x), self._adj.row_offsets[-1:]
         is_real = xp.arange(len(x))[:, None] < n_true
@@ -66,16 +63,12 @@ def _cast(arrays):
     return [array.astype(dtype, copy=False) for array in arrays]
 
 
-def _sum(x):
-    return RowSum().forward((x,))[0]
-
-
 def _host_forward(adj, x, gamma, beta, eps, decay, running):
     n = int(adj.row_offsets[-1])
     real = x[:n]
-    mean = _sum(real) / max(n, 1)
+    mean = backend.row_sum(real) / max(n, 1)
     centred = real - mean
-    variance = _sum(centred * centred) / max(n, 1)
+    variance = backend.row_sum(centred * centred) / max(n, 1)
     inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
     if running is not None:
         for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
@@ -89,18 +82,18 @@ def _host_forward(adj, x, gamma, beta, eps, decay, running):
 def _host_gradients(adj, x, gy, gamma, mean, inv_std):
     n = int(adj.row_offsets[-1])
     x_hat, real = (x[:n] - mean) * inv_std, gy[:n]
-    ggamma, gbeta = _sum(real * x_hat), _sum(real)
+    ggamma, gbeta = backend.row_sum(real * x_hat), backend.row_sum(real)
     gx = numpy.zeros_like(x)
     gx[:n] = gamma * inv_std * (real - (x_hat * ggamma + gbeta) / max(n, 1))
     return gx, ggamma, gbeta
 
 
-# On a device the number of real rows is read there, by every kernel: it may be another one each
-# time that a captured graph is replayed. Sums over graphs leave out the rows that belong to none.
+# On a device every kernel reads the number of real rows there: it may change with each replay of a
+# captured graph. Sums over graphs leave out the rows that belong to none.
 
 
 def _real_sum(adj, x):
-    return _sum(backend.segment_sum(x, adj.row_offsets, adj.max_rows))
+    return backend.row_sum(backend.segment_sum(x, adj.row_offsets, adj.max_rows))
 
 
 def _device_forward(adj, x, gamma, beta, eps, decay, running):
@@ -142,7 +135,7 @@ def _device_forward(adj, x, gamma, beta, eps, decay, running):
 
 def _device_gradients(adj, x, gy, gamma, mean, inv_std):
     n_rows, n_channels = x.shape
-    terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # side by side: summed at once
+    terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # in one array: one sum
     cuda.elementwise(
         'T x, T gy, T mean, T inv_std',
         'T of_gamma, T of_beta',
@@ -174,7 +167,7 @@ def batch_norm(adj, link, h):
 
     Args:
         adj (BatchedCSR): the batch, n_rows rows.
-        link (chainer.links.BatchNormalization): or of a subclass, whose ``__call__`` is passed by.
+        link (chainer.links.BatchNormalization): or of a subclass, whose ``__call__`` is bypassed.
         h (Variable or array): (n_rows, n_channels) floats.
 
     Returns:

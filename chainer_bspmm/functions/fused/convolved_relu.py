@@ -1,13 +1,10 @@
 """A graph convolution and its rectifier, product, linear map and activation, as one node."""
 
 import chainer
-from chainer.functions.connection.linear import LinearGradData
-from chainer.functions.connection.linear import LinearGradWeight
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.fused.activated_linear import LinearReLU
-from chainer_bspmm.functions.bspmm import BatchedSpMM
-from chainer_bspmm.functions.node import apply_untracked
 
 
 class ConvolvedReLU(LinearReLU):
@@ -17,26 +14,19 @@ class ConvolvedReLU(LinearReLU):
         super().__init__(dropout_ratio)
         self._adj = adj
 
-    def forward(self, inputs):
+    def _output(self, inputs):
         x, W = inputs
         self._sums = backend.bspmm(self._adj, x)
-        return super().forward((self._sums, W))
+        return super()._output((self._sums, W))
 
-    def backward(self, indexes, grad_outputs):
-        x, W = self.get_retained_inputs()
-        (y,) = self.get_retained_outputs()
-        gy = self._activation_gradient(y, grad_outputs[0])
-        gradients = []
-        if 0 in indexes:
-            by_sums = apply_untracked(LinearGradData(), (W, gy))
-            gradients += apply_untracked(BatchedSpMM(self._adj, False, False, trans=True), by_sums)
-        if 1 in indexes:
-            if chainer.config.enable_backprop:  # gradients of gradients go through the product
-                (sums,) = BatchedSpMM(self._adj, False, False).apply((x,))
-            else:
-                sums = chainer.Variable(self._sums, requires_grad=False)
-            gradients += apply_untracked(LinearGradWeight(W.dtype), (sums, gy))
-        return tuple(gradients)
+    def _gradients(self, inputs, gy, wanted):
+        gradients = super()._gradients((self._sums, inputs[1]), gy, wanted)
+        if 0 in wanted:
+            gradients[0] = backend.bspmm(self._adj, gradients[0], trans=True)
+        return gradients
+
+    def _composed(self, x, W):
+        return super()._composed(bspmm(self._adj, x), W)
 
 
 def convolved_relu(adj, x, W, dropout_ratio=0.0):
@@ -60,7 +50,6 @@ def convolved_relu(adj, x, W, dropout_ratio=0.0):
     Source:
         Kipf, Welling 2016 (arXiv:1609.02907), equation 2.
     """
-    backend.check.product(adj)
     LinearReLU.check_ratio(dropout_ratio)
     node = ConvolvedReLU(adj, dropout_ratio if chainer.config.train else 0.0)
     return node.apply((x, W))[0]

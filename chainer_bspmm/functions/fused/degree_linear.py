@@ -2,19 +2,16 @@
 
 import numpy
 
-import chainer
 from chainer import backend as chainer_backend
-from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm import backend
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.functions.fused.concat import concat
-from chainer_bspmm.functions.node import apply_untracked
-from chainer_bspmm.functions.row_sum import RowSum
-from chainer_bspmm.functions.fused.sigmoid import sigmoid
+from chainer_bspmm.functions.fused.arrays import concat
+from chainer_bspmm.functions.fused.arrays import sigmoid
+from chainer_bspmm.functions.node import FusedNode
 
 
 class Degrees:
@@ -37,7 +34,7 @@ def degrees_of(adj, n_types):
     """Return the `Degrees` of a batch's nodes, kept with it.
 
     A node's degree is the sum of its column of the matrix, as in Chainer Chemistry: in a matrix
-    that is not symmetric that is another one than the sum of its row.
+    that is not symmetric this differs from the sum of its row.
 
     Args:
         adj (BatchedCSR or BatchedCOO): (n_nodes, n_nodes), on any device.
@@ -54,14 +51,13 @@ def degrees_of(adj, n_types):
     """
     if adj.n_rows != adj.n_cols:
         raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
-    key = 'degrees', n_types
-    if key not in adj._cache:
-        xp = adj.xp
-        with cuda.get_device_from_array(adj.row_offsets):
-            ones = xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
-            degree = backend.bspmm(adj, ones, trans=True)
-            adj._cache[key] = Degrees(degree == xp.arange(1, n_types + 1, dtype=ones.dtype))
-    return adj._cache[key]
+
+    def find():
+        ones = adj.xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
+        degree = backend.bspmm(adj, ones, trans=True)
+        return Degrees(degree == adj.xp.arange(1, n_types + 1, dtype=ones.dtype))
+
+    return adj.cached(('degrees', n_types), find)
 
 
 # On the host the rows of one degree are gathered and multiplied by their own weight: the fewest
@@ -110,102 +106,54 @@ def _weight_gradients(degrees, x, gy, dtype):
     return tuple(gy[rows].T.dot(x[rows]).astype(dtype, copy=False) for rows in degrees.rows)
 
 
-class DegreeProduct(function_node.FunctionNode):
-    """Inputs x, then the weights; no bias."""
-
-    def __init__(self, degrees, trans=False):
-        self._degrees = degrees
-        self._trans = trans
-
-    def forward(self, inputs):
-        x, *weights = inputs
-        self.retain_inputs(tuple(range(len(inputs))))
-        return (_product(self._degrees, x, weights, self._trans),)
-
-    def backward(self, indexes, grad_outputs):
-        return _product_gradients(
-            self._degrees, self.get_retained_inputs(), grad_outputs[0], indexes, self._trans
-        )
-
-
-class DegreeWeightGradients(function_node.FunctionNode):
-    """Inputs x and gy; outputs the gradient of every weight."""
-
-    def __init__(self, degrees, dtype):
-        self._degrees = degrees
-        self._dtype = dtype
-
-    def forward(self, inputs):
-        self.retain_inputs((0, 1))
-        return _weight_gradients(self._degrees, *inputs, self._dtype)
-
-    def backward(self, indexes, grad_outputs):
-        x, gy = self.get_retained_inputs()
-        xp = chainer_backend.get_array_module(x)
-        shape = gy.shape[1], x.shape[1]
-        weights = [
-            xp.zeros(shape, self._dtype) if weight is None else weight for weight in grad_outputs
-        ]
-        pairs = (gy, True), (x, False)
-        return tuple(
-            DegreeProduct(self._degrees, trans).apply((given, *weights))[0]
-            for given, trans in map(pairs.__getitem__, indexes)
-        )
-
-
-def _product_gradients(degrees, inputs, gy, indexes, trans=False):
-    """Return the gradients of `DegreeProduct` for `indexes`, as Variables."""
-    x, *weights = inputs
-    gradients = []
-    if 0 in indexes:
-        gradients += apply_untracked(DegreeProduct(degrees, not trans), (gy, *weights))
-    if len(indexes) > len(gradients):
-        pair = (gy, x) if trans else (x, gy)
-        all_weights = apply_untracked(DegreeWeightGradients(degrees, weights[0].dtype), pair)
-        gradients += [all_weights[index - 1] for index in indexes if index]
-    return tuple(gradients)
-
-
-class DegreeLinearSigmoid(function_node.FunctionNode):
+class DegreeLinearSigmoid(FusedNode):
     """Inputs x, the weights, then as many biases."""
 
     def __init__(self, degrees):
         self._degrees = degrees
 
-    def forward(self, inputs):
-        n_types = len(inputs) // 2
-        x, weights, biases = inputs[0], inputs[1 : n_types + 1], inputs[n_types + 1 :]
-        self.retain_inputs(tuple(range(n_types + 1)))
-        self.retain_outputs((0,))
+    def _output(self, inputs):
+        x, weights, biases = _split(inputs)
         y = _product(self._degrees, x, weights, False)
-        bias = concat(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
-        return (sigmoid(y, bias),)
-
-    def backward(self, indexes, grad_outputs):
-        n_types = len(self.inputs) // 2
-        (y,) = self.get_retained_outputs()
-        (gy,) = apply_untracked(SigmoidGrad((None,)), (y, grad_outputs[0]))
-        gradients = _product_gradients(
-            self._degrees,
-            self.get_retained_inputs(),
-            gy,
-            [index for index in indexes if index <= n_types],
+        bias = (
+            concat(biases).reshape(len(biases), y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
         )
-        n_biases = len(indexes) - len(gradients)
-        if n_biases:
-            (bias,) = apply_untracked(RowSum(), (gy,))
-            gradients += _copies(functions.cast(bias, self.inputs[-1].dtype), n_biases)
+        self._y = sigmoid(y, bias)
+        return self._y
+
+    def _gradients(self, inputs, gy, wanted):
+        x, weights, biases = _split(inputs)
+        (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
+        n_types, gradients = len(weights), {}
+        if 0 in wanted:
+            gradients[0] = _product(self._degrees, gy, weights, True)
+        if set(range(1, n_types + 1)) & set(wanted):
+            by_weights = _weight_gradients(self._degrees, x, gy, weights[0].dtype)
+            gradients.update(enumerate(by_weights, 1))
+        if wanted[-1] > n_types:
+            # Equal, but in an array for each bias: optimizer hooks write to them.
+            rows = chainer_backend.get_array_module(gy).empty(
+                (n_types, gy.shape[1]), biases[0].dtype
+            )
+            rows[...] = backend.row_sum(gy)
+            gradients.update(enumerate(rows, n_types + 1))
         return gradients
 
+    def _composed(self, *inputs):
+        """As in Chainer Chemistry: a linear layer a degree, its input masked."""
+        x, weights, biases = _split(inputs)
+        zero = x.xp.zeros((), x.dtype)
+        total = 0
+        for is_type, W, b in zip(self._degrees.is_type.T, weights, biases):
+            total += functions.linear(
+                functions.where(is_type[:, None], x, zero), W, functions.cast(b, x.dtype)
+            )
+        return functions.sigmoid(total)
 
-def _copies(x, n):
-    """Return n times x, each in memory of its own, which optimizer hooks write to."""
-    if chainer.config.enable_backprop:
-        rows = functions.tile(x, (n, 1))
-        return tuple(rows[i] for i in range(n))
-    rows = x.xp.empty((n, x.size), x.dtype)
-    rows[...] = x.array
-    return tuple(chainer.Variable(row, requires_grad=False) for row in rows)
+
+def _split(inputs):
+    n_types = len(inputs) // 2
+    return inputs[0], inputs[1 : n_types + 1], inputs[n_types + 1 :]
 
 
 def degree_linear_sigmoid(degrees, x, weights, biases):
@@ -226,7 +174,7 @@ def degree_linear_sigmoid(degrees, x, weights, biases):
 
     Raises:
         ValueError: ``x`` is not two-dimensional with a row for each node, or the number of weights
-            or biases is another one than that of the degrees.
+            or biases differs from that of the degrees.
 
     Note:
         Does not synchronise. Deterministic.

@@ -3,63 +3,50 @@
 import numpy
 import scipy.sparse
 
-from chainer import backend as chainer_backend
-from chainer import function_node
+from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.functions.node import apply_untracked
+from chainer_bspmm.functions.node import FusedNode
 
 
-class EmbedRows(function_node.FunctionNode):
-    """Input W; the ids are constants."""
+class EmbedRows(FusedNode):
+    """Input W; the ids are constants.
+
+    The gradient is the transpose of one-hot times gy. Chainer's loops over the rows on the host, a
+    fifth of a training step of a small model, and adds with atomics on a GPU.
+    """
 
     def __init__(self, ids):
         self._ids = ids
 
-    def forward(self, inputs):
-        (W,) = inputs
-        self._n_types = len(W)
-        self.retain_inputs(())
-        return (W.take(self._ids, axis=0),)
+    def _output(self, inputs):
+        return inputs[0].take(self._ids, axis=0)
 
-    def backward(self, indexes, grad_outputs):
-        return tuple(apply_untracked(EmbedRowsGrad(self._ids, self._n_types), grad_outputs))
+    def _gradients(self, inputs, gy, wanted):
+        ids, n_types = self._ids, len(inputs[0])
+        if not isinstance(gy, numpy.ndarray):
+            return (dot(_one_hot(ids, n_types, gy.dtype).T, gy),)
+        dtype = numpy.float32 if gy.dtype == numpy.float16 else gy.dtype
+        one_hot = scipy.sparse.csr_matrix(
+            (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)),
+            shape=(len(ids), n_types),
+        )
+        return (one_hot.T @ gy.astype(dtype, copy=False),)
+
+    def _composed(self, W):
+        return functions.matmul(_one_hot(self._ids, len(W), W.dtype), W)
 
 
-class EmbedRowsGrad(function_node.FunctionNode):
-    """Compute ``gW[t] = sum of gy[i] over the rows i of id t``: the transpose of one-hot times gy.
-
-    Chainer's own loops over the rows on the host, a fifth of a training step of a small model, and
-    adds with atomics on a GPU.
-    """
-
-    def __init__(self, ids, n_types):
-        self._ids = ids
-        self._n_types = n_types
-
-    def forward(self, inputs):
-        (gy,) = inputs
-        self.retain_inputs(())
-        ids, shape = self._ids, (len(self._ids), self._n_types)
-        if chainer_backend.get_array_module(gy) is numpy:
-            dtype = numpy.float32 if gy.dtype == numpy.float16 else gy.dtype
-            one_hot = scipy.sparse.csr_matrix(
-                (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=shape
-            )
-            gW = one_hot.T @ gy.astype(dtype, copy=False)
-        else:
-            one_hot = cuda.elementwise(
-                'raw S ids, int32 n_types',
-                'T y',
-                'y = ids[i / n_types] == i % n_types ? (T)1 : (T)0',
-                'bspmm_one_hot',
-            )(ids, self._n_types, cuda.cupy.empty(shape, gy.dtype))
-            gW = dot(one_hot.T, gy)
-        return (gW.astype(gy.dtype, copy=False),)
-
-    def backward(self, indexes, grad_outputs):
-        return EmbedRows(self._ids).apply(grad_outputs)
+def _one_hot(ids, n_types, dtype):
+    if isinstance(ids, numpy.ndarray):
+        return (ids[:, None] == numpy.arange(n_types)).astype(dtype)
+    return cuda.elementwise(
+        'raw S ids, int32 n_types',
+        'T y',
+        'y = ids[i / n_types] == i % n_types ? (T)1 : (T)0',
+        'bspmm_one_hot',
+    )(ids, n_types, cuda.cupy.empty((len(ids), n_types), dtype))
 
 
 def embed_rows(ids, W):

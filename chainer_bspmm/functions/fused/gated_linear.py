@@ -2,32 +2,30 @@
 
 import numpy
 
-import chainer
-from chainer import function_node
 from chainer import functions
 from chainer.backends import cuda
 
+from chainer_bspmm import backend
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.functions.fused.concat import concat
-from chainer_bspmm.functions.node import apply_untracked
-from chainer_bspmm.functions.row_sum import RowSum
-from chainer_bspmm.functions.fused.sigmoid import SIGMOID
-from chainer_bspmm.functions.fused.sigmoid import sigmoid
+from chainer_bspmm.functions.fused import expect
+from chainer_bspmm.functions.fused.arrays import concat
+from chainer_bspmm.functions.fused.arrays import SIGMOID
+from chainer_bspmm.functions.fused.arrays import sigmoid
+from chainer_bspmm.functions.node import FusedNode
 
 ACTIVATIONS = (functions.identity, functions.tanh)
 
 
-class GatedLinear(function_node.FunctionNode):
-    """Inputs: the parts of x side by side, then W_gate, W_value and, if any, b_gate, b_value."""
+class GatedLinear(FusedNode):
+    """Inputs: the column blocks of x, then W_gate, W_value and, if any, b_gate, b_value."""
 
     def __init__(self, n_parts, activation):
         self._n_parts = n_parts
         self._activation = activation
 
-    def forward(self, inputs):
+    def _output(self, inputs):
         dtype = inputs[0].dtype
         parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
-        self.retain_inputs(tuple(range(len(inputs))))
         x = parts[0] if len(parts) == 1 else concat(parts, axis=1)
         W = concat(parameters[:2]).astype(dtype, copy=False)
         both = dot(x, W.T)
@@ -35,48 +33,36 @@ class GatedLinear(function_node.FunctionNode):
             both += concat(parameters[2:]).astype(dtype, copy=False)
         gate, value, y = _gated(both, self._activation is functions.tanh)
         self._kept = x, W, gate, value
-        return (y,)
+        return y
 
-    def backward(self, indexes, grad_outputs):
-        inputs = self.get_retained_inputs()
-        if chainer.config.enable_backprop:
-            # As in GRUStep: gradients of gradients from the same formula in Chainer's nodes.
-            inputs = [functions.identity(variable) for variable in inputs]
-            y = _composed(inputs[: self._n_parts], inputs[self._n_parts :], self._activation)
-            return tuple(
-                chainer.grad(
-                    [y], [inputs[i] for i in indexes], grad_outputs, enable_double_backprop=True
-                )
-            )
-        gradients = self._gradients(grad_outputs[0].array, indexes)
-        return tuple(
-            chainer.Variable(gradients[i].astype(inputs[i].dtype, copy=False), requires_grad=False)
-            for i in indexes
-        )
-
-    def _gradients(self, gy, indexes):
-        """Return {index of an input: its gradient}, at least for those of `indexes`."""
+    def _gradients(self, inputs, gy, wanted):
         x, W, gate, value = self._kept
         n, first = gy.shape[1], self._n_parts
         g = _gated_gradient(gy, gate, value, self._activation is functions.tanh)
         gradients = {}
-        if indexes[0] < first:
+        if wanted[0] < first:
             gx, start = dot(g, W), 0
-            for i in range(first):
-                width = self.inputs[i].shape[1]
-                gradients[i] = gx[:, start : start + width]
-                start += width
-        if {first, first + 1} & set(indexes):
+            for i, part in enumerate(inputs[:first]):
+                gradients[i] = gx[:, start : start + part.shape[1]]
+                start += part.shape[1]
+        if {first, first + 1} & set(wanted):
             gW = dot(g.T, x)
             gradients[first], gradients[first + 1] = gW[:n], gW[n:]
-        if indexes[-1] >= first + 2:
-            (gb,) = apply_untracked(RowSum(), (chainer.Variable(g, requires_grad=False),))
-            gradients[first + 2], gradients[first + 3] = gb.array[:n], gb.array[n:]
+        if wanted[-1] >= first + 2:
+            gb = backend.row_sum(g)
+            gradients[first + 2], gradients[first + 3] = gb[:n], gb[n:]
         return gradients
+
+    def _composed(self, *inputs):
+        x = functions.concat(inputs[: self._n_parts], axis=1)
+        parameters = [functions.cast(array, x.dtype) for array in inputs[self._n_parts :]]
+        biases = parameters[2:] or (None, None)
+        gate, value = (functions.linear(x, W, b) for W, b in zip(parameters[:2], biases))
+        return functions.sigmoid(gate) * self._activation(value)
 
 
 def _gated(both, is_tanh):
-    """Return the gate, the activated value and their product; both: the sums side by side."""
+    """Return the gate, the activated value and their product; both: the sums of the two maps."""
     n = both.shape[1] // 2
     if isinstance(both, numpy.ndarray):
         gate, value = sigmoid(both[:, :n]), both[:, n:]
@@ -99,7 +85,7 @@ def _gated(both, is_tanh):
 
 
 def _gated_gradient(gy, gate, value, is_tanh):
-    """Return the gradient of the sums, side by side."""
+    """Return the gradient by the sums of the two maps, in one array."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g = numpy.empty((n_rows, 2 * n), gy.dtype)
@@ -126,22 +112,13 @@ def _gated_gradient(gy, gate, value, is_tanh):
     return g
 
 
-def _composed(parts, parameters, activation):
-    """The same in nodes of Chainer's own."""
-    x = functions.concat(parts, axis=1)
-    parameters = [functions.cast(parameter, x.dtype) for parameter in parameters]
-    biases = parameters[2:] or (None, None)
-    gate, value = (functions.linear(x, W, b) for W, b in zip(parameters[:2], biases))
-    return functions.sigmoid(gate) * activation(value)
-
-
 def gated_linear(parts, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
     Both maps are one GEMM. Differentiable to any order.
 
     Args:
-        parts (sequence of Variable or array): (n_rows, n) each, x's columns side by side.
+        parts (sequence of Variable or array): (n_rows, n) each, the column blocks of x.
         gate, value (sequence): W, (n_out, n_in), and b, (n_out,), or None in both.
         activation (callable): one of `ACTIVATIONS`, ``chainer.functions.identity`` or ``tanh``.
 
@@ -165,11 +142,8 @@ def gated_linear(parts, gate, value, activation=functions.identity):
         raise ValueError('gate, value: expected a bias in both or in none')
     n_out, n_in = len(gate[0]), sum(part.shape[1] for part in parts)
     for name, (W, b) in (('gate', gate), ('value', value)):
-        if W.shape != (n_out, n_in) or b is not None and b.shape != (n_out,):
-            raise ValueError(
-                '%s: expected shapes %s and %s, got %s and %s'
-                % (name, (n_out, n_in), (n_out,), W.shape, None if b is None else b.shape)
-            )
+        expected = {name + '[0]': (W, (n_out, n_in)), name + '[1]': (b, (n_out,))}
+        expect.shapes('parts of %d columns in all' % n_in, expected)
     inputs = list(parts) + [gate[0], value[0]]
     if gate[1] is not None:
         inputs += [gate[1], value[1]]

@@ -10,13 +10,13 @@ from chainer.backends import cuda
 from chainer_bspmm import backend
 from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
-from chainer_bspmm.functions.fused.dropout import dropout_mask
+from chainer_bspmm.functions.fused import expect
+from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
+from chainer_bspmm.functions.fused.attention_pattern import slots_as_edges
+from chainer_bspmm.functions.fused.dropout_draws import dropout_mask
 from chainer_bspmm.functions.node import FusedNode
 from chainer_bspmm.functions.segment import segment_sum
 from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
-from chainer_bspmm.functions.fused.attention_pattern import slots_as_edges
 
 
 class RelationAttention(FusedNode):
@@ -35,8 +35,7 @@ class RelationAttention(FusedNode):
         self._mask = mask
         self._is_edge = is_edge
 
-    def forward(self, inputs):
-        self.retain_inputs((0, 1, 2))
+    def _output(self, inputs):
         m, W, b = _cast(inputs)
         pattern, adj = self._pattern, self._adj
         n_channels = W.shape[1] // 2
@@ -49,20 +48,20 @@ class RelationAttention(FusedNode):
             self._slopes *= self._is_edge
         self._alpha = backend.segment_softmax(logits[:, None], pattern.segments)
         residual = None
-        if pattern.lonely is not None:
+        if pattern.isolated is not None:
             sums = backend.segment_sum(m, adj.row_offsets, adj.max_rows)
-            residual = backend.bspmm(pattern.lonely, sums.reshape(-1, n_channels))
+            residual = backend.bspmm(pattern.isolated, sums.reshape(-1, n_channels))
         y = backend.bspmm(pattern.product, x, self._weights(), residual)
         if self._concat_heads:
-            return (y.reshape(adj.n_rows, self._n_heads * n_channels),)
+            return y.reshape(adj.n_rows, self._n_heads * n_channels)
         y *= y.dtype.type(1 / self._n_heads)
-        return (y,)
+        return y
 
     def _weights(self):
         alpha = self._alpha[:, 0]
         return alpha if self._mask is None else alpha * self._mask
 
-    def _gradients(self, inputs, gy):
+    def _gradients(self, inputs, gy, wanted):
         m, W, _ = _cast(inputs)
         xp = chainer_backend.get_array_module(m)
         pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
@@ -72,8 +71,8 @@ class RelationAttention(FusedNode):
         if not self._concat_heads:
             gy = gy * gy.dtype.type(1 / n_heads)
         residual = None
-        if pattern.lonely is not None:
-            gsums = backend.bspmm(pattern.lonely, gy, trans=True)
+        if pattern.isolated is not None:
+            gsums = backend.bspmm(pattern.isolated, gy, trans=True)
             residual = backend.segment_broadcast(
                 gsums.reshape(adj.n_graphs, m.shape[1]), adj.row_offsets, adj.n_rows, adj.max_rows
             ).reshape(x.shape)
@@ -98,7 +97,6 @@ class RelationAttention(FusedNode):
         return gx.reshape(m.shape), gW.reshape(W.shape), gb
 
     def _composed(self, m, W, b):
-        """The attention in nodes that are differentiable to any order."""
         pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
         n_channels = W.shape[1] // 2
         W, b = (functions.cast(parameter, m.dtype) for parameter in (W, b))
@@ -114,10 +112,10 @@ class RelationAttention(FusedNode):
         if self._mask is not None:
             alpha = alpha * self._mask
         residual = None
-        if pattern.lonely is not None:
+        if pattern.isolated is not None:
             sums = segment_sum(adj, m)
             residual = bspmm(
-                pattern.lonely, functions.reshape(sums, (pattern.lonely.n_cols, n_channels))
+                pattern.isolated, functions.reshape(sums, (pattern.isolated.n_cols, n_channels))
             )
         y = bspmm(pattern.product, x, alpha, residual)
         if self._concat_heads:
@@ -161,10 +159,10 @@ def relation_attention(
     those of node i in relation r, is alpha; ``y[i, k] = sum over r, j of alpha m[j, r, k]``; the
     result is the mean over k. One node of the computational graph, differentiable to any order.
 
-    Where there is no edge to normalise over, the weights are uniform over all slots of the graph
-    instead: its nodes, and in padded layout the rows past them; times the R relations unless
-    ``within``. That is what a softmax over a matrix of masked logits comes to in Chainer Chemistry;
-    here it is a mean.
+    If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
+    nodes, and in padded layout the rows past them; times the R relations unless ``within``. In
+    Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to; here it is a
+    mean.
 
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, whatever its value; one that
@@ -173,8 +171,8 @@ def relation_attention(
         W (Variable or array): (1, 2 * C).
         b (Variable or array): (1,).
         n_heads (int): K.
-        within (bool): normalise every relation apart.
-        concat_heads (bool): the heads side by side instead of their mean.
+        within (bool): normalise every relation separately.
+        concat_heads (bool): return the heads side by side instead of their mean.
         negative_slope (float): of the leaky rectifier.
         dropout_ratio (float): of the weights, in training; 0 or less means none.
 
@@ -188,33 +186,23 @@ def relation_attention(
     Note:
         Deterministic apart from dropout; does not synchronise. Heads are folded into the matrix,
         which has an entry for each head of an edge: one product does them all, forward and
-        backward, with neither a loop nor an array of (edges, heads, C). Dropout in training takes
-        away uniform weights one by one, too. That makes entries of them as of edges, with
-        ``within`` most of the slots there are, and synchronises a device once a batch.
+        backward, with neither a loop nor an array of (edges, heads, C). Dropout in training drops
+        uniform weights one by one, too. This makes entries of them, with ``within`` of most slots,
+        and synchronises a device once a batch.
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), equations 6 and 7 there with additive logits;
         Chainer Chemistry 0.7.1, links/update/relgat_update.py.
     """
-    if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
-        backend.check.compressed(adj)
-        raise ValueError(
-            'adj: expected a column for each of its %d rows and %d relations, got %r'
-            % (adj.n_rows, adj.n_relations, adj)
-        )
+    expect.relations(adj)
     adj.refuse_spare()
     n_channels = W.shape[-1] // 2
-    shapes = {
+    expected = {
         'W': (W, (1, 2 * n_channels)),
         'b': (b, (1,)),
         'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels)),
     }
-    for name, (array, shape) in shapes.items():
-        if array.shape != shape:
-            raise ValueError(
-                '%s: expected shape %s to go with W of shape %s, %d heads and %r, '
-                'got %s' % (name, shape, W.shape, n_heads, adj, array.shape)
-            )
+    expect.shapes('W of shape %s, %d heads and %r' % (W.shape, n_heads, adj), expected)
     mask = is_edge = None
     drops = chainer.config.train and dropout_ratio > 0
     if drops:

@@ -1,16 +1,18 @@
-"""Bare arrays side by side in one new array, and apart again: one launch each on a GPU.
-
-CuPy's own `concatenate` launches a copy for every array, and a node that stacks the weights of
-seven layers would mostly be that.
-"""
+"""What fused nodes do to bare arrays: NumPy on a host, one launch on a GPU."""
 
 import numpy
 
 from chainer.backends import cuda
 
+# For kernels. (T)0.5: a plain literal would make all of it double precision.
+SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
+
 
 def concat(arrays, axis=0):
     """Return arrays of one dtype joined along an axis, as ``numpy.concatenate`` does.
+
+    CuPy's ``concatenate`` launches a copy for every array, which for the weights of seven layers
+    would take longer than their product.
 
     Args:
         arrays (sequence of array): on one device; of equal shapes but for `axis`.
@@ -47,7 +49,7 @@ def _joining_kernel(n):
 def split(array, width):
     """Return the first `width` columns and the others, each contiguous on a GPU.
 
-    What follows a gradient is a product, which would copy a column block that is not.
+    A product comes next, which would copy a block of columns that is not.
     """
     left, right = array[:, :width], array[:, width:]
     if isinstance(array, numpy.ndarray):
@@ -60,6 +62,48 @@ def split(array, width):
         ptrdiff_t row = i / (width + rest), at = i % (width + rest);
         if (at < width) left[row * width + at] = x;
         else right[row * rest + at - width] = x;""",
-        'bspmm_apart',
+        'bspmm_split',
     )(array, width, array.shape[1] - width, left, right)
     return left, right
+
+
+def sigmoid(x, bias=None):
+    """Return ``sigmoid(x + bias)`` in x's memory, by the form that does not overflow.
+
+    Args:
+        x (array): floats.
+        bias (array or None): of a shape that can be broadcast to x's; None means 0.
+    """
+    if isinstance(x, numpy.ndarray):
+        half = x.dtype.type(0.5)
+        if bias is not None:
+            x += bias
+        x *= half
+        numpy.tanh(x, out=x)
+        x *= half
+        x += half
+        return x
+    kernel = cuda.elementwise(
+        'T x, T bias', 'T y', 'y = SIGMOID(x + bias)', 'bspmm_biased_sigmoid', preamble=SIGMOID
+    )
+    return kernel(x, x.dtype.type(0) if bias is None else bias, x)
+
+
+# Chainer Chemistry's linear layers emit a row for every output channel and relation in the order
+# c * R + r, the relation as the minor index. The rows of products with a matrix for each relation
+# are r * n_out + c, the relation as the major one. Both functions take Variables, too.
+
+
+def by_relation(parameter, n_relations):
+    """Return rows c * R + r of W or b in the order r * n_out + c."""
+    return _swapped(parameter, len(parameter) // n_relations, n_relations)
+
+
+def by_channel(parameter, n_relations):
+    """Return rows r * n_out + c in the order c * R + r."""
+    return _swapped(parameter, n_relations, len(parameter) // n_relations)
+
+
+def _swapped(parameter, major, minor):
+    blocks = parameter.reshape((major, minor) + parameter.shape[1:])
+    return blocks.transpose((1, 0, 2)[: blocks.ndim]).reshape(parameter.shape)

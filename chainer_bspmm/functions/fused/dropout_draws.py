@@ -1,4 +1,4 @@
-"""Where dropout gets its random numbers: inside a training step from the step's own generator."""
+"""Dropout that draws from the generator of the training step under way, else from Chainer's."""
 
 import numpy
 
@@ -10,19 +10,19 @@ from chainer_bspmm.cuda.step import current
 
 
 def _draw(step):
-    """Return what ``backend.dropout`` asks for besides the ratio; every call is another layer."""
+    """Return the draw arguments of ``backend.dropout``; every call is for another layer."""
     return step.seed, step.next_stream(), step.counter
 
 
 def step_dropout(node, step, inputs):
     """Do the forward pass of Chainer's ``Dropout`` node inside a training step.
 
-    Draws unless the node was given a mask. The mask is left with the node, whose own gradients, and
-    ``return_mask``, then are right.
+    Draws unless the node was given a mask. The mask stays with the node, for its gradients and for
+    ``return_mask``.
 
     Args:
         node (chainer.functions.noise.dropout.Dropout): about to be run.
-        step ((cuda.step.Step)): under way.
+        step (cuda.step.Step): under way.
         inputs (tuple of array): (x,), floats of any shape.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Backward passes: a node as always where a graph is wanted, arithmetic alone where none is."""
+"""Backward passes: a node if a graph of the gradients is wanted, else arithmetic only."""
 
 import numpy
 import pytest
@@ -22,7 +22,7 @@ class Calls(chainer.FunctionHook):
 
 
 @pytest.mark.parametrize('graph', [True, False])
-def test_quick_apply(graph):
+def test_apply_untracked(graph):
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     with chainer.using_config('enable_backprop', graph), Calls() as calls:
         (z,) = apply_untracked(Mul(), (x, y))
@@ -35,17 +35,17 @@ def test_quick_apply(graph):
         assert x.grad.tolist() == [3, 3]
 
 
-class QuickMul(AccumulateInPlace, Mul):
+class InPlaceMul(AccumulateInPlace, Mul):
     pass
 
 
 @pytest.mark.parametrize('graph', [True, False])
-def test_quick_sums(graph):
+def test_accumulate_in_place(graph):
     """x is used four times, once as both inputs, and has a gradient already."""
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
     z = x
     for other in (y, x, x):
-        (z,) = QuickMul().apply((z, other))  # x^3 y in the end
+        (z,) = InPlaceMul().apply((z, other))  # x^3 y in the end
     z.grad = numpy.ones(2, 'f')
     x.grad = numpy.full(2, 5, 'f')
     with Calls() as calls:
@@ -58,31 +58,33 @@ def test_quick_sums(graph):
         assert gx.array.tolist() == [36, 36]
 
 
-def test_quick_sums_leaves_what_it_adds_to_alone():
+def test_gradient_that_was_there_is_left_alone():
     x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
-    (z,) = QuickMul().apply((x, y))
+    (z,) = InPlaceMul().apply((x, y))
     z.grad = numpy.ones(2, 'f')
     x.grad = given = numpy.full(2, 5, 'f')
     z.backward()
     assert given.tolist() == [5, 5] and x.grad.tolist() == [8, 8]
 
 
-class QuickProduct(FusedNode):
-    def forward(self, inputs):
-        self.retain_inputs((0, 1))
-        return (inputs[0] * inputs[1],)
+class Product(FusedNode):
+    wanted = None
 
-    def _gradients(self, inputs, gy):
-        return gy * inputs[1], gy * inputs[0]
+    def _output(self, inputs):
+        return inputs[0] * inputs[1]
+
+    def _gradients(self, inputs, gy, wanted):
+        self.wanted = wanted
+        return gy.astype('d') * inputs[1], gy * inputs[0]
 
     def _composed(self, a, b):
         return a * b
 
 
 @pytest.mark.parametrize('graph', [True, False])
-def test_quick_gradients_of_a_variable_given_twice(graph):
+def test_fused_node_given_one_variable_twice(graph):
     x = chainer.Variable(numpy.full(2, 3, 'f'))
-    (y,) = QuickProduct().apply((x, x))
+    (y,) = Product().apply((x, x))
     y.grad = numpy.ones(2, 'f')
     with Calls() as calls:
         y.backward(enable_double_backprop=graph)
@@ -91,3 +93,20 @@ def test_quick_gradients_of_a_variable_given_twice(graph):
     if graph:
         (gx,) = chainer.grad([x.grad_var], [x])
         assert gx.array.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize('wanted', [(0,), (1,), (0, 1)], ids=str)
+def test_fused_node_is_told_which_gradients_are_wanted(wanted):
+    variables = [
+        chainer.Variable(numpy.full(2, 3 + i, 'f'), requires_grad=i in wanted) for i in range(2)
+    ]
+    node = Product()
+    (y,) = node.apply(variables)
+    y.grad = numpy.ones(2, 'f')
+    y.backward()
+    assert node.wanted == wanted
+    for i, variable in enumerate(variables):
+        if i in wanted:
+            assert variable.grad.dtype == 'f' and variable.grad.tolist() == [4 - i, 4 - i]
+        else:
+            assert variable.grad is None

@@ -1,0 +1,54 @@
+"""Batches with a column for every row and relation, whose entries break things."""
+
+import numpy
+
+from chainer_bspmm import BatchedCSR
+from tests.support import batch_on
+from tests.support import random_matrix
+
+# Rows whose entries do not come relation by relation, one of them stored twice.
+UNSORTED = {
+    'unsorted relations': BatchedCSR(
+        numpy.array([0, 4, 5, 7, 8]),
+        numpy.array([5, 0, 3, 2, 1, 4, 1, 7]),
+        numpy.array([0, 3, 4]),
+        n_relations=2,
+    ),
+    'unsorted values': BatchedCSR(
+        numpy.array([0, 4, 5, 7]),
+        numpy.array([4, 0, 5, 4, 2, 7, 6]),
+        numpy.array([0, 2, 3]),
+        n_relations=3,
+        data=numpy.linspace(-1, 2, 7),
+    ),
+}
+NAMES = [
+    'four relations',
+    'many',
+    'symmetric ones',
+    'no entries',
+    'padded',
+    'only empty graphs',
+    'empty graphs first, between, last',
+    'lone nodes',
+    'dense blocks',
+    'duplicates, unsorted',
+    *UNSORTED,
+]
+
+
+def relation_batch_on(name, xp, dtype):
+    """Return one of these batches in a dtype on a device."""
+    if name not in UNSORTED:
+        return batch_on(name, xp, dtype)
+    adj = UNSORTED[name].astype(dtype)
+    return adj if xp is numpy else adj.to_device('@cupy:%d' % xp.cuda.Device().id)
+
+
+def small_relation_batch_on(name, xp):
+    """The same in float64, with few enough nodes for numerical gradients."""
+    if name != 'four relations':
+        return relation_batch_on(name, xp, 'float64')
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4) for n in (4, 0, 1, 3)])
+    return adj if xp is numpy else adj.to_device('@cupy:0')
