@@ -20,6 +20,7 @@ from chainer_bspmm import models  # NOQA: E402
 from chainer_bspmm import sparse  # NOQA: E402
 from chainer_bspmm.dataset import concat_mols  # NOQA: E402
 from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
+from chainer_bspmm.models import densify  # NOQA: E402
 from chainer_bspmm.models import sparsify  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCOO  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
@@ -34,6 +35,7 @@ __all__ = [
     'CSRConverter',
     'concat_mols',
     'dataset',
+    'densify',
     'functions',
     'links',
     'models',
