@@ -21,6 +21,7 @@ from chainer_bspmm import papers  # NOQA: E402
 from chainer_bspmm import sparse  # NOQA: E402
 from chainer_bspmm.dataset import concat_mols  # NOQA: E402
 from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
+from chainer_bspmm.models import densify  # NOQA: E402
 from chainer_bspmm.models import sparsify  # NOQA: E402
 from chainer_bspmm.papers import BatchedCOO  # NOQA: E402
 from chainer_bspmm.papers import BatchedSELL  # NOQA: E402
@@ -35,6 +36,7 @@ __all__ = [
     'CSRConverter',
     'concat_mols',
     'dataset',
+    'densify',
     'functions',
     'links',
     'models',

@@ -1,4 +1,4 @@
-"""Links that take a `BatchedCSR`, with the parameter names of Chainer Chemistry."""
+"""Links of Chainer Chemistry that take a `BatchedCSR`, and the graph convolution of the papers."""
 
 from chainer_bspmm.links.general_readout import GeneralReadout
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
@@ -7,6 +7,7 @@ from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.gnn_film_update import GNNFiLMUpdate
 from chainer_bspmm.links.graph_convolution import GraphConvolution
 from chainer_bspmm.links.gwm import GWM
+from chainer_bspmm.links.mpnn_readout import MPNNReadout
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.links.relgcn_update import RelGCNUpdate
@@ -21,6 +22,7 @@ __all__ = [
     'GWM',
     'GeneralReadout',
     'GraphConvolution',
+    'MPNNReadout',
     'NFPReadout',
     'NFPUpdate',
     'RSGCNUpdate',

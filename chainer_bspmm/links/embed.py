@@ -1,4 +1,4 @@
-"""The first step of every model: atom ids or node features to the rows that updates take."""
+"""The first step of every model: from atom ids to rows of node features."""
 
 import chainer
 from chainer.backends import cuda
@@ -11,8 +11,8 @@ from chainer_bspmm.functions.fused.embed_rows import embed_rows
 def embed_atoms(embed, atom_array, adj):
     """Return (n_rows, channels) node features of atom ids; features pass through, flattened.
 
-    Ids are checked on the host: against the batch's stored maximum, or where that is unknown in
-    the array itself, which synchronises if it lies on a device.
+    Ids are checked on the host: against the batch's stored maximum, or if that is unknown in the
+    array itself, which synchronises if it is on a device.
     """
     adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):

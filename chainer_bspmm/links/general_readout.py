@@ -1,46 +1,33 @@
 """Readout of a batch of graphs by sum, maximum, or both."""
 
-import chainer
+from typing import Any
 
+import chainer
+from chainer_chemistry.links.readout import general_readout
+
+from chainer_bspmm.backend import check
 from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.sparse import BatchedCSR
 
 MODES = ('sum', 'max', 'summax')
 
 
-class GeneralReadout(chainer.Link):
-    """Reduce the nodes of every graph to one vector.
+class GeneralReadout(Sparse, general_readout.GeneralReadout):
+    """Reduce the nodes of every graph to one vector; no parameters.
 
-    Takes the place of ``chainer_chemistry.links.GeneralReadout``; has no parameters.
-
-    Args:
-        mode (str): ``'sum'``, ``'max'``, or ``'summax'`` (both, side by side).
-        activation (callable or None): applied to the nodes first, element by element.
-
-    Raises:
-        ValueError: unknown mode.
+    Arguments are upstream's. A graph without nodes gives 0.
     """
 
-    def __init__(self, mode='sum', activation=None):
-        super().__init__()
-        if mode not in MODES:
-            raise ValueError(
-                'mode: expected one of %s, got %r' % (', '.join(map(repr, MODES)), mode)
-            )
-        self.mode = mode
-        self.activation = activation
+    @staticmethod
+    def check(link):
+        check.one_of('mode', link.mode, MODES)
 
-    def forward(self, h, adj, **kwargs):
-        """Reduce. What other readouts take besides (h0, is_real_node) is not used.
+    def forward(self, h: Any, adj: BatchedCSR, **kwargs: Any) -> chainer.Variable:
+        """Reduce (n_rows, channels) to (n_graphs, channels); ``'summax'`` is twice as wide.
 
-        Args:
-            h (Variable or array): (n_rows, channels) node features.
-            adj (BatchedCSR): says which rows are whose. In padded layout the rows past a graph's
-                nodes take part, as they do in Chainer Chemistry.
-
-        Returns:
-            Variable: (n_graphs, channels), or (n_graphs, 2 * channels) for ``'summax'``. A graph
-            without nodes gives 0.
+        Further arguments, which other readouts take (h0, is_real_node), are ignored.
         """
         if self.activation is not None:
             h = self.activation(h)

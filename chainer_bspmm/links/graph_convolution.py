@@ -1,37 +1,40 @@
 """The graph convolution with several channels."""
 
+from typing import Any
+
 import chainer
 from chainer import initializers
 
 from chainer_bspmm.backend import check
 from chainer_bspmm.functions import relation_linear
-from chainer_bspmm.links.lazy_linear import initialized
+from chainer_bspmm.links.linear import initialized
+from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import count
 
 
 class GraphConvolution(chainer.Link):
     """Compute ``Y = sum over channels ch of A_ch (X W_ch + b_ch)`` for a batch of graphs.
 
-    A channel is a relation, such as a kind of bond. One product does all graphs and all channels;
-    with both linear maps it is one node of the computational graph.
+    A channel is a relation, such as a kind of bond. One product covers all graphs and channels;
+    together with the linear maps it is one node of the computational graph.
 
     Args:
-        in_channels (int or None): width of X; None means what the first call brings.
+        in_channels (int or None): width of X; None: taken from the first call.
         out_channels (int): width of Y.
         n_relations (int): number of channels.
 
     Raises:
-        TypeError, ValueError: a number is none, or too small.
+        TypeError, ValueError: one of the numbers is no integer, or too small.
 
     Attributes:
         W (Parameter): (out_channels * n_relations, in_channels); ``W_ch[k, c]`` is
             ``W[c * n_relations + ch, k]``. Initially normal, scaled by ``in_channels ** -0.5``.
-        b (Parameter): (out_channels * n_relations,), of the same order; initially 0.
+        b (Parameter): (out_channels * n_relations,), in the same order; initially 0.
 
     Source:
-        Nagasaka et al. (CCGrid 2019), the multi-channel graph convolution, where each graph and
-        channel takes two launches, or each channel two for a whole batch. ``a_uu = 1`` there: a
-        node sees itself if the matrices that are given say so.
+        Nagasaka et al. (CCGrid 2019), the multi-channel graph convolution, which takes two launches
+        for each graph and channel, or two a channel for a whole batch. There ``a_uu = 1``; here a
+        node sees itself if the given matrices say so.
 
     Example:
         >>> import numpy
@@ -43,7 +46,7 @@ class GraphConvolution(chainer.Link):
         (2, 4)
     """
 
-    def __init__(self, in_channels, out_channels, n_relations):
+    def __init__(self, in_channels: int | None, out_channels: int, n_relations: int):
         super().__init__()
         if in_channels is not None:
             in_channels = count('in_channels', in_channels, 1)
@@ -57,12 +60,12 @@ class GraphConvolution(chainer.Link):
         if in_channels is not None:
             initialized(self, in_channels)
 
-    def forward(self, x, adj):
+    def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
         """Convolve.
 
         Args:
-            x (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) where
-                ``adj`` is padded.
+            x (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
+                is padded.
             adj (BatchedCSR): adjacency matrices of ``n_relations`` relations, of x's dtype.
 
         Returns:

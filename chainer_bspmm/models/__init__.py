@@ -15,6 +15,7 @@ from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.set_up_predictor import METHODS
 from chainer_bspmm.models.set_up_predictor import set_up_predictor
+from chainer_bspmm.models.sparsify import densify
 from chainer_bspmm.models.sparsify import sparsify
 from chainer_bspmm.models.wle import CWLEGraphConvModel
 from chainer_bspmm.models.wle import GGNN_CWLE
@@ -60,6 +61,7 @@ __all__ = [
     'RelGCN',
     'RelGCN_CWLE',
     'RelGCN_GWLE',
+    'densify',
     'set_up_predictor',
     'sparsify',
 ]

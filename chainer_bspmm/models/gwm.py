@@ -1,63 +1,52 @@
 """The GWM models (graph warp module around an update) on sparse batches."""
 
+from typing import Any
+
 import chainer
 from chainer import functions
 from chainer_chemistry.models.gwm import gwm_graph_conv_model
 from chainer_chemistry.models.gwm import gwm_net
 
-from chainer_bspmm.compat.chemistry_repairs import zero_unused_layers
 from chainer_bspmm.links.gwm import GWM
+from chainer_bspmm.links.linear import zero_unused
+from chainer_bspmm.links.sparse import swaps_at
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
+from chainer_bspmm.sparse import BatchedCSR
 
 
-class GWMGraphConvModel(GraphConvModel):
+class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
     """Predict a vector per molecule by updates that a super node of the molecule takes part in.
 
-    Takes the place of ``chainer_chemistry.models.gwm.GWMGraphConvModel``: the same arguments
-    (``update_layer`` and ``readout_layer`` are classes of Chainer Chemistry), parameter paths and
-    snapshots. On packed batches the answer for a molecule is what that model gives for it alone,
-    without padding; on padded batches (``CSRConverter(layout='padded')``) it is what that model
-    gives for the padded batch. There the attention of the super node goes to the padding as well.
-
-    Quirks of Chainer Chemistry, kept because trained parameters depend on them: the updates of GGNN
-    and GIN work with 16 hidden channels inside, whatever ``hidden_channels``; with
-    ``concat_hidden`` the super node speaks to the atoms, but takes no part in the readout, and
-    ``linear_for_concat_super`` none at all (the weights that it leaves open are zeros); with
-    ``weight_tying`` the activation comes after the first update only.
+    As :class:`GraphConvModel`; in padded batches the super node attends to phantom atoms, too. With
+    ``concat_hidden`` the super node talks to the atoms, but takes no part in the readout, as
+    upstream; the weights of ``linear_for_concat_super``, which is not used then, become zeros.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1,
         models/gwm/gwm_graph_conv_model.py.
     """
 
-    dense = gwm_graph_conv_model.GWMGraphConvModel
+    @classmethod
+    def swaps(cls, link):
+        pairs = super().swaps(link)
+        return pairs + swaps_at('gwm', link.gwm, (GWM,)) if link.with_gwm else pairs
 
-    def _assemble_wrapper(self, model):
-        if model.with_gwm:
-            self.gwm = GWM.from_dense(model.gwm)
-            self.embed_super = model.embed_super
-            self.linear_for_concat_super = model.linear_for_concat_super
-            if model.concat_hidden:
-                # Weights that stay None break optimizers and put a pickled object into snapshots.
-                zero_unused_layers(
-                    model.linear_for_concat_super,
-                    model.linear_for_concat_super.out_size + model.gwm.hidden_dim_super,
-                )
-
-    def forward(self, atom_array, adj, super_node=None, is_real_node=None):
+    def forward(
+        self, atom_array: Any, adj: BatchedCSR, super_node: Any = None, is_real_node: Any = None
+    ) -> chainer.Variable:
         """Predict.
 
         Args:
             atom_array (array): (n_nodes,) int32 atom ids, or (n_nodes, hidden_channels) node
-                features. Where ``adj`` is padded: (n_graphs, N) ids or (n_graphs, N,
-                hidden_channels) features.
+                features. If ``adj`` is padded: (n_graphs, N) ids or (n_graphs, N, hidden_channels)
+                features.
             adj (BatchedCSR): adjacency matrices, of as many relations as the updates take. Values
                 of another dtype than the features' are converted.
             super_node (array or None): (n_graphs, n_features) floats, the column that the ``*_gwm``
-                preprocessors put after the adjacency; not used ``with_gwm=False``.
-            is_real_node (array or None): (n_nodes,), or (n_graphs, N) where ``adj`` is padded;
-                nodes for which it is 0 do not count in the readout (``GeneralReadout`` counts all,
-                as in Chainer Chemistry). None: all count.
+                preprocessors put after the adjacency; ignored if ``with_gwm=False``.
+            is_real_node (array or None): (n_nodes,), or (n_graphs, N) if ``adj`` is padded; nodes
+                for which it is 0 do not count in the readout (``GeneralReadout`` counts all, as
+                upstream). None: all count.
 
         Returns:
             Variable: (n_graphs, out_dim); with ``concat_hidden`` (n_graphs, n_update_layers *
@@ -80,7 +69,6 @@ class GWMGraphConvModel(GraphConvModel):
                 'super_node: expected shape (%d, n_features) to go with %r, got %s'
                 % (adj.n_graphs, adj, super_node.shape)
             )
-        self.gwm.reset_state()
         g = self.embed_super(super_node)
 
         def mix(h, h_new, index):
@@ -89,33 +77,27 @@ class GWMGraphConvModel(GraphConvModel):
             return h
 
         y = self._convolve(h, h, adj, is_real_node, mix)
+        last = self.linear_for_concat_super
         if self.concat_hidden:
+            zero_unused(last, last.out_size + self.gwm.hidden_dim_super)
             return y
-        return functions.relu(self.linear_for_concat_super(functions.concat((y, g), axis=1)))
+        return functions.relu(last(functions.concat((y, g), axis=1)))
 
 
-class GGNN_GWM(GWMGraphConvModel):
+class GGNN_GWM(GWMGraphConvModel, gwm_net.GGNN_GWM):
     """:class:`GWMGraphConvModel` with the update and readout of GGNN."""
 
-    dense = gwm_net.GGNN_GWM
 
-
-class GIN_GWM(GWMGraphConvModel):
+class GIN_GWM(GWMGraphConvModel, gwm_net.GIN_GWM):
     """:class:`GWMGraphConvModel` with the update of GIN and the readout of GGNN."""
 
-    dense = gwm_net.GIN_GWM
 
-
-class NFP_GWM(GWMGraphConvModel):
+class NFP_GWM(GWMGraphConvModel, gwm_net.NFP_GWM):
     """:class:`GWMGraphConvModel` with the update and readout of NFP."""
 
-    dense = gwm_net.NFP_GWM
 
-
-class RSGCN_GWM(GWMGraphConvModel):
+class RSGCN_GWM(GWMGraphConvModel, gwm_net.RSGCN_GWM):
     """:class:`GWMGraphConvModel` with the update of RSGCN; ``out_dim`` is hidden_channels."""
-
-    dense = gwm_net.RSGCN_GWM
 
 
 MODELS = (GWMGraphConvModel, GGNN_GWM, GIN_GWM, NFP_GWM, RSGCN_GWM)

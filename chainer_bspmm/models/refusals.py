@@ -1,4 +1,4 @@
-"""Graph convolutions of Chainer Chemistry that no sparse product can take the place of, and why."""
+"""Graph convolutions of Chainer Chemistry that no sparse product can replace, and why."""
 
 from chainer_chemistry.links.update.cgcnn_update import CGCNNUpdate
 from chainer_chemistry.links.update.gin_update import GINSparseUpdate
@@ -33,7 +33,7 @@ INDEXED = (
 )
 EDGES = (INDEXED % 'edges') + '; %s can be swapped'
 
-# Class of Chainer Chemistry -> what follows 'which'.
+# Class of Chainer Chemistry -> what follows its name.
 REFUSALS = {
     SchNet: SCHNET,
     SchNetUpdate: SCHNET,

@@ -1,10 +1,14 @@
 """`set_up_predictor`: a predictor by the name of its method, swapped."""
 
+from typing import Any, Callable
+
+import chainer
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.models.cgcnn import CGCNN
 from chainer_chemistry.models.cwle.cwle_graph_conv_model import MAX_WLE_NUM
 from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.megnet import MEGNet
+from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction.set_up_predictor import (
     set_up_predictor as set_up_dense_predictor,
 )
@@ -39,16 +43,16 @@ REFUSED = {
 
 
 def set_up_predictor(
-    method,
-    n_unit,
-    conv_layers,
-    class_num,
-    label_scaler=None,
-    postprocess_fn=None,
-    n_atom_types=MAX_ATOMIC_NUM,
-    conv_kwargs=None,
-    n_wle_types=MAX_WLE_NUM,
-):
+    method: str,
+    n_unit: int,
+    conv_layers: int,
+    class_num: int,
+    label_scaler: chainer.Link | None = None,
+    postprocess_fn: Callable[[Any], Any] | None = None,
+    n_atom_types: int = MAX_ATOMIC_NUM,
+    conv_kwargs: dict[str, Any] | None = None,
+    n_wle_types: int = MAX_WLE_NUM,
+) -> GraphConvPredictor:
     """Set up a predictor on sparse batches: a graph convolution and a perceptron.
 
     ``sparsify`` of what ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the
@@ -59,14 +63,14 @@ def set_up_predictor(
 
     Args:
         method (str): one of `METHODS`.
-        n_unit (int): width of the hidden layers. ``'relgcn'`` has widths of its own, 16, 128 and
-            64, and uses ``n_unit`` for the result alone, as in Chainer Chemistry.
-        conv_layers (int): number of updates; not used by ``'relgcn'``.
+        n_unit (int): width of the hidden layers. ``'relgcn'`` has widths 16, 128 and 64, and uses
+            ``n_unit`` for the result only, as upstream.
+        conv_layers (int): number of updates; ignored by ``'relgcn'``.
         class_num (int): width of the prediction.
         label_scaler (chainer.Link or None): its inverse is applied to the prediction.
         postprocess_fn (callable or None): applied by ``predict``.
         n_atom_types (int): size of the embedding.
-        conv_kwargs (dict or None): more arguments of the model's constructor.
+        conv_kwargs (dict or None): further arguments of the model's constructor.
         n_wle_types (int): number of labels of ``'*_cwle'`` and ``'*_gwle'``.
 
     Returns:
@@ -82,16 +86,14 @@ def set_up_predictor(
         >>> type(predictor.graph_conv)
         <class 'chainer_bspmm.models.rsgcn.RSGCN'>
     """
-    if method not in METHODS:
-        refused = REFUSED.get(method)
+    methods = ', '.join(map(repr, METHODS))
+    if method in REFUSED:
         raise ValueError(
-            'method: expected one of %s, got %r%s'
-            % (
-                ', '.join(map(repr, METHODS)),
-                method,
-                ', which %s' % REFUSALS[refused] if refused else '',
-            )
+            "method: %r %s. It runs unswapped, with upstream's converter. Methods with a sparse "
+            'form are %s' % (method, REFUSALS[REFUSED[method]], methods)
         )
+    if method not in METHODS:
+        raise ValueError('method: expected one of %s, got %r' % (methods, method))
     return sparsify(
         set_up_dense_predictor(
             method,

@@ -1,29 +1,12 @@
-"""`sparsify`: swap the dense graph convolutions of a model for sparse ones."""
+"""`sparsify` and `densify`: models of Chainer Chemistry to sparse batches, and back."""
+
+from typing import TypeVar
 
 import chainer
-from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUpdate
-from chainer_chemistry.links.update.gin_update import GINUpdate as DenseGINUpdate
-from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as DenseGNNFiLMUpdate
-from chainer_chemistry.links.update.nfp_update import NFPUpdate as DenseNFPUpdate
-from chainer_chemistry.links.update.relgat_update import RelGATUpdate as DenseRelGATUpdate
-from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRelGCNUpdate
-from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate as DenseRSGCNUpdate
-from chainer_chemistry.models.ggnn import GGNN as DenseGGNN
-from chainer_chemistry.models.gin import GIN as DenseGIN
-from chainer_chemistry.models.gnn_film import GNNFiLM as DenseGNNFiLM
-from chainer_chemistry.models.mpnn import MPNN as DenseMPNN
-from chainer_chemistry.models.nfp import NFP as DenseNFP
-from chainer_chemistry.models.relgat import RelGAT as DenseRelGAT
-from chainer_chemistry.models.relgcn import RelGCN as DenseRelGCN
-from chainer_chemistry.models.rsgcn import RSGCN as DenseRSGCN
 
-from chainer_bspmm.links import GGNNUpdate
-from chainer_bspmm.links import GINUpdate
-from chainer_bspmm.links import GNNFiLMUpdate
-from chainer_bspmm.links import NFPUpdate
-from chainer_bspmm.links import RelGATUpdate
-from chainer_bspmm.links import RelGCNUpdate
-from chainer_bspmm.links import RSGCNUpdate
+from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.links.sparse import swaps_at
+from chainer_bspmm.links.swaps import UPDATES
 from chainer_bspmm.models import gwm
 from chainer_bspmm.models import wle
 from chainer_bspmm.models.ggnn import GGNN
@@ -36,47 +19,30 @@ from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 
-# Chainer Chemistry's class -> ours.
-SWAPS = {
-    DenseRSGCN: RSGCN,
-    DenseRSGCNUpdate: RSGCNUpdate,
-    DenseGIN: GIN,
-    DenseGINUpdate: GINUpdate,
-    DenseNFP: NFP,
-    DenseNFPUpdate: NFPUpdate,
-    DenseRelGCN: RelGCN,
-    DenseRelGCNUpdate: RelGCNUpdate,
-    DenseGGNN: GGNN,
-    DenseGGNNUpdate: GGNNUpdate,
-    DenseMPNN: MPNN,
-    DenseRelGAT: RelGAT,
-    DenseRelGATUpdate: RelGATUpdate,
-    DenseGNNFiLM: GNNFiLM,
-    DenseGNNFiLMUpdate: GNNFiLMUpdate,
-    **{kind.dense: kind for kind in gwm.MODELS + wle.MODELS},
-}
+MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
+
+# Chainer Chemistry's class -> ours, of all that is swapped wherever it is in a tree of links.
+SWAPS = {kind.upstream: kind for kind in MODELS + UPDATES}
 
 # Where Chainer Chemistry keeps links that multiply by an adjacency matrix, and what else is there.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
 OTHER_MODULES = ('chainer_chemistry.models.mlp', 'chainer_chemistry.models.prediction.')
 
+Link = TypeVar('Link', bound=chainer.Link)
 
-def sparsify(model):
+
+def sparsify(model: Link) -> Link:
     """Swap the dense graph convolutions of a Chainer Chemistry model for batched sparse ones.
 
-    The swapped model has the same parameters under the same paths (snapshots load both ways) and
-    takes what ``chainer_bspmm.concat_mols`` gives: atoms and a BatchedCSR.
-
-    Inside a wrapper (GraphConvPredictor, Regressor, Classifier, a Chain of your own) the swap is
-    made in place: the wrapper is returned, its parameters are the very same objects, an optimizer
-    that was set up before goes on, its state included. A bare model is returned new, and shares its
-    child links with the old one, which stays usable: an optimizer that was set up with the old
-    model goes on updating the shared parameters, but its ``target`` is the old model; set it up
-    with the new one (``optimizer.setup(new)`` starts its state afresh) or sparsify first.
+    The model then takes what ``chainer_bspmm.concat_mols`` gives: atoms and a BatchedCSR. It stays
+    the same object with the same parameters, attributes, hooks and optimizer: links are swapped in
+    place, by their ``__class__``. Snapshots load both ways; :func:`densify` goes back;
+    ``copy.deepcopy`` first keeps a dense model as well.
 
     Args:
-        model (chainer.Link): an upstream model or update link, or anything that contains one. An
-            update link in a Chain of your own, with its three-dimensional features, needs
+        model (chainer.Link): a model or update link of Chainer Chemistry, or a link that contains
+            some (GraphConvPredictor, Regressor, Classifier, a Chain of your own). An update link in
+            a Chain of your own, with its three-dimensional features, needs
             ``CSRConverter(layout='padded')``.
 
     Returns:
@@ -84,76 +50,90 @@ def sparsify(model):
 
     Raises:
         TypeError: ``model`` is no link.
-        ValueError: it contains nothing that can be swapped, or a graph convolution that cannot.
+        ValueError: it contains nothing that can be swapped, or a graph convolution that cannot be.
             Nothing has been changed then.
     """
-    if not isinstance(model, chainer.Link):
-        raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
-    twins = {}
-    _prepare(model, '', twins)
-    if not twins and not any(type(link) in SWAPS.values() for link in model.links()):
+    _expect_link(model)
+    swaps = []
+    if not _collect(model, 'model', swaps):
         raise ValueError(
-            'model: expected one of the supported %s, or a link that contains one, '
-            'got %s' % (_supported(), _full_name(model))
+            'model: expected a graph convolution of Chainer Chemistry, or a link that contains '
+            'one, got %s. %s' % (_full_name(type(model)), SUPPORTED)
         )
-    if model in twins:
-        return twins[model]
-    _swap(model, twins)
+    for link, kind in swaps:
+        link.__class__ = kind
     return model
 
 
-def _prepare(link, path, twins):
-    """Make the sparse twin of every link to be swapped, without touching the model yet."""
+def densify(model: Link) -> Link:
+    """Undo :func:`sparsify`, in place: the model is Chainer Chemistry's again.
+
+    Args:
+        model (chainer.Link): a swapped model, or a link that contains some.
+
+    Returns:
+        chainer.Link: the model. What is dense already is left as it is.
+
+    Raises:
+        TypeError: ``model`` is no link.
+        ValueError: it contains a subclass of a sparse link, which has no dense form. Nothing has
+            been changed then.
+    """
+    _expect_link(model)
+    swaps = []
+    for path, link in model.namedlinks():
+        if isinstance(link, Sparse):
+            kind = type(link)
+            if 'upstream' not in vars(kind):
+                raise ValueError(
+                    'model%s: got %s, a subclass of a sparse link, which has no dense form'
+                    % (path.rstrip('/').replace('/', '.'), _full_name(kind))
+                )
+            swaps.append((link, kind.upstream))
+    for link, kind in swaps:
+        link.__class__ = kind
+    return model
+
+
+def _expect_link(model):
+    if not isinstance(model, chainer.Link):
+        raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
+
+
+def _collect(link, path, swaps):
+    """Append what is to be swapped in a tree, after a check; return whether anything is sparse."""
     kind = type(link)
     if kind in SWAPS:
-        if link not in twins:
-            twins[link] = SWAPS[kind].from_dense(link)
-    elif kind not in SWAPS.values():
-        if any(
-            module.startswith(GRAPH_MODULES) and not module.startswith(OTHER_MODULES)
-            for module in [base.__module__ for base in kind.__mro__]
-        ):
-            why = [REFUSALS[base] for base in kind.__mro__ if base in REFUSALS][:1]
-            raise ValueError(
-                'model%s: expected one of the supported %s, got %s%s'
-                % (path, _supported(), _full_name(link), ''.join(', which ' + text for text in why))
+        swaps += swaps_at(path, link, (SWAPS[kind],))
+        return True
+    if isinstance(link, Sparse):
+        return True
+    if any(
+        base.__module__.startswith(GRAPH_MODULES) and not base.__module__.startswith(OTHER_MODULES)
+        for base in kind.__mro__
+    ):
+        raise ValueError('%s: %s. %s' % (path, _reason(kind), SUPPORTED))
+    found = [_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()]
+    return any(found)
+
+
+def _reason(kind):
+    for base in kind.__mro__:
+        if base in REFUSALS:
+            return "%s %s. It runs unswapped, with upstream's converter" % (
+                _full_name(kind),
+                REFUSALS[base],
             )
-        for child in link.children():
-            _prepare(child, '%s.%s' % (path, child.name), twins)
+        if base in SWAPS:
+            return 'got %s, a subclass of %s, whose own methods a swap would lose' % (
+                _full_name(kind),
+                _full_name(base),
+            )
+    return 'got %s, which has no sparse form by itself' % _full_name(kind)
 
 
-def _swap(parent, twins):
-    """Put the twins in place of the links, wherever an attribute or element refers to one."""
-    for child in parent.children():
-        if child not in twins and type(child) not in SWAPS.values():
-            _swap(child, twins)
-    if isinstance(parent, chainer.ChainList):
-        # Not by assignment: that of a Sequential, which has an index for functions too, deletes and
-        # inserts, and puts the links in another order.
-        for i, child in enumerate(parent._children):
-            if child in twins:
-                parent._children[i] = twins[child]
-                twins[child].name = str(i)
-        if isinstance(parent, chainer.Sequential):
-            parent._layers = [
-                twins.get(layer, layer) if isinstance(layer, chainer.Link) else layer
-                for layer in parent._layers
-            ]
-    for name, value in list(vars(parent).items()):
-        if not isinstance(value, chainer.Link) or value not in twins:
-            continue
-        if isinstance(parent, chainer.Chain) and name in parent._children:
-            # A registered child cannot be assigned over; deleted first, it keeps name and path.
-            delattr(parent, name)
-            with parent.init_scope():
-                setattr(parent, name, twins[value])
-        else:
-            setattr(parent, name, twins[value])
+def _full_name(kind):
+    return '%s.%s' % (kind.__module__, kind.__name__)
 
 
-def _supported():
-    return ', '.join(kind.__name__ for kind in SWAPS)
-
-
-def _full_name(link):
-    return '%s.%s' % (type(link).__module__, type(link).__name__)
+SUPPORTED = 'sparsify swaps %s' % ', '.join(kind.__name__ for kind in SWAPS.values())

@@ -1,0 +1,105 @@
+"""Linear layers and GRUs of Chainer applied to rows, some of them within another node."""
+
+import chainer
+from chainer import functions
+
+from chainer_bspmm.functions import gru_step
+from chainer_bspmm.functions.fused.activated_linear import linear_relu
+from chainer_bspmm.functions.fused.activated_linear import linear_softmax
+
+FUSED = {functions.relu: linear_relu, functions.softmax: linear_softmax}
+
+
+def linear_rows(linear, h):
+    """Return ``linear(h)``, (..., n_out), of rows (..., n_in).
+
+    GraphLinear's own ``__call__`` insists on three dimensions and reshapes twice.
+    """
+    return chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
+
+
+def activated(linear, h, activation, dropout_ratio=0.0):
+    """Return ``dropout(activation(linear(h)))``, in one node if that is a rectifier.
+
+    A softmax without dropout is one node, too. Hooks of the layer run, at the price of more nodes.
+
+    Args:
+        linear (chainer.links.Linear): the layer.
+        h (Variable or array): (n_rows, n_in).
+        activation (callable): of (n_rows, n_out).
+        dropout_ratio (float): 0 or less means none.
+    """
+    function = FUSED.get(activation)
+    if function is None or linear.local_link_hooks:
+        y = activation(linear_rows(linear, h))
+    else:
+        parameters = parameters_of(linear, h.shape[1])
+        if function is linear_relu:
+            return linear_relu(h, *parameters, max(dropout_ratio, 0.0))
+        y = function(h, *parameters)
+    return functions.dropout(y, ratio=dropout_ratio) if dropout_ratio > 0 else y
+
+
+def gated_step(gru, x, message):
+    """Take a step of a GRU whose input is ``[x, message]``, as one node, and keep the state.
+
+    Hooks of the GRU are not called; those of its layers are refused.
+
+    Args:
+        gru (chainer.links.GRU): its state is replaced. Without a state, U, U_r, U_z and W_r take
+            no part.
+        x (Variable or array): (n_rows, C).
+        message (Variable or array): (n_rows, M); M may be 0.
+
+    Returns:
+        Variable: (n_rows, H), the new state.
+
+    Raises:
+        ValueError: a layer has hooks, or a shape does not fit.
+    """
+    n_inputs = x.shape[1] + message.shape[1]
+    # In the order of the link's own call, so that one seed gives the same parameters.
+    update, candidate = (parameters_of(layer, n_inputs) for layer in (gru.W_z, gru.W))
+    parameters = [candidate, update]
+    if gru.h is not None:
+        parameters.append(parameters_of(gru.W_r, n_inputs))
+        parameters += [parameters_of(layer, gru.h.shape[1]) for layer in (gru.U, gru.U_z, gru.U_r)]
+    gru.h = gru_step(x, message, gru.h, parameters)
+    return gru.h
+
+
+def parameters_of(linear, n_inputs):
+    """Return W and b of a layer that is part of another node, initialised if necessary.
+
+    Args:
+        linear (chainer.links.Linear): the layer.
+        n_inputs (int): its number of inputs.
+
+    Raises:
+        ValueError: the layer has hooks. They would not run, and what they do (spectral
+            normalisation) would be missing from the result without notice.
+    """
+    if linear.local_link_hooks:
+        raise ValueError(
+            '%s: expected no link hooks, because the link itself is not called on '
+            'sparse batches, got %s' % (linear.name, ', '.join(linear.local_link_hooks))
+        )
+    return initialized(linear, n_inputs)
+
+
+def initialized(linear, n_inputs):
+    """Return W and b as :func:`parameters_of`, of a link that is itself being called."""
+    if linear.W.array is None:
+        linear.W.initialize((linear.out_size, n_inputs))
+    return linear.W, linear.b
+
+
+def zero_unused(linear, n_inputs):
+    """Give a layer that is never called weights of 0, without drawing random numbers.
+
+    Weights that stay None break optimizers and put a pickled object into snapshots.
+    """
+    if linear.W.array is None:
+        linear.W.initializer = chainer.initializers.Zero()
+        linear.W.initialize((linear.out_size, n_inputs))
+        linear.cleargrads()

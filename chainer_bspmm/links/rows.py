@@ -1,0 +1,69 @@
+"""Node features and masks as one row for each node of a batch."""
+
+import chainer
+from chainer import functions
+
+from chainer_bspmm.backend import check
+
+
+def node_rows(h, adj):
+    """Return features as (n_nodes, channels), and the shape of the nodes they were given in.
+
+    Args:
+        h (Variable or array): (n_nodes, channels); or (n_graphs, N, channels) if ``adj`` is
+            padded.
+        adj (BatchedCSR): the batch.
+
+    Raises:
+        TypeError: ``adj`` is no sparse batch. ValueError: ``h`` has another number of rows.
+    """
+    check.adjacency(adj)
+    lead = h.shape[:-1]
+    if lead == (adj.n_rows,):
+        return h, lead
+    if adj.layout != 'padded' or lead != (adj.n_graphs, adj.max_rows):
+        raise ValueError('h: expected a row for each node of %r, got shape %s' % (adj, h.shape))
+    return functions.reshape(h, (adj.n_rows, h.shape[2])), lead
+
+
+def as_given(h, lead):
+    """Return (n_nodes, channels) features in the shape that :func:`node_rows` found."""
+    return h if len(lead) == 1 else functions.reshape(h, lead + h.shape[1:])
+
+
+def check_relations(adj, n_edge_types):
+    """Raise unless ``adj`` is a sparse batch with the number of relations the link is made for.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    check.adjacency(adj)
+    if adj.n_relations != n_edge_types:
+        raise ValueError(
+            'adj: expected %d relations, the n_edge_types of the link, got %r' % (n_edge_types, adj)
+        )
+
+
+def real_nodes(is_real_node, adj, dtype):
+    """Return (n_rows, 1) factors: 1 for real nodes, 0 for virtual ones.
+
+    Args:
+        is_real_node (array): (n_rows,), or (n_graphs, N) if ``adj`` is padded; 1 or True for a
+            real node.
+        adj (BatchedCSR): the batch.
+        dtype: of the result.
+
+    Raises:
+        TypeError: ``is_real_node`` is no array. ValueError: its shape does not fit.
+    """
+    if not isinstance(is_real_node, chainer.get_array_types()):
+        raise TypeError('is_real_node: expected an array, got %s' % type(is_real_node).__name__)
+    shapes = [(adj.n_rows,)]
+    if adj.layout == 'padded':
+        shapes.append((adj.n_graphs, adj.max_rows))
+    if is_real_node.shape not in shapes:
+        raise ValueError(
+            'is_real_node: expected shape %s to go with %r, got %s'
+            % (' or '.join(map(str, shapes)), adj, is_real_node.shape)
+        )
+    return is_real_node.reshape(adj.n_rows, 1).astype(dtype, copy=False)

@@ -1,0 +1,83 @@
+"""What makes a link of Chainer Chemistry compute on sparse batches."""
+
+import functools
+
+import chainer
+
+
+class Sparse:
+    """Base of the links and models that take the place of Chainer Chemistry's.
+
+    Each is a subclass of the class it replaces, `upstream`, with another `forward`: constructor,
+    attributes, parameter paths and snapshots are upstream's, and an object changes from one to the
+    other by its ``__class__`` (:func:`chainer_bspmm.sparsify`, :func:`chainer_bspmm.densify`).
+
+    All of them take batches in two layouts. **Packed** (``chainer_bspmm.concat_mols``): the nodes
+    of all graphs in one array, without padding; the result for a graph is what upstream gives for
+    it alone. **Padded** (``CSRConverter(layout='padded')``): every graph has as many rows as the
+    largest one; the result is what upstream gives for the padded batch, phantom atoms included,
+    unless ``is_real_node`` leaves them out.
+
+    Attributes:
+        upstream (type): the class of Chainer Chemistry.
+        parts (dict): attribute -> classes that the link, or each link of the list, may have. They
+            are swapped together with the link that owns them.
+    """
+
+    upstream = None
+    parts = {}
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        upstream = cls.__bases__[-1]
+        if not upstream.__module__.startswith('chainer_chemistry.'):
+            return  # common code of several links, or a user's subclass
+
+        @functools.wraps(upstream.__init__)
+        def __init__(self, *args, **kwargs):
+            upstream.__init__(self, *args, **kwargs)
+            for link, kind in cls.swaps(self)[1:]:
+                link.__class__ = kind
+
+        cls.upstream = upstream
+        cls.__init__ = __init__
+
+    # Upstream's classes define __call__. Chainer's runs hooks and `forward`.
+    __call__ = chainer.Link.__call__
+
+    @staticmethod
+    def check(link: chainer.Link) -> None:
+        """Raise ValueError if the options of a link, upstream's or ours, have no sparse form."""
+
+    @classmethod
+    def swaps(cls, link: chainer.Link) -> list[tuple[chainer.Link, type]]:
+        """Return the link and its parts, each with its sparse class, after a check of all.
+
+        Raises:
+            ValueError: one of them has no sparse form. The message begins with its path.
+        """
+        cls.check(link)
+        pairs = [(link, cls)]
+        for name, kinds in cls.parts.items():
+            held = getattr(link, name)
+            is_list = isinstance(held, chainer.ChainList)
+            for part in held if is_list else [held]:
+                path = '%s.%s' % (name, part.name) if is_list else name
+                pairs += swaps_at(path, part, kinds)
+        return pairs
+
+
+def swaps_at(path: str, link: chainer.Link, kinds: tuple[type, ...]):
+    """Return :meth:`Sparse.swaps` of a link at a path; it must be of one of the sparse classes."""
+    if isinstance(link, kinds):
+        return []
+    for kind in kinds:
+        if type(link) is kind.upstream:
+            try:
+                return kind.swaps(link)
+            except ValueError as error:
+                raise ValueError('%s.%s' % (path, error)) from None
+    raise ValueError(
+        "%s: expected Chainer Chemistry's %s, got %r"
+        % (path, ' or '.join(kind.__name__ for kind in kinds), link)
+    )

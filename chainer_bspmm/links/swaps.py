@@ -1,0 +1,20 @@
+"""Which link of Chainer Chemistry becomes which of ours."""
+
+from chainer_bspmm.links.general_readout import GeneralReadout
+from chainer_bspmm.links.ggnn_readout import GGNNReadout
+from chainer_bspmm.links.ggnn_update import GGNNUpdate
+from chainer_bspmm.links.gin_update import GINUpdate
+from chainer_bspmm.links.gnn_film_update import GNNFiLMUpdate
+from chainer_bspmm.links.nfp_readout import NFPReadout
+from chainer_bspmm.links.nfp_update import NFPUpdate
+from chainer_bspmm.links.relgat_update import RelGATUpdate
+from chainer_bspmm.links.relgcn_update import RelGCNUpdate
+from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
+
+# Swapped wherever they are.
+UPDATES = (RSGCNUpdate, GINUpdate, NFPUpdate, RelGCNUpdate, GGNNUpdate, RelGATUpdate, GNNFiLMUpdate)
+
+# Swapped as parts of a model only: elsewhere they are called without an adjacency.
+READOUTS = (GGNNReadout, NFPReadout, GeneralReadout)
+
+SWAPS = {kind.upstream: kind for kind in UPDATES}

@@ -1,0 +1,170 @@
+"""Every model with every option against Chainer Chemistry's: outputs and the gradients of all."""
+
+import functools
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+from chainer_chemistry import models as dense
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.links import GeneralReadout
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.links import relgcn_update
+from tests.support import parity
+from tests.support import relative_error
+from tests.support.molecules import SIZES
+
+# Of one atom, with degrees beyond 7, and padded by more than half.
+FEW = (5, 1, 9)
+EQUAL = (7,) * 3
+
+
+def small(case):
+    return case._replace(sizes=EQUAL if len(set(case.sizes)) == 1 else FEW)
+
+
+def name_of(case):
+    return '%s, %s' % (case.model, case.options)
+
+
+# Not in docs/parity.md.
+MORE = tuple(
+    parity.new_case(
+        kind.__name__, str(given), kind, 'relations', n_relations, out_dim=3, masked=masked, **given
+    )
+    for kind, n_relations, masked, options in (
+        (
+            dense.RelGAT,
+            4,
+            False,
+            (
+                {'weight_tying': True, 'concat_heads': True, 'n_heads': 1},
+                {'concat_hidden': True, 'concat_heads': True},
+                {'n_update_layers': 1},
+                {'hidden_channels': 33, 'n_update_layers': 2},
+                {'n_edge_types': 1},
+                {'dropout_ratio': 0.0},
+            ),
+        ),
+        (
+            dense.GNNFiLM,
+            5,
+            True,
+            ({'hidden_channels': 33, 'n_update_layers': 2}, {'n_edge_types': 1}),
+        ),
+        (dense.GGNN, 4, True, ({'concat_hidden': True, 'n_update_layers': 3},)),
+    )
+    for given in options
+)
+# Ones instead of values, and symmetric: such a batch has no values at all.
+BONDS = tuple(
+    case._replace(options=case.options + ', bonds', adjacency='bonds')
+    for case in parity.CASES
+    if name_of(case)
+    in (
+        'RelGCN, defaults',
+        'RelGCN, scaled',
+        'RelGAT, defaults',
+        'RelGAT, within',
+        'GNNFiLM, defaults',
+        'GGNN, defaults',
+    )
+)
+LARGE = [
+    parity.DEFAULTS[name] for name in ('RSGCN', 'NFP', 'GIN', 'GGNN', 'RelGCN', 'RelGAT', 'GNNFiLM')
+]
+
+
+@pytest.mark.parametrize('case', [small(case) for case in parity.CASES + MORE + BONDS], ids=name_of)
+def test_parity(device, case):
+    assert not parity.check(case, device)
+
+
+@pytest.mark.parametrize('case', LARGE, ids=name_of)
+def test_more_and_larger_molecules(device, case):
+    assert case.sizes == SIZES
+    assert not parity.check(case, device)
+
+
+@pytest.mark.parametrize('train', [False, True])
+@pytest.mark.parametrize('readout', ['sum', 'max'])
+@pytest.mark.parametrize('sizes', [EQUAL, SIZES])
+def test_batch_norm(device, readout, train, sizes):
+    """Packed where both see the same rows, padded always; running statistics as well."""
+    case = parity.DEFAULTS['RSGCN']._replace(sizes=sizes)
+    make = functools.partial(
+        dense.RSGCN, 3, use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout)
+    )
+    examples = parity.examples_of(case)
+    model = parity.initialised(make, examples)
+    batches = [dense_concat_mols(examples)]
+    with chainer.using_config('train', train):
+        for layout in parity.LAYOUTS[sizes is not EQUAL :]:
+            batch = CSRConverter(layout)(examples, device)
+            found = parity.measure(model, batches, batch, device)
+            assert not parity.failures({layout: found})
+    ours, theirs = parity.swapped(model, device), model
+    ours(*CSRConverter('padded')(examples, device))
+    theirs(*batches[0])
+    for a, b in zip(ours.bnorms, theirs.bnorms):
+        for statistic in ('avg_mean', 'avg_var', 'N'):
+            pair = (numpy.asarray(cuda.to_cpu(getattr(link, statistic))) for link in (a, b))
+            assert relative_error(*pair) < 1e-5
+
+
+@pytest.mark.parametrize('case', parity.CRASHES, ids=name_of)
+def test_upstream_fails(case):
+    assert parity.crash(case) in ('InvalidType', 'IndexError')
+
+
+# --- the harness ---
+
+
+@pytest.mark.parametrize('model', ['RSGCN', 'NFP', 'GIN', 'GGNN', 'RelGCN', 'RelGAT', 'GNNFiLM'])
+def test_every_model_is_compared(model):
+    assert sum(case.model == model for case in parity.CASES) >= 6
+
+
+def test_cases_have_names_of_their_own():
+    cases = parity.CASES + MORE + BONDS
+    assert len({name_of(case) for case in cases}) == len(cases)
+
+
+def test_a_mistake_is_found(monkeypatch):
+    """A relation layer that loses some of its bias shows in output and gradients."""
+    relation_linear = relgcn_update.relation_linear
+    monkeypatch.setattr(
+        relgcn_update,
+        'relation_linear',
+        lambda adj, h, W, b, *own: relation_linear(adj, h, W, b * 0.9999, *own),
+    )
+    beyond = parity.check(small(parity.DEFAULTS['RelGCN']), chainer.get_device('@numpy'))
+    assert any(line.startswith('packed output: ') for line in beyond)
+    assert any(line.startswith('padded /rgcn_convs/') for line in beyond)
+    assert any(line.endswith(' in float64') for line in beyond)
+
+
+def test_errors():
+    truth = {
+        'output': numpy.array([3.0, 4.0]),
+        '/a': numpy.array([1e-12]),
+        '/b': numpy.array([2.0]),
+    }
+    actual = {
+        'output': numpy.array([3.0, 4.5]),
+        '/a': numpy.array([2e-12]),
+        '/b': numpy.array([1.0]),
+    }
+    found = parity.errors(actual, truth)
+    assert found['output'] == pytest.approx(0.1) and found['/b'] == pytest.approx(0.5)
+    assert found['/a'] == pytest.approx(5e-13)  # 0 but for rounding: against all gradients
+    with pytest.raises(AssertionError, match='other parameters: /b'):
+        parity.errors({name: truth[name] for name in ('output', '/a')}, truth)
+
+
+def test_nan_is_a_failure():
+    e = {'upstream': 1e-7, 'ours': float('nan'), 'ours float64': float('nan')}
+    assert len(parity.failures({'packed': {'output': e}})) == 2

@@ -1,0 +1,53 @@
+"""Random molecules as upstream's preprocessors make them, for tests of links and models."""
+
+import numpy
+
+SIZES = (9, 1, 17, 4, 12, 2, 30, 8)
+
+
+def molecules(sizes=SIZES, kind='relations', n_relations=4, n_labels=3, seed=0):
+    """Return examples (atoms, adjacency, label); `kind` is that of :func:`adjacency`."""
+    rng = numpy.random.RandomState(seed)
+    return [
+        (
+            rng.randint(1, 20, n).astype('i'),
+            adjacency(rng, n, kind, n_relations),
+            rng.uniform(-1, 1, n_labels).astype('f'),
+        )
+        for n in sizes
+    ]
+
+
+def adjacency(rng, n, kind='relations', n_relations=4):
+    """Return a random adjacency of n atoms, float32.
+
+    Args:
+        rng (numpy.random.RandomState): source of random numbers.
+        n (int): number of atoms.
+        kind (str): ``'relations'``: (n_relations, n, n) values, not symmetric, so that a swap of
+            sender and receiver shows; some atoms have no bond. ``'bonds'``: the same as symmetric
+            ones. ``'counted'``: (n, n) numbers of bonds with self-loops, whose column sums, from 0
+            to beyond 7, are not its row sums. ``'normalised'``: (n, n), symmetric, as RSGCN takes
+            it; no two atoms are equivalent, so that a maximum has one winner.
+        n_relations (int): number of relations.
+    """
+    if kind in ('relations', 'bonds'):
+        which = rng.randint(0, n_relations, (n, n))
+        bonds = (rng.uniform(size=(n, n)) < 2.5 / max(n, 3)) * rng.uniform(0.5, 1.5, (n, n))
+        adj = numpy.stack([bonds * (which == r) for r in range(n_relations)])
+        if kind == 'bonds':
+            adj = numpy.maximum(adj, adj.swapaxes(1, 2)) != 0
+        return adj.astype('f')
+    chain = numpy.eye(n) + numpy.diag(numpy.ones(n - 1), 1)
+    adj = numpy.minimum(chain + chain.T + (rng.uniform(size=(n, n)) < 0.1), 1)
+    if kind == 'counted':
+        if n > 3:  # degrees of 0 and beyond 7, an entry of 2
+            adj[:, 1], adj[:, 3], adj[0, 2] = 0, 1, 2
+        return adj.astype('f')
+    adj = numpy.maximum(adj, adj.T) * rng.uniform(0.5, 1.5, (n, n))
+    return ((adj + adj.T) / numpy.sqrt(adj.sum(0) * adj.sum(1)[:, None])).astype('f')
+
+
+def mask_of(sizes, dtype='f'):
+    """Return ``is_real_node``, (n_graphs, N), of padded molecules."""
+    return (numpy.arange(max(sizes)) < numpy.array(sizes)[:, None]).astype(dtype)

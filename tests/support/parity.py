@@ -1,0 +1,549 @@
+"""Every model with every option that Chainer Chemistry can run, and how ours is compared with it.
+
+Outputs, and the gradient of every parameter, of the sparse model against the dense one: packed
+batches against each molecule alone, padded ones against the dense batch. The truth is the dense
+model in float64, and the measure its own error in float32.
+"""
+
+import collections
+import contextlib
+import copy
+import functools
+import re
+import unittest.mock
+
+import chainer_bspmm
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+from chainer_chemistry import models
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.links import GeneralReadout
+from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout
+from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
+from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate
+from chainer_chemistry.models.cwle import cwle_net
+from chainer_chemistry.models.cwle.cwle_graph_conv_model import CWLEGraphConvModel
+from chainer_chemistry.models.gwle import gwle_net
+from chainer_chemistry.models.gwm import gwm_net
+from chainer_chemistry.models.gwm.gwm_graph_conv_model import GWMGraphConvModel
+import numpy
+
+from chainer_bspmm import CSRConverter
+from tests.support.molecules import adjacency
+from tests.support.molecules import mask_of
+from tests.support.molecules import SIZES
+
+EQUAL_SIZES = (11,) * 6  # no phantom atoms: packed and dense batches hold the same rows
+N_LABELS = 40
+FLOAT32, OWN_ERRORS, FLOAT64 = 1e-5, 3, 1e-10
+
+# Of readouts, sums included. One that saturates would leave little of the gradient but rounding.
+ACTIVATION = functions.leaky_relu
+
+LAYOUTS = ('packed', 'padded')
+COLUMNS = ('upstream', 'ours', 'ours float64')  # of errors
+
+# A gradient that is 0 but for rounding (the bias of what a softmax is taken of) is compared with
+# the gradient of all parameters together. "Is 0": below this share of it, in float64.
+ZERO = 1e-9
+
+
+# --- what is compared ---
+
+# model, options: names; make: () -> Chainer Chemistry's model; adjacency: kind of matrices;
+# column: what comes after them, if anything; masked: padded batches with is_real_node as well.
+Case = collections.namedtuple(
+    'Case', 'model options make adjacency n_relations column sizes masked'
+)
+
+
+def new_case(
+    model,
+    options,
+    kind,
+    adjacency,
+    n_relations=1,
+    column=None,
+    masked=False,
+    one_size=False,
+    **given,
+):
+    n_relations = given.get('n_edge_types', n_relations)
+    sizes = EQUAL_SIZES if given.get('use_batch_norm') or one_size else SIZES
+    return Case(
+        model,
+        options,
+        functools.partial(kind, **given),
+        adjacency,
+        n_relations,
+        column,
+        sizes,
+        masked,
+    )
+
+
+def _readout(mode, activation=None):
+    return functools.partial(GeneralReadout, mode=mode, activation=activation)
+
+
+def _base_cases():
+    for options, given in {
+        'defaults': {},
+        'one layer': {'n_update_layers': 1},
+        'wide': {'hidden_channels': 33, 'out_dim': 7, 'n_update_layers': 3},
+        'max': {'readout': _readout('max')()},
+        'summax': {'readout': _readout('summax')()},
+        'activated readout': {'readout': _readout('sum', functions.tanh)()},
+        'batch norm': {'use_batch_norm': True},
+        'batch norm, max': {'use_batch_norm': True, 'readout': _readout('max')()},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        given = dict({'out_dim': 3, 'dropout_ratio': 0.0}, **given)
+        yield new_case('RSGCN', options, models.RSGCN, 'normalised', **given)
+    for options, given in {
+        'defaults': {'masked': True},
+        'one layer': {'n_update_layers': 1},
+        'wide': {'hidden_channels': 33, 'n_update_layers': 3},
+        'few degrees': {'max_degree': 2},
+        'one degree': {'max_degree': 0},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        yield new_case('NFP', options, models.NFP, 'counted', out_dim=3, **given)
+    for options, given in {
+        'defaults': {'masked': True},
+        'node embedding': {'node_embedding': True},
+        'no layer': {'n_update_layers': 0},
+        'one layer': {'n_update_layers': 1},
+        'wide': {'hidden_channels': 33, 'n_update_layers': 3},
+        'concatenated': {'concat_hidden': True, 'masked': True},
+        'tied': {'weight_tying': True},
+        'tied, concatenated': {'weight_tying': True, 'concat_hidden': True},
+        'activated': {'activation': ACTIVATION},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        yield new_case('GIN', options, models.GIN, 'counted', out_dim=3, dropout_ratio=0.0, **given)
+    for options, given in {
+        'defaults': {'masked': True},
+        'untied': {'weight_tying': False},
+        'concatenated': {'concat_hidden': True, 'masked': True},
+        'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+        'one update': {'n_update_layers': 1},
+        'activated': {'activation': ACTIVATION},
+        'wide': {'hidden_channels': 33, 'n_update_layers': 2},
+        'two relations': {'n_edge_types': 2},
+        'one relation': {'n_edge_types': 1},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        yield new_case('GGNN', options, models.GGNN, 'relations', 4, out_dim=3, **given)
+    for options, given in {
+        'defaults': {},
+        'scaled': {'scale_adj': True},
+        'wide to narrow and back': {'hidden_channels': [7, 33, 5, 5, 12], 'out_dim': 3},
+        'number of layers': {'hidden_channels': 6, 'n_update_layers': 3, 'scale_adj': True},
+        'no convolution': {'hidden_channels': 6, 'n_update_layers': 1},
+        'features': {'input_type': 'float', 'scale_adj': True},
+        'one relation': {'n_edge_types': 1, 'scale_adj': True},
+        'two relations': {'n_edge_types': 2},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        kind = 'features' if 'input_type' in given else 'relations'
+        yield new_case('RelGCN', options, models.RelGCN, kind, 4, **given)
+    for readout in ('set2set', 'ggnn'):
+        for options, given in {
+            '': {},
+            ', untied': {'weight_tying': False},
+            ', concatenated': {'concat_hidden': True, 'n_update_layers': 2},
+            ', two relations': {'n_edge_types': 2},
+        }.items():
+            yield new_case(
+                'MPNN',
+                readout + options,
+                models.MPNN,
+                'relations',
+                4,
+                out_dim=3,
+                message_func='ggnn',
+                readout_func=readout,
+                **given,
+            )
+    for options, given in {
+        'defaults': {},
+        'within': {'softmax_mode': 'within'},
+        'tied': {'weight_tying': True},
+        'concatenated': {'concat_hidden': True},
+        'one head': {'n_heads': 1},
+        'heads concatenated': {'concat_heads': True, 'n_heads': 2},
+        'heads concatenated, within': {'concat_heads': True, 'softmax_mode': 'within'},
+        'slope': {'negative_slope': 0.5},
+        'activated': {'activation': ACTIVATION},
+        'two relations': {'n_edge_types': 2},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        yield new_case('RelGAT', options, models.RelGAT, 'relations', 4, out_dim=3, **given)
+    for options, given in {
+        'defaults': {'masked': True},
+        'untied': {'weight_tying': False},
+        'concatenated': {'concat_hidden': True, 'masked': True},
+        'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+        'one update': {'n_update_layers': 1},
+        'activated': {'activation': ACTIVATION},
+        'two relations': {'n_edge_types': 2},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        yield new_case('GNNFiLM', options, models.GNNFiLM, 'relations', 5, out_dim=3, **given)
+
+
+def _wrapper_cases():
+    nets = {
+        'GWM': (gwm_net, ('GGNN', 'GIN', 'NFP', 'RSGCN')),
+        'CWLE': (cwle_net, ('GGNN', 'GIN', 'NFP', 'RSGCN', 'RelGCN', 'RelGAT')),
+        'GWLE': (gwle_net, ('GGNN', 'GIN', 'NFP', 'RSGCN', 'RelGCN', 'RelGAT')),
+    }
+    relations = {
+        'defaults': {'masked': True},
+        'untied': {'weight_tying': False},
+        'untied, concatenated': {'weight_tying': False, 'concat_hidden': True},
+        'activated': {'activation': ACTIVATION},
+        'two relations': {'n_edge_types': 2},
+        'off': {'off': True},
+    }
+    options = {
+        'GGNN': relations,
+        'RelGCN': relations,
+        'RelGAT': relations,
+        'GIN': {name: relations[name] for name in relations if name != 'two relations'},
+        'NFP': {
+            'defaults': {'masked': True},
+            'concatenated': {'concat_hidden': True},
+            'few degrees': {'max_degree': 2},
+            'off': {'off': True},
+        },
+        'RSGCN': {
+            'defaults': {'out_dim': 16, 'hidden_channels': 16},
+            'batch norm': {'use_batch_norm': True, 'out_dim': 16, 'hidden_channels': 16},
+            'max': {'readout': _readout('max'), 'out_dim': 16, 'hidden_channels': 16},
+            'off': {'off': True},
+        },
+    }
+    for wrapper, (net, bases) in nets.items():
+        column = 'super' if wrapper == 'GWM' else 'labels'
+        for base in bases:
+            name = '%s_%s' % (base, wrapper)
+            adjacency = {'RSGCN': 'normalised', 'NFP': 'counted', 'GIN': 'counted'}.get(
+                base, 'relations'
+            )
+            for label, given in options[base].items():
+                given = dict({'out_dim': 5}, **given)
+                if given.pop('off', False):
+                    given['with_gwm' if wrapper == 'GWM' else 'with_wle'] = False
+                if (base, wrapper, label) == ('RSGCN', 'GWM', 'max'):
+                    given['one_size'] = True  # phantom atoms are alike but for rounding
+                if base in ('RSGCN', 'GIN'):
+                    given['dropout_ratio'] = 0.0
+                if wrapper != 'GWM':
+                    given['n_wle_types'] = N_LABELS
+                yield new_case(
+                    name,
+                    label,
+                    getattr(net, name),
+                    adjacency,
+                    4 if adjacency == 'relations' else 1,
+                    column,
+                    **given,
+                )
+    common = dict(hidden_channels=6, out_dim=5, n_update_layers=3, readout_layer=GGNNReadout)
+    yield new_case(
+        'GWMGraphConvModel',
+        'RelGCN, scaled',
+        GWMGraphConvModel,
+        'relations',
+        4,
+        'super',
+        update_layer=RelGCNUpdate,
+        scale_adj=True,
+        activation=functions.tanh,
+        **common,
+    )
+    yield new_case(
+        'GWMGraphConvModel',
+        'super node of its own width, two heads, summed',
+        GWMGraphConvModel,
+        'relations',
+        4,
+        'super',
+        update_layer=GGNNUpdate,
+        super_node_dim=9,
+        sum_hidden=True,
+        gwm_kwargs={'n_heads': 2, 'activation': functions.tanh},
+        **common,
+    )
+    yield new_case(
+        'CWLEGraphConvModel',
+        'labels of their own width',
+        CWLEGraphConvModel,
+        'relations',
+        4,
+        'labels',
+        update_layer=GGNNUpdate,
+        wle_dim=9,
+        n_wle_types=N_LABELS,
+        **common,
+    )
+
+
+CASES = tuple(_base_cases()) + tuple(_wrapper_cases())
+
+# One of each model, by its name.
+DEFAULTS = {case.model: case for case in reversed(CASES)}
+
+# Options that Chainer Chemistry's constructors take and its forward passes fail with.
+CRASHES = (
+    new_case('NFP', 'concat_hidden', models.NFP, 'counted', out_dim=3, concat_hidden=True),
+    new_case(
+        'GIN',
+        'out_channels other than hidden_channels',
+        models.GIN,
+        'counted',
+        out_dim=3,
+        out_channels=5,
+    ),
+    *(
+        case._replace(
+            options='concat_hidden with weight_tying, its default',
+            make=functools.partial(case.make, concat_hidden=True),
+        )
+        for case in _wrapper_cases()
+        if case.options == 'defaults'
+        and case.model.split('_')[0] in ('GGNN', 'GIN', 'RelGAT', 'RelGCN')
+    ),
+)
+
+
+def examples_of(case, seed=0):
+    """Return random molecules: atoms, adjacency, and what else the case takes."""
+    rng = numpy.random.RandomState(seed)
+    is_float = case.adjacency == 'features'
+    examples = []
+    for n in case.sizes:
+        atoms = rng.randint(1, 20, n).astype('i')
+        if is_float:
+            atoms = rng.uniform(-1, 1, (n, 6)).astype('f')
+        adj = adjacency(rng, n, 'relations' if is_float else case.adjacency, case.n_relations)
+        column = {
+            'super': lambda: (rng.uniform(-1, 1, 7).astype('f'),),
+            None: lambda: (),
+            'labels': lambda n=n: (rng.randint(0, N_LABELS, n).astype('i'),),
+        }[case.column]()
+        examples.append((atoms, adj) + column)
+    return examples
+
+
+# --- how it is compared ---
+
+
+def initialised(make, examples):
+    """Return a model with all parameters, whose biases are not 0 and whose norms not the identity.
+
+    There mistakes would hide.
+    """
+    numpy.random.seed(0)
+    model = make()
+    with chainer.no_backprop_mode():
+        model(*dense_concat_mols(examples[:1]))
+    for link in model.links():
+        if isinstance(link, chainer.links.GRU) and link.W_r.W.array is None:
+            link.W_r.W.initialize(link.W.W.shape)  # takes no part where there never is a state
+    rng = numpy.random.RandomState(5)
+    for name, parameter in sorted(model.namedparams()):
+        if re.search(r'/b\d*$', name):
+            parameter.array[...] = rng.uniform(-0.5, 0.5, parameter.shape)
+    for name, parameter in sorted(model.namedparams()):
+        if name.endswith(('/gamma', '/beta')):
+            parameter.array[...] += rng.uniform(-0.5, 0.5, parameter.shape)
+    model.cleargrads()
+    return model
+
+
+def to_double(model):
+    """Return a float64 copy of a model."""
+    model = copy.deepcopy(model)
+    for link in model.links():
+        for name in link._params:
+            parameter = getattr(link, name)
+            if parameter.array is not None:  # of a layer that is never used
+                parameter.array = parameter.array.astype('d')
+        for name in link._persistent:
+            value = getattr(link, name)
+            if isinstance(value, numpy.ndarray) and value.dtype == numpy.float32:
+                setattr(link, name, value.astype('d'))
+        if isinstance(link, chainer.links.BatchNormalization):
+            link._highprec_dtype = numpy.dtype('d')
+    return model
+
+
+def double(batch):
+    """Convert what holds float32; an adjacency takes the dtype of the features by itself."""
+    return tuple(
+        array.astype('d') if getattr(array, 'dtype', None) == numpy.float32 else array
+        for array in batch
+    )
+
+
+@contextlib.contextmanager
+def dense_models_in_float64():
+    """Let Chainer Chemistry's links that mix float32 constants into any dtype run in float64."""
+    where, lstm = functions.where, chainer.links.NStepLSTM.forward
+
+    def cast_where(condition, x, y):
+        dtype = numpy.promote_types(x.dtype, y.dtype)
+        return where(condition, functions.cast(x, dtype), functions.cast(y, dtype))
+
+    def cast_lstm(self, hx, cx, xs):
+        return lstm(self, hx, cx, [functions.cast(x, self.ws[0][0].dtype) for x in xs])
+
+    with (
+        unittest.mock.patch.object(functions, 'where', cast_where),
+        unittest.mock.patch.object(chainer.links.NStepLSTM, 'forward', cast_lstm),
+    ):
+        yield
+
+
+def outcome(model, batches):
+    """Return output and gradients of all parameters, summed over batches, by name on the host."""
+    model.cleargrads()
+    outputs = []
+    for inputs in batches:
+        y = model(*inputs)
+        weight = numpy.linspace(0.5, 1.5, y.shape[-1]).astype(y.dtype)
+        functions.sum(y * y * model.xp.asarray(weight)).backward()
+        outputs.append(cuda.to_cpu(y.array).reshape(-1, y.shape[-1]))
+    result = {
+        name[len('/model') :]: cuda.to_cpu(p.grad)
+        for name, p in model.namedparams()
+        if p.grad is not None
+    }
+    result['output'] = numpy.concatenate(outputs)
+    return result
+
+
+def errors(actual, truth):
+    """Return the relative error norm of the output and of each gradient."""
+    if actual.keys() != truth.keys():
+        raise AssertionError(
+            'gradients of other parameters: %s' % ', '.join(sorted(actual.keys() ^ truth.keys()))
+        )
+    norms = {name: numpy.linalg.norm(array) for name, array in truth.items()}
+    whole = numpy.linalg.norm([norm for name, norm in norms.items() if name != 'output'])
+    found = {}
+    for name, array in truth.items():
+        scale = whole if name != 'output' and norms[name] < ZERO * whole else norms[name]
+        found[name] = (
+            float(numpy.linalg.norm(actual[name] - array) / scale)
+            if scale
+            else float(numpy.linalg.norm(actual[name]))
+        )
+    return found
+
+
+def compare(case, device, with_own=True):
+    """Return, by layout and by name, the errors of upstream's float32, ours, and our float64.
+
+    Args:
+        case (Case): what to compare.
+        device (chainer.backend.Device): where the sparse model runs.
+        with_own (bool): see :func:`measure`.
+    """
+    examples = examples_of(case)
+    dense = initialised(case.make, examples)
+    padded = dense_concat_mols(examples)
+    alone = [padded] if len(set(case.sizes)) == 1 else [dense_concat_mols([e]) for e in examples]
+    packer, padder = converters_of(case)
+    layouts = {'packed': (packer, alone, {}), 'padded': (padder, [padded], {})}
+    if case.masked:
+        mask = {'is_real_node': mask_of(case.sizes)}
+        layouts['padded, masked'] = padder, [padded], mask
+    return {
+        name: measure(dense, batches, converter(examples, device), device, with_own, **given)
+        for name, (converter, batches, given) in layouts.items()
+    }
+
+
+def converters_of(case):
+    """Return the converters to packed and to padded batches."""
+    return tuple(CSRConverter(layout, int(case.column == 'labels')) for layout in LAYOUTS)
+
+
+def measure(dense, batches, batch, device, with_own=True, **given):
+    """Return, by name, the errors of upstream's float32, ours, and our float64.
+
+    Args:
+        dense (chainer.Link): a model of Chainer Chemistry.
+        batches (list): of its inputs.
+        batch (tuple): the same as the inputs of the sparse model, on ``device``.
+        device (chainer.backend.Device): where the sparse model runs.
+        with_own (bool): False leaves out upstream's float32, with 0 for its errors.
+        given: further arguments of both models, host arrays.
+    """
+
+    def bound(model, send=lambda array: array):
+        return _Given(model, {key: send(array) for key, array in given.items()})
+
+    with dense_models_in_float64():
+        truth = outcome(bound(to_double(dense)), map(double, batches))
+    own = errors(outcome(bound(copy.deepcopy(dense)), batches), truth) if with_own else {}
+    ours = []
+    for model, inputs in ((dense, batch), (to_double(dense), double(batch))):
+        model = swapped(model, device)
+        ours.append(errors(outcome(bound(model, device.send), [inputs]), truth))
+    return {
+        key: dict(zip(COLUMNS, (own.get(key, 0.0), ours[0][key], ours[1][key]))) for key in truth
+    }
+
+
+def swapped(dense, device):
+    """Return a sparse copy of a model on a device."""
+    model = chainer_bspmm.sparsify(copy.deepcopy(dense))
+    model.to_device(device)
+    return model
+
+
+class _Given(chainer.Chain):
+    """A model with some arguments set; parameter paths and array module are the model's."""
+
+    def __init__(self, model, given):
+        super().__init__()
+        self.add_link('model', model)
+        self.given = given
+        self.to_device(model.device)
+
+    def forward(self, *inputs):
+        return self.model(*inputs, **self.given)
+
+
+def check(case, device):
+    """Return what is beyond its bound, as lines of text; quicker than `compare` if nothing is."""
+    return failures(compare(case, device, with_own=False)) and failures(compare(case, device))
+
+
+def failures(found):
+    """Return what is beyond its bound in the result of :func:`compare`, as lines of text."""
+    lines = []
+    for layout, names in found.items():
+        for name, e in names.items():
+            bound = max(FLOAT32, OWN_ERRORS * e['upstream'])
+            if not e['ours'] <= bound:
+                lines.append('%s %s: %.1e > %.1e' % (layout, name, e['ours'], bound))
+            if not e['ours float64'] <= FLOAT64:
+                lines.append('%s %s: %.1e in float64' % (layout, name, e['ours float64']))
+    return lines
+
+
+def crash(case):
+    """Return how Chainer Chemistry's own model fails, or None."""
+    examples = examples_of(case)
+    try:
+        initialised(case.make, examples)
+    except Exception as error:
+        return type(error).__name__
+    return None
