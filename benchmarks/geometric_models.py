@@ -19,8 +19,8 @@ from torch_geometric.nn import global_add_pool
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
 from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.training import capacities
-from chainer_bspmm.training.staging import Staging
+from chainer_bspmm.training import buffers
+from chainer_bspmm.training.buffers import Staging
 
 N_EDGE_TYPES = 4
 
@@ -273,8 +273,8 @@ class Static:
         ]
         # The sizes that GraphUpdater would choose.
         self.sizes = [
-            tuple(capacities.bound(values, n_batch, deviations) for values in (rows, *counts))
-            for deviations in capacities.DEVIATIONS
+            tuple(buffers.bound(values, n_batch, deviations) for values in (rows, *counts))
+            for deviations in buffers.DEVIATIONS
         ]
 
     def layout(self, size):
@@ -303,7 +303,7 @@ class Static:
             if all(has >= asked for has, asked in zip(size, need)):
                 return (atoms, adj, labels, edges), size
         self.sizes.append(
-            tuple(max(values) for values in zip(self.sizes[-1], map(capacities.round_up, need)))
+            tuple(max(values) for values in zip(self.sizes[-1], map(buffers.round_up, need)))
         )
         return (atoms, adj, labels, edges), self.sizes[-1]
 

@@ -3,6 +3,6 @@
 from chainer_bspmm.training.captured_predict import captured_predict
 from chainer_bspmm.training.captured_predict import Predictions
 from chainer_bspmm.training.graph_updater import GraphUpdater
-from chainer_bspmm.training.step_program import StepDiffers
+from chainer_bspmm.training.programs import StepDiffers
 
 __all__ = ['GraphUpdater', 'Predictions', 'StepDiffers', 'captured_predict']

@@ -12,9 +12,9 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-from chainer_bspmm.training import staging
-from chainer_bspmm.training.capacities import Capacities
-from chainer_bspmm.training.capacities import needs
+from chainer_bspmm.training import buffers as layouts
+from chainer_bspmm.training.buffers import Capacities
+from chainer_bspmm.training.buffers import needs
 
 
 class HostBatch:
@@ -22,7 +22,7 @@ class HostBatch:
 
     def __init__(self, atoms, adj, labels):
         self._arrays = atoms, adj, labels
-        self.form = staging.Form.of(
+        self.form = layouts.Form.of(
             adj.n_graphs, adj.n_relations, adj.is_symmetric, atoms, adj.data, labels
         )
         self.need = needs(
@@ -36,11 +36,11 @@ class HostBatch:
 
     def staged(self, capacity):
         """Return name -> (shape, dtype) of what is sent."""
-        return staging.batch_arrays(self.form, capacity)
+        return layouts.batch_arrays(self.form, capacity)
 
     def write(self, views):
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
-        fill_buffers(staging.buffers_of(views), *self._arrays)
+        fill_buffers(layouts.buffers_of(views), *self._arrays)
 
     source = gather = None
 
@@ -51,7 +51,7 @@ class DeviceBatch:
     def __init__(self, molecules, index):
         self.source = self._molecules = molecules
         self._index = index
-        self.form = staging.Form.of(
+        self.form = layouts.Form.of(
             index.size,
             molecules.n_relations,
             molecules.is_symmetric(index),

@@ -1,13 +1,21 @@
-"""Chainer's own nodes inside a step that a CUDA graph may capture.
+"""Chainer's own nodes while a step that a CUDA graph may capture is under way.
 
-Those that multiply by cuBLAS, dropout, which draws by cuRAND, and sums over rows, for which CuPy
-takes long, are given another `forward` for steps; outside of one, and on NumPy arrays, they do what
-they did. Their gradients are such nodes again, but for that of a product with a vector
-(chainer.functions.tensordot). Losses and scalers of Chainer Chemistry that ask the device how many
-values a mask has are given another way, too.
+`under_way` gives them another `forward` and puts Chainer's back when the step ends. Arrays on the
+host, and steps in other threads that are not captured, get Chainer's in between. Why each exists:
+
+* ``LinearFunction``, its two gradient nodes, ``MatMul``, ``MeanSquaredError``: CuPy refuses cuBLAS
+  during capture; the step has a handle of its own. Their gradients are such nodes again, except
+  that of a product with a vector (chainer.functions.tensordot).
+* ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
+  generator that reads the number of the step on the device.
+* ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
+* ``MeanSquaredError``, ``MeanAbsoluteError`` and ``StandardScaler`` of Chainer Chemistry: they
+  assign by a mask, for which CuPy asks the device how many values it has.
 """
 
+import contextlib
 import functools
+import threading
 
 import chainer
 from chainer import utils
@@ -28,12 +36,13 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import backend
 from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import step as steps
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 
 
 def _linear(node, step, inputs):
     x, W, *b = inputs
-    node._config_use_ideep = chainer.config.use_ideep  # asked for by its backward
+    node._config_use_ideep = chainer.config.use_ideep  # its backward reads this
     y = step.blas.dot(x, W.T).astype(x.dtype, copy=False)
     if b:
         y += b[0]
@@ -98,7 +107,7 @@ def _mean_square(step, diff):
 
 
 def _difference(node, inputs):
-    """Return x - t with 0 for NaN; to assign by a mask, CuPy would ask the device for its count."""
+    """Return x - t with 0 for NaN."""
     diff = inputs[0] - inputs[1]
     if node.ignore_nan:
         xp = chainer.backend.get_array_module(diff)
@@ -131,7 +140,7 @@ IN_STEP = {
 }
 
 
-def _wrap(kind, in_step):
+def _forward_of(kind, in_step):
     original = kind.forward
 
     @functools.wraps(original)
@@ -139,10 +148,10 @@ def _wrap(kind, in_step):
         step = gemm.step_for(inputs[0])
         return original(self, inputs) if step is None else in_step(self, step, inputs)
 
-    kind.forward = forward
+    return forward
 
 
-def _wrap_scaler():
+def _scaler_method():
     original = StandardScaler._compute_mean_std_all
 
     @functools.wraps(original)
@@ -150,12 +159,44 @@ def _wrap_scaler():
         is_outside = gemm.step_for(self.std) is None
         return (original if is_outside else _mean_and_deviation)(self, input_dim)
 
-    StandardScaler._compute_mean_std_all = compute
+    return compute
 
 
-@functools.lru_cache(maxsize=None)
-def install():
-    """Give Chainer's nodes their way inside steps; does so once, however often it is called."""
-    for kind, in_step in IN_STEP.items():
-        _wrap(kind, in_step)
-    _wrap_scaler()
+class _Replacements:
+    """Replace the methods of Chainer's classes while at least one thread has a step under way."""
+
+    def __init__(self):
+        self._lock, self._n_steps, self._originals = threading.Lock(), 0, []
+
+    def __enter__(self):
+        with self._lock:
+            self._n_steps += 1
+            if self._n_steps == 1:
+                for kind, in_step in IN_STEP.items():
+                    self._replace(kind, 'forward', _forward_of(kind, in_step))
+                self._replace(StandardScaler, '_compute_mean_std_all', _scaler_method())
+
+    def _replace(self, kind, name, method):
+        self._originals.append((kind, name, vars(kind).get(name)))
+        setattr(kind, name, method)
+
+    def __exit__(self, *_):
+        with self._lock:
+            self._n_steps -= 1
+            if not self._n_steps:
+                for kind, name, original in self._originals:
+                    if original is None:  # inherited
+                        delattr(kind, name)
+                    else:
+                        setattr(kind, name, original)
+                self._originals = []
+
+
+_replacements = _Replacements()
+
+
+@contextlib.contextmanager
+def under_way(step):
+    """Run a step inside, as `cuda.step.under_way`, with Chainer's nodes in their captured form."""
+    with _replacements, steps.under_way(step):
+        yield step

@@ -9,18 +9,18 @@ from chainer.backends import cuda
 
 
 class HostCopyError(RuntimeError):
-    """Something copied host data to the device during capture; a replay would not copy it anew."""
+    """Host data was copied to the device during capture; a replay would not see new data."""
 
 
 class Capturer:
-    """Capture functions on a stream of its own, in memory of its own, on one device.
+    """Capture functions on one device, with a stream and a memory pool for their graphs.
 
-    Graphs of one capturer share their memory: they are meant to run one after the other, and only
-    arrays that the caller still holds after a capture keep their values from one replay to the
-    next of the same graph.
+    Graphs of one capturer share the pool's memory: they must run one after the other, and only
+    arrays that the caller still holds after a capture keep their values until the same graph is
+    replayed.
 
     Arrays that outlive the capturer, such as gradients that parameters still have, stay valid; the
-    rest of its memory is given back with it.
+    rest of its memory is freed with it.
 
     Args:
         device (chainer.backend.GpuDevice): the GPU.
@@ -40,22 +40,22 @@ class Capturer:
 
     @property
     def nbytes(self):
-        """Bytes of the device (int) that the graphs' arrays have, those freed since included."""
+        """Bytes of the pool (int), of arrays that were freed since included."""
         with self._device:
             return self._pool.total_bytes()
 
     def free_unused(self):
-        """Give back to CUDA what CuPy's own pool keeps for the next arrays of this stream.
+        """Free what CuPy's own pool keeps for this stream, which no other stream can reuse.
 
-        When the stream goes, nobody else gets it. Frees memory, which synchronises the device.
+        Synchronises the device.
         """
-        # No garbage collection: what comes here again waits for a lock of CuPy's for good.
+        # No garbage collection: re-entering here deadlocks on CuPy's lock.
         with self._device, _no_garbage_collection():
             cuda.cupy.get_default_memory_pool().free_all_blocks(self.stream)
 
     @contextlib.contextmanager
     def ordered(self):
-        """Make the capturer's stream current: after all work so far, before all work to come."""
+        """Make the capturer's stream current, ordered after and before all work outside."""
         cupy = cuda.cupy
         with self._device:
             outside = cupy.cuda.get_current_stream()
@@ -71,7 +71,7 @@ class Capturer:
                 self._last_stream = outside
 
     def join(self, stream=None):
-        """Let `stream`, or the current one, go on only after what the last one was given."""
+        """Make `stream`, or the current one, wait for the work of the one that was used last."""
         if stream is None:
             stream = cuda.cupy.cuda.get_current_stream()
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
@@ -87,7 +87,7 @@ class Capturer:
             returned.
 
         Raises:
-            Exception: what the function raised, such as CuPy for a call that cannot be captured.
+            Exception: raised by the function, or by CuPy for a call that cannot be captured.
         """
         cupy = cuda.cupy
         with (
@@ -106,9 +106,9 @@ class Capturer:
         return _Launch(graph, self), result
 
     def _allocate(self, n_bytes):
-        """Allocate from the pool, and let the array keep that.
+        """Allocate from the pool, and let the array keep the pool alive.
 
-        CuPy's arrays know their pool weakly, and when it goes their memory is freed under them.
+        CuPy's arrays have a weak reference to their pool; their memory would be freed with it.
         """
         memory = self._pool.malloc(n_bytes)
         kept = cuda.cupy.cuda.UnownedMemory(
@@ -117,16 +117,16 @@ class Capturer:
         return cuda.cupy.cuda.MemoryPointer(kept, 0)
 
     def _abandon(self):
-        """End a capture that failed; that it did fail is known."""
+        """End a capture after an error, which CUDA may report again."""
         with contextlib.suppress(cuda.cupy.cuda.runtime.CUDARuntimeError):
             self.stream.end_capture()
 
 
 class _Block:
-    """Memory of a capturer's pool for as long as an array has it.
+    """Memory of a capturer's pool, held by an array.
 
-    If the capturer has gone by then, it is given back to CUDA: CuPy 14 would keep what is free in a
-    pool for good, even where the pool itself goes.
+    If it outlives the capturer, it is given back to CUDA: CuPy 14 would never free it, not even
+    with the pool.
     """
 
     def __init__(self, memory, capturer):
@@ -140,8 +140,8 @@ class _Block:
 
 
 def _give_back(pool, device):
-    # A pool has a part for each device, and means that of the current one. No garbage collection: a
-    # block in it would come here again, where CuPy 14 waits for a lock that this thread has.
+    # A pool frees its memory on the current device. No garbage collection: a block that is
+    # collected here would re-enter, and CuPy 14 deadlocks on a lock that this thread has.
     with device, _no_garbage_collection():
         pool.free_all_blocks()
 
@@ -160,7 +160,7 @@ class _Launch:
 
 @contextlib.contextmanager
 def _no_garbage_collection():
-    """Leave Python's cycles alone: one that holds a CUDA handle would be destroyed, and wait."""
+    """Disable garbage collection: destroying a CUDA handle would synchronise."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -174,19 +174,35 @@ def _no_garbage_collection():
 def _no_host_copies():
     """Refuse copies from the host within: CuPy makes them through pinned memory.
 
-    The graph would copy from the same place again, where other data lies by then.
+    The graph would copy from the same place again, which holds other data by then.
     """
     cupy = cuda.cupy
     pool = cupy.get_default_pinned_memory_pool()
+    previous = _pinned_allocator()
 
     def refuse(n_bytes):
         # Other threads share the allocator; they do not capture.
         if cupy.cuda.get_current_stream().is_capturing():
             raise HostCopyError('a copy of %d bytes from the host to the device' % n_bytes)
-        return pool.malloc(n_bytes)
+        return (previous or pool.malloc)(n_bytes)
 
     cupy.cuda.set_pinned_memory_allocator(refuse)
     try:
         yield
     finally:
-        cupy.cuda.set_pinned_memory_allocator(pool.malloc)
+        cupy.cuda.set_pinned_memory_allocator(previous)
+
+
+def _pinned_allocator():
+    """Return the allocator of pinned memory that is set: that of a pool, or None for no pool.
+
+    CuPy cannot be asked for it. But memory from a pool refers to the pool; a function around one
+    is not seen.
+    """
+    cupy = cuda.cupy
+    memory = cupy.cuda.alloc_pinned_memory(1).mem
+    if type(memory) is cupy.cuda.PinnedMemory:
+        return None
+    reference = getattr(memory, 'pool', None)
+    pool = reference() if isinstance(reference, weakref.ref) else None
+    return (pool or cupy.get_default_pinned_memory_pool()).malloc

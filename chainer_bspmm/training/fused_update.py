@@ -1,81 +1,20 @@
 """The update of all parameters in one or a few launches, which a CUDA graph may capture.
 
-Chainer launches a kernel or more for every parameter and passes it the learning rate of the moment
-by value, which a captured graph would repeat for ever. Here one launch serves up to 70 parameters,
-kernels/fused_update.cu, and everything that changes from step to step is read from device memory.
+Chainer launches at least one kernel for every parameter and passes the learning rate by value,
+which a captured graph would repeat. Here one launch serves up to 70 parameters
+(kernels/fused_update.cu), and everything that changes from step to step is read from device memory.
 """
-
-import collections
-import numbers as abstract_numbers
 
 import numpy
 
 import chainer
-from chainer import optimizer_hooks
-from chainer import optimizers
 from chainer.backends import cuda
-from chainer.optimizers import adam
-from chainer.optimizers import momentum_sgd
-from chainer.optimizers import rmsprop
-from chainer.optimizers import sgd
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import NULL
-
-# How an optimizer updates: the type of its rules; which variant (RULE of the kernel) such a rule
-# asks for; which of its states the kernel takes, in its order; and its numbers, how many and which,
-# in the kernel's order.
-_Method = collections.namedtuple('_Method', 'rule_type variant states n_numbers numbers')
-
-
-def _adam_numbers(rule):
-    hp = rule.hyperparam
-    return rule.alpha_t, 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
-
-
-def _adam_variant(rule):
-    if rule.hyperparam.adabound:  # no kernel's: `why_not` refuses it
-        return 'ADABOUND'
-    return 'AMSGRAD' if rule.hyperparam.amsgrad else 'ADAM'
-
-
-def _rmsprop_variant(rule):
-    return 'RMSPROP_EPS_INSIDE' if rule.hyperparam.eps_inside_sqrt else 'RMSPROP'
-
-
-def _rmsprop_numbers(rule):
-    hp = rule.hyperparam
-    return hp.lr, hp.alpha, hp.eps
-
-
-_ADAM = _Method(adam.AdamRule, _adam_variant, ('m', 'v', 'vhat'), 6, _adam_numbers)
-_METHODS = {
-    optimizers.Adam: _ADAM,
-    optimizers.AdamW: _ADAM,
-    optimizers.AMSGrad: _ADAM,
-    optimizers.SGD: _Method(
-        sgd.SGDRule, lambda rule: 'SGD', (), 1, lambda rule: (rule.hyperparam.lr,)
-    ),
-    optimizers.MomentumSGD: _Method(
-        momentum_sgd.MomentumSGDRule,
-        lambda rule: 'MOMENTUM_SGD',
-        ('v',),
-        2,
-        lambda rule: (rule.hyperparam.lr, rule.hyperparam.momentum),
-    ),
-    optimizers.RMSprop: _Method(
-        rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, _rmsprop_numbers
-    ),
-}
-
-# Hooks: what the kernel calls them (None: its norm divides the launches), and their two numbers.
-_HOOKS = {
-    optimizer_hooks.WeightDecay: (0, lambda hook: (hook.rate, 0)),
-    optimizer_hooks.Lasso: (1, lambda hook: (hook.rate, 0)),
-    optimizer_hooks.GradientHardClipping: (2, lambda hook: (hook.lower_bound, hook.upper_bound)),
-    optimizer_hooks.GradientClipping: (None, lambda hook: (hook.threshold, 0)),
-}
-_MAX_HOOKS = 16  # their kinds are two bits each of a 32-bit word
+from chainer_bspmm.training.supported import HOOKS
+from chainer_bspmm.training.supported import METHODS
+from chainer_bspmm.training.supported import why_unsupported
 
 _MAX_BLOCKS = 1024  # about what fits an H200 at once; the next launch adds up a number of each
 _THREADS = 256
@@ -110,106 +49,6 @@ def _chunk(dtype):
     return 16 * _THREADS // dtype.itemsize
 
 
-def why_not(optimizer):
-    """Say what keeps an optimizer from being used with :class:`FusedUpdate`.
-
-    Args:
-        optimizer (chainer.Optimizer): which was set up.
-
-    Returns:
-        None where nothing does, else a sentence (str) that names what it is: a type of optimizer,
-        rule or hook, an option, or a parameter.
-    """
-    method = _METHODS.get(type(optimizer))
-    if method is None:
-        return 'the optimizer is %s, expected one of %s' % (
-            _name(optimizer),
-            ', '.join(sorted(kind.__name__ for kind in _METHODS)),
-        )
-    if optimizer.target is None:
-        return 'the optimizer was not set up: call its method setup'
-    if optimizer._loss_scale is not None or optimizer._loss_scaling_is_dynamic:
-        return 'the optimizer scales the loss'
-    return _why_not_hooks(optimizer) or _why_not_parameters(optimizer, method)
-
-
-def _why_not_hooks(optimizer):
-    for name in optimizer._hookable._post_update_hooks:
-        return "hook '%s' of the optimizer runs after the update" % name
-    hooks = optimizer._hookable._pre_update_hooks
-    for name, hook in hooks.items():
-        if type(hook) not in _HOOKS:
-            return "hook '%s' of the optimizer is %s, expected one of %s" % (
-                name,
-                _name(hook),
-                ', '.join(sorted(kind.__name__ for kind in _HOOKS)),
-            )
-        for number in _HOOKS[type(hook)][1](hook):
-            if not isinstance(number, abstract_numbers.Real):
-                return "hook '%s' of the optimizer has %r where a number is expected" % (
-                    name,
-                    number,
-                )
-    if len(hooks) > _MAX_HOOKS:
-        return 'the optimizer has %d hooks, expected at most %d' % (len(hooks), _MAX_HOOKS)
-    return None
-
-
-def _why_not_parameters(optimizer, method):
-    seen, devices = {}, set()
-    for path, param in optimizer.target.namedparams():
-        culprit = "parameter '%s' " % path
-        if id(param) in seen:
-            return culprit + "is also '%s': it would be updated twice in a step" % seen[id(param)]
-        seen[id(param)] = path
-        if param.device.xp is chainer.backend.chainerx:
-            return culprit + 'is an array of ChainerX'
-        if param.layout is not None:
-            return culprit + 'has a layout of its own'
-        try:
-            dtype = param.dtype
-        except RuntimeError:  # neither initialised nor told
-            dtype = None
-        if dtype is not None and dtype not in (numpy.float32, numpy.float64):
-            return culprit + 'is %s, expected float32 or float64' % dtype
-        if param._loss_scale is not None:
-            return culprit + 'has a scaled gradient'
-        if param.array is not None:
-            devices.add(param.device)
-            if not param.array.flags.c_contiguous:
-                return culprit + 'is not C-contiguous'
-        rule = param.update_rule
-        if rule is not None:
-            reason = _why_not_rule(rule, method, dtype)
-            if reason:
-                return culprit + reason
-    if len(devices) > 1:
-        return 'the parameters are on several devices: %s' % ', '.join(sorted(map(str, devices)))
-    return None
-
-
-def _why_not_rule(rule, method, dtype):
-    if type(rule) is not method.rule_type:
-        return 'is updated by %s, expected %s' % (_name(rule), method.rule_type.__name__)
-    for hooks in (rule._hookable._pre_update_hooks, rule._hookable._post_update_hooks):
-        for name in hooks:
-            return "has hook '%s' on its update rule" % name
-    if rule._use_fp32_update:
-        return 'is updated in float32 (use_fp32_update)'
-    hp = rule.hyperparam
-    if method is _ADAM and hp.adabound:
-        return 'is updated by Adam with adabound=True'
-    if dtype is not None and method is _ADAM and hp.eps and not dtype.type(hp.eps):
-        return 'is %s, for which eps=%s of Adam is too small' % (dtype, hp.eps)
-    if dtype is not None and method.rule_type is rmsprop.RMSpropRule and not dtype.type(hp.eps):
-        return 'is %s, for which eps=%s of RMSprop is too small' % (dtype, hp.eps)
-    return None
-
-
-def _name(thing):
-    return '%s.%s' % (type(thing).__module__, type(thing).__qualname__)
-
-
 class FusedUpdate:
     """Do what ``optimizer.update()`` does, in two parts: numbers on the host, launches.
 
@@ -218,22 +57,22 @@ class FusedUpdate:
     the norm of the gradients. Deterministic.
 
     Args:
-        optimizer (chainer.Optimizer): which was set up, and of which `why_not` says None. Hooks
-            that are added and rules that are replaced later are not noticed: make another object.
+        optimizer (chainer.Optimizer): which was set up, and is supported (`why_unsupported`). Hooks
+            that are added and rules that are replaced later need another object.
 
     Attributes:
-        n_numbers (int): what changes from step to step, as `advance` returns it; fixed.
+        n_numbers (int): how many numbers change from step to step, as `advance` returns them.
 
     Raises:
-        ValueError: `why_not` says something.
+        ValueError: the optimizer is not supported.
     """
 
     def __init__(self, optimizer):
-        reason = why_not(optimizer)
+        reason = why_unsupported(optimizer)
         if reason:
             raise ValueError('optimizer: ' + reason)
         self._optimizer = optimizer
-        self._method = _METHODS[type(optimizer)]
+        self._method = METHODS[type(optimizer)]
         self._params = list(optimizer.target.params())
         self._rules = [param.update_rule for param in self._params]
         self._hooks = list(optimizer._hookable._pre_update_hooks.values())
@@ -242,12 +81,12 @@ class FusedUpdate:
         self._partials = None
 
     def prepare(self):
-        """Make missing states, scratch memory and kernels; before a capture, after a first forward.
+        """Make missing states, scratch memory and kernels: after a first forward, before a capture.
 
         Raises:
             ValueError: a parameter that has been initialised by now is not supported.
         """
-        reason = why_not(self._optimizer)
+        reason = why_unsupported(self._optimizer)
         if reason:
             raise ValueError('optimizer: ' + reason)
         groups = self._groups()
@@ -270,13 +109,13 @@ class FusedUpdate:
                 for name in {variant, 'NONE'} if self._hooks else {variant}:
                     _load(first.array, dtype, name)
 
-    def frozen(self):
-        """Return what the launches cannot read from the device (hashable), but for the arrays.
+    def variants(self):
+        """Return which variant of the kernel updates each parameter (tuple; None: not updated).
 
-        A captured graph holds as long as this is equal and all parameters, gradients and states
-        are the arrays that they were: which rules are enabled, and their options.
+        A captured graph is valid for as long as this is equal, and all parameters, gradients and
+        states are the same arrays.
         """
-        # Inherited options are slow to look up, and this is asked at every step: do so once.
+        # Inherited options are slow to look up, and every step does so: once for all rules.
         inherits = self._inherits()
         common = None
         variants = []
@@ -316,26 +155,26 @@ class FusedUpdate:
         n_of_hooks = 2 * len(self._hooks)
         numbers = numpy.empty(self.n_numbers)
         for i, hook in enumerate(self._hooks):
-            numbers[2 * i : 2 * i + 2] = _HOOKS[type(hook)][1](hook)
+            numbers[2 * i : 2 * i + 2] = HOOKS[type(hook)][1](hook)
         of_rules = numbers[n_of_hooks:].reshape(-1, self._width)
         of_rules[...] = common
         for position, own in others:
             of_rules[position] = own
         return numbers
 
-    def take_back(self):
-        """Undo what `advance` counted: the step was not done."""
-        self._optimizer.t -= 1
+    def count(self, n_steps):
+        """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
+        self._optimizer.t += n_steps
         for rule in self._rules:
             if _is_updated(rule):
-                rule.t -= 1
+                rule.t += n_steps
 
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that.
 
-        Gradients end as Chainer's hooks leave them; those that are None become zeros first. Nothing
-        is copied from or to the host, nothing synchronises. A gradient that is not C-contiguous is
-        replaced by a copy that is.
+        Gradients end as Chainer's hooks leave them; those that are None become zeros first. One
+        that is not C-contiguous is replaced by a copy that is. Does not synchronise, and copies
+        nothing from or to the host.
 
         Args:
             numbers (cupy.ndarray): (n_numbers,) float64, what `advance` returned; read by the
@@ -355,7 +194,7 @@ class FusedUpdate:
         if not groups:
             return
         if self._partials is None:
-            raise RuntimeError('prepare() has to be called before launch()')
+            raise RuntimeError('call prepare() before launch()')
         kinds = self._kinds()
         first, before, n_before = 0, NULL, 0
         with chainer.using_device(self._params[groups[0][2][0]].device):
@@ -387,11 +226,11 @@ class FusedUpdate:
                     )
 
     def _inherits(self):
-        """Return what the hyperparameters of a rule hold that has none of its own."""
+        """Return the hyperparameters' attributes of a rule that inherits all of them."""
         return {'_parent': self._optimizer.hyperparam}
 
     def _kinds(self):
-        return [_HOOKS[type(hook)][0] for hook in self._hooks]
+        return [HOOKS[type(hook)][0] for hook in self._hooks]
 
     def _groups(self):
         """Return [(variant, dtype, positions)] of the parameters that one launch may serve."""

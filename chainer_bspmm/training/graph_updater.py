@@ -1,7 +1,7 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 
 import numbers
-import warnings
+from typing import Any, Callable
 
 import numpy
 
@@ -11,18 +11,20 @@ from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
-from chainer_bspmm.training import chainer_nodes
+from chainer_bspmm.sparse import validate
 from chainer_bspmm.training import batches
 from chainer_bspmm.training.cuda_graphs import Capturer
-from chainer_bspmm.training.guards import Frozen
 from chainer_bspmm.training.fused_update import FusedUpdate
-from chainer_bspmm.training.fused_update import why_not
-from chainer_bspmm.training.inputs import blas_for
+from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.programs import blas_for
+from chainer_bspmm.training.programs import CannotCapture
+from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Programs
-from chainer_bspmm.training.step_program import CannotCapture
+from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.programs import warn
 from chainer_bspmm.training.step_program import Context
-from chainer_bspmm.training.step_program import StepDiffers
 from chainer_bspmm.training.step_program import StepProgram
+from chainer_bspmm.training.supported import why_unsupported
 
 
 class GraphUpdater(StandardUpdater):
@@ -31,20 +33,22 @@ class GraphUpdater(StandardUpdater):
     Takes the place of ``chainer.training.updaters.StandardUpdater``: the same arguments, and
     Trainer, extensions, optimizers and snapshots as they are. The first batch of a layout (number
     of molecules, and one of a few buffer sizes) trains eagerly, the second is captured in a CUDA
-    graph, all others replay it. Batches lie in buffers that are a little too large: the rows past
-    the last molecule belong to none and touch nothing.
+    graph, all others replay it. Buffers are a little larger than the batch: the rows past the last
+    molecule belong to none and affect nothing.
 
-    A step is captured anew when something changes that it reads from Python: configuration,
-    attributes of links, frozen parameters (see `frozen.Frozen`). Learning rates and other numbers
-    of the optimizer may change at every step. The first replay of a layout and one in every 2,000
-    are compared with the same step run eagerly, bit for bit, and a difference stops the run.
+    A step is captured anew when something changes that it reads from Python and that is watched
+    (see `guards.Guards`): attributes of links and of the loss, parameters, the optimizer,
+    configuration. Learning rates and other numbers of the optimizer may change at every step.
+
+    Replays 1, 2, 4, 8, ..., 1,024 of a layout, and then one in every `check_every`, are compared
+    with the same step run eagerly, bit for bit. This finds what changes and is not watched.
 
     What cannot be captured trains eagerly, with one warning that names the cause: a model that
     asks the device for values, copies host data or reports host values, hooks of functions or
     links, converters that make no packed batch, a CPU. Optimizers and optimizer hooks other than
     those of `fused_update.FusedUpdate` update eagerly after the replay.
 
-    Dropout draws from a generator of its own (see `functions.dropout`): `seed` and the number of
+    Dropout draws from a generator of the step (see `functions.dropout`): `seed` and the number of
     the step decide the numbers, not CuPy's or Chainer's seeds.
 
     Args:
@@ -56,29 +60,34 @@ class GraphUpdater(StandardUpdater):
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from
             NumPy's generator. Kept in snapshots.
+        check_every (int): replays from one check to the next, after the first 1,024.
+        on_difference (str): what to do if a checked replay differs. ``'warn'``: keep the result of
+            the eager step, and train eagerly from then on. ``'raise'``: raise StepDiffers.
         *args, **kwargs: as StandardUpdater has them.
 
     Raises:
-        TypeError, ValueError: the seed is no integer, or out of range.
-        StepDiffers (RuntimeError): a checked replay did not pass.
+        TypeError, ValueError: `seed`, `check_every` or `on_difference` is not one of these.
+        StepDiffers (RuntimeError): a checked replay differs, and `on_difference` is ``'raise'``.
 
     Note:
         A snapshot of a StandardUpdater can be resumed with this updater, and the other way round.
         Parameters' ``grad`` arrays are overwritten by the next step. Captured steps copy nothing
-        to the host: reported values are device arrays until somebody reads them.
+        to the host: reported values are device arrays until they are read.
     """
 
     def __init__(
         self,
-        iterator,
-        optimizer,
-        converter=concat_mols,
-        device=None,
-        loss_func=None,
-        *args,
-        seed=None,
-        **kwargs,
-    ):
+        iterator: Any,
+        optimizer: Any,
+        converter: Callable = concat_mols,
+        device: Any = None,
+        loss_func: Callable | None = None,
+        *args: Any,
+        seed: int | None = None,
+        check_every: int = CHECK_EVERY,
+        on_difference: str = 'warn',
+        **kwargs: Any,
+    ) -> None:
         super().__init__(iterator, optimizer, converter, device, loss_func, *args, **kwargs)
         if seed is None:
             # Without drawing: the order of the batches shall be StandardUpdater's.
@@ -89,44 +98,42 @@ class GraphUpdater(StandardUpdater):
             raise TypeError('seed: expected an integer or None, got %r' % (seed,))
         if not 0 <= seed < 2**63:
             raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
+        validate.one_of('on_difference', on_difference, ('warn', 'raise'))
         self.seed = seed
+        self._check_every = validate.count('check_every', check_every, 1)
+        self._on_difference = on_difference
         self._warned = set()
         self._reason = None  # why no step can be captured
         self._context = None  # made at the first step: a snapshot may change the seed until then
         self._programs = Programs('step')
-        self._capacities = {}
 
     @property
-    def graph_nbytes(self):
+    def graph_nbytes(self) -> int:
         """Bytes on the GPU (int) that captured steps take, which CuPy's own pool does not count."""
         return 0 if self._context is None else self._context.capturer.nbytes
 
-    def update_core(self):
+    def update_core(self) -> None:
         iterator = self._iterators['main']
         examples = iterator.next()
         if self.input_device is None:
             self._train(examples)
         else:
-            with chainer.using_device(self.input_device):  # its current stream is meant throughout
+            with chainer.using_device(self.input_device):  # its current stream is used throughout
                 self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
     def _train(self, examples):
-        if self._context is not None and self._made_for != self._making():
-            self._context = None
-            self._programs.clear()
-        if self._reason is None and self._context is None:
-            self._reason = self._why_not() or self._prepare()
-        reason = self._reason or self._why_not_now()
+        reason = self._reason
         if reason is None:
             try:
-                batch = batches.batch_of(examples, self.converter, self.input_device)
-                program = self._program(batch)
+                key = self._refresh()
+                reason = self._why_not_now()
+                if reason is None:
+                    batch = batches.batch_of(examples, self.converter, self.input_device)
+                    program = self._program(batch, key)
             except (batches.NoSparseBatch, CannotCapture) as error:
-                reason = self._reason = str(error)
-                self._context = None  # gives its memory back
-                self._programs.clear()
+                reason = self._give_up(str(error))
         if reason is not None:
             self._warn('GraphUpdater trains eagerly: ' + reason)
             self._train_eagerly(examples)
@@ -136,64 +143,69 @@ class GraphUpdater(StandardUpdater):
         try:
             program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
-        except StepDiffers:
-            raise  # but the step was done
+        except StepDiffers as error:
+            # The eager step was done, and counted.
+            if self._on_difference == 'raise':
+                raise
+            reported = error.reported
+            self._warn('GraphUpdater trains eagerly: ' + self._give_up(str(error)))
         except BaseException:
             if fused is not None:
-                fused.take_back()
+                fused.count(-1)
             raise
         if chainer.reporter._get_reporters():
             chainer.report(reported)
         if fused is None:
             optimizer.update()
 
-    def _program(self, batch):
-        """Return the program for a batch, captured if it was seen before."""
-        capacities = self._capacities.get(batch.form.n_graphs)
-        if capacities is None:
-            capacities = self._capacities[batch.form.n_graphs] = batches.capacities(
-                getattr(self._iterators['main'], 'dataset', None), batch.form.n_graphs
-            )
-        capacity = capacities.of(batch.need)
-        layout, key = (batch.form, batch.source, capacity), self._frozen_key()
-        program = self._programs.find((*layout, key))
+    def _refresh(self):
+        """Return the guards' key; make the context where there is none, or an outdated one."""
+        if self._context is not None:
+            key = self._context.guards.key()
+            if self._made_for == self._parts(key):
+                return key
+        self._prepare()
+        return self._context.guards.key()
+
+    def _program(self, batch, key):
+        """Return the program for a batch, captured if the layout was seen before."""
+        dataset = getattr(self._iterators['main'], 'dataset', None)
+        capacity = self._programs.capacity(batch.form, batch.need, dataset)
+        layout = batch.form, batch.source, capacity
+        program = self._programs.find((*layout, *self._step_key(key)))
         if program is None:
-            self._programs.expect((*layout, key), self._frozen)
-            program = StepProgram(self._context, batch, capacity)
-            self._check_spare_rows(program, batch)
-            fused, optimizer = self._context.fused, self._optimizers['main']
-            if fused is not None:
-                if why_not(optimizer) is not None:  # of a parameter that was just made
-                    self._programs.clear()
-                    reason = self._prepare()
-                    if reason is not None:
-                        raise CannotCapture(reason)
-                    return self._program(batch)
-                fused.prepare()
-            # That made parameters and states that were not there.
-            key = self._frozen_key()
-            program.held = self._frozen.held()
-            self._programs.add((*layout, key), program)
+            program = self._new_program(batch, capacity)
+            key = self._context.guards.key()  # parameters and states may have been made
+            self._programs.add((*layout, *self._step_key(key)), program)
         elif not program.is_captured:
             program.capture()
         return program
 
-    def _check_spare_rows(self, program, batch):
-        fused = self._context.fused
-        program.stage(batch, self.iteration, fused and numpy.zeros(fused.n_numbers))
+    def _new_program(self, batch, capacity):
+        program = StepProgram(self._context, batch, capacity)
+        fused, optimizer = self._context.fused, self._optimizers['main']
+        program.stage(
+            batch, self.iteration, None if fused is None else numpy.zeros(fused.n_numbers)
+        )
         program.check_spare_rows(batch.arrays_on(self.input_device))
         # Lazy links have made their parameters now.
-        for param in self._optimizers['main'].target.params(include_uninit=False):
+        for param in optimizer.target.params(include_uninit=False):
             if param.update_rule is not None and param.update_rule.enabled:
                 param.update_rule._init_states(param)
+        if fused is None:
+            return program
+        if why_unsupported(optimizer) is not None:  # because of a parameter that was just made
+            self._prepare()
+            return self._new_program(batch, capacity)
+        fused.prepare()
+        return program
 
-    def _frozen_key(self):
+    def _step_key(self, key):
         fused, reporters = self._context.fused, chainer.reporter._get_reporters()
-        # What a step reports without anybody listening is lost, and nobody's name is asked for.
-        name = None
+        name = None  # without a reporter reports are dropped, and the target needs no name
         if reporters:
             name = reporters[-1]._observer_names.get(id(self._optimizers['main'].target), '')
-        return (*self._frozen.key(), None if fused is None else fused.frozen(), name)
+        return None if fused is None else fused.variants(), name, key
 
     def _why_not(self):
         """Return what (str or None) rules captured steps out for good."""
@@ -205,7 +217,7 @@ class GraphUpdater(StandardUpdater):
         if not isinstance(optimizer, chainer.GradientMethod):
             return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
         if type(optimizer).update is not chainer.GradientMethod.update:
-            return 'the optimizer, %s, has a method update of its own' % type(optimizer).__name__
+            return 'the optimizer, %s, overrides the method update' % type(optimizer).__name__
         for path, param in optimizer.target.namedparams(include_uninit=False):
             if param.device != self.input_device:
                 return "parameter '%s' is on %s, the device is %s" % (
@@ -219,25 +231,31 @@ class GraphUpdater(StandardUpdater):
         """Return what (str or None) rules a captured step out at this moment."""
         if self._optimizers['main']._loss_scale is not None:
             return 'the optimizer scales the loss'
-        return self._frozen.onlooker()
+        return self._context.guards.blocking_hook()
 
     def _prepare(self):
-        """Make what all programs share; return what (str or None) stands in the way."""
+        """Make what all programs share, instead of what there was.
+
+        Raises:
+            CannotCapture: it cannot be made.
+        """
+        self._forget()
+        reason = self._why_not()
+        if reason is not None:
+            raise CannotCapture(reason)
         device, optimizer = self.input_device, self._optimizers['main']
-        chainer_nodes.install()
         capturer = Capturer(device)
         try:
             blas = blas_for(capturer, device)
         except Exception as error:
-            return (
-                'a cuBLAS handle of its own could not be made, for which nvmath-python, or the '
-                'library that CuPy has loaded, is asked: %r' % error
-            )
-        reason = why_not(optimizer)
+            raise CannotCapture(
+                'no cuBLAS handle could be made with nvmath-python or the library that CuPy has '
+                'loaded: %r' % error
+            ) from error
+        reason = why_unsupported(optimizer)
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
         loss_func = self.loss_func or optimizer.target
-        self._frozen = Frozen(optimizer.target, loss_func)
         self._context = Context(
             capturer,
             blas,
@@ -245,22 +263,25 @@ class GraphUpdater(StandardUpdater):
             optimizer,
             loss_func,
             FusedUpdate(optimizer) if reason is None else None,
-            self._frozen,
+            Guards(optimizer.target, loss_func, optimizer),
             device,
+            self._check_every,
         )
-        self._made_for = self._making()
-        return None
+        self._made_for = self._parts(self._context.guards.key())
 
-    def _making(self):
-        """Return what (list) the context was made for, as it is now."""
-        optimizer = self._optimizers['main']
-        rules = [param.update_rule for param, _ in self._frozen.params]
-        made_for = [self.loss_func, optimizer.target, *rules]
-        for owner in (optimizer, *rules):
-            if owner is not None:
-                made_for += owner._hookable._pre_update_hooks.values()
-                made_for += owner._hookable._post_update_hooks.values()
-        return made_for
+    def _parts(self, key):
+        """Return what (list) a context is made for."""
+        return [self.loss_func, self._optimizers['main'].target, *key.update]
+
+    def _forget(self):
+        self._context = None  # gives its memory back
+        self._programs.clear()
+
+    def _give_up(self, reason):
+        """Capture no more, and return the reason."""
+        self._forget()
+        self._reason = reason
+        return reason
 
     def _convert(self, examples):
         return convert._call_converter(self.converter, examples, self.input_device)
@@ -279,14 +300,13 @@ class GraphUpdater(StandardUpdater):
     def _warn(self, text):
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, stacklevel=2)
+            warn(text)
 
-    def serialize(self, serializer):
+    def serialize(self, serializer: Any) -> None:
         super().serialize(serializer)
         try:
             self.seed = int(serializer('seed', numpy.int64(self.seed)))
         except KeyError:
             pass  # a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
-            self._context = None  # it knows the old seed
-            self._programs.clear()
+            self._forget()  # captured steps have the old seed

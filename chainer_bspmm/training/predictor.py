@@ -1,35 +1,32 @@
 """Predict batches: the first of a layout eagerly, the others by a captured CUDA graph."""
 
-import warnings
-
 import numpy
 
 import chainer
 from chainer.backends import cuda
 from chainer.dataset import convert
 
-from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.training import chainer_nodes
+from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.training import batches
+from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import state
-from chainer_bspmm.training import step_program
 from chainer_bspmm.training.cuda_graphs import Capturer
-from chainer_bspmm.training.guards import Frozen
-from chainer_bspmm.training.inputs import blas_for
-from chainer_bspmm.training.inputs import Inputs
+from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.programs import blame
+from chainer_bspmm.training.programs import blas_for
+from chainer_bspmm.training.programs import CannotCapture
+from chainer_bspmm.training.programs import CHECK_EVERY
+from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
-from chainer_bspmm.training.step_program import CannotCapture
-from chainer_bspmm.training.step_program import StepDiffers
-
-# Frames from a warning here to the loop over captured_predict's generator: _launched, predict, and
-# the two generators between them.
-CALLER = 5
+from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.programs import warn
+from chainer_bspmm.training.step_program import SPARE_TOLERANCE
 
 
 class _Host:
-    """Values that are on the host already: a copy, for a model may write where they are."""
+    """Values that are on the host already: a copy, as a model may write there again."""
 
     def __init__(self, array):
         self._array = array.copy()
@@ -52,7 +49,7 @@ class _Outgoing:
         self._event.record(stream)
 
     def wait(self):
-        """Return a NumPy array of its own (synchronises with this copy)."""
+        """Return a new NumPy array (synchronises with the copy to the host)."""
         if self._memory is not None:
             array = self._array
             self._event.synchronize()
@@ -63,77 +60,67 @@ class _Outgoing:
         return self._array
 
 
-class _Program:
-    """The prediction of one layout of a batch, to be captured; `held` must not go until then."""
-
-    def __init__(self, owner, batch, capacity, held):
-        self.held = held
-        self._owner = owner
-        self._inputs = Inputs(owner.capturer, owner.blas, 0, owner.device, batch, capacity)
-        self._replay, self._values = None, None
-        self._n_replays = 0
-
-    @property
-    def is_captured(self):
-        return self._replay is not None
+class _Program(Program):
+    """The prediction of one layout of a batch."""
 
     def capture(self, batch, examples):
         """Capture the prediction, once batches in the buffers give what they give eagerly.
 
         Raises:
-            CannotCapture: with what was to blame.
+            CannotCapture: with the cause.
         """
-        expected = self._owner.eager(examples)
-        again = self._owner.eager(examples)
-        differs = _difference(again, expected, self._owner.model)
+        predictor = self._context
+        expected = predictor.eager(examples)
+        again = predictor.eager(examples)
+        differs = _difference(again, expected, predictor.model)
         if differs:
             raise CannotCapture(
                 'one batch gives another prediction when it is run twice: %s' % differs
             )
-        self._inputs.send(batch, 0)
+        self.stage(batch)
         try:
-            differs = _difference(self._run(), expected, self._owner.model)
-            if not differs:
-                self._replay, self._values = self._owner.capturer.capture(self._run)
+            differs = _difference(self._run(), expected, predictor.model)
         except Exception as error:
-            raise CannotCapture(step_program.blame(error, self._owner.model)) from error
+            raise CannotCapture(blame(error, predictor.model)) from error
         if differs:
             raise CannotCapture(
                 'with rows that belong to no molecule at the end of a batch the model gives '
-                'another prediction: a link looks at all rows alike: %s' % differs
+                'another prediction: a link treats every row as an atom: %s' % differs
             )
+        self._values = self._capture(self._run, predictor.model)
 
     def replay(self, batch, examples):
-        """Return the predictions of a batch, in the array that the next replay writes.
-
-        The first two replays, and one in every 2,000, are compared with eager predictions.
+        """Return the predictions of a batch, in the array that the next replay overwrites.
 
         Raises:
-            CannotCapture: one of the first two differs. StepDiffers: a later one.
+            CannotCapture: the first or second replay differs from the eager prediction, before
+                an unchecked one was given out. StepDiffers: a later one.
         """
-        self._inputs.send(batch, 0)
-        self._replay()
-        if self._n_replays == 1 or not self._n_replays % step_program.CHECK_EVERY:
-            differs = _difference(self._values, self._owner.eager(examples), self._owner.model)
+        self.stage(batch)
+        self._launch()
+        if self._is_check_due():
+            predictor = self._context
+            differs = _difference(self._values, predictor.eager(examples), predictor.model)
             if differs:
                 text = (
-                    'a replay gave another prediction than the model run eagerly: something '
-                    'that it reads was frozen when it was captured: %s' % differs
+                    'a replay gave another prediction than the model run eagerly: the model reads '
+                    'something from Python that has changed since it was captured, and that is '
+                    'not watched (docs/captured_training.md): %s' % differs
                 )
                 raise (StepDiffers if self._n_replays > 1 else CannotCapture)(text)
         self._n_replays += 1
         return self._values
 
     def _run(self):
-        with step.under_way(self._inputs.step):
-            return self._owner.values(self._inputs.arrays())
+        with chainer_nodes.under_way(self._inputs.step):
+            return self._context.values(self._inputs.arrays())
 
 
 def _difference(found, expected, model):
-    """Return how (str or None) two predictions differ; NaN and infinite values may be in both."""
+    """Return how (str or None) two predictions differ; equal NaN and infinities do not."""
     found, expected = cuda.to_cpu(found), cuda.to_cpu(expected)
     if found.shape != expected.shape or found.dtype != expected.dtype:
-        return '%s of shape %s in place of %s of shape %s' % (
+        return '%s of shape %s instead of %s of shape %s' % (
             found.dtype,
             found.shape,
             expected.dtype,
@@ -146,12 +133,12 @@ def _difference(found, expected, model):
     return state.difference(
         {'values': found},
         {'values': expected},
-        max(step_program.SPARE_TOLERANCE[dtype.name] for dtype in dtypes),
+        max(SPARE_TOLERANCE[dtype.name] for dtype in dtypes),
     )
 
 
 def _roomy(need):
-    """Return a `Capacity` that lets molecules grow a while: where the largest is not known yet."""
+    """Return a `Capacity` that leaves room for larger molecules, where the largest is unknown."""
     return need._replace(
         max_rows=1 << need.max_rows.bit_length(), max_entries=1 << need.max_entries.bit_length()
     )
@@ -165,8 +152,10 @@ class Predictor:
         function (callable): what is predicted of the first columns of a batch.
         converter (callable): makes the batches.
         n_inputs (int or None): so many columns go to ``function``; None means all.
-        dataset: what the batches are from; a `SparseDataset` tells their sizes beforehand.
+        dataset: what the batches are from; the sizes of a `SparseDataset` are known beforehand.
     """
+
+    seed, check_every = 0, CHECK_EVERY  # which programs ask for
 
     def __init__(self, model, function, converter, n_inputs, dataset):
         self.model = model
@@ -175,11 +164,10 @@ class Predictor:
         self._converter = converter
         self._n_inputs = n_inputs
         self._dataset = dataset
-        self._frozen = Frozen(model, function)
+        self._guards = Guards(model, function)
         self._reason = None  # why nothing can be captured
         self._warned = set()
         self._programs = Programs('prediction')
-        self._capacities = {}
         self._outgoing = None  # of the last batch
         self.capturer = self.blas = None
 
@@ -199,9 +187,9 @@ class Predictor:
         return self._outgoing
 
     def close(self):
-        """Give the graphs up, and their memory, once the GPU is done with the last batch.
+        """Give back the graphs and their memory, once the GPU is done with the last batch.
 
-        Its values go to pinned memory that would be somebody else's by then.
+        Its values are copied to pinned memory, which would be reused.
         """
         if self._outgoing is not None:
             self._outgoing.wait()
@@ -211,9 +199,18 @@ class Predictor:
             capturer.free_unused()
 
     def eager(self, examples):
-        """Return the values of a batch, as the model gives them without anything of this file."""
+        """Return the values of a batch as the model gives them, without buffers and graphs."""
         arrays = convert._call_converter(self._converter, examples, self.device)
-        return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
+        try:
+            return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
+        except Exception as error:
+            dense = _dense_link(error)
+            if dense is None:
+                raise
+            raise TypeError(
+                'model: %s of Chainer Chemistry takes dense adjacency matrices, and got a '
+                'BatchedCSR: call chainer_bspmm.sparsify(model) first' % type(dense).__name__
+            ) from error
 
     def values(self, arrays, n_graphs=None):
         """Return what the function makes of a batch, an array with a row for each molecule."""
@@ -237,43 +234,48 @@ class Predictor:
     def _launched(self, examples):
         if self.device.xp is not cuda.cupy:
             return _Host(self.eager(examples))
-        reason = self._reason or self._frozen.onlooker()
+        reason = self._reason
+        if reason is None:
+            with chainer.using_config('train', False), chainer.no_backprop_mode():
+                key = self._guards.key()
+            reason = self._guards.blocking_hook()
         if reason is None:
             try:
-                return self._captured(examples)
+                return self._captured(examples, key)
             except (batches.NoSparseBatch, CannotCapture) as error:
                 reason = self._reason = str(error)
                 self._programs.clear()
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn('captured_predict predicts eagerly: ' + reason, stacklevel=CALLER)
+            warn('captured_predict predicts eagerly: ' + reason)
         return _Outgoing(self.eager(examples))
 
-    def _captured(self, examples):
+    def _captured(self, examples, key):
         if self.capturer is None:
-            self._prepare()
+            self.capturer = Capturer(self.device)
+            self.blas = blas_for(self.capturer, self.device)
         batch = batches.batch_of(examples, self._converter, self.device)
-        n_graphs = batch.form.n_graphs
-        if n_graphs not in self._capacities:
-            self._capacities[n_graphs] = batches.capacities(self._dataset, n_graphs)
         need = batch.need if isinstance(self._dataset, SparseDataset) else _roomy(batch.need)
-        capacity = self._capacities[n_graphs].of(need)
-        layout = batch.form, batch.source, capacity, self._frozen_key()
+        capacity = self._programs.capacity(batch.form, need, self._dataset)
+        layout = batch.form, batch.source, capacity, key
         with self.capturer.ordered():
             program = self._programs.find(layout)
             if program is None:
-                self._programs.expect(layout, self._frozen)
-                self._programs.add(layout, _Program(self, batch, capacity, self._frozen.held()))
+                self._programs.add(layout, _Program(self, batch, capacity))
                 return _Outgoing(self.eager(examples))
             if not program.is_captured:
                 program.capture(batch, examples)
             return _Outgoing(program.replay(batch, examples))
 
-    def _frozen_key(self):
-        with chainer.using_config('train', False), chainer.no_backprop_mode():
-            return self._frozen.key()
 
-    def _prepare(self):
-        chainer_nodes.install()
-        self.capturer = Capturer(self.device)
-        self.blas = blas_for(self.capturer, self.device)
+def _dense_link(error):
+    """Return the upstream link (or None) that an error comes from because of a `BatchedCSR`."""
+    values, frame = {}, error.__traceback__
+    while frame is not None:
+        if isinstance(frame.tb_frame.f_locals.get('self'), chainer.Link):
+            values = frame.tb_frame.f_locals
+        frame = frame.tb_next
+    link = values.get('self')
+    is_upstream = type(link).__module__.startswith('chainer_chemistry.')
+    is_given = any(isinstance(value, BatchedCSR) for value in values.values())
+    return link if is_upstream and is_given else None

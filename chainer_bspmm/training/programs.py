@@ -1,18 +1,98 @@
-"""The captured programs of an updater or a predictor, by the layout of their batches."""
+"""What captured training and prediction have in common: programs, and which of them are kept."""
 
 import collections
+import sys
+import warnings
 
-from chainer_bspmm.training.step_program import CannotCapture
+import chainer
 
-MAX_PROGRAMS = 16  # that are kept; the one unused for longest goes
-MAX_NEW = 32  # layouts in a row that were never seen before: something changes every time
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.training.batches import capacities
+from chainer_bspmm.training.buffers import Inputs
+from chainer_bspmm.training.guards import is_user_code
+
+CHECK_EVERY = 2000  # replays, from the 1,024th on; before that at powers of two
+MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
+MAX_NEW = 32  # layouts in a row that were not seen before: something changes every time
+
+
+class CannotCapture(Exception):
+    """The step cannot be replayed; the message says why, and where the cause is."""
+
+
+class StepDiffers(RuntimeError):
+    """A replayed step and the same step run eagerly gave different results.
+
+    Attributes:
+        reported (dict): what the eager step reported.
+    """
+
+    def __init__(self, message: str, reported=None):
+        super().__init__(message)
+        self.reported = reported or {}
+
+
+def blas_for(capturer, device):
+    """Return a `Blas` for what a capturer captures."""
+    with chainer.using_device(device), capturer.stream:
+        blas = gemm.Blas()
+        blas.use(capturer.stream)
+    return blas
+
+
+class Program:
+    """What is run for the batches of one layout: captured once, then replayed and checked.
+
+    Args:
+        context: with the attributes capturer, blas, seed, device, and check_every.
+        batch (HostBatch or DeviceBatch): the first of this layout.
+        capacity (Capacity): of the buffers.
+        n_numbers (int or None): how many float64 are sent along with every batch.
+    """
+
+    def __init__(self, context, batch, capacity, n_numbers=None):
+        self._context = context
+        self._inputs = Inputs(
+            context.capturer, context.blas, context.seed, context.device, batch, capacity, n_numbers
+        )
+        self._launch = None  # a callable, once captured
+        self._n_replays = 0
+
+    @property
+    def is_captured(self):
+        return self._launch is not None
+
+    def stage(self, batch, counter=0, numbers=None):
+        """Send a batch, the number of the step and the optimizer's numbers to the device."""
+        self._inputs.send(batch, counter, numbers)
+
+    def _capture(self, function, model):
+        """Capture a function, and return what it returned; nothing runs.
+
+        Raises:
+            CannotCapture: with the place and the link of `model` where it failed.
+        """
+        try:
+            self._launch, result = self._context.capturer.capture(function)
+        except Exception as error:
+            raise CannotCapture(blame(error, model)) from error
+        return result
+
+    def _is_check_due(self):
+        """Return whether the next replay is compared with the eager step."""
+        number = self._n_replays + 1
+        is_power = number & (number - 1) == 0
+        return (number <= 1024 and is_power) or not number % self._context.check_every
 
 
 class Programs(collections.OrderedDict):
-    """Layout -> program. A layout is a tuple that ends in a key of `Frozen`.
+    """Layout -> program. A layout is a tuple that ends in a `guards.Key`.
 
     Args:
         what (str): what a program does, for the message.
+
+    Attributes:
+        capacities (dict): number of graphs -> `Capacities`.
     """
 
     def __init__(self, what):
@@ -20,28 +100,34 @@ class Programs(collections.OrderedDict):
         self._what = what
         self._n_new = 0
         self._last_key = None
+        self.capacities = {}
+
+    def capacity(self, form, need, dataset):
+        """Return the `Capacity` for a batch of a data set (any object)."""
+        n_graphs = form.n_graphs
+        if n_graphs not in self.capacities:
+            self.capacities[n_graphs] = capacities(dataset, n_graphs)
+        return self.capacities[n_graphs].of(need)
 
     def find(self, layout):
-        """Return the program of a layout; None: it is new."""
+        """Return the program of a layout; None: it is new.
+
+        Raises:
+            CannotCapture: there were too many new layouts in a row.
+        """
         program = self.get(layout)
         if program is not None:
             self.move_to_end(layout)
             self._n_new = 0
             self._last_key = layout[-1]
-        return program
-
-    def expect(self, layout, frozen):
-        """Count a new layout.
-
-        Raises:
-            CannotCapture: too many in a row, none of which came again.
-        """
+            return program
         self._n_new += 1
         if self._n_new > MAX_NEW:
             raise CannotCapture(
-                'no %s can be replayed, for %s changes with every one'
-                % (self._what, frozen.changed(self._last_key, layout[-1]))
+                'no %s can be replayed, because %s changes with every one'
+                % (self._what, layout[-1].change(self._last_key))
             )
+        return None
 
     def add(self, layout, program):
         """Keep a program."""
@@ -49,3 +135,32 @@ class Programs(collections.OrderedDict):
         self._last_key = layout[-1]
         if len(self) > MAX_PROGRAMS:
             self.popitem(last=False)
+
+
+def warn(text):
+    """Warn, and point to the innermost line of the user's code that led here."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and not is_user_code(frame.f_globals.get('__name__')):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
+def blame(error, model):
+    """Return a sentence that says where an exception came from: place, link, message."""
+    place, link = None, None
+    frame = error.__traceback__
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        owner = frame.tb_frame.f_locals.get('self')
+        if isinstance(owner, chainer.Link):
+            link = owner
+        if place is None or is_user_code(frame.tb_frame.f_globals.get('__name__')):
+            place = '%s, line %d, in %s' % (code.co_filename, frame.tb_lineno, code.co_name)
+        frame = frame.tb_next
+    names = {}
+    if isinstance(model, chainer.Link):
+        names = {id(found): path for path, found in model.namedlinks()}
+    where = 'the step'
+    if link is not None:
+        where = ('%s (%s)' % (names.get(id(link), ''), type(link).__name__)).lstrip()
+    return '%s cannot be captured: %s: %s (%s)' % (where, type(error).__name__, error, place)

@@ -9,9 +9,10 @@ from chainer.backends import cuda
 
 
 def state_arrays(optimizer, links=()):
-    """Return name -> array: parameters, their optimizer states, and arrays that links have.
+    """Return name -> array: parameters, optimizer states, and arrays that are links' attributes.
 
-    Links: those of the optimizer's target, and others that the step uses.
+    Args:
+        links (sequence of chainer.Link): used by the step in addition to the optimizer's target.
     """
     arrays = {}
     for path, link in _named(optimizer.target, links).items():
@@ -31,7 +32,7 @@ def state_arrays(optimizer, links=()):
 
 
 def _named(target, links):
-    """Return path -> link; links that are not the target's go by their number."""
+    """Return path -> link; links that are not the target's are numbered."""
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
     named.update(
@@ -43,7 +44,7 @@ def _named(target, links):
 
 
 def copies(arrays):
-    """Return the arrays' values as they are now, in memory of their own."""
+    """Return copies of the arrays, by name."""
     return {name: array.copy() for name, array in arrays.items()}
 
 
@@ -55,9 +56,9 @@ def put_back(arrays, values):
 
 @contextlib.contextmanager
 def attributes_kept(links):
-    """Undo that attributes of links are replaced inside, or made in place of None.
+    """Put back attributes of links that are replaced inside.
 
-    So averages whose length the first batch tells start anew: they took part in a step already.
+    Running statistics that a trial step creates are reset.
     """
     before = [(vars(link), dict(vars(link))) for link in links]
     try:
@@ -68,7 +69,7 @@ def attributes_kept(links):
 
 
 def difference(arrays, values, tolerance):
-    """Return the first array (str or None) that is not what another run of the step made of it.
+    """Return the first array (str or None) that differs between two runs of a step.
 
     NaN is equal to NaN unless the tolerance is 0.
 

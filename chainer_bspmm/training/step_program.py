@@ -6,37 +6,28 @@ import warnings
 
 import chainer
 
-from chainer_bspmm.cuda import step
+from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import state
-from chainer_bspmm.training.inputs import Inputs
+from chainer_bspmm.training.programs import blame
+from chainer_bspmm.training.programs import CannotCapture
+from chainer_bspmm.training.programs import Program
+from chainer_bspmm.training.programs import StepDiffers
 
-CHECK_EVERY = 2000  # replays
-# Where a kernel adds with atomics two runs differ by rounding. Those that do not say so, such as
-# that of chainer.functions.get_item, are found out by running the step eagerly so often.
+# Where a kernel adds with atomics, two runs differ by rounding. A step whose kernels do not declare
+# it, such as chainer.functions.get_item's, is recognised by running it eagerly this many times.
 NONDETERMINISTIC = 1e-3
 REPEATS = 8
 # Between a batch and the same batch with spare rows: products of other shapes round differently.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
-# Where an error is no fault of the user's.
-LIBRARIES = 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backends', 'contextlib'
-
 # What all programs of an updater share. fused: FusedUpdate or None.
 Context = collections.namedtuple(
-    'Context', 'capturer blas seed optimizer loss_func fused frozen device'
+    'Context', 'capturer blas seed optimizer loss_func fused guards device check_every'
 )
 
 
-class CannotCapture(Exception):
-    """The step cannot be replayed; the message says why, and what of it is to blame."""
-
-
-class StepDiffers(RuntimeError):
-    """A replayed step and the same step run eagerly gave different results."""
-
-
-class StepProgram:
-    """The step of one layout of a batch.
+class StepProgram(Program):
+    """The training step of one layout of a batch.
 
     Args:
         context (Context): of the updater.
@@ -45,31 +36,12 @@ class StepProgram:
     """
 
     def __init__(self, context, batch, capacity):
-        self._context = context
-        self._inputs = Inputs(
-            context.capturer,
-            context.blas,
-            context.seed,
-            context.device,
-            batch,
-            capacity,
-            None if context.fused is None else context.fused.n_numbers,
-        )
+        n_numbers = None if context.fused is None else context.fused.n_numbers
+        super().__init__(context, batch, capacity, n_numbers)
         self._deterministic = True
-        self._replay = None  # a callable, once captured
         self._reported = {}  # what the graph writes: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step set), such as a loss
-        self._n_replays = 0
-        self.held = None  # what must not go while the graph may run
-
-    @property
-    def is_captured(self):
-        return self._replay is not None
-
-    def stage(self, batch, counter, numbers):
-        """Send a batch, the number of the step and the optimizer's numbers to the device."""
-        self._inputs.send(batch, counter, numbers)
 
     def run(self):
         """Run the step that was staged eagerly.
@@ -97,17 +69,17 @@ class StepProgram:
             in_arrays (tuple): the same batch as an ordinary one, on the device.
 
         Raises:
-            CannotCapture: they differ, or an error comes up; if it is the user's own, the eager
-                step shows it.
+            CannotCapture: they differ, or the loss raises; an error of the user's own comes up
+                again in the eager step.
         """
         context = self._context
-        arrays = state.state_arrays(context.optimizer, context.frozen.links)
+        arrays = state.state_arrays(context.optimizer, context.guards.links)
         before = state.copies(arrays)
         results = []
-        with context.capturer.ordered(), state.attributes_kept(context.frozen.links):
+        with context.capturer.ordered(), state.attributes_kept(context.guards.links):
             for given in (in_arrays, in_arrays, None):
                 try:
-                    with step.under_way(self._inputs.step), _observed() as reported:
+                    with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
                     results.append(dict(_arrays_of(reported), loss=loss.array))
                 except Exception as error:
@@ -131,38 +103,33 @@ class StepProgram:
         if differs:
             raise CannotCapture(
                 'with rows that belong to no molecule at the end of a batch the model gives '
-                'another %s: a link or the loss looks at all rows alike' % differs
+                'another %s: a link or the loss treats every row as an atom' % differs
             )
 
     def capture(self):
         """Capture the step; nothing runs.
 
         Raises:
-            CannotCapture: with what was to blame.
+            CannotCapture: with the cause.
         """
-        links = [vars(link) for link in self._context.frozen.links]
+        context = self._context
+        links = [vars(link) for link in context.guards.links]
         before = [dict(attributes) for attributes in links]
         try:
-            self._replay, (reported, self._gradients) = self._context.capturer.capture(
-                lambda: self._compute(unchain=True)
+            reported, self._gradients = self._capture(
+                lambda: self._compute(unchain=True), context.loss_func
             )
-        except BaseException as error:
-            self._context.optimizer.target.cleargrads()  # they were never computed
-            if isinstance(error, Exception):
-                raise CannotCapture(blame(error, self._context.loss_func)) from error
+        except BaseException:
+            context.optimizer.target.cleargrads()  # they were never computed
             raise
-        on_host = [
-            name
-            for name, value in reported.items()
-            if not isinstance(_bare(value), self._context.device.xp.ndarray)
-        ]
-        if on_host:
-            self._replay = None
-            raise CannotCapture(
-                '%s is reported as a value on the host, which a replay would repeat' % on_host[0]
-            )
+        for name, value in reported.items():
+            if not isinstance(_bare(value), context.device.xp.ndarray):
+                self._launch = None
+                raise CannotCapture(
+                    '%s is reported as a value on the host, which a replay would repeat' % name
+                )
         self._reported = _arrays_of(reported)
-        # What links keep is what the graph writes: no other graph may take its memory.
+        # Links go on holding what the graph writes: no other graph may take its memory.
         for attributes, values in zip(links, before):
             kept = {
                 name: value
@@ -179,12 +146,13 @@ class StepProgram:
             dict: what it reported, name -> array of its own.
 
         Raises:
-            StepDiffers: this was a replay to be checked, and it did not pass.
+            StepDiffers: this replay was checked and differs. Parameters, states, gradients and
+                links' attributes are then those of the eager step.
         """
-        if not self._n_replays % CHECK_EVERY:
+        if self._is_check_due():
             reported = self._checked_replay()
         else:
-            self._replay()
+            self._launch()
             reported = state.copies(self._reported)
         self._n_replays += 1
         self._give_gradients()
@@ -193,37 +161,39 @@ class StepProgram:
         return reported
 
     def _checked_replay(self):
-        changing = state.state_arrays(self._context.optimizer, self._context.frozen.links)
+        changing = state.state_arrays(self._context.optimizer, self._context.guards.links)
         before = state.copies(changing)
-        self._replay()
+        self._launch()
         reported = state.copies(self._reported)
-        replayed = dict(state.copies(dict(changing, **self._named_gradients())), **reported)
-        eager = self._run_again(changing, before)
+        replayed = dict(state.copies(dict(changing, **_named(self._gradients))), **reported)
+        eagerly_reported, eager = self._run_again(changing, before)
         differs = state.difference(replayed, eager, 0)
         if differs:
             self._deterministic = self._deterministic and not any(
-                state.difference(self._run_again(changing, before), eager, 0)
+                state.difference(self._run_again(changing, before)[1], eager, 0)
                 for _ in range(REPEATS)
             )
             if not self._deterministic:
                 differs = state.difference(replayed, eager, NONDETERMINISTIC)
         if differs:
             raise StepDiffers(
-                'a replay of the captured training step gave another %s than the step run '
-                'eagerly: something that the step reads was frozen when it was captured. Train '
-                'with chainer.training.updaters.StandardUpdater' % differs
+                'a replay of the captured step gave another %s than the step run eagerly: the '
+                'step reads something from Python that has changed since it was captured, and '
+                'that is not watched (docs/captured_training.md)' % differs,
+                eagerly_reported,
             )
         return reported
 
     def _run_again(self, changing, before):
-        """Run the step that was staged eagerly, from the state `before`; return what it gave."""
+        """Run the step that was staged eagerly, from the state `before`.
+
+        Returns:
+            tuple: what it reported; a copy of that and of the state and gradients after it.
+        """
         state.put_back(changing, before)
-        gave = _arrays_of(self.run())
-        ours, self._gradients = self._gradients, self._gradients_now()
-        gave.update(state.copies(dict(changing, **self._named_gradients())))
-        self._gradients = ours
-        self._give_gradients()
-        return gave
+        reported = self.run()
+        after = state.copies(dict(changing, **_named(self._gradients_now())))
+        return reported, dict(after, **_arrays_of(reported))
 
     def _give_gradients(self):
         # Hooks, other updaters and users give parameters other arrays.
@@ -235,10 +205,14 @@ class StepProgram:
         """Launch the step; return what was reported, and the parameters' gradients."""
         context = self._context
         target = context.optimizer.target
-        with step.under_way(self._inputs.step), _observed() as reported:
+        with (
+            chainer_nodes.under_way(self._inputs.step),
+            _observed() as reported,
+            _not_counted(context.fused),
+        ):
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
-            with _gradients_kept(context.frozen.other_params):
+            with _gradients_kept(context.guards.other_params):
                 loss.backward()
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
@@ -254,16 +228,29 @@ class StepProgram:
             for path, parameter in self._context.optimizer.target.namedparams(include_uninit=False)
         ]
 
-    def _named_gradients(self):
-        return {'gradient of ' + path: gradient for path, _, gradient in self._gradients}
+
+def _named(gradients):
+    return {'gradient of ' + path: gradient for path, _, gradient in gradients}
+
+
+@contextlib.contextmanager
+def _not_counted(fused):
+    """Let Python read the optimizer's counters as before the step, which was counted already."""
+    if fused is not None:
+        fused.count(-1)
+    try:
+        yield
+    finally:
+        if fused is not None:
+            fused.count(1)
 
 
 @contextlib.contextmanager
 def _gradients_kept(params):
-    """Keep gradients out of parameters, which have the ones that they had afterwards.
+    """Restore the gradients of parameters that are not the optimizer's.
 
-    Those that are not the optimizer's: nobody clears them. A graph would go on adding to what they
-    were when it was captured, in memory that may be somebody else's by then.
+    They are never cleared, so a graph would go on adding to those of its capture, in memory that
+    may have been reused since.
     """
     before = [(param, param.grad) for param in params if param.is_initialized]
     for param, _ in before:
@@ -280,7 +267,7 @@ def _observed():
     """Catch what is reported inside, as name -> value."""
     reporters = chainer.reporter._get_reporters()
     reported = {}
-    if not reporters:  # outside of a Trainer reports go nowhere
+    if not reporters:  # outside of a Trainer reports are dropped
         yield reported
         return
     with reporters[-1].scope(reported):
@@ -293,30 +280,3 @@ def _bare(value):
 
 def _arrays_of(reported):
     return {name: _bare(value) for name, value in reported.items()}
-
-
-def blame(error, loss_func):
-    """Return a sentence that says where an exception came from: place, link, message."""
-    place, link = None, None
-    frame = error.__traceback__
-    while frame is not None:
-        code = frame.tb_frame.f_code
-        owner = frame.tb_frame.f_locals.get('self')
-        if isinstance(owner, chainer.Link):
-            link = owner
-        module = frame.tb_frame.f_globals.get('__name__', '')
-        if place is None or module.split('.')[0] not in LIBRARIES:
-            place = '%s, line %d, in %s' % (code.co_filename, frame.tb_lineno, code.co_name)
-        frame = frame.tb_next
-    names = {}
-    if isinstance(loss_func, chainer.Link):
-        names = {id(found): path for path, found in loss_func.namedlinks()}
-    where = ''
-    if link is not None:
-        where = '%s (%s) ' % (names.get(id(link), ''), type(link).__name__)
-    return '%scannot be captured: %s: %s (%s)' % (
-        where.lstrip() or 'the step ',
-        type(error).__name__,
-        error,
-        place,
-    )

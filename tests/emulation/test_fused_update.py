@@ -12,7 +12,7 @@ from chainer_bspmm.training import fused_update
 from chainer_bspmm.training.fused_update import FusedUpdate
 
 import cuda_on_cpu
-from tests.training.test_fused_update import assert_same
+from tests.support.training import assert_same_update
 
 OPTIMIZERS = {
     'SGD': lambda: optimizers.SGD(0.1),
@@ -95,7 +95,7 @@ def check(
         update.launch(device.put(update.advance()))
         theirs.update()
         assert ours.t == theirs.t == step + 1
-        assert_same(ours.target, theirs.target, BOUND)
+        assert_same_update(ours.target, theirs.target, BOUND)
     return links_[1]
 
 

@@ -36,7 +36,11 @@ from tests.support.gradients import GRADIENT_BATCHES
 # --- every container, with every algorithm that the backend has for it ---
 
 # A new algorithm comes under all the tests below by itself. Other forms of SELL: test_bspmm_sell.
-ALGORITHMS = {'csr': gpu.ALGORITHMS, 'coo': papers.gpu.ST_ALGORITHMS, 'sell': papers.gpu.SELL_ALGORITHMS}
+ALGORITHMS = {
+    'csr': gpu.ALGORITHMS,
+    'coo': papers.gpu.ST_ALGORITHMS,
+    'sell': papers.gpu.SELL_ALGORITHMS,
+}
 
 
 def _cases():

@@ -1,8 +1,8 @@
 """Stand-ins for CUDA graphs and pinned memory on the host: the updater's logic without a GPU.
 
 A capture runs the function and undoes what it changed; a launch runs it again and writes into the
-arrays that the capture returned, as a graph would. Values that the function read from Python stay
-as they were only on a GPU.
+arrays that the capture returned, as a graph would. What the function reads from Python does not
+change from launch to launch where it is read by :func:`read_at_capture`.
 """
 
 import contextlib
@@ -11,24 +11,60 @@ import types
 import numpy
 
 import chainer
+from chainer.backends import cuda
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
+from chainer_bspmm.training import buffers
 from chainer_bspmm.training import graph_updater
-from chainer_bspmm.training import staging
+from chainer_bspmm.training import predictor
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
+
+_tape = types.SimpleNamespace(recorded=None, replayed=None)
+
+
+def read_at_capture(read):
+    """Return a function that returns ``read()``, in a launch what that was at the capture."""
+
+    def value():
+        if _tape.replayed is not None:
+            return next(_tape.replayed)
+        found = read()
+        if _tape.recorded is not None:
+            _tape.recorded.append(found)
+        return found
+
+    return value
+
+
+@contextlib.contextmanager
+def _recorded():
+    _tape.recorded = values = []
+    try:
+        yield values
+    finally:
+        _tape.recorded = None
+
+
+@contextlib.contextmanager
+def _replayed(values):
+    _tape.replayed = iter(values)
+    try:
+        yield
+    finally:
+        _tape.replayed = None
 
 
 class HostCapturer:
     nbytes = 1
 
-    def __init__(self, device, optimizer):
+    def __init__(self, optimizer):
         self.stream = contextlib.nullcontext()
         self._optimizer = optimizer
-        self.frozen = None
+        self.guards = None
         self.n_captures = 0
         self.n_launches = 0
 
@@ -39,11 +75,12 @@ class HostCapturer:
         pass
 
     def capture(self, function):
-        links = [*self._optimizer.target.links(), *(self.frozen.links if self.frozen else ())]
+        links = [*self._optimizer.target.links(), *(self.guards.links if self.guards else ())]
         arrays = state.state_arrays(self._optimizer, links)
         before = state.copies(arrays)
         try:
-            reported, gradients = result = function()
+            with _recorded() as values:
+                reported, gradients = result = function()
         finally:
             state.put_back(arrays, before)
         self.n_captures += 1
@@ -51,7 +88,7 @@ class HostCapturer:
 
         def launch():
             self.n_launches += 1
-            with _python_as_it_was(links):
+            with _python_as_it_was(links), _replayed(values):
                 again, new = function()
                 for attributes, variables in written:
                     for name, variable in variables.items():
@@ -83,7 +120,7 @@ def _python_as_it_was(links):
         param.grad = gradient
 
 
-class HostStaging(staging.Staging):
+class HostStaging(buffers.Staging):
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
         self._filled = {name: array.copy() for name, array in self.device.items()}
@@ -103,17 +140,61 @@ def causes(caught):
     return [str(w.message) for w in caught if 'trains eagerly' in str(w.message)]
 
 
-def stand_in(monkeypatch):
-    """Make GraphUpdater take the host for a GPU. Fused updates are left out."""
-    monkeypatch.setattr(graph_updater, 'why_not', lambda optimizer: 'this is the host')
+class HostFused:
+    """`FusedUpdate` of SGD on the host; the learning rate is one of the numbers that are sent."""
+
+    n_numbers, made = 1, 0
+
+    def __init__(self, optimizer):
+        type(self).made += 1
+        self._optimizer = optimizer
+
+    def prepare(self):
+        pass
+
+    def variants(self):
+        return ()
+
+    def advance(self):
+        self.count(1)
+        return numpy.array([self._optimizer.lr])
+
+    def count(self, n_steps):
+        self._optimizer.t += n_steps
+        for param in self._optimizer.target.params():
+            param.update_rule.t += n_steps
+
+    def launch(self, numbers):
+        self._optimizer.call_hooks('pre')
+        for param in self._optimizer.target.params(include_uninit=False):
+            param.array[...] -= numbers[0].astype(param.dtype) * param.grad
+
+
+def fuse(monkeypatch):
+    """Let updates of SGD be launched with the step, on the stand-ins too."""
+    monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: None)
+    monkeypatch.setattr(graph_updater, 'FusedUpdate', HostFused)
+    monkeypatch.setattr(HostFused, 'made', 0)
+
+
+def _stand_in_everywhere(monkeypatch):
     monkeypatch.setattr(
         gemm,
         'Blas',
         lambda: types.SimpleNamespace(use=lambda stream: None, dot=numpy.dot, matmul=numpy.matmul),
     )
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
+    monkeypatch.setattr(buffers, 'Staging', HostStaging)
+
+
+def stand_in(monkeypatch):
+    """Make GraphUpdater take the host for a GPU; return the capturers that it makes.
+
+    Fused updates are left out (see :func:`fuse`).
+    """
+    _stand_in_everywhere(monkeypatch)
+    monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: 'this is the host')
     monkeypatch.setattr(graph_updater, 'cuda', types.SimpleNamespace(cupy=numpy))
-    monkeypatch.setattr(staging, 'Staging', HostStaging)
     for kind in (Classifier, Regressor):  # on the host they report Python numbers
         monkeypatch.setattr(
             kind, '_convert_to_scalar', lambda self, value: step_program._bare(value)
@@ -121,14 +202,73 @@ def stand_in(monkeypatch):
     made = []
 
     def capturer(device):
-        made.append(HostCapturer(device, chainer.global_config.tested_optimizer))
+        made.append(HostCapturer(chainer.global_config.tested_optimizer))
         return made[-1]
 
     def context(capturer, *rest):
         made = step_program.Context(capturer, *rest)
-        capturer.frozen = made.frozen
+        capturer.guards = made.guards
         return made
 
     monkeypatch.setattr(graph_updater, 'Capturer', capturer)
     monkeypatch.setattr(graph_updater, 'Context', context)
     return made
+
+
+class PredictionGraphs:
+    """Stand-ins for the graphs of a prediction: a launch runs again, into the captured array."""
+
+    def __init__(self):
+        self.stream = contextlib.nullcontext()
+        self.n_captures = self.n_launches = self.n_waiting = self.most_waiting = 0
+        self.fail = None
+        self.n_freed = 0
+
+    def capturer(self, device):
+        return self
+
+    def ordered(self):
+        return contextlib.nullcontext()
+
+    def join(self):
+        pass
+
+    def free_unused(self):
+        self.n_freed += 1
+
+    def capture(self, function):
+        if self.fail:
+            raise self.fail
+        with _recorded() as values:
+            array = function()
+        self.n_captures += 1
+
+        def launch():
+            self.n_launches += 1
+            with _replayed(values):
+                array[...] = function()
+
+        return launch, array
+
+    def outgoing(self, array):
+        values, is_waiting = array.copy(), True
+        self.n_waiting += 1
+        self.most_waiting = max(self.most_waiting, self.n_waiting)
+
+        def wait():
+            nonlocal is_waiting
+            self.n_waiting -= is_waiting
+            is_waiting = False
+            return values
+
+        return types.SimpleNamespace(wait=wait)
+
+
+def stand_in_for_prediction(monkeypatch):
+    """Make captured_predict take the host for a GPU."""
+    _stand_in_everywhere(monkeypatch)
+    graphs = PredictionGraphs()
+    monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
+    monkeypatch.setattr(predictor, 'Capturer', graphs.capturer)
+    monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
+    return graphs

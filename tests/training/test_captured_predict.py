@@ -1,6 +1,5 @@
 """`captured_predict` against the model's own predictions, molecule by molecule of the input."""
 
-import contextlib
 import itertools
 import multiprocessing
 import types
@@ -16,23 +15,19 @@ from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import smiles as parsing
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import predictor
-from chainer_bspmm.training import staging
-from chainer_bspmm.training import step_program
-from chainer_bspmm.training import StepDiffers
 from tests.support import relative_error
+from tests.support.training import make_model
+from tests.support.training import MODELS
+from tests.support.training import molecules
+from tests.support.training import RELATIONS
+from tests.support.training import Row
 from tests.training import host_graphs
-from tests.training.test_graph_updater import make_model
-from tests.training.test_graph_updater import MODELS
-from tests.training.test_graph_updater import molecules
-from tests.training.test_graph_updater import RELATIONS
-from tests.training.test_graph_updater import Row
 
 SMILES = [
     'C',
@@ -49,74 +44,12 @@ SMILES = [
 BAD = [4, 6, 8]
 
 
-class Graphs:
-    """Stand-ins for CUDA graphs on the host: a launch runs again, into the captured array."""
-
-    def __init__(self):
-        self.n_captures = self.n_launches = self.n_waiting = self.most_waiting = 0
-        self.fail = None
-        self.frozen = None  # a function that stands for what a graph would go on using
-        self.n_freed = 0
-
-    def capturer(self, device):
-        return self
-
-    def ordered(self):
-        return contextlib.nullcontext()
-
-    def join(self):
-        pass
-
-    def free_unused(self):
-        self.n_freed += 1
-
-    def capture(self, function):
-        if self.fail:
-            raise self.fail
-        array = function()
-        self.n_captures += 1
-
-        def launch():
-            self.n_launches += 1
-            array[...] = function() if self.frozen is None else self.frozen(function)
-
-        return launch, array
-
-    def outgoing(self, array):
-        values, is_waiting = array.copy(), True
-        self.n_waiting += 1
-        self.most_waiting = max(self.most_waiting, self.n_waiting)
-
-        def wait():
-            nonlocal is_waiting
-            self.n_waiting -= is_waiting
-            is_waiting = False
-            return values
-
-        return types.SimpleNamespace(wait=wait)
-
-
-def stand_in(monkeypatch):
-    graphs = Graphs()
-    monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
-    monkeypatch.setattr(predictor, 'Capturer', graphs.capturer)
-    monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
-    monkeypatch.setattr(
-        predictor,
-        'blas_for',
-        lambda capturer, device: types.SimpleNamespace(dot=numpy.dot, matmul=numpy.matmul),
-    )
-    monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
-    monkeypatch.setattr(staging, 'Staging', host_graphs.HostStaging)
-    return graphs
-
-
 @pytest.fixture
 def graphs(device, monkeypatch):
     """On the host the stand-in; on a GPU one that counts the launches of real graphs."""
     if device.xp is numpy:
-        return stand_in(monkeypatch)
-    counts = types.SimpleNamespace(n_captures=0, n_launches=0, frozen=None)
+        return host_graphs.stand_in_for_prediction(monkeypatch)
+    counts = types.SimpleNamespace(n_captures=0, n_launches=0)
     capture = predictor.Capturer.capture
 
     def counted(self, function):
@@ -234,7 +167,7 @@ def test_on_the_cpu_without_warning(no_warnings):
 
 
 def test_the_next_batch_is_launched_before_one_is_waited_for(monkeypatch):
-    graphs = stand_in(monkeypatch)
+    graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     model = model_of(chainer.get_device('@numpy'))
     for _ in captured_predict(model, to_sparse(molecules(64)), batch_size=8):
         pass
@@ -337,44 +270,6 @@ def test_an_attribute_that_changes(device, graphs, no_warnings):
     assert relative_error(values[-1], 2 * values[0]) < 1e-5
 
 
-SCALE = 1.0  # what test_what_predict_reads changes
-
-
-def test_what_predict_reads(device, graphs, monkeypatch, no_warnings):
-    """Variables around it, around functions inside it, and links that are its defaults."""
-    model, other = (
-        model_of(device),
-        on(
-            device,
-            Regressor(
-                Row(lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * (1.0 + link.counter))
-            ),
-        ),
-    )
-    data, scale = to_sparse(molecules(4) * 60), 1.0
-    monkeypatch.setitem(globals(), 'SCALE', 1.0)
-
-    def predict(atoms, adj, added=other.predictor):
-        terms = [link(atoms, adj) * SCALE for link in (model.predictor, added)]
-        return (terms[0] + terms[1]) * scale
-
-    values = []
-    for i, part in enumerate(captured_predict(model, data, batch_size=8, predict=predict)):
-        values.append(part.values)
-        if i == 6:
-            scale = 2.0
-        if i == 12:
-            globals()['SCALE'] = 2.0
-        if i == 18:
-            other.predictor.counter = 1
-    assert graphs.n_captures == 4
-    for early, late in ((0, 12), (12, 18)):
-        assert relative_error(values[late], 2 * values[early]) < 1e-5
-    assert relative_error(values[-1], 4 * values[0]) > 1e-2
-    last = expected_of(model, data[:8]) + expected_of(other, data[:8])
-    assert relative_error(values[-1], 4 * last) < 1e-5
-
-
 def test_classifier_and_postprocessing(device, graphs):
     model, examples = model_of(device, classes=True), molecules(40, classes=True)
     data = to_sparse(examples)
@@ -459,7 +354,7 @@ def test_an_attribute_that_changes_with_every_batch(device, graphs):
 
 
 def test_what_fails_at_capture(monkeypatch):
-    graphs = stand_in(monkeypatch)
+    graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     graphs.fail = RuntimeError('operation not permitted')
     text, values, model, examples = cause(
         chainer.get_device('@numpy'), lambda link, *inputs: link.inner(*inputs)[:, :3]
@@ -518,23 +413,6 @@ def test_a_dense_model(device, graphs):
     assert relative_error(values, expected) < 1e-5
 
 
-@pytest.mark.parametrize('first_wrong', (2, 5))
-def test_a_frozen_value_is_found(monkeypatch, first_wrong):
-    """At the second replay nothing wrong was given out: eagerly on. Later the run stops."""
-    graphs = stand_in(monkeypatch)
-    monkeypatch.setattr(step_program, 'CHECK_EVERY', 6)
-    graphs.frozen = lambda function: function() * (1 + (graphs.n_launches >= first_wrong))
-    model, examples = model_of(chainer.get_device('@numpy')), molecules(4) * 40
-    predictions = captured_predict(model, to_sparse(examples), batch_size=8)
-    if first_wrong == 2:
-        with pytest.warns(UserWarning, match='predicts eagerly: a replay gave another'):
-            values = collected(predictions)[1]
-        assert relative_error(values, expected_of(model, examples)) < 1e-5
-    else:
-        with pytest.raises(StepDiffers, match='frozen'):
-            collected(predictions)
-
-
 def test_what_is_compared():
     """Numbers to the rounding of what they are calculated in; of classes, one in a hundred."""
     model, half = chainer.Chain(), chainer.Chain()
@@ -553,7 +431,7 @@ def test_what_is_compared():
             predictor._difference(classes, numpy.where(classes < n_wrong, -1, classes), model)
             == differs
         )
-    assert 'float32 of shape (200,) in place of' in predictor._difference(values, classes, model)
+    assert 'float32 of shape (200,) instead of' in predictor._difference(values, classes, model)
 
 
 def test_values_that_are_not_finite(device, graphs, no_warnings):
@@ -692,7 +570,7 @@ def test_an_error_comes_after_what_was_before(device, graphs, children, n_proces
 def test_left_in_the_middle(monkeypatch, children):
     """Nothing is on its way any more, and graphs, memory and processes are gone."""
     pytest.importorskip('rdkit')
-    graphs = stand_in(monkeypatch)
+    graphs = host_graphs.stand_in_for_prediction(monkeypatch)
     model = model_of(chainer.get_device('@numpy'))
 
     def predictions():

@@ -1,6 +1,7 @@
 """Chainer's own nodes inside a step: the same results and gradients, by the step's products."""
 
 import itertools
+import threading
 
 import numpy
 import pytest
@@ -9,7 +10,6 @@ import chainer
 from chainer import functions
 from chainer import gradient_check
 from chainer.backends import cuda
-from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 from chainer_chemistry.functions import mean_absolute_error as masked_mean_absolute_error
@@ -51,7 +51,6 @@ class CountingBlas(gemm.Blas):
 @pytest.fixture
 def a_step(xp, monkeypatch):
     """A step whose products are counted, and which NumPy arrays belong to, too."""
-    chainer_nodes.install()
     if xp is numpy:
         monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     return step.Step(HostBlas() if xp is numpy else CountingBlas(), 0, None)
@@ -116,7 +115,7 @@ def test_same_as_outside(xp, a_step, name, dtype):
     arrays = inputs_of(xp, shapes, dtype)
     expected = outputs_and_gradients(function, arrays)
     assert a_step.blas.n_products == 0
-    with step.under_way(a_step):
+    with chainer_nodes.under_way(a_step):
         actual = outputs_and_gradients(function, arrays)
     assert a_step.blas.n_products > 0
     for one, other in zip(actual, expected):
@@ -138,7 +137,7 @@ def test_gradients(xp, a_step, name):
     gy = xp.asarray(rng.uniform(-1, 1, function(*arrays).shape))
     ggs = [xp.asarray(rng.uniform(-1, 1, shape)) for shape in shapes]
     options = {'dtype': 'float64', 'atol': 1e-4, 'rtol': 1e-4}
-    with step.under_way(a_step):
+    with chainer_nodes.under_way(a_step):
         gradient_check.check_backward(function, tuple(arrays), gy, **options)
         gradient_check.check_double_backward(function, tuple(arrays), gy, tuple(ggs), **options)
     assert a_step.blas.n_products > 0
@@ -148,7 +147,7 @@ def test_gradients(xp, a_step, name):
 def test_products_with_vectors(xp, a_step, name):
     function, shapes = VECTORS[name]
     arrays = inputs_of(xp, shapes, 'float64')
-    with step.under_way(a_step):
+    with chainer_nodes.under_way(a_step):
         y = function(*arrays)
     assert a_step.blas.n_products == 1
     assert relative_error(y.array, function(*arrays).array) < 1e-14
@@ -167,7 +166,7 @@ def test_mixed_dtypes(xp, a_step, dtypes):
     )
     for function in functions_:
         expected = function()
-        with step.under_way(a_step):
+        with chainer_nodes.under_way(a_step):
             actual = function()
         assert actual.dtype == expected.dtype
         assert relative_error(actual, expected) < 1e-3
@@ -189,7 +188,7 @@ def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
         return loss.array, variable.grad
 
     expected = loss_and_gradient()
-    with step.under_way(a_step):
+    with chainer_nodes.under_way(a_step):
         actual = loss_and_gradient()
     assert a_step.blas.n_products == n_products
     for one, other in zip(actual, expected):
@@ -200,17 +199,16 @@ def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
 
 
 def test_numpy_arrays_are_left_alone_in_a_step():
-    chainer_nodes.install()
     x, W, b = inputs_of(numpy, [(5, 7), (3, 7), (3,)], 'float32')
     expected = outputs_and_gradients(functions.linear, (x, W, b))
-    with step.under_way(step.Step(None, 0, None)):
+    with chainer_nodes.under_way(step.Step(None, 0, None)):
         for one, other in zip(outputs_and_gradients(functions.linear, (x, W, b)), expected):
             assert (one == other).all()
 
 
 def test_a_step_does_without_cudnn():
     with chainer.using_config('use_cudnn', 'auto'):
-        with pytest.raises(KeyError), step.under_way(step.Step(None, 0, None)):
+        with pytest.raises(KeyError), chainer_nodes.under_way(step.Step(None, 0, None)):
             assert chainer.config.use_cudnn == 'never'
             raise KeyError
         assert chainer.config.use_cudnn == 'auto'
@@ -219,7 +217,7 @@ def test_a_step_does_without_cudnn():
 def test_dropout(xp, a_step):
     """In a step it draws what the step's seed, number and layers say; outside, as ever."""
     a_step.seed, a_step.counter = 5, xp.full(1, 9, numpy.uint64)
-    with step.under_way(a_step):
+    with chainer_nodes.under_way(a_step):
         for layer in range(2):
             x = chainer.Variable(xp.ones((4, 3), 'f'))
             y = functions.dropout(x, 0.25)
@@ -252,7 +250,7 @@ def test_standard_scaler(xp, a_step, monkeypatch, indices):
         '_mean_and_deviation',
         lambda *arguments: asked.append(arguments) or way(*arguments),
     )
-    with step.under_way(a_step):
+    with chainer_nodes.under_way(a_step):
         actual = scaler.transform(x).array, scaler.inverse_transform(x).array
     assert len(asked) == 2
     for one, other in zip(actual, expected):
@@ -262,11 +260,42 @@ def test_standard_scaler(xp, a_step, monkeypatch, indices):
     assert len(asked) == 2
 
 
-def test_install_wraps_once():
-    chainer_nodes.install()
-    wrapped = {kind: kind.forward for kind in chainer_nodes.IN_STEP}
-    chainer_nodes.install()
-    for kind, forward in wrapped.items():
-        assert kind.forward is forward
-        assert not hasattr(forward.__wrapped__, '__wrapped__')
-    assert vars(LinearFunction)['forward'] is wrapped[LinearFunction]
+def methods():
+    kinds = {kind: 'forward' for kind in chainer_nodes.IN_STEP}
+    kinds[StandardScaler] = '_compute_mean_std_all'
+    return {kind: (getattr(kind, name), name in vars(kind)) for kind, name in kinds.items()}
+
+
+def test_classes_are_chainer_s_own_outside_of_steps():
+    before = methods()
+    with pytest.raises(KeyError), chainer_nodes.under_way(step.Step(None, 0, None)):
+        inside = methods()
+        with chainer_nodes.under_way(step.Step(None, 0, None)):
+            assert methods() == inside  # not wrapped again
+        assert methods() == inside
+        raise KeyError
+    assert methods() == before
+    assert all(inside[kind][0] is not method for kind, (method, _) in before.items())
+
+
+def test_a_step_in_another_thread(monkeypatch):
+    """The step that ends first leaves the other one its nodes; a thread without one has its own."""
+    monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
+    x, W = inputs_of(numpy, [(5, 7), (3, 7)], 'float32')
+    before, blas = methods(), HostBlas()
+    is_inside, may_end = threading.Event(), threading.Event()
+
+    def other():
+        with chainer_nodes.under_way(step.Step(HostBlas(), 0, None)):
+            is_inside.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    is_inside.wait()
+    functions.linear(x, W)  # no step in this thread
+    with chainer_nodes.under_way(step.Step(blas, 0, None)):
+        may_end.set()
+        thread.join()
+        functions.linear(x, W)
+    assert blas.n_products == 1 and methods() == before

@@ -1,6 +1,5 @@
 """FusedUpdate: what it refuses, its numbers on the host, its launches against Chainer's updates."""
 
-import collections
 import io
 
 import numpy
@@ -13,7 +12,8 @@ from chainer import optimizers
 from chainer.backends import cuda
 
 from chainer_bspmm.training.fused_update import FusedUpdate
-from chainer_bspmm.training.fused_update import why_not
+from chainer_bspmm.training.supported import why_unsupported
+from tests.support.training import assert_same_update
 
 OPTIMIZERS = {
     'Adam': optimizers.Adam,
@@ -61,7 +61,7 @@ def test_supported(make, dtype, add_hooks):
         link.late = chainer.Parameter()
     optimizer = optimizer_of(make, link, add_hooks)
     link.p002.update_rule.enabled = False
-    assert why_not(optimizer) is None
+    assert why_unsupported(optimizer) is None
     FusedUpdate(optimizer)
 
 
@@ -70,7 +70,7 @@ class OwnAdam(optimizers.Adam):
 
 
 def test_optimizer_that_was_not_set_up():
-    assert 'setup' in why_not(optimizers.Adam())
+    assert 'setup' in why_unsupported(optimizers.Adam())
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_optimizer_that_was_not_set_up():
 )
 def test_optimizers_that_are_refused(make, culprit):
     optimizer = optimizer_of(make)
-    assert culprit in why_not(optimizer)
+    assert culprit in why_unsupported(optimizer)
     with pytest.raises(ValueError, match='^optimizer: '):
         FusedUpdate(optimizer)
 
@@ -206,20 +206,20 @@ def test_advance_returns_a_new_array():
     assert update.advance() is not update.advance()
 
 
-def test_frozen_follows_what_a_graph_cannot():
+def test_variants_follow_what_a_graph_cannot():
     optimizer = optimizer_of()
     update = FusedUpdate(optimizer)
-    before = update.frozen()
+    before = update.variants()
     optimizer.alpha = 0.5
     update.advance()
-    assert update.frozen() == before and hash(before) is not None
+    assert update.variants() == before and hash(before) is not None
     optimizer.target.p002.update_rule.enabled = False
-    disabled = update.frozen()
+    disabled = update.variants()
     optimizer.target.p003.update_rule.hyperparam.amsgrad = True
-    other = update.frozen()
+    other = update.variants()
     optimizer.hyperparam.adabound = True  # the step is captured anew, and then refused
-    assert len({before, disabled, other, update.frozen()}) == 4
-    assert 'adabound' in why_not(optimizer)
+    assert len({before, disabled, other, update.variants()}) == 4
+    assert 'adabound' in why_unsupported(optimizer)
 
 
 def test_numbers_of_another_shape_or_dtype():
@@ -244,18 +244,18 @@ def test_scratch_memory_stays(monkeypatch):
     assert update._partials[0] is before
 
 
-def test_take_back():
+def test_counting_back():
     optimizer = optimizer_of()
     update = FusedUpdate(optimizer)
     optimizer.target.p002.update_rule.enabled = False
     update.advance()
-    update.take_back()
+    update.count(-1)
     assert optimizer.t == 0 and {p.update_rule.t for p in optimizer.target.params()} == {0}
 
 
 def test_launch_before_prepare():
     update = FusedUpdate(optimizer_of())
-    with pytest.raises(RuntimeError, match=r'prepare\(\) has to be called'):
+    with pytest.raises(RuntimeError, match=r'call prepare\(\) before'):
         update.launch(update.advance())
 
 
@@ -275,33 +275,6 @@ def give_gradients(step, *links):
                 param.grad = cuda.cupy.asarray(gradient)
 
 
-def assert_same(ours, theirs, bounds):
-    """Compare parameters, gradients, states and counters of two links.
-
-    bounds: dtype's letter -> error, relative to the largest element of all parameters (gradients,
-    states m, ...), as an average of gradients may cancel.
-    """
-    alike = collections.defaultdict(list)  # (kind, dtype) -> pairs of arrays
-    for own, other in zip(ours.params(False), theirs.params(False), strict=True):
-        pairs = {'data': (own.array, other.array), 'grad': (own.grad, other.grad)}
-        rule, expected = own.update_rule, other.update_rule
-        if expected is not None:
-            assert rule.t == expected.t
-            assert (rule.state is None) == (expected.state is None)
-            assert set(rule.state or ()) == set(expected.state or ())
-            for name, state in (expected.state or {}).items():
-                pairs[name] = rule.state[name], state
-        for kind, pair in pairs.items():
-            alike[kind, other.dtype].append(pair)
-    for (_, dtype), arrays in alike.items():
-        actual, wanted = (
-            numpy.concatenate([cuda.to_cpu(array).ravel() for array in side])
-            for side in zip(*arrays)
-        )
-        bound = bounds[dtype.char] * numpy.nan_to_num(abs(wanted)).max()
-        numpy.testing.assert_allclose(actual, wanted, rtol=0, atol=bound)
-
-
 def twins(make, dtype, shapes=SHAPES, add_hooks=()):
     return [optimizer_of(make, link_of(cuda.cupy, dtype, shapes), add_hooks) for _ in range(2)]
 
@@ -314,7 +287,7 @@ def assert_same_steps(ours, theirs, n_steps):
         give_gradients(step, ours.target, theirs.target)
         update.launch(cuda.cupy.asarray(update.advance()))
         theirs.update()
-        assert_same(ours.target, theirs.target, BOUND)
+        assert_same_update(ours.target, theirs.target, BOUND)
 
 
 @pytest.mark.gpu
@@ -344,7 +317,7 @@ def test_gradient_that_is_not_contiguous():
     ours.target.p002.grad = cuda.cupy.asfortranarray(ours.target.p002.grad)
     update.launch(cuda.cupy.asarray(update.advance()))
     theirs.update()
-    assert_same(ours.target, theirs.target, BOUND)
+    assert_same_update(ours.target, theirs.target, BOUND)
 
 
 @pytest.mark.gpu
@@ -374,7 +347,7 @@ def test_states_are_those_of_snapshots(from_ours):
         chainer.serializers.load_npz(file, new)
     steps(theirs, not from_ours, 3)
     assert theirs.t == 6
-    assert_same(theirs.target, straight.target, BOUND)
+    assert_same_update(theirs.target, straight.target, BOUND)
 
 
 @pytest.mark.gpu

@@ -10,111 +10,27 @@ import chainer
 from chainer import functions
 from chainer import optimizer_hooks
 from chainer import optimizers
-from chainer.backends import cuda
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
-from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
 
-from chainer_bspmm import models
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
-
-BATCH = 8
-MODELS = {
-    'RSGCN': lambda: models.RSGCN(5, 8, 3),
-    'RSGCN, batch norm': lambda: models.RSGCN(5, 8, 3, use_batch_norm=True),
-    'RelGCN': lambda: models.RelGCN(5, hidden_channels=[8, 8]),
-    'GGNN': lambda: models.GGNN(5, 8, n_update_layers=2),
-    'GIN': lambda: models.GIN(8, hidden_channels=8, n_update_layers=2),
-    'NFP': lambda: models.NFP(5, 8, n_update_layers=2),
-}
-RELATIONS = {'RelGCN': 4, 'GGNN': 4}
-
-
-def molecules(n, n_relations=1, seed=0, classes=False):
-    """Return examples (atoms, adj, label) with random bonds; sizes from 1 to 12."""
-    rng = numpy.random.RandomState(seed)
-    examples = []
-    for _ in range(n):
-        size = rng.randint(1, 13)
-        adj = rng.uniform(size=(n_relations, size, size)) < 2.5 / size / n_relations
-        adj = numpy.maximum(adj, adj.transpose(0, 2, 1)).astype('f') / 3
-        atoms = rng.randint(1, 20, size).astype('i')
-        label = (
-            rng.randint(-1, 2, 3).astype('i')
-            if classes
-            else (atoms.sum() / 50 + rng.normal(size=3)).astype('f')
-        )
-        examples.append((atoms, adj if n_relations > 1 else adj[0], label))
-    return examples
-
-
-def make_model(name='RSGCN', classes=False, seed=0, lossfun=functions.mean_squared_error):
-    numpy.random.seed(seed)
-    predictor = GraphConvPredictor(MODELS[name](), chainer_mlp(3))
-    if classes:
-        return Classifier(
-            predictor,
-            lossfun=functions.sigmoid_cross_entropy,
-            metrics_fun=functions.binary_accuracy,
-        )
-    return Regressor(predictor, lossfun=lossfun, metrics_fun={'mae': functions.mean_absolute_error})
-
-
-def chainer_mlp(out):
-    from chainer_chemistry.models.mlp import MLP
-
-    return MLP(out, hidden_dim=8)
-
-
-def make_updater(kind, device, model, examples, optimizer=None, hooks=(), **kwargs):
-    optimizer = (optimizer or optimizers.Adam()).setup(model)
-    for hook in hooks:
-        optimizer.add_hook(hook)
-    chainer.global_config.tested_optimizer = optimizer
-    numpy.random.seed(3)
-    if device.xp is not numpy:
-        device.xp.random.seed(3)  # layers that learn their input size start on the device
-    iterator = SerialIterator(examples, BATCH)
-    kwargs.setdefault('converter', chainer_bspmm.concat_mols)
-    if kind is GraphUpdater:
-        kwargs.setdefault('seed', 7)
-    return kind(iterator, optimizer, device=device, **kwargs)
-
-
-def parameters(updater):
-    return {
-        name: cuda.to_cpu(param.array).copy()
-        for name, param in updater.get_optimizer('main').target.namedparams(include_uninit=False)
-    }
-
-
-def run(updater, n_steps):
-    """Update; return what was reported, a list of dicts."""
-    reporter, reported = chainer.Reporter(), []
-    target = updater.get_optimizer('main').target
-    reporter.add_observer('main', target)
-    reporter.add_observers('main', target.namedlinks(skipself=True))
-    for _ in range(n_steps):
-        observation = {}
-        with reporter.scope(observation):
-            updater.update()
-        reported.append(
-            {name: float(getattr(value, 'array', value)) for name, value in observation.items()}
-        )
-    return reported
-
-
-def without_dropout(model):
-    for link in model.links():
-        if getattr(link, 'dropout_ratio', 0):
-            link.dropout_ratio = 0.0
-    return model
+from tests.support.training import BATCH
+from tests.support.training import make_model
+from tests.support.training import make_updater
+from tests.support.training import MODELS
+from tests.support.training import molecules
+from tests.support.training import parameters
+from tests.support.training import RELATIONS
+from tests.support.training import Row
+from tests.support.training import run
+from tests.support.training import without_dropout
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -239,19 +155,6 @@ def test_under_a_trainer(device, graphs, tmp_path):
     assert log.log[-1]['lr'] < log.log[0]['lr']
 
 
-class Row(chainer.Chain):
-    """A model around a function of (atoms, adj); `counter` is an attribute to be changed."""
-
-    def __init__(self, function, predictor=None):
-        super().__init__()
-        self.function, self.counter = function, 0
-        with self.init_scope():
-            self.inner = predictor or MODELS['RSGCN']()
-
-    def forward(self, atoms, adj):
-        return self.function(self, atoms, adj)
-
-
 def eager_cause(device, function, n_steps=4, **kwargs):
     """Train with a model around `function`; return the warning, and that training goes on."""
     model = Regressor(Row(function), lossfun=functions.mean_squared_error)
@@ -304,29 +207,6 @@ def test_random_numbers_that_are_not_the_step_s(device, graphs):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-def test_an_attribute_that_changes(device, graphs):
-    def scaled(link, atoms, adj):
-        return link.inner(atoms, adj)[:, :3] * (1.0 + link.counter)
-
-    model = Regressor(Row(scaled), lossfun=functions.mean_squared_error)
-    updater = make_updater(GraphUpdater, device, model, molecules(40))
-
-    def n_frozen():
-        run(updater, 4)
-        return len({key[-1] for key in updater._programs})
-
-    assert n_frozen() == 1
-    model.predictor.counter = 1
-    assert n_frozen() == 2
-    model.predictor.counter = 0
-    assert n_frozen() == 2
-    model.predictor.inner.embed.disable_update()
-    assert n_frozen() == 3
-    with chainer.using_config('train', False):
-        assert n_frozen() == 4
-
-
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_an_attribute_that_changes_every_step(device, graphs):
     def count(link, atoms, adj):
         link.counter += 1
@@ -358,7 +238,7 @@ def test_a_dense_model():
     from chainer_chemistry.models import RSGCN
 
     model = Regressor(
-        GraphConvPredictor(RSGCN(5, hidden_channels=8), chainer_mlp(3)),
+        GraphConvPredictor(RSGCN(5, hidden_channels=8), MLP(3, hidden_dim=8)),
         lossfun=functions.mean_squared_error,
     )
     updater = make_updater(
@@ -370,26 +250,6 @@ def test_a_dense_model():
     )
     with pytest.warns(UserWarning, match='CUDA graphs need a GPU'):
         run(updater, 2)
-
-
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-def test_a_frozen_value_is_found(device, graphs, monkeypatch):
-    """What `Frozen` does not look into, a list: the checked replay stops the run."""
-    monkeypatch.setattr(step_program, 'CHECK_EVERY', 3)
-
-    def scaled(link, atoms, adj):
-        return link.inner(atoms, adj)[:, :3] * link.factors[0]
-
-    row = Row(scaled)
-    row.factors = [1.0]
-    if graphs is not None:  # the stand-in reads it anew: give it what a graph would have frozen
-        pytest.skip('needs a captured graph: only a GPU freezes what Python says')
-    model = Regressor(row, lossfun=functions.mean_squared_error)
-    updater = make_updater(GraphUpdater, device, model, molecules(40))
-    run(updater, 4)
-    row.factors[0] = 2.0
-    with pytest.raises(step_program.StepDiffers, match='run eagerly'):
-        run(updater, 6)
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater')

@@ -19,12 +19,13 @@ from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 from tests.training import host_graphs
-from tests.training.test_graph_updater import BATCH
-from tests.training.test_graph_updater import make_model
-from tests.training.test_graph_updater import molecules
-from tests.training.test_graph_updater import parameters
-from tests.training.test_graph_updater import RELATIONS
-from tests.training.test_graph_updater import Row
+from tests.support.training import assert_same_bits
+from tests.support.training import BATCH
+from tests.support.training import make_model
+from tests.support.training import molecules
+from tests.support.training import parameters
+from tests.support.training import RELATIONS
+from tests.support.training import Row
 
 N_STEPS = 12
 
@@ -63,12 +64,6 @@ def checked_parameters(updater):
     return parameters(updater)
 
 
-def assert_same_bits(found, expected):
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert found[name].tobytes() == expected[name].tobytes(), name
-
-
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('name', ('RSGCN', 'RelGCN'))
 def test_a_sparse_data_set(device, monkeypatch, name):
@@ -78,7 +73,7 @@ def test_a_sparse_data_set(device, monkeypatch, name):
         updater = make(name, device.name, dataset=part)
         chainer.global_config.tested_optimizer = updater.get_optimizer('main')
         step(updater)
-        capacities = updater._capacities[BATCH]
+        capacities = updater._programs.capacities[BATCH]
         assert len(capacities._levels) == 2  # from the data set, none from a batch
         largest = part.molecules.sizes[part.order].max()
         assert capacities._levels[0].max_rows == largest

@@ -8,6 +8,7 @@ import pytest
 from chainer import functions
 from chainer import optimizers
 from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
 
@@ -15,14 +16,12 @@ from chainer_bspmm import models
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import GraphUpdater
 from tests.support import relative_error
+from tests.support.training import make_updater
+from tests.support.training import molecules
+from tests.support.training import parameters
+from tests.support.training import run
+from tests.support.training import without_dropout
 from tests.training import host_graphs
-from tests.training import test_captured_predict
-from tests.training.test_graph_updater import chainer_mlp
-from tests.training.test_graph_updater import make_updater
-from tests.training.test_graph_updater import molecules
-from tests.training.test_graph_updater import parameters
-from tests.training.test_graph_updater import run
-from tests.training.test_graph_updater import without_dropout
 
 MODELS = {
     'GNNFiLM': lambda: models.GNNFiLM(5, 8, 2, n_edge_types=4),
@@ -41,7 +40,8 @@ def test_training(device, monkeypatch, name):
             host_graphs.stand_in(monkeypatch)
         numpy.random.seed(0)
         model = Regressor(
-            GraphConvPredictor(MODELS[name](), chainer_mlp(3)), lossfun=functions.mean_squared_error
+            GraphConvPredictor(MODELS[name](), MLP(3, hidden_dim=8)),
+            lossfun=functions.mean_squared_error,
         )
         updater = make_updater(kind, device, model, molecules(40, 4), optimizers.SGD(1e-3))
         if name == 'RelGAT, dropout':
@@ -62,9 +62,9 @@ def test_training(device, monkeypatch, name):
 @pytest.mark.parametrize('name', MODELS)
 def test_prediction(device, monkeypatch, name):
     if device.xp is numpy:
-        test_captured_predict.stand_in(monkeypatch)
+        host_graphs.stand_in_for_prediction(monkeypatch)
     numpy.random.seed(0)
-    model = without_dropout(GraphConvPredictor(MODELS[name](), chainer_mlp(3)))
+    model = without_dropout(GraphConvPredictor(MODELS[name](), MLP(3, hidden_dim=8)))
     model.to_device(device)
     with pytest.warns(UserWarning, match='predicts eagerly.*without spare rows'):
         found = list(captured_predict(model, molecules(40, 4), batch_size=8))

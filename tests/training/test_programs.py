@@ -1,4 +1,6 @@
-"""Which programs are kept, and when something changes too often."""
+"""Which programs are kept, when something changes too often, and which replays are checked."""
+
+import types
 
 import numpy
 import pytest
@@ -6,14 +8,15 @@ import pytest
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
 
-from chainer_bspmm.training.guards import Frozen
+from chainer_bspmm.training import programs as training_programs
+from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import MAX_NEW
 from chainer_bspmm.training.programs import MAX_PROGRAMS
 from chainer_bspmm.training.programs import Programs
-from chainer_bspmm.training.step_program import CannotCapture
 
 
-def test_the_one_unused_for_longest_goes():
+def test_the_least_recently_used_is_dropped():
     programs = Programs('step')
     for number in range(MAX_PROGRAMS):
         programs.add((number,), str(number))
@@ -26,19 +29,39 @@ def test_the_one_unused_for_longest_goes():
 def test_something_that_changes_every_time():
     link = chainer.Link()
     link.number = 0
-    frozen, programs = Frozen(link, link), Programs('step')
+    guards, programs = Guards(link, link), Programs('step')
 
     def meet():
-        layout = 'form', frozen.key()
+        layout = 'form', guards.key()
         if programs.find(layout) is None:
-            programs.expect(layout, frozen)
             programs.add(layout, 'program')
 
     for _ in range(3):  # each time one of them comes again
         for link.number in range(MAX_NEW):
             meet()
         meet()
-    with pytest.raises(CannotCapture, match='no step can be replayed, for the attribute number'):
+    with pytest.raises(CannotCapture, match='replayed, because the attribute number of Link ch'):
         for link.number in numpy.arange(1000.0):
             meet()
     assert link.number == MAX_NEW
+
+
+@pytest.mark.parametrize(
+    'every, expected',
+    [
+        (2000, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2000, 4000]),
+        (1500, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1500, 3000, 4500]),
+        (1, list(range(1, 5001))),
+    ],
+)
+def test_which_replays_are_checked(monkeypatch, every, expected):
+    monkeypatch.setattr(training_programs, 'Inputs', lambda *args: None)
+    context = types.SimpleNamespace(
+        capturer=None, blas=None, seed=0, device=None, check_every=every
+    )
+    program, checked = training_programs.Program(context, None, None), []
+    for number in range(1, 5001):
+        if program._is_check_due():
+            checked.append(number)
+        program._n_replays += 1
+    assert checked == expected

@@ -1,6 +1,5 @@
 """`GraphUpdater` in scripts that do what Chainer lets them do, and few others do."""
 
-import functools
 import gc
 import types
 import warnings
@@ -23,21 +22,20 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import batches
-from chainer_bspmm.training import step_program
-from chainer_bspmm.training.guards import Frozen
 from tests.support import relative_error
+from tests.support.training import BATCH
+from tests.support.training import make_updater
+from tests.support.training import molecules
+from tests.support.training import n_keys
+from tests.support.training import parameters
+from tests.support.training import Row
+from tests.support.training import run
+from tests.support.training import same_molecules
+from tests.support.training import small_model
+from tests.support.training import three_columns
+from tests.support.training import without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import causes
-from tests.training.test_changes_between_steps import same_molecules
-from tests.training.test_changes_between_steps import small_model
-from tests.training.test_changes_between_steps import three_columns
-from tests.training.test_graph_updater import BATCH
-from tests.training.test_graph_updater import make_updater
-from tests.training.test_graph_updater import molecules
-from tests.training.test_graph_updater import parameters
-from tests.training.test_graph_updater import Row
-from tests.training.test_graph_updater import run
-from tests.training.test_graph_updater import without_dropout
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
@@ -75,7 +73,7 @@ def test_attributes_that_a_step_sets(device, graphs, no_causes):
     numpy.testing.assert_allclose(seen[1], seen[0], rtol=1e-3)
 
 
-# A model of which the optimizer has only a part, and links that are nobody's part.
+# A model of which the optimizer has only a part, and links that are no model's part.
 
 
 def only_a_head(kind, device):
@@ -105,7 +103,7 @@ def test_parameters_that_are_not_the_optimizer_s(device, graphs, no_causes):
         run(updater, 4)
         results.append(parameters(updater))
         if kind is GraphUpdater:
-            assert len({key[-1] for key in updater._programs}) == 2
+            assert n_keys(updater) == 2
     for name, expected in results[0].items():
         assert relative_error(results[1][name], expected) < 1e-5, name
 
@@ -255,7 +253,7 @@ def test_no_cublas(device, graphs, monkeypatch):
 
     monkeypatch.setattr(gemm, 'Blas', fails)
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
-    with pytest.warns(UserWarning, match='trains eagerly: a cuBLAS handle .*proc/self/maps'):
+    with pytest.warns(UserWarning, match='trains eagerly: no cuBLAS handle .*proc/self/maps'):
         run(updater, 2)
     assert updater._context is None
 
@@ -319,50 +317,6 @@ def test_buffers_for_a_part_that_chainer_split_off():
         assert not batches.capacities(other, BATCH)._levels
 
 
-# Kernels that add with atomics.
-
-
-def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs, monkeypatch):
-    monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
-    n = 1 << 14
-    rng = numpy.random.RandomState(0)
-    rows, weights = rng.randint(BATCH, size=n), rng.normal(size=(n, 1)).astype('f') / n
-
-    def function(link, atoms, adj):
-        y = three_columns(link, atoms, adj)
-        if link.xp is numpy:
-            return y * (1 + 1e-5 * numpy.random.rand())
-        return y + 1e-2 * functions.sum(  # backward adds to some rows in any order
-            functions.get_item(y, (link.rows,)) * link.weights, axis=0, keepdims=True
-        )
-
-    model = without_dropout(
-        small_model(function, rows=device.send(rows), weights=device.send(weights))
-    )
-    updater = make_updater(GraphUpdater, device, model, same_molecules(), optimizers.SGD(1e-3))
-    run(updater, 6)
-    if graphs:
-        (program,) = updater._programs.values()
-        assert not program._deterministic
-
-
-def test_a_difference_beyond_rounding(monkeypatch):
-    """Steps that differ from each other do not make up for it."""
-    host_graphs.stand_in(monkeypatch)
-    monkeypatch.setattr(step_program, 'CHECK_EVERY', 1)
-
-    def function(link, atoms, adj):
-        link.shared[0] += 1
-        factor = 2 if link.shared[0] == 6 else 1  # in the replay
-        return three_columns(link, atoms, adj) * (factor + 1e-5 * numpy.random.rand())
-
-    model = without_dropout(small_model(function, shared=[0]))
-    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), model, same_molecules())
-    run(updater, 1)
-    with pytest.raises(step_program.StepDiffers):
-        run(updater, 6)
-
-
 # Arguments.
 
 
@@ -386,137 +340,3 @@ def test_arguments_by_position():
         False,
     )
     assert updater.loss_scale == 128 and not updater.auto_new_epoch
-
-
-# Where values come from.
-
-FACTOR = 1.0
-
-
-class Scaled(chainer.Chain):
-    ratio = 1.0
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.linear = links.Linear(2, 2)
-
-    @property
-    def twice(self):
-        return 2 * FACTOR
-
-    def forward(self, x):
-        return functions.sum(sum([self.linear(x) * FACTOR * i for i in range(2)]))
-
-
-def in_a_comprehension(x):
-    return sum([FACTOR * i for i in range(2)])
-
-
-@pytest.mark.parametrize('function', (None, in_a_comprehension))
-def test_globals(monkeypatch, function):
-    model = Scaled() if function is None else links.Linear(2, 2)
-    frozen = Frozen(model, function or model)
-    before = frozen.key()
-    monkeypatch.setitem(globals(), 'FACTOR', 2.0)
-    after = frozen.key()
-    assert after != before == before and frozen.key() == after
-    assert 'FACTOR' in frozen.changed(before, after)
-
-
-def test_attributes_of_classes(monkeypatch):
-    model = Scaled()
-    frozen = Frozen(model, model)
-    before = frozen.key()
-    monkeypatch.setattr(Scaled, 'ratio', 0.5)
-    assert frozen.key() != before and 'ratio' in frozen.changed(before, frozen.key())
-
-
-class Loss:
-    """A loss whose weight goes up as training goes on, in the ways in which it can be written."""
-
-    def __init__(self, model):
-        self.model, self.weight, self.n_calls = model, 1.0, 0
-
-    def __call__(self, *args):
-        return self._weighted(self.model(*args))
-
-    def method(self, *args):
-        return self._weighted(self.model(*args))
-
-    def closure(self):
-        return lambda *args: self.model(*args) * self.weight
-
-    def _weighted(self, loss):
-        return loss * self.weight
-
-    def count(self):
-        self.n_calls += 1
-
-
-@pytest.mark.parametrize(
-    'pick',
-    (
-        lambda loss: loss,
-        lambda loss: loss.method,
-        lambda loss: loss.closure(),
-        lambda loss: functools.partial(Loss.__call__, loss),
-    ),
-)
-def test_weight_of_a_loss(device, graphs, no_causes, pick):
-    results = []
-    for kind in (StandardUpdater, GraphUpdater):
-        model = without_dropout(small_model())
-        loss = Loss(model)
-        updater = make_updater(
-            kind, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=pick(loss)
-        )
-        for weight in (1.0, 2.0, 1.0):
-            loss.weight = weight
-            for _ in range(3):
-                run(updater, 1)
-                loss.count()  # is nothing that the step reads
-        results.append(parameters(updater))
-    assert len({key[-1] for key in updater._programs}) == 2
-    for name, expected in results[0].items():
-        assert relative_error(results[1][name], expected) < 1e-5, name
-
-
-settings = types.SimpleNamespace(factor=1.0)
-
-
-def with_settings(x):
-    return x * settings.factor
-
-
-def test_links_that_are_defaults():
-    model, teacher = links.Linear(2, 2), links.Linear(2, 2)
-    frozen = Frozen(model, lambda x, n=2.0, *, teacher=teacher: n * (model(x) - teacher(x)))
-    frozen.key()
-    assert frozen.links == [model, teacher]
-    assert {id(param) for param in frozen.other_params} == {id(teacher.W), id(teacher.b)}
-
-
-def test_a_link_that_is_no_child():
-    model, teacher = links.Linear(2, 2), links.Linear(2, 2)
-    model.teacher = teacher
-    frozen = Frozen(model, model)
-    before = frozen.key()
-    assert [link for link in frozen.links if link is teacher] == [teacher]
-    teacher.W.array = teacher.W.array.copy()
-    assert frozen.key() != before
-
-
-def test_attributes_of_objects_around_a_function(monkeypatch):
-    frozen = Frozen(links.Linear(2, 2), with_settings)
-    before = frozen.key()
-    settings.other = 3  # nobody asks for it
-    assert frozen.key() == before
-    monkeypatch.setattr(settings, 'factor', 2.0)
-    assert frozen.key() != before and 'settings.factor' in frozen.changed(before, frozen.key())
-    own = types.ModuleType('settings_of_mine')
-    own.factor = 1.0
-    monkeypatch.setitem(globals(), 'settings', own)
-    before = frozen.key()
-    own.factor = 2.0
-    assert frozen.key() != before

@@ -1,0 +1,295 @@
+"""The buffers that a captured step reads: how large, where, and how they are filled.
+
+A graph reads the same memory at every launch. A batch therefore lies in buffers of a fixed
+`Capacity`, a little larger than itself; what is past the batch is called spare.
+"""
+
+import collections
+
+import numpy
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import step
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.batched_csr import Buffers
+
+# Sizes of the buffers of a batch.
+Capacity = collections.namedtuple('Capacity', 'rows entries max_rows max_entries max_atom_id')
+
+STEP = 64  # rows and entries are multiples of it
+SPARE = 1.1  # factor on a size that is derived from a batch rather than from a data set
+DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes of a data set hold
+
+ALIGNMENT = 16  # bytes, the widest load of a kernel
+N_SLOTS = 2  # one is filled while the other is being copied
+
+
+def needs(sizes, entries, max_atom_id):
+    """Return the `Capacity` that a batch just fills.
+
+    Args:
+        sizes, entries (array): (n_graphs,) nodes and adjacency entries of its molecules.
+        max_atom_id (int or None): the largest atom id; None where nodes have features.
+    """
+    return Capacity(
+        int(sizes.sum()),
+        int(entries.sum()),
+        int(sizes.max(initial=0)),
+        int(entries.max(initial=0)),
+        -1 if max_atom_id is None else max_atom_id,
+    )
+
+
+def bound(values, n_graphs, deviations):
+    """Return a size that holds most sums of n_graphs values drawn from a data set.
+
+    Args:
+        values (array): (M,) the number of rows or entries of every molecule of the data set.
+        n_graphs (int): molecules in a batch.
+        deviations (float): how many standard deviations above the mean sum are held.
+
+    Returns:
+        int: a positive multiple of ``STEP``.
+    """
+    # A batch without repeated molecules holds at most the n_graphs largest.
+    return round_up(
+        min(
+            n_graphs * values.mean() + deviations * numpy.sqrt(n_graphs) * values.std(),
+            numpy.sort(values)[-n_graphs:].sum() + 1,
+        )
+    )
+
+
+def round_up(number):
+    """Return the smallest positive multiple of ``STEP`` (int) that is at least `number`."""
+    return max(1, -(-int(numpy.ceil(number)) // STEP)) * STEP
+
+
+class Capacities:
+    """Choose a capacity for each batch of n_graphs molecules.
+
+    Args:
+        n_graphs (int): molecules in a batch.
+        sizes, entries (array or None): (M,) nodes and adjacency entries of all molecules of the
+            data set, if known. Sums over n_graphs of them drawn at random are close to normal: one
+            size holds five batches of six, the next all but one in 30,000.
+        max_atom_id (int or None): the largest atom id of the data set.
+
+    Without a data set's sizes, and for a batch that is larger still, a size is derived from the
+    batch.
+    """
+
+    def __init__(self, n_graphs, sizes=None, entries=None, max_atom_id=None):
+        self._levels = []
+        if sizes is None or not len(sizes):
+            return
+        largest = needs(sizes, entries, max_atom_id)
+        for deviations in DEVIATIONS:
+            rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
+            self._levels.append(largest._replace(rows=rows, entries=total))
+
+    def of(self, need):
+        """Return the smallest known capacity that holds a batch, or add one.
+
+        Args:
+            need (Capacity): from :func:`needs`.
+
+        Returns:
+            Capacity: at least ``need`` in every number. There is always a spare row and entry, so
+            that the check with and without them finds a model that they disturb.
+        """
+        need = need._replace(rows=need.rows + 1, entries=need.entries + 1)
+        for level in self._levels:
+            if all(has >= asked for has, asked in zip(level, need)):
+                return level
+        largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
+        self._levels.append(
+            Capacity(
+                max(largest.rows, round_up(need.rows * SPARE)),
+                max(largest.entries, round_up(need.entries * SPARE)),
+                *(max(pair) for pair in zip(largest[2:], need[2:])),
+            )
+        )
+        return self._levels[-1]
+
+
+class Form(collections.namedtuple('Form', 'n_graphs n_relations is_symmetric atoms data labels')):
+    """What decides the layout of a batch's arrays, apart from the capacity.
+
+    atoms, and each of the labels: (dtype, shape of a row); data: dtype or None.
+    """
+
+    @classmethod
+    def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels):
+        """Make one from arrays of a batch, or of a data set that batches are gathered from."""
+        return cls(
+            n_graphs,
+            n_relations,
+            is_symmetric,
+            _row(atoms),
+            None if data is None else data.dtype,
+            tuple(map(_row, labels)),
+        )
+
+
+def _row(array):
+    return array.dtype, array.shape[1:]
+
+
+def batch_arrays(form, capacity):
+    """Return name -> (shape, dtype) of the arrays of a batch.
+
+    Labels are called ``label_0``, ``label_1`` and so on.
+    """
+    dtype, tail = form.atoms
+    arrays = {
+        'row_offsets': ((form.n_graphs + 1,), 'i4'),
+        'col_offsets': ((form.n_graphs + 1,), 'i4'),
+        'indptr': ((capacity.rows + 1,), 'i4'),
+        'indices': ((capacity.entries,), 'i4'),
+        'atoms': ((capacity.rows,) + tail, dtype),
+    }
+    if form.data is not None:
+        arrays['data'] = (capacity.entries,), form.data
+    for i, (dtype, tail) in enumerate(form.labels):
+        arrays['label_%d' % i] = (form.n_graphs,) + tail, dtype
+    return arrays
+
+
+def buffers_of(arrays):
+    """Return the `Buffers` of arrays that are named as :func:`batch_arrays` names them."""
+    labels = [array for name, array in arrays.items() if name.startswith('label_')]
+    names = [name for name in Buffers._fields if name != 'labels']
+    return Buffers(labels=labels, **{name: arrays.get(name) for name in names})
+
+
+def batch_over(buffers, form, capacity):
+    """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is cached."""
+    adj = BatchedCSR.in_buffers(
+        indptr=buffers.indptr,
+        indices=buffers.indices,
+        row_offsets=buffers.row_offsets,
+        col_offsets=buffers.col_offsets,
+        data=buffers.data,
+        n_relations=form.n_relations,
+        max_rows=capacity.max_rows,
+        max_nnz=capacity.max_entries,
+        max_atom_id=None if capacity.max_atom_id < 0 else capacity.max_atom_id,
+        is_symmetric=form.is_symmetric,
+    )
+    return (buffers.atoms, adj, *buffers.labels)
+
+
+class Staging:
+    """Send named arrays of fixed shapes to fixed places on a device, in one copy.
+
+    The host writes into pinned memory. There are two slots of it, so that the next batch can be
+    written while the last one is being copied.
+
+    Args:
+        arrays (dict): name -> (shape, dtype).
+        device (chainer.backend.GpuDevice): where to.
+
+    Attributes:
+        device (dict): name -> CuPy array.
+    """
+
+    def __init__(self, arrays, device):
+        cupy = cuda.cupy
+        places, start = {}, 0
+        for name, (shape, dtype) in arrays.items():
+            stop = start + int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize
+            places[name] = slice(start, stop), dtype, shape
+            start = -(-stop // ALIGNMENT) * ALIGNMENT
+        self._n_bytes = max(start, ALIGNMENT)
+        with device.device:
+            self._buffer = cupy.zeros(self._n_bytes, numpy.uint8)
+            pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(N_SLOTS)]
+            self._slots = [
+                (
+                    _views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), places),
+                    memory,
+                    cupy.cuda.Event(disable_timing=True),
+                )
+                for memory in pinned
+            ]
+        self.device = _views(self._buffer, places)
+        self._next = 0
+
+    def fill(self):
+        """Return name -> host array, to be written before :meth:`send`."""
+        arrays, _, event = self._slots[self._next]
+        event.synchronize()  # until the last copy from this slot is done
+        return arrays
+
+    def send(self):
+        """Copy what was written to the device, on the current stream."""
+        _, memory, event = self._slots[self._next]
+        stream = cuda.cupy.cuda.get_current_stream()
+        self._buffer.data.copy_from_host_async(memory.ptr, self._n_bytes, stream)
+        event.record(stream)
+        self._next = (self._next + 1) % N_SLOTS
+
+
+def _views(buffer, places):
+    return {
+        name: buffer[place].view(dtype).reshape(shape)
+        for name, (place, dtype, shape) in places.items()
+    }
+
+
+class Inputs:
+    """What a captured step reads: a batch of one layout, the number of the step, other numbers.
+
+    Args:
+        capturer (Capturer), blas ((cuda.gemm.Blas)), seed (int): of the step.
+        device (chainer.backend.GpuDevice): where to.
+        batch (HostBatch or DeviceBatch): the first of this layout.
+        capacity (Capacity): of the buffers.
+        n_numbers (int or None): how many float64 are sent along with every batch.
+
+    Attributes:
+        step ((cuda.step.Step)): to be under way when the step is run.
+        numbers (array or None): (n_numbers,) float64 on the device.
+    """
+
+    def __init__(self, capturer, blas, seed, device, batch, capacity, n_numbers=None):
+        self._capturer = capturer
+        self._form, self._capacity = batch.form, capacity
+        self._gather = batch.gather
+        arrays = {'counter': ((1,), 'u8')}
+        if n_numbers is not None:
+            arrays['numbers'] = (n_numbers,), 'f8'
+        arrays.update(batch.staged(capacity))
+        self._staging = Staging(arrays, device)
+        buffers = sent = self._staging.device
+        if self._gather is not None:
+            with chainer.using_device(device):
+                layout = batch_arrays(self._form, capacity)
+                buffers = {
+                    name: device.xp.zeros(shape, dtype) for name, (shape, dtype) in layout.items()
+                }
+        self._buffers = buffers_of(buffers)
+        self.step = step.Step(blas, seed, sent['counter'])
+        self.numbers = sent.get('numbers')
+
+    def send(self, batch, counter, numbers=None):
+        """Send a batch, the number of the step and the other numbers to the device."""
+        views = self._staging.fill()
+        views['counter'][0] = counter
+        if numbers is not None:
+            views['numbers'][...] = numbers
+        batch.write(views)
+        self._capturer.join()  # the last step may still read, on another stream
+        self._staging.send()
+
+    def arrays(self):
+        """Return what was sent, (atoms, BatchedCSR, label...).
+
+        Launches the kernels that gather the batch where it is gathered on the device.
+        """
+        if self._gather is not None:
+            self._gather(self._staging.device['index'], self._buffers)
+        return batch_over(self._buffers, self._form, self._capacity)

@@ -1,0 +1,174 @@
+"""Models, examples and updaters for the tests of captured training."""
+
+import collections
+
+import numpy
+
+import chainer_bspmm
+import chainer
+from chainer import functions
+from chainer import optimizers
+from chainer.backends import cuda
+from chainer.iterators import SerialIterator
+from chainer_chemistry.models.mlp import MLP
+from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction import GraphConvPredictor
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm import models
+from chainer_bspmm.training import GraphUpdater
+
+BATCH = 8
+MODELS = {
+    'RSGCN': lambda: models.RSGCN(5, 8, 3),
+    'RSGCN, batch norm': lambda: models.RSGCN(5, 8, 3, use_batch_norm=True),
+    'RelGCN': lambda: models.RelGCN(5, hidden_channels=[8, 8]),
+    'GGNN': lambda: models.GGNN(5, 8, n_update_layers=2),
+    'GIN': lambda: models.GIN(8, hidden_channels=8, n_update_layers=2),
+    'NFP': lambda: models.NFP(5, 8, n_update_layers=2),
+}
+RELATIONS = {'RelGCN': 4, 'GGNN': 4}
+
+
+def molecules(n, n_relations=1, seed=0, classes=False):
+    """Return examples (atoms, adj, label) with random bonds; sizes from 1 to 12."""
+    rng = numpy.random.RandomState(seed)
+    examples = []
+    for _ in range(n):
+        size = rng.randint(1, 13)
+        adj = rng.uniform(size=(n_relations, size, size)) < 2.5 / size / n_relations
+        adj = numpy.maximum(adj, adj.transpose(0, 2, 1)).astype('f') / 3
+        atoms = rng.randint(1, 20, size).astype('i')
+        label = (
+            rng.randint(-1, 2, 3).astype('i')
+            if classes
+            else (atoms.sum() / 50 + rng.normal(size=3)).astype('f')
+        )
+        examples.append((atoms, adj if n_relations > 1 else adj[0], label))
+    return examples
+
+
+def same_molecules(n=BATCH):
+    """Return examples of equal size: one layout, once the first batch was seen."""
+    return [example for example in molecules(400) if len(example[0]) == 5][:n]
+
+
+class Row(chainer.Chain):
+    """A model around a function of (atoms, adj); `counter` is an attribute to be changed."""
+
+    def __init__(self, function, predictor=None):
+        super().__init__()
+        self.function, self.counter = function, 0
+        with self.init_scope():
+            self.inner = predictor or MODELS['RSGCN']()
+
+    def forward(self, atoms, adj):
+        return self.function(self, atoms, adj)
+
+
+def three_columns(link, atoms, adj):
+    return link.inner(atoms, adj)[:, :3]
+
+
+def small_model(function=three_columns, lossfun=functions.mean_squared_error, **attributes):
+    numpy.random.seed(0)
+    row = Row(function)
+    for name, value in attributes.items():
+        setattr(row, name, value)
+    return Regressor(row, lossfun=lossfun)
+
+
+def make_model(name='RSGCN', classes=False, seed=0, lossfun=functions.mean_squared_error):
+    numpy.random.seed(seed)
+    predictor = GraphConvPredictor(MODELS[name](), MLP(3, hidden_dim=8))
+    if classes:
+        return Classifier(
+            predictor,
+            lossfun=functions.sigmoid_cross_entropy,
+            metrics_fun=functions.binary_accuracy,
+        )
+    return Regressor(predictor, lossfun=lossfun, metrics_fun={'mae': functions.mean_absolute_error})
+
+
+def without_dropout(model):
+    for link in model.links():
+        if getattr(link, 'dropout_ratio', 0):
+            link.dropout_ratio = 0.0
+    return model
+
+
+def make_updater(kind, device, model, examples, optimizer=None, hooks=(), **kwargs):
+    optimizer = (optimizer or optimizers.Adam()).setup(model)
+    for hook in hooks:
+        optimizer.add_hook(hook)
+    chainer.global_config.tested_optimizer = optimizer
+    numpy.random.seed(3)
+    if device.xp is not numpy:
+        device.xp.random.seed(3)  # layers that learn their input size start on the device
+    iterator = SerialIterator(examples, BATCH)
+    kwargs.setdefault('converter', chainer_bspmm.concat_mols)
+    if kind is GraphUpdater:
+        kwargs.setdefault('seed', 7)
+    return kind(iterator, optimizer, device=device, **kwargs)
+
+
+def run(updater, n_steps):
+    """Update; return what was reported, a list of dicts."""
+    reporter, reported = chainer.Reporter(), []
+    target = updater.get_optimizer('main').target
+    reporter.add_observer('main', target)
+    reporter.add_observers('main', target.namedlinks(skipself=True))
+    for _ in range(n_steps):
+        observation = {}
+        with reporter.scope(observation):
+            updater.update()
+        reported.append(
+            {name: float(getattr(value, 'array', value)) for name, value in observation.items()}
+        )
+    return reported
+
+
+def parameters(updater):
+    return {
+        name: cuda.to_cpu(param.array).copy()
+        for name, param in updater.get_optimizer('main').target.namedparams(include_uninit=False)
+    }
+
+
+def assert_same_bits(found, expected):
+    """Compare two dicts name -> array."""
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+def n_keys(updater):
+    """Return how many different keys of the guards there are programs for."""
+    return len({layout[-1] for layout in updater._programs})
+
+
+def assert_same_update(ours, theirs, bounds):
+    """Compare parameters, gradients, states and counters of two links.
+
+    bounds: dtype's letter -> error, relative to the largest element of all parameters (gradients,
+    states m, ...), as an average of gradients may cancel.
+    """
+    alike = collections.defaultdict(list)  # (kind, dtype) -> pairs of arrays
+    for own, other in zip(ours.params(False), theirs.params(False), strict=True):
+        pairs = {'data': (own.array, other.array), 'grad': (own.grad, other.grad)}
+        rule, expected = own.update_rule, other.update_rule
+        if expected is not None:
+            assert rule.t == expected.t
+            assert (rule.state is None) == (expected.state is None)
+            assert set(rule.state or ()) == set(expected.state or ())
+            for name, state in (expected.state or {}).items():
+                pairs[name] = rule.state[name], state
+        for kind, pair in pairs.items():
+            alike[kind, other.dtype].append(pair)
+    for (_, dtype), arrays in alike.items():
+        actual, wanted = (
+            numpy.concatenate([cuda.to_cpu(array).ravel() for array in side])
+            for side in zip(*arrays)
+        )
+        bound = bounds[dtype.char] * numpy.nan_to_num(abs(wanted)).max()
+        numpy.testing.assert_allclose(actual, wanted, rtol=0, atol=bound)
