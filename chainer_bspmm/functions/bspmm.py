@@ -6,9 +6,9 @@ from chainer.types import NdArray
 
 from chainer_bspmm import backend
 from chainer_bspmm.functions.node import apply_untracked
-from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.papers import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import BatchedSELL
+from chainer_bspmm.papers import BatchedSELL
 
 
 class BatchedSpMM(function_node.FunctionNode):
@@ -121,10 +121,10 @@ def bspmm(
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
         ``'swa'``: their CSR kernel as written; ``'swa_rows'`` and ``'swa_blocked'``: its forms (c)
-        and (d) of figure 5 whatever the width; ``kernels/papers/bspmm_swa.cu`` names deviations. The
-        SparseTensor variant (figures 3, 5-(a) and 5-(b), section 4.3): ``bspmm_st_shared.cu`` and
-        ``bspmm_st_global.cu``; the paper leaves the block size open, and offsets replace its tables
-        of pointers. SELL: IPSJ report 2018-HPC-164 No. 3, for one column there;
+        and (d) of figure 5 whatever the width; ``kernels/papers/bspmm_swa.cu`` names deviations.
+        The SparseTensor variant (figures 3, 5-(a) and 5-(b), section 4.3): ``bspmm_st_shared.cu``
+        and ``bspmm_st_global.cu``; the paper leaves the block size open, and offsets replace its
+        tables of pointers. SELL: IPSJ report 2018-HPC-164 No. 3, for one column there;
         ``kernels/papers/bspmm_sell.cu``.
 
     Example:

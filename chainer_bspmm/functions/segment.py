@@ -6,7 +6,7 @@ from chainer.types import NdArray
 
 from chainer_bspmm import backend
 from chainer_bspmm.functions.node import apply_untracked
-from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.papers import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
 
 

@@ -13,7 +13,7 @@ from chainer_bspmm.functions.segment import check_rows
 from chainer_bspmm.functions.segment import segments_of
 from chainer_bspmm.functions.segment import SegmentBroadcast
 from chainer_bspmm.functions.segment import SegmentSum
-from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.papers import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
 
 
