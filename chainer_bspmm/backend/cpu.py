@@ -71,7 +71,7 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
 
 
 def segment_softmax(x, offsets):
-    # In double, as the kernel; see there.
+    # In double, as kernels/segment_softmax.cu explains.
     lengths = numpy.diff(offsets)
     # A difference may be infinite, and infinities become NaN, in silence as on a GPU.
     with numpy.errstate(over='ignore', invalid='ignore'):

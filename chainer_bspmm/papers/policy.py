@@ -55,7 +55,7 @@ def st_partition(max_rows, n_channels, itemsize):
 def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
     """Plan a block per (matrix, partition of n_columns columns).
 
-    The sub-warp follows from the width of a partition, each being a product of its own; a block has
+    The sub-warp follows from the width of a partition, each being a separate product; a block has
     as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
 
     Args:

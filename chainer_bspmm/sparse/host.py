@@ -20,10 +20,9 @@ def bspmm(matrix, adj, x, residual):
 
 def bsddmm(adj, u, v):
     u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
-    compute, n_entries = compute_dtype(u), adj._n_true_entries()
+    n_entries = adj._n_true_entries()
+    # In row-major order, as indexing returns it, einsum adds up halves in float32 by itself.
     w = numpy.einsum(
-        'kc,kc->k',
-        u[adj.entry_rows()[:n_entries]].astype(compute, copy=False),
-        v[adj.entry_columns()[:n_entries]].astype(compute, copy=False),
-    ).astype(u.dtype, copy=False)
+        'kc,kc->k', u[adj.entry_rows()[:n_entries]], v[adj.entry_columns()[:n_entries]]
+    )
     return numpy.pad(w, (0, adj.nnz - n_entries)) if adj.has_spare else w
