@@ -9,10 +9,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.activated_linear import linear_softmax
-from tests.support.gradients import check_gradients
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import relative_error
+from tests.support.gradients import check_gradients
 
 PAIRS = [(linear_relu, functions.relu), (linear_softmax, functions.softmax)]
 

@@ -10,11 +10,11 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.convolved_relu import convolved_relu
-from tests.support.gradients import check_gradients
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import relative_error
+from tests.support.gradients import check_gradients
 
 SIZES = {'several': (5, 1, 0, 7), 'one node': (1,), 'empty': (0,)}
 

@@ -18,10 +18,10 @@ from chainer_bspmm.cuda.step import under_way
 from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
-from tests.support.gradients import check_gradients
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
+from tests.support.gradients import check_gradients
 
 SEED, STEP = 2**63 + 12345, 2**33 + 6
 
@@ -158,7 +158,7 @@ def test_step_dropout(xp, dtype, shape):
             numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), expected)
 
 
-def test_step_dropout_of_columns_that_lie_apart(xp):
+def test_step_dropout_of_strided_columns(xp):
     x = features(numpy.random.RandomState(0), xp, 9, 8, 'float32')[:, ::2]
     with under_way(step_on(xp)):
         (y,) = StepDropout(0.5).apply((x,))
