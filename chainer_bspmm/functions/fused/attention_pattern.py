@@ -116,10 +116,8 @@ class AttentionPattern:
 
 def _without_edges(rows, n_relations, within):
     """Return (n_nodes, R) booleans: whether a node has no edge in a relation, else in any."""
-    isolated = (rows.indptr[1:] == rows.indptr[:-1]).reshape(-1, n_relations)
-    return (
-        isolated if within else isolated.all(axis=1, keepdims=True) | rows.xp.zeros_like(isolated)
-    )
+    empty = (rows.indptr[1:] == rows.indptr[:-1]).reshape(-1, n_relations)
+    return empty if within else empty.all(axis=1, keepdims=True) | rows.xp.zeros_like(empty)
 
 
 def slots_as_edges(adj, within):
