@@ -78,7 +78,7 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
     Returns:
         Variable: of x's shape and dtype. The values of a row sum to 1 up to their own rounding,
         however large x is: the row's maximum is subtracted first. Computed in float64.
-        A NaN or +inf, or a row of nothing but -inf, makes NaN of its row and column alone.
+        A NaN or +inf, or a row of nothing but -inf, makes NaN of its row and column only.
 
     Raises:
         TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not fit.

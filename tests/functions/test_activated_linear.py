@@ -9,10 +9,10 @@ from chainer.backends import cuda
 
 from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.activated_linear import linear_softmax
-from tests.support.gradients import check_gradients
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import relative_error
+from tests.support.gradients import check_gradients
 
 PAIRS = [(linear_relu, functions.relu), (linear_softmax, functions.softmax)]
 
@@ -26,7 +26,8 @@ def inputs(xp, n, n_in, n_out, dtype):
 def outcome(function, given, wanted, weights):
     variables = [chainer.Variable(a.copy(), requires_grad=i in wanted) for i, a in enumerate(given)]
     y = function(*variables)
-    functions.sum(y * y * weights).backward()
+    # Not y * y, whose gradient is 0 where a rectifier's output is, masked or not.
+    functions.sum((y + 1) * (y + 1) * weights).backward()
     return [y.array] + [variable.grad for variable in variables]
 
 
@@ -57,7 +58,7 @@ def test_gradients(xp, fused, activation):
     given = inputs(xp, 20, 5, 4, 'float64')
     if fused is linear_relu:
         assert 20 < (linear_relu(*given).array > 0).sum() < 60  # both sides of the bend
-    check_gradients(lambda *a: fused(*a) ** 2, *given)
+    check_gradients(lambda *a: (fused(*a) + 1) ** 2, *given)
 
 
 @pytest.mark.parametrize('fused, activation', PAIRS)
@@ -104,7 +105,7 @@ def test_no_dropout_outside_of_training(xp):
 def test_gradients_with_dropout(xp):
     def function(*given):
         xp.random.seed(1)
-        return linear_relu(*given, dropout_ratio=0.3) ** 2
+        return (linear_relu(*given, dropout_ratio=0.3) + 1) ** 2
 
     check_gradients(function, *inputs(xp, 20, 5, 4, 'float64'))
 

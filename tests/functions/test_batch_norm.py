@@ -11,10 +11,10 @@ from chainer_chemistry.links import GraphBatchNormalization
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions.fused.batch_norm import batch_norm
 from chainer_bspmm.models import RSGCN
-from tests.support.gradients import check_gradients
-from tests.support.spare import with_spare
 from tests.support import BATCHES
 from tests.support import relative_error
+from tests.support.gradients import check_gradients
+from tests.support.spare import with_spare
 
 # Chainer's own float16 sums are as wrong as that.
 BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}

@@ -13,12 +13,12 @@ from chainer_bspmm.functions.fused import degree_linear
 from chainer_bspmm.functions.fused.degree_linear import degree_linear_sigmoid
 from chainer_bspmm.functions.fused.degree_linear import Degrees
 from chainer_bspmm.functions.fused.degree_linear import degrees_of
-from tests.support.gradients import check_gradients
 from tests.support import assert_close
 from tests.support import DTYPES
 from tests.support import features
+from tests.support.gradients import check_gradients
 
-# Types of nodes: with and without, one that nobody has, one with several, one past the last (4).
+# Types of nodes: with and without, one that no node has, one with several, one past the last (4).
 TYPES = numpy.array([1, 0, 4, 2, 2, 9, 1, 2, 4, 0, 2])
 N_TYPES = 4
 

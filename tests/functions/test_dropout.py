@@ -18,10 +18,10 @@ from chainer_bspmm.cuda.step import under_way
 from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
-from tests.support.gradients import check_gradients
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
+from tests.support.gradients import check_gradients
 
 SEED, STEP = 2**63 + 12345, 2**33 + 6
 
@@ -158,7 +158,7 @@ def test_step_dropout(xp, dtype, shape):
             numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), expected)
 
 
-def test_step_dropout_of_columns_that_lie_apart(xp):
+def test_step_dropout_of_strided_columns(xp):
     x = features(numpy.random.RandomState(0), xp, 9, 8, 'float32')[:, ::2]
     with under_way(step_on(xp)):
         (y,) = StepDropout(0.5).apply((x,))
@@ -172,7 +172,7 @@ def test_gradients_of_step_dropout(xp):
 
     def function(x):
         with under_way(step):  # its layers count from 0: one mask for all calls
-            return StepDropout(0.4).apply((x,))[0] ** 2
+            return (StepDropout(0.4).apply((x,))[0] + 1) ** 2
 
     check_gradients(function, features(numpy.random.RandomState(0), xp, 5, 3, 'float64'))
 
@@ -228,7 +228,7 @@ def test_gradients_of_linear_relu(xp):
 
     def function(*given):
         with under_way(step):
-            return linear_relu(*given, dropout_ratio=0.3) ** 2
+            return (linear_relu(*given, dropout_ratio=0.3) + 1) ** 2
 
     check_gradients(function, *linear_inputs(xp, 12, 'float64'))
 

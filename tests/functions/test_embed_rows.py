@@ -8,11 +8,11 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.functions.fused.embed_rows import embed_rows
-from tests.support.gradients import check_gradients
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import relative_error
 from tests.support import TOLERANCE
+from tests.support.gradients import check_gradients
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

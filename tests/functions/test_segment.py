@@ -11,13 +11,13 @@ from chainer_bspmm import reference
 from chainer_bspmm.functions import segment_broadcast
 from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
-from tests.support.gradients import check_gradients
 from tests.support import assert_close
 from tests.support import batch_on
 from tests.support import BATCHES
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import widths_on
+from tests.support.gradients import check_gradients
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

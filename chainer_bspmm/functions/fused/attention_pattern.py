@@ -1,4 +1,4 @@
-"""What the heads of graph attention multiply by: matrices made of a `BatchedCSR` and a number."""
+"""The matrices that the heads of graph attention multiply by, made of a `BatchedCSR`."""
 
 import numpy
 
@@ -12,9 +12,9 @@ from chainer_bspmm.sparse.validate import fits_int32
 class AttentionPattern:
     """The edges of every head, once a batch: see :func:`attention_pattern`.
 
-    With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. An edge of every
-    head is an entry of its own; entries are sorted by receiver, head, relation, so that whatever is
-    summed or normalised together is adjacent.
+    With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. Every edge has an
+    entry for each head; entries are sorted by receiver, head, relation, so that what is summed or
+    normalised together is adjacent.
 
     Attributes:
         product (BatchedCSR): what weights and features are multiplied by: a row for every node, in
@@ -38,8 +38,7 @@ class AttentionPattern:
         starts, heads = rows.indptr, xp.arange(n_heads, dtype='i')
         first = starts[::n_relations]
         degree = first[1:] - first[:-1]
-        # An edge of row i stands where it stood, behind the heads of the rows before and those of
-        # its own row that come first.
+        # An edge comes after all heads of the rows before and the earlier heads of its row.
         node = row // n_relations
         place = ((n_heads - 1) * first[node] + xp.arange(rows.nnz, dtype='i'))[:, None]
         place = (place + heads * degree[node][:, None]).ravel()
@@ -71,17 +70,17 @@ class AttentionPattern:
             max_cols=adj.max_cols * n_heads,
             max_nnz=adj.max_nnz * n_heads,
         )
-        alone = _without_edges(rows, n_relations, within)
+        isolated = _without_edges(rows, n_relations, within)
         self.isolated = None
-        if xp is not numpy or alone.any():  # of a device that would ask for a synchronisation
-            self.isolated = self._means(adj, alone, within, n_heads, rows_per_node, dtype)
+        if xp is not numpy or isolated.any():  # on a device, finding out would synchronise
+            self.isolated = self._means(adj, isolated, within, n_heads, rows_per_node, dtype)
 
-    def _means(self, adj, alone, within, n_heads, rows_per_node, dtype):
-        xp, (n_nodes, n_relations) = adj.xp, alone.shape
+    def _means(self, adj, isolated, within, n_heads, rows_per_node, dtype):
+        xp, (n_nodes, n_relations) = adj.xp, isolated.shape
         width = n_relations * n_heads
         graph = build.entry_rows(xp, adj.row_offsets, n_nodes)
         n_slots = xp.diff(adj.row_offsets)[graph] * (1 if within else n_relations)
-        weight = alone / n_slots[:, None].astype(dtype)
+        weight = isolated / n_slots[:, None].astype(dtype)
         # (node, head, relation)
         columns = (graph * width)[:, None, None] + xp.arange(width, dtype='i').reshape(
             n_relations, n_heads
@@ -101,8 +100,8 @@ class AttentionPattern:
     def gathers(self, adj, n_heads):
         """Return the (nnz * K) x (2 * n_nodes * R * K) matrix that adds two scores for every entry.
 
-        They are column 0 of the source's row and column 1 of the receiver's. Given again is what
-        the pattern was made of: it is kept there, and must not refer back.
+        They are column 0 of the source's row and column 1 of the receiver's. ``adj`` is passed in
+        rather than stored: the pattern is kept with it, and a reference back would make a cycle.
         """
         return gathering(
             adj,
@@ -117,8 +116,8 @@ class AttentionPattern:
 
 def _without_edges(rows, n_relations, within):
     """Return (n_nodes, R) booleans: whether a node has no edge in a relation, else in any."""
-    alone = (rows.indptr[1:] == rows.indptr[:-1]).reshape(-1, n_relations)
-    return alone if within else alone.all(axis=1, keepdims=True) | rows.xp.zeros_like(alone)
+    empty = (rows.indptr[1:] == rows.indptr[:-1]).reshape(-1, n_relations)
+    return empty if within else empty.all(axis=1, keepdims=True) | rows.xp.zeros_like(empty)
 
 
 def slots_as_edges(adj, within):
@@ -141,20 +140,20 @@ def slots_as_edges(adj, within):
 
 def _slots_as_edges(adj, within):
     xp, n_relations, rows = adj.xp, adj.n_relations, relation_rows(adj)
-    alone = _without_edges(rows, n_relations, within).ravel()
+    isolated = _without_edges(rows, n_relations, within).ravel()
     graph = xp.repeat(build.entry_rows(xp, adj.row_offsets, adj.n_rows), n_relations)
-    starts = xp.zeros(alone.size + 1, numpy.int64)
+    starts = xp.zeros(isolated.size + 1, numpy.int64)
     starts[1:] = xp.cumsum(
-        xp.where(alone, xp.diff(adj.row_offsets)[graph], xp.diff(rows.indptr)), dtype=numpy.int64
+        xp.where(isolated, xp.diff(adj.row_offsets)[graph], xp.diff(rows.indptr)), dtype=numpy.int64
     )
     nnz = int(starts[-1])  # synchronises
     fits_int32('non-zeros, slots counted', nnz)
     starts = starts.astype('i')
     row = build.entry_rows(xp, starts, nnz)
-    # The first row of the graph in place of the first edge.
+    # The first row of the graph instead of the first edge.
     order = xp.arange(nnz, dtype='i') - starts[row]
     source = adj.row_offsets[graph[row]] + order
-    edges = xp.flatnonzero(~alone[row])  # synchronises, as the next line does
+    edges = xp.flatnonzero(~isolated[row])  # synchronises, as the next line does
     source[edges] = rows.indices[(rows.indptr[row] + order)[edges]]
     indptr = xp.ascontiguousarray(starts[::n_relations])
     expanded = derived(
@@ -166,7 +165,7 @@ def _slots_as_edges(adj, within):
         max_nnz=int(xp.diff(indptr[adj.row_offsets]).max()) if adj.n_graphs else 0,
         n_relations=n_relations,
     )
-    return expanded, ~alone
+    return expanded, ~isolated
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):
@@ -175,8 +174,8 @@ def attention_pattern(adj, n_heads, within, side_by_side, dtype):
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R); its values are not used.
         n_heads (int): K.
-        within (bool): normalise the edges of every relation apart.
-        side_by_side (bool): keep the heads apart in the product.
+        within (bool): normalise the edges of every relation separately.
+        side_by_side (bool): have a row for every head in the product, instead of their sum.
         dtype (numpy.dtype): of the features.
 
     Note:

@@ -175,7 +175,7 @@ def batch_norm(adj, link, h):
 
     Raises:
         ValueError: with spare rows: shapes do not fit, the link normalises over another axis than
-            that of the rows, has no decay, or has a forward pass of its own.
+            that of the rows, has no decay, or overrides the forward pass.
 
     Note:
         With spare rows: one node, deterministic, does not synchronise, and may be captured in a
