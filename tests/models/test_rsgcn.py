@@ -52,6 +52,7 @@ def train(model, converter, examples, n_epochs, seed):
         return float(chainer.functions.mean_squared_error(model(*inputs), t).array)
 
 
+@pytest.mark.slow
 def test_short_trainings_end_within_the_spread_of_seeds():
     # A learnable target: the number of atoms of an element, and of all atoms.
     examples = [
