@@ -23,10 +23,10 @@ from chainer_chemistry.utils import run_train
 import chainer_bspmm
 from chainer_bspmm import concat_mols
 from chainer_bspmm import sparsify
-from tests.models.test_rsgcn import molecules
 from tests.support import relative_error
+from tests.support.molecules import molecules
 
-EXAMPLES = molecules([5, 9, 3, 7, 1, 12, 4, 8] * 3)
+EXAMPLES = molecules([5, 9, 3, 7, 1, 12, 4, 8] * 3, 'normalised')
 
 
 def regressor(device, seed=0, **options):

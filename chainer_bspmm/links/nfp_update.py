@@ -45,6 +45,7 @@ class NFPUpdate(Sparse, nfp_update.NFPUpdate):
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
         h, lead = node_rows(h, adj)
+        h = bspmm(adj, h)
         weights, biases = zip(*[parameters_of(layer, h.shape[1]) for layer in self.graph_linears])
         degrees = degrees_of(adj, len(self.graph_linears))
-        return as_given(degree_linear_sigmoid(degrees, bspmm(adj, h), weights, biases), lead)
+        return as_given(degree_linear_sigmoid(degrees, h, weights, biases), lead)

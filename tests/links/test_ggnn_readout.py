@@ -10,6 +10,7 @@ from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout as DenseRea
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
+from tests.support.parity import sparse_link
 
 N_GRAPHS, N = 3, 4
 ADJ = [
@@ -38,7 +39,7 @@ def test_readout(device, options, with_h0):
     for layer in (dense.i_layer, dense.j_layer):
         if layer.b is not None:
             layer.b.array[...] = rng.uniform(-1, 1, 6)
-    link = GGNNReadout.from_dense(dense)
+    link = sparse_link(GGNNReadout, dense)
     expected = [dense(h, h0, real).array for real in (None, mask)]
     link.to_device(device)
     h, h0 = (

@@ -9,8 +9,9 @@ from chainer_chemistry.links.update.ggnn_update import GGNNUpdate as DenseGGNNUp
 
 from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.relation_models import molecule
 from tests.support import relative_error
+from tests.support.molecules import adjacency
+from tests.support.parity import sparse_link
 
 
 @pytest.mark.parametrize(
@@ -20,12 +21,12 @@ from tests.support import relative_error
 def test_update_link(device, in_channels, options):
     rng = numpy.random.RandomState(0)
     h = rng.uniform(size=(2, 5, 6)).astype('f')
-    adj = numpy.stack([molecule(rng, 5)[1] for _ in range(2)])
+    adj = numpy.stack([adjacency(rng, 5) for _ in range(2)])
     dense = DenseGGNNUpdate(in_channels, **options)
     dense.graph_linear.b.array[...] = rng.uniform(size=dense.graph_linear.b.shape)
     expected = [dense(h, adj).array for _ in range(3)]
     assert (expected[0] != expected[1]).all()  # the state counts
-    link = GGNNUpdate.from_dense(dense)
+    link = sparse_link(GGNNUpdate, dense)
     link.to_device(device)
     for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
         batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)
@@ -52,7 +53,7 @@ def test_another_update_layer_is_refused():
     with dense.init_scope():
         dense.update_layer = chainer.links.StatelessGRU(22, 16)
     with pytest.raises(ValueError, match='update_layer: expected a chainer.links.GRU, got'):
-        GGNNUpdate.from_dense(dense)
+        sparse_link(GGNNUpdate, dense)
 
 
 def test_state_of_another_batch():

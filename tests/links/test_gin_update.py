@@ -8,19 +8,19 @@ from chainer.backends import cuda
 from chainer_chemistry.links import GINUpdate as DenseGINUpdate
 from chainer_chemistry.links import GraphMLP
 
-from chainer_bspmm import sparsify
 from chainer_bspmm.links import GINUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.test_gin import molecule
-from tests.models.test_gin import randomise
 from tests.support import relative_error
+from tests.support.molecules import adjacency
+from tests.support.parity import randomised
+from tests.support.parity import sparse_link
 
 
 def inputs():
     rng = numpy.random.RandomState(0)
     return (
         rng.uniform(-1, 1, (2, 5, 6)).astype('f'),
-        numpy.stack([molecule(rng, 5)[1] for _ in range(2)]),
+        numpy.stack([adjacency(rng, 5, 'counted') for _ in range(2)]),
     )
 
 
@@ -34,8 +34,8 @@ def test_update_link(device, in_channels, options):
     h, adj = inputs()
     dense = DenseGINUpdate(in_channels, dropout_ratio=0.0, **options)
     dense(h, adj)
-    expected = randomise(dense)(h, adj).array
-    link = GINUpdate.from_dense(dense)
+    expected = randomised(dense)(h, adj).array
+    link = sparse_link(GINUpdate, dense)
     link.to_device(device)
     for layout, features in (
         ('padded', h),
@@ -68,31 +68,10 @@ def test_another_activation_and_link_hooks_of_the_layers():
         del dense.graph_mlp
         with dense.init_scope():
             dense.graph_mlp = GraphMLP([5, 5, 4], 6, activation)
-        randomise(dense)
+        randomised(dense)
         expected = dense(h, adj).array
-        hook = Count()
-        for layer in dense.graph_mlp.layers:
+        link, hook = sparse_link(GINUpdate, dense), Count()
+        for layer in link.graph_mlp.layers:
             layer.add_hook(hook)
-        link = GINUpdate.from_dense(dense)
         assert relative_error(link(h, batch).array, expected) < 1e-5
         assert hook.calls == 3
-
-
-def test_link_in_a_chain_of_ones_own():
-    class Own(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.update = DenseGINUpdate(6, dropout_ratio=0.0)
-
-        def forward(self, h, adj):
-            return chainer.functions.sum(self.update(h, adj), axis=1)
-
-    h, adj = inputs()
-    model = randomise(Own())
-    expected = model(h, adj).array
-    assert type(sparsify(model).update) is GINUpdate
-    assert (
-        relative_error(model(h, BatchedCSR.from_matrices(list(adj), 'padded')).array, expected)
-        < 1e-5
-    )

@@ -9,8 +9,9 @@ from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as Dens
 
 from chainer_bspmm.links import GNNFiLMUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.relation_models import molecule
 from tests.support import relative_error
+from tests.support.molecules import adjacency
+from tests.support.parity import sparse_link
 
 
 @pytest.mark.parametrize(
@@ -20,13 +21,13 @@ from tests.support import relative_error
 def test_update_link(device, n_relations, activation):
     rng = numpy.random.RandomState(0)
     h = rng.uniform(-1, 1, (2, 5, 6)).astype('f')
-    adj = numpy.stack([molecule(rng, 5, n_relations)[1] for _ in range(2)])
+    adj = numpy.stack([adjacency(rng, 5, 'relations', n_relations) for _ in range(2)])
     dense = DenseGNNFiLMUpdate(6, n_relations, activation)
     dense(h, adj)
     dense.norm_layer.gamma.array[...] = rng.uniform(0.5, 2, 6)
     dense.norm_layer.beta.array[...] = rng.uniform(-1, 1, 6)
     expected = dense(h, adj).array
-    link = GNNFiLMUpdate.from_dense(dense)
+    link = sparse_link(GNNFiLMUpdate, dense)
     link.to_device(device)
     # All rows of this batch are atoms: packed and padded are the same.
     for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
@@ -59,8 +60,8 @@ def test_norm_of_ones_own():
     del dense.norm_layer
     with dense.init_scope():
         dense.norm_layer = chainer.links.BatchNormalization(3)
-    with pytest.raises(ValueError, match='model.norm_layer: expected .*Layer.* got .*BatchNorm'):
-        GNNFiLMUpdate.from_dense(dense)
+    with pytest.raises(ValueError, match='norm_layer: expected .*Layer.* got .*BatchNorm'):
+        sparse_link(GNNFiLMUpdate, dense)
 
 
 def test_bad_input():

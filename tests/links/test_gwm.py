@@ -12,6 +12,7 @@ from chainer_chemistry.models.gwm.gwm import GWM as DenseGWM
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.links import GWM
 from tests.support import relative_error
+from tests.support.parity import sparse_link
 
 SIZES = [4, 1, 7, 2]
 OPTIONS = {'hidden_dim': 6, 'hidden_dim_super': 5, 'n_layers': 2, 'n_heads': 3}
@@ -51,7 +52,7 @@ def steps(link, h, h_new, g, adj):
 def test_both_layouts(device, options):
     numpy.random.seed(0)
     dense = DenseGWM(**OPTIONS, **options)
-    link = GWM.from_dense(copy.deepcopy(dense))
+    link = sparse_link(GWM, copy.deepcopy(dense))
     link.to_device(device)
     rng = numpy.random.RandomState(0)
     h, h_new = features(rng, len(SIZES) * max(SIZES))
@@ -104,10 +105,3 @@ def test_graph_without_nodes():
     h, h_new = features(numpy.random.RandomState(0), 5)
     h, g = link(h, h_new, numpy.ones((3, 5), 'f'), adj)
     assert numpy.isfinite(h.array).all() and numpy.isfinite(g.array).all()
-
-
-def test_parameters_of_ones_own_are_not_lost_in_silence():
-    dense = DenseGWM(**OPTIONS)
-    dense.add_param('temperature', (1,), initializer=1)
-    with pytest.raises(ValueError, match='expected the parameters of GWM alone, .*temperature'):
-        GWM.from_dense(dense)

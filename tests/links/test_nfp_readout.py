@@ -8,8 +8,9 @@ from chainer_chemistry.links import NFPReadout as DenseNFPReadout
 
 from chainer_bspmm.links import NFPReadout
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.test_gin import randomise
 from tests.support import relative_error
+from tests.support.parity import randomised
+from tests.support.parity import sparse_link
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])
@@ -19,8 +20,8 @@ def test_readout_link(device, in_channels, with_mask):
     mask = numpy.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], 'f')
     dense = DenseNFPReadout(4, in_channels)
     dense(h)
-    expected = randomise(dense)(h, mask if with_mask else None).array
-    link = NFPReadout.from_dense(dense)
+    expected = randomised(dense)(h, mask if with_mask else None).array
+    link = sparse_link(NFPReadout, dense)
     link.to_device(device)
     adj = BatchedCSR.from_matrices([numpy.eye(5)] * 3, 'padded').to_device(device)
     y = link(device.send(h.reshape(15, 6)), adj, device.send(mask) if with_mask else None)

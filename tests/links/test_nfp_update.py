@@ -11,16 +11,17 @@ from chainer_chemistry.links import NFPUpdate as DenseNFPUpdate
 from chainer_bspmm import sparsify
 from chainer_bspmm.links import NFPUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.test_gin import molecule
-from tests.models.test_gin import randomise
 from tests.support import relative_error
+from tests.support.molecules import adjacency
+from tests.support.parity import randomised
+from tests.support.parity import sparse_link
 
 
 def inputs():
     rng = numpy.random.RandomState(0)
     return (
         rng.uniform(-1, 1, (2, 5, 6)).astype('f'),
-        numpy.stack([molecule(rng, 5)[1] for _ in range(2)]),
+        numpy.stack([adjacency(rng, 5, 'counted') for _ in range(2)]),
     )
 
 
@@ -39,8 +40,8 @@ def test_update_link(device, in_channels, max_degree):
     dense = DenseNFPUpdate(in_channels, 4, max_degree)
     conds = conditions(h, adj, max_degree + 1)
     dense(h, adj, conds)
-    expected = randomise(dense)(h, adj, conds).array
-    link = NFPUpdate.from_dense(dense)
+    expected = randomised(dense)(h, adj, conds).array
+    link = sparse_link(NFPUpdate, dense)
     link.to_device(device)
     for layout, features in (
         ('padded', h),
@@ -63,7 +64,8 @@ def test_swap():
 
 
 def test_hooks_that_would_not_run_are_refused():
-    dense = DenseNFPUpdate(6, 4)
-    dense.graph_linears[3].add_hook(TimerHook())
-    with pytest.raises(ValueError, match=r'graph_linears\.3: expected no link hooks, .* TimerHook'):
-        sparsify(dense)
+    h, adj = inputs()
+    link = NFPUpdate(6, 4)
+    link.graph_linears[3].add_hook(TimerHook())
+    with pytest.raises(ValueError, match=r'3: expected no link hooks, .* TimerHook'):
+        link(h, BatchedCSR.from_matrices(list(adj), 'padded'))

@@ -9,15 +9,16 @@ from chainer_chemistry.links.update.relgat_update import RelGATUpdate as DenseRe
 
 from chainer_bspmm.links import RelGATUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.relation_models import molecule
 from tests.support import relative_error
+from tests.support.molecules import adjacency
+from tests.support.parity import sparse_link
 
 
 def batch_of(n_graphs=2, n_relations=4):
     rng = numpy.random.RandomState(0)
     return (
         rng.uniform(-1, 1, (n_graphs, 5, 6)).astype('f'),
-        numpy.stack([molecule(rng, 5, n_relations)[1] for _ in range(n_graphs)]),
+        numpy.stack([adjacency(rng, 5, 'relations', n_relations) for _ in range(n_graphs)]),
     )
 
 
@@ -33,7 +34,7 @@ def test_update_link(device, in_channels, n_heads, softmax_mode, concat_heads):
     )
     dense.attention_layer.b.array[...] = 0.5
     expected = dense(h, adj).array
-    link = RelGATUpdate.from_dense(dense)
+    link = sparse_link(RelGATUpdate, dense)
     link.to_device(device)
     width = 4 * (n_heads if concat_heads else 1)
     # All rows of this batch are atoms: packed and padded are the same.
@@ -65,7 +66,7 @@ def test_values_of_the_adjacency_play_no_part(values):
     dense = DenseRelGATUpdate(6, 4)
     expected = dense(h, adj).array
     batch = BatchedCSR.from_matrices(list(adj * numpy.float32(values)))
-    y = RelGATUpdate.from_dense(dense)(h.reshape(10, 6), batch).array
+    y = sparse_link(RelGATUpdate, dense)(h.reshape(10, 6), batch).array
     assert relative_error(y.reshape(expected.shape), expected) < 1e-5
 
 
@@ -77,7 +78,7 @@ def test_large_logits(mode):
     for scale in (1e3, 3e3):
         dense.attention_layer.W.array[...] = scale * numpy.linspace(-1, 1, 8)
         expected = dense(h, adj).array
-        y = RelGATUpdate.from_dense(dense)(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj)))
+        y = sparse_link(RelGATUpdate, dense)(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj)))
         assert relative_error(y.array.reshape(expected.shape), expected) < 1e-4
 
 

@@ -8,8 +8,9 @@ from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate as DenseRe
 
 from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.relation_models import molecule
 from tests.support import relative_error
+from tests.support.molecules import adjacency
+from tests.support.parity import sparse_link
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])
@@ -17,12 +18,12 @@ from tests.support import relative_error
 def test_update_link(device, in_channels, out_channels):
     rng = numpy.random.RandomState(0)
     h = rng.uniform(size=(2, 5, 6)).astype('f')
-    adj = numpy.stack([molecule(rng, 5)[1] for _ in range(2)])
+    adj = numpy.stack([adjacency(rng, 5) for _ in range(2)])
     dense = DenseRelGCNUpdate(in_channels, out_channels)
     dense.graph_linear_self.b.array[...] = 0.5
     dense.graph_linear_edge.b.array[...] = rng.uniform(size=4 * out_channels)
     expected = dense(h, adj).array
-    link = RelGCNUpdate.from_dense(dense)
+    link = sparse_link(RelGCNUpdate, dense)
     link.to_device(device)
     for layout, shape in (('padded', (2, 5)), ('packed', (10,)), ('padded', (10,))):
         batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)

@@ -8,18 +8,19 @@ from chainer_chemistry.links import RSGCNUpdate as DenseRSGCNUpdate
 
 from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.sparse import BatchedCSR
-from tests.models.test_rsgcn import molecule
 from tests.support import relative_error
+from tests.support.molecules import adjacency
+from tests.support.parity import sparse_link
 
 
 @pytest.mark.parametrize('in_channels', [None, 6])
 def test_update_link(device, in_channels):
     rng = numpy.random.RandomState(0)
     h = rng.uniform(size=(2, 5, 6)).astype('f')
-    adj = numpy.stack([molecule(rng, 5)[1] for _ in range(2)])
+    adj = numpy.stack([adjacency(rng, 5, 'normalised') for _ in range(2)])
     dense = DenseRSGCNUpdate(in_channels, 4)
     expected = dense(h, adj).array
-    link = RSGCNUpdate.from_dense(dense)
+    link = sparse_link(RSGCNUpdate, dense)
     link.to_device(device)
     for layout, features in (('padded', h), ('packed', h.reshape(10, 6))):
         batch = BatchedCSR.from_matrices(list(adj), layout).to_device(device)

@@ -14,7 +14,7 @@ from chainer_bspmm.models import METHODS
 from chainer_bspmm.models import set_up_predictor
 from chainer_bspmm.models.set_up_predictor import REFUSED
 from chainer_bspmm.models.sparsify import SWAPS
-from tests.models.relation_models import molecules
+from tests.support.molecules import molecules
 
 
 def upstreams_methods():
@@ -99,7 +99,8 @@ def test_methods_without_a_sparse_form(method, reason):
     assert method in REFUSED
     with pytest.raises(
         ValueError,
-        match="method: expected one of 'nfp', .*, got '%s', which .*%s" % (method, reason),
+        match="^method: '%s' .*%s.* converter. Methods with a sparse form are 'nfp', "
+        % (method, reason),
     ):
         set_up_predictor(method, 6, 2, 3)
 

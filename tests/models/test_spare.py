@@ -10,19 +10,19 @@ from chainer_chemistry.models.prediction import set_up_predictor
 
 from chainer_bspmm import sparsify
 from chainer_bspmm.dataset import concat_mols
-from tests.dataset.test_converters import molecules
 from tests.support.spare import with_spare
 from tests.support import relative_error
+from tests.support.molecules import molecules
 
 SIZES = (5, 1, 9, 0, 7)
-RELATIONS = {'relgcn': 4, 'ggnn': 4}
+KINDS = {'rsgcn': 'normalised', 'gin': 'counted', 'nfp': 'counted'}
 
 
 @pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (11, 70)])
 @pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'])
 def test_predictions_and_gradients(method, spare_rows, spare_nnz, device):
     numpy.random.seed(0)
-    examples = molecules(SIZES, n_relations=RELATIONS.get(method, 1))
+    examples = molecules(SIZES, KINDS.get(method, 'relations'))
     with chainer.using_config('dtype', numpy.float32):
         predictor = sparsify(set_up_predictor(method, 8, 2, 3))
     atoms, adj, labels = concat_mols(examples)

@@ -38,7 +38,7 @@ def adjacency(rng, n, kind='relations', n_relations=4):
         if kind == 'bonds':
             adj = numpy.maximum(adj, adj.swapaxes(1, 2)) != 0
         return adj.astype('f')
-    chain = numpy.eye(n) + numpy.diag(numpy.ones(n - 1), 1)
+    chain = numpy.eye(n) + numpy.diag(numpy.ones(max(n - 1, 0)), 1)[:n, :n]
     adj = numpy.minimum(chain + chain.T + (rng.uniform(size=(n, n)) < 0.1), 1)
     if kind == 'counted':
         if n > 3:  # degrees of 0 and beyond 7, an entry of 2

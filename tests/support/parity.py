@@ -508,6 +508,24 @@ def swapped(dense, device):
     return model
 
 
+def sparse_link(kind, dense):
+    """Return a copy of a link of Chainer Chemistry as our class `kind`, readouts included."""
+    link = copy.deepcopy(dense)
+    for part, its_kind in kind.swaps(link):
+        part.__class__ = its_kind
+    return link
+
+
+def randomised(model):
+    """Give every parameter random values: biases start at 0, where mistakes hide."""
+    rng = numpy.random.RandomState(0)
+    for _, parameter in sorted(model.namedparams()):
+        parameter.array[...] = rng.normal(
+            scale=1 / parameter.shape[-1] ** 0.5, size=parameter.shape
+        )
+    return model
+
+
 class _Given(chainer.Chain):
     """A model with some arguments set; parameter paths and array module are the model's."""
 

@@ -1,0 +1,350 @@
+"""What holds for every model: its constructor is upstream's, inputs, float16, refusals."""
+
+import inspect
+import pickle
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+
+from chainer_bspmm import concat_mols
+from chainer_bspmm import CSRConverter
+from chainer_bspmm import densify
+from chainer_bspmm import models
+from chainer_bspmm import sparsify
+from chainer_bspmm.links.sparse import Sparse
+from tests.support import parity
+from tests.support import relative_error
+from tests.support.molecules import mask_of
+from tests.support.molecules import molecules
+
+CASES = parity.DEFAULTS
+BASE = ('RSGCN', 'NFP', 'GIN', 'GGNN', 'RelGCN', 'RelGAT', 'GNNFiLM', 'MPNN')
+MASKED = ('NFP', 'GIN', 'GGNN', 'GNNFiLM')
+RELATIONS = ('GGNN', 'RelGCN', 'RelGAT', 'GNNFiLM', 'MPNN')
+PADDED = CSRConverter('padded')
+
+every_model = pytest.mark.parametrize('name', CASES)
+
+
+def examples_of(name, sizes=(5, 1, 9)):
+    return parity.examples_of(CASES[name]._replace(sizes=sizes))
+
+
+def dense_model(name):
+    return parity.initialised(CASES[name].make, examples_of(name))
+
+
+def ours(name, **options):
+    """Return a fresh model of ours, with the options of its case."""
+    return getattr(models, name)(**{**CASES[name].make.keywords, **options})
+
+
+def packed(name, examples, device=-1):
+    return parity.converters_of(CASES[name])[0](examples, device)
+
+
+def alone(model, examples):
+    """Return the results of upstream's model for each molecule."""
+    return numpy.concatenate([model(*dense_concat_mols([e])).array for e in examples])
+
+
+def test_every_model_is_here():
+    assert set(CASES) == {kind.__name__ for kind in models.sparsify.__globals__['MODELS']} - {
+        'GWLEGraphConvModel'
+    }
+
+
+@every_model
+def test_the_class_is_a_subclass_of_upstreams(name):
+    kind, theirs = getattr(models, name), CASES[name].make.func
+    assert issubclass(kind, theirs) and kind.upstream is theirs
+    assert inspect.signature(kind) == inspect.signature(theirs)
+    assert kind.__module__.startswith('chainer_bspmm.models.') and kind.__name__ == name
+
+
+@every_model
+def test_the_constructor_is_upstreams(name):
+    """One seed gives the same parameters, and what sparsify makes of upstream's is the same."""
+    made = []
+    for make in (lambda: ours(name), CASES[name].make):
+        numpy.random.seed(3)
+        made.append(make())
+    model, dense = made
+    kinds = [type(link) for link in model.links()]
+    assert not any(
+        type(link) in {kind.upstream for kind in kinds if issubclass(kind, Sparse)}
+        for link in model.links()
+    )
+    sparsify(dense)
+    assert kinds == [type(link) for link in dense.links()]
+    assert [n for n, _ in model.namedparams()] == [n for n, _ in dense.namedparams()]
+    for (path, a), (_, b) in zip(model.namedparams(), dense.namedparams()):
+        assert (a.array is None) == (b.array is None), path
+        if a.array is not None:
+            numpy.testing.assert_array_equal(a.array, b.array, path)
+    attributes = [vars(m).keys() - {'_within_init_scope'} for m in made]
+    assert attributes[0] == attributes[1]
+    for attribute in ('n_update_layers', 'concat_hidden', 'dropout_ratio', 'weight_tying'):
+        assert getattr(model, attribute, None) == getattr(dense, attribute, None)
+
+
+@every_model
+def test_there_and_back(name):
+    """densify gives back upstream's model, whose results are what they were, bit for bit."""
+    examples = examples_of(name)
+    dense = dense_model(name)
+    kinds = [type(link) for link in dense.links()]
+    params = {path: id(param) for path, param in dense.namedparams()}
+    batch = dense_concat_mols(examples)
+    with chainer.using_config('train', False):
+        expected = dense(*batch).array
+        assert sparsify(dense) is dense and type(dense) is getattr(models, name)
+        assert not kinds == [type(link) for link in dense.links()]
+        dense(*packed(name, examples))
+        again = pickle.loads(pickle.dumps(dense))
+        assert densify(dense) is dense
+        assert kinds == [type(link) for link in dense.links()]
+        assert params == {path: id(param) for path, param in dense.namedparams()}
+        for model in (dense, densify(again)):
+            numpy.testing.assert_array_equal(model(*batch).array, expected)
+
+
+@every_model
+def test_snapshots_load_both_ways(tmp_path, name):
+    examples = examples_of(name)
+    dense, fresh, again = dense_model(name), ours(name), CASES[name].make()
+    with chainer.using_config('train', False):
+        expected = alone(dense, examples)
+        chainer.serializers.save_npz(tmp_path / 'dense.npz', dense)
+        chainer.serializers.load_npz(tmp_path / 'dense.npz', fresh)
+        if hasattr(dense, 'first_mlp'):  # of zeros
+            assert not fresh.first_mlp.layers[0].W.array.any()
+        assert relative_error(fresh(*packed(name, examples)).array, expected) < 1e-5
+        chainer.serializers.save_npz(tmp_path / 'sparse.npz', fresh)
+        chainer.serializers.load_npz(tmp_path / 'sparse.npz', again)
+        numpy.testing.assert_array_equal(alone(again, examples), expected)
+    with numpy.load(tmp_path / 'sparse.npz') as snapshot:
+        assert all(snapshot[key].dtype != object for key in snapshot.files)
+
+
+@every_model
+def test_a_model_that_was_never_called(name):
+    """The first call makes the parameters that upstream's makes."""
+    examples = examples_of(name)
+    made = []
+    for make, batch in (
+        (CASES[name].make, dense_concat_mols(examples)),
+        (lambda: ours(name), packed(name, examples)),
+    ):
+        numpy.random.seed(1)
+        made.append(make())
+        made[-1](*batch)
+    for (path, a), (_, b) in zip(*[model.namedparams() for model in made]):
+        if b.array is not None and a.array is not None:
+            numpy.testing.assert_array_equal(a.array, b.array, path)
+
+
+@pytest.mark.parametrize('name', ['GGNN', 'MPNN', 'GGNN_GWM', 'RSGCN_GWM'])
+def test_calls_do_not_depend_on_the_calls_before(device, name):
+    model = parity.swapped(dense_model(name), device)
+    first = packed(name, examples_of(name), device)
+    expected = model(*first).array
+    model(*packed(name, examples_of(name, (3, 4)), device))  # another number of nodes
+    assert (model(*first).array == expected).all()
+
+
+@pytest.mark.parametrize('name', [name for name in BASE if name != 'RelGCN'] + ['GGNN_GWM'])
+def test_features_instead_of_ids(name):
+    model = sparsify(dense_model(name))
+    with chainer.using_config('train', False):
+        for converter in (concat_mols, PADDED):
+            atoms, *rest = converter(examples_of(name))
+            expected = model(atoms, *rest).array
+            features = model.embed(atoms).array
+            numpy.testing.assert_array_equal(model(features, *rest).array, expected)
+
+
+@pytest.mark.parametrize('name', MASKED)
+def test_is_real_node(device, name):
+    """A mask of any kind; the padded batch that it leaves out is the packed one."""
+    dense, examples = dense_model(name), examples_of(name)
+    sizes = [len(example[0]) for example in examples]
+    model = parity.swapped(dense, device)
+    batch = PADDED(examples, device)
+    inputs = dense_concat_mols(examples)
+    expected = dense(*inputs, mask_of(sizes)).array
+    for dtype in 'fi?d':
+        for mask in (mask_of(sizes, dtype), mask_of(sizes, dtype).ravel()):
+            assert relative_error(model(*batch, device.send(mask)).array, expected) < 1e-5
+    assert relative_error(model(*packed(name, examples, device)).array, expected) < 1e-5
+    assert relative_error(model(*batch).array, expected) > 1e-3
+
+
+@pytest.mark.parametrize('name', MASKED + ('GGNN_GWM', 'NFP_GWM', 'GIN_CWLE'))
+def test_is_real_node_in_packed_batches(device, name):
+    """Nodes left out are left out of the readout: here the last of every molecule."""
+    dense, examples = dense_model(name), examples_of(name)
+    keep = [(numpy.arange(len(e[0])) < max(len(e[0]) - 1, 1)).astype('f') for e in examples]
+    expected = numpy.concatenate(
+        [
+            dense(*dense_concat_mols([e]), is_real_node=mask[None]).array
+            for e, mask in zip(examples, keep)
+        ]
+    )
+    model = parity.swapped(dense, device)
+    mask = device.send(numpy.concatenate(keep))
+    actual = model(*packed(name, examples, device), is_real_node=mask)
+    assert relative_error(actual.array, expected) < 1e-5
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'mixed16'])
+@pytest.mark.parametrize('name', BASE[:-1] + ('GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'))
+def test_half_precision(device, name, dtype):
+    """The whole model in one of Chainer's float16 modes, against the float32 model's answer."""
+    examples = examples_of(name)
+    with chainer.using_config('dtype', chainer.mixed16 if dtype == 'mixed16' else numpy.float16):
+        numpy.random.seed(0)
+        model = ours(name)
+        model.to_device(device)
+        batch = tuple(
+            x.astype('e') if getattr(x, 'dtype', None) == numpy.float32 else x
+            for x in packed(name, examples, device)
+        )
+        y = model(*batch)
+        chainer.functions.sum(y).backward()
+    reference = ours(name)
+    reference(*packed(name, examples))
+    halves = dict(model.namedparams())
+    for path, parameter in reference.namedparams():
+        parameter.array[...] = cuda.to_cpu(halves[path].array)
+    expected = reference(*packed(name, examples)).array
+    assert y.dtype == numpy.float16
+    assert relative_error(y.array, expected) < 2e-2  # about twenty roundings of 2**-11
+    with_gradient = [p for p in model.params() if p.grad is not None]
+    assert with_gradient and all(p.grad.dtype == p.dtype for p in with_gradient)
+
+
+NODES = {
+    'GGNN': (['RelationLinear', 'GRUStep'], ['GatedLinear', 'SegmentSum']),
+    'GNNFiLM': (['EdgeFiLM', 'ReLU', 'BatchedSpMM', 'LayerNorm'], ['GatedLinear', 'SegmentSum']),
+    'RelGAT': (['LinearFunction', 'RelationAttention'], ['GatedLinear', 'SegmentSum']),
+}
+
+
+def labels_of_nodes(model, *inputs):
+    labels = []
+
+    class Labels(chainer.FunctionHook):
+        name = 'Labels'
+
+        def forward_preprocess(self, function, _):
+            labels.append(function.label)
+
+    with Labels():
+        model(*inputs)
+    return labels
+
+
+@pytest.mark.parametrize('name', NODES)
+def test_nodes_are_few(name):
+    update, readout = NODES[name]
+    labels = labels_of_nodes(ours(name, n_update_layers=5), *concat_mols(examples_of(name)))
+    assert labels[1:] == update * 5 + readout
+
+
+def test_nodes_of_relgcn_are_few():
+    """A convolution is one node, its activation included."""
+    model = models.RelGCN(hidden_channels=[4] * 6, scale_adj=True)
+    labels = labels_of_nodes(model, *concat_mols(examples_of('RelGCN')))
+    assert labels[1:] == ['RelationTanh'] * 5 + ['GatedLinear', 'SegmentSum']
+
+
+@pytest.mark.parametrize('name', [name for name in CASES if '_' in name])
+def test_a_third_of_the_nodes_is_saved(name):
+    dense, examples = dense_model(name), examples_of(name)
+    theirs = labels_of_nodes(dense, *dense_concat_mols(examples))
+    assert len(labels_of_nodes(sparsify(dense), *packed(name, examples))) < 2 / 3 * len(theirs)
+
+
+def test_reset_state_of_gnn_film():
+    """Upstream's calls a method that its updates have not."""
+    with pytest.raises(AttributeError):
+        CASES['GNNFiLM'].make().reset_state()
+    models.GNNFiLM(3).reset_state()
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize('name', BASE + ('GGNN_GWM', 'GGNN_CWLE', 'GGNN_GWLE'))
+def test_dense_adjacency_is_refused_with_advice(name):
+    message = 'adj: expected a BatchedCSR or BatchedCOO, got ndarray of shape .*concat_mols'
+    with pytest.raises(TypeError, match=message):
+        ours(name)(*dense_concat_mols(examples_of(name)))
+
+
+@pytest.mark.parametrize('name', RELATIONS)
+def test_other_number_of_relations(name):
+    n = CASES[name].n_relations
+    batch = concat_mols(molecules((3,), n_relations=n - 1))[:2]
+    with pytest.raises(
+        ValueError, match='adj: expected %d relations, .* got .* %d relations' % (n, n - 1)
+    ):
+        ours(name)(*batch)
+
+
+@pytest.mark.parametrize('name', ['RSGCN', 'NFP', 'GIN'])
+def test_several_relations_for_one(name):
+    batch = concat_mols(molecules((2,), n_relations=2))[:2]
+    with pytest.raises(ValueError, match=r'x: expected shape \(4, n_B\) .* 2 relations'):
+        ours(name)(*batch)
+
+
+@pytest.mark.parametrize('name', MASKED)
+@pytest.mark.parametrize(
+    'mask, error, message',
+    [
+        ([1, 1, 1], TypeError, 'is_real_node: expected an array, got list'),
+        (numpy.ones(4, 'f'), ValueError, r'is_real_node: expected shape \(3,\) .* got \(4,\)'),
+        (numpy.ones((2, 2), 'f'), ValueError, r'is_real_node: expected shape \(3,\) '),
+    ],
+)
+def test_mask_that_does_not_fit(name, mask, error, message):
+    examples = examples_of(name, (1, 2))
+    with pytest.raises(error, match=message):
+        ours(name)(*concat_mols(examples), mask)
+    with pytest.raises(ValueError, match=r'expected shape \(4,\) or \(2, 2\) .* got \(2, 3\)'):
+        ours(name)(*PADDED(examples), numpy.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    'name, part',
+    [
+        ('GGNN', 'readout_layers.0'),
+        ('GIN', 'update_layers.0'),
+        ('GNNFiLM', 'readout_layers.0'),
+        ('RelGAT', 'readout_layers.0'),
+        ('RelGCN', 'rgcn_readout'),
+        ('NFP', 'layers.1'),
+        ('GGNN_GWM', 'gwm'),
+    ],
+)
+def test_a_part_of_ones_own(name, part):
+    """Nothing is swapped, and the message names the part."""
+    dense = CASES[name].make()
+    parent, _, index = part.partition('.')
+    own = chainer.links.Linear(3)
+    if index:
+        getattr(dense, parent)[int(index)] = own
+    else:
+        delattr(dense, part)
+        with dense.init_scope():
+            setattr(dense, part, own)
+    kinds = [type(link) for link in dense.links()]
+    with pytest.raises(ValueError, match=r'model\.1\.%s: expected .*, got .*Linear' % part):
+        sparsify(chainer.ChainList(CASES[name].make(), dense))
+    assert kinds == [type(link) for link in dense.links()]
