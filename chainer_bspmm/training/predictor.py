@@ -178,7 +178,7 @@ class Predictor:
             examples (list or SparseDataset): the batch.
 
         Returns:
-            object: its method ``wait`` returns the values, a NumPy array of its own.
+            object: its method ``wait`` returns the values, a new NumPy array.
         """
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]

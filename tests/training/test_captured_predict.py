@@ -468,7 +468,7 @@ def test_values_that_are_not_finite(device, graphs, no_warnings):
 
 
 def test_growing_molecules(device, graphs, no_warnings):
-    """A sorted list, whose sizes nobody knows before: still few layouts."""
+    """A sorted list, whose sizes are not known before: still few layouts."""
     model = model_of(device)
     examples = sorted(molecules(400), key=lambda example: len(example[0]))
     values = collected(captured_predict(model, examples, batch_size=8))[1]

@@ -1,4 +1,4 @@
-"""Checks of replays against the eager step: what they find, and how training goes on after it."""
+"""Checks of replays against the eager step: what they find, and how training continues after it."""
 
 import types
 import warnings
@@ -277,7 +277,7 @@ def test_a_difference_beyond_rounding(monkeypatch):
 
 @pytest.mark.parametrize('changes_at', (1, 5))
 def test_a_prediction_that_changes(device, monkeypatch, changes_at):
-    """Found before anything wrong was given out, it goes on eagerly; later it stops."""
+    """Found before anything wrong was given out, it continues eagerly; later it stops."""
     if device.xp is numpy:
         host_graphs.stand_in_for_prediction(monkeypatch)
     model, data = without_dropout(small_model()), molecules(4) * 24  # batches of 8, all alike

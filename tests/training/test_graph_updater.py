@@ -182,7 +182,7 @@ def test_under_a_trainer(device, graphs, tmp_path):
 
 
 def eager_cause(device, function, n_steps=4, **kwargs):
-    """Train with a model around `function`; return the warning, and that training goes on."""
+    """Train with a model around `function`; return the warning; training continues."""
     model = Regressor(Row(function), lossfun=functions.mean_squared_error)
     updater = make_updater(GraphUpdater, device, model, molecules(40), **kwargs)
     with warnings.catch_warnings(record=True) as caught:
