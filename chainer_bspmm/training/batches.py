@@ -18,7 +18,7 @@ from chainer_bspmm.training.buffers import needs
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made, to be sent with every step."""
+    """Atoms, matrix and labels that a converter made, which are sent to the device."""
 
     def __init__(self, atoms, adj, labels):
         self._arrays = atoms, adj, labels
@@ -46,7 +46,7 @@ class HostBatch:
 
 
 class DeviceBatch:
-    """Molecules of a `DeviceDataset`, by their numbers, which are all that is sent."""
+    """Molecules of a `DeviceDataset`; only their numbers are sent."""
 
     def __init__(self, molecules, index):
         self.source = self._molecules = molecules
@@ -129,7 +129,7 @@ def _described(arrays):
 
 
 def capacities(dataset, n_graphs):
-    """Return `Capacities` for batches of a data set (any object), by its sizes where it has any."""
+    """Return `Capacities` for batches of a data set (any object), from its sizes if known."""
     found = None
     if isinstance(dataset, SparseDataset):
         found = locate(dataset)

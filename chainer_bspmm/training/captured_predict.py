@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import warnings
+from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy
 from tqdm import tqdm
@@ -21,12 +22,20 @@ from chainer_bspmm.training.predictor import Predictor
 
 BATCH_SIZE = 1024
 
-# index: (n,) int64, positions in the input; values: (n, ...), their predictions; failures: list of
-# Failure, the SMILES that could not be used and were found since the last one.
-Predictions = collections.namedtuple('Predictions', 'index values failures')
 
-# Batches: what is predicted at a time; index and failures as above, examples None where there is
-# none.
+class Predictions(NamedTuple):
+    """Predictions of a batch.
+
+    index: (n,) int64, positions in the input. values: (n, ...), their predictions. failures: list
+    of Failure, the SMILES found since the last batch that could not be used.
+    """
+
+    index: numpy.ndarray
+    values: numpy.ndarray
+    failures: list
+
+
+# What is predicted at a time; index and failures as above, examples None if there are none.
 _Batch = collections.namedtuple('_Batch', 'index examples failures')
 
 
@@ -59,16 +68,16 @@ class _UntilError:
 
 
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
-    """Yield batches of the molecules of SMILES, full ones but for the last.
+    """Yield batches of the molecules of SMILES, all but the last of them full.
 
-    Where there are as many failures without a full batch, these alone. What `smiles` raises comes
-    after the last batch of those before.
+    As many failures as fill a batch are yielded alone. What `smiles` raises comes after the last
+    batch of the molecules before.
     """
     smiles = _UntilError(smiles)
     parts, kept, failures = [], [], []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
-            parts += [part] * bool(new)  # of an endless stream of failures nothing piles up
+            parts += [part] * bool(new)  # an endless stream of failures does not pile up
             kept += new
             failures += failed
             n_full = len(kept) // batch_size * batch_size
@@ -111,7 +120,7 @@ def _postprocessed(postprocess_fn, predict, *inputs):
 def _launched(predictor, batches):
     """Yield (batch, what gives its values), each after the next one was launched.
 
-    What reading, parsing or predicting raises comes after the batches before it.
+    An error of reading, parsing or predicting comes after the batches before it.
     """
     last = []
     try:
@@ -128,8 +137,8 @@ def _launched(predictor, batches):
 def _stream(predictor, batches, total):
     """Yield `Predictions`."""
     first_failure, n_failures, n_seen = None, 0, 0
-    shape, dtype = (), numpy.float32  # of values, where there are none yet
-    # The graphs go even where the caller stops in the middle, and do not wait for the collector.
+    shape, dtype = (), numpy.float32  # of values, until there are some
+    # The graphs are freed even if the caller stops in the middle, before garbage collection.
     with (
         contextlib.closing(batches),
         contextlib.closing(predictor),
@@ -154,77 +163,78 @@ def _stream(predictor, batches, total):
 
 
 def captured_predict(
-    model,
-    data,
-    device=None,
-    batch_size=BATCH_SIZE,
-    method=None,
-    predict=None,
-    postprocess_fn=None,
-    converter=concat_mols,
-    n_inputs=None,
-    n_processes=None,
-):
+    model: chainer.Link,
+    data: Any,
+    device: Any = None,
+    batch_size: int = BATCH_SIZE,
+    method: Any = None,
+    predict: Callable | None = None,
+    postprocess_fn: Callable | None = None,
+    converter: Callable = concat_mols,
+    n_inputs: int | None = None,
+    n_processes: int | None = None,
+) -> Iterator[Predictions]:
     """Predict for many molecules with a model in test mode, batch by batch as they are ready.
 
     On a GPU the first batch of a layout (number of molecules, and one of a few buffer sizes) is
     predicted eagerly, the second is captured in a CUDA graph, all others replay it. While the GPU
-    works on a batch the one before it is given out. On the CPU batches are predicted one by one.
+    works on a batch, the one before it is yielded. On the CPU batches are predicted one by one.
 
         for index, values, failures in captured_predict(model, smiles, method='rsgcn'):
             ...  # values[i] belongs to smiles[index[i]]
 
     What cannot be captured is predicted eagerly, with one warning that names the cause: a model
     that asks the device for values or copies host data, hooks, converters that make no packed
-    batch, dense models among them. When a graph is captured, at its second replay, and at one in
-    every 2,000, its predictions are compared with the eager ones.
+    batch. Replays 1, 2, 4, 8, ..., 1,024 of a layout, and then one in every 2,000, are compared
+    with eager predictions.
 
     Args:
         model (chainer.Link): on its device, such as a Regressor or Classifier of Chainer Chemistry.
         data: a data set that the converter takes, a `SparseDataset` or a `DeviceDataset` (of which
-            nothing is sent but the numbers of the molecules); with ``method`` an iterable of SMILES
+            only the numbers of the molecules are sent); with ``method`` an iterable of SMILES
             (str), which is read a little ahead of the predictions, and may be endless.
-        device (device specifier): None means the model's, and no other is taken.
+        device (device specifier): that of the model; None means the same.
         batch_size (int): molecules of a batch; the last one is smaller.
-        method (MolPreprocessor or str): how to parse SMILES, as in `dataset.from_smiles`: as for
-            the data that the model was trained with. Another may fit, and give other numbers.
+        method (MolPreprocessor or str): how to parse SMILES, as in `dataset.from_smiles`: that of
+            the training data. Molecules of another may fit, and are predicted wrongly.
         predict (callable): (atoms, adj, ...) -> Variable or array with a row for each molecule;
-            None means ``model.predictor``, or the model where it has none. What it reads from
-            Python besides attributes of the model must stay as it is.
-        postprocess_fn (callable): of what ``predict`` returns. Where both are None, it is softmax
-            for a Classifier of Chainer Chemistry, as in its ``predict_proba``; models of several
-            labels want ``chainer.functions.sigmoid``.
+            None means ``model.predictor``, or the model if it has none. What it reads from
+            Python and is not watched (see `guards.Guards`) must not change.
+        postprocess_fn (callable): applied to what ``predict`` returns. If both are None, it is
+            softmax for a Classifier of Chainer Chemistry, as in its ``predict_proba``; models of
+            several labels need ``chainer.functions.sigmoid``.
         converter (callable): makes packed sparse batches.
-        n_inputs (int): so many columns of a batch go to ``predict``. None means 2, atoms and
+        n_inputs (int): how many columns of a batch go to ``predict``. None means 2, atoms and
             adjacency, of a data set, whose other columns are labels; of SMILES all.
-        n_processes (int): that parse SMILES; None means one for each CPU, but only this one below
-            1000 molecules.
+        n_processes (int): how many parse SMILES; None means one for each CPU, but only this one
+            below 1000 molecules.
 
     Returns:
         generator of Predictions: ``index``, (n,) int64, positions in ``data``, ascending over all;
         ``values``, (n, ...) array on the host; ``failures``, list of ``Failure(position, smiles,
-        reason)``: SMILES that could not be used, each once, after which a warning at the end counts
-        them. There may be failures alone, ``values`` without rows: at the end, and where there are
-        as many as molecules in a batch before a batch is full.
+        reason)``: SMILES that could not be used, each once; a warning at the end counts them.
+        Failures may come alone, with ``values`` without rows: at the end, and when there are as
+        many as fill a batch.
 
     Raises:
         ImportError, TypeError, ValueError: of ``method``, as `dataset.from_smiles`.
-        TypeError: SMILES without ``method``, ``data`` is one string, ``model`` no Link, or
-        ``predict`` returns no array.
+        TypeError: SMILES without ``method``, ``data`` is one string, ``model`` is no Link or was
+            not swapped by ``chainer_bspmm.sparsify``, or ``predict`` returns no array.
         ValueError: the model is on another device, or ``predict`` returns another number of rows.
-        StepDiffers (RuntimeError): a checked replay did not pass after others had been given out.
+        StepDiffers (RuntimeError): a checked replay differs from the eager prediction, after
+            unchecked ones were yielded.
         Exception: what reading ``data``, the converter or the model raises, after the predictions
-        for what was before.
+            for the molecules before.
 
     Note:
-        Results are copied to the host asynchronously; waiting for them is the only synchronisation
-        but for the checks. Between batches device, stream and configuration are the caller's.
-        Parameters may be changed in place there; do not move them. Graphs, their memory and the
-        processes that parse are gone when the generator ends or is closed. Where these are spawned
-        (Windows, macOS) the calling script needs ``if __name__ == '__main__':``.
+        Results are copied to the host asynchronously. Waiting for them is the only
+        synchronisation, apart from the checks. Between batches device, stream and configuration
+        are the caller's, who may change parameters in place, but not move them. When the generator
+        ends or is closed, graphs, their memory and the processes that parse are gone. Where
+        processes are spawned (Windows, macOS), the script needs ``if __name__ == '__main__':``.
 
-        Of SMILES, molecules without atoms or with atomic numbers that Chainer Chemistry has no
-        embedding for (117 and up) are failures, too, where `dataset.from_smiles` keeps them.
+        Molecules without atoms, or with atomic numbers that Chainer Chemistry has no embedding for
+        (117 and up), are failures here; `dataset.from_smiles` keeps them.
     """
     batch_size = validate.count('batch_size', batch_size, 1)
     if not isinstance(model, chainer.Link):

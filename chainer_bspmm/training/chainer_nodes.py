@@ -4,7 +4,7 @@
 host, and steps in other threads that are not captured, get Chainer's in between. Why each exists:
 
 * ``LinearFunction``, its two gradient nodes, ``MatMul``, ``MeanSquaredError``: CuPy refuses cuBLAS
-  during capture; the step has a handle of its own. Their gradients are such nodes again, except
+  during capture; the step brings its own handle. Their gradients are such nodes again, except
   that of a product with a vector (chainer.functions.tensordot).
 * ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
   generator that reads the number of the step on the device.

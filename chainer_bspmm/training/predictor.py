@@ -178,7 +178,7 @@ class Predictor:
             examples (list or SparseDataset): the batch.
 
         Returns:
-            object: its method ``wait`` returns the values, a NumPy array of its own.
+            object: its method ``wait`` returns the values, a new NumPy array.
         """
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
@@ -276,6 +276,8 @@ def _dense_link(error):
             values = frame.tb_frame.f_locals
         frame = frame.tb_next
     link = values.get('self')
-    is_upstream = type(link).__module__.startswith('chainer_chemistry.')
+    module = type(link).__module__
+    # Models of `prediction` pass the batch on to others.
+    is_dense = module.startswith('chainer_chemistry.') and '.prediction.' not in module
     is_given = any(isinstance(value, BatchedCSR) for value in values.values())
-    return link if is_upstream and is_given else None
+    return link if is_dense and is_given else None

@@ -143,7 +143,7 @@ class StepProgram(Program):
         """Run the captured step that was staged.
 
         Returns:
-            dict: what it reported, name -> array of its own.
+            dict: what it reported, name -> a new array.
 
         Raises:
             StepDiffers: this replay was checked and differs. Parameters, states, gradients and

@@ -120,7 +120,7 @@ def _why_not_parameters(optimizer, method):
         if param.device.xp is chainer.backend.chainerx:
             return culprit + 'is an array of ChainerX'
         if param.layout is not None:
-            return culprit + 'has a layout of its own'
+            return culprit + 'has a layout, which is not supported'
         try:
             dtype = param.dtype
         except RuntimeError:  # neither initialised nor told

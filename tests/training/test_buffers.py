@@ -153,3 +153,32 @@ def test_the_host_waits_for_the_copy_before_the_last(staged):
     )
     assert waited == recorded and waited[:3] == waited[2:]  # two events, in turn
     assert waited[0] is not waited[1]
+
+
+def test_a_batch_is_sent_after_the_last_step(monkeypatch):
+    """Which may run on another stream, and read what the copy would overwrite."""
+    calls = []
+
+    class Recording:
+        def __init__(self, arrays, device):
+            self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
+
+        def fill(self):
+            calls.append('fill')
+            return self.device
+
+        def send(self):
+            calls.append('send')
+
+    monkeypatch.setattr(buffers, 'Staging', Recording)
+    capturer = types.SimpleNamespace(join=lambda: calls.append('join'))
+    batch = types.SimpleNamespace(
+        form=buffers.Form.of(1, 1, True, numpy.zeros(3, 'i'), None, ()),
+        gather=None,
+        staged=lambda capacity: buffers.batch_arrays(batch.form, capacity),
+        write=lambda views: calls.append('write'),
+    )
+    inputs = buffers.Inputs(capturer, None, 0, None, batch, Capacity(64, 64, 3, 4, 9), 2)
+    inputs.send(batch, 5, [1.5, 2.5])
+    assert calls == ['fill', 'write', 'join', 'send']
+    assert inputs.step.counter.tolist() == [5] and inputs.numbers.tolist() == [1.5, 2.5]

@@ -413,6 +413,25 @@ def test_a_dense_model(device, graphs):
     assert relative_error(values, expected) < 1e-5
 
 
+@pytest.mark.parametrize('method', ('rsgcn', 'ggnn', 'gin', 'nfp', 'relgcn'))
+def test_a_model_that_was_not_swapped(device, method):
+    from chainer_chemistry.models.prediction import set_up_predictor
+
+    model = set_up_predictor(method, 8, 2, 3)
+    model.to_device(device)
+    examples = molecules(8, 4 if method in ('ggnn', 'relgcn') else 1)
+    with pytest.raises(TypeError, match=r'takes dense adjacency .*sparsify\(model\) first'):
+        list(captured_predict(model, examples, batch_size=4))
+
+
+def test_an_error_of_the_model_s_own():
+    """Is not taken for a dense model's."""
+    model = make_model()
+    model.predictor.label_scaler = 5  # used by upstream's link, which passes the batch on
+    with pytest.raises(AttributeError, match='inverse_transform'):
+        list(captured_predict(model, molecules(8), batch_size=4))
+
+
 def test_what_is_compared():
     """Numbers to the rounding of what they are calculated in; of classes, one in a hundred."""
     model, half = chainer.Chain(), chainer.Chain()
@@ -449,7 +468,7 @@ def test_values_that_are_not_finite(device, graphs, no_warnings):
 
 
 def test_growing_molecules(device, graphs, no_warnings):
-    """A sorted list, whose sizes nobody knows before: still few layouts."""
+    """A sorted list, whose sizes are not known before: still few layouts."""
     model = model_of(device)
     examples = sorted(molecules(400), key=lambda example: len(example[0]))
     values = collected(captured_predict(model, examples, batch_size=8))[1]

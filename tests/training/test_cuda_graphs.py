@@ -1,14 +1,16 @@
-"""Memory of a `Capturer`, with a stand-in for CuPy's pool that counts blocks."""
+"""Memory and streams of a `Capturer`, with stand-ins for CuPy's that record what happens."""
 
 import collections
 import gc
 import types
+import weakref
 
 import numpy
 import pytest
 
 from chainer.backends import cuda
 
+from chainer_bspmm.training import cuda_graphs
 from chainer_bspmm.training.cuda_graphs import Capturer
 
 
@@ -112,6 +114,129 @@ def test_a_cycle_with_capturer_and_arrays_gives_all_memory_back(make):
     del capturer, cycle
     gc.collect()
     assert (pool.in_use[1], pool.free[1]) == (0, 0)
+
+
+# Streams.
+
+
+@pytest.fixture
+def streams(make, monkeypatch):
+    """A capturer, the list of what streams and events are told, and a function that uses one."""
+    calls = []
+
+    class Stream:
+        def __init__(self, ptr):
+            self.ptr = ptr
+
+        def __enter__(self):
+            self._previous, fake.current = fake.current, self
+
+        def __exit__(self, *_):
+            fake.current = self._previous
+
+        def wait_event(self, event):
+            calls.append((self.ptr, 'waits for', event.recorded))
+
+    class Event:
+        recorded = None
+
+        def record(self, stream):
+            self.recorded = stream.ptr
+
+    fake = cuda.cupy.cuda
+    fake.Stream = lambda non_blocking: Stream('own')
+    fake.Event = lambda disable_timing: Event()
+    fake.current = Stream('outside')
+    fake.get_current_stream = lambda: fake.current
+    capturer, _ = make()
+    return capturer, calls, Stream
+
+
+def test_work_on_the_capturer_s_stream_is_ordered(streams):
+    capturer, calls, Stream = streams
+    with pytest.raises(KeyError), capturer.ordered():
+        assert cuda.cupy.cuda.current.ptr == 'own'
+        assert calls == [('own', 'waits for', 'outside')]
+        raise KeyError
+    assert calls[1:] == [('outside', 'waits for', 'own')]
+    assert cuda.cupy.cuda.current.ptr == 'outside'
+
+
+def test_a_stream_waits_for_the_one_used_before(streams):
+    capturer, calls, Stream = streams
+    capturer.join()
+    assert not calls
+    with Stream('second'):
+        capturer.join()
+        capturer.join()
+    assert calls == [('second', 'waits for', 'outside')]
+    capturer.join()
+    assert calls[1:] == [('outside', 'waits for', 'second')]
+
+
+# Pinned memory.
+
+
+class PinnedMemory:
+    pass
+
+
+class PinnedPool:
+    def malloc(self, n_bytes):
+        memory = PooledMemory()
+        memory.pool = weakref.ref(self)
+        return types.SimpleNamespace(mem=memory)
+
+
+class PooledMemory(PinnedMemory):
+    pass
+
+
+@pytest.mark.parametrize('kind', ('default', 'own', 'none'))
+def test_the_allocator_of_pinned_memory_is_put_back(monkeypatch, kind):
+    default, own = PinnedPool(), PinnedPool()
+    before = {'default': default.malloc, 'own': own.malloc, 'none': None}[kind]
+    fake = types.SimpleNamespace(
+        current=before,
+        is_capturing=False,
+        PinnedMemory=PinnedMemory,
+        get_current_stream=lambda: types.SimpleNamespace(is_capturing=lambda: fake.is_capturing),
+    )
+    plain = types.SimpleNamespace(mem=PinnedMemory())
+    fake.alloc_pinned_memory = lambda n_bytes: fake.current(n_bytes) if fake.current else plain
+    fake.set_pinned_memory_allocator = lambda allocator: setattr(fake, 'current', allocator)
+    monkeypatch.setattr(
+        cuda,
+        'cupy',
+        types.SimpleNamespace(cuda=fake, get_default_pinned_memory_pool=lambda: default),
+        raising=False,
+    )
+    with cuda_graphs._no_host_copies():
+        pool = (fake.alloc_pinned_memory(8)).mem.pool()  # in a thread that captures nothing
+        assert pool is (own if kind == 'own' else default)
+        fake.is_capturing = True
+        with pytest.raises(cuda_graphs.HostCopyError, match='8 bytes from the host'):
+            fake.alloc_pinned_memory(8)
+    assert fake.current == before
+
+
+@pytest.mark.gpu
+def test_the_allocator_of_pinned_memory_is_put_back_on_a_gpu():
+    cupy = cuda.cupy
+    default, own = cupy.get_default_pinned_memory_pool(), cupy.cuda.PinnedMemoryPool()
+    try:
+        for allocator, expected in ((default.malloc, default), (own.malloc, own), (None, None)):
+            cupy.cuda.set_pinned_memory_allocator(allocator)
+            capturer = Capturer(types.SimpleNamespace(device=cupy.cuda.Device(0)))
+            array = cupy.zeros(3)
+            capturer.capture(lambda array=array: array + 1)
+            memory = cupy.cuda.alloc_pinned_memory(1).mem
+            if expected is None:
+                assert type(memory) is cupy.cuda.PinnedMemory
+            else:
+                assert memory.pool() is expected
+    finally:
+        cupy.cuda.set_pinned_memory_allocator(default.malloc)
 
 
 @pytest.mark.gpu

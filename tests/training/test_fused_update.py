@@ -244,6 +244,32 @@ def test_scratch_memory_stays(monkeypatch):
     assert update._partials[0] is before
 
 
+def test_scratch_memory_holds_the_sums_of_all_launches(monkeypatch):
+    """Of hundreds of parameters of both dtypes, each launch of as many blocks as there may be."""
+    from chainer_bspmm.training import fused_update
+
+    n_left = []  # elements where each launch that leaves sums may write
+
+    def load(array, dtype, variant):
+        def kernel(grid, block, arguments):
+            if variant == 'NONE' and arguments[3] is not fused_update.NULL:
+                n_left.append(len(arguments[3]) - grid[0])
+
+        return kernel
+
+    link = link_of(numpy, 'f', [(3,)] * 75)
+    with link.init_scope():
+        for i in range(75):
+            setattr(link, 'q%03d' % i, chainer.Parameter(numpy.zeros(3)))
+    monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
+    monkeypatch.setattr(fused_update, '_load', load)
+    monkeypatch.setattr(FusedUpdate, '_table', lambda *args: (None, 10**6))
+    update = FusedUpdate(optimizer_of(link=link, add_hooks=HOOKS['clipping last']))
+    update.prepare()
+    update.launch(update.advance())
+    assert len(n_left) == 4 and min(n_left) >= 0  # two for each dtype
+
+
 def test_counting_back():
     optimizer = optimizer_of()
     update = FusedUpdate(optimizer)

@@ -30,7 +30,9 @@ from tests.support.training import parameters
 from tests.support.training import RELATIONS
 from tests.support.training import Row
 from tests.support.training import run
+from tests.support.training import same_molecules
 from tests.support.training import without_dropout
+from tests.training import host_graphs
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -86,23 +88,47 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
 def test_resume(device, graphs, tmp_path):
     examples = molecules(40)
 
-    def make():
-        return make_updater(GraphUpdater, device, make_model(), examples)
+    def make(seed):
+        return make_updater(GraphUpdater, device, make_model(), examples, seed=seed)
 
-    updater = make()
+    updater = make(7)
     run(updater, 7)
     chainer.serializers.save_npz(tmp_path / 'middle.npz', updater)
     state = numpy.random.get_state()
     run(updater, 9)
-    again = make()
-    run(again, 2)  # whatever it did before is forgotten
-    again.seed = 1
+    again = make(1)
+    run(again, 3)  # steps that were captured with its seed are not replayed
     chainer.serializers.load_npz(tmp_path / 'middle.npz', again)
     numpy.random.set_state(state)
     run(again, 9)
     assert again.seed == 7 and again.iteration == 16
     for key, value in parameters(updater).items():
         numpy.testing.assert_array_equal(parameters(again)[key], value)
+
+
+def test_numbers_of_a_fused_update(device, graphs, monkeypatch):
+    """A learning rate that changes with every step, and hooks that are added later."""
+    if graphs is not None:
+        host_graphs.fuse(monkeypatch)
+    results = []
+    for kind in (StandardUpdater, GraphUpdater):
+        updater = make_updater(
+            kind, device, without_dropout(make_model()), same_molecules(), optimizers.SGD(0.01)
+        )
+        optimizer, contexts = updater.get_optimizer('main'), []
+        for i in range(9):
+            optimizer.lr *= 0.9
+            if i == 4:
+                optimizer.add_hook(optimizer_hooks.WeightDecay(0.1))
+            if i == 7:
+                optimizer.target.predictor.mlp.layers[0].W.update_rule.add_hook(lambda *_: None)
+            run(updater, 1)
+            contexts.append(getattr(updater, '_context', None))
+        results.append(parameters(updater))
+    assert len(set(map(id, contexts))) == 3  # one until each hook came
+    assert all(contexts)
+    for name, expected in results[0].items():
+        assert relative_error(results[1][name], expected) < 1e-5, name
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -156,7 +182,7 @@ def test_under_a_trainer(device, graphs, tmp_path):
 
 
 def eager_cause(device, function, n_steps=4, **kwargs):
-    """Train with a model around `function`; return the warning, and that training goes on."""
+    """Train with a model around `function`; return the warning; training continues."""
     model = Regressor(Row(function), lossfun=functions.mean_squared_error)
     updater = make_updater(GraphUpdater, device, model, molecules(40), **kwargs)
     with warnings.catch_warnings(record=True) as caught:

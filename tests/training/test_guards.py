@@ -10,6 +10,7 @@ import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
+from chainer import link_hooks
 from chainer import links
 from chainer import optimizer_hooks
 from chainer import optimizers
@@ -64,7 +65,6 @@ class Named(chainer.Chain):
 def guarded():
     """Return a model, its optimizer, and guards of both."""
     model = small_model()
-    model.predictor.inner.embed.W.array  # NOQA: B018  (is there from the start)
     optimizer = optimizers.Adam().setup(model)
     for param in model.params(include_uninit=False):
         param.update_rule._init_states(param)
@@ -220,11 +220,11 @@ def test_hooks_that_have_to_see_every_call():
     assert not named()
     with chainer.using_config('debug', True):
         assert 'debug mode' in named()
-    with chainer.function_hooks.TimerHook(), chainer.link_hooks.TimerHook():
+    with chainer.function_hooks.TimerHook(), link_hooks.TimerHook():
         assert 'TimerHook' in named()
     embed = model.predictor.inner.embed
     for _ in range(2):
-        embed.add_hook(chainer.link_hooks.TimerHook(), 'mine')
+        embed.add_hook(link_hooks.TimerHook(), 'mine')
         assert 'the hook mine has to see every call' == named()
         embed.delete_hook('mine')
         assert not named()

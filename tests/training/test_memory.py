@@ -91,7 +91,7 @@ def test_memory_is_given_back(on_device):
         gc.collect()
         return cuda.cupy.get_default_memory_pool().used_bytes()
 
-    trained(on_device=on_device)  # what is kept for good, such as tables of kernels, is there now
+    trained(on_device=on_device)  # what is kept for good, such as tables of kernels, exists now
     before = used()
     updater = make(on_device=on_device)
     step(updater)
@@ -174,7 +174,7 @@ def test_steps_from_two_streams_in_turn():
     for i in range(N_STEPS):
         with streams[i % 2]:
             if i % 2 == 0:
-                busy.dot(busy)  # the next step is there before this one has begun
+                busy.dot(busy)  # the next step is launched before this one has begun
             updater.update()
     cupy.cuda.Device().synchronize()
     assert_same_bits(checked_parameters(updater), expected)
