@@ -34,7 +34,7 @@ from chainer_chemistry.models.gwm import gwm_net
 from chainer_chemistry.models.gwm.gwm_graph_conv_model import GWMGraphConvModel
 import numpy
 
-from benchmarks.bench_converter import conditions
+from benchmarks.harness import conditions
 from chainer_bspmm import CSRConverter
 
 ROOT = pathlib.Path(__file__).parents[1]

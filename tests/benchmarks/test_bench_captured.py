@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip('rdkit')
 
 import chainer  # NOQA: E402
-from benchmarks import bench_captured as bench  # NOQA: E402
-from benchmarks import bench_training  # NOQA: E402
+from benchmarks.training import bench_captured as bench  # NOQA: E402
+from benchmarks.training import bench_training  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
-from benchmarks import step_contenders  # NOQA: E402
+from benchmarks.training import step_contenders  # NOQA: E402
 from tests.training import host_graphs  # NOQA: E402
 
 HOST = chainer.get_device('@numpy')
@@ -263,7 +263,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
     """Loss and gradients over padded arrays are those of an ordinary batch."""
     torch = pytest.importorskip('torch')
     pytest.importorskip('torch_geometric')
-    from benchmarks import geometric_models
+    from benchmarks.peers import geometric_models
 
     smiles, labels, _ = data_sets.tox21(limit=N)
     sparse = data_sets.of_smiles(smiles, labels, method)[1]
@@ -301,7 +301,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
 
 def test_the_loader_of_pytorch_geometric_trains():
     pytest.importorskip('torch_geometric')
-    from benchmarks import geometric_models
+    from benchmarks.peers import geometric_models
 
     _, _, sparse = read('gin', 16)
     model = geometric_models.network('gin', 8, 2, sparse.molecules.labels[0].shape[1])
@@ -322,5 +322,5 @@ def test_molecules_of_equal_size():
 
 
 def test_needs_no_cupy():
-    code = "import sys; sys.modules['cupy'] = None; import benchmarks.bench_captured"
+    code = "import sys; sys.modules['cupy'] = None; import benchmarks.training.bench_captured"
     subprocess.run([sys.executable, '-c', code], check=True)

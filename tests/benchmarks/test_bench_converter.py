@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip('rdkit')
 
-from benchmarks import bench_converter  # NOQA: E402
+from benchmarks.training import bench_converter  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.dataset.test_converters import molecules  # NOQA: E402
 
@@ -59,5 +59,5 @@ def test_other_batches_are_refused():
 
 
 def test_needs_no_cupy():
-    code = "import sys; sys.modules['cupy'] = None; import benchmarks.bench_converter"
+    code = "import sys; sys.modules['cupy'] = None; import benchmarks.training.bench_converter"
     subprocess.run([sys.executable, '-c', code], check=True)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import bench_examples
+from benchmarks.training import bench_examples
 
 
 @pytest.mark.slow

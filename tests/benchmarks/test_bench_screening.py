@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip('rdkit')
 
 import chainer  # NOQA: E402
-from benchmarks import bench_screening as bench  # NOQA: E402
+from benchmarks.training import bench_screening as bench  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
 
 

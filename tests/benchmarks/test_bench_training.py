@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip('rdkit')
 
 import chainer  # NOQA: E402
-from benchmarks import bench_training as bench  # NOQA: E402
+from benchmarks.training import bench_training as bench  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
 from rdkit import Chem  # NOQA: E402
 
@@ -131,7 +131,7 @@ def test_generated_molecules_have_the_sizes_of_tox21():
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'relgcn'])
 def test_peers_learn(method):
     pytest.importorskip('torch_geometric')
-    from benchmarks import geometric_models
+    from benchmarks.peers import geometric_models
 
     smiles, labels, _ = data_sets.tox21(limit=8)
     _, sparse = data_sets.of_method(smiles, labels, method)
@@ -148,5 +148,5 @@ def test_peers_learn(method):
 
 
 def test_needs_no_cupy():
-    code = "import sys; sys.modules['cupy'] = None; import benchmarks.bench_training"
+    code = "import sys; sys.modules['cupy'] = None; import benchmarks.training.bench_training"
     subprocess.run([sys.executable, '-c', code], check=True)

@@ -6,7 +6,7 @@ import chainer_bspmm
 import numpy
 import pytest
 
-from benchmarks import matrices
+from benchmarks.products import matrices
 
 
 @pytest.fixture

@@ -1,18 +1,18 @@
 """How far is bspmm from a device copy of the same bytes, from 0.1 MB to 2 GB?
 
-Run it on a GPU from the checkout: ``python -m benchmarks.bench_roofline``. It writes
-``benchmarks/results/<gpu>/roofline.json``; ``python -m benchmarks.plot_roofline`` draws that.
+``python -m benchmarks.products.bench_roofline`` on a GPU writes
+``benchmarks/results/<gpu>/roofline.json``; ``python -m benchmarks.plot roofline`` draws it.
 """
 
-import argparse
 import math
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import
 import cupy
 import numpy
 
-from benchmarks import matrices
-from benchmarks import measure
+from benchmarks import harness
+from benchmarks.products import matrices
+from benchmarks.products import measure
 from chainer_bspmm import backend
 
 # rows of a matrix, non-zeros a row, columns of the dense factor
@@ -27,26 +27,6 @@ ROUNDS = 12  # replays of every graph
 RATIO_BAR, RATIO_FROM = 1.2, 10e6  # times the copy, where at least as many bytes move
 TIME_BAR, TIME_BELOW = 2.2, 1e6  # microseconds with a warm L2, where fewer bytes move
 
-COPY = r"""
-// Copy n float4; every thread has UNROLL loads in flight before it stores the first.
-extern "C" __global__ void copy(
-    const float4* __restrict__ source, float4* __restrict__ target, int n) {
-  const int tile = blockDim.x * UNROLL;
-  for (int start = blockIdx.x * tile; start < n; start += gridDim.x * tile) {
-    float4 held[UNROLL];
-#pragma unroll
-    for (int k = 0; k < UNROLL; ++k) {
-      const int i = start + k * blockDim.x + threadIdx.x;
-      if (i < n) held[k] = source[i];
-    }
-#pragma unroll
-    for (int k = 0; k < UNROLL; ++k) {
-      const int i = start + k * blockDim.x + threadIdx.x;
-      if (i < n) target[i] = held[k];
-    }
-  }
-}
-"""
 BLOCKS, UNROLLS, WAVES = (256, 512), (1, 2, 4), ('whole', 'one wave')
 
 
@@ -62,7 +42,7 @@ class Round:
 
     def __call__(self):
         for k in range(len(self._kept)):
-            self._kept[k] = None  # freed first: call k writes to buffer k for ever
+            self._kept[k] = None  # freed first, so that call k always writes to buffer k
             self._kept[k] = self._function(k)
 
 
@@ -93,7 +73,7 @@ def copies(buffers):
         measure.copy(*buffers[k])
 
     def by_kernel(unroll, grid, block):
-        kernel = cupy.RawKernel(COPY, 'copy', ('-DUNROLL=%d' % unroll,))
+        kernel = cupy.RawKernel(measure.COPY, 'copy', ('-DUNROLL=%d' % unroll,))
         return lambda k: kernel((grid,), (block,), (*buffers[k], numpy.int32(n_vectors)))
 
     ways = {name: by_kernel(*shape) for name, shape in copy_shapes(n_vectors).items()}
@@ -115,7 +95,7 @@ def product_error(adj, x, y):
     expected = cupy.zeros(y.shape, 'd')
     for k in range(columns.shape[1]):
         expected += values[:, k, None].astype('d') * x[columns[:, k]]
-    return float(cupy.linalg.norm(y - expected) / cupy.linalg.norm(expected))
+    return harness.relative_error(y, expected)
 
 
 def measure_point(host, n_b, n_bytes, n_sets):
@@ -130,9 +110,8 @@ def measure_point(host, n_b, n_bytes, n_sets):
     def bspmm(k):
         return backend.bspmm(adjacencies[k], features[k])
 
-    # Nobody is timed on a wrong answer.
     error = max(product_error(adjacencies[k], features[k], bspmm(k)) for k in {0, n_sets - 1})
-    assert error < 1e-5, error
+    harness.gate({'bspmm': error}, 1e-5)
     ways = copies(buffers)
     check_copies(ways, buffers)
 
@@ -185,7 +164,7 @@ def run_series(dim, nnz_per_row, n_b, cache_bytes):
             host.indptr.nbytes + host.indices.nbytes + host.data.nbytes
         )
         n_sets = 2 * cache_bytes // n_bytes + 1
-        # Past twice the L2 one set alone leaves nothing of itself behind: cold is all there is.
+        # Beyond twice the L2 one set evicts itself: there is only cold.
         for l2, sets in (('warm', 1), ('cold', n_sets)) if n_sets > 1 else (('cold', 1),):
             point = {
                 'dim': dim,
@@ -207,10 +186,7 @@ def run_series(dim, nnz_per_row, n_b, cache_bytes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
-    args = parser.parse_args()
+    args = harness.argument_parser(__doc__).parse_args()
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
     cache_bytes = properties['l2CacheSize']
     result = {
@@ -228,7 +204,7 @@ def main():
     }
     met = [answer for point in result['points'] for answer in point['bars_met'].values()]
     print('%d of %d bars met' % (sum(met), len(met)))
-    print('wrote', measure.save('roofline', result, args.out))
+    print('wrote', harness.save('roofline', result, args.out))
 
 
 if __name__ == '__main__':

@@ -1,23 +1,44 @@
-"""What the benchmarks share: timing by CUDA graph and on the host, conditions, result files."""
+"""Timing on a GPU, by CUDA graphs and on the host, and copies to compare with."""
 
-import datetime
-import json
-import pathlib
-import platform
-import statistics
-import subprocess
 import time
 
+import chainer_bspmm  # noqa: F401  first: repairs Chainer
+import chainer
 import cupy
 import numpy
 
-import chainer_bspmm
-import chainer
+from benchmarks import harness
+from benchmarks.harness import summary
 
-RESULTS = pathlib.Path(__file__).parent / 'results'
 CALLS = 50  # calls captured in one graph: a replay's own cost is shared among them
 ROUNDS = 30
 DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
+
+# Copies n float4; every thread has UNROLL loads in flight before it stores the first.
+COPY = r"""
+extern "C" __global__ void copy(
+    const float4* __restrict__ source, float4* __restrict__ target, int n) {
+  const int tile = blockDim.x * UNROLL;
+  for (int start = blockIdx.x * tile; start < n; start += gridDim.x * tile) {
+    float4 held[UNROLL];
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+      const int i = start + k * blockDim.x + threadIdx.x;
+      if (i < n) held[k] = source[i];
+    }
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+      const int i = start + k * blockDim.x + threadIdx.x;
+      if (i < n) target[i] = held[k];
+    }
+  }
+}
+"""
+
+
+def conditions(commit):
+    """Return what a result of the first GPU depends on; `commit` None asks git."""
+    return harness.conditions(commit, device=chainer.get_device('@cupy:0'))
 
 
 def copy(source, target):
@@ -82,7 +103,7 @@ def replay_times(graphs, n_rounds):
     for _ in range(n_rounds):
         for name, graph in graphs.items():
             times[name].append(_replay(*graph))
-    return {name: _summary(values) for name, values in times.items()}
+    return {name: summary(values) for name, values in times.items()}
 
 
 def cold_times(graphs, flushes, n_rounds):
@@ -104,7 +125,7 @@ def cold_times(graphs, flushes, n_rounds):
         emptying = _replay(*flushes)
         for name, graph in graphs.items():
             times[name].append(_replay(*graph) - emptying)
-    return {name: _summary(values) for name, values in times.items()}
+    return {name: summary(values) for name, values in times.items()}
 
 
 def _replay(graph, stream, _, n_calls):
@@ -171,7 +192,7 @@ def wall_times(calls, n_rounds, n_calls=5):
                 call()
                 device.synchronize()
             times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
-    return {name: _summary(values) for name, values in times.items()}
+    return {name: summary(values) for name, values in times.items()}
 
 
 def host_times(calls, n_calls=100):
@@ -192,50 +213,4 @@ def host_times(calls, n_calls=100):
                 call()
             times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
     cupy.cuda.Device().synchronize()
-    return {name: _summary(values) for name, values in times.items()}
-
-
-def _summary(values):
-    low, high = numpy.percentile(values, [10, 90])
-    return {
-        'median': round(statistics.median(values), 3),
-        'low': round(float(low), 3),
-        'high': round(float(high), 3),
-    }
-
-
-def conditions(commit):
-    """Return what a figure depends on; `commit` None asks git."""
-    if commit is None:
-        commit = subprocess.run(
-            ['git', 'describe', '--always', '--dirty'], text=True, capture_output=True, check=True
-        ).stdout.strip()
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    driver = subprocess.run(
-        ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
-        text=True,
-        capture_output=True,
-        check=True,
-    ).stdout.split()[0]
-    return {
-        'date': datetime.date.today().isoformat(),
-        'commit': commit,
-        'gpu': properties['name'].decode(),
-        'driver': driver,
-        'cuda': cupy.cuda.runtime.runtimeGetVersion(),
-        'cupy': cupy.__version__,
-        'chainer': chainer.__version__,
-        'chainer_bspmm': chainer_bspmm.__version__,
-        'numpy': numpy.__version__,
-        'python': platform.python_version(),
-    }
-
-
-def save(name, result, folder=None):
-    """Write ``results/<gpu>/<name>.json``, or into `folder`, and return its path."""
-    gpu = result['conditions']['gpu'].lower().replace(' ', '-')
-    folder = pathlib.Path(folder) if folder else RESULTS / gpu
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (name + '.json')
-    path.write_text(json.dumps(result, indent=1) + '\n')
-    return path
+    return {name: summary(values) for name, values in times.items()}

@@ -54,7 +54,7 @@ class _Replays:
 
 
 class Eager:
-    """Calls one after the other in place of a graph, where something cannot be captured."""
+    """Make the calls one after the other where they cannot be captured as a graph."""
 
     def __init__(self, stream, call, n_calls):
         self._stream, self._call, self._n_calls = stream, call, n_calls
@@ -72,7 +72,7 @@ def _for_cupy(stream):
 
 
 def capture(call, n_calls):
-    """Capture as :func:`benchmarks.measure.capture` does, with PyTorch's pool for the memory.
+    """Capture as :func:`benchmarks.products.measure.capture` does, in PyTorch's memory pool.
 
     What `call` launches through CuPy is captured too. Where PyTorch refuses, an :class:`Eager`
     takes the place of the graph.
@@ -91,6 +91,6 @@ def capture(call, n_calls):
             finally:
                 graph.capture_end()  # raises too where a call has broken the capture
         except RuntimeError:
-            stream = torch.cuda.Stream()  # the other one is in no good state
+            stream = torch.cuda.Stream()  # the other one is in a bad state
             return Eager(stream, call, n_calls), _for_cupy(stream), stream
     return _Replays(stream, graph), cupy_stream, (call, stream)

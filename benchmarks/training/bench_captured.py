@@ -1,8 +1,8 @@
 """How long does a training step take from iterator to update: eager, captured, dense, sparse?
 
 Upstream's dense model, ours under StandardUpdater and under GraphUpdater, PyTorch Geometric eager
-and captured, on a GPU: ``python -m benchmarks.bench_captured --tox21 tox21.csv.gz`` writes
-``benchmarks/results/<gpu>/captured.json``, which ``python -m benchmarks.plot_captured`` draws;
+and captured, on a GPU: ``python -m benchmarks.training.bench_captured --tox21 tox21.csv.gz`` writes
+``benchmarks/results/<gpu>/captured.json``; ``python -m benchmarks.plot captured`` draws it.
 ``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
 """
 
@@ -18,35 +18,34 @@ from chainer.backends import cuda
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 import numpy
 
-from benchmarks import bench_converter
-from benchmarks import bench_training
 from benchmarks import data_sets
-from benchmarks import step_contenders
-from benchmarks.step_contenders import CAPTURED, EAGER, ON_DEVICE, UPSTREAM
-from benchmarks.step_contenders import GEOMETRIC, GEOMETRIC_CAPTURED
-from benchmarks.step_contenders import synchronize
+from benchmarks import harness
+from benchmarks.training import step_contenders
+from benchmarks.training import subjects
+from benchmarks.training.step_contenders import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
+from benchmarks.training.step_contenders import synchronize
+from benchmarks.training.subjects import GEOMETRIC, MAX_ROUNDS, MIN_ROUNDS, UPSTREAM
 from chainer_bspmm.dataset import smiles
 
-METHODS = bench_training.FIVE
+METHODS = subjects.FIVE
 BATCHES = (128, 1024, 32)
-FIRST = 'tox21', 128  # what the bars are about
+FIRST = 'tox21', 128  # data set and batch of the bars
 SECONDS, TIME = 2.0, 185.0
-MIN_ROUNDS, MAX_ROUNDS = bench_training.MIN_ROUNDS, bench_training.MAX_ROUNDS
-TURN = 0.15  # seconds that a contender's turn takes, if that is no fewer and no more steps than
+TURN = 0.15  # seconds of a contender's turn, which has from MIN_STEPS to MAX_STEPS steps
 MIN_STEPS, MAX_STEPS = 3, 50
 REPLAYS = 50
 PROFILED = 5  # steps
-FOR_PROFILES = 25  # seconds of the whole run
+FOR_PROFILES = 25  # seconds reserved at the end
 
 OVER_UPSTREAM, OVER_GEOMETRIC = 20, 5
 
 QM9_SIZE, QM9_BATCH = 130831, 128
 EPOCHS = 4  # the first captures
-MOST_SECONDS = 90.0  # of upstream's epoch, else it is extrapolated
+MOST_SECONDS = 90.0  # a longer epoch of upstream's is extrapolated
 PROBE = 30  # steps
 
-# A method on a data set. examples: PyTorch Geometric's, or None; noted: dict, what was found.
-Subject = collections.namedtuple('Subject', 'model dense sparse examples noted')
+# A method on a data set. examples: PyTorch Geometric's, or None; result: dict, what is stored.
+Subject = collections.namedtuple('Subject', 'model dense sparse examples result')
 
 
 def measure_steps(found, device, seconds):
@@ -74,7 +73,7 @@ def measure_steps(found, device, seconds):
         time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS
     ):
         for name, contender in found.items():
-            # One step, not measured, brings it back into the processor's caches.
+            # An unmeasured step fills the processor's caches again.
             contender.run(1)
             synchronize(device)
             clock = [time.perf_counter()]
@@ -88,8 +87,8 @@ def measure_steps(found, device, seconds):
     for name, rows in times.items():
         host, wall = zip(*rows)
         result[name] = {
-            'wall': bench_converter.summary(list(wall)),
-            'host': bench_converter.summary(list(host)),
+            'wall': harness.summary(list(wall)),
+            'host': harness.summary(list(host)),
             'steps a turn': n_steps[name],
         }
     return result, n_rounds
@@ -133,14 +132,14 @@ def run_cell(makers, n_molecules, n_batch, device, seconds):
         try:
             contender = make()
             contender.warm()
-        except Exception as error:  # the others' times matter all the same
+        except Exception as error:  # the others are timed anyway
             not_run[name] = described(error)
         else:
             found[name] = contender
     milliseconds, n_rounds = measure_steps(found, device, seconds)
     for name, contender in found.items():
         if contender.is_captured:
-            noted(milliseconds[name], replay_ms(contender))
+            add_device_time(milliseconds[name], replay_ms(contender))
         milliseconds[name]['epoch_seconds'] = round(
             milliseconds[name]['wall']['median'] * n_molecules / n_batch / 1e3, 4
         )
@@ -152,14 +151,14 @@ def run_cell(makers, n_molecules, n_batch, device, seconds):
     }
     eager = {name: contender for name, contender in found.items() if not contender.is_captured}
     found.clear()
-    gc.collect()  # graphs shall not go while the next cell is timed
+    gc.collect()  # or graphs would be freed while the next cell is timed
     for contender in eager.values():
         contender.free()
     return result, eager
 
 
-def noted(times, device_ms):
-    """Add device time, and the share of a step's time that the GPU is busy, to a contender's."""
+def add_device_time(times, device_ms):
+    """Add to a contender's times those of the device, and its share of the step."""
     times['device'] = round(device_ms, 4)
     times['busy'] = round(device_ms / times['wall']['median'], 3)
 
@@ -230,40 +229,36 @@ def run(args, device):
         'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many '
         'steps as take %g s, at least %d, at most %d, waited for after the last of them; '
         'wall is that time a step, host that until the last was launched; reported '
-        'values are read by nobody in a step; %d units, %d layers, float32, Adam. '
+        'values are not read in a step; %d units, %d layers, float32, Adam. '
         'device: captured, between replays by events; eager, the sum of the kernels; '
         'busy: device over wall. peak_bytes: what the memory pools hold, parameters '
         'and data on the device included. epoch_seconds: wall times molecules over '
         'batch. PyTorch Geometric eager: its loader in the same process; captured: '
         'batches by this package, which is faster, sent in one copy to padded buffers'
-        % (TURN, MIN_STEPS, MAX_STEPS, bench_training.N_UNIT, bench_training.N_LAYERS),
-        'conditions': bench_training.conditions(device, args.commit),
+        % (TURN, MIN_STEPS, MAX_STEPS, subjects.N_UNIT, subjects.N_LAYERS),
+        'conditions': harness.step_conditions(args.commit, device),
         'data': {},
     }
-    sources = {
-        'tox21': lambda: data_sets.tox21(args.tox21, args.limit),
-        'qm9': lambda: data_sets.qm9(args.limit),
-    }
-    read, sets, subjects = {}, {}, {}
+    read, sets, ready = {}, {}, {}
     eager, not_run = [], []
     for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
         if data not in read:
-            *read[data], description = sources[data]()
+            *read[data], description = subjects.molecules(data, args)
             result['data'][data] = {'description': description, 'methods': {}}
         of_data = result['data'][data]
         title = '%s %s, batch %d' % (data, method, n_batch)
         if time.perf_counter() - start > args.time - FOR_PROFILES:
             not_run.append(title)
             continue
-        if (data, method) not in subjects:
+        if (data, method) not in ready:
             kind = data, smiles.KINDS[preprocess_method_dict[method].__name__]
             if kind not in sets:
                 sets[kind] = data_sets.of_smiles(*read[data], method)
             of_data['n_molecules'] = len(sets[kind][0])
-            subjects[data, method] = prepared(method, *sets[kind], device)
-            of_data['methods'][method] = subjects[data, method].noted
-        subject = subjects[data, method]
-        if 'wrong' in subject.noted or n_batch > len(subject.sparse):
+            ready[data, method] = prepared(method, *sets[kind], device)
+            of_data['methods'][method] = ready[data, method].noted
+        subject = ready[data, method]
+        if 'wrong' in subject.result or n_batch > len(subject.sparse):
             continue
         cell, running = run_cell(
             contenders(method, subject, n_batch, device),
@@ -272,7 +267,7 @@ def run(args, device):
             device,
             args.seconds,
         )
-        subject.noted['batches'][str(n_batch)] = cell
+        subject.result['batches'][str(n_batch)] = cell
         eager.append((title, cell, running))
         print('\n'.join(table(title, cell)), flush=True)
         save(result, not_run, args.out)
@@ -288,34 +283,34 @@ def run(args, device):
                 '' if of['ratio'] is None else ' (%.2fx)' % of['ratio'],
             )
         )
-    print('not run for want of time:', not_run or 'nothing')
+    print('not run for lack of time:', not_run or 'nothing')
     print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
-    if any('wrong' in subject.noted for subject in subjects.values()):
+    if any('wrong' in subject.result for subject in ready.values()):
         raise SystemExit('not all steps agree')
 
 
 def prepared(method, dense, sparse, device):
-    """Return the `Subject` of a method on a data set; nobody is timed on a wrong step."""
-    model = bench_training.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
-    noted = {'relative_errors': {}, 'batches': {}}
+    """Return the `Subject` of a method on a data set; wrong steps are not timed."""
+    model = subjects.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
+    result = {'relative_errors': {}, 'batches': {}}
     examples = None
     try:
-        noted['relative_errors'].update(step_contenders.check(model, dense, sparse, device))
-    except Exception as error:  # said at the end; the other methods go on
-        noted['wrong'] = described(error)
-        print('%s: %s' % (method, noted['wrong']), flush=True)
+        result['relative_errors'].update(step_contenders.check(model, dense, sparse, device))
+    except Exception as error:  # the other methods are measured; the run fails at its end
+        result['wrong'] = described(error)
+        print('%s: %s' % (method, result['wrong']), flush=True)
     if device.xp is not numpy and importlib.util.find_spec('torch_geometric'):
-        from benchmarks import geometric_models
+        from benchmarks.peers import geometric_models
 
         if method in geometric_models.PEERS:
             examples = geometric_models.examples_of(sparse)
             try:
-                noted['relative_errors'].update(
+                result['relative_errors'].update(
                     step_contenders.check_peers(method, examples, sparse, device)
                 )
             except Exception as error:
-                noted['no peer'] = described(error)
-    return Subject(model, dense, sparse, examples, noted)
+                result['no peer'] = described(error)
+    return Subject(model, dense, sparse, examples, result)
 
 
 def described(error):
@@ -328,20 +323,20 @@ def contenders(method, subject, n_batch, device):
     found = step_contenders.trainers(subject.model, subject.dense, sparse, n_batch, device)
     if subject.examples is not None:
         found.update(step_contenders.peers(method, subject.examples, sparse, n_batch, device))
-    if 'no peer' in subject.noted:
+    if 'no peer' in subject.result:
         del found[GEOMETRIC_CAPTURED]
     return found
 
 
 def profile(eager, device, deadline, not_run):
-    """Add the device time of eager steps; last of all, for a profiler slows what comes after it."""
+    """Add the device time of eager steps; last, as a profiler slows down what follows it."""
     for title, cell, running in eager:
         for name, contender in running.items():
             if time.perf_counter() > deadline:
                 not_run.append('device time of %s, %s' % (title, name))
                 continue
             try:
-                noted(cell['milliseconds'][name], kernels_ms(contender, device))
+                add_device_time(cell['milliseconds'][name], kernels_ms(contender, device))
             except RuntimeError as error:  # another profiler may be attached
                 cell['not_run']['device time of %s' % name] = str(error)
 
@@ -350,7 +345,7 @@ def save(result, not_run, out):
     result['not_run'] = not_run
     if FIRST[0] in result['data']:
         result['bars'] = bars(result['data'][FIRST[0]]['methods'])
-    return bench_training.save('captured', result, out)
+    return harness.save('captured', result, out)
 
 
 def run_epochs(args, device):
@@ -363,7 +358,7 @@ def run_epochs(args, device):
     if n > len(sparse):
         description += ', %d molecules over and over' % len(sparse)
     order = numpy.arange(n) % len(sparse)
-    model = bench_training.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
+    model = subjects.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
     errors = step_contenders.check(model, dense, sparse, device)
     several = [dense[i] for i in range(len(dense))]
     makers = step_contenders.trainers(
@@ -373,7 +368,7 @@ def run_epochs(args, device):
         'question': 'seconds of an epoch of RSGCN on %d molecules, batches of %d' % (n, QM9_BATCH),
         'method': 'Iterator, converter, forward, backward, Adam; to the end of the device. '
         'Molecules: %s' % description,
-        'conditions': bench_training.conditions(device, args.commit),
+        'conditions': harness.step_conditions(args.commit, device),
         'relative_errors': errors,
         'seconds': {},
     }
@@ -411,21 +406,21 @@ def run_epochs(args, device):
             else {}
         )
         print('%-29s %s' % (name, found), flush=True)
-        path = bench_training.save('captured_epoch', result, args.out)
+        path = harness.save('captured_epoch', result, args.out)
     print('over upstream: %s; wrote %s' % (result['over upstream'], path))
 
 
 def main(argv=None):
-    parser = bench_training.argument_parser(
+    parser = subjects.step_argument_parser(
         __doc__, METHODS, BATCHES, SECONDS, '0', 'number of a GPU; -1 (CPU) captures nothing'
     )
     parser.add_argument(
         '--time',
         type=float,
         default=TIME,
-        help='seconds of the whole run; what does not fit is left out, and said',
+        help='seconds of the whole run; what does not fit is skipped and listed',
     )
-    parser.add_argument('--epoch', action='store_true', help='time epochs in place of steps')
+    parser.add_argument('--epoch', action='store_true', help='time epochs instead of steps')
     parser.add_argument(
         '--qm9',
         metavar='FILE',
@@ -435,7 +430,7 @@ def main(argv=None):
     )
     parser.add_argument('--molecules', type=int, help='of such an epoch')
     args = parser.parse_args(argv)
-    device = bench_training.device_of(args)
+    device = harness.device_of(args.device)
     if args.epoch:
         run_epochs(args, device)
     else:

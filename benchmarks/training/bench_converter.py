@@ -1,22 +1,14 @@
 """How long does a molecule take from the data set to the batch, and how much memory does it hold?
 
 Chainer Chemistry's ``concat_mols`` on its dense data set, against ours on the same dense data set
-and on the sparse one. Needs no GPU: ``python -m benchmarks.bench_converter --data tox21.csv.gz``
-writes ``benchmarks/results/cpu/converter.json``.
+and on the sparse one. Needs no GPU:
+``python -m benchmarks.training.bench_converter --data tox21.csv.gz`` writes
+``benchmarks/results/cpu/converter.json``.
 """
 
-import argparse
-import datetime
-import json
-import os
-import pathlib
-import platform
-import statistics
-import subprocess
 import time
 
 import chainer_bspmm
-import chainer
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 from chainer_chemistry.dataset.parsers import SmilesParser
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
@@ -25,10 +17,11 @@ import numpy
 import pandas
 from rdkit import rdBase
 
+from benchmarks import data_sets
+from benchmarks import harness
 from chainer_bspmm.dataset import from_smiles
 from chainer_bspmm.dataset import to_sparse
 
-RESULTS = pathlib.Path(__file__).parent / 'results' / 'cpu'
 METHODS = ('rsgcn', 'gin', 'relgcn', 'gnnfilm', 'rsgcn_gwm')
 BATCHES = (32, 128, 1024)
 ROUNDS = 15
@@ -95,8 +88,8 @@ def measure(dense, sparse, n_batch, n_rounds):
     """Return name -> {'convert', 'fetch and convert'}: microseconds a molecule, interleaved.
 
     Every round takes other molecules, the same for all contenders. Fetching is what an iterator
-    does: one example after the other. A contender's turn begins with one batch that is not
-    measured: else it would pay for what the one before it left in the processor's caches.
+    does: one example after the other. A contender's turn begins with an unmeasured batch:
+    otherwise it would pay for the processor's caches, which the contender before it has filled.
     """
     rng = numpy.random.RandomState(0)
     contenders = {
@@ -121,63 +114,8 @@ def measure(dense, sparse, n_batch, n_rounds):
             times[name]['convert'].append((both - fetch) / n)
             times[name]['fetch and convert'].append(both / n)
     return {
-        name: {what: summary(values) for what, values in columns.items()}
+        name: {what: harness.summary(values) for what, values in columns.items()}
         for name, columns in times.items()
-    }
-
-
-def summary(values):
-    low, high = numpy.percentile(values, [10, 90])
-    return {
-        'median': round(statistics.median(values), 3),
-        'low': round(float(low), 3),
-        'high': round(float(high), 3),
-    }
-
-
-def memory(dense, sparse):
-    """Return bytes of the adjacency of the whole set."""
-    matrices = [dense[i][1] for i in range(len(dense))]
-    largest = max(matrix.shape[-1] for matrix in matrices)
-    first = matrices[0]
-    padded = (
-        first.itemsize * len(matrices) * largest**2 * (first.shape[0] if first.ndim == 3 else 1)
-    )
-    return {
-        'largest molecule': largest,
-        'padded dense': padded,
-        'dense': sum(matrix.nbytes for matrix in matrices),
-        'sparse': sparse.adjacency_nbytes,
-    }
-
-
-def conditions(commit, data, n_molecules):
-    if commit is None:
-        commit = subprocess.run(
-            ['git', 'describe', '--always', '--dirty'], text=True, capture_output=True, check=True
-        ).stdout.strip()
-    cpu = platform.processor() or platform.machine()
-    info = pathlib.Path('/proc/cpuinfo')
-    if info.exists():
-        cpu = next(
-            (
-                line.split(':')[1].strip()
-                for line in info.read_text().splitlines()
-                if line.startswith('model name')
-            ),
-            cpu,
-        )
-    return {
-        'date': datetime.date.today().isoformat(),
-        'commit': commit,
-        'cpu': cpu,
-        'n_cpus': os.cpu_count(),
-        'data': os.path.basename(data),
-        'n_molecules': n_molecules,
-        'chainer': chainer.__version__,
-        'chainer_bspmm': chainer_bspmm.__version__,
-        'numpy': numpy.__version__,
-        'python': platform.python_version(),
     }
 
 
@@ -221,14 +159,14 @@ def run(data, smiles_column, methods, n_rounds, limit, commit):
     result = {
         'method': 'Median of %d rounds, interleaved, other molecules in every round, after one '
         'batch that is not measured; host only' % n_rounds,
-        'conditions': conditions(commit, data, len(smiles)),
+        'conditions': harness.conditions(commit, data, len(smiles)),
         'methods': {},
     }
     for method in methods:
         dense, sparse, direct, seconds = build(smiles, labels, method)
         check(dense, sparse, direct, numpy.random.RandomState(1).permutation(len(dense))[:256])
         result['methods'][method] = {
-            'memory': memory(dense, sparse),
+            'memory': data_sets.adjacency_bytes(dense, sparse),
             'seconds to build': {name: round(value, 3) for name, value in seconds.items()},
             'microseconds a molecule': {
                 str(n_batch): measure(dense, sparse, n_batch, n_rounds)
@@ -240,7 +178,7 @@ def run(data, smiles_column, methods, n_rounds, limit, commit):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.argument_parser(__doc__)
     parser.add_argument(
         '--data',
         required=True,
@@ -251,15 +189,10 @@ def main(argv=None):
     parser.add_argument('--methods', nargs='+', default=METHODS, choices=sorted(METHODS))
     parser.add_argument('--rounds', type=int, default=ROUNDS)
     parser.add_argument('--limit', type=int, help='use only the first rows')
-    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
-    parser.add_argument('--out', default=RESULTS, type=pathlib.Path, help='folder of the JSON file')
     args = parser.parse_args(argv)
     result = run(args.data, args.smiles_column, args.methods, args.rounds, args.limit, args.commit)
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / 'converter.json'
-    path.write_text(json.dumps(result, indent=1) + '\n')
     print('\n'.join(table(result)))
-    print('wrote', path)
+    print('wrote', harness.save('converter', result, args.out))
 
 
 if __name__ == '__main__':

@@ -4,21 +4,16 @@ Trains with the examples' own scripts to the end, over several seeds, and keeps 
 test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of QM9's sample. A seed
 decides the split, the start and the order of the batches, for all of them alike. On a GPU::
 
-    python -m benchmarks.bench_quality --tox21 tox21.csv.gz --device 0 --processes 12
+    python -m benchmarks.training.bench_quality --tox21 tox21.csv.gz --device 0 --processes 12
 
 writes ``benchmarks/results/<gpu or cpu>/quality.json``.
 """
 
-import argparse
 import concurrent.futures
 import statistics
-import tempfile
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import
-import chainer
-
-from benchmarks import bench_examples
-from benchmarks import bench_training
+from benchmarks import harness
+from benchmarks.training import example_runs
 
 EPOCHS = {'tox21': 20, 'qm9': 100}
 METRICS = {'tox21': 'mean ROC-AUC', 'qm9': 'MAE'}
@@ -35,25 +30,10 @@ MODELS = {
 def train(run, options):
     """Return the test metric of one run (example, method, model, seed), and what it cost."""
     example, method, model, seed = run
-    with tempfile.TemporaryDirectory() as folder:
-        result = bench_examples.train(
-            example,
-            [
-                '--method',
-                method,
-                '--epoch',
-                str(EPOCHS[example]),
-                '--seed',
-                str(seed),
-                *MODELS[model],
-                *bench_examples.OPTIONS,
-                *bench_examples.OWN_OPTIONS[example],
-                *options[example],
-            ],
-            folder,
-        )
+    chosen = ['--method', method, '--epoch', EPOCHS[example], '--seed', seed]
+    result = example_runs.train(example, [*chosen, *MODELS[model], *options[example]])
     metric = result['test'][METRICS[example]]
-    if isinstance(metric, dict):  # by target, of which there is one
+    if isinstance(metric, dict):  # by target: there is one
         (metric,) = metric.values()
     return {'metric': metric, 'seconds': result['seconds']['training'], 'steps': result['steps']}
 
@@ -79,15 +59,13 @@ def summary(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.argument_parser(__doc__)
     parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it QM9 alone")
     parser.add_argument('--device', default='-1', help='-1 (CPU) or the number of a GPU')
     parser.add_argument('--methods', nargs='+', default=METHODS)
     parser.add_argument('--processes', type=int, default=1, help='trainings at a time')
-    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
-    parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
     args = parser.parse_args()
-    device = chainer.get_device(int(args.device))
+    device = harness.device_of(args.device)
     options = {'qm9': ['--data', 'sample', '--device', args.device]}
     if args.tox21:
         options['tox21'] = ['--data', args.tox21, '--device', args.device]
@@ -105,10 +83,10 @@ def main():
     result = {
         'question': 'test metrics after full-length trainings: dense; sparse, packed, padded, and '
         'packed in captured steps',
-        'method': '%s; epochs %s; seeds %s, each with a split of its own; %d trainings at a time, '
+        'method': '%s; epochs %s; seeds %s, each with another split; %d trainings at a time, '
         'so seconds are not comparable with those of other files'
-        % (' '.join(bench_examples.OPTIONS), EPOCHS, SEEDS, args.processes),
-        'conditions': bench_training.conditions(device, args.commit),
+        % (' '.join(example_runs.OPTIONS), EPOCHS, SEEDS, args.processes),
+        'conditions': harness.step_conditions(args.commit, device),
         'metrics': {example: METRICS[example] for example in options},
         'summary': summary(results),
         'runs': [
@@ -130,7 +108,7 @@ def main():
                     ),
                 )
             )
-    print('wrote', bench_training.save('quality', result, args.out))
+    print('wrote', harness.save('quality', result, args.out))
 
 
 if __name__ == '__main__':

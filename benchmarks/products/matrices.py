@@ -1,8 +1,5 @@
 """The matrices that the benchmarks multiply by, made on the host. Nothing here needs a GPU."""
 
-import csv
-import gzip
-
 import chainer_bspmm
 import numpy
 import scipy.sparse
@@ -56,13 +53,6 @@ def single(matrix):
     )
 
 
-def smiles(path, column):
-    """Return the SMILES (list of str) of a CSV file, plain or gzip-compressed."""
-    opened = gzip.open(path, 'rt') if str(path).endswith('.gz') else open(path)
-    with opened as file:
-        return [row[column] for row in csv.DictReader(file)]
-
-
 def molecules(smiles):
     """Return the normalised adjacency matrices D^-1/2 (A + I) D^-1/2 of molecules.
 
@@ -70,7 +60,7 @@ def molecules(smiles):
     canonical SMILES, bonds of every type alike.
 
     Args:
-        smiles (iterable of str): what RDKit cannot parse, or what has no atom, is left out.
+        smiles (iterable of str): those that RDKit cannot parse or that have no atom are skipped.
 
     Returns:
         list of numpy.ndarray: (n, n) float64, in the order of `smiles`.

@@ -1,16 +1,14 @@
 """How many molecules a second can be screened: upstream's predict, ours eager, ours captured?
 
-``python -m benchmarks.bench_screening --device 0 --tox21 tox21.csv.gz`` on a GPU, without
+``python -m benchmarks.training.bench_screening --device 0 --tox21 tox21.csv.gz`` on a GPU, without
 ``--device`` on the CPU; writes ``benchmarks/results/<gpu or cpu>/screening.json``.
 """
 
-import argparse
 import copy
 import time
 import warnings
 
 import chainer_bspmm
-import chainer
 from chainer import functions
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 from chainer_chemistry.dataset.parsers import SmilesParser
@@ -20,9 +18,10 @@ from chainer_chemistry.models.prediction import Classifier
 import numpy
 from rdkit import rdBase
 
-from benchmarks import bench_converter
-from benchmarks import bench_training
 from benchmarks import data_sets
+from benchmarks import harness
+from benchmarks.training import subjects
+from benchmarks.training.subjects import FIVE, N_LAYERS, N_UNIT, UPSTREAM
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import from_smiles
 from chainer_bspmm.training import captured_predict
@@ -36,7 +35,7 @@ ROUNDS = 3
 WARM_UP = 4  # batches until the graphs of a data set are captured and checked
 ERROR = 1e-5  # relative, float32 on both sides
 
-UPSTREAM, EAGER, CAPTURED = 'upstream dense', 'ours eager', 'ours captured'
+EAGER, CAPTURED = 'ours eager', 'ours captured'
 ON_DEVICE, STEADY = 'ours captured, DeviceDataset', ', once captured'
 
 
@@ -84,7 +83,7 @@ def contenders(method, smiles, labels, device, n_batch, totals):
     if len(dense) != len(sparse):
         raise AssertionError('%s: from_smiles keeps other molecules than upstream' % method)
     dense = NumpyTupleDataset(*dense.get_datasets())
-    upstream = bench_training.upstream_model(method, labels, [(*dense[0], labels[0])])
+    upstream = subjects.upstream_model(method, labels, [(*dense[0], labels[0])])
     swapped = chainer_bspmm.sparsify(copy.deepcopy(upstream))
     for model in (upstream, swapped):
         model.to_device(device)
@@ -97,20 +96,19 @@ def contenders(method, smiles, labels, device, n_batch, totals):
     eager = predict(swapped, few, chainer_bspmm.concat_mols, n_batch)
     parsed, _ = capture(swapped, smiles, n_batch, method=method)
     errors = {
-        'alone': bench_training.error(found[: len(alone)], alone),
-        'eager': bench_training.error(found, eager),
-        'parsed': bench_training.error(
+        'alone': harness.relative_error(found[: len(alone)], alone),
+        'eager': harness.relative_error(found, eager),
+        'parsed': harness.relative_error(
             parsed, predict(swapped, sparse, chainer_bspmm.concat_mols, n_batch)
         ),
     }
     on_device = None
     if device.xp is not numpy:
         on_device = DeviceDataset(sparse, device)
-        errors['on device'] = bench_training.error(
+        errors['on device'] = harness.relative_error(
             capture(swapped, on_device[few.order], n_batch)[0], eager
         )
-    if not max(errors.values()) < ERROR:
-        raise AssertionError('relative errors %s, expected below %g' % (errors, ERROR))
+    harness.gate(errors, ERROR)
 
     n_dense, n_sparse, n_parsed = totals
     much = [dense[i] for i in repeated(len(dense), n_dense)]
@@ -162,7 +160,7 @@ def measure(found, n_rounds):
             rates.setdefault(name, []).append(n / seconds)
             if isinstance(result, tuple) and result[1] is not None:
                 rates.setdefault(name + STEADY, []).append(result[1])
-    return {name: bench_converter.summary(values) for name, values in rates.items()}
+    return {name: harness.summary(values) for name, values in rates.items()}
 
 
 def table(method, found):
@@ -179,14 +177,9 @@ def table(method, found):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--device', default='-1', help='-1 (CPU) or the number of a GPU')
-    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it Tox21 is left out")
-    parser.add_argument(
-        '--methods', nargs='+', default=bench_training.FIVE, choices=bench_training.FIVE
-    )
+    parser = subjects.argument_parser(__doc__, FIVE, '-1', '-1 (CPU) or the number of a GPU')
+    parser.set_defaults(limit=LIMIT)
     parser.add_argument('--batch', type=int, default=BATCH)
-    parser.add_argument('--limit', type=int, default=LIMIT, help='different molecules of a set')
     parser.add_argument(
         '--totals',
         type=int,
@@ -195,32 +188,17 @@ def main(argv=None):
         help='molecules of a pass: of upstream, ours, ours with parsing',
     )
     parser.add_argument('--rounds', type=int, default=ROUNDS, help='after one to warm up')
-    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
-    parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
     args = parser.parse_args(argv)
-    # Chainer warns that it goes without cuDNN; what is to fall back here must be seen.
-    warnings.simplefilter('ignore')
+    device = harness.device_of(args.device)
     warnings.filterwarnings('error', 'captured_predict predicts eagerly')
-    device = chainer.get_device(
-        int(args.device) if args.device.lstrip('-').isdigit() else args.device
-    )
-    device.use()
     result = {
         'method': 'Molecules a second of whole passes, medians of %d interleaved rounds (low, '
         'high: 10th and 90th percentile), with parsing of 1; %d different molecules over '
         'and over; batch %d, %d units, %d layers, float32; upstream predicts %d, ours '
         '%d, with parsing %d a pass; captured passes include capture and checks, but '
         'for "%s"'
-        % (
-            args.rounds,
-            args.limit,
-            args.batch,
-            bench_training.N_UNIT,
-            bench_training.N_LAYERS,
-            *args.totals,
-            STEADY.strip(', '),
-        ),
-        'conditions': bench_training.conditions(device, args.commit),
+        % (args.rounds, args.limit, args.batch, N_UNIT, N_LAYERS, *args.totals, STEADY.strip(', ')),
+        'conditions': harness.step_conditions(args.commit, device),
         'data': {},
     }
     sets = {'qm9': data_sets.qm9(args.limit)}
@@ -243,8 +221,8 @@ def main(argv=None):
                 },
             }
             print('\n'.join(table(method, methods[method])), flush=True)
-            # What has been measured outlives a broken run.
-            path = bench_training.save('screening', result, args.out)
+            # Saved after each method: an interrupted run keeps its results.
+            path = harness.save('screening', result, args.out)
     print('wrote', path)
 
 

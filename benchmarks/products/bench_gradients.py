@@ -1,17 +1,16 @@
 """How fast are bsddmm, the transpose and the segmented reductions against a copy of the same bytes?
 
-And against what else a user has: the sort that the transpose needs without a kernel of its own, and
-torch's and PyG's scatter where they are installed. Run it on a GPU from the checkout:
-``python -m benchmarks.bench_gradients``. It writes ``benchmarks/results/<gpu>/gradients.json``.
+And against the alternatives: the sort that a transpose without a kernel needs, and torch's and
+PyG's scatter where they are installed. ``python -m benchmarks.products.bench_gradients`` on a GPU
+writes ``benchmarks/results/<gpu>/gradients.json``.
 """
-
-import argparse
 
 import chainer_bspmm
 import cupy
 import numpy
 
-from benchmarks import measure
+from benchmarks import harness
+from benchmarks.products import measure
 from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.sparse import build
@@ -158,16 +157,15 @@ def run_case(name):
 
 
 def run_question(n_bytes, calls, expected):
-    # Nobody is timed on a wrong answer.
     expected = expected()
     errors = {}
     for name, call in calls.items():
         result = call()
         cupy.cuda.Device().synchronize()  # torch has streams of its own
-        actual = cupy.asnumpy(cupy.from_dlpack(result)).astype('d')
-        errors[name] = float(numpy.linalg.norm(actual - expected) / numpy.linalg.norm(expected))
-        limit = 1e-4 if name.startswith(('torch', 'PyG')) else 1e-5  # they add one by one
-        assert errors[name] < limit, (name, errors[name])
+        errors[name] = harness.relative_error(cupy.from_dlpack(result), expected)
+        # The peers add one by one.
+        limit = 1e-4 if name.startswith(('torch', 'PyG')) else 1e-5
+        harness.gate({name: errors[name]}, limit)
     eager = {
         name: call
         for name, call in calls.items()
@@ -216,10 +214,7 @@ def can_be_captured(call):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
-    args = parser.parse_args()
+    args = harness.argument_parser(__doc__).parse_args()
     result = {
         'question': 'bsddmm, transpose and segmented reductions (float32) against a device copy '
         'that reads and writes as many bytes, and their peers',
@@ -240,7 +235,7 @@ def main():
                     )
             for name, microseconds in answer['eager_us'].items():
                 print('  %-17s %-6s %-42s %9.2f us' % (question, 'eager', name, microseconds))
-    print('wrote', measure.save('gradients', result, args.out))
+    print('wrote', harness.save('gradients', result, args.out))
 
 
 if __name__ == '__main__':

@@ -1,23 +1,23 @@
 """When does SELL pay? Against our CSR and cuSPARSE, over slice sizes, sorted and not.
 
-Run it on a GPU from the checkout: ``python -m benchmarks.bench_sell --tox21 tox21.csv.gz``. It
-writes ``benchmarks/results/<gpu>/sell.json``; ``python -m benchmarks.plot_sell`` draws that.
+``python -m benchmarks.products.bench_sell --tox21 tox21.csv.gz`` on a GPU writes
+``benchmarks/results/<gpu>/sell.json``; ``python -m benchmarks.plot sell`` draws it.
 """
 
-import argparse
 import itertools
-import pathlib
 
 import chainer_bspmm
 import cupy
 import numpy
+import pandas
 
-from benchmarks import cusparse
-from benchmarks import matrices
-from benchmarks import measure
+from benchmarks import data_sets
+from benchmarks import harness
+from benchmarks.peers import cusparse
+from benchmarks.products import matrices
+from benchmarks.products import measure
 from chainer_bspmm import backend
 
-QM9 = pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz'
 SLICE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 BATCH = 128  # molecules of a training step
 CALLS = 20  # in a graph; the fastest of these products takes microseconds
@@ -29,7 +29,7 @@ PEER_SLICES = (8, 32, 128)  # slice sizes of cuSPARSE's SELL
 WIDTHS = (1, 2, 4, 8)  # columns of the products
 WIDE_SLICES = (8, 32, 128)
 
-# The fastest of all that it has, and of what it had for the paper: no SELL.
+# The fastest of all its routines, and of those that the paper could use: without SELL.
 PEERS = ('cusparse', 'cusparse csr')
 
 PAPER = {
@@ -47,12 +47,11 @@ PAPER = {
 def cases(tox21):
     """Yield (name, kind, BatchedCSR of float64 on the host)."""
     rng = numpy.random.RandomState(0)
-    files = {'QM9': (QM9, 'smiles'), 'Tox21': (tox21, 'smiles')}
-    for name, (path, column) in files.items():
+    for name, path in (('QM9', data_sets.QM9_SAMPLE), ('Tox21', tox21)):
         if path is None:
             print('SKIPPED: %s, whose file was not given' % name)
             continue
-        molecules = matrices.molecules(matrices.smiles(path, column))
+        molecules = matrices.molecules(pandas.read_csv(path)['smiles'])
         # Spread evenly: QM9 is sorted by size.
         places = numpy.arange(BATCH) * len(molecules) // BATCH
         for batch in ([molecules[place] for place in places], molecules):
@@ -61,7 +60,7 @@ def cases(tox21):
                 'molecules',
                 chainer_bspmm.BatchedCSR.from_matrices(batch),
             )
-    # More bytes in float64 than the L2 of an H200 holds, the power law's apart.
+    # All but the power law need more bytes in float64 than the L2 of an H200 holds.
     yield 'banded', 'single', matrices.single(matrices.banded(rng, 2**19, 7))
     yield 'mesh, 3x3 blocks', 'single', matrices.single(matrices.blocks_of_mesh(rng, 32))
     yield 'power law', 'single', matrices.single(matrices.power_law(rng, 2**19, 8, 2048))
@@ -70,7 +69,7 @@ def cases(tox21):
 def slicings(adj, slice_sizes):
     """Return {(slice size, sorted): BatchedSELL on the GPU}.
 
-    Of the sizes that no graph fills only the smallest: they all make the same slices.
+    Of the sizes at which every graph is a single slice, only the smallest is taken.
     """
     larger = [size for size in slice_sizes if size >= adj.max_rows]
     sizes = [size for size in slice_sizes if size < adj.max_rows] + larger[:1]
@@ -81,16 +80,11 @@ def slicings(adj, slice_sizes):
     }
 
 
-def error(actual, expected):
-    return float(numpy.linalg.norm(actual.get() - expected) / numpy.linalg.norm(expected))
-
-
 def times_and_error(adj, x, calls):
     """Return the device times of calls that compute A x, and their largest relative error."""
     expected = adj.to_scipy().astype('d') @ x.get().astype('d')
-    errors = {name: error(call(), expected) for name, call in calls.items()}
-    for name in errors:  # nobody is timed on a wrong answer
-        assert errors[name] < ERRORS[x.dtype.char], (name, errors[name])
+    errors = {name: harness.relative_error(call(), expected) for name, call in calls.items()}
+    harness.gate(errors, ERRORS[x.dtype.char])
     graphs = {name: (*measure.capture(call, CALLS), CALLS) for name, call in calls.items()}
     return measure.replay_times(graphs, ROUNDS), max(errors.values())
 
@@ -237,13 +231,11 @@ def summary(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.argument_parser(__doc__)
     parser.add_argument(
         '--tox21',
         help='CSV file of Tox21 with a column `smiles`; without it that data set is skipped',
     )
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
     args = parser.parse_args()
     results = [result for case in cases(args.tox21) for result in run_case(*case)]
     result = {
@@ -261,7 +253,7 @@ def main():
             '%-50s mean %s %%, %s to %s'
             % (name, percent['mean'], percent['worst'], percent['best'])
         )
-    print('wrote', measure.save('sell', result, args.out))
+    print('wrote', harness.save('sell', result, args.out))
 
 
 if __name__ == '__main__':

@@ -1,21 +1,20 @@
 """Why is bspmm slower than a copy of the same bytes, where both lie in the L2 cache?
 
-Reads the hardware counters of both at sizes of ``bench_roofline`` that miss its bar. Run it on a
-GPU from the checkout, with Nsight Compute: ``python -m benchmarks.profile_roofline``. It writes
+Reads the hardware counters of both at sizes of ``bench_roofline`` that miss its bar.
+``python -m benchmarks.products.profile_roofline`` on a GPU, with Nsight Compute, writes
 ``benchmarks/results/<gpu>/roofline_counters.json``.
 """
 
-import argparse
 import sys
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import
 import cupy
 import numpy
 
-from benchmarks import matrices
-from benchmarks import measure
-from benchmarks import ncu
-from benchmarks.bench_roofline import COPY
+from benchmarks import harness
+from benchmarks.products import matrices
+from benchmarks.products import measure
+from benchmarks.products import ncu
 from chainer_bspmm import backend
 
 # rows of a matrix, non-zeros a row, columns of the dense factor, bytes moved
@@ -50,7 +49,7 @@ def contenders(dim, nnz_per_row, n_b, n_bytes):
     x = cupy.random.uniform(-1, 1, (adj.n_cols, n_b), 'f')
     n_vectors = int(n_bytes) // 32
     source, target = (cupy.ones(4 * n_vectors, 'f') for _ in range(2))
-    copy = cupy.RawKernel(COPY, 'copy', ('-DUNROLL=2',))
+    copy = cupy.RawKernel(measure.COPY, 'copy', ('-DUNROLL=2',))
     return {
         'bspmm': lambda: backend.bspmm(adj, x),
         'copy': lambda: copy(
@@ -72,9 +71,7 @@ def profiled(name, point):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
+    parser = harness.argument_parser(__doc__)
     parser.add_argument(
         '--profiled',
         nargs=2,
@@ -91,7 +88,14 @@ def main():
         for name in ('bspmm', 'copy'):
             (kernel,) = ncu.run(
                 list(METRICS),
-                [sys.executable, '-m', 'benchmarks.profile_roofline', '--profiled', name, str(i)],
+                [
+                    sys.executable,
+                    '-m',
+                    'benchmarks.products.profile_roofline',
+                    '--profiled',
+                    name,
+                    str(i),
+                ],
                 warm=True,
             )
             point[name] = {METRICS.get(metric, metric): value for metric, value in kernel.items()}
@@ -103,7 +107,7 @@ def main():
         'conditions': measure.conditions(args.commit),
         'points': points,
     }
-    print('wrote', measure.save('roofline_counters', result, args.out))
+    print('wrote', harness.save('roofline_counters', result, args.out))
 
 
 if __name__ == '__main__':

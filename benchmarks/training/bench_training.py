@@ -1,52 +1,34 @@
 """How long do a training step and a prediction take: upstream dense, ours, PyTorch Geometric?
 
-``python -m benchmarks.bench_training --tox21 tox21.csv.gz`` on the CPU, with ``--device 0`` on a
-GPU; writes ``benchmarks/results/<gpu or cpu>/training.json``, which
-``python -m benchmarks.plot_training`` draws.
+``python -m benchmarks.training.bench_training --tox21 tox21.csv.gz`` runs on the CPU, with
+``--device 0`` on a GPU, and writes ``benchmarks/results/<gpu or cpu>/training.json``;
+``python -m benchmarks.plot training`` draws it.
 """
 
-import argparse
-import contextlib
 import copy
-import importlib.metadata
 import importlib.util
-import io
-import json
 import os
-import pathlib
 import time
 import tracemalloc
-import warnings
 
 import chainer_bspmm
 import chainer
 from chainer import functions
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
-from chainer_chemistry.models.prediction import Classifier
-from chainer_chemistry.models.prediction import Regressor
-from chainer_chemistry.models.prediction import set_up_predictor
 import numpy
 
-from benchmarks import bench_converter
 from benchmarks import data_sets
-from chainer_bspmm.models.sparsify import SWAPS
+from benchmarks import harness
+from benchmarks.training import subjects
+from benchmarks.training.subjects import FIVE, GEOMETRIC, METHODS, N_LAYERS, N_UNIT, UPSTREAM
+from benchmarks.training.subjects import MAX_ROUNDS, MIN_ROUNDS
 
-# Those of Chainer Chemistry's method names that stand for a model that can be swapped.
-METHODS = [
-    name
-    for name in ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm')
-    if name in {kind.__name__.lower() for kind in SWAPS}
-]
-FIVE = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')
 BATCHES = (32, 128, 1024)
-N_UNIT, N_LAYERS = 64, 4
 SECONDS = 6
-MIN_ROUNDS, MAX_ROUNDS = 3, 30
 SHORT = 0.1  # seconds of a step before which caches are warmed
 
-UPSTREAM, PACKED, PADDED = 'upstream dense', 'ours packed', 'ours padded'
-GEOMETRIC = 'PyTorch Geometric'
+PACKED, PADDED = 'ours packed', 'ours padded'
 
 # float32 numbers of a molecule and pair of padded atoms in upstream's largest array, (B, N, N, R,
 # heads, 2 C) and (B, R, N, N, C). A layer keeps about four of them for the backward pass: more than
@@ -54,10 +36,10 @@ GEOMETRIC = 'PyTorch Geometric'
 PAIR_NUMBERS = {'relgat': 4 * 3 * 2 * N_UNIT, 'gnnfilm': 5 * N_UNIT}
 COPIES = 4 * N_LAYERS
 
-# What lies between the times that a contender notes.
+# The parts between the times that a contender records.
 TRAINING = ('fetch', 'convert', 'forward', 'backward', 'update', 'wait')
 INFERENCE = ('fetch', 'convert', 'forward')
-N_CONVERTER = 2  # of these parts are the converter's
+N_CONVERTER = 2  # the first of these parts are the converter's
 
 # Ratios over upstream at a training step on Tox21, converter included: (batch, at least).
 BARS = {'cpu': ((128, 4.0),), 'gpu': ((128, 1.5), (1024, 3.0))}
@@ -66,7 +48,7 @@ OUTPUT_ERROR, GRADIENT_ERROR = 1e-5, 1e-4  # float32 on both sides
 
 
 class Contender:
-    """Train and predict with a model on a data set, and note the time after every part.
+    """Train and predict with a model on a data set, and record the time after every part.
 
     Args:
         model (chainer.Link): Classifier or Regressor.
@@ -157,31 +139,10 @@ class Applied(chainer.FunctionHook):
         self.count += 1
 
 
-def upstream_model(method, labels, examples):
-    """Return Chainer Chemistry's dense model on the host, all of its parameters made."""
-    numpy.random.seed(0)
-    with contextlib.redirect_stdout(io.StringIO()):
-        predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1])
-    if labels.dtype.kind == 'i':
-        model = Classifier(
-            predictor,
-            lossfun=functions.sigmoid_cross_entropy,
-            metrics_fun=functions.binary_accuracy,
-        )
-    else:
-        model = Regressor(
-            predictor,
-            lossfun=functions.mean_squared_error,
-            metrics_fun=functions.mean_absolute_error,
-        )
-    model(*upstream_concat_mols(examples))
-    return model
-
-
 def contenders(method, dense, sparse, device):
     """Return {name: contender}, those of Chainer with the same parameters."""
     labels = numpy.stack([dense[i][-1] for i in range(len(dense))])
-    model = upstream_model(method, labels, [dense[0]])
+    model = subjects.upstream_model(method, labels, [dense[0]])
     swapped = chainer_bspmm.sparsify(copy.deepcopy(model))
     found = {
         UPSTREAM: Contender(model, upstream_concat_mols, dense, device),
@@ -189,7 +150,7 @@ def contenders(method, dense, sparse, device):
         PADDED: Contender(swapped, chainer_bspmm.CSRConverter('padded'), sparse, device),
     }
     if importlib.util.find_spec('torch_geometric'):
-        from benchmarks import geometric_models
+        from benchmarks.peers import geometric_models
 
         if method in geometric_models.PEERS:
             found[GEOMETRIC] = geometric_models.Contender(
@@ -222,21 +183,16 @@ def check(found, index):
     expected, expected_gradients = run(UPSTREAM, index)
     padded, gradients = run(PADDED, index)
     errors = {
-        'packed': error(run(PACKED, index)[0], alone),
-        'padded': error(padded, expected),
+        'packed': harness.relative_error(run(PACKED, index)[0], alone),
+        'padded': harness.relative_error(padded, expected),
         'padded, gradients': max(
-            error(gradients[path], expected_gradients[path]) for path in expected_gradients
+            harness.relative_error(gradients[path], expected_gradients[path])
+            for path in expected_gradients
         ),
     }
-    bars = OUTPUT_ERROR, OUTPUT_ERROR, GRADIENT_ERROR
-    if not all(value < bar for value, bar in zip(errors.values(), bars)):
-        raise AssertionError('relative errors %s, expected below %s' % (errors, bars))
+    harness.gate({name: errors[name] for name in ('packed', 'padded')}, OUTPUT_ERROR)
+    harness.gate(errors, GRADIENT_ERROR)
     return errors
-
-
-def error(actual, expected):
-    norm = float(numpy.linalg.norm(expected))
-    return float(numpy.linalg.norm(actual - expected)) / (norm or 1.0)
 
 
 def fits(method, n_batch, largest, device):
@@ -253,8 +209,8 @@ def measure_steps(found, n_molecules, n_batch, seconds):
     """Time training steps and predictions of all contenders, interleaved.
 
     Every round takes other molecules, the same for all. The first is not measured. A contender's
-    turn begins with a step that is not measured, unless its steps are too long for that to matter:
-    else it would pay for what the one before it left in the processor's caches.
+    turn begins with an unmeasured step, unless its steps are long: otherwise it would pay for the
+    processor's caches, which the contender before it has filled.
 
     Returns:
         dict: name -> {'training', 'inference'} -> {'with converter', 'without': summaries in
@@ -287,8 +243,8 @@ def measure_steps(found, n_molecules, n_batch, seconds):
 def summaries(rows, kind):
     parts = zip(TRAINING if kind == 'training' else INFERENCE, numpy.median(rows, axis=0))
     return {
-        'with converter': bench_converter.summary(rows.sum(axis=1).tolist()),
-        'without': bench_converter.summary(rows[:, N_CONVERTER:].sum(axis=1).tolist()),
+        'with converter': harness.summary(rows.sum(axis=1).tolist()),
+        'without': harness.summary(rows[:, N_CONVERTER:].sum(axis=1).tolist()),
         'parts': {part: round(float(value), 3) for part, value in parts},
     }
 
@@ -319,7 +275,7 @@ def run_method(method, dense, sparse, device, batches, seconds):
     few = rng.permutation(len(dense))[:8].tolist()
     result = {
         'relative_errors': check(found, few),
-        'adjacency of the set': bench_converter.memory(dense, sparse),
+        'adjacency of the set': data_sets.adjacency_bytes(dense, sparse),
         'batches': {},
     }
     result['nodes a step'] = {
@@ -344,7 +300,7 @@ def run_method(method, dense, sparse, device, batches, seconds):
             'n_rounds': n_rounds,
             'milliseconds': milliseconds,
             'not_run': {
-                name: 'needs more memory than there is' for name in found if name not in running
+                name: 'needs more memory than available' for name in found if name not in running
             },
             'peak_bytes': {
                 name: peak
@@ -420,87 +376,21 @@ def table(methods):
     return lines
 
 
-def conditions(device, commit):
-    if device.xp is numpy:
-        found = bench_converter.conditions(commit, '', 0)
-        del found['data'], found['n_molecules']
-        found['threads'] = os.environ.get('OMP_NUM_THREADS', 'not limited')
-    else:
-        from benchmarks import measure  # which needs CuPy
-
-        found = measure.conditions(commit)
-    for name in ('torch', 'torch_geometric'):
-        if importlib.util.find_spec(name):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def save(name, result, out):
-    if 'gpu' in result['conditions']:
-        from benchmarks import measure
-
-        return measure.save(name, result, out)
-    folder = bench_converter.RESULTS if out is None else pathlib.Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (name + '.json')
-    path.write_text(json.dumps(result, indent=1) + '\n')
-    return path
-
-
-def argument_parser(doc, methods, batches, seconds, device, device_help):
-    """Return a parser with the options of a benchmark of steps; the arguments are its defaults."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument('--device', default=device, help=device_help)
-    parser.add_argument(
-        '--tox21',
-        help="MoleculeNet's tox21.csv.gz; without it molecules of its sizes are generated",
-    )
-    parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
-    parser.add_argument('--methods', nargs='+', default=methods, choices=methods)
-    parser.add_argument('--batches', nargs='+', type=int, default=batches)
-    parser.add_argument(
-        '--seconds',
-        type=float,
-        default=seconds,
-        help='for each method, data set and batch size; at least %d rounds, and '
-        'at most %d, are made' % (MIN_ROUNDS, MAX_ROUNDS),
-    )
-    parser.add_argument('--limit', type=int, help='use that many molecules of a set at most')
-    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
-    parser.add_argument('--out', help='folder of the JSON file in place of results/<gpu or cpu>')
-    return parser
-
-
-def device_of(args):
-    """Return the device that was asked for, made the current one, and silence all warnings."""
-    # Chainer warns that it goes without cuDNN, and its elementwise kernels that they use atomics.
-    warnings.simplefilter('ignore')
-    device = chainer.get_device(
-        int(args.device) if args.device.lstrip('-').isdigit() else args.device
-    )
-    device.use()
-    return device
-
-
 def main(argv=None):
-    args = argument_parser(
+    args = subjects.step_argument_parser(
         __doc__, METHODS, BATCHES, SECONDS, '-1', '-1 (CPU) or the number of a GPU'
     ).parse_args(argv)
-    device = device_of(args)
+    device = harness.device_of(args.device)
     result = {
         'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile); every '
         'round takes other molecules, the same for all; %d units, %d layers, float32, '
         'Adam; parts are host time, "forward" waits for the device because loss and '
         'metric are read' % (N_UNIT, N_LAYERS),
-        'conditions': conditions(device, args.commit),
+        'conditions': harness.step_conditions(args.commit, device),
         'data': {},
     }
     for name in args.data:
-        smiles, labels, description = (
-            data_sets.tox21(args.tox21, args.limit)
-            if name == 'tox21'
-            else data_sets.qm9(args.limit)
-        )
+        smiles, labels, description = subjects.molecules(name, args)
         methods = {}
         result['data'][name] = {'description': description, 'methods': methods}
         for method in args.methods:
@@ -508,11 +398,11 @@ def main(argv=None):
             result['data'][name]['n_molecules'] = len(dense)
             methods[method] = run_method(method, dense, sparse, device, args.batches, args.seconds)
             print('\n'.join(table({method: methods[method]})), flush=True)
-            # What has been measured outlives a broken run.
-            path = save('training', result, args.out)
+            # Saved after each method: an interrupted run keeps its results.
+            path = harness.save('training', result, args.out)
         if name == 'tox21':
             result['bars_met'] = bars_met(methods, 'cpu' if device.xp is numpy else 'gpu')
-            path = save('training', result, args.out)
+            path = harness.save('training', result, args.out)
     for bar, is_met in result.get('bars_met', {}).items():
         print('%s: %s' % (bar, 'met' if is_met else 'MISSED'))
     print('wrote', path)

@@ -4,11 +4,10 @@ Measures every variant of bspmm_csr over random shapes, and the one that ``'auto
 them. The model in ``chainer_bspmm/cuda/policy.py`` was made from the samples of the seeds
 0 and 1; its regret is what the sample of seed 2 says, which had no part in that.
 
-Run it on a GPU from the checkout: ``python -m benchmarks.bench_policy``. It writes
+``python -m benchmarks.products.bench_policy`` on a GPU writes
 ``benchmarks/results/<gpu>/policy_2.json``.
 """
 
-import argparse
 import concurrent.futures
 import time
 
@@ -16,7 +15,8 @@ import chainer_bspmm
 import cupy
 import numpy
 
-from benchmarks import measure
+from benchmarks import harness
+from benchmarks.products import measure
 from chainer_bspmm import backend
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
@@ -96,7 +96,7 @@ def run_shape(rng):
     device = kernels.device(0)
     chosen = policy.bspmm_launch(adj.n_rows, adj.n_cols, adj.nnz, n_b, width, x.itemsize, device)
     plans = variants(adj, n_b, width, x.itemsize)
-    plans.setdefault(chosen, ('of its own',))
+    plans.setdefault(chosen, ('none of these',))
 
     def load(plan):
         return kernels.load(
@@ -125,11 +125,8 @@ def run_shape(rng):
     for plan, one in calls.items():
         y.fill(numpy.nan)
         one()
-        error = float(
-            cupy.linalg.norm(y.astype('d') - expected.astype('d'))
-            / cupy.linalg.norm(expected.astype('d'))
-        )
-        assert error < {2: 1e-3, 4: 1e-5, 8: 1e-13}[x.itemsize], (plan, error)
+        errors = {plan: harness.relative_error(y, expected)}
+        harness.gate(errors, {2: 1e-3, 4: 1e-5, 8: 1e-13}[x.itemsize])
     graphs = {plan: (*measure.capture(one, CALLS), CALLS) for plan, one in calls.items()}
     times = measure.replay_times(graphs, ROUNDS)
     microseconds = {plan: value['median'] for plan, value in times.items()}
@@ -152,13 +149,11 @@ def run_shape(rng):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.argument_parser(__doc__)
     parser.add_argument('--seed', type=int, default=2)
     parser.add_argument('--shapes', type=int, default=60)
     parser.add_argument('--seconds', type=float, default=1e9, help='stop measuring after these')
     parser.add_argument('--all', action='store_true', help='store the time of every variant')
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
     args = parser.parse_args()
     rng = numpy.random.RandomState(args.seed)
     cases, started = [], time.perf_counter()
@@ -189,7 +184,7 @@ def main():
         'cases': cases,
     }
     print(result['regret'])
-    print('wrote', measure.save('policy_%d' % args.seed, result, args.out))
+    print('wrote', harness.save('policy_%d' % args.seed, result, args.out))
 
 
 if __name__ == '__main__':

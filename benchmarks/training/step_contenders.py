@@ -1,4 +1,4 @@
-"""Who takes the steps of bench_captured, from iterator to update, and that their steps agree."""
+"""The contenders of bench_captured, from iterator to update, and a check that their steps agree."""
 
 import contextlib
 import copy
@@ -13,26 +13,27 @@ from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 import numpy
 
-from benchmarks import bench_training
+from benchmarks import harness
+from benchmarks.training.subjects import GEOMETRIC, N_LAYERS, N_UNIT, UPSTREAM
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 
-UPSTREAM, EAGER = 'upstream dense', 'ours eager'
+EAGER = 'ours eager'
 CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
-GEOMETRIC, GEOMETRIC_CAPTURED = 'PyTorch Geometric', 'PyTorch Geometric captured'
+GEOMETRIC_CAPTURED = 'PyTorch Geometric captured'
 
 WARM = 3
-WARM_CAPTURED = 30  # by then each of GraphUpdater's sizes was met twice, in all likelihood
+WARM_CAPTURED = 30  # enough for each of GraphUpdater's sizes to occur twice
 
 N_EQUAL = 16  # molecules of the batch on which contenders must agree
-# Adam so near to a multiple of the gradient that rounding is not blown up where that is small, and
-# with steps so large that rounding of the parameters does not count.
+# With so large an eps Adam's step is nearly a multiple of the gradient, so that rounding errors of
+# small gradients stay small; with so large a step the rounding of the parameters does not matter.
 GENTLE = {'eps': 1.0, 'lr': 1e3}
 STEP_ERROR = 1e-4  # relative, of what a step changes of any parameter; float32 on both sides
 
 
 class Trainer:
-    """Train a Chainer model by an updater whose arrays lie in a memory pool of its own.
+    """Train a Chainer model by an updater whose arrays lie in a separate memory pool.
 
     Args:
         kind (type): StandardUpdater or GraphUpdater.
@@ -70,7 +71,7 @@ class Trainer:
         return cuda.cupy.cuda.using_allocator(self._pool.malloc)
 
     def run(self, n_steps):
-        """Update so often; as under a Trainer, values are reported, and read by nobody yet."""
+        """Update; values are reported as under a Trainer, but not read."""
         with self._memory():
             for _ in range(n_steps):
                 with self._reporter.scope({}):
@@ -90,7 +91,7 @@ class Trainer:
         self.programs()
 
     def programs(self):
-        """Return the captured steps; AssertionError where there should be some, and are none."""
+        """Return the captured steps; raise AssertionError where there should be some."""
         if not self.is_captured:
             return []
         found = [program for program in self.updater._programs.values() if program.is_captured]
@@ -99,7 +100,7 @@ class Trainer:
         return found
 
     def replay(self):
-        """Replay the graph that was replayed most, with the batch that is there."""
+        """Replay the most used graph with the batch in its buffers."""
         max(self.programs(), key=lambda program: program._n_replays)._replay()
 
     def peak_bytes(self):
@@ -134,7 +135,7 @@ class Geometric:
 
     def warm(self):
         self.run(WARM_CAPTURED if self.is_captured else WARM)
-        # What the others hold by now is not its own.
+        # Without what the others hold by now.
         self._bytes = self._torch.cuda.memory_reserved() - self._before
 
     def replay(self):
@@ -186,14 +187,11 @@ def trainers(model, dense, sparse, n_batch, device, **options):
 
 def peers(method, examples, sparse, n_batch, device):
     """Return name -> function that makes the `Geometric`."""
-    from benchmarks import geometric_models
+    from benchmarks.peers import geometric_models
 
     def network():
         return geometric_models.network(
-            method,
-            bench_training.N_UNIT,
-            bench_training.N_LAYERS,
-            sparse.molecules.labels[0].shape[1],
+            method, N_UNIT, N_LAYERS, sparse.molecules.labels[0].shape[1]
         )
 
     def captured():
@@ -271,16 +269,13 @@ def put_back(trainer, values):
 
 def check_peers(method, examples, sparse, device):
     """Compare a captured step of PyTorch Geometric with an eager one; see :func:`check`."""
-    from benchmarks import geometric_models
+    from benchmarks.peers import geometric_models
 
     index = equal_sizes(sparse)
     changes = {}
     for name in (GEOMETRIC, GEOMETRIC_CAPTURED):
         model = geometric_models.network(
-            method,
-            bench_training.N_UNIT,
-            bench_training.N_LAYERS,
-            sparse.molecules.labels[0].shape[1],
+            method, N_UNIT, N_LAYERS, sparse.molecules.labels[0].shape[1]
         ).eval()
         if name == GEOMETRIC:
             peer = geometric_models.Loaded(
@@ -305,13 +300,10 @@ def judged(changes, reference):
     """Return name -> largest relative error of what changed; raise where one is too large."""
     expected = changes.pop(reference)
     found = {
-        name: max(bench_training.error(of[path], expected[path]) for path in expected)
+        name: max(harness.relative_error(of[path], expected[path]) for path in expected)
         for name, of in changes.items()
     }
     if not any(change.any() for change in expected.values()):
         raise AssertionError('a step of %s changed nothing' % reference)
-    if not all(error < STEP_ERROR for error in found.values()):
-        raise AssertionError(
-            'relative errors of a step %s, expected below %g' % (found, STEP_ERROR)
-        )
+    harness.gate(found, STEP_ERROR)
     return found

@@ -1,10 +1,9 @@
 """Where do the host's microseconds of a call of bspmm go?
 
-Run it on a GPU from the checkout: ``python -m benchmarks.bench_host``. It writes
-``benchmarks/results/<gpu>/host.json``; ``python -m benchmarks.plot_host`` draws that.
+``python -m benchmarks.products.bench_host`` on a GPU writes
+``benchmarks/results/<gpu>/host.json``; ``python -m benchmarks.plot host`` draws it.
 """
 
-import argparse
 import contextlib
 from unittest import mock
 
@@ -13,8 +12,9 @@ import chainer
 import cupy
 import numpy
 
-from benchmarks import matrices
-from benchmarks import measure
+from benchmarks import harness
+from benchmarks.products import matrices
+from benchmarks.products import measure
 from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.backend import check
@@ -29,7 +29,7 @@ BAR = 12  # microseconds of backend.bspmm
 
 LAUNCH = 'packing the arguments, and launch'
 PARTS = 'the parts of backend.bspmm in turn'
-CALL = 'a Python call'  # that does nothing: in every figure here
+CALL = 'a Python call'  # of a function that does nothing: contained in every figure here
 
 EMPTY = 'extern "C" __global__ void empty() {}'
 
@@ -51,13 +51,13 @@ def apply_empty(x):
 def pieces(call):
     """Return {name: function}: the calls that ``backend.bspmm`` makes, to be made again alone.
 
-    One call is made with the functions of the package's modules wrapped, so that their arguments
-    are noted: what is timed later are those functions as they are, with these arguments. Calls
-    that one of them makes belong to it.
+    One call is made with the functions of the package's modules wrapped, to record their
+    arguments; later the bare functions are timed with these arguments. Nested calls belong to the
+    outer one.
     """
     made, depth = {}, [0]
 
-    def noting(name, function):
+    def recording(name, function):
         def wrapper(*args, **kwargs):
             if not depth[0]:
                 made.setdefault(name, []).append(lambda: function(*args, **kwargs))
@@ -66,7 +66,7 @@ def pieces(call):
                 result = function(*args, **kwargs)
             finally:
                 depth[0] -= 1
-            return noting(LAUNCH, result) if name == 'kernels.load' else result
+            return recording(LAUNCH, result) if name == 'kernels.load' else result
 
         return wrapper
 
@@ -81,7 +81,7 @@ def pieces(call):
             for name in names or functions_of(module):
                 label = '%s.%s' % (module.__name__.split('.')[-1], name)
                 stack.enter_context(
-                    mock.patch.object(module, name, noting(label, getattr(module, name)))
+                    mock.patch.object(module, name, recording(label, getattr(module, name)))
                 )
         call()
     return {
@@ -114,12 +114,12 @@ def in_turn(calls):
 
 
 def floors(adj):
-    """Return {name: function}: what to hold the pieces to."""
+    """Return {name: function}: lower bounds to compare the pieces with."""
     empty = cupy.RawModule(code=EMPTY).get_function('empty').kernel
     return {
         'launch of an empty kernel without arguments': lambda: empty((1,), (1,), ()),
         CALL: lambda: None,
-        # Everything else here finds its plan made; a batch of other sizes than any before does not.
+        # Everything else here finds its plan cached; a batch of new sizes does not.
         'policy.bspmm_launch of sizes not seen before': lambda: policy.bspmm_launch.__wrapped__(
             adj.n_rows, adj.n_cols, adj.nnz, N_B, 4, 4, kernels.device(0)
         ),
@@ -127,7 +127,7 @@ def floors(adj):
 
 
 def products(adj, x):
-    """Return {name: function}: the whole of a product, with and without the graph of Chainer."""
+    """Return {name: function}: whole products, with and without Chainer's graph."""
     variable = chainer.Variable(x)
     gy = cupy.ones_like(x)
 
@@ -164,7 +164,7 @@ def products(adj, x):
         'empty FunctionNode, with graph': lambda: apply_empty(variable),
         'empty FunctionNode, no_backprop_mode': without_graph(apply_empty),
         'backward of an empty FunctionNode': backward(apply_empty),
-        # What FunctionNode adds beside a launch; alone it runs from warmer caches.
+        # What FunctionNode adds to a launch; alone it would run from warmer caches.
         'backend.bspmm, then an empty FunctionNode with graph': lambda: (
             backend.bspmm(adj, x),
             apply_empty(variable),
@@ -178,32 +178,25 @@ def current_device(x):
         pass
 
 
-def error(actual, expected):
-    return float(numpy.linalg.norm(actual.get() - expected) / numpy.linalg.norm(expected))
-
-
 def check_products(adj, x):
     variable = chainer.Variable(x)
     y = chainer_bspmm.functions.bspmm(adj, variable)
     y.grad = gy = cupy.random.uniform(-1, 1, y.shape, 'f')
     y.backward()
     errors = {
-        'forward': error(y.array, reference.bspmm(adj, x)),
-        'backward': error(variable.grad, reference.bspmm(adj, gy, trans=True)),
+        'forward': harness.relative_error(y.array, reference.bspmm(adj, x)),
+        'backward': harness.relative_error(variable.grad, reference.bspmm(adj, gy, trans=True)),
     }
-    assert max(errors.values()) < 1e-5, errors
+    harness.gate(errors, 1e-5)
     return errors
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
-    args = parser.parse_args()
+    args = harness.argument_parser(__doc__).parse_args()
     rng = numpy.random.RandomState(0)
     adj = matrices.regular(rng, BATCH, DIM, NNZ_PER_ROW).to_device(0)
     x = cupy.asarray(rng.uniform(-1, 1, (adj.n_cols, N_B)).astype('f'))
-    errors = check_products(adj, x)  # nobody is timed on a wrong answer
+    errors = check_products(adj, x)
     whole_calls = products(adj, x)
     parts = pieces(whole_calls['backend.bspmm'])
     parts['gpu._Device'] = lambda: current_device(x)
@@ -240,7 +233,7 @@ def main():
     for name, beyond in result['beyond_the_parts_us'].items():
         print('  %-52s %7.2f us' % (name, beyond))
     print(result['bars_met'])
-    print('wrote', measure.save('host', result, args.out))
+    print('wrote', harness.save('host', result, args.out))
 
 
 if __name__ == '__main__':

@@ -1,10 +1,9 @@
 """How fast is bspmm at every point of the report's figures 6 to 8, against all of its peers?
 
-Run it on a GPU from the checkout: ``python -m benchmarks.bench_figures``. It writes
-``benchmarks/results/<gpu>/figures.json``; ``python -m benchmarks.plot_figures`` draws that.
+``python -m benchmarks.products.bench_figures`` on a GPU writes
+``benchmarks/results/<gpu>/figures.json``; ``python -m benchmarks.plot figures`` draws it.
 """
 
-import argparse
 import time
 
 import chainer_bspmm
@@ -13,19 +12,20 @@ import cupy
 import numpy
 import scipy.sparse
 
-from benchmarks import cublas
-from benchmarks import cusparse
-from benchmarks import figures
-from benchmarks import measure
-from benchmarks import tensorflow_spmm
-from benchmarks.figures import LOOP
-from benchmarks.figures import TABLES
-from benchmarks.tables import Tables
+from benchmarks import harness
+from benchmarks.peers import cublas
+from benchmarks.peers import cusparse
+from benchmarks.products import figures
+from benchmarks.products import measure
+from benchmarks.peers import tensorflow_spmm
+from benchmarks.products.figures import LOOP
+from benchmarks.products.figures import TABLES
+from benchmarks.peers.tables import Tables
 from chainer_bspmm import backend
 from chainer_bspmm import reference
 
 try:
-    from benchmarks import torch_peers
+    from benchmarks.peers import torch_peers
 except ImportError as error:
     torch_peers, no_torch = None, str(error)
 
@@ -115,8 +115,7 @@ class Batch:
         if y.ndim == 3:
             y = y.reshape(-1, n_b)[self._places]
         expected = self._expected[:, :n_b]
-        difference = y[: len(expected)].astype('d') - expected
-        return float(cupy.sqrt((difference**2).sum() / (expected**2).sum()))
+        return harness.relative_error(y[: len(expected)], expected)
 
     def n_bytes(self, n_b):
         """Return what a product must read and write: X, Y and the CSR arrays, each once."""
@@ -231,7 +230,7 @@ def gated(batch, n_b):
         not_run.update(dict.fromkeys(TORCH, no_torch))
     for name, make in makers(batch, n_b).items():
         try:
-            # What a call allocates starts as NaN, so that nobody's result is left from another's.
+            # What a call allocates starts as NaN, so that no result is left over from another.
             with cupy.cuda.using_allocator(_poisoned):
                 call = make()
                 y = call()
@@ -282,7 +281,7 @@ def run_point(name, batch, n_b, flush, flushes):
         flushes,
         COLD_ROUNDS,
     )
-    # Python between the launches of a loop would be all that is seen: its graph in its place.
+    # Of a loop the graph is replayed: otherwise Python between its launches would be all we see.
     times[WALL] = measure.wall_times(
         {
             key: (lambda graph=warm[key]: graph[0].launch(graph[1])) if LOOP in key else call
@@ -364,13 +363,11 @@ def print_table(points, summaries):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
+    parser = harness.argument_parser(__doc__)
     parser.add_argument(
         '--figures',
         default=ALL,
-        help='which, with commas between them; default all. A part goes into a file of its own',
+        help='which, separated by commas; default all. A part is stored in a separate file',
     )
     args = parser.parse_args()
     names = args.figures.split(',')
@@ -427,7 +424,7 @@ def main():
     }
     print_table(points, result['summary'])
     file_name = 'figures' if args.figures == ALL else 'figures_' + '_'.join(names)
-    print('%.0f s; wrote %s' % (time.time() - start, measure.save(file_name, result, args.out)))
+    print('%.0f s; wrote %s' % (time.time() - start, harness.save(file_name, result, args.out)))
 
 
 if __name__ == '__main__':

@@ -1,20 +1,20 @@
 """How busy are the SMs at figure 6b, n_B = 512: ours, the papers' kernels, TensorFlow's?
 
-Run it on a GPU from the checkout, with Nsight Compute installed:
-``python -m benchmarks.profile_figure6b``. It writes ``benchmarks/results/<gpu>/figure6b_sm.json``.
+``python -m benchmarks.products.profile_figure6b`` on a GPU, with Nsight Compute installed, writes
+``benchmarks/results/<gpu>/figure6b_sm.json``.
 """
 
-import argparse
 import sys
 
 import chainer_bspmm
 import cupy
 import numpy
 
-from benchmarks import figures
-from benchmarks import measure
-from benchmarks import ncu
-from benchmarks import tensorflow_spmm
+from benchmarks import harness
+from benchmarks.peers import tensorflow_spmm
+from benchmarks.products import figures
+from benchmarks.products import measure
+from benchmarks.products import ncu
 from chainer_bspmm import backend
 from chainer_bspmm import reference
 
@@ -47,8 +47,7 @@ def contenders():
 def profiled(name):
     """Run one product between the profiler's marks: what ncu is given as a program."""
     products, expected = contenders()
-    error = numpy.linalg.norm(products[name]().get() - expected) / numpy.linalg.norm(expected)
-    assert error < 1e-5, (name, error)
+    harness.gate({name: harness.relative_error(products[name](), expected)}, 1e-5)
     cupy.cuda.Device().synchronize()
     cupy.cuda.profiler.start()
     products[name]()
@@ -71,9 +70,7 @@ def figures_of(kernels):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--commit', help='commit to note down where git is not at hand')
-    parser.add_argument('--out', help='folder for the result in place of results/<gpu>')
+    parser = harness.argument_parser(__doc__)
     parser.add_argument('--profiled', help='what this program calls itself with, below ncu')
     args = parser.parse_args()
     if args.profiled:
@@ -84,7 +81,7 @@ def main():
         measured[name] = figures_of(
             ncu.run(
                 (BUSY, THROUGHPUT, TIME),
-                [sys.executable, '-m', 'benchmarks.profile_figure6b', '--profiled', name],
+                [sys.executable, '-m', 'benchmarks.products.profile_figure6b', '--profiled', name],
             )
         )
         print(
@@ -111,7 +108,7 @@ def main():
         'report_sm_efficiency_p100': REPORT,
         'measured': measured,
     }
-    print('wrote', measure.save('figure6b_sm', result, args.out))
+    print('wrote', harness.save('figure6b_sm', result, args.out))
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ import functools
 import cupy
 import numpy
 
-from benchmarks.tables import Tables
+from benchmarks.peers.tables import Tables
 from chainer_bspmm.cuda.gemm import name_of_library
 from chainer_bspmm.cuda.gemm import WORKSPACE
 
