@@ -12,7 +12,7 @@ pytest.importorskip('rdkit')
 
 from benchmarks.training import bench_converter  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
-from tests.dataset.test_converters import molecules  # NOQA: E402
+from tests.support.data_sets import molecules  # NOQA: E402
 
 SAMPLE = os.path.join(
     os.path.dirname(__file__), '..', '..', 'examples', 'qm9', 'data', 'qm9_sample.csv.gz'

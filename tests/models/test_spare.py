@@ -10,9 +10,9 @@ from chainer_chemistry.models.prediction import set_up_predictor
 
 from chainer_bspmm import sparsify
 from chainer_bspmm.dataset import concat_mols
-from tests.dataset.test_converters import molecules
 from tests.sparse.test_spare import with_spare
 from tests.support import relative_error
+from tests.support.data_sets import molecules
 
 SIZES = (5, 1, 9, 0, 7)
 RELATIONS = {'relgcn': 4, 'ggnn': 4}

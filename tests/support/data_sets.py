@@ -1,8 +1,9 @@
-"""Molecules of every kind, for the tests of what gathers batches from them."""
+"""Molecules of every kind, dense and sparse, and comparison of their batches."""
 
 import numpy
 
 from chainer_bspmm.dataset.molecules import Molecules
+from tests.support import random_matrix
 
 # Molecule 0 is the largest, 2 and 6 have no node, 1 and 4 are lone.
 SIZES = (37, 1, 0, 5, 1, 12, 0, 4)
@@ -20,6 +21,22 @@ LABELS = {
     'empty rows': (('f', (0,)),),
     'five': (('i', ()), ('f', (2,)), ('d', ()), ('?', (3,)), ('e', ())),
 }
+
+
+def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0):
+    """Return examples as Chainer Chemistry's preprocessors make them."""
+    rng = numpy.random.RandomState(seed)
+    examples = []
+    for n in sizes:
+        atoms = rng.randint(1, 9, n).astype('i')
+        adj = random_matrix(rng, n, n_relations).astype('f')
+        adj[..., range(n), range(n)] = 1
+        if out_size is not None:
+            atoms = numpy.pad(atoms, (0, out_size - n))
+            adj = numpy.pad(adj, ((0, 0),) * (adj.ndim - 2) + ((0, out_size - n),) * 2)
+        labels = [rng.uniform(size=2).astype('f') for _ in range(n_labels)]
+        examples.append(tuple([atoms, adj] + labels))
+    return examples
 
 
 def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='float32', seed=0):
@@ -58,3 +75,30 @@ def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='floa
             for dtype, shape in LABELS[labels]
         ],
     )
+
+
+def assert_same_batch(actual, expected):
+    """Compare what two converters return, every array of the sparse batch included."""
+    (atoms, adj, *labels), (e_atoms, e_adj, *e_labels) = actual, expected
+    for a, e in zip([atoms] + labels, [e_atoms] + e_labels, strict=True):
+        numpy.testing.assert_array_equal(a, e)
+        assert a.dtype == e.dtype
+    for name in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
+        a, e = getattr(adj, name), getattr(e_adj, name)
+        numpy.testing.assert_array_equal(a, e, name)
+        assert a.dtype == e.dtype == numpy.int32
+    numpy.testing.assert_array_equal(adj._host_values(), e_adj._host_values())
+    for name in (
+        'n_graphs',
+        'n_rows',
+        'n_cols',
+        'nnz',
+        'n_relations',
+        'max_rows',
+        'max_cols',
+        'max_nnz',
+        'is_symmetric',
+        'layout',
+        'max_atom_id',
+    ):
+        assert getattr(adj, name) == getattr(e_adj, name), name
