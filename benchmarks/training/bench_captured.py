@@ -256,7 +256,7 @@ def run(args, device):
                 sets[kind] = data_sets.of_smiles(*read[data], method)
             of_data['n_molecules'] = len(sets[kind][0])
             ready[data, method] = prepared(method, *sets[kind], device)
-            of_data['methods'][method] = ready[data, method].noted
+            of_data['methods'][method] = ready[data, method].result
         subject = ready[data, method]
         if 'wrong' in subject.result or n_batch > len(subject.sparse):
             continue

@@ -1,29 +1,23 @@
 """The benchmark of the converters runs without a GPU, and refuses batches that differ."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy
 import pytest
 
 pytest.importorskip('rdkit')
 
+from benchmarks.data_sets import QM9_SAMPLE  # NOQA: E402
 from benchmarks.training import bench_converter  # NOQA: E402
 from chainer_bspmm.dataset import to_sparse  # NOQA: E402
 from tests.support.data_sets import molecules  # NOQA: E402
-
-SAMPLE = os.path.join(
-    os.path.dirname(__file__), '..', '..', 'examples', 'qm9', 'data', 'qm9_sample.csv.gz'
-)
 
 
 def test_on_a_sample(tmp_path, capsys):
     bench_converter.main(
         [
             '--data',
-            SAMPLE,
+            str(QM9_SAMPLE),
             '--limit',
             '40',
             '--rounds',
@@ -56,8 +50,3 @@ def test_other_batches_are_refused():
     for sparse, direct in ((wrong, dense), (dense, wrong)):
         with pytest.raises(AssertionError):
             bench_converter.check(dense, to_sparse(sparse), to_sparse(direct), numpy.arange(3))
-
-
-def test_needs_no_cupy():
-    code = "import sys; sys.modules['cupy'] = None; import benchmarks.training.bench_converter"
-    subprocess.run([sys.executable, '-c', code], check=True)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.training import bench_examples
+from benchmarks.training import example_runs
 
 
 @pytest.mark.slow
@@ -34,5 +35,5 @@ def test_dense_and_sparse_runs_are_kept(tmp_path, capsys):
         for result in pair.values():
             assert len(result['log']) == result['epochs'] == 1
             assert result['test']['MAE']['alpha'] > 0
-            assert result['conditions']['threads'] == bench_examples.THREADS
+            assert result['conditions']['threads'] == example_runs.THREADS
     assert capsys.readouterr().out.count(' ms a step') == 4
