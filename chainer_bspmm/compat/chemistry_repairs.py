@@ -176,6 +176,16 @@ def classifier_reports_lazily(module):
     module.Classifier._convert_to_scalar = _convert_to_scalar
 
 
+# --- a method that is called but missing ---
+
+
+@repairs('chainer_chemistry.links.update.gnn_film_update')
+def gnn_film_update_has_no_state(module):
+    """links/update/gnn_film_update.py: GNNFiLM.reset_state calls reset_state of its layers."""
+    if not hasattr(module.GNNFiLMUpdate, 'reset_state'):
+        module.GNNFiLMUpdate.reset_state = lambda self: None
+
+
 # --- GIN's first_mlp, which takes part in nothing ---
 
 

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import signal
+import re
 import subprocess
 
 import numpy
@@ -198,6 +199,7 @@ def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
     assert log == other_log
 
 
+@pytest.mark.slow
 def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
     options = [
         '--label',
@@ -296,6 +298,7 @@ def test_all_targets_dense(tmp_path):
     assert numpy.isfinite(arrays(tmp_path / 'model.npz')['predictor/mlp/l_out/W']).all()
 
 
+@pytest.mark.slow
 def test_padded_layout_trains_as_the_dense_model_does(tmp_path):
     logs = {}
     for name, option in (
@@ -591,6 +594,9 @@ def test_demo(tmp_path):
         'demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2', cwd=tmp_path
     )
     assert 'limit 1e-05: equal' in text
+    changes = dict(re.findall(r'^  (\w+) +([0-9.]+) %$', text, re.MULTILINE))
+    assert float(changes.pop('rsgcn')) == 0 and len(changes) == 4
+    assert min(map(float, changes.values())) > 5
     assert text.count('whole training step') == text.count('adjacency of a batch') >= 1
     for name in ('learning_curve.png', 'fit.png'):
         assert (tmp_path / 'result' / 'demo' / name).read_bytes().startswith(b'\x89PNG')

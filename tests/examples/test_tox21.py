@@ -130,6 +130,7 @@ def test_training_learns_and_reports(trained, tox21_data):
     assert result['milliseconds a step']['steps'] == result['steps'] - 2 == 25
 
 
+@pytest.mark.slow
 def test_enough_training_separates_the_classes(data_file, tmp_path):
     run(
         'train_tox21.py',
@@ -235,7 +236,7 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
         'RDKit cannot parse it',
         'no atoms',
         '',
-        'atomic number 118, the models know those below 117',
+        'atomic number 118, the models support those below 117',
         'RDKit cannot parse it',
         '',
     ]
@@ -249,6 +250,7 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
                 assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_screening_of_a_stream_in_several_processes(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\nC1CC\nCCCN\n' * 500)
@@ -264,7 +266,7 @@ def test_screening_of_a_stream_in_several_processes(trained, tmp_path):
     numpy.testing.assert_allclose(values, values[:1].repeat(500, axis=0), rtol=1e-5)
 
 
-def test_screening_ends_quietly_when_nobody_reads_on(trained, tmp_path):
+def test_screening_ends_quietly_when_its_reader_closes_the_pipe(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\n' * 5000)  # more rows than a pipe holds
     with subprocess.Popen(
@@ -280,12 +282,30 @@ def test_screening_ends_quietly_when_nobody_reads_on(trained, tmp_path):
     assert process.returncode == 1
 
 
+def test_screening_of_compressed_and_of_other_files(trained, tmp_path):
+    lines = b'CCO\nCCN name, and more\n'
+    plain, packed, table = (tmp_path / name for name in ('a.smi', 'b.smi.gz', 'c.csv'))
+    plain.write_bytes(lines)
+    packed.write_bytes(gzip.compress(lines))
+    table.write_text('smiles,NR-AR\nCCO,1\n')
+    screen = ['screen_tox21.py', '--in-dir', trained[0]]
+    text = run(*screen, packed)
+    assert text == run(*screen, plain) and len(text.splitlines()) == 3
+    out = tmp_path / 'out.csv'
+    error = run(*screen, table, '--out', out, status=1)
+    assert "expected one SMILES a line, got 'smiles,NR-AR'; for a CSV file use" in error
+    assert not out.exists()
+    with open(packed) as file:
+        error = run_by_python(*screen, '--out', out, stdin=file, status=1)
+    assert 'standard input: expected one SMILES a line' in error and not out.exists()
+
+
 def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\n')
     for arguments, words in (
         ([tmp_path / 'none.smi'], 'error: cannot read'),
-        ([path, '--out', path], 'is what is to be read'),
+        ([path, '--out', path], 'is the file to read'),
         ([path, '--out', tmp_path], 'error: --out: cannot write'),
     ):
         assert words in run('screen_tox21.py', '--in-dir', trained[0], *arguments, status=1)
