@@ -272,8 +272,8 @@ def main():
         % (difference, MAX_DIFFERENCE, 'equal' if equal else 'DIFFERENT')
     )
     print(
-        "\nPadding: change of the prediction for ethanol in upstream's dense batch with a molecule\n"
-        'of %d atoms, instead of alone (untrained models):' % PADDED_SIZE
+        "\nPadding: change of the prediction for ethanol in upstream's dense batch with a\n"
+        'molecule of %d atoms, instead of alone (untrained models):' % PADDED_SIZE
     )
     for method, change in padding_changes().items():
         print('  %-7s %6.1f %%' % (method, 100 * change))

@@ -333,7 +333,10 @@ def test_methods_are_those_that_can_be_swapped(data):
     assert tasks.supported_methods()[:5] == METHODS[:5]
 
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize(
+    'method',
+    [*METHODS[:5], *(pytest.param(method, marks=pytest.mark.slow) for method in METHODS[5:])],
+)
 def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, method):
     from common import tasks
 
