@@ -416,5 +416,5 @@ class Captured:
         return loss.detach()
 
     def replay(self):
-        """Replay the graph that was replayed most, with the batch that is there."""
+        """Replay the most used graph with the batch in its buffers."""
         max(self._programs.values(), key=lambda program: program[3])[1].replay()

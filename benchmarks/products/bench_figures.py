@@ -409,8 +409,8 @@ def main():
             WALL: 'from the start of one call in Python until the device is done, %d interleaved '
             'turns of 5 calls after an unmeasured one; matrix by matrix: the replay of a '
             'CUDA graph. auto, swa and st check their arguments and allocate the result, as '
-            'do Chainer and PyTorch; cuBLAS and cuSPARSE are called bare, into an array that '
-            'is there' % WALL_ROUNDS,
+            'do Chainer and PyTorch; cuBLAS and cuSPARSE are called bare, into an existing '
+            'array' % WALL_ROUNDS,
             'gflops': '2 nnz n_B / time, for dense methods too',
             TABLES[2:]: 'every call first copies the tables that the method as published wants: '
             'one pointer or size a matrix in each, one asynchronous copy a table from '

@@ -161,7 +161,7 @@ def run_question(n_bytes, calls, expected):
     errors = {}
     for name, call in calls.items():
         result = call()
-        cupy.cuda.Device().synchronize()  # torch has streams of its own
+        cupy.cuda.Device().synchronize()  # torch uses other streams
         errors[name] = harness.relative_error(cupy.from_dlpack(result), expected)
         # The peers add one by one.
         limit = 1e-4 if name.startswith(('torch', 'PyG')) else 1e-5

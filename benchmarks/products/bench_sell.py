@@ -107,7 +107,7 @@ def peer_slicings(matrix):
 
 
 def peers(adj, slicings, x):
-    """Return {name: function}: the products of cuSPARSE, each into an array of its own."""
+    """Return {name: function}: the products of cuSPARSE, each into a separate array."""
     products = {
         'cusparse ' + algorithm: (
             cusparse.csr(adj.indptr, adj.indices, adj.data, adj.n_cols),

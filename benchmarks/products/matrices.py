@@ -112,7 +112,7 @@ def blocks_of_mesh(rng, side):
 
 
 def power_law(rng, n_rows, mean, longest):
-    """Return a matrix whose rows have lengths of a power law and random columns.
+    """Return a matrix with row lengths of a power law and random columns.
 
     Row lengths are ``mean / 2 * u ** (-1 / 2)`` with u uniform on (0, 1], at most `longest`: a
     Pareto law of index 2, in random order. Without the bound their mean would be `mean`.

@@ -61,7 +61,7 @@ def copy_of(n_bytes):
 def capture(call, n_calls=CALLS):
     """Return a CUDA graph of n_calls calls, with what keeps its memory alive.
 
-    Everything that a call allocates comes from a pool of the graph's own.
+    Everything that a call allocates comes from a separate pool of the graph.
     """
     stream = cupy.cuda.Stream(non_blocking=True)
     pool = cupy.cuda.MemoryPool()
@@ -93,7 +93,7 @@ def replay_times(graphs, n_rounds):
     """Measure device microseconds a call of several CUDA graphs, interleaved, with a warm L2.
 
     Args:
-        graphs (dict): name -> (graph, stream, whatever must be kept, calls in the graph).
+        graphs (dict): name -> (graph, stream, memory to keep alive, calls in the graph).
         n_rounds (int): replays of each.
 
     Returns:
@@ -109,8 +109,8 @@ def replay_times(graphs, n_rounds):
 def cold_times(graphs, flushes, n_rounds):
     """Measure device microseconds a call of several CUDA graphs that empty the L2 before each call.
 
-    What the emptying takes is measured in every round, and subtracted. What a call leaves in the
-    L2 is written back while the next emptying goes on, and is so charged to the call.
+    The time of emptying is measured in every round and subtracted. Dirty lines of a call are
+    written back during the next emptying and so charged to the call.
 
     Args:
         graphs (dict): as :func:`replay_times`, every call with a :class:`Flush` before it.

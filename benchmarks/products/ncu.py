@@ -53,8 +53,8 @@ def parse(text, metrics):
     """Return one dict a kernel, its 'kernel' (str) and the metrics (float), from ncu's raw CSV.
 
     Args:
-        text (str): what ncu printed: lines of its own, lines of the program, a header, units, a
-            line a kernel.
+        text (str): ncu's output: its own lines, lines of the program, a header, units, a line a
+            kernel.
         metrics (sequence of str): which columns.
     """
     lines = text.splitlines()

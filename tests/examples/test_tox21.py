@@ -21,7 +21,7 @@ from tests.examples.scripts import run_at_once
 
 TOX21 = EXAMPLES / 'tox21'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']
-# MoleculeNet's file, where somebody names it: it is not part of the project.
+# Path of MoleculeNet's file, if given: it is not part of the project.
 REAL = os.environ.get('TOX21_CSV')
 CHAINS = ['C' * n for n in range(1, 13)]
 

@@ -24,7 +24,7 @@ LABELS = {
 
 
 def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0):
-    """Return examples as Chainer Chemistry's preprocessors make them."""
+    """Return dense examples as of Chainer Chemistry's preprocessors."""
     rng = numpy.random.RandomState(seed)
     examples = []
     for n in sizes:
@@ -78,7 +78,7 @@ def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='floa
 
 
 def assert_same_batch(actual, expected):
-    """Compare what two converters return, every array of the sparse batch included."""
+    """Compare the results of two converters, including every array of the sparse batch."""
     (atoms, adj, *labels), (e_atoms, e_adj, *e_labels) = actual, expected
     for a, e in zip([atoms] + labels, [e_atoms] + e_labels, strict=True):
         numpy.testing.assert_array_equal(a, e)
