@@ -47,7 +47,7 @@ def read_from(path):
     with file as lines:
         first = list(itertools.islice(lines, 1))
         text = ''.join(first)
-        if ',' in (text.split() or [''])[0] or not text.isprintable() and '\x1f' in text:
+        if ',' in (text.split() or [''])[0] or '\x1f' in text:
             raise DataError(
                 '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py '
                 '--data' % (path or 'standard input', text[:40].rstrip())

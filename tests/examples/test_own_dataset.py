@@ -54,7 +54,7 @@ def classification_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize('dense', [[], ['--dense']])
+@pytest.mark.parametrize('dense', [[], pytest.param(['--dense'], marks=pytest.mark.slow)])
 def test_regression(regression_file, tmp_path, dense):
     out = tmp_path / 'result'
     text = run(

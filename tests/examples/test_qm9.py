@@ -335,7 +335,7 @@ def test_methods_are_those_that_can_be_swapped(data):
 
 @pytest.mark.parametrize(
     'method',
-    [*METHODS[:5], *(pytest.param(method, marks=pytest.mark.slow) for method in METHODS[5:])],
+    [*METHODS[:2], *(pytest.param(method, marks=pytest.mark.slow) for method in METHODS[2:])],
 )
 def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, method):
     from common import tasks
@@ -435,8 +435,11 @@ def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeyp
 
 
 def test_errors_reach_the_user_without_a_traceback(tmp_path):
-    message = run('train_qm9.py', '--data', 'missing.csv', '--out', tmp_path, status=1)
-    assert message == 'error: data file not found: missing.csv\n'
+    missing = tmp_path / 'missing.csv'
+    message = run(
+        'train_qm9.py', '--data', 'missing.csv', '--out', tmp_path, status=1, cwd=tmp_path
+    )
+    assert message == 'error: data file not found: %s\n' % missing
     message = run('predict_qm9.py', '--in-dir', tmp_path, status=1)
     assert message.startswith('error: ') and 'is no output folder of train_qm9.py' in message
     message = run('train_qm9.py', '--train-data-ratio', '1.5', status=2)
