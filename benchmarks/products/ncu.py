@@ -49,6 +49,17 @@ def run(metrics, command, warm=False):
     return kernels
 
 
+def profiled(call):
+    """Make a call between the profiler's marks: the kernels that :func:`run` reads."""
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+    cupy.cuda.profiler.start()
+    call()
+    cupy.cuda.Device().synchronize()
+    cupy.cuda.profiler.stop()
+
+
 def parse(text, metrics):
     """Return one dict a kernel, its 'kernel' (str) and the metrics (float), from ncu's raw CSV.
 

@@ -48,11 +48,7 @@ def profiled(name):
     """Run one product between the profiler's marks: what ncu is given as a program."""
     products, expected = contenders()
     harness.gate({name: harness.relative_error(products[name](), expected)}, 1e-5)
-    cupy.cuda.Device().synchronize()
-    cupy.cuda.profiler.start()
-    products[name]()
-    cupy.cuda.Device().synchronize()
-    cupy.cuda.profiler.stop()
+    ncu.profiled(products[name])
 
 
 def figures_of(kernels):

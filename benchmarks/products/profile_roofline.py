@@ -63,11 +63,7 @@ def profiled(name, point):
     call = contenders(*POINTS[point])[name]
     for _ in range(5):
         call()
-    cupy.cuda.Device().synchronize()
-    cupy.cuda.profiler.start()
-    call()
-    cupy.cuda.Device().synchronize()
-    cupy.cuda.profiler.stop()
+    ncu.profiled(call)
 
 
 def main():

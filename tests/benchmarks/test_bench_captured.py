@@ -197,15 +197,7 @@ def test_bars():
 def run_main(folder, *options):
     bench.main(
         [
-            '--device',
-            '-1',
-            '--limit',
-            '30',
-            '--methods',
-            'rsgcn',
-            '--commit',
-            'none',
-            '--out',
+            *'--device -1 --limit 30 --methods rsgcn --commit none --out'.split(),
             str(folder),
             *options,
         ]

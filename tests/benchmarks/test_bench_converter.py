@@ -16,15 +16,9 @@ from tests.support.data_sets import molecules  # NOQA: E402
 def test_on_a_sample(tmp_path, capsys):
     bench_converter.main(
         [
-            '--data',
+            *'--data'.split(),
             str(QM9_SAMPLE),
-            '--limit',
-            '40',
-            '--rounds',
-            '1',
-            '--commit',
-            'none',
-            '--out',
+            *'--limit 40 --rounds 1 --commit none --out'.split(),
             str(tmp_path),
         ]
     )

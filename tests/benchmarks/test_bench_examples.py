@@ -12,18 +12,9 @@ from benchmarks.training import example_runs
 def test_dense_and_sparse_runs_are_kept(tmp_path, capsys):
     bench_examples.main(
         [
-            'qm9',
-            '--data',
-            'sample',
-            '--num-data',
-            '300',
-            '--commit',
-            'none',
-            '--out',
+            *'qm9 --data sample --num-data 300 --commit none --out'.split(),
             str(tmp_path),
-            '--methods',
-            'rsgcn',
-            'gin',
+            *'--methods rsgcn gin'.split(),
         ]
     )
     found = json.loads((tmp_path / 'example_qm9.json').read_text())

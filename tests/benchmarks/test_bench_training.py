@@ -25,19 +25,7 @@ def sets():
 @pytest.mark.slow
 def test_every_method_on_both_data_sets(tmp_path, capsys):
     bench.main(
-        [
-            '--limit',
-            '16',
-            '--seconds',
-            '0',
-            '--batches',
-            '4',
-            '99',
-            '--commit',
-            'none',
-            '--out',
-            str(tmp_path),
-        ]
+        [*'--limit 16 --seconds 0 --batches 4 99 --commit none --out'.split(), str(tmp_path)]
     )
     result = json.loads((tmp_path / 'training.json').read_text())
     assert result['conditions']['commit'] == 'none'
