@@ -9,6 +9,7 @@ help:
 	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
 	@echo 'make test    run the tests'
 	@echo 'make lint    check the style'
+	@echo 'make bench   run short versions of the benchmarks that make sense here'
 	@echo 'make wheel   build the sdist and the wheel into dist/'
 	@echo 'make clean   remove the environments and whatever was built'
 	@echo 'PYTHON=python3.13 behind any of them uses that interpreter, in an environment of its own.'
@@ -22,6 +23,9 @@ test: $(READY)
 lint: $(READY)
 	@$(VENV)/bin/python -m ruff check .
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
+
+bench: $(READY)
+	@$(VENV)/bin/python -m benchmarks
 
 wheel: $(READY)
 	@rm -rf dist
@@ -43,4 +47,4 @@ $(READY): setup.cfg pyproject.toml tools/environment.py
 	    'make PYTHON=/path/to/python' >&2; exit 1; }
 	@$(PYTHON) tools/environment.py $(VENV)
 
-.PHONY: help demo test lint wheel clean
+.PHONY: help demo test lint bench wheel clean

@@ -1,7 +1,5 @@
 """Data sets of molecules for the benchmarks: QM9's sample, Tox21 from a file or generated."""
 
-import pathlib
-
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer_chemistry.dataset.parsers import SmilesParser
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
@@ -10,18 +8,17 @@ import numpy
 import pandas
 from rdkit import rdBase
 
+from benchmarks.harness import ROOT
 from chainer_bspmm.dataset import from_smiles
 from chainer_bspmm.dataset import to_sparse
 
-QM9_SAMPLE = (
-    pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz'
-)
+QM9_SAMPLE = ROOT / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz'
 
 # Tox21 as RDKit reads it: median, 99th percentile and maximum of the atoms of its 8,006 molecules.
 TOX21_MEDIAN, TOX21_P99, TOX21_LARGEST = 16, 62, 132
 TOX21_SIZE, TOX21_TASKS = 8006, 12
 
-# Pieces that make a molecule wherever they follow each other, and their atoms.
+# Pieces that form a molecule in any order, and their numbers of atoms.
 PIECES = (
     ('C', 1),
     ('N', 1),
@@ -38,9 +35,9 @@ def tox21(path=None, limit=None):
     """Return SMILES (list), labels (M, 12) int32 with -1 for missing ones, and a description.
 
     Args:
-        path (str or None): MoleculeNet's CSV file; None generates molecules of Tox21's sizes, in
-            one long chain each, with random labels.
-        limit (int or None): that many molecules of it at most, drawn at random.
+        path (str or None): MoleculeNet's CSV file; None generates molecules of Tox21's sizes, one
+            long chain each, with random labels.
+        limit (int or None): largest number of molecules; they are drawn at random.
     """
     rng = numpy.random.RandomState(0)
     if path is None:
@@ -75,9 +72,9 @@ def qm9(limit=None, path=None):
     """Return SMILES (list), standardised targets (M, 15) float32, and a description.
 
     Args:
-        limit (int or None): that many molecules of it at most, drawn at random.
-        path (str or None): all of QM9, by ``examples/qm9/make_sample.py --all``; None means the
-            sample in this repository.
+        limit (int or None): largest number of molecules; they are drawn at random.
+        path (str or None): all of QM9, from ``examples/qm9/make_sample.py --all``; None means
+            the sample in this repository.
     """
     frame = _limited(pandas.read_csv(path or QM9_SAMPLE), limit)
     targets = frame.drop(columns=['index', 'smiles']).to_numpy()
@@ -106,13 +103,27 @@ def of_method(smiles, labels, method):
 
 
 def of_smiles(smiles, labels, method):
-    """Return what :func:`of_method` does; by this package's reader, which is several times faster.
+    """Return what :func:`of_method` does, read by this package, which is several times faster.
 
     Tests compare the two ways of reading with each other.
     """
     with rdBase.BlockLogs():
         sparse = from_smiles(smiles, method, labels).dataset
     return dense_of(sparse), sparse
+
+
+def adjacency_bytes(dense, sparse):
+    """Return the largest molecule (atoms) and the bytes of the adjacency of a whole data set."""
+    matrices = [dense[i][1] for i in range(len(dense))]
+    largest = max(matrix.shape[-1] for matrix in matrices)
+    first = matrices[0]
+    n_relations = first.shape[0] if first.ndim == 3 else 1
+    return {
+        'largest molecule': largest,
+        'padded dense': first.itemsize * len(matrices) * largest**2 * n_relations,
+        'dense': sum(matrix.nbytes for matrix in matrices),
+        'sparse': sparse.adjacency_nbytes,
+    }
 
 
 def dense_of(sparse):

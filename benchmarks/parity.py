@@ -16,7 +16,7 @@ import chainer
 from chainer.backends import cuda
 import numpy
 
-from benchmarks.bench_converter import conditions
+from benchmarks.harness import conditions
 from tests.support.molecules import SIZES
 from tests.support.parity import CASES
 from tests.support.parity import COLUMNS

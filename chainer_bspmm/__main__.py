@@ -9,7 +9,7 @@ from chainer_bspmm import run_script
 
 
 def main():
-    """Run the command that the command line names; return the exit status."""
+    """Run a command and return the exit status."""
     parser = argparse.ArgumentParser(
         prog='python -m chainer_bspmm',
         allow_abbrev=False,
@@ -33,7 +33,7 @@ def main():
     run.add_argument('script', metavar='SCRIPT')
     run.add_argument('args', metavar='ARGS', nargs=argparse.REMAINDER)
     words = sys.argv[1:]
-    # argparse would take a leading `--` from what follows the script.
+    # argparse would remove a leading `--` from the script's arguments.
     rest = words[2:] if words[:1] == ['run'] else []
     args = parser.parse_args(words[:2] if rest and not words[1].startswith('-') else words)
     if args.command == 'info':

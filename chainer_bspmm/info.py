@@ -1,4 +1,4 @@
-"""``python -m chainer_bspmm info``: what is installed and what works, for a bug report."""
+"""``python -m chainer_bspmm info``: what is installed and what works, for bug reports."""
 
 import collections
 import importlib.metadata
@@ -56,7 +56,7 @@ def version(package):
 
 
 def cupy_packages():
-    """Return name -> version of every installed package that brings CuPy."""
+    """Return name -> version of every installed package that contains CuPy."""
     found = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata['Name'] or '').lower()
@@ -66,7 +66,7 @@ def cupy_packages():
 
 
 def has_nvidia_driver():
-    """Return whether this machine has NVIDIA's driver, CuPy or not."""
+    """Return whether this machine has NVIDIA's driver, with or without CuPy."""
     return (
         pathlib.Path('/proc/driver/nvidia/version').exists()
         or shutil.which('nvidia-smi') is not None
@@ -74,7 +74,7 @@ def has_nvidia_driver():
 
 
 def count_gpus():
-    """Return how many GPUs CuPy finds, and why there are none (str), else None."""
+    """Return how many GPUs CuPy finds, and the reason if none (str), else None."""
     if not cuda.available:
         return 0, str(cuda._resolution_error)
     try:
@@ -90,7 +90,7 @@ def dotted(number):
 
 
 def versions():
-    """Yield the lines about versions, and the advice about what is missing."""
+    """Yield the lines about versions, with advice for what is missing."""
     yield 'chainer_bspmm %s in %s' % (
         chainer_bspmm.__version__,
         pathlib.Path(chainer_bspmm.__file__).parent,
@@ -111,10 +111,10 @@ def versions():
 
 
 def cublas():
-    """Return through what captured training steps call cuBLAS, or why they cannot."""
+    """Return how captured training steps call cuBLAS, or why they cannot."""
     try:
         library = gemm.library()
-    except Exception as error:  # whatever is wrong here is what this command is to show
+    except Exception as error:  # any problem here belongs in the report
         return 'nothing: %s: %s' % (type(error).__name__, error)
     if isinstance(library, gemm.Library):
         return "ctypes; pip install 'chainer_bspmm[nvmath]' brings a maintained binding"
@@ -171,7 +171,7 @@ def summary(outcomes):
         if outcome.reason is None:
             parts.append('%s %.0e' % (dtype, outcome.error))
         else:
-            # A compiler says much; its first lines say what.
+            # Compiler messages are long; the first lines are enough.
             parts.append('%s FAILED: %s' % (dtype, ' '.join(outcome.reason.split())[:300]))
     return '  %-20s %s' % (outcomes[0].kernel, '; '.join(parts))
 
@@ -185,7 +185,7 @@ def test(device):
             failures.append(outcome)
         found = kernels[outcome.kernel]
         found.append(outcome)
-        if outcome.dtype == 'd':  # the last of a kernel's
+        if outcome.dtype == 'd':  # a kernel's last dtype
             print(summary(found), flush=True)
     return failures
 
@@ -194,7 +194,7 @@ def info():
     """Print versions, devices and the self-test on all of them.
 
     Returns:
-        int: the exit status, 1 where a part of the self-test failed.
+        int: the exit status, 1 if a part of the self-test failed.
     """
     for line in versions():
         print(line)

@@ -1,4 +1,4 @@
-"""``python -m chainer_bspmm run SCRIPT.py``: a user's script on a repaired Chainer, unchanged."""
+"""``python -m chainer_bspmm run SCRIPT.py``: run an unchanged script on a repaired Chainer."""
 
 import importlib.machinery
 import io
@@ -11,15 +11,15 @@ import types
 
 
 def repair_child_processes():
-    """Let processes that multiprocessing starts import chainer_bspmm before the script.
+    """Make processes of multiprocessing import chainer_bspmm before the script.
 
-    A forked process has it already. One that is spawned, or comes from a fork server, runs the
-    script's top level on its own.
+    A forked process has it already; a spawned one, or one of a fork server, runs the script's top
+    level itself.
     """
-    # In place of the script, which the server would run first.
+    # Instead of the script, which the server would run first.
     multiprocessing.set_forkserver_preload(['chainer_bspmm'])
     original = multiprocessing.spawn.get_command_line
-    # The folder of the package, as it may be on sys.path only because a command was started in it.
+    # The package's folder: it may be on sys.path only because it was the current folder.
     root = str(pathlib.Path(__file__).resolve().parents[1])
     prelude = (
         'import sys; sys.path.append(%r); from chainer_bspmm import run_script; '
@@ -44,7 +44,7 @@ def _hide_frames_above(codes):
         frame = traceback
         while frame is not None and frame.tb_frame.f_code not in codes:
             frame = frame.tb_next
-        # A script that does not compile has no frame: Python shows the line alone.
+        # A script that does not compile has no frame: Python shows only the line.
         if frame is not None or isinstance(error, SyntaxError):
             error, traceback = error.with_traceback(frame), frame
         previous(kind, error, traceback)
@@ -56,11 +56,11 @@ def run_script(path, arguments):
     """Run a Python script as ``python path arguments...`` would.
 
     ``sys.argv``, ``sys.path[0]`` and ``__main__`` are the script's; its classes pickle as those of
-    ``__main__``; what it raises, also SystemExit, leaves this function.
+    ``__main__``; its exceptions, including SystemExit, propagate.
 
     Args:
         path (str): the script.
-        arguments (list of str): what follows it.
+        arguments (list of str): its arguments.
 
     Raises:
         FileNotFoundError, IsADirectoryError, PermissionError: the script cannot be read.
@@ -72,7 +72,7 @@ def run_script(path, arguments):
     main.__file__ = full_path
     main.__builtins__ = sys.modules['builtins']
     main.__loader__ = importlib.machinery.SourceFileLoader('__main__', full_path)
-    # Which of these there are depends on the version of Python.
+    # Some of these exist only in some versions of Python.
     main.__dict__.update(
         {
             name: value
@@ -80,7 +80,7 @@ def run_script(path, arguments):
             if name in vars(sys.modules['__main__'])
         }
     )
-    # The second name is what multiprocessing calls it where objects come back from a child.
+    # multiprocessing uses the second name for objects that a child process returns.
     sys.modules['__main__'] = sys.modules['__mp_main__'] = main
     sys.argv[:] = [path] + arguments
     # Under -I and -P neither the current folder nor the script's is on the path.

@@ -45,7 +45,7 @@ def _warns_about_third_positional():
 def pad_without_positional_out(module):
     """chainer/dataset/convert.py: numpy.maximum with its output given by position.
 
-    NumPy 2.4 warns of it, once a molecule; chainer_chemistry's concat_mols comes here too.
+    NumPy 2.4 warns about it, once a molecule; chainer_chemistry's concat_mols uses it, too.
     """
     if not _warns_about_third_positional():
         return
@@ -66,7 +66,7 @@ def pad_without_positional_out(module):
 def expect_no_cudnn(module):
     """chainer/backends/cuda.py: warns that cuDNN is not enabled, though CuPy 14 cannot have it.
 
-    With an earlier CuPy the warning stays: there cuDNN can be installed.
+    With an earlier CuPy, for which cuDNN can be installed, the warning stays.
     """
     if module.available and not module.cudnn_enabled and module._cupy_major >= 14:
         module.check_cuda_available._already_warned = True
@@ -76,10 +76,10 @@ def expect_no_cudnn(module):
 def resume_without_state_of_unused_parameters(module):
     """chainer/optimizer.py: demands an optimizer state of parameters that never had one.
 
-    A parameter whose shape is left open and that no forward pass uses (``first_mlp`` of a GIN
-    trained without chainer_bspmm, parts of WeaveNet) is saved without one; resuming is then a
-    KeyError. An update rule that is not enabled goes on without, so the rules of parameters that
-    are still open are disabled while they load.
+    A parameter without a shape that no forward pass uses (``first_mlp`` of a GIN trained without
+    chainer_bspmm, parts of WeaveNet) is saved without a state; resuming then raises KeyError. A
+    disabled update rule needs no state, so the rules of such parameters are disabled while they
+    load.
     """
     serialize = module.Optimizer.serialize
 

@@ -40,7 +40,7 @@ def unpack_with_conversion(module):
             buffer.to_device(received, size, offset, stream)
             offset += size
             if not same_dtype:
-                # Into the array it has: a ChainerX parameter does not take another one.
+                # Into the existing array: a ChainerX parameter does not accept another one.
                 getattr(param, attr_name)[...] = received.astype(array.dtype)
 
     module.unpack_params = unpack_params

@@ -39,7 +39,7 @@ def indexer_reads_bool(module):
 def relgat_reads_bool(module):
     """links/update/relgat_update.py: xp.bool (gone in NumPy 1.24, back with NumPy 2).
 
-    It asks the array module of the link, which may be CuPy; so the link answers with a view.
+    It reads the link's array module, which may be CuPy; so the link returns a view.
     """
 
     def xp(self):
@@ -62,11 +62,11 @@ def sparse_utils_need_no_distutils(module):
     module.sparse_utils_available = lambda: module._coomatrix_imported
 
 
-# --- lists of arrays of different shapes, which NumPy 1.24 no longer makes an array of ---
+# --- lists of arrays of different shapes, which NumPy 1.24 no longer turns into arrays ---
 
 
 def _ragged_array(items, *args, **kwargs):
-    """Do as numpy.array, but make arrays of different shapes an array of objects."""
+    """Act as numpy.array, but turn arrays of different shapes into an array of objects."""
     if args or kwargs or len({numpy.shape(item) for item in items}) < 2:
         return numpy.array(items, *args, **kwargs)
     objects = numpy.empty(len(items), dtype=object)
@@ -75,7 +75,7 @@ def _ragged_array(items, *args, **kwargs):
 
 
 class _RaggedRandomState(numpy.random.RandomState):
-    """RandomState whose permutation takes lists of different lengths, as NumPy < 1.24 did."""
+    """A RandomState that permutes lists of different lengths, as NumPy < 1.24 did."""
 
     def permutation(self, x):
         if not isinstance(x, list):
@@ -139,7 +139,7 @@ def roc_auc_of_one_class_raises(module):
 
 
 def _convert_to_scalar(self, value):
-    """Convert what is reported to a scalar, but leave on its device what is on one.
+    """Convert a reported value to a scalar, but leave CuPy arrays on their device.
 
     Args:
         value (chainer.Variable, array or scalar): Holds one number.
@@ -176,7 +176,17 @@ def classifier_reports_lazily(module):
     module.Classifier._convert_to_scalar = _convert_to_scalar
 
 
-# --- GIN's first_mlp, which takes part in nothing ---
+# --- a method that is called but missing ---
+
+
+@repairs('chainer_chemistry.links.update.gnn_film_update')
+def gnn_film_update_has_no_state(module):
+    """links/update/gnn_film_update.py: GNNFiLM.reset_state calls reset_state of its layers."""
+    if not hasattr(module.GNNFiLMUpdate, 'reset_state'):
+        module.GNNFiLMUpdate.reset_state = lambda self: None
+
+
+# --- GIN's first_mlp, which is never called ---
 
 
 def zero_unused_layers(mlp, n_channels):
@@ -195,8 +205,8 @@ def _initialize_first_mlp(model_class, get_atoms):
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
-        # Atom ids go through the embedding. Only GINSparse puts anything else (features)
-        # through first_mlp, which then takes its shapes from them.
+        # Atom ids go through the embedding. Only GINSparse passes features through first_mlp,
+        # which then takes its shapes from them.
         if get_atoms(*args, **kwargs).dtype == numpy.int32:
             zero_unused_layers(self.first_mlp, self.hidden_channels)
         return forward(self, *args, **kwargs)

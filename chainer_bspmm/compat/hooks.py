@@ -52,7 +52,7 @@ def repair(module):
 
 
 class _RepairingFinder(importlib.abc.MetaPathFinder):
-    """Finds upstream modules as the other finders do, and repairs them once executed."""
+    """Find upstream modules by the other finders, and repair them once executed."""
 
     def find_spec(self, name, path, target=None):
         if name not in _repairs and name not in _surroundings:
@@ -82,7 +82,7 @@ _finder = _RepairingFinder()
 
 
 def install():
-    """Repair upstream modules from now on, and those that are imported already."""
+    """Repair upstream modules that are imported already, and from now on."""
     already_imported = [sys.modules[name] for name in _repairs if sys.modules.get(name) is not None]
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

@@ -29,10 +29,10 @@ _RESTART = (
 
 
 def _purge_leftovers(package, dependents):
-    """Forget the modules of a package whose import has failed.
+    """Remove the modules of a package whose import has failed.
 
-    Python forgets the package itself but keeps those of its modules that did import; a second
-    import would mix them with new ones.
+    Python removes the package itself but keeps its modules that were imported; a second import
+    would mix them with new ones.
     """
     if package in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""A foreign module as one upstream module expects to see it."""
+"""A view of a foreign module for one upstream module."""
 
 import types
 
@@ -12,7 +12,7 @@ class ModuleView(types.ModuleType):
 
     Args:
         module (module): The original.
-        names (dict): The names that the view itself answers.
+        names (dict): Names added or replaced.
     """
 
     def __init__(self, module, **names):
@@ -24,7 +24,7 @@ class ModuleView(types.ModuleType):
 
 
 def _in1d(ar1, ar2, assume_unique=False, invert=False):
-    # in1d always answered in one dimension; isin keeps the shape of its first argument.
+    # in1d always returned one dimension; isin keeps the shape of its first argument.
     return numpy.isin(ar1, ar2, assume_unique=assume_unique, invert=invert).ravel()
 
 
@@ -50,7 +50,7 @@ def numpy_lost(name):
 
 
 def lost_numpy_names(*names):
-    """Return those of the names that NumPy lost, with what they stood for.
+    """Return the names that NumPy has lost, with what they stood for.
 
     Args:
         names (str): Keys of the table above.
@@ -62,7 +62,7 @@ def lost_numpy_names(*names):
 
 
 def give_back_numpy_names(module, alias, *names):
-    """Let one upstream module, and no other, see NumPy with names that it lost.
+    """Give lost names of NumPy back to one upstream module only.
 
     Args:
         module (module): The upstream module. It must not compare NumPy by identity.

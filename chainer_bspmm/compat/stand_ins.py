@@ -1,4 +1,4 @@
-"""What upstream modules need to find while they are being imported, and only then."""
+"""Stand-ins for what upstream modules need only while they are imported."""
 
 import collections
 import collections.abc
@@ -54,8 +54,8 @@ class _VersionConflict(_ResolutionError):
 
 
 def _require_nothing(requirement):
-    # To chainer._environment_check every optional package is absent: it would ask for CuPy
-    # below 8, which runs on no Python of today.
+    # chainer._environment_check finds no optional package: it would require CuPy below 8, which
+    # does not run on today's Python.
     raise _DistributionNotFound(requirement)
 
 
@@ -88,8 +88,8 @@ def _make_pkg_resources():
 def pkg_resources_stand_in():
     """chainer/_environment_check.py and chainer/testing import pkg_resources.
 
-    setuptools >= 82 has none, and earlier ones warn when it is imported; so the real one is
-    hidden too.
+    setuptools >= 82 lacks it, and earlier versions warn when it is imported; so the real one is
+    hidden, too.
     """
     return _modules_in_place(pkg_resources=_make_pkg_resources())
 
@@ -98,7 +98,7 @@ def pkg_resources_stand_in():
 def numpy_distutils_stand_in():
     """chainer/_environment_check.py imports numpy.distutils.system_info.
 
-    Python 3.12 has none, and NumPy >= 1.23 warns when it is imported.
+    Python 3.12 lacks it, and NumPy >= 1.23 warns when it is imported.
     """
     return _modules_in_place(
         **{
@@ -132,7 +132,7 @@ def iterable_stand_in():
 def nccl_may_be_missing():
     """chainer/training/updaters/multiprocess_parallel_updater.py tries whether CuPy has NCCL.
 
-    CuPy 13 and later warn where it has not. The updater itself says so when somebody makes one.
+    CuPy 13 and later warn if it has not. The updater itself raises an error on construction.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', r'\s*nccl library could not be loaded')

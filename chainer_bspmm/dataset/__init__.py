@@ -7,8 +7,8 @@ from chainer_bspmm.dataset.smiles import Failure
 from chainer_bspmm.dataset.smiles import from_smiles
 from chainer_bspmm.dataset.smiles import FromSmiles
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_dataset import SparseExample
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
+from chainer_bspmm.dataset.sparse_example import SparseExample
 
 __all__ = [
     'CSRConverter',

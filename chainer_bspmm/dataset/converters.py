@@ -1,13 +1,15 @@
-"""Converters: a list of molecules in, arrays and a `BatchedCSR` on a device out."""
+"""Converters: from a list of molecules to arrays and a `BatchedCSR` on a device."""
+
+from typing import Any
 
 import numpy
 
 import chainer
 from chainer import backend
-from chainer_bspmm.dataset import dense_examples as dense
-from chainer_bspmm.dataset.sparse_dataset import locate
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_dataset import SparseExample
+from chainer_bspmm.dataset import dense_examples
+from chainer_bspmm.dataset.sparse_example import locate
+from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
@@ -18,24 +20,24 @@ from chainer_bspmm.sparse.build import to_host
 class CSRConverter(chainer.dataset.Converter):
     """Turn examples ``(atoms, adj, label...)`` into one sparse batch.
 
-    Takes the place of ``chainer_chemistry.dataset.converters.concat_mols``, wherever a converter
-    goes: updaters, evaluators, ``predict``. Examples of a `SparseDataset` are only gathered; dense
-    ones are searched for their entries every time. Those of a `DeviceDataset` are gathered on its
-    GPU where the batch goes there, packed. Instances can be pickled.
+    Replaces ``chainer_chemistry.dataset.converters.concat_mols`` in updaters, evaluators and
+    ``predict``. Examples of a `SparseDataset` are only gathered; dense ones are searched for their
+    entries every time. Packed batches of a `DeviceDataset` for its GPU are gathered there.
+    Instances can be pickled.
 
     Args:
-        layout (str): ``'packed'``: the nodes of all molecules one after the other, no padding;
-            padding that the data set holds (trailing atoms of id 0 without any bond) is left out.
-            ``'padded'``: every molecule has as many rows as the largest one of the batch, which
-            reproduces Chainer Chemistry's dense batch, phantom atoms included.
-        n_node_columns (int): so many columns after the adjacency hold a number, or a row of them,
-            for each atom, as the labels of the ``*_cwle`` and ``*_gwle`` methods; they are
-            concatenated or padded as the atoms are.
-        strip_padding (bool): False keeps trailing atoms of id 0 without any bond: for data sets
-            whose ids begin at 0, as the labels of the ``*_wle`` methods do.
+        layout (str): ``'packed'``: the nodes of all molecules one after the other; padding in the
+            data set (trailing atoms of id 0 without bonds) is dropped. ``'padded'``: every
+            molecule has as many rows as the largest one of the batch, which reproduces Chainer
+            Chemistry's dense batch, phantom atoms included.
+        n_node_columns (int): number of columns after the adjacency that have a row for each atom,
+            such as the labels of the ``*_cwle`` and ``*_gwle`` methods; they are concatenated or
+            padded as the atoms are.
+        strip_padding (bool): False keeps trailing atoms of id 0 without bonds: for data sets whose
+            ids begin at 0, such as the labels of the ``*_wle`` methods.
     """
 
-    def __init__(self, layout='packed', n_node_columns=0, strip_padding=True):
+    def __init__(self, layout: str = 'packed', n_node_columns: int = 0, strip_padding: bool = True):
         validate.one_of('layout', layout, LAYOUTS)
         if n_node_columns < 0:
             raise ValueError('n_node_columns: expected at least 0, got %d' % n_node_columns)
@@ -43,30 +45,29 @@ class CSRConverter(chainer.dataset.Converter):
         self.n_node_columns = n_node_columns
         self.strip_padding = strip_padding
 
-    def __call__(self, batch, device=None):
-        """Convert.
+    def __call__(self, batch: Any, device: Any = None) -> tuple:
+        """Convert a batch.
 
         Args:
             batch (sequence): examples, each a tuple of
                 atoms: (n,) integer atom ids, or (n, channels) floating node features;
                 adj: (n, n) or (R, n, n) dense array, or SciPy sparse matrix;
-                any number of labels: scalars or arrays of one shape a column; a super node's
-                features are one of these.
+                any number of labels: scalars or arrays, of one shape in each column; the features
+                of a super node are one of these.
                 A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.
-            device (None, int, str or chainer.backend.Device): where the result goes; None means
-                the host.
+            device (None, int, str or chainer.backend.Device): of the result; None means the host.
 
         Returns:
             tuple: atoms, (n_nodes,) int32, or (n_graphs, N) padded with 0 (features have one more
             dimension); BatchedCSR; then one array (n_graphs, ...) for each label.
 
         Raises:
-            TypeError: the batch does not hold tuples of arrays.
+            TypeError: the examples are not tuples of arrays.
             ValueError: empty batch, tuples of different lengths, a negative atom id, atoms and
                 adjacency of different sizes; the message names the example.
         """
         device = None if device is None else chainer.get_device(device)
-        if not isinstance(batch, (list, SparseDataset)):
+        if not isinstance(batch, (list, Selection)):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
         found = locate(batch)
         if found is None:
@@ -77,7 +78,7 @@ class CSRConverter(chainer.dataset.Converter):
             atoms, adj, labels = self._from_dense(examples)
         elif self.n_node_columns:
             raise ValueError(
-                'batch: expected dense examples to go with n_node_columns = %d, got a '
+                'batch: expected dense examples with n_node_columns = %d, got a '
                 'sparse data set, whose labels belong to molecules' % self.n_node_columns
             )
         else:
@@ -89,7 +90,7 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj) + tuple(labels)
 
     def _from_dense(self, examples):
-        found = dense.gather(examples, self.layout == 'packed' and self.strip_padding)
+        found = dense_examples.gather(examples, self.layout == 'packed' and self.strip_padding)
         atoms, max_atom_id = found.atoms, None
         if atoms.ndim == 1:
             max_atom_id = int(atoms.max(initial=0))
@@ -99,13 +100,13 @@ class CSRConverter(chainer.dataset.Converter):
         labels = [
             self._node_column(column, found, 2 + i)
             if i < self.n_node_columns
-            else dense.stack(column, 'batch', 2 + i)
+            else dense_examples.stack(column, 'batch', 2 + i, found.full_sizes)
             for i, column in enumerate(found.labels)
         ]
         return atoms, adj, labels
 
     def _node_column(self, column, found, position):
-        """Return one row for each node, padding cut off or put in as with the atoms."""
+        """Return one row for each node, padding removed or added as for the atoms."""
         rows = []
         for i, (values, size, full) in enumerate(zip(column, found.sizes, found.full_sizes)):
             if numpy.shape(values)[:1] != (full,):

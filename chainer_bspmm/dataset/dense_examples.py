@@ -1,4 +1,4 @@
-"""Examples as Chainer Chemistry's data sets hold them: checked, padding cut off, labels stacked."""
+"""Dense examples of Chainer Chemistry: check them, remove padding, stack labels."""
 
 import collections
 
@@ -14,12 +14,12 @@ Examples = collections.namedtuple('Examples', 'atoms sizes full_sizes matrices l
 
 
 def gather(examples, strip, name='batch', first=0):
-    """Check examples ``(atoms, adj, label...)`` and gather them by column.
+    """Check examples ``(atoms, adj, label...)`` and collect them by column.
 
     Args:
         examples (list): see `CSRConverter`.
-        strip (bool): whether to cut off padding.
-        name (str), first (int): what errors call the examples: ``name[first]``, and so on.
+        strip (bool): whether to remove padding.
+        name (str), first (int): errors call the examples ``name[first]`` and so on.
 
     Returns:
         Examples: on the host.
@@ -40,31 +40,31 @@ def gather(examples, strip, name='batch', first=0):
     return Examples(flat, list(map(len, atoms)), full_sizes, matrices, columns[2:])
 
 
-def stack(column, name, position):
-    """Return the labels of all examples as one array, (n_examples, ...)."""
+def stack(column, name, position, sizes=None):
+    """Return the labels of all examples as one array, (n_examples, ...).
+
+    `sizes` are the molecules' numbers of atoms: an error suggests `n_node_columns` where the
+    labels have as many rows.
+    """
     try:
         stacked = numpy.array([to_host(label) for label in column])
     except ValueError:
         stacked = None
     if stacked is None or stacked.dtype.kind not in 'biuf':
+        kinds = sorted(
+            {
+                '%s %s' % (getattr(label, 'dtype', type(label).__name__), numpy.shape(label))
+                for label in map(to_host, column)
+            }
+        )
+        hint = ''
+        if sizes is not None and [numpy.shape(label)[:1] for label in column] == [
+            (n,) for n in sizes
+        ]:
+            hint = '; for one row an atom use CSRConverter(n_node_columns=%d)' % (position - 1)
         raise ValueError(
-            '%s[...][%d]: expected labels of one shape, got %s'
-            % (
-                name,
-                position,
-                ', '.join(
-                    sorted(
-                        {
-                            '%s %s'
-                            % (
-                                getattr(label, 'dtype', type(label).__name__),
-                                numpy.shape(to_host(label)),
-                            )
-                            for label in column
-                        }
-                    )
-                ),
-            )
+            '%s[...][%d]: expected labels of one shape, got %s%s'
+            % (name, position, ', '.join(kinds), hint)
         )
     return stacked
 
@@ -89,8 +89,8 @@ def _columns(examples, name, first):
 
 
 def _molecules(atoms, matrices, strip, name, first):
-    """Check that atoms and adjacency agree, cut padding off, return sizes, atoms, matrices."""
-    # Of a sparse data set, but changed on the way here: rare, hence one at a time.
+    """Check that atoms and adjacency agree, remove padding, return sizes, atoms, matrices."""
+    # Examples of a sparse data set that were modified: rare, hence one at a time.
     matrices = [
         matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix for matrix in matrices
     ]
@@ -127,7 +127,7 @@ def _molecules(atoms, matrices, strip, name, first):
 def _used(ids, matrix):
     """Return the number of nodes without trailing padding: id 0, no entry in row or column.
 
-    Id 0 alone does not make padding: it is also RDKit's atomic number of a dummy atom.
+    Id 0 alone does not mean padding: it is also RDKit's atomic number of a dummy atom.
     """
     if not isinstance(matrix, numpy.ndarray):
         return len(ids)

@@ -1,4 +1,6 @@
-"""`DeviceDataset`: a sparse data set that lies on a GPU, where its batches are gathered."""
+"""`DeviceDataset`: a sparse data set on a GPU, where its batches are gathered."""
+
+from typing import Any
 
 import numpy
 
@@ -16,25 +18,25 @@ from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.batched_csr import Buffers
 
-SHARE = 8  # one part in so many of the device's memory is what a data set may take unasked
+SHARE = 8  # default limit: 1/8 of the device's memory
 
 
 class DeviceMolecules(Molecules):
-    """Molecules of which a copy lies on a GPU; what is known of their sizes stays on the host, too.
+    """Molecules with a copy on a GPU; their sizes are also kept on the host.
 
-    Pickled, they are the molecules on the host.
+    Pickled, they become the molecules on the host.
 
     Args:
-        host (Molecules): where they are from; it is kept, and its arrays are shared.
+        host (Molecules): the molecules; their arrays are shared.
         device (chainer.backend.Device): the GPU.
-        max_bytes (int or None): the most that may lie there; None is no bound.
+        max_bytes (int or None): limit for the copy; None means no limit.
 
     Raises:
-        ValueError: they take more bytes.
+        ValueError: the copy would be larger.
 
     Attributes:
         host, device: as given.
-        device_nbytes (int): bytes that lie on the GPU.
+        device_nbytes (int): bytes on the GPU.
         sizes, nnz, symmetric, max_atom_id: as in `Molecules`, on the host.
     """
 
@@ -59,23 +61,23 @@ class DeviceMolecules(Molecules):
             )
 
     def near(self, device):
-        """Return the molecules that give batches for a device without a detour: these or `host`."""
+        """Return the copy of these molecules to gather from for a device: this one or `host`."""
         return self if device == self.device else self.host
 
     def item(self, i, column):
-        """Return one element of example i, on the host, as `Molecules.item` does."""
+        """Return one element of example i, on the host; see `Molecules.item`."""
         return self.host.item(i, column)
 
     def check(self, index):
-        """Return indices as :meth:`gather` wants them, (n_graphs,) int32, on the host.
+        """Check indices and return them as :meth:`gather` needs them, (n_graphs,) int32.
 
         Args:
             index (array): (n_graphs,) integers.
 
         Raises:
-            TypeError: they are no integers.
-            ValueError: there is none, or more than one dimension, or they are too many in all.
-            IndexError: one is negative or too large.
+            TypeError: not integers.
+            ValueError: no index, or more than one dimension.
+            IndexError: an index is negative or too large.
         """
         index = numpy.asarray(index)
         if index.dtype.kind not in 'iu':
@@ -93,7 +95,7 @@ class DeviceMolecules(Molecules):
         return index.astype(numpy.int32)
 
     def batch(self, index, layout):
-        """Gather molecules into a batch on the GPU: one copy to it, and one launch.
+        """Gather molecules into a batch on the GPU, with one copy to it and one launch.
 
         Args:
             index (array): (n_graphs,) integers on the host.
@@ -107,7 +109,7 @@ class DeviceMolecules(Molecules):
             entries.
 
         Note:
-            With more than two labels, one more launch for every two. Does not synchronise.
+            One more launch for every two labels after the first two. Does not synchronise.
         """
         index = self.check(index)
         if layout != 'packed':
@@ -138,7 +140,7 @@ class DeviceMolecules(Molecules):
         return buffers.atoms, adj, list(buffers.labels)
 
     def _buffers(self, n_graphs, n_rows, nnz):
-        """Return new `Buffers` for so much, whatever they hold."""
+        """Return new, uninitialized `Buffers` of these sizes."""
         empty, source = cuda.cupy.empty, self._source
         return Buffers(
             empty((n_rows,) + source.atoms.shape[1:], source.atoms.dtype),
@@ -153,11 +155,11 @@ class DeviceMolecules(Molecules):
     def gather(self, index, buffers):
         """Gather a packed batch into arrays that may be larger; can be captured in a CUDA graph.
 
-        Of each array the part past the batch is filled as :meth:`BatchedCSR.in_buffers` says.
+        The rest of each array is filled as :meth:`BatchedCSR.in_buffers` describes.
 
         Args:
             index (cupy.ndarray): (n_graphs,) int32 that passed :meth:`check`. Its values are not
-                known here: whoever gives them makes sure that ``sizes[index].sum()`` rows and
+                read on the host: the caller ensures that ``sizes[index].sum()`` rows and
                 ``nnz[index].sum()`` entries fit in the buffers.
             buffers (Buffers): C-contiguous arrays of this device, of the data set's dtypes.
 
@@ -166,14 +168,14 @@ class DeviceMolecules(Molecules):
             ValueError: a shape or device differs, or an array is not C-contiguous.
 
         Note:
-            Launches on the current stream; neither copies nor synchronises, nor allocates.
+            Launches on the current stream; does not copy, synchronise or allocate.
         """
         _check_buffers(self._source, index, buffers, self.device)
         backend.gather_batch(self._source, index, buffers)
 
 
 def _max_ids(host):
-    """Return (M,) the largest atom id of every molecule, 0 where it has no atom; None: features."""
+    """Return (M,) the largest atom id of every molecule, 0 without atoms; None for features."""
     if host.atoms.ndim != 1:
         return None
     largest = numpy.zeros(len(host), numpy.int32)
@@ -184,7 +186,7 @@ def _max_ids(host):
 
 
 def _source_arrays(host):
-    """Return the arrays that go to the device, those of `backend.Source` in its order."""
+    """Return the arrays for the device, in the order of `backend.Source`."""
     row_ends = numpy.cumsum(host.row_nnz, dtype=numpy.int64)
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
     return (
@@ -247,27 +249,27 @@ def _check_buffers(source, index, buffers, device):
 class DeviceDataset(SparseDataset):
     """Hold a sparse data set on a GPU, where its batches are gathered.
 
-    It is a `SparseDataset` in whatever is done with it: indices, slices, splitters, SubDataset and
-    ``chainer_bspmm.concat_mols``; parts of it share what lies on the GPU. For this GPU, packed,
-    the converter sends nothing but the numbers of the molecules. For any other device and for
-    ``layout='padded'`` it gathers on the host, where the data set stays as well. Examples have
-    their elements on the host. Pickled it becomes the `SparseDataset`.
+    Usable like any `SparseDataset`: indices, slices, splitters, SubDataset and
+    ``chainer_bspmm.concat_mols``; parts of it share the arrays on the GPU. For packed batches on
+    this GPU the converter sends only the indices of the molecules. For other devices and for
+    ``layout='padded'`` it gathers on the host, where the data set stays as well. The elements of
+    examples are on the host. Pickled, it becomes the `SparseDataset`.
 
     Args:
-        dataset (SparseDataset or sequence): what :func:`to_sparse` takes.
-        device: the GPU, as ``chainer.get_device`` takes it, such as ``0`` or ``'@cupy:1'``.
-        max_bytes (int or None): the most bytes that it may take there; None means an eighth of the
+        dataset (SparseDataset or sequence): an argument of :func:`to_sparse`.
+        device: the GPU, as for ``chainer.get_device``, such as ``0`` or ``'@cupy:1'``.
+        max_bytes (int or None): limit for the data set on the GPU; None means an eighth of the
             device's memory.
 
     Raises:
-        RuntimeError: there is no GPU. ValueError: ``device`` is none, or the data set takes more
-        bytes than it may. TypeError, ValueError: see :func:`to_sparse`.
+        RuntimeError: CuPy finds no GPU. ValueError: ``device`` is not a GPU, or the data set
+        exceeds the limit. TypeError, ValueError: see :func:`to_sparse`.
 
     Note:
         Sends the whole data set (synchronises, once).
     """
 
-    def __init__(self, dataset, device, max_bytes=None):
+    def __init__(self, dataset: Any, device: Any, max_bytes: int | None = None):
         if not (cuda.available and cuda.cupy.cuda.is_available()):
             raise RuntimeError(
                 'device: expected a GPU that CuPy finds, got none; without one, '
@@ -284,6 +286,6 @@ class DeviceDataset(SparseDataset):
         super().__init__(DeviceMolecules(host, device, max_bytes))
 
     @property
-    def device(self):
-        """The GPU (chainer.backend.Device)."""
+    def device(self) -> chainer.backend.Device:
+        """The GPU."""
         return self.molecules.device

@@ -2,24 +2,24 @@
 
 import numpy
 
-from chainer_bspmm.dataset import dense_examples as dense
+from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 
-SYMMETRY_PART = 8192  # molecules
+SYMMETRY_PART = 8192  # molecules whose symmetry is tested at once
 
 
 class Molecules:
-    """Hold atoms, adjacency and labels of many molecules, each once, one after the other.
+    """Hold atoms, adjacency and labels of many molecules, one after the other.
 
-    Nothing is checked here; only :meth:`load` does, for arrays that come from a file.
+    Only :meth:`load`, which reads arrays from a file, checks them.
 
     Args:
         atoms (array): (n_nodes,) int32 ids, or (n_nodes, channels) floating features.
         sizes (array): (M,) int64, nodes of every molecule.
-        full_sizes (array): (M,) int64, the same with the padding that the data set had, of which
-            nothing is kept but these numbers.
+        full_sizes (array): (M,) int64, the same with the data set's padding, of which nothing else
+            is kept.
         row_nnz (array): (n_nodes,) int32, entries of every row of the adjacency.
         columns (array): (nnz,) int32, ``j * R + r`` of every entry, j counted in its molecule;
             entries of a row sorted by (r, j).
@@ -30,7 +30,7 @@ class Molecules:
     Attributes:
         nnz (array): (M,) int64, entries of every molecule.
         starts, entry_starts (array): (M,) int64, the nodes and entries before it.
-        max_atom_id (int or None): the largest id of all; None where nodes have features.
+        max_atom_id (int or None): the largest id; None where nodes have features.
     """
 
     def __init__(self, atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
@@ -43,7 +43,7 @@ class Molecules:
         self.n_relations = n_relations
         self.labels = labels
         self.max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
-        # What gathering needs at hand: (M,) each, and the sums may pass 2**31.
+        # For gathering: (M,) each; the sums may exceed 2**31.
         starts = build.starts_of(sizes)
         entry_starts = build.starts_of(row_nnz)[starts]
         self.starts = starts[:-1]
@@ -58,7 +58,7 @@ class Molecules:
         return Molecules, tuple(self.fields().values())
 
     def fields(self):
-        """Return name -> what the constructor takes."""
+        """Return the arguments of the constructor by name."""
         names = (
             'atoms',
             'sizes',
@@ -73,7 +73,7 @@ class Molecules:
 
     @property
     def adjacency_nbytes(self):
-        """Bytes that hold the adjacency of all molecules (int), tables for gathering included."""
+        """Bytes of the adjacency of all molecules (int), tables for gathering included."""
         arrays = (
             self.sizes,
             self.full_sizes,
@@ -96,7 +96,7 @@ class Molecules:
         if self._symmetric is None:
             self._symmetric = numpy.zeros(len(self), bool)
             if self.n_relations == 1:
-                # A part at a time: the tables for it are several times the matrices.
+                # In parts: the tables for it are several times as large as the matrices.
                 for first in range(0, len(self), SYMMETRY_PART):
                     part = slice(first, first + SYMMETRY_PART)
                     self._symmetric[part] = self._find_symmetry(part)
@@ -124,11 +124,11 @@ class Molecules:
         return self.n_relations == 1 and bool(self.symmetric[index].all())
 
     def near(self, device):
-        """Return the molecules that give batches for a device without a detour: these."""
+        """Return the copy of these molecules to gather from for a device: the only one."""
         return self
 
     def item(self, i, column):
-        """Return one element of example i, as the dense data set has it, but for the adjacency.
+        """Return one element of example i, as in the dense data set but for the adjacency.
 
         Column 0: atoms with their padding; 1: a `BatchedCSR` of this graph; then the labels.
         """
@@ -145,7 +145,7 @@ class Molecules:
         """Gather molecules into a batch.
 
         Args:
-            index (array): (n_graphs,) int64, at least one, none of them negative.
+            index (array): (n_graphs,) int64, at least one, not negative.
             layout (str): ``'packed'`` or ``'padded'``.
 
         Returns:
@@ -171,7 +171,7 @@ class Molecules:
         validate.fits_int32('non-zeros', entries.size)
         col_offsets = row_offsets * self.n_relations
         indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
-        # Without dtype NumPy adds in int64, and copies.
+        # Without dtype NumPy would add in int64 and copy.
         numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
         col_offsets = col_offsets.astype(numpy.int32)
         indices = self.columns.take(entries)
@@ -191,10 +191,10 @@ class Molecules:
 
     @classmethod
     def load(cls, path):
-        """Read what :meth:`save` wrote, and check every number of it.
+        """Read a file written by :meth:`save`, and check every number.
 
         Raises:
-            ValueError: the file is none of these, or its arrays contradict each other.
+            ValueError: the file is of another kind, or its arrays are inconsistent.
         """
         with numpy.load(path, allow_pickle=False) as file:
             names = set(file.files)
@@ -228,14 +228,14 @@ class Molecules:
         return cls(labels=labels, **arrays)
 
     def save(self, path):
-        """Write an ``.npz`` file without any pickled object."""
+        """Write an ``.npz`` file without pickled objects."""
         fields = self.fields()
         arrays = {'label_%d' % i: label for i, label in enumerate(fields.pop('labels'))}
         arrays.update((name, array) for name, array in fields.items() if array is not None)
         numpy.savez(path, **arrays)
 
     def take(self, index):
-        """Return the molecules of an index, (k,) int64, as a copy."""
+        """Return a copy of the molecules at an index, (k,) int64."""
         nodes = _ranges(self.starts[index], self.sizes[index])
         entries = _ranges(self.entry_starts[index], self.nnz[index])
         return Molecules(
@@ -251,11 +251,11 @@ class Molecules:
 
     @classmethod
     def from_examples(cls, examples, name, first):
-        """Make them from dense examples; see :func:`chainer_bspmm.dataset.dense_examples.gather`.
+        """Make molecules of dense examples, see `dense_examples.gather`.
 
-        Returns Molecules without labels, and the labels: a tuple a column.
+        Returns Molecules without labels, and the labels: a tuple for each column.
         """
-        found = dense.gather(examples, True, name, first)
+        found = dense_examples.gather(examples, True, name, first)
         csr = BatchedCSR.from_matrices(found.matrices)
         shift = numpy.repeat(csr.col_offsets[:-1], numpy.diff(csr.indptr[csr.row_offsets]))
         molecules = cls(
@@ -272,10 +272,10 @@ class Molecules:
 
     @classmethod
     def concatenate(cls, parts):
-        """Return the molecules of several, one after the other.
+        """Return the molecules of all parts, one after the other.
 
         Raises:
-            ValueError: they differ in relations, kind of atoms, or labels.
+            ValueError: the parts differ in relations, kind of atoms, or labels.
         """
         kinds = {
             (
@@ -323,7 +323,7 @@ class Molecules:
 
 
 def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):
-    """Raise ValueError where arrays from a file do not make molecules."""
+    """Raise ValueError where arrays from a file are not molecules."""
     kinds = [
         ('atoms', atoms, 'i' if atoms.ndim == 1 else 'f', (1, 2)),
         ('sizes', sizes, 'i', (1,)),

@@ -1,24 +1,26 @@
-"""`from_smiles`: from SMILES to a sparse data set, in several processes, never a dense matrix."""
+"""`from_smiles`: from SMILES to a sparse data set, in several processes, without dense matrices."""
 
 import collections
+import collections.abc
 import concurrent.futures.process
 import contextlib
 import functools
 import gc
 import itertools
 import os
+from typing import Any
 
 import numpy
 from tqdm import tqdm
 
-from chainer_bspmm.dataset import dense_examples as dense
+from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.sparse import validate
 
 CHUNK = 250  # molecules of one task
-LEAST_PARALLEL = 1000  # below, starting processes takes longer than the work
-CHUNKS_AHEAD = 4  # chunks that every process may be ahead of what has been taken
+LEAST_PARALLEL = 1000  # for fewer, starting processes takes longer than the work
+CHUNKS_AHEAD = 4  # chunks a process that may wait to be taken
 
 # dataset; smiles (list of str): canonical, one for each example; kept (array): the position in the
 # input of each; failures: list of Failure.
@@ -26,8 +28,8 @@ FromSmiles = collections.namedtuple('FromSmiles', 'dataset smiles kept failures'
 
 Failure = collections.namedtuple('Failure', 'position smiles reason')
 
-# What the adjacency of a method is made of: n_relations bond types, or 1 for any bond; whether it
-# has a diagonal (a relation of its own where there are several); D^-1/2 A D^-1/2 or A.
+# The adjacency of a method: n_relations bond types, or 1 for any bond; whether it has a diagonal
+# (a separate relation if there are several); whether it is D^-1/2 A D^-1/2 or A; super node or not.
 Kind = collections.namedtuple('Kind', 'n_relations diagonal normalized super_node')
 
 KINDS = {
@@ -48,20 +50,20 @@ BOND_TYPES = ('SINGLE', 'DOUBLE', 'TRIPLE', 'AROMATIC')
 
 
 def _mol(smiles):
-    """Return RDKit's molecule; ValueError says why there is none."""
+    """Return RDKit's molecule, or raise a ValueError with the reason why it has none."""
     from rdkit import Chem
 
     if not isinstance(smiles, str):
         raise ValueError('expected a string, got %s' % type(smiles).__name__)
     if not (smiles.split() or [''])[0].isascii():  # a name may follow
-        # RDKit of 2022 reads what is before such a character, as if that were all.
+        # RDKit of 2022 reads only the part before such a character, without an error.
         raise ValueError('RDKit cannot parse it')
     mol = Chem.MolFromSmiles(smiles)
     if mol is None:
         raw = Chem.MolFromSmiles(smiles, sanitize=False)
         if raw is None:
             raise ValueError('RDKit cannot parse it')
-        Chem.SanitizeMol(raw)  # raises, as it did within the call above, but says why
+        Chem.SanitizeMol(raw)  # raises as in the call above, but with the reason
         raise ValueError('RDKit cannot parse it')
     return mol
 
@@ -81,14 +83,14 @@ def _graph(smiles, preprocessor, kind, for_models):
     largest = max(atoms, default=0)
     if for_models and largest >= MAX_ATOMIC_NUM:
         raise ValueError(
-            'atomic number %d, the models know those below %d' % (largest, MAX_ATOMIC_NUM)
+            'atomic number %d, the models support those below %d' % (largest, MAX_ATOMIC_NUM)
         )
     if kind.super_node and largest > MAX_ATOMIC_NUM:
         raise ValueError(
             'atomic number %d, a super node counts those up to %d' % (largest, MAX_ATOMIC_NUM)
         )
     bonds = []
-    for i in range(mol.GetNumBonds()):  # quicker than iterating
+    for i in range(mol.GetNumBonds()):  # faster than iterating
         bond = mol.GetBondWithIdx(i)
         relation = 0
         if kind.n_relations > 1:
@@ -175,7 +177,7 @@ def _chunk(preprocessor, for_models, first_and_smiles):
             try:
                 graphs.append(_graph(text, preprocessor, kind, for_models))
                 kept.append(i)
-            except Exception as error:  # upstream's parsers, too, pass over whatever it is
+            except Exception as error:  # upstream's parsers skip a molecule for any error, too
                 failures.append(Failure(i, text, _reason(error)))
     return _molecules(graphs, preprocessor, kind), [graph[0] for graph in graphs], kept, failures
 
@@ -201,10 +203,10 @@ def _chunks(smiles):
 
 
 def preprocessor_of(argument, method):
-    """Return the preprocessor that SMILES are to be parsed with.
+    """Return the preprocessor of a method, checked.
 
     Args:
-        argument (str): what messages call it.
+        argument (str): its name in error messages.
         method (MolPreprocessor or str): as in :func:`from_smiles`.
 
     Raises:
@@ -234,23 +236,23 @@ def preprocessor_of(argument, method):
 
 
 def parse(smiles, preprocessor, n_processes=None, for_models=False):
-    """Yield what becomes of SMILES, chunk by chunk, in order, a few chunks ahead at most.
+    """Parse SMILES and yield the results chunk by chunk, in order, at most a few chunks ahead.
 
     Args:
         smiles (iterable of str): may be endless.
         preprocessor (MolPreprocessor): of :func:`preprocessor_of`.
         n_processes (int or None): as in :func:`from_smiles`.
-        for_models (bool): molecules that upstream's parsers keep, but that no model can be asked
-            about, are failures: those without atoms, and of elements that have no embedding.
+        for_models (bool): also reject molecules that upstream's parsers keep but no model accepts:
+            those without atoms, or with elements that have no embedding.
 
     Returns:
         generator of tuple: Molecules, list of canonical SMILES, list of positions, list of Failure.
 
     Raises:
-        RuntimeError: a process died, such as of too little memory.
+        RuntimeError: a process died, for example for lack of memory.
 
     Note:
-        Processes are gone when the generator is closed.
+        Closing the generator ends the processes.
     """
     smiles = iter(smiles)
     if n_processes is None:
@@ -261,9 +263,8 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
     if n_processes == 1:
         yield from map(task, chunks)
         return
-    pool = concurrent.futures.ProcessPoolExecutor(
-        n_processes, initializer=gc.freeze
-    )  # forked, they leave this process's CUDA objects alone
+    # gc.freeze: forked processes must not collect this process's CUDA objects.
+    pool = concurrent.futures.ProcessPoolExecutor(n_processes, initializer=gc.freeze)
     first = n_read = 0
     try:
         waiting = collections.deque()
@@ -278,27 +279,31 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
             yield future.result()
     except concurrent.futures.process.BrokenProcessPool as error:
         raise RuntimeError(
-            'smiles: a process died that parsed one of those at positions %d to %d'
-            % (first, n_read - 1)
+            'smiles: a process died while parsing those at positions %d to %d' % (first, n_read - 1)
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
-    """Turn SMILES into a sparse data set, as Chainer Chemistry's preprocessor would into a dense.
+def from_smiles(
+    smiles: collections.abc.Iterable[str],
+    preprocessor: Any,
+    labels: Any = None,
+    n_processes: int | None = None,
+) -> FromSmiles:
+    """Turn SMILES into a sparse data set, as Chainer Chemistry's preprocessor into a dense one.
 
-    No dense matrix is made. A molecule that cannot be used is left out and listed with its reason.
+    No dense matrix is made. Molecules that cannot be used are skipped and listed with the reason.
     Shows a progress bar on a terminal.
 
     Args:
         smiles (sequence of str): M molecules.
-        preprocessor (MolPreprocessor or str): one of Chainer Chemistry's for NFP, GIN, RSGCN, GGNN,
-            RelGCN, RelGAT, GNNFiLM or their GWM forms, its options as they are; or the name of a
+        preprocessor (MolPreprocessor or str): Chainer Chemistry's for NFP, GIN, RSGCN, GGNN,
+            RelGCN, RelGAT, GNNFiLM or their GWM variants, with any options; or the name of a
             method, a key of ``preprocess_method_dict``.
-        labels (array or None): (M, ...) labels; rows of molecules left out are left out.
-        n_processes (int or None): processes that work; None means one for each CPU, but only this
-            one below 1000 molecules. 1 starts none.
+        labels (array or None): (M, ...) labels; the rows of skipped molecules are skipped.
+        n_processes (int or None): worker processes; None means one for each CPU from 1000
+            molecules on, else none. 1 starts none.
 
     Returns:
         FromSmiles: ``dataset`` (SparseDataset), ``smiles`` (canonical, one for each example, for
@@ -308,12 +313,12 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
     Raises:
         ImportError: RDKit is not installed.
         TypeError: another preprocessor.
-        ValueError: none of the molecules can be used, ``labels`` has another length, or
-        ``out_size`` is set where upstream's preprocessor fails with it.
-        RuntimeError: one of the processes died.
+        ValueError: no molecule can be used, ``labels`` has another length, or ``out_size`` is set
+        where upstream's preprocessor fails with it.
+        RuntimeError: a process died.
 
     Note:
-        Equal to upstream's data set given to :func:`to_sparse`; the float32 sums in RSGCN's super
+        Equals :func:`to_sparse` of upstream's data set; the float32 sums in RSGCN's super
         nodes differ by rounding. Where processes are spawned (Windows, macOS) the calling script
         needs ``if __name__ == '__main__':``.
     """
@@ -342,5 +347,5 @@ def from_smiles(smiles, preprocessor, labels=None, n_processes=None):
         )
     molecules = Molecules.concatenate(parts)
     if labels is not None:
-        molecules.labels.append(dense.stack([labels[i] for i in kept], 'labels', 0))
+        molecules.labels.append(dense_examples.stack([labels[i] for i in kept], 'labels', 0))
     return FromSmiles(SparseDataset(molecules), canonical, numpy.array(kept), failures)

@@ -2,7 +2,7 @@
 
 import collections.abc
 import itertools
-import operator
+from typing import Any
 
 from chainer_chemistry.dataset.indexers.numpy_tuple_dataset_feature_indexer import (
     NumpyTupleDatasetFeatureIndexer,
@@ -10,52 +10,24 @@ from chainer_chemistry.dataset.indexers.numpy_tuple_dataset_feature_indexer impo
 import numpy
 from tqdm import tqdm
 
-from chainer_bspmm.dataset import dense_examples as dense
+from chainer_bspmm.dataset import dense_examples
+from chainer_bspmm.dataset.converters import concat_mols
+from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.sparse_example import no_array
+from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.sparse_example import SparseExample
 
 try:
     from chainer_chemistry.datasets.numpy_tuple_dataset import NumpyTupleDataset
 except ImportError:  # its package needs RDKit, which is not needed here
     NumpyTupleDataset = object
 
-CHUNK = 256  # dense matrices that are gathered at once while a sparse data set is built
-
-
-class SparseExample(collections.abc.Sequence):
-    """One example ``(atoms, adj, label...)`` of a `SparseDataset`: a note of where it is.
-
-    The converter gathers from there. Elements are made when they are asked for: atoms and labels
-    as the dense data set has them, ``adj`` as a `BatchedCSR` of this one graph.
-    """
-
-    __slots__ = ('molecules', 'index')
-
-    def __init__(self, molecules, index):
-        self.molecules = molecules
-        self.index = index
-
-    def __len__(self):
-        return 2 + len(self.molecules.labels)
-
-    def __getitem__(self, column):
-        if isinstance(column, slice):
-            return tuple(self)[column]
-        column = range(len(self))[operator.index(column)]
-        return self.molecules.item(self.index, column)
-
-    def __reduce__(self):
-        # To another process goes this molecule, not the whole data set.
-        return SparseExample, (self.molecules.take(numpy.array([self.index])), 0)
-
-    def __array__(self, *args, **kwargs):
-        raise _no_array(self)
-
-    def __repr__(self):
-        return 'SparseExample(%s)' % ', '.join(map(repr, self))
+CHUNK = 256  # dense matrices gathered at once while a sparse data set is built
 
 
 class _Column(collections.abc.Sequence):
-    """Atoms (0) or adjacency (1) of all examples, made when they are asked for."""
+    """Atoms (0) or adjacency (1) of all examples, made on access."""
 
     def __init__(self, dataset, column):
         self._dataset = dataset
@@ -74,32 +46,28 @@ class _Column(collections.abc.Sequence):
         return items
 
     def __array__(self, *args, **kwargs):
-        raise _no_array(self)
+        raise no_array(self)
 
 
-class SparseDataset(NumpyTupleDataset):
+class SparseDataset(Selection, NumpyTupleDataset):
     """Hold atoms, adjacency as CSR, and labels of a set of molecules, each once.
 
     :func:`to_sparse`, :func:`from_smiles` and :meth:`load` make one. An index gives an example; a
     slice, a list or an array of indices, or one bool for each example gives a `SparseDataset` that
     shares the arrays. Chainer Chemistry's splitters, ``features[:, -1]``, `get_datasets`,
-    SubDataset and pickle work as with a NumpyTupleDataset, which this class is a kind of.
-    ``chainer_bspmm.concat_mols`` only gathers from it; converters that want dense arrays raise
+    SubDataset and pickle work as with a NumpyTupleDataset, of which this is a subclass.
+    ``chainer_bspmm.concat_mols`` only gathers from it; converters that need dense arrays raise
     TypeError.
 
     Args:
         molecules (Molecules): the arrays.
-        order (array or None): (n,) int64, the molecules that this data set has; None means all.
+        order (array or None): (n,) int64, the molecules of this data set; None means all.
     """
 
-    def __init__(self, molecules, order=None):
-        self.molecules = molecules
-        # Both, as a batch takes an array, and one example a Python int: that of an array is slow.
-        self.order = numpy.arange(len(molecules)) if order is None else order
+    def __init__(self, molecules: Molecules, order: numpy.ndarray | None = None):
+        super().__init__(molecules, order)
+        # The order as Python ints, for single examples: reading them from an array is slow.
         self._numbers = range(len(molecules)) if order is None else None
-
-    def __len__(self):
-        return self.order.size
 
     def __getitem__(self, index):
         if isinstance(index, (slice, list, numpy.ndarray)):
@@ -120,55 +88,53 @@ class SparseDataset(NumpyTupleDataset):
         return SparseDataset, (self._own(),)
 
     def _own(self):
-        """Return the molecules that this data set has, and no others."""
+        """Return only the molecules of this data set."""
         molecules = self.molecules
         if numpy.array_equal(self.order, numpy.arange(len(molecules))):
             return molecules
         return molecules.take(self.order)
 
     def __array__(self, *args, **kwargs):
-        raise _no_array(self)
+        raise no_array(self)
 
     @property
-    def _datasets(self):  # what NumpyTupleDataset.save would pickle
+    def _datasets(self):  # NumpyTupleDataset.save would pickle it
         raise TypeError(
             'expected SparseDataset.save for a SparseDataset, got NumpyTupleDataset.save'
         )
 
-    def get_datasets(self):
+    def get_datasets(self) -> tuple:
         """Return one sequence for each column; those of the labels are arrays."""
         labels = [label[self.order] for label in self.molecules.labels]
         return (_Column(self, 0), _Column(self, 1), *labels)
 
     @property
     def features(self):
-        """The columns by two indices, as those of a NumpyTupleDataset."""
+        """The columns by two indices, as in a NumpyTupleDataset."""
         return NumpyTupleDatasetFeatureIndexer(self)
 
     @property
-    def converter(self):
-        """The converter that goes with this data set."""
-        from chainer_bspmm.dataset.converters import concat_mols  # it knows this file
-
+    def converter(self) -> CSRConverter:
+        """The converter for this data set."""
         return concat_mols
 
     @property
-    def n_relations(self):
+    def n_relations(self) -> int:
         """Number of relations (bond types), R."""
         return self.molecules.n_relations
 
     @property
-    def adjacency_nbytes(self):
-        """Bytes that hold the adjacency (int); a part of a data set counts what it shares."""
+    def adjacency_nbytes(self) -> int:
+        """Bytes of the adjacency; a part of a data set counts the shared arrays."""
         return self.molecules.adjacency_nbytes
 
     @classmethod
-    def save(cls, filepath, dataset):
-        """Write a data set to an ``.npz`` file that holds plain arrays, no pickled objects.
+    def save(cls, filepath: str, dataset: 'SparseDataset') -> None:
+        """Write a data set to an ``.npz`` file of plain arrays, without pickled objects.
 
         Args:
             filepath (str): the file, ending in ``.npz``.
-            dataset (SparseDataset): what to write.
+            dataset (SparseDataset): the data set.
 
         Raises:
             TypeError: another kind of data set.
@@ -178,7 +144,7 @@ class SparseDataset(NumpyTupleDataset):
         dataset._own().save(filepath)
 
     @classmethod
-    def load(cls, filepath):
+    def load(cls, filepath: str) -> 'SparseDataset':
         """Read a data set that :meth:`save` wrote.
 
         Args:
@@ -188,8 +154,8 @@ class SparseDataset(NumpyTupleDataset):
             SparseDataset: on the host.
 
         Raises:
-            ValueError: the file holds something else, or contradicts itself.
-            FileNotFoundError: there is none.
+            ValueError: the file holds something else, or its arrays are inconsistent.
+            FileNotFoundError: there is no such file.
         """
         return SparseDataset(Molecules.load(filepath))
 
@@ -202,54 +168,22 @@ class SparseDataset(NumpyTupleDataset):
         )
 
 
-def _no_array(thing):
-    return TypeError(
-        '%s: expected chainer_bspmm.concat_mols or CSRConverter as the converter; the adjacency '
-        'is sparse and cannot become one dense array' % type(thing).__name__
-    )
-
-
-def locate(batch):
-    """Return the `Molecules` that all examples of a batch are from, and their indices.
-
-    Examples of several sets, such as those that came from other processes, are brought together.
-    None where some are not `SparseExample` instances, or there are none.
-    """
-    if isinstance(batch, SparseDataset) and len(batch):
-        return batch.molecules, batch.order
-    if set(map(type, batch)) != {SparseExample}:
-        return None
-    index = numpy.fromiter(map(operator.attrgetter('index'), batch), numpy.int64, len(batch))
-    sources = list(map(operator.attrgetter('molecules'), batch))
-    distinct = list(dict.fromkeys(sources))
-    if len(distinct) == 1:
-        return distinct[0], index
-    number = {source: i for i, source in enumerate(distinct)}
-    source = numpy.array([number[source] for source in sources])
-    order = numpy.argsort(source, kind='stable')
-    groups = numpy.split(index[order], numpy.cumsum(numpy.bincount(source))[:-1])
-    merged = Molecules.concatenate(
-        [molecules.take(group) for molecules, group in zip(distinct, groups)]
-    )
-    return merged, numpy.argsort(order)
-
-
-def to_sparse(dataset):
-    """Hold a data set's adjacency as CSR, each molecule's once.
+def to_sparse(dataset: Any) -> SparseDataset:
+    """Convert a dense data set to a sparse one, which stores every molecule once, as CSR.
 
     Shows a progress bar on a terminal.
 
     Args:
         dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them: a
-            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Padding that it has is
-            not stored, but counted: batches of ``layout='padded'`` are what they were.
+            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Of its padding only the
+            amount is stored, so that batches of ``layout='padded'`` stay the same.
 
     Returns:
-        SparseDataset: as many examples; labels of a column are one array.
+        SparseDataset: as many examples; the labels of a column are one array.
 
     Raises:
-        TypeError: an example is no tuple of arrays.
-        ValueError: no example, or what `CSRConverter` refuses; the message names the example.
+        TypeError: an example is not a tuple of arrays.
+        ValueError: no examples, or one that `CSRConverter` refuses; the message names it.
     """
     if isinstance(dataset, SparseDataset):
         return dataset
@@ -271,7 +205,7 @@ def to_sparse(dataset):
     except ValueError as error:
         raise ValueError('dataset: %s' % error) from None
     molecules.labels = [
-        dense.stack(list(itertools.chain(*column)), 'dataset', 2 + i)
+        dense_examples.stack(list(itertools.chain(*column)), 'dataset', 2 + i)
         for i, column in enumerate(zip(*columns))
     ]
     return SparseDataset(molecules)

@@ -7,9 +7,9 @@ from chainer.datasets import SubDataset
 
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.sparse_dataset import locate
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_dataset import SparseExample
+from chainer_bspmm.dataset.sparse_example import locate
+from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import buffers as layouts

@@ -1,6 +1,6 @@
-"""What the examples beside this folder share; each script is one path through it.
+"""What the examples share.
 
-`data`: CSV files, SMILES to graphs, splits. `tasks`: regression and classification, with their
-model. `training`, `prediction`: what the train_*.py and predict_*.py scripts run. `files`: what a
-run leaves in its folder. `measure`: seconds a step, memory. `arguments`: the command line.
+`data`: CSV files, SMILES to graphs, splits. `tasks`: regression and classification, and their
+models. `training`, `prediction`: the body of train_*.py and predict_*.py. `files`: the files in a
+run's folder. `measure`: seconds a step, memory. `arguments`: the command line.
 """

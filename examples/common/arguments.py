@@ -10,17 +10,26 @@ from common.tasks import LAYOUTS
 from common.tasks import supported_methods
 
 
-def at_least(kind, bound):
-    """Return a converter of command line values that refuses those below `bound`."""
+def at_least(kind, bound, most=None):
+    """Return a converter of command line values between two bounds, the second of them optional."""
 
     def convert(text):
         value = kind(text)
-        if value < bound:
-            raise argparse.ArgumentTypeError('got %s, expected at least %s' % (text, bound))
+        if value < bound or (most is not None and value > most):
+            limits = 'at least %s' % bound if most is None else 'from %s to %s' % (bound, most)
+            raise argparse.ArgumentTypeError('got %s, expected %s' % (text, limits))
         return value
 
-    convert.__name__ = kind.__name__  # argparse names it where the text is no number at all
+    convert.__name__ = kind.__name__  # argparse shows it where the text is not a number
     return convert
+
+
+def number_or_all(text):
+    """Return a number of molecules of at least 1, or -1 for all of them."""
+    value = int(text)
+    if value < 1 and value != -1:
+        raise argparse.ArgumentTypeError('got %s, expected at least 1, or -1 for all' % text)
+    return value
 
 
 def ratio(text):
@@ -32,7 +41,7 @@ def ratio(text):
 
 
 def add_running_arguments(parser, batchsize=32):
-    """Add what every script has."""
+    """Add the options of every script."""
     parser.add_argument(
         '--batchsize', '-b', type=at_least(int, 1), default=batchsize, help='batch size'
     )
@@ -45,7 +54,7 @@ def add_running_arguments(parser, batchsize=32):
 
 
 def add_common_arguments(parser, dense_help):
-    """Add what training and prediction have in common."""
+    """Add the common options of training and prediction."""
     add_running_arguments(parser)
     parser.add_argument('--dense', action='store_true', help=dense_help)
 
@@ -69,7 +78,7 @@ def add_training_arguments(parser):
     parser.add_argument(
         '--seed',
         '-s',
-        type=at_least(int, 0),
+        type=at_least(int, 0, 2**32 - 1),
         default=777,
         help='decides the split, the start and the order of the batches',
     )
@@ -82,17 +91,17 @@ def add_training_arguments(parser):
     )
     parser.add_argument(
         '--num-data',
-        type=int,
+        type=number_or_all,
         default=-1,
-        help='use so many molecules, spread evenly over the data; -1: all',
+        help='number of molecules to use, spread evenly over the data; -1: all',
     )
     parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
     parser.add_argument(
         '--layout',
         choices=sorted(LAYOUTS),
         default='packed',
-        help='packed: each molecule as it is; padded: with the phantom atoms that '
-        "upstream's dense model sees, for the very same results",
+        help='packed: each molecule as it is; padded: with the phantom atoms of '
+        "upstream's dense batches, for the same results",
     )
     parser.add_argument(
         '--updater',
@@ -101,7 +110,7 @@ def add_training_arguments(parser):
         help="standard: Chainer's; graph: on a GPU, the data set lies there and "
         'each training step is one launch of a CUDA graph',
     )
-    parser.add_argument('--resume', metavar='SNAPSHOT', help='go on from this snapshot')
+    parser.add_argument('--resume', metavar='SNAPSHOT', help='continue from this snapshot')
     add_common_arguments(parser, "train upstream's dense model instead, for comparison")
 
 
@@ -111,8 +120,8 @@ def add_prediction_arguments(parser, script, data_help):
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         '--data',
-        help=data_help + '; errors are reported for the targets that it '
-        'has, too. Without it: the test part',
+        help=data_help + '; errors are reported for the targets that it contains; '
+        'default: the test part',
     )
     source.add_argument('--smiles', nargs='+', help='molecules')
     parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')

@@ -1,5 +1,6 @@
 """Read CSV files, turn SMILES into graphs, split data sets."""
 
+import hashlib
 import os
 import zlib
 
@@ -14,6 +15,9 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 from rdkit import Chem
 from rdkit import rdBase
 from tqdm import tqdm
+
+
+NAMED = ('sample', 'full', 'download')  # values of --data that are not files
 
 
 class DataError(ValueError):
@@ -38,7 +42,7 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
         DataError: the file or a column is missing, or a label is not what the task expects.
     """
     if not os.path.isfile(path):
-        raise DataError('data file not found: %s' % path)
+        raise DataError('data file not found: %s' % os.path.abspath(path))
     wanted = [smiles_column] + list(columns.values())
     try:
         header = list(pandas.read_csv(path, nrows=0).columns)
@@ -54,12 +58,19 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
         raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
     missing = [name for name in (wanted if need_labels else wanted[:1]) if name not in header]
     if missing:
+        separated = len(header) == 1 and any(character in header[0] for character in ';\t|')
         raise DataError(
-            '%s has no column %s; expected the columns %s, found %s'
-            % (path, ', '.join(missing), ', '.join(wanted), ', '.join(header))
+            '%s has no column %s; expected the columns %s, found %s%s'
+            % (
+                path,
+                ', '.join(missing),
+                ', '.join(wanted),
+                ', '.join(header),
+                '; columns must be separated by commas' if separated else '',
+            )
         )
     raw = raw.fillna('').astype(object)
-    raw = raw[(raw != '').any(axis=1)]  # blank lines go, but count in the numbers of the others
+    raw = raw[(raw != '').any(axis=1)]  # drops blank lines; the other rows keep their numbers
     name = os.path.basename(path)
     frame = pandas.DataFrame(
         {
@@ -87,11 +98,18 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
 
 
 def typed_smiles(smiles, names):
-    """Return the table of molecules that were typed on the command line, labels unknown."""
+    """Return the table of molecules from the command line, their labels unknown."""
     table = pandas.DataFrame(
         {'where': ['--smiles %d' % i for i in range(1, len(smiles) + 1)], 'smiles': smiles}
     )
     return table.assign(**{name: numpy.nan for name in names})
+
+
+def digest(table, task):
+    """Return a short text that changes with the SMILES, the labels or their order."""
+    state = hashlib.sha256('\n'.join(table['smiles']).encode('utf-8', 'surrogatepass'))
+    state.update(numpy.ascontiguousarray(table[list(task.names)], numpy.float64).tobytes())
+    return state.hexdigest()[:16]
 
 
 def thin_out(table, num_data):
@@ -105,7 +123,7 @@ def thin_out(table, num_data):
 
 
 def sparse_dataset(table, method, labels):
-    """Turn a table of SMILES into a sparse data set, without ever making a dense matrix."""
+    """Turn a table of SMILES into a sparse data set, without dense matrices."""
     try:
         found = from_smiles(table['smiles'], method, labels)
     except ValueError:
@@ -142,7 +160,7 @@ def dense_dataset(table, method, labels):
                 kept.append(i)
     columns = []
     for values in zip(*examples):
-        # Filled like this, because asarray would stack molecules that happen to have one size.
+        # asarray would stack molecules that happen to have one size.
         column = numpy.empty(len(values), dtype=object)
         for i, value in enumerate(values):
             column[i] = value
@@ -151,7 +169,7 @@ def dense_dataset(table, method, labels):
 
 
 def dense_graph(smiles, preprocessor):
-    """Return (upstream's arrays of one molecule, None), or (None, the reason why it has none)."""
+    """Return (upstream's arrays of one molecule, None), or (None, the reason for the failure)."""
     mol = Chem.MolFromSmiles(smiles)
     if mol is None:
         return None, 'RDKit cannot parse it'
@@ -168,11 +186,11 @@ def dense_graph(smiles, preprocessor):
 
 
 def what_is_wrong(n_atoms, largest):
-    """Return why no model takes a molecule of that size and largest atomic number, or None."""
+    """Return why no model accepts a molecule of this size and largest atomic number, or None."""
     if n_atoms == 0:
         return 'no atoms'
     if largest >= MAX_ATOMIC_NUM:
-        return 'atomic number %d, the models know those below %d' % (largest, MAX_ATOMIC_NUM)
+        return 'atomic number %d, the models support those below %d' % (largest, MAX_ATOMIC_NUM)
     return None
 
 
@@ -183,7 +201,7 @@ def preprocess(table, method, labels, dense=False):
         table (pandas.DataFrame): as of :func:`read_csv`.
         method (str): a key of upstream's `preprocess_method_dict`.
         labels (numpy.ndarray): (M, T), one row for each of the table.
-        dense (bool): upstream's dense data set in place of the sparse one.
+        dense (bool): upstream's dense data set instead of the sparse one.
 
     Returns:
         tuple: (SparseDataset or NumpyTupleDataset of (atoms, adj, ..., labels); the rows of the
@@ -207,7 +225,7 @@ def preprocess(table, method, labels, dense=False):
 
 
 def report_failures(failures, path, shown=10):
-    """Say how many molecules were left out, and list all of them in the CSV file `path`."""
+    """Print how many molecules were left out, and list all of them in the CSV file `path`."""
     if os.path.exists(path):
         os.remove(path)  # of an earlier run
     if not failures:
@@ -222,7 +240,7 @@ def report_failures(failures, path, shown=10):
 
 
 def load(description, table, task, method, num_data, failed_file, dense):
-    """Preprocess the table of a run, and say what is in it.
+    """Preprocess the table of a run, and print what it holds.
 
     Returns:
         tuple: (data set, the table (DataFrame), the rows of the table that the data set holds).
@@ -240,7 +258,7 @@ def load(description, table, task, method, num_data, failed_file, dense):
 
 
 def split_indices(n, train_data_ratio, seed):
-    """Split range(n) by chance into training, validation and test part.
+    """Split range(n) randomly into training, validation and test part.
 
     Args:
         n (int): number of molecules.

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: settings, model, snapshot, result."""
+"""The files in the folder of a run: settings, model, snapshot, result."""
 
 import json
 import os
@@ -14,12 +14,12 @@ SETTINGS_FILE = 'settings.json'
 SNAPSHOT_FILE = 'snapshot.npz'
 RESULT_FILE = 'result.json'
 FAILED_FILE = 'failed.csv'
-# What no longer fits when the settings change.
+# Files that become invalid when the settings change.
 STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
 
 
 def make_folder(out):
-    """Make the output folder of a run, if it is not there."""
+    """Make the output folder of a run, if it does not exist."""
     try:
         os.makedirs(out, exist_ok=True)
     except OSError as error:
@@ -29,7 +29,7 @@ def make_folder(out):
 
 
 def write_json(path, value):
-    """Write a dict to a file, for people to read, too."""
+    """Write a dict to a readable file."""
     with open(path, 'w') as f:
         json.dump(value, f, indent=1)
         f.write('\n')
@@ -38,8 +38,7 @@ def write_json(path, value):
 def start_folder(out, settings):
     """Write the settings of a run to OUT/settings.json.
 
-    What an earlier run with other settings left there is removed: the settings would no longer
-    describe it.
+    The files of an earlier run with other settings are removed.
     """
     path = os.path.join(out, SETTINGS_FILE)
     if os.path.exists(path) and load_settings(out, settings['script']) != settings:
@@ -54,11 +53,11 @@ def load_settings(folder, script):
     path = os.path.join(folder, SETTINGS_FILE)
     try:
         with open(path) as f:
-            # What folders of earlier versions do not name.
+            # Settings that earlier versions did not write.
             return {'script': script, 'layout': 'packed', **json.load(f)}
     except FileNotFoundError:
         raise DataError(
-            '%s not found: %s is no output folder of %s' % (path, folder, script)
+            '%s not found: %s is not an output folder of %s' % (path, folder, script)
         ) from None
     except ValueError as error:
         raise DataError('%s cannot be read: %s' % (path, error)) from error
@@ -89,7 +88,7 @@ def load_npz(path, target):
 
 
 def load_model(folder, task, settings, dense, device):
-    """Load what a training left in a folder, into the sparse or into upstream's dense model."""
+    """Load a trained model from a folder, into the sparse or into upstream's dense model."""
     path = os.path.join(folder, MODEL_FILE)
     if not os.path.exists(path):
         raise DataError('%s not found: the training in %s has not been finished' % (path, folder))

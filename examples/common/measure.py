@@ -78,7 +78,7 @@ def peak_memory(device, updater):
     Returns:
         dict: 'host', resident; None where the system does not tell. On a GPU also 'GPU pool': what
         CuPy's memory pool holds, which does not shrink by itself; and with captured steps
-        'CUDA graphs': what these hold besides.
+        'CUDA graphs': the memory of the graphs themselves.
     """
     found = {'host': _peak_resident()}
     if device.xp is not numpy:

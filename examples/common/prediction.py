@@ -1,4 +1,4 @@
-"""Predict with a model that a train_*.py made: what every predict_*.py does."""
+"""Predict with a model trained by a train_*.py: what every predict_*.py does."""
 
 import os
 
@@ -18,8 +18,8 @@ def load(folder, script, task_of, dense, device):
         folder (str): `--in-dir`.
         script (str): name of the script that trains.
         task_of (callable): settings of the training -> Regression or Classification.
-        dense (bool): into upstream's dense model in place of the sparse one.
-        device (chainer.backend.Device): where to; it is the current one from then on.
+        dense (bool): into upstream's dense model instead of the sparse one.
+        device (chainer.backend.Device): of the model; it becomes the current one.
 
     Returns:
         tuple: settings (dict), task, model.
@@ -56,6 +56,11 @@ def molecules(args, settings, task, read, failed_file):
             'the test part cannot be found again'
             % (settings['data'], settings['n_molecules'], len(dataset))
         )
+    if settings.get('digest', data.digest(table, task)) != data.digest(table, task):
+        raise data.DataError(
+            '%s has other molecules or labels, or in another order, than when the model was '
+            'trained: the test part cannot be found again' % settings['data']
+        )
     test = data.split_indices(len(dataset), settings['train_data_ratio'], settings['seed'])[2]
     print('%d molecules of the test part' % len(test))
     rows = [kept[i] for i in test]
@@ -63,7 +68,7 @@ def molecules(args, settings, task, read, failed_file):
 
 
 def predict(args, script, task_of, read):
-    """Predict, say how far from the truth where that is known, and write the CSV file.
+    """Predict, print the errors where the truth is known, and write the CSV file.
 
     Args:
         args (argparse.Namespace): the options, those of `arguments.add_prediction_arguments`.
@@ -81,7 +86,10 @@ def predict(args, script, task_of, read):
         raise data.DataError('--out: no such folder: %s' % folder)
     if os.path.isdir(out) or not os.access(out if os.path.exists(out) else folder, os.W_OK):
         raise data.DataError('--out: cannot write the file %s' % out)
-    # Not the training's file, nor one that happens to be in the folder.
+    for source in filter(None, (args.data, settings['data'])):
+        if os.path.exists(out) and os.path.exists(source) and os.path.samefile(out, source):
+            raise data.DataError('--out: %s holds the data that are read' % out)
+    # Neither the training's file nor another one in the folder.
     failed_file = os.path.splitext(out)[0] + '_failed.csv'
     dataset, table, kept = molecules(args, settings, task, read, failed_file)
 

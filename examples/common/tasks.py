@@ -17,7 +17,7 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
 from sklearn.metrics import roc_auc_score
 
-# Upstream's methods whose adjacency is a matrix; others have nothing to multiply with.
+# Upstream's methods whose adjacency is a matrix; the others have no sparse product.
 METHODS = (
     'rsgcn',
     'relgcn',

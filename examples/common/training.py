@@ -28,7 +28,7 @@ from matplotlib.ticker import MaxNLocator
 matplotlib.use('Agg')  # pictures go to files
 
 PLOT_FILE = 'learning_curve.png'
-# What a resumed run must have in common with the run that made the snapshot, for every example.
+# Settings that a resumed run must share with the run that made the snapshot, in every example.
 FIXED_SETTINGS = (
     'method',
     'conv_layers',
@@ -43,11 +43,11 @@ FIXED_SETTINGS = (
 
 
 class RandomState(training.Extension):
-    """Keep the random state in the snapshot: the order of later epochs comes from NumPy's.
+    """Keep NumPy's random state in the snapshot, which decides the order of later epochs.
 
-    So does dropout on a CPU. On a GPU dropout draws from CuPy, which cannot tell its state: there a
-    resumed run goes on with other random numbers. Not so with ``--updater graph``, where the seed
-    and the number of the step decide them, which are in the snapshot.
+    It also decides dropout on a CPU. On a GPU dropout draws from CuPy, whose state cannot be read:
+    a resumed run continues with other random numbers there. With ``--updater graph`` the random
+    numbers follow from the seed and the number of the step, which are in the snapshot.
     """
 
     name = 'random_state'
@@ -66,9 +66,9 @@ class RandomState(training.Extension):
 
 
 class EpochsOrInterrupt(IntervalTrigger):
-    """Stop after so many epochs, or on Ctrl-C as soon as the current step is complete.
+    """Stop after a number of epochs, or on Ctrl-C as soon as the current step is complete.
 
-    A KeyboardInterrupt raised in the middle of a step would leave half of the parameters updated.
+    A KeyboardInterrupt in the middle of a step would leave half of the parameters updated.
     """
 
     def __init__(self, epochs):
@@ -101,10 +101,10 @@ class PlainText:
 
 
 def set_up_trainer(task, model, train, valid, args, device, report_every):
-    """Put upstream's usual trainer together.
+    """Set up upstream's usual trainer.
 
     Args:
-        task (Regression or Classification): what is learnt.
+        task (Regression or Classification): the task.
         model (Regressor or Classifier): on its device.
         train, valid (dataset): of (atoms, adj, ..., labels).
         args (argparse.Namespace): `dense`, `layout`, `updater`, `seed`, `batchsize`, `epoch`,
@@ -162,7 +162,7 @@ def plot_learning_curve(log, path, title, panels, baseline):
         path (str): the picture.
         title (str): its title.
         panels (list): (key in the log, name of the axis).
-        baseline (dict): {key: value of an answer that looks at no molecule}.
+        baseline (dict): {key: value of an answer that ignores the molecule}.
     """
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(4.5 * len(panels), 3.6), layout='constrained'
@@ -190,13 +190,13 @@ def plot_learning_curve(log, path, title, panels, baseline):
 
 
 def check_updater(args, device):
-    """Refuse ``--updater graph`` where no step could be captured."""
+    """Refuse ``--updater graph`` where steps cannot be captured."""
     if args.updater != 'graph':
         return
     if device.xp is numpy:
         raise data.DataError(
             '--updater graph: CUDA graphs need a GPU, --device %s is the CPU; '
-            'give --device 0, or leave --updater out' % args.device
+            'use --device 0, or drop --updater' % args.device
         )
     if args.dense or args.layout != 'packed':
         raise data.DataError(
@@ -206,9 +206,9 @@ def check_updater(args, device):
 
 
 def on_device(dataset, device):
-    """Return the data set held on a GPU, or as it is, with a word about it, where it is too large.
+    """Return the data set on a GPU, or as it is, with a message, where it is too large.
 
-    Its parts lie there too: batches of all of them are gathered by the GPU.
+    Batches of its parts are gathered on the GPU, too.
     """
     try:
         return DeviceDataset(dataset, device)
@@ -218,7 +218,7 @@ def on_device(dataset, device):
 
 
 def check_resumable(snapshot, settings):
-    """Refuse to go on from a snapshot of a run with other settings."""
+    """Refuse to continue from a snapshot of a run with other settings."""
     if not os.path.isfile(snapshot):
         raise data.DataError('--resume: snapshot not found: %s' % snapshot)
     before = files.load_settings(os.path.dirname(snapshot) or '.', settings['script'])
@@ -231,7 +231,7 @@ def check_resumable(snapshot, settings):
 
 
 def resume_command(script, parser, args):
-    """Return the command that goes on with the run."""
+    """Return the command that continues the run."""
     words = [sys.executable, os.path.relpath(script)]
     for name, value in vars(args).items():
         if value != parser.get_default(name) and name != 'resume':
@@ -242,7 +242,7 @@ def resume_command(script, parser, args):
 
 
 def run_until_done(trainer, epoch, path, command):
-    """Run the trainer; return whether it came to its end, with a snapshot and a hint if not."""
+    """Run the trainer; return whether it finished, with a snapshot and a hint if not."""
     try:
         with trainer.stop_trigger:
             trainer.run()
@@ -262,14 +262,14 @@ def run_until_done(trainer, epoch, path, command):
 
 
 def train(task, read, args, parser, script, title, own_settings=(), report_every=1):
-    """Train, test, and write what there is to keep.
+    """Train, test, and write model and results.
 
     Args:
-        task (Regression or Classification): what is learnt.
+        task (Regression or Classification): the task.
         read (callable): returns (description of the data (str), table as of `data.read_csv`).
         args (argparse.Namespace): the options, those of `arguments.add_training_arguments`.
-        parser (argparse.ArgumentParser): where they come from.
-        script (str): the file that a user runs.
+        parser (argparse.ArgumentParser): it has parsed `args`.
+        script (str): the script's file.
         title (str): of the learning curve.
         own_settings (sequence of str): further names of `args` that decide the model or the data.
         report_every (int): epochs between validations.
@@ -284,7 +284,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
 
     start = time.perf_counter()
     description, table = read()
-    dataset, _, _ = data.load(
+    dataset, table, _ = data.load(
         description,
         table,
         task,
@@ -295,9 +295,18 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     )
     data_seconds = time.perf_counter() - start
     settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
-    settings.update(script=os.path.basename(script), n_molecules=len(dataset))
+    settings.update(
+        script=os.path.basename(script), n_molecules=len(dataset), digest=data.digest(table, task)
+    )
+    if args.data not in data.NAMED:
+        settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
     if args.resume:
         check_resumable(args.resume, settings)
+    elif os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE)):
+        print(
+            'Starting again: the snapshot of an earlier run in %s is overwritten after the first '
+            'epoch (to continue it, use --resume)' % args.out
+        )
     files.start_folder(args.out, settings)
     if args.updater == 'graph':
         dataset = on_device(dataset, device)
@@ -333,7 +342,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
 
     path = files.save_model(args.out, model)
     predictions = task.predict(model, test, converter_of(args.dense, args.layout), args.batchsize)
-    # Before anything else takes memory.
+    # Before anything else allocates memory.
     memory = measure.peak_memory(device, trainer.updater)
     step = measure.milliseconds_a_step(trainer.updater.seconds)
     model.to_device('@numpy')
@@ -370,7 +379,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
 
 
 def main(run):
-    """Call a script's function and exit with its status; errors of the user's have no traceback."""
+    """Call a script's function and exit with its status; user errors have no traceback."""
     try:
         sys.exit(run())
     except data.DataError as error:

@@ -2,15 +2,18 @@
 """Screen a list of molecules of any length with a model that train_tox21.py made.
 
     python screen_tox21.py molecules.smi --in-dir result --out scores.csv --device 0
-    zcat molecules.smi.gz | python screen_tox21.py --in-dir result >scores.csv
+    python screen_tox21.py --in-dir result <molecules.smi >scores.csv
 
-One SMILES a line; what follows it after a blank is left out. Rows are written as they are ready,
-those with numbers in the order of the lines; elsewhere the column error says why there are none.
+One SMILES a line; text after a blank is ignored. A file may be compressed by gzip. Rows are written
+as they are ready, those with numbers in the order of the lines; for the others the column error
+gives the reason.
 """
 
 import argparse
 import contextlib
 import csv
+import gzip
+import itertools
 import os
 import sys
 import warnings
@@ -24,19 +27,32 @@ from common import training
 from common.data import DataError
 from common.tasks import converter_of
 
-# A character that is no UTF-8 spoils its line, not the run.
+# A character that is not UTF-8 affects its line, not the whole run.
 READING = {'encoding': 'utf-8-sig', 'errors': 'replace'}
 
 
+@contextlib.contextmanager
 def read_from(path):
-    """Return a context with the lines of a file, or of standard input."""
+    """Give the lines of a file, plain or compressed, or of standard input."""
     if path is None:
         sys.stdin.reconfigure(**READING)
-        return contextlib.nullcontext(sys.stdin)
-    try:
-        return open(path, **READING)
-    except OSError as error:
-        raise DataError('cannot read %s: %s' % (path, error.strerror)) from error
+        file = contextlib.nullcontext(sys.stdin)
+    else:
+        try:
+            with open(path, 'rb') as raw:
+                is_compressed = raw.read(2) == b'\x1f\x8b'
+            file = gzip.open(path, 'rt', **READING) if is_compressed else open(path, **READING)
+        except OSError as error:
+            raise DataError('cannot read %s: %s' % (path, error.strerror)) from error
+    with file as lines:
+        first = list(itertools.islice(lines, 1))
+        text = ''.join(first)
+        if ',' in (text.split() or [''])[0] or '\x1f' in text:
+            raise DataError(
+                '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py '
+                '--data' % (path or 'standard input', text[:40].rstrip())
+            )
+        yield itertools.chain(first, lines)
 
 
 def write_to(path, source):
@@ -44,7 +60,7 @@ def write_to(path, source):
     if path is None:
         return contextlib.nullcontext(sys.stdout)
     if source is not None and os.path.exists(path) and os.path.samefile(path, source):
-        raise DataError('--out: %s is what is to be read' % path)
+        raise DataError('--out: %s is the file to read' % path)
     try:
         return open(path, 'w', encoding='utf-8', newline='')
     except OSError as error:
@@ -52,20 +68,20 @@ def write_to(path, source):
 
 
 @contextlib.contextmanager
-def until_nobody_reads(file):
-    """End quietly, with status 1, when what reads the output, such as ``head``, has enough."""
+def until_pipe_closes(file):
+    """Exit quietly with status 1 when the reader of the output, such as ``head``, has closed it."""
     try:
         yield
         file.flush()
     except BrokenPipeError:
-        # Python flushes once more at its end.
+        # Python flushes once more on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
         sys.exit(1)
 
 
 def rows(lines, model, settings, batch_size):
     """Yield (position of the line, SMILES, error, list of probabilities)."""
-    texts = {}  # of the lines on their way
+    texts = {}  # SMILES of the lines in progress
 
     def smiles():
         for position, line in enumerate(lines):
@@ -103,13 +119,13 @@ def run():
         False,
         arguments.get_device(args.device),
     )
-    # They are in the table, and counted below.
+    # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
     n_rows = n_failures = 0
     with (
         read_from(args.smiles) as lines,
         write_to(args.out, args.smiles) as file,
-        until_nobody_reads(file),
+        until_pipe_closes(file),
     ):
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow(

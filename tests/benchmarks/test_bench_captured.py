@@ -1,8 +1,6 @@
 """The benchmark of captured steps: what of it runs without a GPU, captures by stand-ins."""
 
 import json
-import subprocess
-import sys
 import types
 
 import numpy
@@ -11,10 +9,10 @@ import pytest
 pytest.importorskip('rdkit')
 
 import chainer  # NOQA: E402
-from benchmarks import bench_captured as bench  # NOQA: E402
-from benchmarks import bench_training  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
-from benchmarks import step_contenders  # NOQA: E402
+from benchmarks.training import bench_captured as bench  # NOQA: E402
+from benchmarks.training import step_contenders  # NOQA: E402
+from benchmarks.training import subjects  # NOQA: E402
 from tests.training import host_graphs  # NOQA: E402
 
 HOST = chainer.get_device('@numpy')
@@ -24,7 +22,7 @@ N = 40
 def read(method, limit=N):
     smiles, labels, _ = data_sets.tox21(limit=limit)
     dense, sparse = data_sets.of_smiles(smiles, labels, method)
-    model = bench_training.upstream_model(method, labels, [dense[0]])
+    model = subjects.upstream_model(method, labels, [dense[0]])
     return model, dense, sparse
 
 
@@ -60,7 +58,16 @@ def test_both_ways_of_reading_agree(method):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-@pytest.mark.parametrize('method', bench.METHODS)
+@pytest.mark.parametrize(
+    'method',
+    [
+        'relgcn',
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in ('rsgcn', 'ggnn', 'gin', 'nfp')
+        ),
+    ],
+)
 def test_steps_agree(captures, method):
     found = step_contenders.check(*read(method), HOST)
     assert set(found) == {bench.EAGER, bench.CAPTURED, bench.ON_DEVICE}
@@ -84,10 +91,11 @@ def test_steps_that_differ_are_refused(captures, monkeypatch, name):
         return {bench.UPSTREAM: made[bench.UPSTREAM], name: wrong}
 
     monkeypatch.setattr(step_contenders, 'trainers', trainers)
-    with pytest.raises(AssertionError, match='relative errors of a step'):
+    with pytest.raises(AssertionError, match='relative errors'):
         step_contenders.check(*sets, HOST)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:GraphUpdater')
 def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
     sets = read('rsgcn')
@@ -101,6 +109,7 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
     assert 'trains eagerly' in cell['not_run'][bench.CAPTURED]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_cell(captures, monkeypatch):
     monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or 0.01)
@@ -188,15 +197,7 @@ def test_bars():
 def run_main(folder, *options):
     bench.main(
         [
-            '--device',
-            '-1',
-            '--limit',
-            '30',
-            '--methods',
-            'rsgcn',
-            '--commit',
-            'none',
-            '--out',
+            *'--device -1 --limit 30 --methods rsgcn --commit none --out'.split(),
             str(folder),
             *options,
         ]
@@ -235,7 +236,7 @@ def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
     assert [of['met'] for of in result['bars'].values()] == [False]
 
 
-@pytest.mark.parametrize('most', [bench.MOST_SECONDS, 0])
+@pytest.mark.parametrize('most', [pytest.param(bench.MOST_SECONDS, marks=pytest.mark.slow), 0])
 def test_epochs(tmp_path, monkeypatch, most):
     monkeypatch.setattr(bench, 'MOST_SECONDS', most)
     monkeypatch.setattr(bench, 'PROBE', 2)
@@ -249,6 +250,7 @@ def test_epochs(tmp_path, monkeypatch, most):
             assert found['steps'] in (2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_an_epoch_of_captured_steps(captures):
     trainer = step_contenders.trainers(*read('rsgcn'), 16, HOST)[bench.CAPTURED]()
@@ -263,7 +265,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
     """Loss and gradients over padded arrays are those of an ordinary batch."""
     torch = pytest.importorskip('torch')
     pytest.importorskip('torch_geometric')
-    from benchmarks import geometric_models
+    from benchmarks.peers import geometric_models
 
     smiles, labels, _ = data_sets.tox21(limit=N)
     sparse = data_sets.of_smiles(smiles, labels, method)[1]
@@ -301,7 +303,7 @@ def test_static_batches_of_pytorch_geometric(method, size):
 
 def test_the_loader_of_pytorch_geometric_trains():
     pytest.importorskip('torch_geometric')
-    from benchmarks import geometric_models
+    from benchmarks.peers import geometric_models
 
     _, _, sparse = read('gin', 16)
     model = geometric_models.network('gin', 8, 2, sparse.molecules.labels[0].shape[1])
@@ -319,8 +321,3 @@ def test_molecules_of_equal_size():
     assert 1 < len(index) <= step_contenders.N_EQUAL and len(set(sizes)) == 1 and sizes[0] > 3
     part = sparse[numpy.arange(N)[::-1].copy()]
     assert len(set(part.molecules.sizes[part.order[step_contenders.equal_sizes(part)]])) == 1
-
-
-def test_needs_no_cupy():
-    code = "import sys; sys.modules['cupy'] = None; import benchmarks.bench_captured"
-    subprocess.run([sys.executable, '-c', code], check=True)

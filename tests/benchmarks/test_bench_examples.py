@@ -4,25 +4,17 @@ import json
 
 import pytest
 
-from benchmarks import bench_examples
+from benchmarks.training import bench_examples
+from benchmarks.training import example_runs
 
 
 @pytest.mark.slow
 def test_dense_and_sparse_runs_are_kept(tmp_path, capsys):
     bench_examples.main(
         [
-            'qm9',
-            '--data',
-            'sample',
-            '--num-data',
-            '300',
-            '--commit',
-            'none',
-            '--out',
+            *'qm9 --data sample --num-data 300 --commit none --out'.split(),
             str(tmp_path),
-            '--methods',
-            'rsgcn',
-            'gin',
+            *'--methods rsgcn gin'.split(),
         ]
     )
     found = json.loads((tmp_path / 'example_qm9.json').read_text())
@@ -34,5 +26,5 @@ def test_dense_and_sparse_runs_are_kept(tmp_path, capsys):
         for result in pair.values():
             assert len(result['log']) == result['epochs'] == 1
             assert result['test']['MAE']['alpha'] > 0
-            assert result['conditions']['threads'] == bench_examples.THREADS
+            assert result['conditions']['threads'] == example_runs.THREADS
     assert capsys.readouterr().out.count(' ms a step') == 4

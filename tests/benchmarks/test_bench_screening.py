@@ -7,32 +7,13 @@ import pytest
 pytest.importorskip('rdkit')
 
 import chainer  # NOQA: E402
-from benchmarks import bench_screening as bench  # NOQA: E402
+from benchmarks.training import bench_screening as bench  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
 
 
 def test_what_is_written(tmp_path, capsys):
-    bench.main(
-        [
-            '--methods',
-            'rsgcn',
-            'relgcn',
-            '--limit',
-            '24',
-            '--batch',
-            '8',
-            '--totals',
-            '16',
-            '64',
-            '48',
-            '--rounds',
-            '1',
-            '--commit',
-            'none',
-            '--out',
-            str(tmp_path),
-        ]
-    )
+    options = '--methods rsgcn relgcn --limit 24 --batch 8 --totals 16 64 48 --rounds 1'
+    bench.main([*options.split(), '--commit', 'none', '--out', str(tmp_path)])
     result = json.loads((tmp_path / 'screening.json').read_text())
     assert result['conditions']['commit'] == 'none'
     assert list(result['data']) == ['qm9'] and result['data']['qm9']['n_molecules'] == 24

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from benchmarks import figures
+from benchmarks.products import figures
 
 
 def point(times, figure='6a', n_b=8, n_bytes=1000, kind='device'):

@@ -1,12 +1,10 @@
 """benchmarks/matrices.py: what is measured is what the benchmark says it measures."""
 
-import gzip
-
 import chainer_bspmm
 import numpy
 import pytest
 
-from benchmarks import matrices
+from benchmarks.products import matrices
 
 
 @pytest.fixture
@@ -40,15 +38,6 @@ def test_single_is_one_graph_with_the_same_entries(rng):
     adj = checked(matrices.single(matrix))
     assert adj.n_graphs == 1 and adj.shape == (40, 30)
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), matrix.toarray())
-
-
-@pytest.mark.parametrize('compressed', [False, True])
-def test_smiles_reads_a_column(tmp_path, compressed):
-    path = tmp_path / ('table.csv.gz' if compressed else 'table.csv')
-    opened = gzip.open(path, 'wt') if compressed else open(path, 'w')
-    with opened as file:
-        file.write('label,smiles\n1,CO\n0,C#C\n')
-    assert matrices.smiles(path, 'smiles') == ['CO', 'C#C']
 
 
 def test_molecules_are_normalised_and_the_unreadable_left_out():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import ncu
+from benchmarks.products import ncu
 
 PRINTED = """\
 ==PROF== Connected to process 7

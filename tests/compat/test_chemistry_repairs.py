@@ -420,6 +420,11 @@ def test_classifier_with_roc_auc_on_cached_tox21(tmp_path, monkeypatch):
     assert proba.shape == (len(train), len(tasks))
 
 
+def test_gnnfilm_resets_its_state():
+    model = set_up_predictor('gnnfilm', 4, 2, 1)
+    model.graph_conv.reset_state()
+
+
 def test_csv_parser(tmp_path):
     path = tmp_path / 'molecules.csv'
     path.write_text('smiles,y\n' + ''.join(f'{smiles},{i}\n' for i, smiles in enumerate(SMILES)))

@@ -15,23 +15,7 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
-from tests.support import random_matrix
-
-
-def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0):
-    """Return examples as Chainer Chemistry's preprocessors make them."""
-    rng = numpy.random.RandomState(seed)
-    examples = []
-    for n in sizes:
-        atoms = rng.randint(1, 9, n).astype('i')
-        adj = random_matrix(rng, n, n_relations).astype('f')
-        adj[..., range(n), range(n)] = 1
-        if out_size is not None:
-            atoms = numpy.pad(atoms, (0, out_size - n))
-            adj = numpy.pad(adj, ((0, 0),) * (adj.ndim - 2) + ((0, out_size - n),) * 2)
-        labels = [rng.uniform(size=2).astype('f') for _ in range(n_labels)]
-        examples.append(tuple([atoms, adj] + labels))
-    return examples
+from tests.support.data_sets import molecules
 
 
 def check_packed(result, examples):
@@ -149,6 +133,20 @@ def test_dummy_atoms_with_bonds_are_kept():
     numpy.testing.assert_array_equal(batch.to_dense()[0], adj[:3, :3])
 
 
+@pytest.mark.parametrize('n_relations', [1, 2])
+@pytest.mark.parametrize('entry', [(0, 2), (2, 0)])
+def test_dummy_atoms_with_bonds_of_one_direction_are_kept(entry, n_relations):
+    """An entry in the atom's row or column alone is enough."""
+    adj = numpy.zeros((n_relations, 4, 4), 'f')
+    adj[(-1, *entry)] = 1
+    adj = adj if n_relations > 1 else adj[0]
+    examples = [(numpy.array([6, 7, 0, 0], 'i'), adj)]
+    for data_set in (examples, to_sparse(examples)):
+        atoms, batch = concat_mols(data_set)
+        assert atoms.tolist() == [6, 7, 0]
+        numpy.testing.assert_array_equal(batch.to_dense()[0], adj[..., :3, :3])
+
+
 def test_molecule_without_atoms():
     atoms, adj = concat_mols(
         [
@@ -246,7 +244,10 @@ def test_node_columns(device, channels, out_size):
 
 def test_node_columns_that_do_not_fit():
     examples = [(atoms, adj, numpy.zeros(len(atoms)), label) for atoms, adj, label in molecules()]
-    with pytest.raises(ValueError, match='labels of one shape'):
+    with pytest.raises(
+        ValueError,
+        match=r'labels of one shape.*one row an atom use CSRConverter\(n_node_columns=1\)',
+    ):
         concat_mols(examples)
     examples[1] = examples[1][:2] + (numpy.zeros(2),) + examples[1][3:]
     with pytest.raises(

@@ -23,10 +23,10 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-from tests.dataset.molecule_sets import LABELS
-from tests.dataset.molecule_sets import molecule_set
-from tests.dataset.test_converters import molecules
-from tests.dataset.test_sparse_dataset import assert_same_batch
+from tests.support.data_sets import assert_same_batch
+from tests.support.data_sets import LABELS
+from tests.support.data_sets import molecule_set
+from tests.support.data_sets import molecules
 
 INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 ON_HOST = chainer.get_device('@numpy')

@@ -33,38 +33,12 @@ from chainer_bspmm.dataset import sparse_dataset
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import sparsify
-from tests.dataset.test_converters import molecules
 from tests.support import random_matrix
+from tests.support.data_sets import assert_same_batch
+from tests.support.data_sets import molecules
 
 SIZES = (3, 1, 5, 0, 2, 5, 4)
 LAYOUTS = ('packed', 'padded')
-
-
-def assert_same_batch(actual, expected):
-    """Compare what two converters return, every array of the sparse batch included."""
-    (atoms, adj, *labels), (e_atoms, e_adj, *e_labels) = actual, expected
-    for a, e in zip([atoms] + labels, [e_atoms] + e_labels, strict=True):
-        numpy.testing.assert_array_equal(a, e)
-        assert a.dtype == e.dtype
-    for name in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
-        a, e = getattr(adj, name), getattr(e_adj, name)
-        numpy.testing.assert_array_equal(a, e, name)
-        assert a.dtype == e.dtype == numpy.int32
-    numpy.testing.assert_array_equal(adj._host_values(), e_adj._host_values())
-    for name in (
-        'n_graphs',
-        'n_rows',
-        'n_cols',
-        'nnz',
-        'n_relations',
-        'max_rows',
-        'max_cols',
-        'max_nnz',
-        'is_symmetric',
-        'layout',
-        'max_atom_id',
-    ):
-        assert getattr(adj, name) == getattr(e_adj, name), name
 
 
 def column(values):

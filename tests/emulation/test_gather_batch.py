@@ -11,9 +11,9 @@ from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 
 import cuda_on_cpu
-from tests.dataset.molecule_sets import LABELS
-from tests.dataset.molecule_sets import molecule_set
-from tests.dataset.test_sparse_dataset import assert_same_batch
+from tests.support.data_sets import assert_same_batch
+from tests.support.data_sets import LABELS
+from tests.support.data_sets import molecule_set
 
 INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 INDICES = [INDEX, (0,), (2,), (2, 6), (4,), (7,), (1, 4, 1), tuple(range(8))]

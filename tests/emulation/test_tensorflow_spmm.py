@@ -9,7 +9,7 @@ import pytest
 
 from cuda_on_cpu import MEMORY, RACES, build, knows, run
 
-SOURCE = pathlib.Path(__file__).parents[2] / 'benchmarks' / 'tensorflow_spmm.cu'
+SOURCE = pathlib.Path(__file__).parents[2] / 'benchmarks' / 'peers' / 'tensorflow_spmm.cu'
 
 
 @pytest.mark.parametrize('sanitizer', [MEMORY, RACES])

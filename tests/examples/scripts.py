@@ -41,7 +41,7 @@ def run(script, *arguments, status=0, cwd=None, stdin=None):
     return done.stderr if status else done.stdout
 
 
-# Its children have imported what takes an example two seconds.
+# Its children start with the imports that take an example two seconds.
 SERVER = multiprocessing.get_context('forkserver')
 SERVER.set_forkserver_preload(
     [
@@ -56,8 +56,8 @@ SERVER.set_forkserver_preload(
 
 
 def run_at_once(script, *arguments, status=0, cwd=None):
-    """Do what `run` does, in a process that need not import the large packages first."""
-    # Before the first of them the server starts, whose environment they all have.
+    """Act as `run` in a process that has the large packages imported already."""
+    # The server starts with the first process; all of them have its environment.
     with mock.patch.dict(os.environ, environment()), tempfile.TemporaryDirectory() as folder:
         paths = [os.path.join(folder, name) for name in ('stdout', 'stderr')]
         process = SERVER.Process(target=_main, args=(command(script, arguments)[1:], cwd, *paths))

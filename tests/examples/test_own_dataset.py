@@ -54,7 +54,7 @@ def classification_file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize('dense', [[], ['--dense']])
+@pytest.mark.parametrize('dense', [[], pytest.param(['--dense'], marks=pytest.mark.slow)])
 def test_regression(regression_file, tmp_path, dense):
     out = tmp_path / 'result'
     text = run(
@@ -167,10 +167,12 @@ def test_interrupted_training_goes_on_with_the_command_that_is_printed(regressio
         (['--smiles-column', 'smiles'], 'has no column smiles'),
         (['--task', 'classification'], "mine.csv row 2: target log S is '-0.5', expected 0, 1 or"),
         (['--labels', 'name'], "mine.csv row 2: target name is 'm0', expected a finite number"),
-        (['--data', 'missing.csv'], 'data file not found: missing.csv'),
+        (['--data', 'missing.csv'], 'data file not found: /'),
+        (['--data', 'separated.csv'], 'found Structure;log S; columns must be separated by commas'),
     ],
 )
 def test_errors_of_the_user_have_no_traceback(regression_file, tmp_path, change, message):
+    (tmp_path / 'separated.csv').write_text('Structure;log S\nCCO;1\n')
     options = {
         '--data': regression_file,
         '--smiles-column': 'Structure',
@@ -179,7 +181,8 @@ def test_errors_of_the_user_have_no_traceback(regression_file, tmp_path, change,
         '--out': tmp_path / 'result',
         **dict([change]),
     }
-    text = run('train_own.py', *[word for pair in options.items() for word in pair], status=1)
+    words = [word for pair in options.items() for word in pair]
+    text = run('train_own.py', *words, status=1, cwd=tmp_path)
     assert text.startswith('error: ') and message in text and text.count('\n') == 1
 
 
@@ -201,3 +204,43 @@ def test_resume_refuses_other_labels(regression_file, tmp_path):
         'train_own.py', '--labels', 'log S', '--resume', out / 'snapshot.npz', *options, status=1
     )
     assert "labels was ['mass']" in text and "is ['log S'] now" in text
+
+
+@pytest.mark.parametrize(
+    'option, message',
+    [
+        (['--seed', '99999999999'], 'got 99999999999, expected from 0 to 4294967295'),
+        (['--num-data', '0'], 'got 0, expected at least 1, or -1 for all'),
+        (['--num-data', '-2'], 'got -2, expected at least 1, or -1 for all'),
+    ],
+)
+def test_numbers_out_of_range(regression_file, option, message):
+    text = run('train_own.py', '--data', regression_file, *option, status=2)
+    assert message in text.splitlines()[-1] and 'Traceback' not in text
+
+
+def test_training_data_that_changed_or_moved(regression_file, tmp_path):
+    """Predictions never overwrite data; the test part is refused where the data are others."""
+    folder = tmp_path / 'elsewhere'
+    folder.mkdir()
+    options = ['--smiles-column', 'Structure', '--labels', 'mass', '--task', 'regression']
+    options += ['--data', 'mine.csv', '--out', 'result', *QUICK]
+    assert 'Starting again' not in run('train_own.py', *options, cwd=tmp_path)
+    assert 'Starting again: the snapshot' in run('train_own.py', *options, cwd=tmp_path)
+    predict = ['predict_own.py', '--in-dir', tmp_path / 'result']
+    run(*predict, cwd=folder)  # by the absolute path of the data
+    text = regression_file.read_text()
+    other = tmp_path / 'other.csv'
+    other.write_text(text)
+    for more in (
+        ['--out', regression_file],
+        ['--data', other, '--out', other],
+        ['--data', other, '--out', tmp_path / 'elsewhere' / '..' / 'other.csv'],
+    ):
+        assert 'holds the data that are read' in run(*predict, *more, status=1)
+    assert regression_file.read_text() == other.read_text() == text
+    header, *lines = text.splitlines(keepends=True)
+    regression_file.write_text(header + ''.join(lines[::-1]))
+    assert 'in another order' in run(*predict, status=1)
+    resume = ['--resume', tmp_path / 'result' / 'snapshot.npz']
+    assert '--resume: digest was' in run('train_own.py', *options, *resume, status=1, cwd=tmp_path)

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import signal
+import re
 import subprocess
 
 import numpy
@@ -198,6 +199,7 @@ def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
     assert log == other_log
 
 
+@pytest.mark.slow
 def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
     options = [
         '--label',
@@ -296,6 +298,7 @@ def test_all_targets_dense(tmp_path):
     assert numpy.isfinite(arrays(tmp_path / 'model.npz')['predictor/mlp/l_out/W']).all()
 
 
+@pytest.mark.slow
 def test_padded_layout_trains_as_the_dense_model_does(tmp_path):
     logs = {}
     for name, option in (
@@ -330,7 +333,10 @@ def test_methods_are_those_that_can_be_swapped(data):
     assert tasks.supported_methods()[:5] == METHODS[:5]
 
 
-@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize(
+    'method',
+    [*METHODS[:2], *(pytest.param(method, marks=pytest.mark.slow) for method in METHODS[2:])],
+)
 def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, method):
     from common import tasks
 
@@ -429,8 +435,11 @@ def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeyp
 
 
 def test_errors_reach_the_user_without_a_traceback(tmp_path):
-    message = run('train_qm9.py', '--data', 'missing.csv', '--out', tmp_path, status=1)
-    assert message == 'error: data file not found: missing.csv\n'
+    missing = tmp_path / 'missing.csv'
+    message = run(
+        'train_qm9.py', '--data', 'missing.csv', '--out', tmp_path, status=1, cwd=tmp_path
+    )
+    assert message == 'error: data file not found: %s\n' % missing
     message = run('predict_qm9.py', '--in-dir', tmp_path, status=1)
     assert message.startswith('error: ') and 'is no output folder of train_qm9.py' in message
     message = run('train_qm9.py', '--train-data-ratio', '1.5', status=2)
@@ -591,6 +600,9 @@ def test_demo(tmp_path):
         'demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2', cwd=tmp_path
     )
     assert 'limit 1e-05: equal' in text
+    changes = dict(re.findall(r'^  (\w+) +([0-9.]+) %$', text, re.MULTILINE))
+    assert float(changes.pop('rsgcn')) == 0 and len(changes) == 4
+    assert min(map(float, changes.values())) > 5
     assert text.count('whole training step') == text.count('adjacency of a batch') >= 1
     for name in ('learning_curve.png', 'fit.png'):
         assert (tmp_path / 'result' / 'demo' / name).read_bytes().startswith(b'\x89PNG')

@@ -21,7 +21,7 @@ from tests.examples.scripts import run_at_once
 
 TOX21 = EXAMPLES / 'tox21'
 QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16']
-# MoleculeNet's file, where somebody names it: it is not part of the project.
+# Path of MoleculeNet's file, if given: it is not part of the project.
 REAL = os.environ.get('TOX21_CSV')
 CHAINS = ['C' * n for n in range(1, 13)]
 
@@ -130,6 +130,7 @@ def test_training_learns_and_reports(trained, tox21_data):
     assert result['milliseconds a step']['steps'] == result['steps'] - 2 == 25
 
 
+@pytest.mark.slow
 def test_enough_training_separates_the_classes(data_file, tmp_path):
     run(
         'train_tox21.py',
@@ -151,7 +152,7 @@ def test_enough_training_separates_the_classes(data_file, tmp_path):
     assert json.loads((tmp_path / 'result.json').read_text())['test']['mean ROC-AUC'] > 0.9
 
 
-@pytest.mark.parametrize('method', ['rsgcn', 'ggnn'])
+@pytest.mark.parametrize('method', ['rsgcn', pytest.param('ggnn', marks=pytest.mark.slow)])
 def test_resumed_training_equals_an_uninterrupted_one(data_file, trained, tmp_path, method):
     options = ['--data', data_file, '--method', method, *QUICK]
     out = trained[0]
@@ -235,7 +236,7 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
         'RDKit cannot parse it',
         'no atoms',
         '',
-        'atomic number 118, the models know those below 117',
+        'atomic number 118, the models support those below 117',
         'RDKit cannot parse it',
         '',
     ]
@@ -249,6 +250,7 @@ def test_screening_repeats_the_predictions(trained, tmp_path):
                 assert float(row[name]) == pytest.approx(float(expected[name]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_screening_of_a_stream_in_several_processes(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\nC1CC\nCCCN\n' * 500)
@@ -264,7 +266,7 @@ def test_screening_of_a_stream_in_several_processes(trained, tmp_path):
     numpy.testing.assert_allclose(values, values[:1].repeat(500, axis=0), rtol=1e-5)
 
 
-def test_screening_ends_quietly_when_nobody_reads_on(trained, tmp_path):
+def test_screening_ends_quietly_when_its_reader_closes_the_pipe(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\n' * 5000)  # more rows than a pipe holds
     with subprocess.Popen(
@@ -280,12 +282,35 @@ def test_screening_ends_quietly_when_nobody_reads_on(trained, tmp_path):
     assert process.returncode == 1
 
 
+def test_screening_of_compressed_and_of_other_files(trained, tmp_path, monkeypatch):
+    lines = b'CCO\nCCN name, and more\n'
+    plain, packed, table = (tmp_path / name for name in ('a.smi', 'b.smi.gz', 'c.csv'))
+    plain.write_bytes(lines)
+    packed.write_bytes(gzip.compress(lines))
+    table.write_text('smiles,NR-AR\nCCO,1\n')
+    screen = ['screen_tox21.py', '--in-dir', trained[0]]
+    text = run(*screen, packed)
+    assert text == run(*screen, plain) and len(text.splitlines()) == 3
+    out = tmp_path / 'out.csv'
+    error = run(*screen, table, '--out', out, status=1)
+    assert "expected one SMILES a line, got 'smiles,NR-AR'; for a CSV file use" in error
+    assert not out.exists()
+    module = imported(TOX21, 'screen_tox21')
+    with open(packed) as stdin:
+        monkeypatch.setattr('sys.stdin', stdin)
+        with pytest.raises(
+            ValueError, match='standard input: expected one SMILES a line, got .*x1f'
+        ):
+            with module.read_from(None):
+                pass
+
+
 def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\n')
     for arguments, words in (
         ([tmp_path / 'none.smi'], 'error: cannot read'),
-        ([path, '--out', path], 'is what is to be read'),
+        ([path, '--out', path], 'is the file to read'),
         ([path, '--out', tmp_path], 'error: --out: cannot write'),
     ):
         assert words in run('screen_tox21.py', '--in-dir', trained[0], *arguments, status=1)

@@ -542,8 +542,8 @@ def test_molecules_that_no_model_can_be_asked_about():
         assert index.tolist() == [0, 3]
         assert [failure[::2] for failure in failures] == [
             (1, 'no atoms'),
-            (2, 'atomic number 118, the models know those below 117'),
-            (4, 'atomic number 117, the models know those below 117'),
+            (2, 'atomic number 118, the models support those below 117'),
+            (4, 'atomic number 117, the models support those below 117'),
         ]
 
 

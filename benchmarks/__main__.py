@@ -1,0 +1,57 @@
+"""Run a small version of the benchmarks that make sense here, and say which are skipped.
+
+``python -m benchmarks`` (``make bench``) takes a few minutes and writes into ``build/bench``; the
+stored results in ``benchmarks/results`` come from the whole ones, run one by one.
+"""
+
+import subprocess
+import sys
+
+from benchmarks.harness import ROOT
+from benchmarks.data_sets import QM9_SAMPLE
+from chainer_bspmm import info
+
+OUT = ROOT / 'build' / 'bench'
+
+# module -> arguments of a short run
+CPU = {
+    'training.bench_converter': ['--data', QM9_SAMPLE, '--limit', 1000, '--rounds', 3],
+    'training.bench_training': ['--limit', 500, '--batches', 128, '--seconds', 2]
+    + ['--methods', 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'],
+    'training.bench_screening': ['--limit', 256, '--totals', 512, 2048, 2048, '--rounds', 2],
+    'training.bench_examples': ['qm9', '--data', 'sample'],
+}
+GPU = {
+    'products.bench_figures': ['--figures', '6b'],
+    'products.bench_gradients': [],
+    'products.bench_host': [],
+    'products.bench_policy': ['--shapes', 5],
+    'training.bench_captured': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 90],
+}
+LONG = {
+    'products.bench_roofline': 'takes several minutes',
+    'products.bench_sell': 'needs --tox21 FILE',
+    'products.profile_figure6b': 'needs Nsight Compute',
+    'products.profile_roofline': 'needs Nsight Compute',
+    'training.bench_quality': 'trains to the end',
+    'parity': 'compares numbers, not times',
+}
+
+
+def main():
+    n_gpus, reason = info.count_gpus()
+    skipped = dict(LONG if n_gpus else {**dict.fromkeys(GPU, 'needs a GPU: %s' % reason), **LONG})
+    failed = []
+    for name, arguments in {**CPU, **(GPU if n_gpus else {})}.items():
+        command = ['-m', 'benchmarks.' + name, '--out', str(OUT), *map(str, arguments)]
+        print('\n== python %s' % ' '.join(command), flush=True)
+        if subprocess.run([sys.executable, *command], cwd=ROOT).returncode:
+            failed.append(name)
+    for name, why in skipped.items():
+        print('skipped: python -m benchmarks.%s (%s)' % (name, why))
+    print('results: %s%s' % (OUT, '; failed: ' + ', '.join(failed) if failed else ''))
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

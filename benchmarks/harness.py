@@ -1,0 +1,135 @@
+"""What all benchmarks share: arguments, the gate on errors, medians, conditions, result files."""
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import warnings
+
+import chainer_bspmm
+import chainer
+from chainer.backends import cuda
+import numpy
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / 'benchmarks' / 'results'
+
+
+def argument_parser(doc: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument('--commit', help='commit to note in the result; default: ask git')
+    parser.add_argument('--out', help='folder of the result; default: results/<gpu or cpu>')
+    return parser
+
+
+def device_of(name: str) -> chainer.backend.Device:
+    """Make a device current and return it; its name is a number (-1: CPU) or Chainer's."""
+    # Chainer warns that it runs without cuDNN, and that its elementwise kernels use atomics.
+    warnings.simplefilter('ignore')
+    device = chainer.get_device(int(name) if name.lstrip('-').isdigit() else name)
+    device.use()
+    return device
+
+
+def relative_error(actual, expected) -> float:
+    """Return ||actual - expected|| / ||expected|| in float64, computed where `expected` lies."""
+    if isinstance(expected, numpy.ndarray):
+        actual = cuda.to_cpu(actual)
+    expected = expected.astype('d')
+    norm = float((expected**2).sum() ** 0.5)
+    return float(((actual - expected) ** 2).sum() ** 0.5) / (norm or 1.0)
+
+
+def gate(errors: dict, limit: float) -> None:
+    """Raise AssertionError unless all relative errors are below a limit; NaN never is."""
+    if not all(error < limit for error in errors.values()):
+        raise AssertionError('relative errors %s, expected below %g' % (errors, limit))
+
+
+def summary(values) -> dict:
+    """Return the median and the 10th and 90th percentile."""
+    low, high = numpy.percentile(values, [10, 90])
+    return {
+        'median': round(statistics.median(values), 3),
+        'low': round(float(low), 3),
+        'high': round(float(high), 3),
+    }
+
+
+def git_describe() -> str:
+    """Return the commit of this checkout, with ``-dirty`` where files differ from it."""
+    command = ['git', 'describe', '--always', '--dirty']
+    return subprocess.run(
+        command, cwd=ROOT, text=True, capture_output=True, check=True
+    ).stdout.strip()
+
+
+def conditions(commit, data=None, n_molecules=None, device=None) -> dict:
+    """Return what a result depends on.
+
+    Args:
+        commit (str or None): None asks git.
+        data (str or None): file of the molecules, where there is one.
+        n_molecules (int or None): their number.
+        device (chainer.backend.Device or None): None describes the host.
+    """
+    found = {'date': datetime.date.today().isoformat(), 'commit': commit or git_describe()}
+    if device is None or device.xp is numpy:
+        found.update(cpu=_cpu(), n_cpus=os.cpu_count())
+    else:
+        runtime = cuda.cupy.cuda.runtime
+        found.update(
+            gpu=runtime.getDeviceProperties(device.device.id)['name'].decode(),
+            driver=_driver(),
+            cuda=runtime.runtimeGetVersion(),
+            cupy=cuda.cupy.__version__,
+        )
+    if data is not None:
+        found.update(data=os.path.basename(data), n_molecules=n_molecules)
+    found.update(
+        chainer=chainer.__version__,
+        chainer_bspmm=chainer_bspmm.__version__,
+        numpy=numpy.__version__,
+        python=platform.python_version(),
+    )
+    return found
+
+
+def step_conditions(commit, device) -> dict:
+    """Return :func:`conditions` of a training step: the libraries beside Chainer, and threads."""
+    found = conditions(commit, device=device)
+    if device.xp is numpy:
+        found['threads'] = os.environ.get('OMP_NUM_THREADS', 'not limited')
+    for name in ('torch', 'torch_geometric'):
+        if importlib.util.find_spec(name):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _cpu():
+    info = pathlib.Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _driver():
+    command = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
+    return subprocess.run(command, text=True, capture_output=True, check=True).stdout.split()[0]
+
+
+def save(name: str, result: dict, out=None) -> pathlib.Path:
+    """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path."""
+    place = result.get('conditions', {}).get('gpu', 'cpu').lower().replace(' ', '-')
+    folder = pathlib.Path(out) if out else RESULTS / place
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (name + '.json')
+    path.write_text(json.dumps(result, indent=1) + '\n')
+    return path

@@ -1,0 +1,96 @@
+"""The product in PyTorch and in PyTorch Geometric, and CUDA graphs of what calls them."""
+
+import warnings
+
+import cupy
+import torch
+import torch_geometric.nn
+
+
+def sparse_mm(adj, x):
+    """Return a function that computes Y = A X by ``torch.sparse.mm`` on one block-diagonal CSR.
+
+    Args:
+        adj (BatchedCSR): float32 matrices, on the GPU.
+        x (cupy.ndarray): (n_cols, n_B) float32.
+    """
+    with warnings.catch_warnings():  # CSR tensors are in beta
+        warnings.simplefilter('ignore', UserWarning)
+        matrix = torch.sparse_csr_tensor(
+            *map(torch.from_dlpack, (adj.indptr, adj.indices, adj.data)), size=adj.shape
+        )
+    x = torch.from_dlpack(x)
+    return lambda: torch.sparse.mm(matrix, x)
+
+
+def geometric(adj, x):
+    """Return a function that computes the same by PyTorch Geometric's message passing.
+
+    Its layers take the edges as a list unless told otherwise, and so does this: gather the rows of
+    x, multiply by the values, add up by target.
+
+    Args:
+        adj, x: as :func:`sparse_mm`.
+    """
+    layer = torch_geometric.nn.SimpleConv(aggr='sum')
+    edges = torch.from_dlpack(cupy.stack([adj.indices, adj.entry_rows()]).astype('i8'))
+    values, x = torch.from_dlpack(adj.data), torch.from_dlpack(x)
+    return lambda: layer(x, edges, values)
+
+
+def versions():
+    return {'torch': torch.__version__, 'torch_geometric': torch_geometric.__version__}
+
+
+class _Replays:
+    """A CUDA graph of PyTorch's, with the ``launch`` of CuPy's."""
+
+    def __init__(self, stream, graph):
+        self._stream, self._graph = stream, graph
+
+    def launch(self, _):
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()
+
+
+class Eager:
+    """Make the calls one after the other where they cannot be captured as a graph."""
+
+    def __init__(self, stream, call, n_calls):
+        self._stream, self._call, self._n_calls = stream, call, n_calls
+
+    def launch(self, stream):
+        with torch.no_grad(), torch.cuda.stream(self._stream), stream:
+            for _ in range(self._n_calls):
+                self._call()
+
+
+def _for_cupy(stream):
+    with warnings.catch_warnings():  # deprecated in CuPy 14, whose successor CuPy 13 lacks
+        warnings.simplefilter('ignore', DeprecationWarning)
+        return cupy.cuda.ExternalStream(stream.cuda_stream)
+
+
+def capture(call, n_calls):
+    """Capture as :func:`benchmarks.products.measure.capture` does, in PyTorch's memory pool.
+
+    What `call` launches through CuPy is captured too. Where PyTorch refuses, an :class:`Eager`
+    takes the place of the graph.
+    """
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    cupy_stream = _for_cupy(stream)
+    with torch.no_grad(), torch.cuda.stream(stream), cupy_stream:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        try:
+            graph.capture_begin()
+            try:
+                for _ in range(n_calls):
+                    call()
+            finally:
+                graph.capture_end()  # raises too where a call has broken the capture
+        except RuntimeError:
+            stream = torch.cuda.Stream()  # the other one is in a bad state
+            return Eager(stream, call, n_calls), _for_cupy(stream), stream
+    return _Replays(stream, graph), cupy_stream, (call, stream)

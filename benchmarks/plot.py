@@ -1,0 +1,589 @@
+"""Draw the figures of docs/ from stored results; needs no GPU.
+
+``python -m benchmarks.plot`` draws all of them, ``python -m benchmarks.plot roofline FILE.json``
+one figure from a result file (default: that in ``benchmarks/results``).
+"""
+
+import argparse
+import json
+import pathlib
+import textwrap
+
+import matplotlib
+
+matplotlib.use('Agg')
+from matplotlib import pyplot  # NOQA: E402
+from matplotlib import ticker  # NOQA: E402
+import numpy  # NOQA: E402
+
+from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FOLDER = ROOT / 'docs'
+RESULTS = ROOT / 'benchmarks' / 'results'
+
+# Okabe and Ito's colours, which are safe for colour-blind readers.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
+    '#000000',
+    '#E69F00',
+    '#56B4E9',
+    '#009E73',
+    '#0072B2',
+    '#D55E00',
+    '#CC79A7',
+)
+
+
+def panels(n_rows, n_columns, size, **options):
+    """Return a figure and its (n_rows, n_columns) axes, without a frame above and on the right."""
+    figure, axes = pyplot.subplots(
+        n_rows, n_columns, figsize=size, squeeze=False, layout='constrained', **options
+    )
+    for panel in axes.flat:
+        panel.spines[['top', 'right']].set_visible(False)
+    return figure, axes
+
+
+def bars(panel, groups, colors, best, reference):
+    """Draw a group of bars for every method: medians with their spread, on a logarithmic axis.
+
+    Args:
+        groups (dict): method -> name -> {'median', 'low', 'high'}.
+        colors (dict): name -> colour, in the order of the bars.
+        best, reference (str): the bars of `best` are labelled with their speed over `reference`.
+
+    Returns:
+        dict: (method, name) -> where its bar begins and ends.
+    """
+    width, places = 0.8 / len(colors), {}
+    for i, (name, color) in enumerate(colors.items()):
+        for place, (method, group) in enumerate(groups.items()):
+            if name not in group:
+                continue
+            spread, x = group[name], place + (i - (len(colors) - 1) / 2) * width
+            places[method, name] = x - width / 2, x + width / 2
+            bar = panel.bar(
+                x,
+                spread['median'],
+                width,
+                color=color,
+                label=name,
+                yerr=numpy.array(
+                    [[spread['median'] - spread['low']], [spread['high'] - spread['median']]]
+                ),
+                error_kw={'linewidth': 0.7},
+            )
+            if name == best and reference in group:
+                ratio = group[reference]['median'] / spread['median']
+                panel.bar_label(
+                    bar,
+                    ['%.1fx' % ratio],
+                    padding=3,
+                    fontsize=7.5,
+                    fontweight='bold',
+                    zorder=9,
+                    bbox={'facecolor': 'white', 'alpha': 0.8, 'pad': 0.5, 'linewidth': 0},
+                )
+    panel.set_yscale('log')
+    panel.set_xticks(range(len(groups)), groups, fontsize=8)
+    panel.tick_params(axis='y', which='both', labelsize=8)
+    return places
+
+
+def legend(figure, panels, names=None, n_columns=None, title=None):
+    """Put one legend of some panels above all: of everything drawn there, or `names` in order."""
+    named = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        named.update(zip(labels, handles))
+    labels = [name for name in names or named if name in named]
+    figure.legend(
+        [named[name] for name in labels],
+        labels,
+        loc='outside upper center',
+        ncols=n_columns or len(labels),
+        fontsize=9 if names else 8,
+        frameon=False,
+        title=title,
+    )
+
+
+def save(figure, results, name, method=None):
+    """Write docs/<name>.png, with method and conditions beneath, and print its path.
+
+    Args:
+        results (list of dict): what is drawn: one benchmark, on one or several machines.
+        method (str or None): None means that of the first result.
+    """
+    beneath = '%s. %s.' % (method or results[0]['method'], '; '.join(map(_machine, results)))
+    width = int(figure.get_figwidth() * 16)
+    figure.supxlabel('\n'.join(textwrap.wrap(beneath, width)), fontsize=7.5, color='0.3')
+    target = FOLDER / (name + '.png')
+    figure.savefig(target, dpi=150)
+    pyplot.close(figure)
+    print('wrote', target)
+
+
+def _machine(result):
+    conditions = result['conditions']
+    if 'gpu' in conditions:
+        cuda = '%d.%d' % (conditions['cuda'] // 1000, conditions['cuda'] % 1000 // 10)
+        place = '%s, driver %s, CUDA %s, CuPy %s' % (
+            conditions['gpu'],
+            conditions['driver'],
+            cuda,
+            conditions['cupy'],
+        )
+    else:
+        place = '%s, OMP_NUM_THREADS %s, NumPy %s' % (
+            conditions['cpu'],
+            conditions['threads'],
+            conditions['numpy'],
+        )
+    return '%s, Python %s, commit %s, %s' % (
+        place,
+        conditions['python'],
+        conditions['commit'],
+        conditions['date'],
+    )
+
+
+KIND = 'device, warm L2'  # time of the figures
+# Label, colour, marker, line style, and the contenders of which the fastest is drawn.
+FIGURES_LINES = [
+    ('bspmm (ours)', RED, 'o', '-', ['auto']),
+    ('report, CSR', BLACK, 's', '-', ['swa']),
+    ('report, ST', '#999999', 'v', '-', ['st']),
+    (
+        'cuBLAS batched, FP32 (figure 8: padded)',
+        BLUE,
+        'D',
+        '-',
+        ['cuBLAS fp32', 'cuBLAS fp32, padded', 'cuBLAS fp32 by pointers'],
+    ),
+    (
+        'cuBLAS batched, TF32 (figure 8: padded)',
+        SKY,
+        'D',
+        '--',
+        ['cuBLAS tf32', 'cuBLAS tf32, padded'],
+    ),
+    (
+        'cuSPARSE, block-diagonal (best algorithm, PyTorch included)',
+        GREEN,
+        '^',
+        '-',
+        [
+            'cuSPARSE csr alg1',
+            'cuSPARSE csr alg2',
+            'cuSPARSE csr alg3',
+            'cuSPARSE bsr alg1, blocks of 8',
+            'cuSPARSE bsr alg1, blocks of 16',
+            'torch.sparse.mm',
+        ],
+    ),
+    (
+        'message passing (best of Chainer, PyTorch Geometric)',
+        PURPLE,
+        'P',
+        '-',
+        ['F.sparse_matmul', 'PyTorch Geometric'],
+    ),
+    (
+        'matrix by matrix (best of cuSPARSE, TensorFlow)',
+        ORANGE,
+        'x',
+        ':',
+        [
+            name + LOOP
+            for name in (
+                'TensorFlow',
+                'cuSPARSE csr alg1',
+                'cuSPARSE csr alg2',
+                'cuSPARSE csr alg3',
+            )
+        ],
+    ),
+]
+FIGURES_TABLES_LINES = [
+    ('bspmm (ours): no tables', RED, 'o', '-', ['auto']),
+    ('report, CSR: 6 tables moved', BLACK, 's', '-', ['swa' + TABLES]),
+    ('report, ST: 6 tables moved', '#999999', 'v', '-', ['st' + TABLES]),
+    ('cuBLAS gemmBatched: 3 tables moved', BLUE, 'D', '-', ['cuBLAS fp32 by pointers' + TABLES]),
+    ('report, CSR: tables not counted', BLACK, 's', ':', ['swa']),
+    ('report, ST: tables not counted', '#999999', 'v', ':', ['st']),
+    ('cuBLAS gemmBatched: tables not counted', BLUE, 'D', ':', ['cuBLAS fp32 by pointers']),
+]
+
+
+def figures(result):
+    """Draw figures.png and figures_tables.png from a result of bench_figures."""
+    method = 'float32; %s, CUDA graph replay, median; GFLOP/s = 2 nnz n_B / time' % KIND
+    _draw_figures(result, FIGURES_LINES, 'figures', method)
+    method += '; tables moved: one pinned asynchronous copy a table in every call'
+    _draw_figures(result, FIGURES_TABLES_LINES, 'figures_tables', method)
+
+
+def _draw_figures(result, lines, name, method):
+    figure, axes = panels(3, 3, (11, 10))
+    for panel, (key, shape) in zip(axes.flat, FIGURES.items()):
+        points = [point for point in result['points'] if point['figure'] == key]
+        for order, (label, color, marker, style, contenders) in enumerate(lines):
+            best = []
+            for point in points:
+                rates = point['gflops'][KIND]
+                found = [rates[contender] for contender in contenders if contender in rates]
+                if found:
+                    best.append((point['n_B'], max(found)))
+            panel.plot(
+                *(zip(*best) if best else ([], [])),
+                style,
+                color=color,
+                marker=marker,
+                markersize=4,
+                linewidth=1.2 if order else 2,
+                label=label,
+                zorder=2 if order else 3,
+            )  # the first above all others
+        panel.set_xscale('log', base=2)
+        panel.set_yscale('log')
+        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
+        panel.set_title(title(key), fontsize=9)
+        panel.set_xticks(shape.n_b, [str(n) for n in shape.n_b])
+        panel.tick_params(labelsize=8)
+    for panel in axes[-1]:
+        panel.set_xlabel('n_B', fontsize=9)
+    for panel in axes[:, 0]:
+        panel.set_ylabel('GFLOP/s', fontsize=9)
+    legend(figure, axes.flat, [line[0] for line in lines], n_columns=2)
+    save(figure, [result], name, method)
+
+
+# rows of a matrix, non-zeros a row -> colour, line, marker
+ROOFLINE_SERIES = {
+    (20, 3): (ORANGE, '-', 'o'),
+    (50, 3): (BLUE, '-', 's'),
+    (128, 3): (GREEN, '-', '^'),
+    (50, 2): (SKY, '--', 'v'),
+    (50, 1): (BLACK, ':', 'x'),
+}
+ROOFLINE_WIDTHS = (16, 64, 256)
+
+
+def roofline(result):
+    """Draw roofline.png from a result of bench_roofline."""
+    figure, axes = panels(3, len(ROOFLINE_WIDTHS), (11, 9), sharey='row')
+    for column, n_b in enumerate(ROOFLINE_WIDTHS):
+        for row, l2 in enumerate(('warm', 'cold')):
+            panel = axes[row, column]
+            _draw_series(
+                panel,
+                [point for point in result['points'] if point['l2'] == l2],
+                n_b,
+                lambda point: point['ratio'],
+            )
+            panel.axhline(1, color='0.6', linewidth=1)
+            panel.plot([10, 2000], [1.2, 1.2], color=RED, linewidth=1.5)
+            panel.set_xlim(0.07, 3000)
+            panel.set_title('n_B = %d, %s L2' % (n_b, l2), fontsize=9)
+        small = [
+            point for point in result['points'] if point['l2'] == 'warm' and point['bytes'] < 1e6
+        ]
+        panel = axes[2, column]
+        _draw_series(panel, small, n_b, lambda point: point['device_us']['bspmm']['median'])
+        copies = sorted(
+            (point['bytes'] / 1e6, point['copy_us']) for point in small if point['n_B'] == n_b
+        )
+        panel.plot(*zip(*copies), color='0.6', linewidth=0, marker='.', label='device copy')
+        panel.axhline(2.2, color=RED, linewidth=1.5)
+        panel.set_ylim(0, None)
+        panel.set_title('n_B = %d, warm L2, under 1 MB' % n_b, fontsize=9)
+        panel.set_xlabel('megabytes moved: X, Y and CSR, each once', fontsize=9)
+    for row, label in enumerate(
+        ('bspmm / device copy', 'bspmm / device copy', 'device microseconds a call')
+    ):
+        axes[row, 0].set_ylabel(label, fontsize=9)
+    heading = 'bspmm in float32 over the fastest device copy of as many bytes; red: the bars (1.2 '
+    heading += 'from 10 MB on, 2.2 us under 1 MB)'
+    legend(figure, axes[2, :1], n_columns=6, title=heading)
+    save(figure, [result], 'roofline')
+
+
+def _draw_series(panel, points, n_b, value):
+    for (dim, nnz_per_row), (color, line, marker) in ROOFLINE_SERIES.items():
+        here = [
+            (point['bytes'] / 1e6, value(point))
+            for point in points
+            if (point['dim'], point['nnz_per_row'], point['n_B']) == (dim, nnz_per_row, n_b)
+        ]
+        if here:
+            panel.plot(
+                *zip(*here),
+                color=color,
+                linestyle=line,
+                marker=marker,
+                markersize=4,
+                label='%d x %d, %d a row' % (dim, dim, nnz_per_row),
+            )
+    panel.set_xscale('log')
+    panel.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def sell(result):
+    """Draw sell.png from a result of bench_sell."""
+    doubles = [case for case in result['cases'] if case['dtype'] == 'float64']
+    n_rows = -(-(len(doubles) + 2) // 3)
+    figure, axes = panels(n_rows, 3, (11, 3 * n_rows))
+    places = list(axes.flat)
+    for panel, case in zip(places, doubles):
+        _draw_slices(panel, case)
+    legend(figure, axes[0, :1], n_columns=5)
+    _draw_percent(places[len(doubles)], result)
+    _draw_widths(places[len(doubles) + 1], result)
+    for panel in places[len(doubles) + 2 :]:
+        panel.remove()
+    save(figure, [result], 'sell')
+
+
+def _gflops(case, us):
+    return 2 * case['nnz'] / us['median'] / 1e3
+
+
+def _draw_slices(panel, case):
+    """Draw GFLOP/s over the slice size, and our CSR and cuSPARSE beside it."""
+    times = case['spmv_device_us']
+    for sort_rows, color, line in ((False, BLUE, '-o'), (True, SKY, '--s')):
+        here = [
+            (slicing['slice_size'], _gflops(case, times[slicing['name']]))
+            for slicing in case['slicings']
+            if slicing['sorted'] == sort_rows
+        ]
+        panel.plot(
+            *zip(*here),
+            line,
+            color=color,
+            markersize=4,
+            label='our SELL' + ', rows sorted' * sort_rows,
+        )
+    panel.axhline(_gflops(case, times['csr']), color=GREEN, label='our CSR')
+    by_csr = [name for name in times if name.startswith('cusparse csr')]
+    panel.axhline(
+        max(_gflops(case, times[name]) for name in by_csr),
+        color=RED,
+        linestyle='-.',
+        label='cuSPARSE CSR, better algorithm',
+    )
+    sliced = [
+        (int(name.split()[-1]), _gflops(case, times[name]))
+        for name in times
+        if name.startswith('cusparse sell')
+    ]
+    panel.plot(*zip(*sliced), 'x', color=BLACK, label='cuSPARSE SELL')
+    panel.set_xscale('log', base=2)
+    panel.set_ylim(0, None)
+    largest = {slicing['sorted']: slicing for slicing in case['slicings']}
+    panel.set_title(
+        '%s: %d rows, %.3g a row\nstored / non-zeros at S = %d: %.3g, sorted %.3g'
+        % (
+            case['name'],
+            case['rows'],
+            case['nnz'] / case['rows'],
+            largest[False]['slice_size'],
+            largest[False]['padding_ratio'],
+            largest[True]['padding_ratio'],
+        ),
+        fontsize=8,
+    )
+    panel.set_xlabel('slice size S', fontsize=8)
+    panel.set_ylabel('GFLOP/s, float64', fontsize=8)
+
+
+def _draw_percent(panel, result):
+    """Draw our best SELL as a percentage of the best of cuSPARSE, and what the paper had."""
+    names = list(dict.fromkeys(case['name'] for case in result['cases']))
+    for shift, dtype, color in ((-0.2, 'float64', BLUE), (0.2, 'float32', ORANGE)):
+        percent = [
+            case['percent_of_cusparse']['sell']
+            for case in result['cases']
+            if case['dtype'] == dtype
+        ]
+        places = numpy.arange(len(names)) + shift
+        panel.barh(places, percent, 0.38, color=color, label='our SELL, ' + dtype)
+        percent = [
+            case['percent_of_cusparse']['csr'] for case in result['cases'] if case['dtype'] == dtype
+        ]
+        panel.plot(
+            percent,
+            places,
+            'd',
+            color=BLACK,
+            markersize=3.5,
+            label='our CSR' if dtype == 'float64' else None,
+        )
+    paper = result['summary_percent']['paper']
+    panel.axvline(100, color='0.6', linewidth=1)
+    panel.axvline(
+        paper['mean'],
+        color=RED,
+        label="the paper's SELL, mean %(mean)d\n(%(worst)d to %(best)d)" % paper,
+    )
+    panel.axvspan(paper['worst'], paper['best'], color=RED, alpha=0.1)
+    panel.set_xlim(0, 250)  # room for the legend
+    panel.set_yticks(range(len(names)), names, fontsize=7)
+    panel.invert_yaxis()
+    panel.legend(fontsize=6.5, loc='lower right', frameon=False)
+    panel.set_title(
+        'y = A x: the speed of our best SELL and of our CSR,\npercent of the best of cuSPARSE',
+        fontsize=8,
+    )
+
+
+def _draw_widths(panel, result):
+    """Draw how many times faster than our CSR our best SELL is, over the columns of X."""
+    colors = BLACK, ORANGE, SKY, GREEN, BLUE, RED, '0.5'
+    cases = [case for case in result['cases'] if case['dtype'] == 'float32']
+    for case, color, marker in zip(cases, colors, 'osD^v*P'):
+        gains = []
+        for n_b, times in case['bspmm_device_us'].items():
+            best = min(us['median'] for name, us in times.items() if name != 'csr')
+            gains.append((int(n_b), times['csr']['median'] / best))
+        panel.plot(*zip(*gains), color=color, marker=marker, markersize=4, label=case['name'])
+    panel.axhline(1, color='0.6', linewidth=1)
+    panel.set_xscale('log', base=2)
+    panel.set_xticks([1, 2, 4, 8], ['1', '2', '4', '8'])
+    panel.set_ylim(0, 1.4 * panel.get_ylim()[1])  # room for the legend
+    panel.set_xlabel('columns of X, n_B', fontsize=8)
+    panel.legend(fontsize=6, frameon=False, loc='upper left', ncols=2)
+    panel.set_title('Y = A X in float32: time of our CSR\nover that of our best SELL', fontsize=8)
+
+
+def host(result):
+    """Draw host.png from a result of bench_host."""
+    figure, axes = panels(1, 2, (13, 4))
+    parts = {name: times['median'] for name, times in result['parts_of_backend_bspmm_us'].items()}
+    beyond = result['beyond_the_parts_us']
+    _draw_times(axes[0, 0], {**parts, **beyond}, [BLUE] * len(parts) + ['0.6'] * len(beyond))
+    whole = {name: times['median'] for name, times in result['host_us'].items()}
+    axes[0, 0].set_title(
+        'the parts of backend.bspmm: %.1f in all' % whole['backend.bspmm'], fontsize=9
+    )
+    _draw_times(axes[0, 1], whole, [GREEN if 'bspmm' in name else ORANGE for name in whole])
+    axes[0, 1].axvline(12, color=RED, linewidth=1.5, zorder=0)
+    axes[0, 1].set_title('whole calls; red: 12, the bar of backend.bspmm', fontsize=9)
+    save(figure, [result], 'host')
+
+
+def _draw_times(panel, times, colors):
+    """Draw a bar for every name -> microseconds."""
+    bars = panel.barh(list(times), list(times.values()), color=colors)
+    panel.bar_label(bars, ['%.2f' % value for value in times.values()], padding=3, fontsize=8)
+    panel.invert_yaxis()
+    panel.set_xlim(min(0, *times.values()), max(times.values()) * 1.15)
+    panel.tick_params(axis='y', labelsize=8)
+    panel.set_xlabel('host microseconds a call', fontsize=9)
+
+
+TRAINING_COLORS = {
+    'upstream dense': ORANGE,
+    'ours padded': SKY,
+    'ours packed': BLUE,
+    'PyTorch Geometric': GREEN,
+}
+CAPTURED_COLORS = {
+    'upstream dense': ORANGE,
+    'ours eager': SKY,
+    'ours captured': BLUE,
+    'ours captured, DeviceDataset': BLACK,
+    'PyTorch Geometric': GREEN,
+    'PyTorch Geometric captured': RED,
+}
+
+
+def training(*results):
+    """Draw training.png from results of bench_training, of one or several machines."""
+    rows = [
+        ('%s, ' % result['conditions'].get('gpu', 'CPU'), of)
+        for result in results
+        for of in result['data'].values()
+    ]
+    figure, axes, cells = _step_panels(rows, 2.6, 'ms a training step')
+    for panel, groups in cells:
+        times = {
+            method: {name: found['training']['with converter'] for name, found in group.items()}
+            for method, group in groups.items()
+        }
+        bars(panel, times, TRAINING_COLORS, 'ours packed', 'upstream dense')
+    legend(figure, axes.flat, TRAINING_COLORS)
+    save(figure, results, 'training')
+
+
+def captured(result):
+    """Draw captured.png from a result of bench_captured."""
+    rows = [('', of) for of in result['data'].values()]
+    label = 'ms a training step\n(white line: of these on the device)'
+    figure, axes, cells = _step_panels(rows, 2.9, label)
+    for panel, groups in cells:
+        times = {
+            method: {name: found['wall'] for name, found in group.items()}
+            for method, group in groups.items()
+        }
+        best = 'ours captured, DeviceDataset'
+        places = bars(panel, times, CAPTURED_COLORS, best, 'upstream dense')
+        for (method, name), ends in places.items():
+            if 'device' in groups[method][name]:
+                device = groups[method][name]['device']
+                panel.plot(ends, [device] * 2, color='white', linewidth=1.5)
+    legend(figure, axes.flat, CAPTURED_COLORS)
+    save(figure, [result], 'captured')
+
+
+def _step_panels(rows, height, label):
+    """Return a figure and its axes: a row for each (prefix, data set), a column for each batch.
+
+    Also a list of (panel, method -> name -> times).
+    """
+    batches = sorted(
+        {key for _, of in rows for found in of['methods'].values() for key in found['batches']},
+        key=int,
+    )
+    figure, axes = panels(len(rows), len(batches), (13, height * len(rows) + 0.6))
+    cells = []
+    for (prefix, of), row in zip(rows, axes):
+        for n_batch, panel in zip(batches, row):
+            groups = {
+                method: found['batches'][n_batch]['milliseconds']
+                for method, found in of['methods'].items()
+                if n_batch in found['batches']
+            }
+            cells.append((panel, groups))
+            panel.set_title('%s%s, batch %s' % (prefix, of['description'], n_batch), fontsize=9)
+        row[0].set_ylabel(label, fontsize=9)
+    return figure, axes, cells
+
+
+DRAWN = {
+    draw.__name__: (draw, places)
+    for draw, places in (
+        (figures, ['nvidia-h200']),
+        (roofline, ['nvidia-h200']),
+        (sell, ['nvidia-h200']),
+        (host, ['nvidia-h200']),
+        (training, ['nvidia-h200', 'cpu']),
+        (captured, ['nvidia-h200']),
+    )
+}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('name', nargs='?', choices=DRAWN, help='default: all')
+    parser.add_argument('files', nargs='*', type=pathlib.Path, help='results to draw')
+    args = parser.parse_args(argv)
+    for name in [args.name] if args.name else DRAWN:
+        draw, places = DRAWN[name]
+        files = args.files or [RESULTS / place / (name + '.json') for place in places]
+        draw(*(json.loads(path.read_text()) for path in files))
+
+
+if __name__ == '__main__':
+    main()

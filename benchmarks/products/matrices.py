@@ -1,0 +1,136 @@
+"""The matrices that the benchmarks multiply by, made on the host. Nothing here needs a GPU."""
+
+import chainer_bspmm
+import numpy
+import scipy.sparse
+
+DIFFERENT = 512  # random graphs; a larger batch repeats them
+
+
+def regular(rng, batch, dim, nnz_per_row):
+    """Return a batch of float32 matrices with as many non-zeros in every row, at random columns.
+
+    Args:
+        rng (numpy.random.RandomState): draws columns and values.
+        batch, dim (int): matrices, and rows and columns of each.
+        nnz_per_row (int): at most `dim`; the columns of a row differ from each other.
+
+    Returns:
+        BatchedCSR: packed, on the host.
+    """
+    columns = rng.rand(min(batch, DIFFERENT), dim, dim).argsort(axis=2)[:, :, :nnz_per_row]
+    columns = numpy.resize(columns, (batch, dim, nnz_per_row)).astype(numpy.int32)
+    columns += numpy.arange(0, batch * dim, dim, dtype=numpy.int32)[:, None, None]
+    # Not through the checking constructor, which takes seconds where nnz is in the millions.
+    offsets = numpy.arange(0, batch * dim + 1, dim, dtype=numpy.int32)
+    return chainer_bspmm.BatchedCSR._trusted(
+        indptr=numpy.arange(0, columns.size + 1, nnz_per_row, dtype=numpy.int32),
+        indices=columns.ravel(),
+        data=rng.uniform(0.5, 1.5, columns.size).astype('f'),
+        row_offsets=offsets,
+        col_offsets=offsets,
+        n_relations=1,
+        layout='packed',
+        max_atom_id=None,
+        is_symmetric=False,
+    )
+
+
+def single(matrix):
+    """Return one SciPy matrix as a batch of one graph."""
+    matrix = matrix.tocsr()
+    row_offsets, col_offsets = numpy.array([[0, 0], matrix.shape], numpy.int32).T.copy()
+    return chainer_bspmm.BatchedCSR._trusted(
+        indptr=matrix.indptr.astype(numpy.int32),
+        indices=matrix.indices.astype(numpy.int32),
+        data=matrix.data,
+        row_offsets=row_offsets,
+        col_offsets=col_offsets,
+        n_relations=1,
+        layout='packed',
+        max_atom_id=None,
+        is_symmetric=False,
+    )
+
+
+def molecules(smiles):
+    """Return the normalised adjacency matrices D^-1/2 (A + I) D^-1/2 of molecules.
+
+    As the RSGCN preprocessor of Chainer Chemistry makes them: heavy atoms in the order of the
+    canonical SMILES, bonds of every type alike.
+
+    Args:
+        smiles (iterable of str): those that RDKit cannot parse or that have no atom are skipped.
+
+    Returns:
+        list of numpy.ndarray: (n, n) float64, in the order of `smiles`.
+    """
+    from rdkit import Chem
+    from rdkit import rdBase
+
+    matrices = []
+    with rdBase.BlockLogs():
+        for text in smiles:
+            molecule = Chem.MolFromSmiles(text)
+            if molecule is None or not molecule.GetNumAtoms():
+                continue
+            molecule = Chem.MolFromSmiles(Chem.MolToSmiles(molecule))
+            adjacency = Chem.GetAdjacencyMatrix(molecule) + numpy.eye(molecule.GetNumAtoms())
+            scale = 1 / numpy.sqrt(adjacency.sum(axis=1))
+            matrices.append(scale[:, None] * adjacency * scale)
+    return matrices
+
+
+def banded(rng, n_rows, half_width):
+    """Return (n_rows, n_rows) float64 with every diagonal from -half_width to half_width full."""
+    offsets = range(-half_width, half_width + 1)
+    return scipy.sparse.diags(
+        [rng.uniform(0.5, 1.5, n_rows - abs(offset)) for offset in offsets], offsets, format='csr'
+    )
+
+
+def blocks_of_mesh(rng, side):
+    """Return the matrix of a finite element model: 3 unknowns at every node of a cubic mesh.
+
+    Every node meets itself and its neighbours in the cube of 27 around it, each with a dense 3 x 3
+    block: 81 non-zeros a row inside the mesh, fewer at its faces.
+
+    Args:
+        rng (numpy.random.RandomState): draws the values.
+        side (int): nodes along an edge of the mesh.
+
+    Returns:
+        scipy.sparse.csr_matrix: (3 side^3, 3 side^3) float64.
+    """
+    line = scipy.sparse.diags([1.0, 1.0, 1.0], [-1, 0, 1], shape=(side, side))
+    pattern = scipy.sparse.kron(
+        scipy.sparse.kron(scipy.sparse.kron(line, line), line), numpy.ones((3, 3)), format='csr'
+    )
+    pattern.eliminate_zeros()
+    pattern.data = rng.uniform(0.5, 1.5, pattern.nnz)
+    return pattern
+
+
+def power_law(rng, n_rows, mean, longest):
+    """Return a matrix with row lengths of a power law and random columns.
+
+    Row lengths are ``mean / 2 * u ** (-1 / 2)`` with u uniform on (0, 1], at most `longest`: a
+    Pareto law of index 2, in random order. Without the bound their mean would be `mean`.
+
+    Args:
+        rng (numpy.random.RandomState): draws lengths, columns and values.
+        n_rows (int): rows and columns.
+        mean, longest (int): entries a row.
+
+    Returns:
+        scipy.sparse.csr_matrix: (n_rows, n_rows) float64, the entries of a row in order; draws
+        that hit the same place are added up.
+    """
+    lengths = numpy.minimum(mean / 2 / numpy.sqrt(1 - rng.rand(n_rows)), longest).astype(int)
+    indptr = numpy.append(0, numpy.cumsum(lengths))
+    matrix = scipy.sparse.csr_matrix(
+        (rng.uniform(0.5, 1.5, indptr[-1]), rng.randint(0, n_rows, indptr[-1]), indptr),
+        shape=(n_rows, n_rows),
+    )
+    matrix.sum_duplicates()
+    return matrix

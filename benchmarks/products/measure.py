@@ -1,0 +1,216 @@
+"""Timing on a GPU, by CUDA graphs and on the host, and copies to compare with."""
+
+import time
+
+import chainer_bspmm  # noqa: F401  first: repairs Chainer
+import chainer
+import cupy
+import numpy
+
+from benchmarks import harness
+from benchmarks.harness import summary
+
+CALLS = 50  # calls captured in one graph: a replay's own cost is shared among them
+ROUNDS = 30
+DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
+
+# Copies n float4; every thread has UNROLL loads in flight before it stores the first.
+COPY = r"""
+extern "C" __global__ void copy(
+    const float4* __restrict__ source, float4* __restrict__ target, int n) {
+  const int tile = blockDim.x * UNROLL;
+  for (int start = blockIdx.x * tile; start < n; start += gridDim.x * tile) {
+    float4 held[UNROLL];
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+      const int i = start + k * blockDim.x + threadIdx.x;
+      if (i < n) held[k] = source[i];
+    }
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+      const int i = start + k * blockDim.x + threadIdx.x;
+      if (i < n) target[i] = held[k];
+    }
+  }
+}
+"""
+
+
+def conditions(commit):
+    """Return what a result of the first GPU depends on; `commit` None asks git."""
+    return harness.conditions(commit, device=chainer.get_device('@cupy:0'))
+
+
+def copy(source, target):
+    """Copy one array to another of its size on the device, on the current stream."""
+    cupy.cuda.runtime.memcpyAsync(
+        target.data.ptr,
+        source.data.ptr,
+        source.nbytes,
+        DEVICE_TO_DEVICE,
+        cupy.cuda.get_current_stream().ptr,
+    )
+
+
+def copy_of(n_bytes):
+    """Return a function that copies on the device, and reads and writes `n_bytes` in all."""
+    source, target = (cupy.ones(max(n_bytes // 8, 1), 'f') for _ in range(2))
+    return lambda: copy(source, target)
+
+
+def capture(call, n_calls=CALLS):
+    """Return a CUDA graph of n_calls calls, with what keeps its memory alive.
+
+    Everything that a call allocates comes from a separate pool of the graph.
+    """
+    stream = cupy.cuda.Stream(non_blocking=True)
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc), stream:
+        for _ in range(3):  # compiles, and fills the pool
+            call()
+        stream.synchronize()
+        stream.begin_capture()
+        for _ in range(n_calls):
+            call()
+        graph = stream.end_capture()
+    return graph, stream, pool
+
+
+def device_times(calls):
+    """Measure device microseconds a call of several contenders, interleaved, with a warm L2.
+
+    Args:
+        calls (dict): name -> function without arguments that launches on the current stream.
+
+    Returns:
+        dict: name -> {'median', 'low', 'high'}: over ROUNDS replays, low and high are the 10th
+        and 90th percentile.
+    """
+    return replay_times({name: (*capture(call), CALLS) for name, call in calls.items()}, ROUNDS)
+
+
+def replay_times(graphs, n_rounds):
+    """Measure device microseconds a call of several CUDA graphs, interleaved, with a warm L2.
+
+    Args:
+        graphs (dict): name -> (graph, stream, memory to keep alive, calls in the graph).
+        n_rounds (int): replays of each.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    times = {name: [] for name in graphs}
+    for _ in range(n_rounds):
+        for name, graph in graphs.items():
+            times[name].append(_replay(*graph))
+    return {name: summary(values) for name, values in times.items()}
+
+
+def cold_times(graphs, flushes, n_rounds):
+    """Measure device microseconds a call of several CUDA graphs that empty the L2 before each call.
+
+    The time of emptying is measured in every round and subtracted. Dirty lines of a call are
+    written back during the next emptying and so charged to the call.
+
+    Args:
+        graphs (dict): as :func:`replay_times`, every call with a :class:`Flush` before it.
+        flushes (tuple): the same for the :class:`Flush` alone.
+        n_rounds (int): replays of each.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    times = {name: [] for name in graphs}
+    for _ in range(n_rounds):
+        emptying = _replay(*flushes)
+        for name, graph in graphs.items():
+            times[name].append(_replay(*graph) - emptying)
+    return {name: summary(values) for name, values in times.items()}
+
+
+def _replay(graph, stream, _, n_calls):
+    """Return device microseconds a call in the second of two replays."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    graph.launch(stream)
+    start.record(stream)
+    graph.launch(stream)
+    stop.record(stream)
+    stop.synchronize()
+    return cupy.cuda.get_elapsed_time(start, stop) * 1e3 / n_calls
+
+
+class Flush:
+    """Empty the L2 of the current device: read twice as much other memory, which stays clean."""
+
+    _SOURCE = r"""
+    extern "C" __global__ void flush(const float4 *memory, const int n, float *never)
+    {
+        float sum = 0;
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+            const float4 read = memory[i];
+            sum += read.x + read.y + read.z + read.w;
+        }
+        if (sum != 0) *never = sum;  // the memory is 0; without this nothing would be read
+    }
+    """
+
+    def __init__(self):
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        self._memory = cupy.zeros(2 * properties['l2CacheSize'] // 4, 'f')
+        self._never = cupy.zeros(1, 'f')
+        self._grid = (8 * properties['multiProcessorCount'],)
+        self._kernel = cupy.RawKernel(self._SOURCE, 'flush')
+
+    def __call__(self):
+        self._kernel(
+            self._grid, (256,), (self._memory, numpy.int32(self._memory.size // 4), self._never)
+        )
+
+
+def wall_times(calls, n_rounds, n_calls=5):
+    """Measure microseconds from the start of one call until the device is done, interleaved.
+
+    Every contender's turn begins with one call that is not measured: else the first of several that
+    share much code would pay for bringing it into the processor's caches.
+
+    Args:
+        calls (dict): name -> function without arguments that launches.
+        n_rounds (int): turns of each.
+        n_calls (int): calls a turn, each of them waited for.
+
+    Returns:
+        dict: as :func:`device_times`.
+    """
+    device = cupy.cuda.Device()
+    times = {name: [] for name in calls}
+    for _ in range(n_rounds):
+        for name, call in calls.items():
+            call()
+            device.synchronize()
+            start = time.perf_counter()
+            for _ in range(n_calls):
+                call()
+                device.synchronize()
+            times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
+    return {name: summary(values) for name, values in times.items()}
+
+
+def host_times(calls, n_calls=100):
+    """Measure host microseconds until a call returns, interleaved; the device is never waited for.
+
+    Args, Returns:
+        as :func:`device_times`; n_calls calls make one round.
+    """
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(20):
+            call()
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            cupy.cuda.Device().synchronize()
+            start = time.perf_counter()
+            for _ in range(n_calls):
+                call()
+            times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
+    cupy.cuda.Device().synchronize()
+    return {name: summary(values) for name, values in times.items()}

@@ -1,0 +1,441 @@
+"""How long does a training step take from iterator to update: eager, captured, dense, sparse?
+
+Upstream's dense model, ours under StandardUpdater and under GraphUpdater, PyTorch Geometric eager
+and captured, on a GPU: ``python -m benchmarks.training.bench_captured --tox21 tox21.csv.gz`` writes
+``benchmarks/results/<gpu>/captured.json``; ``python -m benchmarks.plot captured`` draws it.
+``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
+"""
+
+import collections
+import gc
+import importlib.util
+import itertools
+import statistics
+import time
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer.backends import cuda
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+import numpy
+
+from benchmarks import data_sets
+from benchmarks import harness
+from benchmarks.training import step_contenders
+from benchmarks.training import subjects
+from benchmarks.training.step_contenders import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
+from benchmarks.training.step_contenders import synchronize
+from benchmarks.training.subjects import GEOMETRIC, MAX_ROUNDS, MIN_ROUNDS, UPSTREAM
+from chainer_bspmm.dataset import smiles
+
+METHODS = subjects.FIVE
+BATCHES = (128, 1024, 32)
+FIRST = 'tox21', 128  # data set and batch of the bars
+SECONDS, TIME = 2.0, 185.0
+TURN = 0.15  # seconds of a contender's turn, which has from MIN_STEPS to MAX_STEPS steps
+MIN_STEPS, MAX_STEPS = 3, 50
+REPLAYS = 50
+PROFILED = 5  # steps
+FOR_PROFILES = 25  # seconds reserved at the end
+
+OVER_UPSTREAM, OVER_GEOMETRIC = 20, 5
+
+QM9_SIZE, QM9_BATCH = 130831, 128
+EPOCHS = 4  # the first captures
+MOST_SECONDS = 90.0  # a longer epoch of upstream's is extrapolated
+PROBE = 30  # steps
+
+# A method on a data set. examples: PyTorch Geometric's, or None; result: dict, what is stored.
+Subject = collections.namedtuple('Subject', 'model dense sparse examples result')
+
+
+def measure_steps(found, device, seconds):
+    """Time steps of all contenders, interleaved, in turns of as many as take `TURN` seconds.
+
+    Args:
+        found (dict): name -> contender, which was warmed up.
+
+    Returns:
+        tuple: name -> {'wall', 'host': summaries in milliseconds a step, 'steps a turn'}, where
+        wall ends when the device is done with the turn's last step, host when it was launched;
+        number of rounds.
+    """
+    n_steps = {}
+    for name, contender in found.items():
+        synchronize(device)
+        start = time.perf_counter()
+        contender.run(MIN_STEPS)
+        synchronize(device)
+        step = (time.perf_counter() - start) / MIN_STEPS
+        n_steps[name] = int(numpy.clip(TURN / step, MIN_STEPS, MAX_STEPS))
+    times = {name: [] for name in found}
+    start, n_rounds = time.perf_counter(), 0
+    while n_rounds < MIN_ROUNDS or (
+        time.perf_counter() - start < seconds and n_rounds < MAX_ROUNDS
+    ):
+        for name, contender in found.items():
+            # An unmeasured step fills the processor's caches again.
+            contender.run(1)
+            synchronize(device)
+            clock = [time.perf_counter()]
+            contender.run(n_steps[name])
+            clock.append(time.perf_counter())
+            synchronize(device)
+            clock.append(time.perf_counter())
+            times[name].append([(end - clock[0]) * 1e3 / n_steps[name] for end in clock[1:]])
+        n_rounds += 1
+    result = {}
+    for name, rows in times.items():
+        host, wall = zip(*rows)
+        result[name] = {
+            'wall': harness.summary(list(wall)),
+            'host': harness.summary(list(host)),
+            'steps a turn': n_steps[name],
+        }
+    return result, n_rounds
+
+
+def replay_ms(contender):
+    """Return device milliseconds of a captured step, from the start of one replay to the next."""
+    start, stop = cuda.cupy.cuda.Event(), cuda.cupy.cuda.Event()
+    contender.replay()
+    start.record()
+    for _ in range(REPLAYS):
+        contender.replay()
+    stop.record()
+    stop.synchronize()
+    return cuda.cupy.cuda.get_elapsed_time(start, stop) / REPLAYS
+
+
+def kernels_ms(contender, device):
+    """Return the milliseconds that the kernels of an eager step take, by PyTorch's profiler."""
+    from torch import autograd
+    from torch import profiler
+
+    contender.run(step_contenders.WARM)
+    synchronize(device)
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
+        contender.run(PROFILED)
+        synchronize(device)
+    total = sum(
+        event.time_range.elapsed_us()
+        for event in found.events()
+        if event.device_type == autograd.DeviceType.CUDA
+        and not event.name.startswith(('Memcpy', 'Memset', 'Optimizer.'))
+    )
+    return total / 1e3 / PROFILED
+
+
+def run_cell(makers, n_molecules, n_batch, device, seconds):
+    """Return what is measured of one method, data set and batch; and the eager contenders."""
+    found, not_run = {}, {}
+    for name, make in makers.items():
+        try:
+            contender = make()
+            contender.warm()
+        except Exception as error:  # the others are timed anyway
+            not_run[name] = described(error)
+        else:
+            found[name] = contender
+    milliseconds, n_rounds = measure_steps(found, device, seconds)
+    for name, contender in found.items():
+        if contender.is_captured:
+            add_device_time(milliseconds[name], replay_ms(contender))
+        milliseconds[name]['epoch_seconds'] = round(
+            milliseconds[name]['wall']['median'] * n_molecules / n_batch / 1e3, 4
+        )
+    result = {
+        'n_rounds': n_rounds,
+        'milliseconds': milliseconds,
+        'not_run': not_run,
+        'peak_bytes': {name: contender.peak_bytes() for name, contender in found.items()},
+    }
+    eager = {name: contender for name, contender in found.items() if not contender.is_captured}
+    found.clear()
+    gc.collect()  # or graphs would be freed while the next cell is timed
+    for contender in eager.values():
+        contender.free()
+    return result, eager
+
+
+def add_device_time(times, device_ms):
+    """Add to a contender's times those of the device, and its share of the step."""
+    times['device'] = round(device_ms, 4)
+    times['busy'] = round(device_ms / times['wall']['median'], 3)
+
+
+def ratio(cell, name, over):
+    """Return how many times faster one is than another; None where one was not run."""
+    times = cell['milliseconds']
+    if name not in times or over not in times:
+        return None
+    return times[over]['wall']['median'] / times[name]['wall']['median']
+
+
+def bars(methods, n_batch=FIRST[1]):
+    """Return {bar: {'ratio', 'met'}} of the five models; not met where ours was not run."""
+    found = {}
+    for method, of in methods.items():
+        if 'wrong' in of:
+            found['%s: steps agree' % method] = {'ratio': None, 'met': False}
+        cell = of['batches'].get(str(n_batch))
+        if cell is None:
+            continue
+        for name in (ON_DEVICE, CAPTURED):
+            for over, least in (
+                (UPSTREAM, OVER_UPSTREAM),
+                (GEOMETRIC, OVER_GEOMETRIC),
+                (GEOMETRIC_CAPTURED, 1),
+            ):
+                if over not in cell['milliseconds']:
+                    continue
+                times = ratio(cell, name, over)
+                found[
+                    '%s, batch %d: %s at least %gx faster than %s'
+                    % (method, n_batch, name, least, over)
+                ] = {
+                    'ratio': times and round(times, 2),
+                    'met': times is not None and times >= least,
+                }
+    return found
+
+
+def table(title, cell):
+    """Return a cell's results as lines of text."""
+    lines = [title]
+    for name, times in cell['milliseconds'].items():
+        over = ratio(cell, name, UPSTREAM)
+        peak = cell['peak_bytes'][name]
+        lines.append(
+            '  %-29s wall %8.3f ms (host %8.3f)%s%s%s'
+            % (
+                name,
+                times['wall']['median'],
+                times['host']['median'],
+                '' if over is None else ' %6.1fx' % over,
+                '; device %.3f, busy %.0f %%' % (times['device'], 100 * times['busy'])
+                if 'device' in times
+                else '',
+                '' if peak is None else '; %.1f MB' % (peak / 1e6),
+            )
+        )
+    return lines + ['  %s not run: %s' % item for item in cell['not_run'].items()]
+
+
+def run(args, device):
+    """Measure all cells, the most important first; the file is written after every one."""
+    start = time.perf_counter()
+    result = {
+        'question': 'milliseconds of a training step: iterator, converter, forward, backward, Adam',
+        'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many '
+        'steps as take %g s, at least %d, at most %d, waited for after the last of them; '
+        'wall is that time a step, host that until the last was launched; reported '
+        'values are not read in a step; %d units, %d layers, float32, Adam. '
+        'device: captured, between replays by events; eager, the sum of the kernels; '
+        'busy: device over wall. peak_bytes: what the memory pools hold, parameters '
+        'and data on the device included. epoch_seconds: wall times molecules over '
+        'batch. PyTorch Geometric eager: its loader in the same process; captured: '
+        'batches by this package, which is faster, sent in one copy to padded buffers'
+        % (TURN, MIN_STEPS, MAX_STEPS, subjects.N_UNIT, subjects.N_LAYERS),
+        'conditions': harness.step_conditions(args.commit, device),
+        'data': {},
+    }
+    read, sets, ready = {}, {}, {}
+    eager, not_run = [], []
+    for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
+        if data not in read:
+            *read[data], description = subjects.molecules(data, args)
+            result['data'][data] = {'description': description, 'methods': {}}
+        of_data = result['data'][data]
+        title = '%s %s, batch %d' % (data, method, n_batch)
+        if time.perf_counter() - start > args.time - FOR_PROFILES:
+            not_run.append(title)
+            continue
+        if (data, method) not in ready:
+            kind = data, smiles.KINDS[preprocess_method_dict[method].__name__]
+            if kind not in sets:
+                sets[kind] = data_sets.of_smiles(*read[data], method)
+            of_data['n_molecules'] = len(sets[kind][0])
+            ready[data, method] = prepared(method, *sets[kind], device)
+            of_data['methods'][method] = ready[data, method].result
+        subject = ready[data, method]
+        if 'wrong' in subject.result or n_batch > len(subject.sparse):
+            continue
+        cell, running = run_cell(
+            contenders(method, subject, n_batch, device),
+            len(subject.sparse),
+            n_batch,
+            device,
+            args.seconds,
+        )
+        subject.result['batches'][str(n_batch)] = cell
+        eager.append((title, cell, running))
+        print('\n'.join(table(title, cell)), flush=True)
+        save(result, not_run, args.out)
+    if device.xp is not numpy and importlib.util.find_spec('torch'):
+        profile(eager, device, start + args.time, not_run)
+    path = save(result, not_run, args.out)
+    for bar, of in result.get('bars', {}).items():
+        print(
+            '%s: %s%s'
+            % (
+                bar,
+                'met' if of['met'] else 'MISSED',
+                '' if of['ratio'] is None else ' (%.2fx)' % of['ratio'],
+            )
+        )
+    print('not run for lack of time:', not_run or 'nothing')
+    print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
+    if any('wrong' in subject.result for subject in ready.values()):
+        raise SystemExit('not all steps agree')
+
+
+def prepared(method, dense, sparse, device):
+    """Return the `Subject` of a method on a data set; wrong steps are not timed."""
+    model = subjects.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
+    result = {'relative_errors': {}, 'batches': {}}
+    examples = None
+    try:
+        result['relative_errors'].update(step_contenders.check(model, dense, sparse, device))
+    except Exception as error:  # the other methods are measured; the run fails at its end
+        result['wrong'] = described(error)
+        print('%s: %s' % (method, result['wrong']), flush=True)
+    if device.xp is not numpy and importlib.util.find_spec('torch_geometric'):
+        from benchmarks.peers import geometric_models
+
+        if method in geometric_models.PEERS:
+            examples = geometric_models.examples_of(sparse)
+            try:
+                result['relative_errors'].update(
+                    step_contenders.check_peers(method, examples, sparse, device)
+                )
+            except Exception as error:
+                result['no peer'] = described(error)
+    return Subject(model, dense, sparse, examples, result)
+
+
+def described(error):
+    return '%s: %s' % (type(error).__name__, str(error)[:500])
+
+
+def contenders(method, subject, n_batch, device):
+    """Return name -> function that makes a contender, of both libraries."""
+    sparse = subject.sparse
+    found = step_contenders.trainers(subject.model, subject.dense, sparse, n_batch, device)
+    if subject.examples is not None:
+        found.update(step_contenders.peers(method, subject.examples, sparse, n_batch, device))
+    if 'no peer' in subject.result:
+        del found[GEOMETRIC_CAPTURED]
+    return found
+
+
+def profile(eager, device, deadline, not_run):
+    """Add the device time of eager steps; last, as a profiler slows down what follows it."""
+    for title, cell, running in eager:
+        for name, contender in running.items():
+            if time.perf_counter() > deadline:
+                not_run.append('device time of %s, %s' % (title, name))
+                continue
+            try:
+                add_device_time(cell['milliseconds'][name], kernels_ms(contender, device))
+            except RuntimeError as error:  # another profiler may be attached
+                cell['not_run']['device time of %s' % name] = str(error)
+
+
+def save(result, not_run, out):
+    result['not_run'] = not_run
+    if FIRST[0] in result['data']:
+        result['bars'] = bars(result['data'][FIRST[0]]['methods'])
+    return harness.save('captured', result, out)
+
+
+def run_epochs(args, device):
+    """Time epochs of RSGCN on all of QM9, or on as many molecules."""
+    *read, description = data_sets.qm9(args.limit, args.qm9)
+    dense, sparse = data_sets.of_smiles(*read, 'rsgcn')
+    n = args.molecules
+    if n is None:
+        n = len(sparse) if args.qm9 else QM9_SIZE
+    if n > len(sparse):
+        description += ', %d molecules over and over' % len(sparse)
+    order = numpy.arange(n) % len(sparse)
+    model = subjects.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
+    errors = step_contenders.check(model, dense, sparse, device)
+    several = [dense[i] for i in range(len(dense))]
+    makers = step_contenders.trainers(
+        model, [several[i] for i in order], sparse[order], QM9_BATCH, device
+    )
+    result = {
+        'question': 'seconds of an epoch of RSGCN on %d molecules, batches of %d' % (n, QM9_BATCH),
+        'method': 'Iterator, converter, forward, backward, Adam; to the end of the device. '
+        'Molecules: %s' % description,
+        'conditions': harness.step_conditions(args.commit, device),
+        'relative_errors': errors,
+        'seconds': {},
+    }
+    for name in (ON_DEVICE, CAPTURED, EAGER, UPSTREAM):
+        if name not in makers:
+            continue
+        trainer = makers[name]()
+        found = result['seconds'][name] = {}
+        if trainer.is_captured:
+            epochs = [trainer.epoch() for _ in range(EPOCHS)]
+            found['epochs, the first with capture'] = [round(seconds, 4) for seconds, _ in epochs]
+            found['epoch'] = round(statistics.median(seconds for seconds, _ in epochs[1:]), 4)
+            found['steps'] = epochs[-1][1]
+        else:
+            trainer.warm()
+            synchronize(device)
+            start = time.perf_counter()
+            trainer.run(PROBE)
+            synchronize(device)
+            step = (time.perf_counter() - start) / PROBE
+            expected = step * n / QM9_BATCH
+            if expected > MOST_SECONDS:
+                found['epoch'] = round(expected, 3)
+                found['extrapolated from steps'] = PROBE
+            else:
+                trainer.epoch()  # the rest of the one begun
+                seconds, found['steps'] = trainer.epoch()
+                found['epoch'] = round(seconds, 3)
+        result['over upstream'] = (
+            {
+                other: round(result['seconds'][UPSTREAM]['epoch'] / of['epoch'], 1)
+                for other, of in result['seconds'].items()
+            }
+            if name == UPSTREAM
+            else {}
+        )
+        print('%-29s %s' % (name, found), flush=True)
+        path = harness.save('captured_epoch', result, args.out)
+    print('over upstream: %s; wrote %s' % (result['over upstream'], path))
+
+
+def main(argv=None):
+    parser = subjects.step_argument_parser(
+        __doc__, METHODS, BATCHES, SECONDS, '0', 'number of a GPU; -1 (CPU) captures nothing'
+    )
+    parser.add_argument(
+        '--time',
+        type=float,
+        default=TIME,
+        help='seconds of the whole run; what does not fit is skipped and listed',
+    )
+    parser.add_argument('--epoch', action='store_true', help='time epochs instead of steps')
+    parser.add_argument(
+        '--qm9',
+        metavar='FILE',
+        help='for such epochs: all of QM9, by '
+        "examples/qm9/make_sample.py --all; without it the sample's molecules over "
+        'and over',
+    )
+    parser.add_argument('--molecules', type=int, help='of such an epoch')
+    args = parser.parse_args(argv)
+    device = harness.device_of(args.device)
+    if args.epoch:
+        run_epochs(args, device)
+    else:
+        run(args, device)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,309 @@
+"""The contenders of bench_captured, from iterator to update, and a check that their steps agree."""
+
+import contextlib
+import copy
+import time
+
+import chainer_bspmm
+import chainer
+from chainer.backends import cuda
+from chainer.iterators import SerialIterator
+from chainer.iterators import ShuffleOrderSampler
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+import numpy
+
+from benchmarks import harness
+from benchmarks.training.subjects import GEOMETRIC, N_LAYERS, N_UNIT, UPSTREAM
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.training import GraphUpdater
+
+EAGER = 'ours eager'
+CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
+GEOMETRIC_CAPTURED = 'PyTorch Geometric captured'
+
+WARM = 3
+WARM_CAPTURED = 30  # enough for each of GraphUpdater's sizes to occur twice
+
+N_EQUAL = 16  # molecules of the batch on which contenders must agree
+# With so large an eps Adam's step is nearly a multiple of the gradient, so that rounding errors of
+# small gradients stay small; with so large a step the rounding of the parameters does not matter.
+GENTLE = {'eps': 1.0, 'lr': 1e3}
+STEP_ERROR = 1e-4  # relative, of what a step changes of any parameter; float32 on both sides
+
+
+class Trainer:
+    """Train a Chainer model by an updater whose arrays lie in a separate memory pool.
+
+    Args:
+        kind (type): StandardUpdater or GraphUpdater.
+        model (chainer.Link): Classifier or Regressor; copied.
+        converter (callable): of a list of examples and a device.
+        data_set (callable): returns the data set; what it puts on the device counts.
+        n_batch (int): molecules of a batch.
+        device (chainer.backend.Device): where.
+        optimizer (Optimizer or None): None means Adam.
+        shuffle (bool): False gives the molecules in their order.
+    """
+
+    def __init__(
+        self, kind, model, converter, data_set, n_batch, device, optimizer=None, shuffle=True
+    ):
+        self._device = device
+        self._pool = None if device.xp is numpy else cuda.cupy.cuda.MemoryPool()
+        self.is_captured = kind is GraphUpdater
+        self.model = copy.deepcopy(model)
+        with self._memory():
+            self.model.to_device(device)
+            self.optimizer = (optimizer or chainer.optimizers.Adam()).setup(self.model)
+            order = ShuffleOrderSampler(numpy.random.RandomState(0)) if shuffle else None
+            iterator = SerialIterator(
+                data_set(), n_batch, order_sampler=order, shuffle=None if shuffle else False
+            )
+            self.updater = kind(iterator, self.optimizer, converter=converter, device=device)
+        self._reporter = chainer.Reporter()
+        self._reporter.add_observer('main', self.model)
+        self._reporter.add_observers('main', self.model.namedlinks(skipself=True))
+
+    def _memory(self):
+        if self._pool is None:
+            return contextlib.nullcontext()
+        return cuda.cupy.cuda.using_allocator(self._pool.malloc)
+
+    def run(self, n_steps):
+        """Update; values are reported as under a Trainer, but not read."""
+        with self._memory():
+            for _ in range(n_steps):
+                with self._reporter.scope({}):
+                    self.updater.update()
+
+    def epoch(self):
+        """Train to the end of an epoch, and wait for the device; return seconds and steps."""
+        start, first = time.perf_counter(), self.updater.iteration
+        self.run(1)
+        while not self.updater.is_new_epoch:
+            self.run(1)
+        synchronize(self._device)
+        return time.perf_counter() - start, self.updater.iteration - first
+
+    def warm(self):
+        self.run(WARM_CAPTURED if self.is_captured else WARM)
+        self.programs()
+
+    def programs(self):
+        """Return the captured steps; raise AssertionError where there should be some."""
+        if not self.is_captured:
+            return []
+        found = [program for program in self.updater._programs.values() if program.is_captured]
+        if not found:
+            raise AssertionError('trains eagerly: %s' % self.updater._reason)
+        return found
+
+    def replay(self):
+        """Replay the most used graph with the batch in its buffers."""
+        max(self.programs(), key=lambda program: program._n_replays)._replay()
+
+    def peak_bytes(self):
+        """Return what its memory pools hold; None on the host."""
+        if self._pool is None:
+            return None
+        n_bytes = self._pool.total_bytes()
+        if self.is_captured:
+            n_bytes += self.updater.graph_nbytes
+        return n_bytes
+
+    def free(self):
+        """Give back what is not in use."""
+        if self._pool is not None:
+            self._pool.free_all_blocks()
+
+
+class Geometric:
+    """Train by PyTorch Geometric, see `geometric_models.Loaded` and `Captured`."""
+
+    def __init__(self, make, is_captured):
+        import torch
+
+        self._torch = torch
+        torch.cuda.empty_cache()
+        self._before = torch.cuda.memory_reserved()
+        self._peer = make()
+        self.is_captured = is_captured
+
+    def run(self, n_steps):
+        self._peer.run(n_steps)
+
+    def warm(self):
+        self.run(WARM_CAPTURED if self.is_captured else WARM)
+        # Without what the others hold by now.
+        self._bytes = self._torch.cuda.memory_reserved() - self._before
+
+    def replay(self):
+        self._peer.replay()
+
+    def peak_bytes(self):
+        return self._bytes
+
+    def free(self):
+        self._torch.cuda.empty_cache()
+
+
+def synchronize(device):
+    if device.xp is not numpy:
+        cuda.cupy.cuda.runtime.deviceSynchronize()  # streams of every library
+
+
+def can_capture(device):
+    return device.xp is not numpy
+
+
+def trainers(model, dense, sparse, n_batch, device, **options):
+    """Return name -> function that makes the `Trainer`; without a GPU none is captured."""
+
+    def make(kind, model, converter, data_set):
+        return lambda: Trainer(
+            kind,
+            model,
+            converter,
+            data_set,
+            n_batch,
+            device,
+            **{name: copy.deepcopy(value) for name, value in options.items()},
+        )
+
+    swapped = chainer_bspmm.sparsify(copy.deepcopy(model))
+    sparse_concat_mols = chainer_bspmm.concat_mols
+    found = {
+        UPSTREAM: make(StandardUpdater, model, upstream_concat_mols, lambda: dense),
+        EAGER: make(StandardUpdater, swapped, sparse_concat_mols, lambda: sparse),
+    }
+    if can_capture(device):
+        found[CAPTURED] = make(GraphUpdater, swapped, sparse_concat_mols, lambda: sparse)
+        found[ON_DEVICE] = make(
+            GraphUpdater, swapped, sparse_concat_mols, lambda: DeviceDataset(sparse, device)
+        )
+    return found
+
+
+def peers(method, examples, sparse, n_batch, device):
+    """Return name -> function that makes the `Geometric`."""
+    from benchmarks.peers import geometric_models
+
+    def network():
+        return geometric_models.network(
+            method, N_UNIT, N_LAYERS, sparse.molecules.labels[0].shape[1]
+        )
+
+    def captured():
+        order = ShuffleOrderSampler(numpy.random.RandomState(0))
+        return geometric_models.Captured(
+            network(), SerialIterator(sparse, n_batch, order_sampler=order), device
+        )
+
+    return {
+        GEOMETRIC: lambda: Geometric(
+            lambda: geometric_models.Loaded(network(), examples, n_batch, device), False
+        ),
+        GEOMETRIC_CAPTURED: lambda: Geometric(captured, True),
+    }
+
+
+def equal_sizes(sparse):
+    """Return the numbers of molecules of one size: in a batch of them upstream pads nothing."""
+    sizes = sparse.molecules.sizes[sparse.order]
+    counts = numpy.bincount(sizes)
+    counts[:4] = 0
+    return numpy.flatnonzero(sizes == counts.argmax())[:N_EQUAL]
+
+
+def check(model, dense, sparse, device):
+    """Compare what one step from equal state changes; dropout is off, all else as it is timed.
+
+    Returns:
+        dict: the largest relative error of any parameter's change, against upstream's.
+
+    Raises:
+        AssertionError: it is too large, or a step was not captured.
+    """
+    index = equal_sizes(sparse)
+    model = copy.deepcopy(model)
+    for link in model.links():
+        if hasattr(link, 'dropout_ratio'):
+            link.dropout_ratio = 0.0
+    adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
+    changes = {}
+    for name, make in trainers(
+        model,
+        [dense[i] for i in index],
+        sparse[index],
+        len(index),
+        device,
+        optimizer=adam,
+        shuffle=False,
+    ).items():
+        trainer = make()
+        before = parameters(trainer.model)
+        if trainer.is_captured:
+            trainer.run(1)  # which is eager; the next one is a replay
+            put_back(trainer, before)
+        trainer.run(1)
+        trainer.programs()
+        after = parameters(trainer.model)
+        changes[name] = {path: after[path] - before[path] for path in before}
+    return judged(changes, UPSTREAM)
+
+
+def parameters(model):
+    return {path: cuda.to_cpu(parameter.array).copy() for path, parameter in model.namedparams()}
+
+
+def put_back(trainer, values):
+    """Give a trainer its parameters back, and its optimizer the state from before any step."""
+    trainer.optimizer.t = 0
+    for path, parameter in trainer.model.namedparams():
+        parameter.array[...] = trainer.model.xp.asarray(values[path])
+        parameter.update_rule.t = 0
+        for array in (parameter.update_rule.state or {}).values():
+            array[...] = 0
+
+
+def check_peers(method, examples, sparse, device):
+    """Compare a captured step of PyTorch Geometric with an eager one; see :func:`check`."""
+    from benchmarks.peers import geometric_models
+
+    index = equal_sizes(sparse)
+    changes = {}
+    for name in (GEOMETRIC, GEOMETRIC_CAPTURED):
+        model = geometric_models.network(
+            method, N_UNIT, N_LAYERS, sparse.molecules.labels[0].shape[1]
+        ).eval()
+        if name == GEOMETRIC:
+            peer = geometric_models.Loaded(
+                model, [examples[i] for i in index], len(index), device, **GENTLE
+            )
+        else:
+            peer = geometric_models.Captured(
+                model, SerialIterator(sparse[index], len(index)), device, **GENTLE
+            )
+        before = {
+            path: value.detach().cpu().numpy().copy() for path, value in model.named_parameters()
+        }
+        peer.run(1)
+        changes[name] = {
+            path: value.detach().cpu().numpy() - before[path]
+            for path, value in model.named_parameters()
+        }
+    return judged(changes, GEOMETRIC)
+
+
+def judged(changes, reference):
+    """Return name -> largest relative error of what changed; raise where one is too large."""
+    expected = changes.pop(reference)
+    found = {
+        name: max(harness.relative_error(of[path], expected[path]) for path in expected)
+        for name, of in changes.items()
+    }
+    if not any(change.any() for change in expected.values()):
+        raise AssertionError('a step of %s changed nothing' % reference)
+    harness.gate(found, STEP_ERROR)
+    return found

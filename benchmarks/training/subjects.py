@@ -1,0 +1,79 @@
+"""The models of the benchmarks of training and prediction, and the arguments that choose them."""
+
+import contextlib
+import io
+
+import chainer_bspmm  # noqa: F401  first: repairs Chainer
+from chainer import functions
+from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import set_up_predictor
+import numpy
+
+from benchmarks import data_sets
+from benchmarks import harness
+
+FIVE = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')
+METHODS = (*FIVE, 'relgat', 'gnnfilm')
+N_UNIT, N_LAYERS = 64, 4
+
+UPSTREAM, GEOMETRIC = 'upstream dense', 'PyTorch Geometric'
+
+MIN_ROUNDS, MAX_ROUNDS = 3, 30
+
+
+def upstream_model(method, labels, examples):
+    """Return Chainer Chemistry's dense model on the host, with all parameters initialized."""
+    numpy.random.seed(0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1])
+    if labels.dtype.kind == 'i':
+        model = Classifier(
+            predictor,
+            lossfun=functions.sigmoid_cross_entropy,
+            metrics_fun=functions.binary_accuracy,
+        )
+    else:
+        model = Regressor(
+            predictor,
+            lossfun=functions.mean_squared_error,
+            metrics_fun=functions.mean_absolute_error,
+        )
+    model(*upstream_concat_mols(examples))
+    return model
+
+
+def argument_parser(doc, methods, device, device_help):
+    """Return a parser with the options of all these benchmarks; the arguments are defaults."""
+    parser = harness.argument_parser(doc)
+    parser.add_argument('--device', default=device, help=device_help)
+    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz")
+    parser.add_argument('--methods', nargs='+', default=methods, choices=methods)
+    parser.add_argument('--limit', type=int, help='largest number of molecules of a data set')
+    return parser
+
+
+def step_argument_parser(doc, methods, batches, seconds, device, device_help):
+    """Return :func:`argument_parser` with the options of a benchmark of training steps.
+
+    Without ``--tox21`` molecules of its sizes are generated.
+    """
+    parser = argument_parser(doc, methods, device, device_help)
+    parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
+    parser.add_argument('--batches', nargs='+', type=int, default=batches)
+    parser.add_argument(
+        '--seconds',
+        type=float,
+        default=seconds,
+        help='for each method, data set and batch size: from %d to %d rounds'
+        % (MIN_ROUNDS, MAX_ROUNDS),
+    )
+    return parser
+
+
+def molecules(name, args):
+    """Return SMILES, labels and a description of ``tox21`` or ``qm9`` as the arguments ask."""
+    if name == 'tox21':
+        return data_sets.tox21(args.tox21, args.limit)
+    return data_sets.qm9(args.limit)

@@ -1,0 +1,57 @@
+"""The harness of the benchmarks: gate, errors, conditions, files; and which need no GPU."""
+
+import json
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+from benchmarks import harness
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'int32'])
+def test_relative_error(dtype):
+    expected = numpy.array([3, 4], dtype)
+    assert harness.relative_error(numpy.array([3, 4], dtype), expected) == 0
+    assert harness.relative_error(numpy.array([3, 5], dtype), expected) == 0.2
+    assert harness.relative_error(numpy.array([0, 5], dtype), 0 * expected) == 5
+    # In float16 the squares would overflow.
+    assert harness.relative_error(100 * expected, 50 * expected) == 1
+
+
+@pytest.mark.parametrize('error', [1e-5, 1, float('nan')])
+def test_the_gate_closes(error):
+    harness.gate({'good': 9e-6}, 1e-5)
+    with pytest.raises(AssertionError, match='relative errors .*bad.*, expected below 1e-05'):
+        harness.gate({'good': 9e-6, 'bad': error}, 1e-5)
+
+
+def test_summary():
+    assert harness.summary([5.0, 1.0, 2.0, 3.0, 4.0]) == {'median': 3, 'low': 1.4, 'high': 4.6}
+
+
+def test_files_and_arguments(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, 'RESULTS', tmp_path)
+    args = harness.argument_parser('One line.\n\nMore.').parse_args(['--commit', 'abc'])
+    assert (args.commit, args.out) == ('abc', None)
+    conditions = harness.conditions('abc', '/data/tox21.csv.gz', 7)
+    assert conditions['commit'] == 'abc' and conditions['data'] == 'tox21.csv.gz'
+    assert conditions['n_molecules'] == 7 and conditions['n_cpus'] > 0
+    path = harness.save('name', {'conditions': conditions})
+    assert path == tmp_path / 'cpu' / 'name.json'
+    assert json.loads(path.read_text())['conditions'] == conditions
+    path = harness.save('name', {'conditions': {'gpu': 'NVIDIA H200'}})
+    assert path == tmp_path / 'nvidia-h200' / 'name.json'
+    assert harness.save('name', {}, str(tmp_path / 'out')) == tmp_path / 'out' / 'name.json'
+
+
+@pytest.mark.slow
+def test_training_needs_no_cupy():
+    code = (
+        "import sys; sys.modules['cupy'] = None; "
+        'from benchmarks import __main__, parity, plot; '
+        'from benchmarks.training import bench_captured, bench_converter, bench_examples; '
+        'from benchmarks.training import bench_quality, bench_screening, bench_training'
+    )
+    subprocess.run([sys.executable, '-c', code], check=True)

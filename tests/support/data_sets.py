@@ -1,0 +1,104 @@
+"""Molecules of every kind, dense and sparse, and comparison of their batches."""
+
+import numpy
+
+from chainer_bspmm.dataset.molecules import Molecules
+from tests.support import random_matrix
+
+# Molecule 0 is the largest, 2 and 6 have no node, 1 and 4 are lone.
+SIZES = (37, 1, 0, 5, 1, 12, 0, 4)
+
+LABELS = {
+    'none': (),
+    'int32': (('i', ()),),
+    'float32': (('f', ()),),
+    'float64': (('d', ()),),
+    'bytes': (('?', ()),),
+    'three bytes': (('b', (3,)),),
+    'row': (('f', (12,)),),
+    'matrix': (('d', (2, 3)),),
+    'halves': (('e', (5,)),),
+    'empty rows': (('f', (0,)),),
+    'five': (('i', ()), ('f', (2,)), ('d', ()), ('?', (3,)), ('e', ())),
+}
+
+
+def molecules(sizes=(3, 1, 5), n_labels=1, out_size=None, n_relations=1, seed=0):
+    """Return dense examples as of Chainer Chemistry's preprocessors."""
+    rng = numpy.random.RandomState(seed)
+    examples = []
+    for n in sizes:
+        atoms = rng.randint(1, 9, n).astype('i')
+        adj = random_matrix(rng, n, n_relations).astype('f')
+        adj[..., range(n), range(n)] = 1
+        if out_size is not None:
+            atoms = numpy.pad(atoms, (0, out_size - n))
+            adj = numpy.pad(adj, ((0, 0),) * (adj.ndim - 2) + ((0, out_size - n),) * 2)
+        labels = [rng.uniform(size=2).astype('f') for _ in range(n_labels)]
+        examples.append(tuple([atoms, adj] + labels))
+    return examples
+
+
+def molecule_set(sizes=SIZES, n_relations=1, data='f', atoms='ids', labels='float32', seed=0):
+    """Return Molecules of random entries.
+
+    Args:
+        sizes (sequence of int): nodes of every molecule; some of them get no entry.
+        data (str or None): a dtype's letter.
+        atoms (str): 'ids', or the letter of the features' dtype.
+        labels (str): one of LABELS.
+    """
+    rng = numpy.random.RandomState(seed)
+    sizes = numpy.array(sizes)
+    n_nodes = int(sizes.sum())
+    # Molecules of three or four nodes have no entry at all.
+    row_nnz = rng.randint(0, 4, n_nodes).astype('i')
+    row_nnz[numpy.repeat((sizes == 3) | (sizes == 4), sizes)] = 0
+    widths = numpy.repeat(numpy.repeat(sizes * n_relations, sizes), row_nnz)
+    columns = (rng.uniform(size=widths.size) * widths).astype('i')
+    values = None if data is None else rng.uniform(0.5, 2, columns.size).astype(data)
+    nodes = (
+        rng.randint(1, 90, n_nodes).astype('i')
+        if atoms == 'ids'
+        else rng.uniform(size=(n_nodes, 3)).astype(atoms)
+    )
+    return Molecules(
+        nodes,
+        sizes,
+        sizes + 1,
+        row_nnz,
+        columns,
+        values,
+        n_relations,
+        [
+            (rng.uniform(-99, 99, (sizes.size,) + shape)).astype(dtype)
+            for dtype, shape in LABELS[labels]
+        ],
+    )
+
+
+def assert_same_batch(actual, expected):
+    """Compare the results of two converters, including every array of the sparse batch."""
+    (atoms, adj, *labels), (e_atoms, e_adj, *e_labels) = actual, expected
+    for a, e in zip([atoms] + labels, [e_atoms] + e_labels, strict=True):
+        numpy.testing.assert_array_equal(a, e)
+        assert a.dtype == e.dtype
+    for name in ('indptr', 'indices', 'row_offsets', 'col_offsets'):
+        a, e = getattr(adj, name), getattr(e_adj, name)
+        numpy.testing.assert_array_equal(a, e, name)
+        assert a.dtype == e.dtype == numpy.int32
+    numpy.testing.assert_array_equal(adj._host_values(), e_adj._host_values())
+    for name in (
+        'n_graphs',
+        'n_rows',
+        'n_cols',
+        'nnz',
+        'n_relations',
+        'max_rows',
+        'max_cols',
+        'max_nnz',
+        'is_symmetric',
+        'layout',
+        'max_atom_id',
+    ):
+        assert getattr(adj, name) == getattr(e_adj, name), name
