@@ -31,10 +31,18 @@ def _outside(link):
     return text if path.endswith(text.strip('`')) else f'{text} (`{path}`)'
 
 
+SECTIONS = re.compile(r'^(?:Args|Attributes|Raises):\n(?:(?: .*)?\n?)*', re.MULTILINE)
+# A line of a section that begins no item, such as `name (type): text`: it continues the last one.
+CONTINUED = re.compile(r'^ {4}(?! |\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*(?: \(.*\))?:)', re.MULTILINE)
+
+
 class Docstrings(griffe.Extension):
-    """Write ``:func:`name``` as ``name``, and `Example:` as the plural, which griffe reads."""
+    """Put docstrings into the form that griffe reads: ``name`` for ``:func:`name```, and so on."""
 
     def on_object(self, *, obj, **_):
         if obj.docstring:
             text = re.sub(r':(?:attr|class|data|exc|func|meth|mod):`~?', '`', obj.docstring.value)
-            obj.docstring.value = re.sub(r'^Example:$', 'Examples:', text, flags=re.MULTILINE)
+            text = re.sub(r'^Example:$', 'Examples:', text, flags=re.MULTILINE)
+            obj.docstring.value = SECTIONS.sub(
+                lambda section: CONTINUED.sub(' ' * 8, section[0]), text
+            )
