@@ -9,7 +9,11 @@ help:
 	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
 	@echo 'make test    run the tests'
 	@echo 'make lint    check the style'
+<<<<<<< HEAD
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
+=======
+	@echo 'make docs    build the pages and the API reference into site/'
+>>>>>>> docs
 	@echo 'make wheel   build the sdist and the wheel into dist/'
 	@echo 'make clean   remove the environments and whatever was built'
 	@echo 'PYTHON=python3.13 behind any of them uses that interpreter, in an environment of its own.'
@@ -27,12 +31,15 @@ lint: $(READY)
 bench: $(READY)
 	@$(VENV)/bin/python -m benchmarks
 
+docs: $(READY)
+	@$(VENV)/bin/python -m mkdocs build --strict
+
 wheel: $(READY)
 	@rm -rf dist
 	@$(VENV)/bin/python -m build --no-isolation --quiet
 
 clean:
-	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache site
 
 # Make the environment anew when it is not this checkout's: its interpreter was replaced or is gone,
 # or the folder was copied or moved, and the environment would run the code of the old place.
@@ -47,4 +54,8 @@ $(READY): setup.cfg pyproject.toml tools/environment.py
 	    'make PYTHON=/path/to/python' >&2; exit 1; }
 	@$(PYTHON) tools/environment.py $(VENV)
 
+<<<<<<< HEAD
 .PHONY: help demo test lint bench wheel clean
+=======
+.PHONY: help demo test lint docs wheel clean
+>>>>>>> docs

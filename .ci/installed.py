@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def check_files(source, installed):
     """Every Python and CUDA file of a folder of the checkout has its installed copy."""
     assert CHECKOUT not in installed.resolve().parents, f'{installed} is not installed'
-    files = [path for path in source.rglob('*') if path.suffix in ('.py', '.cu', '.cuh')]
+    files = [path for path in source.rglob('*') if path.suffix in ('.py', '.typed', '.cu', '.cuh')]
     assert files, f'{source} holds no source'
     for path in files:
         copy = installed / path.relative_to(source)

@@ -1,4 +1,4 @@
-"""Links of the pages to files and headings of this repository lead somewhere."""
+"""Links of the pages to files and headings lead somewhere, and paths that they name exist."""
 
 import pathlib
 import re
@@ -32,3 +32,18 @@ def test_links(page):
 
 def test_pages_are_found():
     assert {'README.md', 'performance.md', 'captured_training.md'} <= {page.name for page in PAGES}
+
+
+@pytest.mark.parametrize('page', ['CONTRIBUTING.md', 'docs/architecture.md'])
+def test_paths(page):
+    """A path is relative to the repository or the package; in a table of training/, to that."""
+    text = without_code(ROOT / page)
+    paths = re.findall(r'`([\w/.*]+(?:/|\.py|\.cu))`', text)
+    assert 'kernels/bspmm_csr.cu' in paths or 'backend/gpu.py' in paths
+    folders = ROOT, ROOT / 'chainer_bspmm', ROOT / 'chainer_bspmm' / 'training'
+    missing = [
+        path
+        for path in paths
+        if 'NAME' not in path and not any(list(folder.glob(path)) for folder in folders)
+    ]
+    assert not missing

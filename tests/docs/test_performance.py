@@ -1,7 +1,8 @@
-"""docs/performance.md: its tables of captured steps say what the stored results say."""
+"""docs/performance.md, README.md: tables and figures in the text say what stored results say."""
 
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -117,3 +118,15 @@ def test_quality():
                 for key in ('mean', 'standard deviation')
             ],
         )
+
+
+@pytest.mark.parametrize('page', ['README.md', 'docs/methods.md'])
+def test_quality_in_the_text(page):
+    models = stored('quality.json')['summary']['qm9']['relgcn']
+    text = ' '.join((ROOT / page).read_text().split())
+    said = re.findall(
+        r"RelGCN's error is (.*?) (packed|padded)(?:,| and) (.*?) (packed|padded)", text
+    )
+    ((first, one, second, other),) = said
+    assert {one, other} == {'packed', 'padded'}
+    assert_agree([first, second], [models[one]['mean'], models[other]['mean']])

@@ -1,0 +1,148 @@
+"""Draw the pictures of README.md, docs/idea.png and docs/speed.png: python docs/draw.py"""
+
+import json
+import pathlib
+
+import matplotlib
+
+matplotlib.use('Agg')
+from matplotlib import pyplot
+from matplotlib.patches import Rectangle
+
+DOCS = pathlib.Path(__file__).parent
+CAPTURED = DOCS.parent / 'benchmarks' / 'results' / 'nvidia-h200' / 'captured.json'
+
+# Name, colour, number of heavy atoms, bonds.
+MOLECULES = (
+    ('methanol', '#0072b2', 2, [(0, 1)]),
+    ('acetone', '#d55e00', 4, [(0, 1), (1, 2), (1, 3)]),
+    ('benzene', '#009e73', 6, [(i, (i + 1) % 6) for i in range(6)]),
+)
+N, N_CHANNELS = 6, 3
+PHANTOM, EMPTY = '#d9d9d9', 'white'
+
+# Key in captured.json, label, colour.
+CONTENDERS = (
+    ('upstream dense', 'Chainer Chemistry, padded dense', '#e69f00'),
+    ('ours eager', 'after sparsify', '#56b4e9'),
+    ('PyTorch Geometric captured', 'PyTorch Geometric, captured in a CUDA graph', '#999999'),
+    ('ours captured, DeviceDataset', 'GraphUpdater and DeviceDataset', '#0072b2'),
+)
+METHODS = (
+    ('rsgcn', 'RSGCN'),
+    ('relgcn', 'RelGCN'),
+    ('ggnn', 'GGNN'),
+    ('gin', 'GIN'),
+    ('nfp', 'NFP'),
+)
+
+
+def cell(axes, x, y, colour):
+    axes.add_patch(Rectangle((x, -y - 1), 1, 1, facecolor=colour, edgecolor='#aaaaaa', lw=0.5))
+
+
+def matrix(axes, x, y, n, bonds, colour, n_padded):
+    """Draw an adjacency matrix of n atoms in n_padded rows and columns."""
+    entries = {*bonds, *((j, i) for i, j in bonds)}
+    for i in range(n_padded):
+        for j in range(n_padded):
+            inside = i < n and j < n
+            filled = colour if (i, j) in entries else EMPTY if inside else PHANTOM
+            cell(axes, x + j, y + i, filled)
+
+
+def features(axes, x, y, n, colour, n_padded):
+    for i in range(n_padded):
+        for c in range(N_CHANNELS):
+            cell(axes, x + c, y + i, colour if i < n else PHANTOM)
+
+
+def frame(axes, title, width, height):
+    axes.set_title(title, fontsize=13, loc='left')
+    axes.set_xlim(-0.3, width)
+    axes.set_ylim(-height, 1.6)
+    axes.set_aspect('equal')
+    axes.axis('off')
+
+
+def draw_idea():
+    """Draw the same batch of three molecules padded and dense, packed and sparse."""
+    figure, (dense, packed) = pyplot.subplots(1, 2, figsize=(11, 5), width_ratios=(1, 1.35))
+    height = 3 * N + 2.6
+    frame(dense, 'Chainer Chemistry: padded and dense', 15, height)
+    for g, (name, colour, n, bonds) in enumerate(MOLECULES):
+        y = g * (N + 0.6)
+        matrix(dense, 0, y, n, bonds, colour, N)
+        dense.text(N + 0.5, -y - N / 2, '×', fontsize=16, va='center', ha='center')
+        features(dense, N + 1, y, n, colour, N)
+        dense.text(N + 4.4, -y - N / 2, name, fontsize=12, va='center', color=colour)
+    dense.text(0, 0.35, 'A (3, 6, 6)', fontsize=11)
+    dense.text(N + 1, 0.35, 'X (3, 6, C)', fontsize=11)
+
+    n_nodes = sum(n for _, _, n, _ in MOLECULES)
+    frame(packed, 'chainer_bspmm: packed and sparse', 20.3, height)
+    packed.add_patch(Rectangle((0, -n_nodes), n_nodes, n_nodes, fill=False, edgecolor='#aaaaaa'))
+    start = 0
+    for name, colour, n, bonds in MOLECULES:
+        matrix(packed, start, start, n, bonds, colour, n)
+        features(packed, n_nodes + 1, start, n, colour, n)
+        packed.text(n_nodes + 4.4, -start - n / 2, name, fontsize=12, va='center', color=colour)
+        start += n
+    packed.text(n_nodes + 0.5, -n_nodes / 2, '×', fontsize=16, va='center', ha='center')
+    packed.text(0, 0.35, 'A, block-diagonal', fontsize=11)
+    packed.text(n_nodes + 1, 0.35, 'X (12, C)', fontsize=11)
+    write_arrays(packed, -n_nodes - 1.4)
+    dense.text(
+        0, -height + 0.5, '108 numbers for 20 entries; grey: padding', fontsize=11, va='center'
+    )
+    figure.tight_layout()
+    figure.savefig(DOCS / 'idea.png', dpi=140, bbox_inches='tight')
+
+
+def write_arrays(axes, y):
+    """Write the arrays of the BatchedCSR of the molecules."""
+    offsets, indptr, indices = [0], [0], []
+    for _, _, n, bonds in MOLECULES:
+        for i in range(n):
+            neighbours = sorted(sum(bond) - i for bond in bonds if i in bond)
+            indices += [offsets[-1] + j for j in neighbours]
+            indptr.append(len(indices))
+        offsets.append(offsets[-1] + n)
+    for k, (name, values) in enumerate(
+        (('row_offsets', offsets), ('indptr', indptr), ('indices', indices))
+    ):
+        text = f'{name:<12}' + ' '.join(map(str, values))
+        axes.text(0, y - 1.25 * k, text, fontsize=10, family='monospace', va='center')
+    axes.text(0, y - 3.9, 'One kernel launch for the batch', fontsize=11, va='center')
+
+
+def draw_speed():
+    """Draw the time of a training step of Tox21 at batch 128, from the stored results."""
+    stored = json.loads(CAPTURED.read_text())
+    methods = stored['data']['tox21']['methods']
+    figure, axes = pyplot.subplots(figsize=(11, 4.4))
+    height = 0.2
+    for k, (key, label, colour) in enumerate(CONTENDERS):
+        for row, (method, _) in enumerate(METHODS):
+            times = methods[method]['batches']['128']['milliseconds']
+            if key not in times:
+                continue
+            value = times[key]['wall']['median']
+            y = row + (k - 1.5) * height
+            axes.barh(y, value, height * 0.92, color=colour, label=label if row == 0 else None)
+            axes.text(value * 1.05, y, f'{value:.2g}', va='center', fontsize=10)
+    axes.set_xscale('log')
+    axes.set_xlim(0.1, 100)
+    axes.xaxis.set_major_formatter('{x:g}')
+    axes.set_yticks(range(len(METHODS)), [name for _, name in METHODS], fontsize=12)
+    axes.invert_yaxis()
+    axes.set_xlabel('milliseconds per training step, logarithmic', fontsize=12)
+    axes.spines[['top', 'right']].set_visible(False)
+    figure.legend(loc='upper center', ncols=2, fontsize=11, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.87))
+    figure.savefig(DOCS / 'speed.png', dpi=140)
+
+
+if __name__ == '__main__':
+    draw_idea()
+    draw_speed()
