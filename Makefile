@@ -9,11 +9,8 @@ help:
 	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
 	@echo 'make test    run the tests'
 	@echo 'make lint    check the style'
-<<<<<<< HEAD
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
-=======
 	@echo 'make docs    build the pages and the API reference into site/'
->>>>>>> docs
 	@echo 'make wheel   build the sdist and the wheel into dist/'
 	@echo 'make clean   remove the environments and whatever was built'
 	@echo 'PYTHON=python3.13 behind any of them uses that interpreter, in an environment of its own.'
@@ -54,8 +51,4 @@ $(READY): setup.cfg pyproject.toml tools/environment.py
 	    'make PYTHON=/path/to/python' >&2; exit 1; }
 	@$(PYTHON) tools/environment.py $(VENV)
 
-<<<<<<< HEAD
-.PHONY: help demo test lint bench wheel clean
-=======
-.PHONY: help demo test lint docs wheel clean
->>>>>>> docs
+.PHONY: help demo test lint bench docs wheel clean
