@@ -36,19 +36,19 @@ PAGE_INTRO = """\
 # Parity with Chainer Chemistry
 
 Written by `python -m benchmarks.parity`. Every model of Chainer Chemistry that `sparsify` swaps,
-with every option that Chainer Chemistry itself can run, against its sparse twin: the output, and
-the gradient of every parameter, each of which is in
+with every option that Chainer Chemistry itself can run, dense against sparse: the output, and the
+gradient of every parameter, all of which are in
 [benchmarks/results/cpu/parity.json](../benchmarks/results/cpu/parity.json).
 
 - **packed**: one batch without padding, against the dense model run on each molecule alone. With
-  batch normalisation all molecules have one size, where both see the same rows; so they have for
-  RSGCN_GWM's maximum, which phantom atoms would share, alike but for rounding.
+  batch normalisation all molecules have the same size, so that both models see the same rows; also
+  for the maximum of RSGCN_GWM, whose phantom atoms would tie but for rounding.
 - **padded**: `CSRConverter(layout='padded')`, against the dense model on the padded batch, phantom
   atoms included. **masked**: the same with `is_real_node`.
-- A number is the relative error norm in float32 against the dense model in float64; behind it, in
-  brackets, the error of the dense model in float32. For gradients it is that of the parameter which
-  comes closest to its bound. A gradient that is 0 but for rounding is measured against all
-  gradients together.
+- A number is the relative error norm in float32 against the dense model in float64, followed in
+  brackets by the error of the dense model in float32. For gradients it is that of the parameter
+  closest to its bound. A gradient that is 0 except for rounding is compared with the norm of all
+  gradients.
 - The bound is max({float32:g}, {own} times the number in brackets). In float64 (last column, the
   largest of the row) it is {float64:g}.
 - Rows beyond a bound: {beyond}. On {machine}.
@@ -56,7 +56,7 @@ the gradient of every parameter, each of which is in
   atoms are equivalent. Dropout is off: its random numbers depend on the shape of the batch.
 """
 PAGE_CRASHES = """
-What Chainer Chemistry takes in the constructor and fails with when it is called:
+Options that Chainer Chemistry's constructor accepts, but its forward pass does not:
 
 | model | options | error |
 |---|---|---|"""

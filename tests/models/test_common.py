@@ -260,7 +260,8 @@ def test_nodes_of_relgcn_are_few():
     """A convolution is one node, its activation included."""
     model = models.RelGCN(hidden_channels=[4] * 6, scale_adj=True)
     labels = labels_of_nodes(model, *concat_mols(examples_of('RelGCN')))
-    assert labels[1:] == ['RelationTanh'] * 5 + ['GatedLinear', 'SegmentSum']
+    assert len(set(labels[1:6])) == 1 and labels[1].startswith('Relation')
+    assert labels[6:] == ['GatedLinear', 'SegmentSum']
 
 
 @pytest.mark.parametrize('name', [name for name in CASES if '_' in name])
