@@ -441,7 +441,7 @@ def test_errors_reach_the_user_without_a_traceback(tmp_path):
     )
     assert message == 'error: data file not found: %s\n' % missing
     message = run('predict_qm9.py', '--in-dir', tmp_path, status=1)
-    assert message.startswith('error: ') and 'is no output folder of train_qm9.py' in message
+    assert message.startswith('error: ') and 'is not an output folder of train_qm9.py' in message
     message = run('train_qm9.py', '--train-data-ratio', '1.5', status=2)
     assert 'got 1.5, expected a number between 0 and 1' in message
     (tmp_path / 'file').touch()
