@@ -122,6 +122,17 @@ def test_gradients(xp, n_spare):
     check_gradients(function, *given)
 
 
+def test_higher_derivatives_do_not_look_at_spare_rows(xp):
+    ordinary, adj = batch(xp, 'many')
+    x = features_of(xp, adj, 3, 'float64')
+    x[ordinary.n_rows :] = numpy.nan
+    x = chainer.Variable(x)
+    y = batch_norm(adj, new_link(xp, 3, 'float64'), x)
+    (gx,) = chainer.grad([functions.sum(y**3)], [x], enable_double_backprop=True)
+    (ggx,) = chainer.grad([functions.sum(gx**2)], [x])
+    assert xp.isfinite(gx.array).all() and xp.isfinite(ggx.array).all()
+
+
 def test_large_mean(xp):
     """The variance is not a difference of large numbers."""
     ordinary, adj = batch(xp, 'many')

@@ -7,6 +7,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.functions import node_softmax
+from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 from tests.support import assert_close
 from tests.support import batch_on
 from tests.support import BATCHES
@@ -41,6 +42,13 @@ def test_gradients(xp, name):
     adj = batch_on(name, xp, 'float64')
     x = features(numpy.random.RandomState(1), xp, adj.n_rows, 2, 'float64')
     check_gradients(lambda x: node_softmax(adj, x), x)
+
+
+def test_rows_that_belong_to_no_graph_have_no_gradient_of_higher_order(xp):
+    x = chainer.Variable(xp.arange(10.0).reshape(5, 2))
+    y = SegmentSoftmax(xp.array([0, 2, 3], 'i'))._composed(x)[:3]
+    (gx,) = chainer.grad([chainer.functions.sum(y**3)], [x], enable_double_backprop=True)
+    assert xp.isfinite(gx.array).all() and gx.array[:2].all() and not gx.array[3:].any()
 
 
 def test_gradient_of_many_nodes_that_are_alike():
