@@ -1,0 +1,206 @@
+"""Is this checkout as fast as another one? Both take turns on the same machine.
+
+    git worktree add /tmp/before COMMIT
+    python -m benchmarks.compare_commits /tmp/before [--device @cupy:0] [--rounds 15]
+
+Each checkout runs in a process that stays alive; they take turns and never run at the same time.
+Prints the median of each, the median of the ratios of neighbouring rounds, and the ratio of the
+fastest rounds; writes ``benchmarks/results/<gpu or cpu>/compare_commits.json``.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+METHODS = 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'
+BATCH = 128
+CALLS, STEPS = 300, 40  # that are timed together
+WARM_CAPTURED = 3000  # steps
+
+
+class Worker:
+    """A process that times what it is asked for with the package of one checkout."""
+
+    def __init__(self, checkout, device):
+        paths = [str(checkout), *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
+        command = [sys.executable, __file__, '--worker', device, str(checkout)]
+        self._process = subprocess.Popen(
+            command, cwd=checkout, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self.names = self._answer()
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit('a worker ended with status %d' % self._process.wait())
+        return json.loads(line)
+
+    def time(self, name):
+        """Return the microseconds of one call or step."""
+        print(name, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def end(self):
+        self._process.communicate()
+
+
+def main(argv=None):
+    from benchmarks import harness  # a worker has the package of the other checkout
+
+    parser = harness.argument_parser(__doc__)
+    parser.add_argument('checkout', type=pathlib.Path, help='the other checkout')
+    parser.add_argument('--base', help='its commit, to note in the result')
+    parser.add_argument('--device', default='@numpy')
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--only', default='', help='names to time contain this')
+    arguments = parser.parse_args(argv)
+    device = harness.device_of(arguments.device)
+    workers = [Worker(tree.resolve(), arguments.device) for tree in (arguments.checkout, ROOT)]
+    before, after = workers
+    assert before.names == after.names, (before.names, after.names)
+    times = {name: ([], []) for name in before.names if arguments.only in name}
+    for turn in range(arguments.rounds + 1):
+        for name in times:
+            order = (0, 1) if turn % 2 else (1, 0)
+            taken = {which: workers[which].time(name) for which in order}
+            if turn:  # the first round warms up
+                for which in (0, 1):
+                    times[name][which].append(taken[which])
+    for worker in workers:
+        worker.end()
+    rows = {}
+    for name, pair in times.items():
+        ratios = [new / old for old, new in zip(*pair)]
+        rows[name] = {
+            'before_us': statistics.median(pair[0]),
+            'after_us': statistics.median(pair[1]),
+            'ratio': statistics.median(ratios),
+            'ratio_of_minima': min(pair[1]) / min(pair[0]),
+        }
+        print('%-34s %10.1f %10.1f us  x %.3f  (fastest x %.3f)' % (name, *rows[name].values()))
+    result = {
+        'conditions': harness.conditions(arguments.commit, device=device),
+        'base': arguments.base,
+        'rounds': arguments.rounds,
+        'rows': rows,
+    }
+    print(harness.save('compare_commits', result, arguments.out))
+
+
+def work(device_name, checkout):
+    """Answer names on stdin by microseconds on stdout."""
+    import chainer_bspmm
+
+    assert pathlib.Path(chainer_bspmm.__file__).is_relative_to(checkout), chainer_bspmm.__file__
+    import chainer
+
+    device = chainer.get_device(device_name)
+    device.use()
+    with contextlib.redirect_stdout(io.StringIO()):  # "Set up RSGCN predictor..."
+        timed = dict(products(device), **steps(device))
+
+    print(json.dumps(list(timed)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(timed[line.strip()]()), flush=True)
+
+
+def clock(device, function, n):
+    """Return the microseconds of a call, of which n are launched without waiting for the device."""
+
+    def wait():
+        if device.xp.__name__ == 'cupy':
+            device.xp.cuda.get_current_stream().synchronize()
+
+    def timed():
+        wait()
+        start = time.perf_counter()
+        for _ in range(n):
+            function()
+        wait()
+        return (time.perf_counter() - start) / n * 1e6
+
+    return timed
+
+
+def products(device):
+    import chainer
+    import numpy
+
+    from chainer_bspmm import BatchedCSR
+    from chainer_bspmm import backend
+    from chainer_bspmm import functions
+
+    rng = numpy.random.RandomState(0)
+    dense = rng.uniform(size=(100, 50, 50)) * (rng.uniform(size=(100, 50, 50)) < 0.06)
+    adj = BatchedCSR.from_dense(dense.astype('f'), layout='padded').to_device(device)
+    x = device.send(rng.uniform(size=(5000, 64)).astype('f'))
+    gy = device.send(numpy.ones((5000, 64), 'f'))
+
+    def forward_and_backward():
+        variable = chainer.Variable(x)
+        y = functions.bspmm(adj, variable)
+        y.grad = gy
+        y.backward()
+
+    return {
+        'backend.bspmm': clock(device, lambda: backend.bspmm(adj, x), CALLS),
+        'functions.bspmm': clock(device, lambda: functions.bspmm(adj, x), CALLS),
+        'functions.bspmm with backward': clock(device, forward_and_backward, CALLS),
+    }
+
+
+def steps(device):
+    import chainer
+    import numpy
+    import pandas
+    from chainer_chemistry.models.prediction import Regressor
+
+    import chainer_bspmm
+    from chainer_bspmm.dataset import DeviceDataset
+    from chainer_bspmm.dataset import from_smiles
+    from chainer_bspmm.models import set_up_predictor
+    from chainer_bspmm.training import GraphUpdater
+
+    frame = pandas.read_csv(ROOT / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz')
+    labels = frame.drop(columns=['index', 'smiles']).to_numpy()[:, :4].astype('f')
+    is_gpu = device.xp.__name__ == 'cupy'
+    timed = {}
+    for method in METHODS:
+        data = from_smiles(frame['smiles'].tolist(), method, labels).dataset
+        kinds = [('eager', chainer.training.updaters.StandardUpdater, lambda data: data)]
+        if is_gpu:
+            kinds += [('captured', GraphUpdater, lambda data: data),
+                      ('captured, DeviceDataset', GraphUpdater,
+                       lambda data: DeviceDataset(data, device))]  # fmt: skip
+        for kind, updater_type, place in kinds:
+            numpy.random.seed(0)
+            model = Regressor(set_up_predictor(method, 64, 4, labels.shape[1]),
+                              lossfun=chainer.functions.mean_squared_error)  # fmt: skip
+            model.to_device(device)
+            updater = updater_type(
+                chainer.iterators.SerialIterator(place(data), BATCH),
+                chainer.optimizers.Adam().setup(model),
+                converter=chainer_bspmm.concat_mols,
+                device=device,
+            )
+            # Captures every size of buffers, and gets past the checks of the first 1,024 replays.
+            for _ in range(3 if kind == 'eager' else WARM_CAPTURED):
+                updater.update()
+            n = STEPS if is_gpu else 3
+            timed['%s, %s' % (method, kind)] = clock(device, updater.update, n)
+    return timed
+
+
+if __name__ == '__main__':
+    if sys.argv[1:2] == ['--worker']:
+        work(sys.argv[2], pathlib.Path(sys.argv[3]))
+    else:
+        main()
