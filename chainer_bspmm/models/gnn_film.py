@@ -10,7 +10,7 @@ class GNNFiLM(MessagePassing, gnn_film.GNNFiLM):
     """Predict a vector per molecule with feature-wise linear modulation of its messages.
 
     Arguments and parameters are upstream's; ``activation`` is that of the readout, and the updates
-    have a rectifier. Upstream's ``reset_state``, which fails, does nothing here.
+    have a rectifier.
 
     Source:
         Brockschmidt 2019 (arXiv:1906.12192); Chainer Chemistry 0.7.1, models/gnn_film.py.
