@@ -97,7 +97,7 @@ class _Program(Program):
                 an unchecked one was given out. StepDiffers: a later one.
         """
         self.stage(batch)
-        self._launch()
+        self._replay()
         if self._is_check_due():
             predictor = self._context
             differs = _difference(self._values, predictor.eager(examples), predictor.model)

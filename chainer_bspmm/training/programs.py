@@ -55,12 +55,12 @@ class Program:
         self._inputs = Inputs(
             context.capturer, context.blas, context.seed, context.device, batch, capacity, n_numbers
         )
-        self._launch = None  # a callable, once captured
+        self._replay = None  # a callable, once captured
         self._n_replays = 0
 
     @property
     def is_captured(self):
-        return self._launch is not None
+        return self._replay is not None
 
     def stage(self, batch, counter=0, numbers=None):
         """Send a batch, the number of the step and the optimizer's numbers to the device."""
@@ -73,7 +73,7 @@ class Program:
             CannotCapture: with the place and the link of `model` where it failed.
         """
         try:
-            self._launch, result = self._context.capturer.capture(function)
+            self._replay, result = self._context.capturer.capture(function)
         except Exception as error:
             raise CannotCapture(blame(error, model)) from error
         return result

@@ -124,7 +124,7 @@ class StepProgram(Program):
             raise
         for name, value in reported.items():
             if not isinstance(_bare(value), context.device.xp.ndarray):
-                self._launch = None
+                self._replay = None
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
@@ -152,7 +152,7 @@ class StepProgram(Program):
         if self._is_check_due():
             reported = self._checked_replay()
         else:
-            self._launch()
+            self._replay()
             reported = state.copies(self._reported)
         self._n_replays += 1
         self._give_gradients()
@@ -163,7 +163,7 @@ class StepProgram(Program):
     def _checked_replay(self):
         changing = state.state_arrays(self._context.optimizer, self._context.guards.links)
         before = state.copies(changing)
-        self._launch()
+        self._replay()
         reported = state.copies(self._reported)
         replayed = dict(state.copies(dict(changing, **_named(self._gradients))), **reported)
         eagerly_reported, eager = self._run_again(changing, before)

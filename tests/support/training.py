@@ -109,6 +109,7 @@ def make_updater(kind, device, model, examples, optimizer=None, hooks=(), **kwar
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
     if kind is GraphUpdater:
         kwargs.setdefault('seed', 7)
+        kwargs.setdefault('on_difference', 'raise')
     return kind(iterator, optimizer, device=device, **kwargs)
 
 

@@ -75,6 +75,8 @@ READINGS = {
 def annealed(kind, device, read, examples, **kwargs):
     """Return an updater whose loss is weighted by ``1 + 0.1 * read(place)``, and the place."""
     place = Weighing()
+    if kind is GraphUpdater:
+        kwargs.setdefault('on_difference', 'warn')
     weight = read_at_capture(lambda: read(place))
     model = without_dropout(small_model())
 

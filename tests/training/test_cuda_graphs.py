@@ -229,6 +229,7 @@ def test_the_allocator_of_pinned_memory_is_put_back_on_a_gpu():
             cupy.cuda.set_pinned_memory_allocator(allocator)
             capturer = Capturer(types.SimpleNamespace(device=cupy.cuda.Device(0)))
             array = cupy.zeros(3)
+            array + 1  # compiles
             capturer.capture(lambda array=array: array + 1)
             memory = cupy.cuda.alloc_pinned_memory(1).mem
             if expected is None:
