@@ -14,9 +14,9 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from cuda_on_cpu import MEMORY, RACES, KernelError
-from kernel_cases import BATCHES, CHANNELS
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
+from tests.emulation.kernel_cases import BATCHES, CHANNELS
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 from tests.support import shuffled
 
 CASES = ('st_shared', 'st_blocked', 'st_global')

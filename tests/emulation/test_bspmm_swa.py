@@ -7,10 +7,10 @@ from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 from tests import support
 
-import kernel_cases
-from cuda_on_cpu import MEMORY, RACES, KernelError
-from kernel_cases import CHANNELS, DTYPES
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation import kernel_cases
+from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
+from tests.emulation.kernel_cases import CHANNELS, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 
 NAMES = ('swa', 'swa_rows', 'swa_blocked')
 

@@ -14,10 +14,10 @@ from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build as build_module
 from tests.support import shuffled
 
-from cuda_on_cpu import MEMORY, RACES, KernelError
-from cuda_on_cpu import build, knows, run
-from kernel_cases import batch, integers
-from test_transpose_csr import transpose_on
+from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
+from tests.emulation.emulator.cuda_on_cpu import build, knows, run
+from tests.emulation.kernel_cases import batch, integers
+from tests.emulation.test_transpose_csr import transpose_on
 
 pytestmark = pytest.mark.usefixtures('gxx')
 

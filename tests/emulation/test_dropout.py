@@ -7,7 +7,7 @@ from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 
-from kernel_cases import DTYPES, TERM, integers
+from tests.emulation.kernel_cases import DTYPES, TERM, integers
 
 # seed, stream, step: every word that goes into the generator is more than its low bits.
 DRAWS = [(0, 0, 0), (2**64 - 3, 2**32 - 1, 2**64 - 1), (5 << 32, 7, 11 << 32), (3, 1, 4)]

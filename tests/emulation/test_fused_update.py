@@ -11,7 +11,7 @@ from chainer_bspmm import self_test
 from chainer_bspmm.training import fused_update
 from chainer_bspmm.training.fused_update import FusedUpdate
 
-import cuda_on_cpu
+from tests.emulation.emulator import cuda_on_cpu
 from tests.training.test_fused_update import assert_same
 
 OPTIMIZERS = {

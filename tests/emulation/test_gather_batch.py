@@ -10,7 +10,7 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 
-import cuda_on_cpu
+from tests.emulation.emulator import cuda_on_cpu
 from tests.dataset.molecule_sets import LABELS
 from tests.dataset.molecule_sets import molecule_set
 from tests.dataset.test_sparse_dataset import assert_same_batch

@@ -5,7 +5,7 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from kernel_cases import CHANNELS, DTYPES
+from tests.emulation.kernel_cases import CHANNELS, DTYPES
 
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}

@@ -7,7 +7,7 @@ import subprocess
 import numpy
 import pytest
 
-from cuda_on_cpu import MEMORY, RACES, build, knows, run
+from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, build, knows, run
 
 SOURCE = pathlib.Path(__file__).parents[2] / 'benchmarks' / 'tensorflow_spmm.cu'
 

@@ -8,8 +8,8 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
 
-from kernel_cases import BATCHES
-from kernel_cases import batch
+from tests.emulation.kernel_cases import BATCHES
+from tests.emulation.kernel_cases import batch
 
 
 def transpose_on(device, adj):
