@@ -42,12 +42,15 @@ void *dynamic_shared();
 // Meet the other lanes of a mask; return what every lane of the warp brought to this call.
 const unsigned long long *exchange(unsigned mask, unsigned long long bits);
 
+// Tell the engine that several blocks may change what lies there.
+void note_atomic(const void *address);
+
 // Return the lane `delta` away among `width` neighbours, or the lane that calls where they end; fail
 // unless the mask has it.
 unsigned neighbour(unsigned mask, int delta, int width);
 
-// Make an argument of the launch from its text: a number as digits; "null"; an array, see
-// engine.cpp; a struct as "ARRAY,OFFSET@ARRAY,...": its bytes, and the pointers in it.
+// Make an argument of the launch from its text: a number as digits; an array or an
+// address, see engine.cpp; a struct as "ARRAY,OFFSET@ARRAY,...": its bytes, and the pointers in it.
 long long integer(const char *text);
 double real(const char *text);
 void *array(const char *text);
@@ -110,6 +113,7 @@ inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 // Not by std::atomic_ref, which C++17 lacks. Blocks do not run at once.
 template <typename T> T atomicAdd(T *address, T value)
 {
+    note_atomic(address);
     T before, after;
     __atomic_load(address, &before, __ATOMIC_RELAXED);
     do

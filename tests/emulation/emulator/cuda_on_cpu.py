@@ -123,7 +123,9 @@ def _linked(engine):
 
 
 def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
-    """Run a kernel on NumPy arrays, which it may change, NumPy numbers and null pointers.
+    """Run a kernel on NumPy arrays, which it may change, NumPy numbers and bare pointers.
+
+    What a bare pointer (``numpy.uintp``) points to is neither copied nor checked.
 
     An array that comes twice is one array to the kernel too. A structured array of size one is a
     struct passed by value; where it holds the address of one of the `reachable` arrays, the struct
@@ -161,8 +163,8 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
         elif isinstance(argument, (numpy.int32, numpy.uint32, numpy.float32, numpy.float64)):
             words.append(str(argument))
         else:
-            assert isinstance(argument, numpy.uintp) and argument == 0
-            words.append('null')
+            assert isinstance(argument, numpy.uintp)
+            words.append('@%d' % argument)
     words = [*map(str, (*grid, *block, shared_bytes)), *words]
     if in_process:
         argv = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))

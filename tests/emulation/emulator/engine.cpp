@@ -27,18 +27,53 @@ std::string report;
 // these between pages that cannot be accessed.
 struct Array {
     std::string text;
-    unsigned char *host;  // the caller's
+    unsigned char *host;  // the caller's; changed after the last block
     std::size_t size;
     unsigned char *begin, *poison, *poison_end;
+    std::vector<unsigned char> result, is_written;
+    bool has_atomics;
 };
 
 std::vector<Array> arrays;
 const std::size_t GUARD = 64, PAGE = 4096;
 
-void fill(const Array &array)
+// Make all arrays what they were before the first block.
+void restore()
 {
-    std::memset(array.poison, POISON, array.poison_end - array.poison);
-    if (array.size) std::memcpy(array.begin, array.host, array.size);
+    for (Array &array : arrays) {
+        if (array.size) std::memcpy(array.begin, array.host, array.size);
+        array.result.assign(array.host, array.host + array.size);
+        array.is_written.assign(array.size, false);
+        array.has_atomics = false;
+    }
+}
+
+// Take what a block changed into the results, and make the arrays as they were: every block runs as
+// if it were the first, and no two may change one byte, but by atomics.
+bool collect()
+{
+    for (Array &array : arrays) {
+        if (array.has_atomics || !array.size || !std::memcmp(array.begin, array.host, array.size))
+            continue;
+        for (std::size_t i = 0; i < array.size; ++i) {
+            if (array.begin[i] == array.host[i]) continue;
+            if (array.is_written[i]) {
+                record("two blocks write byte " + std::to_string(i) + " of " + array.text);
+                return false;
+            }
+            array.is_written[i] = true;
+            array.result[i] = array.begin[i];
+            array.begin[i] = array.host[i];
+        }
+    }
+    return true;
+}
+
+void put_results()
+{
+    for (const Array &array : arrays)
+        if (array.size && !array.has_atomics)
+            std::memcpy(array.begin, array.result.data(), array.size);
 }
 
 void check_guards()
@@ -72,7 +107,9 @@ bool run_blocks(const Grid &grid, const bool reversed)
         std::fill(grid.static_shared, grid.static_shared_end, POISON);
         if (!run_block(reversed ? n_blocks - 1 - i : i, reversed, grid.thread, grid.context))
             return false;
+        if (!collect()) return false;
     }
+    put_results();
     return true;
 }
 
@@ -80,10 +117,9 @@ bool run_blocks(const Grid &grid, const bool reversed)
 void run_reversed(const Grid &grid)
 {
     std::vector<std::string> results;
-    for (const Array &array : arrays) {
+    for (const Array &array : arrays)
         results.emplace_back(reinterpret_cast<char *>(array.begin), array.size);
-        fill(array);
-    }
+    restore();
     if (!run_blocks(grid, true)) return;
     for (std::size_t i = 0; i < arrays.size(); ++i)
         if (std::memcmp(results[i].data(), arrays[i].begin, arrays[i].size)) {
@@ -98,15 +134,16 @@ long long integer(const char *text) { return std::strtoll(text, nullptr, 10); }
 double real(const char *text) { return std::strtod(text, nullptr); }
 
 // "SHIFT:BYTES:WHERE": memory SHIFT bytes past a multiple of 64; WHERE is an address of this process
-// or a file. A text that comes twice is one array.
+// or a file. A text that comes twice is one array. "@ADDRESS": memory that the engine leaves alone.
 void *array(const char *text)
 {
-    if (!std::strcmp(text, "null")) return nullptr;
+    if (*text == '@') return reinterpret_cast<void *>(std::strtoull(text + 1, nullptr, 10));
     for (const Array &array : arrays)
         if (array.text == text) return array.begin;
     char *rest;
     const std::size_t shift = std::strtoull(text, &rest, 10);
-    Array array{text};
+    Array array{};
+    array.text = text;
     array.size = std::strtoull(rest + 1, &rest, 10);
     if (rest[1] == '/') {
         const int file = open(rest + 1, O_RDWR);
@@ -124,7 +161,8 @@ void *array(const char *text)
     mprotect(array.poison, poison, PROT_READ | PROT_WRITE);
     // As near to the end as the alignment allows.
     array.begin = array.poison + (poison - GUARD - array.size - shift) / 64 * 64 + shift;
-    fill(array);
+    std::memset(array.poison, POISON, poison);
+    if (array.size) std::memcpy(array.begin, array.host, array.size);
     ASAN_POISON_MEMORY_REGION(array.poison, array.begin - array.poison);
     ASAN_POISON_MEMORY_REGION(array.begin + array.size,
                               array.poison_end - array.begin - array.size);
@@ -148,6 +186,13 @@ void structure(const char *argument, void *value, std::size_t size)
 
 void record(const std::string &message) { report = message; }
 
+void note_atomic(const void *address)
+{
+    const auto *const byte = static_cast<const unsigned char *>(address);
+    for (Array &array : arrays)
+        if (byte >= array.begin && byte < array.begin + array.size) array.has_atomics = true;
+}
+
 void *dynamic_shared() { return shared_memory.data(); }
 
 unsigned neighbour(unsigned mask, int delta, int width)
@@ -167,6 +212,7 @@ const char *run_grid(const Grid &grid)
     char **word = grid.argv;
     for (unsigned *size : sizes) *size = integer(*word++);
     shared_memory.resize(integer(*word));
+    restore();
     begin_grid();
     if (run_blocks(grid, false)) {
 #ifdef IN_PROCESS

@@ -22,12 +22,14 @@ struct Sleep {
     std::mutex mutex;
     std::condition_variable called;
     bool over = false;
+    Sleep *next;  // of those who wait in one group; a vector would move its content by memmove,
+                  // which ThreadSanitizer sees
 };
 
 // The threads that wait for each other: a block at __syncthreads, the lanes of one mask.
 struct Group {
-    unsigned expected = 0, turn = 0;
-    std::vector<Sleep *> asleep;
+    unsigned expected = 0, turn = 0, n_asleep = 0;
+    Sleep *asleep = nullptr;
     // By turn, so that the next shuffle can begin while a slow lane still reads the last.
     unsigned long long bits[2][32];
 };
@@ -59,14 +61,16 @@ Block *block;
 
 void release(Group &group)
 {
-    block->state.fetch_sub(group.asleep.size(), std::memory_order_relaxed);
+    block->state.fetch_sub(group.n_asleep, std::memory_order_relaxed);
     ++group.turn;
-    for (Sleep *sleep : group.asleep) {
+    for (Sleep *sleep = group.asleep, *next; sleep; sleep = next) {
         const std::lock_guard<std::mutex> lock(sleep->mutex);
+        next = sleep->next;  // once awake, it may be in another group
         sleep->over = true;
         sleep->called.notify_one();
     }
-    group.asleep.clear();
+    group.asleep = nullptr;
+    group.n_asleep = 0;
 }
 
 // Add to the state of the block, which a thread that lets others go has not entered as waiting.
@@ -82,13 +86,15 @@ void change(std::uint64_t difference)
 // lock: of what guards the group.
 void meet(Group &group, std::unique_lock<std::mutex> &lock)
 {
-    if (group.asleep.size() + 1 == group.expected) {
+    if (group.n_asleep + 1 == group.expected) {
         release(group);
         return;
     }
     Sleep &sleep = block->sleeps[this_thread()];
     sleep.over = false;
-    group.asleep.push_back(&sleep);
+    sleep.next = group.asleep;
+    group.asleep = &sleep;
+    ++group.n_asleep;
     change(1);
     lock.unlock();
     std::unique_lock<std::mutex> own(sleep.mutex);
@@ -100,7 +106,7 @@ void leave()
 {
     const std::lock_guard<std::mutex> lock(block->mutex);
     Group &everyone = block->everyone;
-    if (--everyone.expected && everyone.asleep.size() == everyone.expected) release(everyone);
+    if (--everyone.expected && everyone.n_asleep == everyone.expected) release(everyone);
     change(-ALIVE);
 }
 
@@ -154,10 +160,13 @@ void __syncthreads()
 // Lanes meet at a shuffle, but it orders none of their accesses to memory; __syncwarp does.
 const unsigned long long *exchange(unsigned mask, unsigned long long bits)
 {
+    thread_local unsigned long long copied[32];
     AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
     const unsigned long long *const all = meet_lanes(mask, bits);
     AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
-    return all;
+    // The lane's own: where another lane allocated `all`, ThreadSanitizer takes that for a write.
+    for (int lane = 0; lane < 32; ++lane) copied[lane] = all[lane];
+    return copied;
 }
 
 void __syncwarp(unsigned mask) { meet_lanes(mask, 0); }
