@@ -204,6 +204,7 @@ class Device:
 
     Attributes:
         launched (list): the compile-time constants (dict) of every launch.
+        names (set): the kernels that were launched.
         reachable (list): arrays to which structs passed by value hold pointers.
     """
 
@@ -211,7 +212,7 @@ class Device:
         if sanitizer and not knows(sanitizer=sanitizer):
             pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
         self._sanitizer, self._replace = sanitizer, replace
-        self.launched, self.reachable = [], []
+        self.launched, self.names, self.reachable = [], set(), []
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
         monkeypatch.setattr(
@@ -256,6 +257,7 @@ class Device:
 
         def kernel(grid, block, arguments, shared_mem=0):
             self.launched.append(dict(defines))
+            self.names.add(name)
             run(program, grid, block, arguments, shared_mem, self.reachable)
 
         return kernel
