@@ -71,7 +71,7 @@ def maximum(device):
 def long_segments(device):
     """One that begins within a chunk of 256 rows and ends with one, and the other way about."""
     offsets = numpy.array([0, 9, 512, 800, 900], numpy.int32)
-    x = device.put(integers((900, 33), 'f'))
+    x = device.put(integers((900, 3), 'f'))
     return gpu.segment_sum(x, offsets), reference.segment_sum(x, offsets)
 
 
@@ -222,8 +222,14 @@ def gathered(device):
     emulated = CpuDevice()
     emulated.send = device.put
     index = numpy.array((3, 0, 6, 5, 5, 2, 1, 7, 0) * 4)
-    molecules = molecule_set()
-    found = DeviceMolecules(molecules, emulated).batch(index, 'packed')
+    molecules = molecule_set(n_relations=2)
+    plan = policy.gather_launch
+
+    def two_warps(*sizes):
+        return plan(*sizes)._replace(block=(64, 1, 1))
+
+    with mock.patch.object(policy, 'gather_launch', two_warps):
+        found = DeviceMolecules(molecules, emulated).batch(index, 'packed')
     return tuple(
         flat([atoms, adj.indptr, adj.indices, adj.data, adj.row_offsets, adj.col_offsets, *labels])
         for atoms, adj, labels in (found, molecules.batch(index, 'packed'))
@@ -231,7 +237,7 @@ def gathered(device):
 
 
 def updated(device):
-    """A decay and a norm that does not clip: exact in integers."""
+    """A decay and norms that do not clip: exact in integers."""
     data, grad = (integers((1100,), 'f', seed=seed) for seed in (2, 3))
     link = chainer.Link()
     with link.init_scope():
@@ -240,6 +246,7 @@ def updated(device):
     optimizer = optimizers.SGD(0.5).setup(link)
     optimizer.add_hook(optimizer_hooks.WeightDecay(2))
     optimizer.add_hook(optimizer_hooks.GradientClipping(1e9))
+    optimizer.add_hook(optimizer_hooks.GradientClipping(1e8), 'second')
     link.w.grad, link.v.grad = device.put(grad), device.put(grad[:3])
     update = FusedUpdate(optimizer)
     update.prepare()
@@ -261,9 +268,9 @@ KERNELS = {
     'transpose_csr': (transposed,),
     'bspmm_sell': (sliced, sliced_by_two_blocks, sliced_vector),
     'spmv_csr': (vector,),
-    'bspmm_swa': (swa_full, swa, swa_blocked),
-    'bspmm_st_shared': (st_blocked, st_shared, st_shared_wide, st_blocked_wide),
-    'bspmm_st_global': (st_global, st_global_wide),
+    'bspmm_swa': (swa_full, swa),
+    'bspmm_st_shared': (st_blocked, st_shared),
+    'bspmm_st_global': (st_global,),
     'dropout': (dropped,),
     'gather_batch': (gathered,),
     'fused_update': (updated,),

@@ -16,9 +16,7 @@ def test_every_kernel_has_a_representative():
 @pytest.mark.parametrize(
     'name, calculate',
     [
-        pytest.param(
-            name, function, id=function.__name__, marks=[pytest.mark.slow] if i else []
-        )
+        pytest.param(name, function, id=function.__name__, marks=[pytest.mark.slow] if i else [])
         for name, functions in KERNELS.items()
         for i, function in enumerate(functions)
     ],
