@@ -182,8 +182,7 @@ def test_every_kernel_is_compiled():
 
 
 @pytest.mark.parametrize(
-    'name, architecture, dtype, width',
-    [case for name in CONSTANTS for case in variants(name)],
+    'name, architecture, dtype, width', [case for name in CONSTANTS for case in variants(name)]
 )
 def test_kernel_compiles_without_a_warning_or_a_spill(nvcc_usage, name, dtype, width, architecture):
     defines = defines_of(name, dtype, width)
