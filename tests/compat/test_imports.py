@@ -65,6 +65,7 @@ def run_alone(code, *options):
     return result.stdout, result.stderr
 
 
+@pytest.mark.slow  # compiles all of upstream
 def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
     # -B and an empty cache prefix: sources are compiled anew, which is when Python warns about
     # their escape sequences.
