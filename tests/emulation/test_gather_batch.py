@@ -112,7 +112,10 @@ def test_data_set_without_entries(device, on_device):
     check_spare(device, on_device, molecules, (2, 0), 1, 1)
 
 
-@pytest.mark.parametrize('n_graphs, n_sms', [(1500, 132), (300, 4), (8, 1), (9, 1), (65, 1)])
+@pytest.mark.parametrize(
+    'n_graphs, n_sms',
+    [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
+)
 def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
     monkeypatch.setattr(
         'chainer_bspmm.cuda.kernels.device', lambda device_id: policy.Device(n_sms, 60 << 20)
