@@ -30,6 +30,7 @@ test-all: $(READY)
 
 lint: $(READY)
 	@$(VENV)/bin/python -m ruff check .
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 wheel: $(READY)
 	@rm -rf dist

@@ -20,7 +20,9 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.sparse import operands
 
 # A call of 2 microseconds on the device: the host never waits for it.
 BATCH, DIM, NNZ_PER_ROW, N_B = 100, 50, 3, 64
@@ -76,7 +78,8 @@ def pieces(call):
             (policy, None),
             (kernels, None),
             (cupy, ['empty']),
-            (gpu, ['_contiguous', '_values']),
+            (gpu, ['contiguous', 'values_of']),
+            (operands, None),
         ):
             for name in names or functions_of(module):
                 label = '%s.%s' % (module.__name__.split('.')[-1], name)
@@ -174,7 +177,7 @@ def products(adj, x):
 
 
 def current_device(x):
-    with gpu._Device(x):
+    with launch.device_of(x):
         pass
 
 
@@ -206,7 +209,7 @@ def main():
     errors = check_products(adj, x)  # nobody is timed on a wrong answer
     whole_calls = products(adj, x)
     parts = pieces(whole_calls['backend.bspmm'])
-    parts['gpu._Device'] = lambda: current_device(x)
+    parts['launch.device_of'] = lambda: current_device(x)
     assert LAUNCH in parts, list(parts)
     together = in_turn(list(parts.values()))
     times = measure.host_times({**whole_calls, **parts, **floors(adj), PARTS: together})

@@ -16,6 +16,7 @@ from benchmarks import cusparse
 from benchmarks import matrices
 from benchmarks import measure
 from chainer_bspmm import backend
+from chainer_bspmm import papers
 
 QM9 = pathlib.Path(__file__).parent.parent / 'examples' / 'qm9' / 'data' / 'qm9_sample.csv.gz'
 SLICE_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -146,9 +147,9 @@ def vectors(adj, sells, peer_sells, rng):
     """Return the times of y = A x of every format, and the largest relative error."""
     x = cupy.asarray(rng.uniform(-1, 1, adj.n_cols).astype(adj.dtype))
     calls = {
-        name_of(slicing): lambda sell=sell: backend.spmv(sell, x) for slicing, sell in sells.items()
+        name_of(slicing): lambda sell=sell: papers.spmv(sell, x) for slicing, sell in sells.items()
     }
-    calls['csr'] = lambda: backend.spmv(adj, x)
+    calls['csr'] = lambda: papers.spmv(adj, x)
     calls.update(peers(adj, peer_sells, x))
     return times_and_error(adj, x, calls)
 

@@ -17,13 +17,14 @@ from chainer_bspmm import dataset  # NOQA: E402
 from chainer_bspmm import functions  # NOQA: E402
 from chainer_bspmm import links  # NOQA: E402
 from chainer_bspmm import models  # NOQA: E402
+from chainer_bspmm import papers  # NOQA: E402
 from chainer_bspmm import sparse  # NOQA: E402
 from chainer_bspmm.dataset import concat_mols  # NOQA: E402
 from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
 from chainer_bspmm.models import sparsify  # NOQA: E402
-from chainer_bspmm.sparse import BatchedCOO  # NOQA: E402
+from chainer_bspmm.papers import BatchedCOO  # NOQA: E402
+from chainer_bspmm.papers import BatchedSELL  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
-from chainer_bspmm.sparse import BatchedSELL  # NOQA: E402
 
 __version__ = '0.1.0'
 
@@ -37,6 +38,7 @@ __all__ = [
     'functions',
     'links',
     'models',
+    'papers',
     'sparse',
     'sparsify',
 ]

@@ -1,7 +1,7 @@
-"""The float64 NumPy truth that every fast path is compared with. Slow, plain loops.
+"""The float64 NumPy reference that every fast path is compared with; slow, plain loops.
 
 All functions take host or device arrays and return float64 NumPy arrays. The formulas are those
-in the docstrings of ``chainer_bspmm.functions``.
+in the docstrings of ``chainer_bspmm.functions``. Only tests and the self-test import this file.
 """
 
 import numpy
@@ -93,7 +93,7 @@ def segment_softmax(x, offsets):
 def philox(counter, key):
     """Philox4x32-10 of Salmon et al. 2011 (SC11).
 
-    counter: four integers below 2**32 or arrays of such; key: two integers. Returns four uint32
+    counter: four integers below 2**32, or arrays of them; key: two integers. Returns four uint32
     arrays.
     """
     c0, c1, c2, c3 = (numpy.asarray(word, numpy.uint64) for word in counter)

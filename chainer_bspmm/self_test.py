@@ -1,6 +1,9 @@
 """A small test of every product and reduction on a device, against the float64 reference."""
 
+from __future__ import annotations
+
 import collections
+from collections.abc import Iterator
 
 import numpy
 
@@ -11,13 +14,14 @@ from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
-from chainer_bspmm.sparse import BatchedCOO
+from chainer_bspmm.papers import BatchedCOO
+from chainer_bspmm.papers import BatchedSELL
+from chainer_bspmm.papers import spmv
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import BatchedSELL
 from chainer_bspmm.training.fused_update import FusedUpdate
 
-N_CHANNELS = 33  # more than a warp, and nothing that divides it
-SEED = 3 * 2**32 + 5  # of dropout: either half of it matters
+N_CHANNELS = 33  # more than a warp, and no multiple of one
+SEED = 3 * 2**32 + 5  # of dropout: both halves of it matter
 # Largest relative error, in the maximum norm: rounding of the result, and of sums of a few terms.
 TOLERANCES = {'e': 1e-3, 'f': 1e-5, 'd': 1e-12}
 
@@ -68,8 +72,7 @@ def _expected_update(case):
     return x - 0.25 * (x * x + 0.5 * x)
 
 
-# Kernel -> (what calls it, what the reference says); each takes a Case. A CPU has one algorithm for
-# a container.
+# Kernel -> (its call, the reference's); both take a Case. A CPU has one algorithm for a container.
 GPU_CHECKS = {
     'bspmm_csr': (
         lambda case: backend.bspmm(case.adj, case.x),
@@ -95,7 +98,7 @@ GPU_CHECKS = {
         lambda case: backend.bspmm(BatchedSELL(case.adj), case.x),
         lambda case: reference.bspmm(case.adj, case.x),
     ),
-    'spmv_csr': (lambda case: _spmv(case, backend.spmv), lambda case: _spmv(case, reference.spmv)),
+    'spmv_csr': (lambda case: _spmv(case, spmv), lambda case: _spmv(case, reference.spmv)),
     'bsddmm_csr': (
         lambda case: backend.bsddmm(case.adj, case.x, case.x),
         lambda case: reference.bsddmm(case.adj, case.x, case.x),
@@ -159,8 +162,8 @@ def _case(device, dtype):
     return Case(adj.to_device(device), device.send(x), device.send(y))
 
 
-def run(device):
-    """Test every product and reduction on a device; on a GPU each compiles a kernel of its own.
+def run(device: chainer.backend.Device) -> Iterator[Outcome]:
+    """Test every product and reduction on a device; on a GPU each compiles another kernel.
 
     Args:
         device (chainer.backend.Device): of NumPy or CuPy.
@@ -181,7 +184,7 @@ def _outcome(name, dtype, device, call, expect):
             case = _case(device, dtype)
             expected = expect(case)
             actual = cuda.to_cpu(call(case))  # waits for the kernel
-    except Exception as error:  # whatever it is belongs into the report
+    except Exception as error:  # any error belongs in the report
         return Outcome(name, dtype, None, '%s: %s' % (type(error).__name__, error))
     if actual.shape != expected.shape:
         return Outcome(name, dtype, None, 'shape %s, expected %s' % (actual.shape, expected.shape))

@@ -35,8 +35,8 @@ struct Entries {
     Real value[AHEAD];
 };
 
-// Load the entries from k on. The last of those left is loaded again in place of those past it: loads
-// that depended on a condition would be issued one by one, each after the use of the one before.
+// Load the entries from k on. Past the end of the row its last entry is loaded again, because
+// conditional loads would be issued one by one, each after the use of the one before.
 __device__ inline void load(
     Entries &entries, const int k, const int left, const int *__restrict__ indices,
     const STORAGE *__restrict__ data, const int *__restrict__ order)

@@ -12,7 +12,7 @@
 //       RMSPROP_EPS_INSIDE                  the same,  p -= lr g / sqrt(ms + eps)
 //       ADAM          m += (1 - beta1) (g - m),  v += (1 - beta2) (g g - v),
 //                     p -= eta (alpha_t m / (sqrt(v) + eps) + weight_decay_rate p)
-//       AMSGRAD       the same with max(vhat, v), which becomes vhat, in place of v
+//       AMSGRAD       the same with max(vhat, v), which becomes vhat, instead of v
 //
 // Clipping by the norm of all gradients is two launches: the first, with RULE=NONE, leaves in
 // `after` the sum of g^2 (once hooked) of every block; the next takes the sum over `before` of all

@@ -21,8 +21,8 @@
 // -DLABELS_ONLY=1: nothing but the labels, of a data set that has more than two of them.
 //
 // Launch: block (warps * 32), grid (ceil(n_graphs / graphs_per_block)), n_graphs >= 1. A block owns
-// graphs_per_block graphs, its warps take them in turn. That one launch suffices, every block adds up
-// all sizes: index and tables are read from the L2 cache, once a block.
+// graphs_per_block graphs, its warps take them in turn. So that one launch suffices, every block adds
+// up all sizes: index and tables are read from the L2 cache, once a block.
 #include "common.cuh"
 
 struct Sizes {

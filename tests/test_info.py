@@ -14,6 +14,7 @@ from chainer.backends import cuda
 import chainer_bspmm
 from chainer_bspmm import backend
 from chainer_bspmm import info
+from chainer_bspmm import reference
 from chainer_bspmm import self_test
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import kernels
@@ -48,7 +49,7 @@ def test_command_prints_versions_and_the_self_test(tmp_path):
 
 
 def test_every_kernel_has_a_check():
-    assert set(self_test.GPU_CHECKS) == {path.stem for path in kernels.directory().glob('*.cu')}
+    assert set(self_test.GPU_CHECKS) == set(kernels.paths())
 
 
 def test_all_parts_pass(device):
@@ -108,6 +109,16 @@ def test_a_wrong_product_fails_and_is_named(monkeypatch, capsys, change, reason)
     assert '  bspmm                float16 FAILED: ' in text and reason in text
     assert 'FAILED: 12 part(s) of the self-test' in text
     assert ('pip install nvidia-cuda-runtime' in text) == (change is raises)
+
+
+@pytest.mark.parametrize(
+    'module, name', [(reference, 'random_words'), (backend.cpu, '_random_words')]
+)
+def test_dropout_is_compared_with_other_code(monkeypatch, module, name):
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *draw: original(*draw)[::-1])
+    outcomes = list(self_test.run(chainer.get_device('@numpy')))
+    assert [outcome.kernel for outcome in outcomes if outcome.reason] == ['dropout'] * 3
 
 
 def test_the_command_exits_with_the_outcome(monkeypatch):

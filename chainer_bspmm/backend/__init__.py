@@ -1,37 +1,56 @@
 """The products and reductions on bare arrays: checks first, then SciPy or a CUDA kernel.
 
-Every function takes arrays that lie on the device of the matrix, launches on that device's current
-stream, does not synchronise, and returns new C-contiguous arrays, except where
-:func:`spmv` is given the array to fill; :func:`relu_dropout` works in place.
+Every function takes arrays on the device of the matrix, launches on that device's current stream,
+does not synchronise, and returns new C-contiguous arrays. The exceptions, which write to arrays
+that they are given, are :func:`relu_dropout` and :func:`gather_batch`.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import DTypeLike
 
 from chainer.backends import cuda
 
+from chainer_bspmm import papers
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gpu
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import operands
+from chainer_bspmm.sparse.batched_csr import Buffers
 
 
 def _module(x):
     return gpu if isinstance(x, cuda.ndarray) else cpu
 
 
-def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
+def bspmm(
+    adj: BatchedCSR | papers.BatchedCOO | papers.BatchedSELL,
+    x: Any,
+    data: Any = None,
+    residual: Any = None,
+    trans: bool = False,
+    algorithm: str = 'auto',
+) -> Any:
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
     Args:
         adj (BatchedCSR, BatchedCOO or BatchedSELL): n_rows x n_cols.
         x (array): (n_cols, n_B); or (n_graphs, N, n_B) where ``adj`` is padded.
-        data (array or None): (nnz,) values of the entries in place of ``adj.data``; None with a
+        data (array or None): (nnz,) values of the entries instead of ``adj.data``; None with a
             BatchedSELL.
         residual (array or None): of the result's shape, added to the product.
         trans (bool): multiply by the transposed matrix; ``data`` keeps the order of ``adj``.
-        algorithm (str): ``'auto'``, or on a GPU a name from ``gpu.algorithms(adj)``.
+        algorithm (str): ``'auto'``, or on a GPU one of :func:`algorithms`.
 
     Returns:
         array: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``, of x's dtype.
     """
-    check.bspmm(adj, x, data, residual, trans)
+    if type(adj) is not BatchedCSR:
+        return papers.bspmm(adj, x, data, residual, trans, algorithm)
+    operands.bspmm(adj, x, data, residual, trans)
     if _module(x) is cpu:
         check.one_of('algorithm on a CPU', algorithm, ('auto',))
         return cpu.bspmm(adj, x, data, residual, trans)
@@ -40,38 +59,12 @@ def bspmm(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
     return gpu.bspmm(adj, x, data, residual, trans, algorithm)
 
 
-def spmv(adj, x, alpha=1, beta=0, y=None):
-    """Compute ``y[i] = alpha sum_k value[k] x[column[k]] + beta y[i]``, in ``y`` where it is given.
-
-    As in BLAS beta scales y once, and ``beta=0`` never reads y, whatever it holds. alpha and beta
-    are rounded to x's dtype (float16: to float32). Unlike in BLAS, ``alpha=0`` still multiplies:
-    a NaN in x stays one.
-
-    Args:
-        adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
-        x (array): (n_cols,) float16, float32 or float64.
-        alpha, beta (float): factors.
-        y (array or None): (n_rows,) of x's dtype, C-contiguous, apart from x in memory. None means
-            a new array, and asks for ``beta=0``.
-
-    Returns:
-        array: ``y``, or a new array (n_rows,) of x's dtype.
-
-    Raises:
-        TypeError, ValueError: an argument does not fit; before anything is launched.
-
-    Note:
-        Deterministic; does not synchronise.
-
-    Source:
-        IPSJ report 2018-HPC-164 No. 3, figures 2, 4 and 5; ``kernels/bspmm_sell.cu``,
-        ``kernels/spmv_csr.cu``. beta stands in the report's loop, which is not what is meant.
-    """
-    check.spmv(adj, x, alpha, beta, y)
-    return _module(x).spmv(adj, x, alpha, beta, y)
+def algorithms(adj: BatchedCSR | papers.BatchedCOO | papers.BatchedSELL) -> list[str]:
+    """Return the names of the algorithms that :func:`bspmm` has for a matrix on a GPU."""
+    return list(gpu.algorithms(adj) if type(adj) is BatchedCSR else papers.gpu.algorithms(adj))
 
 
-def bsddmm(adj, u, v):
+def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     """Compute ``w[k] = sum_c u[row[k], c] v[column[k], c]`` for every entry k.
 
     Args:
@@ -82,18 +75,20 @@ def bsddmm(adj, u, v):
     Returns:
         array: (nnz,), of u's dtype.
     """
-    check.bsddmm(adj, u, v)
+    if type(adj) is not BatchedCSR:
+        return papers.bsddmm(adj, u, v)
+    operands.bsddmm(adj, u, v)
     return _module(u).bsddmm(adj, u, v)
 
 
-def segment_sum(x, offsets, max_rows=None):
+def segment_sum(x: Any, offsets: Any, max_rows: int | None = None) -> Any:
     """Compute ``y[g] = sum of x[offsets[g]:offsets[g + 1]]``; an empty segment gives 0.
 
     Args:
         x (array): (n_rows, n_B) floats.
         offsets (array): (n_segments + 1,) int32, as ``BatchedCSR.row_offsets``.
-        max_rows (int or None): the most rows that a segment has, where the host knows it. A GPU
-            then need not prepare for a segment of all the rows, which costs it a second launch.
+        max_rows (int or None): the most rows that a segment has, if the host knows it. Without it
+            a GPU prepares for a segment of all the rows, by a second launch.
 
     Returns:
         array: (n_segments, n_B), of x's dtype.
@@ -102,7 +97,7 @@ def segment_sum(x, offsets, max_rows=None):
     return _module(x).segment_sum(x, offsets, max_rows)
 
 
-def segment_max(x, offsets, max_rows=None):
+def segment_max(x: Any, offsets: Any, max_rows: int | None = None) -> Any:
     """Compute the maximum of every segment; arguments as :func:`segment_sum`.
 
     An empty segment gives 0; NaN propagates.
@@ -111,21 +106,21 @@ def segment_max(x, offsets, max_rows=None):
     return _module(x).segment_max(x, offsets, max_rows)
 
 
-def row_sum(x):
+def row_sum(x: Any) -> Any:
     """Compute ``y[c] = sum of x[:, c]``, the gradient of a bias; 0 where there are no rows.
 
     Args:
         x (array): (n_rows, n_B) floats.
 
     Returns:
-        array: (n_B,), of x's dtype. Formed in a tree, which is closer than row after row, and on a
-        GPU at the speed of memory, which CuPy's sum over the first axis is far from.
+        array: (n_B,), of x's dtype. Summed in a tree, which is more accurate than row after row,
+        and on a GPU at the speed of memory, unlike CuPy's sum over the first axis.
     """
     check.rows(x)
     return _module(x).row_sum(x)
 
 
-def segment_broadcast(y, offsets, n_rows, max_rows=None):
+def segment_broadcast(y: Any, offsets: Any, n_rows: int, max_rows: int | None = None) -> Any:
     """Copy row g of ``y`` to every row of segment g: the transpose of :func:`segment_sum`.
 
     Args:
@@ -141,11 +136,11 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
     return _module(y).segment_broadcast(y, offsets, n_rows, max_rows)
 
 
-def segment_softmax(x, offsets):
+def segment_softmax(x: Any, offsets: Any) -> Any:
     """Compute ``y[i, c] = exp(x[i, c]) / sum over the rows k of i's segment of exp(x[k, c])``.
 
-    The maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's
-    column: segments are meant to be short, as the entries of a row are.
+    The maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's column,
+    which suits short segments such as the entries of a row.
 
     Args:
         x (array): (n_rows, n_B) floats.
@@ -158,7 +153,7 @@ def segment_softmax(x, offsets):
     return _module(x).segment_softmax(x, offsets)
 
 
-def segment_softmax_grad(y, gy, offsets):
+def segment_softmax_grad(y: Any, gy: Any, offsets: Any) -> Any:
     """Compute ``gx[i, c] = y[i, c] (gy[i, c] - sum over i's segment of y[k, c] gy[k, c])``.
 
     Args:
@@ -173,11 +168,11 @@ def segment_softmax_grad(y, gy, offsets):
     return _module(y).segment_softmax_grad(y, gy, offsets)
 
 
-def dropout(x, ratio, seed, stream, counter):
+def dropout(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> tuple[Any, Any]:
     """Compute ``y = x * mask``, the mask being 0 with probability ratio, else 1 / (1 - ratio).
 
-    The same random numbers wherever and however often it is called with the same seed, stream and
-    step; ``kernels/dropout.cu`` says which.
+    The same seed, stream and step give the same random numbers on every device;
+    ``kernels/dropout.cu`` defines them.
 
     Args:
         x (array): floats of any shape, at most 2**34.
@@ -193,13 +188,33 @@ def dropout(x, ratio, seed, stream, counter):
     return _module(x).dropout(x, ratio, seed, stream, counter)
 
 
-def relu_dropout(x, ratio, seed, stream, counter):
+def relu_dropout(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> None:
     """Compute ``max(0, x) * mask`` in place; arguments as :func:`dropout`. NaN stays NaN."""
     check.dropout(x, counter)
     _module(x).relu_dropout(x, ratio, seed, stream, counter)
 
 
-def dropout_mask(size, dtype, ratio, seed, stream, counter):
-    """Return the mask alone, (size,) on the device of `counter`; other arguments as `dropout`."""
+def dropout_mask(
+    size: int, dtype: DTypeLike, ratio: float, seed: int, stream: int, counter: Any
+) -> Any:
+    """Return the mask alone, (size,) on the device of ``counter``; see :func:`dropout`."""
     check.elements(size)
     return _module(counter).dropout_mask(size, dtype, ratio, seed, stream, counter)
+
+
+Source = gpu.Source
+
+
+def gather_batch(source: Source, index: Any, buffers: Buffers) -> None:
+    """Write the packed batch of some molecules of a data set on a GPU into buffers there.
+
+    One launch, and another for every two labels after the first two. Nothing is checked. The result
+    has spare rows and entries where the buffers are larger.
+
+    Args:
+        source (Source): the data set.
+        index (array): (n_graphs,) int32 on its device, at least one; every molecule is below the
+            number that the data set has.
+        buffers (Buffers): of the dtypes of the data set, on its device, C-contiguous.
+    """
+    gpu.gather_batch(source, index, buffers)

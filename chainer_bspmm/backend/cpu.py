@@ -5,97 +5,29 @@ import math
 import numpy
 import scipy.sparse
 
-from chainer_bspmm import reference
-from chainer_bspmm.backend import check
-from chainer_bspmm.sparse import BatchedCOO
-from chainer_bspmm.sparse import BatchedSELL
-from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import host
+from chainer_bspmm.sparse.host import bsddmm  # NOQA: F401
 
 
 def bspmm(adj, x, data, residual, trans):
-    compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
-    matrix = _matrix(adj, data, compute, trans)
-    y = matrix @ x.reshape(matrix.shape[1], x.shape[-1]).astype(compute, copy=False)
-    if residual is not None:
-        y += residual.reshape(y.shape)
-    shape = check.result_shape(adj, len(y), x)
-    return y.astype(x.dtype, copy=False).reshape(shape)
+    return host.bspmm(_matrix(adj, data, host.compute_dtype(x), trans), adj, x, residual)
 
 
 def _matrix(adj, data, dtype, trans):
-    """Return SciPy's view of the matrix; kept with it, because making one costs a check."""
-    if type(adj) is BatchedCOO:
-        return _coo_matrix(adj, data, dtype, trans)
+    side = adj.T if trans else adj
     if data is not None:
         values = data.astype(dtype, copy=False)
-        if trans:
-            values = values[adj.transpose_order]
-        side = adj.T if trans else adj
-        return scipy.sparse.csr_matrix((values, side.indices, side.indptr), shape=side.shape)
-    side = adj.T if trans else adj
-    if dtype not in side._cache and type(side) is BatchedSELL:
-        side._cache[dtype] = side.to_scipy().astype(dtype, copy=False)
-    if dtype not in side._cache:
+        return _scipy_matrix(side, values[adj.transpose_order] if trans else values)
+
+    def make():
         values = numpy.ones(side.nnz, dtype) if side.data is None else side.data.astype(dtype)
-        side._cache[dtype] = scipy.sparse.csr_matrix(
-            (values, side.indices, side.indptr), shape=side.shape
-        )
-    return side._cache[dtype]
+        return _scipy_matrix(side, values)
+
+    return side.cached(('scipy', dtype), make)  # SciPy checks a new one, which takes time
 
 
-def spmv(adj, x, alpha, beta, y):
-    compute = numpy.float64 if x.dtype == numpy.float64 else numpy.float32
-    product = _matrix(adj, None, compute, False) @ x.astype(compute, copy=False)
-    alpha, beta = compute(alpha), compute(beta)
-    with numpy.errstate(invalid='ignore'):  # as silent about infinities as SciPy's product
-        product *= alpha
-        if beta != 0:  # 0 times what y holds could be NaN
-            product += beta * y.astype(compute, copy=False)
-    if y is None:
-        return product.astype(x.dtype, copy=False)
-    y[...] = product
-    return y
-
-
-def _coo_matrix(adj, data, dtype, trans):
-    if data is None and (dtype, trans) in adj._cache:
-        return adj._cache[dtype, trans]
-    indptr, columns, order, shape = _sorted_entries(adj, trans)
-    values = adj._host_values() if data is None else data
-    matrix = scipy.sparse.csr_matrix(
-        (values.astype(dtype, copy=False)[order], columns, indptr), shape=shape
-    )
-    if data is None:
-        adj._cache[dtype, trans] = matrix
-    return matrix
-
-
-def _sorted_entries(adj, trans):
-    """Return what CSR says of a BatchedCOO's places, the entries' order in it, and the shape.
-
-    SciPy multiplies entries sorted by row several times faster. Its own conversion would add up the
-    values that name one place before they are multiplied; their sum may overflow.
-    """
-    if ('sorted', trans) not in adj._cache:
-        rows, columns, shape = adj.entry_rows(), adj.entry_columns(), adj.shape
-        if trans:
-            rows, columns, shape = columns, rows, shape[::-1]
-        indptr, order = build.group(numpy, rows, shape[0])
-        adj._cache['sorted', trans] = indptr, columns[order], order, shape
-    return adj._cache['sorted', trans]
-
-
-def bsddmm(adj, u, v):
-    u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
-    compute = numpy.float32 if u.dtype == numpy.float16 else u.dtype
-    n_entries = adj._n_true_entries()
-    w = numpy.einsum(
-        'kc,kc->k',
-        u[adj.entry_rows()[:n_entries]].astype(compute, copy=False),
-        v[adj.entry_columns()[:n_entries]].astype(compute, copy=False),
-    )
-    w = w.astype(u.dtype, copy=False)
-    return numpy.pad(w, (0, adj.nnz - n_entries)) if adj.has_spare else w
+def _scipy_matrix(adj, values):
+    return scipy.sparse.csr_matrix((values, adj.indices, adj.indptr), shape=adj.shape)
 
 
 def segment_sum(x, offsets, max_rows=None):
@@ -139,7 +71,7 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
 
 
 def segment_softmax(x, offsets):
-    # In double, as the kernel; see there.
+    # In double, as kernels/segment_softmax.cu explains.
     lengths = numpy.diff(offsets)
     # A difference may be infinite, and infinities become NaN, in silence as on a GPU.
     with numpy.errstate(over='ignore', invalid='ignore'):
@@ -168,5 +100,27 @@ def relu_dropout(x, ratio, *draw):
 
 
 def dropout_mask(size, dtype, ratio, seed, stream, counter):
-    kept = reference.kept(size, ratio, seed, stream, int(counter[0]))
+    least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # random word with which an element is kept
+    kept = _random_words(size, seed, stream, int(counter[0])) >= least
     return kept * dtype.type(1 / (1 - ratio))
+
+
+# Of Philox4x32-10 (Salmon et al. 2011): what words 0 and 2 of a counter are multiplied by in each
+# round, and what is added to the two words of the key after it.
+_MULTIPLIERS = numpy.array([[0xD2511F53], [0xCD9E8D57]], numpy.uint64)
+_KEY_STEPS = numpy.array([[0x9E3779B9], [0xBB67AE85]], numpy.uint64)
+_LOW, _HALF = numpy.uint64(2**32 - 1), numpy.uint64(32)
+
+
+def _random_words(size, seed, stream, step):
+    """Return the random word of every element, (size,), as kernels/dropout.cu draws them."""
+    quads = numpy.arange(-(-size // 4), dtype=numpy.uint64)
+    even = numpy.stack([quads, numpy.full_like(quads, step % 2**32)])  # words 0 and 2
+    odd = numpy.empty_like(even)  # words 1 and 3
+    odd[0], odd[1] = stream, step >> 32
+    key = numpy.array([[seed % 2**32], [seed >> 32]], numpy.uint64)
+    for _ in range(10):
+        products = (even * _MULTIPLIERS)[::-1]
+        even, odd = (products >> _HALF) ^ odd ^ key, products & _LOW
+        key = (key + _KEY_STEPS) & _LOW
+    return numpy.stack([even[0], odd[0], even[1], odd[1]], axis=1).ravel()[:size]

@@ -11,44 +11,26 @@ import operator
 
 import numpy
 
-from chainer import utils
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import check
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
-from chainer_bspmm.sparse import BatchedCOO
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import BatchedSELL
-
-# How bspmm_csr finds the value of an entry; see the kernel's header.
-ONES, DATA, ORDERED = 0, 1, 2
-NULL = numpy.uintp(0)
+from chainer_bspmm.cuda.launch import arithmetic
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import NULL
+from chainer_bspmm.cuda.launch import or_null
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.papers.gpu import SWA_ALGORITHMS
+from chainer_bspmm.sparse import operands
+from chainer_bspmm.sparse.device import values_of
 
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
-    product = DEFAULT[type(adj)] if algorithm == 'auto' else algorithms(adj)[algorithm]
-    with _Device(x):
-        y = product(adj, _contiguous(x), _contiguous(data), _contiguous(residual), trans)
-    return y if x.ndim == 2 else y.reshape(check.result_shape(adj, len(y), x))
-
-
-def _contiguous(array):
-    if array is None or array.flags.c_contiguous:
-        return array
-    return cuda.cupy.ascontiguousarray(array)
-
-
-def _or_null(array):
-    return NULL if array is None else array
-
-
-def _values(adj, data=None, trans=False):
-    """Return WEIGHTS, data and order as the kernels take them."""
-    if data is not None:
-        return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, NULL)
-    data = (adj.T if trans else adj).data
-    return (ONES, NULL, NULL) if data is None else (DATA, data, NULL)
+    product = _csr if algorithm == 'auto' else algorithms(adj)[algorithm]
+    with device_of(x):
+        y = product(adj, contiguous(x), contiguous(data), contiguous(residual), trans)
+    return y if x.ndim == 2 else y.reshape(operands.result_shape(adj, len(y), x))
 
 
 def _csr(adj, x, data, residual, trans, algorithm='auto'):
@@ -63,9 +45,9 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
             bits |= residual.data.ptr
         else:
             residual = NULL
-        weights, data, order = _values(adj, data, trans)
+        weights, data, order = values_of(adj, data, trans)
         device_id, itemsize = x.data.device_id, x.itemsize
-        launch = policy.bspmm_launch(
+        plan = policy.bspmm_launch(
             n_rows,
             side.n_cols,
             side.nnz,
@@ -75,49 +57,13 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
             kernels.device(device_id),
             algorithm,
         )
-        kernel = kernels.load(
+        run(
             device_id,
             'bspmm_csr',
             x.dtype.char,
-            launch.defines + (('WEIGHTS', weights), ('RESIDUAL', has_residual)),
-        )
-        kernel(
-            launch.grid,
-            launch.block,
-            (side.indptr, side.indices, data, order, x, residual, y, *launch.arguments),
-        )
-    return y
-
-
-def _swa(adj, x, data, residual, trans, blocked=None):
-    """A sub-warp per row, sums in shared memory, kernels/bspmm_swa.cu."""
-    side = adj.T if trans else adj
-    n_rows, n_channels = side.n_rows, x.shape[-1]
-    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
-    if y.size:
-        launch = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
-        weights, data, order = _values(adj, data, trans)
-        kernel = kernels.load(
-            x.data.device_id, 'bspmm_swa', x.dtype.char, launch.defines + (('WEIGHTS', weights),)
-        )
-        kernel(
-            launch.grid,
-            launch.block,
-            (
-                side.row_offsets,
-                side.indptr,
-                side.indices,
-                data,
-                order,
-                x,
-                _or_null(residual),
-                y,
-                numpy.int32(side.n_graphs),
-                numpy.int32(side.max_rows),
-                numpy.int32(n_channels),
-                numpy.int32(launch.width),
-            ),
-            launch.shared_bytes,
+            plan,
+            (side.indptr, side.indices, data, order, x, residual, y, *plan.arguments),
+            (('WEIGHTS', weights), ('RESIDUAL', has_residual)),
         )
     return y
 
@@ -126,269 +72,30 @@ def _swa(adj, x, data, residual, trans, blocked=None):
 ALGORITHMS = {
     'vector': functools.partial(_csr, algorithm='vector'),
     'pipelined': functools.partial(_csr, algorithm='pipelined'),
-    'swa': _swa,
-    'swa_rows': functools.partial(_swa, blocked=False),
-    'swa_blocked': functools.partial(_swa, blocked=True),
+    **SWA_ALGORITHMS,
 }
-
-
-def _sell(adj, x, data, residual, trans):
-    """A thread per row of a slice, kernels/bspmm_sell.cu; `data` is None."""
-    side = adj.T if trans else adj
-    y = cuda.cupy.empty((side.n_rows, x.shape[-1]), x.dtype)
-    _launch_sell(side, x, 1, 0 if residual is None else 1, residual, y)
-    return y
-
-
-SELL_ALGORITHMS = {'sell': _sell}  # the same for a BatchedSELL
-
-
-def _launch_sell(adj, x, alpha, beta, residual, y):
-    """Compute y = alpha A x + beta residual, kernels/bspmm_sell.cu; `residual` may be y or None."""
-    if not y.size:
-        return
-    bits = x.data.ptr | y.data.ptr | (0 if residual is None else residual.data.ptr)
-    n_channels = y.size // adj.n_rows
-    width = policy.vector_width(n_channels, x.itemsize, bits)
-    n_slots = policy.sell_slots(adj.max_slice_rows)
-    launch = policy.sell_launch(adj.n_slices, n_slots, n_channels, width)
-    weights, data, _ = _values(adj)
-    kernel = kernels.load(
-        x.data.device_id, 'bspmm_sell', x.dtype.char, launch.defines + (('WEIGHTS', weights),)
-    )
-    real = _arithmetic(x.dtype)
-    kernel(
-        launch.grid,
-        launch.block,
-        (
-            adj.slice_starts,
-            adj.slice_rows,
-            adj.column,
-            data,
-            _or_null(adj.row_order),
-            x,
-            _or_null(residual),
-            y,
-            real(alpha),
-            real(beta),
-            numpy.int32(adj.n_slices),
-            numpy.int32(n_slots),
-            numpy.int32(launch.n_vectors),
-        ),
-    )
-
-
-def _arithmetic(dtype):
-    """Return the NumPy type the kernels calculate in, `Real` of common.cuh."""
-    return numpy.float64 if dtype == numpy.float64 else numpy.float32
-
-
-def spmv(adj, x, alpha, beta, y):
-    with _Device(x):
-        if y is None:
-            y = cuda.cupy.empty(adj.n_rows, x.dtype)
-        x = _contiguous(x)
-        if type(adj) is BatchedSELL:
-            _launch_sell(adj, x, alpha, beta, y, y)
-        elif y.size:
-            launch = policy.spmv_launch(adj.n_rows, adj.nnz)
-            weights, data, _ = _values(adj)
-            kernel = kernels.load(
-                x.data.device_id, 'spmv_csr', x.dtype.char, launch.defines + (('WEIGHTS', weights),)
-            )
-            real = _arithmetic(x.dtype)
-            kernel(
-                launch.grid,
-                launch.block,
-                (
-                    adj.indptr,
-                    adj.indices,
-                    data,
-                    x,
-                    y,
-                    real(alpha),
-                    real(beta),
-                    numpy.int32(adj.n_rows),
-                ),
-            )
-    return y
-
-
-def _st(adj, x, data, residual, trans):
-    """One of the three below, by the paper's rule."""
-    max_rows = adj.max_cols if trans else adj.max_rows
-    algorithm = policy.st_algorithm(max_rows, x.shape[-1], x.itemsize)
-    return ST_ALGORITHMS[algorithm](adj, x, data, residual, trans)
-
-
-def _st_shared(adj, x, data, residual, trans):
-    """A block per matrix, figure 5-(a), kernels/bspmm_st_shared.cu."""
-    n_channels = x.shape[-1]
-    max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes(
-        'st_shared',
-        max_rows * n_channels * x.itemsize,
-        'the output of the largest matrix',
-        policy.SHARED_BUDGET,
-    )
-    return _st_blocks(adj, x, data, residual, trans, n_channels)
-
-
-def _st_blocked(adj, x, data, residual, trans):
-    """A block per matrix and partition of columns, figure 5-(b), kernels/bspmm_st_shared.cu."""
-    n_channels = x.shape[-1]
-    max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes(
-        'st_blocked',
-        max_rows * x.itemsize,
-        'one column of the output of the largest matrix',
-        policy.SHARED_BUDGET,
-    )
-    n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
-    return _st_blocks(adj, x, data, residual, trans, n_columns)
-
-
-def _st_blocks(adj, x, data, residual, trans, n_columns):
-    check.st_dtype(x)
-    n_rows, max_rows, offsets = (
-        (adj.n_cols, adj.max_cols, adj.col_offsets)
-        if trans
-        else (adj.n_rows, adj.max_rows, adj.row_offsets)
-    )
-    n_channels = x.shape[-1]
-    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
-    if y.size:
-        launch = policy.st_shared_launch(
-            adj.n_graphs, max_rows, adj.max_nnz, n_channels, n_columns, x.itemsize
-        )
-        kernel, values = _st_kernel('bspmm_st_shared', launch, adj, x, data, trans)
-        kernel(
-            launch.grid,
-            launch.block,
-            (
-                adj.ids,
-                values,
-                adj.entry_offsets,
-                offsets,
-                x,
-                _or_null(residual),
-                y,
-                numpy.int32(n_channels),
-                numpy.int32(n_columns),
-            ),
-            launch.shared_bytes,
-        )
-    return y
-
-
-def _st_global(adj, x, data, residual, trans):
-    """A sub-warp per entry, case 3 of section 4.3, kernels/bspmm_st_global.cu."""
-    check.st_dtype(x)
-    shape = adj.n_cols if trans else adj.n_rows, x.shape[-1]
-    # A launch of its own: nothing but the kernel's atomics writes the result.
-    if residual is None:
-        y = cuda.cupy.zeros(shape, x.dtype)
-    else:
-        y = residual.reshape(shape).copy()
-    if y.size and adj.nnz:
-        launch = policy.st_global_launch(adj.nnz, shape[1])
-        kernel, values = _st_kernel('bspmm_st_global', launch, adj, x, data, trans)
-        kernel(
-            launch.grid,
-            launch.block,
-            (
-                adj.ids,
-                values,
-                adj.entry_offsets,
-                x,
-                y,
-                numpy.int32(adj.n_graphs),
-                numpy.int32(shape[1]),
-            ),
-        )
-    return y
-
-
-def _st_kernel(name, launch, adj, x, data, trans):
-    """Return a compiled ST kernel and the values of the entries as it takes them."""
-    utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
-    weights, data, _ = _values(adj, data)  # trans swaps the indices, not the values
-    kernel = kernels.load(
-        x.data.device_id,
-        name,
-        x.dtype.char,
-        launch.defines + (('WEIGHTS', weights), ('TRANS', int(trans))),
-    )
-    return kernel, data
-
-
-# The same for a BatchedCOO; all of them add with atomics.
-ST_ALGORITHMS = {
-    'st': _st,
-    'st_shared': _st_shared,
-    'st_blocked': _st_blocked,
-    'st_global': _st_global,
-}
-
-
-# What 'auto' means for a container.
-DEFAULT = {BatchedCSR: _csr, BatchedCOO: _st, BatchedSELL: _sell}
 
 
 def algorithms(adj):
-    """Return the algorithms (dict) for the container of a batch."""
-    if adj.has_spare:  # the others write the rows of graphs only
-        return {name: ALGORITHMS[name] for name in ('vector', 'pipelined')}
-    return {BatchedCOO: ST_ALGORITHMS, BatchedSELL: SELL_ALGORITHMS}.get(type(adj), ALGORITHMS)
+    """Return those of ALGORITHMS that a matrix can be multiplied by."""
+    if not adj.has_spare:
+        return ALGORITHMS
+    return {name: ALGORITHMS[name] for name in ALGORITHMS if name not in SWA_ALGORITHMS}
 
 
 def bsddmm(adj, u, v):
     n_channels = u.shape[-1]
-    with _Device(u):
-        u, v = _contiguous(u), _contiguous(v)
+    with device_of(u):
+        u, v = contiguous(u), contiguous(v)
         w = cuda.cupy.empty(adj.nnz, u.dtype)
-        if not n_channels or adj.has_spare:  # the kernel writes what entries of a row have
+        if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
             w.fill(0)
         if n_channels and w.size:
             width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
-            if type(adj) is BatchedCOO:
-                _coo_dots(
-                    adj, u, v, w, policy.dot_launch(adj.nnz, n_channels, width, policy.COO_TILE)
-                )
-                return w
-            launch = policy.dot_launch(adj.n_rows, n_channels, width, policy.CSR_TILE)
-            kernel = kernels.load(u.data.device_id, 'bsddmm_csr', u.dtype.char, launch.defines)
-            kernel(
-                launch.grid,
-                launch.block,
-                (
-                    adj.indptr,
-                    adj.indices,
-                    u,
-                    v,
-                    w,
-                    numpy.int32(adj.n_rows),
-                    numpy.int32(launch.n_vectors),
-                ),
-            )
+            plan = policy.dot_launch(adj.n_rows, n_channels, width)
+            arguments = adj.indptr, adj.indices, u, v, w, *plan.arguments
+            run(u.data.device_id, 'bsddmm_csr', u.dtype.char, plan, arguments)
     return w
-
-
-def _coo_dots(adj, u, v, w, launch):
-    kernel = kernels.load(u.data.device_id, 'bsddmm_coo', u.dtype.char, launch.defines)
-    kernel(
-        launch.grid,
-        launch.block,
-        (
-            adj.ids,
-            adj.entry_offsets,
-            u,
-            v,
-            w,
-            numpy.int32(adj.n_graphs),
-            numpy.int32(launch.n_vectors),
-        ),
-    )
 
 
 def segment_sum(x, offsets, max_rows=None):
@@ -404,72 +111,43 @@ def row_sum(x):
 
 
 def _reduce(x, offsets, max_rows, operation):
-    """Reduce in one launch, or in two where a segment can have more rows than a chunk."""
+    """Launch kernels/segment_reduce.cu, twice if a segment can have more rows than a chunk."""
     n_segments = 1 if offsets is None else offsets.size - 1
     n_rows, n_channels = x.shape
-    with _Device(x):
-        x = _contiguous(x)
+    with device_of(x):
+        x = contiguous(x)
         y = cuda.cupy.empty((n_segments, n_channels), x.dtype)
         if y.size:
             width = policy.vector_width(n_channels, x.itemsize, x.data.ptr | y.data.ptr)
-            launch = policy.segment_launch(
+            plans = policy.reduce_launches(
                 n_rows, n_segments, n_channels, width, x.itemsize, max_rows
             )
             partial = NULL
-            if launch.has_long:
-                partial = cuda.cupy.empty((2, launch.n_chunks, n_channels), _arithmetic(x.dtype))
-            arguments = (
-                _or_null(offsets),
-                x,
-                y,
-                partial,
-                numpy.int32(n_segments),
-                numpy.int32(n_rows),
-                numpy.int32(launch.n_vectors),
-                numpy.int32(launch.chunk),
-                numpy.int32(launch.n_chunks),
-            )
-            for combine in range(1 + launch.has_long):
-                kernel = kernels.load(
+            if len(plans) > 1:
+                n_chunks = int(plans[0].arguments[-1])
+                partial = cuda.cupy.empty((2, n_chunks, n_channels), arithmetic(x.dtype))
+            for plan in plans:
+                run(
                     x.data.device_id,
                     'segment_reduce',
                     x.dtype.char,
-                    launch.defines
-                    + (('AHEAD', launch.ahead), ('OPERATION', operation), ('COMBINE', combine)),
+                    plan,
+                    (or_null(offsets), x, y, partial, *plan.arguments),
+                    (('OPERATION', operation),),
                 )
-                grid = launch.combine_grid if combine else launch.grid
-                kernel(grid, launch.block, arguments, launch.shared_bytes)
     return y
 
 
 def segment_broadcast(y, offsets, n_rows, max_rows=None):
     n_segments, n_channels = y.shape
-    with _Device(y):
-        y = _contiguous(y)
+    with device_of(y):
+        y = contiguous(y)
         x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
         if x.size:
             width = policy.vector_width(n_channels, y.itemsize, x.data.ptr | y.data.ptr)
-            launch = policy.segment_launch(
-                n_rows, n_segments, n_channels, width, y.itemsize, max_rows, always_chunks=True
-            )
-            kernel = kernels.load(
-                y.data.device_id, 'segment_broadcast', y.dtype.char, launch.defines
-            )
-            kernel(
-                launch.grid,
-                launch.block,
-                (
-                    offsets,
-                    y,
-                    x,
-                    numpy.int32(n_segments),
-                    numpy.int32(n_rows),
-                    numpy.int32(launch.n_vectors),
-                    numpy.int32(launch.chunk),
-                    numpy.int32(launch.n_chunks),
-                    numpy.int32(launch.has_long),
-                ),
-            )
+            plan = policy.broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
+            arguments = offsets, y, x, *plan.arguments
+            run(y.data.device_id, 'segment_broadcast', y.dtype.char, plan, arguments)
     return x
 
 
@@ -484,53 +162,43 @@ def segment_softmax_grad(y, gy, offsets):
 def _softmax(offsets, a, g):
     """Launch kernels/segment_softmax.cu; `g` None is the softmax itself."""
     n_segments, n_channels = offsets.size - 1, a.shape[1]
-    with _Device(a):
-        a, g = _contiguous(a), _contiguous(g)
+    with device_of(a):
+        a, g = contiguous(a), contiguous(g)
         y = cuda.cupy.empty(a.shape, a.dtype)
         if y.size and n_segments:
             bits = a.data.ptr | y.data.ptr | (0 if g is None else g.data.ptr)
-            launch = policy.softmax_launch(
+            plan = policy.softmax_launch(
                 n_segments, n_channels, policy.vector_width(n_channels, a.itemsize, bits)
             )
-            kernel = kernels.load(
+            run(
                 a.data.device_id,
                 'segment_softmax',
                 a.dtype.char,
-                launch.defines + (('GRADIENT', int(g is not None)),),
-            )
-            kernel(
-                launch.grid,
-                launch.block,
-                (
-                    offsets,
-                    a,
-                    _or_null(g),
-                    y,
-                    numpy.int32(n_segments),
-                    numpy.int32(launch.n_vectors),
-                ),
+                plan,
+                (offsets, a, or_null(g), y, *plan.arguments),
+                (('GRADIENT', int(g is not None)),),
             )
     return y
 
 
 def dropout(x, ratio, *draw):
-    with _Device(x):
-        x = _contiguous(x)
+    with device_of(x):
+        x = contiguous(x)
         mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
         _drop('DROPOUT', x, mask, y, ratio, *draw)
     return mask, y
 
 
 def relu_dropout(x, ratio, *draw):
-    with _Device(x):
-        y = _contiguous(x)
+    with device_of(x):
+        y = contiguous(x)
         _drop('RELU', y, None, y, ratio, *draw)
         if y is not x:
             x[...] = y
 
 
 def dropout_mask(size, dtype, ratio, seed, stream, counter):
-    with _Device(counter):
+    with device_of(counter):
         mask = cuda.cupy.empty(size, dtype)
         _drop('MASK', None, mask, None, ratio, seed, stream, counter)
     return mask
@@ -543,24 +211,24 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
     if not size:
         return
     bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
-    launch = policy.dropout_launch(size, policy.vector_width(size, dtype.itemsize, bits))
-    kernel = kernels.load(
-        counter.data.device_id, 'dropout', dtype.char, launch.defines + (('KIND', kind),)
-    )
-    kernel(
-        launch.grid,
-        launch.block,
+    plan = policy.dropout_launch(size, policy.vector_width(size, dtype.itemsize, bits))
+    run(
+        counter.data.device_id,
+        'dropout',
+        dtype.char,
+        plan,
         (
-            *map(_or_null, (x, mask, y)),
+            *map(or_null, (x, mask, y)),
             counter,
-            *launch.arguments,
+            *plan.arguments,
             numpy.uint32(seed % 2**32),
             numpy.uint32(seed >> 32),
             numpy.uint32(stream),
             numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
             # Rounded as the array is, so that it is what Chainer multiplies by.
-            _arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
+            arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
         ),
+        (('KIND', kind),),
     )
 
 
@@ -572,27 +240,25 @@ Source = collections.namedtuple(
 
 
 def gather_batch(source, index, buffers):
-    """Fill buffers with the batch of some molecules: one launch, a further one for two more labels.
-
-    Nothing is checked. The result has spare rows and entries where the buffers are larger.
-
-    Args:
-        source (Source): the data set.
-        index (array): (n_graphs,) int32 on its device, at least one, each a molecule of it.
-        buffers (Buffers): of the dtypes of the data set, on its device, C-contiguous.
-    """
+    """Launch kernels/gather_batch.cu, once more for every two labels after the first two."""
     pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
-    with _Device(index):
+    with device_of(index):
         device_id = index.data.device_id
-        launch = policy.gather_launch(index.size, kernels.device(device_id))
+        plan = policy.gather_launch(index.size, kernels.device(device_id))
+        sizes = (
+            buffers.indptr.size - 1,
+            buffers.indices.size,
+            source.n_relations,
+            _item_bytes(source.atoms),
+            0 if source.data is None else source.data.itemsize,
+        )
         for first in range(0, max(len(pairs), 1), 2):
             labels, outs, label_bytes = zip(*(pairs[first : first + 2] + 2 * [(NULL, NULL, 0)])[:2])
-            kernel = kernels.load(
-                device_id, 'gather_batch', 'f', launch.defines + (('LABELS_ONLY', int(first > 0)),)
-            )
-            kernel(
-                launch.grid,
-                launch.block,
+            run(
+                device_id,
+                'gather_batch',
+                'f',
+                plan,
                 (
                     index,
                     source.starts,
@@ -600,49 +266,22 @@ def gather_batch(source, index, buffers):
                     source.atoms,
                     source.row_starts,
                     source.columns,
-                    _or_null(source.data),
+                    or_null(source.data),
                     *labels,
                     buffers.atoms,
                     buffers.indptr,
                     buffers.indices,
-                    _or_null(buffers.data),
+                    or_null(buffers.data),
                     buffers.row_offsets,
                     buffers.col_offsets,
                     *outs,
-                    *map(
-                        numpy.int32,
-                        (
-                            index.size,
-                            launch.graphs_per_block,
-                            buffers.indptr.size - 1,
-                            buffers.indices.size,
-                            source.n_relations,
-                            _item_bytes(source.atoms),
-                            0 if source.data is None else source.data.itemsize,
-                            *label_bytes,
-                        ),
-                    ),
+                    *plan.arguments,
+                    *map(numpy.int32, (*sizes, *label_bytes)),
                 ),
+                (('LABELS_ONLY', int(first > 0)),),
             )
 
 
 def _item_bytes(array):
     """Return the bytes of one row of an array."""
     return array.itemsize * math.prod(array.shape[1:])
-
-
-class _Device:
-    """Make the device of an array current; costs nothing where it is already."""
-
-    def __init__(self, x):
-        self._id = x.data.device_id
-
-    def __enter__(self):
-        runtime = cuda.cupy.cuda.runtime
-        self._previous = runtime.getDevice()
-        if self._previous != self._id:
-            runtime.setDevice(self._id)
-
-    def __exit__(self, *_):
-        if self._previous != self._id:
-            cuda.cupy.cuda.runtime.setDevice(self._previous)

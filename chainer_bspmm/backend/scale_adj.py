@@ -1,18 +1,21 @@
 """Adjacency values divided by degrees."""
 
 import numpy
+from numpy.typing import DTypeLike
 
 from chainer.backends import cuda
 
-from chainer_bspmm import backend
+from chainer_bspmm.backend import cpu
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import with_values
 
 
-def scale_adj(adj, dtype):
+def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``.
 
-    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's degree, over all
-    relations; the paper divides by the receiver's, relation by relation.
+    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's degree over all
+    relations; the paper divides by the receiver's degree in each relation.
 
     Args:
         adj (BatchedCSR): the matrices.
@@ -21,19 +24,17 @@ def scale_adj(adj, dtype):
     Returns:
         BatchedCSR: the scaled matrices, kept with ``adj``: a second call returns the same.
     """
-    key = 'scaled by source degree', dtype
-    if key not in adj._cache:
-        adj._cache[key] = with_values(
-            adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj)
-        )
-    return adj._cache[key]
+    return adj.cached(
+        ('scaled by source degree', dtype),
+        lambda: with_values(adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj)),
+    )
 
 
-# On a GPU one launch each where CuPy's own operations would be six.
+# On a GPU one launch each instead of six by CuPy's own operations.
 
 
 def _reciprocals(adj, dtype):
-    """Return 1 over the number of its source's entries for every entry."""
+    """Return, for every entry, 1 over the number of entries of its source."""
     starts = adj.T.indptr
     if adj.xp is not numpy:
         return cuda.elementwise(
@@ -52,7 +53,8 @@ def _reciprocals(adj, dtype):
 def _quotients(adj):
     """Return each entry's value over the degree of its source; a degree of 0 counts as 1."""
     starts = adj.xp.ascontiguousarray(adj.T.indptr[:: adj.n_relations])
-    degree = backend.segment_sum(adj.T.data[:, None], starts)[:, 0]
+    segment_sum = (cpu if adj.xp is numpy else gpu).segment_sum
+    degree = segment_sum(adj.T.data[:, None], starts)[:, 0]
     if adj.xp is not numpy:
         return cuda.elementwise(
             'T data, I index, raw T degree, int32 n_relations',

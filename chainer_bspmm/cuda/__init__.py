@@ -1,1 +1,1 @@
-"""What knows CUDA and arrays, and no container: sources, launches, cuBLAS, steps under capture."""
+"""CUDA and arrays, without containers: kernel sources, launches, cuBLAS, steps under capture."""

@@ -1,13 +1,16 @@
-"""Dense products that a CUDA graph may capture: by a cuBLAS handle of our own.
+"""Dense products that a CUDA graph may capture, by a separate cuBLAS handle.
 
-CuPy refuses its own cuBLAS calls during capture, because its handle may allocate. Ours has its
-workspace from the start. The calls go through ``nvmath.bindings.cublas`` (nvmath-python) where that
+CuPy refuses its cuBLAS calls during capture, because its handle may allocate. This one has its
+workspace from the start. The calls go through ``nvmath.bindings.cublas`` (nvmath-python) if that
 can be imported, else by ctypes to the library that CuPy has loaded.
 """
+
+from __future__ import annotations
 
 import ctypes
 import functools
 import sys
+from typing import Any
 import weakref
 
 import numpy
@@ -26,10 +29,10 @@ MATH_MODE = 16  # default (no TF32), and CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_
 DEFAULT_ALGORITHM = -1
 LARGEST_INT = 2**31 - 1
 
-# What CuPy may be told to calculate in, by CUPY_TF32 or cupy._core.set_compute_type.
+# CuPy's compute types, set by CUPY_TF32 or cupy._core.set_compute_type.
 CUPY_PEDANTIC, CUPY_TF32 = 2, 7
 
-# alpha and beta side by side, in the type that is calculated in; read when a call is made.
+# alpha and beta, adjacent in memory, in the compute type; cuBLAS reads them during the call.
 FACTORS = {
     'e': numpy.array([1, 0], numpy.float32),
     'f': numpy.array([1, 0], numpy.float32),
@@ -50,14 +53,14 @@ STATUS = {
 
 
 class Library:
-    """The calls that we need of a cuBLAS library, named and used as in ``nvmath.bindings.cublas``.
+    """The few cuBLAS calls needed here, named and typed as in ``nvmath.bindings.cublas``.
 
     Args:
-        name (str): of the library, or its path.
+        name (str): name or path of the library.
 
     Raises:
         OSError: it cannot be loaded.
-        RuntimeError: from every call that fails, with cuBLAS's name for why.
+        RuntimeError: from every call that fails, with the name of cuBLAS's status.
     """
 
     _int, _long, _pointer = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
@@ -138,11 +141,11 @@ def _checked(symbol, function, *arguments):
 
 @functools.lru_cache(maxsize=None)
 def library():
-    """Return ``nvmath.bindings.cublas``, or a `Library` where that is not to be had."""
+    """Return ``nvmath.bindings.cublas``, or a `Library` if that is not available."""
     try:
         from nvmath.bindings import cublas
 
-        cublas.get_cudart_version()  # finds the library, or says that there is none
+        cublas.get_cudart_version()  # loads the library, or raises
         return cublas
     except Exception:  # not installed, or without the packages or the libraries that it needs
         cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))  # makes CuPy load cuBLAS
@@ -152,7 +155,7 @@ def library():
 def name_of_library():
     """Return the name of the cuBLAS library that goes with CuPy.
 
-    The loader gives what the process has loaded by that name already, wherever it lies.
+    If the process has loaded a library of that name, from any path, the loader returns that one.
     """
     major = cuda.cupy.cuda.runtime.runtimeGetVersion() // 1000  # of the CUDA that CuPy is built for
     return ('cublas64_%d.dll' if sys.platform == 'win32' else 'libcublas.so.%d') % major
@@ -161,10 +164,10 @@ def name_of_library():
 class Blas:
     """Products of CuPy arrays on the current stream, which may be under capture.
 
-    Of arrays of the device that is the current one when it is made. To be made outside of capture,
-    and kept for as long as a graph that it was captured in: the graph's kernels use its workspace.
-    When it goes, its handle is destroyed, which synchronises the device: not during a capture,
-    either.
+    The arrays must be on the device that is current when it is made. Make it outside of capture and
+    keep it as long as any graph that captured its calls: the graph's kernels use its workspace.
+    Its finalizer destroys the handle, which synchronises the device and must not happen during a
+    capture, either.
 
     float16 is multiplied and summed in float32, partial sums included. float32 stays float32: the
     compute type ``CUBLAS_COMPUTE_32F`` promises 32 bits at least for every intermediate, unless the
@@ -188,7 +191,7 @@ class Blas:
         self.use(cuda.cupy.cuda.get_current_stream())
 
     def use(self, stream):
-        """Launch on a stream from now on; outside of capture, as products need not do it then.
+        """Launch on a stream from now on; call it before capture, where products need not.
 
         Args:
             stream (cupy.cuda.Stream): of the device.
@@ -203,12 +206,12 @@ class Blas:
         """Multiply two matrices or vectors, as ``cupy.dot`` does.
 
         Args:
-            a (cupy.ndarray): (m, k) or (k,) float16, float32 or float64. Rows or columns that lie
-                one after the other are read where they are, all else is copied first.
+            a (cupy.ndarray): (m, k) or (k,) float16, float32 or float64. Row-major and column-major
+                arrays are read in place, all others are copied first.
             b (cupy.ndarray): (k, n) or (k,).
 
         Returns:
-            cupy.ndarray: (m, n), without the axis that a vector has not; C-contiguous, of
+            cupy.ndarray: (m, n), with the axis of a vector dropped; C-contiguous, of
             ``numpy.result_type(a, b)``. Zeros where k is 0.
 
         Raises:
@@ -231,7 +234,7 @@ class Blas:
             b (cupy.ndarray): (..., k, n) or (k,); leading dimensions are broadcast.
 
         Returns:
-            cupy.ndarray: (..., m, n), without the axis that a vector has not.
+            cupy.ndarray: (..., m, n), with the axis of a vector dropped.
 
         Raises:
             TypeError, ValueError: as :meth:`dot`.
@@ -328,10 +331,10 @@ def _of_vectors(product, a, b):
 
 
 def _laid_out(a):
-    """Return a matrix or stack as cuBLAS can read it, how it lies, and its leading dimension.
+    """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension.
 
-    How: 0 row by row, 1 column by column. The operation to be asked for is of the same number: what
-    cuBLAS sees is the transpose of a matrix that lies row by row, and wanted are transposes.
+    The order is 0 for row-major, 1 for column-major. It is also the operation to ask cuBLAS for,
+    which reads a row-major matrix as its transpose and is to compute with transposes.
     """
     size, (n_rows, n_columns), (*stack, down, along) = a.itemsize, a.shape[-2:], a.strides
     if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
@@ -344,20 +347,20 @@ def _laid_out(a):
 
 def compute_type(dtype):
     """Return the cublasComputeType_t that CuPy would ask for in a product of this dtype."""
-    told = cuda.cupy._core.get_compute_type(dtype)
+    chosen = cuda.cupy._core.get_compute_type(dtype)
     if dtype.char == 'd':
-        return COMPUTE_64F_PEDANTIC if told == CUPY_PEDANTIC else COMPUTE_64F
-    if told == CUPY_PEDANTIC:
+        return COMPUTE_64F_PEDANTIC if chosen == CUPY_PEDANTIC else COMPUTE_64F
+    if chosen == CUPY_PEDANTIC:
         return COMPUTE_32F_PEDANTIC
-    return COMPUTE_32F_FAST_TF32 if told == CUPY_TF32 and dtype.char == 'f' else COMPUTE_32F
+    return COMPUTE_32F_FAST_TF32 if chosen == CUPY_TF32 and dtype.char == 'f' else COMPUTE_32F
 
 
 def step_for(array):
-    """Return the step under way that products and draws of this array belong to, or None."""
+    """Return the current step if products and random numbers of this array are part of it."""
     return None if isinstance(array, numpy.ndarray) else step.current()
 
 
-def dot(a, b):
+def dot(a: Any, b: Any) -> Any:
     """Compute ``a.dot(b)`` of NumPy or CuPy arrays; in a step that may be captured, by its `Blas`.
 
     Args:

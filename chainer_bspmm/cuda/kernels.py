@@ -13,7 +13,7 @@ STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 
 @functools.lru_cache(maxsize=None)
 def directory():
-    """Return the folder (pathlib.Path) that holds the ``.cu`` files.
+    """Return the folder (pathlib.Path) of the CUDA sources.
 
     It lies inside the package where that was installed from a wheel, beside it in a checkout.
     """
@@ -28,14 +28,19 @@ def directory():
     )
 
 
+def paths():
+    """Return {name: pathlib.Path} of the kernels: a ``.cu`` file each, here or in ``papers/``."""
+    return {path.stem: path for path in directory().rglob('*.cu')}
+
+
 def source(name):
-    """Return the text of kernel file ``name + '.cu'`` with the common header put in its place.
+    """Return the text of a kernel's file with the common header inserted.
 
     CuPy's disk cache hashes the text it compiles but not the headers which that text includes: a
     change of an included header would go unnoticed.
     """
     common = (directory() / 'common.cuh').read_text()
-    before, after = (directory() / (name + '.cu')).read_text().split('#include "common.cuh"\n')
+    before, after = paths()[name].read_text().split('#include "common.cuh"\n')
     return ''.join(
         [
             before,
@@ -67,7 +72,7 @@ def load(device_id, name, dtype_char, defines):
 
     Args:
         device_id (int): the current device.
-        name (str): kernel file and entry point.
+        name (str): of the kernel, its file and its entry point.
         dtype_char (str): ``'e'``, ``'f'`` or ``'d'``.
         defines (tuple of (str, object)): compile-time constants.
     """

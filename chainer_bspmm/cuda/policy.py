@@ -1,7 +1,7 @@
 """Launch policy: which kernel variant and grid to use. Pure functions of a few integers.
 
-Nothing here needs a GPU. The kernels take their tile sizes from what is decided here and nowhere
-else, so that grid and tile cannot disagree.
+Nothing here needs a GPU. Kernels take their tile sizes from the constants decided here, so that
+grid and tile cannot disagree.
 """
 
 import collections
@@ -10,14 +10,14 @@ import functools
 import numpy
 
 # defines: compile-time constants of the kernel; grid, block: in CUDA's order (x, y, z);
-# n_vectors: the width of the feature matrix in vectors, an argument of the kernels.
-Launch = collections.namedtuple('Launch', 'defines grid block n_vectors')
+# shared_bytes: dynamic shared memory of a block; arguments: the sizes among the kernel's arguments,
+# which follow its arrays.
+Launch = collections.namedtuple('Launch', 'defines grid block shared_bytes arguments')
 
 BLOCK = 128  # threads; large enough for full occupancy, small enough for batches of few rows
 WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
-SHARED_BUDGET = 32 * 1024  # bytes a block, of the papers' algorithms
 
 
 def vector_width(n_channels, itemsize, address_bits):
@@ -36,11 +36,8 @@ def vector_width(n_channels, itemsize, address_bits):
     return width
 
 
-# What a plan wants to know of a GPU: its multiprocessors, and the bytes of its L2 cache.
+# A GPU: its multiprocessors, and the bytes of its L2 cache.
 Device = collections.namedtuple('Device', 'n_sms l2_bytes')
-
-# arguments: n_rows, n_vectors and rows_per_thread, as bspmm_csr takes them.
-CSRLaunch = collections.namedtuple('CSRLaunch', 'defines grid block arguments')
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
 AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
@@ -65,7 +62,8 @@ def csr_launch(
         width (int): elements a vector, from :func:`vector_width`.
         lanes (int): threads side by side in a row at most; evened out where they do not divide it.
         columns (int): vectors a thread.
-        rows_per_thread (int): more than one: each row's entries are loaded during the one before.
+        rows_per_thread (int): where more than one, a row's entries are loaded while the row before
+            it is summed.
         block (int): threads a block, about.
         ahead (int): entries a thread loads at once.
         stream (bool): write the result past the L2 cache.
@@ -75,10 +73,9 @@ def csr_launch(
     tiles = -(-wanted // lanes)
     lanes = -(-wanted // tiles)
     rows = max(block // lanes, 1)
-    tiles = -(-n_vectors // (lanes * columns))
     y = min(tiles, MAX_GRID_Y)
     few = max(n_rows, n_cols) * n_vectors < 2**32
-    return CSRLaunch(
+    return Launch(
         (
             ('VECTOR', width),
             ('AHEAD', ahead),
@@ -89,6 +86,7 @@ def csr_launch(
         ),
         (-(-n_rows // (rows * rows_per_thread)), y, -(-tiles // y)),
         (lanes, rows, 1),
+        0,
         (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)),
     )
 
@@ -98,7 +96,7 @@ def csr_launch(
 # threads if each had one vector of one row; `length`: entries a row, on average.
 SMALL = 1800  # work, up to about what is resident at once
 PIPELINED = 3400  # work from which a thread is given several rows
-LARGE = 6800  # work from which it is given two vectors of 16 bytes besides
+LARGE = 6800  # work from which it is also given two vectors of 16 bytes
 HUGE = 10000  # work from which it is given eight rows of narrower vectors
 SHORT, MEDIUM, LONG, VERY_LONG = 1.5, 3, 4, 10  # length
 NARROW = 8  # vectors a row, below which two vectors a thread would leave warps half empty
@@ -163,100 +161,16 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
     return lanes, 2, 8 if not wide and work > HUGE and length < MEDIUM else 4, {}
 
 
-# A block of an ST kernel: see kernels/bspmm_st_shared.cu.
-StLaunch = collections.namedtuple('StLaunch', 'defines grid block shared_bytes n_columns')
-
-ST_BLOCK = 1024  # threads at most; the paper does not say how many it has
-ST_GLOBAL_BLOCK = 256
-
-
-def subwarp(n_channels):
-    """Return how many threads share a row or an entry: 32, or the least power of two >= n_B <= 16.
-
-    Args:
-        n_channels (int): n_B, positive.
-
-    Source:
-        Nagasaka et al., section 4.1: powers of two, so that dividing by them is a shift.
-    """
-    return WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
-
-
-def st_algorithm(max_rows, n_channels, itemsize):
-    """Return the name of the ST kernel for a batch, by the rule of the paper's section 4.3.
-
-    Args:
-        max_rows (int): rows of the batch's largest output: one that does not fit decides for all.
-        n_channels (int): n_B, columns of every output.
-        itemsize (int): bytes an element.
-    """
-    if max_rows * n_channels * itemsize <= SHARED_BUDGET:
-        return 'st_shared'
-    return 'st_blocked' if max_rows * itemsize <= SHARED_BUDGET else 'st_global'
-
-
-def st_partition(max_rows, n_channels, itemsize):
-    """Return how many columns a partition has; one column must fit.
-
-    The number of partitions is the smallest power of two, from 2 on, whose largest partition fits.
-    """
-    n_partitions = 2
-    while max_rows * -(-n_channels // n_partitions) * itemsize > SHARED_BUDGET:
-        n_partitions *= 2
-    return -(-n_channels // n_partitions)
+# Vectors of a row that a lane of bsddmm_csr has in flight, of each entry that it takes together.
+CSR_TILE = 2
 
 
 @functools.lru_cache(maxsize=4096)
-def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
-    """Plan a block per (matrix, partition of n_columns columns).
-
-    The sub-warp follows from the width of a partition, each being a product of its own; a block has
-    as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
+def dot_launch(n_rows, n_channels, width, tile=CSR_TILE):
+    """Plan a sub-warp per row, whose lanes stride over the vectors: the grid of bsddmm_csr.
 
     Args:
-        n_graphs, n_channels, n_columns (int): all positive.
-        max_rows, max_nnz (int): rows of the largest output, entries of the largest matrix.
-        itemsize (int): bytes an element.
-    """
-    lanes = subwarp(n_columns)
-    threads = min(max(-(-max_nnz * lanes // WARP), 1) * WARP, ST_BLOCK)
-    # Less than a power of two where the last ones would have no column.
-    n_partitions = -(-n_channels // n_columns)
-    y = min(n_partitions, MAX_GRID_Y)
-    return StLaunch(
-        (('VECTOR', 1), ('SUBWARP', lanes)),
-        (n_graphs, y, -(-n_partitions // y)),
-        (threads, 1, 1),
-        max_rows * n_columns * itemsize,
-        n_columns,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def st_global_launch(nnz, n_channels):
-    """Plan a sub-warp per entry of the whole batch; nnz and n_channels are positive."""
-    lanes = subwarp(n_channels)
-    return StLaunch(
-        (('VECTOR', 1), ('SUBWARP', lanes)),
-        (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
-        (ST_GLOBAL_BLOCK, 1, 1),
-        0,
-        n_channels,
-    )
-
-
-# Vectors of a row that a lane has in flight at once: of bsddmm_csr, which takes several entries of
-# a row together, and of bsddmm_coo, which takes one.
-CSR_TILE, COO_TILE = 2, 4
-
-
-@functools.lru_cache(maxsize=4096)
-def dot_launch(n_rows, n_channels, width, tile):
-    """Plan a sub-warp per row, whose lanes stride over the vectors: the grid of bsddmm.
-
-    Args:
-        n_rows, n_channels (int): rows, or entries where each has a sub-warp, and the width of the
-            factors; both positive.
+        n_rows, n_channels (int): rows, and the width of the factors; both positive.
         width (int): elements a vector.
         tile (int): vectors a lane at once, at most.
     """
@@ -270,146 +184,10 @@ def dot_launch(n_rows, n_channels, width, tile):
         (('VECTOR', width), ('LANES', lanes), ('TILE', tile)),
         (-(-n_rows // rows), 1, 1),
         (lanes, rows, 1),
-        n_vectors,
+        0,
+        (numpy.int32(n_rows), numpy.int32(n_vectors)),
     )
 
-
-# As Launch; width: columns of the result that a block owns; shared_bytes: dynamic shared memory.
-SWALaunch = collections.namedtuple('SWALaunch', 'defines grid block width shared_bytes')
-
-
-def swa_shared_bytes(width, lanes, itemsize):
-    """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums.
-
-    Args:
-        width (int): columns of the result that a block owns.
-        lanes (int): subWarp.
-        itemsize (int): bytes an element of the matrices; float16 is summed in float32.
-    """
-    return BLOCK // lanes * width * max(itemsize, 4)
-
-
-@functools.lru_cache(maxsize=4096)
-def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
-    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
-
-    Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
-    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`.
-
-    Args:
-        n_graphs, max_rows, n_channels (int): batch, max(m_A) and n_B, all positive.
-        itemsize (int): bytes an element.
-        blocked (bool or None): force (d), with two partitions at least, or (c); None: (c) where
-            it fits, else (d).
-
-    Raises:
-        ValueError: (c) is forced and does not fit, or the grid is larger than CUDA allows.
-
-    Source:
-        Nagasaka et al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
-    """
-    lanes = subwarp(n_channels)
-    partitions, width = 1, n_channels
-    shared_bytes = swa_shared_bytes(width, lanes, itemsize)
-    if blocked is False and shared_bytes > SHARED_BUDGET:
-        raise ValueError(
-            'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory a '
-            'block, got n_B = %d, which takes %d; swa_blocked splits the columns'
-            % (SHARED_BUDGET, n_channels, shared_bytes)
-        )
-    while shared_bytes > SHARED_BUDGET or blocked and partitions == 1:
-        partitions *= 2
-        width = -(-n_channels // partitions)
-        shared_bytes = swa_shared_bytes(width, lanes, itemsize)
-    sub_warps = n_graphs * max_rows
-    if sub_warps >= 2**31 or partitions > MAX_GRID_Y:
-        raise ValueError(
-            'algorithm: swa expects fewer than 2**31 sub-warps, graphs times rows of the largest, '
-            'and at most %d partitions; got %d x %d and %d'
-            % (MAX_GRID_Y, n_graphs, max_rows, partitions)
-        )
-    return SWALaunch(
-        (('VECTOR', 1), ('SUBWARP', lanes)),
-        (-(-sub_warps * lanes // BLOCK), partitions, 1),
-        (BLOCK, 1, 1),
-        width,
-        shared_bytes,
-    )
-
-
-# Columns of x whose sums one thread of bspmm_sell keeps in registers.
-SELL_COLUMNS = 8
-
-
-def sell_slots(max_slice_rows):
-    """Return how many threads every slice of a SELL matrix gets: its rows, or whole warps of them.
-
-    Args:
-        max_slice_rows (int): rows of the largest slice, positive. Not the slice size that was asked
-            for: no slice of small molecules is higher than the largest of them.
-    """
-    return max_slice_rows if max_slice_rows < WARP else -(-max_slice_rows // WARP) * WARP
-
-
-@functools.lru_cache(maxsize=4096)
-def sell_launch(n_slices, n_slots, n_channels, width):
-    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell.
-
-    Args:
-        n_slices (int): positive.
-        n_slots (int): threads a slice, from :func:`sell_slots`.
-        n_channels (int): columns of the feature matrix, positive.
-        width (int): elements a vector, from :func:`vector_width`.
-
-    Raises:
-        ValueError: more threads than the kernel counts in 32 bits.
-    """
-    n_vectors = n_channels // width
-    tile = min(n_vectors, SELL_COLUMNS // width)
-    blocks = -(-n_slices * n_slots // BLOCK)
-    if blocks * BLOCK >= 2**32:
-        raise ValueError(
-            'adj: expected fewer than 2**32 slots, got %d slices of %d; make the '
-            'BatchedSELL with a smaller slice_size' % (n_slices, n_slots)
-        )
-    return Launch(
-        (('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % WARP == 0))),
-        (blocks, min(-(-n_vectors // tile), MAX_GRID_Y), 1),
-        (BLOCK, 1, 1),
-        n_vectors,
-    )
-
-
-# Entries of a row that one lane of spmv_csr loads before it uses the first: AHEAD in the kernel.
-SPMV_AHEAD = 4
-
-
-@functools.lru_cache(maxsize=4096)
-def spmv_launch(n_rows, nnz):
-    """Plan a thread or, where rows are long, a sub-warp per row: the grid of spmv_csr.
-
-    A lane for every SPMV_AHEAD entries of the mean row, so that its loads are in flight together.
-
-    Args:
-        n_rows, nnz (int): rows (positive) and entries of the matrix.
-    """
-    lanes = 1
-    while lanes < WARP and lanes * SPMV_AHEAD * n_rows < nnz:
-        lanes *= 2
-    rows = BLOCK // lanes
-    return Launch(
-        (('VECTOR', 1), ('LANES', lanes)), (-(-n_rows // rows), 1, 1), (lanes, rows, 1), 1
-    )
-
-
-# As Launch; ahead: rows that a lane of the reduction loads before it uses the first; chunk,
-# n_chunks: what the rows of long segments are divided into (see kernels/segment_reduce.cu);
-# has_long: whether there can be any; combine_grid, shared_bytes: grid of the reduction's second
-# launch, dynamic shared memory of both.
-SegmentLaunch = collections.namedtuple(
-    'SegmentLaunch',
-    'defines grid block n_vectors ahead chunk n_chunks has_long combine_grid shared_bytes',
-)
 
 SEGMENT_ROWS = 8  # rows of the mean segment that a lane gets, and the most it has in flight at once
 SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
@@ -420,15 +198,11 @@ MAX_BLOCK_Z = 64
 
 
 @functools.lru_cache(maxsize=4096)
-def segment_launch(
-    n_rows, n_segments, n_channels, width, itemsize, max_rows=None, always_chunks=False
-):
-    """Plan a unit of (vectors x lanes) threads per segment: the grid of the segment kernels.
+def reduce_launches(n_rows, n_segments, n_channels, width, itemsize, max_rows=None):
+    """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
 
-    As many lanes as have all rows of the mean segment in flight at once. In large blocks, of long
-    rows or long segments, the many warps keep the memory busy: lanes then have half as many loads
-    in flight, in fewer registers. Measured on an H200: 3.4 us in place of 4.0 for 100 segments of
-    50 rows of 512 float32, 66 in place of 73 for one of a million rows of 64.
+    The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
+    the second launch (COMBINE) adds up their results.
 
     Args:
         n_rows, n_segments, n_channels (int): rows of x, rows of y, and their width; the last is
@@ -436,7 +210,59 @@ def segment_launch(
         width (int): elements a vector.
         itemsize (int): bytes an element.
         max_rows (int or None): the most rows that a segment can have; None: n_rows.
-        always_chunks (bool): give every chunk of rows a unit too, even if no segment is long.
+    """
+    n_vectors, tiles, block, chunk, has_long = _segments(
+        n_rows, n_segments, n_channels, width, max_rows
+    )
+    columns, lanes, units = block
+    threads = columns * lanes * units
+    # Large blocks, of long rows or long segments, keep the memory busy with their many warps. Their
+    # lanes have half as many loads in flight, in fewer registers. Measured on an H200: 3.4 us
+    # instead of 4.0 for 100 segments of 50 rows of 512 float32, 66 instead of 73 for one of a
+    # million rows of 64.
+    ahead = SEGMENT_ROWS if threads <= BLOCK else SEGMENT_ROWS // 2
+    n_chunks = -(-n_rows // chunk) if has_long else 0
+    chunk_blocks = -(-n_chunks // units)
+    return tuple(
+        Launch(
+            (('VECTOR', width), ('AHEAD', ahead), ('COMBINE', combine)),
+            (chunk_blocks + (0 if combine else -(-n_segments // units)), tiles, 1),
+            block,
+            threads * width * max(itemsize, 4),
+            tuple(map(numpy.int32, (n_segments, n_rows, n_vectors, chunk, n_chunks))),
+        )
+        for combine in range(1 + has_long)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None):
+    """Plan segment_broadcast; arguments as :func:`reduce_launches`.
+
+    Every chunk of rows has a unit of threads even if no segment is long: rows past the last segment
+    are written, too.
+    """
+    n_vectors, tiles, block, chunk, has_long = _segments(
+        n_rows, n_segments, n_channels, width, max_rows
+    )
+    n_chunks = -(-n_rows // chunk)
+    return Launch(
+        (('VECTOR', width),),
+        (-(-n_chunks // block[2]) + -(-n_segments // block[2]), tiles, 1),
+        block,
+        0,
+        tuple(map(numpy.int32, (n_segments, n_rows, n_vectors, chunk, n_chunks, has_long))),
+    )
+
+
+def _segments(n_rows, n_segments, n_channels, width, max_rows):
+    """Plan a unit of (vectors x lanes) threads per segment, in blocks of several.
+
+    As many lanes as have all rows of the mean segment in flight at once.
+
+    Returns:
+        tuple: vectors a row, tiles of them in the grid, the block, rows a chunk, and whether a
+        segment can be longer than a chunk.
     """
     n_vectors = n_channels // width
     tiles = -(-n_vectors // WARP)
@@ -447,23 +273,7 @@ def segment_launch(
     units = min(max(SEGMENT_BLOCK // (columns * lanes), 1), MAX_BLOCK_Z)
     chunk = max(-(-n_rows // MAX_CHUNKS), MIN_CHUNK)
     has_long = (n_rows if max_rows is None else max_rows) > chunk
-    n_chunks = -(-n_rows // chunk) if has_long or always_chunks else 0
-    chunk_blocks = -(-n_chunks // units)
-    tiles = min(tiles, MAX_GRID_Y)
-    threads = columns * lanes * units
-    ahead = SEGMENT_ROWS if threads <= BLOCK else SEGMENT_ROWS // 2
-    return SegmentLaunch(
-        (('VECTOR', width),),
-        (chunk_blocks + -(-n_segments // units), tiles, 1),
-        (columns, lanes, units),
-        n_vectors,
-        ahead,
-        chunk,
-        n_chunks,
-        has_long,
-        (chunk_blocks, tiles, 1),
-        threads * width * max(itemsize, 4),
-    )
+    return n_vectors, min(tiles, MAX_GRID_Y), (columns, lanes, units), chunk, has_long
 
 
 @functools.lru_cache(maxsize=4096)
@@ -482,12 +292,9 @@ def softmax_launch(n_segments, n_channels, width):
         (('VECTOR', width),),
         (-(-n_segments // units), min(tiles, MAX_GRID_Y), 1),
         (columns, units, 1),
-        n_vectors,
+        0,
+        (numpy.int32(n_segments), numpy.int32(n_vectors)),
     )
-
-
-# arguments: last and n_last, as dropout takes them.
-DropoutLaunch = collections.namedtuple('DropoutLaunch', 'defines grid block arguments')
 
 
 @functools.lru_cache(maxsize=4096)
@@ -499,18 +306,17 @@ def dropout_launch(size, width):
         width (int): elements a vector, as from :func:`vector_width`.
     """
     last = (size - 1) // 4
-    return DropoutLaunch(
+    return Launch(
         (('VECTOR', min(width, 4)),),
         (last // BLOCK + 1, 1, 1),
         (BLOCK, 1, 1),
+        0,
         (numpy.uint32(last), numpy.int32(size - 4 * last)),
     )
 
 
-# defines, grid, block as in Launch; shared_bytes: dynamic shared memory.
-TransposeLaunch = collections.namedtuple('TransposeLaunch', 'defines grid block shared_bytes')
-
-TRANSPOSE_SHARED_BYTES = 47 * 1024  # what every GPU gives a block unasked, less the kernel's own
+# The default limit of a block on every GPU, 48 KB, minus the kernel's static shared memory.
+TRANSPOSE_SHARED_BYTES = 47 * 1024
 TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block
 
 
@@ -529,14 +335,12 @@ def transpose_launch(n_graphs, max_cols, max_nnz):
     shared_bytes = _transpose_bytes(max_cols, max_nnz, warps)
     if not n_graphs or shared_bytes > TRANSPOSE_SHARED_BYTES:
         return None
-    return TransposeLaunch((('VECTOR', 1),), (n_graphs, 1, 1), (warps * WARP, 1, 1), shared_bytes)
+    return Launch((('VECTOR', 1),), (n_graphs, 1, 1), (warps * WARP, 1, 1), shared_bytes, ())
 
 
 def _transpose_bytes(max_cols, max_nnz, warps):
     return (max_nnz + warps * max_cols) * 4
 
-
-GatherLaunch = collections.namedtuple('GatherLaunch', 'defines grid block graphs_per_block')
 
 GATHER_WARPS = 8
 GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
@@ -553,9 +357,10 @@ def gather_launch(n_graphs, device):
     most = GATHER_BLOCKS_PER_SM * device.n_sms
     graphs_per_block = max(GATHER_WARPS, -(-n_graphs // most))
     warps = min(graphs_per_block, WARP)
-    return GatherLaunch(
+    return Launch(
         (('VECTOR', 1),),
         (-(-n_graphs // graphs_per_block), 1, 1),
         (warps * WARP, 1, 1),
-        graphs_per_block,
+        0,
+        (numpy.int32(n_graphs), numpy.int32(graphs_per_block)),
     )

@@ -1,8 +1,8 @@
-"""The training step under way, where it is one that a CUDA graph may capture (see ``training/``).
+"""The current training step, if it is one that a CUDA graph may capture (see ``training/``).
 
-CuPy refuses its own cuBLAS and cuRAND calls while a graph is captured, and what the host knows at
-capture is frozen. Products and random numbers ask here whether they run in such a step; outside of
-one nothing changes. Captured or not, a step runs the same kernels: the results have the same bits.
+CuPy refuses its own cuBLAS and cuRAND calls during capture, and a graph replays the host's values
+of that time. Products and random numbers ask here whether they run in such a step; outside of one
+nothing changes. Captured or not, a step runs the same kernels: the results have the same bits.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ class Step:
     """What products and random numbers need inside a step.
 
     Args:
-        blas ((cuda.gemm.Blas)): a cuBLAS handle of its own, bound to the step's stream.
+        blas (cuda.gemm.Blas): a separate cuBLAS handle, bound to the step's stream.
         seed (int): of the random numbers, below 2**64.
         counter (cupy.ndarray): (1,) uint64 on the device, the number of the step; the host writes
             it before every run or replay.
@@ -50,8 +50,7 @@ def current():
 def under_way(step):
     """Make products and random numbers of this thread those of `step`; its layers count from 0.
 
-    Chainer's functions do without cuDNN inside: where CuPy has it, before CuPy 14, its calls cannot
-    be captured.
+    Inside, Chainer's functions do not use cuDNN, whose calls cannot be captured (CuPy before 14).
     """
     previous, _local.step = _local.step, step
     step._n_streams = 0

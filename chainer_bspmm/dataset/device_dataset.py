@@ -6,7 +6,7 @@ import chainer
 from chainer import backend as chainer_backend
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import gpu
+from chainer_bspmm import backend
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
@@ -54,7 +54,7 @@ class DeviceMolecules(Molecules):
                 % (max_bytes, device.name, self.device_nbytes)
             )
         with chainer.using_device(device):
-            self._source = gpu.Source(
+            self._source = backend.Source(
                 *(_send(array, device) for array in arrays), n_relations=host.n_relations
             )
 
@@ -120,7 +120,7 @@ class DeviceMolecules(Molecules):
         validate.fits_int32('non-zeros', n_entries)
         with chainer.using_device(self.device):
             buffers = self._buffers(index.size, n_rows, n_entries)
-            gpu.gather_batch(self._source, self.device.send(index), buffers)
+            backend.gather_batch(self._source, self.device.send(index), buffers)
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         adj = BatchedCSR.in_buffers(
             buffers.indptr,
@@ -169,7 +169,7 @@ class DeviceMolecules(Molecules):
             Launches on the current stream; neither copies nor synchronises, nor allocates.
         """
         _check_buffers(self._source, index, buffers, self.device)
-        gpu.gather_batch(self._source, index, buffers)
+        backend.gather_batch(self._source, index, buffers)
 
 
 def _max_ids(host):
@@ -184,7 +184,7 @@ def _max_ids(host):
 
 
 def _source_arrays(host):
-    """Return the arrays that go to the device, those of `gpu.Source` in its order."""
+    """Return the arrays that go to the device, those of `backend.Source` in its order."""
     row_ends = numpy.cumsum(host.row_nnz, dtype=numpy.int64)
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
     return (

@@ -65,7 +65,7 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
             ``adj.data``, in the order of its entries. NaN propagates as in a dense product. Not
             with a BatchedSELL.
         residual (Variable or array or None): added to the product; of its shape and dtype.
-        algorithm (str): ``'auto'``, or the name of one of ``backend.gpu.algorithms(adj)``, which
+        algorithm (str): ``'auto'``, or the name of one of ``backend.algorithms(adj)``, which
             runs forward and in every derivative, each of which may refuse it; for tests and
             benchmarks. For a BatchedCOO: ``'st'`` (what ``'auto'`` means there) takes by the
             paper's rule ``'st_shared'`` where the output of the largest matrix fits in 32 KB,
@@ -91,11 +91,11 @@ def bspmm(adj, x, data=None, residual=None, algorithm='auto'):
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
         ``'swa'``: their CSR kernel as written, ``'swa_rows'`` and ``'swa_blocked'`` its two forms
-        (c) and (d) of figure 5 whatever the width; ``kernels/bspmm_swa.cu`` names deviations.
+        (c) and (d) of figure 5 whatever the width; ``papers/bspmm_swa.cu`` names deviations.
         The SparseTensor variant (figures 3, 5-(a) and 5-(b), section 4.3): ``bspmm_st_shared.cu``
         and ``bspmm_st_global.cu``; the paper leaves the block size open, and offsets replace its
         tables of pointers. SELL: IPSJ report 2018-HPC-164 No. 3, there for one column;
-        ``kernels/bspmm_sell.cu``.
+        ``kernels/papers/bspmm_sell.cu``.
 
     Example:
         >>> import numpy

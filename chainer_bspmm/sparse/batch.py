@@ -1,5 +1,11 @@
 """`Batch`: what the containers of sparse matrices have in common."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from types import ModuleType
+from typing import Any, TypeVar
+
 import numpy
 
 import chainer
@@ -10,13 +16,18 @@ from chainer_bspmm.sparse import validate
 
 LAYOUTS = ('packed', 'padded')
 
+Container = TypeVar('Container', bound='Batch')
+
 
 class Batch:
     """Hold arrays that describe one block-diagonal matrix, and move them between devices.
 
-    A subclass names its int32 arrays in ``_integers`` (all but ``data``), of which those that a
-    batch lacks are None, and has ``nnz``, `entry_rows` and `entry_columns`, or a `to_dense` of its
-    own. Instances are immutable.
+    A subclass names its int32 arrays in ``_integers`` (all but ``data``; None where a batch lacks
+    one) and has ``nnz``, `entry_rows` and `entry_columns`, or overrides `to_dense`.
+
+    Arrays and attributes are not to be changed: what is derived from them is kept (`cached`) and
+    would not follow. :meth:`replace` makes a changed matrix. The one exception are the arrays of
+    ``BatchedCSR.in_buffers``, which may be filled again.
     """
 
     _integers = ()
@@ -46,25 +57,27 @@ class Batch:
         arrays = self._arrays()
         self.__dict__.update(zip(arrays, send(list(arrays.values()), device)))
 
-    def _copy(self):
-        """Return a new instance with the same arrays and nothing derived from them."""
-        new = type(self).__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        new._forget()
-        return new
-
-    def _forget(self):
-        self._cache = {}
-
-    def cached(self, key, make):
-        """Return what ``make()`` returned at the first call with this key.
-
-        For what is derived from the arrays and costs too much to derive twice in a batch. It lives
-        as long as the batch, so it must not refer back to it: the two would wait for Python's
-        search for cycles, with the device memory they hold.
+    def replace(self: Container, **fields: Any) -> Container:
+        """Return a matrix with the same arrays and numbers but for these, and nothing derived.
 
         Args:
-            key (hashable): names what is derived, its options included.
+            **fields: attributes of the new matrix. Nothing is checked.
+        """
+        new = type(self).__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.__dict__.update(fields)
+        new._cache = {}
+        return new
+
+    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what ``make()`` returned at the first call with this key.
+
+        For what is derived from the arrays and costs too much to derive twice in a batch. It must
+        not refer back to the batch: a reference cycle would keep the device memory of both until
+        Python's garbage collector finds it.
+
+        Args:
+            key (hashable): names what is derived and its options.
             make (callable): takes nothing; runs with the batch's device current.
         """
         if key not in self._cache:
@@ -73,26 +86,26 @@ class Batch:
         return self._cache[key]
 
     @property
-    def xp(self):
+    def xp(self) -> ModuleType:
         """numpy or cupy: the module of the arrays."""
         return backend.get_array_module(self.row_offsets)
 
     @property
-    def dtype(self):
+    def dtype(self) -> numpy.dtype | None:
         """dtype of ``data``, or None for implicit ones."""
         return None if self.data is None else self.data.dtype
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, int]:
         """(n_rows, n_cols) of the block-diagonal matrix."""
         return self.n_rows, self.n_cols
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes of the arrays (int)."""
         return sum(array.nbytes for array in self._arrays().values())
 
-    def to_device(self, device):
+    def to_device(self: Container, device: Any) -> Container:
         """Return the batch on another device, in one transfer.
 
         Args:
@@ -100,33 +113,30 @@ class Batch:
                 ``'@cupy:0'`` or a ``chainer.backend.Device``.
 
         Returns:
-            A container of this kind: this very object where it is there already.
+            A container of this kind: this object if it is there already.
         """
         device = chainer.get_device(device)
         if device == backend.get_device_from_array(self.row_offsets):
             return self
-        new = self._copy()
+        new = self.replace()
         new._move(device)
         return new
 
-    def astype(self, dtype):
+    def astype(self: Container, dtype: Any) -> Container:
         """Return the batch with ``data`` in another floating dtype.
 
         Args:
             dtype: float16, float32 or float64.
 
         Returns:
-            A container of this kind: this very object where nothing changes (implicit ones have no
-            dtype); the same one again for the same dtype.
+            A container of this kind: this object where nothing changes (implicit ones have no
+            dtype). A second call with the same dtype returns the same one.
         """
         dtype = validate.float_dtype('dtype', dtype)
         if self.data is None or self.data.dtype == dtype:
             return self
-        key = 'astype', dtype
-        if key not in self._cache:  # a model asks in every forward pass
-            self._cache[key] = self._copy()
-            self._cache[key].data = self.data.astype(dtype)
-        return self._cache[key]
+        # Kept, because a model asks in every forward pass.
+        return self.cached(('astype', dtype), lambda: self.replace(data=self.data.astype(dtype)))
 
     def _host_values(self):
         """Return the values, (nnz,), on the host.
@@ -138,7 +148,7 @@ class Batch:
         values = cuda.to_cpu(self.data)
         return values.astype('f') if values.dtype == numpy.float16 else values
 
-    def to_dense(self):
+    def to_dense(self) -> Any:
         """Return the matrices as one zero-padded array, on this device.
 
         Returns:
@@ -171,7 +181,7 @@ class Batch:
         return self.nnz
 
     def _trait(self):
-        """Return what `repr` says of the entries, besides how many there are."""
+        """Return what `repr` says of the entries in addition to their number."""
         return ''
 
     def __repr__(self):
@@ -191,7 +201,7 @@ class Batch:
 
 
 def send(arrays, device):
-    """Send host arrays to `device` as one buffer: a transfer costs more than its few bytes."""
+    """Send host arrays to `device` as one buffer: of so few bytes only the latency counts."""
     if device.xp is numpy:
         return [cuda.to_cpu(array) for array in arrays]
     # Each array starts at a multiple of 16 bytes, the widest load of a kernel.

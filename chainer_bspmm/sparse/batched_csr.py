@@ -1,6 +1,10 @@
 """`BatchedCSR`: the adjacency matrices of a batch of graphs as one block-diagonal CSR matrix."""
 
+from __future__ import annotations
+
 import collections
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 import scipy.sparse
@@ -29,9 +33,8 @@ class BatchedCSR(Batch):
     add up. With R relations (bond types) the columns of a graph with n nodes are n * R: entry
     ``(i, j * R + r)`` is ``A_r[i, j]``, so that one product sums over the relations.
 
-    Instances are immutable. The constructor checks arrays of unknown origin; matrices, dense
-    batches and data sets come in through :meth:`from_matrices`, :meth:`from_dense` and
-    ``chainer_bspmm.concat_mols``.
+    The constructor checks arrays of unknown origin. :meth:`from_matrices`, :meth:`from_dense` and
+    ``chainer_bspmm.concat_mols`` take matrices, dense batches and data sets.
 
     Args:
         indptr (array): (n_rows + 1,) integers, start of every row's entries.
@@ -42,8 +45,8 @@ class BatchedCSR(Batch):
             None means ``row_offsets * n_relations``.
         n_relations (int): R, the number of columns each node owns.
         layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows.
-        max_atom_id (int or None): largest atom id of the nodes, where known; lets a model check
-            its embedding without asking the device.
+        max_atom_id (int or None): largest atom id of the nodes, if known; lets a model check its
+            embedding without reading from the device.
 
     Raises:
         TypeError: an array is no array, or is not of an integer (``data``: floating) dtype.
@@ -54,7 +57,7 @@ class BatchedCSR(Batch):
         indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floating).
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
         max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
-        is_symmetric (bool): whether the matrix was found equal to its transpose.
+        is_symmetric (bool): whether the matrix is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
 
@@ -66,15 +69,15 @@ class BatchedCSR(Batch):
 
     def __init__(
         self,
-        indptr,
-        indices,
-        row_offsets,
-        data=None,
-        col_offsets=None,
-        n_relations=1,
-        layout='packed',
-        max_atom_id=None,
-    ):
+        indptr: Any,
+        indices: Any,
+        row_offsets: Any,
+        data: Any = None,
+        col_offsets: Any = None,
+        n_relations: int = 1,
+        layout: str = 'packed',
+        max_atom_id: int | None = None,
+    ) -> None:
         n_relations = validate.count('n_relations', n_relations, 1)
         if max_atom_id is not None:
             max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
@@ -123,7 +126,7 @@ class BatchedCSR(Batch):
         self.indices = indices
         self.nnz = indices.size
         self.max_nnz = int(numpy.diff(indptr[row_offsets]).max(initial=0))
-        self._forget()
+        self._cache = {}
         if is_symmetric is None:
             is_symmetric = self._find_symmetry()
         self.is_symmetric = is_symmetric
@@ -140,7 +143,7 @@ class BatchedCSR(Batch):
 
     @classmethod
     def _trusted(cls, **fields):
-        """Make an instance from host arrays that this package built itself: nothing is checked."""
+        """Make an instance from host arrays that this package built: nothing is checked."""
         self = cls.__new__(cls)
         self._set(**fields)
         return self
@@ -193,11 +196,13 @@ class BatchedCSR(Batch):
         self.n_cols = self.n_rows * n_relations
         self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
         self.is_symmetric, self.has_spare = is_symmetric, has_spare
-        self._forget()
+        self._cache = {}
         return self
 
     @classmethod
-    def from_matrices(cls, matrices, layout='packed', max_atom_id=None):
+    def from_matrices(
+        cls, matrices: Sequence[Any], layout: str = 'packed', max_atom_id: int | None = None
+    ) -> BatchedCSR:
         """Build a batch from one matrix per graph.
 
         Args:
@@ -226,7 +231,13 @@ class BatchedCSR(Batch):
         return self if device is None else self.to_device(device)
 
     @classmethod
-    def from_dense(cls, adj, n_nodes=None, layout='padded', max_atom_id=None):
+    def from_dense(
+        cls,
+        adj: Any,
+        n_nodes: Sequence[int] | None = None,
+        layout: str = 'padded',
+        max_atom_id: int | None = None,
+    ) -> BatchedCSR:
         """Build a batch from a padded dense adjacency array.
 
         Args:
@@ -258,53 +269,54 @@ class BatchedCSR(Batch):
         device = backend.get_device_from_array(adj)
         return self if device.xp is numpy else self.to_device(device)
 
-    def _forget(self):
-        super()._forget()
-        self._transpose = None
-        self._transpose_order = None
-
     @property
-    def T(self):
+    def T(self) -> BatchedCSR:
         """The transposed matrix, built once on the device that holds this one, deterministically.
 
-        A symmetric matrix is its own transpose. For edge values from outside see
-        :attr:`transpose_order`. The transpose does not refer back, or the two would hold each
-        other's device memory until Python looks for cycles.
+        A symmetric matrix is its own transpose. For values other than ``data`` see
+        :attr:`transpose_order`.
         """
-        if self.is_symmetric:
-            return self
-        if self._transpose is None:
-            indptr, indices, order = build.transpose_batch(self)
-            new = self._copy()
-            new.indptr, new.indices = indptr, indices
-            new.data = None if self.data is None else self.data[order]
-            new.row_offsets, new.col_offsets = self.col_offsets, self.row_offsets
-            new.n_rows, new.n_cols = self.n_cols, self.n_rows
-            new.max_rows, new.max_cols = self.max_cols, self.max_rows
-            # Rows of the transpose are (node, relation) pairs; its columns carry no relations.
-            new.n_relations = 1
-            self._transpose, self._transpose_order = new, order
-        return self._transpose
+        return self if self.is_symmetric else self._transposed()[0]
 
     @property
-    def transpose_order(self):
+    def transpose_order(self) -> Any:
         """(nnz,) int32: entry k of :attr:`T` is entry ``transpose_order[k]`` of this matrix."""
-        if self._transpose_order is None:
-            if self.is_symmetric:
-                self._transpose_order = build.transpose_batch(self)[2]
-            else:
-                self.T  # NOQA: B018  (building it notes the order)
-        return self._transpose_order
+        if self.is_symmetric:
+            return self.cached('transpose order', lambda: build.transpose_batch(self)[2])
+        return self._transposed()[1]
 
-    def entry_rows(self):
+    def _transposed(self):
+        return self.cached('transpose', self._make_transpose)
+
+    def _make_transpose(self):
+        indptr, indices, order = build.transpose_batch(self)
+        new = self.replace(
+            indptr=indptr,
+            indices=indices,
+            data=None if self.data is None else self.data[order],
+            row_offsets=self.col_offsets,
+            col_offsets=self.row_offsets,
+            n_rows=self.n_cols,
+            n_cols=self.n_rows,
+            max_rows=self.max_cols,
+            max_cols=self.max_rows,
+            n_relations=1,  # rows are pairs of node and relation, columns have no relations
+        )
+        return new, order
+
+    def keep_transpose(self, transpose: BatchedCSR, order: Any) -> None:
+        """Take a transpose that is known already, and its :attr:`transpose_order`."""
+        self.cached('transpose', lambda: (transpose, order))
+
+    def entry_rows(self) -> Any:
         """Return the row of every entry, (nnz,) int32, on the matrix's device."""
         return build.entry_rows(self.xp, self.indptr, self.nnz, self.has_spare)
 
-    def entry_columns(self):
+    def entry_columns(self) -> Any:
         """Return the column of every entry, (nnz,) int32: ``indices``."""
         return self.indices
 
-    def to_scipy(self):
+    def to_scipy(self) -> scipy.sparse.csr_matrix:
         """Return the block-diagonal ``scipy.sparse.csr_matrix`` (n_rows, n_cols), on the host.
 
         Implicit ones and float16 become float32. Copies from a device (synchronises).
@@ -317,8 +329,8 @@ class BatchedCSR(Batch):
     def _n_true_entries(self):
         return int(self.indptr[-1]) if self.has_spare else self.nnz
 
-    def refuse_spare(self):
-        """Raise ValueError for a batch with spare rows or entries: the caller would count them."""
+    def refuse_spare(self) -> None:
+        """Raise ValueError for a batch with spare rows or entries, which the caller would count."""
         if self.has_spare:
             raise ValueError(
                 'adj: expected a batch without spare rows and entries, as '
@@ -329,14 +341,14 @@ class BatchedCSR(Batch):
         return ', symmetric' * self.is_symmetric + ', some spare' * self.has_spare
 
 
-def fill_buffers(buffers, atoms, adj, labels):
-    """Put a packed batch into arrays that may be larger, and make what is left spare.
+def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence[Any]) -> None:
+    """Write a packed batch into arrays that may be larger; the rest becomes spare.
 
     Spare rows get atoms 0 and no entries; spare entries get index and value 0. Everything is
     written, whatever the arrays held before.
 
     Args:
-        buffers (Buffers): NumPy arrays to fill, such as views of page-locked memory.
+        buffers (Buffers): NumPy arrays to fill, for example views of page-locked memory.
         atoms (array): (n_rows,) int32 or (n_rows, channels), on the host.
         adj (BatchedCSR): packed, on the host.
         labels (sequence of array): (n_graphs, ...) each.
@@ -357,7 +369,7 @@ def fill_buffers(buffers, atoms, adj, labels):
         raise ValueError(
             'labels: expected %d, as the buffers, got %d' % (len(buffers.labels), len(labels))
         )
-    # name, array, buffer, what stands in the spare part; None: no part may be spare
+    # name, array, buffer, the value of the spare part (None: no part may be spare)
     parts = [
         ('atoms', atoms, buffers.atoms, 0),
         ('indptr', adj.indptr, buffers.indptr, adj.nnz),

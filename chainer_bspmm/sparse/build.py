@@ -1,10 +1,12 @@
-"""Array work behind the containers: gathering matrices into one CSR, sorting entries."""
+"""What the containers are built by: gathering matrices into one CSR, sorting entries."""
 
 import numpy
 import scipy.sparse
 
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import validate
 
 
@@ -64,33 +66,29 @@ def transpose(xp, indptr, indices, n_cols, has_spare=False):
 
 
 def transpose_batch(adj):
-    """Return what :func:`transpose` does, for a `BatchedCSR`, whose graphs are transposed apart.
+    """Return what :func:`transpose` does, for a `BatchedCSR`.
 
-    On a GPU this is one launch where a graph fits in a block's shared memory; it does not
-    synchronise.
+    On a GPU this is one launch, a block per graph, if the largest graph fits in a block's shared
+    memory. It does not synchronise.
     """
     if adj.xp is not numpy:
-        # Here and not at the top of the file: the backend imports this package, and only once both
-        # are there can a matrix ask for its transpose. Of the backend it is the two modules that
-        # know nothing of containers.
-        from chainer_bspmm.cuda import kernels
-        from chainer_bspmm.cuda import policy
-
-        launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
-        if launch is not None:
-            return _launch_transpose(adj, launch, kernels)
+        plan = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+        if plan is not None:
+            return launch_transpose(adj, plan)
     return transpose(adj.xp, adj.indptr, adj.indices, adj.n_cols, adj.has_spare)
 
 
-def _launch_transpose(adj, launch, kernels):
-    with cuda.get_device_from_array(adj.indptr):
+def launch_transpose(adj, plan):
+    """Launch kernels/transpose_csr.cu."""
+    with launch.device_of(adj.indptr):
         indptr, indices, order = (
             cuda.cupy.empty(size, numpy.int32) for size in (adj.n_cols + 1, adj.nnz, adj.nnz)
         )
-        kernel = kernels.load(adj.indptr.data.device_id, 'transpose_csr', 'f', launch.defines)
-        kernel(
-            launch.grid,
-            launch.block,
+        launch.run(
+            adj.indptr.data.device_id,
+            'transpose_csr',
+            'f',
+            plan,
             (
                 adj.indptr,
                 adj.indices,
@@ -102,7 +100,6 @@ def _launch_transpose(adj, launch, kernels):
                 numpy.int32(adj.n_cols),
                 numpy.int32(adj.nnz),
             ),
-            launch.shared_bytes,
         )
     return indptr, indices, order
 

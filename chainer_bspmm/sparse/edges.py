@@ -3,28 +3,25 @@
 All of them share arrays with the given one; nothing here synchronises.
 """
 
-from chainer.backends import cuda
-
 from chainer_bspmm.sparse.relations import relation_rows
 
 
 def derived(adj, **fields):
     """Return a matrix of one relation made of another one by replacing arrays and sizes.
 
-    ValueError: it has spare rows or entries, which these arrays would count.
+    Raises:
+        ValueError: ``adj`` has spare rows or entries, which these arrays would count.
     """
     adj.refuse_spare()
-    new = adj._copy()
-    new.__dict__.update({'n_relations': 1, 'layout': 'packed', 'is_symmetric': False}, **fields)
-    return new
+    return adj.replace(**{'n_relations': 1, 'layout': 'packed', 'is_symmetric': False, **fields})
 
 
 def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_cols):
-    """Return the matrix that gives each of its rows the sum of some rows of features.
+    """Return the matrix whose every row is the sum of some rows of features.
 
     Args:
-        entries (BatchedCSR): lends the graphs and their device.
-        columns (array): (n_rows, w) int32, which w columns hold a one in every row.
+        entries (BatchedCSR): has the same graphs, on the same device.
+        columns (array): (n_rows, w) int32, the columns of the w ones of every row.
         row_offsets, col_offsets (array): (n_graphs + 1,) int32.
         max_rows, max_cols, n_cols (int): as in BatchedCSR.
     """
@@ -52,10 +49,10 @@ class Edges:
         sources (array): (nnz,) int32, row ``j * R + r`` of (node, relation) where an edge begins.
         receivers (array): (nnz,) int32, row ``i * R + r`` where it ends.
         by_receiver (array): (n_nodes * R + 1,) int32, where the edges of every receiver start.
-        from_source, from_receiver (BatchedCSR): nnz x (n_nodes * R), what gives every edge the
-            features of its source or receiver.
-        to_node (BatchedCSR): n_nodes x nnz, what adds up the edges of every node, times the values
-            of ``adj``.
+        from_source, from_receiver (BatchedCSR): nnz x (n_nodes * R); their products are, for
+            every edge, the features of its source or receiver.
+        to_node (BatchedCSR): n_nodes x nnz; its product adds up the edges of every node, times the
+            values of ``adj``.
     """
 
     def __init__(self, adj):
@@ -87,24 +84,22 @@ class Edges:
             n_cols=adj.nnz,
             max_cols=adj.max_nnz,
         )
-        # Known, and so not to be searched for.
-        self.to_node._transpose = derived(
-            self.to_node,
-            indptr=xp.arange(adj.nnz + 1, dtype='i'),
-            indices=self.receivers // n_relations,
-            row_offsets=starts,
-            n_rows=adj.nnz,
-            max_rows=adj.max_nnz,
-            col_offsets=adj.row_offsets,
-            n_cols=adj.n_rows,
-            max_cols=adj.max_rows,
+        self.to_node.keep_transpose(
+            derived(
+                self.to_node,
+                indptr=xp.arange(adj.nnz + 1, dtype='i'),
+                indices=self.receivers // n_relations,
+                row_offsets=starts,
+                n_rows=adj.nnz,
+                max_rows=adj.max_nnz,
+                col_offsets=adj.row_offsets,
+                n_cols=adj.n_rows,
+                max_cols=adj.max_rows,
+            ),
+            order,
         )
-        self.to_node._transpose_order = order
 
 
 def edges_of(adj):
     """Return the `Edges` of a batch, (n_nodes x (n_nodes * R)), kept with it."""
-    if 'edges' not in adj._cache:
-        with cuda.get_device_from_array(adj.row_offsets):
-            adj._cache['edges'] = Edges(adj)
-    return adj._cache['edges']
+    return adj.cached('edges', lambda: Edges(adj))

@@ -1,4 +1,4 @@
-"""Other matrices made of a `BatchedCSR` of several relations: its rows apart, its values replaced.
+"""Matrices made of a `BatchedCSR`: with a row for every relation, with other values.
 
 Both are new objects that share arrays with the given one; nothing here synchronises.
 """
@@ -9,7 +9,7 @@ from chainer.backends import cuda
 
 
 def relation_rows(adj):
-    """Return the matrix with a row, in place of a column, for every pair of node and relation.
+    """Return the matrix with a row, instead of a column, for every pair of node and relation.
 
     Entry ``(i, j * R + r)`` of ``adj`` becomes entry ``(i * R + r, j)``, so that the product with
     (n_nodes, C) features is every relation's own sum over the neighbours, not yet added up.
@@ -21,26 +21,28 @@ def relation_rows(adj):
         BatchedCSR: (n_rows * R) x n_nodes, on the same device; kept with ``adj``, and ``adj``
         itself where R = 1.
     """
+    return adj if adj.n_relations == 1 else adj.cached('relation rows', lambda: _make_rows(adj))
+
+
+def _make_rows(adj):
+    # Each node's rows of the transpose, one a relation, read as one row whose columns are pairs of
+    # receiver and relation: the transpose of the result. Whatever the order of the entries, this
+    # takes no sort, and on a GPU two launches of one kernel.
     n_relations = adj.n_relations
-    if n_relations == 1:
-        return adj
-    if 'relation rows' not in adj._cache:
-        # Each node's rows of the transpose, one a relation, read as one row whose columns are pairs
-        # of receiver and relation: the transpose of what is wanted. Whatever the order of the
-        # entries this takes no sort, and on a GPU one kernel, twice.
-        sources = adj._copy()
-        sources.indptr = adj.xp.ascontiguousarray(adj.T.indptr[::n_relations])
-        sources.indices = _receivers(adj)
-        sources.data = adj.T.data
-        sources.row_offsets = adj.col_offsets // n_relations
-        sources.col_offsets = adj.row_offsets * n_relations
-        sources.n_rows, sources.n_cols = adj.n_cols // n_relations, adj.n_rows * n_relations
-        sources.max_rows = adj.max_cols // n_relations
-        sources.max_cols = adj.max_rows * n_relations
-        sources.n_relations = 1
-        sources.is_symmetric = False
-        adj._cache['relation rows'] = sources.T
-    return adj._cache['relation rows']
+    sources = adj.replace(
+        indptr=adj.xp.ascontiguousarray(adj.T.indptr[::n_relations]),
+        indices=_receivers(adj),
+        data=adj.T.data,
+        row_offsets=adj.col_offsets // n_relations,
+        col_offsets=adj.row_offsets * n_relations,
+        n_rows=adj.n_cols // n_relations,
+        n_cols=adj.n_rows * n_relations,
+        max_rows=adj.max_cols // n_relations,
+        max_cols=adj.max_rows * n_relations,
+        n_relations=1,
+        is_symmetric=False,
+    )
+    return sources.T
 
 
 def _receivers(adj):
@@ -58,7 +60,7 @@ def _receivers(adj):
 def with_values(adj, data):
     """Return the matrix with other values at the same places.
 
-    The transpose of ``adj`` is built, if it is not there, and lends the new one its pattern.
+    The two share their pattern, and so do their transposes.
 
     Args:
         adj (BatchedCSR): the pattern.
@@ -67,11 +69,7 @@ def with_values(adj, data):
     Returns:
         BatchedCSR: the new matrix.
     """
-    new = adj._copy()
-    new.data = data
-    new.is_symmetric = False  # of values: nobody has looked
-    new._transpose = adj.T._copy()
-    new._transpose_order = adj.transpose_order
-    new._transpose.data = data[new._transpose_order]
-    new._transpose.is_symmetric = False
+    order = adj.transpose_order
+    new = adj.replace(data=data, is_symmetric=False)  # unknown for these values
+    new.keep_transpose(adj.T.replace(data=data[order], is_symmetric=False), order)
     return new

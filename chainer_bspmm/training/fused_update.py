@@ -20,7 +20,7 @@ from chainer.optimizers import rmsprop
 from chainer.optimizers import sgd
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.backend.gpu import NULL
+from chainer_bspmm.cuda.launch import NULL
 
 # How an optimizer updates: the type of its rules; which variant (RULE of the kernel) such a rule
 # asks for; which of its states the kernel takes, in its order; and its numbers, how many and which,

@@ -28,7 +28,7 @@ NAMES = [
 
 
 def test_directory_holds_every_source():
-    assert sorted(path.stem for path in kernels.directory().glob('*.cu')) == sorted(NAMES)
+    assert sorted(kernels.paths()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -39,7 +39,7 @@ def test_source_contains_the_common_header_once(name):
         r'extern "C" __global__ void (__launch_bounds__\([\d, ]+\) )?%s\(' % name, text
     )
     # Compiler messages name the right line of the right file.
-    original = (kernels.directory() / (name + '.cu')).read_text().splitlines()
+    original = kernels.paths()[name].read_text().splitlines()
     after = text.split('"%s.cu"\n' % name)[1].splitlines()
     line = int(text.split('"%s.cu"\n' % name)[0].rsplit('#line ', 1)[1])
     assert after == original[line - 1 :]
@@ -54,7 +54,7 @@ def test_options():
 
 
 def test_missing_sources(monkeypatch, tmp_path):
-    monkeypatch.setattr(kernels, '__file__', str(tmp_path / 'p' / 'backend' / 'kernels.py'))
+    monkeypatch.setattr(kernels, '__file__', str(tmp_path / 'p' / 'cuda' / 'kernels.py'))
     with pytest.raises(FileNotFoundError, match='kernels: expected the CUDA sources in .*kernels'):
         kernels.directory.__wrapped__()
 

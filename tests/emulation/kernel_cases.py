@@ -10,7 +10,6 @@ import types
 import numpy
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
 
@@ -81,4 +80,4 @@ def transpose_on(device, adj):
         nnz=adj.nnz,
         **{name: device.put(getattr(adj, name)) for name in adj._integers},
     )
-    return build._launch_transpose(placed, launch, kernels)
+    return build.launch_transpose(placed, launch)

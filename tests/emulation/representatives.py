@@ -17,6 +17,7 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
+from chainer_bspmm import papers
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
@@ -57,7 +58,7 @@ def sampled(device):
 def sampled_coo(device):
     adj = shuffled(BatchedCOO.from_csr(batch('mixed', 'f')))
     u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
-    return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+    return papers.gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
 
 
 def maximum(device):
@@ -117,29 +118,29 @@ def sliced(device):
     """Slices of up to 64 rows, two warps each."""
     adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)])
     x, y = (device.put(integers((adj.n_cols, 9), 'f', seed=seed)) for seed in (2, 3))
-    return gpu.bspmm(BatchedSELL(adj, 64, True), x, None, y, False), reference.bspmm(
+    return papers.gpu.bspmm(BatchedSELL(adj, 64, True), x, None, y, False), reference.bspmm(
         adj, x, residual=y
     )
 
 
 def sliced_by_two_blocks(device):
     """Blocks that share the columns of a slice."""
-    plan = policy.sell_launch
+    plan = papers.policy.sell_launch
 
     def two(*sizes):
         return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
 
     adj = batch('small', 'f')
     x = device.put(integers((adj.n_cols, 33), 'f', seed=2))
-    with mock.patch.object(policy, 'sell_launch', two):
-        return gpu.bspmm(BatchedSELL(adj, 2), x, None, None, False), reference.bspmm(adj, x)
+    with mock.patch.object(papers.policy, 'sell_launch', two):
+        return papers.gpu.bspmm(BatchedSELL(adj, 2), x, None, None, False), reference.bspmm(adj, x)
 
 
 def _in_place(device, matrix):
     adj = batch('mixed', 'f')
     x, y = (device.put(integers(adj.n_cols, 'f', seed=seed)) for seed in (2, 3))
     expected = reference.spmv(adj, x, 2, 3, y)
-    return gpu.spmv(matrix(adj), x, 2, 3, y), expected
+    return papers.gpu.spmv(matrix(adj), x, 2, 3, y), expected
 
 
 def sliced_vector(device):
@@ -181,7 +182,7 @@ def swa_full(device):
 def _st(device, algorithm, name='relations', n_channels=5):
     adj = shuffled(BatchedCOO.from_csr(batch(name, 'f')))
     x = device.put(integers((adj.n_cols, n_channels), 'f', seed=2))
-    return gpu.bspmm(adj, x, None, None, False, algorithm), reference.bspmm(adj, x)
+    return papers.gpu.bspmm(adj, x, None, None, False, algorithm), reference.bspmm(adj, x)
 
 
 def st_shared(device):

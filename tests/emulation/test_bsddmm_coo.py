@@ -2,7 +2,7 @@ import pytest
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
+from chainer_bspmm.papers import gpu
 from tests.support import shuffled
 
 from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES

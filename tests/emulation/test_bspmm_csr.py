@@ -19,7 +19,7 @@ def check(device, adj, dtype, n_channels, values='own', with_residual=False, tra
     if values == 'given':
         data = integers(adj.nnz, dtype, seed=4)
     elif values == 'ones':
-        adj = adj._copy()
+        adj = adj.replace()
         adj.data = None
     y = gpu.bspmm(adj, x, data, residual, trans)
     assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
@@ -153,7 +153,7 @@ def test_offsets_of_64_bits(device, monkeypatch):
 def test_capacity_beyond_the_batch(device, algorithm):
     adj = batch('small', 'f')
     spare = 5
-    larger = adj._copy()
+    larger = adj.replace()
     larger.n_rows, larger.n_cols = adj.n_rows + spare, adj.n_cols + spare
     larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
     # A column that no row has, so that reading it would be an error.

@@ -5,8 +5,8 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import functions
 from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.papers import gpu
+from chainer_bspmm.papers import policy
 
 from tests.emulation.kernel_cases import BATCHES, DTYPES
 from tests.emulation.kernel_cases import assert_exact, batch, integers
@@ -64,7 +64,7 @@ def test_batches(device, name, trans):
 @pytest.mark.parametrize('size', [1, 7, 64])
 @pytest.mark.parametrize('sort_rows', [False, True])
 def test_implicit_ones(device, size, sort_rows):
-    adj = batch('mixed', 'f')._copy()
+    adj = batch('mixed', 'f').replace()
     adj.data = None
     assert check(device, adj, 'f', 3, size, sort_rows)['WEIGHTS'] == 0
 

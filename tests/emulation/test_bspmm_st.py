@@ -11,8 +11,8 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import functions
 from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.papers import gpu
+from chainer_bspmm.papers import policy
 
 from tests.emulation.kernel_cases import BATCHES, CHANNELS
 from tests.emulation.kernel_cases import assert_exact, batch, integers
@@ -37,7 +37,7 @@ def check(
     if values == 'given':
         data = integers(adj.nnz, dtype, seed=4)
     elif values == 'ones':
-        adj = adj._copy()
+        adj = adj.replace()
         adj.data = None
     before = None if residual is None else residual.copy()
     y = gpu.bspmm(adj, x, data, residual, trans, algorithm)
@@ -121,7 +121,7 @@ def test_rule_at_the_limit_of_shared_memory(device, monkeypatch, n_rows, n_chann
 
 def test_capacity_beyond_the_batch(device):
     adj = coo('small', 'f')
-    larger = adj._copy()
+    larger = adj.replace()
     # Places that are not there, so that using them would be an error.
     larger.ids = numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2**30)
     larger.data = numpy.pad(adj.data, (0, 5), constant_values=numpy.nan)

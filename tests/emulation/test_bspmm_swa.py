@@ -5,7 +5,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import functions
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.papers import policy
 from tests import support
 
 from tests.emulation import kernel_cases
@@ -34,7 +34,7 @@ def check(
     if values == 'given':
         data = integers(adj.nnz, dtype, seed=4)
     elif values == 'ones':
-        adj = adj._copy()
+        adj = adj.replace()
         adj.data = None
     y = gpu.bspmm(adj, x, data, residual, trans, algorithm)
     assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
@@ -129,7 +129,7 @@ def test_nan_reaches_its_rows_only(device, dtype):
 
 
 def test_rows_beyond_the_last_graph_are_not_written(device):
-    adj = batch('small', 'f')._copy()
+    adj = batch('small', 'f').replace()
     adj.n_rows += 3
     x = device.put(integers((adj.n_cols, 4), 'f'))
     y = gpu.bspmm(adj, x, None, None, False, 'swa')
@@ -139,7 +139,7 @@ def test_rows_beyond_the_last_graph_are_not_written(device):
 @pytest.mark.parametrize('algorithm', NAMES)
 def test_batch_with_spare_rows_is_refused(device, algorithm):
     """They would stay as they were."""
-    adj = batch('small', 'f')._copy()
+    adj = batch('small', 'f').replace()
     adj.has_spare = True
     x = device.put(integers((adj.n_cols, 4), 'f'))
     with pytest.raises(ValueError, match="algorithm: expected one of .* got '%s'" % algorithm):

@@ -170,6 +170,6 @@ def test_policy():
     for n_graphs in (1, 7, 8, 9, 128, 1500, 2112, 2113, 10**4, 10**6):
         launch = policy.gather_launch.__wrapped__(n_graphs, device)
         blocks, threads = launch.grid[0], launch.block[0]
-        assert (blocks - 1) * launch.graphs_per_block < n_graphs
-        assert blocks * launch.graphs_per_block >= n_graphs
+        assert launch.arguments[0] == n_graphs
+        assert (blocks - 1) * launch.arguments[1] < n_graphs <= blocks * launch.arguments[1]
         assert blocks <= 264 and threads % 32 == 0 and 256 <= threads <= 1024

@@ -65,16 +65,16 @@ def test_unaligned_input(device, dtype, shift, width):
 )
 def test_long_segments(device, monkeypatch, sizes, spare, max_rows):
     monkeypatch.setattr(policy, 'MIN_CHUNK', 4)
-    monkeypatch.setattr(policy, 'segment_launch', policy.segment_launch.__wrapped__)
+    monkeypatch.setattr(policy, 'broadcast_launch', policy.broadcast_launch.__wrapped__)
     for n_channels in (8, 1):
         check(device, 'f', n_channels, sizes, spare, max_rows=max_rows)
 
 
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):
-    plan = policy.segment_launch
+    plan = policy.broadcast_launch
     monkeypatch.setattr(
         policy,
-        'segment_launch',
+        'broadcast_launch',
         lambda *sizes, **options: plan(*sizes, **options)._replace(
             grid=(plan(*sizes, **options).grid[0], 2, 1)
         ),

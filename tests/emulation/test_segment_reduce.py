@@ -31,7 +31,7 @@ LONG = (
 @pytest.fixture
 def chunks_of_four(monkeypatch):
     monkeypatch.setattr(policy, 'MIN_CHUNK', 4)
-    monkeypatch.setattr(policy, 'segment_launch', policy.segment_launch.__wrapped__)
+    monkeypatch.setattr(policy, 'reduce_launches', policy.reduce_launches.__wrapped__)
 
 
 def offsets_of(sizes):
@@ -131,15 +131,12 @@ def test_one_launch_where_no_segment_is_long(device, chunks_of_four):
 
 @pytest.mark.parametrize('sizes', [(2, 0, 3), (5, 7)], ids=str)
 def test_blocks_that_stride_over_the_channels(device, chunks_of_four, monkeypatch, sizes):
-    plan = policy.segment_launch
+    plan = policy.reduce_launches
 
     def narrow(*sizes):
-        launch = plan(*sizes)
-        return launch._replace(
-            grid=(launch.grid[0], 2, 1), combine_grid=(launch.combine_grid[0], 2, 1)
-        )
+        return [launch._replace(grid=(launch.grid[0], 2, 1)) for launch in plan(*sizes)]
 
-    monkeypatch.setattr(policy, 'segment_launch', narrow)
+    monkeypatch.setattr(policy, 'reduce_launches', narrow)
     offsets = offsets_of(sizes)
     check(device, 'sum', device.put(integers((offsets[-1], 33 * 4 * 3), 'f', TERM)), offsets)
 

@@ -1,4 +1,4 @@
-"""The SpMV of both containers: kernels/spmv_csr.cu, and kernels/bspmm_sell.cu with one column."""
+"""The SpMV of both containers: kernels/papers/spmv_csr.cu, and bspmm_sell.cu with one column."""
 
 import numpy
 import pytest
@@ -6,8 +6,8 @@ import pytest
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.papers import gpu
+from chainer_bspmm.papers import policy
 
 from tests.emulation.kernel_cases import BATCHES, DTYPES
 from tests.emulation.kernel_cases import assert_exact, batch, integers
@@ -60,7 +60,7 @@ def test_rows_as_long_as_the_policy_asks_for(device):
 
 @pytest.mark.parametrize('form', FORMS)
 def test_implicit_ones(device, form):
-    adj = batch('mixed', 'f')._copy()
+    adj = batch('mixed', 'f').replace()
     adj.data = None
     assert check(device, adj, 'f', form)['WEIGHTS'] == 0
 

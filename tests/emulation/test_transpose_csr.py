@@ -93,7 +93,7 @@ def test_warps(device, n_entries, warps):
 @pytest.mark.parametrize('spare', [1, 70])
 def test_capacity_beyond_the_batch(device, spare):
     adj = random_batch((3, 20))
-    larger = adj._copy()
+    larger = adj.replace()
     larger.n_cols, larger.nnz = adj.n_cols + spare, adj.nnz + spare
     larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
     larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2**30)

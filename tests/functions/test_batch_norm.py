@@ -12,7 +12,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions.fused.batch_norm import batch_norm
 from chainer_bspmm.models import RSGCN
 from tests.functions.test_segment_softmax import check_gradients
-from tests.sparse.test_spare import with_spare
+from tests.support.spare import with_spare
 from tests.support import BATCHES
 from tests.support import relative_error
 

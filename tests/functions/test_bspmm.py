@@ -17,6 +17,7 @@ from chainer_bspmm import backend
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
+from chainer_bspmm import papers
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
@@ -44,8 +45,8 @@ KINDS = ('csr', 'coo', *SELL_FORMS)
 # A new algorithm comes under all the tests below by itself.
 ALGORITHMS = {
     'csr': gpu.ALGORITHMS,
-    'coo': gpu.ST_ALGORITHMS,
-    **{kind: gpu.SELL_ALGORITHMS for kind in SELL_FORMS},
+    'coo': papers.gpu.ST_ALGORITHMS,
+    **{kind: papers.gpu.SELL_ALGORITHMS for kind in SELL_FORMS},
 }
 
 

@@ -9,7 +9,7 @@ from chainer_bspmm import backend
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
+from chainer_bspmm.papers import gpu
 from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.functions import bspmm
 from tests.functions.test_bspmm import check_gradients

@@ -317,7 +317,7 @@ def test_order_is_chosen_by_the_narrower_side():
 @pytest.mark.parametrize('widths, between', [((8, 2), 2), ((2, 8), 2)])
 def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     """One product forward and one backward, and one of a single column for the degrees."""
-    adj = batch_on('four relations', numpy, 'float32')._copy()  # nothing is kept with it yet
+    adj = batch_on('four relations', numpy, 'float32').replace()  # nothing is kept with it yet
     seen = []
     bspmm = backend.bspmm
     monkeypatch.setattr(

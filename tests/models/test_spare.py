@@ -11,7 +11,7 @@ from chainer_chemistry.models.prediction import set_up_predictor
 from chainer_bspmm import sparsify
 from chainer_bspmm.dataset import concat_mols
 from tests.dataset.test_converters import molecules
-from tests.sparse.test_spare import with_spare
+from tests.support.spare import with_spare
 from tests.support import relative_error
 
 SIZES = (5, 1, 9, 0, 7)

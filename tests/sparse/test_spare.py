@@ -14,7 +14,6 @@ from chainer_bspmm import functions
 from chainer_bspmm.functions.fused.degree_linear import degrees_of
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows
@@ -22,40 +21,11 @@ from chainer_bspmm.sparse.relations import with_values
 from tests.support import batch_on
 from tests.support import BATCHES
 from tests.support import TOLERANCE
+from tests.support.spare import buffers_for
+from tests.support.spare import with_spare
 
 NAMES = [name for name in BATCHES if name not in ('padded', 'rectangular')]
 SPARE = [(0, 0), (1, 0), (0, 1), (7, 50)]
-INTEGERS = ('indptr', 'indices', 'row_offsets', 'col_offsets')
-
-
-def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
-    """Return NumPy buffers full of what must not be read."""
-    n_rows, nnz = adj.n_rows + spare_rows, adj.nnz + spare_nnz
-    return Buffers(
-        numpy.full(n_rows, 2**30, 'i'),
-        numpy.full(n_rows + 1, 2**30, 'i'),
-        numpy.full(nnz, 2**30, 'i'),
-        None if adj.data is None else numpy.full(nnz, numpy.nan, adj.data.dtype),
-        numpy.full(adj.n_graphs + 1, -1, 'i'),
-        numpy.full(adj.n_graphs + 1, -1, 'i'),
-        [numpy.full((adj.n_graphs, 2), numpy.nan) for _ in range(n_labels)],
-    )
-
-
-def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
-    """Return a host batch in larger arrays of a device."""
-    buffers = buffers_for(adj, spare_rows, spare_nnz)
-    fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
-    arrays = {name: xp.asarray(getattr(buffers, name)) for name in INTEGERS}
-    return BatchedCSR.in_buffers(
-        data=None if buffers.data is None else xp.asarray(buffers.data),
-        n_relations=adj.n_relations,
-        max_rows=adj.max_rows + 3,
-        max_nnz=adj.max_nnz + 2,
-        max_atom_id=9,
-        is_symmetric=adj.is_symmetric,
-        **arrays,
-    )
 
 
 @pytest.fixture(params=NAMES)

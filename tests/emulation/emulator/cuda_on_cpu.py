@@ -17,8 +17,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import backend
-from chainer_bspmm.backend import cpu, gpu
+from chainer_bspmm import backend, papers
 from chainer_bspmm.cuda import kernels, policy
 from tests.emulation.emulator import cache
 
@@ -215,9 +214,12 @@ class Device:
         self.launched, self.names, self.reachable = [], set(), []
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
-        monkeypatch.setattr(
-            backend, '_module', lambda x: gpu if isinstance(x, DeviceArray) else cpu
-        )
+        for rooms in (backend, papers):
+            monkeypatch.setattr(
+                rooms,
+                '_module',
+                lambda x, rooms=rooms: rooms.gpu if isinstance(x, DeviceArray) else rooms.cpu,
+            )
         monkeypatch.setattr(
             cuda,
             'cupy',

@@ -5,7 +5,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import backend
+from chainer_bspmm import papers
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
@@ -35,13 +35,13 @@ def test_values(xp, name, form, dtype):
     matrix = form_of(adj, form)
     x = features(rng, xp, adj.n_cols, 1, dtype)[:, 0]
     start = features(rng, xp, adj.n_rows, 1, dtype)[:, 0]
-    assert_close(backend.spmv(matrix, x), reference.spmv(adj, x), dtype)
+    assert_close(papers.spmv(matrix, x), reference.spmv(adj, x), dtype)
     for alpha, beta in FACTORS:
         expected = reference.spmv(adj, x, alpha, beta, start)
         y = start.copy()
         if beta == 0:
             y.fill(numpy.nan)
-        assert backend.spmv(matrix, x, alpha, beta, y) is y
+        assert papers.spmv(matrix, x, alpha, beta, y) is y
         assert_close(y, expected, dtype)
 
 
@@ -53,7 +53,7 @@ def test_long_rows(xp, form):
     )
     x, y = (features(rng, xp, n, 1, 'float64')[:, 0] for n in adj.shape)
     expected = reference.spmv(adj, x, 2.0, 3.0, y)
-    assert_close(backend.spmv(form_of(adj, form), x, 2.0, 3.0, y), expected, 'float64')
+    assert_close(papers.spmv(form_of(adj, form), x, 2.0, 3.0, y), expected, 'float64')
 
 
 @pytest.mark.parametrize('form', [None, (1, False), (7, True), (32, False)], ids=str)
@@ -61,17 +61,15 @@ def test_nan_and_infinity(xp, form):
     dense = numpy.array([[1.0, numpy.nan, 0.0], [0.0, 1.0, 0.0], [0.0, 2.0, numpy.inf]], 'f')
     matrix = form_of(BatchedCSR.from_matrices([xp.asarray(dense)]), form)
     x = xp.asarray(numpy.array([1.0, 3.0, 5.0], 'f'))
-    numpy.testing.assert_array_equal(
-        cuda.to_cpu(backend.spmv(matrix, x)), [numpy.nan, 3, numpy.inf]
-    )
+    numpy.testing.assert_array_equal(cuda.to_cpu(papers.spmv(matrix, x)), [numpy.nan, 3, numpy.inf])
     # Only column 0 is not finite: that no other row takes part in.
     x = xp.asarray(numpy.array([numpy.inf, 3.0, 5.0], 'f'))
     y = xp.asarray(numpy.array([0.0, numpy.nan, 1.0], 'f'))
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(backend.spmv(matrix, x, beta=1, y=y)), [numpy.nan, numpy.nan, numpy.inf]
+        cuda.to_cpu(papers.spmv(matrix, x, beta=1, y=y)), [numpy.nan, numpy.nan, numpy.inf]
     )
     # alpha = 0 still multiplies.
-    assert numpy.isnan(cuda.to_cpu(backend.spmv(matrix, x, alpha=0))[[0, 2]]).all()
+    assert numpy.isnan(cuda.to_cpu(papers.spmv(matrix, x, alpha=0))[[0, 2]]).all()
 
 
 @pytest.mark.parametrize('form', [None, (7, False)], ids=str)
@@ -79,7 +77,7 @@ def test_factor_that_is_zero_once_rounded(xp, form):
     adj = batch_on('many', xp, 'float32')
     x = xp.ones(adj.n_cols, 'f')
     y = xp.full(adj.n_rows, numpy.nan, 'f')
-    backend.spmv(form_of(adj, form), x, 1, 1e-60, y)
+    papers.spmv(form_of(adj, form), x, 1, 1e-60, y)
     assert_close(y, reference.spmv(adj, x), 'float32')
 
 
@@ -89,14 +87,14 @@ def test_x_that_is_not_contiguous(xp, form):
     adj = batch_on('many', xp, 'float32')
     x = features(rng, xp, adj.n_cols, 2, 'float32')[::-1, 1]
     before = x.copy()
-    assert_close(backend.spmv(form_of(adj, form), x), reference.spmv(adj, x), 'float32')
+    assert_close(papers.spmv(form_of(adj, form), x), reference.spmv(adj, x), 'float32')
     assert (x == before).all()
 
 
 @pytest.mark.parametrize('form', [None, (7, False)], ids=str)
 def test_no_graphs(xp, form):
     adj = BatchedCSR(xp.array([0]), xp.array([], 'i'), xp.array([0]))
-    assert backend.spmv(form_of(adj, form), xp.zeros(0, 'f')).shape == (0,)
+    assert papers.spmv(form_of(adj, form), xp.zeros(0, 'f')).shape == (0,)
 
 
 # --- what is refused, before anything is launched ---
@@ -135,36 +133,36 @@ SMALL = BatchedCSR.from_matrices([numpy.array([[2.0, 1.0], [0.0, 1.0]], 'f'), on
     ],
 )
 def test_bad_input(monkeypatch, matrix, arguments, error, message):
-    monkeypatch.setattr(backend.cpu, 'spmv', lambda *_: pytest.fail('launched'))
+    monkeypatch.setattr(papers.cpu, 'spmv', lambda *_: pytest.fail('launched'))
     with pytest.raises(error, match=message):
-        backend.spmv(matrix, *arguments)
+        papers.spmv(matrix, *arguments)
 
 
 def test_result_that_is_read_only():
     y = ones(3)
     y.flags.writeable = False
     with pytest.raises(ValueError, match='y: expected a writable array, got a read-only one'):
-        backend.spmv(SMALL, ones(3), y=y)
+        papers.spmv(SMALL, ones(3), y=y)
 
 
 def test_bad_matrix():
     with pytest.raises(TypeError, match='adj: expected a BatchedCSR or BatchedSELL, got ndarray'):
-        backend.spmv(ones(3, 3), ones(3))
+        papers.spmv(ones(3, 3), ones(3))
 
 
 def test_result_over_input(xp):
     adj = BatchedCSR.from_matrices([xp.ones((3, 3))])
     both = xp.ones(5)
     with pytest.raises(ValueError, match='y: expected memory apart from that of x'):
-        backend.spmv(adj, both[:3], y=both[2:])
+        papers.spmv(adj, both[:3], y=both[2:])
     with pytest.raises(ValueError, match='y: expected memory apart from that of x'):
-        backend.spmv(BatchedSELL(adj), both[:3], y=both[:3])
+        papers.spmv(BatchedSELL(adj), both[:3], y=both[:3])
 
 
 @pytest.mark.gpu
 def test_argument_on_another_device():
     for matrix in (SMALL.to_device('@cupy:0'), BatchedSELL(SMALL).to_device('@cupy:0')):
         with pytest.raises(ValueError, match='x: expected on .*cupy:0.* got on .*numpy'):
-            backend.spmv(matrix, ones(3))
+            papers.spmv(matrix, ones(3))
         with pytest.raises(ValueError, match='y: expected on .*cupy:0.* got on .*numpy'):
-            backend.spmv(matrix, cuda.to_gpu(ones(3)), y=ones(3))
+            papers.spmv(matrix, cuda.to_gpu(ones(3)), y=ones(3))

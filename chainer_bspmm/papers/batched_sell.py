@@ -1,6 +1,11 @@
 """`BatchedSELL`: the matrices of a batch of graphs in slices of rows, for narrow products."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy
+import scipy.sparse
 
 from chainer import backend
 
@@ -24,12 +29,9 @@ class BatchedSELL(Batch):
     padding from a stored 0 and would have to be multiplied by some row of x, where a NaN or an
     infinity would show; and implicit ones, which have no values here either, could not carry it.
 
-    Instances are immutable.
-
     Args:
         adj (BatchedCSR): the matrices; its implicit ones stay implicit.
-        slice_size (int): S, rows a slice, at least 1. The speed depends on it; 32 makes a slice a
-            warp.
+        slice_size (int): S, rows a slice, at least 1. With 32 a slice is a warp.
         sort_rows (bool): sort the rows of every graph by falling number of entries before cutting,
             which saves padding. Products still take and give rows in the order of ``adj``.
 
@@ -62,7 +64,7 @@ class BatchedSELL(Batch):
 
     _integers = ('slice_starts', 'slice_rows', 'column', 'row_order', 'row_offsets', 'col_offsets')
 
-    def __init__(self, adj, slice_size=32, sort_rows=False):
+    def __init__(self, adj: BatchedCSR, slice_size: int = 32, sort_rows: bool = False) -> None:
         if type(adj) is not BatchedCSR:
             raise TypeError('adj: expected a BatchedCSR, got %s' % type(adj).__name__)
         adj.refuse_spare()
@@ -77,7 +79,7 @@ class BatchedSELL(Batch):
         self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric
         self._set_slices()
         self._set_entries(adj, sort_rows)
-        self._forget()
+        self._cache = {}
         if device.xp is not numpy:
             self._move(device)
 
@@ -115,32 +117,25 @@ class BatchedSELL(Batch):
             self.data = numpy.zeros(starts[-1], adj.data.dtype)
             self.data[stored] = adj.data[entry]
 
-    def _forget(self):
-        super()._forget()
-        self._transpose = None
-
     @property
-    def padding_ratio(self):
+    def padding_ratio(self) -> float:
         """Stored entries, padding among them, over non-zeros (float); 1 where there are none."""
         return self.column.size / self.nnz if self.nnz else 1.0
 
     @property
-    def T(self):
+    def T(self) -> BatchedSELL:
         """The transposed matrix, of the same ``slice_size`` and sorting, built once.
 
-        A symmetric matrix is its own transpose. The transpose does not refer back, or the two would
-        hold each other's device memory until Python looks for cycles.
+        A symmetric matrix is its own transpose.
         """
-        if self.is_symmetric:
-            return self
-        if self._transpose is None:
-            adj = self.to_device('@numpy').to_csr().T
-            self._transpose = BatchedSELL(
-                adj, self.slice_size, self.row_order is not None
-            ).to_device(backend.get_device_from_array(self.column))
-        return self._transpose
+        return self if self.is_symmetric else self.cached('transpose', self._make_transpose)
 
-    def to_csr(self):
+    def _make_transpose(self):
+        adj = self.to_device('@numpy').to_csr().T
+        transpose = BatchedSELL(adj, self.slice_size, self.row_order is not None)
+        return transpose.to_device(backend.get_device_from_array(self.column))
+
+    def to_csr(self) -> BatchedCSR:
         """Return the ``BatchedCSR`` this was made of, entries of a row in their old order.
 
         Returns:
@@ -178,14 +173,14 @@ class BatchedSELL(Batch):
         )
         return adj.to_device(backend.get_device_from_array(self.column))
 
-    def to_scipy(self):
+    def to_scipy(self) -> scipy.sparse.csr_matrix:
         """Return the block-diagonal ``scipy.sparse.csr_matrix`` (n_rows, n_cols), on the host.
 
         Implicit ones and float16 become float32. Copies from a device (synchronises).
         """
         return self.to_device('@numpy').to_csr().to_scipy()
 
-    def to_dense(self):
+    def to_dense(self) -> Any:
         """Return the matrices as one zero-padded array, as :meth:`BatchedCSR.to_dense` does."""
         return self.to_csr().to_dense()
 

@@ -1,5 +1,9 @@
 """`BatchedCOO`: the adjacency matrices of a batch of graphs in the SparseTensor layout."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy
 import scipy.sparse
 
@@ -21,8 +25,8 @@ class BatchedCOO(Batch):
     the same place add up. Relations are columns, as in :class:`BatchedCSR`. There is no transposed
     container: a product with the transpose swaps the roles of the two indices.
 
-    Instances are immutable. The constructor checks arrays of unknown origin; matrices, dense
-    batches and data sets come in through a :class:`BatchedCSR` and :meth:`from_csr`.
+    The constructor checks arrays of unknown origin. Matrices, dense batches and data sets become
+    a :class:`BatchedCSR` first, and by :meth:`from_csr` a BatchedCOO.
 
     Args:
         ids (array): (nnz, 2) integers, row and column of every entry in the numbering of the whole
@@ -34,8 +38,8 @@ class BatchedCOO(Batch):
             None means ``row_offsets * n_relations``.
         n_relations (int): R, the number of columns each node owns.
         layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows.
-        max_atom_id (int or None): largest atom id of the nodes, where known; lets a model check
-            its embedding without asking the device.
+        max_atom_id (int or None): largest atom id of the nodes, if known; lets a model check its
+            embedding without reading from the device.
 
     Raises:
         TypeError: an array is no array, or is not of an integer (``data``: floating) dtype.
@@ -60,15 +64,15 @@ class BatchedCOO(Batch):
 
     def __init__(
         self,
-        ids,
-        row_offsets,
-        entry_offsets,
-        data=None,
-        col_offsets=None,
-        n_relations=1,
-        layout='packed',
-        max_atom_id=None,
-    ):
+        ids: Any,
+        row_offsets: Any,
+        entry_offsets: Any,
+        data: Any = None,
+        col_offsets: Any = None,
+        n_relations: int = 1,
+        layout: str = 'packed',
+        max_atom_id: int | None = None,
+    ) -> None:
         n_relations = validate.count('n_relations', n_relations, 1)
         if max_atom_id is not None:
             max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
@@ -98,12 +102,12 @@ class BatchedCOO(Batch):
         self.entry_offsets = host['entry_offsets']
         self.nnz = len(self.ids)
         self.max_nnz = int(numpy.diff(self.entry_offsets).max(initial=0))
-        self._forget()
+        self._cache = {}
         if device.xp is not numpy:
             self._move(device)
 
     @classmethod
-    def from_csr(cls, adj):
+    def from_csr(cls, adj: BatchedCSR) -> BatchedCOO:
         """Make the same batch out of a `BatchedCSR`, entries and ``data`` in the same order.
 
         Args:
@@ -137,11 +141,11 @@ class BatchedCOO(Batch):
             setattr(self, name, getattr(adj, name))
         self.ids = adj.xp.stack([adj.entry_rows(), adj.indices], axis=1)
         self.entry_offsets = adj.indptr[adj.row_offsets]
-        self._forget()
+        self._cache = {}
         return self
 
-    def to_csr(self):
-        """Make the same batch as a `BatchedCSR`, for whose rows the entries are sorted.
+    def to_csr(self) -> BatchedCSR:
+        """Make the same batch as a `BatchedCSR`, its entries sorted by row.
 
         Entries of one row keep their order; those that name the same place stay apart.
 
@@ -166,15 +170,15 @@ class BatchedCOO(Batch):
         )
         return adj.to_device(backend.get_device_from_array(self.ids))
 
-    def entry_rows(self):
+    def entry_rows(self) -> Any:
         """Return the row of every entry, (nnz,) int32, a view of ``ids``."""
         return self.ids[:, 0]
 
-    def entry_columns(self):
+    def entry_columns(self) -> Any:
         """Return the column of every entry, (nnz,) int32, a view of ``ids``."""
         return self.ids[:, 1]
 
-    def to_scipy(self):
+    def to_scipy(self) -> scipy.sparse.coo_matrix:
         """Return the block-diagonal ``scipy.sparse.coo_matrix`` (n_rows, n_cols), on the host.
 
         Implicit ones and float16 become float32. Copies from a device (synchronises).

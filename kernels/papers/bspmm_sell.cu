@@ -2,7 +2,7 @@
 //
 //     y[i, :] = alpha * sum over the entries k of row i of value(k) * x[column[k], :]  +  beta * r[i, :]
 //
-// With one column it is the SpMV of Source: IPSJ report 2018-HPC-164 No. 3 (figures 4 and 5). Departs
+// With one column it is the SpMV of SELL (spmv_csr.cu has that of CSR). Source: IPSJ report 2018-HPC-164 No. 3 (figures 4 and 5). Departs
 // from it in that beta scales r once, not in the loop; that slices end with their graph and a slice
 // is as high as its rows; that padding is skipped, not multiplied; and in the register tile below.
 //
@@ -23,8 +23,8 @@
 // -DTILE=n: vectors a thread; TILE * VECTOR accumulators.
 // -DWHOLE_WARPS=1: n_slots is a multiple of 32, so a warp lies in one slice and reads its start
 // through the read-only path once, at one address. 0: n_slots is any number, slices follow each
-// other without regard to warps, and every thread reads the start of its own (32 slices of one row,
-// that is CSR, are two neighbouring loads).
+// other without regard to warps, and every thread reads the start of its slice (32 slices of one
+// row, which is CSR, are two neighbouring loads).
 //
 // Launch: block (a multiple of 32), grid (ceil(n_slices * n_slots / block), any): n_slots threads a
 // slice, at least as many as its rows; the rest leave; fewer than 2**32 in all. Block (b, t) owns the

@@ -1,0 +1,66 @@
+"""The papers' containers on NumPy arrays, by SciPy."""
+
+import numpy
+import scipy.sparse
+
+from chainer_bspmm.papers.batched_coo import BatchedCOO
+from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse import host
+from chainer_bspmm.sparse.host import bsddmm  # NOQA: F401
+
+
+def bspmm(adj, x, data, residual, trans):
+    dtype = host.compute_dtype(x)
+    if type(adj) is BatchedCOO:
+        matrix = _coo_matrix(adj, data, dtype, trans)
+    else:
+        matrix = _scipy_matrix(adj.T if trans else adj, dtype)
+    return host.bspmm(matrix, adj, x, residual)
+
+
+def _scipy_matrix(adj, dtype):
+    return adj.cached(('scipy', dtype), lambda: adj.to_scipy().astype(dtype, copy=False))
+
+
+def _coo_matrix(adj, data, dtype, trans):
+    if data is not None:
+        return _sorted_matrix(adj, data, dtype, trans)
+    return adj.cached(
+        ('scipy', dtype, trans), lambda: _sorted_matrix(adj, adj._host_values(), dtype, trans)
+    )
+
+
+def _sorted_matrix(adj, values, dtype, trans):
+    indptr, columns, order, shape = adj.cached(
+        ('sorted', trans), lambda: _sorted_entries(adj, trans)
+    )
+    return scipy.sparse.csr_matrix(
+        (values.astype(dtype, copy=False)[order], columns, indptr), shape=shape
+    )
+
+
+def _sorted_entries(adj, trans):
+    """Return a BatchedCOO's pattern in CSR, the entries' order in it, and the shape.
+
+    SciPy multiplies entries sorted by row several times faster. Its own conversion would add up
+    entries of one place before they are multiplied; their sum may overflow.
+    """
+    rows, columns, shape = adj.entry_rows(), adj.entry_columns(), adj.shape
+    if trans:
+        rows, columns, shape = columns, rows, shape[::-1]
+    indptr, order = build.group(numpy, rows, shape[0])
+    return indptr, columns[order], order, shape
+
+
+def spmv(adj, x, alpha, beta, y):
+    compute = host.compute_dtype(x).type
+    product = _scipy_matrix(adj, numpy.dtype(compute)) @ x.astype(compute, copy=False)
+    alpha, beta = compute(alpha), compute(beta)
+    with numpy.errstate(invalid='ignore'):  # as silent about infinities as SciPy's product
+        product *= alpha
+        if beta != 0:  # 0 times what y holds could be NaN
+            product += beta * y.astype(compute, copy=False)
+    if y is None:
+        return product.astype(x.dtype, copy=False)
+    y[...] = product
+    return y

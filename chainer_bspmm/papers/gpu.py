@@ -1,0 +1,251 @@
+"""The papers' algorithms on CuPy arrays: one kernel launch each, as in `chainer_bspmm.backend.gpu`.
+
+An algorithm is a function(adj, x, data, residual, trans) of C-contiguous arrays on the current
+device; it returns (n_rows, n_B).
+"""
+
+import functools
+
+from chainer import utils
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda.launch import arithmetic
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import or_null
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.policy import vector_width
+from chainer_bspmm.papers import check
+from chainer_bspmm.papers import policy
+from chainer_bspmm.papers.batched_coo import BatchedCOO
+from chainer_bspmm.papers.batched_sell import BatchedSELL
+from chainer_bspmm.sparse import operands
+from chainer_bspmm.sparse.device import values_of
+
+
+def bspmm(adj, x, data, residual, trans, algorithm='auto'):
+    product = DEFAULT[type(adj)] if algorithm == 'auto' else algorithms(adj)[algorithm]
+    with device_of(x):
+        y = product(adj, contiguous(x), contiguous(data), contiguous(residual), trans)
+    return y.reshape(operands.result_shape(adj, len(y), x))
+
+
+def _swa(adj, x, data, residual, trans, blocked=None):
+    """A sub-warp per row, sums in shared memory, kernels/papers/bspmm_swa.cu."""
+    side = adj.T if trans else adj
+    n_rows, n_channels = side.n_rows, x.shape[-1]
+    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
+    if y.size:
+        plan = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
+        weights, data, order = values_of(adj, data, trans)
+        run(
+            x.data.device_id,
+            'bspmm_swa',
+            x.dtype.char,
+            plan,
+            (
+                side.row_offsets,
+                side.indptr,
+                side.indices,
+                data,
+                order,
+                x,
+                or_null(residual),
+                y,
+                *plan.arguments,
+            ),
+            (('WEIGHTS', weights),),
+        )
+    return y
+
+
+SWA_ALGORITHMS = {  # of a BatchedCSR without spare rows: they write the rows of graphs only
+    'swa': _swa,
+    'swa_rows': functools.partial(_swa, blocked=False),
+    'swa_blocked': functools.partial(_swa, blocked=True),
+}
+
+
+def _sell(adj, x, data, residual, trans):
+    """A thread per row of a slice; `data` is None."""
+    side = adj.T if trans else adj
+    y = cuda.cupy.empty((side.n_rows, x.shape[-1]), x.dtype)
+    _launch_sell(side, x, 1, 0 if residual is None else 1, residual, y)
+    return y
+
+
+SELL_ALGORITHMS = {'sell': _sell}
+
+
+def _launch_sell(adj, x, alpha, beta, residual, y):
+    """Compute y = alpha A x + beta residual, kernels/papers/bspmm_sell.cu.
+
+    `residual` may be y or None.
+    """
+    if not y.size:
+        return
+    bits = x.data.ptr | y.data.ptr | (0 if residual is None else residual.data.ptr)
+    n_channels = y.size // adj.n_rows
+    plan = policy.sell_launch(
+        adj.n_slices,
+        policy.sell_slots(adj.max_slice_rows),
+        n_channels,
+        vector_width(n_channels, x.itemsize, bits),
+    )
+    weights, data, _ = values_of(adj)
+    real = arithmetic(x.dtype)
+    run(
+        x.data.device_id,
+        'bspmm_sell',
+        x.dtype.char,
+        plan,
+        (
+            adj.slice_starts,
+            adj.slice_rows,
+            adj.column,
+            data,
+            or_null(adj.row_order),
+            x,
+            or_null(residual),
+            y,
+            real(alpha),
+            real(beta),
+            *plan.arguments,
+        ),
+        (('WEIGHTS', weights),),
+    )
+
+
+def spmv(adj, x, alpha, beta, y):
+    with device_of(x):
+        if y is None:
+            y = cuda.cupy.empty(adj.n_rows, x.dtype)
+        x = contiguous(x)
+        if type(adj) is BatchedSELL:
+            _launch_sell(adj, x, alpha, beta, y, y)
+        elif y.size:
+            plan = policy.spmv_launch(adj.n_rows, adj.nnz)
+            weights, data, _ = values_of(adj)
+            real = arithmetic(x.dtype)
+            run(
+                x.data.device_id,
+                'spmv_csr',
+                x.dtype.char,
+                plan,
+                (adj.indptr, adj.indices, data, x, y, real(alpha), real(beta), *plan.arguments),
+                (('WEIGHTS', weights),),
+            )
+    return y
+
+
+def _st(adj, x, data, residual, trans):
+    """One of the three below, by the paper's rule."""
+    max_rows = adj.max_cols if trans else adj.max_rows
+    algorithm = policy.st_algorithm(max_rows, x.shape[-1], x.itemsize)
+    return ST_ALGORITHMS[algorithm](adj, x, data, residual, trans)
+
+
+def _st_shared(adj, x, data, residual, trans):
+    """A block per matrix, figure 5-(a)."""
+    n_channels = x.shape[-1]
+    max_rows = adj.max_cols if trans else adj.max_rows
+    check.st_bytes(
+        'st_shared',
+        max_rows * n_channels * x.itemsize,
+        'the output of the largest matrix',
+        policy.SHARED_BUDGET,
+    )
+    return _st_blocks(adj, x, data, residual, trans, n_channels)
+
+
+def _st_blocked(adj, x, data, residual, trans):
+    """A block per matrix and partition of columns, figure 5-(b)."""
+    n_channels = x.shape[-1]
+    max_rows = adj.max_cols if trans else adj.max_rows
+    check.st_bytes(
+        'st_blocked',
+        max_rows * x.itemsize,
+        'one column of the output of the largest matrix',
+        policy.SHARED_BUDGET,
+    )
+    n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
+    return _st_blocks(adj, x, data, residual, trans, n_columns)
+
+
+def _st_blocks(adj, x, data, residual, trans, n_columns):
+    """Launch kernels/papers/bspmm_st_shared.cu."""
+    check.st_dtype(x)
+    n_rows, max_rows, offsets = (
+        (adj.n_cols, adj.max_cols, adj.col_offsets)
+        if trans
+        else (adj.n_rows, adj.max_rows, adj.row_offsets)
+    )
+    n_channels = x.shape[-1]
+    y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
+    if y.size:
+        plan = policy.st_shared_launch(
+            adj.n_graphs, max_rows, adj.max_nnz, n_channels, n_columns, x.itemsize
+        )
+        arrays = adj.entry_offsets, offsets, x, or_null(residual), y
+        _run_st('bspmm_st_shared', plan, adj, x, data, trans, arrays)
+    return y
+
+
+def _st_global(adj, x, data, residual, trans):
+    """A sub-warp per entry, case 3 of section 4.3, kernels/papers/bspmm_st_global.cu."""
+    check.st_dtype(x)
+    shape = adj.n_cols if trans else adj.n_rows, x.shape[-1]
+    # One more launch, because the kernel only adds, by atomics.
+    if residual is None:
+        y = cuda.cupy.zeros(shape, x.dtype)
+    else:
+        y = residual.reshape(shape).copy()
+    if y.size and adj.nnz:
+        plan = policy.st_global_launch(adj.n_graphs, adj.nnz, shape[1])
+        _run_st('bspmm_st_global', plan, adj, x, data, trans, (adj.entry_offsets, x, y))
+    return y
+
+
+def _run_st(name, plan, adj, x, data, trans, arrays):
+    utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
+    weights, data, _ = values_of(adj, data)  # trans swaps the indices, not the values
+    run(
+        x.data.device_id,
+        name,
+        x.dtype.char,
+        plan,
+        (adj.ids, data, *arrays, *plan.arguments),
+        (('WEIGHTS', weights), ('TRANS', int(trans))),
+    )
+
+
+ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
+    'st': _st,
+    'st_shared': _st_shared,
+    'st_blocked': _st_blocked,
+    'st_global': _st_global,
+}
+
+
+# What 'auto' means for a container.
+DEFAULT = {BatchedCOO: _st, BatchedSELL: _sell}
+
+
+def algorithms(adj):
+    """Return the algorithms (dict) for the container of a batch."""
+    return ST_ALGORITHMS if type(adj) is BatchedCOO else SELL_ALGORITHMS
+
+
+def bsddmm(adj, u, v):
+    n_channels = u.shape[-1]
+    with device_of(u):
+        u, v = contiguous(u), contiguous(v)
+        w = cuda.cupy.empty(adj.nnz, u.dtype)
+        if not n_channels:
+            w.fill(0)
+        elif w.size:
+            width = vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
+            plan = policy.coo_dot_launch(adj.n_graphs, adj.nnz, n_channels, width)
+            arguments = adj.ids, adj.entry_offsets, u, v, w, *plan.arguments
+            run(u.data.device_id, 'bsddmm_coo', u.dtype.char, plan, arguments)
+    return w

@@ -1,0 +1,237 @@
+"""Launch policy of the papers' kernels; see `chainer_bspmm.cuda.policy`."""
+
+import functools
+
+import numpy
+
+from chainer_bspmm.cuda.policy import BLOCK
+from chainer_bspmm.cuda.policy import dot_launch
+from chainer_bspmm.cuda.policy import Launch
+from chainer_bspmm.cuda.policy import MAX_GRID_Y
+from chainer_bspmm.cuda.policy import WARP
+
+SHARED_BUDGET = 32 * 1024  # bytes a block
+ST_BLOCK = 1024  # threads at most; the paper does not say how many it has
+ST_GLOBAL_BLOCK = 256
+
+
+def subwarp(n_channels):
+    """Return how many threads share a row or an entry: 32, or the least power of two >= n_B <= 16.
+
+    Args:
+        n_channels (int): n_B, positive.
+
+    Source:
+        Nagasaka et al., section 4.1: powers of two, so that dividing by them is a shift.
+    """
+    return WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
+
+
+def st_algorithm(max_rows, n_channels, itemsize):
+    """Return the name of the ST kernel for a batch, by the rule of the paper's section 4.3.
+
+    Args:
+        max_rows (int): rows of the batch's largest output: one that does not fit decides for all.
+        n_channels (int): n_B, columns of every output.
+        itemsize (int): bytes an element.
+    """
+    if max_rows * n_channels * itemsize <= SHARED_BUDGET:
+        return 'st_shared'
+    return 'st_blocked' if max_rows * itemsize <= SHARED_BUDGET else 'st_global'
+
+
+def st_partition(max_rows, n_channels, itemsize):
+    """Return how many columns a partition has; one column must fit.
+
+    The number of partitions is the smallest power of two, from 2 on, whose largest partition fits.
+    """
+    n_partitions = 2
+    while max_rows * -(-n_channels // n_partitions) * itemsize > SHARED_BUDGET:
+        n_partitions *= 2
+    return -(-n_channels // n_partitions)
+
+
+@functools.lru_cache(maxsize=4096)
+def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsize):
+    """Plan a block per (matrix, partition of n_columns columns).
+
+    The sub-warp follows from the width of a partition, each being a separate product; a block has
+    as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
+
+    Args:
+        n_graphs, n_channels, n_columns (int): all positive.
+        max_rows, max_nnz (int): rows of the largest output, entries of the largest matrix.
+        itemsize (int): bytes an element.
+    """
+    lanes = subwarp(n_columns)
+    threads = min(max(-(-max_nnz * lanes // WARP), 1) * WARP, ST_BLOCK)
+    # Less than a power of two where the last ones would have no column.
+    n_partitions = -(-n_channels // n_columns)
+    y = min(n_partitions, MAX_GRID_Y)
+    return Launch(
+        (('VECTOR', 1), ('SUBWARP', lanes)),
+        (n_graphs, y, -(-n_partitions // y)),
+        (threads, 1, 1),
+        max_rows * n_columns * itemsize,
+        (numpy.int32(n_channels), numpy.int32(n_columns)),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def st_global_launch(n_graphs, nnz, n_channels):
+    """Plan a sub-warp per entry of the whole batch; all sizes are positive."""
+    lanes = subwarp(n_channels)
+    return Launch(
+        (('VECTOR', 1), ('SUBWARP', lanes)),
+        (-(-nnz * lanes // ST_GLOBAL_BLOCK), 1, 1),
+        (ST_GLOBAL_BLOCK, 1, 1),
+        0,
+        (numpy.int32(n_graphs), numpy.int32(n_channels)),
+    )
+
+
+def swa_shared_bytes(width, lanes, itemsize):
+    """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums.
+
+    Args:
+        width (int): columns of the result that a block owns.
+        lanes (int): subWarp.
+        itemsize (int): bytes an element of the matrices; float16 is summed in float32.
+    """
+    return BLOCK // lanes * width * max(itemsize, 4)
+
+
+@functools.lru_cache(maxsize=4096)
+def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
+    """Plan a sub-warp per row of the largest graph, for every graph: the papers' CSR kernels.
+
+    Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
+    into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. The last of the
+    plan's arguments is the number of columns that a block owns.
+
+    Args:
+        n_graphs, max_rows, n_channels (int): batch, max(m_A) and n_B, all positive.
+        itemsize (int): bytes an element.
+        blocked (bool or None): force (d), with two partitions at least, or (c); None: (c) where
+            it fits, else (d).
+
+    Raises:
+        ValueError: (c) is forced and does not fit, or the grid is larger than CUDA allows.
+
+    Source:
+        Nagasaka et al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
+    """
+    lanes = subwarp(n_channels)
+    partitions, width = 1, n_channels
+    shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+    if blocked is False and shared_bytes > SHARED_BUDGET:
+        raise ValueError(
+            'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory a '
+            'block, got n_B = %d, which takes %d; swa_blocked splits the columns'
+            % (SHARED_BUDGET, n_channels, shared_bytes)
+        )
+    while shared_bytes > SHARED_BUDGET or blocked and partitions == 1:
+        partitions *= 2
+        width = -(-n_channels // partitions)
+        shared_bytes = swa_shared_bytes(width, lanes, itemsize)
+    sub_warps = n_graphs * max_rows
+    if sub_warps >= 2**31 or partitions > MAX_GRID_Y:
+        raise ValueError(
+            'algorithm: swa expects fewer than 2**31 sub-warps, graphs times rows of the largest, '
+            'and at most %d partitions; got %d x %d and %d'
+            % (MAX_GRID_Y, n_graphs, max_rows, partitions)
+        )
+    return Launch(
+        (('VECTOR', 1), ('SUBWARP', lanes)),
+        (-(-sub_warps * lanes // BLOCK), partitions, 1),
+        (BLOCK, 1, 1),
+        shared_bytes,
+        tuple(map(numpy.int32, (n_graphs, max_rows, n_channels, width))),
+    )
+
+
+# Columns of x whose sums one thread of bspmm_sell keeps in registers.
+SELL_COLUMNS = 8
+
+
+def sell_slots(max_slice_rows):
+    """Return how many threads every slice of a SELL matrix gets: its rows, or whole warps of them.
+
+    Args:
+        max_slice_rows (int): rows of the largest slice, positive: at most the slice size, and at
+            most the rows of the largest graph.
+    """
+    return max_slice_rows if max_slice_rows < WARP else -(-max_slice_rows // WARP) * WARP
+
+
+@functools.lru_cache(maxsize=4096)
+def sell_launch(n_slices, n_slots, n_channels, width):
+    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell.
+
+    Args:
+        n_slices (int): positive.
+        n_slots (int): threads a slice, from :func:`sell_slots`.
+        n_channels (int): columns of the feature matrix, positive.
+        width (int): elements a vector, from :func:`vector_width`.
+
+    Raises:
+        ValueError: more threads than the kernel counts in 32 bits.
+    """
+    n_vectors = n_channels // width
+    tile = min(n_vectors, SELL_COLUMNS // width)
+    blocks = -(-n_slices * n_slots // BLOCK)
+    if blocks * BLOCK >= 2**32:
+        raise ValueError(
+            'adj: expected fewer than 2**32 slots, got %d slices of %d; make the '
+            'BatchedSELL with a smaller slice_size' % (n_slices, n_slots)
+        )
+    return Launch(
+        (('VECTOR', width), ('TILE', tile), ('WHOLE_WARPS', int(n_slots % WARP == 0))),
+        (blocks, min(-(-n_vectors // tile), MAX_GRID_Y), 1),
+        (BLOCK, 1, 1),
+        0,
+        tuple(map(numpy.int32, (n_slices, n_slots, n_vectors))),
+    )
+
+
+# Entries of a row that one lane of spmv_csr loads before it uses the first: AHEAD in the kernel.
+SPMV_AHEAD = 4
+
+
+@functools.lru_cache(maxsize=4096)
+def spmv_launch(n_rows, nnz):
+    """Plan a thread or, where rows are long, a sub-warp per row: the grid of spmv_csr.
+
+    A lane for every SPMV_AHEAD entries of the mean row, so that its loads are in flight together.
+
+    Args:
+        n_rows, nnz (int): rows (positive) and entries of the matrix.
+    """
+    lanes = 1
+    while lanes < WARP and lanes * SPMV_AHEAD * n_rows < nnz:
+        lanes *= 2
+    rows = BLOCK // lanes
+    return Launch(
+        (('VECTOR', 1), ('LANES', lanes)),
+        (-(-n_rows // rows), 1, 1),
+        (lanes, rows, 1),
+        0,
+        (numpy.int32(n_rows),),
+    )
+
+
+# Vectors of a row that a lane of bsddmm_coo has in flight at once, for the one entry it has.
+COO_TILE = 4
+
+
+@functools.lru_cache(maxsize=4096)
+def coo_dot_launch(n_graphs, nnz, n_channels, width):
+    """Plan a sub-warp per entry: the grid of bsddmm_coo.
+
+    Args:
+        n_graphs (int): graphs of the batch, through whose offsets the kernel learns its entries.
+        nnz, n_channels (int): entries, and the width of the factors; both positive.
+        width (int): elements a vector.
+    """
+    launch = dot_launch(nnz, n_channels, width, COO_TILE)
+    return launch._replace(arguments=(numpy.int32(n_graphs), launch.arguments[1]))

@@ -1,0 +1,64 @@
+"""What the GPU backend launches, without a GPU: kernels are recorded instead of run."""
+
+import collections
+import types
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
+from chainer_bspmm import papers
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
+
+# defines: all compile-time constants (dict).
+Launched = collections.namedtuple('Launched', 'name defines grid block shared_bytes arguments')
+
+
+class DeviceArray(numpy.ndarray):
+    """A NumPy array with the attributes of a CuPy array's memory that launches read."""
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ctypes.data, device_id=0)
+
+
+class Launches(list):
+    """List of `Launched`; the results of the calls are never written.
+
+    Args:
+        monkeypatch: pytest's.
+
+    Attributes:
+        shifts (list): for each of the next new arrays, how many bytes it lies past a multiple
+            of 16; later ones lie at one.
+    """
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.shifts = []
+        monkeypatch.setattr(kernels, 'load', self._load)
+        monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
+        for room in (backend, papers):
+            monkeypatch.setattr(room, '_module', lambda x, room=room: room.gpu)
+        runtime = types.SimpleNamespace(getDevice=lambda: 0)
+        cupy = types.SimpleNamespace(empty=self._empty, cuda=types.SimpleNamespace(runtime=runtime))
+        monkeypatch.setattr(cuda, 'cupy', cupy)
+
+    def put(self, array, shift=0):
+        """Return a copy of an array that lies `shift` bytes past a multiple of 16."""
+        memory = numpy.empty(array.nbytes + 32, numpy.uint8)
+        start = -memory.ctypes.data % 16 + shift
+        placed = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        placed[...] = array
+        return placed.view(DeviceArray)
+
+    def _empty(self, shape, dtype):
+        return self.put(numpy.zeros(shape, dtype), self.shifts.pop(0) if self.shifts else 0)
+
+    def _load(self, device_id, name, dtype_char, defines):
+        def kernel(grid, block, arguments, shared_mem=0):
+            self.append(Launched(name, dict(defines), grid, block, shared_mem, arguments))
+
+        return kernel
