@@ -7,7 +7,8 @@ override READY := $(VENV)/ready
 
 help:
 	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
-	@echo 'make test    run the tests'
+	@echo 'make test    run the tests that are not slow, a few minutes'
+	@echo 'make test-all  run every test, about half an hour'
 	@echo 'make lint    check the style'
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
 	@echo 'make docs    build the pages and the API reference into site/'
@@ -18,11 +19,20 @@ help:
 demo: $(READY)
 	@$(VENV)/bin/python examples/qm9/demo.py
 
+# A process for each core. Those of one module stay together until a process is idle.
+override PYTEST = $(VENV)/bin/python -m pytest -n auto --dist worksteal
+
 test: $(READY)
-	@$(VENV)/bin/python -m pytest
+	@$(PYTEST) -m 'not slow'
+	@echo 'Left out: tests marked slow (the sanitizers over all cases, nvcc for every GPU, long' \
+	    'trainings), which `make test-all` runs, and tests of the GPU where there is none.'
+
+test-all: $(READY)
+	@$(PYTEST)
 
 lint: $(READY)
 	@$(VENV)/bin/python -m ruff check .
+	@$(VENV)/bin/python -m ruff format --quiet --check . || { echo "make lint: run ruff format ." >&2; exit 1; }
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 bench: $(READY)
@@ -36,7 +46,7 @@ wheel: $(READY)
 	@$(VENV)/bin/python -m build --no-isolation --quiet
 
 clean:
-	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache site
+	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache .cache site
 
 # Make the environment anew when it is not this checkout's: its interpreter was replaced or is gone,
 # or the folder was copied or moved, and the environment would run the code of the old place.
@@ -51,4 +61,4 @@ $(READY): setup.cfg pyproject.toml tools/environment.py
 	    'make PYTHON=/path/to/python' >&2; exit 1; }
 	@$(PYTHON) tools/environment.py $(VENV)
 
-.PHONY: help demo test lint bench docs wheel clean
+.PHONY: help demo test test-all lint bench docs wheel clean

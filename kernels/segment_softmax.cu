@@ -45,8 +45,8 @@ extern "C" __global__ void segment_softmax(
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const double x = widen(value.element[e]);
-                // Written so that a NaN on either side wins, as it does in NumPy.
-                if (i == begin || x > largest[e] || x != x) largest[e] = x;
+                // A NaN that this passes over still makes `total` NaN.
+                if (i == begin || x > largest[e]) largest[e] = x;
             }
         }
         for (long long i = begin; i < end; ++i) {

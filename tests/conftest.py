@@ -1,5 +1,11 @@
 """What all tests share: the two array modules, and poisoned GPU memory."""
 
+import os
+
+# Before NumPy is imported: the processes of pytest-xdist share the cores.
+if 'PYTEST_XDIST_WORKER' in os.environ:
+    os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1')
+
 import numpy
 import pytest
 

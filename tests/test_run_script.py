@@ -1,7 +1,5 @@
 """``python -m chainer_bspmm run``: a script sees what it sees under plain Python."""
 
-import os
-from pathlib import Path
 import signal
 import subprocess
 import sys
@@ -9,31 +7,51 @@ import time
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-OURS = [sys.executable, '-m', 'chainer_bspmm', 'run']
-PLAIN = [sys.executable]
+from tests.support.processes import Forks, environment
+
+# As the interpreter does for -m.
+OURS = 'import runpy; runpy._run_module_as_main("chainer_bspmm")'
 
 
-def run(command, *arguments, cwd=None):
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+@pytest.fixture(scope='module')
+def forks(tmp_path_factory):
+    forks = Forks(tmp_path_factory.mktemp('forks'), 'chainer_bspmm')
+    yield forks
+    forks.close()
+
+
+@pytest.fixture
+def command(forks, tmp_path):
+    """What runs `python -m chainer_bspmm` in `tmp_path`."""
+    return lambda *words: forks.run(OURS, ['-m', *words], tmp_path)
+
+
+def run(*words, cwd):
+    """Run Python in a process of its own."""
     return subprocess.run(
-        command + [str(argument) for argument in arguments],
+        [sys.executable, *words],
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=60,
-        env=dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1'),
+        env=environment(),
     )
 
 
-def both(tmp_path, text, *arguments):
-    """Run a script with Python and with the command; return both results, which are alike."""
-    (tmp_path / 'script.py').write_text(text)
-    plain = run(PLAIN, 'script.py', *arguments, cwd=tmp_path)
-    ours = run(OURS, 'script.py', *arguments, cwd=tmp_path)
-    assert ours.returncode == plain.returncode, ours.stderr
-    assert ours.stdout == plain.stdout
-    return plain, ours
+@pytest.fixture
+def both(command, tmp_path):
+    """What runs a script with Python and with the command; it returns both results, after a check
+    that they are alike."""
+
+    def run_both(text, *arguments):
+        (tmp_path / 'script.py').write_text(text)
+        plain = run('script.py', *arguments, cwd=tmp_path)
+        ours = command('run', 'script.py', *arguments)
+        assert ours.returncode == plain.returncode, ours.stderr
+        assert ours.stdout == plain.stdout
+        return plain, ours
+
+    return run_both
 
 
 SEEN = """
@@ -44,18 +62,18 @@ print(sys.modules['__main__'].__dict__ is globals(), type(__builtins__))
 """
 
 
-def test_a_script_sees_what_it_sees_under_python(tmp_path):
+def test_a_script_sees_what_it_sees_under_python(both, tmp_path):
     (tmp_path / 'neighbour.py').write_text('value = 7\n')
     text = '"""Its docstring."""' + SEEN + 'import neighbour\nprint(neighbour.value)\n'
-    plain, ours = both(tmp_path, text, 'a', '--epoch', '3', '--', '-x', '--help')
+    plain, ours = both(text, 'a', '--epoch', '3', '--', '-x', '--help')
     assert "['script.py', 'a', '--epoch', '3', '--', '-x', '--help'] True" in ours.stdout
     assert ours.stdout.endswith('\n7\n') and ours.stderr == plain.stderr == ''
 
 
-def test_arguments_may_begin_with_two_dashes_or_help(tmp_path):
-    _, ours = both(tmp_path, 'import sys; print(sys.argv[1:])', '--', '--help')
+def test_arguments_may_begin_with_two_dashes_or_help(both):
+    _, ours = both('import sys; print(sys.argv[1:])', '--', '--help')
     assert ours.stdout == "['--', '--help']\n"
-    _, ours = both(tmp_path, 'import sys; print(sys.argv[1:])', '--help')
+    _, ours = both('import sys; print(sys.argv[1:])', '--help')
     assert ours.stdout == "['--help']\n"
 
 
@@ -70,8 +88,8 @@ def test_arguments_may_begin_with_two_dashes_or_help(tmp_path):
         'import os; os._exit(4)',
     ],
 )
-def test_exit(tmp_path, text):
-    plain, ours = both(tmp_path, text)
+def test_exit(both, text):
+    plain, ours = both(text)
     assert ours.stderr == plain.stderr
 
 
@@ -86,22 +104,22 @@ def test_exit(tmp_path, text):
         'raise KeyboardInterrupt\n',
     ],
 )
-def test_tracebacks_are_the_scripts(tmp_path, text):
-    plain, ours = both(tmp_path, text)
+def test_tracebacks_are_the_scripts(both, text):
+    plain, ours = both(text)
     assert plain.stderr and ours.stderr == plain.stderr
 
 
 def test_interrupt(tmp_path):
     (tmp_path / 'script.py').write_text('import time\nprint("ready", flush=True)\ntime.sleep(60)\n')
     with subprocess.Popen(
-        OURS + ['script.py'],
+        [sys.executable, '-m', 'chainer_bspmm', 'run', 'script.py'],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         # What runs in the background of a shell script ignores it otherwise.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        env=environment(),
     ) as process:
         assert process.stdout.readline() == 'ready\n'
         time.sleep(0.2)
@@ -111,16 +129,16 @@ def test_interrupt(tmp_path):
     assert error.count('File "') == 1 and error.endswith('KeyboardInterrupt\n')
 
 
-def test_classes_of_the_script_pickle_into_plain_python(tmp_path):
+def test_classes_of_the_script_pickle_into_plain_python(command, tmp_path):
     text = (
         'import pickle, sys\nclass Thing:\n    x = 3\n'
         'if sys.argv[1] == "save":\n    pickle.dump(Thing(), open("thing.pkl", "wb"))\n'
         'else:\n    print(pickle.load(open("thing.pkl", "rb")).x)\n'
     )
     (tmp_path / 'script.py').write_text(text)
-    assert run(OURS, 'script.py', 'save', cwd=tmp_path).returncode == 0
-    assert run(PLAIN, 'script.py', 'load', cwd=tmp_path).stdout == '3\n'
-    assert run(OURS, 'script.py', 'load', cwd=tmp_path).stdout == '3\n'
+    assert command('run', 'script.py', 'save').returncode == 0
+    assert run('script.py', 'load', cwd=tmp_path).stdout == '3\n'
+    assert command('run', 'script.py', 'load').stdout == '3\n'
 
 
 # Unrepaired, it cannot be imported with NumPy 2 or with Python 3.12.
@@ -151,7 +169,7 @@ if __name__ == '__main__':
 @pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
 def test_child_processes_are_repaired(tmp_path, method):
     (tmp_path / 'script.py').write_text(CHILDREN)
-    done = run(OURS, 'script.py', method, cwd=tmp_path)
+    done = run('-m', 'chainer_bspmm', 'run', 'script.py', method, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
 
 
@@ -165,22 +183,22 @@ def test_upstreams_own_script_style_runs_unchanged(tmp_path):
         'loss = model(numpy.array([[6, 8]], "i"), numpy.ones((1, 2, 2), "f"),\n'
         '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n'
     )
-    done = run(OURS, 'script.py', cwd=tmp_path)
+    done = run('-m', 'chainer_bspmm', 'run', 'script.py', cwd=tmp_path)
     assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
 
 
-def test_a_link_to_a_script_is_on_the_path_of_what_it_links_to(tmp_path):
+def test_a_link_to_a_script_is_on_the_path_of_what_it_links_to(command, tmp_path):
     (tmp_path / 'real').mkdir()
     (tmp_path / 'real' / 'neighbour.py').write_text('value = 7\n')
     (tmp_path / 'real' / 'script.py').write_text('import neighbour\nprint(neighbour.value)\n')
     (tmp_path / 'link.py').symlink_to(tmp_path / 'real' / 'script.py')
-    for command in (PLAIN, OURS):
-        assert run(command, 'link.py', cwd=tmp_path).stdout == '7\n'
+    assert run('link.py', cwd=tmp_path).stdout == '7\n'
+    assert command('run', 'link.py').stdout == '7\n'
 
 
-def test_other_encodings(tmp_path):
+def test_other_encodings(command, tmp_path):
     (tmp_path / 'script.py').write_bytes('# coding: latin-1\nprint(ascii("é"))\n'.encode('latin-1'))
-    assert run(OURS, 'script.py', cwd=tmp_path).stdout == "'\\xe9'\n"
+    assert command('run', 'script.py').stdout == "'\\xe9'\n"
 
 
 @pytest.mark.parametrize(
@@ -193,12 +211,12 @@ def test_other_encodings(tmp_path):
         ([], 'the following arguments are required: COMMAND'),
     ],
 )
-def test_errors(tmp_path, arguments, message):
-    done = run([sys.executable, '-m', 'chainer_bspmm'], *arguments, cwd=tmp_path)
+def test_errors(command, arguments, message):
+    done = command(*arguments)
     assert done.returncode == 2 and message in done.stderr and 'Traceback' not in done.stderr
 
 
 @pytest.mark.parametrize('arguments', [['--help'], ['run', '--help'], ['info', '--help']])
-def test_help(tmp_path, arguments):
-    done = run([sys.executable, '-m', 'chainer_bspmm'], *arguments, cwd=tmp_path)
+def test_help(command, arguments):
+    done = command(*arguments)
     assert done.returncode == 0 and done.stdout.startswith('usage: python -m chainer_bspmm')

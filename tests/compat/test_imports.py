@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from tests.support.processes import Forks, environment
+
 # Makes modules impossible to import: HIDE.add('pkg_resources').
 _HIDE = """
     import sys
@@ -18,22 +20,56 @@ _HIDE = """
 """
 
 
-def run(code, *options):
+# What upstream imports of others; the programs import upstream itself. None of these has imported
+# pkg_resources, setuptools or distutils.
+OTHERS = (
+    'joblib',
+    'numpy.testing',
+    'pandas',
+    'rdkit.Chem.AllChem',
+    'scipy.sparse',
+    'sklearn.metrics',
+    'tqdm',
+)
+
+
+@pytest.fixture(scope='module')
+def forks(tmp_path_factory):
+    forks = Forks(tmp_path_factory.mktemp('forks'), *OTHERS)
+    yield forks
+    forks.close()
+
+
+@pytest.fixture
+def run(forks):
+    """What runs code in a process without Chainer, and returns what it printed and its errors."""
+
+    def run_code(code):
+        done = forks.run(textwrap.dedent(code))
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    return run_code
+
+
+def run_alone(code, *options):
     """Run code in a fresh interpreter and return what it printed and its error output."""
     result = subprocess.run(
         [sys.executable, *options, '-c', textwrap.dedent(code)],
         capture_output=True,
         text=True,
         timeout=120,
+        env=environment(),
     )
     assert result.returncode == 0, result.stderr
     return result.stdout, result.stderr
 
 
+@pytest.mark.slow  # compiles all of upstream
 def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
     # -B and an empty cache prefix: sources are compiled anew, which is when Python warns about
     # their escape sequences.
-    printed, errors = run(
+    printed, errors = run_alone(
         """
         import collections, numpy, os, sys, tempfile
         sys.pycache_prefix = tempfile.mkdtemp()
@@ -65,7 +101,7 @@ print('asked for')
 warnings.warn('\nnccl library could not be loaded.\n')  # as CuPy does
 """
     )
-    printed, errors = run(
+    printed, errors = run_alone(
         f"""
         import sys, warnings
         sys.path.insert(0, {str(tmp_path)!r})
@@ -79,7 +115,7 @@ warnings.warn('\nnccl library could not be loaded.\n')  # as CuPy does
     assert 'loaded later' in errors and 'loaded.' not in errors
 
 
-def test_import_without_setuptools_and_numpy_distutils():
+def test_import_without_setuptools_and_numpy_distutils(run):
     run(
         _HIDE
         + """
@@ -100,7 +136,7 @@ def test_import_without_setuptools_and_numpy_distutils():
     )
 
 
-def test_real_pkg_resources_is_hidden_from_chainer_and_put_back():
+def test_real_pkg_resources_is_hidden_from_chainer_and_put_back(run):
     printed, errors = run("""
         import sys, types
         real = sys.modules['pkg_resources'] = types.ModuleType('pkg_resources')
@@ -112,7 +148,7 @@ def test_real_pkg_resources_is_hidden_from_chainer_and_put_back():
     assert printed.split() == ['True', 'False']
 
 
-def test_chainer_testing_finds_its_requirements():
+def test_chainer_testing_finds_its_requirements(run):
     pytest.importorskip('packaging')
     run("""
         import chainer_bspmm
@@ -127,7 +163,7 @@ def test_chainer_testing_finds_its_requirements():
     """)
 
 
-def test_import_after_a_failed_import_of_chainer():
+def test_import_after_a_failed_import_of_chainer(run):
     # Where Chainer imports unaided, the failure is brought about by hiding one of its modules.
     printed, _ = run(
         _HIDE
@@ -152,7 +188,7 @@ def test_import_after_a_failed_import_of_chainer():
     assert printed == 'done\n'
 
 
-def test_import_after_a_failed_import_of_chainer_chemistry():
+def test_import_after_a_failed_import_of_chainer_chemistry(run):
     printed, _ = run(
         _HIDE
         + """
@@ -177,7 +213,7 @@ def test_import_after_a_failed_import_of_chainer_chemistry():
     assert printed == 'done\n'
 
 
-def test_chainer_imported_first_is_repaired_in_place():
+def test_chainer_imported_first_is_repaired_in_place(run):
     # Chainer imports unaided only with NumPy 1 and pkg_resources: helped by hand elsewhere.
     printed, _ = run("""
         import sys, types, warnings
@@ -214,7 +250,7 @@ def test_chainer_imported_first_is_repaired_in_place():
         ('chainer_chemistry', 'pip install chainer-chemistry==0.7.1'),
     ],
 )
-def test_missing_package_says_how_to_install_it(package, expected):
+def test_missing_package_says_how_to_install_it(run, package, expected):
     printed, _ = run(
         """
         import importlib.util, sys
@@ -235,7 +271,7 @@ def test_missing_package_says_how_to_install_it(package, expected):
     assert lines[-1] == '0'
 
 
-def test_chainer_that_cannot_be_imported_says_what_to_do():
+def test_chainer_that_cannot_be_imported_says_what_to_do(run):
     printed, _ = run(
         _HIDE
         + """
@@ -251,7 +287,7 @@ def test_chainer_that_cannot_be_imported_says_what_to_do():
 
 
 def test_missing_rdkit_is_still_warned_about():
-    _, errors = run(
+    _, errors = run_alone(
         _HIDE
         + """
     HIDE.add('rdkit')

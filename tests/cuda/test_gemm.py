@@ -15,7 +15,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
-from tests.emulation import cublas_on_cpu
+from tests.emulation.emulator import cublas_on_cpu
 from tests.support import assert_close
 from tests.support import DTYPES
 from tests.support import poisoned

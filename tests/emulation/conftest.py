@@ -1,9 +1,8 @@
 import functools
-import shutil
 
 import pytest
 
-import cuda_on_cpu
+from tests.emulation.emulator import cuda_on_cpu
 
 USAGE = pytest.StashKey()
 
@@ -25,10 +24,8 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope='session')
 def gxx():
     """Skip where no g++ can build the kernels."""
-    if shutil.which('g++') is None:
-        pytest.skip('without a GPU the kernels run by g++, which is not on the PATH')
-    if not cuda_on_cpu.knows('int main() { if constexpr (true) return 0; }'):
-        pytest.skip('without a GPU the kernels run by g++ -std=c++17 -pthread, which fails here')
+    if not cuda_on_cpu.has_compiler():
+        pytest.skip('without a GPU the kernels run by g++ -std=c++17, which fails here')
 
 
 @pytest.fixture
@@ -37,8 +34,7 @@ def make_device(gxx, monkeypatch):
     return functools.partial(cuda_on_cpu.Device, monkeypatch)
 
 
-@pytest.fixture
-def device(make_device):
-    """The GPU backend on the CPU, its accesses to memory checked where the compiler can do it."""
-    checked = cuda_on_cpu.knows(sanitizer=cuda_on_cpu.MEMORY)
-    return make_device(cuda_on_cpu.MEMORY if checked else None)
+@pytest.fixture(params=['plain', pytest.param('memory', marks=pytest.mark.slow)])
+def device(request, make_device):
+    """The GPU backend on the CPU; `memory`: under AddressSanitizer as well."""
+    return make_device(cuda_on_cpu.MEMORY if request.param == 'memory' else None)

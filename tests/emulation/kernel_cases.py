@@ -5,9 +5,13 @@ and so large that they would not be in a narrower one. So the results must equal
 rounded once to the storage dtype: there is no tolerance.
 """
 
+import types
+
 import numpy
 
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm.cuda import policy
+from chainer_bspmm.sparse import build
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
@@ -66,3 +70,14 @@ def assert_exact(array, expected, dtype):
     assert array.dtype == numpy.dtype(dtype)
     assert array.shape == expected.shape
     numpy.testing.assert_array_equal(array, expected.astype(dtype))
+
+
+def transpose_on(device, adj):
+    """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
+    launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+    placed = types.SimpleNamespace(
+        n_cols=adj.n_cols,
+        nnz=adj.nnz,
+        **{name: device.put(getattr(adj, name)) for name in adj._integers},
+    )
+    return build.launch_transpose(placed, launch)

@@ -10,7 +10,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.functions.fused import batch_norm
 
-from elementwise_on_cpu import elementwise
+from tests.emulation.emulator.elementwise_on_cpu import elementwise
 
 BOUND = {'f': 1e-5, 'd': 1e-13}
 

@@ -5,8 +5,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.papers import gpu
 from tests.support import shuffled
 
-from kernel_cases import BATCHES, CHANNELS, DTYPES
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 
 
 def check(device, name, dtype, n_channels, shift=0):

@@ -7,8 +7,8 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 
-from kernel_cases import BATCHES, CHANNELS, DTYPES
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 
 
 def check(device, adj, dtype, n_channels, shifts=(0, 0)):

@@ -6,8 +6,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from kernel_cases import BATCHES, CHANNELS, DTYPES
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 
 
 def check(device, adj, dtype, n_channels, values='own', with_residual=False, trans=False, shift=0):

@@ -8,8 +8,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.papers import gpu
 from chainer_bspmm.papers import policy
 
-from kernel_cases import BATCHES, DTYPES
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 
 
 def tall(dtype):

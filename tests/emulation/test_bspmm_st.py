@@ -14,9 +14,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.papers import gpu
 from chainer_bspmm.papers import policy
 
-from cuda_on_cpu import MEMORY, RACES, KernelError
-from kernel_cases import BATCHES, CHANNELS
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, CHANNELS
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 from tests.support import shuffled
 
 CASES = ('st_shared', 'st_blocked', 'st_global')
@@ -281,77 +280,6 @@ def test_atomics_are_declared(device):
             functions.bsddmm(adj, x, x)
             functions.bspmm(adj, numpy.array(x))  # SciPy
             functions.bspmm(batch('small', 'f'), x)
-
-
-# --- faults that must be seen ---
-
-
-def product(device, algorithm, n_channels=5, name='mixed'):
-    adj = coo(name, 'f')
-    x = device.put(integers((adj.n_cols, n_channels), 'f', seed=2))
-    return gpu.bspmm(adj, x, None, None, False, algorithm), reference.bspmm(adj, x)
-
-
-@pytest.mark.parametrize('algorithm', CASES)
-def test_kernels_have_no_races(make_device, algorithm):
-    result, expected = product(make_device(RACES), algorithm, name='relations')
-    numpy.testing.assert_array_equal(result, expected.astype('f'))
-
-
-ADD = 'atomicAdd(&total[row * width + c], '
-ZERO = 'total[i] = 0;\n    __syncthreads();'
-LAST = '    }\n    __syncthreads();\n\n    for (int row'
-
-
-@pytest.mark.parametrize(
-    'old, new',
-    [
-        (ADD, 'total[row * width + c] += ('),
-        (ZERO, 'total[i] = 0;'),
-        (LAST, LAST.replace('__syncthreads();', '')),
-    ],
-)
-def test_race_in_shared_memory_is_noticed(make_device, old, new):
-    device = make_device(RACES, (old, new))
-    with pytest.raises(KernelError, match='data race'):
-        for _ in range(20):  # a run shows a race only where two threads come close in time
-            product(device, 'st_blocked', name='relations')
-
-
-def test_sum_without_atomics_in_global_memory_is_noticed(make_device):
-    old = 'atomicAdd(&y[row * n_channels + c], '
-    device = make_device(RACES, (old, 'y[row * n_channels + c] += ('))
-    with pytest.raises(KernelError, match='data race'):
-        for _ in range(20):
-            product(device, 'st_global', name='duplicates')
-
-
-@pytest.mark.parametrize(
-    'algorithm, old, new',
-    [
-        ('st_shared', 'total[i] = 0', ''),
-        ('st_blocked', '+ first + c]));', '+ c]));'),
-        ('st_shared', 'k += n_groups', 'k += blockDim.x'),
-        ('st_global', 'c += SUBWARP', 'c += 2 * SUBWARP'),
-    ],
-)
-def test_wrong_result_is_noticed(make_device, algorithm, old, new):
-    # Entries go round a block more than once, columns round a sub-warp.
-    result, expected = product(make_device(replace=(old, new)), algorithm, 33)
-    assert not numpy.array_equal(result, expected.astype('f'))
-
-
-@pytest.mark.parametrize(
-    'algorithm, old, new',
-    [
-        ('st_shared', 'i < n_rows * width', 'i <= n_rows * width'),
-        ('st_blocked', 'row < n_rows;', 'row <= n_rows;'),
-        ('st_global', 'k >= entry_offsets[n_graphs]', 'k > entry_offsets[n_graphs]'),
-    ],
-)
-def test_access_outside_is_noticed(make_device, algorithm, old, new):
-    with pytest.raises(KernelError, match='AddressSanitizer'):
-        product(make_device(MEMORY, (old, new)), algorithm)
 
 
 def test_blocks_without_a_column_leave(device, monkeypatch):

@@ -2,15 +2,15 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm import functions
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.papers import policy
 from tests import support
 
-import kernel_cases
-from cuda_on_cpu import MEMORY, RACES, KernelError
-from kernel_cases import CHANNELS, DTYPES
-from kernel_cases import assert_exact, batch, integers
+from tests.emulation import kernel_cases
+from tests.emulation.kernel_cases import CHANNELS, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers
 
 NAMES = ('swa', 'swa_rows', 'swa_blocked')
 
@@ -136,6 +136,16 @@ def test_rows_beyond_the_last_graph_are_not_written(device):
     assert numpy.isnan(y[-3:]).all() and not numpy.isnan(y[:-3]).any()
 
 
+@pytest.mark.parametrize('algorithm', NAMES)
+def test_batch_with_spare_rows_is_refused(device, algorithm):
+    """They would stay as they were."""
+    adj = batch('small', 'f').replace()
+    adj.has_spare = True
+    x = device.put(integers((adj.n_cols, 4), 'f'))
+    with pytest.raises(ValueError, match="algorithm: expected one of .* got '%s'" % algorithm):
+        functions.bspmm(adj, x, algorithm=algorithm)
+
+
 @pytest.mark.parametrize('n_rows, n_channels', [(0, 3), (3, 0)])
 @pytest.mark.parametrize('algorithm', NAMES)
 def test_empty_result_launches_nothing(device, n_rows, n_channels, algorithm):
@@ -151,106 +161,3 @@ def test_rows_that_do_not_fit(device):
     with pytest.raises(ValueError, match='^algorithm: swa_rows .* 32768 .* n_B = 1025'):
         gpu.bspmm(adj, x, None, None, False, 'swa_rows')
     assert not device.launched
-
-
-# --- faults planted in the kernel: that the means of these tests see them ---
-
-
-def product(device, algorithm='swa'):
-    # With nine columns 16 lanes share a row: 8 rows a block, of which the last block uses 5.
-    adj = batch('mixed', 'f')
-    x = device.put(integers((adj.n_cols, 9), 'f', seed=2))
-    residual = device.put(integers((adj.n_rows, 9), 'f', seed=3))
-    return (
-        gpu.bspmm(adj, x, None, residual, False, algorithm),
-        reference.bspmm(adj, x, residual=residual),
-    )
-
-
-@pytest.mark.parametrize('algorithm', NAMES)
-def test_no_races(make_device, algorithm):
-    result, expected = product(make_device(RACES), algorithm)
-    assert_exact(result, expected, 'f')
-
-
-@pytest.mark.parametrize(
-    'old, new',
-    [
-        # A row's sums begin one element early, in those of the row before.
-        ('sum = output + sub_warp * width', 'sum = output + sub_warp * (width - 1)'),
-        # Lanes no longer own their columns: the writing out takes other ones than the adding did.
-        ('Real result = sum[j]', 'Real result = sum[columns - 1 - j]'),
-    ],
-)
-def test_sums_that_two_lanes_touch_without_a_barrier_are_a_race(make_device, old, new):
-    device = make_device(RACES, (old, new))
-    with pytest.raises(KernelError, match='data race'):
-        for _ in range(20):  # a run shows a race only where two threads come close in time
-            product(device)
-
-
-# Zeroed by lanes in another order, the sums need a barrier before the adding. The kernel itself has
-# none to remove; this is how it would be with one. No thread may return before it.
-ZEROING = 'for (unsigned j = lane; j < columns; j += SUBWARP) sum[%sj] = 0;'
-
-
-@pytest.fixture
-def full_graph():
-    """One graph that fills whole blocks: 8 rows of 16 lanes each."""
-    return BatchedCSR.from_matrices([integers((8, 8), 'f', seed=5)])
-
-
-@pytest.mark.parametrize('barrier, races', [(' __syncthreads();', False), ('', True)])
-def test_removed_barrier_is_found(make_device, full_graph, barrier, races):
-    device = make_device(RACES, (ZEROING % '', ZEROING % 'columns - 1 - ' + barrier))
-    if races:
-        with pytest.raises(KernelError, match='data race'):
-            for _ in range(20):
-                check(device, full_graph, 'f', 16)
-    else:
-        check(device, full_graph, 'f', 16)
-
-
-@pytest.mark.parametrize(
-    'old, new, where',
-    [
-        # An element too far in shared memory, zeroing and reading.
-        ('sum[j] = 0', 'sum[j + 1] = 0', 'heap-buffer-overflow'),
-        ('Real result = sum[j]', 'Real result = sum[j + 1]', 'heap-buffer-overflow'),
-        # The row after the last of the batch.
-        ('row >= row_offsets[graph + 1]', 'row > row_offsets[graph + 1]', 'poison|overflow'),
-        ('graph >= n_graphs', 'graph > n_graphs', 'poison|overflow'),
-        # The entry after a row's last, and the element after x's last.
-        ('k < end', 'k <= end', 'poison|overflow'),
-        ('widen(from[j])', 'widen(from[j + 1])', 'poison|overflow'),
-    ],
-)
-def test_access_outside_is_found(make_device, old, new, where):
-    # Of the 16 sub-warps of two blocks two have no row in the last graph and two have no graph.
-    adj = BatchedCSR.from_matrices([1 + abs(integers((n, n), 'f')) for n in (7, 5)])
-    with pytest.raises(KernelError, match='AddressSanitizer: .*(%s)' % where):
-        check(make_device(MEMORY, (old, new)), adj, 'f', 16)
-
-
-@pytest.mark.parametrize(
-    'old, new',
-    [
-        (' sum[j] = 0;', ' ;'),  # shared memory starts as NaN
-        ('number % max_rows', '0'),
-        ('blockIdx.y * width', '0'),
-        ('* n_channels + first;\n        for', '* n_channels;\n        for'),
-        ('if (residual)', 'if (false)'),
-        (
-            'j = lane; j < columns; j += SUBWARP) sum[j] +=',
-            'j = lane; j < columns; j += 2 * SUBWARP) sum[j] +=',
-        ),
-    ],
-)
-def test_wrong_result_is_noticed(make_device, old, new):
-    device = make_device(replace=(old, new))
-    adj = batch('mixed', 'f')
-    x = device.put(integers((adj.n_cols, 80), 'f', seed=2))
-    residual = device.put(integers((adj.n_rows, 80), 'f', seed=3))
-    result = gpu.bspmm(adj, x, None, residual, False, 'swa_blocked')
-    expected = reference.bspmm(adj, x, residual=residual)
-    assert not numpy.array_equal(result, expected.astype('f'), equal_nan=True)

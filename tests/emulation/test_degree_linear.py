@@ -9,7 +9,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.functions.fused import degree_linear
 
-from elementwise_on_cpu import elementwise
+from tests.emulation.emulator.elementwise_on_cpu import elementwise
 
 
 @pytest.mark.parametrize('shape', [(5, 3, 7), (1, 6, 1), (0, 2, 3), (9, 1, 4)], ids=str)

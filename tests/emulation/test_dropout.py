@@ -3,11 +3,13 @@
 import numpy
 import pytest
 
+from chainer.backends import cuda
+
 from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 
-from kernel_cases import DTYPES, TERM, integers
+from tests.emulation.kernel_cases import DTYPES, TERM, integers
 
 # seed, stream, step: every word that goes into the generator is more than its low bits.
 DRAWS = [(0, 0, 0), (2**64 - 3, 2**32 - 1, 2**64 - 1), (5 << 32, 7, 11 << 32), (3, 1, 4)]
@@ -75,6 +77,24 @@ def test_vectors_as_wide_as_the_address_allows(device, dtype, shift, width):
     x = integers((9, 16), dtype)
     run(backend.relu_dropout, device, x, 0.3, DRAWS[2], shift)
     assert device.launched == [{'VECTOR': width, 'KIND': 'RELU'}]
+
+
+def test_vectors_no_wider_than_the_address_of_any_array_allows(device, monkeypatch):
+    """The arrays that dropout makes lie where the device puts them."""
+    x = integers((9, 16), 'f')
+    monkeypatch.setattr(cuda.cupy, 'empty', lambda *array: device.put(numpy.empty(*array), 4))
+    _, (mask, y) = run(backend.dropout, device, x, 0.3, DRAWS[2])
+    expected = factors(x, 0.3, DRAWS[2])
+    numpy.testing.assert_array_equal(mask, expected)
+    numpy.testing.assert_array_equal(y, x * expected)
+
+
+@pytest.mark.parametrize('shift', [4, 8])
+def test_vectors_no_wider_than_the_address_of_the_input_allows(device, shift):
+    x = integers((9, 16), 'f')
+    _, (mask, y) = run(backend.dropout, device, x, 0.3, DRAWS[2], shift)
+    numpy.testing.assert_array_equal(y, x * factors(x, 0.3, DRAWS[2]))
+    assert device.launched[-1]['VECTOR'] == shift // 4
 
 
 @pytest.mark.parametrize('element', range(4))

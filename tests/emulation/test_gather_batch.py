@@ -1,3 +1,4 @@
+import mmap
 import types
 
 import numpy
@@ -5,16 +6,19 @@ import pytest
 
 from chainer.backend import CpuDevice
 
+from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 
-import cuda_on_cpu
+from tests.emulation.emulator.cuda_on_cpu import build, run
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import LABELS
 from tests.support.data_sets import molecule_set
 
+MAP_NORESERVE = 0x4000  # of Linux
+NULL = numpy.uintp(0)
 INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 INDICES = [INDEX, (0,), (2,), (2, 6), (4,), (7,), (1, 4, 1), tuple(range(8))]
 
@@ -108,7 +112,10 @@ def test_data_set_without_entries(device, on_device):
     check_spare(device, on_device, molecules, (2, 0), 1, 1)
 
 
-@pytest.mark.parametrize('n_graphs, n_sms', [(1500, 132), (300, 4), (8, 1), (9, 1), (65, 1)])
+@pytest.mark.parametrize(
+    'n_graphs, n_sms',
+    [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
+)
 def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
     monkeypatch.setattr(
         'chainer_bspmm.cuda.kernels.device', lambda device_id: policy.Device(n_sms, 60 << 20)
@@ -118,29 +125,44 @@ def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
     check_exact(device, on_device, molecules, rng.randint(0, 300, n_graphs))
 
 
-def test_no_race(make_device):
-    device = make_device(cuda_on_cpu.RACES)
-    emulated = CpuDevice()
-    emulated.send = device.put
-    molecules = DeviceMolecules(molecule_set(), emulated)
-    atoms, adj, labels = molecules.batch(numpy.array(INDEX * 3), 'packed')
-    expected = molecules.host.batch(numpy.array(INDEX * 3), 'packed')
-    assert_same_batch((atoms, adj, *labels), (*expected[:2], *expected[2]))
-
-
-@pytest.mark.parametrize(
-    'broken',
-    [
-        ('__syncthreads();\n    Sizes before', 'Sizes before'),
-        ('before_graph[warp] = before;\n        __syncwarp();', 'before_graph[warp] = before;'),
-    ],
-)
-def test_missing_barrier_is_noticed(make_device, broken):
-    device = make_device(cuda_on_cpu.RACES, broken)
-    emulated = CpuDevice()
-    emulated.send = device.put
-    with pytest.raises(cuda_on_cpu.KernelError, match='data race'):
-        DeviceMolecules(molecule_set(), emulated).batch(numpy.array(INDEX * 4), 'packed')
+def test_offsets_beyond_32_bits(gxx):
+    """The second of two molecules begins 2**31 bytes behind the first, whose block does not run."""
+    n_nodes, atom_bytes = 2**11 + 1, 2**20
+    memory = [
+        mmap.mmap(-1, n_nodes * atom_bytes, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
+        for _ in range(2)
+    ]
+    places = [numpy.uintp(numpy.frombuffer(each, 'b').ctypes.data) for each in memory]
+    memory[0][2**31 : 2**31 + 4] = b'last'
+    rows, entries = numpy.zeros(n_nodes + 1, 'i'), numpy.zeros(0, 'i')
+    first = 'first = blockIdx.x * graphs_per_block;'
+    text = kernels.source('gather_batch')
+    assert first in text
+    options = kernels.options('f', (('VECTOR', 1), ('LABELS_ONLY', 0)))
+    run(
+        build(text.replace(first, 'first = 1;'), 'gather_batch', options),
+        (1, 1, 1),
+        (32, 1, 1),
+        (
+            numpy.array([0, 1], 'i'),
+            numpy.array([0, n_nodes - 1, n_nodes]),
+            numpy.zeros(3, numpy.int64),
+            places[0],
+            rows,
+            entries,
+            *3 * [NULL],
+            places[1],
+            rows.copy(),
+            entries,
+            NULL,
+            numpy.zeros(3, 'i'),
+            numpy.zeros(3, 'i'),
+            NULL,
+            NULL,
+            *map(numpy.int32, (2, 2, n_nodes, 0, 1, atom_bytes, 0, 0, 0)),
+        ),
+    )
+    assert memory[1][2**31 : 2**31 + 4] == b'last'
 
 
 def test_policy():

@@ -1,6 +1,7 @@
 """The kernels as NVIDIA's compiler sees them, for every architecture; no GPU is needed for that."""
 
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import fused_update
+from tests.emulation.emulator import cache
 
 # From Turing on: the generations that CuPy supports and this project names.
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
@@ -92,8 +94,8 @@ CONSTANTS = {
         for lanes, weights in ((1, 1), (2, 0), (4, 1), (8, 1), (16, 0), (32, 1))
     ],
 }
-# Everything for sm_90; for each of the others a third of it, in turn, so that the whole file takes
-# half a minute.
+# Everything for sm_90; for each of the others a third of it, in turn. `make test` compiles a kernel
+# once.
 VARIANTS = [
     (architecture, dtype, width)
     for turn, architecture in enumerate(ARCHITECTURES)
@@ -115,32 +117,33 @@ def known_architectures():
     ).stdout.split()
 
 
-def compiled(tmp_path, name, dtype, defines, architecture, *flags):
+def compiled(name, dtype, defines, architecture, *flags):
     """Return what ptxas says of a kernel, or skip where the compiler is not there for it."""
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     if architecture not in known_architectures():
         pytest.skip('this nvcc does not know %s' % architecture)
-    # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
-    done = subprocess.run(
-        [
-            'nvcc',
-            *kernels.options(dtype, defines),
-            '-arch=' + architecture,
-            '-cubin',
-            '-Werror=all-warnings',
-            '-Xptxas=-v',
-            *flags,
-            '-o',
-            str(tmp_path / 'kernel.cubin'),
-            '-I%s' % kernels.directory(),
-            str(kernels.paths()[name]),
-        ],
-        capture_output=True,
-        text=True,
+    options = (
+        *kernels.options(dtype, defines),
+        '-arch=' + architecture,
+        '-cubin',
+        '-Werror=all-warnings',
+        '-Xptxas=-v',
+        *flags,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    # The file itself: in the text that CuPy compiles, `#pragma once` stands in the main file.
+    path = kernels.paths()[name]
+
+    def compile_it():
+        done = subprocess.run(
+            ['nvcc', *options, '-I%s' % kernels.directory(), '-o', os.devnull, str(path)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return cache.cached_text(compile_it, kernels.source(name), options, cache.version('nvcc'))
 
 
 def usage(report):
@@ -159,26 +162,31 @@ def usage(report):
     )
 
 
+def slow_but_one(cases, first):
+    """Mark as slow all of a list of cases but the one at `first` (modulo their number)."""
+    return [
+        case if i == first % len(cases) else pytest.param(*case, marks=pytest.mark.slow)
+        for i, case in enumerate(cases)
+    ]
+
+
+def variants(name):
+    cases = [
+        (name, *variant) for variant in VARIANTS if name not in WITH_ATOMICS or variant[1] != 'e'
+    ]
+    return slow_but_one(cases, cases.index((name, 'sm_90', 'f', 4)))
+
+
 def test_every_kernel_is_compiled():
     assert set(kernels.paths()) == {*CONSTANTS, 'fused_update'}
 
 
 @pytest.mark.parametrize(
-    'name, architecture, dtype, width',
-    [
-        (name, *variant)
-        for name in CONSTANTS
-        for variant in VARIANTS
-        if name not in WITH_ATOMICS or variant[1] != 'e'
-    ],
+    'name, architecture, dtype, width', [case for name in CONSTANTS for case in variants(name)]
 )
-def test_kernel_compiles_without_a_warning_or_a_spill(
-    tmp_path, nvcc_usage, name, dtype, width, architecture
-):
+def test_kernel_compiles_without_a_warning_or_a_spill(nvcc_usage, name, dtype, width, architecture):
     defines = defines_of(name, dtype, width)
-    registers, shared, stack, spilled = usage(
-        compiled(tmp_path, name, dtype, defines, architecture)
-    )
+    registers, shared, stack, spilled = usage(compiled(name, dtype, defines, architecture))
     nvcc_usage.append(
         (
             name,
@@ -198,21 +206,22 @@ RULES = ('NONE', 'SGD', 'MOMENTUM_SGD', 'RMSPROP', 'RMSPROP_EPS_INSIDE', 'ADAM',
 
 @pytest.mark.parametrize(
     'architecture, dtype, rule',
-    [
-        (architecture, dtype, rule)
-        for turn, architecture in enumerate(ARCHITECTURES)
-        for dtype in 'fd'
-        for i, rule in enumerate(RULES)
-        if architecture == 'sm_90' or i % 3 == turn % 3
-    ],
+    slow_but_one(
+        [
+            (architecture, dtype, rule)
+            for turn, architecture in enumerate(ARCHITECTURES)
+            for dtype in 'fd'
+            for i, rule in enumerate(RULES)
+            if architecture == 'sm_90' or i % 3 == turn % 3
+        ],
+        15,
+    ),
 )
-def test_fused_update_compiles_without_a_warning_or_a_spill(
-    tmp_path, nvcc_usage, architecture, dtype, rule
-):
+def test_fused_update_compiles_without_a_warning_or_a_spill(nvcc_usage, architecture, dtype, rule):
     """Nor a copy of its table on the stack."""
     defines = fused_update.defines(numpy.dtype(dtype), rule)
     registers, shared, stack, spilled = usage(
-        compiled(tmp_path, 'fused_update', dtype, defines, architecture)
+        compiled('fused_update', dtype, defines, architecture)
     )
     nvcc_usage.append(
         (
@@ -226,7 +235,7 @@ def test_fused_update_compiles_without_a_warning_or_a_spill(
     assert (stack, spilled) == (0, 0), 'bytes of the stack and spilled'
 
 
-def test_spill_is_noticed(tmp_path):
+def test_spill_is_noticed():
     defines = defines_of('segment_reduce', 'e', 8)
-    report = compiled(tmp_path, 'segment_reduce', 'e', defines, 'sm_90', '-maxrregcount=24')
+    report = compiled('segment_reduce', 'e', defines, 'sm_90', '-maxrregcount=24')
     assert usage(report)[3] > 0

@@ -5,8 +5,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from kernel_cases import CHANNELS, DTYPES, TERM
-from kernel_cases import assert_exact, integers
+from tests.emulation.kernel_cases import CHANNELS, DTYPES, TERM
+from tests.emulation.kernel_cases import assert_exact, integers
 
 
 def check(device, dtype, n_channels, sizes, spare=0, shift=0, max_rows=None):

@@ -5,8 +5,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from kernel_cases import CHANNELS, DTYPES, TERM
-from kernel_cases import assert_exact, integers
+from tests.emulation.kernel_cases import CHANNELS, DTYPES, TERM
+from tests.emulation.kernel_cases import assert_exact, integers
 
 # Empty segments first, in between and last; one row; one huge among tiny ones; one row more, as
 # many as, and one row fewer than the kernel loads ahead.

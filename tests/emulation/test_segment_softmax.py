@@ -5,7 +5,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from kernel_cases import CHANNELS, DTYPES
+from tests.emulation.kernel_cases import CHANNELS, DTYPES
+from tests.emulation.kernel_cases import integers
 
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
@@ -72,9 +73,20 @@ def test_blocks_that_stride_over_the_channels(device, monkeypatch):
 
 def test_largest_values_and_nan(device):
     largest, nan = numpy.finfo('f').max, numpy.nan
-    x = device.put(numpy.array([[largest, nan], [-largest, 1], [5, -largest], [5, 0]], 'f'))
-    y = gpu.segment_softmax(x, numpy.array([0, 2, 4], numpy.int32))
-    numpy.testing.assert_array_equal(y, [[1, nan], [0, nan], [0.5, 0], [0.5, 1]])
+    x = [[largest, nan], [-largest, 1], [5, -largest], [5, 0], [1, 2], [nan, 2]]
+    y = gpu.segment_softmax(device.put(numpy.array(x, 'f')), numpy.array([0, 2, 4, 6], 'i'))
+    expected = [[1, nan], [0, nan], [0.5, 0], [0.5, 1], [nan, 0.5], [nan, 0.5]]
+    numpy.testing.assert_array_equal(y, expected)
+
+
+def test_gradient_that_is_not_aligned(device):
+    """Where the softmax is."""
+    a, g = (integers((6, 4), 'f', seed=seed) for seed in (2, 3))
+    offsets = numpy.array([0, 2, 6], 'i')
+    inner = reference.segment_sum(a.astype('d') * g, offsets)
+    gx = gpu.segment_softmax_grad(device.put(a), device.put(g, 4), offsets)
+    numpy.testing.assert_array_equal(gx, (a * (g - inner.repeat([2, 4], axis=0))).astype('f'))
+    assert device.launched[-1]['VECTOR'] == 1
 
 
 @pytest.mark.parametrize('n_rows, n_channels, n_segments', [(0, 3, 2), (3, 0, 1), (0, 2, 0)])

@@ -7,15 +7,17 @@ import subprocess
 import numpy
 import pytest
 
-from cuda_on_cpu import MEMORY, RACES, build, knows, run
+from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, build, knows, run
 
 SOURCE = pathlib.Path(__file__).parents[2] / 'benchmarks' / 'peers' / 'tensorflow_spmm.cu'
 
 
-@pytest.mark.parametrize('sanitizer', [MEMORY, RACES])
+@pytest.mark.parametrize(
+    'sanitizer', [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (MEMORY, RACES))]
+)
 @pytest.mark.parametrize('n_b, threads', [(1, 32), (7, 64), (33, 256)])
 def test_product(gxx, sanitizer, n_b, threads):
-    if not knows(sanitizer=sanitizer):
+    if sanitizer and not knows(sanitizer=sanitizer):
         pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
     rng = numpy.random.RandomState(0)
     dense = rng.randint(-3, 4, (9, 9)).astype('f')  # small integers: any order of sums is exact
@@ -34,6 +36,7 @@ def test_product(gxx, sanitizer, n_b, threads):
     numpy.testing.assert_array_equal(c, dense @ b)
 
 
+@pytest.mark.slow
 def test_nvcc_compiles_it_without_a_warning(tmp_path):
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')

@@ -1,5 +1,3 @@
-import types
-
 import numpy
 import pytest
 
@@ -7,19 +5,8 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
 
-from kernel_cases import BATCHES
-from kernel_cases import batch
-
-
-def transpose_on(device, adj):
-    """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
-    launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
-    placed = types.SimpleNamespace(
-        n_cols=adj.n_cols,
-        nnz=adj.nnz,
-        **{name: device.put(getattr(adj, name)) for name in adj._integers},
-    )
-    return build.launch_transpose(placed, launch)
+from tests.emulation.kernel_cases import BATCHES
+from tests.emulation.kernel_cases import batch, transpose_on
 
 
 def check(device, adj):

@@ -3,17 +3,16 @@
 import contextlib
 import functools
 import pathlib
-import subprocess
-import tempfile
 import types
 
 import numpy
 import pytest
 
 from chainer_bspmm.cuda import gemm
+from tests.emulation.emulator import cache
+from tests.emulation.emulator import cuda_on_cpu
 
 SOURCE = pathlib.Path(__file__).resolve().parent / 'cublas_on_cpu.cpp'
-_built = tempfile.TemporaryDirectory(prefix='cublas_on_cpu-')
 
 
 class HostArray(numpy.ndarray):
@@ -43,27 +42,20 @@ def empty(shape, dtype):
 @functools.lru_cache(maxsize=None)
 def path():
     """Return the path (str) of the library; skips the test where g++ cannot build it."""
-    target = pathlib.Path(_built.name) / 'libcublas.so'
-    # Bsymbolic: it is to call itself, also where CuPy has loaded the real one.
-    done = subprocess.run(
-        [
-            'g++',
-            '-std=c++17',
-            '-O1',
-            '-shared',
-            '-fPIC',
-            '-Wl,-Bsymbolic',
-            str(SOURCE),
-            '-o',
-            str(target),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    if '_Float16' in done.stderr:
+    text = SOURCE.read_text()
+    if not cuda_on_cpu.knows('_Float16 x = 1; int main() { return x != 1; }'):
         pytest.skip('g++ knows no _Float16')
-    assert done.returncode == 0, done.stderr
-    return str(target)
+    # Bsymbolic: it is to call itself, also where CuPy has loaded the real one.
+    options = '-O1', '-shared', '-fPIC', '-Wl,-Bsymbolic'
+    return str(
+        cache.cached(
+            lambda path: cache.compile_cpp(path, text, *options),
+            '.so',
+            cache.version('g++'),
+            text,
+            options,
+        )
+    )
 
 
 class Streams:

@@ -1,11 +1,13 @@
 """Run the kernels without a GPU: g++ builds them, and a stand-in for CuPy lets the GPU backend
-itself choose, launch and call them. cuda_on_cpu.cpp says what a run can and cannot show."""
+itself choose, launch and call them. README.md says what a run can and cannot show."""
 
+import ctypes
 import functools
 import itertools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 import types
@@ -17,6 +19,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import backend, papers
 from chainer_bspmm.cuda import kernels, policy
+from tests.emulation.emulator import cache
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 # For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.
@@ -24,71 +27,104 @@ MEMORY, RACES = 'address,undefined', 'thread'
 # What a program still holds when it ends is no fault of a kernel.
 ENVIRONMENT = dict(os.environ, ASAN_OPTIONS='detect_leaks=0')
 SECONDS = 120  # a run takes about one; a deadlock is found without waiting
+# Without a sanitizer: checks that need no library end in a signal, which the engine reports.
+CHECKS = '-fsanitize=alignment,bounds', '-fsanitize-undefined-trap-on-error'
+ENTRY = """#include "cuda_on_cpu.h"
+%s
+extern "C" __attribute__((visibility("default"))) const char *run_kernel(char **argv)
+{
+    return launch(%s, argv);
+}
+"""
 
-_built = tempfile.TemporaryDirectory(prefix='cuda_on_cpu-')
+_files = tempfile.TemporaryDirectory(prefix='cuda_on_cpu-')
 _numbers = itertools.count()
 
 
 class KernelError(Exception):
-    """A kernel run ended with a report of its own or of a sanitizer."""
+    """A kernel did what a GPU leaves undefined, by a report of the engine or of a sanitizer."""
 
 
-def new_path(name):
-    return pathlib.Path(_built.name) / ('%d-%s' % (next(_numbers), name))
-
-
-def _compile(sanitizer, arguments):
-    command = ['g++', '-std=c++17', '-O1', '-g1', '-pthread', '-I%s' % FOLDER]
-    if sanitizer:
-        command += ['-fsanitize=' + sanitizer, '-fno-sanitize-recover=all']
-    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True)
-
-
-def _must_compile(sanitizer, arguments):
-    done = _compile(sanitizer, arguments)
-    assert done.returncode == 0, done.stderr
+@functools.lru_cache(maxsize=None)
+def has_compiler():
+    return shutil.which('g++') is not None and knows('int main() { if constexpr (true) return 0; }')
 
 
 @functools.lru_cache(maxsize=None)
 def knows(text='int main() {}', sanitizer=None):
     """Return whether g++ builds a C++17 program that then runs on this machine."""
-    path = new_path('probe')
-    source = path.with_suffix('.cpp')
-    source.write_text(text)
-    return (
-        _compile(sanitizer, [source, '-o', path]).returncode == 0
-        and subprocess.run([path], env=ENVIRONMENT, capture_output=True).returncode == 0
+    options = ['-fsanitize=' + sanitizer] if sanitizer else []
+
+    def probe():
+        path = pathlib.Path(_files.name) / ('probe-%d' % next(_numbers))
+        command = ['g++', '-std=c++17', '-pthread', *options, '-x', 'c++', '-', '-o', str(path)]
+        built = subprocess.run(command, input=text, capture_output=True, text=True)
+        if built.returncode:
+            return 'no'
+        done = subprocess.run([str(path)], env=ENVIRONMENT, capture_output=True)
+        return 'no' if done.returncode else 'yes'
+
+    return cache.cached_text(probe, 'probe', cache.version('g++'), text, options) == 'yes'
+
+
+def _compile(suffix, text, *options):
+    """Compile a text that may include this folder's headers; return the path of the result."""
+    headers = [path.read_text() for path in sorted(FOLDER.glob('*.h'))]
+    return cache.cached(
+        lambda path: cache.compile_cpp(path, text, '-O1', '-I%s' % FOLDER, *options),
+        suffix,
+        cache.version('g++'),
+        headers,
+        text,
+        options,
     )
 
 
 @functools.lru_cache(maxsize=None)
 def _engine(sanitizer):
-    path = new_path('engine.o')
-    _must_compile(sanitizer, ['-c', FOLDER / 'cuda_on_cpu.cpp', '-o', path])
-    return path
+    """Return the path of the engine: a library, or an object file for a program."""
+    threads = 'threads.cpp' if sanitizer == RACES else 'fibers.cpp'
+    text = ''.join((FOLDER / name).read_text() for name in ('engine.cpp', threads))
+    if sanitizer is None:
+        return _compile('.so', text, '-DIN_PROCESS', '-shared', '-fPIC')
+    # ThreadSanitizer must not see how the engine makes lanes meet.
+    options = ['-DOS_THREADS'] if sanitizer == RACES else ['-fsanitize=' + sanitizer]
+    return _compile('.o', text, '-g1', '-pthread', *options, '-c')
 
 
 @functools.lru_cache(maxsize=None)
 def build(text, entry, options=(), sanitizer=None):
-    """Return the path of a program that runs the kernel `entry` of a CUDA source."""
-    path = new_path(entry)
-    source = path.with_suffix('.cpp')
+    """Compile the kernel `entry` of a CUDA source.
+
+    Returns:
+        What :func:`run` takes: a function of this process, with a sanitizer the path of a program.
+    """
     # No macro can turn this declaration of an array into one of a pointer.
     text = re.sub(
         r'extern __shared__ (\w+) (\w+)\[\];',
         r'\1 *const \2 = static_cast<\1 *>(dynamic_shared());',
         text,
     )
-    source.write_text(
-        '#include "cuda_on_cpu.h"\n%s\n'
-        'int main(int, char **argv) { return launch(%s, argv); }\n' % (text, entry)
-    )
-    _must_compile(sanitizer, [*options, source, _engine(sanitizer), '-o', path])
-    return path
+    text, engine = ENTRY % (text, entry), _engine(sanitizer)
+    if sanitizer is None:
+        options = *options, *CHECKS, '-fvisibility=hidden', '-shared', '-fPIC'
+        function = ctypes.CDLL(str(_compile('.so', text, *options, *_linked(engine)))).run_kernel
+        function.restype = ctypes.c_char_p
+        return function
+    options = *options, '-g1', '-pthread', '-fsanitize=' + sanitizer, '-fno-sanitize-recover=all'
+    if sanitizer == RACES:
+        options = *options, '-DOS_THREADS'
+    return _compile('', text, *options, *_linked(engine))
 
 
-def run(program, grid, block, arguments, shared_bytes=0, reachable=()):
-    """Run a kernel on NumPy arrays, which it may change, NumPy numbers and null pointers.
+def _linked(engine):
+    return '-x', 'none', str(engine)
+
+
+def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
+    """Run a kernel on NumPy arrays, which it may change, NumPy numbers and bare pointers.
+
+    What a bare pointer (``numpy.uintp``) points to is neither copied nor checked.
 
     An array that comes twice is one array to the kernel too. A structured array of size one is a
     struct passed by value; where it holds the address of one of the `reachable` arrays, the struct
@@ -97,15 +133,19 @@ def run(program, grid, block, arguments, shared_bytes=0, reachable=()):
     Raises:
         KernelError: the kernel did something that a GPU leaves undefined; the message says what.
     """
+    in_process = not isinstance(kernel, pathlib.Path)
     words, files = [], {}
 
     def sent(array):
         assert array.flags.c_contiguous
-        place = array.ctypes.data, array.nbytes
-        if place not in files:
-            files[place] = array, new_path('argument-%d' % len(words))
-            array.tofile(files[place][1])
-        return '%d:%s' % (array.ctypes.data % 64, files[place][1])
+        place, n_bytes = array.ctypes.data, array.nbytes
+        if not in_process and n_bytes:
+            if (place, n_bytes) not in files:
+                path = pathlib.Path(_files.name) / ('argument-%d' % len(files))
+                array.tofile(path)
+                files[place, n_bytes] = array, path
+            return '%d:%d:%s' % (place % 64, n_bytes, files[place, n_bytes][1])
+        return '%d:%d:%d' % (place % 64, n_bytes, place)
 
     at = {array.ctypes.data: array for array in reachable if array.size}
     for argument in arguments:
@@ -122,22 +162,24 @@ def run(program, grid, block, arguments, shared_bytes=0, reachable=()):
         elif isinstance(argument, (numpy.int32, numpy.uint32, numpy.float32, numpy.float64)):
             words.append(str(argument))
         else:
-            assert isinstance(argument, numpy.uintp) and argument == 0
-            words.append('null')
+            assert isinstance(argument, numpy.uintp)
+            words.append('@%d' % argument)
+    words = [*map(str, (*grid, *block, shared_bytes)), *words]
+    if in_process:
+        argv = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+        report = kernel(argv)
+        if report:
+            raise KernelError(report.decode())
+        return
     done = subprocess.run(
-        [program, *map(str, (*grid, *block, shared_bytes)), *words],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
+        [kernel, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS
     )
     if done.returncode:
         raise KernelError('status %d\n%s' % (done.returncode, done.stderr))
-    for argument, file in files.values():
-        after = numpy.fromfile(file, argument.dtype).reshape(argument.shape)
+    for argument, path in files.values():
+        after = numpy.fromfile(path, argument.dtype).reshape(argument.shape)
         if after.tobytes() != argument.tobytes():
             argument[...] = after
-        file.unlink()
 
 
 class DeviceArray(numpy.ndarray):
@@ -161,6 +203,7 @@ class Device:
 
     Attributes:
         launched (list): the compile-time constants (dict) of every launch.
+        names (set): the kernels that were launched.
         reachable (list): arrays to which structs passed by value hold pointers.
     """
 
@@ -168,7 +211,7 @@ class Device:
         if sanitizer and not knows(sanitizer=sanitizer):
             pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
         self._sanitizer, self._replace = sanitizer, replace
-        self.launched, self.reachable = [], []
+        self.launched, self.names, self.reachable = [], set(), []
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
         for rooms in (backend, papers):
@@ -216,6 +259,7 @@ class Device:
 
         def kernel(grid, block, arguments, shared_mem=0):
             self.launched.append(dict(defines))
+            self.names.add(name)
             run(program, grid, block, arguments, shared_mem, self.reachable)
 
         return kernel

@@ -2,11 +2,10 @@
 
 import ctypes
 import functools
-import subprocess
 
 import numpy
 
-from cuda_on_cpu import new_path
+from tests.emulation.emulator import cache
 
 C_TYPES = {'e': '_Float16', 'f': 'float', 'd': 'double', 'i': 'int', '?': 'bool'}
 HEADER = """
@@ -20,27 +19,15 @@ template <typename T> T rsqrt(T x) { return 1 / std::sqrt(x); }
 
 @functools.lru_cache(maxsize=None)
 def _build(text):
-    path = new_path('elementwise.cpp')
-    path.write_text(text)
-    done = subprocess.run(
-        [
-            'g++',
-            '-std=c++17',
-            '-O1',
-            '-Wall',
-            '-Wextra',
-            '-Werror',
-            '-shared',
-            '-fPIC',
-            str(path),
-            '-o',
-            '%s.so' % path,
-        ],
-        capture_output=True,
-        text=True,
+    options = '-O1', '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC'
+    path = cache.cached(
+        lambda path: cache.compile_cpp(path, text, *options),
+        '.so',
+        cache.version('g++'),
+        text,
+        options,
     )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL('%s.so' % path).run
+    return ctypes.CDLL(str(path)).run
 
 
 def _parameters(text):

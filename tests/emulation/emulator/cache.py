@@ -1,0 +1,61 @@
+"""What compilers made, kept between runs and shared by processes that run at once."""
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import time
+
+import functools
+
+FOLDER = pathlib.Path(__file__).resolve().parents[3] / '.cache' / 'emulation'
+DAYS = 14  # that a file stays which no run has asked for
+
+
+@functools.lru_cache(maxsize=None)
+def version(compiler):
+    """Return what a compiler says of itself."""
+    return subprocess.run([compiler, '--version'], capture_output=True, text=True).stdout
+
+
+@functools.lru_cache(maxsize=None)
+def _folder():
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for path in FOLDER.iterdir():
+        if path.stat().st_mtime < time.time() - DAYS * 24 * 3600:
+            path.unlink(missing_ok=True)
+    return FOLDER
+
+
+def cached(make, suffix, *parts):
+    """Return the path of the file that `make(path)` wrote, in this run or an earlier one.
+
+    suffix: how the file's name ends.
+    parts: everything that the content of the file depends on.
+    """
+    text = repr((str(FOLDER), *parts))
+    path = _folder() / (hashlib.sha256(text.encode()).hexdigest()[:32] + suffix)
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        # Another process may be at it too: the last one replaces a file by its equal.
+        unfinished = path.with_name('%d-%s' % (os.getpid(), path.name))
+        make(unfinished)
+        os.replace(unfinished, path)
+    return path
+
+
+def cached_text(make, *parts):
+    """Return the text that `make()` returned, in this run or an earlier one."""
+    return cached(lambda path: path.write_text(make()), '.txt', *parts).read_text()
+
+
+def compile_cpp(path, text, *options):
+    """Make g++ read a text and write a file; fail with what it says."""
+    done = subprocess.run(
+        ['g++', '-std=c++17', *map(str, options), '-x', 'c++', '-', '-o', str(path)],
+        input=text,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,167 @@
+// Lets g++ compile a CUDA source for the CPU: as much of CUDA as this project's kernels use, and
+// launch(). README.md says how the kernel then runs and what a run can show.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+// Of <cmath>, which takes longer to read than a kernel to compile.
+extern "C" double exp(double), sqrt(double);
+inline float exp(float x) { return __builtin_expf(x); }
+inline float sqrt(float x) { return __builtin_sqrtf(x); }
+
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+// Blocks run one after the other. AddressSanitizer does not watch variables in a section.
+#ifdef __SANITIZE_ADDRESS__
+#define __shared__ static
+#else
+#define __shared__ static __attribute__((section("cuda_shared")))
+#endif
+// One OS thread for each CUDA thread, rather than a coroutine.
+#ifdef OS_THREADS
+#define PER_THREAD thread_local
+#else
+#define PER_THREAD
+#endif
+
+struct Dimensions { unsigned x, y, z; };
+
+#pragma GCC visibility push(default)  // what the engine defines
+
+extern PER_THREAD Dimensions threadIdx, blockIdx;
+extern Dimensions blockDim, gridDim;
+
+void __syncthreads();
+void __syncwarp(unsigned mask = ~0u);
+
+// What `extern __shared__` names: the block's dynamic shared memory.
+void *dynamic_shared();
+
+// Meet the other lanes of a mask; return what every lane of the warp brought to this call.
+const unsigned long long *exchange(unsigned mask, unsigned long long bits);
+
+// Tell the engine that several blocks may change what lies there.
+void note_atomic(const void *address);
+
+// Return the lane `delta` away among `width` neighbours, or the lane that calls where they end; fail
+// unless the mask has it.
+unsigned neighbour(unsigned mask, int delta, int width);
+
+// Make an argument of the launch from its text: a number as digits; an array or an
+// address, see engine.cpp; a struct as "ARRAY,OFFSET@ARRAY,...": its bytes, and the pointers in it.
+long long integer(const char *text);
+double real(const char *text);
+void *array(const char *text);
+void structure(const char *text, void *value, std::size_t size);
+
+struct Grid {
+    char **argv;  // grid and block (six numbers), bytes of dynamic shared memory, arguments
+    void (*thread)(void *);
+    void *context;
+    unsigned char *static_shared, *static_shared_end;  // all such variables of the kernel
+};
+
+// Run all threads of a grid; return what went wrong (null: nothing).
+const char *run_grid(const Grid &grid);
+
+#pragma GCC visibility pop
+
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+
+template <typename T> void __stcs(T *address, T value) { *address = value; }
+template <typename T> T __ldg(const T *address) { return *address; }
+
+template <typename T> unsigned long long bits_of(T value)
+{
+    unsigned long long bits = 0;
+    static_assert(sizeof(value) <= sizeof(bits), "an exchanged value has at most 8 bytes");
+    std::memcpy(&bits, &value, sizeof(value));
+    return bits;
+}
+
+template <typename T> T shuffle(unsigned mask, T value, int delta, int width)
+{
+    const unsigned source = neighbour(mask, delta, width);
+    std::memcpy(&value, exchange(mask, bits_of(value)) + source, sizeof(value));
+    return value;
+}
+
+template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32)
+{
+    return shuffle(mask, value, int(delta), width);
+}
+
+template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32)
+{
+    return shuffle(mask, value, -int(delta), width);
+}
+
+template <typename T> unsigned __match_any_sync(unsigned mask, T value)
+{
+    const unsigned long long bits = bits_of(value), *const all = exchange(mask, bits);
+    unsigned equal = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if (mask >> lane & 1 && all[lane] == bits) equal |= 1u << lane;
+    return equal;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+// Not by std::atomic_ref, which C++17 lacks. Blocks do not run at once.
+template <typename T> T atomicAdd(T *address, T value)
+{
+    note_atomic(address);
+    T before, after;
+    __atomic_load(address, &before, __ATOMIC_RELAXED);
+    do
+        after = before + value;
+    while (!__atomic_compare_exchange(address, &before, &after, true, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED));
+    return before;
+}
+
+template <typename T> struct Converted {
+    static T of(const char *text)
+    {
+        if constexpr (__is_class(T)) {
+            T value;
+            structure(text, &value, sizeof(value));
+            return value;
+        } else {
+            return T(integer(text));
+        }
+    }
+};
+template <> struct Converted<float> {
+    static float of(const char *text) { return float(real(text)); }
+};
+template <> struct Converted<double> {
+    static double of(const char *text) { return real(text); }
+};
+template <typename T> struct Converted<T *> {
+    static T *of(const char *text) { return static_cast<T *>(array(text)); }
+};
+
+// g++ names the borders of a section.
+extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __start_cuda_shared[];
+extern "C" __attribute__((weak, visibility("hidden"))) unsigned char __stop_cuda_shared[];
+
+struct Launch {
+    const char *report;
+
+    template <typename... Types> Launch(char **argv, void (*kernel)(Types...), Types... arguments)
+    {
+        auto thread = [&] { kernel(arguments...); };
+        report = run_grid({argv, [](void *context) { (*static_cast<decltype(thread) *>(context))(); },
+                           &thread, __start_cuda_shared, __stop_cuda_shared});
+    }
+};
+
+template <typename... Types> const char *launch(void (*kernel)(Types...), char **argv)
+{
+    char **word = argv + 7;
+    return Launch{argv, kernel, Converted<Types>::of(*word++)...}.report;  // braces: left to right
+}

@@ -1,0 +1,173 @@
+// The threads of a block as coroutines on one OS thread: each runs as far as it can before the next
+// one does, in the order of their numbers or the reverse, so that a run is repeatable.
+#include "engine.h"
+
+#include <csignal>
+#include <map>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+namespace {
+
+// The threads that wait for each other: a block at __syncthreads, the lanes of one mask.
+struct Group {
+    unsigned expected = 0, arrived = 0, turn = 0;
+    // By turn: the next shuffle may begin before all lanes have read the last.
+    unsigned long long bits[2][32];
+};
+
+struct Fiber {
+    ucontext_t context;
+    const unsigned *turn = nullptr;  // of the group that it waits for
+    unsigned seen = 0;
+    bool is_over = false;
+
+    bool can_run() const { return !is_over && !(turn && *turn == seen); }
+};
+
+const std::size_t STACK = 128 << 10;
+unsigned char *stacks;  // kept for the next grid
+std::size_t n_stacks;
+std::vector<Fiber> fibers;
+std::vector<std::map<unsigned, Group>> warps;  // by mask
+Group everyone;
+ucontext_t scheduler;
+void (*the_thread)(void *);
+void *the_context;
+bool has_failed;
+
+void meet(Group &group)
+{
+    Fiber &fiber = fibers[this_thread()];
+    fiber.turn = &group.turn;
+    fiber.seen = group.turn;
+    if (++group.arrived == group.expected) {
+        group.arrived = 0;
+        ++group.turn;
+    }
+    swapcontext(&fiber.context, &scheduler);
+}
+
+void enter()
+{
+    the_thread(the_context);
+    fibers[this_thread()].is_over = true;
+    // A thread that has returned is not expected at a barrier.
+    if (--everyone.expected && everyone.arrived == everyone.expected) {
+        everyone.arrived = 0;
+        ++everyone.turn;
+    }
+    setcontext(&scheduler);
+}
+
+#ifndef __SANITIZE_ADDRESS__
+const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+struct sigaction previous[4];
+stack_t previous_stack;
+unsigned char signal_stack[1 << 16];
+
+void on_signal(int number)
+{
+    fail(number == SIGSEGV || number == SIGBUS
+             ? "access to memory of no array"
+             : "an address that is not aligned, an index beyond an array, or a division by zero");
+}
+#endif
+
+}  // namespace
+
+void begin_grid()
+{
+    const unsigned n_threads = blockDim.x * blockDim.y * blockDim.z;
+    fibers.resize(n_threads);
+    if (n_threads > n_stacks) {
+        if (stacks) munmap(stacks, n_stacks * STACK);
+        n_stacks = n_threads;
+        stacks = static_cast<unsigned char *>(
+            mmap(nullptr, n_stacks * STACK, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    }
+    has_failed = false;
+#ifndef __SANITIZE_ADDRESS__
+    stack_t stack{};
+    stack.ss_sp = signal_stack;
+    stack.ss_size = sizeof(signal_stack);
+    sigaltstack(&stack, &previous_stack);
+    struct sigaction action{};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_ONSTACK;
+    for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &action, &previous[i]);
+#endif
+}
+
+void end_grid()
+{
+#ifndef __SANITIZE_ADDRESS__
+    for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &previous[i], nullptr);
+    sigaltstack(&previous_stack, nullptr);
+#endif
+    fibers.clear();
+}
+
+bool run_block(unsigned block, bool reversed, void (*thread)(void *), void *context)
+{
+    the_thread = thread;
+    the_context = context;
+    place_block(block);
+    const unsigned n_threads = fibers.size();
+    warps.assign((n_threads + 31) / 32, {});
+    everyone = {};
+    everyone.expected = n_threads;
+    for (unsigned t = 0; t < n_threads; ++t) {
+        Fiber &fiber = fibers[t];
+        fiber.turn = nullptr;
+        fiber.is_over = false;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = stacks + t * STACK;
+        fiber.context.uc_stack.ss_size = STACK;
+        makecontext(&fiber.context, enter, 0);
+    }
+    for (unsigned n_over = 0; n_over < n_threads;) {
+        bool has_run = false;
+        for (unsigned i = 0; i < n_threads; ++i) {
+            const unsigned t = reversed ? n_threads - 1 - i : i;
+            if (!fibers[t].can_run()) continue;
+            has_run = true;
+            place_thread(t);
+            swapcontext(&scheduler, &fibers[t].context);
+            if (has_failed) return false;
+            n_over += fibers[t].is_over;
+        }
+        if (!has_run) {
+            record("block " + std::to_string(block) +
+                   ": deadlock: every thread that has not returned waits at a barrier or a shuffle "
+                   "for one that does not come");
+            return false;
+        }
+    }
+    return true;
+}
+
+void fail(const std::string &message)
+{
+    record("block " + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) +
+           ", thread " + std::to_string(this_thread()) + ": " + message);
+    has_failed = true;
+    setcontext(&scheduler);
+    __builtin_unreachable();
+}
+
+void __syncthreads() { meet(everyone); }
+
+const unsigned long long *exchange(unsigned mask, unsigned long long bits)
+{
+    const unsigned lane = lane_of(mask);
+    Group &group = warps[this_thread() / 32][mask];
+    group.expected = __builtin_popcount(mask);
+    unsigned long long *const all = group.bits[group.turn % 2];
+    all[lane] = bits;
+    meet(group);
+    return all;
+}
+
+void __syncwarp(unsigned mask) { exchange(mask, 0); }

@@ -1,0 +1,278 @@
+"""One small use or two of every kernel, which go through all of its code: what runs under the
+sanitizers, and what planted faults must change.
+
+Each is a function of an emulated device that returns (result, what it must equal).
+"""
+
+from unittest import mock
+
+import numpy
+
+import chainer
+from chainer import optimizer_hooks
+from chainer import optimizers
+from chainer.backend import CpuDevice
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedSELL
+from chainer_bspmm import reference
+from chainer_bspmm import papers
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.cuda import policy
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.sparse import build
+from chainer_bspmm.training.fused_update import FusedUpdate
+from tests.dataset.molecule_sets import molecule_set
+from tests.emulation.kernel_cases import batch, integers, transpose_on
+from tests.support import shuffled
+
+
+def flat(arrays):
+    return numpy.concatenate([numpy.ravel(array).astype('d') for array in arrays])
+
+
+def product(device):
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 8), 'f', seed=2))
+    return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
+
+
+def pipelined(device):
+    """Two vectors a thread, which goes through up to four rows."""
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 24), 'f', seed=2))
+    plan = policy.csr_launch(
+        adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=4, block=9
+    )
+    with mock.patch.object(policy, 'bspmm_launch', lambda *_: plan):
+        return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
+
+
+def sampled(device):
+    adj = batch('mixed', 'f')
+    u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
+    return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+
+
+def sampled_coo(device):
+    adj = shuffled(BatchedCOO.from_csr(batch('mixed', 'f')))
+    u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
+    return papers.gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+
+
+def maximum(device):
+    """Two lanes a segment, of which one has nothing to do in the second."""
+    offsets = numpy.array([0, 19, 20], numpy.int32)
+    x = device.put(-1 - abs(integers((20, 8), 'f')))
+    x[3] = numpy.nan
+    return gpu.segment_max(x, offsets), reference.segment_max(x, offsets)
+
+
+def long_segments(device):
+    """One that begins within a chunk of 256 rows and ends with one, and the other way about."""
+    offsets = numpy.array([0, 9, 512, 800, 900], numpy.int32)
+    x = device.put(integers((900, 3), 'f'))
+    return gpu.segment_sum(x, offsets), reference.segment_sum(x, offsets)
+
+
+def broadcast(device):
+    offsets = numpy.array([0, 0, 9, 12], numpy.int32)
+    y = device.put(integers((3, 8), 'f'))
+    expected = numpy.pad(reference.segment_broadcast(y, offsets), ((0, 2), (0, 0)))
+    return gpu.segment_broadcast(y, offsets, 14), expected
+
+
+def long_broadcast(device):
+    """Segments that reach over the border of two chunks, which one block owns."""
+    offsets = numpy.array([0, 9, 330, 700], numpy.int32)
+    y = device.put(integers((3, 3), 'f'))
+    return gpu.segment_broadcast(y, offsets, 700), reference.segment_broadcast(y, offsets)
+
+
+def softmax(device):
+    """Equal rows, so that every element is a power of two."""
+    offsets = numpy.array([0, 4, 4, 5, 13], numpy.int32)
+    x = device.put(numpy.repeat(integers((4, 12), 'f'), numpy.diff(offsets), axis=0))
+    return gpu.segment_softmax(x, offsets), reference.segment_softmax(x, offsets)
+
+
+def softmax_gradient(device):
+    offsets = numpy.array([0, 4, 4, 5, 13], numpy.int32)
+    a, g = (device.put(integers((13, 12), 'f', seed=seed)) for seed in (2, 3))
+    inner = reference.segment_sum(a.astype('d') * g, offsets)
+    expected = a * (g - numpy.repeat(inner, numpy.diff(offsets), axis=0))
+    return gpu.segment_softmax_grad(a, g, offsets), expected
+
+
+def transposed(device):
+    """Row bounds, columns and the order of the entries of the transpose, two warps a block."""
+    indices = numpy.arange(150, dtype=numpy.int32) ** 2 % 40
+    adj = BatchedCSR(numpy.array([0, 3, 3, 150] + [150] * 37), indices, numpy.array([0, 40]))
+    return flat(transpose_on(device, adj)), flat(
+        build.transpose(numpy, adj.indptr, adj.indices, 40)
+    )
+
+
+def sliced(device):
+    """Slices of up to 64 rows, two warps each."""
+    adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)])
+    x, y = (device.put(integers((adj.n_cols, 9), 'f', seed=seed)) for seed in (2, 3))
+    return papers.gpu.bspmm(BatchedSELL(adj, 64, True), x, None, y, False), reference.bspmm(
+        adj, x, residual=y
+    )
+
+
+def sliced_by_two_blocks(device):
+    """Blocks that share the columns of a slice."""
+    plan = papers.policy.sell_launch
+
+    def two(*sizes):
+        return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
+
+    adj = batch('small', 'f')
+    x = device.put(integers((adj.n_cols, 33), 'f', seed=2))
+    with mock.patch.object(papers.policy, 'sell_launch', two):
+        return papers.gpu.bspmm(BatchedSELL(adj, 2), x, None, None, False), reference.bspmm(adj, x)
+
+
+def _in_place(device, matrix):
+    adj = batch('mixed', 'f')
+    x, y = (device.put(integers(adj.n_cols, 'f', seed=seed)) for seed in (2, 3))
+    expected = reference.spmv(adj, x, 2, 3, y)
+    return papers.gpu.spmv(matrix(adj), x, 2, 3, y), expected
+
+
+def sliced_vector(device):
+    return _in_place(device, lambda adj: BatchedSELL(adj, 7))
+
+
+def vector(device):
+    return _in_place(device, lambda adj: adj)
+
+
+def swa(device, algorithm='swa'):
+    """With nine columns 16 lanes share a row: 8 rows a block, of which the last block uses 5."""
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 9), 'f', seed=2))
+    residual = device.put(integers((adj.n_rows, 9), 'f', seed=3))
+    return (
+        gpu.bspmm(adj, x, None, residual, False, algorithm),
+        reference.bspmm(adj, x, residual=residual),
+    )
+
+
+def swa_blocked(device):
+    adj = batch('mixed', 'f')
+    x = device.put(integers((adj.n_cols, 80), 'f', seed=2))
+    residual = device.put(integers((adj.n_rows, 80), 'f', seed=3))
+    return (
+        gpu.bspmm(adj, x, None, residual, False, 'swa_blocked'),
+        reference.bspmm(adj, x, residual=residual),
+    )
+
+
+def swa_full(device):
+    """Of the 16 sub-warps of two blocks two have no row in the last graph, two have no graph."""
+    adj = BatchedCSR.from_matrices([1 + abs(integers((n, n), 'f')) for n in (7, 5)])
+    x = device.put(integers((adj.n_cols, 16), 'f', seed=2))
+    return gpu.bspmm(adj, x, None, None, False, 'swa'), reference.bspmm(adj, x)
+
+
+def _st(device, algorithm, name='relations', n_channels=5):
+    adj = shuffled(BatchedCOO.from_csr(batch(name, 'f')))
+    x = device.put(integers((adj.n_cols, n_channels), 'f', seed=2))
+    return papers.gpu.bspmm(adj, x, None, None, False, algorithm), reference.bspmm(adj, x)
+
+
+def st_shared(device):
+    return _st(device, 'st_shared')
+
+
+def st_blocked(device):
+    return _st(device, 'st_blocked')
+
+
+def st_global(device):
+    return _st(device, 'st_global', 'duplicates')
+
+
+def st_shared_wide(device):
+    """Entries go round a block more than once, columns round a sub-warp."""
+    return _st(device, 'st_shared', 'mixed', 33)
+
+
+def st_blocked_wide(device):
+    return _st(device, 'st_blocked', 'mixed', 33)
+
+
+def st_global_wide(device):
+    return _st(device, 'st_global', 'mixed', 33)
+
+
+def dropped(device):
+    x = device.put(integers((37, 9), 'f'))
+    counter = device.put(numpy.array([5], numpy.uint64))
+    mask, y = gpu.dropout(x, 0.5, 1, 2, counter)
+    kept = reference.kept(x.size, 0.5, 1, 2, 5).reshape(x.shape)
+    return flat([mask, y]), flat([2 * kept, 2 * kept * x])
+
+
+def gathered(device):
+    """Several graphs a warp."""
+    emulated = CpuDevice()
+    emulated.send = device.put
+    index = numpy.array((3, 0, 6, 5, 5, 2, 1, 7, 0) * 4)
+    molecules = molecule_set(n_relations=2)
+    plan = policy.gather_launch
+
+    def two_warps(*sizes):
+        return plan(*sizes)._replace(block=(64, 1, 1))
+
+    with mock.patch.object(policy, 'gather_launch', two_warps):
+        found = DeviceMolecules(molecules, emulated).batch(index, 'packed')
+    return tuple(
+        flat([atoms, adj.indptr, adj.indices, adj.data, adj.row_offsets, adj.col_offsets, *labels])
+        for atoms, adj, labels in (found, molecules.batch(index, 'packed'))
+    )
+
+
+def updated(device):
+    """A decay and norms that do not clip: exact in integers."""
+    data, grad = (integers((1100,), 'f', seed=seed) for seed in (2, 3))
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(device.put(data))
+        link.v = chainer.Parameter(device.put(data[:3]))
+    optimizer = optimizers.SGD(0.5).setup(link)
+    optimizer.add_hook(optimizer_hooks.WeightDecay(2))
+    optimizer.add_hook(optimizer_hooks.GradientClipping(1e9))
+    optimizer.add_hook(optimizer_hooks.GradientClipping(1e8), 'second')
+    link.w.grad, link.v.grad = device.put(grad), device.put(grad[:3])
+    update = FusedUpdate(optimizer)
+    update.prepare()
+    device.reachable = [link.w.array, link.w.grad, link.v.array, link.v.grad]
+    update.launch(device.put(update.advance()))
+    hooked = grad + 2 * data
+    expected = data - hooked / 2
+    return flat(device.reachable), flat([expected, hooked, expected[:3], hooked[:3]])
+
+
+# kernel -> what uses it; the first of them goes through most of its code.
+KERNELS = {
+    'bspmm_csr': (pipelined, product),
+    'bsddmm_csr': (sampled,),
+    'bsddmm_coo': (sampled_coo,),
+    'segment_reduce': (long_segments, maximum),
+    'segment_broadcast': (long_broadcast, broadcast),
+    'segment_softmax': (softmax, softmax_gradient),
+    'transpose_csr': (transposed,),
+    'bspmm_sell': (sliced, sliced_by_two_blocks, sliced_vector),
+    'spmv_csr': (vector,),
+    'bspmm_swa': (swa_full, swa),
+    'bspmm_st_shared': (st_blocked, st_shared),
+    'bspmm_st_global': (st_global,),
+    'dropout': (dropped,),
+    'gather_batch': (gathered,),
+    'fused_update': (updated,),
+}

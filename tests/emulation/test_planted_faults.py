@@ -1,0 +1,184 @@
+"""Kernels broken on purpose: what each means of these tests is there to find."""
+
+import numpy
+import pytest
+
+from tests.emulation import representatives
+from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
+
+# The only one of its conditions that guards a load.
+PADDED_GATHER = """if (from[u] >= 0 && c + t < n_vectors)
+                        gathered"""
+
+# representative, text of the kernel, what stands there instead: noticed without a sanitizer, by the
+# result or by the engine.
+PLAIN_FAULTS = [
+    ('product', 'indices[at]', 'indices[k]'),
+    ('product', 'left > 0; k += AHEAD', 'left > 1; k += AHEAD'),
+    ('product', 'c >= n_vectors)', 'c + 1 >= n_vectors)'),
+    ('product', 'row >= n_rows', 'row > n_rows'),
+    ('product', 'x[(OFFSET)entries', 'x[1 + (OFFSET)entries'),
+    ('product', 'tile * blockDim.x * COLUMNS + threadIdx.x', '0'),
+    ('pipelined', 'entries = next;', ''),
+    ('pipelined', 'next_left = later_end - later_k;', 'next_left = 0;'),
+    ('pipelined', 'row >= stop', 'row + step >= stop'),
+    ('pipelined', 'after : n_rows;', 'after : n_rows + 1;'),
+    ('sampled', 'step = LANES / 2', 'step = LANES / 4'),
+    ('sampled', 'c = threadIdx.x;', 'c = 0;'),
+    ('sampled', 'n < end - k ? indices[k + n]', 'true ? indices[k + n]'),
+    ('sampled', '(group, sum[n]', '(~0u, sum[n]'),
+    ('sampled_coo', 'step = LANES / 2', 'step = LANES / 4'),
+    ('sampled_coo', 'c = threadIdx.x;', 'c = 0;'),
+    ('sampled_coo', 'ids[2 * k + 1]', 'ids[2 * k]'),
+    ('maximum', '|| value != value', ''),
+    ('maximum', 'if (u == 0 && i == lane)', 'if (false)'),
+    ('maximum', 'lane + step < count', 'true'),
+    ('maximum', 'y[to * n_vectors', 'y[(to + 1) * n_vectors'),
+    ('maximum', 'at(i + u * lanes);', 'at(i + u * lanes + 12);'),
+    ('maximum', '            __syncthreads();\n            // A lane', '            // A lane'),
+    ('long_segments', 'i == 0 && begin > first ? n_chunks : 0', '0'),
+    ('long_segments', 'side ? stop - 1 : first)', 'first)'),
+    ('long_segments', '(end < stop ? end : stop) - begin', 'stop - begin'),
+    ('long_segments', 'if (begin < first) begin = first;', ''),
+    ('long_segments', '(end - 1) / chunk', 'end / chunk - 1'),
+    ('long_segments', 'offsets[middle + 1] <= row', 'offsets[middle + 1] < row'),
+    ('long_segments', '__syncthreads();  // the last', '// the last'),
+    ('broadcast', 'i += blockDim.y', 'i += 2 * blockDim.y'),
+    ('broadcast', 'i < end;', 'i <= end;'),
+    ('broadcast', 'if (segment < n_segments) value', 'value'),
+    ('long_broadcast', 'end - begin <= chunk', 'true'),
+    ('long_broadcast', 'part ? stop - 1 : first', 'first'),
+    ('long_broadcast', 'end = end < stop ? end : stop;', ''),
+    ('long_broadcast', 'begin = begin > first ? begin : first;', ''),
+    ('transposed', 'mine[column] + before', 'mine[column]'),
+    ('transposed', 'i <= n_all_cols', 'i < n_all_cols'),
+    ('transposed', 'place += warp_total[w]', 'place += 0'),
+    ('transposed', 'if (lane >= step) sum', 'sum'),
+    ('transposed', 'warp * n_cols;', '0;'),
+    ('transposed', '    __syncthreads();\n\n    int *const mine', '    int *const mine'),
+    ('transposed', '    __syncthreads();\n\n    int base', '    int base'),
+    ('transposed', '        __syncthreads();\n        int place', '        int place'),
+    ('transposed', '+ before;\n        __syncwarp();', '+ before;'),
+    ('sliced', 'row_order ? row_order[first_row + place]', 'row_order ? first_row + place'),
+    ('sliced', 'warp % warps * 32', '0'),
+    ('sliced', 'for (int c = blockIdx.y * TILE; c', 'for (int c = blockIdx.y * TILE; c + 1'),
+    ('sliced', 'place >= height', 'false'),
+    ('sliced', '+ thread % 32;', ';'),
+    ('sliced_by_two_blocks', 'c += gridDim.y * TILE', 'c += TILE'),
+    ('sliced_by_two_blocks', 'c = blockIdx.y * TILE', 'c = 0'),
+    ('sliced_vector', 'sum[t][e] *= alpha', ''),
+    ('sliced_vector', 'if (beta != 0)', 'if (false)'),
+    ('sliced_vector', 'AHEAD * height', 'AHEAD'),
+    ('sliced_vector', 'residual[at]', 'residual[0]'),
+    ('vector', 'sum *= alpha', ''),
+    ('vector', 'if (beta != 0)', 'if (false)'),
+    ('vector', 'k += AHEAD * LANES', 'k += LANES'),
+    ('vector', 'row >= n_rows', 'row > n_rows'),
+    ('swa', 'Real result = sum[j]', 'Real result = sum[columns - 1 - j]'),
+    ('swa_full', 'sum[j] = 0', 'sum[j + 1] = 0'),
+    ('swa_full', 'Real result = sum[j]', 'Real result = sum[j + 1]'),
+    ('swa_full', 'row >= row_offsets[graph + 1]', 'row > row_offsets[graph + 1]'),
+    ('swa_full', 'k < end', 'k <= end'),
+    ('swa_full', 'widen(from[j])', 'widen(from[j + 1])'),
+    ('swa_blocked', ' sum[j] = 0;', ' ;'),
+    ('swa_blocked', 'number % max_rows', '0'),
+    ('swa_blocked', 'blockIdx.y * width', '0'),
+    ('swa_blocked', '* n_channels + first;\n        for', '* n_channels;\n        for'),
+    ('swa_blocked', 'if (residual)', 'if (false)'),
+    (
+        'swa_blocked',
+        'j = lane; j < columns; j += SUBWARP) sum[j] +=',
+        'j = lane; j < columns; j += 2 * SUBWARP) sum[j] +=',
+    ),
+    (
+        'swa_full',
+        'for (unsigned j = lane; j < columns; j += SUBWARP) sum[j] = 0;',
+        'for (unsigned j = lane; j < columns; j += SUBWARP) sum[columns - 1 - j] = 0;',
+    ),
+    ('st_blocked', 'total[i] = 0;\n    __syncthreads();', 'total[i] = 0;'),
+    ('st_blocked', '    }\n    __syncthreads();\n\n    for (int row', '    }\n\n    for (int row'),
+    ('st_shared_wide', 'total[i] = 0', ''),
+    ('st_blocked_wide', '+ first + c]));', '+ c]));'),
+    ('st_shared_wide', 'k += n_groups', 'k += blockDim.x'),
+    ('st_global_wide', 'c += SUBWARP', 'c += 2 * SUBWARP'),
+    ('st_blocked', 'row < n_rows;', 'row <= n_rows;'),
+    (
+        'gathered',
+        'before_graph[warp] = before;\n        __syncwarp();',
+        'before_graph[warp] = before;',
+    ),
+    ('gathered', 'row * n_relations;\n        copy', 'row;\n        copy'),
+    ('gathered', 'h = first + lane; h < g', 'h = first + lane; h <= g'),
+    ('gathered', 'if (g < first)', 'if (g <= first)'),
+    ('updated', '    __syncthreads();\n    double sum', '    double sum'),
+    ('updated', 'if (i >= size) break;', 'if (i > size) break;'),
+    ('softmax_gradient', '- total[e])', '- total[0])'),
+    (
+        'softmax_gradient',
+        'i < end; ++i) {\n            const Vector value = a[i * n_vectors + c], by',
+        'i + 1 < end; ++i) {\n            const Vector value = a[i * n_vectors + c], by',
+    ),
+]
+
+# By AddressSanitizer: reads that change no result.
+MEMORY_FAULTS = [
+    ('product', '(left - 1 < u ? left - 1 : u)', 'u'),
+    ('pipelined', 'row + 2 * step < stop', 'true'),
+    ('sampled_coo', 'k >= entry_offsets', 'k > entry_offsets'),
+    ('maximum', 'to < n_segments', 'to <= n_segments'),
+    ('transposed', 'entry < end ? indices', 'true ? indices'),
+    ('transposed', 'shared + n_entries;', 'shared + n_entries + 1;'),
+    ('sliced_vector', 'slice >= n_slices', 'slice > n_slices'),
+    ('sliced_vector', 'at < end ? column[at]', 'true ? column[at]'),
+    ('sliced_vector', PADDED_GATHER, PADDED_GATHER.replace('from[u] >= 0', 'true')),
+    ('vector', 'at < end ? indices[at]', 'true ? indices[at]'),
+    ('swa_full', 'graph >= n_graphs', 'graph > n_graphs'),
+    ('st_shared', 'i < n_rows * width', 'i <= n_rows * width'),
+    ('st_global', 'k >= entry_offsets[n_graphs]', 'k > entry_offsets[n_graphs]'),
+    ('updated', '            if (i < size) {', '            if (i <= size) {'),
+    ('softmax', 'segment >= n_segments', 'segment > n_segments'),
+]
+
+# By ThreadSanitizer alone: neither order of the threads changes the result.
+RACES_FAULTS = [
+    ('transposed', '        __syncthreads();\n    }\n    if (graph', '    }\n    if (graph'),
+    ('transposed', '__popc(peers);\n        __syncwarp();', '__popc(peers);'),
+    ('swa', 'sum = output + sub_warp * width', 'sum = output + sub_warp * (width - 1)'),
+    ('st_blocked', 'atomicAdd(&total[row * width + c], ', 'total[row * width + c] += ('),
+    ('st_global', 'atomicAdd(&y[row * n_channels + c], ', 'y[row * n_channels + c] += ('),
+    ('gathered', '__syncthreads();\n    Sizes before', 'Sizes before'),
+    (
+        'gathered',
+        '__syncwarp();  // before lane 0 writes the next',
+        '// before lane 0 writes the next',
+    ),
+    ('updated', '    __syncthreads();  // of_warp may still', '    // of_warp may still'),
+]
+
+
+def calculated(make_device, sanitizer, name, old, new):
+    return getattr(representatives, name)(make_device(sanitizer, (old, new)))
+
+
+@pytest.mark.parametrize('name, old, new', PLAIN_FAULTS)
+def test_noticed_without_a_sanitizer(make_device, name, old, new):
+    try:
+        result, expected = calculated(make_device, None, name, old, new)
+    except KernelError:
+        return
+    assert not numpy.array_equal(result, expected.astype(result.dtype), equal_nan=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, old, new', MEMORY_FAULTS)
+def test_noticed_by_address_sanitizer(make_device, name, old, new):
+    with pytest.raises(KernelError, match='AddressSanitizer'):
+        calculated(make_device, MEMORY, name, old, new)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, old, new', RACES_FAULTS)
+def test_noticed_by_thread_sanitizer(make_device, name, old, new):
+    with pytest.raises(KernelError, match='data race'):
+        for _ in range(20):  # a run shows a race only where two threads come close in time
+            calculated(make_device, RACES, name, old, new)

@@ -1,0 +1,84 @@
+"""Processes in which a test may do what it likes."""
+
+import collections
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+Done = collections.namedtuple('Done', 'returncode stdout stderr')
+
+# A process that imports modules once and forks for every program. A fork leaves the loop: its
+# program runs and ends at the top level of a `python -c`, and is told to by nothing but this text.
+_SERVER = """
+import importlib, json, os, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+import gc
+gc.freeze()  # else a fork spends most of its time in clearing away what was imported
+del gc, importlib
+while True:
+    request = sys.stdin.readline()
+    if not request:
+        os._exit(0)
+    pid = os.fork()
+    if not pid:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+request = json.loads(request)
+os.chdir(request['cwd'])
+for number, name in enumerate(('/dev/null', request['stdout'], request['stderr'])):
+    file = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY)
+    os.dup2(file, number)
+    os.close(file)
+sys.path[0] = os.getcwd()
+sys.argv = request['argv']
+code = compile(request['code'], '<string>', 'exec')
+for name in ('json', 'os', 'sys', 'name', 'pid', 'number', 'file', 'request'):
+    del globals()[name]
+exec(code)
+"""
+
+
+def environment():
+    """Return the environment (dict) in which this checkout is imported, one thread a library."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
+
+
+class Forks:
+    """Run programs in forks of one process that has imported some modules.
+
+    A program finds these modules imported, hence is quick; else it is alone in its process.
+
+    Args:
+        folder (path): for the output of the programs.
+        modules (str): names.
+    """
+
+    def __init__(self, folder, *modules):
+        self._files = [str(folder / name) for name in ('stdout', 'stderr')]
+        self._process = subprocess.Popen(
+            [sys.executable, '-c', _SERVER, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+
+    def run(self, code, argv=('-c',), cwd='.'):
+        """Run a program text; return its status and output (Done)."""
+        for file in self._files:
+            open(file, 'w').close()
+        request = dict(code=code, argv=[str(word) for word in argv], cwd=str(cwd))
+        request.update(zip(('stdout', 'stderr'), self._files))
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        status = int(self._process.stdout.readline())
+        return Done(status, *(pathlib.Path(file).read_text() for file in self._files))
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
