@@ -23,7 +23,7 @@ from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training.fused_update import FusedUpdate
-from tests.dataset.molecule_sets import molecule_set
+from tests.support.data_sets import molecule_set
 from tests.emulation.kernel_cases import batch, integers, transpose_on
 from tests.support import shuffled
 
