@@ -92,7 +92,7 @@ def fits(algorithm, adj, n_channels, dtype, trans):
     """Whether a kernel forced by name can hold the output; the others hold all of BATCHES."""
     n_rows = adj.max_cols if trans else adj.max_rows
     return algorithm != 'st_shared' or (
-        n_rows * n_channels * numpy.dtype(dtype).itemsize <= policy.SHARED_BUDGET
+        n_rows * n_channels * numpy.dtype(dtype).itemsize <= papers.policy.SHARED_BUDGET
     )
 
 

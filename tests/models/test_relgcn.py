@@ -84,12 +84,11 @@ def test_gradients_do_not_leak_from_batch_to_batch(device):
     """Two batches through one model give what each gives by itself."""
     numpy.random.seed(0)
     model = RelGCN(scale_adj=True)
-    model.to_device(device)
     first, second = (
         concat_mols(molecules(sizes, seed=seed), device)[:2]
         for seed, sizes in enumerate(([5, 3], [7]))
     )
-    model = chainer.Sequential(model)
+    model = chainer.Sequential(model).to_device(device)
     both = parity.outcome(model, [first, second])
     parts = [parity.outcome(model, [batch]) for batch in (first, second)]
     for name in both:

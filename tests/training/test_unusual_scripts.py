@@ -296,7 +296,7 @@ def test_columns_of_nodes_with_a_data_set_on_the_device():
         DeviceDataset(same_molecules(), device),
         converter=chainer_bspmm.CSRConverter(n_node_columns=1),
     )
-    with pytest.raises(ValueError, match='expected dense examples to go with n_node_columns = 1'):
+    with pytest.raises(ValueError, match='expected dense examples with n_node_columns = 1'):
         run(updater, 1)
 
 
