@@ -27,7 +27,7 @@ class StepDiffers(RuntimeError):
         reported (dict): what the eager step reported.
     """
 
-    def __init__(self, message: str, reported=None):
+    def __init__(self, message: str, reported: dict | None = None):
         super().__init__(message)
         self.reported = reported or {}
 
