@@ -28,10 +28,10 @@ WARM_CAPTURED = 3000  # steps
 class Worker:
     """A process that times what it is asked for with the package of one checkout."""
 
-    def __init__(self, checkout, device):
+    def __init__(self, checkout, device, only):
         paths = [str(checkout), *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)))
-        command = [sys.executable, __file__, '--worker', device, str(checkout)]
+        command = [sys.executable, __file__, '--worker', device, str(checkout), only]
         self._process = subprocess.Popen(
             command, cwd=checkout, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
@@ -63,10 +63,13 @@ def main(argv=None):
     parser.add_argument('--only', default='', help='names to time contain this')
     arguments = parser.parse_args(argv)
     device = harness.device_of(arguments.device)
-    workers = [Worker(tree.resolve(), arguments.device) for tree in (arguments.checkout, ROOT)]
+    workers = [
+        Worker(tree.resolve(), arguments.device, arguments.only)
+        for tree in (arguments.checkout, ROOT)
+    ]
     before, after = workers
     assert before.names == after.names, (before.names, after.names)
-    times = {name: ([], []) for name in before.names if arguments.only in name}
+    times = {name: ([], []) for name in before.names}
     for turn in range(arguments.rounds + 1):
         for name in times:
             order = (0, 1) if turn % 2 else (1, 0)
@@ -95,7 +98,7 @@ def main(argv=None):
     print(harness.save('compare_commits', result, arguments.out))
 
 
-def work(device_name, checkout):
+def work(device_name, checkout, only):
     """Answer names on stdin by microseconds on stdout."""
     import chainer_bspmm
 
@@ -105,7 +108,8 @@ def work(device_name, checkout):
     device = chainer.get_device(device_name)
     device.use()
     with contextlib.redirect_stdout(io.StringIO()):  # "Set up RSGCN predictor..."
-        timed = dict(products(device), **steps(device))
+        timed = dict(products(device), **steps(device, only))
+    timed = {name: function for name, function in timed.items() if only in name}
 
     print(json.dumps(list(timed)), flush=True)
     for line in sys.stdin:
@@ -157,7 +161,7 @@ def products(device):
     }
 
 
-def steps(device):
+def steps(device, only):
     import chainer
     import numpy
     import pandas
@@ -181,6 +185,8 @@ def steps(device):
                       ('captured, DeviceDataset', GraphUpdater,
                        lambda data: DeviceDataset(data, device))]  # fmt: skip
         for kind, updater_type, place in kinds:
+            if only not in '%s, %s' % (method, kind):
+                continue
             numpy.random.seed(0)
             model = Regressor(set_up_predictor(method, 64, 4, labels.shape[1]),
                               lossfun=chainer.functions.mean_squared_error)  # fmt: skip
@@ -201,6 +207,6 @@ def steps(device):
 
 if __name__ == '__main__':
     if sys.argv[1:2] == ['--worker']:
-        work(sys.argv[2], pathlib.Path(sys.argv[3]))
+        work(sys.argv[2], pathlib.Path(sys.argv[3]), sys.argv[4])
     else:
         main()
