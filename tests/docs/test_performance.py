@@ -124,9 +124,11 @@ def test_quality():
 def test_quality_in_the_text(page):
     models = stored('quality.json')['summary']['qm9']['relgcn']
     text = ' '.join((ROOT / page).read_text().split())
-    said = re.findall(
-        r"RelGCN's error is (.*?) (packed|padded)(?:,| and) (.*?) (packed|padded)", text
+    errors = re.findall(
+        r"RelGCN's mean absolute error is (.*?) bohr³ (packed|padded)(?:,| and) (.*?) "
+        r'(packed|padded)',
+        text,
     )
-    ((first, one, second, other),) = said
+    ((first, one, second, other),) = errors
     assert {one, other} == {'packed', 'padded'}
     assert_agree([first, second], [models[one]['mean'], models[other]['mean']])
