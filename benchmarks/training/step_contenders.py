@@ -23,7 +23,9 @@ CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
 GEOMETRIC_CAPTURED = 'PyTorch Geometric captured'
 
 WARM = 3
-WARM_CAPTURED = 30  # enough for each of GraphUpdater's sizes to occur twice
+# Each of GraphUpdater's sizes has occurred, and most are past the checks of their first 1,024
+# replays, of which each takes as long as an eager step.
+WARM_CAPTURED = 3000
 
 N_EQUAL = 16  # molecules of the batch on which contenders must agree
 # With so large an eps Adam's step is nearly a multiple of the gradient, so that rounding errors of
@@ -60,7 +62,10 @@ class Trainer:
             iterator = SerialIterator(
                 data_set(), n_batch, order_sampler=order, shuffle=None if shuffle else False
             )
-            self.updater = kind(iterator, self.optimizer, converter=converter, device=device)
+            options = {'on_difference': 'raise'} if self.is_captured else {}
+            self.updater = kind(
+                iterator, self.optimizer, converter=converter, device=device, **options
+            )
         self._reporter = chainer.Reporter()
         self._reporter.add_observer('main', self.model)
         self._reporter.add_observers('main', self.model.namedlinks(skipself=True))
