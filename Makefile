@@ -13,19 +13,19 @@ help:
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
 	@echo 'make docs    build the pages and the API reference into site/'
 	@echo 'make wheel   build the sdist and the wheel into dist/'
-	@echo 'make clean   remove the environments and whatever was built'
-	@echo 'PYTHON=python3.13 behind any of them uses that interpreter, in an environment of its own.'
+	@echo 'make clean   remove the environments and everything that was built'
+	@echo 'Add PYTHON=python3.13 to any of them to use that interpreter, in a separate environment.'
 
 demo: $(READY)
 	@$(VENV)/bin/python examples/qm9/demo.py
 
-# A process for each core. Those of one module stay together until a process is idle.
+# One process per core. The tests of a module stay together until a process is idle.
 override PYTEST = $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 test: $(READY)
 	@$(PYTEST) -m 'not slow'
 	@echo 'Left out: tests marked slow (the sanitizers over all cases, nvcc for every GPU, long' \
-	    'trainings), which `make test-all` runs, and tests of the GPU where there is none.'
+	    'trainings), which `make test-all` runs, and GPU tests if there is no GPU.'
 
 test-all: $(READY)
 	@$(PYTEST)
@@ -48,8 +48,8 @@ wheel: $(READY)
 clean:
 	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache .cache site
 
-# Make the environment anew when it is not this checkout's: its interpreter was replaced or is gone,
-# or the folder was copied or moved, and the environment would run the code of the old place.
+# Recreate the environment if it is not this checkout's: its interpreter was replaced or removed, or
+# the folder was copied or moved, so that the environment would run the code in the old place.
 override INSTALLED := $(shell $(VENV)/bin/python -Ic \
 	'from importlib.util import find_spec; print(find_spec("chainer_bspmm").origin)' 2>/dev/null)
 ifneq ($(INSTALLED),$(CURDIR)/chainer_bspmm/__init__.py)

@@ -21,12 +21,12 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METHODS = 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'
 BATCH = 128
-CALLS, STEPS = 300, 40  # that are timed together
+CALLS, STEPS = 300, 40  # timed together
 WARM_CAPTURED = 3000  # steps
 
 
 class Worker:
-    """A process that times what it is asked for with the package of one checkout."""
+    """A process that times calls and steps of the package of one checkout."""
 
     def __init__(self, checkout, device, only):
         paths = [str(checkout), *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
@@ -57,7 +57,7 @@ def main(argv=None):
 
     parser = harness.argument_parser(__doc__)
     parser.add_argument('checkout', type=pathlib.Path, help='the other checkout')
-    parser.add_argument('--base', help='its commit, to note in the result')
+    parser.add_argument('--base', help='its commit, to record in the result')
     parser.add_argument('--device', default='@numpy')
     parser.add_argument('--rounds', type=int, default=15)
     parser.add_argument('--only', default='', help='names to time contain this')

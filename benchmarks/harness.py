@@ -24,7 +24,7 @@ RESULTS = ROOT / 'benchmarks' / 'results'
 def argument_parser(doc: str) -> argparse.ArgumentParser:
     """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument('--commit', help='commit to note in the result; default: ask git')
+    parser.add_argument('--commit', help='commit to record in the result; default: ask git')
     parser.add_argument('--out', help='folder of the result; default: results/<gpu or cpu>')
     return parser
 
@@ -103,7 +103,7 @@ def conditions(commit, data=None, n_molecules=None, device=None) -> dict:
 
 
 def step_conditions(commit, device) -> dict:
-    """Return :func:`conditions` of a training step: the libraries beside Chainer, and threads."""
+    """Return :func:`conditions` of a training step: with other libraries and threads."""
     found = conditions(commit, device=device)
     if device.xp is numpy:
         found['threads'] = os.environ.get('OMP_NUM_THREADS', 'not limited')

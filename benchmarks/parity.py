@@ -209,7 +209,7 @@ def main(argv=None):
         action='store_true',
         help='only write docs/parity.md, from the files that are there',
     )
-    parser.add_argument('--commit', help='what to note as the commit; asks git otherwise')
+    parser.add_argument('--commit', help='commit to record in the result; default: ask git')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of results')
     args = parser.parse_args(argv)
     if args.page:

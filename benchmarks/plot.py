@@ -350,7 +350,7 @@ def _gflops(case, us):
 
 
 def _draw_slices(panel, case):
-    """Draw GFLOP/s over the slice size, and our CSR and cuSPARSE beside it."""
+    """Draw GFLOP/s over the slice size, with our CSR and cuSPARSE for comparison."""
     times = case['spmv_device_us']
     for sort_rows, color, line in ((False, BLUE, '-o'), (True, SKY, '--s')):
         here = [

@@ -139,7 +139,7 @@ def gpus():
         elif has_nvidia_driver():
             yield (
                 "  missing: CuPy, and this machine has NVIDIA's driver:\n"
-                "    pip install 'chainer_bspmm[cuda13]' (or cuda12) beside the CUDA Toolkit, "
+                "    pip install 'chainer_bspmm[cuda13]' (or cuda12) with the CUDA Toolkit, "
                 "without it\n    pip install 'cupy-cuda13x[ctk]' (or cupy-cuda12x)"
             )
         else:
@@ -177,7 +177,7 @@ def summary(outcomes):
 
 
 def test(device):
-    """Print the outcome of the self-test on a device, one line a kernel; return the failures."""
+    """Print the outcome of the self-test on a device, one line per kernel; return the failures."""
     kernels = collections.defaultdict(list)
     failures = []
     for outcome in self_test.run(device):

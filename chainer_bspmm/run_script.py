@@ -16,7 +16,7 @@ def repair_child_processes():
     A forked process has it already; a spawned one, or one of a fork server, runs the script's top
     level itself.
     """
-    # Instead of the script, which the server would run first.
+    # Replaces the script, which the server would run first.
     multiprocessing.set_forkserver_preload(['chainer_bspmm'])
     original = multiprocessing.spawn.get_command_line
     # The package's folder: it may be on sys.path only because it was the current folder.

@@ -72,7 +72,7 @@ def _expected_update(case):
     return x - 0.25 * (x * x + 0.5 * x)
 
 
-# Kernel -> (its call, the reference's); both take a Case. A CPU has one algorithm for a container.
+# Kernel -> (its call, the reference's); both take a Case. A CPU has one algorithm per container.
 GPU_CHECKS = {
     'bspmm_csr': (
         lambda case: backend.bspmm(case.adj, case.x),
@@ -163,7 +163,7 @@ def _case(device, dtype):
 
 
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
-    """Test every product and reduction on a device; on a GPU each compiles another kernel.
+    """Test every product and reduction on a device; on a GPU each compiles a different kernel.
 
     Args:
         device (chainer.backend.Device): of NumPy or CuPy.

@@ -16,12 +16,12 @@
 // -DWEIGHTS=2: value(k) = data[order[k]], the values of a matrix seen through its transpose.
 // -DAHEAD=n: entries whose loads are issued before the first is used. Molecules have two to four a
 //     row, so one round mostly suffices and its latency is paid once.
-// -DCOLUMNS=n: vectors of a row that a thread owns, blockDim.x apart: they share what is read of A.
+// -DCOLUMNS=n: vectors of a row that a thread owns, blockDim.x apart: it reads A once for all.
 // -DPIPELINED=1: a thread goes through several rows and loads the next one's entries before it uses
 //     those of this one, so that only gathers of x are waited for; 0: one row.
 // -DRESIDUAL=1: residual is added; 0: it is not read, and may be null.
 // -DSTREAM=1: write y past the L2 cache, for a y so large that it would push x out of it.
-// -DOFFSET=unsigned: x and y have fewer than 2^32 vectors; size_t: as many as you like.
+// -DOFFSET=unsigned: x and y have fewer than 2^32 vectors; size_t: any number.
 //
 // Launch: block (columns, rows), grid (row blocks, y, z) with at least ceil(n_vectors / (columns *
 // COLUMNS)) blocks in y and z together, and row_blocks * rows * rows_per_thread >= n_rows (< 2^31;

@@ -1,6 +1,6 @@
 // What all kernels share. Every kernel file is compiled with
 //   -DSTORAGE=__half | float | double   dtype of the arrays in memory
-//   -DVECTOR=n                          elements a thread moves at a time (a power of two)
+//   -DVECTOR=n                          elements that a thread moves at once (a power of two)
 // Arithmetic is float for __half and float storage, double for double. All arrays are C-contiguous;
 // feature matrices are rows of n_vectors vectors, aligned to a vector. Row and entry counts fit in
 // 31 bits; products of them with a width do not, so offsets are 64-bit.

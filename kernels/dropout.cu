@@ -3,8 +3,8 @@
 //     mask[i] = scale where element i is kept, else 0
 //     y[i] = x[i] mask[i], or max(0, x[i]) mask[i]
 //
-// Which elements are kept follows from the seed, the step, the layer and the place alone: neither from
-// the number of elements, nor from how the kernel is launched. Philox4x32-10 (Salmon, Moraes, Dror,
+// Which elements are kept depends on the seed, the step, the layer and the place alone, not on the
+// number of elements or on how the kernel is launched. Philox4x32-10 (Salmon, Moraes, Dror,
 // Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11) makes four words of a key of two and
 // a counter of four, 32 bits each. This is what goes into them (reference.py says the same in NumPy):
 //
@@ -13,7 +13,7 @@
 //
 // Element i, in row-major order, takes word i % 4. It is kept if that word is at least `threshold`,
 // which is ratio 2**32 rounded up: dropped with probability ratio, to 2**-32. The step is read from
-// device memory: a captured launch draws anew whenever that changes.
+// device memory: a captured launch draws new numbers whenever that changes.
 //
 // x, mask, y (n) with n = 4 last + n_last, n_last from 1 to 4, VECTOR a divisor of both 4 and n;
 // counter (1) uint64. y may be x. No atomics.

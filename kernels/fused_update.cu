@@ -1,5 +1,5 @@
-// Hooks of an optimizer, then its update, for many parameters p with gradients g at once. With the
-// names of Chainer's optimizers, every number below being read from device memory:
+// Hooks of an optimizer, then its update, for many parameters p with gradients g at once. Numbers
+// below have the names of Chainer's optimizers and are read from device memory:
 //
 //     hooks, in their order:
 //       WEIGHT_DECAY  g += rate p                  LASSO  g += rate sign(p)
@@ -75,7 +75,7 @@ __device__ inline double block_sum(double value)
     return sum;
 }
 
-// Two blocks at once, at least: left to itself, the compiler spills the calls of sqrt and division.
+// Two blocks at once, at least: otherwise the compiler spills the calls of sqrt and division.
 extern "C" __global__ void __launch_bounds__(256, 2) fused_update(
     const Table table, const double *__restrict__ numbers, const double *__restrict__ before,
     double *__restrict__ after, const int n_before, const int first_hook, const int n_hooks,
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) fused_update(
         double sum = 0;
         for (int i = threadIdx.x; i < n_before; i += THREADS) sum += before[i];
         const double scale = numbers[2 * (first_hook - 1)] / sqrt(block_sum(sum));
-        if (!(scale > 1)) rate = Real(scale);  // a NaN goes on into the gradients
+        if (!(scale > 1)) rate = Real(scale);  // a NaN propagates to the gradients
     }
     double squares = 0;
     for (int chunk = blockIdx.x; chunk < table.n_chunks; chunk += gridDim.x) {

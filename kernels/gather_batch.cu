@@ -18,11 +18,11 @@
 // the number of entries, everything else with 0. So every element is written, once. No atomics on
 // global memory: the result does not depend on timing. Nothing is checked.
 //
-// -DLABELS_ONLY=1: nothing but the labels, of a data set that has more than two of them.
+// -DLABELS_ONLY=1: only the labels, of a data set that has more than two of them.
 //
 // Launch: block (warps * 32), grid (ceil(n_graphs / graphs_per_block)), n_graphs >= 1. A block owns
 // graphs_per_block graphs, its warps take them in turn. So that one launch suffices, every block adds
-// up all sizes: index and tables are read from the L2 cache, once a block.
+// up all sizes: index and tables are read from the L2 cache, once per block.
 #include "common.cuh"
 
 struct Sizes {

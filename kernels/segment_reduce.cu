@@ -2,13 +2,14 @@
 //
 //     y[g, :] = reduction of x[i, :] over i in [offsets[g], offsets[g + 1])
 //
-// offsets (n_segments + 1) int32, or NULL for one segment of all rows; x (n_rows, n_B), y (n_segments, n_B); n_B = n_vectors * VECTOR.
+// offsets (n_segments + 1) int32, or NULL for one segment of all rows; x (n_rows, n_B),
+// y (n_segments, n_B); n_B = n_vectors * VECTOR.
 // An empty segment gives 0. A maximum over values that hold a NaN is NaN. Rows past the last offset
 // are not read. y is written once and never read. Deterministic, no atomics: lanes take the rows of a
 // segment in turn and are added in a fixed tree.
 //
 // A segment of more than `chunk` rows is left to blocks that own fixed chunks of `chunk` rows of x,
-// whatever the segments are, and to a second launch. At most two such segments meet a chunk: the one
+// for any segments, and to a second launch. At most two such segments meet a chunk: the one
 // that its first row is in, and the one that begins in it. Their parts are
 // partial (2, n_chunks, n_B) of the arithmetic dtype; only parts that a long segment has are written
 // and read.

@@ -9,8 +9,8 @@
 // offsets (n_segments + 1) int32; a, g, y (n_rows, n_B); n_B = n_vectors * VECTOR. Empty segments own
 // nothing. Rows past the last offset are neither read nor written. Arithmetic is double for every
 // storage dtype: the gradients of a segment cancel, their roundings do not. Sums are in the order of
-// the rows: deterministic, no atomics. NaN stays in its segment and column; so does what
-// infinities make of themselves, +inf or nothing but -inf: NaN, as in NumPy.
+// the rows: deterministic, no atomics. NaN stays in its segment and column. A +inf, or
+// only -inf, gives NaN there, as in NumPy.
 //
 // A thread owns a vector of a segment and walks its rows, three times: segments are meant to be as
 // short as the entries of a row of an adjacency matrix are, so that the second and third walk find

@@ -9,8 +9,8 @@
 // atomics are additions of integers in shared memory, whose sums do not depend on their order.
 //
 // A block owns a graph: it counts the entries of every column, adds the counts up, and then its warps
-// place the entries, 32 at a time in their order; lanes whose columns are equal go one behind the
-// other. A warp owns a run of entries, and in a column what is left to it by the warps before.
+// place the entries, 32 at a time in their order; lanes with equal columns take consecutive
+// places. A warp owns a run of entries, and in a column what is left to it by the warps before.
 //
 // Launch: block (a multiple of 32), grid (n_graphs); shared memory of an int for every entry of the
 // largest graph and, for every warp, for each of its columns.

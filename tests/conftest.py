@@ -33,7 +33,7 @@ def device(request):
 
 
 def pytest_collection_modifyitems(items):
-    """Skip tests that are marked gpu where there is none, multi_gpu where there is but one."""
+    """Skip tests marked gpu if there is no GPU, and those marked multi_gpu if there is only one."""
     n_gpus, _ = info.count_gpus()
     for item in items:
         if item.get_closest_marker('gpu') and not n_gpus:

@@ -1,4 +1,4 @@
-"""How the tests are laid out: what test files share lies in modules that are none."""
+"""How the tests are laid out: no test file imports from another."""
 
 import ast
 import pathlib

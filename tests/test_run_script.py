@@ -27,7 +27,7 @@ def command(forks, tmp_path):
 
 
 def run(*words, cwd):
-    """Run Python in a process of its own."""
+    """Run Python in a separate process."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
@@ -40,8 +40,8 @@ def run(*words, cwd):
 
 @pytest.fixture
 def both(command, tmp_path):
-    """What runs a script with Python and with the command; it returns both results, after a check
-    that they are alike."""
+    """A function that runs a script with Python and with the command, checks that the results are
+    equal, and returns both."""
 
     def run_both(text, *arguments):
         (tmp_path / 'script.py').write_text(text)

@@ -2,9 +2,9 @@
 
     python tools/environment.py DIRECTORY [--lowest]
 
-DIRECTORY is made anew. A file in it is named `unfinished` until everything is installed, then
+DIRECTORY is recreated. A file in it is named `unfinished` until everything is installed, then
 `ready`: an interrupted run is not taken for a whole one. A folder with neither is not ours and
-stays. With --lowest every requirement of setup.cfg is installed in the oldest version it allows.
+is kept. With --lowest every requirement of setup.cfg is installed in the oldest version it allows.
 
 Two upstream packages need care. Chainer's sdist imports pkg_resources in its setup.py, which
 setuptools no longer has: it is built with an older one, without isolation, and the newest comes

@@ -7,7 +7,7 @@
 // product with an atomic on global memory. A peer of the benchmarks, no part of the package.
 //
 // ids (nnz, 2) int32, row and column interleaved; values (nnz), b (n_A, n_B), c (m_A, n_B) float32,
-// C-contiguous. c must hold 0 before the launch. nnz * n_B < 2**31. The order of summation, hence the
+// C-contiguous. c must hold 0 before the launch. nnz * n_B < 2**31. The order of summation, so the
 // last bits, change from run to run.
 //
 // Launch: any block; nnz * n_B threads or more. No shared memory.

@@ -121,7 +121,7 @@ def sampled(adj, u, v):
 
 def transposes(adj):
     truth = adj.to_device(-1).T
-    for name in ('indptr', 'indices', 'data'):  # of which only the indices are looked at later
+    for name in ('indptr', 'indices', 'data'):  # of which only the indices are compared later
         numpy.testing.assert_array_equal(getattr(adj.T, name).get(), getattr(truth, name))
 
     def ours():

@@ -100,7 +100,7 @@ def product_error(adj, x, y):
 
 def measure_point(host, n_b, n_bytes, n_sets):
     """Return the times of bspmm and of the copies, over `n_sets` sets of buffers in turn."""
-    adjacencies = [host.to_device(0) for _ in range(n_sets)]  # copies of their own
+    adjacencies = [host.to_device(0) for _ in range(n_sets)]  # separate copies
     features = [cupy.random.uniform(-1, 1, (host.n_cols, n_b), 'f') for _ in range(n_sets)]
     half = -(-n_bytes // 32) * 4  # floats: source and target together move n_bytes
     buffers = [

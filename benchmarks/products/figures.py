@@ -118,7 +118,7 @@ def losses(points, kind):
 
 
 def headlines(points, kind):
-    """Return the report's headline ratios beside those measured, tables counted (list of dict)."""
+    """Return the report's headline ratios and those measured, tables counted (list of dict)."""
     found = []
     for point in points:
         report = HEADLINES.get((point['figure'], point['n_B']))

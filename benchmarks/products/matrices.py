@@ -57,7 +57,7 @@ def molecules(smiles):
     """Return the normalised adjacency matrices D^-1/2 (A + I) D^-1/2 of molecules.
 
     As the RSGCN preprocessor of Chainer Chemistry makes them: heavy atoms in the order of the
-    canonical SMILES, bonds of every type alike.
+    canonical SMILES, all types of bonds equal.
 
     Args:
         smiles (iterable of str): those that RDKit cannot parse or that have no atom are skipped.
@@ -120,7 +120,7 @@ def power_law(rng, n_rows, mean, longest):
     Args:
         rng (numpy.random.RandomState): draws lengths, columns and values.
         n_rows (int): rows and columns.
-        mean, longest (int): entries a row.
+        mean, longest (int): entries per row.
 
     Returns:
         scipy.sparse.csr_matrix: (n_rows, n_rows) float64, the entries of a row in order; draws

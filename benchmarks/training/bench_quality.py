@@ -2,7 +2,7 @@
 
 Trains with the examples' own scripts to the end, over several seeds, and keeps the metric of the
 test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of QM9's sample. A seed
-decides the split, the start and the order of the batches, for all of them alike. On a GPU::
+decides the split, the initial parameters and the order of the batches for all of them. On a GPU::
 
     python -m benchmarks.training.bench_quality --tox21 tox21.csv.gz --device 0 --processes 12
 

@@ -1,4 +1,4 @@
-"""How many molecules a second can be screened: upstream's predict, ours eager, ours captured?
+"""How many molecules per second can be screened: upstream's predict, ours eager, ours captured?
 
 ``python -m benchmarks.training.bench_screening --device 0 --tox21 tox21.csv.gz`` on a GPU, without
 ``--device`` on the CPU; writes ``benchmarks/results/<gpu or cpu>/screening.json``.

@@ -70,7 +70,7 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     Args:
         adj (BatchedCSR or BatchedCOO): the pattern, n_rows x n_cols; its values are not used.
         u (array): (n_rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded.
-        v (array): (n_cols, n_B), or three-dimensional likewise.
+        v (array): (n_cols, n_B), or three-dimensional as u.
 
     Returns:
         array: (nnz,), of u's dtype.

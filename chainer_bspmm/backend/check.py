@@ -8,12 +8,12 @@ from chainer_bspmm.sparse.validate import one_of  # NOQA: F401
 
 
 def product(adj):
-    """Check the matrix of a product, for which every container will do."""
+    """Check the matrix of a product, which may be any container."""
     operands.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
 
 
 def adjacency(adj):
-    """Check the matrix of anything else."""
+    """Check the matrix of any other function."""
     operands.of_kind(adj, (BatchedCSR, BatchedCOO))
 
 
@@ -51,6 +51,6 @@ def dropout(x, counter):
 def elements(size):
     if size > 2**34:
         raise ValueError(
-            'size: expected at most 2**34 elements, for which a layer has random '
-            'numbers, got %d' % size
+            'size: expected at most 2**34 elements, the random numbers that a layer '
+            'has, got %d' % size
         )

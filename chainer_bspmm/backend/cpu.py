@@ -40,8 +40,8 @@ def segment_sum(x, offsets, max_rows=None):
 
 
 def row_sum(x):
-    # numpy.sum adds one row after the other: its rounding grows with the batch, and it goes
-    # through memory a few channels at a time. Blocks of about sqrt(n_rows) rows are added to one
+    # numpy.sum adds one row after the other: its rounding error grows with the batch, and it
+    # reads memory a few channels at a time. Blocks of about sqrt(n_rows) rows are added to one
     # block, then the rows of that one: several times quicker and closer.
     n_rows, n_channels = x.shape
     dtype = numpy.float32 if x.dtype == numpy.float16 else x.dtype
@@ -73,7 +73,7 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
 def segment_softmax(x, offsets):
     # In double, as kernels/segment_softmax.cu explains.
     lengths = numpy.diff(offsets)
-    # A difference may be infinite, and infinities become NaN, in silence as on a GPU.
+    # A difference may be infinite, and infinities become NaN, without a warning, as on a GPU.
     with numpy.errstate(over='ignore', invalid='ignore'):
         y = x - numpy.repeat(segment_max(x, offsets), lengths, axis=0).astype('d')
         numpy.exp(y, out=y)

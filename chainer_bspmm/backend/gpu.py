@@ -205,7 +205,7 @@ def dropout_mask(size, dtype, ratio, seed, stream, counter):
 
 
 def _drop(kind, x, mask, y, ratio, seed, stream, counter):
-    """Launch kernels/dropout.cu on those of its arrays that `kind` has."""
+    """Launch kernels/dropout.cu on the arrays that `kind` uses."""
     arrays = [array for array in (x, mask, y) if array is not None]
     size, dtype = arrays[0].size, arrays[0].dtype
     if not size:
@@ -225,7 +225,7 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
             numpy.uint32(seed >> 32),
             numpy.uint32(stream),
             numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
-            # Rounded as the array is, so that it is what Chainer multiplies by.
+            # Rounded to the array's dtype, because that is what Chainer multiplies by.
             arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
         ),
         (('KIND', kind),),
@@ -240,7 +240,7 @@ Source = collections.namedtuple(
 
 
 def gather_batch(source, index, buffers):
-    """Launch kernels/gather_batch.cu, once more for every two labels after the first two."""
+    """Launch kernels/gather_batch.cu, and again for every two labels after the first two."""
     pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
     with device_of(index):
         device_id = index.data.device_id

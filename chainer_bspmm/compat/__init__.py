@@ -2,7 +2,7 @@
 
 Each repair is a small function for one upstream module (see ``hooks``). It runs right after that
 module has been executed, now or later, so that modules that are never imported
-(``chainer.testing``, ``chainermn``) cost nothing. Names that upstream needs in a foreign module
+(``chainer.testing``, ``chainermn``) cost nothing. Names that upstream needs in another module
 only during an import exist only for that time (``stand_ins``); names that it reads from NumPy at
 run time are visible to the upstream module only (``module_view``). NumPy itself is not changed.
 """

@@ -1,4 +1,4 @@
-"""A view of a foreign module for one upstream module."""
+"""A view of a module of another package, for one upstream module."""
 
 import types
 

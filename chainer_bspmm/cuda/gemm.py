@@ -19,7 +19,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import step
 
-WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper, eight times what others need
+WORKSPACE = 32 << 20  # bytes; NVIDIA's recommendation for Hopper, eight times that for others
 
 # The headers' names: cudaDataType_t, cublasComputeType_t, cublasMath_t, cublasGemmAlgo_t.
 DATA_TYPES = {'f': 0, 'd': 1, 'e': 2}
@@ -134,8 +134,7 @@ def _checked(symbol, function, *arguments):
     status = function(*arguments)
     if status:
         raise RuntimeError(
-            '%s: CUBLAS_STATUS_%s (%d)'
-            % (symbol, STATUS.get(status, 'of a name unknown here'), status)
+            '%s: CUBLAS_STATUS_%s (%d)' % (symbol, STATUS.get(status, 'UNKNOWN'), status)
         )
 
 
@@ -166,13 +165,13 @@ class Blas:
 
     The arrays must be on the device that is current when it is made. Make it outside of capture and
     keep it as long as any graph that captured its calls: the graph's kernels use its workspace.
-    Its finalizer destroys the handle, which synchronises the device and must not happen during a
-    capture, either.
+    Do not let it be collected during a capture either: its finalizer destroys the handle, which
+    synchronises the device.
 
     float16 is multiplied and summed in float32, partial sums included. float32 stays float32: the
-    compute type ``CUBLAS_COMPUTE_32F`` promises 32 bits at least for every intermediate, unless the
-    handle's math mode allows TF32, which ours does not. The type that means TF32 is asked for where
-    CuPy would: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, and not for stacks.
+    compute type ``CUBLAS_COMPUTE_32F`` promises at least 32 bits for every intermediate, unless the
+    handle's math mode allows TF32, which ours does not. TF32 is requested only where CuPy would
+    request it: if ``CUPY_TF32=1`` or ``cupy._core.set_compute_type`` says so, never for stacks.
 
     Note:
         Deterministic on one kind of device and version of cuBLAS. Does not synchronise, and copies
@@ -191,7 +190,7 @@ class Blas:
         self.use(cuda.cupy.cuda.get_current_stream())
 
     def use(self, stream):
-        """Launch on a stream from now on; call it before capture, where products need not.
+        """Launch on a stream from now on; called before a capture, so that products need not.
 
         Args:
             stream (cupy.cuda.Stream): of the device.
@@ -215,8 +214,9 @@ class Blas:
             ``numpy.result_type(a, b)``. Zeros where k is 0.
 
         Raises:
-            TypeError: of another dtype.
-            ValueError: shapes do not fit, are too large for cuBLAS, or on another device.
+            TypeError: another dtype.
+            ValueError: shapes do not fit or are too large for cuBLAS, or an array is on another
+                device.
         """
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
@@ -253,7 +253,7 @@ class Blas:
         return self._matrices(*stacks).reshape(lead + (a.shape[-2], b.shape[-1]))
 
     def _matrices(self, a, b):
-        """Multiply two matrices, or two stacks of as many."""
+        """Multiply two matrices, or two stacks of equally many."""
         self._check(a, b)
         dtype = a.dtype if a.dtype == b.dtype else numpy.promote_types(a.dtype, b.dtype)
         shape = a.shape[:-1] + b.shape[-1:]
@@ -272,7 +272,7 @@ class Blas:
             c = cuda.cupy.empty(shape, dtype)
             type_, factors = DATA_TYPES[dtype.char], FACTORS[dtype.char]
             one, zero = factors.ctypes.data, factors.ctypes.data + factors.itemsize
-            # cuBLAS takes columns for rows: what it sees is C^T = B^T A^T.
+            # cuBLAS is column-major: it computes C^T = B^T A^T.
             head = self._handle, is_b_transposed, is_a_transposed, n, m, k, one
             a_matrix, b_matrix = (a.data.ptr, type_, lda), (b.data.ptr, type_, ldb)
             c_matrix = c.data.ptr, type_, n
@@ -321,7 +321,7 @@ class Blas:
 
 
 def _of_vectors(product, a, b):
-    """Return the product where one of a, b is a vector, or both, by that of matrices."""
+    """Return the product if a, b or both are vectors, computed as one of matrices."""
     c = product(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b)
     shape = c.shape[:-1] if b.ndim == 1 else c.shape
     if a.ndim == 1:
@@ -333,8 +333,8 @@ def _of_vectors(product, a, b):
 def _laid_out(a):
     """Return a matrix or stack as cuBLAS can read it, its order, and its leading dimension.
 
-    The order is 0 for row-major, 1 for column-major. It is also the operation to ask cuBLAS for,
-    which reads a row-major matrix as its transpose and is to compute with transposes.
+    The order is 0 for row-major, 1 for column-major. It is also the operation to pass to
+    cuBLAS, which reads a row-major matrix as its transpose and computes with transposes here.
     """
     size, (n_rows, n_columns), (*stack, down, along) = a.itemsize, a.shape[-2:], a.strides
     if min(stack, default=0) >= 0 and not any(stride % size for stride in a.strides):
@@ -369,5 +369,5 @@ def dot(a: Any, b: Any) -> Any:
     Returns:
         array: as from ``a.dot(b)``.
     """
-    under_way = step_for(a)
-    return a.dot(b) if under_way is None else under_way.blas.dot(a, b)
+    current = step_for(a)
+    return a.dot(b) if current is None else current.blas.dot(a, b)

@@ -1,4 +1,4 @@
-"""Find the CUDA sources, compile them for a device, keep what was compiled."""
+"""Find the CUDA sources, compile them for a device, cache the compiled kernels."""
 
 import functools
 import pathlib
@@ -15,7 +15,7 @@ STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 def directory():
     """Return the folder (pathlib.Path) of the CUDA sources.
 
-    It lies inside the package where that was installed from a wheel, beside it in a checkout.
+    It is inside the package if that was installed from a wheel, next to it in a checkout.
     """
     package = pathlib.Path(__file__).resolve().parent.parent
     candidates = [package / 'kernels', package.parent / 'kernels']
@@ -29,7 +29,7 @@ def directory():
 
 
 def paths():
-    """Return {name: pathlib.Path} of the kernels: a ``.cu`` file each, here or in ``papers/``."""
+    """Return {name: pathlib.Path} of the kernels: one ``.cu`` file each, here or in ``papers/``."""
     return {path.stem: path for path in directory().rglob('*.cu')}
 
 

@@ -27,7 +27,7 @@ def arithmetic(dtype):
 
 
 class device_of:
-    """Make the device of an array current; costs nothing where it is already."""
+    """Make the device of an array current; costs nothing if it is current already."""
 
     def __init__(self, x):
         self._id = x.data.device_id
@@ -49,8 +49,8 @@ def run(device_id, name, dtype_char, launch, arguments, defines=()):
     Args:
         device_id, name, dtype_char: see :func:`kernels.load`.
         launch (policy.Launch): the plan.
-        arguments (tuple): all that the kernel takes, ``launch.arguments`` among them.
-        defines (tuple of (str, object)): compile-time constants besides those of the plan.
+        arguments (tuple): all that the kernel takes, including ``launch.arguments``.
+        defines (tuple of (str, object)): compile-time constants in addition to those of the plan.
     """
     kernel = kernels.load(device_id, name, dtype_char, launch.defines + defines)
     kernel(launch.grid, launch.block, arguments, launch.shared_bytes)

@@ -26,8 +26,8 @@ def vector_width(n_channels, itemsize, address_bits):
     The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
 
     Args:
-        n_channels (int): elements a row.
-        itemsize (int): bytes an element.
+        n_channels (int): elements per row.
+        itemsize (int): bytes per element.
         address_bits (int): the addresses of all arrays involved, or-ed together.
     """
     width = VECTOR_BYTES // itemsize
@@ -59,12 +59,13 @@ def csr_launch(
 
     Args:
         n_rows, n_cols, n_channels (int): of the product, all positive.
-        width (int): elements a vector, from :func:`vector_width`.
-        lanes (int): threads side by side in a row at most; evened out where they do not divide it.
-        columns (int): vectors a thread.
-        rows_per_thread (int): where more than one, a row's entries are loaded while the row before
-            it is summed.
-        block (int): threads a block, about.
+        width (int): elements per vector, from :func:`vector_width`.
+        lanes (int): at most this many threads side by side in a row; fewer if that splits the row
+            more evenly.
+        columns (int): vectors per thread.
+        rows_per_thread (int): if more than one, a row's entries are loaded while the previous row
+            is summed.
+        block (int): threads per block, approximately.
         ahead (int): entries a thread loads at once.
         stream (bool): write the result past the L2 cache.
     """
@@ -93,13 +94,13 @@ def csr_launch(
 
 # The model of bspmm_launch, fitted to 177 random shapes on an H200; how far it is from the best on
 # others: benchmarks/products/bench_policy.py. `work`: vectors of the result per multiprocessor,
-# that is threads if each had one vector of one row; `length`: entries a row, on average.
+# that is threads if each had one vector of one row; `length`: mean entries per row.
 SMALL = 1800  # work, up to about what is resident at once
 PIPELINED = 3400  # work from which a thread is given several rows
 LARGE = 6800  # work from which it is also given two vectors of 16 bytes
 HUGE = 10000  # work from which it is given eight rows of narrower vectors
 SHORT, MEDIUM, LONG, VERY_LONG = 1.5, 3, 4, 10  # length
-NARROW = 8  # vectors a row, below which two vectors a thread would leave warps half empty
+NARROW = 8  # vectors per row; below, two vectors per thread would leave warps half empty
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,9 +110,9 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
     Args:
         n_rows, n_cols, nnz (int): of the matrix; n_rows and n_cols positive.
         n_channels (int): n_B, positive.
-        width, itemsize (int): elements a vector, bytes an element.
+        width, itemsize (int): elements per vector, bytes per element.
         device (Device): the GPU.
-        algorithm (str): ``'vector'`` and ``'pipelined'`` force one row a thread, or several.
+        algorithm (str): ``'vector'`` and ``'pipelined'`` force one row per thread, or several.
     """
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
@@ -122,7 +123,7 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
         n_cols,
         n_channels,
         width,
-        # A result that does not fit in L2 beside x would push x out of it.
+        # A result that does not fit in L2 together with x would push x out of it.
         stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2,
     )
     lanes, columns, rows, options = _csr_settings(
@@ -143,7 +144,7 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
     if work < PIPELINED:
         return WARP, 1, 1, options
     if n_vectors < NARROW:
-        # A half is widened to be added: with several rows a thread that is too much at once.
+        # Halves are widened to be added: several rows per thread would need too many registers.
         return WARP, 1, 1 if half or length > VERY_LONG else 4, options
     two_warps = n_vectors > 2 * WARP
     if half and vector_bytes < VECTOR_BYTES or vector_bytes == 4 and (two_warps or long):
@@ -171,8 +172,8 @@ def dot_launch(n_rows, n_channels, width, tile=CSR_TILE):
 
     Args:
         n_rows, n_channels (int): rows, and the width of the factors; both positive.
-        width (int): elements a vector.
-        tile (int): vectors a lane at once, at most.
+        width (int): elements per vector.
+        tile (int): at most this many vectors per lane at once.
     """
     n_vectors = n_channels // width
     tile = min(n_vectors, tile)
@@ -207,8 +208,8 @@ def reduce_launches(n_rows, n_segments, n_channels, width, itemsize, max_rows=No
     Args:
         n_rows, n_segments, n_channels (int): rows of x, rows of y, and their width; the last is
             positive.
-        width (int): elements a vector.
-        itemsize (int): bytes an element.
+        width (int): elements per vector.
+        itemsize (int): bytes per element.
         max_rows (int or None): the most rows that a segment can have; None: n_rows.
     """
     n_vectors, tiles, block, chunk, has_long = _segments(
@@ -258,10 +259,10 @@ def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None):
 def _segments(n_rows, n_segments, n_channels, width, max_rows):
     """Plan a unit of (vectors x lanes) threads per segment, in blocks of several.
 
-    As many lanes as have all rows of the mean segment in flight at once.
+    There are enough lanes to have all rows of a mean segment in flight at once.
 
     Returns:
-        tuple: vectors a row, tiles of them in the grid, the block, rows a chunk, and whether a
+        tuple: vectors per row, tiles of them in the grid, the block, rows per chunk, and whether a
         segment can be longer than a chunk.
     """
     n_vectors = n_channels // width
@@ -282,7 +283,7 @@ def softmax_launch(n_segments, n_channels, width):
 
     Args:
         n_segments, n_channels (int): both positive.
-        width (int): elements a vector.
+        width (int): elements per vector.
     """
     n_vectors = n_channels // width
     tiles = -(-n_vectors // WARP)
@@ -303,7 +304,7 @@ def dropout_launch(size, width):
 
     Args:
         size (int): elements, from 1 to 2**34.
-        width (int): elements a vector, as from :func:`vector_width`.
+        width (int): elements per vector, as from :func:`vector_width`.
     """
     last = (size - 1) // 4
     return Launch(
@@ -348,7 +349,7 @@ GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
 
 @functools.lru_cache(maxsize=4096)
 def gather_launch(n_graphs, device):
-    """Plan a warp per graph of gather_batch, or for several where that makes too many blocks.
+    """Plan a warp per graph of gather_batch, or per several graphs if that made too many blocks.
 
     Args:
         n_graphs (int): at least 1.

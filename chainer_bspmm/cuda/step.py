@@ -1,7 +1,7 @@
 """The current training step, if it is one that a CUDA graph may capture (see ``training/``).
 
 CuPy refuses its own cuBLAS and cuRAND calls during capture, and a graph replays the host's values
-of that time. Products and random numbers ask here whether they run in such a step; outside of one
+at capture. Products and random numbers ask here whether they run in such a step; outside of one
 nothing changes. Captured or not, a step runs the same kernels: the results have the same bits.
 """
 

@@ -6,6 +6,7 @@ import numpy
 
 import chainer
 from chainer import backend
+
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection

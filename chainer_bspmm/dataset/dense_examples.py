@@ -9,7 +9,7 @@ from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.build import to_host
 
 # atoms: (n_nodes,) int32 ids or (n_nodes, channels) features; sizes, full_sizes: nodes of every
-# molecule without and with padding; matrices: the adjacency of each; labels: a tuple a column.
+# molecule without and with padding; matrices: the adjacency of each; labels: one tuple per column.
 Examples = collections.namedtuple('Examples', 'atoms sizes full_sizes matrices labels')
 
 
@@ -61,7 +61,7 @@ def stack(column, name, position, sizes=None):
         if sizes is not None and [numpy.shape(label)[:1] for label in column] == [
             (n,) for n in sizes
         ]:
-            hint = '; for one row an atom use CSRConverter(n_node_columns=%d)' % (position - 1)
+            hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
         raise ValueError(
             '%s[...][%d]: expected labels of one shape, got %s%s'
             % (name, position, ', '.join(kinds), hint)
@@ -90,7 +90,7 @@ def _columns(examples, name, first):
 
 def _molecules(atoms, matrices, strip, name, first):
     """Check that atoms and adjacency agree, remove padding, return sizes, atoms, matrices."""
-    # Examples of a sparse data set that were modified: rare, hence one at a time.
+    # Examples of a sparse data set that were modified: rare, so they are converted one at a time.
     matrices = [
         matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix for matrix in matrices
     ]

@@ -159,7 +159,7 @@ class DeviceMolecules(Molecules):
 
         Args:
             index (cupy.ndarray): (n_graphs,) int32 that passed :meth:`check`. Its values are not
-                read on the host: the caller ensures that ``sizes[index].sum()`` rows and
+                read on the host: the caller makes sure that ``sizes[index].sum()`` rows and
                 ``nnz[index].sum()`` entries fit in the buffers.
             buffers (Buffers): C-contiguous arrays of this device, of the data set's dtypes.
 

@@ -18,8 +18,8 @@ class Molecules:
     Args:
         atoms (array): (n_nodes,) int32 ids, or (n_nodes, channels) floating features.
         sizes (array): (M,) int64, nodes of every molecule.
-        full_sizes (array): (M,) int64, the same with the data set's padding, of which nothing else
-            is kept.
+        full_sizes (array): (M,) int64, the same including the data set's padding, of which only
+            this is kept.
         row_nnz (array): (n_nodes,) int32, entries of every row of the adjacency.
         columns (array): (nnz,) int32, ``j * R + r`` of every entry, j counted in its molecule;
             entries of a row sorted by (r, j).
@@ -128,7 +128,7 @@ class Molecules:
         return self
 
     def item(self, i, column):
-        """Return one element of example i, as in the dense data set but for the adjacency.
+        """Return one element of example i, as in the dense data set except for the adjacency.
 
         Column 0: atoms with their padding; 1: a `BatchedCSR` of this graph; then the labels.
         """
@@ -171,7 +171,7 @@ class Molecules:
         validate.fits_int32('non-zeros', entries.size)
         col_offsets = row_offsets * self.n_relations
         indptr = numpy.zeros(row_nnz.size + 1, numpy.int32)
-        # Without dtype NumPy would add in int64 and copy.
+        # Without dtype NumPy would add in int64 and then copy.
         numpy.cumsum(row_nnz, dtype=numpy.int32, out=indptr[1:])
         col_offsets = col_offsets.astype(numpy.int32)
         indices = self.columns.take(entries)

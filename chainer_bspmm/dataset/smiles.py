@@ -19,8 +19,8 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.sparse import validate
 
 CHUNK = 250  # molecules of one task
-LEAST_PARALLEL = 1000  # for fewer, starting processes takes longer than the work
-CHUNKS_AHEAD = 4  # chunks a process that may wait to be taken
+LEAST_PARALLEL = 1000  # below this, starting processes takes longer than parsing
+CHUNKS_AHEAD = 4  # chunks per process that may wait to be collected
 
 # dataset; smiles (list of str): canonical, one for each example; kept (array): the position in the
 # input of each; failures: list of Failure.
@@ -134,8 +134,8 @@ def _molecules(graphs, preprocessor, kind):
 def _super_nodes(molecules, relation, kind):
     """Return the features of each molecule's super node, (M, F) float32.
 
-    Sizes, sum of the adjacency; of each relation the largest value, and its share of the sum; of
-    each atomic number from 1 on whether there is one, and its share of the atoms.
+    Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
+    each atomic number from 1 on, whether it occurs and its share of the atoms.
 
     Source: ``construct_supernode_feature`` of Chainer Chemistry, sums taken in float64.
     """
@@ -239,7 +239,7 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
     """Parse SMILES and yield the results chunk by chunk, in order, at most a few chunks ahead.
 
     Args:
-        smiles (iterable of str): may be endless.
+        smiles (iterable of str): may be infinite.
         preprocessor (MolPreprocessor): of :func:`preprocessor_of`.
         n_processes (int or None): as in :func:`from_smiles`.
         for_models (bool): also reject molecules that upstream's parsers keep but no model accepts:

@@ -50,7 +50,7 @@ class _Column(collections.abc.Sequence):
 
 
 class SparseDataset(Selection, NumpyTupleDataset):
-    """Hold atoms, adjacency as CSR, and labels of a set of molecules, each once.
+    """Hold atoms, adjacency as CSR, and labels of a set of molecules, each stored once.
 
     :func:`to_sparse`, :func:`from_smiles` and :meth:`load` make one. An index gives an example; a
     slice, a list or an array of indices, or one bool for each example gives a `SparseDataset` that
@@ -175,8 +175,8 @@ def to_sparse(dataset: Any) -> SparseDataset:
 
     Args:
         dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them: a
-            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Of its padding only the
-            amount is stored, so that batches of ``layout='padded'`` stay the same.
+            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Only the
+            amount of padding is stored, which keeps batches of ``layout='padded'`` the same.
 
     Returns:
         SparseDataset: as many examples; the labels of a column are one array.

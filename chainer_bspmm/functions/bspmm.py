@@ -7,8 +7,8 @@ from chainer.types import NdArray
 from chainer_bspmm import backend
 from chainer_bspmm.functions.node import apply_untracked
 from chainer_bspmm.papers import BatchedCOO
-from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.papers import BatchedSELL
+from chainer_bspmm.sparse import BatchedCSR
 
 
 class BatchedSpMM(function_node.FunctionNode):
@@ -86,11 +86,11 @@ def bspmm(
     Args:
         adj (BatchedCSR, BatchedCOO or BatchedSELL): the batch of matrices, n_rows x n_cols, on the
             device of ``x``. Its own values are constants. A BatchedSELL suits an ``x`` of at most
-            about eight columns; wider ones are done eight columns at a time, and the matrix is read
+            about eight columns; wider ones take eight columns at a time and read the matrix
             each time. Its backward pass multiplies by the SELL of the transpose, which is built
             once and kept.
         x (Variable or array): (n_cols, n_B) float16, float32 or float64. If ``adj`` is padded to N
-            columns a graph, also (n_graphs, N, n_B).
+            columns per graph, also (n_graphs, N, n_B).
         data (Variable or array or None): (nnz,) edge values of x's dtype, used instead of
             ``adj.data``, in the order of its entries. NaN propagates as in a dense product. Not
             with a BatchedSELL.
@@ -121,7 +121,7 @@ def bspmm(
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
         Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
         ``'swa'``: their CSR kernel as written; ``'swa_rows'`` and ``'swa_blocked'``: its forms (c)
-        and (d) of figure 5 whatever the width; ``kernels/papers/bspmm_swa.cu`` names deviations.
+        and (d) of figure 5 at any width; ``kernels/papers/bspmm_swa.cu`` names deviations.
         The SparseTensor variant (figures 3, 5-(a) and 5-(b), section 4.3): ``bspmm_st_shared.cu``
         and ``bspmm_st_global.cu``; the paper leaves the block size open, and offsets replace its
         tables of pointers. SELL: IPSJ report 2018-HPC-164 No. 3, for one column there;
@@ -150,8 +150,8 @@ def bsddmm(adj: BatchedCSR | BatchedCOO, u: Variable | NdArray, v: Variable | Nd
     Args:
         adj (BatchedCSR or BatchedCOO): the pattern, n_rows x n_cols; its values are not used.
         u (Variable or array): (n_rows, n_B) float16, float32 or float64; or (n_graphs, N, n_B) if
-            ``adj`` is padded to N rows a graph.
-        v (Variable or array): (n_cols, n_B), or three-dimensional likewise; of u's dtype.
+            ``adj`` is padded to N rows per graph.
+        v (Variable or array): (n_cols, n_B), or three-dimensional as u; of u's dtype.
 
     Returns:
         Variable: (nnz,) in the order of adj's entries, of u's dtype; float16 is summed in

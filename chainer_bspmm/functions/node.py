@@ -38,7 +38,8 @@ class AccumulateInPlace:
         gradients = self.backward(target_input_indexes, grad_outputs)
         if chainer.config.enable_backprop:
             return tuple(
-                new if old is None else old + new for old, new in zip(grad_inputs, gradients)
+                new if old is None else old if new is None else old + new
+                for old, new in zip(grad_inputs, gradients)
             )
         return tuple(
             new if old is None else chainer.Variable(old.array + new.array, requires_grad=False)
@@ -47,7 +48,7 @@ class AccumulateInPlace:
 
 
 class FusedNode(function_node.FunctionNode):
-    """A node of one output that does the work of several.
+    """A node of one output that combines several operations.
 
     First derivatives are calculated on bare arrays. Higher ones are rare and come from the same
     formula in other nodes. A subclass defines

@@ -37,7 +37,6 @@ class SegmentSoftmax(FusedNode):
         largest = backend.segment_max(columns.array, self._offsets)
         e = functions.exp(columns - backend.segment_broadcast(largest, *segments))
         (total,) = SegmentBroadcast(*segments).apply(SegmentSum(*segments).apply((e,)))
-        total += (total.array == 0).astype(x.dtype)  # rows past the last segment
         return functions.reshape(e / total, x.shape)
 
 
@@ -78,7 +77,7 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
     Returns:
         Variable: of x's shape and dtype. The values of a row sum to 1 up to their own rounding,
         however large x is: the row's maximum is subtracted first. Computed in float64.
-        A NaN or +inf, or a row of nothing but -inf, makes NaN of its row and column only.
+        A NaN or +inf, or a row that is all -inf, makes only its row and column NaN.
 
     Raises:
         TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not fit.
@@ -126,5 +125,7 @@ def node_softmax(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variabl
         Deterministic; does not synchronise.
     """
     segments = segments_of(adj)
+    if adj.has_spare:
+        adj.refuse_spare()
     check_rows(adj, x)
     return NodeSoftmax(*segments).apply((x,))[0]

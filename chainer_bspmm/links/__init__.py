@@ -10,8 +10,8 @@ from chainer_bspmm.links.gwm import GWM
 from chainer_bspmm.links.mpnn_readout import MPNNReadout
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
-from chainer_bspmm.links.relgcn_update import RelGCNUpdate
 from chainer_bspmm.links.relgat_update import RelGATUpdate
+from chainer_bspmm.links.relgcn_update import RelGCNUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 
 __all__ = [

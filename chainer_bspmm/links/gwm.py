@@ -1,4 +1,4 @@
-"""Graph warp module: a super node beside every graph that exchanges messages with its nodes."""
+"""Graph warp module: a super node per graph that exchanges messages with the graph's nodes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Linear layers and GRUs of Chainer applied to rows, some of them within another node."""
+"""Linear layers and GRUs of Chainer applied to rows, some of them as part of another node."""
 
 import chainer
 from chainer import functions
@@ -21,7 +21,7 @@ def linear_rows(linear, h):
 def activated(linear, h, activation, dropout_ratio=0.0):
     """Return ``dropout(activation(linear(h)))``, in one node if that is a rectifier.
 
-    A softmax without dropout is one node, too. Hooks of the layer run, at the price of more nodes.
+    A softmax without dropout is one node, too. Hooks of the layer run, which takes more nodes.
 
     Args:
         linear (chainer.links.Linear): the layer.
@@ -41,7 +41,7 @@ def activated(linear, h, activation, dropout_ratio=0.0):
 
 
 def gated_step(gru, x, message):
-    """Take a step of a GRU whose input is ``[x, message]``, as one node, and keep the state.
+    """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
 
     Hooks of the GRU are not called; those of its layers are refused.
 

@@ -7,7 +7,7 @@ from chainer_bspmm.backend import check
 
 
 def node_rows(h, adj):
-    """Return features as (n_nodes, channels), and the shape of the nodes they were given in.
+    """Return features as (n_nodes, channels), and the shape of their nodes as given.
 
     Args:
         h (Variable or array): (n_nodes, channels); or (n_graphs, N, channels) if ``adj`` is

@@ -6,11 +6,11 @@ import chainer
 
 
 class Sparse:
-    """Base of the links and models that take the place of Chainer Chemistry's.
+    """Base of the links and models that replace Chainer Chemistry's.
 
     Each is a subclass of the class it replaces, `upstream`, with another `forward`: constructor,
-    attributes, parameter paths and snapshots are upstream's, and an object changes from one to the
-    other by its ``__class__`` (:func:`chainer_bspmm.sparsify`, :func:`chainer_bspmm.densify`).
+    attributes, parameter paths and snapshots are upstream's, and assigning ``__class__`` turns an
+    object of one into the other (:func:`chainer_bspmm.sparsify`, :func:`chainer_bspmm.densify`).
 
     All of them take batches in two layouts. **Packed** (``chainer_bspmm.concat_mols``): the nodes
     of all graphs in one array, without padding; the result for a graph is what upstream gives for

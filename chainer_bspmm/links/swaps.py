@@ -1,4 +1,4 @@
-"""Which link of Chainer Chemistry becomes which of ours."""
+"""The update links and readouts that can be swapped."""
 
 from chainer_bspmm.links.general_readout import GeneralReadout
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
@@ -11,10 +11,8 @@ from chainer_bspmm.links.relgat_update import RelGATUpdate
 from chainer_bspmm.links.relgcn_update import RelGCNUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 
-# Swapped wherever they are.
+# Swapped anywhere in a tree of links.
 UPDATES = (RSGCNUpdate, GINUpdate, NFPUpdate, RelGCNUpdate, GGNNUpdate, RelGATUpdate, GNNFiLMUpdate)
 
 # Swapped as parts of a model only: elsewhere they are called without an adjacency.
 READOUTS = (GGNNReadout, NFPReadout, GeneralReadout)
-
-SWAPS = {kind.upstream: kind for kind in UPDATES}

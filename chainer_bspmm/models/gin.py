@@ -35,13 +35,13 @@ class GIN(MessagePassing, gin.GIN):
         if not len(link.update_layers):
             return
         width = link.update_layers[-1].graph_mlp.layers[-1].out_size
-        feeds_itself = link.weight_tying and link.n_update_layers > 1
-        if width != link.hidden_channels and (feeds_itself or not link.node_embedding):
+        is_repeated = link.weight_tying and link.n_update_layers > 1
+        if width != link.hidden_channels and (is_repeated or not link.node_embedding):
             raise ValueError(
                 'out_channels: expected hidden_channels = %d, the width that %s, got %d'
                 % (
                     link.hidden_channels,
-                    'the tied update takes' if feeds_itself else "the readout's parameters have",
+                    'the tied update takes' if is_repeated else "the readout's parameters have",
                     width,
                 )
             )

@@ -15,7 +15,7 @@ class GraphConvModel(Sparse):
 
     Arguments and parameters are upstream's; ``update_layer`` and ``readout_layer`` are classes of
     Chainer Chemistry. Quirks of upstream that trained parameters depend on: the updates of GGNN and
-    GIN work with 16 hidden channels inside, whatever ``hidden_channels``; with ``weight_tying``
+    GIN work with 16 hidden channels inside, for any ``hidden_channels``; with ``weight_tying``
     the activation comes after the first update only.
 
     Raises:
@@ -46,7 +46,7 @@ class GraphConvModel(Sparse):
     def _convolve(self, h, h0, adj, is_real_node, mix=None):
         """Return the readout, (n_graphs, out_dim), or several side by side (`concat_hidden`).
 
-        h0: the features that readouts take beside h. mix: ``mix(h, h_new, index)`` returns the
+        h0: features that readouts take as well as h. mix: ``mix(h, h_new, index)`` returns the
         nodes, given those before and after an update, all (n_rows, hidden_channels).
         """
 

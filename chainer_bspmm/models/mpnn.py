@@ -13,7 +13,7 @@ from chainer_bspmm.sparse import BatchedCSR
 
 # Why the other message function has no sparse form.
 EDGENET = (
-    'gives every pair of atoms, bonded or not, a matrix of its own, made by a network with '
+    'gives every pair of atoms, bonded or not, a separate matrix, made by a network with '
     'biases: its messages come from all atoms, and no entry is zero'
 )
 

@@ -29,7 +29,7 @@ WEAVENET = (
 )
 INDEXED = (
     'has no adjacency matrix: it gathers and adds features by index, along a list of %s, '
-    'and takes the batches of its own converter'
+    'and needs the batches of its own converter'
 )
 EDGES = (INDEXED % 'edges') + '; %s can be swapped'
 

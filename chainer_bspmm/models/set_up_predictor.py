@@ -19,7 +19,7 @@ from chainer_chemistry.models.weavenet import WeaveNet
 from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.sparsify import sparsify
 
-LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or beside them
+LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or in addition
 VARIANTS = {
     'nfp': LABELLED + ('_gwm',),
     'ggnn': LABELLED + ('_gwm',),

@@ -4,6 +4,7 @@ from typing import TypeVar
 
 import chainer
 
+from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.links.sparse import swaps_at
 from chainer_bspmm.links.swaps import UPDATES
@@ -21,10 +22,10 @@ from chainer_bspmm.models.rsgcn import RSGCN
 
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
 
-# Chainer Chemistry's class -> ours, of all that is swapped wherever it is in a tree of links.
+# Chainer Chemistry's class -> ours, for all classes that are swapped anywhere in a tree of links.
 SWAPS = {kind.upstream: kind for kind in MODELS + UPDATES}
 
-# Where Chainer Chemistry keeps links that multiply by an adjacency matrix, and what else is there.
+# Modules of links that multiply by an adjacency matrix, and modules below them that hold others.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
 OTHER_MODULES = ('chainer_chemistry.models.mlp', 'chainer_chemistry.models.prediction.')
 
@@ -76,8 +77,8 @@ def densify(model: Link) -> Link:
 
     Raises:
         TypeError: ``model`` is no link.
-        ValueError: it contains a subclass of a sparse link, which has no dense form. Nothing has
-            been changed then.
+        ValueError: it contains a subclass of a sparse link, or a readout of your own, which have no
+            dense form. Nothing has been changed then.
     """
     _expect_link(model)
     swaps = []
@@ -88,6 +89,12 @@ def densify(model: Link) -> Link:
                 raise ValueError(
                     'model%s: got %s, a subclass of a sparse link, which has no dense form'
                     % (path.rstrip('/').replace('/', '.'), _full_name(kind))
+                )
+            if kind is RSGCN and not isinstance(link.readout, GeneralReadout.upstream):
+                raise ValueError(
+                    'model%s.readout: expected a GeneralReadout to go back, got %r, which is '
+                    'called with a sparse batch'
+                    % (path.rstrip('/').replace('/', '.'), link.readout)
                 )
             swaps.append((link, kind.upstream))
     for link, kind in swaps:
@@ -107,6 +114,10 @@ def _collect(link, path, swaps):
         swaps += swaps_at(path, link, (SWAPS[kind],))
         return True
     if isinstance(link, Sparse):
+        try:
+            swaps += kind.swaps(link)[1:]  # parts that are dense, such as after densify of one
+        except ValueError as error:
+            raise ValueError('%s.%s' % (path, error)) from None
         return True
     if any(
         base.__module__.startswith(GRAPH_MODULES) and not base.__module__.startswith(OTHER_MODULES)

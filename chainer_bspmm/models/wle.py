@@ -1,4 +1,4 @@
-"""The CWLE and GWLE models (Weisfeiler-Lehman labels beside atom ids) on sparse batches."""
+"""The CWLE and GWLE models (Weisfeiler-Lehman labels in addition to atom ids) on sparse batches."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""The containers and algorithms of the papers, beside the product's own path.
+"""The containers and algorithms of the papers, apart from the default product.
 
 The SparseTensor layout (:class:`BatchedCOO`) with the ST kernels, the SWA kernels on a BatchedCSR,
-and sliced ELLPACK (:class:`BatchedSELL`) with its SpMV: to be compared with, and for data that lies
-in these layouts. ``chainer_bspmm.backend`` passes on to here what is not a BatchedCSR.
+and sliced ELLPACK (:class:`BatchedSELL`) with its SpMV: for comparison, and for data stored
+in these layouts. ``chainer_bspmm.backend`` calls this package for all but a BatchedCSR.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def spmv(
 ) -> Any:
     """Compute ``y[i] = alpha sum_k value[k] x[column[k]] + beta y[i]``, in ``y`` where it is given.
 
-    As in BLAS beta scales y once, and ``beta=0`` never reads y, whatever it holds. alpha and beta
+    As in BLAS, beta scales y once, and ``beta=0`` never reads y, not even a NaN. alpha and beta
     are rounded to x's dtype (float16: to float32). Unlike in BLAS, ``alpha=0`` still multiplies:
     a NaN in x stays one.
 
@@ -62,8 +62,8 @@ def spmv(
         adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
         x (array): (n_cols,) float16, float32 or float64.
         alpha, beta (float): factors.
-        y (array or None): (n_rows,) of x's dtype, C-contiguous, apart from x in memory. None means
-            a new array, and asks for ``beta=0``.
+        y (array or None): (n_rows,) of x's dtype, C-contiguous, not overlapping x. None means a new
+            array, and requires ``beta=0``.
 
     Returns:
         array: ``y``, or a new array (n_rows,) of x's dtype.

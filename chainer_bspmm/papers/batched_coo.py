@@ -42,7 +42,7 @@ class BatchedCOO(Batch):
             embedding without reading from the device.
 
     Raises:
-        TypeError: an array is no array, or is not of an integer (``data``: floating) dtype.
+        TypeError: an argument is no array, or is not of an integer (``data``: floating) dtype.
         ValueError: wrong shapes, decreasing offsets, an index outside its graph's block, more
             than 2**31 - 1 entries, rows or columns. The message names graph, entry, value, bound.
 

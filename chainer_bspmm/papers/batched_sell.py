@@ -27,11 +27,11 @@ class BatchedSELL(Batch):
 
     Padding is marked by the column -1, its ``data`` by 0. A mark in the values could not tell
     padding from a stored 0 and would have to be multiplied by some row of x, where a NaN or an
-    infinity would show; and implicit ones, which have no values here either, could not carry it.
+    infinity would show; and a matrix of implicit ones has no values to mark.
 
     Args:
         adj (BatchedCSR): the matrices; its implicit ones stay implicit.
-        slice_size (int): S, rows a slice, at least 1. With 32 a slice is a warp.
+        slice_size (int): S, rows per slice, at least 1. With 32 a slice is a warp.
         sort_rows (bool): sort the rows of every graph by falling number of entries before cutting,
             which saves padding. Products still take and give rows in the order of ``adj``.
 
@@ -119,7 +119,7 @@ class BatchedSELL(Batch):
 
     @property
     def padding_ratio(self) -> float:
-        """Stored entries, padding among them, over non-zeros (float); 1 where there are none."""
+        """Stored entries, padding included, over non-zeros (float); 1 if there are none."""
         return self.column.size / self.nnz if self.nnz else 1.0
 
     @property

@@ -1,4 +1,4 @@
-"""Checks of what the papers' algorithms take, before anything is launched."""
+"""Checks of the arguments of the papers' algorithms, before anything is launched."""
 
 import numbers
 
@@ -14,6 +14,7 @@ from chainer_bspmm.sparse import operands
 
 def bspmm(adj, x, data, residual, trans):
     operands.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
+    _no_csr(adj)
     if data is not None and type(adj) is BatchedSELL:
         raise ValueError(
             'data: expected None, because a BatchedSELL has its own values, got %s; '
@@ -24,7 +25,16 @@ def bspmm(adj, x, data, residual, trans):
 
 def bsddmm(adj, u, v):
     operands.of_kind(adj, (BatchedCSR, BatchedCOO))
+    _no_csr(adj)
     operands.bsddmm(adj, u, v)
+
+
+def _no_csr(adj):
+    if type(adj) is BatchedCSR:
+        raise TypeError(
+            'adj: expected a BatchedCOO or BatchedSELL, got BatchedCSR; '
+            'chainer_bspmm.functions takes all three'
+        )
 
 
 def spmv(adj, x, alpha, beta, y):

@@ -56,7 +56,7 @@ def spmv(adj, x, alpha, beta, y):
     compute = host.compute_dtype(x).type
     product = _scipy_matrix(adj, numpy.dtype(compute)) @ x.astype(compute, copy=False)
     alpha, beta = compute(alpha), compute(beta)
-    with numpy.errstate(invalid='ignore'):  # as silent about infinities as SciPy's product
+    with numpy.errstate(invalid='ignore'):  # no warnings about infinities, as in SciPy's product
         product *= alpha
         if beta != 0:  # 0 times what y holds could be NaN
             product += beta * y.astype(compute, copy=False)

@@ -10,7 +10,7 @@ from chainer_bspmm.cuda.policy import Launch
 from chainer_bspmm.cuda.policy import MAX_GRID_Y
 from chainer_bspmm.cuda.policy import WARP
 
-SHARED_BUDGET = 32 * 1024  # bytes a block
+SHARED_BUDGET = 32 * 1024  # bytes per block
 ST_BLOCK = 1024  # threads at most; the paper does not say how many it has
 ST_GLOBAL_BLOCK = 256
 
@@ -31,9 +31,9 @@ def st_algorithm(max_rows, n_channels, itemsize):
     """Return the name of the ST kernel for a batch, by the rule of the paper's section 4.3.
 
     Args:
-        max_rows (int): rows of the batch's largest output: one that does not fit decides for all.
+        max_rows (int): rows of the batch's largest output, which decides for all.
         n_channels (int): n_B, columns of every output.
-        itemsize (int): bytes an element.
+        itemsize (int): bytes per element.
     """
     if max_rows * n_channels * itemsize <= SHARED_BUDGET:
         return 'st_shared'
@@ -61,11 +61,11 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
     Args:
         n_graphs, n_channels, n_columns (int): all positive.
         max_rows, max_nnz (int): rows of the largest output, entries of the largest matrix.
-        itemsize (int): bytes an element.
+        itemsize (int): bytes per element.
     """
     lanes = subwarp(n_columns)
     threads = min(max(-(-max_nnz * lanes // WARP), 1) * WARP, ST_BLOCK)
-    # Less than a power of two where the last ones would have no column.
+    # Fewer than a power of two if the last ones would have no column.
     n_partitions = -(-n_channels // n_columns)
     y = min(n_partitions, MAX_GRID_Y)
     return Launch(
@@ -96,7 +96,7 @@ def swa_shared_bytes(width, lanes, itemsize):
     Args:
         width (int): columns of the result that a block owns.
         lanes (int): subWarp.
-        itemsize (int): bytes an element of the matrices; float16 is summed in float32.
+        itemsize (int): bytes per element of the matrices; float16 is summed in float32.
     """
     return BLOCK // lanes * width * max(itemsize, 4)
 
@@ -111,7 +111,7 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
 
     Args:
         n_graphs, max_rows, n_channels (int): batch, max(m_A) and n_B, all positive.
-        itemsize (int): bytes an element.
+        itemsize (int): bytes per element.
         blocked (bool or None): force (d), with two partitions at least, or (c); None: (c) where
             it fits, else (d).
 
@@ -126,8 +126,8 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     shared_bytes = swa_shared_bytes(width, lanes, itemsize)
     if blocked is False and shared_bytes > SHARED_BUDGET:
         raise ValueError(
-            'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory a '
-            'block, got n_B = %d, which takes %d; swa_blocked splits the columns'
+            'algorithm: swa_rows expects n_B whose sums take at most %d bytes of shared memory '
+            'per block, got n_B = %d, which takes %d; swa_blocked splits the columns'
             % (SHARED_BUDGET, n_channels, shared_bytes)
         )
     while shared_bytes > SHARED_BUDGET or blocked and partitions == 1:
@@ -170,9 +170,9 @@ def sell_launch(n_slices, n_slots, n_channels, width):
 
     Args:
         n_slices (int): positive.
-        n_slots (int): threads a slice, from :func:`sell_slots`.
+        n_slots (int): threads per slice, from :func:`sell_slots`.
         n_channels (int): columns of the feature matrix, positive.
-        width (int): elements a vector, from :func:`vector_width`.
+        width (int): elements per vector, from :func:`vector_width`.
 
     Raises:
         ValueError: more threads than the kernel counts in 32 bits.
@@ -231,7 +231,7 @@ def coo_dot_launch(n_graphs, nnz, n_channels, width):
     Args:
         n_graphs (int): graphs of the batch, through whose offsets the kernel learns its entries.
         nnz, n_channels (int): entries, and the width of the factors; both positive.
-        width (int): elements a vector.
+        width (int): elements per vector.
     """
     launch = dot_launch(nnz, n_channels, width, COO_TILE)
     return launch._replace(arguments=(numpy.int32(n_graphs), launch.arguments[1]))

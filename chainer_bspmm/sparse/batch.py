@@ -26,7 +26,7 @@ class Batch:
     one) and has ``nnz``, `entry_rows` and `entry_columns`, or overrides `to_dense`.
 
     Arrays and attributes are not to be changed: what is derived from them is kept (`cached`) and
-    would not follow. :meth:`replace` makes a changed matrix. The one exception are the arrays of
+    would not follow. :meth:`replace` makes a changed matrix. The one exception is the arrays of
     ``BatchedCSR.in_buffers``, which may be filled again.
     """
 
@@ -58,7 +58,7 @@ class Batch:
         self.__dict__.update(zip(arrays, send(list(arrays.values()), device)))
 
     def replace(self: Container, **fields: Any) -> Container:
-        """Return a matrix with the same arrays and numbers but for these, and nothing derived.
+        """Return a matrix with these fields replaced, all others shared, and nothing cached.
 
         Args:
             **fields: attributes of the new matrix. Nothing is checked.
@@ -181,7 +181,7 @@ class Batch:
         return self.nnz
 
     def _trait(self):
-        """Return what `repr` says of the entries in addition to their number."""
+        """Return what `repr` adds to the number of entries."""
         return ''
 
     def __repr__(self):
@@ -201,7 +201,7 @@ class Batch:
 
 
 def send(arrays, device):
-    """Send host arrays to `device` as one buffer: of so few bytes only the latency counts."""
+    """Send host arrays to `device` as one buffer: for so few bytes only the latency matters."""
     if device.xp is numpy:
         return [cuda.to_cpu(array) for array in arrays]
     # Each array starts at a multiple of 16 bytes, the widest load of a kernel.

@@ -49,7 +49,7 @@ class BatchedCSR(Batch):
             embedding without reading from the device.
 
     Raises:
-        TypeError: an array is no array, or is not of an integer (``data``: floating) dtype.
+        TypeError: an argument is no array, or is not of an integer (``data``: floating) dtype.
         ValueError: wrong lengths, decreasing offsets, an index outside its graph's block, more
             than 2**31 - 1 entries, rows or columns. The message names graph, row, value, bound.
 
@@ -182,7 +182,7 @@ class BatchedCSR(Batch):
             max_rows, max_nnz (int): bounds of the rows and entries that a graph has.
             max_atom_id (int or None): bound of the atom ids.
             is_symmetric (bool): whether every matrix that the arrays will hold is its transpose.
-            has_spare (bool): False where the arrays are just as large as the batch.
+            has_spare (bool): False if the arrays are exactly as large as the batch.
 
         Returns:
             BatchedCSR: on the device of the arrays, which it shares. What is derived from it and
@@ -345,7 +345,7 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
     """Write a packed batch into arrays that may be larger; the rest becomes spare.
 
     Spare rows get atoms 0 and no entries; spare entries get index and value 0. Everything is
-    written, whatever the arrays held before.
+    written, so that nothing remains of what the arrays held before.
 
     Args:
         buffers (Buffers): NumPy arrays to fill, for example views of page-locked memory.

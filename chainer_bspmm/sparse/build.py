@@ -1,4 +1,4 @@
-"""What the containers are built by: gathering matrices into one CSR, sorting entries."""
+"""How the containers are built: gathering matrices into one CSR, sorting entries."""
 
 import numpy
 import scipy.sparse
@@ -27,7 +27,7 @@ def entry_rows(xp, indptr, nnz, has_spare=False):
 
 
 def group(xp, keys, n_groups):
-    """Sort entries by an integer key, those of one key in their order.
+    """Sort entries by an integer key; entries with the same key keep their order.
 
     Returns where the entries of every key start, (n_groups + 1,), and the order, (nnz,), both
     int32. The result does not depend on timing.
@@ -59,7 +59,7 @@ def transpose(xp, indptr, indices, n_cols, has_spare=False):
             numpy.pad(pattern.indices, (0, spare.size)),
             numpy.concatenate([pattern.data, spare]),
         )
-    if has_spare:  # as if in a column past the last
+    if has_spare:  # as if they were in a column past the last
         indices = xp.where(xp.arange(nnz) < indptr[-1], indices, numpy.int32(n_cols))
     starts, order = group(xp, indices, n_cols)
     return starts, entry_rows(xp, indptr, nnz, has_spare)[order], order

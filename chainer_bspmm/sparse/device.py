@@ -1,4 +1,4 @@
-"""What kernels are given of a matrix."""
+"""The arrays of a matrix that kernels are given."""
 
 from chainer_bspmm.cuda.launch import NULL
 

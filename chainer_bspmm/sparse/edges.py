@@ -7,7 +7,7 @@ from chainer_bspmm.sparse.relations import relation_rows
 
 
 def derived(adj, **fields):
-    """Return a matrix of one relation made of another one by replacing arrays and sizes.
+    """Return a matrix of one relation, derived from another by replacing arrays and sizes.
 
     Raises:
         ValueError: ``adj`` has spare rows or entries, which these arrays would count.

@@ -26,8 +26,8 @@ def relation_rows(adj):
 
 def _make_rows(adj):
     # Each node's rows of the transpose, one a relation, read as one row whose columns are pairs of
-    # receiver and relation: the transpose of the result. Whatever the order of the entries, this
-    # takes no sort, and on a GPU two launches of one kernel.
+    # receiver and relation: the transpose of the result. For any order of the entries this
+    # needs no sort, and on a GPU two launches of one kernel.
     n_relations = adj.n_relations
     sources = adj.replace(
         indptr=adj.xp.ascontiguousarray(adj.T.indptr[::n_relations]),

@@ -1,4 +1,4 @@
-"""Checks of what a user hands to a container; every error names argument, got and expected."""
+"""Checks of a container's arguments; every error names the argument, what it got and expected."""
 
 import numpy
 import scipy.sparse

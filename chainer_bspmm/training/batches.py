@@ -77,14 +77,14 @@ class DeviceBatch:
 
 
 class NoSparseBatch(TypeError):
-    """The converter does not make what can be captured."""
+    """The converter makes batches that cannot be captured."""
 
 
 def batch_of(examples, converter, device):
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
 
     Raises:
-        NoSparseBatch: the converter makes something else than a packed sparse batch.
+        NoSparseBatch: the converter makes something other than a packed sparse batch.
     """
     if (
         type(converter) is CSRConverter
@@ -134,7 +134,7 @@ def capacities(dataset, n_graphs):
     if isinstance(dataset, SparseDataset):
         found = locate(dataset)
     elif isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        found = locate(dataset[:])  # what Chainer's functions that split data sets make
+        found = locate(dataset[:])  # as made by Chainer's functions that split data sets
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found

@@ -1,7 +1,7 @@
 """The buffers that a captured step reads: how large, where, and how they are filled.
 
 A graph reads the same memory at every launch. A batch therefore lies in buffers of a fixed
-`Capacity`, a little larger than itself; what is past the batch is called spare.
+`Capacity`, a little larger than itself; rows and entries past the batch are called spare.
 """
 
 import collections
@@ -74,11 +74,10 @@ class Capacities:
         n_graphs (int): molecules in a batch.
         sizes, entries (array or None): (M,) nodes and adjacency entries of all molecules of the
             data set, if known. Sums over n_graphs of them drawn at random are close to normal: one
-            size holds five batches of six, the next all but one in 30,000.
+            size holds five batches in six, the next all but one in 30,000.
         max_atom_id (int or None): the largest atom id of the data set.
 
-    Without a data set's sizes, and for a batch that is larger still, a size is derived from the
-    batch.
+    Without a data set's sizes, or if a batch exceeds both, a size is derived from the batch.
     """
 
     def __init__(self, n_graphs, sizes=None, entries=None, max_atom_id=None):
@@ -97,8 +96,8 @@ class Capacities:
             need (Capacity): from :func:`needs`.
 
         Returns:
-            Capacity: at least ``need`` in every number. There is always a spare row and entry, so
-            that the check with and without them finds a model that they disturb.
+            Capacity: at least ``need`` in every number. There is always a spare row and entry,
+            so that the check with and without them detects a model that they affect.
         """
         need = need._replace(rows=need.rows + 1, entries=need.entries + 1)
         for level in self._levels:
@@ -116,7 +115,7 @@ class Capacities:
 
 
 class Form(collections.namedtuple('Form', 'n_graphs n_relations is_symmetric atoms data labels')):
-    """What decides the layout of a batch's arrays, apart from the capacity.
+    """What determines the layout of a batch's arrays, except for the capacity.
 
     atoms, and each of the labels: (dtype, shape of a row); data: dtype or None.
     """
@@ -221,7 +220,7 @@ class Staging:
     def fill(self):
         """Return name -> host array, to be written before :meth:`send`."""
         arrays, _, event = self._slots[self._next]
-        event.synchronize()  # until the last copy from this slot is done
+        event.synchronize()  # wait for the last copy from this slot
         return arrays
 
     def send(self):
@@ -244,14 +243,14 @@ class Inputs:
     """What a captured step reads: a batch of one layout, the number of the step, other numbers.
 
     Args:
-        capturer (Capturer), blas ((cuda.gemm.Blas)), seed (int): of the step.
+        capturer (Capturer), blas (cuda.gemm.Blas), seed (int): of the step.
         device (chainer.backend.GpuDevice): where to.
         batch (HostBatch or DeviceBatch): the first of this layout.
         capacity (Capacity): of the buffers.
         n_numbers (int or None): how many float64 are sent along with every batch.
 
     Attributes:
-        step ((cuda.step.Step)): to be under way when the step is run.
+        step (cuda.step.Step): to be current when the step is run.
         numbers (array or None): (n_numbers,) float64 on the device.
     """
 

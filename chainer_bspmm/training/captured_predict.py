@@ -35,7 +35,7 @@ class Predictions(NamedTuple):
     failures: list
 
 
-# What is predicted at a time; index and failures as above, examples None if there are none.
+# What is predicted at once; index and failures as above, examples is None if there are none.
 _Batch = collections.namedtuple('_Batch', 'index examples failures')
 
 
@@ -70,8 +70,8 @@ class _UntilError:
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     """Yield batches of the molecules of SMILES, all but the last of them full.
 
-    As many failures as fill a batch are yielded alone. What `smiles` raises comes after the last
-    batch of the molecules before.
+    As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
+    the last batch of the molecules before it.
     """
     smiles = _UntilError(smiles)
     parts, kept, failures = [], [], []
@@ -118,7 +118,7 @@ def _postprocessed(postprocess_fn, predict, *inputs):
 
 
 def _launched(predictor, batches):
-    """Yield (batch, what gives its values), each after the next one was launched.
+    """Yield (batch, object that waits for its values), each after the next one was launched.
 
     An error of reading, parsing or predicting comes after the batches before it.
     """
@@ -185,18 +185,18 @@ def captured_predict(
 
     What cannot be captured is predicted eagerly, with one warning that names the cause: a model
     that asks the device for values or copies host data, hooks, converters that make no packed
-    batch. Replays 1, 2, 4, 8, ..., 1,024 of a layout, and then one in every 2,000, are compared
-    with eager predictions.
+    batch. The first 16 replays of a layout, replays 32, 64, ..., 1,024 and every 2,000th are
+    compared with eager predictions.
 
     Args:
         model (chainer.Link): on its device, such as a Regressor or Classifier of Chainer Chemistry.
         data: a data set that the converter takes, a `SparseDataset` or a `DeviceDataset` (of which
             only the numbers of the molecules are sent); with ``method`` an iterable of SMILES
-            (str), which is read a little ahead of the predictions, and may be endless.
+            (str), which is read a little ahead of the predictions, and may be infinite.
         device (device specifier): that of the model; None means the same.
         batch_size (int): molecules of a batch; the last one is smaller.
         method (MolPreprocessor or str): how to parse SMILES, as in `dataset.from_smiles`: that of
-            the training data. Molecules of another may fit, and are predicted wrongly.
+            the training data. Molecules parsed for another may fit, with wrong predictions.
         predict (callable): (atoms, adj, ...) -> Variable or array with a row for each molecule;
             None means ``model.predictor``, or the model if it has none. What it reads from
             Python and is not watched (see `guards.Guards`) must not change.
@@ -204,10 +204,10 @@ def captured_predict(
             softmax for a Classifier of Chainer Chemistry, as in its ``predict_proba``; models of
             several labels need ``chainer.functions.sigmoid``.
         converter (callable): makes packed sparse batches.
-        n_inputs (int): how many columns of a batch go to ``predict``. None means 2, atoms and
-            adjacency, of a data set, whose other columns are labels; of SMILES all.
-        n_processes (int): how many parse SMILES; None means one for each CPU, but only this one
-            below 1000 molecules.
+        n_inputs (int): how many columns of a batch go to ``predict``. None means 2 for a data
+            set, atoms and adjacency, as its other columns are labels, and all for SMILES.
+        n_processes (int): how many parse SMILES; None means one per CPU, or only the calling
+            process for fewer than 1000 molecules.
 
     Returns:
         generator of Predictions: ``index``, (n,) int64, positions in ``data``, ascending over all;
@@ -228,9 +228,9 @@ def captured_predict(
 
     Note:
         Results are copied to the host asynchronously. Waiting for them is the only
-        synchronisation, apart from the checks. Between batches device, stream and configuration
+        synchronisation except for the checks. Between batches device, stream and configuration
         are the caller's, who may change parameters in place, but not move them. When the generator
-        ends or is closed, graphs, their memory and the processes that parse are gone. Where
+        ends or is closed, it frees the graphs and their memory and ends its processes. Where
         processes are spawned (Windows, macOS), the script needs ``if __name__ == '__main__':``.
 
         Molecules without atoms, or with atomic numbers that Chainer Chemistry has no embedding for

@@ -1,7 +1,7 @@
-"""Chainer's own nodes while a step that a CUDA graph may capture is under way.
+"""Chainer's own nodes during a step that a CUDA graph may capture.
 
-`under_way` gives them another `forward` and puts Chainer's back when the step ends. Arrays on the
-host, and steps in other threads that are not captured, get Chainer's in between. Why each exists:
+`under_way` gives them another `forward` and restores Chainer's when the step ends. Arrays on the
+host, and threads without such a step, use Chainer's in the meantime. Why each exists:
 
 * ``LinearFunction``, its two gradient nodes, ``MatMul``, ``MeanSquaredError``: CuPy refuses cuBLAS
   during capture; the step brings its own handle. Their gradients are such nodes again, except
@@ -81,7 +81,7 @@ def _matmul(node, step, inputs):
 def _sum(node, step, inputs):
     (x,) = inputs
     if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
-        return (backend.row_sum(x),)  # of a bias
+        return (backend.row_sum(x),)  # the gradient of a bias
     return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
 
 
@@ -116,7 +116,7 @@ def _difference(node, inputs):
 
 
 def _mean_and_deviation(scaler, n_features):
-    """Return what is subtracted and divided by; 0 and 1 for features that are left as they are."""
+    """Return what to subtract and to divide by; 0 and 1 for features that are not scaled."""
     xp, std = scaler.xp, scaler.std
     std = xp.where(std != 0, std, std.dtype.type(1)).astype(xp.float32, copy=False)
     if scaler.indices is None:

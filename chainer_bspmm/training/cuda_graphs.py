@@ -40,12 +40,12 @@ class Capturer:
 
     @property
     def nbytes(self):
-        """Bytes of the pool (int), of arrays that were freed since included."""
+        """Bytes of the pool (int), including those of arrays that have been freed."""
         with self._device:
             return self._pool.total_bytes()
 
     def free_unused(self):
-        """Free what CuPy's own pool keeps for this stream, which no other stream can reuse.
+        """Free the memory that CuPy's own pool keeps for this stream, which no other can reuse.
 
         Synchronises the device.
         """
@@ -108,7 +108,7 @@ class Capturer:
     def _allocate(self, n_bytes):
         """Allocate from the pool, and let the array keep the pool alive.
 
-        CuPy's arrays have a weak reference to their pool; their memory would be freed with it.
+        CuPy's arrays hold only a weak reference to their pool: their memory would be freed with it.
         """
         memory = self._pool.malloc(n_bytes)
         kept = cuda.cupy.cuda.UnownedMemory(
@@ -141,7 +141,7 @@ class _Block:
 
 def _give_back(pool, device):
     # A pool frees its memory on the current device. No garbage collection: a block that is
-    # collected here would re-enter, and CuPy 14 deadlocks on a lock that this thread has.
+    # collected here would re-enter, and CuPy 14 deadlocks on a lock that this thread holds.
     with device, _no_garbage_collection():
         pool.free_all_blocks()
 
@@ -194,10 +194,10 @@ def _no_host_copies():
 
 
 def _pinned_allocator():
-    """Return the allocator of pinned memory that is set: that of a pool, or None for no pool.
+    """Return the current allocator of pinned memory: that of a pool, or None for no pool.
 
-    CuPy cannot be asked for it. But memory from a pool refers to the pool; a function around one
-    is not seen.
+    CuPy has no getter. But memory from a pool refers to the pool; a function that wraps one is not
+    recognised.
     """
     cupy = cuda.cupy
     memory = cupy.cuda.alloc_pinned_memory(1).mem

@@ -16,7 +16,7 @@ from chainer_bspmm.training.supported import HOOKS
 from chainer_bspmm.training.supported import METHODS
 from chainer_bspmm.training.supported import why_unsupported
 
-_MAX_BLOCKS = 1024  # about what fits an H200 at once; the next launch adds up a number of each
+_MAX_BLOCKS = 1024  # about what is resident on an H200; the next launch adds one number of each
 _THREADS = 256
 # Kernel arguments are 4 KB at most: 70 parameters take 3928 bytes of them.
 _N_PARAMETERS = 70
@@ -57,8 +57,8 @@ class FusedUpdate:
     the norm of the gradients. Deterministic.
 
     Args:
-        optimizer (chainer.Optimizer): which was set up, and is supported (`why_unsupported`). Hooks
-            that are added and rules that are replaced later need another object.
+        optimizer (chainer.Optimizer): set up, and supported (`why_unsupported`). If hooks are
+            added or rules replaced later, make another object.
 
     Attributes:
         n_numbers (int): how many numbers change from step to step, as `advance` returns them.
@@ -94,11 +94,11 @@ class FusedUpdate:
             return
         for param, rule in zip(self._params, self._rules):
             if param.array is not None and _is_updated(rule):
-                # This also sends to the device what a snapshot has left on the host.
+                # This also sends states to the device that a snapshot has left on the host.
                 rule._init_states(param)
         first = self._params[groups[0][2][0]]
         with chainer.using_device(first.device):
-            if self._partials is None:  # once: graphs that were captured go on writing there
+            if self._partials is None:  # once: captured graphs keep writing there
                 # Launches that leave sums, of float32 and of float64 parameters.
                 n_launches = 2 + len(self._params) // _N_PARAMETERS
                 self._partials = [
@@ -145,7 +145,7 @@ class FusedUpdate:
             if not _is_updated(rule):
                 continue
             rule.t = t = rule.t + 1
-            # Rules without a hyperparameter of their own and at the same step share their numbers.
+            # Rules at the same step that inherit all hyperparameters share their numbers.
             if t == common_t and rule.hyperparam.__dict__ == inherits:
                 continue
             if common_t is None and rule.hyperparam.__dict__ == inherits:

@@ -30,25 +30,26 @@ from chainer_bspmm.training.supported import why_unsupported
 class GraphUpdater(StandardUpdater):
     """Train on a GPU with forward, backward and update as one launch.
 
-    Takes the place of ``chainer.training.updaters.StandardUpdater``: the same arguments, and
-    Trainer, extensions, optimizers and snapshots as they are. The first batch of a layout (number
+    Replaces ``chainer.training.updaters.StandardUpdater``: same arguments; Trainer,
+    extensions, optimizers and snapshots work unchanged. The first batch of a layout (number
     of molecules, and one of a few buffer sizes) trains eagerly, the second is captured in a CUDA
     graph, all others replay it. Buffers are a little larger than the batch: the rows past the last
     molecule belong to none and affect nothing.
 
-    A step is captured anew when something changes that it reads from Python and that is watched
-    (see `guards.Guards`): attributes of links and of the loss, parameters, the optimizer,
+    A step is captured again when something watched that it reads from Python changes (see
+    `guards.Guards`): attributes of links and of the loss, parameters, the optimizer,
     configuration. Learning rates and other numbers of the optimizer may change at every step.
 
-    Replays 1, 2, 4, 8, ..., 1,024 of a layout, and then one in every `check_every`, are compared
-    with the same step run eagerly, bit for bit. This finds what changes and is not watched.
+    The first 16 replays of a layout, replays 32, 64, ..., 1,024, and those that are a multiple of
+    `check_every` are compared with the same step run eagerly, bit for bit. This finds most of what
+    changes and is not watched; a value that changes and changes back in between is missed.
 
     What cannot be captured trains eagerly, with one warning that names the cause: a model that
     asks the device for values, copies host data or reports host values, hooks of functions or
     links, converters that make no packed batch, a CPU. Optimizers and optimizer hooks other than
     those of `fused_update.FusedUpdate` update eagerly after the replay.
 
-    Dropout draws from a generator of the step (see `functions.dropout`): `seed` and the number of
+    Dropout draws from a generator of the step (see `cuda.step`): `seed` and the number of
     the step decide the numbers, not CuPy's or Chainer's seeds.
 
     Args:
@@ -60,7 +61,7 @@ class GraphUpdater(StandardUpdater):
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from
             NumPy's generator. Kept in snapshots.
-        check_every (int): replays from one check to the next, after the first 1,024.
+        check_every (int): replays from one regular check to the next.
         on_difference (str): what to do if a checked replay differs. ``'warn'``: keep the result of
             the eager step, and train eagerly from then on. ``'raise'``: raise StepDiffers.
         *args, **kwargs: as StandardUpdater has them.
@@ -90,7 +91,7 @@ class GraphUpdater(StandardUpdater):
     ) -> None:
         super().__init__(iterator, optimizer, converter, device, loss_func, *args, **kwargs)
         if seed is None:
-            # Without drawing: the order of the batches shall be StandardUpdater's.
+            # From a copy of the state: the batches must come in StandardUpdater's order.
             generator = numpy.random.RandomState()
             generator.set_state(numpy.random.get_state())
             seed = int(generator.randint(2**63, dtype=numpy.int64))
@@ -140,15 +141,12 @@ class GraphUpdater(StandardUpdater):
             return
         fused, optimizer = self._context.fused, self._optimizers['main']
         step_numbers = None if fused is None else fused.advance()
+        difference = None
         try:
             program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
-        except StepDiffers as error:
-            # The eager step was done, and counted.
-            if self._on_difference == 'raise':
-                raise
-            reported = error.reported
-            self._warn('GraphUpdater trains eagerly: ' + self._give_up(str(error)))
+        except StepDiffers as error:  # after the eager step was done, and counted
+            difference, reported = error, error.reported
         except BaseException:
             if fused is not None:
                 fused.count(-1)
@@ -157,6 +155,11 @@ class GraphUpdater(StandardUpdater):
             chainer.report(reported)
         if fused is None:
             optimizer.update()
+        if difference is not None:
+            reason = self._give_up(str(difference))
+            if self._on_difference == 'raise':
+                raise difference
+            self._warn('GraphUpdater trains eagerly: ' + reason)
 
     def _refresh(self):
         """Return the guards' key; make the context where there is none, or an outdated one."""
@@ -208,7 +211,7 @@ class GraphUpdater(StandardUpdater):
         return None if fused is None else fused.variants(), name, key
 
     def _why_not(self):
-        """Return what (str or None) rules captured steps out for good."""
+        """Return what (str or None) rules out captured steps permanently."""
         optimizer = self._optimizers['main']
         if self.input_device is None or self.input_device.xp is not cuda.cupy:
             return 'CUDA graphs need a GPU, the device is %s' % (
@@ -228,13 +231,13 @@ class GraphUpdater(StandardUpdater):
         return None
 
     def _why_not_now(self):
-        """Return what (str or None) rules a captured step out at this moment."""
+        """Return what (str or None) rules out a captured step at this moment."""
         if self._optimizers['main']._loss_scale is not None:
             return 'the optimizer scales the loss'
         return self._context.guards.blocking_hook()
 
     def _prepare(self):
-        """Make what all programs share, instead of what there was.
+        """Make what all programs share, discarding the old one.
 
         Raises:
             CannotCapture: it cannot be made.
@@ -245,13 +248,7 @@ class GraphUpdater(StandardUpdater):
             raise CannotCapture(reason)
         device, optimizer = self.input_device, self._optimizers['main']
         capturer = Capturer(device)
-        try:
-            blas = blas_for(capturer, device)
-        except Exception as error:
-            raise CannotCapture(
-                'no cuBLAS handle could be made with nvmath-python or the library that CuPy has '
-                'loaded: %r' % error
-            ) from error
+        blas = blas_for(capturer, device)
         reason = why_unsupported(optimizer)
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
@@ -274,7 +271,7 @@ class GraphUpdater(StandardUpdater):
         return [self.loss_func, self._optimizers['main'].target, *key.update]
 
     def _forget(self):
-        self._context = None  # gives its memory back
+        self._context = None  # frees its memory
         self._programs.clear()
 
     def _give_up(self, reason):

@@ -1,5 +1,6 @@
-"""What of Python a captured step depends on: when it changes, the step is captured anew."""
+"""What a captured step reads from Python: when it changes, the step is captured again."""
 
+import dis
 import functools
 import operator
 import sys
@@ -16,12 +17,12 @@ LIBRARIES = frozenset(
 NOT_USER_CODE = LIBRARIES | sys.stdlib_module_names
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
-# Not looked into. Every step makes such variables: replacing one is no change.
+# Contents are not watched. Every step makes such variables: replacing one is no change.
 OPAQUE = chainer.Variable, dict, list
 
 
 class Guards:
-    """Watch what a step reads from Python, which a captured graph would repeat as it was.
+    """Watch the values that a step reads from Python and that a captured graph would repeat.
 
     Watched are:
 
@@ -36,12 +37,13 @@ class Guards:
     A change of anything else is found when a replay is compared with the eager step.
 
     Args:
-        target (chainer.Link): what is trained, or predicts.
-        function (callable): what is run: a link, an object, a method or a function.
+        target (chainer.Link): the link that is trained or predicts.
+        function (callable): what runs: a link, an object, a method or a function.
         optimizer (chainer.Optimizer or None): of the target; None where nothing is trained.
 
     Attributes:
         links (list of chainer.Link): the target's, and others that the function refers to.
+        owners (list): the links, and the objects that the function is or belongs to.
         other_params (list of chainer.Parameter): those of the other links.
     """
 
@@ -63,7 +65,7 @@ class Guards:
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) has to see every call, which a replay does not make."""
+        """Return what (str or None) must see every call and so rules out a replay."""
         if chainer.is_debug():
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
@@ -74,8 +76,8 @@ class Guards:
     def _values(self):
         """Return the values that are watched, as they are now."""
         values = list(_configuration().values())
-        for owner in self._owners:
-            values += owner.values()
+        for attributes in self._attributes:
+            values += attributes.values()
         for function in self._functions:
             values += _surroundings(function).values()
         for param in self._params:
@@ -103,13 +105,14 @@ class Guards:
         if self._optimizer is not None:
             rules = [param.update_rule for param in self._target_params]
         self._hooks = _hooks_of(self._optimizer, *rules)
-        self._owners = [vars(owner) for owner in (*self.links, *owners.values())]
+        self.owners = [*self.links, *owners.values()]
+        self._attributes = [vars(owner) for owner in self.owners]
         self._functions = list(functions.values())
         hooks = [link._local_link_hooks for link in self.links]
         self._link_hooks = [of_link for of_link in hooks if of_link is not None]
         self._last = self._values()
         names = ['the attribute %s of chainer.config' % name for name in _configuration()]
-        for owner in (*self.links, *owners.values()):
+        for owner in self.owners:
             called = getattr(owner, 'name', None) or type(owner).__name__
             names += ['the attribute %s of %s' % (name, called) for name in vars(owner)]
         for function in self._functions:
@@ -119,7 +122,7 @@ class Guards:
             ]
         names += ['a parameter or the optimizer'] * (len(self._last) - len(names))
         update = rules + [hook for hooks in self._hooks for hook in hooks.values()]
-        self._key = Key(zip(names, self._last), (*self.links, *owners.values()), update)
+        self._key = Key(zip(names, self._last), self.owners, update)
 
 
 class Key:
@@ -161,7 +164,7 @@ class Key:
 
 
 def is_user_code(module):
-    """Return whether a module's name (str or None) is none of a library or of Python itself."""
+    """Return whether a module (its name or None) is neither in a library nor in Python itself."""
     return (module or '').partition('.')[0] not in NOT_USER_CODE
 
 
@@ -179,7 +182,8 @@ def _follow(thing, links, owners, functions):
         for link in thing.links():
             if id(link) not in links:
                 links[id(link)] = link
-                for value in (getattr(type(link), 'forward', None), *vars(link).values()):
+                calls = (getattr(type(link), name, None) for name in ('__call__', 'forward'))
+                for value in (*calls, *vars(link).values()):
                     _follow(value, *found)
     elif isinstance(thing, functools.partial):
         for part in (thing.func, *thing.args, *thing.keywords.values()):
@@ -222,7 +226,11 @@ def _surroundings(function):
 @functools.lru_cache(maxsize=1024)
 def _names(code):
     """Return the names (dict, in order) that code uses, functions within it included."""
-    names = dict.fromkeys(code.co_names)
+    names = dict.fromkeys(
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname in ('LOAD_GLOBAL', 'LOAD_NAME')
+    )
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names.update(_names(constant))

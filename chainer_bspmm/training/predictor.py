@@ -26,7 +26,7 @@ from chainer_bspmm.training.step_program import SPARE_TOLERANCE
 
 
 class _Host:
-    """Values that are on the host already: a copy, as a model may write there again."""
+    """Values that are on the host already, copied because a model may overwrite them."""
 
     def __init__(self, array):
         self._array = array.copy()
@@ -94,7 +94,7 @@ class _Program(Program):
 
         Raises:
             CannotCapture: the first or second replay differs from the eager prediction, before
-                an unchecked one was given out. StepDiffers: a later one.
+                an unchecked one was returned. StepDiffers: a later one differs.
         """
         self.stage(batch)
         self._replay()
@@ -151,7 +151,7 @@ class Predictor:
         model (chainer.Link): on its device.
         function (callable): what is predicted of the first columns of a batch.
         converter (callable): makes the batches.
-        n_inputs (int or None): so many columns go to ``function``; None means all.
+        n_inputs (int or None): how many columns go to ``function``; None means all.
         dataset: what the batches are from; the sizes of a `SparseDataset` are known beforehand.
     """
 
@@ -182,7 +182,7 @@ class Predictor:
         """
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
-        with chainer.using_device(self.device):  # its current stream is meant throughout
+        with chainer.using_device(self.device):  # its current stream is used throughout
             self._outgoing = self._launched(examples)
         return self._outgoing
 
@@ -193,7 +193,7 @@ class Predictor:
         """
         if self._outgoing is not None:
             self._outgoing.wait()
-        self._programs.clear()  # they know this object
+        self._programs.clear()  # they refer to this object
         if self.capturer is not None:
             capturer, self.capturer, self.blas = self.capturer, None, None
             capturer.free_unused()

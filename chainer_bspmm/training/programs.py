@@ -11,9 +11,9 @@ from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.guards import is_user_code
 
-CHECK_EVERY = 2000  # replays, from the 1,024th on; before that at powers of two
+CHECK_EVERY = 2000  # replays
 MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
-MAX_NEW = 32  # layouts in a row that were not seen before: something changes every time
+MAX_NEW = 32  # new layouts in a row; more mean that something changes with every step
 
 
 class CannotCapture(Exception):
@@ -33,10 +33,20 @@ class StepDiffers(RuntimeError):
 
 
 def blas_for(capturer, device):
-    """Return a `Blas` for what a capturer captures."""
-    with chainer.using_device(device), capturer.stream:
-        blas = gemm.Blas()
-        blas.use(capturer.stream)
+    """Return a `Blas` for what a capturer captures.
+
+    Raises:
+        CannotCapture: no cuBLAS handle can be made.
+    """
+    try:
+        with chainer.using_device(device), capturer.stream:
+            blas = gemm.Blas()
+            blas.use(capturer.stream)
+    except Exception as error:
+        raise CannotCapture(
+            'no cuBLAS handle could be made with nvmath-python or the library that CuPy has '
+            'loaded: %r' % error
+        ) from error
     return blas
 
 
@@ -82,7 +92,8 @@ class Program:
         """Return whether the next replay is compared with the eager step."""
         number = self._n_replays + 1
         is_power = number & (number - 1) == 0
-        return (number <= 1024 and is_power) or not number % self._context.check_every
+        is_early = number <= 16 or (number <= 1024 and is_power)
+        return is_early or not number % self._context.check_every
 
 
 class Programs(collections.OrderedDict):
@@ -138,7 +149,7 @@ class Programs(collections.OrderedDict):
 
 
 def warn(text):
-    """Warn, and point to the innermost line of the user's code that led here."""
+    """Warn, pointing to the innermost line of user code on the stack."""
     level, frame = 1, sys._getframe()
     while frame is not None and not is_user_code(frame.f_globals.get('__name__')):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""All arrays that a training step changes: to be kept, put back and compared."""
+"""All arrays that a training step changes: copied, restored and compared."""
 
 import contextlib
 
@@ -8,15 +8,15 @@ import chainer
 from chainer.backends import cuda
 
 
-def state_arrays(optimizer, links=()):
-    """Return name -> array: parameters, optimizer states, and arrays that are links' attributes.
+def state_arrays(optimizer, owners=()):
+    """Return name -> array: parameters, optimizer states, and arrays that are attributes.
 
     Args:
-        links (sequence of chainer.Link): used by the step in addition to the optimizer's target.
+        owners (sequence): links and objects whose attributes count, as the target's links' do.
     """
     arrays = {}
-    for path, link in _named(optimizer.target, links).items():
-        for name, value in sorted(vars(link).items()):
+    for path, owner in _named(optimizer.target, owners).items():
+        for name, value in sorted(vars(owner).items()):
             arrays['%s/%s' % (path.rstrip('/'), name)] = value
     for path, param in optimizer.target.namedparams(include_uninit=False):
         arrays[path] = param.array
@@ -31,14 +31,14 @@ def state_arrays(optimizer, links=()):
     }
 
 
-def _named(target, links):
-    """Return path -> link; links that are not the target's are numbered."""
+def _named(target, owners):
+    """Return path -> link or object; those that are not links of the target are numbered."""
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
     named.update(
-        ('link %d (%s)' % (i, link.name or type(link).__name__), link)
-        for i, link in enumerate(links)
-        if id(link) not in known
+        ('object %d (%s)' % (i, getattr(owner, 'name', None) or type(owner).__name__), owner)
+        for i, owner in enumerate(owners)
+        if id(owner) not in known
     )
     return named
 
@@ -55,12 +55,12 @@ def put_back(arrays, values):
 
 
 @contextlib.contextmanager
-def attributes_kept(links):
-    """Put back attributes of links that are replaced inside.
+def attributes_kept(owners):
+    """Put back attributes of links and objects that are replaced inside.
 
     Running statistics that a trial step creates are reset.
     """
-    before = [(vars(link), dict(vars(link))) for link in links]
+    before = [(vars(owner), dict(vars(owner))) for owner in owners]
     try:
         yield
     finally:

@@ -13,8 +13,8 @@ from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import StepDiffers
 
-# Where a kernel adds with atomics, two runs differ by rounding. A step whose kernels do not declare
-# it, such as chainer.functions.get_item's, is recognised by running it eagerly this many times.
+# If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
+# such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
 NONDETERMINISTIC = 1e-3
 REPEATS = 8
 # Between a batch and the same batch with spare rows: products of other shapes round differently.
@@ -41,7 +41,7 @@ class StepProgram(Program):
         self._deterministic = True
         self._reported = {}  # what the graph writes: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
-        self._kept = []  # (attributes of a link, those that the step set), such as a loss
+        self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
 
     def run(self):
         """Run the step that was staged eagerly.
@@ -69,14 +69,14 @@ class StepProgram(Program):
             in_arrays (tuple): the same batch as an ordinary one, on the device.
 
         Raises:
-            CannotCapture: they differ, or the loss raises; an error of the user's own comes up
-                again in the eager step.
+            CannotCapture: they differ, or the loss raises; an error in user code is raised again
+                by the eager step.
         """
         context = self._context
-        arrays = state.state_arrays(context.optimizer, context.guards.links)
+        arrays = state.state_arrays(context.optimizer, context.guards.owners)
         before = state.copies(arrays)
         results = []
-        with context.capturer.ordered(), state.attributes_kept(context.guards.links):
+        with context.capturer.ordered(), state.attributes_kept(context.guards.owners):
             for given in (in_arrays, in_arrays, None):
                 try:
                     with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
@@ -113,7 +113,7 @@ class StepProgram(Program):
             CannotCapture: with the cause.
         """
         context = self._context
-        links = [vars(link) for link in context.guards.links]
+        links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
         try:
             reported, self._gradients = self._capture(
@@ -129,7 +129,7 @@ class StepProgram(Program):
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
         self._reported = _arrays_of(reported)
-        # Links go on holding what the graph writes: no other graph may take its memory.
+        # Links keep holding what the graph writes, so that no other graph takes its memory.
         for attributes, values in zip(links, before):
             kept = {
                 name: value
@@ -161,7 +161,7 @@ class StepProgram(Program):
         return reported
 
     def _checked_replay(self):
-        changing = state.state_arrays(self._context.optimizer, self._context.guards.links)
+        changing = state.state_arrays(self._context.optimizer, self._context.guards.owners)
         before = state.copies(changing)
         self._replay()
         reported = state.copies(self._reported)
@@ -249,7 +249,7 @@ def _not_counted(fused):
 def _gradients_kept(params):
     """Restore the gradients of parameters that are not the optimizer's.
 
-    They are never cleared, so a graph would go on adding to those of its capture, in memory that
+    They are never cleared, so a graph would keep adding to those of its capture, in memory that
     may have been reused since.
     """
     before = [(param, param.grad) for param in params if param.is_initialized]

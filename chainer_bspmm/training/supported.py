@@ -123,7 +123,7 @@ def _why_not_parameters(optimizer, method):
             return culprit + 'has a layout, which is not supported'
         try:
             dtype = param.dtype
-        except RuntimeError:  # neither initialised nor told
+        except RuntimeError:  # neither initialised nor given
             dtype = None
         if dtype is not None and dtype not in (numpy.float32, numpy.float64):
             return culprit + 'is %s, expected float32 or float64' % dtype

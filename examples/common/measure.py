@@ -1,4 +1,4 @@
-"""What a training cost: seconds a step, peak memory, on what."""
+"""The cost of a training: seconds per step, peak memory, and the machine."""
 
 import os
 import platform
@@ -104,7 +104,7 @@ def _peak_resident():
 
 
 def conditions(device):
-    """Return on what a run took place: processor, threads, versions."""
+    """Return where a run took place: processor, threads, versions."""
     threads = {
         name: os.environ[name]
         for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS')

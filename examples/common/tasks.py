@@ -36,7 +36,7 @@ WITH_DROPOUT = ('rsgcn', 'gin')
 
 
 def dense_predictor(method, unit_num, conv_layers, n_out, **options):
-    """Set up upstream's predictor without its printing what it sets up."""
+    """Set up upstream's predictor without its printed messages."""
     with contextlib.redirect_stdout(io.StringIO()):
         return set_up_predictor(method, unit_num, conv_layers, n_out, **options)
 
@@ -258,7 +258,7 @@ def mean_of_known(areas):
 
 
 class RocAucEvaluator(extensions.Evaluator):
-    """Report, beside the loss, the mean over the labels of the area under the ROC curve."""
+    """Report the loss, and the mean over the labels of the area under the ROC curve."""
 
     def evaluate(self):
         model = self.get_target('main')

@@ -248,13 +248,13 @@ def run_until_done(trainer, epoch, path, command):
             trainer.run()
     except KeyboardInterrupt:
         if os.path.exists(path):
-            print('\nInterrupted within a step. Go on from the last snapshot with\n  %s' % command)
+            print('\nInterrupted in a step. Continue from the last snapshot with\n  %s' % command)
         return False
     if trainer.updater.epoch < epoch:
         serializers.save_npz(path + '.tmp', trainer)
         os.replace(path + '.tmp', path)
         print(
-            '\nInterrupted in epoch %d, after step %d. Go on exactly there with\n  %s'
+            '\nInterrupted in epoch %d, after step %d. Continue exactly there with\n  %s'
             % (trainer.updater.epoch + 1, trainer.updater.iteration, command)
         )
         return False

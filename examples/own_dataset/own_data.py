@@ -1,4 +1,4 @@
-"""A CSV file of your own for the scripts beside this file."""
+"""Your CSV file for the scripts in this folder."""
 
 import os
 import sys

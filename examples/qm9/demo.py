@@ -118,11 +118,11 @@ def padding_changes():
         with contextlib.redirect_stdout(io.StringIO()):
             model = set_up_predictor(method, 16, 2, 1)
         with chainer.using_config('train', False), chainer.no_backprop_mode():
-            alone, beside = (
+            alone, in_batch = (
                 model(*(array[None] for array in arrays)).array.item()
                 for arrays in ((atoms, adj), padded)
             )
-        changes[method] = abs(beside - alone) / abs(alone)
+        changes[method] = abs(in_batch - alone) / abs(alone)
     return changes
 
 

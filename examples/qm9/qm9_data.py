@@ -1,4 +1,4 @@
-"""QM9 for the scripts beside this file: the sample, all of it, or a file like it."""
+"""QM9 for the scripts in this folder: the sample, all of it, or a file in the same form."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Tox21 for the scripts beside this file: the download of Chainer Chemistry, or a file like it."""
+"""Tox21 for the scripts in this folder: Chainer Chemistry's download, or a file in its form."""
 
 import os
 import sys

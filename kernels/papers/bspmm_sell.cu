@@ -2,7 +2,8 @@
 //
 //     y[i, :] = alpha * sum over the entries k of row i of value(k) * x[column[k], :]  +  beta * r[i, :]
 //
-// With one column it is the SpMV of SELL (spmv_csr.cu has that of CSR). Source: IPSJ report 2018-HPC-164 No. 3 (figures 4 and 5). Departs
+// With one column it is the SpMV of SELL (spmv_csr.cu has that of CSR).
+// Source: IPSJ report 2018-HPC-164 No. 3 (figures 4 and 5). Departs
 // from it in that beta scales r once, not in the loop; that slices end with their graph and a slice
 // is as high as its rows; that padding is skipped, not multiplied; and in the register tile below.
 //
@@ -20,7 +21,7 @@
 // would read them n_B times). Wider x is done in several tiles, each of which reads them again.
 //
 // -DWEIGHTS=0: value(k) = 1, data is not read. -DWEIGHTS=1: value(k) = data[k].
-// -DTILE=n: vectors a thread; TILE * VECTOR accumulators.
+// -DTILE=n: vectors per thread; TILE * VECTOR accumulators.
 // -DWHOLE_WARPS=1: n_slots is a multiple of 32, so a warp lies in one slice and reads its start
 // through the read-only path once, at one address. 0: n_slots is any number, slices follow each
 // other without regard to warps, and every thread reads the start of its slice (32 slices of one
@@ -71,7 +72,7 @@ extern "C" __global__ void bspmm_sell(
                 const long long at = k + (long long)u * height;
                 from[u] = at < end ? column[at] : -1;
 #if WEIGHTS
-                // Padding has a value in memory: to wait for its column would cost a latency.
+                // Padding has a value too: waiting for the column first would add a latency.
                 value[u] = at < end ? widen(data[at]) : Real(0);
 #else
                 value[u] = 1;

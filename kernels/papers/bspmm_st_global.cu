@@ -12,7 +12,7 @@
 // entry_offsets (n_graphs + 1) int32, of which only the last, the number of entries, is read;
 // x (n_in, n_B), y (n_out, n_B); n_B = n_channels. y must hold 0, or what is to be added, before the
 // launch, and must not overlap the inputs. Entries stand in any order; duplicates add.
-// atomicAdd on global memory: the order of summation, hence the last bits, change from run to run.
+// atomicAdd on global memory: the order of summation, and so the last bits, change from run to run.
 //
 // -DSUBWARP=n: threads that share an entry, a power of two up to 32. -DVECTOR=1.
 // -DWEIGHTS=0: value(k) = 1, data is not read. -DWEIGHTS=1: value(k) = data[k].

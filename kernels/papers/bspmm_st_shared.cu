@@ -15,7 +15,7 @@
 // Entries of one matrix lie together, in any order; duplicates add. Rows without entries give the
 // residual or 0; rows of no matrix are left as they are. y is written once and never read; it must
 // not overlap the inputs.
-// atomicAdd on shared memory: the order of summation, hence the last bits, change from run to run.
+// atomicAdd on shared memory: the order of summation, and so the last bits, change from run to run.
 //
 // -DSUBWARP=n: threads that share an entry, a power of two up to 32. -DVECTOR=1.
 // -DWEIGHTS=0: value(k) = 1, data is not read. -DWEIGHTS=1: value(k) = data[k].
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(1024) bspmm_st_shared(
     __syncthreads();
 
     for (int row = group; row < n_rows; row += n_groups)
-#pragma unroll 2  // more would spill where a block of 1,024 threads leaves 64 registers to each
+#pragma unroll 2  // more would spill: a block of 1,024 threads leaves 64 registers to each
         for (int c = lane; c < width; c += SUBWARP) {
             const long long at = (long long)(row_begin + row) * n_channels + first + c;
             Real sum = total[row * width + c];

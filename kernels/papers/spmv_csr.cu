@@ -3,8 +3,8 @@
 //
 //     y[i] = alpha * sum over k in [indptr[i], indptr[i + 1]) of value(k) * x[indices[k]]  +  beta * y[i]
 //
-// Source: the CRS SpMV that IPSJ report 2018-HPC-164 No. 3 (figure 2) sets beside SELL. Departs from
-// it in that beta scales y once, not in the loop, and that several threads may share a row.
+// Source: the CRS SpMV that IPSJ report 2018-HPC-164 No. 3 (figure 2) compares with SELL. Departs
+// from it in that beta scales y once, not in the loop, and that several threads may share a row.
 //
 // indptr (n_rows + 1) int32, indices (nnz) int32, data (nnz), x (n_cols), y (n_rows).
 // beta = 0 never reads y. y must not overlap the inputs; each element is read, if at all, by the

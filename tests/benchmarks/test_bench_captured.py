@@ -1,4 +1,4 @@
-"""The benchmark of captured steps: what of it runs without a GPU, captures by stand-ins."""
+"""The benchmark of captured steps, as far as it runs without a GPU, with stand-ins for captures."""
 
 import json
 import types
@@ -28,7 +28,7 @@ def read(method, limit=N):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Let captured contenders run on the host, where one size is enough, and few steps are."""
+    """Let captured contenders run on the host, where one size and a few steps are enough."""
     host_graphs.stand_in(monkeypatch)
     monkeypatch.setattr(step_contenders, 'WARM_CAPTURED', 8)
     monkeypatch.setattr(bench, 'TURN', 0)

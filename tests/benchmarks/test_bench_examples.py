@@ -1,4 +1,4 @@
-"""The measurement of whole runs of the examples, in small."""
+"""A small measurement of whole runs of the examples."""
 
 import json
 

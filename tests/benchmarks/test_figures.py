@@ -1,4 +1,4 @@
-"""What the benchmark of the report's figures calculates, by hand-worked numbers."""
+"""The calculations of the benchmark of the report's figures, against hand-worked numbers."""
 
 import numpy
 import pytest

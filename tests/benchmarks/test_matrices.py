@@ -1,4 +1,4 @@
-"""benchmarks/matrices.py: what is measured is what the benchmark says it measures."""
+"""benchmarks/products/matrices.py: the generated matrices are what the benchmarks claim."""
 
 import chainer_bspmm
 import numpy
@@ -13,7 +13,7 @@ def rng():
 
 
 def checked(adj):
-    """Return the same batch by way of the checks that the generators leave out."""
+    """Return the same batch, made by the constructor with the checks that the generators skip."""
     return chainer_bspmm.BatchedCSR(
         adj.indptr, adj.indices, adj.row_offsets, adj.data, adj.col_offsets
     )
@@ -42,11 +42,11 @@ def test_single_is_one_graph_with_the_same_entries(rng):
 
 def test_molecules_are_normalised_and_the_unreadable_left_out():
     pytest.importorskip('rdkit')
-    chain, lone = matrices.molecules(['CCO', 'not a molecule', '', 'C'])
+    chain, atom = matrices.molecules(['CCO', 'not a molecule', '', 'C'])
     # C-C-O with self-loops: degrees 2, 3, 2.
     expected = numpy.array([[1 / 2, 6**-0.5, 0], [6**-0.5, 1 / 3, 6**-0.5], [0, 6**-0.5, 1 / 2]])
     numpy.testing.assert_allclose(chain, expected, atol=1e-15)
-    assert lone.tolist() == [[1]]
+    assert atom.tolist() == [[1]]
 
 
 def test_banded_fills_its_diagonals(rng):

@@ -1,6 +1,6 @@
-"""Products by a cuBLAS handle of our own: layouts, shapes, dtypes, streams, life and errors.
+"""Products by a separate cuBLAS handle: layouts, shapes, dtypes, streams, lifetime and errors.
 
-On the host they go to a stand-in for the library, which shows that it is asked for the right thing.
+On the host a stand-in for the library shows that each call requests the right product.
 """
 
 import ctypes
@@ -404,7 +404,7 @@ def test_dot_outside_of_a_step_is_the_arrays_own(xp):
 
 
 class Recorder:
-    """In the place of a `Blas`."""
+    """Stands in for a `Blas`."""
 
     def __init__(self):
         self.calls = []

@@ -190,7 +190,7 @@ def test_dot_launch(n_vectors, most):
     assert tile == min(most, n_vectors) and launch.arguments == (100, n_vectors)
     assert lanes & (lanes - 1) == 0 and lanes <= 32 and ('LANES', lanes) in launch.defines
     assert lanes * tile >= min(n_vectors, 32 * tile)  # one round, or as few as a warp can
-    assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane that has nothing to do in all rows
+    assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane is idle in all rows
     assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp
     assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
 

@@ -223,7 +223,7 @@ def test_bad_layout():
 @pytest.mark.parametrize('channels', [(), (3,)])
 @pytest.mark.parametrize('out_size', [None, 7])
 def test_node_columns(device, channels, out_size):
-    """They go where the atoms go; padding that the data set holds is left out with its atoms."""
+    """They follow the atoms; padding in the data set is dropped together with its atoms."""
     rng = numpy.random.RandomState(0)
     examples = [
         (atoms, adj, rng.randint(1, 9, (len(atoms),) + channels).astype('i'), label)
@@ -246,7 +246,7 @@ def test_node_columns_that_do_not_fit():
     examples = [(atoms, adj, numpy.zeros(len(atoms)), label) for atoms, adj, label in molecules()]
     with pytest.raises(
         ValueError,
-        match=r'labels of one shape.*one row an atom use CSRConverter\(n_node_columns=1\)',
+        match=r'labels of one shape.*one row per atom use CSRConverter\(n_node_columns=1\)',
     ):
         concat_mols(examples)
     examples[1] = examples[1][:2] + (numpy.zeros(2),) + examples[1][3:]
@@ -263,7 +263,7 @@ def test_node_columns_that_do_not_fit():
 
 
 def test_ids_that_begin_at_0():
-    """A lone atom of id 0 is a molecule, unless it is padding."""
+    """An isolated atom of id 0 is a molecule, unless it is padding."""
     examples = molecules((3, 2)) + [(numpy.zeros(1, 'i'), numpy.zeros((1, 1), 'f'), numpy.ones(2))]
     atoms, adj, _ = CSRConverter(strip_padding=False)(examples)
     assert len(atoms) == adj.n_rows == 6 and adj.n_graphs == 3

@@ -1,4 +1,4 @@
-"""DeviceDataset: a SparseDataset in every use, whose batches are gathered on the GPU."""
+"""DeviceDataset: usable as any SparseDataset, with batches gathered on the GPU."""
 
 import pickle
 
@@ -42,7 +42,7 @@ def on_host(batch):
 
 @pytest.fixture
 def resident():
-    """DeviceMolecules whose device is the host: everything but the kernel."""
+    """DeviceMolecules whose device is the host: everything except the kernel."""
     return DeviceMolecules(molecule_set(labels='five'), ON_HOST)
 
 

@@ -48,7 +48,7 @@ SMILES = [
     '[U]',
     'CN(C)(C)C',  # valence
     'C1CC',  # open ring
-    '[NH3]->[Cu]',  # dative bond: no relation of its own
+    '[NH3]->[Cu]',  # dative bond: has no relation
     '',
     'C1CC2C1CC2',
     'OCC(O)C(O)C(O)C(O)CO',
@@ -89,7 +89,7 @@ def assert_same(actual, expected):
 
 @pytest.fixture
 def no_dense_matrix(monkeypatch):
-    """Let whatever makes a dense adjacency fail."""
+    """Make every function that builds a dense adjacency fail."""
 
     def forbidden(*args, **kwargs):
         raise AssertionError('a dense matrix is being made')

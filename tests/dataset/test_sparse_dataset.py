@@ -164,7 +164,7 @@ def test_sub_data_sets_and_iterators():
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('n_relations', [1, 4])
 def test_gpu(layout, n_relations):
-    # float64 and bytes beside int32: all of them go in one buffer
+    # float64 and bytes as well as int32: all are sent in one buffer
     dense = [
         (*example, numpy.float64(i), numpy.bool_(i % 2))
         for i, example in enumerate(molecules(SIZES, n_relations=n_relations))

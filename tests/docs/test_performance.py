@@ -1,4 +1,4 @@
-"""docs/performance.md, README.md: tables and figures in the text say what stored results say."""
+"""docs/performance.md, README.md: tables and numbers in the text agree with the stored results."""
 
 import json
 import pathlib

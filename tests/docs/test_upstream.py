@@ -1,4 +1,4 @@
-"""docs/upstream.md: its programs print what stands below them."""
+"""docs/upstream.md: its programs print the output shown below them."""
 
 import os
 import pathlib

@@ -19,7 +19,7 @@ CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
 # between 2**24 and 2**53), and where values alone are.
 FACTOR = {'e': 31, 'f': 255, 'd': 2**20}
 TERM = {'e': 2000, 'f': 2**19, 'd': 2**40}
-BATCHES = ('mixed', 'lone node', 'no edges', 'empty graphs', 'duplicates', 'relations', 'padded')
+BATCHES = ('mixed', 'one node', 'no edges', 'empty graphs', 'duplicates', 'relations', 'padded')
 
 
 def integers(shape, dtype, largest=FACTOR, seed=0):
@@ -55,7 +55,7 @@ def batch(name, dtype):
     else:
         matrices = {
             'small': [graph(3), graph(2, density=1)],
-            'lone node': [empty(1)],
+            'one node': [empty(1)],
             'no edges': [empty(3), empty(1)],
             'empty graphs': [empty(0), graph(3), empty(0)],
             'relations': [graph(3, 3, 3), numpy.zeros((3, 1, 1), dtype), graph(3, 6, 6)],

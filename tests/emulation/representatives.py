@@ -1,5 +1,5 @@
-"""One small use or two of every kernel, which go through all of its code: what runs under the
-sanitizers, and what planted faults must change.
+"""One or two small uses of every kernel that cover all of its code: they run under the sanitizers,
+and planted faults must change their results.
 
 Each is a function of an emulated device that returns (result, what it must equal).
 """
@@ -39,7 +39,7 @@ def product(device):
 
 
 def pipelined(device):
-    """Two vectors a thread, which goes through up to four rows."""
+    """Two vectors per thread, which goes through up to four rows."""
     adj = batch('mixed', 'f')
     x = device.put(integers((adj.n_cols, 24), 'f', seed=2))
     plan = policy.csr_launch(
@@ -62,7 +62,7 @@ def sampled_coo(device):
 
 
 def maximum(device):
-    """Two lanes a segment, of which one has nothing to do in the second."""
+    """Two lanes per segment, one of which is idle in the second."""
     offsets = numpy.array([0, 19, 20], numpy.int32)
     x = device.put(-1 - abs(integers((20, 8), 'f')))
     x[3] = numpy.nan
@@ -152,7 +152,7 @@ def vector(device):
 
 
 def swa(device, algorithm='swa'):
-    """With nine columns 16 lanes share a row: 8 rows a block, of which the last block uses 5."""
+    """With nine columns 16 lanes share a row: 8 rows per block, of which the last uses 5."""
     adj = batch('mixed', 'f')
     x = device.put(integers((adj.n_cols, 9), 'f', seed=2))
     residual = device.put(integers((adj.n_rows, 9), 'f', seed=3))
@@ -219,7 +219,7 @@ def dropped(device):
 
 
 def gathered(device):
-    """Several graphs a warp."""
+    """Several graphs per warp."""
     emulated = CpuDevice()
     emulated.send = device.put
     index = numpy.array((3, 0, 6, 5, 5, 2, 1, 7, 0) * 4)

@@ -82,7 +82,7 @@ def test_capacity_beyond_the_batch(device):
         nnz=adj.nnz + spare,
         has_spare=True,
         indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
-        # A row of v that is not there, so that reading it would be an error.
+        # A row of v that does not exist, so that reading it would be an error.
         indices=numpy.pad(adj.indices, (0, spare), constant_values=2**30),
     )
     u = device.put(integers((larger.n_rows, 40), 'f', seed=2))

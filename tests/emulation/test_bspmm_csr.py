@@ -53,7 +53,7 @@ def test_values(device, dtype, n_channels, values, trans, weights, with_residual
 
 @pytest.mark.parametrize('trans', [False, True])
 def test_values_of_a_symmetric_pattern(device, trans):
-    """Such a matrix is its own transpose; with values from outside it has to be told apart."""
+    """Such a matrix is its own transpose; with outside values the two must be distinguished."""
     matrix = abs(integers((9, 9), 'f')) > 150
     adj = BatchedCSR.from_matrices([(matrix | matrix.T).astype('f')])
     assert adj.T is adj
@@ -156,7 +156,7 @@ def test_capacity_beyond_the_batch(device, algorithm):
     larger = adj.replace()
     larger.n_rows, larger.n_cols = adj.n_rows + spare, adj.n_cols + spare
     larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
-    # A column that no row has, so that reading it would be an error.
+    # A column that does not exist, so that reading it would be an error.
     larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2**30)
     larger.data = numpy.pad(adj.data, (0, spare), constant_values=numpy.nan)
     larger.nnz += spare
@@ -166,8 +166,8 @@ def test_capacity_beyond_the_batch(device, algorithm):
     assert not y[adj.n_rows :].any()
 
 
-# An entry is loaded again in place of those that a row lacks: what is not finite must not be added
-# by that, not even times 0.
+# The last entry is loaded again instead of those that a row lacks: a value that is not finite must
+# not be added because of that, not even times 0.
 @pytest.mark.parametrize('algorithm', ['vector', 'pipelined'])
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_nan_reaches_its_rows_only(device, dtype, algorithm):

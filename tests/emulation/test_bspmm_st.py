@@ -47,7 +47,7 @@ def check(
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Blocks of few threads, that go over the entries more often: threads are what takes time."""
+    """Use small blocks, which take more rounds over the entries: on a CPU threads are expensive."""
     monkeypatch.setattr(policy, 'ST_BLOCK', 128)
     monkeypatch.setattr(policy, 'st_shared_launch', policy.st_shared_launch.__wrapped__)
 
@@ -122,7 +122,7 @@ def test_rule_at_the_limit_of_shared_memory(device, monkeypatch, n_rows, n_chann
 def test_capacity_beyond_the_batch(device):
     adj = coo('small', 'f')
     larger = adj.replace()
-    # Places that are not there, so that using them would be an error.
+    # Places that do not exist, so that using them would be an error.
     larger.ids = numpy.pad(adj.ids, ((0, 5), (0, 0)), constant_values=2**30)
     larger.data = numpy.pad(adj.data, (0, 5), constant_values=numpy.nan)
     larger.nnz += 5

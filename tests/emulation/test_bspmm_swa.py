@@ -83,7 +83,7 @@ def test_batches(device, name, trans, algorithm):
 @pytest.mark.parametrize('trans', [False, True])
 @pytest.mark.parametrize('name', support.BATCHES)
 def test_batches_of_the_package_tests(device, name, trans):
-    # Width 2, because a block of the CPU takes as long as a thread of its own for each lane does.
+    # Width 2, because on the CPU a block takes time for each of its lanes.
     check(device, support.BATCHES[name].astype('f'), 'f', 2, 'swa_blocked', 'given', True, trans)
 
 

@@ -1,4 +1,4 @@
-"""The kernel of dropout bit for bit: which elements it keeps, and what becomes of them."""
+"""The kernel of dropout bit for bit: which elements it keeps, and their values."""
 
 import numpy
 import pytest

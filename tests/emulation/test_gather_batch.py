@@ -25,7 +25,7 @@ INDICES = [INDEX, (0,), (2,), (2, 6), (4,), (7,), (1, 4, 1), tuple(range(8))]
 
 @pytest.fixture
 def on_device(device):
-    """What makes DeviceMolecules whose device is `device`."""
+    """A function that makes DeviceMolecules on the emulated device."""
 
     class Emulated(CpuDevice):
         def send(self, array):
@@ -126,7 +126,7 @@ def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
 
 
 def test_offsets_beyond_32_bits(gxx):
-    """The second of two molecules begins 2**31 bytes behind the first, whose block does not run."""
+    """The second of two molecules begins 2**31 bytes after the first, whose block does not run."""
     n_nodes, atom_bytes = 2**11 + 1, 2**20
     memory = [
         mmap.mmap(-1, n_nodes * atom_bytes, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)

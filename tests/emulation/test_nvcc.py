@@ -16,7 +16,7 @@ from tests.emulation.emulator import cache
 # From Turing on: the generations that CuPy supports and this project names.
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 # The widest and the narrowest vector of every storage dtype. The other constants take turns (MAX
-# is there twice, else it would meet narrow vectors only).
+# is listed twice, otherwise it would only be compiled with narrow vectors).
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 # They add one element at a time, and have no atomics on half.
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')

@@ -1,4 +1,4 @@
-"""Kernels broken on purpose: what each means of these tests is there to find."""
+"""Kernels broken on purpose: each kind of check must find its faults."""
 
 import numpy
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from tests.emulation import representatives
 from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
 
-# The only one of its conditions that guards a load.
+# The only condition there that guards a load.
 PADDED_GATHER = """if (from[u] >= 0 && c + t < n_vectors)
                         gathered"""
 

@@ -15,7 +15,7 @@ OPERATIONS = ('sum', 'max')
 
 
 # Segments that are longer than a chunk of 4 rows, and not; they begin and end within a chunk, at
-# its border, one row beside it, and two meet in one chunk.
+# its border and one row next to it, and two meet in one chunk.
 LONG = (
     (5,),
     (4,),
@@ -124,7 +124,7 @@ def test_one_launch_where_no_segment_is_long(device, chunks_of_four):
     y = gpu.segment_sum(x, offsets, 4)
     assert_exact(y, reference.segment_sum(x, offsets), 'f')
     assert len(device.launched) == 1
-    # It is advice: what is wrong about it costs time only.
+    # It is a hint: a wrong one only costs time.
     offsets = offsets_of((12,))
     assert_exact(gpu.segment_max(x, offsets, 1), reference.segment_max(x, offsets), 'f')
 

@@ -1,4 +1,4 @@
-"""The benchmarks' one kernel, TensorFlow's product as the report describes it, on the CPU."""
+"""The only kernel of the benchmarks, TensorFlow's product as in the report, on the CPU."""
 
 import pathlib
 import shutil

@@ -1,4 +1,4 @@
-"""Running the scripts of examples/ as a user runs them."""
+"""Run the scripts of examples/ as a user does."""
 
 import csv
 import importlib

@@ -38,7 +38,7 @@ def common():
 def test_captured_steps_need_a_gpu(tmp_path, options, message):
     error = run_at_once(TRAIN, '--updater', 'graph', '--out', tmp_path / 'out', *options, status=1)
     assert error.startswith('error: ') and error.count('\n') == 1 and message in error
-    assert not (tmp_path / 'out').exists()  # it was said before anything was done
+    assert not (tmp_path / 'out').exists()  # refused before anything was written
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.support import relative_error
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
 
-# Chainer's own float16 sums are as wrong as that.
+# Chainer's own float16 sums have errors of that size.
 BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}
 NAMES = ['many', 'huge among tiny', 'empty graphs first, between, last', 'one graph']
 
@@ -72,7 +72,7 @@ def test_real_rows_are_as_without_the_spare_ones(xp, name, dtype, options):
     ordinary, adj = batch(xp, name)
     n, n_channels = ordinary.n_rows, 6
     x = features_of(xp, adj, n_channels, dtype)
-    x[n:] = numpy.nan  # is not even looked at
+    x[n:] = numpy.nan  # must not be read
     weights = xp.arange(1, x.size + 1).reshape(x.shape).astype(dtype) / x.dtype.type(x.size)
     link, oracle = (new_link(xp, n_channels, kind, **options) for kind in (dtype, 'float64'))
     for parameter, given in zip(oracle.params(), link.params()):
@@ -92,7 +92,7 @@ def test_real_rows_are_as_without_the_spare_ones(xp, name, dtype, options):
         assert relative_error(actual[key], expected[key]) < BOUNDS[dtype], key
 
 
-@pytest.mark.parametrize('name, n_spare', [('many', 0), ('many', 300), ('lone nodes', 2)])
+@pytest.mark.parametrize('name, n_spare', [('many', 0), ('many', 300), ('isolated nodes', 2)])
 def test_how_many_rows_are_spare(xp, name, n_spare):
     ordinary, adj = batch(xp, name, n_spare)
     n = ordinary.n_rows

@@ -35,7 +35,7 @@ from tests.support.gradients import GRADIENT_BATCHES
 
 # --- every container, with every algorithm that the backend has for it ---
 
-# A new algorithm comes under all the tests below by itself. Other forms of SELL: test_bspmm_sell.
+# All tests below include a new algorithm automatically. Other forms of SELL: test_bspmm_sell.
 ALGORITHMS = {
     'csr': gpu.ALGORITHMS,
     'coo': papers.gpu.ST_ALGORITHMS,
@@ -97,7 +97,7 @@ def fits(algorithm, adj, n_channels, dtype, trans):
 
 
 def truth(adj, *arguments, **options):
-    """Return what the reference says, to which a BatchedSELL is not known."""
+    """Return the result of the reference, which does not know BatchedSELL."""
     return reference.bspmm(adj.to_csr() if type(adj) is BatchedSELL else adj, *arguments, **options)
 
 
@@ -110,7 +110,7 @@ def products(order, name, dtype, trans, widths):
     rng = numpy.random.RandomState(0)
     adj = batch_on(name, numpy, dtype) if order == 'csr' else coo_batch_on(name, numpy, dtype)
     n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
-    if name not in ('many', 'huge among tiny', 'lone nodes'):
+    if name not in ('many', 'huge among tiny', 'isolated nodes'):
         widths = [n for n in widths if n < 1024]
     x, residual = (features(rng, numpy, n, max(widths), dtype) for n in (n_in, n_out))
     data = features(rng, numpy, adj.nnz, 1, dtype)[:, 0]
@@ -143,7 +143,7 @@ def test_product(xp, kind, algorithm, name, dtype):
             assert_close(backend.bspmm(adj, x, data, residual, trans, algorithm), expected, dtype)
 
 
-# All that kernels/bspmm_csr.cu is compiled for, which the policy gives to shapes of many sizes.
+# All settings of kernels/bspmm_csr.cu, which the policy chooses for shapes of many sizes.
 PLANS = [
     {'lanes': 8, 'columns': 1, 'rows_per_thread': 1, 'ahead': 3, 'stream': False},
     {'lanes': 32, 'columns': 1, 'rows_per_thread': 1, 'ahead': 5, 'stream': True},

@@ -18,7 +18,7 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support.gradients import check_gradients
 
-# Types of nodes: with and without, one that no node has, one with several, one past the last (4).
+# Types of nodes: with and without, an unused one, one with several nodes, one past the last (4).
 TYPES = numpy.array([1, 0, 4, 2, 2, 9, 1, 2, 4, 0, 2])
 N_TYPES = 4
 
@@ -93,7 +93,7 @@ def test_gradients(xp, fixed_shape):
 
 @pytest.mark.parametrize('fixed_shape', [False, True])
 def test_gradients_of_some_inputs_only(xp, fixed_shape):
-    """As with a frozen layer, or with features instead of an embedding."""
+    """As with a layer that is not trained, or with features instead of an embedding."""
     rng = numpy.random.RandomState(0)
     x = features(rng, xp, len(TYPES), 3, 'float64')
     weights, biases = parameters(rng, xp, 3, 2, 'float64')
@@ -140,7 +140,7 @@ def test_gradients_share_no_memory(xp, higher):
 
 
 def test_infinite_feature_stays_in_its_row(xp):
-    """A weight that is not the node's own must not turn an infinity into NaN."""
+    """The weight of another degree must not turn an infinity into NaN."""
     for fixed_shape in (False, True):
         x = xp.asarray(features(numpy.random.RandomState(0), numpy, 3, 2, 'float32'))
         x[0] = numpy.inf

@@ -1,4 +1,4 @@
-"""Dropout inside a training step: the generator, its statistics, the nodes that draw by it."""
+"""Dropout inside a training step: the generator, its statistics, the nodes that draw from it."""
 
 import types
 
@@ -34,7 +34,7 @@ class StepDropout(Dropout):
 
 
 def step_on(xp, seed=SEED, number=STEP):
-    """A step whose products are the array module's own."""
+    """A step with the products of the array module."""
     blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b), matmul=xp.matmul)
     return Step(blas, seed, xp.full(1, number, numpy.uint64))
 
@@ -68,7 +68,7 @@ def factors(shape, ratio, stream, dtype, seed=SEED, number=STEP):
     ],
 )
 def test_published_vectors(counter, key, words):
-    """Those that come with the authors' own implementation, Random123."""
+    """The test vectors of the authors' implementation, Random123."""
     counter, key, words = (
         [int(word, 16) for word in text.split()] for text in (counter, key, words)
     )

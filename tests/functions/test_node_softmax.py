@@ -6,13 +6,14 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions import node_softmax
-from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 from tests.support import assert_close
 from tests.support import batch_on
 from tests.support import BATCHES
 from tests.support import features
 from tests.support.gradients import check_gradients
+from tests.support.spare import with_spare
 
 SQUARE = [name for name in BATCHES if BATCHES[name].n_rows == BATCHES[name].n_cols]
 
@@ -44,11 +45,10 @@ def test_gradients(xp, name):
     check_gradients(lambda x: node_softmax(adj, x), x)
 
 
-def test_rows_that_belong_to_no_graph_have_no_gradient_of_higher_order(xp):
-    x = chainer.Variable(xp.arange(10.0).reshape(5, 2))
-    y = SegmentSoftmax(xp.array([0, 2, 3], 'i'))._composed(x)[:3]
-    (gx,) = chainer.grad([chainer.functions.sum(y**3)], [x], enable_double_backprop=True)
-    assert xp.isfinite(gx.array).all() and gx.array[:2].all() and not gx.array[3:].any()
+def test_spare_rows_are_refused():
+    adj = with_spare(BatchedCSR.from_matrices([numpy.eye(3)]), 2, 4)
+    with pytest.raises(ValueError, match='without spare rows'):
+        node_softmax(adj, numpy.ones((5, 2), 'f'))
 
 
 def test_gradient_of_many_nodes_that_are_alike():

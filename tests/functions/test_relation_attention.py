@@ -79,7 +79,7 @@ def test_values(xp, name, options):
 
 @pytest.mark.parametrize('n_heads', [1, 3])
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])
-@pytest.mark.parametrize('name', ['four relations', 'unsorted values', 'lone nodes'])
+@pytest.mark.parametrize('name', ['four relations', 'unsorted values', 'isolated nodes'])
 def test_values_of_other_dtypes(xp, name, dtype, n_heads):
     for options in ('mean', 'within, side by side'):
         check_values(xp, name, options, n_heads, dtype)
@@ -140,7 +140,7 @@ def test_dropout(xp):
 @pytest.mark.parametrize('options', OPTIONS)
 @pytest.mark.parametrize('name', SMALL)
 def test_dropout_that_drops_nothing(xp, name, options):
-    """Slots that have become entries have the weights that they had in the mean."""
+    """Slots that became entries keep the weights that they had in the mean."""
     adj = relation_batch_on(name, xp, 'float64')
     given = arguments(adj, xp, 'float64', 2)
     results = []

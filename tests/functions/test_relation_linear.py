@@ -42,7 +42,7 @@ WIDTHS = {
 
 @pytest.fixture(params=[True, False], ids=['aggregate', 'transform'])
 def order(request, monkeypatch):
-    """Each order by force, whatever the widths."""
+    """Force each order for all widths."""
     monkeypatch.setattr(module, 'aggregates_first', lambda *_: request.param)
 
 
@@ -203,7 +203,7 @@ def test_gradient_of_one_argument_alone(xp, order, only):
 
 @pytest.mark.parametrize('only', ['W', 'b', 'W_self', 'b_self'])
 def test_second_derivative_by_one_parameter_alone(order, only):
-    """As a penalty on one gradient asks for: of the others there is none to be passed on."""
+    """As with a penalty on one gradient: the others have none to pass on."""
     adj = relation_batch_on('unsorted values', numpy, 'float64')
     given = parameters(adj, numpy, 'float64', (3, 4), PARTS[0])
 
@@ -322,7 +322,7 @@ def test_relation_rows(xp, name):
         adj.max_cols // n_relations,
     )
     assert relation_rows(adj) is rows
-    # What checks arrays of unknown origin has nothing against these.
+    # The checks for arrays of unknown origin accept these.
     BatchedCSR(rows.indptr, rows.indices, rows.row_offsets, rows.data, rows.col_offsets)
 
 

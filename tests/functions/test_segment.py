@@ -41,12 +41,12 @@ def test_values(xp, name, dtype):
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('sizes', [(1000,), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str)
 def test_long_segments(xp, sizes, dtype):
-    """More rows than one block of a GPU takes on; sizes are not known on the host."""
+    """More rows than one block of a GPU handles; sizes are not known on the host."""
     rng = numpy.random.RandomState(0)
     offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
     n_rows = sum(sizes)
     for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
-        # Positive ones: else a sum could be small beside the terms whose rounding it shows.
+        # Positive values: otherwise a sum could be small compared with the rounding of its terms.
         x = features(rng, xp, n_rows, n_channels, dtype) + 2
         x[-1, 0] = numpy.nan
         y = features(rng, xp, len(sizes), n_channels, dtype)

@@ -26,7 +26,7 @@ def inputs():
 
 
 def conditions(h, adj, n_types):
-    """Return what upstream's model gives to its link, in place of which ours reads the batch."""
+    """Return the argument that upstream's model gives its link; ours reads the batch instead."""
     return [
         numpy.broadcast_to((adj.sum(axis=1) == degree)[:, :, None], h.shape)
         for degree in range(1, n_types + 1)

@@ -83,7 +83,7 @@ def test_large_logits(mode):
 
 
 def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
-    """Of its own atoms in packed layout, of all slots in padded layout."""
+    """The mean is over its atoms in packed layout, over all slots in padded layout."""
     rng = numpy.random.RandomState(0)
     h = rng.uniform(-1, 1, (1, 4, 6)).astype('f')
     link = RelGATUpdate(6, 5, n_heads=1, n_edge_types=1)

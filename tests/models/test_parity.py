@@ -69,8 +69,8 @@ BONDS = tuple(
 )
 
 
-# The gradient of the attention's bias is a sum that nearly cancels. With the libraries of NumPy 1.22
-# its rounding error in float32 is 4.6 times upstream's; there only float64 decides.
+# The gradient of the attention's bias is a sum that nearly cancels. With NumPy 1.22 its rounding
+# error in float32 is 4.6 times upstream's; there only float64 decides.
 CANCELLING = 'RelGAT, within', 'RelGAT, within, bonds'
 
 

@@ -1,4 +1,4 @@
-"""set_up_predictor: every method of Chainer Chemistry is there, or refused with its reason."""
+"""set_up_predictor: every method of Chainer Chemistry works, or is refused with a reason."""
 
 import inspect
 

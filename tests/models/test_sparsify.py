@@ -109,8 +109,7 @@ def test_optimizer_that_was_set_up_before_goes_on(device, method):
     """Runs from equal state, one swapped in the middle, make the same steps.
 
     With molecules of one size: there dense and packed batches hold the same rows. In float64,
-    because Adam divides by the gradient's own size, and so carries the rounding of one near 0 at
-    full length.
+    because Adam divides by the gradient's size, and so scales up the rounding error of one near 0.
     """
     case = CASES[method]._replace(sizes=(7,))
     examples = examples_of(method, [7] * 6)
@@ -276,7 +275,7 @@ def test_hooks_of_links_that_are_not_called_are_refused(kind, layer):
     ],
 )
 def test_update_link_in_a_chain_of_ones_own(make, kind, method):
-    """A readout beside it is not swapped: the chain calls it without an adjacency."""
+    """A readout next to it is not swapped: the chain calls it without an adjacency."""
 
     class Own(chainer.Chain):
         def __init__(self):
@@ -396,3 +395,19 @@ def test_nothing_is_changed_if_a_part_cannot_be_swapped(bad, path):
     with pytest.raises(ValueError, match=r'^model\.' + path):
         sparsify(model)
     assert kinds == [type(link) for link in model.links()]
+
+
+def test_dense_parts_of_a_sparse_model_are_swapped():
+    model = sparsify(rsgcn())
+    densify(model.gconvs[1])
+    assert type(model.gconvs[1]) is DenseRSGCNUpdate
+    assert sparsify(model) is model
+    assert all(type(gconv) is links.RSGCNUpdate for gconv in model.gconvs)
+    model(*concat_mols(EXAMPLES)[:2])
+
+
+def test_densify_refuses_a_readout_of_your_own():
+    model = models.RSGCN(4, 6, readout=lambda h, adj: h)
+    with pytest.raises(ValueError, match=r'model\.readout: expected a GeneralReadout to go back'):
+        densify(model)
+    assert type(model) is models.RSGCN and type(model.gconvs[0]) is links.RSGCNUpdate

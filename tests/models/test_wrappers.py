@@ -202,16 +202,16 @@ def test_data_set_with_labels(method, rounds):
         objects.append(numpy.empty(len(column), object))
         objects[-1][:] = column
     data = NumpyTupleDataset(*objects, numpy.zeros((len(SMILES), 1), 'f'))
-    beside = not method.endswith('_wle')
-    (labelled,), names, _ = (apply_cwle_for_datasets if beside else apply_wle_for_datasets)(
+    is_column = not method.endswith('_wle')
+    (labelled,), names, _ = (apply_cwle_for_datasets if is_column else apply_wle_for_datasets)(
         [data], k=rounds
     )
     assert len(names) <= parity.N_LABELS
     examples = [labelled[i] for i in range(len(labelled))]
-    assert examples[0][2 if beside else 0] == [0]
+    assert examples[0][2 if is_column else 0] == [0]
     dense = initialised(predictor(method), [e[:-1] for e in examples])
     expected = predictions(dense, dense_concat_mols, [e[:-1] for e in examples])
-    *inputs, t = CSRConverter(n_node_columns=int(beside), strip_padding=False)(examples)
+    *inputs, t = CSRConverter(n_node_columns=int(is_column), strip_padding=False)(examples)
     assert t.shape == (len(SMILES), 1)
     with chainer.using_config('train', False):
         assert relative_error(sparsify(dense)(*inputs).array, expected) < 1e-5

@@ -166,3 +166,10 @@ def test_argument_on_another_device():
             papers.spmv(matrix, ones(3))
         with pytest.raises(ValueError, match='y: expected on .*cupy:0.* got on .*numpy'):
             papers.spmv(matrix, cuda.to_gpu(ones(3)), y=ones(3))
+
+
+@pytest.mark.parametrize('function', [papers.bspmm, papers.bsddmm])
+def test_other_functions_refuse_the_default_container(function):
+    adj, x = BatchedCSR.from_matrices([numpy.eye(2)]), numpy.ones((2, 1))
+    with pytest.raises(TypeError, match='adj: expected a BatchedCOO or BatchedSELL, got Batch'):
+        function(adj, x, x)

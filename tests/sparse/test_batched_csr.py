@@ -145,7 +145,7 @@ def test_symmetry_is_found():
     assert not BatchedCSR.from_matrices(matrices(2, symmetric=True)).is_symmetric
 
 
-# The last two have more entries, or columns, than a block of a GPU takes on.
+# The last two have more entries, or columns, than a block of a GPU handles.
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     'sizes, n_relations, density',

@@ -41,7 +41,7 @@ def pair(request, name, xp):
 
 
 def assert_padded(actual, expected, exact=True):
-    """Compare an array with the ordinary batch's, behind which it must be 0."""
+    """Compare an array with the ordinary batch's; the rest must be 0."""
     actual, expected = cuda.to_cpu(actual), cuda.to_cpu(expected)
     assert actual.dtype == expected.dtype
     assert not actual[len(expected) :].any()
@@ -99,7 +99,7 @@ def test_derived_matrices(pair):
         numpy.testing.assert_array_equal(
             cuda.to_cpu(actual.data)[adj.nnz :], numpy.arange(adj.nnz, spare.nnz) + 1.0
         )
-    # The padded form has the bound of the rows in place of their most.
+    # The padded form has the bound of the rows instead of their maximum.
     shape = cuda.to_cpu(adj.to_dense()).shape
     dense = cuda.to_cpu(spare.to_dense())
     block = tuple(map(slice, shape))
@@ -112,7 +112,7 @@ def test_derived_matrices(pair):
 
 
 def test_transpose_that_sorts(name, xp):
-    """The way of graphs that are too large for a block."""
+    """The path for graphs that are too large for a block."""
     for spare_rows, spare_nnz in SPARE:
         adj, spare = batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
         indptr, indices, order = build.transpose(
@@ -144,7 +144,7 @@ def test_product_and_its_gradients(pair, with_data):
     data = rng.uniform(-1, 1, adj.nnz) if with_data else None
     results = []
     for matrix in (spare, adj):
-        # Whatever spare rows of the features hold, no product reads them.
+        # No product reads the spare rows of the features, even if they hold NaN.
         inputs = [
             chainer.Variable(xp.asarray(padded_rows(array, n, 7.0)))
             for array, n in ((x, matrix.n_cols), (residual, matrix.n_rows))

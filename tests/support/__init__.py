@@ -18,7 +18,7 @@ WIDTHS = (1, 2, 3, 31, 33, 64, 1024)
 
 
 def widths_on(xp):
-    """Return the numbers of channels that kernels tell apart; a few on a host: SciPy does not."""
+    """Return the numbers of channels that kernels distinguish; fewer on a host: SciPy does not."""
     return WIDTHS if xp is not numpy else (1, 3, 33)
 
 
@@ -41,7 +41,7 @@ def relative_error(actual, expected):
 
 
 def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=False):
-    """Return an (n, n) or (R, n, n) float64 matrix with about three entries a row."""
+    """Return an (n, n) or (R, n, n) float64 matrix with about three entries per row."""
     density = min(1.0, 3.0 / max(n * n_relations, 1)) if density is None else density
     matrix = rng.uniform(0.5, 2.0, (n_relations, n, n)) * (
         rng.uniform(size=(n_relations, n, n)) < density
@@ -56,7 +56,7 @@ def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=Fal
 # name -> sizes of the graphs of one batch
 SIZES = {
     'one graph': [5],
-    'lone nodes': [1, 1, 1],
+    'isolated nodes': [1, 1, 1],
     'empty graphs first, between, last': [0, 4, 0, 0, 3, 0],
     'only empty graphs': [0, 0],
     'huge among tiny': [2, 1, 300, 3, 0, 2],

@@ -5,7 +5,7 @@ import numpy
 from chainer_bspmm.dataset.molecules import Molecules
 from tests.support import random_matrix
 
-# Molecule 0 is the largest, 2 and 6 have no node, 1 and 4 are lone.
+# Molecule 0 is the largest, 2 and 6 have no node, 1 and 4 are single atoms.
 SIZES = (37, 1, 0, 5, 1, 12, 0, 4)
 
 LABELS = {

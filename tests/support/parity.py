@@ -238,7 +238,7 @@ def _wrapper_cases():
                 if given.pop('off', False):
                     given['with_gwm' if wrapper == 'GWM' else 'with_wle'] = False
                 if (base, wrapper, label) == ('RSGCN', 'GWM', 'max'):
-                    given['one_size'] = True  # phantom atoms are alike but for rounding
+                    given['one_size'] = True  # phantom atoms are equal except for rounding
                 if base in ('RSGCN', 'GIN'):
                     given['dropout_ratio'] = 0.0
                 if wrapper != 'GWM':

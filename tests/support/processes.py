@@ -1,4 +1,4 @@
-"""Processes in which a test may do what it likes."""
+"""Separate processes, in which a test may change anything."""
 
 import collections
 import json
@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 Done = collections.namedtuple('Done', 'returncode stdout stderr')
 
 # A process that imports modules once and forks for every program. A fork leaves the loop: its
-# program runs and ends at the top level of a `python -c`, and is told to by nothing but this text.
+# program runs and ends at the top level of a `python -c`, and only this text tells it what to do.
 _SERVER = """
 import importlib, json, os, sys
 for name in sys.argv[1:]:
@@ -52,7 +52,7 @@ def environment():
 class Forks:
     """Run programs in forks of one process that has imported some modules.
 
-    A program finds these modules imported, hence is quick; else it is alone in its process.
+    A program finds these modules imported, so it starts fast; it is otherwise alone there.
 
     Args:
         folder (path): for the output of the programs.

@@ -30,7 +30,7 @@ NAMES = [
     'padded',
     'only empty graphs',
     'empty graphs first, between, last',
-    'lone nodes',
+    'isolated nodes',
     'dense blocks',
     'duplicates, unsorted',
     *UNSORTED,

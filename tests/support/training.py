@@ -154,7 +154,7 @@ def assert_same_update(ours, theirs, bounds):
     bounds: dtype's letter -> error, relative to the largest element of all parameters (gradients,
     states m, ...), as an average of gradients may cancel.
     """
-    alike = collections.defaultdict(list)  # (kind, dtype) -> pairs of arrays
+    groups = collections.defaultdict(list)  # (kind, dtype) -> pairs of arrays
     for own, other in zip(ours.params(False), theirs.params(False), strict=True):
         pairs = {'data': (own.array, other.array), 'grad': (own.grad, other.grad)}
         rule, expected = own.update_rule, other.update_rule
@@ -165,8 +165,8 @@ def assert_same_update(ours, theirs, bounds):
             for name, state in (expected.state or {}).items():
                 pairs[name] = rule.state[name], state
         for kind, pair in pairs.items():
-            alike[kind, other.dtype].append(pair)
-    for (_, dtype), arrays in alike.items():
+            groups[kind, other.dtype].append(pair)
+    for (_, dtype), arrays in groups.items():
         actual, wanted = (
             numpy.concatenate([cuda.to_cpu(array).ravel() for array in side])
             for side in zip(*arrays)

@@ -1,4 +1,4 @@
-"""Fixtures of several files beside this one."""
+"""Fixtures that several files in this folder use."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from tests.training import host_graphs
 
 @pytest.fixture
 def graphs(device, monkeypatch):
-    """On the host: the stand-ins that were made, a list. On a GPU None."""
+    """The list of stand-ins that were made on the host; None on a GPU."""
     return host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
 
 

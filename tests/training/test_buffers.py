@@ -1,4 +1,4 @@
-"""Buffers of a step: their sizes, where arrays lie in them, and who waits for what."""
+"""Buffers of a step: their sizes, the places of arrays in them, and what waits for what."""
 
 import contextlib
 import types

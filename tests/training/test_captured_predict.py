@@ -119,7 +119,7 @@ def no_warnings():
 
 @pytest.fixture
 def children():
-    """A function that returns the processes that were started by the test, and are there."""
+    """A function that returns the processes that the test started and that still run."""
     before = set(multiprocessing.active_children())
     return lambda: set(multiprocessing.active_children()) - before
 
@@ -425,7 +425,7 @@ def test_a_model_that_was_not_swapped(device, method):
 
 
 def test_an_error_of_the_model_s_own():
-    """Is not taken for a dense model's."""
+    """It is not mistaken for the error of a dense model."""
     model = make_model()
     model.predictor.label_scaler = 5  # used by upstream's link, which passes the batch on
     with pytest.raises(AttributeError, match='inverse_transform'):
@@ -612,7 +612,7 @@ def test_left_in_the_middle(monkeypatch, children):
 
 
 def test_smiles_without_end():
-    """They are read a little ahead; what is left over is not asked for."""
+    """They are read a little ahead; the rest is never requested."""
     pytest.importorskip('rdkit')
     n_read = 0
 

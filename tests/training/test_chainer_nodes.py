@@ -50,7 +50,7 @@ class CountingBlas(gemm.Blas):
 
 @pytest.fixture
 def a_step(xp, monkeypatch):
-    """A step whose products are counted, and which NumPy arrays belong to, too."""
+    """A step whose products are counted, and which includes NumPy arrays."""
     if xp is numpy:
         monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     return step.Step(HostBlas() if xp is numpy else CountingBlas(), 0, None)

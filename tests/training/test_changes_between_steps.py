@@ -55,7 +55,7 @@ def compare(device, change, n_steps=6, **kwargs):
         assert relative_error(results[1][name], expected) < 1e-5, name
 
 
-# Gradients are the graph's whatever happened to the parameters' since.
+# Gradients are those of the graph, even if the parameters were given others since.
 
 
 def halve(optimizer):

@@ -120,6 +120,39 @@ def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name
         assert relative_error(results[1][key], expected) < 1e-5, key
 
 
+@pytest.mark.parametrize('period, phase', [(3, 0), (7, 0), (10, 3), (10, 9)])
+def test_a_weight_that_changes_and_changes_back(device, graphs, period, phase):
+    def read(place):
+        return 50.0 if place.updater.iteration % period == phase else 0.0
+
+    updater, place = annealed(GraphUpdater, device, read, same_molecules())
+    (cause,) = train(updater, place, 20)
+    assert 'than the step run eagerly' in cause
+
+
+class Counting:
+    """A loss that keeps arrays: one is changed in place, one replaced."""
+
+    def __init__(self, model, xp):
+        self.model, self.n_calls, self.total = model, xp.zeros(1, 'f'), xp.zeros(1, 'f')
+
+    def __call__(self, *args):
+        self.n_calls += 1
+        self.total = self.total + 1
+        return self.model(*args)
+
+
+def test_arrays_of_the_loss_move_once_a_step(device, graphs):
+    model = small_model()
+    model.to_device(device)
+    loss = Counting(model, device.xp)
+    updater = make_updater(
+        GraphUpdater, device, model, same_molecules(), optimizers.SGD(0.01), loss_func=loss
+    )
+    run(updater, 20)
+    assert loss.n_calls[0] == 20
+
+
 def test_a_weight_that_changes_later_with_layouts_that_alternate(device, graphs):
     """Every layout counts its own replays; the change is found at its fourth or eighth."""
     updater, place = annealed(
@@ -282,7 +315,7 @@ def test_a_prediction_that_changes(device, monkeypatch, changes_at):
     """Found before anything wrong was given out, it continues eagerly; later it stops."""
     if device.xp is numpy:
         host_graphs.stand_in_for_prediction(monkeypatch)
-    model, data = without_dropout(small_model()), molecules(4) * 24  # batches of 8, all alike
+    model, data = without_dropout(small_model()), molecules(4) * 24  # equal batches of 8
     with chainer.using_config('train', False):
         model.predictor(*chainer_bspmm.concat_mols(data[:2])[:2])
     model.to_device(device)

@@ -166,25 +166,25 @@ def test_prepare_looks_again():
 def test_advance_over_steps_with_a_schedule(make):
     decay, hard = hooks.WeightDecay(0.1), hooks.GradientHardClipping(-2, 3)
     optimizer = optimizer_of(make, add_hooks=(decay, hard))
-    twin = optimizer_of(make)
+    plain = optimizer_of(make)
     rate = 'lr' if 'lr' in optimizer.hyperparam.__dict__ else 'alpha'
-    for param in (optimizer.target.p002, twin.target.p002):
+    for param in (optimizer.target.p002, plain.target.p002):
         setattr(param.update_rule.hyperparam, rate, 0.5)
     update = FusedUpdate(optimizer)
     for step in range(5):
         decay.rate = 0.1 * step
-        for each in (optimizer, twin):
+        for each in (optimizer, plain):
             setattr(each, rate, getattr(each, rate) * 0.9)
             each.target.p000.update_rule.enabled = step != 1
             each.target.p003.update_rule.enabled = step > 2
             each.target.cleargrads()
-        twin.update()
+        plain.update()
         numbers = update.advance()
         assert numbers.dtype == numpy.float64 and numbers.shape == (update.n_numbers,)
         assert numbers[:4].tolist() == [0.1 * step, 0, -2, 3]
-        assert optimizer.t == twin.t == step + 1
+        assert optimizer.t == plain.t == step + 1
         rows = numbers[4:].reshape(4, -1)
-        for param, expected, row in zip(optimizer.target.params(), twin.target.params(), rows):
+        for param, expected, row in zip(optimizer.target.params(), plain.target.params(), rows):
             rule = expected.update_rule
             assert param.update_rule.t == rule.t
             if not rule.enabled:
@@ -217,7 +217,7 @@ def test_variants_follow_what_a_graph_cannot():
     disabled = update.variants()
     optimizer.target.p003.update_rule.hyperparam.amsgrad = True
     other = update.variants()
-    optimizer.hyperparam.adabound = True  # the step is captured anew, and then refused
+    optimizer.hyperparam.adabound = True  # the step would be captured again, and is refused
     assert len({before, disabled, other, update.variants()}) == 4
     assert 'adabound' in why_unsupported(optimizer)
 
@@ -230,7 +230,7 @@ def test_numbers_of_another_shape_or_dtype():
 
 
 def test_scratch_memory_stays(monkeypatch):
-    """Graphs that were captured write there, whatever is prepared after them."""
+    """Captured graphs keep writing there, also if others are prepared later."""
     from chainer_bspmm.training import fused_update
 
     monkeypatch.setattr(fused_update.cuda, 'cupy', numpy)
@@ -301,7 +301,7 @@ def give_gradients(step, *links):
                 param.grad = cuda.cupy.asarray(gradient)
 
 
-def twins(make, dtype, shapes=SHAPES, add_hooks=()):
+def two_optimizers(make, dtype, shapes=SHAPES, add_hooks=()):
     return [optimizer_of(make, link_of(cuda.cupy, dtype, shapes), add_hooks) for _ in range(2)]
 
 
@@ -321,7 +321,7 @@ def assert_same_steps(ours, theirs, n_steps):
 @pytest.mark.parametrize('dtype', 'fd')
 @pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_launch_equals_chainer(make, dtype, add_hooks):
-    ours, theirs = twins(make, dtype, add_hooks=add_hooks)
+    ours, theirs = two_optimizers(make, dtype, add_hooks=add_hooks)
     for each in (ours, theirs):
         each.target.p004.update_rule.enabled = False
     assert_same_steps(ours, theirs, 5)
@@ -330,13 +330,13 @@ def test_launch_equals_chainer(make, dtype, add_hooks):
 @pytest.mark.gpu
 def test_launch_for_many_parameters():
     shapes = [(1 + i % 7, 3) for i in range(200)]
-    ours, theirs = twins(optimizers.Adam, 'd', shapes, HOOKS['clipping last'])
+    ours, theirs = two_optimizers(optimizers.Adam, 'd', shapes, HOOKS['clipping last'])
     assert_same_steps(ours, theirs, 3)
 
 
 @pytest.mark.gpu
 def test_gradient_that_is_not_contiguous():
-    ours, theirs = twins(optimizers.SGD, 'd', add_hooks=HOOKS['clipping last'])
+    ours, theirs = two_optimizers(optimizers.SGD, 'd', add_hooks=HOOKS['clipping last'])
     update = FusedUpdate(ours)
     update.prepare()
     give_gradients(0, ours.target, theirs.target)
@@ -350,8 +350,8 @@ def test_gradient_that_is_not_contiguous():
 @pytest.mark.parametrize('from_ours', [True, False])
 def test_states_are_those_of_snapshots(from_ours):
     """Three steps, saved and loaded into new objects of the other kind, and three more."""
-    ours, theirs = twins(optimizers.AMSGrad, 'd')
-    straight = twins(optimizers.AMSGrad, 'd')[0]
+    ours, theirs = two_optimizers(optimizers.AMSGrad, 'd')
+    straight = two_optimizers(optimizers.AMSGrad, 'd')[0]
 
     def steps(optimizer, fused, first):
         update = FusedUpdate(optimizer) if fused else None
@@ -381,7 +381,7 @@ def test_states_are_those_of_snapshots(from_ours):
 @pytest.mark.parametrize('make', OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_graph_with_changing_numbers_equals_eager(make, add_hooks):
     """Bit for bit; the gradients are refilled in place."""
-    captured, eager = twins(make, 'f', add_hooks=add_hooks)
+    captured, eager = two_optimizers(make, 'f', add_hooks=add_hooks)
     updates = [FusedUpdate(each) for each in (captured, eager)]
     give_gradients(0, captured.target, eager.target)
     for update in updates:

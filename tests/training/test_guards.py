@@ -51,7 +51,7 @@ class Loss:
 
 
 class Named(chainer.Chain):
-    """A chain whose own forward names a global."""
+    """A chain whose forward names a global."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +185,7 @@ def test_globals(monkeypatch, function):
 
 
 def test_links_around_a_function():
-    """Whichever way it comes to them: their parameters are watched."""
+    """However the function refers to them: their parameters are watched."""
     teacher = links.Linear(2, 2)
     holder = links.Linear(2, 2)
     holder.teacher = teacher
@@ -293,7 +293,7 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
 
 
 def test_what_is_not_watched():
-    """So that the promise stays short: a check of a replay finds these."""
+    """They are left to the checks of replays, which keeps the list of what is watched short."""
     settings = types.SimpleNamespace(factor=1.0)
     numbers = {'factor': 1.0}
     model = links.Linear(2, 2)
@@ -301,3 +301,27 @@ def test_what_is_not_watched():
     before = guards.key()
     settings.factor = numbers['factor'] = 2.0
     assert guards.key() is before
+
+
+loss = 0.0  # a global of the same name as an attribute that the functions below read
+
+
+def test_attributes_are_not_taken_for_globals():
+    model = small_model()
+    guards = Guards(model, lambda *args: model(*args) and model.loss)
+    before = guards.key()
+    globals()['loss'] = 1.0
+    assert guards.key() == before
+
+
+class Calling(chainer.Chain):
+    def __call__(self, x):
+        return x * loss
+
+
+def test_globals_of_a_call_are_watched():
+    link = Calling()
+    guards = Guards(link, link)
+    before = guards.key()
+    globals()['loss'] = 2.0
+    assert guards.key() != before

@@ -1,4 +1,4 @@
-"""`GraphUpdater` in scripts that do what Chainer lets them do, and few others do."""
+"""`GraphUpdater` in scripts that do unusual things that Chainer allows."""
 
 import gc
 import types
@@ -48,7 +48,7 @@ def on_host(array):
 
 
 def test_attributes_that_a_step_sets(device, graphs, no_causes):
-    """They are those of the last step, whichever graph ran, as after a step run eagerly."""
+    """They are those of the last step, from any graph, as after a step run eagerly."""
 
     def function(link, atoms, adj):
         link.n_graphs = adj.n_graphs

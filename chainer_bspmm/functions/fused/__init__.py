@@ -1,1 +1,1 @@
-"""Private nodes that do the work of several, all of them `functions.node.FusedNode`; for links."""
+"""Private nodes for links, each a `functions.node.FusedNode` that combines several operations."""

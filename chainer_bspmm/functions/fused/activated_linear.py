@@ -15,7 +15,7 @@ from chainer_bspmm.functions.node import FusedNode
 
 
 class ActivatedLinear(FusedNode):
-    """Inputs x, W and, if any, b. A subclass says what the activation is."""
+    """Inputs x, W and, if any, b. A subclass defines the activation."""
 
     check_type_forward = LinearFunction.check_type_forward
 
@@ -54,7 +54,7 @@ class LinearReLU(ActivatedLinear):
             dropout_relu(y, self._dropout_ratio)
 
     def _activation_gradient(self, y, gy):
-        # Elements that were dropped are 0 in y, too.
+        # Elements that were dropped are 0 in y as well.
         if isinstance(gy, numpy.ndarray):
             gx = gy * (y > 0)
             if self._dropout_ratio:
@@ -87,7 +87,7 @@ class LinearSoftmax(ActivatedLinear):
         y /= y.sum(axis=1, keepdims=True)
 
     def _activation_gradient(self, y, gy):
-        # Chainer's looks at every row of y for its module: a view a row on a GPU.
+        # Chainer's checks the array module of every row of y: one view per row on a GPU.
         gx = y * gy
         gx -= y * gx.sum(axis=1, keepdims=True)
         return gx

@@ -1,10 +1,10 @@
-"""What fused nodes do to bare arrays: NumPy on a host, one launch on a GPU."""
+"""Operations of fused nodes on bare arrays: NumPy on a host, one launch on a GPU."""
 
 import numpy
 
 from chainer.backends import cuda
 
-# For kernels. (T)0.5: a plain literal would make all of it double precision.
+# For kernels. (T)0.5: a plain literal would promote the expression to double precision.
 SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
 
@@ -49,7 +49,7 @@ def _joining_kernel(n):
 def split(array, width):
     """Return the first `width` columns and the others, each contiguous on a GPU.
 
-    A product comes next, which would copy a block of columns that is not.
+    The next operation is a product, which would copy a block of columns that is not contiguous.
     """
     left, right = array[:, :width], array[:, width:]
     if isinstance(array, numpy.ndarray):

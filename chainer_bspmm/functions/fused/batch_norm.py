@@ -135,7 +135,7 @@ def _device_forward(adj, x, gamma, beta, eps, decay, running):
 
 def _device_gradients(adj, x, gy, gamma, mean, inv_std):
     n_rows, n_channels = x.shape
-    terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # in one array: one sum
+    terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
     cuda.elementwise(
         'T x, T gy, T mean, T inv_std',
         'T of_gamma, T of_beta',
@@ -162,8 +162,8 @@ def batch_norm(adj, link, h):
 
     In training, and where the batch has spare rows (``adj.has_spare``), mean and variance are those
     of the rows that belong to a graph, and so are the running averages; ``y[i, c] = gamma[c]
-    (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]`` for these rows. Spare ones get 0, and
-    give no gradient, whatever they hold. Everything else is left to the link.
+    (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]`` for these rows. Spare ones get 0 and
+    no gradient, even if they hold NaN. Everything else is left to the link.
 
     Args:
         adj (BatchedCSR): the batch, n_rows rows.
@@ -193,7 +193,7 @@ def batch_norm(adj, link, h):
     if type(link).forward is not dense.forward:
         raise ValueError(
             'link: expected the forward pass of chainer.links.BatchNormalization, '
-            'which knows no spare rows and is replaced, got %r' % (link,)
+            'which does not know spare rows and is replaced, got %r' % (link,)
         )
     if link.axis not in (None, (0,)):
         raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))

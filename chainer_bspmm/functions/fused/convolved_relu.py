@@ -38,7 +38,7 @@ def convolved_relu(adj, x, W, dropout_ratio=0.0):
         adj (BatchedCSR or BatchedCOO): n_rows x n_cols; its values are constants.
         x (Variable or array): (n_cols, n_in) floats of adj's dtype.
         W (Variable or array): (n_out, n_in).
-        dropout_ratio (float): as :func:`linear_relu`.
+        dropout_ratio (float): as in :func:`linear_relu`.
 
     Returns:
         Variable: (n_rows, n_out), of x's dtype: the same numbers as

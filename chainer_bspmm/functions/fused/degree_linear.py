@@ -61,8 +61,8 @@ def degrees_of(adj, n_types):
 
 
 # On the host the rows of one degree are gathered and multiplied by their own weight: the fewest
-# operations. On a GPU, which would have to be asked how many rows those are, every row is expanded
-# to one block a degree, all zeros but its own, and multiplied by the weights on top of each other:
+# operations. On a GPU the number of those rows is not known on the host, so every row is expanded
+# to one block per degree, zero except for its own, and multiplied by the stacked weights:
 # n_types times the operations, but one product of a fixed shape.
 
 
@@ -160,7 +160,7 @@ def degree_linear_sigmoid(degrees, x, weights, biases):
     """Compute ``y[i] = sigmoid(W_d x[i] + sum over all e of b_e)``, d the degree of node i.
 
     A node of a degree without a weight gets ``sigmoid(sum of all biases)``. That every bias is
-    added to every node, whatever its degree, is what Chainer Chemistry does: it masks the input of
+    added to every node of any degree is what Chainer Chemistry does: it masks the input of
     each of its linear layers, not the output. Differentiable to any order.
 
     Args:

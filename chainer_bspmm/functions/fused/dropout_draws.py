@@ -10,7 +10,7 @@ from chainer_bspmm.cuda.step import current
 
 
 def _draw(step):
-    """Return the draw arguments of ``backend.dropout``; every call is for another layer."""
+    """Return the draw arguments of ``backend.dropout``; each call is for the next layer."""
     return step.seed, step.next_stream(), step.counter
 
 

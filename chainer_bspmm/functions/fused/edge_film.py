@@ -94,12 +94,12 @@ def edge_film(adj, x, W, W_g):
     """Compute what every edge carries: ``z[e] = gamma[i, r] * messages[j, r] + beta[i, r]``.
 
     For the edge e from node j to node i in relation r, entry (i, j * R + r) of ``adj``, with
-    ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``; likewise gamma from row ``c * R + r`` of
-    ``W_g`` and beta from its row ``(C + c) * R + r``, of the receiver. One node of the
+    ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``; gamma and beta of
+    the receiver come from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``. One node of the
     computational graph, differentiable to any order.
 
     Args:
-        adj (BatchedCSR): n_nodes x (n_nodes * R); its values play no part.
+        adj (BatchedCSR): n_nodes x (n_nodes * R); its values are not used.
         x (Variable or array): (n_nodes, in_channels) floats.
         W (Variable or array): (C * R, in_channels).
         W_g (Variable or array): (2 * C * R, in_channels).

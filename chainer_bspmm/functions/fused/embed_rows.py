@@ -13,8 +13,8 @@ from chainer_bspmm.functions.node import FusedNode
 class EmbedRows(FusedNode):
     """Input W; the ids are constants.
 
-    The gradient is the transpose of one-hot times gy. Chainer's loops over the rows on the host, a
-    fifth of a training step of a small model, and adds with atomics on a GPU.
+    The gradient is the transpose of one-hot times gy. Chainer's loops over the rows on the host,
+    which takes a fifth of a small model's training step, and adds with atomics on a GPU.
     """
 
     def __init__(self, ids):

@@ -102,7 +102,7 @@ def _parts(array, n):
     return [array[i : i + n] for i in range(0, len(array), n)]
 
 
-# What is done between the GEMMs, each in one launch on a GPU instead of about ten. `sums` are those
+# The steps between the GEMMs, each one launch on a GPU instead of about ten. `sums` are those
 # of the layers of x and message without biases, (n_nodes, 2 or 3 times H).
 
 
@@ -274,8 +274,8 @@ def gru_step(
         )
     if state is not None and state.shape != (len(x), n_out):
         raise ValueError(
-            'state: expected shape %s, got %s; reset_state() forgets that of another '
-            'batch' % ((len(x), n_out), state.shape)
+            'state: expected shape %s, got %s; reset_state() clears the state of '
+            'another batch' % ((len(x), n_out), state.shape)
         )
     for i, (W, b) in enumerate(parameters):
         name, shape = 'parameters[%d]' % i, (n_out, n_in if i < 3 else n_out)

@@ -22,8 +22,8 @@ from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 class RelationAttention(FusedNode):
     """Inputs m, W, b of :func:`relation_attention`.
 
-    `mask` is what dropout multiplies the weights by, `is_edge` 0 for entries whose logit is 0
-    whatever the features, else 1; both (nnz * K,) or None.
+    `mask` is what dropout multiplies the weights by, `is_edge` is 0 for entries whose logit
+    is 0 for all features, else 1; both (nnz * K,) or None.
     """
 
     def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask, is_edge):
@@ -165,8 +165,8 @@ def relation_attention(
     mean.
 
     Args:
-        adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, whatever its value; one that
-            is stored twice counts twice.
+        adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, even if its value is 0; one
+            that is stored twice counts twice.
         m (Variable or array): (n_nodes, R * n_heads * C) floats.
         W (Variable or array): (1, 2 * C).
         b (Variable or array): (1,).
@@ -184,11 +184,11 @@ def relation_attention(
         does not fit.
 
     Note:
-        Deterministic apart from dropout; does not synchronise. Heads are folded into the matrix,
+        Deterministic except for dropout; does not synchronise. Heads are folded into the matrix,
         which has an entry for each head of an edge: one product does them all, forward and
-        backward, with neither a loop nor an array of (edges, heads, C). Dropout in training drops
-        uniform weights one by one, too. This makes entries of them, with ``within`` of most slots,
-        and synchronises a device once a batch.
+        backward, with neither a loop nor an array of (edges, heads, C). Dropout in training also
+        drops uniform weights one by one. They become entries (with ``within``, most slots
+        do), and a device is synchronised once per batch.
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), equations 6 and 7 there with additive logits;

@@ -202,7 +202,7 @@ def relation_linear(
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R), entry (i, j * R + r) is ``A_r[i, j]``.
         x (Variable or array): (n_nodes, in_channels) float16, float32 or float64; if ``adj`` is
-            padded to N nodes a graph, also (n_graphs, N, in_channels).
+            padded to N nodes per graph, also (n_graphs, N, in_channels).
         W (Variable or array): (out_channels * R, in_channels), the relation as the minor index of
             its rows.
         b (Variable or array or None): (out_channels * R,), rows as those of W.
@@ -212,7 +212,7 @@ def relation_linear(
 
     Returns:
         Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); of x's dtype, to which
-        parameters of another one are converted.
+        parameters of another dtype are converted.
 
     Raises:
         TypeError: ``adj`` is no BatchedCSR, or its values have another dtype than ``x``.

@@ -1,4 +1,4 @@
-"""What compilers made, kept between runs and shared by processes that run at once."""
+"""Results of compilers, kept between runs and shared by concurrent processes."""
 
 import hashlib
 import os
@@ -9,12 +9,12 @@ import time
 import functools
 
 FOLDER = pathlib.Path(__file__).resolve().parents[3] / '.cache' / 'emulation'
-DAYS = 14  # that a file stays which no run has asked for
+DAYS = 14  # after which an unused file is removed
 
 
 @functools.lru_cache(maxsize=None)
 def version(compiler):
-    """Return what a compiler says of itself."""
+    """Return the version text of a compiler."""
     return subprocess.run([compiler, '--version'], capture_output=True, text=True).stdout
 
 
@@ -38,7 +38,7 @@ def cached(make, suffix, *parts):
     try:
         os.utime(path)
     except FileNotFoundError:
-        # Another process may be at it too: the last one replaces a file by its equal.
+        # Another process may write it too: the last one replaces the file by an equal one.
         unfinished = path.with_name('%d-%s' % (os.getpid(), path.name))
         make(unfinished)
         os.replace(unfinished, path)

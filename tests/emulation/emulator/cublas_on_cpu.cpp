@@ -1,7 +1,7 @@
-// A stand-in for the cuBLAS library: the calls that chainer_bspmm.backend.gemm makes, on the host's
-// memory, in three loops. As the real one it forgets the workspace when the stream changes, and
-// refuses what its manual says it refuses; and besides, a product without a workspace of one's own,
-// for which the real one allocates. It says nothing of precision on a device, streams or capture.
+// A stand-in for the cuBLAS library: the calls that chainer_bspmm.cuda.gemm makes, on the host's
+// memory, in three loops. Like the real one it forgets the workspace when the stream changes, and
+// refuses what the manual says is refused. It also refuses a product without a user's workspace,
+// for which the real one allocates. It shows nothing of precision on a device, streams or capture.
 #include <cstddef>
 
 namespace {

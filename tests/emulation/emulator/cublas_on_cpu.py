@@ -16,7 +16,7 @@ SOURCE = pathlib.Path(__file__).resolve().parent / 'cublas_on_cpu.cpp'
 
 
 class HostArray(numpy.ndarray):
-    """A NumPy array that says where it is as CuPy's do; views and results are of this type, too."""
+    """A NumPy array with the address attributes of CuPy's; views and results have this type too."""
 
     device_id = 0
 
@@ -45,7 +45,7 @@ def path():
     text = SOURCE.read_text()
     if not cuda_on_cpu.knows('_Float16 x = 1; int main() { return x != 1; }'):
         pytest.skip('g++ knows no _Float16')
-    # Bsymbolic: it is to call itself, also where CuPy has loaded the real one.
+    # Bsymbolic: its calls must resolve to itself, even if CuPy has loaded the real library.
     options = '-O1', '-shared', '-fPIC', '-Wl,-Bsymbolic'
     return str(
         cache.cached(

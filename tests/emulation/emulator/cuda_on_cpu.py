@@ -24,7 +24,7 @@ from tests.emulation.emulator import cache
 FOLDER = pathlib.Path(__file__).resolve().parent
 # For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.
 MEMORY, RACES = 'address,undefined', 'thread'
-# What a program still holds when it ends is no fault of a kernel.
+# Memory that a program still holds at exit is not a fault of a kernel.
 ENVIRONMENT = dict(os.environ, ASAN_OPTIONS='detect_leaks=0')
 SECONDS = 120  # a run takes about one; a deadlock is found without waiting
 # Without a sanitizer: checks that need no library end in a signal, which the engine reports.
@@ -42,7 +42,7 @@ _numbers = itertools.count()
 
 
 class KernelError(Exception):
-    """A kernel did what a GPU leaves undefined, by a report of the engine or of a sanitizer."""
+    """A kernel has undefined behaviour on a GPU, as reported by the engine or a sanitizer."""
 
 
 @functools.lru_cache(maxsize=None)
@@ -183,7 +183,7 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
 
 
 class DeviceArray(numpy.ndarray):
-    """A NumPy array with the one attribute of a CuPy array that the backend asks for besides."""
+    """A NumPy array with the one additional attribute of a CuPy array that the backend reads."""
 
     @property
     def data(self):
@@ -191,15 +191,15 @@ class DeviceArray(numpy.ndarray):
 
 
 class Device:
-    """The GPU backend with its kernels on the CPU, for the length of a test.
+    """The GPU backend with its kernels on the CPU, for the duration of a test.
 
     New arrays are full of NaN, those of integers full of 127.
 
     Args:
         monkeypatch: pytest's.
         sanitizer (str or None): `MEMORY` or `RACES`.
-        replace ((str, str) or None): a text that stands in the kernel once, and what to put in
-            its place: a kernel broken on purpose.
+        replace ((str, str) or None): a text that occurs once in the kernel, and its
+            replacement: a kernel broken on purpose.
 
     Attributes:
         launched (list): the compile-time constants (dict) of every launch.
