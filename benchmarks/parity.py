@@ -6,7 +6,6 @@ is ``benchmarks/results/<gpu>/parity.json``; with ``--page`` ``docs/parity.md`` 
 files.
 """
 
-import argparse
 import json
 import pathlib
 import re
@@ -16,6 +15,7 @@ import chainer
 from chainer.backends import cuda
 import numpy
 
+from benchmarks.harness import argument_parser
 from benchmarks.harness import conditions
 from tests.support.molecules import SIZES
 from tests.support.parity import CASES
@@ -202,23 +202,22 @@ def dumps(result):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(' '.join(__doc__.split('\n\n')[0].split()))
     parser.add_argument('--gpu', action='store_true', help='run the sparse models on a GPU')
     parser.add_argument(
         '--page',
         action='store_true',
         help='only write docs/parity.md, from the files that are there',
     )
-    parser.add_argument('--commit', help='commit to record in the result; default: ask git')
-    parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of results')
     args = parser.parse_args(argv)
+    results = pathlib.Path(args.out or RESULTS)
     if args.page:
-        PAGE.write_text(page(args.out))
+        PAGE.write_text(page(results))
         return 0
     device = chainer.get_device('@cupy:0' if args.gpu else '@numpy')
     device.use()
     result = run(device, args.commit)
-    folder = args.out / (re.sub(r'\W+', '-', gpu_name().lower()) if args.gpu else 'cpu')
+    folder = results / (re.sub(r'\W+', '-', gpu_name().lower()) if args.gpu else 'cpu')
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / 'parity.json'
     path.write_text(dumps(result))

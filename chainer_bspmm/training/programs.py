@@ -113,6 +113,10 @@ class Programs(collections.OrderedDict):
         self._last_key = None
         self.capacities = {}
 
+    def clear(self):
+        super().clear()
+        self._n_new, self._last_key = 0, None
+
     def capacity(self, form, need, dataset):
         """Return the `Capacity` for a batch of a data set (any object)."""
         n_graphs = form.n_graphs

@@ -271,8 +271,8 @@ def test_missing_package_says_how_to_install_it(run, package, expected):
     assert lines[-1] == '0'
 
 
-def test_chainer_that_cannot_be_imported_says_what_to_do(run):
-    printed, _ = run(
+def test_chainer_that_cannot_be_imported_says_what_to_do():
+    printed, _ = run_alone(
         _HIDE
         + """
     HIDE.add('six')
