@@ -115,8 +115,8 @@ def transposed(device):
 
 
 def sliced(device):
-    """Slices of up to 64 rows, two warps each."""
-    adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)])
+    """Slices of up to 64 rows, two warps each; the last block has warps without a slice."""
+    adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3, 2)])
     x, y = (device.put(integers((adj.n_cols, 9), 'f', seed=seed)) for seed in (2, 3))
     return papers.gpu.bspmm(BatchedSELL(adj, 64, True), x, None, y, False), reference.bspmm(
         adj, x, residual=y

@@ -89,6 +89,20 @@ def test_gradient_that_is_not_aligned(device):
     assert device.launched[-1]['VECTOR'] == 1
 
 
+@pytest.mark.parametrize('dtype', ['e', 'f'])
+def test_arithmetic_is_double(device, dtype):
+    """Sums of narrower storage, too: gradients that nearly cancel show it."""
+    rng = numpy.random.RandomState(0)
+    offsets = numpy.array([0, 300], 'i')
+    a = (rng.uniform(0.5, 1.5, (300, 4)) / 300).astype(dtype)
+    g = (1000 + rng.uniform(-1, 1, (300, 4))).astype(dtype)
+    inner = (a.astype('d') * g).sum(axis=0)
+    gx = gpu.segment_softmax_grad(device.put(a), device.put(g), offsets)
+    numpy.testing.assert_array_equal(gx, (a * (g - inner)).astype(dtype))
+    y = gpu.segment_softmax(device.put(g), offsets)
+    numpy.testing.assert_array_equal(y, reference.segment_softmax(g, offsets).astype(dtype))
+
+
 @pytest.mark.parametrize('n_rows, n_channels, n_segments', [(0, 3, 2), (3, 0, 1), (0, 2, 0)])
 def test_empty_result_launches_nothing(device, n_rows, n_channels, n_segments):
     x = device.put(numpy.zeros((n_rows, n_channels), 'f'))

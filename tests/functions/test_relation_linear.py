@@ -63,6 +63,17 @@ def parameters(adj, xp, dtype, widths, parts, seed=0):
     }
 
 
+def test_one_matrix_for_several_dtypes(order, xp):
+    """What is kept with a matrix of implicit ones depends on the dtype of the features."""
+    adj = relation_batch_on('unsorted relations', xp, 'f')
+    shared = adj.replace()
+    for dtype in ('d', 'e', 'f'):
+        given = parameters(adj, xp, dtype, (3, 5), ('b',))
+        alone = relation_linear(adj.replace(), **given).array
+        found = relation_linear(shared, **given).array
+        numpy.testing.assert_array_equal(cuda.to_cpu(found), cuda.to_cpu(alone))
+
+
 def truth(adj, x, W, b=None, W_self=None, b_self=None):
     """The formula of the docstring for all entries, in float64."""
     x, W, b, W_self, b_self = (

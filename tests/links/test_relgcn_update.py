@@ -36,6 +36,17 @@ def test_update_link(device, in_channels, out_channels):
     assert [name for name, _ in fresh.namedparams()] == [name for name, _ in dense.namedparams()]
 
 
+def test_first_call_draws_parameters_as_upstream_does():
+    rng = numpy.random.RandomState(0)
+    h, adj = rng.uniform(size=(1, 5, 6)).astype('f'), adjacency(rng, 5)[None]
+    links = DenseRelGCNUpdate(None, 4), RelGCNUpdate(None, 4)
+    for link, given in zip(links, (adj, BatchedCSR.from_dense(adj))):
+        numpy.random.seed(3)
+        link(h, given)
+    for dense, sparse in zip(*(link.params() for link in links)):
+        numpy.testing.assert_array_equal(sparse.array, dense.array)
+
+
 def test_other_number_of_relations():
     adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
     with pytest.raises(ValueError, match='adj: expected 4 relations, .* got .* 3 relations'):

@@ -236,6 +236,7 @@ def test_astype():
     assert half.to_dense().dtype == numpy.float16 and half.to_scipy().dtype == numpy.float32
     assert half.T.dtype == numpy.float16 and adj.astype(float) is adj
     assert adj.astype('float16') is half  # and with it its cached transpose
+    assert adj.astype('f').dtype == numpy.float32 and adj.astype('float16') is half
     with pytest.raises(TypeError, match='dtype: expected float16, float32 or float64, got int32'):
         adj.astype('int32')
 

@@ -49,6 +49,14 @@ def test_no_size_is_larger_than_the_largest_batch():
     assert capacities.of(Capacity(STEP + 1, STEP + 1, STEP, STEP, -1)).rows == 2 * STEP
 
 
+def test_the_whole_data_set_in_one_batch_fits_with_a_spare_row():
+    sizes = numpy.array([STEP // 2, 3 * STEP // 2])
+    capacities = Capacities(2, sizes, sizes, None)
+    known = {capacities.of(needs(sizes[:1], sizes[:1], None)) for _ in range(2)}
+    assert {capacities.of(needs(sizes, sizes, None))} == known
+    assert known.pop().rows == 3 * STEP
+
+
 @pytest.mark.parametrize('known', [False, True])
 def test_larger_batches_add_sizes(sizes, known):
     capacities = Capacities(8, *(sizes, sizes, 5) if known else ())

@@ -13,6 +13,7 @@ from chainer import optimizers
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import state
 from chainer_bspmm.training import StepDiffers
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
@@ -337,3 +338,22 @@ def test_a_prediction_that_changes(device, monkeypatch, changes_at):
     else:
         with pytest.raises(StepDiffers, match='changed since it was captured'):
             collect()
+
+
+def test_states_of_an_optimizer_are_compared_and_put_back():
+    link = chainer.Link()
+    with link.init_scope():
+        link.w = chainer.Parameter(numpy.ones(3, 'f'))
+    optimizer = optimizers.MomentumSGD(0.1, 0.8).setup(link)
+    link.w.grad = numpy.ones(3, 'f')
+    optimizer.update()
+    velocity, weight = link.w.update_rule.state['v'], link.w.array
+    arrays = state.state_arrays(optimizer)
+    before = state.copies(arrays)
+    velocity += 1
+    assert state.difference(arrays, before, 0).startswith('/w/v ')
+    optimizer.update()
+    state.put_back(arrays, before)
+    numpy.testing.assert_array_equal(velocity, numpy.full(3, -0.1, 'f'))
+    numpy.testing.assert_array_equal(weight, numpy.full(3, 0.9, 'f'))
+    assert state.difference(arrays, before, 0) is None
