@@ -5,7 +5,8 @@
 
 Each checkout runs in a process that stays alive; they take turns and never run at the same time.
 Prints the median of each, the median of the ratios of neighbouring rounds, and the ratio of the
-fastest rounds; writes ``benchmarks/results/<gpu or cpu>/compare_commits.json``.
+fastest rounds; writes ``benchmarks/results/<gpu or cpu>/compare_commits.json``, or with --only NAME
+``compare_commits_NAME.json``.
 """
 
 import contextlib
@@ -95,7 +96,8 @@ def main(argv=None):
         'rounds': arguments.rounds,
         'rows': rows,
     }
-    print(harness.save('compare_commits', result, arguments.out))
+    name = '_'.join(['compare_commits', *filter(None, [arguments.only])])
+    print(harness.save(name, result, arguments.out))
 
 
 def work(device_name, checkout, only):
