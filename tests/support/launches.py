@@ -24,6 +24,15 @@ class DeviceArray(numpy.ndarray):
         return types.SimpleNamespace(ptr=self.ctypes.data, device_id=0)
 
 
+def placed(array, shift=0):
+    """Return a copy of an array as a `DeviceArray` `shift` bytes past a multiple of 16."""
+    memory = numpy.empty(array.nbytes + 32, numpy.uint8)
+    start = -memory.ctypes.data % 16 + shift
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy.view(DeviceArray)
+
+
 class Launches(list):
     """List of `Launched`; the results of the calls are never written.
 
@@ -48,11 +57,7 @@ class Launches(list):
 
     def put(self, array, shift=0):
         """Return a copy of an array that lies `shift` bytes past a multiple of 16."""
-        memory = numpy.empty(array.nbytes + 32, numpy.uint8)
-        start = -memory.ctypes.data % 16 + shift
-        placed = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-        placed[...] = array
-        return placed.view(DeviceArray)
+        return placed(array, shift)
 
     def _empty(self, shape, dtype):
         return self.put(numpy.zeros(shape, dtype), self.shifts.pop(0) if self.shifts else 0)

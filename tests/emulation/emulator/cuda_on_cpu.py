@@ -20,6 +20,8 @@ from chainer.backends import cuda
 from chainer_bspmm import backend, papers
 from chainer_bspmm.cuda import kernels, policy
 from tests.emulation.emulator import cache
+from tests.support.launches import DeviceArray
+from tests.support.launches import placed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 # For -fsanitize=. MEMORY: accesses outside arrays, vectors that are not aligned. RACES: data races.
@@ -182,14 +184,6 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
             argument[...] = after
 
 
-class DeviceArray(numpy.ndarray):
-    """A NumPy array with the one additional attribute of a CuPy array that the backend reads."""
-
-    @property
-    def data(self):
-        return types.SimpleNamespace(ptr=self.ctypes.data, device_id=0)
-
-
 class Device:
     """The GPU backend with its kernels on the CPU, for the duration of a test.
 
@@ -233,11 +227,7 @@ class Device:
 
     def put(self, array, shift=0):
         """Return a copy of an array that lies `shift` bytes past a multiple of 16."""
-        memory = numpy.empty(array.nbytes + 32, numpy.uint8)
-        start = -memory.ctypes.data % 16 + shift
-        placed = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-        placed[...] = array
-        return placed.view(DeviceArray)
+        return placed(array, shift)
 
     def _empty(self, shape, dtype):
         poison = numpy.nan if numpy.dtype(dtype).kind == 'f' else 127
