@@ -471,7 +471,8 @@ def compare(case, device, with_own=True):
 
 def converters_of(case):
     """Return the converters to packed and to padded batches."""
-    return tuple(CSRConverter(layout, int(case.column == 'labels')) for layout in LAYOUTS)
+    n = int(case.column == 'labels')
+    return tuple(CSRConverter(layout, n_node_columns=n) for layout in LAYOUTS)
 
 
 def measure(dense, batches, batch, device, with_own=True, **given):
