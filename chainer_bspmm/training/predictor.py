@@ -21,8 +21,8 @@ from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
-from chainer_bspmm.training.programs import warn
 from chainer_bspmm.training.step_program import SPARE_TOLERANCE
+from chainer_bspmm.user_code import warn
 
 
 class _Host:
