@@ -1,5 +1,6 @@
 """Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
 
+from chainer_bspmm.models.dense_calls import refuse_sparse_batches
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
 from chainer_bspmm.models.gnn_film import GNNFiLM
@@ -31,6 +32,8 @@ from chainer_bspmm.models.wle import RelGCN_CWLE
 from chainer_bspmm.models.wle import RelGCN_GWLE
 from chainer_bspmm.models.wle import RSGCN_CWLE
 from chainer_bspmm.models.wle import RSGCN_GWLE
+
+refuse_sparse_batches()
 
 __all__ = [
     'CWLEGraphConvModel',
