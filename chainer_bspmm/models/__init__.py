@@ -16,6 +16,7 @@ from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.set_up_predictor import METHODS
 from chainer_bspmm.models.set_up_predictor import set_up_predictor
+from chainer_bspmm.models.sparse_model import layout_of
 from chainer_bspmm.models.sparsify import densify
 from chainer_bspmm.models.sparsify import sparsify
 from chainer_bspmm.models.wle import CWLEGraphConvModel
@@ -65,6 +66,7 @@ __all__ = [
     'RelGCN_CWLE',
     'RelGCN_GWLE',
     'densify',
+    'layout_of',
     'set_up_predictor',
     'sparsify',
 ]

@@ -21,6 +21,8 @@ from chainer_bspmm.models.refusals import UNSWAPPED
 from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
+from chainer_bspmm.models.sparse_model import remember_dense_training
+from chainer_bspmm.models.sparse_model import SparseModel
 
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
 
@@ -49,7 +51,9 @@ def sparsify(model: Link) -> Link:
             ``CSRConverter(layout='padded')``.
 
     Returns:
-        chainer.Link: the model. What is sparse already is left as it is.
+        chainer.Link: the model. What is sparse already is left as it is. A model that an optimizer
+        has updated before was trained on upstream's padded batches: its ``trained_with``
+        (:func:`~chainer_bspmm.models.layout_of`) becomes ``('folded', None)``.
 
     Raises:
         TypeError: ``model`` is no link.
@@ -65,6 +69,8 @@ def sparsify(model: Link) -> Link:
         )
     for link, kind in swaps:
         link.__class__ = kind
+        if isinstance(link, SparseModel):
+            remember_dense_training(link)
     return model
 
 
