@@ -11,10 +11,14 @@ from chainer.backends import cuda
 from chainer.datasets import SubDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.datasets import NumpyTupleDataset
+from chainer_chemistry.models import GGNN
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.models import sparsify
+from tests.support import parity
+from tests.support import relative_error
 from tests.support.data_sets import molecules
 
 packed = CSRConverter('packed')
@@ -502,3 +506,49 @@ def test_features_folded_and_padded():
         copies = numpy.repeat(numpy.arange(adj.n_rows), adj.row_weights.astype(int))
         expected = CSRConverter('padded')(data_set)[0]
         numpy.testing.assert_array_equal(h[copies].reshape(expected.shape), expected)
+
+
+def with_padding(examples, n):
+    """Return examples with phantom atoms up to n, at least as many atoms as they have."""
+    return [
+        (
+            numpy.pad(atoms, (0, max(n - len(atoms), 0))),
+            numpy.pad(adj, ((0, 0),) + ((0, max(n - len(atoms), 0)),) * 2),
+        )
+        for atoms, adj in examples
+    ]
+
+
+@pytest.mark.parametrize('padded_to', [None, 2, 5, 8])
+@pytest.mark.parametrize(
+    'sizes, out_size, ids',
+    [
+        ((3, 1, 5, 0, 2), None, 1),
+        ((3, 5, 1), 7, 1),
+        ((4, 4), None, 1),
+        ((4,), None, 1),
+        ((5, 1), None, 0),
+    ],
+)
+def test_numbers_of_a_model(sizes, out_size, ids, padded_to):
+    """In float64: folded gives the predictions and gradients of the padded batch."""
+    examples = [(atoms * ids, adj) for atoms, adj in molecules(sizes, 0, out_size, n_relations=4)]
+    n = padded_to or max(len(atoms) for atoms, _ in examples)
+    if padded_to and out_size:  # what is stored does not count
+        expected = with_padding(molecules(sizes, 0, n_relations=4), n)
+    else:
+        expected = with_padding(examples, n)
+    dense = parity.initialised(lambda: GGNN(3), examples)
+    model = chainer.Sequential(parity.to_double(sparsify(dense)))
+
+    def outcome(batches):
+        return parity.outcome(model, list(map(parity.double, batches)))
+
+    # one by one where padding differs: molecules that are larger than padded_to have none
+    expected = outcome([CSRConverter('padded')([example]) for example in expected])
+    for data_set in (examples, to_sparse(examples)):
+        converter = CSRConverter(padded_to=padded_to, strip_padding=bool(ids))
+        actual = outcome([converter(data_set)])
+        assert actual.keys() == expected.keys()
+        for name in actual:
+            assert relative_error(actual[name], expected[name]) < 1e-12, name
