@@ -19,9 +19,10 @@ from chainer_bspmm.sparse.batch import LAYOUTS
 
 # What a batch of fixed capacity lies in: atoms (n_rows,) int32 or (n_rows, channels) floating;
 # indptr (n_rows + 1,), indices (nnz,) int32; data (nnz,) floating or None; row_offsets, col_offsets
-# (n_graphs + 1,) int32; labels, a list of (n_graphs, ...). n_rows and nnz are capacities.
+# (n_graphs + 1,) int32; row_weights (n_rows,) float32 or None; labels, a list of (n_graphs, ...).
+# n_rows and nnz are capacities.
 Buffers = collections.namedtuple(
-    'Buffers', 'atoms indptr indices data row_offsets col_offsets labels'
+    'Buffers', 'atoms indptr indices data row_offsets col_offsets row_weights labels'
 )
 
 
