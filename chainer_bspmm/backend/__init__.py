@@ -81,29 +81,34 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     return _module(u).bsddmm(adj, u, v)
 
 
-def segment_sum(x: Any, offsets: Any, max_rows: int | None = None) -> Any:
-    """Compute ``y[g] = sum of x[offsets[g]:offsets[g + 1]]``; an empty segment gives 0.
+def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:
+    """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
+
+    An empty segment gives 0.
 
     Args:
         x (array): (n_rows, n_B) floats.
         offsets (array): (n_segments + 1,) int32, as ``BatchedCSR.row_offsets``.
         max_rows (int or None): the most rows that a segment has, if the host knows it. Without it
             a GPU prepares for a segment of all the rows, by a second launch.
+        weights (array or None): (n_rows,) float32 for any dtype of ``x``, as
+            ``BatchedCSR.row_weights``; None: all ones. A row of weight 0 contributes nothing, even
+            if it holds NaN.
 
     Returns:
         array: (n_segments, n_B), of x's dtype.
     """
-    check.segments(x, offsets)
-    return _module(x).segment_sum(x, offsets, max_rows)
+    check.segments(x, offsets, weights)
+    return _module(x).segment_sum(x, offsets, max_rows, weights)
 
 
-def segment_max(x: Any, offsets: Any, max_rows: int | None = None) -> Any:
+def segment_max(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:
     """Compute the maximum of every segment; arguments as :func:`segment_sum`.
 
-    An empty segment gives 0; NaN propagates.
+    Rows of weight 0 take no part. A segment without other rows gives 0; NaN propagates.
     """
-    check.segments(x, offsets)
-    return _module(x).segment_max(x, offsets, max_rows)
+    check.segments(x, offsets, weights)
+    return _module(x).segment_max(x, offsets, max_rows, weights)
 
 
 def row_sum(x: Any) -> Any:
@@ -120,52 +125,58 @@ def row_sum(x: Any) -> Any:
     return _module(x).row_sum(x)
 
 
-def segment_broadcast(y: Any, offsets: Any, n_rows: int, max_rows: int | None = None) -> Any:
-    """Copy row g of ``y`` to every row of segment g: the transpose of :func:`segment_sum`.
+def segment_broadcast(
+    y: Any, offsets: Any, n_rows: int, max_rows: int | None = None, weights: Any = None
+) -> Any:
+    """Compute ``x[i] = weights[i] y[g]`` for the rows of segment g: :func:`segment_sum` transposed.
 
     Args:
         y (array): (n_segments, n_B) floats.
         offsets (array): (n_segments + 1,) int32.
         n_rows (int): ``offsets[-1]``, known on the host, or more; rows past it get 0.
-        max_rows (int or None): as in :func:`segment_sum`.
+        max_rows, weights: as in :func:`segment_sum`.
 
     Returns:
         array: (n_rows, n_B), of y's dtype.
     """
-    check.broadcast(y, offsets)
-    return _module(y).segment_broadcast(y, offsets, n_rows, max_rows)
+    check.broadcast(y, offsets, n_rows, weights)
+    return _module(y).segment_broadcast(y, offsets, n_rows, max_rows, weights)
 
 
-def segment_softmax(x: Any, offsets: Any) -> Any:
-    """Compute ``y[i, c] = exp(x[i, c]) / sum over the rows k of i's segment of exp(x[k, c])``.
+def segment_softmax(x: Any, offsets: Any, weights: Any = None) -> Any:
+    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``.
 
-    The maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's column,
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0. The
+    maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's column,
     which suits short segments such as the entries of a row.
 
     Args:
         x (array): (n_rows, n_B) floats.
-        offsets (array): (n_segments + 1,) int32 from 0 to n_rows.
+        offsets (array): (n_segments + 1,) int32 from 0 to n_rows or less.
+        weights (array or None): as in :func:`segment_sum`.
 
     Returns:
         array: (n_rows, n_B), of x's dtype; computed in float64.
     """
-    check.segments(x, offsets)
-    return _module(x).segment_softmax(x, offsets)
+    check.segments(x, offsets, weights)
+    return _module(x).segment_softmax(x, offsets, weights)
 
 
-def segment_softmax_grad(y: Any, gy: Any, offsets: Any) -> Any:
-    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - sum over i's segment of y[k, c] gy[k, c])``.
+def segment_softmax_grad(y: Any, gy: Any, offsets: Any, weights: Any = None) -> Any:
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
+
+    The sum is over the rows k of i's segment. Rows of no segment get 0.
 
     Args:
         y (array): (n_rows, n_B), what :func:`segment_softmax` gave.
         gy (array): (n_rows, n_B) of y's dtype.
-        offsets (array): the same.
+        offsets (array), weights (array or None): the same.
 
     Returns:
         array: (n_rows, n_B), of y's dtype.
     """
-    check.segments(y, offsets)
-    return _module(y).segment_softmax_grad(y, gy, offsets)
+    check.segments(y, offsets, weights)
+    return _module(y).segment_softmax_grad(y, gy, offsets, weights)
 
 
 def dropout(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
 """Checks of matrices and arrays before anything is launched; they never read from a device."""
 
+import numpy
+
 from chainer_bspmm.papers import BatchedCOO
 from chainer_bspmm.papers import BatchedSELL
 from chainer_bspmm.sparse import BatchedCSR
@@ -28,18 +30,31 @@ def rows(x):
     operands.floating('x', x)
 
 
-def segments(x, offsets):
+def segments(x, offsets, weights=None):
     rows(x)
     operands.same_place('x', x, 'offsets', offsets)
+    row_weights(weights, len(x), offsets)
 
 
-def broadcast(y, offsets):
+def row_weights(weights, n_rows, offsets):
+    if weights is None:
+        return
+    if weights.shape != (n_rows,) or weights.dtype != numpy.float32:
+        raise ValueError(
+            'weights: expected float32 of shape (%d,), one for each row, got %s of shape %s'
+            % (n_rows, weights.dtype, weights.shape)
+        )
+    operands.same_place('weights', weights, 'offsets', offsets)
+
+
+def broadcast(y, offsets, n_rows, weights=None):
     if y.ndim != 2 or len(y) != offsets.size - 1:
         raise ValueError(
             'y: expected %d rows, one for each segment, got shape %s' % (offsets.size - 1, y.shape)
         )
     operands.floating('y', y)
     operands.same_place('y', y, 'offsets', offsets)
+    row_weights(weights, n_rows, offsets)
 
 
 def dropout(x, counter):

@@ -30,13 +30,21 @@ def _scipy_matrix(adj, values):
     return scipy.sparse.csr_matrix((values, adj.indices, adj.indptr), shape=adj.shape)
 
 
-def segment_sum(x, offsets, max_rows=None):
+def segment_sum(x, offsets, max_rows=None, weights=None):
     compute = numpy.float32 if x.dtype == numpy.float16 else x.dtype
-    membership = scipy.sparse.csr_matrix(
-        (numpy.ones(len(x), compute), numpy.arange(len(x), dtype=numpy.int32), offsets),
-        shape=(offsets.size - 1, len(x)),
-    )
+    if weights is None:
+        rows, values = numpy.arange(len(x), dtype=numpy.int32), numpy.ones(len(x), compute)
+    else:
+        rows, offsets = _counted(offsets, weights)
+        values = weights[rows].astype(compute, copy=False)
+    membership = scipy.sparse.csr_matrix((values, rows, offsets), shape=(offsets.size - 1, len(x)))
     return (membership @ x.astype(compute, copy=False)).astype(x.dtype, copy=False)
+
+
+def _counted(offsets, weights):
+    """Return the rows whose weight is not 0, and where those of each segment start, both int32."""
+    rows = numpy.flatnonzero(weights[: offsets[-1]]).astype(numpy.int32)
+    return rows, numpy.searchsorted(rows, offsets).astype(numpy.int32)
 
 
 def row_sum(x):
@@ -53,8 +61,12 @@ def row_sum(x):
     return y.astype(x.dtype, copy=False)
 
 
-def segment_max(x, offsets, max_rows=None):
-    x = x[: offsets[-1]]
+def segment_max(x, offsets, max_rows=None, weights=None):
+    if weights is None:
+        x = x[: offsets[-1]]
+    else:
+        rows, offsets = _counted(offsets, weights)
+        x = x[rows]
     y = numpy.zeros((offsets.size - 1, x.shape[1]), x.dtype)
     # reduceat gives x[start] for an empty segment, so only the others take part.
     used = numpy.flatnonzero(numpy.diff(offsets))
@@ -63,29 +75,37 @@ def segment_max(x, offsets, max_rows=None):
     return y
 
 
-def segment_broadcast(y, offsets, n_rows, max_rows=None):
+def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
     x = numpy.repeat(y, numpy.diff(offsets), axis=0)
+    if weights is not None:
+        x *= weights[: len(x), None].astype(x.dtype, copy=False)
     if len(x) == n_rows:
         return x
     return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
 
 
-def segment_softmax(x, offsets):
+def segment_softmax(x, offsets, weights=None):
     # In double, as kernels/segment_softmax.cu explains.
-    lengths = numpy.diff(offsets)
+    n_rows = len(x)
+    largest = segment_broadcast(segment_max(x, offsets, weights=weights), offsets, n_rows)
     # A difference may be infinite, and infinities become NaN, without a warning, as on a GPU.
-    with numpy.errstate(over='ignore', invalid='ignore'):
-        y = x - numpy.repeat(segment_max(x, offsets), lengths, axis=0).astype('d')
+    with numpy.errstate(over='ignore', divide='ignore', invalid='ignore'):
+        y = x - largest.astype('d')
         numpy.exp(y, out=y)
-        y /= numpy.repeat(segment_sum(y, offsets), lengths, axis=0)
+        y /= segment_broadcast(segment_sum(y, offsets, weights=weights), offsets, n_rows)
+    y[offsets[-1] :] = 0
+    if weights is not None:
+        y[weights == 0] = 0
     return y.astype(x.dtype, copy=False)
 
 
-def segment_softmax_grad(y, gy, offsets):
-    dtype = y.dtype
+def segment_softmax_grad(y, gy, offsets, weights=None):
+    dtype, n_true = y.dtype, offsets[-1]
     y, gy = y.astype('d', copy=False), gy.astype('d', copy=False)
-    inner = segment_sum(y * gy, offsets)
-    gx = y * (gy - numpy.repeat(inner, numpy.diff(offsets), axis=0))
+    # Weights are part of gy already: the gradient by a row is the sum over its copies.
+    inner = segment_sum((y * gy)[:n_true], offsets)
+    gx = y * (gy - segment_broadcast(inner, offsets, len(y), weights=weights))
+    gx[n_true:] = 0
     return gx.astype(dtype, copy=False)
 
 

@@ -8,13 +8,14 @@ import chainer
 from chainer import backend
 
 from chainer_bspmm.dataset import dense_examples
+from chainer_bspmm.dataset.molecules import fold
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
-from chainer_bspmm.sparse.batched_csr import LAYOUTS
+from chainer_bspmm.sparse.build import row_weights
 from chainer_bspmm.sparse.build import to_host
 
 
@@ -30,7 +31,11 @@ class CSRConverter(chainer.dataset.Converter):
         layout (str): ``'packed'``: the nodes of all molecules one after the other; padding in the
             data set (trailing atoms of id 0 without bonds) is dropped. ``'padded'``: every
             molecule has as many rows as the largest one of the batch, which reproduces Chainer
-            Chemistry's dense batch, phantom atoms included.
+            Chemistry's dense batch, phantom atoms included. ``'folded'``: the same numbers, with
+            one row for all phantom atoms of a molecule.
+        padded_to (int or None): to how many atoms folded molecules are padded, so that results do
+            not depend on the batch; larger molecules get no phantom atoms. None: as many as the
+            largest molecule of the batch has.
         n_node_columns (int): number of columns after the adjacency that have a row for each atom,
             such as the labels of the ``*_cwle`` and ``*_gwle`` methods; they are concatenated or
             padded as the atoms are.
@@ -38,11 +43,18 @@ class CSRConverter(chainer.dataset.Converter):
             ids begin at 0, such as the labels of the ``*_wle`` methods.
     """
 
-    def __init__(self, layout: str = 'packed', n_node_columns: int = 0, strip_padding: bool = True):
-        validate.one_of('layout', layout, LAYOUTS)
+    def __init__(
+        self,
+        layout: str = 'packed',
+        n_node_columns: int = 0,
+        strip_padding: bool = True,
+        padded_to: int | None = None,
+    ):
+        validate.layout(layout, padded_to)
         if n_node_columns < 0:
             raise ValueError('n_node_columns: expected at least 0, got %d' % n_node_columns)
         self.layout = layout
+        self.padded_to = padded_to
         self.n_node_columns = n_node_columns
         self.strip_padding = strip_padding
 
@@ -84,19 +96,23 @@ class CSRConverter(chainer.dataset.Converter):
             )
         else:
             molecules, index = found
-            atoms, adj, labels = molecules.near(device).batch(index, self.layout)
+            atoms, adj, labels = molecules.near(device).batch(index, self.layout, self.padded_to)
         if device is not None and device != backend.get_device_from_array(atoms):
             atoms, *labels = send([atoms] + labels, device)
             adj = adj.to_device(device)
         return (atoms, adj) + tuple(labels)
 
     def _from_dense(self, examples):
-        found = dense_examples.gather(examples, self.layout == 'packed' and self.strip_padding)
+        found = dense_examples.gather(examples, self.layout != 'padded' and self.strip_padding)
         atoms, max_atom_id = found.atoms, None
         if atoms.ndim == 1:
             max_atom_id = int(atoms.max(initial=0))
-        adj = BatchedCSR.from_matrices(found.matrices, self.layout, max_atom_id)
-        if self.layout == 'padded':
+        adj = BatchedCSR.from_matrices(found.matrices, self.layout, max_atom_id, self.padded_to)
+        if self.layout == 'folded':
+            atoms = fold(atoms, found.sizes)
+            if self.padded_to is None:
+                adj.row_weights = row_weights(numpy.array(found.sizes), max(found.full_sizes))
+        elif self.layout == 'padded':
             atoms = _pad(atoms, found.sizes, adj.max_rows)
         labels = [
             self._node_column(column, found, 2 + i)
@@ -117,6 +133,8 @@ class CSRConverter(chainer.dataset.Converter):
                 )
             rows.append(to_host(values)[:size])
         flat = numpy.concatenate(rows)
+        if self.layout == 'folded':
+            return fold(flat, found.sizes)
         return _pad(flat, found.sizes, max(found.sizes)) if self.layout == 'padded' else flat
 
 

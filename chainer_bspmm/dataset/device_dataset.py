@@ -94,7 +94,7 @@ class DeviceMolecules(Molecules):
             )
         return index.astype(numpy.int32)
 
-    def batch(self, index, layout):
+    def batch(self, index, layout, padded_to=None):
         """Gather molecules into a batch on the GPU, with one copy to it and one launch.
 
         Args:
@@ -113,7 +113,7 @@ class DeviceMolecules(Molecules):
         """
         index = self.check(index)
         if layout != 'packed':
-            atoms, adj, labels = self.host.batch(index, layout)
+            atoms, adj, labels = self.host.batch(index, layout, padded_to)
             atoms, *labels = send([atoms] + labels, self.device)
             return atoms, adj.to_device(self.device), labels
         sizes, nnz = self.sizes[index], self.nnz[index]
@@ -149,6 +149,7 @@ class DeviceMolecules(Molecules):
             None if source.data is None else empty(nnz, source.data.dtype),
             empty(n_graphs + 1, numpy.int32),
             empty(n_graphs + 1, numpy.int32),
+            None,
             [empty((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels],
         )
 

@@ -141,12 +141,12 @@ class Molecules:
             return adj
         return atoms if adj.layout == 'packed' else atoms[0]
 
-    def batch(self, index, layout):
+    def batch(self, index, layout, padded_to=None):
         """Gather molecules into a batch.
 
         Args:
             index (array): (n_graphs,) int64, at least one, not negative.
-            layout (str): ``'packed'`` or ``'padded'``.
+            layout (str), padded_to (int or None): as in `CSRConverter`.
 
         Returns:
             tuple: atoms, BatchedCSR, list of labels, as `CSRConverter` returns them.
@@ -159,7 +159,13 @@ class Molecules:
         entries = _ranges(self.entry_starts[index], nnz)
         atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
-        if layout == 'padded':
+        weights = None
+        if layout == 'folded':
+            n = self.full_sizes[index].max() if padded_to is None else padded_to
+            weights = build.row_weights(sizes, n)
+            atoms, row_nnz = fold(atoms, sizes), fold(row_nnz, sizes)
+            row_offsets = build.starts_of(sizes + 1)
+        elif layout == 'padded':
             n = int(self.full_sizes[index].max())
             row_offsets = numpy.arange(index.size + 1) * n
             place = _ranges(row_offsets[:-1], sizes)
@@ -186,6 +192,8 @@ class Molecules:
             layout=layout,
             max_atom_id=max_atom_id,
             is_symmetric=self.is_symmetric(index),
+            row_weights=weights,
+            padded_to=padded_to,
         )
         return atoms, adj, [label[index] for label in self.labels]
 
@@ -390,6 +398,17 @@ def _ranges(starts, lengths):
     ranges = numpy.repeat(starts - (ends - lengths), lengths)
     ranges += numpy.arange(ranges.size)
     return ranges
+
+
+def fold(rows, sizes):
+    """Return rows with one of zeros after those of every molecule, for its phantom atoms.
+
+    Args:
+        rows (array): (sum of sizes, ...).
+        sizes (sequence of int): rows of every molecule.
+    """
+    place = numpy.arange(len(rows)) + numpy.repeat(numpy.arange(len(sizes)), sizes)
+    return _spread(rows, place, len(rows) + len(sizes))
 
 
 def _spread(values, place, size):

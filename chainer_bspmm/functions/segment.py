@@ -1,5 +1,7 @@
 """Reductions over the nodes of every graph of a packed batch, and their transpose."""
 
+import collections
+
 from chainer import Variable
 from chainer import function_node
 from chainer.types import NdArray
@@ -10,22 +12,25 @@ from chainer_bspmm.papers import BatchedCOO
 from chainer_bspmm.sparse import BatchedCSR
 
 
-class _Segmented(function_node.FunctionNode):
-    """Segment g is rows ``offsets[g]`` to ``offsets[g + 1]`` of n_rows; max_rows: see backend."""
+# The segments of n_rows rows: segment g is rows ``offsets[g]`` to ``offsets[g + 1]``, row i counts
+# ``weights[i]`` times; for the others see backend.segment_sum.
+Segments = collections.namedtuple(
+    'Segments', 'offsets n_rows max_rows weights', defaults=(None, None)
+)
 
-    def __init__(self, offsets, n_rows, max_rows=None):
-        self._offsets = offsets
-        self._n_rows = n_rows
-        self._max_rows = max_rows
+
+class _Segmented(function_node.FunctionNode):
+    def __init__(self, segments):
+        self._segments = segments
 
     def _apply_other(self, kind, inputs):
-        return apply_untracked(kind(self._offsets, self._n_rows, self._max_rows), inputs)
+        return apply_untracked(kind(self._segments), inputs)
 
 
 class SegmentSum(_Segmented):
     def forward(self, inputs):
         self.retain_inputs(())
-        return (backend.segment_sum(inputs[0], self._offsets, self._max_rows),)
+        return (reduce_rows(backend.segment_sum, inputs[0], self._segments),)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentBroadcast, grad_outputs))
@@ -34,7 +39,7 @@ class SegmentSum(_Segmented):
 class SegmentBroadcast(_Segmented):
     def forward(self, inputs):
         self.retain_inputs(())
-        return (backend.segment_broadcast(inputs[0], self._offsets, self._n_rows, self._max_rows),)
+        return (backend.segment_broadcast(inputs[0], *self._segments),)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentSum, grad_outputs))
@@ -44,23 +49,27 @@ class SegmentMax(_Segmented):
     def forward(self, inputs):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        return (backend.segment_max(inputs[0], self._offsets, self._max_rows),)
+        return (reduce_rows(backend.segment_max, inputs[0], self._segments),)
 
     def backward(self, indexes, grad_outputs):
         (x,) = self.get_retained_inputs()
         (y,) = self.get_retained_outputs()
         # Every row that attains the maximum gets the whole gradient, as in chainer.functions.max.
-        mask = x.array == backend.segment_broadcast(
-            y.array, self._offsets, self._n_rows, self._max_rows
-        )
+        unweighted = self._segments._replace(weights=None)
+        mask = x.array == backend.segment_broadcast(y.array, *unweighted)
         (gx,) = self._apply_other(SegmentBroadcast, grad_outputs)
         return (gx * mask.astype(x.dtype),)
 
 
+def reduce_rows(reduction, x, segments):
+    """Return ``backend.segment_sum`` or ``segment_max`` of an array."""
+    return reduction(x, segments.offsets, segments.max_rows, segments.weights)
+
+
 def segments_of(adj):
-    """Return the arguments of the nodes above for the graphs of a batch, after checking it."""
+    """Return the `Segments` that are the graphs of a batch, after checking it."""
     backend.check.adjacency(adj)
-    return adj.row_offsets, adj.n_rows, adj.max_rows
+    return Segments(adj.row_offsets, adj.n_rows, adj.max_rows, adj.row_weights)
 
 
 def check_rows(adj, x):
@@ -71,12 +80,13 @@ def check_rows(adj, x):
 
 
 def segment_sum(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable:
-    """Sum the rows of every graph: ``y[g, c] = sum of x[i, c] over the nodes i of graph g``.
+    """Sum the rows of every graph: ``y[g, c] = sum of w[i] x[i, c] over the nodes i of graph g``.
 
     Differentiable to any order.
 
     Args:
-        adj (BatchedCSR or BatchedCOO): its ``row_offsets`` delimit the graphs.
+        adj (BatchedCSR or BatchedCOO): its ``row_offsets`` delimit the graphs; w is its
+            ``row_weights``, 1 without them.
         x (Variable or array): (n_rows, n_B) float16, float32 or float64.
 
     Returns:
@@ -92,7 +102,7 @@ def segment_sum(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable
     """
     segments = segments_of(adj)
     check_rows(adj, x)
-    return SegmentSum(*segments).apply((x,))[0]
+    return SegmentSum(segments).apply((x,))[0]
 
 
 def segment_max(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable:
@@ -103,10 +113,11 @@ def segment_max(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable
 
     Note:
         Nodes that share the maximum each get the whole gradient, as in ``chainer.functions.max``.
+        A row that stands for several nodes gets it as many times; one with weight 0 takes no part.
     """
     segments = segments_of(adj)
     check_rows(adj, x)
-    return SegmentMax(*segments).apply((x,))[0]
+    return SegmentMax(segments).apply((x,))[0]
 
 
 def segment_broadcast(adj: BatchedCSR | BatchedCOO, y: Variable | NdArray) -> Variable:
@@ -118,5 +129,9 @@ def segment_broadcast(adj: BatchedCSR | BatchedCOO, y: Variable | NdArray) -> Va
 
     Returns:
         Variable: (n_rows, n_B), of y's dtype.
+
+    Note:
+        Without weights, so that it is the transpose of :func:`segment_sum` only where every row
+        counts once.
     """
-    return SegmentBroadcast(*segments_of(adj)).apply((y,))[0]
+    return SegmentBroadcast(segments_of(adj)._replace(weights=None)).apply((y,))[0]

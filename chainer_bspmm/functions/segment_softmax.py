@@ -10,6 +10,8 @@ from chainer.types import NdArray
 from chainer_bspmm import backend
 from chainer_bspmm.functions.node import FusedNode
 from chainer_bspmm.functions.segment import check_rows
+from chainer_bspmm.functions.segment import reduce_rows
+from chainer_bspmm.functions.segment import Segments
 from chainer_bspmm.functions.segment import segments_of
 from chainer_bspmm.functions.segment import SegmentBroadcast
 from chainer_bspmm.functions.segment import SegmentSum
@@ -18,26 +20,33 @@ from chainer_bspmm.sparse import BatchedCSR
 
 
 class SegmentSoftmax(FusedNode):
-    """y of :func:`segment_softmax`; `offsets` (n_segments + 1,) delimit the segments."""
+    """y of :func:`segment_softmax` over `Segments`."""
 
-    def __init__(self, offsets):
-        self._offsets = offsets
+    def __init__(self, segments):
+        self._segments = segments
 
     def _output(self, inputs):
         (x,) = inputs
-        self._y = backend.segment_softmax(_columns(x), self._offsets)
+        offsets, _, _, weights = self._segments
+        self._y = backend.segment_softmax(_columns(x), offsets, weights)
         return self._y.reshape(x.shape)
 
     def _gradients(self, inputs, gy, wanted):
-        gx = backend.segment_softmax_grad(self._y, _columns(gy), self._offsets)
+        offsets, _, _, weights = self._segments
+        gx = backend.segment_softmax_grad(self._y, _columns(gy), offsets, weights)
         return (gx.reshape(gy.shape),)
 
     def _composed(self, x):
-        columns, segments = functions.reshape(x, _columns(x).shape), (self._offsets, len(x))
-        largest = backend.segment_max(columns.array, self._offsets)
-        e = functions.exp(columns - backend.segment_broadcast(largest, *segments))
-        (total,) = SegmentBroadcast(*segments).apply(SegmentSum(*segments).apply((e,)))
-        return functions.reshape(e / total, x.shape)
+        columns, segments = functions.reshape(x, _columns(x).shape), self._segments
+        unweighted = segments._replace(weights=None)
+        largest = reduce_rows(backend.segment_max, columns.array, segments)
+        # Where y is 0, rows of weight 0 and of no segment, this must not overflow.
+        is_counted = _columns(self._y) != 0
+        shifted = columns - backend.segment_broadcast(largest, *unweighted)
+        zero = columns.xp.zeros((), x.dtype)
+        e = functions.exp(functions.where(is_counted, shifted, zero))
+        (total,) = SegmentBroadcast(unweighted).apply(SegmentSum(segments).apply((e,)))
+        return functions.reshape(functions.where(is_counted, e / total, zero), x.shape)
 
 
 def _columns(x):
@@ -45,22 +54,16 @@ def _columns(x):
 
 
 class NodeSoftmax(SegmentSoftmax):
-    def __init__(self, offsets, n_rows, max_rows):
-        super().__init__(offsets)
-        self._n_rows = n_rows
-        self._max_rows = max_rows
-
     def _gradients(self, inputs, gy, wanted):
         # Subtract the mean over each graph first: it cancels exactly, but its rounding error would
         # not, and attention over many similar nodes, such as phantom atoms, has little else.
-        offsets = self._offsets
+        xp, segments = chainer_backend.get_array_module(gy), self._segments
         wide = gy.astype(numpy.promote_types(gy.dtype, numpy.float32), copy=False)
-        mean = backend.segment_sum(wide, offsets, self._max_rows)  # too large for float16
-        counts = offsets[1:] - offsets[:-1]
-        mean /= chainer_backend.get_array_module(gy).maximum(counts, 1)[:, None].astype(mean.dtype)
-        centre = backend.segment_broadcast(
-            mean.astype(gy.dtype, copy=False), offsets, self._n_rows, self._max_rows
-        )
+        unweighted = segments._replace(weights=None)  # gy is a sum over copies already
+        mean = reduce_rows(backend.segment_sum, wide, unweighted)  # too large for float16
+        ones = xp.ones((segments.n_rows, 1), mean.dtype)
+        mean /= xp.maximum(reduce_rows(backend.segment_sum, ones, segments), 1)
+        centre = backend.segment_broadcast(mean.astype(gy.dtype, copy=False), *segments)
         return super()._gradients(inputs, gy - centre, wanted)
 
 
@@ -96,26 +99,27 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
         array([0.5, 0.5, 1. ])
     """
     backend.check.compressed(adj)
-    adj.refuse_spare()
     if x.ndim not in (1, 2) or len(x) != adj.nnz:
         raise ValueError(
             'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
             'got %s' % (adj.nnz, adj.nnz, x.shape)
         )
-    return SegmentSoftmax(adj.indptr).apply((x,))[0]
+    return SegmentSoftmax(Segments(adj.indptr, adj.nnz)).apply((x,))[0]
 
 
 def node_softmax(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variable:
-    """Compute ``y[i, c] = exp(x[i, c]) / sum_j exp(x[j, c])`` over the nodes j of i's graph.
+    """Compute ``y[i, c] = exp(x[i, c]) / sum_j w[j] exp(x[j, c])`` over the nodes j of i's graph.
 
     Differentiable to any order.
 
     Args:
-        adj (BatchedCSR or BatchedCOO): its ``row_offsets`` delimit the graphs.
+        adj (BatchedCSR or BatchedCOO): its ``row_offsets`` delimit the graphs; w is its
+            ``row_weights``, 1 without them.
         x (Variable or array): (n_rows, n_B) float16, float32 or float64.
 
     Returns:
-        Variable: (n_rows, n_B), of x's dtype; over every graph that has nodes it sums to 1.
+        Variable: (n_rows, n_B), of x's dtype; over every graph that has nodes, the sum of
+        ``w[i] y[i]`` is 1. 0 for rows of weight 0 and of no graph.
 
     Raises:
         TypeError, ValueError: ``adj`` is no such container; shape, dtype or device of ``x`` do not
@@ -125,7 +129,5 @@ def node_softmax(adj: BatchedCSR | BatchedCOO, x: Variable | NdArray) -> Variabl
         Deterministic; does not synchronise.
     """
     segments = segments_of(adj)
-    if adj.has_spare:
-        adj.refuse_spare()
     check_rows(adj, x)
-    return NodeSoftmax(*segments).apply((x,))[0]
+    return NodeSoftmax(segments).apply((x,))[0]

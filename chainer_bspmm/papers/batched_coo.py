@@ -13,7 +13,6 @@ from chainer.backends import cuda
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import Batch
-from chainer_bspmm.sparse.batch import LAYOUTS
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
 
 
@@ -76,7 +75,7 @@ class BatchedCOO(Batch):
         n_relations = validate.count('n_relations', n_relations, 1)
         if max_atom_id is not None:
             max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
-        validate.one_of('layout', layout, LAYOUTS)
+        validate.one_of('layout', layout, ('packed', 'padded'))
         arrays = {'ids': ids, 'row_offsets': row_offsets, 'entry_offsets': entry_offsets}
         if col_offsets is not None:
             arrays['col_offsets'] = col_offsets
@@ -137,6 +136,8 @@ class BatchedCOO(Batch):
             'max_nnz',
             'layout',
             'max_atom_id',
+            'row_weights',
+            'padded_to',
         ):
             setattr(self, name, getattr(adj, name))
         self.ids = adj.xp.stack([adj.entry_rows(), adj.indices], axis=1)
@@ -167,6 +168,8 @@ class BatchedCOO(Batch):
             layout=self.layout,
             max_atom_id=self.max_atom_id,
             is_symmetric=None,
+            row_weights=host.row_weights,
+            padded_to=self.padded_to,
         )
         return adj.to_device(backend.get_device_from_array(self.ids))
 

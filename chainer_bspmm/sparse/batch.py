@@ -14,8 +14,6 @@ from chainer.backends import cuda
 
 from chainer_bspmm.sparse import validate
 
-LAYOUTS = ('packed', 'padded')
-
 Container = TypeVar('Container', bound='Batch')
 
 
@@ -25,6 +23,10 @@ class Batch:
     A subclass names its int32 arrays in ``_integers`` (all but ``data``; None where a batch lacks
     one) and has ``nnz``, `entry_rows` and `entry_columns`, or overrides `to_dense`.
 
+    What looks over the nodes of a graph (sums, maxima, softmax, statistics) counts row i
+    ``row_weights[i]`` times, an (n_rows,) float32 array; None counts every row once. A gradient by
+    a row is the sum over the copies that it stands for, so nothing else needs to know of weights.
+
     Arrays and attributes are not to be changed: what is derived from them is kept (`cached`) and
     would not follow. :meth:`replace` makes a changed matrix. The one exception is the arrays of
     ``BatchedCSR.in_buffers``, which may be filled again.
@@ -32,6 +34,8 @@ class Batch:
 
     _integers = ()
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
+    row_weights = None
+    padded_to = None  # N, where it is fixed; None: the largest molecule of the batch
 
     def _set_sizes(self, row_offsets, col_offsets, data, n_relations, layout, max_atom_id):
         """Take over the host arrays and the numbers that every container has."""
@@ -49,7 +53,7 @@ class Batch:
 
     def _arrays(self):
         """Return name -> array of those that this batch has."""
-        arrays = {name: getattr(self, name) for name in (*self._integers, 'data')}
+        arrays = {name: getattr(self, name) for name in (*self._integers, 'data', 'row_weights')}
         return {name: array for name, array in arrays.items() if array is not None}
 
     def _move(self, device):

@@ -15,12 +15,11 @@ from chainer.backends import cuda
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import Batch
-from chainer_bspmm.sparse.batch import LAYOUTS
 
 # What a batch of fixed capacity lies in: atoms (n_rows,) int32 or (n_rows, channels) floating;
 # indptr (n_rows + 1,), indices (nnz,) int32; data (nnz,) floating or None; row_offsets, col_offsets
-# (n_graphs + 1,) int32; row_weights (n_rows,) float32 or None; labels, a list of (n_graphs, ...).
-# n_rows and nnz are capacities.
+# (n_graphs + 1,) int32; row_weights (n_rows,) float32 or None; labels, a list of (n_graphs, ...),
+# or (n_rows, ...) for those of nodes. n_rows and nnz are capacities.
 Buffers = collections.namedtuple(
     'Buffers', 'atoms indptr indices data row_offsets col_offsets row_weights labels'
 )
@@ -45,7 +44,8 @@ class BatchedCSR(Batch):
         col_offsets (array or None): (n_graphs + 1,) integers, first column of every graph;
             None means ``row_offsets * n_relations``.
         n_relations (int): R, the number of columns each node owns.
-        layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows.
+        layout (str): ``'packed'``, or ``'padded'`` where every graph owns equally many rows. For
+            ``'folded'``, which has weights, see :meth:`from_matrices`.
         max_atom_id (int or None): largest atom id of the nodes, if known; lets a model check its
             embedding without reading from the device.
 
@@ -61,6 +61,10 @@ class BatchedCSR(Batch):
         is_symmetric (bool): whether the matrix is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
+        row_weights (array or None): (n_rows,) float32, how often each row counts in what looks over
+            the nodes of a graph; None: once.
+        padded_to (int or None): to how many nodes folded graphs are padded; None: as many as the
+            largest of the batch has.
 
     Note:
         CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
@@ -82,7 +86,7 @@ class BatchedCSR(Batch):
         n_relations = validate.count('n_relations', n_relations, 1)
         if max_atom_id is not None:
             max_atom_id = validate.count('max_atom_id', max_atom_id, 0)
-        validate.one_of('layout', layout, LAYOUTS)
+        validate.one_of('layout', layout, ('packed', 'padded'))
         arrays = {'indptr': indptr, 'indices': indices, 'row_offsets': row_offsets}
         if col_offsets is not None:
             arrays['col_offsets'] = col_offsets
@@ -120,9 +124,12 @@ class BatchedCSR(Batch):
         layout,
         max_atom_id,
         is_symmetric,
+        row_weights=None,
+        padded_to=None,
     ):
         """Take over checked host arrays; `is_symmetric` None means find out."""
         self._set_sizes(row_offsets, col_offsets, data, n_relations, layout, max_atom_id)
+        self.row_weights, self.padded_to = row_weights, padded_to
         self.indptr = indptr
         self.indices = indices
         self.nnz = indices.size
@@ -163,8 +170,11 @@ class BatchedCSR(Batch):
         max_atom_id,
         is_symmetric,
         has_spare=True,
+        layout='packed',
+        row_weights=None,
+        padded_to=None,
     ):
-        """Make a packed batch of arrays that may be larger than it, and may be filled again.
+        """Make a batch of arrays that may be larger than it, and may be filled again.
 
         Only their sizes are looked at: nothing is checked, copied or read from a device.
         ``n_rows``, ``n_cols`` and ``nnz`` are what there is room for; the true sizes are the last
@@ -184,6 +194,9 @@ class BatchedCSR(Batch):
             max_atom_id (int or None): bound of the atom ids.
             is_symmetric (bool): whether every matrix that the arrays will hold is its transpose.
             has_spare (bool): False if the arrays are exactly as large as the batch.
+            layout (str): ``'packed'`` or ``'folded'``.
+            row_weights (array or None): (n_rows,) float32, with ``'folded'``; 0 for spare rows.
+            padded_to (int or None): see the class.
 
         Returns:
             BatchedCSR: on the device of the arrays, which it shares. What is derived from it and
@@ -192,7 +205,8 @@ class BatchedCSR(Batch):
         self = cls.__new__(cls)
         self.indptr, self.indices, self.data = indptr, indices, data
         self.row_offsets, self.col_offsets = row_offsets, col_offsets
-        self.n_relations, self.layout, self.max_atom_id = n_relations, 'packed', max_atom_id
+        self.n_relations, self.layout, self.max_atom_id = n_relations, layout, max_atom_id
+        self.row_weights, self.padded_to = row_weights, padded_to
         self.n_graphs, self.n_rows, self.nnz = row_offsets.size - 1, indptr.size - 1, indices.size
         self.n_cols = self.n_rows * n_relations
         self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
@@ -202,7 +216,11 @@ class BatchedCSR(Batch):
 
     @classmethod
     def from_matrices(
-        cls, matrices: Sequence[Any], layout: str = 'packed', max_atom_id: int | None = None
+        cls,
+        matrices: Sequence[Any],
+        layout: str = 'packed',
+        max_atom_id: int | None = None,
+        padded_to: int | None = None,
     ) -> BatchedCSR:
         """Build a batch from one matrix per graph.
 
@@ -211,23 +229,30 @@ class BatchedCSR(Batch):
                 SciPy sparse (n, n) matrix, or a list of R SciPy sparse matrices. NaN is a value.
                 Dense float64 stays float64; integer and boolean matrices become float32.
             layout (str): ``'packed'``: graph g owns n_g rows. ``'padded'``: every graph owns as
-                many rows as the largest has; the rows past n_g are empty.
+                many rows as the largest has; the rows past n_g are empty. ``'folded'``: graph g
+                owns n_g + 1 rows, the last of them empty. It stands for the rows that are missing
+                to N, and has their number as its weight.
             max_atom_id (int or None): see the class.
+            padded_to (int or None): N of ``'folded'``; None means the largest graph's number of
+                nodes. Where a graph has more, the weight is 0.
 
         Returns:
             BatchedCSR: on the host, or on the device of the given CuPy arrays.
 
         Raises:
             TypeError: an element is neither an array nor a SciPy matrix.
-            ValueError: no element, not square, relation counts differ, too many entries.
+            ValueError: no element, not square, relation counts differ, too many entries;
+                ``padded_to`` with another layout.
 
         Note:
             CuPy arrays are copied to the host (synchronises).
         """
-        validate.one_of('layout', layout, LAYOUTS)
+        validate.layout(layout, padded_to)
         matrices = list(matrices)
         device = validate.same_device('matrices', matrices)
-        fields = build.from_matrices([build.to_host(matrix) for matrix in matrices], layout)
+        fields = build.from_matrices(
+            [build.to_host(matrix) for matrix in matrices], layout, padded_to
+        )
         self = cls._trusted(layout=layout, max_atom_id=max_atom_id, **fields)
         return self if device is None else self.to_device(device)
 
@@ -259,12 +284,12 @@ class BatchedCSR(Batch):
         """
         validate.dense_batch(adj)
         host = cuda.to_cpu(adj)
+        validate.one_of('layout', layout, ('packed', 'padded'))
         if layout == 'packed':
             matrices = validate.crop(host, n_nodes)
         else:
             matrices = list(host)
         if not matrices:
-            validate.one_of('layout', layout, LAYOUTS)
             raise ValueError('adj: expected at least one graph, got shape %s' % (adj.shape,))
         self = cls.from_matrices(matrices, layout, max_atom_id)
         device = backend.get_device_from_array(adj)
@@ -302,6 +327,7 @@ class BatchedCSR(Batch):
             max_rows=self.max_cols,
             max_cols=self.max_rows,
             n_relations=1,  # rows are pairs of node and relation, columns have no relations
+            row_weights=None,
         )
         return new, order
 
@@ -343,16 +369,16 @@ class BatchedCSR(Batch):
 
 
 def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence[Any]) -> None:
-    """Write a packed batch into arrays that may be larger; the rest becomes spare.
+    """Write a packed or folded batch into arrays that may be larger; the rest becomes spare.
 
-    Spare rows get atoms 0 and no entries; spare entries get index and value 0. Everything is
-    written, so that nothing remains of what the arrays held before.
+    Spare rows get atoms 0, weight 0 and no entries; spare entries get index and value 0.
+    Everything is written, so that nothing remains of what the arrays held before.
 
     Args:
         buffers (Buffers): NumPy arrays to fill, for example views of page-locked memory.
         atoms (array): (n_rows,) int32 or (n_rows, channels), on the host.
-        adj (BatchedCSR): packed, on the host.
-        labels (sequence of array): (n_graphs, ...) each.
+        adj (BatchedCSR): packed or folded, on the host.
+        labels (sequence of array): (n_graphs, ...) or (n_rows, ...) each.
 
     Raises:
         ValueError: the batch does not fit, or has another number of graphs, other shapes, or values
@@ -370,6 +396,11 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
         raise ValueError(
             'labels: expected %d, as the buffers, got %d' % (len(buffers.labels), len(labels))
         )
+    if (adj.row_weights is None) != (buffers.row_weights is None):
+        raise ValueError(
+            'adj: expected %s weights of rows, as the buffers, got %r'
+            % ('no' if buffers.row_weights is None else 'some', adj)
+        )
     # name, array, buffer, the value of the spare part (None: no part may be spare)
     parts = [
         ('atoms', atoms, buffers.atoms, 0),
@@ -380,8 +411,10 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
     ]
     if values is not None:
         parts.append(('data', values, buffers.data, 0))
+    if adj.row_weights is not None:
+        parts.append(('row_weights', adj.row_weights, buffers.row_weights, 0))
     parts += [
-        ('labels[%d]' % i, label, buffer, None)
+        ('labels[%d]' % i, label, buffer, None if len(buffer) == adj.n_graphs else 0)
         for i, (label, buffer) in enumerate(zip(labels, buffers.labels))
     ]
     for name, array, buffer, spare in parts:  # all of them, before anything is written

@@ -104,16 +104,16 @@ def launch_transpose(adj, plan):
     return indptr, indices, order
 
 
-def from_matrices(matrices, layout):
+def from_matrices(matrices, layout, padded_to=None):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
     if not matrices:
         raise ValueError('matrices: expected at least one matrix, got an empty sequence')
     if all(isinstance(matrix, numpy.ndarray) for matrix in matrices):
-        return _from_arrays(matrices, layout)
-    return _from_scipy(matrices, layout)
+        return _from_arrays(matrices, layout, padded_to)
+    return _from_scipy(matrices, layout, padded_to)
 
 
-def _from_arrays(matrices, layout):
+def _from_arrays(matrices, layout, padded_to):
     n_relations, sizes, dtype = validate.dense_matrices(matrices)
     if n_relations > 1:
         # (relation, row, column) -> (row, relation, column), the order of the entries in a row.
@@ -131,10 +131,11 @@ def _from_arrays(matrices, layout):
     symmetric = n_relations == 1 and numpy.array_equal(
         flat[starts[graph] + column * size + row], data
     )
-    return _fields(sizes, layout, n_relations, graph, row, column, relation, data, symmetric)
+    entries = graph, row, column, relation, data
+    return _fields(sizes, layout, padded_to, n_relations, entries, symmetric)
 
 
-def _from_scipy(matrices, layout):
+def _from_scipy(matrices, layout, padded_to):
     n_relations, sizes, stacks, dtype = validate.sparse_matrices(matrices)
     parts = []
     for graph, stack in enumerate(stacks):
@@ -155,12 +156,18 @@ def _from_scipy(matrices, layout):
         array[order].astype(numpy.int64) for array in (graph, row, column, relation)
     )
     data = data[order].astype(dtype, copy=False)
-    return _fields(sizes, layout, n_relations, graph, row, column, relation, data, None)
+    entries = graph, row, column, relation, data
+    return _fields(sizes, layout, padded_to, n_relations, entries, None)
 
 
-def _fields(sizes, layout, n_relations, graph, row, column, relation, data, is_symmetric):
+def _fields(sizes, layout, padded_to, n_relations, entries, is_symmetric):
     """Number the entries, sorted by (graph, row, relation, column), through the whole batch."""
-    if layout == 'padded':
+    graph, row, column, relation, data = entries
+    weights = None
+    if layout == 'folded':
+        weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
+        sizes = sizes + 1
+    elif layout == 'padded':
         sizes = numpy.full_like(sizes, sizes.max())
     offsets = starts_of(sizes)
     n_rows = int(offsets[-1])
@@ -176,7 +183,22 @@ def _fields(sizes, layout, n_relations, graph, row, column, relation, data, is_s
         'col_offsets': (offsets * n_relations).astype(numpy.int32),
         'n_relations': n_relations,
         'is_symmetric': is_symmetric,
+        'row_weights': weights,
+        'padded_to': padded_to,
     }
+
+
+def row_weights(sizes, n):
+    """Return the weights of the rows of folded graphs, (sum of sizes + 1,) float32.
+
+    Args:
+        sizes (array): (n_graphs,) nodes of every graph, without the row for phantom nodes.
+        n (int): N, to how many nodes they are padded; larger graphs have no phantom nodes.
+    """
+    last = numpy.cumsum(sizes + 1) - 1
+    weights = numpy.ones(int(sizes.sum()) + sizes.size, numpy.float32)
+    weights[last] = numpy.maximum(n - sizes, 0)
+    return weights
 
 
 def starts_of(lengths):

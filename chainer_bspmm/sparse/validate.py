@@ -10,11 +10,31 @@ FLOATS = tuple(numpy.dtype(name) for name in ('float16', 'float32', 'float64'))
 INT32_MAX = 2**31 - 1
 
 
+# How the nodes of a batch are laid out as rows. Chainer Chemistry pads every molecule of n atoms to
+# N with phantom atoms, all alike, of id 0 and without bonds.
+#
+# packed: the n atoms. folded: these, and one row that stands for all phantom atoms, with N - n as
+# its weight. padded: N rows.
+LAYOUTS = ('packed', 'folded', 'padded')
+
+
 def one_of(name, value, allowed):
     if value not in allowed:
         raise ValueError(
             '%s: expected one of %s, got %r' % (name, ', '.join(map(repr, allowed)), value)
         )
+
+
+def layout(name, padded_to):
+    one_of('layout', name, LAYOUTS)
+    if padded_to is None:
+        return
+    if name != 'folded':
+        raise ValueError(
+            "padded_to: expected None with layout=%r, got %r; it goes with 'folded'"
+            % (name, padded_to)
+        )
+    count('padded_to', padded_to, 1)
 
 
 def fits_int32(what, number):

@@ -7,6 +7,7 @@ from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 
 INTEGERS = ('indptr', 'indices', 'row_offsets', 'col_offsets')
+OPTIONAL = ('data', 'row_weights')
 
 
 def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
@@ -19,6 +20,7 @@ def buffers_for(adj, spare_rows, spare_nnz, n_labels=0):
         None if adj.data is None else numpy.full(nnz, numpy.nan, adj.data.dtype),
         numpy.full(adj.n_graphs + 1, -1, 'i'),
         numpy.full(adj.n_graphs + 1, -1, 'i'),
+        None if adj.row_weights is None else numpy.full(n_rows, numpy.nan, 'f'),
         [numpy.full((adj.n_graphs, 2), numpy.nan) for _ in range(n_labels)],
     )
 
@@ -28,8 +30,13 @@ def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
     buffers = buffers_for(adj, spare_rows, spare_nnz)
     fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
     arrays = {name: xp.asarray(getattr(buffers, name)) for name in INTEGERS}
+    arrays.update(
+        (name, None if getattr(buffers, name) is None else xp.asarray(getattr(buffers, name)))
+        for name in OPTIONAL
+    )
     return BatchedCSR.in_buffers(
-        data=None if buffers.data is None else xp.asarray(buffers.data),
+        layout=adj.layout,
+        padded_to=adj.padded_to,
         n_relations=adj.n_relations,
         max_rows=adj.max_rows + 3,
         max_nnz=adj.max_nnz + 2,

@@ -1,4 +1,4 @@
-"""Batch normalisation whose statistics leave out the spare rows of a batch of fixed capacity."""
+"""Batch normalisation whose statistics count the rows of a batch by their weights."""
 
 import numpy
 
@@ -11,46 +11,51 @@ from chainer_bspmm import backend
 from chainer_bspmm.functions.node import FusedNode
 
 
-class RealRowsBatchNorm(FusedNode):
-    """Inputs x, gamma, beta. The host need not know how many rows are real.
+class WeightedBatchNorm(FusedNode):
+    """Inputs x, gamma, beta; row i counts ``weights[i]`` times, an (n_rows,) array.
 
     `running`: the arrays of mean and variance that are updated, or None.
     """
 
-    def __init__(self, adj, eps, decay, running):
-        self._adj = adj
+    def __init__(self, weights, eps, decay, running):
+        self._weights = weights
         self._eps = eps
         self._decay = decay
         self._running = running
 
     def _output(self, inputs):
         forward = _host_forward if isinstance(inputs[0], numpy.ndarray) else _device_forward
+        x, gamma, beta = _cast(inputs)
+        weights = self._weights.astype(x.dtype, copy=False)[:, None]
+        self._count = backend.row_sum(weights)
         y, self._statistics = forward(
-            self._adj, *_cast(inputs), self._eps, self._decay, self._running
+            x, gamma, beta, weights, self._count, self._eps, self._decay, self._running
         )
         return y.astype(inputs[0].dtype, copy=False)
 
     def _gradients(self, inputs, gy, wanted):
         x, gamma, _ = _cast(inputs)
         gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
-        return gradients(self._adj, x, gy.astype(x.dtype, copy=False), gamma, *self._statistics)
+        weights = self._weights.astype(x.dtype, copy=False)[:, None]
+        gy = gy.astype(x.dtype, copy=False)
+        return gradients(x, gy, gamma, weights, self._count, *self._statistics)
 
     def _composed(self, x, gamma, beta):
         dtype = _dtype(x, gamma)
-        xp, n_true = chainer_backend.get_array_module(x), self._adj.row_offsets[-1:]
-        is_real = xp.arange(len(x))[:, None] < n_true
-        share = is_real / xp.maximum(n_true, 1).astype(dtype)  # of a row in a mean
+        xp = chainer_backend.get_array_module(x)
+        weights = self._weights.astype(dtype)[:, None]
+        share = weights / xp.maximum(self._count, 1)  # of a row in a mean
         zero = xp.zeros((), dtype)
 
         def mean(values):
-            return functions.sum(values * share.astype(dtype, copy=False), axis=0, keepdims=True)
+            return functions.sum(values * share, axis=0, keepdims=True)
 
         original = x.dtype
         x, gamma, beta = (functions.cast(variable, dtype) for variable in (x, gamma, beta))
-        x = functions.where(is_real, x, zero)
+        x = functions.where(weights > 0, x, zero)
         x = x - mean(x)
         y = gamma * (x / functions.sqrt(mean(x * x) + self._eps)) + beta
-        return functions.cast(functions.where(is_real, y, zero), original)
+        return functions.cast(functions.where(weights > 0, y, zero), original)
 
 
 def _dtype(x, gamma):
@@ -63,58 +68,63 @@ def _cast(arrays):
     return [array.astype(dtype, copy=False) for array in arrays]
 
 
-def _host_forward(adj, x, gamma, beta, eps, decay, running):
-    n = int(adj.row_offsets[-1])
-    real = x[:n]
-    mean = backend.row_sum(real) / max(n, 1)
-    centred = real - mean
-    variance = backend.row_sum(centred * centred) / max(n, 1)
+# A row of weight 0 may hold NaN: it is left out, not multiplied by 0. `count`, (1,), is the sum of
+# the weights. On a device it stays there: it may change with each replay of a captured graph.
+
+
+def _host_forward(x, gamma, beta, weights, count, eps, decay, running):
+    counted = weights[:, 0] > 0
+    x, weights, n = x[counted], weights[counted], max(count, 1)
+    mean = backend.row_sum(x * weights) / n
+    centred = x - mean
+    variance = backend.row_sum(centred * centred * weights) / n
     inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
     if running is not None:
         for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
             average *= decay
             average += (1 - decay) * value
-    y = numpy.zeros_like(x)
-    y[:n] = centred * inv_std * gamma + beta
+    y = numpy.zeros((counted.size, x.shape[1]), x.dtype)
+    y[counted] = centred * inv_std * gamma + beta
     return y, (mean, inv_std)
 
 
-def _host_gradients(adj, x, gy, gamma, mean, inv_std):
-    n = int(adj.row_offsets[-1])
-    x_hat, real = (x[:n] - mean) * inv_std, gy[:n]
-    ggamma, gbeta = backend.row_sum(real * x_hat), backend.row_sum(real)
+def _host_gradients(x, gy, gamma, weights, count, mean, inv_std):
+    counted = weights[:, 0] > 0
+    x_hat, gy, weights = (x[counted] - mean) * inv_std, gy[counted], weights[counted]
+    ggamma, gbeta = backend.row_sum(gy * x_hat), backend.row_sum(gy)
     gx = numpy.zeros_like(x)
-    gx[:n] = gamma * inv_std * (real - (x_hat * ggamma + gbeta) / max(n, 1))
+    gx[counted] = gamma * inv_std * (gy - weights * (x_hat * ggamma + gbeta) / max(count, 1))
     return gx, ggamma, gbeta
 
 
-# On a device every kernel reads the number of real rows there: it may change with each replay of a
-# captured graph. Sums over graphs leave out the rows that belong to none.
-
-
-def _real_sum(adj, x):
-    return backend.row_sum(backend.segment_sum(x, adj.row_offsets, adj.max_rows))
-
-
-def _device_forward(adj, x, gamma, beta, eps, decay, running):
-    n_true, total = adj.row_offsets[-1:], _real_sum(adj, x)
-    squares = cuda.elementwise(
-        'T x, T total, raw int32 n_true',
-        'T square',
-        """
-        const T centred = x - total / (T)max(n_true[0], 1);
-        square = centred * centred;""",
-        'bspmm_norm_squares',
-    )(x, total, n_true)
+def _device_forward(x, gamma, beta, weights, count, eps, decay, running):
+    total = backend.row_sum(
+        cuda.elementwise(
+            'T x, T weight',
+            'T term',
+            'term = weight > (T)0 ? weight * x : (T)0',
+            'bspmm_norm_terms',
+        )(x, weights)
+    )
+    squares = backend.row_sum(
+        cuda.elementwise(
+            'T x, T weight, T total, T count',
+            'T term',
+            """
+            const T centred = x - total / max(count, (T)1);
+            term = weight > (T)0 ? weight * centred * centred : (T)0;""",
+            'bspmm_norm_squares',
+        )(x, weights, total, count)
+    )
     mean, inv_std = (cuda.cupy.empty(total.shape, total.dtype) for _ in range(2))
     if running is None:
         running = [cuda.cupy.zeros(mean.shape, mean.dtype) for _ in range(2)]
     cuda.elementwise(
-        'T total, T squares, raw int32 n_true, T eps, T decay',
+        'T total, T squares, T count, T eps, T decay',
         'T mean, T inv_std, U running_mean, U running_var',
         """
-        const T n = (T)max(n_true[0], 1);
-        const T unbiased = n / (T)max(n_true[0] - 1, 1);
+        const T n = max(count, (T)1);
+        const T unbiased = n / max(n - (T)1, (T)1);
         const T variance = squares / n;
         mean = total / n;
         inv_std = rsqrt(variance + eps);
@@ -122,48 +132,60 @@ def _device_forward(adj, x, gamma, beta, eps, decay, running):
         running_var = (U)((T)running_var * decay + variance * unbiased * ((T)1 - decay));
         """,
         'bspmm_norm_statistics',
-    )(total, _real_sum(adj, squares), n_true, eps, decay, mean, inv_std, *running)
+    )(total, squares, count, eps, decay, mean, inv_std, *running)
     y = cuda.elementwise(
-        'T x, T mean, T inv_std, T gamma, T beta, raw int32 n_true, int32 n_channels',
+        'T x, T weight, T mean, T inv_std, T gamma, T beta',
         'T y',
-        """
-        y = i / n_channels < n_true[0] ? gamma * (x - mean) * inv_std + beta : (T)0;""",
+        'y = weight > (T)0 ? gamma * (x - mean) * inv_std + beta : (T)0',
         'bspmm_norm',
-    )(x, mean, inv_std, gamma, beta, n_true, x.shape[1])
+    )(x, weights, mean, inv_std, gamma, beta)
     return y, (mean, inv_std)
 
 
-def _device_gradients(adj, x, gy, gamma, mean, inv_std):
+def _device_gradients(x, gy, gamma, weights, count, mean, inv_std):
     n_rows, n_channels = x.shape
     terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
     cuda.elementwise(
-        'T x, T gy, T mean, T inv_std',
+        'T x, T gy, T weight, T mean, T inv_std',
         'T of_gamma, T of_beta',
-        'of_gamma = gy * (x - mean) * inv_std; of_beta = gy;',
-        'bspmm_norm_terms',
-    )(x, gy, mean, inv_std, terms[:, :n_channels], terms[:, n_channels:])
-    sums = _real_sum(adj, terms)
+        """
+        of_beta = weight > (T)0 ? gy : (T)0;
+        of_gamma = weight > (T)0 ? gy * (x - mean) * inv_std : (T)0;""",
+        'bspmm_norm_gradient_terms',
+    )(x, gy, weights, mean, inv_std, terms[:, :n_channels], terms[:, n_channels:])
+    sums = backend.row_sum(terms)
     ggamma, gbeta = sums[:n_channels], sums[n_channels:]
     gx = cuda.elementwise(
-        'T x, T gy, T gamma, T mean, T inv_std, T ggamma, T gbeta, raw int32 n_true, '
-        'int32 n_channels',
+        'T x, T gy, T gamma, T weight, T count, T mean, T inv_std, T ggamma, T gbeta',
         'T gx',
         """
         const T x_hat = (x - mean) * inv_std;
-        gx = i / n_channels < n_true[0] ? gamma * inv_std * (
-            gy - (x_hat * ggamma + gbeta) / (T)max(n_true[0], 1)) : (T)0;""",
+        gx = weight > (T)0 ? gamma * inv_std * (
+            gy - weight * (x_hat * ggamma + gbeta) / max(count, (T)1)) : (T)0;""",
         'bspmm_norm_gradient',
-    )(x, gy, gamma, mean, inv_std, ggamma, gbeta, adj.row_offsets[-1:], n_channels)
+    )(x, gy, gamma, weights, count, mean, inv_std, ggamma, gbeta)
     return gx, ggamma, gbeta
+
+
+def _weights_of(adj):
+    """Return how often each row counts, (n_rows,) float32; 0 for spare rows."""
+    if adj.row_weights is not None:
+        return adj.row_weights
+    xp = adj.xp
+    return adj.cached(
+        'ones of rows',
+        lambda: (xp.arange(adj.n_rows, dtype='i') < adj.row_offsets[-1:]).astype(numpy.float32),
+    )
 
 
 def batch_norm(adj, link, h):
     """Normalise node features over the rows of a batch, as ``link`` itself does.
 
-    In training, and where the batch has spare rows (``adj.has_spare``), mean and variance are those
-    of the rows that belong to a graph, and so are the running averages; ``y[i, c] = gamma[c]
-    (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]`` for these rows. Spare ones get 0 and
-    no gradient, even if they hold NaN. Everything else is left to the link.
+    In training, mean and variance count every row as often as it stands for a node
+    (``adj.row_weights``), spare rows (``adj.has_spare``) not at all, and so do the running
+    averages; ``y[i, c] = gamma[c] (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]``. Rows
+    that do not count get 0 and no gradient, even if they hold NaN. Everything else is left to the
+    link.
 
     Args:
         adj (BatchedCSR): the batch, n_rows rows.
@@ -174,26 +196,26 @@ def batch_norm(adj, link, h):
         Variable: (n_rows, n_channels), of h's dtype. Differentiable to any order.
 
     Raises:
-        ValueError: with spare rows: shapes do not fit, the link normalises over another axis than
-            that of the rows, has no decay, or overrides the forward pass.
+        ValueError: with weights or spare rows: shapes do not fit, the link normalises over another
+            axis than that of the rows, has no decay, or overrides the forward pass.
 
     Note:
-        With spare rows: one node, deterministic, does not synchronise, and may be captured in a
-        CUDA graph; float16 is calculated in float32; link hooks are not called; a batch without
-        any row leaves mean and variance at 0.
+        With weights or spare rows: one node, deterministic, does not synchronise, and may be
+        captured in a CUDA graph; float16 is calculated in float32; link hooks are not called; a
+        batch without any row leaves mean and variance at 0.
 
     Source:
         Ioffe, Szegedy 2015 (arXiv:1502.03167); Chainer 7.8.1,
         functions/normalization/batch_normalization.py.
     """
     dense = chainer.links.BatchNormalization
-    if not (chainer.config.train and getattr(adj, 'has_spare', False)):
+    if not chainer.config.train or (adj.row_weights is None and not adj.has_spare):
         # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
         return dense.__call__(link, h)
     if type(link).forward is not dense.forward:
         raise ValueError(
             'link: expected the forward pass of chainer.links.BatchNormalization, '
-            'which does not know spare rows and is replaced, got %r' % (link,)
+            'which does not know weights of rows and is replaced, got %r' % (link,)
         )
     if link.axis not in (None, (0,)):
         raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
@@ -209,4 +231,5 @@ def batch_norm(adj, link, h):
     gamma = link._get_gamma()[0] if link.gamma is None else link.gamma
     beta = link._get_beta()[0] if link.beta is None else link.beta
     running = None if chainer.config.in_recomputing else (link.avg_mean, link.avg_var)
-    return RealRowsBatchNorm(adj, link.eps, link.decay, running).apply((h, gamma, beta))[0]
+    node = WeightedBatchNorm(_weights_of(adj), link.eps, link.decay, running)
+    return node.apply((h, gamma, beta))[0]

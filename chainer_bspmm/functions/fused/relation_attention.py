@@ -15,6 +15,7 @@ from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
 from chainer_bspmm.functions.fused.attention_pattern import slots_as_edges
 from chainer_bspmm.functions.fused.dropout_draws import dropout_mask
 from chainer_bspmm.functions.node import FusedNode
+from chainer_bspmm.functions.segment import Segments
 from chainer_bspmm.functions.segment import segment_sum
 from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 
@@ -108,7 +109,7 @@ class RelationAttention(FusedNode):
         logits = functions.leaky_relu(logits, self._slope)
         if self._is_edge is not None:
             logits = logits * self._is_edge
-        (alpha,) = SegmentSoftmax(pattern.segments).apply((logits,))
+        (alpha,) = SegmentSoftmax(Segments(pattern.segments, len(logits))).apply((logits,))
         if self._mask is not None:
             alpha = alpha * self._mask
         residual = None
