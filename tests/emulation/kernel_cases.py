@@ -28,6 +28,21 @@ def integers(shape, dtype, largest=FACTOR, seed=0):
     return numpy.random.RandomState(seed).randint(-bound, bound + 1, shape).astype(dtype)
 
 
+def weighted(offsets, n_channels, dtype, spare=0):
+    """Return negative features (n_rows, n_channels) and the float32 weights of their rows.
+
+    Rows count not at all, once, or 50 times, so that the sum of 24 of them is exact, too. All rows
+    of the third segment and of no segment do not count; what does not count holds inf and NaN.
+    """
+    n_rows = int(offsets[-1]) + spare
+    weights = numpy.random.RandomState(1).choice([0, 1, 50], n_rows).astype('f')
+    weights[slice(*offsets[2:4])] = weights[offsets[-1] :] = 0
+    x = -1 - abs(integers((n_rows, n_channels), dtype))
+    x[weights == 0] = numpy.inf
+    x[weights == 0, ::2] = numpy.nan
+    return x, weights
+
+
 def batch(name, dtype):
     """Return the BatchedCSR of one of BATCHES, or 'small'; none is symmetric."""
 
