@@ -5,7 +5,9 @@ import numpy
 import pytest
 
 from chainer.backend import CpuDevice
+from chainer.backends import cuda
 
+from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
@@ -65,11 +67,56 @@ def check_spare(device, on_device, molecules, index, spare_rows, spare_nnz):
         )
     )
     fill_buffers(expected, atoms, adj, labels)
+    assert_same_buffers(buffers, expected)
+
+
+def assert_same_buffers(buffers, expected):
     for name, actual in buffers._asdict().items():
         if name != 'labels':
             numpy.testing.assert_array_equal(actual, getattr(expected, name), name)
     for actual, label in zip(buffers.labels, expected.labels, strict=True):
         numpy.testing.assert_array_equal(actual, label)
+
+
+def check_folded(device, on_device, molecules, index, padded_to, spare_rows=0, spare_nnz=0):
+    """Compare whole buffers with the packed batch and a row more after every graph."""
+    index = numpy.array(index)
+    atoms, adj, labels = molecules.batch(index, 'packed')
+    graphs, sizes = numpy.arange(index.size), numpy.diff(adj.row_offsets)
+    graph_of_row, row_nnz = numpy.repeat(graphs, sizes), numpy.diff(adj.indptr)
+    n_rows = adj.n_rows + index.size + spare_rows
+    nodes = numpy.arange(adj.n_rows) + graph_of_row
+    phantoms = adj.row_offsets[1:] + graphs
+    starts = adj.row_offsets + numpy.arange(index.size + 1)
+
+    expected_atoms = numpy.zeros((n_rows,) + atoms.shape[1:])
+    expected_atoms[nodes] = atoms
+    indptr = numpy.zeros(n_rows + 1, int)
+    indptr[1 + nodes] = row_nnz
+    weights = numpy.zeros(n_rows)
+    weights[nodes] = 1
+    weights[phantoms] = numpy.maximum(padded_to - sizes, 0)
+    columns = adj.indices + numpy.repeat(graph_of_row, row_nnz) * adj.n_relations
+    data = None if adj.data is None else numpy.pad(adj.data, (0, spare_nnz))
+    expected = Buffers(
+        expected_atoms,
+        numpy.cumsum(indptr),
+        numpy.pad(columns, (0, spare_nnz)),
+        data,
+        starts,
+        starts * adj.n_relations,
+        weights,
+        labels,
+    )
+
+    target = on_device(molecules)
+    buffers = target._buffers(index.size, n_rows, adj.nnz + spare_nnz)
+    buffers = buffers._replace(row_weights=cuda.cupy.empty(n_rows, 'f'))
+    before = len(device.launched)
+    padded_to = device.put(numpy.array([padded_to], 'i'))
+    gpu.gather_batch(target._source, device.put(target.check(index)), buffers, padded_to)
+    assert_same_buffers(buffers, expected)
+    return len(device.launched) - before
 
 
 @pytest.mark.parametrize('index', INDICES, ids=str)
@@ -112,6 +159,44 @@ def test_data_set_without_entries(device, on_device):
     check_spare(device, on_device, molecules, (2, 0), 1, 1)
 
 
+@pytest.mark.parametrize('padded_to', [0, 5, 36, 38, 2**24])
+@pytest.mark.parametrize('index', INDICES, ids=str)
+def test_folded_molecules(device, on_device, index, padded_to):
+    check_folded(device, on_device, molecule_set(), index, padded_to)
+
+
+@pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
+@pytest.mark.parametrize('n_relations', [1, 4])
+def test_folded_values_and_relations(device, on_device, n_relations, data):
+    molecules = molecule_set(n_relations=n_relations, data=data)
+    check_folded(device, on_device, molecules, INDEX, 40, 3, 5)
+
+
+@pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
+def test_folded_features(device, on_device, atoms):
+    check_folded(device, on_device, molecule_set(atoms=atoms), INDEX, 40, 3, 5)
+
+
+@pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
+def test_folded_labels_and_capacity(device, on_device, spare):
+    molecules = molecule_set(labels='five', n_relations=2)
+    assert check_folded(device, on_device, molecules, INDEX, 40, *spare) == 3
+
+
+def test_folded_empty_molecules(device, on_device):
+    check_folded(device, on_device, molecule_set(), (2, 6, 2), 4)
+    check_folded(device, on_device, molecule_set(), (2, 6, 2), 0, 5, 7)
+
+
+def test_many_folded_graphs(device, on_device, monkeypatch):
+    monkeypatch.setattr(
+        'chainer_bspmm.cuda.kernels.device', lambda device_id: policy.Device(4, 60 << 20)
+    )
+    rng = numpy.random.RandomState(0)
+    molecules = molecule_set(rng.randint(0, 6, 300))
+    check_folded(device, on_device, molecules, rng.randint(0, 300, 300), 5)
+
+
 @pytest.mark.parametrize(
     'n_graphs, n_sms',
     [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
@@ -138,7 +223,7 @@ def test_offsets_beyond_32_bits(gxx):
     first = 'first = blockIdx.x * graphs_per_block;'
     text = kernels.source('gather_batch')
     assert first in text
-    options = kernels.options('f', (('VECTOR', 1), ('LABELS_ONLY', 0)))
+    options = kernels.options('f', (('VECTOR', 1), ('LABELS_ONLY', 0), ('FOLDED', 0)))
     run(
         build(text.replace(first, 'first = 1;'), 'gather_batch', options),
         (1, 1, 1),
@@ -150,15 +235,14 @@ def test_offsets_beyond_32_bits(gxx):
             places[0],
             rows,
             entries,
-            *3 * [NULL],
+            *4 * [NULL],
             places[1],
             rows.copy(),
             entries,
             NULL,
             numpy.zeros(3, 'i'),
             numpy.zeros(3, 'i'),
-            NULL,
-            NULL,
+            *3 * [NULL],
             *map(numpy.int32, (2, 2, n_nodes, 0, 1, atom_bytes, 0, 0, 0)),
         ),
     )
