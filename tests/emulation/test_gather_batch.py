@@ -5,9 +5,7 @@ import numpy
 import pytest
 
 from chainer.backend import CpuDevice
-from chainer.backends import cuda
 
-from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
@@ -15,6 +13,7 @@ from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 
 from tests.emulation.emulator.cuda_on_cpu import build, run
+from tests.emulation.kernel_cases import gather_folded
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import LABELS
 from tests.support.data_sets import molecule_set
@@ -78,43 +77,9 @@ def assert_same_buffers(buffers, expected):
         numpy.testing.assert_array_equal(actual, label)
 
 
-def check_folded(device, on_device, molecules, index, padded_to, spare_rows=0, spare_nnz=0):
-    """Compare whole buffers with the packed batch and a row more after every graph."""
-    index = numpy.array(index)
-    atoms, adj, labels = molecules.batch(index, 'packed')
-    graphs, sizes = numpy.arange(index.size), numpy.diff(adj.row_offsets)
-    graph_of_row, row_nnz = numpy.repeat(graphs, sizes), numpy.diff(adj.indptr)
-    n_rows = adj.n_rows + index.size + spare_rows
-    nodes = numpy.arange(adj.n_rows) + graph_of_row
-    phantoms = adj.row_offsets[1:] + graphs
-    starts = adj.row_offsets + numpy.arange(index.size + 1)
-
-    expected_atoms = numpy.zeros((n_rows,) + atoms.shape[1:])
-    expected_atoms[nodes] = atoms
-    indptr = numpy.zeros(n_rows + 1, int)
-    indptr[1 + nodes] = row_nnz
-    weights = numpy.zeros(n_rows)
-    weights[nodes] = 1
-    weights[phantoms] = numpy.maximum(padded_to - sizes, 0)
-    columns = adj.indices + numpy.repeat(graph_of_row, row_nnz) * adj.n_relations
-    data = None if adj.data is None else numpy.pad(adj.data, (0, spare_nnz))
-    expected = Buffers(
-        expected_atoms,
-        numpy.cumsum(indptr),
-        numpy.pad(columns, (0, spare_nnz)),
-        data,
-        starts,
-        starts * adj.n_relations,
-        weights,
-        labels,
-    )
-
-    target = on_device(molecules)
-    buffers = target._buffers(index.size, n_rows, adj.nnz + spare_nnz)
-    buffers = buffers._replace(row_weights=cuda.cupy.empty(n_rows, 'f'))
+def check_folded(device, on_device, molecules, *case, **spare):
     before = len(device.launched)
-    padded_to = device.put(numpy.array([padded_to], 'i'))
-    gpu.gather_batch(target._source, device.put(target.check(index)), buffers, padded_to)
+    buffers, expected = gather_folded(device, on_device(molecules), *case, **spare)
     assert_same_buffers(buffers, expected)
     return len(device.launched) - before
 
@@ -169,23 +134,23 @@ def test_folded_molecules(device, on_device, index, padded_to):
 @pytest.mark.parametrize('n_relations', [1, 4])
 def test_folded_values_and_relations(device, on_device, n_relations, data):
     molecules = molecule_set(n_relations=n_relations, data=data)
-    check_folded(device, on_device, molecules, INDEX, 40, 3, 5)
+    check_folded(device, on_device, molecules, INDEX, 40, spare=(3, 5))
 
 
 @pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
 def test_folded_features(device, on_device, atoms):
-    check_folded(device, on_device, molecule_set(atoms=atoms), INDEX, 40, 3, 5)
+    check_folded(device, on_device, molecule_set(atoms=atoms), INDEX, 40, spare=(3, 5))
 
 
 @pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
 def test_folded_labels_and_capacity(device, on_device, spare):
     molecules = molecule_set(labels='five', n_relations=2)
-    assert check_folded(device, on_device, molecules, INDEX, 40, *spare) == 3
+    assert check_folded(device, on_device, molecules, INDEX, 40, spare=spare) == 3
 
 
 def test_folded_empty_molecules(device, on_device):
     check_folded(device, on_device, molecule_set(), (2, 6, 2), 4)
-    check_folded(device, on_device, molecule_set(), (2, 6, 2), 0, 5, 7)
+    check_folded(device, on_device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
 
 
 def test_many_folded_graphs(device, on_device, monkeypatch):
