@@ -85,10 +85,11 @@ def weighted_maximum(device):
 
 
 def _long_weighted(device, name):
-    """Short and long segments, one of each without a row that counts."""
+    """Short and long segments, one of each without a row that counts; a column of -inf."""
     offsets = numpy.array([0, 9, 12, 400, 700], numpy.int32)
     x, weights = weighted(offsets, 3, 'f')
     weights[9:12] = 0
+    x[:9, 0] = -numpy.inf
     y = getattr(gpu, name)(device.put(x), offsets, None, device.put(weights))
     return y, getattr(reference, name)(x, offsets, weights)
 
