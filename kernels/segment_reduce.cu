@@ -5,10 +5,11 @@
 // offsets (n_segments + 1) int32, or NULL for one segment of all rows; x (n_rows, n_B),
 // y (n_segments, n_B); n_B = n_vectors * VECTOR.
 // An empty segment gives 0. A maximum over values that hold a NaN is NaN. Rows past the last offset
-// are not read.
-// With weights (n_rows) float32 a row stands for as many: a sum adds weights[i] * x[i, :]. A row of
-// weight 0 does not count, whatever it holds; a segment of such rows is empty. y is written once and never read. Deterministic, no atomics: lanes take the rows of a
+// are not read. y is written once and never read. Deterministic, no atomics: lanes take the rows of a
 // segment in turn and are added in a fixed tree.
+//
+// weights (n_rows) float32: row i stands for weights[i] rows, so a sum adds weights[i] * x[i, :]. A row
+// of weight 0 does not count, whatever it holds; a segment of such rows is empty.
 //
 // A segment of more than `chunk` rows is left to blocks that own fixed chunks of `chunk` rows of x,
 // for any segments, and to a second launch. At most two such segments meet a chunk: the one
@@ -17,7 +18,7 @@
 // and read.
 //
 // -DOPERATION=SUM or MAX.
-// -DWEIGHTED=0 or 1: whether there are weights; else they are not read.
+// -DWEIGHTED=0: all weights are one; they are not read.
 // -DAHEAD=n: rows of a lane whose loads are issued before the first is used.
 // -DCOMBINE=0: short segments, and the parts of the long ones. n_chunks = 0: there are no long ones.
 // -DCOMBINE=1: the long segments from their parts.
@@ -58,7 +59,7 @@ struct Row {
     float weight;
 };
 
-// What an element adds to a sum, or to a maximum; the partial results have their weights in them.
+// What an element adds to a sum or a maximum. Parts have their weights in them.
 __device__ inline Real term(const Row &row, const int e)
 {
     const Real value = widen(row.vector.element[e]);
@@ -121,11 +122,11 @@ __device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
     return total;
 }
 
-// The result for `count` rows from `begin` on.
+// The result of `count` rows from `begin` on.
 __device__ inline Vector rounded(
     const Wide &total, const float *__restrict__ weights, const int begin, int count)
 {
-    // The maximum of no row, and of rows that all hold -infinity.
+    // That is the maximum if no row counts, but also if all that count hold it.
     if (WEIGHTED && OPERATION == MAX && count && total.element[0] == -infinity())
         while (count && weights[begin + count - 1] == 0) --count;
     Vector result;
@@ -135,9 +136,10 @@ __device__ inline Vector rounded(
 }
 
 extern "C" __global__ void segment_reduce(
-    const int *__restrict__ offsets, const Vector *__restrict__ x, const float *__restrict__ weights,
-    Vector *__restrict__ y, Wide *__restrict__ partial, const int n_segments, const int n_rows, const int n_vectors,
-    const int chunk, const int n_chunks)
+    const int *__restrict__ offsets, const Vector *__restrict__ x,
+    const float *__restrict__ weights, Vector *__restrict__ y, Wide *__restrict__ partial,
+    const int n_segments, const int n_rows, const int n_vectors, const int chunk,
+    const int n_chunks)
 {
     extern __shared__ Wide shared[];
     const long long unit = (long long)blockIdx.x * blockDim.z + threadIdx.z;

@@ -9,10 +9,10 @@
 //
 // offsets (n_segments + 1) int32; w (n_rows) float32, at least 0; a, g, y (n_rows, n_B);
 // n_B = n_vectors * VECTOR. Row k stands for w[k] rows: g is the sum of their gradients, and so is the
-// result. Rows of weight 0, and those past the last offset, do not count, whatever they hold, and get 0.
-// Empty segments own nothing. Arithmetic is double for every storage dtype: the gradients of a segment
-// cancel, their roundings do not. Sums are in the order of the rows: deterministic, no atomics. NaN
-// stays in its segment and column. A +inf, or only -inf, gives NaN there, as in NumPy.
+// result. Rows of weight 0 and rows past the last offset get 0, and contribute nothing, whatever they
+// hold. Empty segments own nothing. Arithmetic is double for every storage dtype: the gradients of a
+// segment cancel, their roundings do not. Sums are in the order of the rows: deterministic, no
+// atomics. NaN stays in its segment and column. A +inf, or only -inf, gives NaN there, as in NumPy.
 //
 // -DWEIGHTED=0: all weights are one; w is not read.
 //
