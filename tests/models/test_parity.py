@@ -119,7 +119,8 @@ def test_padded_to(device, name, n):
     examples = parity.examples_of(case)
     model = parity.initialised(case.make, examples)
     batches = [dense_concat_mols([padded_example(case, example, n)]) for example in examples]
-    converter = CSRConverter('folded', int(case.column == 'labels'), padded_to=n)
+    n_columns = int(case.column == 'labels')
+    converter = CSRConverter('folded', n_node_columns=n_columns, padded_to=n)
     truth = parity.upstream(model, batches)
     found = parity.measure(model, truth, converter(examples, device), device)
     assert not parity.failures({'folded': found})

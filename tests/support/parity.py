@@ -491,7 +491,8 @@ def compare(case, device, with_own=True):
 
 def converters_of(case):
     """Return the converter to batches of each layout, by its name."""
-    return {layout: CSRConverter(layout, int(case.column == 'labels')) for layout in LAYOUTS}
+    n = int(case.column == 'labels')
+    return {layout: CSRConverter(layout, n_node_columns=n) for layout in LAYOUTS}
 
 
 def upstream(dense, batches, with_own=True, mask=None):
