@@ -9,11 +9,22 @@ from chainer_bspmm.sparse.relations import relation_rows
 def derived(adj, **fields):
     """Return a matrix of one relation, derived from another by replacing arrays and sizes.
 
+    Its rows need not be nodes, and have no weights.
+
     Raises:
         ValueError: ``adj`` has spare rows or entries, which these arrays would count.
     """
     adj.refuse_spare()
-    return adj.replace(**{'n_relations': 1, 'layout': 'packed', 'is_symmetric': False, **fields})
+    return adj.replace(
+        **{
+            'n_relations': 1,
+            'layout': 'packed',
+            'row_weights': None,
+            'padded_to': None,
+            'is_symmetric': False,
+            **fields,
+        }
+    )
 
 
 def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_cols):
