@@ -80,7 +80,7 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
     if weights is not None:
         weights = weights[: len(x), None]
         x[weights[:, 0] == 0] = 0  # first: 0 times infinity is NaN
-        x = (x * weights).astype(x.dtype, copy=False)
+        numpy.multiply(x, weights, out=x, casting='same_kind')  # float16 in float32
     if len(x) == n_rows:
         return x
     return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
