@@ -95,22 +95,32 @@ def test_a_row_counts_as_often_as_its_weight(xp, name, n_spare, dtype):
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_long_segments_with_weights(xp, dtype):
+@pytest.mark.parametrize(
+    'sizes', [(3, 0, 24, 9, 1), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str
+)
+def test_long_segments_with_weights(xp, sizes, dtype):
+    """Rows that do not count hold NaN: some of every segment, all of the last and of none."""
     rng = numpy.random.RandomState(0)
-    sizes = 3, 700, 0, 300, 2, 256, 257, 20000
     offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
-    n_rows = sum(sizes)
-    weights = xp.asarray(rng.randint(0, 4, n_rows), numpy.float32)
-    x = poison(features(rng, xp, n_rows, 3, dtype) + 2, weights)
-    y = features(rng, xp, len(sizes), 3, dtype)
-    rows, starts = copies_of(weights, offsets)
-    copies = cuda.to_cpu(x)[rows]
-    for name in ('segment_sum', 'segment_max'):
-        actual = getattr(backend, name)(x, offsets, weights=weights)
-        assert_close(actual, getattr(reference, name)(copies, starts), dtype)
-    expected = sum_of_copies(reference.segment_broadcast(y, starts), rows, n_rows)
-    actual = backend.segment_broadcast(y, offsets, n_rows, weights=weights)
-    assert_close(actual, expected, dtype)
+    n_rows, spare = sum(sizes), 7
+    weights = rng.choice([0, 1, 3], n_rows + spare).astype('f')
+    weights[n_rows - sizes[-1] :] = 0
+    weights = xp.asarray(weights)
+    for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
+        # Of one sign: otherwise a sum could be small compared with the rounding of its terms.
+        x = features(rng, xp, n_rows + spare, n_channels, dtype) - 2
+        x[weights == 0] = numpy.nan
+        for name in ('segment_sum', 'segment_max'):
+            calculated = [getattr(backend, name)(x, offsets, None, weights) for _ in range(2)]
+            assert_close(calculated[0], getattr(reference, name)(x, offsets, weights), dtype)
+            assert calculated[0].tobytes() == calculated[1].tobytes()
+        y = features(rng, xp, len(sizes), n_channels, dtype)
+        expected = reference.segment_broadcast(y, offsets, weights)
+        assert_close(
+            backend.segment_broadcast(y, offsets, n_rows + spare, None, weights),
+            numpy.pad(expected, ((0, spare), (0, 0))),
+            dtype,
+        )
 
 
 @pytest.mark.parametrize('n_spare', SPARE_ROWS)
