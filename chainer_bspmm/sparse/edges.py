@@ -66,8 +66,8 @@ class Edges:
     """Matrices that gather features along the edges of a batch, and add them up at its nodes.
 
     Attributes:
-        from_source, from_receiver (BatchedCSR): nnz x (n_nodes * R); their products are, for the
-            entry (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of the features.
+        from_source, from_receiver (BatchedCSR): nnz x (n_nodes * R); their products are, for
+            entry (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of features.
         to_node (BatchedCSR): n_nodes x nnz; its product adds up the edges of every node, times the
             values of ``adj``.
     """

@@ -124,9 +124,7 @@ def test_folded(xp, options, padded_to):
     given = arguments(adj, xp, 'float64', 2)
     y = relation_attention(adj, *given, 2, **OPTIONS[options]).array
     assert relative_error(y, truth(adj, *given, 2, **OPTIONS[options])) < BOUNDS['float64']
-    check_gradients(
-        lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]), *given
-    )
+    check_gradients(lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]), *given)
 
 
 def test_no_weight_at_all(xp):
@@ -188,7 +186,9 @@ def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     """Nodes without neighbours: their features are such that the result shows the weights."""
     n, n_graphs, n_relations, ratio = 4, 400, 2, 0.25
     matrices = [numpy.zeros((n_relations, n, n))] * n_graphs
-    adj = BatchedCSR.from_matrices(matrices, layout, padded_to=n + 6 if layout == 'folded' else None)
+    adj = BatchedCSR.from_matrices(
+        matrices, layout, padded_to=n + 6 if layout == 'folded' else None
+    )
     adj = adj if xp is numpy else adj.to_device('@cupy:0')
     n_rows = adj.max_rows  # of a graph
     slots = numpy.eye(n_rows * n_relations).reshape(n_rows, -1)

@@ -278,10 +278,11 @@ def test_softmax_over_rows(pair):
 @pytest.mark.parametrize('dropout_ratio', [0, 1e-12])
 @pytest.mark.parametrize('within, concat_heads', [(False, False), (True, True)])
 def test_attention(pair, within, concat_heads, dropout_ratio):
+    if pair[1].nnz and not pair[1].n_rows:
+        return  # spare entries name row 0: no buffer is without rows
+
     def function(adj, *given):
-        return relation_attention(
-            adj, *given, 2, within, concat_heads, dropout_ratio=dropout_ratio
-        )
+        return relation_attention(adj, *given, 2, within, concat_heads, dropout_ratio=dropout_ratio)
 
     W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
     check_function(pair, function, n_nodes, pair[0].n_relations * 2 * 3, W, numpy.ones(1))
@@ -304,9 +305,7 @@ def test_matrices_of_attention(pair, side_by_side):
 def test_modulated_messages(pair, activation):
     rng, n_relations = numpy.random.RandomState(1), pair[0].n_relations
     W, W_g = (rng.uniform(-1, 1, (n * n_relations, 4)) for n in (3, 6))
-    check_function(
-        pair, lambda adj, *given: edge_film(adj, *given, activation), n_nodes, 4, W, W_g
-    )
+    check_function(pair, lambda adj, *given: edge_film(adj, *given, activation), n_nodes, 4, W, W_g)
 
 
 def test_matrices_of_edges(pair):

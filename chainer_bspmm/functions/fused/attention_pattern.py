@@ -147,7 +147,7 @@ def _slots(adj):
 
 
 def _isolated_on_host(adj, n_heads, within, rows_per_node, by_receiver, dtype):
-    """Return data, indices and indptr of `AttentionPattern.isolated`, or None if it has no entry."""
+    """Return data, indices, indptr of `AttentionPattern.isolated`, or None if it has no entry."""
     n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
     shape = n_nodes, n_heads, n_relations
     empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)

@@ -3,7 +3,6 @@
 import numpy
 
 import chainer
-from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
 
@@ -40,7 +39,9 @@ class RelationAttention(FusedNode):
         n_channels = W.shape[1] // 2
         x = m.reshape(adj.n_cols * self._n_heads, n_channels)
         scores = dot(x, W.reshape(2, n_channels).T)
-        logits, self._slopes = _logits(scores, pattern.sources, pattern.receivers, b, self._slope)
+        calculate = _logits_on_host if adj.xp is numpy else _logits_on_device
+        slope = scores.dtype.type(self._slope)
+        logits, self._slopes = calculate(scores, pattern.sources, pattern.receivers, b, slope)
         self._alpha = backend.segment_softmax(logits[:, None], pattern.segments)
         residual = None
         if pattern.isolated is not None:
@@ -63,7 +64,6 @@ class RelationAttention(FusedNode):
 
     def _gradients(self, inputs, gy, wanted):
         m, W, _ = _cast(inputs)
-        xp = chainer_backend.get_array_module(m)
         pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
         n_channels, product = W.shape[1] // 2, self._pattern.product
         x = m.reshape(adj.n_cols * n_heads, n_channels)
@@ -84,8 +84,8 @@ class RelationAttention(FusedNode):
         gx = backend.bspmm(product, gy, self._weights(self._alpha[:, 0]), residual, trans=True)
         galpha = self._weights(backend.bsddmm(product, gy, x))
         glogits = backend.segment_softmax_grad(self._alpha, galpha[:, None], pattern.segments)
-        gscores = xp.empty((len(x), 2), x.dtype)
-        add_up = _score_gradients_on_host if xp is numpy else _score_gradients_on_device
+        gscores = adj.xp.empty((len(x), 2), x.dtype)
+        add_up = _score_gradients_on_host if adj.xp is numpy else _score_gradients_on_device
         add_up(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
         gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[:1]
@@ -120,25 +120,27 @@ def _cast(arrays):
     return [array.astype(arrays[0].dtype, copy=False) for array in arrays]
 
 
-def _logits(scores, sources, receivers, b, slope):
-    """Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of every edge, and its slope."""
-    slope = scores.dtype.type(slope)
-    if isinstance(scores, numpy.ndarray):
-        z = scores[:, 0].take(sources)
-        z += scores[:, 1].take(receivers)
-        z += b
-        slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
-        z *= slopes
-        return z, slopes
-    kernel = cuda.elementwise(
+# Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of every edge, and its slope.
+
+
+def _logits_on_host(scores, sources, receivers, b, slope):
+    z = scores[:, 0].take(sources)
+    z += scores[:, 1].take(receivers)
+    z += b
+    slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
+    z *= slopes
+    return z, slopes
+
+
+def _logits_on_device(scores, sources, receivers, b, slope):
+    return cuda.elementwise(
         'raw T scores, int32 source, int32 receiver, T b, T slope',
         'T z, T slopes',
         """z = scores[2 * source] + scores[2 * receiver + 1] + b;
            slopes = z > (T)0 ? (T)1 : slope;
            z = z * slopes;""",
         'bspmm_attention_logits',
-    )
-    return kernel(scores, sources, receivers, b, slope)
+    )(scores, sources, receivers, b, slope)
 
 
 # Add up the gradients by the two scores of every row of features, into gscores, (rows, 2).
