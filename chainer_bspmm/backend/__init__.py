@@ -81,6 +81,34 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     return _module(u).bsddmm(adj, u, v)
 
 
+def edge_film(adj: BatchedCSR, messages: Any, film: Any) -> Any:
+    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
+
+    The sum is over the entries (i, j * R + r) of row i.
+
+    Args:
+        adj (BatchedCSR): n_nodes x (n_nodes * R), its values of the dtype of ``messages``.
+        messages (array): (n_nodes * R, C) floats, row ``j * R + r`` for node j and relation r.
+        film (array): (n_nodes * R, 2 * C), gamma and beta of every node and relation.
+
+    Returns:
+        array: (n_nodes, C), of the dtype of ``messages``; no array of (nnz, C) is made on a GPU.
+    """
+    check.film(adj, messages, film)
+    return _module(messages).edge_film(adj, messages, film)
+
+
+def edge_film_grad(adj: BatchedCSR, messages: Any, film: Any, gy: Any) -> tuple[Any, Any]:
+    """Return the gradients of :func:`edge_film` by ``messages`` and ``film``.
+
+    Args:
+        adj, messages, film: the same.
+        gy (array): (n_nodes, C), the gradient by its result.
+    """
+    check.film(adj, messages, film, gy)
+    return _module(messages).edge_film_grad(adj, messages, film, gy)
+
+
 def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 
