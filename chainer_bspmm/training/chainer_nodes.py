@@ -8,6 +8,7 @@ host, and threads without such a step, use Chainer's in the meantime. Why each e
   that of a product with a vector (chainer.functions.tensordot).
 * ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
   generator that reads the number of the step on the device.
+* ``Concat``, ``Stack``: CuPy sends a table from the host for more than eight arrays.
 * ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
 * ``MeanSquaredError``, ``MeanAbsoluteError`` and ``StandardScaler`` of Chainer Chemistry: they
   assign by a mask, for which CuPy asks the device how many values it has.
@@ -15,10 +16,13 @@ host, and threads without such a step, use Chainer's in the meantime. Why each e
 
 import contextlib
 import functools
+import math
 import threading
 
 import chainer
 from chainer import utils
+from chainer.functions.array.concat import Concat
+from chainer.functions.array.stack import Stack
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
@@ -37,6 +41,7 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_bspmm import backend
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step as steps
+from chainer_bspmm.functions.fused import arrays
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 
 
@@ -83,6 +88,26 @@ def _sum(node, step, inputs):
     if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
         return (backend.row_sum(x),)  # the gradient of a bias
     return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
+
+
+def _concat(node, step, inputs):
+    return (_joined(inputs, node.axis % inputs[0].ndim),)
+
+
+def _stack(node, step, inputs):
+    axis = node.axis % (inputs[0].ndim + 1)
+    shape = inputs[0].shape
+    shape = shape[:axis] + (1,) + shape[axis:]
+    return (_joined([x.reshape(shape) for x in inputs], axis),)
+
+
+def _joined(inputs, axis):
+    """Join arrays along any axis: as the columns of one row for each index before it."""
+    shape = inputs[0].shape
+    lead, length, tail = shape[:axis], sum(x.shape[axis] for x in inputs), shape[axis + 1 :]
+    n_rows = math.prod(lead)
+    rows = [x.reshape((n_rows, math.prod(x.shape[axis:]))) for x in inputs]
+    return arrays.concat(rows, axis=1).reshape(lead + (length,) + tail)
 
 
 def _mean_squared_error(node, step, inputs):
@@ -136,6 +161,8 @@ IN_STEP = {
     MaskedMeanSquaredError: _masked_mean_squared_error,
     MaskedMeanAbsoluteError: _masked_mean_absolute_error,
     Dropout: step_dropout,
+    Concat: _concat,
+    Stack: _stack,
     Sum: _sum,
 }
 
