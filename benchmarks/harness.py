@@ -131,5 +131,7 @@ def save(name: str, result: dict, out=None) -> pathlib.Path:
     folder = pathlib.Path(out) if out else RESULTS / place
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (name + '.json')
-    path.write_text(json.dumps(result, indent=1) + '\n')
+    part = folder / (name + '.part')
+    part.write_text(json.dumps(result, indent=1) + '\n')
+    part.replace(path)  # a run that is killed leaves a whole file
     return path

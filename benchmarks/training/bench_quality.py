@@ -1,114 +1,251 @@
-"""Do the dense and the sparse models learn equally well: packed, padded, in captured steps?
+"""Do the sparse models learn as well as upstream's dense ones, and in which layout?
 
 Trains with the examples' own scripts to the end, over several seeds, and keeps the metric of the
-test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of QM9's sample. A seed
-decides the split, the initial parameters and the order of the batches for all of them. On a GPU::
+test part: the mean ROC-AUC of Tox21's assays, the mean absolute error of a target of QM9. A seed
+decides the split, the initial parameters and the order of the batches for all arms. On a GPU::
 
-    python -m benchmarks.training.bench_quality --tox21 tox21.csv.gz --device 0 --processes 12
+    python -m benchmarks.training.bench_quality --tox21 tox21.csv.gz --devices 0 --processes 12
 
-writes ``benchmarks/results/<gpu or cpu>/quality.json``.
+writes ``benchmarks/results/<gpu or cpu>/quality.json`` after every run. ``--merge FILE`` keeps the
+runs of an earlier file that are not repeated.
 """
 
+import collections
 import concurrent.futures
+import json
+import os
+import pathlib
+import queue
 import statistics
+import threading
+import time
 
 from benchmarks import harness
 from benchmarks.training import example_runs
 
-EPOCHS = {'tox21': 20, 'qm9': 100}
-METRICS = {'tox21': 'mean ROC-AUC', 'qm9': 'MAE'}
-METHODS = ('rsgcn', 'relgcn')
+# script, options, epochs, metric, seeds, methods (None: all)
+DataSet = collections.namedtuple('DataSet', 'script options epochs metric seeds methods')
+
+METHODS = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm')
 SEEDS = (0, 1, 2)
-MODELS = {
+DATA = {
+    'tox21': DataSet('tox21', [], 20, 'mean ROC-AUC', SEEDS, METHODS),
+    'qm9 alpha': DataSet('qm9', ['--label', 'alpha'], 60, 'MAE', SEEDS, METHODS),
+    'qm9 gap': DataSet('qm9', ['--label', 'gap'], 60, 'MAE', SEEDS, METHODS),
+    # As many steps as 100 epochs of the sample.
+    'all qm9 alpha': DataSet('qm9', ['--label', 'alpha'], 3, 'MAE', SEEDS[:1], ('relgcn', 'ggnn')),
+}
+ARMS = {
     'dense': ['--dense'],
-    'packed': [],
-    'padded': ['--layout', 'padded'],
-    'captured': ['--updater', 'graph'],
-}  # packed, too
+    'folded': ['--layout', 'folded'],
+    'folded to the largest': ['--layout', 'folded', '--padded-to', 'largest'],
+    'packed': ['--layout', 'packed'],
+}
+CAPTURED = ['--updater', 'graph']  # every arm but the dense one, on a GPU
+
+# Upstream has an array for every pair of atoms and channel: 68 GB for a batch of 128 of Tox21.
+BATCHES = {('tox21', 'relgat'): 32, ('tox21', 'gnnfilm'): 32}
+
+# Milliseconds of a dense step, so that the long runs begin first; a captured one takes a tenth.
+STEP = {'rsgcn': 7, 'relgcn': 15, 'ggnn': 30, 'gin': 15, 'nfp': 34, 'relgat': 30, 'gnnfilm': 30}
+SIZES = {'tox21': 8006, 'qm9 alpha': 4000, 'qm9 gap': 4000, 'all qm9 alpha': 130831}
+
+Run = collections.namedtuple('Run', 'data method arm seed')
 
 
-def train(run, options):
-    """Return the test metric of one run (example, method, model, seed), and what it cost."""
-    example, method, model, seed = run
-    chosen = ['--method', method, '--epoch', EPOCHS[example], '--seed', seed]
-    result = example_runs.train(example, [*chosen, *MODELS[model], *options[example]])
-    metric = result['test'][METRICS[example]]
+def cost(run):
+    """Return roughly how long a run takes, in milliseconds."""
+    batch = BATCHES.get((run.data, run.method), 128)
+    n_steps = 0.7 * SIZES[run.data] / batch * DATA[run.data].epochs
+    # Reading takes a tenth of a millisecond a molecule.
+    return n_steps * STEP[run.method] / (1 if run.arm == 'dense' else 10) + SIZES[run.data] / 10
+
+
+def chosen(args):
+    """Return the runs that the arguments ask for, the long ones first."""
+    files = files_of(args)
+    runs = [
+        Run(data, method, arm, seed)
+        for data in args.examples
+        if data in files
+        for method in args.methods
+        if method in DATA[data].methods
+        for arm in args.arms
+        for seed in DATA[data].seeds
+        if seed in args.seeds
+    ]
+    return sorted(runs, key=cost, reverse=True)
+
+
+def files_of(args):
+    """Return {data set: --data of its script} of those that can be read."""
+    files = {'tox21': args.tox21, 'all qm9 alpha': args.qm9}
+    files.update({data: 'sample' for data in DATA if data not in files})
+    return {data: file for data, file in files.items() if file}
+
+
+def train(run, args, device, cpus):
+    """Return what is stored of a run: its test metric and what it cost, or its error."""
+    found = dict(run._asdict(), commit=args.commit, machine=args.machine)
+    data = DATA[run.data]
+    options = ['--data', files_of(args)[run.data], '--device', device, *data.options]
+    options += ['--method', run.method, '--seed', run.seed, '--num-data', args.num_data]
+    options += ['--epoch', args.epoch or data.epochs, *ARMS[run.arm]]
+    if run[:2] in BATCHES:
+        options += ['--batchsize', BATCHES[run[:2]]]
+    if run.arm != 'dense' and device != '-1':
+        options += CAPTURED
+    start = time.perf_counter()
+    try:
+        result = example_runs.train(data.script, options, preloaded=True, cpus=cpus)
+    except Exception as error:  # the other runs go on
+        return dict(found, error='%s: %s' % (type(error).__name__, error))
+    metric = result['test'][data.metric]
     if isinstance(metric, dict):  # by target: there is one
         (metric,) = metric.values()
-    return {'metric': metric, 'seconds': result['seconds']['training'], 'steps': result['steps']}
+    return dict(
+        found,
+        metric=metric,
+        epochs=result['epochs'],
+        steps=result['steps'],
+        batchsize=result['settings']['batchsize'],
+        padded_to=result['settings']['padded_to'],
+        seconds=dict(result['seconds'], all=round(time.perf_counter() - start, 3)),
+        milliseconds_a_step=(result['milliseconds a step'] or {}).get('median'),
+    )
 
 
-def summary(results):
-    """Return {example: {method: {model: metrics, their mean and standard deviation}}}."""
+def slots(args):
+    """Return a queue of (device, processors or None), one for each training at a time.
+
+    Without a share of the processors each of them would start as many processes to read its
+    molecules as there are processors.
+    """
+    found = queue.SimpleQueue()
+    cpus = sorted(os.sched_getaffinity(0))
+    for i in range(args.processes):
+        share = {cpus[i * len(cpus) // args.processes % len(cpus)]}
+        found.put((args.devices[i % len(args.devices)], share if args.processes > 1 else None))
+    return found
+
+
+def summary(runs):
+    """Return {data set: {method: {arm: metrics, their mean and standard deviation}}}."""
     found = {}
-    for (example, method, model, _), result in results.items():
-        found.setdefault(example, {}).setdefault(method, {}).setdefault(model, []).append(
-            result['metric']
-        )
+    for run in runs:
+        if run.get('metric') is not None:
+            arms = found.setdefault(run['data'], {}).setdefault(run['method'], {})
+            arms.setdefault(run['arm'], []).append(run['metric'])
     for methods in found.values():
-        for method, models in methods.items():
-            methods[method] = {
-                model: {
+        for arms in methods.values():
+            for arm, metrics in arms.items():
+                arms[arm] = {
                     'metrics': metrics,
                     'mean': statistics.mean(metrics),
                     'standard deviation': statistics.stdev(metrics) if len(metrics) > 1 else None,
                 }
-                for model, metrics in models.items()
-            }
     return found
 
 
-def main():
+def key(run):
+    """Return what tells stored runs apart, in the order in which they are stored."""
+    order = [list(DATA), list(METHODS), list(ARMS)]
+    names = run['data'], run['method'], run['arm']
+    return *(of.index(name) for of, name in zip(order, names)), run['seed']
+
+
+def save(runs, conditions, out):
+    """Write all runs, {key: run}, and their summary; return the path."""
+    runs = [runs[which] for which in sorted(runs)]
+    return harness.save(
+        'quality',
+        {
+            'question': 'test metrics after full-length trainings: upstream dense; ours folded, to '
+            "the batch's largest molecule or the data set's, and packed",
+            'method': '%s; seeds decide split, parameters and batches; ours in captured steps '
+            'where conditions name a GPU; several trainings at a time, so seconds are not '
+            'comparable with those of other files' % ' '.join(example_runs.OPTIONS),
+            'conditions': conditions,
+            'metrics': {data: of.metric for data, of in DATA.items()},
+            'epochs': {data: of.epochs for data, of in DATA.items()},
+            'summary': summary(runs),
+            'runs': runs,
+        },
+        out,
+    )
+
+
+def table(found):
+    """Return the summary as lines of text."""
+    lines = []
+    for data, methods in found.items():
+        for method, arms in methods.items():
+            cells = [
+                '%s %s' % (arm, ' '.join('%.4f' % metric for metric in of['metrics']))
+                for arm, of in arms.items()
+            ]
+            lines.append('%s %s, %s: %s' % (data, method, DATA[data].metric, '; '.join(cells)))
+    return lines
+
+
+def parse(argv=None):
     parser = harness.argument_parser(__doc__)
     parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz; without it QM9 alone")
-    parser.add_argument('--device', default='-1', help='-1 (CPU) or the number of a GPU')
-    parser.add_argument('--methods', nargs='+', default=METHODS)
+    parser.add_argument('--qm9', help='all of QM9, by examples/qm9/make_sample.py --all')
+    parser.add_argument('--devices', nargs='+', default=['-1'], help='-1 (CPU) or numbers of GPUs')
+    parser.add_argument('--examples', nargs='+', default=list(DATA), choices=list(DATA))
+    parser.add_argument('--methods', nargs='+', default=METHODS, choices=METHODS)
+    parser.add_argument('--arms', nargs='+', default=list(ARMS), choices=list(ARMS))
+    parser.add_argument('--seeds', nargs='+', type=int, default=SEEDS)
     parser.add_argument('--processes', type=int, default=1, help='trainings at a time')
-    args = parser.parse_args()
-    device = harness.device_of(args.device)
-    options = {'qm9': ['--data', 'sample', '--device', args.device]}
-    if args.tox21:
-        options['tox21'] = ['--data', args.tox21, '--device', args.device]
-    models = [model for model in MODELS if model != 'captured' or args.device != '-1']
-    # The slow ones first.
-    runs = [
-        (example, method, model, seed)
-        for example in sorted(options, reverse=True)
-        for method in reversed(args.methods)
-        for model in models
-        for seed in SEEDS
-    ]
-    with concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
-        results = dict(zip(runs, pool.map(lambda run: train(run, options), runs)))
-    result = {
-        'question': 'test metrics after full-length trainings: dense; sparse, packed, padded, and '
-        'packed in captured steps',
-        'method': '%s; epochs %s; seeds %s, each with another split; %d trainings at a time, '
-        'so seconds are not comparable with those of other files'
-        % (' '.join(example_runs.OPTIONS), EPOCHS, SEEDS, args.processes),
-        'conditions': harness.step_conditions(args.commit, device),
-        'metrics': {example: METRICS[example] for example in options},
-        'summary': summary(results),
-        'runs': [
-            dict(zip(('example', 'method', 'model', 'seed'), run), **value)
-            for run, value in results.items()
-        ],
-    }
-    for example, methods in result['summary'].items():
-        for method, found in methods.items():
+    parser.add_argument('--merge', metavar='FILE', help='keep the runs of this file')
+    parser.add_argument('--missing', action='store_true', help='train only what it lacks')
+    parser.add_argument('--epoch', type=int, help='of all trainings, for a trial')
+    parser.add_argument('--num-data', type=int, default=-1, help='likewise')
+    args = parser.parse_args(argv)
+    args.devices = [str(device) for device in args.devices]
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    start = time.perf_counter()
+    conditions = harness.step_conditions(args.commit, harness.device_of(args.devices[0]))
+    args.commit = conditions['commit']
+    args.machine = conditions.get('gpu') or conditions['cpu']
+    stored = {}
+    if args.merge:
+        old = json.loads(pathlib.Path(args.merge).read_text())['runs']
+        stored = {key(run): run for run in old}
+    runs = chosen(args)
+    if args.missing:
+        runs = [run for run in runs if 'metric' not in stored.get(key(run._asdict()), {})]
+    free, lock = slots(args), threading.Lock()
+    # The server of the processes, and with it all of them, has these.
+    os.environ.update(example_runs.environment())
+
+    def work(run):
+        device, cpus = free.get()
+        found = train(run, args, device, cpus)
+        free.put((device, cpus))
+        with lock:
+            stored[key(found)] = found
+            save(stored, conditions, args.out)
             print(
-                '%s %s, %s: %s'
+                '%4.0f s, %s: %s'
                 % (
-                    example,
-                    method,
-                    METRICS[example],
-                    '; '.join(
-                        '%s %s' % (model, ' '.join('%.4f' % metric for metric in of['metrics']))
-                        for model, of in found.items()
-                    ),
-                )
+                    time.perf_counter() - start,
+                    ' '.join(map(str, run)),
+                    found.get('error') or '%(metric)s, %(seconds)s' % found,
+                ),
+                flush=True,
             )
-    print('wrote', harness.save('quality', result, args.out))
+
+    with concurrent.futures.ThreadPoolExecutor(args.processes) as pool:
+        list(pool.map(work, runs))
+    print('\n'.join(table(summary(stored.values()))))
+    failed = sum('error' in run for run in stored.values())
+    print('%d failed; wrote %s' % (failed, save(stored, conditions, args.out)))
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """Models of Chainer Chemistry on sparse batches, and the swap of a user's model."""
 
+from chainer_bspmm.models.dense_calls import refuse_sparse_batches
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
 from chainer_bspmm.models.gnn_film import GNNFiLM
@@ -15,6 +16,7 @@ from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.set_up_predictor import METHODS
 from chainer_bspmm.models.set_up_predictor import set_up_predictor
+from chainer_bspmm.models.sparse_model import layout_of
 from chainer_bspmm.models.sparsify import densify
 from chainer_bspmm.models.sparsify import sparsify
 from chainer_bspmm.models.wle import CWLEGraphConvModel
@@ -31,6 +33,8 @@ from chainer_bspmm.models.wle import RelGCN_CWLE
 from chainer_bspmm.models.wle import RelGCN_GWLE
 from chainer_bspmm.models.wle import RSGCN_CWLE
 from chainer_bspmm.models.wle import RSGCN_GWLE
+
+refuse_sparse_batches()
 
 __all__ = [
     'CWLEGraphConvModel',
@@ -62,6 +66,7 @@ __all__ = [
     'RelGCN_CWLE',
     'RelGCN_GWLE',
     'densify',
+    'layout_of',
     'set_up_predictor',
     'sparsify',
 ]

@@ -5,12 +5,12 @@ from chainer import functions
 from chainer_bspmm.backend.scale_adj import scale_adj
 from chainer_bspmm.functions.fused.batch_norm import batch_norm
 from chainer_bspmm.links.embed import embed_atoms
-from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.links.swaps import READOUTS
 from chainer_bspmm.links.swaps import UPDATES
+from chainer_bspmm.models.sparse_model import SparseModel
 
 
-class GraphConvModel(Sparse):
+class GraphConvModel(SparseModel):
     """Embedding, updates and readouts, and between them what a wrapper adds.
 
     Arguments and parameters are upstream's; ``update_layer`` and ``readout_layer`` are classes of

@@ -7,11 +7,11 @@ from chainer import Variable
 
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
-from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 
 
-class MessagePassing(Sparse):
+class MessagePassing(SparseModel):
     """Embedding, updates, and a readout after the last update or (``concat_hidden``) after each.
 
     A subclass names the class of its updates in `parts`.

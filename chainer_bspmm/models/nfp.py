@@ -10,11 +10,11 @@ from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_readout import pool
 from chainer_bspmm.links.nfp_update import NFPUpdate
-from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 
 
-class NFP(Sparse, nfp.NFP):
+class NFP(SparseModel, nfp.NFP):
     """Predict a vector per molecule with neural fingerprints.
 
     Arguments and parameters are upstream's; :class:`~chainer_bspmm.links.NFPUpdate` names the

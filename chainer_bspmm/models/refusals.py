@@ -33,6 +33,10 @@ INDEXED = (
 )
 EDGES = (INDEXED % 'edges') + '; %s can be swapped'
 
+# What to do with such a model, and where the others are listed.
+UNSWAPPED = "It runs unswapped, with upstream's converter: python -m chainer_bspmm run SCRIPT.py"
+LISTED = 'docs/methods.md lists what can be swapped'
+
 # Class of Chainer Chemistry -> what follows its name.
 REFUSALS = {
     SchNet: SCHNET,

@@ -12,11 +12,11 @@ from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.linear import linear_rows
-from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 
 
-class RelGCN(Sparse, relgcn.RelGCN):
+class RelGCN(SparseModel, relgcn.RelGCN):
     """Predict a vector per molecule with the relational graph convolution.
 
     Arguments and parameters are upstream's; with ``scale_adj`` the adjacency matrices are divided

@@ -10,12 +10,12 @@ from chainer_bspmm.functions.fused.batch_norm import batch_norm
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.links.embed import embed_atoms
-from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.links.sparse import swaps_at
+from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 
 
-class RSGCN(Sparse, rsgcn.RSGCN):
+class RSGCN(SparseModel, rsgcn.RSGCN):
     """Predict a vector per molecule with the renormalised spectral graph convolution.
 
     Arguments and parameters are upstream's, but a ``readout`` of your own is called as
@@ -41,6 +41,10 @@ class RSGCN(Sparse, rsgcn.RSGCN):
                 'chainer_bspmm.models.RSGCN' % (link.readout,)
             )
         return pairs
+
+    def _padding_counts(self):
+        is_sum = isinstance(self.readout, GeneralReadout) and self.readout.mode == 'sum'
+        return not is_sum or any(bnorm is not None for bnorm in self.bnorms)
 
     def forward(self, atom_array: Any, adj: BatchedCSR) -> Variable:
         """Predict.

@@ -16,7 +16,9 @@ from chainer_chemistry.models.relgcn import RelGCNSparse
 from chainer_chemistry.models.schnet import SchNet
 from chainer_chemistry.models.weavenet import WeaveNet
 
+from chainer_bspmm.models.refusals import LISTED
 from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.refusals import UNSWAPPED
 from chainer_bspmm.models.sparsify import sparsify
 
 LABELLED = ('', '_wle', '_cwle', '_gwle')  # with Weisfeiler-Lehman labels, as atoms or in addition
@@ -86,13 +88,12 @@ def set_up_predictor(
         >>> type(predictor.graph_conv)
         <class 'chainer_bspmm.models.rsgcn.RSGCN'>
     """
-    methods = ', '.join(map(repr, METHODS))
     if method in REFUSED:
         raise ValueError(
-            "method: %r %s. It runs unswapped, with upstream's converter. Methods with a sparse "
-            'form are %s' % (method, REFUSALS[REFUSED[method]], methods)
+            'method: %r %s. %s. %s' % (method, REFUSALS[REFUSED[method]], UNSWAPPED, LISTED)
         )
     if method not in METHODS:
+        methods = ', '.join(map(repr, METHODS))
         raise ValueError('method: expected one of %s, got %r' % (methods, method))
     return sparsify(
         set_up_dense_predictor(

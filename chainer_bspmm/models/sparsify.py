@@ -15,10 +15,14 @@ from chainer_bspmm.models.gin import GIN
 from chainer_bspmm.models.gnn_film import GNNFiLM
 from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
+from chainer_bspmm.models.refusals import LISTED
 from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.refusals import UNSWAPPED
 from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
+from chainer_bspmm.models.sparse_model import remember_dense_training
+from chainer_bspmm.models.sparse_model import SparseModel
 
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
 
@@ -47,7 +51,9 @@ def sparsify(model: Link) -> Link:
             ``CSRConverter(layout='padded')``.
 
     Returns:
-        chainer.Link: the model. What is sparse already is left as it is.
+        chainer.Link: the model. What is sparse already is left as it is. A model that an optimizer
+        has updated before was trained on upstream's padded batches: its ``trained_with``
+        (:func:`~chainer_bspmm.models.layout_of`) becomes ``('folded', None)``.
 
     Raises:
         TypeError: ``model`` is no link.
@@ -59,10 +65,12 @@ def sparsify(model: Link) -> Link:
     if not _collect(model, 'model', swaps):
         raise ValueError(
             'model: expected a graph convolution of Chainer Chemistry, or a link that contains '
-            'one, got %s. %s' % (_full_name(type(model)), SUPPORTED)
+            'one, got %s. %s' % (_full_name(type(model)), LISTED)
         )
     for link, kind in swaps:
         link.__class__ = kind
+        if isinstance(link, SparseModel):
+            remember_dense_training(link)
     return model
 
 
@@ -123,28 +131,25 @@ def _collect(link, path, swaps):
         base.__module__.startswith(GRAPH_MODULES) and not base.__module__.startswith(OTHER_MODULES)
         for base in kind.__mro__
     ):
-        raise ValueError('%s: %s. %s' % (path, _reason(kind), SUPPORTED))
+        raise ValueError('%s: %s. %s' % (path, why_not(kind), LISTED))
     found = [_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()]
     return any(found)
 
 
-def _reason(kind):
+def why_not(kind: type) -> str:
+    """Return why a class of Chainer Chemistry, or a subclass of one, is not swapped."""
     for base in kind.__mro__:
         if base in REFUSALS:
-            return "%s %s. It runs unswapped, with upstream's converter" % (
-                _full_name(kind),
-                REFUSALS[base],
-            )
+            return '%s %s. %s' % (_full_name(kind), REFUSALS[base], UNSWAPPED)
         if base in SWAPS:
-            return 'got %s, a subclass of %s, whose own methods a swap would lose' % (
-                _full_name(kind),
-                _full_name(base),
+            package = '.'.join(SWAPS[base].__module__.split('.')[:2])
+            return (
+                '%s, a subclass of %s, has methods that a swap would lose: derive it from '
+                "%s.%s, or run it unswapped, with upstream's converter"
+                % (_full_name(kind), _full_name(base), package, base.__name__)
             )
-    return 'got %s, which has no sparse form by itself' % _full_name(kind)
+    return '%s has no sparse form by itself' % _full_name(kind)
 
 
 def _full_name(kind):
     return '%s.%s' % (kind.__module__, kind.__name__)
-
-
-SUPPORTED = 'sparsify swaps %s' % ', '.join(kind.__name__ for kind in SWAPS.values())

@@ -21,10 +21,10 @@ from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
-from chainer_bspmm.training.programs import warn
 from chainer_bspmm.training.step_program import Context
 from chainer_bspmm.training.step_program import StepProgram
 from chainer_bspmm.training.supported import why_unsupported
+from chainer_bspmm.user_code import warn
 
 
 class GraphUpdater(StandardUpdater):

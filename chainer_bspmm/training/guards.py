@@ -3,7 +3,6 @@
 import dis
 import functools
 import operator
-import sys
 import types
 
 import numpy
@@ -11,10 +10,8 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-LIBRARIES = frozenset(
-    ('chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backends', 'numpy', 'scipy')
-)
-NOT_USER_CODE = LIBRARIES | sys.stdlib_module_names
+from chainer_bspmm.user_code import is_user_code
+
 PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype)
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
 # Contents are not watched. Every step makes such variables: replacing one is no change.
@@ -161,11 +158,6 @@ class Key:
                 if (name, token) not in known:
                     return name
         return 'the layout of the batches'
-
-
-def is_user_code(module):
-    """Return whether a module (its name or None) is neither in a library nor in Python itself."""
-    return (module or '').partition('.')[0] not in NOT_USER_CODE
 
 
 def _differ(values, others):

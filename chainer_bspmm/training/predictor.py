@@ -8,7 +8,6 @@ from chainer.dataset import convert
 
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.training import batches
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import state
@@ -21,8 +20,8 @@ from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
-from chainer_bspmm.training.programs import warn
 from chainer_bspmm.training.step_program import SPARE_TOLERANCE
+from chainer_bspmm.user_code import warn
 
 
 class _Host:
@@ -201,16 +200,7 @@ class Predictor:
     def eager(self, examples):
         """Return the values of a batch as the model gives them, without buffers and graphs."""
         arrays = convert._call_converter(self._converter, examples, self.device)
-        try:
-            return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
-        except Exception as error:
-            dense = _dense_link(error)
-            if dense is None:
-                raise
-            raise TypeError(
-                'model: %s of Chainer Chemistry takes dense adjacency matrices, and got a '
-                'BatchedCSR: call chainer_bspmm.sparsify(model) first' % type(dense).__name__
-            ) from error
+        return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
 
     def values(self, arrays, n_graphs=None):
         """Return what the function makes of a batch, an array with a row for each molecule."""
@@ -267,18 +257,3 @@ class Predictor:
             if not program.is_captured:
                 program.capture(batch, examples)
             return _Outgoing(program.replay(batch, examples))
-
-
-def _dense_link(error):
-    """Return the upstream link (or None) that an error comes from because of a `BatchedCSR`."""
-    values, frame = {}, error.__traceback__
-    while frame is not None:
-        if isinstance(frame.tb_frame.f_locals.get('self'), chainer.Link):
-            values = frame.tb_frame.f_locals
-        frame = frame.tb_next
-    link = values.get('self')
-    module = type(link).__module__
-    # Models of `prediction` pass the batch on to others.
-    is_dense = module.startswith('chainer_chemistry.') and '.prediction.' not in module
-    is_given = any(isinstance(value, BatchedCSR) for value in values.values())
-    return link if is_dense and is_given else None

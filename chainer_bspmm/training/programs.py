@@ -1,15 +1,13 @@
 """What captured training and prediction have in common: programs, and which of them are kept."""
 
 import collections
-import sys
-import warnings
 
 import chainer
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.buffers import Inputs
-from chainer_bspmm.training.guards import is_user_code
+from chainer_bspmm.user_code import is_user_code
 
 CHECK_EVERY = 2000  # replays
 MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
@@ -150,14 +148,6 @@ class Programs(collections.OrderedDict):
         self._last_key = layout[-1]
         if len(self) > MAX_PROGRAMS:
             self.popitem(last=False)
-
-
-def warn(text):
-    """Warn, pointing to the innermost line of user code on the stack."""
-    level, frame = 1, sys._getframe()
-    while frame is not None and not is_user_code(frame.f_globals.get('__name__')):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
 
 
 def blame(error, model):

@@ -24,6 +24,16 @@ def at_least(kind, bound, most=None):
     return convert
 
 
+def size_or_largest(text):
+    """Return a number of atoms of at least 1, or the word ``largest``."""
+    if text == 'largest':
+        return text
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError('got %s, expected at least 1, or largest' % text)
+    return value
+
+
 def number_or_all(text):
     """Return a number of molecules of at least 1, or -1 for all of them."""
     value = int(text)
@@ -98,10 +108,17 @@ def add_training_arguments(parser):
     parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
     parser.add_argument(
         '--layout',
-        choices=sorted(LAYOUTS),
+        choices=LAYOUTS,
         default='packed',
-        help='packed: each molecule as it is; padded: with the phantom atoms of '
-        "upstream's dense batches, for the same results",
+        help="packed: each molecule as it is; folded: with upstream's results, the phantom atoms "
+        'of its dense batches folded into one row a molecule; padded: the same, with all of them',
+    )
+    parser.add_argument(
+        '--padded-to',
+        type=size_or_largest,
+        metavar='N',
+        help='atoms to which folded and padded batches fill up their molecules; largest: those of '
+        "the data set's largest molecule; default: of each batch's, as upstream",
     )
     parser.add_argument(
         '--updater',
@@ -125,7 +142,13 @@ def add_prediction_arguments(parser, script, data_help):
     )
     source.add_argument('--smiles', nargs='+', help='molecules')
     parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
+    add_layout_argument(parser)
     add_common_arguments(parser, "use upstream's dense model, with the same parameters")
+
+
+def add_layout_argument(parser):
+    """Add the layout of predictions."""
+    parser.add_argument('--layout', choices=LAYOUTS, help="another layout than the training's")
 
 
 def get_device(specifier):

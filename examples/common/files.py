@@ -54,7 +54,7 @@ def load_settings(folder, script):
     try:
         with open(path) as f:
             # Settings that earlier versions did not write.
-            return {'script': script, 'layout': 'packed', **json.load(f)}
+            return {'script': script, 'layout': 'packed', 'padded_to': None, **json.load(f)}
     except FileNotFoundError:
         raise DataError(
             '%s not found: %s is not an output folder of %s' % (path, folder, script)

@@ -1,6 +1,7 @@
 """Predict with a model trained by a train_*.py: what every predict_*.py does."""
 
 import os
+import sys
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import numpy
@@ -9,6 +10,8 @@ from common import data
 from common import files
 from common.arguments import get_device
 from common.tasks import converter_of
+
+AS_DENSE = 'padded'  # the layout with the results of upstream's dense batches
 
 
 def load(folder, script, task_of, dense, device):
@@ -33,6 +36,32 @@ def load(folder, script, task_of, dense, device):
         )
     task = task_of(settings)
     return settings, task, files.load_model(folder, task, settings, dense, device)
+
+
+def converter_for(settings, layout=None, dense=False):
+    """Return the converter of a prediction; warn where the model was trained on other batches.
+
+    Args:
+        settings (dict): of the training.
+        layout (str or None): None means the training's.
+        dense (bool): predict with upstream's dense model.
+    """
+    trained = settings['layout'] == 'packed', settings['padded_to']
+    layout = 'dense' if dense else layout or settings['layout']
+    if layout == 'dense' and not dense:
+        layout = AS_DENSE
+    padded_to = None if layout in ('dense', 'packed') else settings['padded_to']
+    if (layout == 'packed', padded_to) != trained:
+        print(
+            'Warning: the model was trained on %s batches%s; predictions from %s ones differ'
+            % (
+                settings['layout'],
+                ' of %d atoms a molecule' % trained[1] if trained[1] else '',
+                layout,
+            ),
+            file=sys.stderr,
+        )
+    return converter_of(layout, padded_to)
 
 
 def molecules(args, settings, task, read, failed_file):
@@ -93,7 +122,7 @@ def predict(args, script, task_of, read):
     failed_file = os.path.splitext(out)[0] + '_failed.csv'
     dataset, table, kept = molecules(args, settings, task, read, failed_file)
 
-    converter = converter_of(args.dense, settings['layout'])
+    converter = converter_for(settings, args.layout, args.dense)
     predictions = task.predict(model, dataset, converter, args.batchsize)
     result = pandas.DataFrame({'smiles': table['smiles']})
     for name, values in zip(task.names, predictions.T):

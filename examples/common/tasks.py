@@ -67,15 +67,20 @@ def build_predictor(settings, dense, n_out, **options):
     return predictor if dense else chainer_bspmm.sparsify(predictor)
 
 
-LAYOUTS = {
-    'packed': chainer_bspmm.concat_mols,
-    'padded': chainer_bspmm.CSRConverter(layout='padded'),
-}
+LAYOUTS = ('folded', 'packed', 'padded')
 
 
-def converter_of(dense, layout='packed'):
-    """Return the converter that goes with the model: the dense one's, or that of the layout."""
-    return dense_concat_mols if dense else LAYOUTS[layout]
+def converter_of(layout, padded_to=None):
+    """Return the converter of a layout; ``'dense'`` is upstream's.
+
+    Args:
+        layout (str): ``'dense'`` or one of LAYOUTS.
+        padded_to (int or None): atoms of every molecule of a folded or padded batch; None means
+            those of its largest.
+    """
+    if layout == 'dense':
+        return dense_concat_mols
+    return chainer_bspmm.CSRConverter(layout, **({'padded_to': padded_to} if padded_to else {}))
 
 
 def inputs_converter(converter):

@@ -38,7 +38,6 @@ FIXED_SETTINGS = (
     'train_data_ratio',
     'data',
     'num_data',
-    'layout',
 )
 
 
@@ -100,15 +99,15 @@ class PlainText:
         sys.stdout.flush()
 
 
-def set_up_trainer(task, model, train, valid, args, device, report_every):
+def set_up_trainer(task, model, train, valid, args, converter, device, report_every):
     """Set up upstream's usual trainer.
 
     Args:
         task (Regression or Classification): the task.
         model (Regressor or Classifier): on its device.
         train, valid (dataset): of (atoms, adj, ..., labels).
-        args (argparse.Namespace): `dense`, `layout`, `updater`, `seed`, `batchsize`, `epoch`,
-            `out`.
+        args (argparse.Namespace): `updater`, `seed`, `batchsize`, `epoch`, `out`.
+        converter (callable): of the layout.
         device (chainer.backend.Device): where to train.
         report_every (int): epochs between validations, and lines of the log.
 
@@ -117,7 +116,6 @@ def set_up_trainer(task, model, train, valid, args, device, report_every):
     """
     optimizer = optimizers.Adam()
     optimizer.setup(model)
-    converter = converter_of(args.dense, args.layout)
     options = {'seed': args.seed} if args.updater == 'graph' else {}
     updater = measure.UPDATERS[args.updater](
         SerialIterator(train, args.batchsize),
@@ -189,8 +187,13 @@ def plot_learning_curve(log, path, title, panels, baseline):
     pyplot.close(figure)
 
 
-def check_updater(args, device):
-    """Refuse ``--updater graph`` where steps cannot be captured."""
+def check_options(args, device):
+    """Refuse options that exclude each other."""
+    if args.padded_to and (args.dense or args.layout == 'packed'):
+        raise data.DataError(
+            '--padded-to: expected --layout folded or padded, got %s'
+            % ('--dense' if args.dense else '--layout packed')
+        )
     if args.updater != 'graph':
         return
     if device.xp is numpy:
@@ -198,11 +201,18 @@ def check_updater(args, device):
             '--updater graph: CUDA graphs need a GPU, --device %s is the CPU; '
             'use --device 0, or drop --updater' % args.device
         )
-    if args.dense or args.layout != 'packed':
+    if args.dense:
         raise data.DataError(
-            '--updater graph: steps can be captured of packed batches only; leave '
-            'out %s' % ('--dense' if args.dense else '--layout ' + args.layout)
+            '--updater graph: steps of the dense model cannot be captured; leave out --dense'
         )
+
+
+def layout_of(args, dataset):
+    """Return {'layout', 'padded_to'} of a training, with numbers for words."""
+    padded_to = args.padded_to
+    if padded_to == 'largest':
+        padded_to = int(dataset.molecules.full_sizes.max())
+    return {'layout': 'dense' if args.dense else args.layout, 'padded_to': padded_to}
 
 
 def on_device(dataset, device):
@@ -278,7 +288,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         int: the exit status.
     """
     device = get_device(args.device)
-    check_updater(args, device)
+    check_options(args, device)
     device.use()
     files.make_folder(args.out)
 
@@ -296,8 +306,12 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     data_seconds = time.perf_counter() - start
     settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
     settings.update(
-        script=os.path.basename(script), n_molecules=len(dataset), digest=data.digest(table, task)
+        script=os.path.basename(script),
+        n_molecules=len(dataset),
+        digest=data.digest(table, task),
+        **layout_of(args, dataset),
     )
+    converter = converter_of(settings['layout'], settings['padded_to'])
     if args.data not in data.NAMED:
         settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
     if args.resume:
@@ -321,7 +335,9 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
     model = task.build(settings, args.dense, labels_of(train))
     model.to_device(device)
-    trainer = set_up_trainer(task, model, train, valid, args, device, min(report_every, args.epoch))
+    trainer = set_up_trainer(
+        task, model, train, valid, args, converter, device, min(report_every, args.epoch)
+    )
     if args.resume:
         files.load_npz(args.resume, trainer)
         print(
@@ -341,7 +357,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     training_seconds = time.perf_counter() - start
 
     path = files.save_model(args.out, model)
-    predictions = task.predict(model, test, converter_of(args.dense, args.layout), args.batchsize)
+    predictions = task.predict(model, test, converter, args.batchsize)
     # Before anything else allocates memory.
     memory = measure.peak_memory(device, trainer.updater)
     step = measure.milliseconds_a_step(trainer.updater.seconds)

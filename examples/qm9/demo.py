@@ -96,8 +96,8 @@ def compare_predictions(sparse, dense, examples):
 
     The sparse model runs in batches, the dense one on each molecule alone, without padding.
     """
-    ours = TASK.predict(sparse, examples, converter_of(False), BATCHSIZE)
-    upstream = TASK.predict(dense, examples, converter_of(True), 1)
+    ours = TASK.predict(sparse, examples, converter_of('packed'), BATCHSIZE)
+    upstream = TASK.predict(dense, examples, converter_of('dense'), 1)
     return float((numpy.abs(ours - upstream) / numpy.abs(upstream)).max())
 
 
@@ -146,7 +146,7 @@ def measure_steps(settings, examples, repeats):
         optimizer = optimizers.Adam()
         optimizer.setup(model)
         held = examples if dense else to_sparse(examples)
-        models.append((model, optimizer, converter_of(dense), held))
+        models.append((model, optimizer, converter_of('dense' if dense else 'packed'), held))
     device = chainer.get_device('@numpy')
     times, sizes, padded = [], [], []
     order = numpy.random.RandomState(0)
@@ -256,7 +256,7 @@ def main():
     plot_fit(
         path,
         labels_of(test_examples)[:, 0],
-        TASK.predict(sparse, test_examples, converter_of(False), BATCHSIZE)[:, 0],
+        TASK.predict(sparse, test_examples, converter_of('packed'), BATCHSIZE)[:, 0],
     )
     print('Predicted against true: %s' % path)
 

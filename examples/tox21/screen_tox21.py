@@ -25,7 +25,6 @@ from common import arguments
 from common import prediction
 from common import training
 from common.data import DataError
-from common.tasks import converter_of
 
 # A character that is not UTF-8 affects its line, not the whole run.
 READING = {'encoding': 'utf-8-sig', 'errors': 'replace'}
@@ -79,7 +78,7 @@ def until_pipe_closes(file):
         sys.exit(1)
 
 
-def rows(lines, model, settings, batch_size):
+def rows(lines, model, method, converter, batch_size):
     """Yield (position of the line, SMILES, error, list of probabilities)."""
     texts = {}  # SMILES of the lines in progress
 
@@ -92,9 +91,9 @@ def rows(lines, model, settings, batch_size):
         model,
         smiles(),
         batch_size=batch_size,
-        method=settings['method'],
+        method=method,
         postprocess_fn=functions.sigmoid,
-        converter=converter_of(False, settings['layout']),
+        converter=converter,
     ):
         for failure in failures:
             yield failure.position, texts.pop(failure.position), failure.reason, []
@@ -110,6 +109,7 @@ def run():
     parser.add_argument('smiles', nargs='?', help='file of SMILES; without it: standard input')
     parser.add_argument('--in-dir', '-i', default='result', help='output folder of train_tox21.py')
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
+    arguments.add_layout_argument(parser)
     arguments.add_running_arguments(parser, batchsize=1024)
     args = parser.parse_args()
     settings, task, model = prediction.load(
@@ -119,6 +119,7 @@ def run():
         False,
         arguments.get_device(args.device),
     )
+    converter = prediction.converter_for(settings, args.layout)
     # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
     n_rows = n_failures = 0
@@ -131,7 +132,9 @@ def run():
         writer.writerow(
             ['line', 'smiles', 'error', *(task.column_titles(name)[0] for name in task.names)]
         )
-        for position, smiles, error, probabilities in rows(lines, model, settings, args.batchsize):
+        for position, smiles, error, probabilities in rows(
+            lines, model, settings['method'], converter, args.batchsize
+        ):
             numbers = ['%.7g' % probability for probability in probabilities]
             writer.writerow([position + 1, smiles, error, *(numbers or [''] * len(task.names))])
             n_rows += 1

@@ -2,10 +2,8 @@
 
 import csv
 import importlib
-import multiprocessing
 import os
 from pathlib import Path
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -13,17 +11,15 @@ from unittest import mock
 
 import numpy
 
+from benchmarks.training.example_runs import environment
+from benchmarks.training.example_runs import run_preloaded
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / 'examples'
 
 
 def command(script, arguments):
     return [sys.executable, str(script)] + [str(argument) for argument in arguments]
-
-
-def environment():
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    return dict(os.environ, PYTHONPATH=path, OPENBLAS_NUM_THREADS='1')
 
 
 def run(script, *arguments, status=0, cwd=None, stdin=None):
@@ -41,43 +37,15 @@ def run(script, *arguments, status=0, cwd=None, stdin=None):
     return done.stderr if status else done.stdout
 
 
-# Its children start with the imports that take an example two seconds.
-SERVER = multiprocessing.get_context('forkserver')
-SERVER.set_forkserver_preload(
-    [
-        'chainer_bspmm',
-        'chainer_chemistry.models',
-        'matplotlib.pyplot',
-        'pandas',
-        'rdkit.Chem',
-        'sklearn.metrics',
-    ]
-)
-
-
 def run_at_once(script, *arguments, status=0, cwd=None):
     """Act as `run` in a process that has the large packages imported already."""
     # The server starts with the first process; all of them have its environment.
     with mock.patch.dict(os.environ, environment()), tempfile.TemporaryDirectory() as folder:
         paths = [os.path.join(folder, name) for name in ('stdout', 'stderr')]
-        process = SERVER.Process(target=_main, args=(command(script, arguments)[1:], cwd, *paths))
-        process.start()
-        process.join(300)
-        process.kill()
-        process.join()
+        exit_status = run_preloaded(command(script, arguments)[1:], *paths, cwd, timeout=300)
         out, err = [Path(path).read_text() for path in paths]
-    assert process.exitcode == status, out + err
+    assert exit_status == status, out + err
     return err if status else out
-
-
-def _main(argv, cwd, stdout, stderr):
-    for stream, path in ((1, stdout), (2, stderr)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
-    if cwd is not None:
-        os.chdir(cwd)
-    sys.argv[:] = argv
-    sys.path.insert(0, os.path.dirname(argv[0]))
-    runpy.run_path(argv[0], run_name='__main__')
 
 
 def arrays(path):

@@ -42,18 +42,23 @@ def test_captured_steps_need_a_gpu(tmp_path, options, message):
 
 
 @pytest.mark.parametrize(
-    'options, culprit',
-    [({'dense': True}, '--dense'), ({'layout': 'padded'}, '--layout padded'), ({}, None)],
+    'options, message',
+    [
+        ({'updater': 'graph', 'dense': True}, 'leave out --dense'),
+        ({'updater': 'graph'}, None),
+        ({'padded_to': 9}, 'expected --layout folded or padded, got --layout packed'),
+        ({'padded_to': 9, 'dense': True}, 'got --dense'),
+        ({'padded_to': 'largest', 'layout': 'padded'}, None),
+    ],
 )
-def test_captured_steps_need_packed_batches(common, options, culprit):
-    args = argparse.Namespace(
-        **{'updater': 'graph', 'dense': False, 'layout': 'packed', 'device': '0', **options}
-    )
+def test_options_that_exclude_each_other(common, options, message):
+    usual = {'updater': 'standard', 'dense': False, 'layout': 'packed', 'padded_to': None}
+    args = argparse.Namespace(device='0', **{**usual, **options})
     device = types.SimpleNamespace(xp='cupy')
-    if culprit is None:
-        return common.training.check_updater(args, device)
-    with pytest.raises(common.data.DataError, match='leave out ' + culprit):
-        common.training.check_updater(args, device)
+    if message is None:
+        return common.training.check_options(args, device)
+    with pytest.raises(common.data.DataError, match=message):
+        common.training.check_options(args, device)
 
 
 def test_a_data_set_too_large_for_the_gpu_stays_on_the_host(common, monkeypatch, capsys):

@@ -99,8 +99,8 @@ def test_methods_without_a_sparse_form(method, reason):
     assert method in REFUSED
     with pytest.raises(
         ValueError,
-        match="^method: '%s' .*%s.* converter. Methods with a sparse form are 'nfp', "
-        % (method, reason),
+        match="^method: '%s' .*%s.* It runs unswapped, with upstream's converter: python -m .*"
+        'docs/methods.md lists' % (method, reason),
     ):
         set_up_predictor(method, 6, 2, 3)
 

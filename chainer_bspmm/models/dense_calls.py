@@ -1,0 +1,40 @@
+"""Models of Chainer Chemistry that were not swapped refuse sparse batches, with advice."""
+
+import functools
+
+from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.sparsify import SWAPS
+from chainer_bspmm.models.sparsify import why_not
+from chainer_bspmm.sparse.batch import Batch
+
+
+def refuse_sparse_batches():
+    """Make the calls of all classes that are swapped, or that are refused, raise TypeError.
+
+    Inside they would fail as well, but with the message of the function that gets the batch.
+    """
+    for kind in (*SWAPS, *REFUSALS):
+        for name in ('__call__', 'forward'):  # upstream overrides one of them
+            if name in vars(kind):
+                setattr(kind, name, _refusing(vars(kind)[name]))
+
+
+def _refusing(call):
+    @functools.wraps(call)
+    def checked(self, *args, **kwargs):
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Batch):
+                raise TypeError(_advice(type(self), type(value).__name__))
+        return call(self, *args, **kwargs)
+
+    return checked
+
+
+def _advice(kind, given):
+    if kind not in SWAPS:
+        return 'got a %s, but %s' % (given, why_not(kind))
+    return (
+        '%s of Chainer Chemistry takes dense adjacency matrices, got a %s: call '
+        'chainer_bspmm.sparsify(model) first, or use '
+        'chainer_chemistry.dataset.converters.concat_mols as the converter' % (kind.__name__, given)
+    )

@@ -1,0 +1,97 @@
+"""`SparseModel`: a model remembers the layout of the batches that it was trained with."""
+
+import weakref
+
+import chainer
+
+from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.sparse.batch import Batch
+from chainer_bspmm.user_code import warn
+
+_warned = weakref.WeakSet()  # models, which keep no note of it: captured steps watch attributes
+
+
+class SparseModel(Sparse):
+    """Base of the models: links that take whole batches and predict for each molecule.
+
+    Attributes:
+        trained_with (tuple or None): (layout, padded_to) of the batches that it was trained with
+            last; those of padded batches are written as those of folded ones, which give the same
+            numbers. None: it was not trained, or its parameters are from an ``.npz`` file, which
+            does not say. A prediction from batches of another layout warns, once for each model.
+    """
+
+    trained_with = None
+
+    def __call__(self, *args, **kwargs):
+        y = super().__call__(*args, **kwargs)
+        adj = args[1] if len(args) > 1 else kwargs.get('adj')
+        if isinstance(adj, Batch):
+            self._compare(adj)
+        return y
+
+    def _compare(self, adj):
+        """Remember the layout of a batch in training; warn if a prediction's is another one."""
+        given = ('packed' if adj.layout == 'packed' else 'folded', adj.padded_to)
+        known, config = self.trained_with, chainer.config
+        if given == known:
+            return
+        if config.train:
+            # Not in a call that only makes the parameters, before a snapshot is loaded.
+            if config.enable_backprop and any(p.update_rule is not None for p in self.params()):
+                self.trained_with = given
+        elif known is not None and self._padding_counts() and self not in _warned:
+            _warned.add(self)
+            layout, padded_to = known
+            more = '' if padded_to is None else ', padded_to=%d' % padded_to
+            warn(
+                '%s was trained on %s batches%s and predicts on %s ones%s: its predictions may be '
+                "far off; use CSRConverter(layout='%s'%s)"
+                % (
+                    type(self).__name__,
+                    layout,
+                    _size(padded_to),
+                    adj.layout,
+                    _size(given[1]),
+                    layout,
+                    more,
+                )
+            )
+
+    def _padding_counts(self):
+        """Return whether a prediction depends on phantom atoms."""
+        return True
+
+
+def _size(padded_to):
+    return '' if padded_to is None else ' (padded_to=%d)' % padded_to
+
+
+def remember_dense_training(model: SparseModel) -> None:
+    """Note that a model was trained before it was swapped, on the padded batches of upstream.
+
+    Known from the optimizer's counts, which a pickle keeps.
+    """
+    if model.trained_with is None and any(
+        param.update_rule is not None and param.update_rule.t for param in model.params()
+    ):
+        model.trained_with = 'folded', None
+
+
+def layout_of(model: chainer.Link) -> tuple[str, int | None] | None:
+    """Return the layout of the batches that a model was trained with.
+
+    Args:
+        model (chainer.Link): a swapped model, or a link that contains some.
+
+    Returns:
+        tuple or None: (layout, padded_to), arguments of ``CSRConverter``. ``layout`` is
+        ``'packed'`` or ``'folded'``. None: no model in the tree was trained, as far as is known
+        (``.npz`` files do not say), or they differ.
+    """
+    found = {
+        link.trained_with
+        for link in model.links()
+        if isinstance(link, SparseModel) and link.trained_with is not None
+    }
+    return found.pop() if len(found) == 1 else None

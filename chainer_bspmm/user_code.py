@@ -1,0 +1,22 @@
+"""What is a user's code, and warnings that point to it."""
+
+import sys
+import warnings
+
+LIBRARIES = frozenset(
+    ('chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backends', 'numpy', 'scipy')
+)
+NOT_USER_CODE = LIBRARIES | sys.stdlib_module_names
+
+
+def is_user_code(module):
+    """Return whether a module (its name or None) is neither in a library nor in Python itself."""
+    return (module or '').partition('.')[0] not in NOT_USER_CODE
+
+
+def warn(text):
+    """Warn, pointing to the innermost line of user code on the stack."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and not is_user_code(frame.f_globals.get('__name__')):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

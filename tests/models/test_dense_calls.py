@@ -1,0 +1,130 @@
+"""A sparse batch that reaches a model of Chainer Chemistry: the error, and that nothing else is."""
+
+import inspect
+import pickle
+
+import numpy
+import pytest
+
+from chainer_chemistry import models as dense
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate
+from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate
+from chainer_chemistry.models import prediction
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import concat_mols
+from chainer_bspmm import densify
+from chainer_bspmm import models
+from chainer_bspmm import sparsify
+from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.set_up_predictor import METHODS
+from chainer_bspmm.models.set_up_predictor import REFUSED
+from chainer_bspmm.models.sparsify import SWAPS
+from tests.support import parity
+from tests.support.molecules import molecules
+
+EXAMPLES = molecules((5, 9, 3), 'normalised')
+ATOMS, ADJ = concat_mols(EXAMPLES)[:2]
+ADVICE = (
+    '%s of Chainer Chemistry takes dense adjacency matrices, got a %s: call '
+    'chainer_bspmm.sparsify(model) first, or use '
+    'chainer_chemistry.dataset.converters.concat_mols as the converter'
+)
+
+
+class Mine(dense.RSGCN):
+    def __call__(self, atom_array, adj):
+        return super().__call__(atom_array, adj) * 2
+
+
+def message_of(call):
+    with pytest.raises(TypeError) as caught:
+        call()
+    return str(caught.value)
+
+
+def set_up(method):
+    return prediction.set_up_predictor(method, 6, 2, 3)
+
+
+@pytest.mark.parametrize('name', parity.DEFAULTS)
+def test_a_model_that_can_be_swapped(name):
+    model = parity.DEFAULTS[name].make()
+    assert message_of(lambda: model(ATOMS, ADJ)) == ADVICE % (name, 'BatchedCSR')
+    assert message_of(lambda: model(ATOMS, adj=ADJ)) == ADVICE % (name, 'BatchedCSR')
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_predictor_that_can_be_swapped(method):
+    predictor = set_up(method)
+    name = type(predictor.graph_conv).__name__
+    assert message_of(lambda: predictor(ATOMS, ADJ)) == ADVICE % (name, 'BatchedCSR')
+
+
+@pytest.mark.parametrize('retain_inputs', [False, True])
+def test_predict(retain_inputs):
+    model = prediction.Regressor(set_up('nfp'))
+    message = message_of(
+        lambda: model.predict(
+            [example[:2] for example in EXAMPLES],
+            converter=concat_mols,
+            retain_inputs=retain_inputs,
+        )
+    )
+    assert message == ADVICE % ('NFP', 'BatchedCSR')
+
+
+def test_another_container():
+    adj = BatchedCOO.from_csr(ADJ)
+    assert message_of(lambda: dense.GIN(3)(ATOMS, adj)) == ADVICE % ('GIN', 'BatchedCOO')
+
+
+@pytest.mark.parametrize('make', [lambda: RSGCNUpdate(6, 4), lambda: GNNFiLMUpdate(6, 4)])
+def test_an_update_link(make):
+    link, h = make(), numpy.zeros((len(ATOMS), 6), 'f')
+    assert message_of(lambda: link(h, ADJ)) == ADVICE % (type(link).__name__, 'BatchedCSR')
+
+
+@pytest.mark.parametrize('method', [method for method in REFUSED if method != 'cgcnn'])
+def test_a_model_that_cannot_be_swapped(method):
+    message = message_of(lambda: set_up(method)(ATOMS, ADJ))
+    assert message.startswith('got a BatchedCSR, but chainer_chemistry.models.')
+    assert REFUSALS[REFUSED[method]] + '. It runs unswapped, with upstream' in message
+    assert 'sparsify(model)' not in message
+
+
+def test_a_subclass():
+    """sparsify would refuse it: derived from our class, it does the same."""
+    message = message_of(lambda: Mine(3)(ATOMS, ADJ))
+    assert 'Mine, a subclass of chainer_chemistry.models.rsgcn.RSGCN, has methods' in message
+    assert 'derive it from chainer_bspmm.models.RSGCN, or run it unswapped' in message
+
+    class Ours(models.RSGCN):
+        def __call__(self, atom_array, adj):
+            return super().__call__(atom_array, adj) * 2
+
+    model = Ours(3, dropout_ratio=0.0)
+    numpy.testing.assert_array_equal(model(ATOMS, ADJ).array, model.forward(ATOMS, ADJ).array * 2)
+
+
+def test_dense_batches_are_taken():
+    """By a subclass, and by a model that was swapped and is dense again."""
+    batch = dense_concat_mols(EXAMPLES)[:2]
+    model = dense.RSGCN(3, dropout_ratio=0.0)
+    mine = pickle.loads(pickle.dumps(model))
+    mine.__class__ = Mine
+    expected = model(*batch).array
+    numpy.testing.assert_array_equal(mine(*batch).array, expected * 2)
+    densify(sparsify(model))
+    numpy.testing.assert_array_equal(model(*batch).array, expected)
+    assert message_of(lambda: model(ATOMS, ADJ)) == ADVICE % ('RSGCN', 'BatchedCSR')
+
+
+@pytest.mark.parametrize('kind', [*SWAPS, *REFUSALS])
+def test_what_is_wrapped_looks_as_before(kind):
+    name = 'forward' if hasattr(kind, 'forward') else '__call__'
+    method = getattr(kind, name)
+    assert method.__name__ == name and method.__module__.startswith('chainer_chemistry.')
+    assert list(inspect.signature(method).parameters)[:2] != ['self', 'args']
+    assert pickle.loads(pickle.dumps(method)) is method

@@ -1,0 +1,179 @@
+"""The layout of the batches that a model was trained with, and the warning about another one."""
+
+import pickle
+import warnings
+
+import numpy
+import pytest
+
+import chainer
+from chainer_chemistry import models as dense
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.links import GeneralReadout
+from chainer_chemistry.models import MLP
+from chainer_chemistry.models.prediction import GraphConvPredictor
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import CSRConverter
+from chainer_bspmm import densify
+from chainer_bspmm import models
+from chainer_bspmm import sparsify
+from chainer_bspmm.models import layout_of
+from tests.support import parity
+from tests.support.molecules import molecules
+
+EXAMPLES = molecules((5, 9, 3))
+PACKED, PADDED = CSRConverter('packed'), CSRConverter('padded')
+MODELS = {name: getattr(models, name) for name in parity.DEFAULTS}
+
+
+def regressor(kind=dense.RelGCN, **options):
+    return Regressor(
+        GraphConvPredictor(kind(4, **options), MLP(3, 8)), chainer.functions.mean_squared_error
+    )
+
+
+def trained(model, converter, n_steps=1, examples=EXAMPLES):
+    optimizer = chainer.optimizers.SGD(1e-3).setup(model)
+    for _ in range(n_steps):
+        optimizer.update(model, *converter(examples, -1))
+    return model
+
+
+def predicted(model, converter, examples=EXAMPLES):
+    """Return the prediction, and the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        values = model.predict([example[:2] for example in examples], converter=converter)
+    return values, [warning for warning in caught if 'was trained on' in str(warning.message)]
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_every_model_remembers(name):
+    case = parity.DEFAULTS[name]
+    model = sparsify(case.make())
+    chainer.optimizers.SGD().setup(model)
+    packed, padded = parity.converters_of(case)
+    examples = parity.examples_of(case)
+    for converter, layout in ((packed, 'packed'), (padded, 'folded'), (packed, 'packed')):
+        atoms, adj, *rest = converter(examples, -1)
+        model(atoms, adj, *rest)
+        assert model.trained_with == layout_of(model) == (layout, None)
+    if not rest:
+        atoms, adj = padded(examples, -1)
+        model(atoms, adj=adj)
+        assert model.trained_with == ('folded', None)
+
+
+def folded(padded_to):
+    atoms = numpy.concatenate([numpy.append(atoms, 0) for atoms, _, _ in EXAMPLES]).astype('i')
+    return atoms, BatchedCSR.from_matrices([e[1] for e in EXAMPLES], 'folded', 0, padded_to)
+
+
+def test_the_size_of_padding():
+    model = sparsify(dense.RelGCN(4))
+    chainer.optimizers.SGD().setup(model)
+    model(*folded(29))
+    assert layout_of(model) == ('folded', 29)
+    with chainer.using_config('train', False), pytest.warns(UserWarning) as caught:
+        model(*folded(29))
+        model(*folded(None))
+        model(*folded(17))
+    assert [str(warning.message) for warning in caught] == [
+        'RelGCN was trained on folded batches (padded_to=29) and predicts on folded ones: its '
+        "predictions may be far off; use CSRConverter(layout='folded', padded_to=29)"
+    ]
+    model(*folded(None))
+    assert layout_of(model) == ('folded', None)
+    with chainer.using_config('train', False), warnings.catch_warnings():
+        warnings.simplefilter('error')
+        model(*PADDED(EXAMPLES)[:2])
+
+
+def test_calls_that_are_no_training():
+    """To make the parameters before a snapshot is loaded; and dropout in a prediction."""
+    model = sparsify(regressor())
+    model(*PACKED(EXAMPLES))
+    assert layout_of(model) is None
+    trained(model, PACKED)
+    with chainer.no_backprop_mode():
+        model.predictor(*PADDED(EXAMPLES)[:2])
+    assert layout_of(model) == ('packed', None)
+
+
+def test_one_warning_for_each_model():
+    model = trained(sparsify(regressor()), PACKED)
+    assert not predicted(model, PACKED)[1]
+    (warning,) = predicted(model, PADDED)[1]
+    assert str(warning.message) == (
+        'RelGCN was trained on packed batches and predicts on padded ones: its predictions may be '
+        "far off; use CSRConverter(layout='packed')"
+    )
+    assert warning.category is UserWarning and warning.filename == __file__
+    assert not predicted(model, PADDED)[1]
+    again = pickle.loads(pickle.dumps(model))
+    assert layout_of(again) == ('packed', None) and len(predicted(again, PADDED)[1]) == 1
+
+
+def test_training_goes_on_with_another_layout():
+    model = trained(trained(sparsify(regressor()), PACKED), PADDED)
+    assert layout_of(model) == ('folded', None)
+    assert not predicted(model, PADDED)[1] and len(predicted(model, PACKED)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    'options, n_warnings',
+    [({}, 0), ({'use_batch_norm': True}, 1), ({'readout': GeneralReadout('max')}, 1)],
+)
+def test_rsgcn(options, n_warnings):
+    """A sum without batch normalisation does not depend on padding."""
+    examples = molecules((5, 9, 3), 'normalised')
+    model = sparsify(regressor(dense.RSGCN, **options))
+    trained(model, PACKED, examples=examples)
+    expected, none = predicted(model, PACKED, examples)
+    values, caught = predicted(model, PADDED, examples)
+    assert not none and len(caught) == n_warnings
+    if not n_warnings:
+        numpy.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+def test_a_model_that_upstream_trained():
+    """The optimizer's counts, which are in a pickle, tell it."""
+    model = trained(regressor(), dense_concat_mols)
+    model = sparsify(pickle.loads(pickle.dumps(model)))
+    assert layout_of(model) == ('folded', None)
+    expected, caught = predicted(densify(model), dense_concat_mols)
+    assert not caught
+    values, caught = predicted(sparsify(model), PADDED)
+    assert not caught
+    numpy.testing.assert_allclose(values, expected, rtol=1e-5)
+    assert len(predicted(model, PACKED)[1]) == 1
+
+
+def test_nothing_is_known(tmp_path):
+    """Of new models, whose optimizer may be set up, and of .npz files."""
+    model = regressor()
+    chainer.optimizers.Adam().setup(model)
+    assert layout_of(sparsify(model)) is None
+    trained(model, PACKED)
+    chainer.serializers.save_npz(tmp_path / 'model.npz', model)
+    fresh = sparsify(regressor())
+    chainer.serializers.load_npz(tmp_path / 'model.npz', fresh)
+    assert layout_of(fresh) is None
+    assert not predicted(fresh, PACKED)[1] and not predicted(fresh, PADDED)[1]
+
+
+def test_densify_leaves_it():
+    model = trained(sparsify(regressor()), PACKED)
+    densify(model)
+    assert layout_of(model) is None
+    assert not predicted(model, dense_concat_mols)[1]
+    assert layout_of(sparsify(model)) == ('packed', None)
+
+
+def test_several_models():
+    packed, padded = trained(sparsify(regressor()), PACKED), trained(sparsify(regressor()), PADDED)
+    assert layout_of(chainer.ChainList(packed, sparsify(regressor()))) == ('packed', None)
+    assert layout_of(chainer.ChainList(packed, padded)) is None
+    assert layout_of(chainer.links.Linear(3)) is None
