@@ -178,7 +178,7 @@ def buffers_of(arrays):
 def batch_over(buffers, form, capacity):
     """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is cached.
 
-    A padded batch is there as rows, N of each graph, so that others may follow the last graph's.
+    A padded batch is in rows there, so that others may follow the last graph's.
     """
     adj = BatchedCSR.in_buffers(
         indptr=buffers.indptr,
@@ -191,7 +191,7 @@ def batch_over(buffers, form, capacity):
         max_nnz=capacity.max_entries,
         max_atom_id=None if capacity.max_atom_id < 0 else capacity.max_atom_id,
         is_symmetric=form.is_symmetric,
-        layout='packed' if form.layout == 'padded' else form.layout,
+        layout='unfolded' if form.layout == 'padded' else form.layout,
         row_weights=buffers.row_weights,
         padded_to=form.padded_to,
     )

@@ -2,7 +2,6 @@
 
 import itertools
 import multiprocessing
-import types
 import warnings
 
 import numpy
