@@ -182,21 +182,20 @@ def _described(arrays):
     return type(arrays).__name__
 
 
-def capacities(dataset, form):
-    """Return `Capacities` for batches of a form from a data set (any object).
+def capacities(dataset, n_graphs, layout):
+    """Return `Capacities` for batches of a data set (any object), from its sizes if known.
 
-    The sizes are those of the data set if they are known. A padded batch has as many rows as its
-    largest molecule decides, and its capacities come from batches.
+    Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
     found = None
-    if form.layout == 'padded':
+    if layout == 'padded':
         pass
     elif isinstance(dataset, SparseDataset):
         found = locate(dataset)
     elif isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
         found = locate(dataset[:])  # as made by Chainer's functions that split data sets
     if found is None:
-        return Capacities(form.n_graphs)
+        return Capacities(n_graphs)
     molecules, order = found
-    sizes = rows_of(molecules.sizes[order], form.layout)
-    return Capacities(form.n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)
+    sizes = rows_of(molecules.sizes[order], layout)
+    return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)

@@ -119,7 +119,7 @@ class Programs(collections.OrderedDict):
         """Return the `Capacity` for a batch of a data set (any object)."""
         key = form.n_graphs, form.layout
         if key not in self.capacities:
-            self.capacities[key] = capacities(dataset, form)
+            self.capacities[key] = capacities(dataset, *key)
         return self.capacities[key].of(need)
 
     def find(self, layout):
