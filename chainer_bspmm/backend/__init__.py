@@ -216,8 +216,8 @@ def dropout_mask(
 Source = gpu.Source
 
 
-def gather_batch(source: Source, index: Any, buffers: Buffers) -> None:
-    """Write the packed batch of some molecules of a data set on a GPU into buffers there.
+def gather_batch(source: Source, index: Any, buffers: Buffers, padded_to: Any = None) -> None:
+    """Write a packed or folded batch of molecules of a data set on a GPU into buffers there.
 
     One launch, and another for every two labels after the first two. Nothing is checked. The result
     has spare rows and entries where the buffers are larger.
@@ -226,6 +226,9 @@ def gather_batch(source: Source, index: Any, buffers: Buffers) -> None:
         source (Source): the data set.
         index (array): (n_graphs,) int32 on its device, at least one; every molecule is below the
             number that the data set has.
-        buffers (Buffers): of the dtypes of the data set, on its device, C-contiguous.
+        buffers (Buffers): of the dtypes of the data set, on its device, C-contiguous. A folded
+            batch has a row more for each molecule, and row_weights.
+        padded_to (array or None): (1,) int32 on the device, the N of a folded batch, read when the
+            launch runs; None: the batch is packed.
     """
-    gpu.gather_batch(source, index, buffers)
+    gpu.gather_batch(source, index, buffers, padded_to)

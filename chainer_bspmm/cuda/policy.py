@@ -278,11 +278,12 @@ def _segments(n_rows, n_segments, n_channels, width, max_rows):
 
 
 @functools.lru_cache(maxsize=4096)
-def softmax_launch(n_segments, n_channels, width):
+def softmax_launch(n_rows, n_segments, n_channels, width):
     """Plan a thread per (segment, vector): the grid of segment_softmax.
 
     Args:
-        n_segments, n_channels (int): both positive.
+        n_rows, n_segments, n_channels (int): rows of x, segments, and the width of both; the last
+            is positive.
         width (int): elements per vector.
     """
     n_vectors = n_channels // width
@@ -291,10 +292,10 @@ def softmax_launch(n_segments, n_channels, width):
     units = BLOCK // columns
     return Launch(
         (('VECTOR', width),),
-        (-(-n_segments // units), min(tiles, MAX_GRID_Y), 1),
+        (max(-(-n_segments // units), 1), min(tiles, MAX_GRID_Y), 1),
         (columns, units, 1),
         0,
-        (numpy.int32(n_segments), numpy.int32(n_vectors)),
+        (numpy.int32(n_segments), numpy.int32(n_rows), numpy.int32(n_vectors)),
     )
 
 

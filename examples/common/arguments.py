@@ -117,7 +117,7 @@ def add_training_arguments(parser):
         '--padded-to',
         type=size_or_largest,
         metavar='N',
-        help='atoms to which folded and padded batches fill up their molecules; largest: those of '
+        help='atoms to which folded batches fill up their molecules; largest: those of '
         "the data set's largest molecule; default: of each batch's, as upstream",
     )
     parser.add_argument(

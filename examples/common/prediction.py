@@ -11,7 +11,7 @@ from common import files
 from common.arguments import get_device
 from common.tasks import converter_of
 
-AS_DENSE = 'padded'  # the layout with the results of upstream's dense batches
+AS_DENSE = 'folded'  # the layout with the results of upstream's dense batches
 
 
 def load(folder, script, task_of, dense, device):
@@ -50,7 +50,7 @@ def converter_for(settings, layout=None, dense=False):
     layout = 'dense' if dense else layout or settings['layout']
     if layout == 'dense' and not dense:
         layout = AS_DENSE
-    padded_to = None if layout in ('dense', 'packed') else settings['padded_to']
+    padded_to = settings['padded_to'] if layout == 'folded' else None
     if (layout == 'packed', padded_to) != trained:
         print(
             'Warning: the model was trained on %s batches%s; predictions from %s ones differ'

@@ -75,12 +75,12 @@ def converter_of(layout, padded_to=None):
 
     Args:
         layout (str): ``'dense'`` or one of LAYOUTS.
-        padded_to (int or None): atoms of every molecule of a folded or padded batch; None means
-            those of its largest.
+        padded_to (int or None): atoms of every molecule of a folded batch; None means those of its
+            largest.
     """
     if layout == 'dense':
         return dense_concat_mols
-    return chainer_bspmm.CSRConverter(layout, **({'padded_to': padded_to} if padded_to else {}))
+    return chainer_bspmm.CSRConverter(layout, padded_to=padded_to)
 
 
 def inputs_converter(converter):

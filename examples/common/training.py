@@ -189,10 +189,10 @@ def plot_learning_curve(log, path, title, panels, baseline):
 
 def check_options(args, device):
     """Refuse options that exclude each other."""
-    if args.padded_to and (args.dense or args.layout == 'packed'):
+    if args.padded_to and (args.dense or args.layout != 'folded'):
         raise data.DataError(
-            '--padded-to: expected --layout folded or padded, got %s'
-            % ('--dense' if args.dense else '--layout packed')
+            '--padded-to: expected --layout folded, got %s'
+            % ('--dense' if args.dense else '--layout ' + args.layout)
         )
     if args.updater != 'graph':
         return

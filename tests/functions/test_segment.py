@@ -61,6 +61,35 @@ def test_long_segments(xp, sizes, dtype):
         )
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize(
+    'sizes', [(3, 0, 24, 9, 1), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str
+)
+def test_weights(xp, sizes, dtype):
+    """Rows that do not count hold NaN: some of every segment, all of the last and of none."""
+    rng = numpy.random.RandomState(0)
+    offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
+    n_rows, spare = sum(sizes), 7
+    weights = rng.choice([0, 1, 3], n_rows + spare).astype('f')
+    weights[n_rows - sizes[-1] :] = 0
+    weights = xp.asarray(weights)
+    for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
+        # Of one sign: otherwise a sum could be small compared with the rounding of its terms.
+        x = features(rng, xp, n_rows + spare, n_channels, dtype) - 2
+        x[weights == 0] = numpy.nan
+        for name in ('segment_sum', 'segment_max'):
+            calculated = [getattr(backend, name)(x, offsets, None, weights) for _ in range(2)]
+            assert_close(calculated[0], getattr(reference, name)(x, offsets, weights), dtype)
+            assert calculated[0].tobytes() == calculated[1].tobytes()
+        y = features(rng, xp, len(sizes), n_channels, dtype)
+        expected = reference.segment_broadcast(y, offsets, weights)
+        assert_close(
+            backend.segment_broadcast(y, offsets, n_rows + spare, None, weights),
+            numpy.pad(expected, ((0, spare), (0, 0))),
+            dtype,
+        )
+
+
 @pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])
 def test_no_channels(xp, function):
     adj = batch_on('many', xp, 'float32')
