@@ -194,7 +194,8 @@ class BatchedCSR(Batch):
             max_atom_id (int or None): bound of the atom ids.
             is_symmetric (bool): whether every matrix that the arrays will hold is its transpose.
             has_spare (bool): False if the arrays are exactly as large as the batch.
-            layout (str): ``'packed'`` or ``'folded'``.
+            layout (str): ``'packed'``; ``'folded'``; ``'unfolded'``, for a padded batch whose
+                features have two dimensions, N rows for each graph.
             row_weights (array or None): (n_rows,) float32, with ``'folded'``; 0 for spare rows.
             padded_to (int or None): see the class.
 
