@@ -98,6 +98,47 @@ def bsddmm(adj, u, v):
     return w
 
 
+def edge_film(adj, messages, film):
+    with device_of(messages):
+        return _film(
+            'OUTPUT', adj, adj.n_relations, adj.n_rows, contiguous(messages), contiguous(film), None
+        )
+
+
+def edge_film_grad(adj, messages, film, gy):
+    with device_of(messages):
+        messages, film, gy = (contiguous(array) for array in (messages, film, gy))
+        return (
+            _film('BY_MESSAGES', adj.T, adj.n_relations, adj.n_cols, messages, film, gy),
+            _film('BY_FILM', adj, adj.n_relations, adj.n_cols, messages, film, gy),
+        )
+
+
+def _film(result, side, n_relations, n_units, messages, film, gy):
+    """Launch kernels/edge_film.cu for one of its results; `side`: the matrix or its transpose."""
+    n_channels = messages.shape[1]
+    width = film.shape[1] if result == 'BY_FILM' else n_channels
+    y = cuda.cupy.empty((n_units, width), messages.dtype)
+    if y.size:
+        bits = messages.data.ptr | film.data.ptr | y.data.ptr | (0 if gy is None else gy.data.ptr)
+        weights, data, _ = values_of(side)
+        plan = policy.film_launch(
+            n_units,
+            n_channels,
+            policy.vector_width(n_channels, messages.itemsize, bits),
+            n_relations,
+        )
+        run(
+            messages.data.device_id,
+            'edge_film',
+            messages.dtype.char,
+            plan,
+            (side.indptr, side.indices, data, messages, film, or_null(gy), y, *plan.arguments),
+            (('RESULT', result), ('WEIGHTED', weights)),
+        )
+    return y
+
+
 def segment_sum(x, offsets, max_rows=None, weights=None):
     return _reduce(x, offsets, max_rows, weights, 'SUM')
 

@@ -317,6 +317,27 @@ def dropout_launch(size, width):
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def film_launch(n_units, n_channels, width, n_relations):
+    """Plan a thread per (row of the result, vector) of edge_film.
+
+    Args:
+        n_units, n_channels (int): rows of the result, and channels; both positive.
+        width (int): elements per vector.
+        n_relations (int): R.
+    """
+    n_vectors = n_channels // width
+    columns = min(n_vectors, WARP)
+    units = BLOCK // columns
+    return Launch(
+        (('VECTOR', width),),
+        (-(-n_units // units), min(-(-n_vectors // columns), MAX_GRID_Y), 1),
+        (columns, units, 1),
+        0,
+        tuple(map(numpy.int32, (n_units, n_vectors, n_relations))),
+    )
+
+
 # The default limit of a block on every GPU, 48 KB, minus the kernel's static shared memory.
 TRANSPOSE_SHARED_BYTES = 47 * 1024
 TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block

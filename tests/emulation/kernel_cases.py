@@ -12,6 +12,7 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
@@ -82,6 +83,30 @@ def batch(name, dtype):
         }[name]
     layout = 'padded' if name == 'padded' else 'packed'
     return BatchedCSR.from_matrices(matrices, layout).astype(dtype)
+
+
+def film_arrays(adj, n_channels, dtype):
+    """Return messages, film and the gradient by the result, for edge_film."""
+    largest = {'e': 15, 'f': 31, 'd': 2**10}  # three are multiplied with each other
+    shapes = (adj.n_cols, n_channels), (adj.n_cols, 2 * n_channels), (adj.n_rows, n_channels)
+    return [integers(shape, dtype, largest, seed) for seed, shape in enumerate(shapes)]
+
+
+def film_truth(adj, messages, film, gy):
+    """Return what edge_film makes of them, in float64: result, gradients by messages and film."""
+    messages, film, gy = (numpy.asarray(array, 'd') for array in (messages, film, gy))
+    n_channels, n_relations = messages.shape[1], adj.n_relations
+    y, gmessages, gfilm = (numpy.zeros(array.shape) for array in (gy, messages, film))
+    for entry, row, column in reference.entries(adj):
+        value = 1 if adj.data is None else float(adj.data[entry])
+        pair = row * n_relations + column % n_relations
+        gamma, beta = film[pair, :n_channels], film[pair, n_channels:]
+        z = gamma * messages[column] + beta
+        g = value * gy[row] * (z > 0)
+        y[row] += value * numpy.maximum(z, 0)
+        gmessages[column] += g * gamma
+        gfilm[pair] += numpy.concatenate([g * messages[column], g])
+    return y, gmessages, gfilm
 
 
 def assert_exact(array, expected, dtype):

@@ -24,7 +24,8 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training.fused_update import FusedUpdate
 from tests.support.data_sets import molecule_set
-from tests.emulation.kernel_cases import batch, gather_folded, integers, transpose_on, weighted
+from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
+from tests.emulation.kernel_cases import integers, transpose_on, weighted
 from tests.support import shuffled
 
 
@@ -59,6 +60,20 @@ def sampled_coo(device):
     adj = shuffled(BatchedCOO.from_csr(batch('mixed', 'f')))
     u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
     return papers.gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+
+
+def modulated(device):
+    adj = batch('relations', 'f')
+    arrays = film_arrays(adj, 12, 'f')
+    messages, film, _ = map(device.put, arrays)
+    return gpu.edge_film(adj, messages, film), film_truth(adj, *arrays)[0]
+
+
+def modulated_gradients(device):
+    adj = batch('relations', 'f')
+    arrays = film_arrays(adj, 12, 'f')
+    found = gpu.edge_film_grad(adj, *map(device.put, arrays))
+    return flat(found), flat(film_truth(adj, *arrays)[1:])
 
 
 def maximum(device):
@@ -327,6 +342,7 @@ KERNELS = {
     'bspmm_csr': (pipelined, product),
     'bsddmm_csr': (sampled,),
     'bsddmm_coo': (sampled_coo,),
+    'edge_film': (modulated, modulated_gradients),
     'segment_reduce': (long_segments, maximum, weighted_sum, weighted_maximum),
     'segment_broadcast': (long_broadcast, broadcast, weighted_broadcast),
     'segment_softmax': (softmax, softmax_gradient, weighted_softmax, weighted_softmax_gradient),

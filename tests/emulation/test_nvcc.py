@@ -56,6 +56,17 @@ CONSTANTS = {
         for lanes, weights in ((1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))
     ],
     'bsddmm_csr': DOTS,
+    'edge_film': [
+        (('RESULT', result), ('WEIGHTED', weighted))
+        for result, weighted in (
+            ('BY_FILM', 1),
+            ('OUTPUT', 0),
+            ('BY_MESSAGES', 1),
+            ('BY_FILM', 0),
+            ('OUTPUT', 1),
+            ('BY_MESSAGES', 0),
+        )
+    ],
     'segment_reduce': [
         (('AHEAD', ahead), ('OPERATION', name), ('COMBINE', combine), ('WEIGHTED', weighted))
         for ahead, name, combine, weighted in (

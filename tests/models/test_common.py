@@ -44,7 +44,7 @@ def ours(name, **options):
 
 
 def packed(name, examples, device=-1):
-    return parity.converters_of(CASES[name])[0](examples, device)
+    return parity.converters_of(CASES[name])['packed'](examples, device)
 
 
 def alone(model, examples):
