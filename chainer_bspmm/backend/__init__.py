@@ -189,7 +189,8 @@ def segment_broadcast(
     Args:
         y (array): (n_segments, n_B) floats.
         offsets (array): (n_segments + 1,) int32.
-        n_rows (int): ``offsets[-1]``, known on the host, or more; rows past it get 0.
+        n_rows (int): ``offsets[-1]``, known on the host, or more; rows past it get 0, as do those
+            of weight 0, whatever ``y`` holds.
         max_rows, weights: as in :func:`segment_sum`.
 
     Returns:
@@ -221,7 +222,8 @@ def segment_softmax(x: Any, offsets: Any, weights: Any = None) -> Any:
 def segment_softmax_grad(y: Any, gy: Any, offsets: Any, weights: Any = None) -> Any:
     """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
 
-    The sum is over the rows k of i's segment. Rows of no segment get 0.
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0 and
+    contribute nothing, even if ``gy`` is NaN there.
 
     Args:
         y (array): (n_rows, n_B), what :func:`segment_softmax` gave.

@@ -175,7 +175,9 @@ def segment_max(x, offsets, max_rows=None, weights=None):
 def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
     x = numpy.repeat(y, numpy.diff(offsets), axis=0)
     if weights is not None:
-        x *= weights[: len(x), None].astype(x.dtype, copy=False)
+        weights = weights[: len(x), None]
+        x[weights[:, 0] == 0] = 0  # first: 0 times infinity is NaN
+        numpy.multiply(x, weights, out=x, casting='same_kind')  # float16 in float32
     if len(x) == n_rows:
         return x
     return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
@@ -199,10 +201,14 @@ def segment_softmax(x, offsets, weights=None):
 def segment_softmax_grad(y, gy, offsets, weights=None):
     dtype, n_true = y.dtype, offsets[-1]
     y, gy = y.astype('d', copy=False), gy.astype('d', copy=False)
+    if weights is not None or n_true < len(y):
+        is_counted = numpy.arange(len(y)) < n_true
+        if weights is not None:
+            is_counted &= weights != 0
+        y, gy = (numpy.where(is_counted[:, None], array, 0) for array in (y, gy))
     # Weights are part of gy already: the gradient by a row is the sum over its copies.
-    inner = segment_sum((y * gy)[:n_true], offsets)
+    inner = segment_sum(y * gy, offsets)
     gx = y * (gy - segment_broadcast(inner, offsets, len(y), weights=weights))
-    gx[n_true:] = 0
     return gx.astype(dtype, copy=False)
 
 

@@ -208,6 +208,23 @@ def test_reductions(pair, function):
         assert_padded(actual.array, expected.array, exact=False)
 
 
+def test_softmax_over_entries(pair):
+    """Spare entries may hold anything, and get 0."""
+    adj, spare = pair
+    xp, rng = adj.xp, numpy.random.RandomState(0)
+    x, gy = rng.uniform(-1, 1, (2, adj.nnz, 3))
+    results = []
+    for matrix in (spare, adj):
+        given = chainer.Variable(xp.asarray(padded_rows(x, matrix.nnz, numpy.nan)))
+        y = functions.segment_softmax(matrix, given)
+        by = chainer.Variable(xp.asarray(padded_rows(gy, matrix.nnz, numpy.nan)))
+        (gx,) = chainer.grad([y], [given], [by])
+        again = chainer.grad([y], [given], [by], enable_double_backprop=True)
+        results.append((y, gx, *again))
+    for actual, expected in zip(*results):
+        assert_padded(actual.array, expected.array, exact=False)
+
+
 def test_degrees(xp):
     adj = BatchedCSR.from_matrices([numpy.ones((n, n)) for n in (2, 3, 0, 1)])
     degrees = degrees_of(with_spare(adj, 2, 5, xp), 3)
