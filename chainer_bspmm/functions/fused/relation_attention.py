@@ -21,17 +21,17 @@ from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 class RelationAttention(FusedNode):
     """Inputs m, W, b of :func:`relation_attention`.
 
-    `mask` is what dropout multiplies the weights by, or None: of the (nnz * K,) entries, then, if
+    `masks` are what dropout multiplies the weights by, or None: of the (nnz * K,) entries, and, if
     there may be rows without edges, of the (n_nodes * R * K,) rows of features.
     """
 
-    def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask):
+    def __init__(self, adj, pattern, n_heads, concat_heads, slope, masks):
         self._adj = adj
         self._pattern = pattern
         self._n_heads = n_heads
         self._concat_heads = concat_heads
         self._slope = slope
-        self._mask = mask
+        self._masks = masks
 
     def _output(self, inputs):
         m, W, b = _cast(inputs)
@@ -56,11 +56,11 @@ class RelationAttention(FusedNode):
 
     def _weights(self, alpha):
         """Return alpha of the entries, (nnz * K,), after dropout."""
-        return alpha if self._mask is None else alpha * self._mask[: self._pattern.product.nnz]
+        return alpha if self._masks is None else alpha * self._masks[0]
 
     def _dropped(self, x):
         """Return features, (n_nodes * R * K, C), as rows without edges see them after dropout."""
-        return x if self._mask is None else x * self._mask[self._pattern.product.nnz :, None]
+        return x if self._masks is None else x * self._masks[1][:, None]
 
     def _gradients(self, inputs, gy, wanted):
         m, W, _ = _cast(inputs)
@@ -240,9 +240,11 @@ def relation_attention(
     }
     expect.shapes('W of shape %s, %d heads and %r' % (W.shape, n_heads, adj), expected)
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
-    mask = None
+    masks = None
     if chainer.config.train and dropout_ratio > 0:
         n_slots = 0 if pattern.isolated is None else adj.n_cols * n_heads
-        mask = dropout_mask(m, pattern.product.nnz + n_slots, dropout_ratio)
-    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask)
+        # Two draws, so that no number depends on how many spare entries there are.
+        sizes = pattern.product.nnz, n_slots
+        masks = [dropout_mask(m, size, dropout_ratio) for size in sizes]
+    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, masks)
     return node.apply((m, W, b))[0]
