@@ -49,8 +49,9 @@ NINE = tuple(
 )
 
 
-def cases(chosen):
-    """Parametrize a test over cases and layouts; defaults are not slow."""
+def cases(chosen, quick=LAYOUTS):
+    """Parametrize a test over cases and layouts; defaults in the layouts `quick` are not slow."""
+    defaults = tuple(parity.DEFAULTS.values())
     return pytest.mark.parametrize(
         'case, layout',
         [
@@ -58,7 +59,7 @@ def cases(chosen):
                 case,
                 layout,
                 id='%s, %s, %s' % (case.model, case.options, layout),
-                marks=() if case in parity.DEFAULTS.values() else pytest.mark.slow,
+                marks=() if case in defaults and layout in quick else pytest.mark.slow,
             )
             for case, layout in itertools.product(chosen, LAYOUTS)
         ],
@@ -143,7 +144,7 @@ def test_prediction(device, prediction_graphs, no_causes, case, layout):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('dtype', ['float64', 'mixed16'])
-@cases(parity.DEFAULTS.values())
+@cases(parity.DEFAULTS.values(), quick=('folded',))
 def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
     dtype = {'float64': numpy.dtype('d'), 'mixed16': chainer.mixed16}[dtype]
     with chainer.using_config('dtype', dtype):
@@ -157,7 +158,7 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-@cases(parity.CASES)
+@cases(parity.CASES, quick=('folded',))
 def test_dropout(device, graphs, no_causes, case, layout):
     """Wherever a model has it; the draws do not depend on spare rows and entries."""
     predictor = make(case, dropout_ratio=0.3)
