@@ -88,7 +88,8 @@ class RelationAttention(FusedNode):
         add_up = _score_gradients_on_host if adj.xp is numpy else _score_gradients_on_device
         add_up(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
-        gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[:1]
+        # Both columns have the same sum; that of the receivers has cancelled row by row before.
+        gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[1:]
         return gx.reshape(m.shape), gW.reshape(W.shape), gb
 
     def _composed(self, m, W, b):
