@@ -165,7 +165,7 @@ def contenders(method, dense, sparse, device):
 
 
 def check(found, index):
-    """Raise AssertionError where packed is not upstream on molecules alone, the others in a batch."""
+    """Raise AssertionError where packed is not upstream alone, or the others not in a batch."""
 
     def run(name, index):
         contender = found[name]

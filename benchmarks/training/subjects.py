@@ -6,6 +6,7 @@ import io
 import chainer_bspmm  # noqa: F401  first: repairs Chainer
 from chainer import functions
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
@@ -13,6 +14,7 @@ import numpy
 
 from benchmarks import data_sets
 from benchmarks import harness
+from chainer_bspmm.dataset import smiles
 
 FIVE = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')
 METHODS = (*FIVE, 'relgat', 'gnnfilm')
@@ -42,6 +44,14 @@ def upstream_model(method, labels, examples):
         )
     model(*upstream_concat_mols(examples))
     return model
+
+
+def of_kind(sets, read, method):
+    """Return a method's data set, dense and sparse, from `sets` where one like it was made."""
+    kind = smiles.KINDS[preprocess_method_dict[method].__name__]
+    if kind not in sets:
+        sets[kind] = data_sets.of_smiles(*read, method)
+    return sets[kind]
 
 
 def argument_parser(doc, methods, device, device_help):
