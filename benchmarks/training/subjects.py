@@ -7,7 +7,10 @@ import chainer_bspmm  # noqa: F401  first: repairs Chainer
 from chainer import functions
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+from chainer_chemistry.models.mlp import MLP
+from chainer_chemistry.models.mpnn import MPNN
 from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
 import numpy
@@ -25,11 +28,23 @@ UPSTREAM, GEOMETRIC = 'upstream dense', 'PyTorch Geometric'
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
 
 
-def upstream_model(method, labels, examples):
-    """Return Chainer Chemistry's dense model on the host, with all parameters initialized."""
+def upstream_model(method, labels, examples, **sizes):
+    """Return Chainer Chemistry's dense model on the host, with all parameters initialized.
+
+    Args:
+        method (str): of `set_up_predictor`, or ``'mpnn'``, with the messages of GGNN.
+        labels (array): (M, tasks) of the data set.
+        examples (list): a dense batch.
+        **sizes: of the embeddings, as in `set_up_predictor`.
+    """
     numpy.random.seed(0)
     with contextlib.redirect_stdout(io.StringIO()):
-        predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1])
+        if method == 'mpnn':
+            predictor = GraphConvPredictor(
+                MPNN(N_UNIT, N_UNIT, N_LAYERS, message_func='ggnn'), MLP(labels.shape[1], N_UNIT)
+            )
+        else:
+            predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1], **sizes)
     if labels.dtype.kind == 'i':
         model = Classifier(
             predictor,
