@@ -27,6 +27,7 @@ from benchmarks.training import subjects
 from benchmarks.training.step_contenders import CAPTURED, EAGER, ON_DEVICE
 from benchmarks.training.subjects import UPSTREAM
 from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import METHODS as NAMED
 from chainer_bspmm.training import GraphUpdater
 
@@ -62,7 +63,7 @@ def subject_of(method, read, sets):
     atoms, matrices, labels = dense.get_datasets()
     if with_atom:  # the labels are the atoms
         dense = NumpyTupleDataset(found, matrices, labels)
-        return Subject(dense, chainer_bspmm.to_sparse(dense), folded, {'n_atom_types': n_labels})
+        return Subject(dense, to_sparse(dense), folded, {'n_atom_types': n_labels})
     dense = NumpyTupleDataset(atoms, matrices, found, labels)
     converter = chainer_bspmm.CSRConverter('folded', n_node_columns=1)
     return Subject(dense, dense, converter, {'n_wle_types': n_labels})
@@ -92,6 +93,8 @@ def check(model, swapped, subject, device):
         gradients.append(
             {path: cuda.to_cpu(p.grad) for path, p in of.namedparams() if p.grad is not None}
         )
+    if device.xp is not numpy:
+        cuda.cupy.get_default_memory_pool().free_all_blocks()  # those timed have others
     expected, found = gradients
     paths = sorted(expected)
     if paths != sorted(found):
