@@ -17,6 +17,7 @@ import numpy
 
 from benchmarks.harness import argument_parser
 from benchmarks.harness import conditions
+from chainer_bspmm.sparse.validate import LAYOUTS
 from tests.support.molecules import SIZES
 from tests.support.parity import CASES
 from tests.support.parity import COLUMNS
@@ -41,10 +42,11 @@ gradient of every parameter, all of which are in
 [benchmarks/results/cpu/parity.json](../benchmarks/results/cpu/parity.json).
 
 - **packed**: one batch without padding, against the dense model run on each molecule alone. With
-  batch normalisation all molecules have the same size, so that both models see the same rows; also
-  for the maximum of RSGCN_GWM, whose phantom atoms would tie but for rounding.
-- **padded**: `CSRConverter(layout='padded')`, against the dense model on the padded batch, phantom
-  atoms included. **masked**: the same with `is_real_node`.
+  batch normalisation, which looks at the whole batch, all molecules have the same size.
+- **folded**: `CSRConverter(layout='folded')`, against the dense model on the padded batch, phantom
+  atoms included. **padded**: the same comparison for `CSRConverter(layout='padded')`. **masked**:
+  with `is_real_node`. For the maximum of RSGCN_GWM, whose phantom atoms would tie but for rounding,
+  all molecules have the same size.
 - A number is the relative error norm in float32 against the dense model in float64, followed in
   brackets by the error of the dense model in float32. For gradients it is that of the parameter
   closest to its bound. A gradient that is 0 except for rounding is compared with the norm of all
@@ -120,30 +122,23 @@ def _cells(names):
 def table(result):
     """Return the results as lines of Markdown."""
     lines = [
-        '| model | options | packed: output | gradients | padded: output | gradients | '
-        'masked: output | gradients | float64 |',
-        '|---' * 9 + '|',
+        '| model | options |%s float64 |'
+        % ''.join(' %s: output | gradients |' % layout for layout in LAYOUTS),
+        '|---' * (3 + 2 * len(LAYOUTS)) + '|',
     ]
     model = None
     for case in result['cases']:
-        cells = []
-        for layout in ('packed', 'padded', 'padded, masked'):
-            names = case['layouts'].get(layout)
-            cells += _cells(names) if names else ['', '']
-        worst = max(e[2] for names in case['layouts'].values() for e in names.values())
-        lines.append(
-            '| %s |'
-            % ' | '.join(
-                [
-                    case['model'] if case['model'] != model else '',
-                    case['options'],
-                    *cells,
-                    '%.0e' % worst,
-                ]
-            ).replace('|  |', '| |')
-        )
-        model = case['model']
-    return [re.sub(r' {2,}', ' ', line) for line in lines]
+        for suffix in ('', ', masked'):
+            found = [case['layouts'].get(layout + suffix) for layout in LAYOUTS]
+            if not any(found):
+                continue
+            errors = [e[2] for names in found if names for e in names.values()]
+            row = [case['model'] if case['model'] != model else '', case['options'] + suffix]
+            for names in found:
+                row += _cells(names) if names else ['', '']
+            lines.append(re.sub(' +', ' ', '| %s | %.0e |' % (' | '.join(row), max(errors))))
+            model = case['model']
+    return lines
 
 
 def page(folder):

@@ -57,37 +57,67 @@ def bsddmm(adj, u, v):
     return w
 
 
-def segment_sum(x, offsets):
-    """y[g] = sum of x[offsets[g]:offsets[g + 1]]."""
-    x, offsets = _host(x), cuda.to_cpu(offsets)
-    return numpy.stack([x[a:b].sum(axis=0) for a, b in zip(offsets[:-1], offsets[1:])])
-
-
-def segment_max(x, offsets):
-    """y[g] = maximum of x[offsets[g]:offsets[g + 1]]; 0 for an empty segment."""
-    x, offsets = _host(x), cuda.to_cpu(offsets)
-    return numpy.stack(
-        [
-            x[a:b].max(axis=0) if b > a else numpy.zeros(x.shape[1])
-            for a, b in zip(offsets[:-1], offsets[1:])
-        ]
-    )
-
-
-def segment_broadcast(y, offsets):
-    """x[i] = y[g] for the rows i of segment g."""
-    return numpy.repeat(_host(y), numpy.diff(cuda.to_cpu(offsets)), axis=0)
-
-
-def segment_softmax(x, offsets):
-    """y[i] = exp(x[i]) / sum of exp(x[k]) over the rows k of i's segment."""
-    x, offsets = _host(x), cuda.to_cpu(offsets)
-    y = numpy.zeros(x.shape)
+def _segments(n_rows, offsets, weights):
+    """Yield the rows of every segment whose weight is not 0, and these weights (rows, 1)."""
+    weights = numpy.ones(n_rows) if weights is None else _host(weights)
+    offsets = cuda.to_cpu(offsets)
     for a, b in zip(offsets[:-1], offsets[1:]):
-        if b > a:
-            y[a:b] = numpy.exp(x[a:b] - x[a:b].max(axis=0))
-            y[a:b] /= y[a:b].sum(axis=0)
+        rows = a + numpy.flatnonzero(weights[a:b])
+        yield rows, weights[rows, None]
+
+
+def segment_sum(x, offsets, weights=None):
+    """y[g] = sum of weights[i] * x[i] over the rows i of segment g."""
+    x = _host(x)
+    y = numpy.zeros((len(offsets) - 1, x.shape[1]))
+    for g, (rows, w) in enumerate(_segments(len(x), offsets, weights)):
+        y[g] = (w * x[rows]).sum(axis=0)
     return y
+
+
+def segment_max(x, offsets, weights=None):
+    """y[g] = maximum of the rows of segment g whose weight is not 0; 0 if there is none."""
+    x = _host(x)
+    y = numpy.zeros((len(offsets) - 1, x.shape[1]))
+    for g, (rows, _) in enumerate(_segments(len(x), offsets, weights)):
+        if rows.size:
+            y[g] = x[rows].max(axis=0)
+    return y
+
+
+def segment_broadcast(y, offsets, weights=None):
+    """x[i] = weights[i] * y[g] for the rows i of segment g; 0 where the weight is 0."""
+    y, n_rows = _host(y), int(offsets[-1])
+    x = numpy.zeros((n_rows, y.shape[1]))
+    for g, (rows, w) in enumerate(_segments(n_rows, offsets, weights)):
+        x[rows] = w * y[g]
+    return x
+
+
+def segment_softmax(x, offsets, weights=None):
+    """y[i] = exp(x[i]) / sum of weights[k] * exp(x[k]) over the rows k of i's segment.
+
+    Rows of weight 0, and those of no segment, get 0.
+    """
+    x = _host(x)
+    y = numpy.zeros(x.shape)
+    for rows, w in _segments(len(x), offsets, weights):
+        if rows.size:
+            powers = numpy.exp(x[rows] - x[rows].max(axis=0))
+            y[rows] = powers / (w * powers).sum(axis=0)
+    return y
+
+
+def segment_softmax_grad(y, gy, offsets, weights=None):
+    """gx[i] = y[i] (gy[i] - weights[i] * sum of y[k] gy[k] over the rows k of i's segment).
+
+    Rows of weight 0, and those of no segment, get 0.
+    """
+    y, gy = _host(y), _host(gy)
+    gx = numpy.zeros(y.shape)
+    for rows, w in _segments(len(y), offsets, weights):
+        gx[rows] = y[rows] * (gy[rows] - w * (y[rows] * gy[rows]).sum(axis=0))
+    return gx
 
 
 def philox(counter, key):

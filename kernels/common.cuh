@@ -20,6 +20,8 @@ __device__ inline void narrow(__half &to, float value) { to = __float2half_rn(va
 __device__ inline void narrow(float &to, float value) { to = value; }
 __device__ inline void narrow(double &to, double value) { to = value; }
 
+__device__ inline float infinity() { return __int_as_float(0x7f800000); }
+
 // One vector of a feature matrix: its alignment makes the compiler load and store it at once.
 struct alignas(sizeof(STORAGE) * VECTOR) Vector {
     STORAGE element[VECTOR];

@@ -18,6 +18,12 @@
 // the number of entries, everything else with 0. So every element is written, once. No atomics on
 // global memory: the result does not depend on timing. Nothing is checked.
 //
+// -DFOLDED=1: the folded layout. Every graph has one row more than the molecule has nodes, with atoms 0
+// and no entries; it stands for the padding of a padded batch. Row offsets count it. out_weights
+// (n_rows) float32: 1 for a node, max(padded_to - nodes, 0) for the row after them, 0 for what is
+// left. padded_to (1) int32 is on the device because it changes between replays of a captured launch.
+// -DFOLDED=0: the packed layout, without both.
+//
 // -DLABELS_ONLY=1: only the labels, of a data set that has more than two of them.
 //
 // Launch: block (warps * 32), grid (ceil(n_graphs / graphs_per_block)), n_graphs >= 1. A block owns
@@ -26,14 +32,14 @@
 #include "common.cuh"
 
 struct Sizes {
-    int nodes, entries;
+    int rows, entries;
 };
 
 __device__ inline Sizes sizes_of(
     const int molecule, const long long *__restrict__ starts,
     const long long *__restrict__ entry_starts)
 {
-    return {int(starts[molecule + 1] - starts[molecule]),
+    return {int(starts[molecule + 1] - starts[molecule]) + FOLDED,
             int(entry_starts[molecule + 1] - entry_starts[molecule])};
 }
 
@@ -72,9 +78,10 @@ extern "C" __global__ void gather_batch(
     const long long *__restrict__ entry_starts, const char *__restrict__ atoms,
     const int *__restrict__ row_starts, const int *__restrict__ columns,
     const char *__restrict__ data, const char *__restrict__ label_0,
-    const char *__restrict__ label_1, char *__restrict__ out_atoms, int *__restrict__ out_indptr,
-    int *__restrict__ out_indices, char *__restrict__ out_data, int *__restrict__ row_offsets,
-    int *__restrict__ col_offsets, char *__restrict__ out_label_0, char *__restrict__ out_label_1,
+    const char *__restrict__ label_1, const int *__restrict__ padded_to,
+    char *__restrict__ out_atoms, int *__restrict__ out_indptr, int *__restrict__ out_indices,
+    char *__restrict__ out_data, int *__restrict__ row_offsets, int *__restrict__ col_offsets,
+    float *__restrict__ out_weights, char *__restrict__ out_label_0, char *__restrict__ out_label_1,
     const int n_graphs, const int graphs_per_block, const int n_rows, const int nnz,
     const int n_relations, const int atom_bytes, const int data_bytes, const int label_bytes_0,
     const int label_bytes_1)
@@ -91,19 +98,19 @@ extern "C" __global__ void gather_batch(
     Sizes before = {0, 0}, total = {0, 0};
     for (int g = threadIdx.x; g < n_graphs; g += blockDim.x) {
         const Sizes sizes = sizes_of(index[g], starts, entry_starts);
-        total.nodes += sizes.nodes;
+        total.rows += sizes.rows;
         total.entries += sizes.entries;
         if (g < first) {
-            before.nodes += sizes.nodes;
+            before.rows += sizes.rows;
             before.entries += sizes.entries;
         }
     }
-    before = {lane_sum(before.nodes), lane_sum(before.entries)};
-    total = {lane_sum(total.nodes), lane_sum(total.entries)};
+    before = {lane_sum(before.rows), lane_sum(before.entries)};
+    total = {lane_sum(total.rows), lane_sum(total.entries)};
     if (lane == 0) {
-        atomicAdd(&before_block.nodes, before.nodes);
+        atomicAdd(&before_block.rows, before.rows);
         atomicAdd(&before_block.entries, before.entries);
-        atomicAdd(&all.nodes, total.nodes);
+        atomicAdd(&all.rows, total.rows);
         atomicAdd(&all.entries, total.entries);
     }
     __syncthreads();
@@ -119,13 +126,13 @@ extern "C" __global__ void gather_batch(
         before = {0, 0};  // in this block
         for (int h = first + lane; h < g; h += 32) {
             const Sizes sizes = sizes_of(index[h], starts, entry_starts);
-            before.nodes += sizes.nodes;
+            before.rows += sizes.rows;
             before.entries += sizes.entries;
         }
-        before = {lane_sum(before.nodes), lane_sum(before.entries)};
+        before = {lane_sum(before.rows), lane_sum(before.entries)};
         if (lane == 0) before_graph[warp] = before;
         __syncwarp();
-        const int row = before_block.nodes + before_graph[warp].nodes;
+        const int row = before_block.rows + before_graph[warp].rows;
         const int entry = before_block.entries + before_graph[warp].entries;
         __syncwarp();  // before lane 0 writes the next
 
@@ -135,13 +142,23 @@ extern "C" __global__ void gather_batch(
             row_offsets[g] = row;
             col_offsets[g] = row * n_relations;
         }
-        for (int i = lane; i < sizes.nodes; i += 32) out_indptr[row + i] = entry + row_starts[node + i];
+        const int n_nodes = sizes.rows - FOLDED;
+        for (int i = lane; i < n_nodes; i += 32) out_indptr[row + i] = entry + row_starts[node + i];
         for (int k = lane; k < sizes.entries; k += 32)
             out_indices[entry + k] = columns[from + k] + row * n_relations;
         copy(out_atoms + (long long)row * atom_bytes, atoms + node * atom_bytes,
-             (long long)sizes.nodes * atom_bytes, lane, 32);
+             (long long)n_nodes * atom_bytes, lane, 32);
         copy(out_data + (long long)entry * data_bytes, data + from * data_bytes,
              (long long)sizes.entries * data_bytes, lane, 32);
+#if FOLDED
+        const int last = row + n_nodes, missing = *padded_to - n_nodes;
+        for (int i = row + lane; i < last; i += 32) out_weights[i] = 1;
+        if (lane == 0) {
+            out_indptr[last] = entry + sizes.entries;
+            out_weights[last] = missing > 0 ? missing : 0;
+        }
+        clear(out_atoms + (long long)last * atom_bytes, atom_bytes, lane, 32);
+#endif
 #endif
     }
 
@@ -149,12 +166,15 @@ extern "C" __global__ void gather_batch(
     const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const long long n_threads = (long long)gridDim.x * blockDim.x;
     if (thread == 0) {
-        row_offsets[n_graphs] = all.nodes;
-        col_offsets[n_graphs] = all.nodes * n_relations;
+        row_offsets[n_graphs] = all.rows;
+        col_offsets[n_graphs] = all.rows * n_relations;
     }
-    for (long long i = all.nodes + thread; i <= n_rows; i += n_threads) out_indptr[i] = all.entries;
+#if FOLDED
+    for (long long i = all.rows + thread; i < n_rows; i += n_threads) out_weights[i] = 0;
+#endif
+    for (long long i = all.rows + thread; i <= n_rows; i += n_threads) out_indptr[i] = all.entries;
     for (long long k = all.entries + thread; k < nnz; k += n_threads) out_indices[k] = 0;
-    clear(out_atoms + (long long)all.nodes * atom_bytes, (long long)(n_rows - all.nodes) * atom_bytes,
+    clear(out_atoms + (long long)all.rows * atom_bytes, (long long)(n_rows - all.rows) * atom_bytes,
           thread, n_threads);
     clear(out_data + (long long)all.entries * data_bytes,
           (long long)(nnz - all.entries) * data_bytes, thread, n_threads);

@@ -1,8 +1,9 @@
 // Give every row of a packed batch the row of its graph, the transpose of a segmented sum:
 //
-//     x[i, :] = y[g, :]      where offsets[g] <= i < offsets[g + 1]
+//     x[i, :] = weights[i] * y[g, :]      where offsets[g] <= i < offsets[g + 1]
 //
 // offsets (n_segments + 1) int32, y (n_segments, n_B), x (n_rows, n_B); n_B = n_vectors * VECTOR.
+// weights (n_rows) float32; 0 gives 0, whatever y holds. -DWEIGHTED=0: all ones, not read.
 // Rows past the last offset (a buffer larger than its batch) get 0. Every element of x is written once.
 // No atomics.
 //
@@ -13,10 +14,19 @@
 // Launch: as segment_reduce.cu with COMBINE=0 and n_chunks = ceil(n_rows / chunk). No shared memory.
 #include "common.cuh"
 
+__device__ inline Vector scaled(const Vector &vector, const float weight)
+{
+    Vector result;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e)
+        narrow(result.element[e], weight != 0 ? weight * widen(vector.element[e]) : Real(0));
+    return result;
+}
+
 extern "C" __global__ void segment_broadcast(
-    const int *__restrict__ offsets, const Vector *__restrict__ y, Vector *__restrict__ x,
-    const int n_segments, const int n_rows, const int n_vectors, const int chunk,
-    const int n_chunks, const int has_long)
+    const int *__restrict__ offsets, const Vector *__restrict__ y,
+    const float *__restrict__ weights, Vector *__restrict__ x, const int n_segments,
+    const int n_rows, const int n_vectors, const int chunk, const int n_chunks, const int has_long)
 {
     const unsigned n_chunk_blocks = (n_chunks + blockDim.z - 1) / blockDim.z;
     const bool in_chunks = blockIdx.x < n_chunk_blocks;
@@ -56,7 +66,7 @@ extern "C" __global__ void segment_broadcast(
             Vector value{};
             if (segment < n_segments) value = y[segment * n_vectors + c];
             for (long long i = (long long)begin + threadIdx.y; i < end; i += blockDim.y)
-                x[i * n_vectors + c] = value;
+                x[i * n_vectors + c] = WEIGHTED ? scaled(value, weights[i]) : value;
         }
     }
 }

@@ -8,6 +8,9 @@
 // are not read. y is written once and never read. Deterministic, no atomics: lanes take the rows of a
 // segment in turn and are added in a fixed tree.
 //
+// weights (n_rows) float32: row i stands for weights[i] rows, so a sum adds weights[i] * x[i, :]. A row
+// of weight 0 does not count, whatever it holds; a segment of such rows is empty.
+//
 // A segment of more than `chunk` rows is left to blocks that own fixed chunks of `chunk` rows of x,
 // for any segments, and to a second launch. At most two such segments meet a chunk: the one
 // that its first row is in, and the one that begins in it. Their parts are
@@ -15,6 +18,7 @@
 // and read.
 //
 // -DOPERATION=SUM or MAX.
+// -DWEIGHTED=0: all weights are one; they are not read.
 // -DAHEAD=n: rows of a lane whose loads are issued before the first is used.
 // -DCOMBINE=0: short segments, and the parts of the long ones. n_chunks = 0: there are no long ones.
 // -DCOMBINE=1: the long segments from their parts.
@@ -49,6 +53,21 @@ struct alignas(sizeof(Real) * VECTOR < 16 ? sizeof(Real) * VECTOR : 16) Wide {
     Real element[VECTOR];
 };
 
+// What is loaded of a row.
+struct Row {
+    Vector vector;
+    float weight;
+};
+
+// What an element adds to a sum or a maximum. Parts have their weights in them.
+__device__ inline Real term(const Row &row, const int e)
+{
+    const Real value = widen(row.vector.element[e]);
+    if (OPERATION == SUM) return row.weight != 0 ? row.weight * value : 0;
+    return row.weight != 0 ? value : -infinity();
+}
+
+__device__ inline Real term(const Wide &part, const int e) { return part.element[e]; }
 
 __device__ inline void take(Real &total, Real value)
 {
@@ -60,7 +79,7 @@ __device__ inline void take(Real &total, Real value)
 #endif
 }
 
-// Reduce the vectors at(0), ..., at(count - 1), each a Vector or a Wide; the result is that of lane 0,
+// Reduce the vectors at(0), ..., at(count - 1), each a Row or a Wide; the result is that of lane 0,
 // and undefined where count is 0. Every thread of the block must come here: there are barriers.
 // `shared` has a place for each of them.
 template <typename Loaded, typename At>
@@ -78,7 +97,7 @@ __device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
             if (i + u * lanes < count)
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) {
-                    const Real value = widen(loaded[u].element[e]);
+                    const Real value = term(loaded[u], e);
                     if (u == 0 && i == lane)
                         total.element[e] = value;  // 0 is no start for a maximum
                     else
@@ -103,18 +122,24 @@ __device__ inline Wide reduce(const unsigned count, Wide *shared, At at)
     return total;
 }
 
-__device__ inline Vector rounded(const Wide &total, const bool empty)
+// The result of `count` rows from `begin` on.
+__device__ inline Vector rounded(
+    const Wide &total, const float *__restrict__ weights, const int begin, int count)
 {
+    // That is the maximum if no row counts, but also if all that count hold it.
+    if (WEIGHTED && OPERATION == MAX && count && total.element[0] == -infinity())
+        while (count && weights[begin + count - 1] == 0) --count;
     Vector result;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) narrow(result.element[e], empty ? Real(0) : total.element[e]);
+    for (int e = 0; e < VECTOR; ++e) narrow(result.element[e], count ? total.element[e] : Real(0));
     return result;
 }
 
 extern "C" __global__ void segment_reduce(
-    const int *__restrict__ offsets, const Vector *__restrict__ x, Vector *__restrict__ y,
-    Wide *__restrict__ partial, const int n_segments, const int n_rows, const int n_vectors,
-    const int chunk, const int n_chunks)
+    const int *__restrict__ offsets, const Vector *__restrict__ x,
+    const float *__restrict__ weights, Vector *__restrict__ y, Wide *__restrict__ partial,
+    const int n_segments, const int n_rows, const int n_vectors, const int chunk,
+    const int n_chunks)
 {
     extern __shared__ Wide shared[];
     const long long unit = (long long)blockIdx.x * blockDim.z + threadIdx.z;
@@ -122,11 +147,11 @@ extern "C" __global__ void segment_reduce(
     const int stop = n_rows - first > chunk ? first + chunk : n_rows;
 
 #if COMBINE
-    int segment = n_segments, begin = 0, count = 0;
+    int segment = n_segments, begin = 0, end = 0, count = 0;
     if (unit < n_chunks) segment = holder_of(offsets, n_segments, stop - 1);
     if (segment < n_segments) {
         begin = start_of(offsets, segment, n_rows);
-        const int end = start_of(offsets, segment + 1, n_rows);
+        end = start_of(offsets, segment + 1, n_rows);
         // A long segment that begins here reaches past the end of the chunk.
         if (begin >= first && end - begin > chunk) count = (end - 1) / chunk - (int)unit + 1;
     }
@@ -138,7 +163,8 @@ extern "C" __global__ void segment_reduce(
             const long long part = unit + i + (i == 0 && begin > first ? n_chunks : 0);
             return partial[part * n_vectors + c];
         });
-        if (inside && threadIdx.y == 0) y[(long long)segment * n_vectors + c] = rounded(total, false);
+        if (inside && threadIdx.y == 0)
+            y[(long long)segment * n_vectors + c] = rounded(total, weights, begin, end - begin);
     }
 #else
     // Whole blocks are of one kind: their threads come to the same barriers.
@@ -169,14 +195,15 @@ extern "C" __global__ void segment_reduce(
              start += gridDim.y * blockDim.x) {
             const int c = start + threadIdx.x;
             const bool inside = c < n_vectors && count >= 0;
-            const Wide total = reduce<Vector>(inside ? count : 0, shared, [&](unsigned i) {
-                return x[((long long)begin + i) * n_vectors + c];
+            const Wide total = reduce<Row>(inside ? count : 0, shared, [&](unsigned i) {
+                const long long row = (long long)begin + i;
+                return Row{x[row * n_vectors + c], WEIGHTED ? weights[row] : 1};
             });
             if (!inside || threadIdx.y) continue;
             if (in_chunks)
                 partial[to * n_vectors + c] = total;
             else
-                y[to * n_vectors + c] = rounded(total, count == 0);
+                y[to * n_vectors + c] = rounded(total, weights, begin, count);
         }
     }
 #endif

@@ -81,6 +81,34 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     return _module(u).bsddmm(adj, u, v)
 
 
+def edge_film(adj: BatchedCSR, messages: Any, film: Any) -> Any:
+    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
+
+    The sum is over the entries (i, j * R + r) of row i.
+
+    Args:
+        adj (BatchedCSR): n_nodes x (n_nodes * R), its values of the dtype of ``messages``.
+        messages (array): (n_nodes * R, C) floats, row ``j * R + r`` for node j and relation r.
+        film (array): (n_nodes * R, 2 * C), gamma and beta of every node and relation.
+
+    Returns:
+        array: (n_nodes, C), of the dtype of ``messages``; no array of (nnz, C) is made on a GPU.
+    """
+    check.film(adj, messages, film)
+    return _module(messages).edge_film(adj, messages, film)
+
+
+def edge_film_grad(adj: BatchedCSR, messages: Any, film: Any, gy: Any) -> tuple[Any, Any]:
+    """Return the gradients of :func:`edge_film` by ``messages`` and ``film``.
+
+    Args:
+        adj, messages, film: the same.
+        gy (array): (n_nodes, C), the gradient by its result.
+    """
+    check.film(adj, messages, film, gy)
+    return _module(messages).edge_film_grad(adj, messages, film, gy)
+
+
 def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 
@@ -133,7 +161,8 @@ def segment_broadcast(
     Args:
         y (array): (n_segments, n_B) floats.
         offsets (array): (n_segments + 1,) int32.
-        n_rows (int): ``offsets[-1]``, known on the host, or more; rows past it get 0.
+        n_rows (int): ``offsets[-1]``, known on the host, or more; rows past it get 0, as do those
+            of weight 0, whatever ``y`` holds.
         max_rows, weights: as in :func:`segment_sum`.
 
     Returns:
@@ -165,7 +194,8 @@ def segment_softmax(x: Any, offsets: Any, weights: Any = None) -> Any:
 def segment_softmax_grad(y: Any, gy: Any, offsets: Any, weights: Any = None) -> Any:
     """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
 
-    The sum is over the rows k of i's segment. Rows of no segment get 0.
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0 and
+    contribute nothing, even if ``gy`` is NaN there.
 
     Args:
         y (array): (n_rows, n_B), what :func:`segment_softmax` gave.
@@ -216,8 +246,8 @@ def dropout_mask(
 Source = gpu.Source
 
 
-def gather_batch(source: Source, index: Any, buffers: Buffers) -> None:
-    """Write the packed batch of some molecules of a data set on a GPU into buffers there.
+def gather_batch(source: Source, index: Any, buffers: Buffers, padded_to: Any = None) -> None:
+    """Write a packed or folded batch of molecules of a data set on a GPU into buffers there.
 
     One launch, and another for every two labels after the first two. Nothing is checked. The result
     has spare rows and entries where the buffers are larger.
@@ -226,6 +256,9 @@ def gather_batch(source: Source, index: Any, buffers: Buffers) -> None:
         source (Source): the data set.
         index (array): (n_graphs,) int32 on its device, at least one; every molecule is below the
             number that the data set has.
-        buffers (Buffers): of the dtypes of the data set, on its device, C-contiguous.
+        buffers (Buffers): of the dtypes of the data set, on its device, C-contiguous. A folded
+            batch has a row more for each molecule, and row_weights.
+        padded_to (array or None): (1,) int32 on the device, the N of a folded batch, read when the
+            launch runs; None: the batch is packed.
     """
-    gpu.gather_batch(source, index, buffers)
+    gpu.gather_batch(source, index, buffers, padded_to)

@@ -24,6 +24,19 @@ def compressed(adj):
     operands.of_kind(adj, (BatchedCSR,))
 
 
+def film(adj, messages, film, gy=None):
+    n_channels = messages.shape[-1]
+    for name, array, shape in (
+        ('messages', messages, (adj.n_cols, n_channels)),
+        ('film', film, (adj.n_cols, 2 * n_channels)),
+        ('gy', gy, (adj.n_rows, n_channels)),
+    ):
+        if array is not None:
+            operands.shaped(name, array, adj, shape)
+            operands.same_dtype(name, array.dtype, messages.dtype)
+    operands.values_dtype(adj, messages)
+
+
 def rows(x):
     if x.ndim != 2:
         raise ValueError('x: expected shape (n_rows, n_B), got %s' % (x.shape,))

@@ -1,5 +1,6 @@
 """The products on NumPy arrays, by SciPy. float16 is computed in float32, softmax in float64."""
 
+import collections
 import math
 
 import numpy
@@ -28,6 +29,81 @@ def _matrix(adj, data, dtype, trans):
 
 def _scipy_matrix(adj, values):
     return scipy.sparse.csr_matrix((values, adj.indices, adj.indptr), shape=adj.shape)
+
+
+FILM_BLOCK = 2**16  # elements of edges and channels, which stay in the cache
+# The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
+# each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;
+# (n, C): its message, its gamma, and what it carries before the rectifier.
+_FilmBlock = collections.namedtuple(
+    '_FilmBlock', 'rows columns pairs row column pair value message gamma z'
+)
+
+
+def edge_film(adj, messages, film):
+    y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
+    for block in _film_blocks(adj, messages, film):
+        z = numpy.maximum(block.z, 0, out=block.z)
+        z *= block.value
+        y[block.rows] = _sum_at(block.row, z, block.rows)
+    return y
+
+
+def edge_film_grad(adj, messages, film, gy):
+    n_channels = messages.shape[1]
+    gmessages, gfilm = numpy.zeros_like(messages), numpy.zeros_like(film)
+    for block in _film_blocks(adj, messages, film):
+        g = gy[block.rows].astype(block.z.dtype, copy=False)[block.row]
+        g *= block.z > 0
+        g *= block.value
+        pairs, columns = block.pairs, block.columns
+        gfilm[pairs, :n_channels] = _sum_at(block.pair, g * block.message, pairs)
+        gfilm[pairs, n_channels:] = _sum_at(block.pair, g, pairs)
+        gmessages[columns] = _sum_at(block.column, g * block.gamma, columns)
+    return gmessages, gfilm
+
+
+def _film_blocks(adj, messages, film):
+    """Yield the `_FilmBlock` of some graphs at a time."""
+    n_channels, n_relations = messages.shape[1], adj.n_relations
+    starts, rows = adj.indptr[adj.row_offsets], adj.entry_rows()
+    most = FILM_BLOCK // max(n_channels, 1)
+    graph = 0
+    while graph < adj.n_graphs:
+        last = int(numpy.searchsorted(starts, starts[graph] + most, 'right')) - 1
+        last = max(last, graph + 1)
+        of_rows, of_columns, entries = (
+            slice(int(offsets[graph]), int(offsets[last]))
+            for offsets in (adj.row_offsets, adj.col_offsets, starts)
+        )
+        of_pairs = slice(of_rows.start * n_relations, of_rows.stop * n_relations)
+        row, column = rows[entries], adj.indices[entries]
+        pair = row * n_relations + column % n_relations
+        message, both = (
+            array.astype(host.compute_dtype(messages), copy=False)
+            for array in (messages[column], film[pair])
+        )
+        gamma = both[:, :n_channels]
+        yield _FilmBlock(
+            of_rows,
+            of_columns,
+            of_pairs,
+            row - of_rows.start,
+            column - of_columns.start,
+            pair - of_pairs.start,
+            1 if adj.data is None else adj.data[entries, None],
+            message,
+            gamma,
+            gamma * message + both[:, n_channels:],
+        )
+        graph = last
+
+
+def _sum_at(index, values, part):
+    """Add up the rows of `values` that have the same index, which counts rows of a slice."""
+    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index))
+    shape = part.stop - part.start, len(index)
+    return scipy.sparse.csr_matrix((ones, (index, order)), shape=shape) @ values
 
 
 def segment_sum(x, offsets, max_rows=None, weights=None):
@@ -78,7 +154,9 @@ def segment_max(x, offsets, max_rows=None, weights=None):
 def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
     x = numpy.repeat(y, numpy.diff(offsets), axis=0)
     if weights is not None:
-        x *= weights[: len(x), None].astype(x.dtype, copy=False)
+        weights = weights[: len(x), None]
+        x[weights[:, 0] == 0] = 0  # first: 0 times infinity is NaN
+        numpy.multiply(x, weights, out=x, casting='same_kind')  # float16 in float32
     if len(x) == n_rows:
         return x
     return numpy.concatenate([x, numpy.zeros((n_rows - len(x), x.shape[1]), x.dtype)])
@@ -102,10 +180,14 @@ def segment_softmax(x, offsets, weights=None):
 def segment_softmax_grad(y, gy, offsets, weights=None):
     dtype, n_true = y.dtype, offsets[-1]
     y, gy = y.astype('d', copy=False), gy.astype('d', copy=False)
+    if weights is not None or n_true < len(y):
+        is_counted = numpy.arange(len(y)) < n_true
+        if weights is not None:
+            is_counted &= weights != 0
+        y, gy = (numpy.where(is_counted[:, None], array, 0) for array in (y, gy))
     # Weights are part of gy already: the gradient by a row is the sum over its copies.
-    inner = segment_sum((y * gy)[:n_true], offsets)
+    inner = segment_sum(y * gy, offsets)
     gx = y * (gy - segment_broadcast(inner, offsets, len(y), weights=weights))
-    gx[n_true:] = 0
     return gx.astype(dtype, copy=False)
 
 

@@ -98,19 +98,60 @@ def bsddmm(adj, u, v):
     return w
 
 
-def segment_sum(x, offsets, max_rows=None):
-    return _reduce(x, offsets, max_rows, 'SUM')
+def edge_film(adj, messages, film):
+    with device_of(messages):
+        return _film(
+            'OUTPUT', adj, adj.n_relations, adj.n_rows, contiguous(messages), contiguous(film), None
+        )
 
 
-def segment_max(x, offsets, max_rows=None):
-    return _reduce(x, offsets, max_rows, 'MAX')
+def edge_film_grad(adj, messages, film, gy):
+    with device_of(messages):
+        messages, film, gy = (contiguous(array) for array in (messages, film, gy))
+        return (
+            _film('BY_MESSAGES', adj.T, adj.n_relations, adj.n_cols, messages, film, gy),
+            _film('BY_FILM', adj, adj.n_relations, adj.n_cols, messages, film, gy),
+        )
+
+
+def _film(result, side, n_relations, n_units, messages, film, gy):
+    """Launch kernels/edge_film.cu for one of its results; `side`: the matrix or its transpose."""
+    n_channels = messages.shape[1]
+    width = film.shape[1] if result == 'BY_FILM' else n_channels
+    y = cuda.cupy.empty((n_units, width), messages.dtype)
+    if y.size:
+        bits = messages.data.ptr | film.data.ptr | y.data.ptr | (0 if gy is None else gy.data.ptr)
+        weights, data, _ = values_of(side)
+        plan = policy.film_launch(
+            n_units,
+            n_channels,
+            policy.vector_width(n_channels, messages.itemsize, bits),
+            n_relations,
+        )
+        run(
+            messages.data.device_id,
+            'edge_film',
+            messages.dtype.char,
+            plan,
+            (side.indptr, side.indices, data, messages, film, or_null(gy), y, *plan.arguments),
+            (('RESULT', result), ('WEIGHTED', weights)),
+        )
+    return y
+
+
+def segment_sum(x, offsets, max_rows=None, weights=None):
+    return _reduce(x, offsets, max_rows, weights, 'SUM')
+
+
+def segment_max(x, offsets, max_rows=None, weights=None):
+    return _reduce(x, offsets, max_rows, weights, 'MAX')
 
 
 def row_sum(x):
-    return _reduce(x, None, None, 'SUM')[0]
+    return _reduce(x, None, None, None, 'SUM')[0]
 
 
-def _reduce(x, offsets, max_rows, operation):
+def _reduce(x, offsets, max_rows, weights, operation):
     """Launch kernels/segment_reduce.cu, twice if a segment can have more rows than a chunk."""
     n_segments = 1 if offsets is None else offsets.size - 1
     n_rows, n_channels = x.shape
@@ -132,13 +173,18 @@ def _reduce(x, offsets, max_rows, operation):
                     'segment_reduce',
                     x.dtype.char,
                     plan,
-                    (or_null(offsets), x, y, partial, *plan.arguments),
-                    (('OPERATION', operation),),
+                    (or_null(offsets), x, or_null(weights), y, partial, *plan.arguments),
+                    (('OPERATION', operation), _weighted(weights)),
                 )
     return y
 
 
-def segment_broadcast(y, offsets, n_rows, max_rows=None):
+def _weighted(weights):
+    """Return the constant by which the kernels of segments know whether rows have weights."""
+    return 'WEIGHTED', int(weights is not None)
+
+
+def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
     n_segments, n_channels = y.shape
     with device_of(y):
         y = contiguous(y)
@@ -146,37 +192,46 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None):
         if x.size:
             width = policy.vector_width(n_channels, y.itemsize, x.data.ptr | y.data.ptr)
             plan = policy.broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
-            arguments = offsets, y, x, *plan.arguments
-            run(y.data.device_id, 'segment_broadcast', y.dtype.char, plan, arguments)
+            run(
+                y.data.device_id,
+                'segment_broadcast',
+                y.dtype.char,
+                plan,
+                (offsets, y, or_null(weights), x, *plan.arguments),
+                (_weighted(weights),),
+            )
     return x
 
 
-def segment_softmax(x, offsets):
-    return _softmax(offsets, x, None)
+def segment_softmax(x, offsets, weights=None):
+    return _softmax(offsets, x, None, weights)
 
 
-def segment_softmax_grad(y, gy, offsets):
-    return _softmax(offsets, y, gy)
+def segment_softmax_grad(y, gy, offsets, weights=None):
+    return _softmax(offsets, y, gy, weights)
 
 
-def _softmax(offsets, a, g):
+def _softmax(offsets, a, g, weights):
     """Launch kernels/segment_softmax.cu; `g` None is the softmax itself."""
-    n_segments, n_channels = offsets.size - 1, a.shape[1]
+    n_rows, n_channels = a.shape
     with device_of(a):
         a, g = contiguous(a), contiguous(g)
         y = cuda.cupy.empty(a.shape, a.dtype)
-        if y.size and n_segments:
+        if y.size:
             bits = a.data.ptr | y.data.ptr | (0 if g is None else g.data.ptr)
             plan = policy.softmax_launch(
-                n_segments, n_channels, policy.vector_width(n_channels, a.itemsize, bits)
+                n_rows,
+                offsets.size - 1,
+                n_channels,
+                policy.vector_width(n_channels, a.itemsize, bits),
             )
             run(
                 a.data.device_id,
                 'segment_softmax',
                 a.dtype.char,
                 plan,
-                (offsets, a, or_null(g), y, *plan.arguments),
-                (('GRADIENT', int(g is not None)),),
+                (offsets, a, or_null(g), or_null(weights), y, *plan.arguments),
+                (('GRADIENT', int(g is not None)), _weighted(weights)),
             )
     return y
 
@@ -239,7 +294,7 @@ Source = collections.namedtuple(
 )
 
 
-def gather_batch(source, index, buffers):
+def gather_batch(source, index, buffers, padded_to=None):
     """Launch kernels/gather_batch.cu, and again for every two labels after the first two."""
     pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
     with device_of(index):
@@ -268,17 +323,19 @@ def gather_batch(source, index, buffers):
                     source.columns,
                     or_null(source.data),
                     *labels,
+                    or_null(padded_to),
                     buffers.atoms,
                     buffers.indptr,
                     buffers.indices,
                     or_null(buffers.data),
                     buffers.row_offsets,
                     buffers.col_offsets,
+                    or_null(buffers.row_weights),
                     *outs,
                     *plan.arguments,
                     *map(numpy.int32, (*sizes, *label_bytes)),
                 ),
-                (('LABELS_ONLY', int(first > 0)),),
+                (('LABELS_ONLY', int(first > 0)), ('FOLDED', int(padded_to is not None))),
             )
 
 

@@ -278,11 +278,12 @@ def _segments(n_rows, n_segments, n_channels, width, max_rows):
 
 
 @functools.lru_cache(maxsize=4096)
-def softmax_launch(n_segments, n_channels, width):
+def softmax_launch(n_rows, n_segments, n_channels, width):
     """Plan a thread per (segment, vector): the grid of segment_softmax.
 
     Args:
-        n_segments, n_channels (int): both positive.
+        n_rows, n_segments, n_channels (int): rows of x, segments, and the width of both; the last
+            is positive.
         width (int): elements per vector.
     """
     n_vectors = n_channels // width
@@ -291,10 +292,10 @@ def softmax_launch(n_segments, n_channels, width):
     units = BLOCK // columns
     return Launch(
         (('VECTOR', width),),
-        (-(-n_segments // units), min(tiles, MAX_GRID_Y), 1),
+        (max(-(-n_segments // units), 1), min(tiles, MAX_GRID_Y), 1),
         (columns, units, 1),
         0,
-        (numpy.int32(n_segments), numpy.int32(n_vectors)),
+        (numpy.int32(n_segments), numpy.int32(n_rows), numpy.int32(n_vectors)),
     )
 
 
@@ -313,6 +314,27 @@ def dropout_launch(size, width):
         (BLOCK, 1, 1),
         0,
         (numpy.uint32(last), numpy.int32(size - 4 * last)),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def film_launch(n_units, n_channels, width, n_relations):
+    """Plan a thread per (row of the result, vector) of edge_film.
+
+    Args:
+        n_units, n_channels (int): rows of the result, and channels; both positive.
+        width (int): elements per vector.
+        n_relations (int): R.
+    """
+    n_vectors = n_channels // width
+    columns = min(n_vectors, WARP)
+    units = BLOCK // columns
+    return Launch(
+        (('VECTOR', width),),
+        (-(-n_units // units), min(-(-n_vectors // columns), MAX_GRID_Y), 1),
+        (columns, units, 1),
+        0,
+        tuple(map(numpy.int32, (n_units, n_vectors, n_relations))),
     )
 
 

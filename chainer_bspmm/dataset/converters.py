@@ -8,14 +8,14 @@ import chainer
 from chainer import backend
 
 from chainer_bspmm.dataset import dense_examples
-from chainer_bspmm.dataset.molecules import fold
-from chainer_bspmm.dataset.sparse_example import locate
+from chainer_bspmm.dataset import sparse_example
+from chainer_bspmm.dataset.molecules import spread
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
-from chainer_bspmm.sparse.build import row_weights
 from chainer_bspmm.sparse.build import to_host
 
 
@@ -24,35 +24,52 @@ class CSRConverter(chainer.dataset.Converter):
 
     Replaces ``chainer_chemistry.dataset.converters.concat_mols`` in updaters, evaluators and
     ``predict``. Examples of a `SparseDataset` are only gathered; dense ones are searched for their
-    entries every time. Packed batches of a `DeviceDataset` for its GPU are gathered there.
-    Instances can be pickled.
+    entries every time. Packed and folded batches of a `DeviceDataset` for its GPU are gathered
+    there. Instances can be pickled.
+
+    Chainer Chemistry pads every molecule to the largest of its batch with phantom atoms (id 0, no
+    bonds), which take part in its results.
 
     Args:
-        layout (str): ``'packed'``: the nodes of all molecules one after the other; padding in the
-            data set (trailing atoms of id 0 without bonds) is dropped. ``'padded'``: every
-            molecule has as many rows as the largest one of the batch, which reproduces Chainer
-            Chemistry's dense batch, phantom atoms included. ``'folded'``: the same numbers, with
-            one row for all phantom atoms of a molecule.
+        layout (str): ``'folded'``: one row for every atom and one for all phantom atoms of a
+            molecule, which counts as often as there are: the numbers of Chainer Chemistry's dense
+            batch. ``'padded'``: the same numbers, with a row for each phantom atom. ``'packed'``:
+            without phantom atoms, each molecule by itself.
         padded_to (int or None): to how many atoms folded molecules are padded, so that results do
             not depend on the batch; larger molecules get no phantom atoms. None: as many as the
             largest molecule of the batch has.
-        n_node_columns (int): number of columns after the adjacency that have a row for each atom,
-            such as the labels of the ``*_cwle`` and ``*_gwle`` methods; they are concatenated or
-            padded as the atoms are.
-        strip_padding (bool): False keeps trailing atoms of id 0 without bonds: for data sets whose
-            ids begin at 0, such as the labels of the ``*_wle`` methods.
+        n_node_columns (int or None): number of columns after the adjacency that have a row for each
+            atom, such as the labels of the ``*_cwle`` and ``*_gwle`` methods. They are laid out as
+            the atoms are, with 0 for phantom atoms. None: those first columns whose values are
+            arrays as long as their molecules. If all molecules of a batch have one size (a batch of
+            one, stored padding), the label of a molecule may be as long by chance: only arrays of
+            integers of one dimension count then, and the last column does not.
+        strip_padding (bool or None): what trailing atoms of id 0 without bonds are. True: padding
+            of the data set, which is dropped. False: atoms, as in data sets whose ids begin at 0,
+            such as the labels of the ``*_wle`` methods. None: padding, but an error where they may
+            be atoms: packed molecules would lose them, and the molecules differ in size (padding
+            makes them equal) or another atom has id 0, too. Folded batches give the same
+            numbers in all cases (exceptions: a ``padded_to`` smaller than a molecule, which is
+            checked like packed, and node columns, with which only True drops rows). Padded batches
+            keep all.
     """
+
+    # Of instances that were pickled before there were these attributes.
+    padded_to = None
+    n_node_columns = 0
+    strip_padding = True
 
     def __init__(
         self,
-        layout: str = 'packed',
-        n_node_columns: int = 0,
-        strip_padding: bool = True,
+        layout: str = 'folded',
         padded_to: int | None = None,
+        n_node_columns: int | None = None,
+        strip_padding: bool | None = None,
     ):
         validate.layout(layout, padded_to)
-        if n_node_columns < 0:
-            raise ValueError('n_node_columns: expected at least 0, got %d' % n_node_columns)
+        if n_node_columns is not None:
+            validate.count('n_node_columns', n_node_columns, 0)
+        validate.one_of('strip_padding', strip_padding, (None, True, False))
         self.layout = layout
         self.padded_to = padded_to
         self.n_node_columns = n_node_columns
@@ -66,82 +83,139 @@ class CSRConverter(chainer.dataset.Converter):
                 atoms: (n,) integer atom ids, or (n, channels) floating node features;
                 adj: (n, n) or (R, n, n) dense array, or SciPy sparse matrix;
                 any number of labels: scalars or arrays, of one shape in each column; the features
-                of a super node are one of these.
+                of a super node are one of these. Columns with a row for each atom come first.
                 A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.
             device (None, int, str or chainer.backend.Device): of the result; None means the host.
 
         Returns:
-            tuple: atoms, (n_nodes,) int32, or (n_graphs, N) padded with 0 (features have one more
-            dimension); BatchedCSR; then one array (n_graphs, ...) for each label.
+            tuple: atoms, (n_rows,) int32, or (n_graphs, N) where padded, 0 for phantom atoms
+            (features have one more dimension); BatchedCSR; then one array for each label,
+            (n_graphs, ...), or (n_rows, ...) and (n_graphs, N, ...) for node columns.
 
         Raises:
             TypeError: the examples are not tuples of arrays.
             ValueError: empty batch, tuples of different lengths, a negative atom id, atoms and
-                adjacency of different sizes; the message names the example.
+                adjacency of different sizes, padding that may be atoms; the message names the
+                example.
+        """
+        atoms, adj, labels, _ = self.convert(batch, device)
+        return (atoms, adj, *labels)
+
+    def convert(self, batch: Any, device: Any = None) -> tuple:
+        """Convert a batch, and say which labels are node columns.
+
+        Args:
+            batch, device: as for a call, which see for errors as well.
+
+        Returns:
+            tuple: atoms; BatchedCSR; list of labels; how many of the first labels (int) have a row
+            for each atom.
         """
         device = None if device is None else chainer.get_device(device)
         if not isinstance(batch, (list, Selection)):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
-        found = locate(batch)
+        found, n_node_columns = self.locate(batch), 0
         if found is None:
             examples = [
                 tuple(example) if isinstance(example, SparseExample) else example
                 for example in batch
             ]
-            atoms, adj, labels = self._from_dense(examples)
-        elif self.n_node_columns:
+            atoms, adj, labels, n_node_columns = self._from_dense(examples)
+        else:
+            molecules, index = found
+            atoms, adj, labels = molecules.near(device).batch(
+                index, self.layout, self.padded_to, self._keeps(molecules)
+            )
+        if device is not None and device != backend.get_device_from_array(atoms):
+            atoms, *labels = send([atoms] + labels, device)
+            adj = adj.to_device(device)
+        return atoms, adj, labels, n_node_columns
+
+    def locate(self, batch):
+        """Return the `Molecules` to gather a batch from and their indices, None for dense examples.
+
+        Args:
+            batch (list or SparseDataset): examples.
+
+        Raises:
+            ValueError: node columns were asked for, or padding may be atoms.
+        """
+        found = sparse_example.locate(batch)
+        if found is None:
+            return None
+        if self.n_node_columns:
             raise ValueError(
                 'batch: expected dense examples with n_node_columns = %d, got a '
                 'sparse data set, whose labels belong to molecules' % self.n_node_columns
             )
-        else:
-            molecules, index = found
-            atoms, adj, labels = molecules.near(device).batch(index, self.layout, self.padded_to)
-        if device is not None and device != backend.get_device_from_array(atoms):
-            atoms, *labels = send([atoms] + labels, device)
-            adj = adj.to_device(device)
-        return (atoms, adj) + tuple(labels)
+        molecules, index = found
+        if self.strip_padding is None and self._loses and not molecules.is_padding:
+            dense_examples.refuse_loss(
+                molecules.sizes[index], molecules.full_sizes[index], self.padded_to or 0
+            )
+        return (molecules.near(None) if self._keeps(molecules) else molecules), index
+
+    @property
+    def _loses(self):
+        """Whether results change with atoms that are taken for padding."""
+        return self.layout == 'packed' or self.padded_to is not None
+
+    def _keeps(self, molecules):
+        """Return whether padding gets rows: only the host can gather it then."""
+        return self.strip_padding is False and self._loses and molecules.has_padding
 
     def _from_dense(self, examples):
-        found = dense_examples.gather(examples, self.layout != 'padded' and self.strip_padding)
-        atoms, max_atom_id = found.atoms, None
+        found = dense_examples.gather(examples)
+        n_node_columns = self.n_node_columns
+        if n_node_columns is None:
+            n_node_columns = dense_examples.count_node_columns(found)
+        strip = self.strip_padding
+        if strip is None:
+            # Folded, the values of a node column would be lost. The last column may be one.
+            strip = not (
+                self.layout == 'folded'
+                and (n_node_columns or dense_examples.count_node_columns(found, last_too=True))
+            )
+        if strip and self.layout != 'padded':
+            found = dense_examples.strip(found)
+        sizes = numpy.array(list(map(len, found.atoms)))
+        atoms, max_atom_id = dense_examples.join_atoms(found.atoms), None
         if atoms.ndim == 1:
             max_atom_id = int(atoms.max(initial=0))
+        if (
+            self.strip_padding is None
+            and self._loses
+            and not dense_examples.is_padding(atoms, found.full_sizes)
+        ):
+            dense_examples.refuse_loss(sizes, found.full_sizes, self.padded_to or 0)
         adj = BatchedCSR.from_matrices(found.matrices, self.layout, max_atom_id, self.padded_to)
-        if self.layout == 'folded':
-            atoms = fold(atoms, found.sizes)
-            if self.padded_to is None:
-                adj.row_weights = row_weights(numpy.array(found.sizes), max(found.full_sizes))
-        elif self.layout == 'padded':
-            atoms = _pad(atoms, found.sizes, adj.max_rows)
-        labels = [
+        if self.layout == 'folded' and self.padded_to is None:
+            adj.row_weights = build.row_weights(sizes, max(found.full_sizes))  # not of the stripped
+        rows = [atoms] + [
             self._node_column(column, found, 2 + i)
-            if i < self.n_node_columns
-            else dense_examples.stack(column, 'batch', 2 + i, found.full_sizes)
-            for i, column in enumerate(found.labels)
+            for i, column in enumerate(found.labels[:n_node_columns])
         ]
-        return atoms, adj, labels
+        if self.layout != 'packed':
+            rows = spread(rows, sizes, numpy.diff(adj.row_offsets))
+        if self.layout == 'padded':
+            rows = [array.reshape((sizes.size, adj.max_rows) + array.shape[1:]) for array in rows]
+        labels = [
+            dense_examples.stack(column, 'batch', 2 + n_node_columns + i, found.full_sizes)
+            for i, column in enumerate(found.labels[n_node_columns:])
+        ]
+        return rows[0], adj, rows[1:] + labels, len(rows) - 1
 
     def _node_column(self, column, found, position):
-        """Return one row for each node, padding removed or added as for the atoms."""
+        """Return one row for each node that is not padding."""
         rows = []
-        for i, (values, size, full) in enumerate(zip(column, found.sizes, found.full_sizes)):
+        for i, (values, ids, full) in enumerate(zip(column, found.atoms, found.full_sizes)):
             if numpy.shape(values)[:1] != (full,):
                 raise ValueError(
                     'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
                     % (i, position, full, numpy.shape(values))
                 )
-            rows.append(to_host(values)[:size])
-        flat = numpy.concatenate(rows)
-        if self.layout == 'folded':
-            return fold(flat, found.sizes)
-        return _pad(flat, found.sizes, max(found.sizes)) if self.layout == 'padded' else flat
-
-
-def _pad(flat, sizes, n):
-    padded = numpy.zeros((len(sizes), n) + flat.shape[1:], flat.dtype)
-    padded[numpy.arange(n) < numpy.asarray(sizes)[:, None]] = flat
-    return padded
+            rows.append(to_host(values)[: len(ids)])
+        return numpy.concatenate(rows)
 
 
 concat_mols = CSRConverter()

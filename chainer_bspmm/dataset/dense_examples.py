@@ -1,4 +1,4 @@
-"""Dense examples of Chainer Chemistry: check them, remove padding, stack labels."""
+"""Dense examples of Chainer Chemistry: check them, find node columns and padding, stack labels."""
 
 import collections
 
@@ -8,24 +8,40 @@ from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.build import to_host
 
-# atoms: (n_nodes,) int32 ids or (n_nodes, channels) features; sizes, full_sizes: nodes of every
-# molecule without and with padding; matrices: the adjacency of each; labels: one tuple per column.
-Examples = collections.namedtuple('Examples', 'atoms sizes full_sizes matrices labels')
+# atoms: for every molecule (n,) integer ids or (n, channels) features, on the host; full_sizes: its
+# nodes with padding; matrices: its adjacency; labels: one tuple per column.
+Examples = collections.namedtuple('Examples', 'atoms full_sizes matrices labels')
 
 
-def gather(examples, strip, name='batch', first=0):
+def gather(examples, name='batch', first=0):
     """Check examples ``(atoms, adj, label...)`` and collect them by column.
 
     Args:
         examples (list): see `CSRConverter`.
-        strip (bool): whether to remove padding.
         name (str), first (int): errors call the examples ``name[first]`` and so on.
 
     Returns:
-        Examples: on the host.
+        Examples: with padding.
     """
     columns = _columns(examples, name, first)
-    full_sizes, atoms, matrices = _molecules(columns[0], columns[1], strip, name, first)
+    atoms, matrices = _molecules(columns[0], columns[1], name, first)
+    return Examples(atoms, list(map(len, atoms)), matrices, columns[2:])
+
+
+def strip(found):
+    """Return `Examples` without trailing atoms of id 0 that have no entry in row or column."""
+    atoms, matrices = list(found.atoms), list(found.matrices)
+    if atoms[0].ndim == 1:
+        for i, ids in enumerate(atoms):
+            if ids.size and not ids[-1]:
+                matrices[i] = to_host(matrices[i])
+                n = _used(ids, matrices[i])
+                atoms[i], matrices[i] = ids[:n], matrices[i][..., :n, :n]
+    return found._replace(atoms=atoms, matrices=matrices)
+
+
+def join_atoms(atoms, name='batch', first=0):
+    """Return the atoms of all molecules as one array: (n_nodes,) int32, or (n_nodes, channels)."""
     flat = numpy.concatenate(atoms)
     if flat.dtype.kind in 'iu':
         validate.fits_int32('atom ids', int(flat.max(initial=0)))
@@ -37,7 +53,57 @@ def gather(examples, strip, name='batch', first=0):
                 % (name, first + graph, flat.min())
             )
         flat = flat.astype(numpy.int32, copy=False)
-    return Examples(flat, list(map(len, atoms)), full_sizes, matrices, columns[2:])
+    return flat
+
+
+def count_node_columns(found, last_too=False):
+    """Return how many of the first columns of labels have a row for each atom.
+
+    Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
+    column of one-dimensional integer arrays counts, and the last column only with `last_too`.
+    """
+    one_size = len(set(found.full_sizes)) == 1
+    for i, column in enumerate(found.labels):
+        if any(
+            getattr(values, 'shape', ())[:1] != (n,) for values, n in zip(column, found.full_sizes)
+        ):
+            return i
+        if one_size and (
+            any(values.ndim != 1 or values.dtype.kind not in 'iu' for values in column)
+            or (i == len(found.labels) - 1 and not last_too)
+        ):
+            return i
+    return len(found.labels)
+
+
+def is_padding(atoms, full_sizes):
+    """Return whether trailing atoms of id 0 without bonds can be nothing but padding.
+
+    Padding makes all molecules of a data set equally large, and its id is that of no atom.
+
+    Args:
+        atoms (array): ids of all molecules, those atoms left out; or features.
+        full_sizes (sequence of int): nodes of every molecule, those atoms included.
+    """
+    return len(set(full_sizes)) <= 1 and bool(atoms.ndim != 1 or atoms.all())
+
+
+def refuse_loss(sizes, full_sizes, n_rows):
+    """Raise ValueError if a molecule of a batch would lose what may be atoms.
+
+    Args:
+        sizes, full_sizes (sequence of int): nodes without and with those of :func:`is_padding`.
+        n_rows (int): nodes that a smaller molecule keeps or gets back as phantom atoms.
+    """
+    lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
+    if (lost > 0).any():
+        i = int((lost > 0).argmax())
+        raise ValueError(
+            'strip_padding: expected True or False for this data set, got None: batch[%d] would '
+            'lose the last %d of its %d atoms, which have id 0 and no bond. They need not be '
+            'padding: molecules differ in size, or other atoms have id 0, too. strip_padding=True '
+            'drops such atoms, strip_padding=False keeps them' % (i, lost[i], full_sizes[i])
+        )
 
 
 def stack(column, name, position, sizes=None):
@@ -88,8 +154,8 @@ def _columns(examples, name, first):
     return list(zip(*examples))
 
 
-def _molecules(atoms, matrices, strip, name, first):
-    """Check that atoms and adjacency agree, remove padding, return sizes, atoms, matrices."""
+def _molecules(atoms, matrices, name, first):
+    """Check that atoms and adjacency agree, return both, atoms on the host."""
     # Examples of a sparse data set that were modified: rare, so they are converted one at a time.
     matrices = [
         matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix for matrix in matrices
@@ -113,15 +179,7 @@ def _molecules(atoms, matrices, strip, name, first):
             'features, throughout, got %s'
             % (name, ', '.join(sorted({'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms})))
         )
-    sizes = list(map(len, atoms))
-    atoms = [to_host(ids) for ids in atoms]
-    if strip and atoms[0].ndim == 1:
-        for i, ids in enumerate(atoms):
-            if ids.size and not ids[-1]:
-                matrices[i] = to_host(matrices[i])
-                n = _used(ids, matrices[i])
-                atoms[i], matrices[i] = ids[:n], matrices[i][..., :n, :n]
-    return sizes, atoms, matrices
+    return [to_host(ids) for ids in atoms], matrices
 
 
 def _used(ids, matrix):

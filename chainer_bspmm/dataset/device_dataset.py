@@ -94,12 +94,14 @@ class DeviceMolecules(Molecules):
             )
         return index.astype(numpy.int32)
 
-    def batch(self, index, layout, padded_to=None):
+    def batch(self, index, layout, padded_to=None, keep_padding=False):
         """Gather molecules into a batch on the GPU, with one copy to it and one launch.
 
         Args:
             index (array): (n_graphs,) integers on the host.
-            layout (str): ``'packed'``; ``'padded'`` gathers on the host and sends the batch.
+            layout (str), padded_to (int or None): as in `CSRConverter`; ``'padded'`` gathers on the
+                host and sends the batch.
+            keep_padding (bool): True gathers on the host as well.
 
         Returns:
             tuple: atoms, BatchedCSR, list of labels, as from `Molecules.batch`, on the GPU.
@@ -112,17 +114,20 @@ class DeviceMolecules(Molecules):
             One more launch for every two labels after the first two. Does not synchronise.
         """
         index = self.check(index)
-        if layout != 'packed':
-            atoms, adj, labels = self.host.batch(index, layout, padded_to)
+        if layout == 'padded' or keep_padding:
+            atoms, adj, labels = self.host.batch(index, layout, padded_to, keep_padding)
             atoms, *labels = send([atoms] + labels, self.device)
             return atoms, adj.to_device(self.device), labels
-        sizes, nnz = self.sizes[index], self.nnz[index]
+        folded = layout == 'folded'
+        sizes, nnz = self.sizes[index] + folded, self.nnz[index]
         n_rows, n_entries = int(sizes.sum()), int(nnz.sum())
         validate.fits_int32('nodes times relations', n_rows * self.n_relations)
         validate.fits_int32('non-zeros', n_entries)
+        n = self.padded_size(index, padded_to) if folded else 0
         with chainer.using_device(self.device):
-            buffers = self._buffers(index.size, n_rows, n_entries)
-            backend.gather_batch(self._source, self.device.send(index), buffers)
+            buffers = self._buffers(index.size, n_rows, n_entries, folded)
+            sent = self.device.send(numpy.append(index, numpy.int32(n)))
+            backend.gather_batch(self._source, sent[:-1], buffers, sent[-1:] if folded else None)
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         adj = BatchedCSR.in_buffers(
             buffers.indptr,
@@ -136,10 +141,13 @@ class DeviceMolecules(Molecules):
             max_atom_id,
             self.is_symmetric(index),
             has_spare=False,
+            layout=layout,
+            row_weights=buffers.row_weights,
+            padded_to=padded_to,
         )
         return buffers.atoms, adj, list(buffers.labels)
 
-    def _buffers(self, n_graphs, n_rows, nnz):
+    def _buffers(self, n_graphs, n_rows, nnz, folded=False):
         """Return new, uninitialized `Buffers` of these sizes."""
         empty, source = cuda.cupy.empty, self._source
         return Buffers(
@@ -149,30 +157,34 @@ class DeviceMolecules(Molecules):
             None if source.data is None else empty(nnz, source.data.dtype),
             empty(n_graphs + 1, numpy.int32),
             empty(n_graphs + 1, numpy.int32),
-            None,
+            empty(n_rows, numpy.float32) if folded else None,
             [empty((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels],
         )
 
-    def gather(self, index, buffers):
-        """Gather a packed batch into arrays that may be larger; can be captured in a CUDA graph.
+    def gather(self, index, buffers, padded_to=None):
+        """Gather a batch into arrays that may be larger; can be captured in a CUDA graph.
 
         The rest of each array is filled as :meth:`BatchedCSR.in_buffers` describes.
 
         Args:
             index (cupy.ndarray): (n_graphs,) int32 that passed :meth:`check`. Its values are not
                 read on the host: the caller makes sure that ``sizes[index].sum()`` rows and
-                ``nnz[index].sum()`` entries fit in the buffers.
-            buffers (Buffers): C-contiguous arrays of this device, of the data set's dtypes.
+                ``nnz[index].sum()`` entries fit in the buffers, folded one more row per molecule.
+            buffers (Buffers): C-contiguous arrays of this device, of the data set's dtypes; those
+                of a packed batch have no ``row_weights``, those of a folded one have.
+            padded_to (cupy.ndarray or None): (1,) int32, to how many atoms folded molecules are
+                padded; None with a packed batch.
 
         Raises:
             TypeError: a dtype differs.
-            ValueError: a shape or device differs, or an array is not C-contiguous.
+            ValueError: a shape or device differs, an array is not C-contiguous, or ``padded_to``
+                does not go with the buffers.
 
         Note:
             Launches on the current stream; does not copy, synchronise or allocate.
         """
-        _check_buffers(self._source, index, buffers, self.device)
-        backend.gather_batch(self._source, index, buffers)
+        _check_buffers(self._source, index, buffers, padded_to, self.device)
+        backend.gather_batch(self._source, index, buffers, padded_to)
 
 
 def _max_ids(host):
@@ -207,7 +219,7 @@ def _send(array, device):
     return None if array is None else device.send(numpy.ascontiguousarray(array))
 
 
-def _check_buffers(source, index, buffers, device):
+def _check_buffers(source, index, buffers, padded_to, device):
     n_graphs, n_rows, nnz = index.size, buffers.indptr.size - 1, buffers.indices.size
     if (source.data is None) != (buffers.data is None):
         raise ValueError(
@@ -218,6 +230,15 @@ def _check_buffers(source, index, buffers, device):
         raise ValueError(
             'buffers.labels: expected %d, as the data set, got %d'
             % (len(source.labels), len(buffers.labels))
+        )
+    if (padded_to is None) != (buffers.row_weights is None):
+        raise ValueError(
+            'padded_to: expected %s buffers.row_weights, got %s'
+            % (
+                ('None without', 'an array')
+                if buffers.row_weights is None
+                else ('an array with', 'None')
+            )
         )
     tables = 'i', (n_graphs + 1,)
     expected = [
@@ -230,6 +251,9 @@ def _check_buffers(source, index, buffers, device):
     ]
     if source.data is not None:
         expected.append(('buffers.data', buffers.data, source.data.dtype, (nnz,)))
+    if padded_to is not None:
+        expected.append(('padded_to', padded_to, 'i', (1,)))
+        expected.append(('buffers.row_weights', buffers.row_weights, 'f', (n_rows,)))
     expected += [
         ('buffers.labels[%d]' % i, buffer, label.dtype, (n_graphs,) + label.shape[1:])
         for i, (buffer, label) in enumerate(zip(buffers.labels, source.labels))
@@ -251,10 +275,11 @@ class DeviceDataset(SparseDataset):
     """Hold a sparse data set on a GPU, where its batches are gathered.
 
     Usable like any `SparseDataset`: indices, slices, splitters, SubDataset and
-    ``chainer_bspmm.concat_mols``; parts of it share the arrays on the GPU. For packed batches on
-    this GPU the converter sends only the indices of the molecules. For other devices and for
-    ``layout='padded'`` it gathers on the host, where the data set stays as well. The elements of
-    examples are on the host. Pickled, it becomes the `SparseDataset`.
+    ``chainer_bspmm.concat_mols``; parts of it share the arrays on the GPU. For packed and folded
+    batches on this GPU the converter sends only the indices of the molecules. For other devices,
+    ``layout='padded'``, and packed batches that keep padding it gathers on the host, where the data
+    set stays as well. The elements of examples are on the host. Pickled, it becomes the
+    `SparseDataset`.
 
     Args:
         dataset (SparseDataset or sequence): an argument of :func:`to_sparse`.

@@ -49,7 +49,7 @@ class Molecules:
         self.starts = starts[:-1]
         self.entry_starts = entry_starts[:-1]
         self.nnz = numpy.diff(entry_starts)
-        self._symmetric = None
+        self._symmetric = self._has_padding = self._is_padding = None  # found when asked for
 
     def __len__(self):
         return self.sizes.size
@@ -134,19 +134,34 @@ class Molecules:
         """
         if column > 1:
             return self.labels[column - 2][i]
-        atoms, adj, _ = self.batch(
-            numpy.array([i]), 'packed' if self.sizes[i] == self.full_sizes[i] else 'padded'
-        )
-        if column == 1:
-            return adj
-        return atoms if adj.layout == 'packed' else atoms[0]
+        atoms, adj, _ = self.batch(numpy.array([i]), 'packed', keep_padding=True)
+        return adj if column else atoms
 
-    def batch(self, index, layout, padded_to=None):
+    @property
+    def has_padding(self):
+        """Whether any molecule has padding."""
+        if self._has_padding is None:
+            self._has_padding = not numpy.array_equal(self.sizes, self.full_sizes)
+        return self._has_padding
+
+    @property
+    def is_padding(self):
+        """Whether padding is nothing else for sure; see `dense_examples.is_padding`."""
+        if self._is_padding is None:
+            self._is_padding = dense_examples.is_padding(self.atoms, self.full_sizes.tolist())
+        return self._is_padding
+
+    def padded_size(self, index, padded_to):
+        """Return to how many nodes (int) a batch is padded: as many as the largest has, or N."""
+        return int(self.full_sizes[index].max()) if padded_to is None else padded_to
+
+    def batch(self, index, layout, padded_to=None, keep_padding=False):
         """Gather molecules into a batch.
 
         Args:
             index (array): (n_graphs,) int64, at least one, not negative.
             layout (str), padded_to (int or None): as in `CSRConverter`.
+            keep_padding (bool): whether packed and folded molecules have rows for padding as well.
 
         Returns:
             tuple: atoms, BatchedCSR, list of labels, as `CSRConverter` returns them.
@@ -159,20 +174,17 @@ class Molecules:
         entries = _ranges(self.entry_starts[index], nnz)
         atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
-        weights = None
+        weights, rows = None, self.full_sizes[index] if keep_padding else sizes
         if layout == 'folded':
-            n = self.full_sizes[index].max() if padded_to is None else padded_to
-            weights = build.row_weights(sizes, n)
-            atoms, row_nnz = fold(atoms, sizes), fold(row_nnz, sizes)
-            row_offsets = build.starts_of(sizes + 1)
+            weights = build.row_weights(rows, self.padded_size(index, padded_to))
+            rows = rows + 1
         elif layout == 'padded':
-            n = int(self.full_sizes[index].max())
-            row_offsets = numpy.arange(index.size + 1) * n
-            place = _ranges(row_offsets[:-1], sizes)
-            atoms = _spread(atoms, place, index.size * n).reshape((index.size, n) + atoms.shape[1:])
-            row_nnz = _spread(row_nnz, place, index.size * n)
-        else:
-            row_offsets = build.starts_of(sizes)
+            rows = numpy.full(index.size, self.padded_size(index, None))
+        row_offsets = build.starts_of(rows)
+        if rows is not sizes:
+            atoms, row_nnz = spread((atoms, row_nnz), sizes, rows)
+        if layout == 'padded':
+            atoms = atoms.reshape((index.size, rows[0]) + atoms.shape[1:])
         validate.fits_int32('nodes times relations', int(row_offsets[-1]) * self.n_relations)
         validate.fits_int32('non-zeros', entries.size)
         col_offsets = row_offsets * self.n_relations
@@ -263,12 +275,12 @@ class Molecules:
 
         Returns Molecules without labels, and the labels: a tuple for each column.
         """
-        found = dense_examples.gather(examples, True, name, first)
+        found = dense_examples.strip(dense_examples.gather(examples, name, first))
         csr = BatchedCSR.from_matrices(found.matrices)
         shift = numpy.repeat(csr.col_offsets[:-1], numpy.diff(csr.indptr[csr.row_offsets]))
         molecules = cls(
-            found.atoms,
-            numpy.array(found.sizes),
+            dense_examples.join_atoms(found.atoms, name, first),
+            numpy.array(list(map(len, found.atoms))),
             numpy.array(found.full_sizes),
             numpy.diff(csr.indptr),
             csr.indices - shift,
@@ -400,18 +412,17 @@ def _ranges(starts, lengths):
     return ranges
 
 
-def fold(rows, sizes):
-    """Return rows with one of zeros after those of every molecule, for its phantom atoms.
+def spread(arrays, sizes, counts):
+    """Return arrays with rows of zeros after those of every molecule, as phantom atoms have.
 
     Args:
-        rows (array): (sum of sizes, ...).
-        sizes (sequence of int): rows of every molecule.
+        arrays (iterable of array): (sum of sizes, ...) each.
+        sizes, counts (array): (n_graphs,) integers, rows of every molecule before and after.
     """
-    place = numpy.arange(len(rows)) + numpy.repeat(numpy.arange(len(sizes)), sizes)
-    return _spread(rows, place, len(rows) + len(sizes))
-
-
-def _spread(values, place, size):
-    spread = numpy.zeros((size,) + values.shape[1:], values.dtype)
-    spread[place] = values
-    return spread
+    offsets = build.starts_of(counts)
+    place = _ranges(offsets[:-1], sizes)
+    results = []
+    for array in arrays:
+        results.append(numpy.zeros((offsets[-1],) + array.shape[1:], array.dtype))
+        results[-1][place] = array
+    return results

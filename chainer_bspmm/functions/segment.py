@@ -1,4 +1,4 @@
-"""Reductions over the nodes of every graph of a packed batch, and their transpose."""
+"""Reductions over the nodes of every graph of a batch, and their transpose."""
 
 import collections
 

@@ -40,12 +40,12 @@ class SegmentSoftmax(FusedNode):
         columns, segments = functions.reshape(x, _columns(x).shape), self._segments
         unweighted = segments._replace(weights=None)
         largest = reduce_rows(backend.segment_max, columns.array, segments)
-        # Where y is 0, rows of weight 0 and of no segment, this must not overflow.
-        is_counted = _columns(self._y) != 0
         shifted = columns - backend.segment_broadcast(largest, *unweighted)
-        zero = columns.xp.zeros((), x.dtype)
+        # Rows that do not count may be above the maximum, NaN, or without anything to divide by.
+        is_counted, zero = _counted_rows(segments), columns.xp.zeros((), x.dtype)
         e = functions.exp(functions.where(is_counted, shifted, zero))
         (total,) = SegmentBroadcast(unweighted).apply(SegmentSum(segments).apply((e,)))
+        total = functions.where(is_counted, total, columns.xp.ones((), x.dtype))
         return functions.reshape(functions.where(is_counted, e / total, zero), x.shape)
 
 
@@ -53,18 +53,29 @@ def _columns(x):
     return x if x.ndim == 2 else x[:, None]
 
 
+def _counted_rows(segments):
+    """Return which rows count, (n_rows, 1) bool: those of a segment whose weight is not 0."""
+    offsets, n_rows, _, weights = segments
+    if weights is not None:
+        return weights[:, None] != 0
+    xp = chainer_backend.get_array_module(offsets)
+    return xp.arange(n_rows, dtype=offsets.dtype)[:, None] < offsets[-1:]
+
+
 class NodeSoftmax(SegmentSoftmax):
     def _gradients(self, inputs, gy, wanted):
         # Subtract the mean over each graph first: it cancels exactly, but its rounding error would
         # not, and attention over many similar nodes, such as phantom atoms, has little else.
         xp, segments = chainer_backend.get_array_module(gy), self._segments
-        wide = gy.astype(numpy.promote_types(gy.dtype, numpy.float32), copy=False)
-        unweighted = segments._replace(weights=None)  # gy is a sum over copies already
-        mean = reduce_rows(backend.segment_sum, wide, unweighted)  # too large for float16
-        ones = xp.ones((segments.n_rows, 1), mean.dtype)
+        dtype = numpy.promote_types(gy.dtype, numpy.float32)  # sums are too large for float16
+        y, gy = self._y.astype(dtype, copy=False), gy.astype(dtype, copy=False)
+        # gy is a sum over copies already; only rows that do not count are left out.
+        whether = None if segments.weights is None else xp.sign(segments.weights)
+        mean = reduce_rows(backend.segment_sum, gy, segments._replace(weights=whether))
+        ones = xp.ones((segments.n_rows, 1), dtype)
         mean /= xp.maximum(reduce_rows(backend.segment_sum, ones, segments), 1)
-        centre = backend.segment_broadcast(mean.astype(gy.dtype, copy=False), *segments)
-        return super()._gradients(inputs, gy - centre, wanted)
+        gy = gy - backend.segment_broadcast(mean, *segments)
+        return (backend.segment_softmax_grad(y, gy, segments.offsets, segments.weights),)
 
 
 def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:

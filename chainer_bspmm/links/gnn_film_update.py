@@ -5,7 +5,6 @@ from typing import Any
 import chainer
 from chainer_chemistry.links.update import gnn_film_update
 
-from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.fused.edge_film import edge_film
 from chainer_bspmm.functions.fused.layer_norm import layer_norm
 from chainer_bspmm.links.linear import parameters_of
@@ -14,7 +13,6 @@ from chainer_bspmm.links.rows import check_relations
 from chainer_bspmm.links.rows import node_rows
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse.edges import edges_of
 
 
 class GNNFiLMUpdate(Sparse, gnn_film_update.GNNFiLMUpdate):
@@ -22,9 +20,9 @@ class GNNFiLMUpdate(Sparse, gnn_film_update.GNNFiLMUpdate):
 
     gamma and beta are linear in h[i], norm is a layer normalisation. Arguments and parameters are
     upstream's; rows of ``W_linear/W`` and ``W_g/W`` have the relation as their minor index. The
-    last relation of upstream's preprocessor holds the self-loops. An update is four nodes of the
-    computational graph: hooks of the linear layers are refused. A node without edges gets the
-    norm of 0, which is its bias.
+    last relation of upstream's preprocessor holds the self-loops. An update is two nodes of the
+    computational graph (more with another ``activation`` than a rectifier): hooks of the linear
+    layers are refused. A node without edges gets the norm of 0, which is its bias.
 
     Source:
         Brockschmidt 2019 (arXiv:1906.12192), equation 6.
@@ -56,8 +54,7 @@ class GNNFiLMUpdate(Sparse, gnn_film_update.GNNFiLMUpdate):
         check_relations(adj, self.n_edge_types)
         h, lead = node_rows(h, adj)
         W, W_g = (parameters_of(layer, h.shape[1])[0] for layer in (self.W_linear, self.W_g))
-        messages = self.activation(edge_film(adj, h, W, W_g))
-        h = bspmm(edges_of(adj).to_node, messages)
+        h = edge_film(adj, h, W, W_g, self.activation)
         norm = self.norm_layer
         if norm.gamma.array is None:
             norm._initialize_params(h.shape[1])

@@ -27,9 +27,10 @@ class WLEGraphConvModel(GraphConvModel):
 
         Args:
             atom_array, adj, is_real_node: see there.
-            wle_array (array or None): (n_nodes,) int32 labels in [0, n_wle_types), or (n_graphs, N)
-                if ``adj`` is padded: the column that ``CSRConverter(n_node_columns=1)`` puts after
-                the adjacency; ignored if ``with_wle=False``. On a GPU its values are not checked.
+            wle_array (array or None): (n_rows,) int32 labels in [0, n_wle_types), or (n_graphs, N)
+                if ``adj`` is padded: the column that `CSRConverter` puts after the adjacency;
+                ignored if ``with_wle=False``. (n_graphs, n) where every molecule has n atoms.
+                On a GPU its values are not checked.
 
         Returns:
             Variable: (n_graphs, out_dim); with ``concat_hidden`` (n_graphs, n_update_layers *
@@ -53,7 +54,15 @@ def _labels(wle_array, adj, n_wle_types):
             'wle_array: expected an array of a label for each atom, got %s'
             % type(wle_array).__name__
         )
-    shape = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
+    per_graph = adj.n_graphs, adj.max_rows - (adj.layout == 'folded')
+    shape = per_graph if adj.layout == 'padded' else (adj.n_rows,)
+    # A converter cannot tell the last column of molecules of one size from labels of molecules.
+    one_size = adj.n_rows == adj.n_graphs * adj.max_rows and not adj.has_spare
+    if one_size and wle_array.shape == per_graph:
+        if adj.layout == 'folded':
+            xp = chainer.backend.get_array_module(wle_array)
+            wle_array = xp.pad(wle_array, ((0, 0), (0, 1)), 'constant')
+        wle_array = wle_array.reshape(shape)
     if wle_array.shape != shape or wle_array.dtype.kind != 'i':
         raise ValueError(
             'wle_array: expected integers of shape %s, a label for each atom of %r, got %s of '
@@ -73,9 +82,9 @@ def _labels(wle_array, adj, n_wle_types):
 class CWLEGraphConvModel(WLEGraphConvModel, cwle_graph_conv_model.CWLEGraphConvModel):
     """Predict a vector per molecule from atoms and labels of their neighbourhoods, concatenated.
 
-    As :class:`GraphConvModel`. Batches come from ``CSRConverter(n_node_columns=1)``, which takes a
-    column of labels with every molecule. After more than one round of labelling atoms are labels
-    too, beginning at 0: use ``CSRConverter(n_node_columns=1, strip_padding=False)``.
+    As :class:`GraphConvModel`, with a column of labels after the adjacency of every molecule. After
+    more than one round of labelling atoms are labels as well, beginning at 0: packed batches come
+    from ``CSRConverter('packed', strip_padding=False)``.
 
     Source:
         Chainer Chemistry 0.7.1, models/cwle/cwle_graph_conv_model.py.

@@ -48,7 +48,7 @@ class BatchedSELL(Batch):
         row_order (array or None): (n_rows,) int32, the row of ``adj`` at every sorted place; None
             where rows are not sorted.
         row_offsets, col_offsets, n_graphs, n_rows, n_cols, nnz, n_relations, max_rows, max_cols,
-            layout, max_atom_id, is_symmetric: as in ``adj``.
+            layout, max_atom_id, is_symmetric, row_weights, padded_to: as in ``adj``.
         slice_size, n_slices (int): S and the number of slices.
         max_slice_rows (int): rows of the largest slice.
 
@@ -77,6 +77,7 @@ class BatchedSELL(Batch):
             adj.row_offsets, adj.col_offsets, None, adj.n_relations, adj.layout, adj.max_atom_id
         )
         self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric
+        self.row_weights, self.padded_to = adj.row_weights, adj.padded_to
         self._set_slices()
         self._set_entries(adj, sort_rows)
         self._cache = {}
@@ -170,6 +171,8 @@ class BatchedSELL(Batch):
             layout=self.layout,
             max_atom_id=self.max_atom_id,
             is_symmetric=self.is_symmetric,
+            row_weights=host.row_weights,
+            padded_to=self.padded_to,
         )
         return adj.to_device(backend.get_device_from_array(self.column))
 

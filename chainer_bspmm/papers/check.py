@@ -43,13 +43,13 @@ def spmv(adj, x, alpha, beta, y):
     for name, factor in (('alpha', alpha), ('beta', beta)):
         if not isinstance(factor, numbers.Real):
             raise TypeError('%s: expected a real number, got %r' % (name, factor))
-    operands.vector('x', x, adj, adj.n_cols)
+    operands.shaped('x', x, adj, (adj.n_cols,))
     operands.values_dtype(adj, x)
     if y is None:
         if beta != 0:
             raise ValueError('y: expected an array to go with beta = %r, got None' % beta)
         return
-    operands.vector('y', y, adj, adj.n_rows)
+    operands.shaped('y', y, adj, (adj.n_rows,))
     operands.same_dtype('y', y.dtype, x.dtype)
     if not y.flags.c_contiguous:
         raise ValueError(

@@ -194,7 +194,8 @@ class BatchedCSR(Batch):
             max_atom_id (int or None): bound of the atom ids.
             is_symmetric (bool): whether every matrix that the arrays will hold is its transpose.
             has_spare (bool): False if the arrays are exactly as large as the batch.
-            layout (str): ``'packed'`` or ``'folded'``.
+            layout (str): ``'packed'``; ``'folded'``; ``'unfolded'``, for a padded batch whose
+                features have two dimensions, N rows for each graph.
             row_weights (array or None): (n_rows,) float32, with ``'folded'``; 0 for spare rows.
             padded_to (int or None): see the class.
 
@@ -378,7 +379,8 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
         buffers (Buffers): NumPy arrays to fill, for example views of page-locked memory.
         atoms (array): (n_rows,) int32 or (n_rows, channels), on the host.
         adj (BatchedCSR): packed or folded, on the host.
-        labels (sequence of array): (n_graphs, ...) or (n_rows, ...) each.
+        labels (sequence of array): (n_graphs, ...); or (n_rows, ...), where the buffer has as many
+            rows as that of the atoms.
 
     Raises:
         ValueError: the batch does not fit, or has another number of graphs, other shapes, or values
@@ -414,7 +416,7 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
     if adj.row_weights is not None:
         parts.append(('row_weights', adj.row_weights, buffers.row_weights, 0))
     parts += [
-        ('labels[%d]' % i, label, buffer, None if len(buffer) == adj.n_graphs else 0)
+        ('labels[%d]' % i, label, buffer, 0 if len(buffer) == len(buffers.atoms) else None)
         for i, (label, buffer) in enumerate(zip(labels, buffers.labels))
     ]
     for name, array, buffer, spare in parts:  # all of them, before anything is written

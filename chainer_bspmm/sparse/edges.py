@@ -1,19 +1,39 @@
 """Matrices whose rows or columns are the entries of a `BatchedCSR`, the edges of its graphs.
 
-All of them share arrays with the given one; nothing here synchronises.
+All of them share arrays with the given one; nothing here synchronises a device.
 """
-
-from chainer_bspmm.sparse.relations import relation_rows
 
 
 def derived(adj, **fields):
     """Return a matrix of one relation, derived from another by replacing arrays and sizes.
 
-    Raises:
-        ValueError: ``adj`` has spare rows or entries, which these arrays would count.
+    Where ``adj`` has spare rows or entries, so may the new one, and its arrays must be as
+    ``BatchedCSR.in_buffers`` wants them.
     """
-    adj.refuse_spare()
-    return adj.replace(**{'n_relations': 1, 'layout': 'packed', 'is_symmetric': False, **fields})
+    return adj.replace(
+        **{
+            'n_relations': 1,
+            'layout': 'packed',
+            'is_symmetric': False,
+            'row_weights': None,
+            'padded_to': None,
+            **fields,
+        }
+    )
+
+
+def equal_rows(adj, n_rows, width, n_true):
+    """Return the indptr of rows of `width` entries each, (n_rows + 1,) int32; spare ones have none.
+
+    Args:
+        adj (BatchedCSR): says whether there are spare rows.
+        n_rows (int): how many there is room for.
+        width (int): entries of a row.
+        n_true (array): (1,) int32, the rows that are not spare; read if there are such.
+    """
+    xp = adj.xp
+    starts = xp.arange(0, n_rows * width + 1, width, dtype='i')
+    return xp.minimum(starts, n_true * width) if adj.has_spare else starts
 
 
 def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_cols):
@@ -29,7 +49,7 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
     return derived(
         entries,
         data=None,
-        indptr=entries.xp.arange(0, columns.size + 1, width, dtype='i'),
+        indptr=equal_rows(entries, n_rows, width, row_offsets[-1:]),
         indices=columns.ravel(),
         row_offsets=row_offsets,
         col_offsets=col_offsets,
@@ -43,25 +63,19 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
 
 
 class Edges:
-    """The edges of a batch, sorted by receiver and relation; see :func:`edges_of`.
+    """Matrices that gather features along the edges of a batch, and add them up at its nodes.
 
     Attributes:
-        sources (array): (nnz,) int32, row ``j * R + r`` of (node, relation) where an edge begins.
-        receivers (array): (nnz,) int32, row ``i * R + r`` where it ends.
-        by_receiver (array): (n_nodes * R + 1,) int32, where the edges of every receiver start.
         from_source, from_receiver (BatchedCSR): nnz x (n_nodes * R); their products are, for
-            every edge, the features of its source or receiver.
+            entry (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of features.
         to_node (BatchedCSR): n_nodes x nnz; its product adds up the edges of every node, times the
             values of ``adj``.
     """
 
     def __init__(self, adj):
-        xp, n_relations = adj.xp, adj.n_relations
-        rows = relation_rows(adj)
-        self.receivers = rows.entry_rows()
-        self.sources = rows.indices * n_relations + self.receivers % n_relations
-        self.by_receiver = rows.indptr
+        n_relations = adj.n_relations
         starts = adj.indptr[adj.row_offsets]
+        receivers = adj.entry_rows() * n_relations + adj.indices % n_relations
         self.from_source, self.from_receiver = (
             gathering(
                 adj,
@@ -72,31 +86,15 @@ class Edges:
                 adj.max_cols,
                 adj.n_cols,
             )
-            for columns in (self.sources, self.receivers)
+            for columns in (adj.indices, receivers)
         )
-        order = xp.arange(adj.nnz, dtype='i')
+        order = adj.xp.arange(adj.nnz, dtype='i')
         self.to_node = derived(
             adj,
-            data=rows.data,
-            indptr=xp.ascontiguousarray(rows.indptr[::n_relations]),
-            indices=order,
+            indices=order * (order < adj.indptr[-1:]) if adj.has_spare else order,
             col_offsets=starts,
             n_cols=adj.nnz,
             max_cols=adj.max_nnz,
-        )
-        self.to_node.keep_transpose(
-            derived(
-                self.to_node,
-                indptr=xp.arange(adj.nnz + 1, dtype='i'),
-                indices=self.receivers // n_relations,
-                row_offsets=starts,
-                n_rows=adj.nnz,
-                max_rows=adj.max_nnz,
-                col_offsets=adj.row_offsets,
-                n_cols=adj.n_rows,
-                max_cols=adj.max_rows,
-            ),
-            order,
         )
 
 

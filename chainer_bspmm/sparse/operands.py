@@ -81,12 +81,12 @@ def _matrix(name, x, adj, n_rows):
     raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, shape))
 
 
-def vector(name, x, adj, size):
+def shaped(name, x, adj, shape):
     _on_device(name, x, adj)
     floating(name, x)
-    if x.shape != (size,):
+    if x.shape != shape:
         raise ValueError(
-            '%s: expected shape (%d,) to go with %r, got %s' % (name, size, adj, x.shape)
+            '%s: expected shape %s to go with %r, got %s' % (name, shape, adj, x.shape)
         )
 
 

@@ -18,12 +18,29 @@ from chainer_bspmm.training.buffers import needs
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made, which are sent to the device."""
+    """Atoms, matrix and labels that a converter made, which are sent to the device.
 
-    def __init__(self, atoms, adj, labels):
+    Args:
+        atoms (array), adj (BatchedCSR), labels (list of array): on the host.
+        n_node_columns (int): how many of the labels, the first ones, have a row for each node.
+    """
+
+    def __init__(self, atoms, adj, labels, n_node_columns=0):
         self._arrays = atoms, adj, labels
+        if adj.layout == 'padded':
+            atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
+            labels = [*nodes, *labels[n_node_columns:]]
+        self._rows = atoms, adj, labels
         self.form = layouts.Form.of(
-            adj.n_graphs, adj.n_relations, adj.is_symmetric, atoms, adj.data, labels
+            adj.n_graphs,
+            adj.n_relations,
+            adj.is_symmetric,
+            atoms,
+            adj.data,
+            labels,
+            adj.layout,
+            adj.padded_to,
+            n_node_columns,
         )
         self.need = needs(
             numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
@@ -40,17 +57,28 @@ class HostBatch:
 
     def write(self, views):
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
-        fill_buffers(layouts.buffers_of(views), *self._arrays)
+        fill_buffers(layouts.buffers_of(views), *self._rows)
 
     source = gather = None
 
 
-class DeviceBatch:
-    """Molecules of a `DeviceDataset`; only their numbers are sent."""
+def _as_rows(array):
+    """Return (n_graphs, N, ...) as (n_graphs * N, ...)."""
+    return array.reshape((-1,) + array.shape[2:])
 
-    def __init__(self, molecules, index):
+
+class DeviceBatch:
+    """Molecules of a `DeviceDataset`; only their numbers are sent.
+
+    Args:
+        molecules (DeviceMolecules): gathered from.
+        index (array): (n_graphs,) their numbers.
+        layout (str), padded_to (int or None): as in `CSRConverter`.
+    """
+
+    def __init__(self, molecules, index, layout, padded_to):
         self.source = self._molecules = molecules
-        self._index = index
+        self._index, self._layout = index, (layout, padded_to)
         self.form = layouts.Form.of(
             index.size,
             molecules.n_relations,
@@ -58,22 +86,45 @@ class DeviceBatch:
             molecules.atoms,
             molecules.data,
             molecules.labels,
+            layout,
+            padded_to,
         )
-        self.need = needs(molecules.sizes[index], molecules.nnz[index], molecules.max_atom_id)
+        sizes = rows_of(molecules.sizes[index], layout)
+        self.need = needs(sizes, molecules.nnz[index], molecules.max_atom_id)
 
     def arrays_on(self, device):
-        atoms, adj, labels = self._molecules.batch(self._index, 'packed')
+        atoms, adj, labels = self._molecules.batch(self._index, *self._layout)
         return (atoms, adj, *labels)
 
     def staged(self, capacity):
-        return {'index': (self._index.shape, 'i4')}
+        arrays = {'index': (self._index.shape, 'i4')}
+        return dict(arrays, padded_to=((1,), 'i4')) if self._is_folded else arrays
 
     def write(self, views):
         views['index'][...] = self._index
+        if self._is_folded:
+            n = self._layout[1]
+            if n is None:
+                n = self._molecules.full_sizes[self._index].max()
+            views['padded_to'][...] = n
 
-    def gather(self, index, buffers):
-        """Launch the kernels that gather the molecules of a device array of numbers."""
-        self._molecules.gather(index, buffers)
+    @property
+    def _is_folded(self):
+        return self._layout[0] == 'folded'
+
+    def gather(self, sent, buffers):
+        """Launch the kernels that gather the molecules.
+
+        Args:
+            sent (dict): the arrays of :meth:`staged`, on the device.
+            buffers (Buffers): to be filled.
+        """
+        self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
+
+
+def rows_of(sizes, layout):
+    """Return how many rows packed or folded molecules of these sizes, an array, have."""
+    return sizes + 1 if layout == 'folded' else sizes
 
 
 class NoSparseBatch(TypeError):
@@ -84,20 +135,17 @@ def batch_of(examples, converter, device):
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
 
     Raises:
-        NoSparseBatch: the converter makes something other than a packed sparse batch.
+        NoSparseBatch: the converter makes something other than a sparse batch.
     """
-    if (
-        type(converter) is CSRConverter
-        and converter.layout == 'packed'
-        and not converter.n_node_columns
-    ):
+    is_ours = type(converter) is CSRConverter
+    if is_ours and converter.layout != 'padded' and not converter.n_node_columns:
         found = locate(examples) if isinstance(examples, (list, SparseDataset)) else None
         if (
             found is not None
             and isinstance(found[0], DeviceMolecules)
             and found[0].device == device
         ):
-            return DeviceBatch(*found)
+            return DeviceBatch(*found, converter.layout, converter.padded_to)
     arrays = convert._call_converter(converter, examples, None)
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
         raise NoSparseBatch(
@@ -105,21 +153,27 @@ def batch_of(examples, converter, device):
             'chainer_bspmm.concat_mols makes it, got %s' % _described(arrays)
         )
     atoms, adj, *labels = arrays
-    if adj.layout != 'packed':
-        raise NoSparseBatch("converter: expected layout='packed', got %r" % adj.layout)
     for array in (atoms, *labels):
         if not isinstance(array, numpy.ndarray):
             raise NoSparseBatch(
                 'converter: expected arrays on the host where device is None, got '
                 '%s' % type(array).__name__
             )
-    for i, label in enumerate(labels):
-        if label.shape[:1] != (adj.n_graphs,):
+    n_node_columns = (converter.n_node_columns or 0) if is_ours else 0
+    nodes = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
+    leads = [nodes] * (1 + n_node_columns) + [(adj.n_graphs,)] * (len(labels) - n_node_columns)
+    for i, (array, lead) in enumerate(zip((atoms, *labels), leads)):
+        if array.shape[: len(lead)] != lead:
             raise NoSparseBatch(
-                'converter: expected a row for each of %d molecules in output %d, '
-                'got shape %s' % (adj.n_graphs, 2 + i, label.shape)
+                'converter: expected a row for each of %s %s in output %d, got shape %s'
+                % (
+                    ' x '.join(map(str, lead)),
+                    'atoms' if lead is nodes else 'molecules',
+                    i and 1 + i,
+                    array.shape,
+                )
             )
-    return HostBatch(atoms, adj, labels)
+    return HostBatch(atoms, adj, labels, n_node_columns)
 
 
 def _described(arrays):
@@ -128,14 +182,20 @@ def _described(arrays):
     return type(arrays).__name__
 
 
-def capacities(dataset, n_graphs):
-    """Return `Capacities` for batches of a data set (any object), from its sizes if known."""
+def capacities(dataset, n_graphs, layout):
+    """Return `Capacities` for batches of a data set (any object), from its sizes if known.
+
+    Those of padded batches come from batches: the largest molecule decides how many rows there are.
+    """
     found = None
-    if isinstance(dataset, SparseDataset):
+    if layout == 'padded':
+        pass
+    elif isinstance(dataset, SparseDataset):
         found = locate(dataset)
     elif isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
         found = locate(dataset[:])  # as made by Chainer's functions that split data sets
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
-    return Capacities(n_graphs, molecules.sizes[order], molecules.nnz[order], molecules.max_atom_id)
+    sizes = rows_of(molecules.sizes[order], layout)
+    return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)

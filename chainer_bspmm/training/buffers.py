@@ -114,14 +114,21 @@ class Capacities:
         return self._levels[-1]
 
 
-class Form(collections.namedtuple('Form', 'n_graphs n_relations is_symmetric atoms data labels')):
-    """What determines the layout of a batch's arrays, except for the capacity.
+class Form(
+    collections.namedtuple(
+        'Form',
+        'n_graphs n_relations is_symmetric atoms data labels layout padded_to n_node_columns',
+        defaults=('packed', None, 0),
+    )
+):
+    """What determines the places of a batch's arrays, except for the capacity.
 
-    atoms, and each of the labels: (dtype, shape of a row); data: dtype or None.
+    atoms, and each of the labels: (dtype, shape of a row); data: dtype or None. The first
+    n_node_columns labels have a row for each node. layout, padded_to: of the `BatchedCSR`.
     """
 
     @classmethod
-    def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels):
+    def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels, *layout):
         """Make one from arrays of a batch, or of a data set that batches are gathered from."""
         return cls(
             n_graphs,
@@ -130,6 +137,7 @@ class Form(collections.namedtuple('Form', 'n_graphs n_relations is_symmetric ato
             _row(atoms),
             None if data is None else data.dtype,
             tuple(map(_row, labels)),
+            *layout,
         )
 
 
@@ -152,8 +160,11 @@ def batch_arrays(form, capacity):
     }
     if form.data is not None:
         arrays['data'] = (capacity.entries,), form.data
+    if form.layout == 'folded':
+        arrays['row_weights'] = (capacity.rows,), 'f4'
     for i, (dtype, tail) in enumerate(form.labels):
-        arrays['label_%d' % i] = (form.n_graphs,) + tail, dtype
+        n_rows = capacity.rows if i < form.n_node_columns else form.n_graphs
+        arrays['label_%d' % i] = (n_rows,) + tail, dtype
     return arrays
 
 
@@ -165,7 +176,10 @@ def buffers_of(arrays):
 
 
 def batch_over(buffers, form, capacity):
-    """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is cached."""
+    """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is cached.
+
+    A padded batch is in rows there, so that others may follow the last graph's.
+    """
     adj = BatchedCSR.in_buffers(
         indptr=buffers.indptr,
         indices=buffers.indices,
@@ -177,6 +191,9 @@ def batch_over(buffers, form, capacity):
         max_nnz=capacity.max_entries,
         max_atom_id=None if capacity.max_atom_id < 0 else capacity.max_atom_id,
         is_symmetric=form.is_symmetric,
+        layout='unfolded' if form.layout == 'padded' else form.layout,
+        row_weights=buffers.row_weights,
+        padded_to=form.padded_to,
     )
     return (buffers.atoms, adj, *buffers.labels)
 
@@ -290,5 +307,5 @@ class Inputs:
         Launches the kernels that gather the batch where it is gathered on the device.
         """
         if self._gather is not None:
-            self._gather(self._staging.device['index'], self._buffers)
+            self._gather(self._staging.device, self._buffers)
         return batch_over(self._buffers, self._form, self._capacity)

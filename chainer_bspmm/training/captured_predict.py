@@ -13,10 +13,12 @@ import chainer
 from chainer_chemistry.models.prediction import Classifier
 
 from chainer_bspmm.dataset import concat_mols
+from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.smiles import parse
 from chainer_bspmm.dataset.smiles import preprocessor_of
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.models import layout_of
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.predictor import Predictor
 
@@ -103,6 +105,15 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
         raise smiles.error
 
 
+def _converter_for(model):
+    """Return the converter to the layout that a model was trained with."""
+    known = layout_of(model)
+    if known is None:
+        return concat_mols
+    layout, padded_to = known
+    return CSRConverter(layout, padded_to=padded_to)
+
+
 def _composed(model, predict, postprocess_fn):
     if predict is None:
         predict = getattr(model, 'predictor', model)
@@ -170,7 +181,7 @@ def captured_predict(
     method: Any = None,
     predict: Callable | None = None,
     postprocess_fn: Callable | None = None,
-    converter: Callable = concat_mols,
+    converter: Callable | None = None,
     n_inputs: int | None = None,
     n_processes: int | None = None,
 ) -> Iterator[Predictions]:
@@ -184,7 +195,7 @@ def captured_predict(
             ...  # values[i] belongs to smiles[index[i]]
 
     What cannot be captured is predicted eagerly, with one warning that names the cause: a model
-    that asks the device for values or copies host data, hooks, converters that make no packed
+    that asks the device for values or copies host data, hooks, converters that make no sparse
     batch. The first 16 replays of a layout, replays 32, 64, ..., 1,024 and every 2,000th are
     compared with eager predictions.
 
@@ -203,7 +214,8 @@ def captured_predict(
         postprocess_fn (callable): applied to what ``predict`` returns. If both are None, it is
             softmax for a Classifier of Chainer Chemistry, as in its ``predict_proba``; models of
             several labels need ``chainer.functions.sigmoid``.
-        converter (callable): makes packed sparse batches.
+        converter (callable): makes sparse batches. None: of the layout that the model was trained
+            with, if that is known (see `models.layout_of`), else ``chainer_bspmm.concat_mols``.
         n_inputs (int): how many columns of a batch go to ``predict``. None means 2 for a data
             set, atoms and adjacency, as its other columns are labels, and all for SMILES.
         n_processes (int): how many parse SMILES; None means one per CPU, or only the calling
@@ -264,6 +276,8 @@ def captured_predict(
             )
         batches = _of_data_set(data, batch_size)
         n_inputs = 2 if n_inputs is None else n_inputs
+    if converter is None:
+        converter = _converter_for(model)
     predictor = Predictor(
         model, _composed(model, predict, postprocess_fn), converter, n_inputs, data
     )

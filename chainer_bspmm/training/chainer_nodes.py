@@ -8,24 +8,40 @@ host, and threads without such a step, use Chainer's in the meantime. Why each e
   that of a product with a vector (chainer.functions.tensordot).
 * ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
   generator that reads the number of the step on the device.
+* ``Concat``, ``Stack``: CuPy sends a table from the host for more than eight arrays.
 * ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
-* ``MeanSquaredError``, ``MeanAbsoluteError`` and ``StandardScaler`` of Chainer Chemistry: they
-  assign by a mask, for which CuPy asks the device how many values it has.
+* ``MeanSquaredError``, ``MeanAbsoluteError`` and ``StandardScaler`` of Chainer Chemistry, and both
+  ``r2_score``: they assign by a mask, for which CuPy asks the device how many values it has.
+* ``Accuracy`` with a label to ignore, ``SoftmaxCrossEntropy`` without normalisation and its
+  gradient without reduction: they send a constant from the host.
 """
 
 import contextlib
 import functools
+import math
 import threading
 
+import numpy
+
 import chainer
+from chainer import FunctionNode
 from chainer import utils
+from chainer.functions.array.concat import Concat
+from chainer.functions.array.stack import Stack
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
+from chainer.functions.evaluation.accuracy import Accuracy
+from chainer.functions.evaluation.r2_score import R2_score
 from chainer.functions.loss.mean_squared_error import MeanSquaredError
+from chainer.functions.loss.softmax_cross_entropy import (
+    _SoftmaxCrossEntropyGrad_NoDoubleBackprop as SoftmaxCrossEntropyGrad,
+)
+from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
 from chainer.functions.math.matmul import MatMul
 from chainer.functions.math.sum import Sum
 from chainer.functions.noise.dropout import Dropout
+from chainer_chemistry.functions.evaluation.r2_score import R2Score as MaskedR2Score
 from chainer_chemistry.functions.loss.mean_absolute_error import (
     MeanAbsoluteError as MaskedMeanAbsoluteError,
 )
@@ -37,6 +53,7 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_bspmm import backend
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step as steps
+from chainer_bspmm.functions.fused import arrays
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 
 
@@ -85,6 +102,26 @@ def _sum(node, step, inputs):
     return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
 
 
+def _concat(node, step, inputs):
+    return (_joined(inputs, node.axis % inputs[0].ndim),)
+
+
+def _stack(node, step, inputs):
+    axis = node.axis % (inputs[0].ndim + 1)
+    shape = inputs[0].shape
+    shape = shape[:axis] + (1,) + shape[axis:]
+    return (_joined([x.reshape(shape) for x in inputs], axis),)
+
+
+def _joined(inputs, axis):
+    """Join arrays along any axis: as the columns of one row for each index before it."""
+    shape = inputs[0].shape
+    lead, length, tail = shape[:axis], sum(x.shape[axis] for x in inputs), shape[axis + 1 :]
+    n_rows = math.prod(lead)
+    rows = [x.reshape((n_rows, math.prod(x.shape[axis:]))) for x in inputs]
+    return arrays.concat(rows, axis=1).reshape(lead + (length,) + tail)
+
+
 def _mean_squared_error(node, step, inputs):
     node.retain_inputs((0, 1))
     return (_mean_square(step, inputs[0] - inputs[1]),)
@@ -108,11 +145,59 @@ def _mean_square(step, diff):
 
 def _difference(node, inputs):
     """Return x - t with 0 for NaN."""
-    diff = inputs[0] - inputs[1]
-    if node.ignore_nan:
-        xp = chainer.backend.get_array_module(diff)
-        diff = xp.where(xp.isnan(diff), diff.dtype.type(0), diff)
-    return diff
+    return _without_nan(node, inputs[0] - inputs[1])
+
+
+def _without_nan(node, x):
+    if not getattr(node, 'ignore_nan', False):
+        return x
+    xp = chainer.backend.get_array_module(x)
+    return xp.where(xp.isnan(x), x.dtype.type(0), x)
+
+
+def _r2_score(node, step, inputs):
+    true = inputs[1]
+    xp = chainer.backend.get_array_module(true)
+    residuals, total = (
+        (_without_nan(node, x) ** 2).sum(axis=0)
+        for x in (inputs[0] - true, true - true.mean(axis=0))
+    )
+    is_constant = total == 0
+    zero, one = total.dtype.type(0), total.dtype.type(1)
+    scores = 1 - residuals / xp.where(is_constant, one, total)
+    scores = xp.where(is_constant, zero, scores)
+    return (utils.force_array(scores.mean() if node.multioutput == 'uniform_average' else scores),)
+
+
+def _accuracy(node, step, inputs):
+    y, t = inputs
+    is_right = y.argmax(axis=1).reshape(t.shape) == t
+    if node.ignore_label is None:
+        return (utils.force_array(is_right.mean(dtype=y.dtype)),)
+    xp, counts = chainer.backend.get_array_module(t), t != node.ignore_label
+    share = (is_right & counts).sum() / xp.maximum(counts.sum(), 1)
+    return (utils.force_array(share, y.dtype),)
+
+
+def _softmax_cross_entropy(node, step, inputs):
+    x, t = inputs
+    if node.normalize or node.reduce != 'mean' or x.shape == t.shape:  # the latter: soft targets
+        return FunctionNode.forward(node, inputs)
+    node.reduce = 'no'
+    try:
+        (losses,) = FunctionNode.forward(node, inputs)
+    finally:
+        node.reduce = 'mean'
+    dtype = numpy.promote_types(x.dtype, numpy.float32)
+    node._coeff = dtype.type(1 / max(1, len(x)))
+    return (utils.force_array(losses.sum(dtype=dtype) * node._coeff, x.dtype),)
+
+
+def _softmax_cross_entropy_grad(node, step, inputs):
+    x, t, gy = inputs
+    if node.coeff is None and x.size:
+        node.coeff, gy = gy.dtype.type(1), gy[:, None]
+    return FunctionNode.forward(node, (x, t, gy))
 
 
 def _mean_and_deviation(scaler, n_features):
@@ -136,6 +221,13 @@ IN_STEP = {
     MaskedMeanSquaredError: _masked_mean_squared_error,
     MaskedMeanAbsoluteError: _masked_mean_absolute_error,
     Dropout: step_dropout,
+    Concat: _concat,
+    Stack: _stack,
+    Accuracy: _accuracy,
+    R2_score: _r2_score,
+    MaskedR2Score: _r2_score,
+    SoftmaxCrossEntropy: _softmax_cross_entropy,
+    SoftmaxCrossEntropyGrad: _softmax_cross_entropy_grad,
     Sum: _sum,
 }
 

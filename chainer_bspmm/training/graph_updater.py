@@ -46,7 +46,7 @@ class GraphUpdater(StandardUpdater):
 
     What cannot be captured trains eagerly, with one warning that names the cause: a model that
     asks the device for values, copies host data or reports host values, hooks of functions or
-    links, converters that make no packed batch, a CPU. Optimizers and optimizer hooks other than
+    links, converters that make no sparse batch, a CPU. Optimizers and optimizer hooks other than
     those of `fused_update.FusedUpdate` update eagerly after the replay.
 
     Dropout draws from a generator of the step (see `cuda.step`): `seed` and the number of
@@ -55,8 +55,8 @@ class GraphUpdater(StandardUpdater):
     Args:
         iterator (Iterator or dict): of the training set.
         optimizer (Optimizer or dict): set up with the model.
-        converter (callable): makes packed sparse batches; examples of a
-            ``chainer_bspmm.dataset.DeviceDataset`` are gathered on the GPU.
+        converter (callable): makes sparse batches; examples of a
+            ``chainer_bspmm.dataset.DeviceDataset`` are gathered on the GPU, unless padded.
         device (device specifier): the GPU.
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from

@@ -245,7 +245,8 @@ class Predictor:
             self.capturer = Capturer(self.device)
             self.blas = blas_for(self.capturer, self.device)
         batch = batches.batch_of(examples, self._converter, self.device)
-        need = batch.need if isinstance(self._dataset, SparseDataset) else _roomy(batch.need)
+        is_known = isinstance(self._dataset, SparseDataset) and batch.form.layout != 'padded'
+        need = batch.need if is_known else _roomy(batch.need)
         capacity = self._programs.capacity(batch.form, need, self._dataset)
         layout = batch.form, batch.source, capacity, key
         with self.capturer.ordered():

@@ -101,7 +101,7 @@ class Programs(collections.OrderedDict):
         what (str): what a program does, for the message.
 
     Attributes:
-        capacities (dict): number of graphs -> `Capacities`.
+        capacities (dict): (number of graphs, layout) -> `Capacities`.
     """
 
     def __init__(self, what):
@@ -117,10 +117,10 @@ class Programs(collections.OrderedDict):
 
     def capacity(self, form, need, dataset):
         """Return the `Capacity` for a batch of a data set (any object)."""
-        n_graphs = form.n_graphs
-        if n_graphs not in self.capacities:
-            self.capacities[n_graphs] = capacities(dataset, n_graphs)
-        return self.capacities[n_graphs].of(need)
+        key = form.n_graphs, form.layout
+        if key not in self.capacities:
+            self.capacities[key] = capacities(dataset, *key)
+        return self.capacities[key].of(need)
 
     def find(self, layout):
         """Return the program of a layout; None: it is new.

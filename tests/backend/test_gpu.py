@@ -67,6 +67,21 @@ def test_vectors_are_as_wide_as_every_array_allows(launches, name, place):
     assert widths == {4 if place is None else 1}
 
 
+@pytest.mark.parametrize('is_weighted', [False, True])
+def test_segments_read_weights_only_where_there_are_some(launches, is_weighted):
+    rows, top = (launches.put(numpy.zeros((n, 4), 'f')) for n in (ADJ.n_rows, ADJ.n_graphs))
+    weights = launches.put(numpy.ones(ADJ.n_rows, 'f')) if is_weighted else None
+    backend.segment_sum(rows, ADJ.row_offsets, None, weights)
+    backend.segment_max(rows, ADJ.row_offsets, None, weights)
+    backend.segment_broadcast(top, ADJ.row_offsets, ADJ.n_rows, None, weights)
+    backend.segment_softmax(rows, ADJ.row_offsets, weights)
+    backend.segment_softmax_grad(rows, rows, ADJ.row_offsets, weights)
+    assert len(launches) == 7  # two for a sum or maximum of which the sizes are not known
+    for launched in launches:
+        assert launched.defines['WEIGHTED'] == is_weighted
+        assert any(each is weights for each in launched.arguments) == is_weighted
+
+
 @pytest.mark.parametrize('algorithm', backend.gpu.ALGORITHMS)
 def test_spare_entries_do_without_the_kernels_that_write_rows_of_graphs_only(launches, algorithm):
     spare = with_spare(ADJ, 3, 3)

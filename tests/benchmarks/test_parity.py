@@ -9,7 +9,10 @@ from benchmarks import parity
 
 
 def test_page_and_file(tmp_path, monkeypatch):
-    cases = [case for case in parity.CASES if case.options in ('set2set', 'one layer')][:2]
+    cases = [
+        next(case for case in parity.CASES if (case.model, case.options) == name)
+        for name in (('RSGCN', 'one layer'), ('NFP', 'defaults'))
+    ]
     monkeypatch.setattr(parity, 'CASES', cases)
     monkeypatch.setattr(parity, 'CRASHES', parity.CRASHES[1:2])
     monkeypatch.setattr(parity, 'PAGE', tmp_path / 'parity.md')
@@ -25,10 +28,12 @@ def test_page_and_file(tmp_path, monkeypatch):
     assert re.search('On Some GPU, .*, CuPy 14, commit abc, .*: rows beyond a bound: 1 of 1', page)
     for case in result['cases']:
         assert '| %s | %s |' % (case['model'], case['options']) in page
-        names = case['layouts']['packed']
-        assert all(len(names[name]) == 3 for name in names) and 'output' in names
-    rows = [line for line in page.splitlines() if re.match(r'\| (RSGCN|NFP|MPNN) ', line)]
-    assert len(rows) == 2 and all(row.count('|') == 10 for row in rows)
+        for layout in ('packed', 'folded', 'padded'):
+            names = case['layouts'][layout]
+            assert all(len(names[name]) == 3 for name in names) and 'output' in names
+    rows = [line for line in page.splitlines() if re.match(r'\| (RSGCN|NFP|) ?\|', line)]
+    assert len(rows) == 3 and all(row.count('|') == 10 for row in rows)
+    assert rows[-1].startswith('| | defaults, masked | | | ') and rows[-1].count('e-') == 9
 
 
 def test_the_page_is_of_the_stored_files():

@@ -330,20 +330,43 @@ def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
 
 @pytest.mark.parametrize(
     'n_segments, n_vectors, width',
-    [(1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
+    [(0, 3, 4), (1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
 )
 def test_softmax_launch_covers_everything_once(n_segments, n_vectors, width):
-    launch = policy.softmax_launch(n_segments, n_vectors * width, width)
+    launch = policy.softmax_launch(9, n_segments, n_vectors * width, width)
     columns, units, _ = launch.block
-    assert launch.arguments == (n_segments, n_vectors)
+    assert launch.arguments == (n_segments, 9, n_vectors)
     assert dict(launch.defines) == {'VECTOR': width}
     assert policy.BLOCK // 2 < columns * units <= policy.BLOCK
-    assert launch.grid[0] * units >= n_segments > (launch.grid[0] - 1) * units
+    # A block at least: there may be rows of no segment.
+    assert launch.grid[0] * units >= max(n_segments, 1) > (launch.grid[0] - 1) * units
     assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
 
 
 def test_softmax_launch_stays_within_the_grid():
-    launch = policy.softmax_launch(2**31 - 1, 2**31 - 1, 1)
+    launch = policy.softmax_launch(2**31 - 1, 2**31 - 1, 2**31 - 1, 1)
+    assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+
+
+# --- modulated messages ---
+
+
+@pytest.mark.parametrize(
+    'n_units, n_vectors, width',
+    [(1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
+)
+def test_film_launch_covers_everything_once(n_units, n_vectors, width):
+    launch = policy.film_launch(n_units, n_vectors * width, width, 5)
+    columns, units, _ = launch.block
+    assert launch.arguments == (n_units, n_vectors, 5)
+    assert dict(launch.defines) == {'VECTOR': width}
+    assert policy.BLOCK // 2 < columns * units <= policy.BLOCK
+    assert launch.grid[0] * units >= n_units > (launch.grid[0] - 1) * units
+    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+
+
+def test_film_launch_stays_within_the_grid():
+    launch = policy.film_launch(2**31 - 1, 2**31 - 1, 1, 2)
     assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
 
 

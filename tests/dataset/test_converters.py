@@ -11,25 +11,43 @@ from chainer.backends import cuda
 from chainer.datasets import SubDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.datasets import NumpyTupleDataset
+from chainer_chemistry.models import GGNN
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.models import sparsify
+from tests.support import parity
+from tests.support import relative_error
 from tests.support.data_sets import molecules
 
+packed = CSRConverter('packed')
+UNPADDED = ('packed', 'folded')
 
-def check_packed(result, examples):
+
+def check(result, examples, layout='folded', padded_to=None):
+    """Compare a batch with the dense examples, whose atoms have no id 0 unless they are padding."""
     atoms, adj = result[:2]
+    phantoms = int(layout == 'folded')
     numpy.testing.assert_array_equal(
-        cuda.to_cpu(atoms), numpy.concatenate([e[0][e[0] != 0] for e in examples])
+        cuda.to_cpu(atoms),
+        numpy.concatenate([numpy.pad(e[0][e[0] != 0], (0, phantoms)) for e in examples]),
     )
     assert atoms.dtype == numpy.int32
-    for example, dense in zip(examples, cuda.to_cpu(adj.to_dense())):
-        n = (example[0] != 0).sum()
+    sizes = [(e[0] != 0).sum() for e in examples]
+    assert adj.max_rows == max(sizes) + phantoms
+    for example, n, dense in zip(examples, sizes, cuda.to_cpu(adj.to_dense())):
         numpy.testing.assert_array_equal(dense[..., :n, :n], example[1][..., :n, :n])
         assert numpy.count_nonzero(dense) == numpy.count_nonzero(dense[..., :n, :n])
-    assert adj.n_rows == len(atoms) and adj.layout == 'packed'
+    assert adj.n_rows == len(atoms) and (adj.layout, adj.padded_to) == (layout, padded_to)
     assert adj.max_atom_id == max(e[0].max() for e in examples)
+    if layout == 'packed':
+        assert adj.row_weights is None
+    else:
+        largest = max(len(e[0]) for e in examples) if padded_to is None else padded_to
+        weights = [[1] * n + [max(largest - n, 0)] for n in sizes]
+        numpy.testing.assert_array_equal(cuda.to_cpu(adj.row_weights), numpy.concatenate(weights))
+        assert adj.row_weights.dtype == numpy.float32
     for i, labels in enumerate(result[2:]):
         numpy.testing.assert_array_equal(
             cuda.to_cpu(labels), numpy.stack([e[2 + i] for e in examples])
@@ -39,12 +57,25 @@ def check_packed(result, examples):
 @pytest.mark.parametrize('n_labels', [0, 1, 3])
 @pytest.mark.parametrize('n_relations', [1, 4])
 @pytest.mark.parametrize('out_size', [None, 7])
-def test_packed(n_labels, n_relations, out_size):
+def test_packed_and_folded(n_labels, n_relations, out_size):
     examples = molecules((3, 1, 5), n_labels, out_size, n_relations)
-    result = concat_mols(examples)
-    assert isinstance(result, tuple) and len(result) == 2 + n_labels
-    check_packed(result, examples)
-    assert result[1].n_relations == n_relations
+    for data_set in (examples, to_sparse(examples)):
+        for layout in UNPADDED:
+            result = CSRConverter(layout)(data_set)
+            assert isinstance(result, tuple) and len(result) == 2 + n_labels
+            check(result, examples, layout)
+            assert result[1].n_relations == n_relations
+        check(concat_mols(data_set), examples)
+
+
+@pytest.mark.parametrize('padded_to', [2, 5, 9])
+def test_folded_to_a_number_of_atoms(padded_to):
+    """Larger molecules get no phantom atoms; padding in the data set does not count."""
+    for examples in (molecules((3, 1, 5)), molecules((3, 1, 5), out_size=7)):
+        for data_set in (examples, to_sparse(examples)):
+            for part, few in ((data_set, examples), (data_set[:1], examples[:1])):
+                result = CSRConverter(padded_to=padded_to)(part)
+                check(result, few, padded_to=padded_to)
 
 
 @pytest.mark.parametrize('n_relations', [1, 4])
@@ -78,14 +109,14 @@ def test_kinds_of_data_set(sizes):
         SubDataset(data_set, 0, 3),
         SubDataset(examples, 0, 3),
     ):
-        check_packed(concat_mols(batch), examples)
-    check_packed(concat_mols(SubDataset(data_set, 1, 3)), examples[1:])
+        check(concat_mols(batch), examples)
+    check(concat_mols(SubDataset(data_set, 1, 3)), examples[1:])
 
 
 @pytest.mark.parametrize('device', [None, -1, '@numpy', chainer.get_device('@numpy')])
 def test_host_devices(device):
-    check_packed(concat_mols(molecules(), device), molecules())
-    check_packed(concat_mols(batch=molecules(), device=device), molecules())
+    check(concat_mols(molecules(), device), molecules())
+    check(concat_mols(batch=molecules(), device=device), molecules())
 
 
 @pytest.mark.gpu
@@ -96,7 +127,7 @@ def test_gpu(device):
         array.xp is cuda.cupy if i == 1 else isinstance(array, cuda.ndarray)
         for i, array in enumerate(result)
     )
-    check_packed(result, molecules())
+    check(result, molecules())
 
 
 def test_scalar_and_integer_labels():
@@ -112,9 +143,15 @@ def test_scalar_and_integer_labels():
 def test_node_features_in_place_of_ids():
     rng = numpy.random.RandomState(0)
     examples = [(rng.uniform(size=(n, 4)).astype('f'), numpy.eye(n, dtype='f')) for n in (2, 3)]
-    h, adj = concat_mols(examples)
+    h, adj = packed(examples)
     numpy.testing.assert_array_equal(h, numpy.concatenate([e[0] for e in examples]))
     assert adj.max_atom_id is None
+    h, adj = concat_mols(examples)
+    numpy.testing.assert_array_equal(
+        h[[0, 1, 3, 4, 5]], numpy.concatenate([e[0] for e in examples])
+    )
+    assert not h[[2, 6]].any() and adj.max_atom_id is None
+    numpy.testing.assert_array_equal(adj.row_weights, [1, 1, 1, 1, 1, 1, 0])
     h, _ = CSRConverter('padded')(examples)
     assert h.shape == (2, 3, 4) and (h[0, 2] == 0).all()
 
@@ -122,15 +159,19 @@ def test_node_features_in_place_of_ids():
 def test_scipy_adjacency():
     examples = molecules()
     result = concat_mols([(a, scipy.sparse.csr_matrix(m), t) for a, m, t in examples])
-    check_packed(result, examples)
+    check(result, examples)
 
 
 def test_dummy_atoms_with_bonds_are_kept():
     # Atomic number 0 is RDKit's dummy atom: '*C*' has ids 0, 6, 0 and bonds to both ends.
     adj = numpy.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]], 'f')
-    atoms, batch = concat_mols([(numpy.array([0, 6, 0, 0], 'i'), adj)])
+    examples = [(numpy.array([0, 6, 0, 0], 'i'), adj)]
+    atoms, batch = CSRConverter('packed', strip_padding=True)(examples)
     assert atoms.tolist() == [0, 6, 0]
     numpy.testing.assert_array_equal(batch.to_dense()[0], adj[:3, :3])
+    atoms, batch = concat_mols(examples)
+    assert atoms.tolist() == [0, 6, 0, 0] and batch.row_weights.tolist() == [1, 1, 1, 1]
+    numpy.testing.assert_array_equal(batch.to_dense()[0], adj)
 
 
 @pytest.mark.parametrize('n_relations', [1, 2])
@@ -142,25 +183,43 @@ def test_dummy_atoms_with_bonds_of_one_direction_are_kept(entry, n_relations):
     adj = adj if n_relations > 1 else adj[0]
     examples = [(numpy.array([6, 7, 0, 0], 'i'), adj)]
     for data_set in (examples, to_sparse(examples)):
-        atoms, batch = concat_mols(data_set)
+        atoms, batch = CSRConverter('packed', strip_padding=True)(data_set)
         assert atoms.tolist() == [6, 7, 0]
         numpy.testing.assert_array_equal(batch.to_dense()[0], adj[..., :3, :3])
 
 
 def test_molecule_without_atoms():
-    atoms, adj = concat_mols(
-        [
-            (numpy.zeros(0, 'i'), numpy.zeros((0, 0), 'f')),
-            (numpy.zeros(2, 'i'), numpy.zeros((2, 2), 'f')),
-        ]
-    )
-    assert atoms.shape == (0,) and adj.n_graphs == 2 and adj.n_rows == 0
+    examples = [
+        (numpy.zeros(0, 'i'), numpy.zeros((0, 0), 'f')),
+        (numpy.zeros(2, 'i'), numpy.zeros((2, 2), 'f')),
+    ]
+    for data_set in (examples, to_sparse(examples)):
+        atoms, adj = CSRConverter('packed', strip_padding=True)(data_set)
+        assert atoms.shape == (0,) and adj.n_graphs == 2 and adj.n_rows == 0
+        atoms, adj = concat_mols(data_set)
+        assert atoms.tolist() == adj.to_dense().ravel().tolist() == [0, 0]
+        assert adj.n_graphs == adj.n_rows == 2 and adj.row_weights.tolist() == [2, 2]
+        assert concat_mols(data_set[:1])[1].row_weights.tolist() == [0]
 
 
 def test_pickle_and_type():
-    converter = pickle.loads(pickle.dumps(CSRConverter('padded')))
-    assert converter.layout == 'padded' and isinstance(converter, chainer.dataset.Converter)
-    check_packed(pickle.loads(pickle.dumps(concat_mols))(molecules()), molecules())
+    options = dict(layout='folded', padded_to=9, n_node_columns=1, strip_padding=False)
+    converter = pickle.loads(pickle.dumps(CSRConverter(**options)))
+    assert vars(converter) == options and isinstance(converter, chainer.dataset.Converter)
+    check(pickle.loads(pickle.dumps(concat_mols))(molecules()), molecules())
+
+
+def test_instances_pickled_before_there_was_a_folded_layout():
+    for state in (
+        {'layout': 'packed'},
+        {'layout': 'packed', 'n_node_columns': 0, 'strip_padding': True},
+    ):
+        converter = CSRConverter.__new__(CSRConverter)
+        converter.__dict__ = state
+        converter = pickle.loads(pickle.dumps(converter))
+        check(converter(molecules(out_size=7)), molecules(out_size=7), 'packed')
+        # dropped without a question, as it was then
+        assert converter(LONE_IONS)[1].n_rows == 5
 
 
 ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
@@ -212,34 +271,112 @@ def test_bad_batch(batch, error, message):
         concat_mols(batch)
 
 
-def test_bad_layout():
-    with pytest.raises(ValueError, match="layout: expected one of 'packed', 'padded', got 'dense'"):
-        CSRConverter(layout='dense')
+@pytest.mark.parametrize(
+    'options, error, message',
+    [
+        (
+            {'layout': 'dense'},
+            ValueError,
+            "layout: expected one of 'packed', 'folded', 'padded', got 'dense'",
+        ),
+        ({'layout': 'packed', 'padded_to': 9}, ValueError, 'padded_to: expected None with layout='),
+        ({'padded_to': 0}, ValueError, 'padded_to: expected at least 1, got 0'),
+        ({'padded_to': 9.5}, TypeError, 'padded_to: expected an int, got 9.5'),
+        ({'n_node_columns': -1}, ValueError, 'n_node_columns: expected at least 0, got -1'),
+        ({'strip_padding': 'yes'}, ValueError, 'strip_padding: expected one of None, True, False'),
+    ],
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        CSRConverter(**options)
 
 
 # --- columns of a value for each atom ---
 
 
+def with_column(sizes=(3, 1, 5), out_size=None, shape=(), dtype='i', n_labels=1):
+    rng = numpy.random.RandomState(0)
+    return [
+        (atoms, adj, rng.randint(1, 9, (len(atoms),) + shape).astype(dtype), *labels)
+        for atoms, adj, *labels in molecules(sizes, n_labels, out_size)
+    ]
+
+
 @pytest.mark.parametrize('channels', [(), (3,)])
 @pytest.mark.parametrize('out_size', [None, 7])
 def test_node_columns(device, channels, out_size):
-    """They follow the atoms; padding in the data set is dropped together with its atoms."""
-    rng = numpy.random.RandomState(0)
-    examples = [
-        (atoms, adj, rng.randint(1, 9, (len(atoms),) + channels).astype('i'), label)
-        for atoms, adj, label in molecules((3, 1, 5), 1, out_size)
-    ]
-    atoms, adj, column, labels = CSRConverter(n_node_columns=1)(examples, device)
+    """They follow the atoms: packed, stored padding is dropped together with its atoms."""
+    examples = with_column(out_size=out_size, shape=channels)
+    atoms, adj, column, labels = CSRConverter('packed', n_node_columns=1)(examples, device)
     expected = numpy.concatenate([e[2][: (e[0] != 0).sum()] for e in examples])
     numpy.testing.assert_array_equal(cuda.to_cpu(column), expected)
     assert column.dtype == numpy.int32 and len(column) == adj.n_rows == 9
-    padded = CSRConverter('padded', 1)(examples, device)
-    for ours, theirs in zip(
-        (padded[0], padded[2], padded[3]), [dense_concat_mols(examples)[i] for i in (0, 2, 3)]
-    ):
+    padded = CSRConverter('padded', n_node_columns=1)(examples, device)
+    expected = dense_concat_mols(examples)
+    for ours, theirs in zip((padded[0], padded[2], padded[3]), (expected[i] for i in (0, 2, 3))):
         numpy.testing.assert_array_equal(cuda.to_cpu(ours), theirs)
-    again = pickle.loads(pickle.dumps(CSRConverter('padded', 1)))
-    assert (again.layout, again.n_node_columns) == ('padded', 1)
+    # folded: every row of the dense batch, those that are all zeros once
+    atoms, adj, column, labels = map(on_host, CSRConverter(n_node_columns=1)(examples, device))
+    n = out_size or 5
+    copies = numpy.repeat(numpy.arange(adj.n_rows), adj.row_weights.astype(int))
+    for ours, theirs in ((atoms, expected[0]), (column, expected[2])):
+        numpy.testing.assert_array_equal(ours[copies].reshape((3, n) + ours.shape[1:]), theirs)
+    numpy.testing.assert_array_equal(labels, expected[3])
+    assert adj.n_rows == (24 if out_size else 12)
+
+
+def on_host(array):
+    return array.to_device(-1) if hasattr(array, 'indptr') else cuda.to_cpu(array)
+
+
+@pytest.mark.parametrize(
+    'options, n_node_columns',
+    [
+        ({}, 1),
+        ({'shape': (3,), 'dtype': 'f'}, 1),
+        ({'n_labels': 0}, 1),
+        # Molecules of one size: only one-dimensional integers in front of another column.
+        ({'out_size': 7}, 1),
+        ({'sizes': (4,)}, 1),
+        ({'sizes': (4, 4)}, 1),
+        ({'sizes': (4, 4), 'dtype': 'f'}, 0),
+        ({'sizes': (4, 4), 'shape': (3,)}, 0),
+        ({'sizes': (4, 4), 'n_labels': 0}, 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize('layout', ['packed', 'folded', 'padded'])
+def test_node_columns_are_recognised(layout, options, n_node_columns):
+    examples = with_column(**options)
+    converter = CSRConverter(layout)
+    atoms, adj, labels, n_found = converter.convert(examples)
+    assert n_found == n_node_columns
+    explicit = CSRConverter(layout, n_node_columns=n_node_columns).convert(examples)
+    for ours, theirs in zip([atoms, *labels], [explicit[0], *explicit[2]], strict=True):
+        numpy.testing.assert_array_equal(ours, theirs)
+    if n_found:
+        assert labels[0].shape[: atoms.ndim] == atoms.shape
+        # of two such columns the second is found as well, unless it may be a label
+        twice = [(*e[:3], *e[2:]) for e in examples]
+        assert converter.convert(twice)[3] == 2
+    # a column behind a label is a label
+    behind = [(*e[:2], numpy.float32(1), e[2]) for e in examples]
+    if len({len(e[0]) for e in examples}) == 1:
+        assert converter.convert(behind)[3] == 0
+    else:
+        with pytest.raises(ValueError, match=r'batch\[...\]\[3\]: expected labels of one shape'):
+            converter(behind)
+
+
+def test_super_nodes_and_lists_are_labels():
+    examples = [
+        (atoms, adj, numpy.zeros(3 + i, 'f')[:4], [1] * len(atoms), label)
+        for i, (atoms, adj, label) in enumerate(molecules((4, 4)))
+    ]
+    examples[0] = (*examples[0][:2], numpy.zeros(4, 'f'), *examples[0][3:])
+    for layout in UNPADDED:
+        atoms, adj, labels, n_found = CSRConverter(layout).convert(examples)
+        assert n_found == 0 and [label.shape for label in labels] == [(2, 4), (2, 4), (2, 2)]
 
 
 def test_node_columns_that_do_not_fit():
@@ -248,7 +385,7 @@ def test_node_columns_that_do_not_fit():
         ValueError,
         match=r'labels of one shape.*one row per atom use CSRConverter\(n_node_columns=1\)',
     ):
-        concat_mols(examples)
+        CSRConverter(n_node_columns=0)(examples)
     examples[1] = examples[1][:2] + (numpy.zeros(2),) + examples[1][3:]
     with pytest.raises(
         ValueError,
@@ -256,15 +393,162 @@ def test_node_columns_that_do_not_fit():
         r'got shape \(2,\)',
     ):
         CSRConverter(n_node_columns=1)(examples)
-    with pytest.raises(ValueError, match='n_node_columns: expected at least 0, got -1'):
-        CSRConverter(n_node_columns=-1)
     with pytest.raises(ValueError, match='batch: expected dense examples .* n_node_columns = 1'):
         CSRConverter(n_node_columns=1)(to_sparse(molecules()))
 
 
+# --- padding, or atoms of id 0 ---
+
+
+LONE_IONS = molecules((3, 2)) + [
+    (numpy.zeros(1, 'i'), numpy.zeros((1, 1), 'f'), numpy.ones(2, 'f'))
+]
+
+
 def test_ids_that_begin_at_0():
     """An isolated atom of id 0 is a molecule, unless it is padding."""
-    examples = molecules((3, 2)) + [(numpy.zeros(1, 'i'), numpy.zeros((1, 1), 'f'), numpy.ones(2))]
-    atoms, adj, _ = CSRConverter(strip_padding=False)(examples)
-    assert len(atoms) == adj.n_rows == 6 and adj.n_graphs == 3
-    assert concat_mols(examples)[1].n_rows == 5
+    for data_set in (LONE_IONS, to_sparse(LONE_IONS)):
+        for strip, n_rows in ((True, 5), (False, 6)):
+            atoms, adj, _ = CSRConverter('packed', strip_padding=strip)(data_set)
+            assert len(atoms) == adj.n_rows == n_rows and adj.n_graphs == 3
+        with pytest.raises(ValueError) as error:
+            packed(data_set)
+        for part in (
+            'strip_padding: expected True or False for this data set, got None: batch[2] would '
+            'lose the last 1 of its 1 atoms',
+            'strip_padding=True drops',
+            'strip_padding=False keeps',
+        ):
+            assert part in str(error.value)
+        packed(data_set[:2])  # no such atom
+
+
+@pytest.mark.parametrize(
+    'ids, bond, lost',
+    [
+        ([0, 7, 0], (0, 1), 1),  # 0 is the id of another atom, with a bond
+        ([0, 7, 0], None, 1),  # or without
+        ([7, 0, 0], (0, 1), 1),
+        ([7, 0, 0], None, None),  # padding
+        ([7, 8, 0], (0, 1), None),
+    ],
+)
+@pytest.mark.parametrize('n_relations', [1, 2])
+def test_padding_that_may_be_atoms(ids, bond, lost, n_relations):
+    """In molecules of one size it is padding, unless 0 is the id of an atom."""
+    adj = numpy.zeros((n_relations, 3, 3), 'f')
+    if bond is not None:
+        adj[(-1, *bond)] = 1
+    adj = adj if n_relations > 1 else adj[0]
+    good = (numpy.array([6, 7, 8], 'i'), numpy.ones_like(adj))
+    examples = [good, (numpy.array(ids, 'i'), adj)]
+    for data_set in (examples, to_sparse(examples)):
+        for converter in (packed, CSRConverter(padded_to=2)):
+            if lost is None:
+                assert converter(data_set)[1].n_graphs == 2
+            else:
+                n = 1 if converter is packed else max(3 - max(3 - lost, 2), 0)
+                with pytest.raises(ValueError, match=r'batch\[1\] would lose the last %d of' % n):
+                    converter(data_set)
+        for strip in (None, True, False):
+            for options in ({}, {'padded_to': 3}):  # nothing is lost
+                CSRConverter(**options, strip_padding=strip)(data_set)
+            dense = CSRConverter('padded', strip_padding=strip)(data_set)
+            numpy.testing.assert_array_equal(dense[0], [good[0], ids])
+
+
+def test_molecules_of_different_sizes_without_lone_atoms_of_id_0():
+    adj = numpy.array([[0, 1], [1, 0]], 'f')
+    examples = [(numpy.array([6, 0], 'i'), adj), (numpy.array([6], 'i'), adj[:1, :1])]
+    for data_set in (examples, to_sparse(examples)):
+        assert packed(data_set)[0].tolist() == [6, 0, 6]
+
+
+# --- folded is padded ---
+
+
+@pytest.mark.parametrize('strip', [None, True, False])
+@pytest.mark.parametrize('kind', ['dense', 'sparse'])
+@pytest.mark.parametrize(
+    'examples',
+    [
+        molecules((3, 1, 5, 0, 2)),
+        molecules((3, 1, 5, 0, 2), out_size=7),
+        molecules((3, 1, 5), n_relations=4),
+        molecules((4, 4, 4)),
+        molecules((4,)),
+        LONE_IONS,
+        [(a, scipy.sparse.csr_matrix(m), t) for a, m, t in molecules((3, 1, 5))],
+        [(a, m, numpy.full(2, numpy.nan, 'f')) for a, m, _ in molecules((3, 1, 5))],
+    ],
+    ids=['sizes', 'stored padding', 'relations', 'one size', 'one', 'id 0', 'scipy', 'NaN'],
+)
+def test_folded_rows_are_those_of_the_padded_batch(examples, kind, strip):
+    data_set = to_sparse(examples) if kind == 'sparse' else examples
+    atoms, adj, labels = CSRConverter(strip_padding=strip)(data_set)
+    e_atoms, e_adj, e_labels = CSRConverter('padded')(data_set)
+    numpy.testing.assert_array_equal(labels, e_labels)
+    n = e_atoms.shape[1]
+    copies = numpy.repeat(numpy.arange(adj.n_rows), adj.row_weights.astype(int))
+    numpy.testing.assert_array_equal(atoms[copies].reshape(e_atoms.shape), e_atoms)
+    expected = e_adj.to_dense()
+    found = adj.to_dense()[..., :n, :n]
+    rows = found.shape[-1]
+    numpy.testing.assert_array_equal(found, expected[..., :rows, :rows])
+    assert adj.nnz == e_adj.nnz
+
+
+def test_features_folded_and_padded():
+    rng = numpy.random.RandomState(0)
+    examples = [(rng.uniform(size=(n, 4)).astype('f'), numpy.eye(n, dtype='f')) for n in (2, 0, 3)]
+    for data_set in (examples, to_sparse(examples)):
+        h, adj = concat_mols(data_set)
+        copies = numpy.repeat(numpy.arange(adj.n_rows), adj.row_weights.astype(int))
+        expected = CSRConverter('padded')(data_set)[0]
+        numpy.testing.assert_array_equal(h[copies].reshape(expected.shape), expected)
+
+
+def with_padding(examples, n):
+    """Return examples with phantom atoms up to n, at least as many atoms as they have."""
+    return [
+        (
+            numpy.pad(atoms, (0, max(n - len(atoms), 0))),
+            numpy.pad(adj, ((0, 0),) + ((0, max(n - len(atoms), 0)),) * 2),
+        )
+        for atoms, adj in examples
+    ]
+
+
+@pytest.mark.parametrize('padded_to', [None, 2, 5, 8])
+@pytest.mark.parametrize(
+    'sizes, out_size, ids',
+    [
+        ((3, 1, 5, 0, 2), None, 1),
+        ((3, 5, 1), 7, 1),
+        ((4, 4), None, 1),
+        ((4,), None, 1),
+        ((5, 1), None, 0),
+    ],
+)
+def test_numbers_of_a_model(sizes, out_size, ids, padded_to):
+    """In float64: folded gives the predictions and gradients of the padded batch."""
+    examples = [(atoms * ids, adj) for atoms, adj in molecules(sizes, 0, out_size, n_relations=4)]
+    n = padded_to or max(len(atoms) for atoms, _ in examples)
+    if padded_to and out_size:  # what is stored does not count
+        expected = with_padding(molecules(sizes, 0, n_relations=4), n)
+    else:
+        expected = with_padding(examples, n)
+    dense = parity.initialised(lambda: GGNN(3), examples)
+    model = chainer.Sequential(parity.to_double(sparsify(dense)))
+
+    def outcome(batches):
+        return parity.outcome(model, list(map(parity.double, batches)))
+
+    # one by one where padding differs: molecules that are larger than padded_to have none
+    expected = outcome([CSRConverter('padded')([example]) for example in expected])
+    for data_set in (examples, to_sparse(examples)):
+        converter = CSRConverter(padded_to=padded_to, strip_padding=bool(ids))
+        actual = outcome([converter(data_set)])
+        assert actual.keys() == expected.keys()
+        for name in actual:
+            assert relative_error(actual[name], expected[name]) < 1e-12, name

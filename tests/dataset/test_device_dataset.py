@@ -30,6 +30,16 @@ from tests.support.data_sets import molecules
 
 INDEX = (3, 0, 6, 5, 5, 2, 1, 7, 0)
 ON_HOST = chainer.get_device('@numpy')
+# The molecules differ in size although they have padding: strip_padding says that it is padding.
+PACKED = CSRConverter('packed', strip_padding=True)
+CONVERTERS = (
+    concat_mols,
+    PACKED,
+    CSRConverter('padded'),
+    CSRConverter(padded_to=6, strip_padding=True),
+    CSRConverter(padded_to=50),
+    CSRConverter('packed', strip_padding=False),
+)
 
 
 def on_host(batch):
@@ -116,6 +126,7 @@ def host_buffers(resident, n_graphs=2, n_rows=9, nnz=20):
         *(numpy.zeros(n, 'i') for n in (n_rows + 1, nnz)),
         numpy.zeros(nnz, 'f'),
         *(numpy.zeros(n_graphs + 1, 'i') for _ in range(2)),
+        None,
         [numpy.zeros((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels],
     )
 
@@ -138,12 +149,22 @@ def host_buffers(resident, n_graphs=2, n_rows=9, nnz=20):
     ],
 )
 def test_buffers_that_do_not_fit(resident, change, error, message):
-    index = numpy.zeros(2, 'i')
-    device_dataset._check_buffers(resident._source, index, host_buffers(resident), ON_HOST)
-    with pytest.raises(error, match=message):
-        resident.gather(index, host_buffers(resident)._replace(**change))
-    with pytest.raises(TypeError, match='index: expected int32, got int64'):
-        resident.gather(numpy.zeros(2, 'l'), host_buffers(resident))
+    index, padded_to, weights = numpy.zeros(2, 'i'), numpy.zeros(1, 'i'), numpy.zeros(9, 'f')
+    for given in (None, weights), (padded_to, None):
+        buffers = host_buffers(resident)._replace(row_weights=given[1])
+        with pytest.raises(ValueError, match='padded_to: expected .* buffers.row_weights, got '):
+            resident.gather(index, buffers, given[0])
+    for given in (None, None), (padded_to, weights):
+        buffers = host_buffers(resident)._replace(row_weights=given[1])
+        device_dataset._check_buffers(resident._source, index, buffers, given[0], ON_HOST)
+        with pytest.raises(error, match=message):
+            resident.gather(index, buffers._replace(**change), given[0])
+        with pytest.raises(TypeError, match='index: expected int32, got int64'):
+            resident.gather(numpy.zeros(2, 'l'), buffers, given[0])
+    with pytest.raises(TypeError, match='padded_to: expected int32, got int64'):
+        resident.gather(index, buffers, numpy.zeros(1, 'l'))
+    with pytest.raises(ValueError, match=r'buffers.row_weights: .* \(9,\), got shape \(8,\)'):
+        resident.gather(index, buffers._replace(row_weights=weights[1:]), padded_to)
 
 
 def test_other_devices_are_served_from_the_host(resident):
@@ -151,10 +172,43 @@ def test_other_devices_are_served_from_the_host(resident):
     resident.device = object()  # none of those below
     dataset, expected = SparseDataset(resident), SparseDataset(resident.host)
     for device in (None, -1, '@numpy'):
-        assert_same_batch(concat_mols(dataset, device), concat_mols(expected))
+        for converter in CONVERTERS:
+            assert_same_batch(converter(dataset, device), converter(expected))
     resident.device = ON_HOST
     atoms, adj, labels = resident.batch(numpy.array(INDEX), 'padded')
     assert_same_batch((atoms, adj, *labels), CSRConverter('padded')(expected[list(INDEX)]))
+    part, keep = dataset[list(INDEX)], CSRConverter('packed', strip_padding=False)
+    assert_same_batch(keep(part, ON_HOST), keep(expected[list(INDEX)]))
+
+
+def gather_on_host(source, index, buffers, padded_to=None):
+    """Do what the kernel does, for atoms and weights."""
+    atoms, weights = [], []
+    for m in index:
+        ids = source.atoms[source.starts[m] : source.starts[m + 1]].tolist()
+        phantoms = [] if padded_to is None else [max(int(padded_to[0]) - len(ids), 0)]
+        atoms += [ids + [0] * len(phantoms)]
+        weights += [1] * len(ids) + phantoms
+    buffers.atoms[...] = numpy.concatenate(atoms)
+    buffers.row_offsets[...] = numpy.cumsum([0] + list(map(len, atoms)))
+    if padded_to is not None:
+        buffers.row_weights[...] = weights
+
+
+@pytest.mark.parametrize('layout, padded_to', [('packed', None), ('folded', None), ('folded', 6)])
+def test_sizes_of_a_gathered_batch(resident, monkeypatch, layout, padded_to):
+    """All but the kernel: what it is given, and what the host says about its result."""
+    monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
+    monkeypatch.setattr('chainer_bspmm.backend.gather_batch', gather_on_host)
+    index = numpy.array(INDEX)
+    expected = resident.host.batch(index, layout, padded_to)
+    atoms, adj, _ = resident.batch(index, layout, padded_to)
+    numpy.testing.assert_array_equal(atoms, expected[0])
+    for name in ('row_offsets', 'row_weights'):
+        numpy.testing.assert_array_equal(getattr(adj, name), getattr(expected[1], name))
+    for name in ('n_rows', 'nnz', 'max_rows', 'max_nnz', 'max_atom_id', 'is_symmetric'):
+        assert getattr(adj, name) == getattr(expected[1], name), name
+    assert (adj.layout, adj.padded_to, adj.has_spare) == (layout, padded_to, False)
 
 
 def test_load_gives_what_was_saved(resident, tmp_path):
@@ -183,15 +237,13 @@ def test_batches(options):
     dataset = DeviceDataset(host, 0)
     for index in (INDEX, (2,), (2, 6), (0,)):
         index = list(index)
-        atoms, adj, *labels = batch = concat_mols(dataset[index], 0)
-        assert isinstance(atoms, cuda.ndarray) and isinstance(adj.indptr, cuda.ndarray)
-        assert all(isinstance(label, cuda.ndarray) for label in labels)
-        assert_same_batch(on_host(batch), concat_mols(host[index]))
-        assert_same_batch(
-            on_host(CSRConverter('padded')(dataset[index], 0)), CSRConverter('padded')(host[index])
-        )
-        for device in (None, -1):
-            assert_same_batch(concat_mols(dataset[index], device), concat_mols(host[index]))
+        for converter in CONVERTERS:
+            atoms, adj, *labels = batch = converter(dataset[index], 0)
+            assert isinstance(atoms, cuda.ndarray) and isinstance(adj.indptr, cuda.ndarray)
+            assert all(isinstance(label, cuda.ndarray) for label in labels)
+            assert_same_batch(on_host(batch), converter(host[index]))
+            for device in (None, -1):
+                assert_same_batch(converter(dataset[index], device), converter(host[index]))
 
 
 @pytest.mark.gpu
@@ -201,37 +253,45 @@ def test_many_graphs(n_graphs):
     host = SparseDataset(molecule_set(rng.randint(0, 60, 400), n_relations=4))
     dataset = DeviceDataset(host, 0)
     index = rng.randint(0, 400, n_graphs)
-    assert_same_batch(on_host(concat_mols(dataset[index], 0)), concat_mols(host[index]))
+    for converter in CONVERTERS:
+        assert_same_batch(on_host(converter(dataset[index], 0)), converter(host[index]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (1, 3000), (500, 0)])
 @pytest.mark.parametrize('data', [None, 'e', 'f'])
-def test_larger_buffers_in_a_captured_graph(data, spare_rows, spare_nnz):
+@pytest.mark.parametrize('folded', [False, True])
+def test_larger_buffers_in_a_captured_graph(folded, data, spare_rows, spare_nnz):
     cupy = cuda.cupy
     host = molecule_set(data=data, n_relations=4, labels='five')
     resident = DeviceDataset(SparseDataset(host), 0).molecules
     indices = [numpy.array(index) for index in (INDEX, INDEX[::-1], (1, 4, 2) * 3)]
-    n_rows = max(int(host.sizes[index].sum()) for index in indices) + spare_rows
+    n_rows = max(int(host.sizes[index].sum()) for index in indices) + 9 * folded + spare_rows
     nnz = max(int(host.nnz[index].sum()) for index in indices) + spare_nnz
-    buffers = resident._buffers(9, n_rows, nnz)
+    buffers = resident._buffers(9, n_rows, nnz, folded)
     index_on_device = cupy.asarray(resident.check(indices[0]))  # what fits in the buffers
+    padded_to = cupy.full(1, 99, 'i') if folded else None
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        resident.gather(index_on_device, buffers)  # compiles
+        resident.gather(index_on_device, buffers, padded_to)  # compiles
         stream.synchronize()
         stream.begin_capture()
-        resident.gather(index_on_device, buffers)
+        resident.gather(index_on_device, buffers, padded_to)
         graph = stream.end_capture()
         for index in indices:
-            for array in (*buffers[:6], *buffers.labels):
+            for array in (*buffers[:7], *buffers.labels):
                 if array is not None:
                     array.fill(77)
             index_on_device.set(resident.check(index), stream=stream)
+            n = int(host.full_sizes[index].max())
+            if folded:
+                padded_to.set(numpy.array([n], 'i'), stream=stream)
             graph.launch(stream)
             stream.synchronize()
-            atoms, adj, labels = host.batch(index, 'packed')
+            atoms, adj, labels = (
+                host.batch(index, 'folded', n) if folded else host.batch(index, 'packed')
+            )
             expected = Buffers(
                 *(
                     None
@@ -244,7 +304,7 @@ def test_larger_buffers_in_a_captured_graph(data, spare_rows, spare_nnz):
             )
             actual = pickle.loads(pickle.dumps(expected))
             fill_buffers(expected, atoms, adj, labels)
-            for a, e in zip((*actual[:6], *actual.labels), (*expected[:6], *expected.labels)):
+            for a, e in zip((*actual[:7], *actual.labels), (*expected[:7], *expected.labels)):
                 numpy.testing.assert_array_equal(a, e)
 
 

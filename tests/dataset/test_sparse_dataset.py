@@ -38,7 +38,7 @@ from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import molecules
 
 SIZES = (3, 1, 5, 0, 2, 5, 4)
-LAYOUTS = ('packed', 'padded')
+LAYOUTS = ('packed', 'folded', 'padded')
 
 
 def column(values):
@@ -279,8 +279,8 @@ def test_save_and_load(tmp_path, n_labels, ones):
     rng = numpy.random.RandomState(0)
     examples = [
         (
-            numpy.pad(numpy.arange(1, n + 1), (0, 2)).astype('i'),
-            numpy.pad(random_matrix(rng, n, 4, ones=ones), ((0, 0), (0, 2), (0, 2))),
+            numpy.pad(numpy.arange(1, n + 1), (0, 7 - n)).astype('i'),
+            numpy.pad(random_matrix(rng, n, 4, ones=ones), ((0, 0), (0, 7 - n), (0, 7 - n))),
         )
         + (numpy.float32(n),) * n_labels
         for n in SIZES
@@ -458,7 +458,7 @@ def test_without_rdkit(tmp_path):
         capture_output=True,
         text=True,
     ).stdout
-    assert printed.startswith('9 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
+    assert printed.startswith('12 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
 
 
 def test_batch_without_examples():

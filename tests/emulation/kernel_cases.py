@@ -9,9 +9,14 @@ import types
 
 import numpy
 
+from chainer.backends import cuda
+
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse.batched_csr import Buffers
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
@@ -26,6 +31,21 @@ def integers(shape, dtype, largest=FACTOR, seed=0):
     """Return random integers of either sign, as floats."""
     bound = largest[dtype]
     return numpy.random.RandomState(seed).randint(-bound, bound + 1, shape).astype(dtype)
+
+
+def weighted(offsets, n_channels, dtype, spare=0):
+    """Return negative features (n_rows, n_channels) and the float32 weights of their rows.
+
+    Rows count not at all, once, or 50 times, so that the sum of 24 of them is exact, too. All rows
+    of the third segment and of no segment do not count; what does not count holds inf and NaN.
+    """
+    n_rows = int(offsets[-1]) + spare
+    weights = numpy.random.RandomState(1).choice([0, 1, 50], n_rows).astype('f')
+    weights[slice(*offsets[2:4])] = weights[offsets[-1] :] = 0
+    x = -1 - abs(integers((n_rows, n_channels), dtype))
+    x[weights == 0] = numpy.inf
+    x[weights == 0, ::2] = numpy.nan
+    return x, weights
 
 
 def batch(name, dtype):
@@ -65,6 +85,30 @@ def batch(name, dtype):
     return BatchedCSR.from_matrices(matrices, layout).astype(dtype)
 
 
+def film_arrays(adj, n_channels, dtype):
+    """Return messages, film and the gradient by the result, for edge_film."""
+    largest = {'e': 15, 'f': 31, 'd': 2**10}  # three are multiplied with each other
+    shapes = (adj.n_cols, n_channels), (adj.n_cols, 2 * n_channels), (adj.n_rows, n_channels)
+    return [integers(shape, dtype, largest, seed) for seed, shape in enumerate(shapes)]
+
+
+def film_truth(adj, messages, film, gy):
+    """Return what edge_film makes of them, in float64: result, gradients by messages and film."""
+    messages, film, gy = (numpy.asarray(array, 'd') for array in (messages, film, gy))
+    n_channels, n_relations = messages.shape[1], adj.n_relations
+    y, gmessages, gfilm = (numpy.zeros(array.shape) for array in (gy, messages, film))
+    for entry, row, column in reference.entries(adj):
+        value = 1 if adj.data is None else float(adj.data[entry])
+        pair = row * n_relations + column % n_relations
+        gamma, beta = film[pair, :n_channels], film[pair, n_channels:]
+        z = gamma * messages[column] + beta
+        g = value * gy[row] * (z > 0)
+        y[row] += value * numpy.maximum(z, 0)
+        gmessages[column] += g * gamma
+        gfilm[pair] += numpy.concatenate([g * messages[column], g])
+    return y, gmessages, gfilm
+
+
 def assert_exact(array, expected, dtype):
     """Fail unless an array equals the float64 `expected`, rounded once to its dtype."""
     assert array.dtype == numpy.dtype(dtype)
@@ -81,3 +125,46 @@ def transpose_on(device, adj):
         **{name: device.put(getattr(adj, name)) for name in adj._integers},
     )
     return build.launch_transpose(placed, launch)
+
+
+def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
+    """Gather `DeviceMolecules` in the folded layout.
+
+    Returns:
+        tuple: the `Buffers`, with `spare` rows and entries; and what they must equal: the packed
+        batch with a row more after every graph.
+    """
+    index = numpy.array(index)
+    atoms, adj, labels = molecules.host.batch(index, 'packed')
+    n_rows, nnz = adj.n_rows + index.size + spare[0], adj.nnz + spare[1]
+    sizes, row_nnz = numpy.diff(adj.row_offsets), numpy.diff(adj.indptr)
+    graph = numpy.repeat(numpy.arange(index.size), sizes)  # of every node; as many rows come before
+    nodes = numpy.arange(adj.n_rows) + graph
+    starts = adj.row_offsets + numpy.arange(index.size + 1)
+    expected_atoms = numpy.zeros((n_rows,) + atoms.shape[1:])
+    expected_atoms[nodes] = atoms
+    indptr = numpy.zeros(n_rows + 1, int)
+    indptr[nodes + 1] = row_nnz
+    weights = numpy.zeros(n_rows)
+    weights[nodes] = 1
+    weights[starts[1:] - 1] = numpy.maximum(padded_to - sizes, 0)
+    columns = adj.indices + numpy.repeat(graph, row_nnz) * adj.n_relations
+    expected = Buffers(
+        expected_atoms,
+        numpy.cumsum(indptr),
+        numpy.pad(columns, (0, spare[1])),
+        None if adj.data is None else numpy.pad(adj.data, (0, spare[1])),
+        starts,
+        starts * adj.n_relations,
+        weights,
+        labels,
+    )
+    buffers = molecules._buffers(index.size, n_rows, nnz)
+    buffers = buffers._replace(row_weights=cuda.cupy.empty(n_rows, 'f'))
+    gpu.gather_batch(
+        molecules._source,
+        device.put(molecules.check(index)),
+        buffers,
+        device.put(numpy.array([padded_to], 'i')),
+    )
+    return buffers, expected

@@ -24,7 +24,8 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training.fused_update import FusedUpdate
 from tests.support.data_sets import molecule_set
-from tests.emulation.kernel_cases import batch, integers, transpose_on
+from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
+from tests.emulation.kernel_cases import integers, transpose_on, weighted
 from tests.support import shuffled
 
 
@@ -61,6 +62,20 @@ def sampled_coo(device):
     return papers.gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
 
 
+def modulated(device):
+    adj = batch('relations', 'f')
+    arrays = film_arrays(adj, 12, 'f')
+    messages, film, _ = map(device.put, arrays)
+    return gpu.edge_film(adj, messages, film), film_truth(adj, *arrays)[0]
+
+
+def modulated_gradients(device):
+    adj = batch('relations', 'f')
+    arrays = film_arrays(adj, 12, 'f')
+    found = gpu.edge_film_grad(adj, *map(device.put, arrays))
+    return flat(found), flat(film_truth(adj, *arrays)[1:])
+
+
 def maximum(device):
     """Two lanes per segment, one of which is idle in the second."""
     offsets = numpy.array([0, 19, 20], numpy.int32)
@@ -76,11 +91,39 @@ def long_segments(device):
     return gpu.segment_sum(x, offsets), reference.segment_sum(x, offsets)
 
 
+def weighted_sum(device):
+    return _long_weighted(device, 'segment_sum')
+
+
+def weighted_maximum(device):
+    return _long_weighted(device, 'segment_max')
+
+
+def _long_weighted(device, name):
+    """Short and long segments, one of each without a row that counts; a column of -inf."""
+    offsets = numpy.array([0, 9, 12, 400, 700], numpy.int32)
+    x, weights = weighted(offsets, 3, 'f')
+    weights[9:12] = 0
+    x[:9, 0] = -numpy.inf
+    y = getattr(gpu, name)(device.put(x), offsets, None, device.put(weights))
+    return y, getattr(reference, name)(x, offsets, weights)
+
+
 def broadcast(device):
     offsets = numpy.array([0, 0, 9, 12], numpy.int32)
     y = device.put(integers((3, 8), 'f'))
     expected = numpy.pad(reference.segment_broadcast(y, offsets), ((0, 2), (0, 0)))
     return gpu.segment_broadcast(y, offsets, 14), expected
+
+
+def weighted_broadcast(device):
+    offsets = numpy.array([0, 9, 330, 700], numpy.int32)
+    _, weights = weighted(offsets, 8, 'f', spare=2)
+    y = integers((3, 8), 'f')
+    y[2] = numpy.nan
+    x = gpu.segment_broadcast(device.put(y), offsets, 702, None, device.put(weights))
+    expected = reference.segment_broadcast(y, offsets, weights)
+    return x, numpy.pad(expected, ((0, 2), (0, 0)))
 
 
 def long_broadcast(device):
@@ -91,18 +134,38 @@ def long_broadcast(device):
 
 
 def softmax(device):
-    """Equal rows, so that every element is a power of two."""
+    """Equal rows, so that every element is a power of two; the last are of no segment."""
     offsets = numpy.array([0, 4, 4, 5, 13], numpy.int32)
-    x = device.put(numpy.repeat(integers((4, 12), 'f'), numpy.diff(offsets), axis=0))
+    x = device.put(numpy.repeat(integers((5, 12), 'f'), [4, 0, 1, 8, 300], axis=0))
     return gpu.segment_softmax(x, offsets), reference.segment_softmax(x, offsets)
 
 
 def softmax_gradient(device):
     offsets = numpy.array([0, 4, 4, 5, 13], numpy.int32)
-    a, g = (device.put(integers((13, 12), 'f', seed=seed)) for seed in (2, 3))
-    inner = reference.segment_sum(a.astype('d') * g, offsets)
-    expected = a * (g - numpy.repeat(inner, numpy.diff(offsets), axis=0))
-    return gpu.segment_softmax_grad(a, g, offsets), expected
+    a, g = (device.put(integers((20, 12), 'f', seed=seed)) for seed in (2, 3))
+    return gpu.segment_softmax_grad(a, g, offsets), reference.segment_softmax_grad(a, g, offsets)
+
+
+def weighted_softmax(device):
+    """The same, with weights that add up to 8."""
+    offsets = numpy.array([0, 4, 7, 7, 9], numpy.int32)
+    x = numpy.repeat(integers((5, 12), 'f'), [4, 3, 0, 2, 3], axis=0)
+    weights = numpy.array([3, 0, 1, 4, 0, 0, 0, 0, 8, 1, 1, 1], 'f')
+    x[weights == 0] = 1e6
+    return (
+        gpu.segment_softmax(device.put(x), offsets, device.put(weights)),
+        reference.segment_softmax(x, offsets, weights),
+    )
+
+
+def weighted_softmax_gradient(device):
+    offsets = numpy.array([0, 4, 4, 5, 13], numpy.int32)
+    a, weights = weighted(offsets, 12, 'f', spare=7)
+    g = integers((20, 12), 'f', seed=3)
+    return (
+        gpu.segment_softmax_grad(device.put(a), device.put(g), offsets, device.put(weights)),
+        reference.segment_softmax_grad(a, g, offsets, weights),
+    )
 
 
 def transposed(device):
@@ -218,23 +281,39 @@ def dropped(device):
     return flat([mask, y]), flat([2 * kept, 2 * kept * x])
 
 
-def gathered(device):
+MOLECULES = numpy.array((3, 0, 6, 5, 5, 2, 1, 7, 0) * 4)
+
+
+def _gathered(device, gather):
     """Several graphs per warp."""
     emulated = CpuDevice()
     emulated.send = device.put
-    index = numpy.array((3, 0, 6, 5, 5, 2, 1, 7, 0) * 4)
-    molecules = molecule_set(n_relations=2)
     plan = policy.gather_launch
 
     def two_warps(*sizes):
         return plan(*sizes)._replace(block=(64, 1, 1))
 
     with mock.patch.object(policy, 'gather_launch', two_warps):
-        found = DeviceMolecules(molecules, emulated).batch(index, 'packed')
+        return gather(DeviceMolecules(molecule_set(n_relations=2), emulated))
+
+
+def gathered(device):
+    def gather(molecules):
+        return [each.batch(MOLECULES, 'packed') for each in (molecules, molecules.host)]
+
     return tuple(
         flat([atoms, adj.indptr, adj.indices, adj.data, adj.row_offsets, adj.col_offsets, *labels])
-        for atoms, adj, labels in (found, molecules.batch(index, 'packed'))
+        for atoms, adj, labels in _gathered(device, gather)
     )
+
+
+def gathered_folded(device):
+    """Of sizes below and above that of the padding."""
+
+    def gather(molecules):
+        return gather_folded(device, molecules, MOLECULES, 12, spare=(70, 1))
+
+    return tuple(flat([*buffers[:-1], *buffers.labels]) for buffers in _gathered(device, gather))
 
 
 def updated(device):
@@ -263,9 +342,10 @@ KERNELS = {
     'bspmm_csr': (pipelined, product),
     'bsddmm_csr': (sampled,),
     'bsddmm_coo': (sampled_coo,),
-    'segment_reduce': (long_segments, maximum),
-    'segment_broadcast': (long_broadcast, broadcast),
-    'segment_softmax': (softmax, softmax_gradient),
+    'edge_film': (modulated, modulated_gradients),
+    'segment_reduce': (long_segments, maximum, weighted_sum, weighted_maximum),
+    'segment_broadcast': (long_broadcast, broadcast, weighted_broadcast),
+    'segment_softmax': (softmax, softmax_gradient, weighted_softmax, weighted_softmax_gradient),
     'transpose_csr': (transposed,),
     'bspmm_sell': (sliced, sliced_by_two_blocks, sliced_vector),
     'spmv_csr': (vector,),
@@ -273,6 +353,6 @@ KERNELS = {
     'bspmm_st_shared': (st_blocked, st_shared),
     'bspmm_st_global': (st_global,),
     'dropout': (dropped,),
-    'gather_batch': (gathered,),
+    'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
 }

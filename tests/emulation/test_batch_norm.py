@@ -1,7 +1,6 @@
-"""The launches of batch_norm with spare rows, against its formulas on the host."""
+"""The launches of batch_norm with weights of rows, against its formulas on the host."""
 
 import functools
-import types
 
 import numpy
 import pytest
@@ -23,28 +22,35 @@ def device(device, monkeypatch):
 
 @pytest.mark.parametrize('n_channels', [1, 5, 33])
 @pytest.mark.parametrize(
-    'sizes, n_spare',
-    [((3, 0, 20, 1), 6), ((3, 0, 20, 1), 0), ((1,), 3), ((0, 0), 4), ((2, 2), 70)],
+    'weights',
+    [
+        (1,) * 24 + (0,) * 6,
+        (1, 1, 7, 1, 0, 1, 120),
+        (1, 0, 0, 0),
+        (0,) * 4,
+        (3,),
+        (1,) * 4 + (0,) * 70,
+    ],
     ids=str,
 )
 @pytest.mark.parametrize('dtype', BOUND)
 @pytest.mark.parametrize('recomputing', [False, True])
-def test_same_as_on_the_host(device, dtype, sizes, n_spare, n_channels, recomputing):
+def test_same_as_on_the_host(device, dtype, weights, n_channels, recomputing):
     rng = numpy.random.RandomState(0)
-    offsets = numpy.cumsum((0,) + sizes).astype(numpy.int32)
-    n = int(offsets[-1])
-    x, gy = (rng.uniform(-1, 2, (n + n_spare, n_channels)).astype(dtype) for _ in range(2))
-    x[n:], gy[n:] = numpy.nan, numpy.nan
+    weights = numpy.array(weights, dtype)[:, None]
+    x, gy = (rng.uniform(-1, 2, (len(weights), n_channels)).astype(dtype) for _ in range(2))
+    for array in (x, gy):
+        array[weights[:, 0] == 0] = numpy.nan
     gamma, beta, *averages = (rng.uniform(0.5, 2, n_channels).astype(dtype) for _ in range(4))
 
     def results(put, forward, gradients):
-        adj = types.SimpleNamespace(row_offsets=put(offsets), max_rows=32)
         running = None if recomputing else [put(array.copy()) for array in averages]
-        y, statistics = forward(adj, put(x), put(gamma), put(beta), 1e-3, 0.8, running)
+        counts = put(weights), put(weights.sum(axis=0))
+        y, statistics = forward(put(x), put(gamma), put(beta), *counts, 1e-3, 0.8, running)
         return [
             y,
             *statistics,
-            *gradients(adj, put(x), put(gy), put(gamma), *statistics),
+            *gradients(put(x), put(gy), put(gamma), *counts, *statistics),
             *(running or ()),
         ]
 

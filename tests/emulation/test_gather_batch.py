@@ -13,6 +13,7 @@ from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 
 from tests.emulation.emulator.cuda_on_cpu import build, run
+from tests.emulation.kernel_cases import gather_folded
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import LABELS
 from tests.support.data_sets import molecule_set
@@ -65,11 +66,22 @@ def check_spare(device, on_device, molecules, index, spare_rows, spare_nnz):
         )
     )
     fill_buffers(expected, atoms, adj, labels)
+    assert_same_buffers(buffers, expected)
+
+
+def assert_same_buffers(buffers, expected):
     for name, actual in buffers._asdict().items():
         if name != 'labels':
             numpy.testing.assert_array_equal(actual, getattr(expected, name), name)
     for actual, label in zip(buffers.labels, expected.labels, strict=True):
         numpy.testing.assert_array_equal(actual, label)
+
+
+def check_folded(device, on_device, molecules, *case, **spare):
+    before = len(device.launched)
+    buffers, expected = gather_folded(device, on_device(molecules), *case, **spare)
+    assert_same_buffers(buffers, expected)
+    return len(device.launched) - before
 
 
 @pytest.mark.parametrize('index', INDICES, ids=str)
@@ -112,6 +124,44 @@ def test_data_set_without_entries(device, on_device):
     check_spare(device, on_device, molecules, (2, 0), 1, 1)
 
 
+@pytest.mark.parametrize('padded_to', [0, 5, 36, 38, 2**24])
+@pytest.mark.parametrize('index', INDICES, ids=str)
+def test_folded_molecules(device, on_device, index, padded_to):
+    check_folded(device, on_device, molecule_set(), index, padded_to)
+
+
+@pytest.mark.parametrize('data', [None, 'e', 'f', 'd'])
+@pytest.mark.parametrize('n_relations', [1, 4])
+def test_folded_values_and_relations(device, on_device, n_relations, data):
+    molecules = molecule_set(n_relations=n_relations, data=data)
+    check_folded(device, on_device, molecules, INDEX, 40, spare=(3, 5))
+
+
+@pytest.mark.parametrize('atoms', ['e', 'f', 'd'])
+def test_folded_features(device, on_device, atoms):
+    check_folded(device, on_device, molecule_set(atoms=atoms), INDEX, 40, spare=(3, 5))
+
+
+@pytest.mark.parametrize('spare', [(0, 0), (1, 0), (0, 1), (3, 700), (900, 3)], ids=str)
+def test_folded_labels_and_capacity(device, on_device, spare):
+    molecules = molecule_set(labels='five', n_relations=2)
+    assert check_folded(device, on_device, molecules, INDEX, 40, spare=spare) == 3
+
+
+def test_folded_empty_molecules(device, on_device):
+    check_folded(device, on_device, molecule_set(), (2, 6, 2), 4)
+    check_folded(device, on_device, molecule_set(), (2, 6, 2), 0, spare=(5, 7))
+
+
+def test_many_folded_graphs(device, on_device, monkeypatch):
+    monkeypatch.setattr(
+        'chainer_bspmm.cuda.kernels.device', lambda device_id: policy.Device(4, 60 << 20)
+    )
+    rng = numpy.random.RandomState(0)
+    molecules = molecule_set(rng.randint(0, 6, 300))
+    check_folded(device, on_device, molecules, rng.randint(0, 300, 300), 5)
+
+
 @pytest.mark.parametrize(
     'n_graphs, n_sms',
     [pytest.param(1500, 132, marks=pytest.mark.slow), (300, 4), (8, 1), (9, 1), (65, 1)],
@@ -138,7 +188,7 @@ def test_offsets_beyond_32_bits(gxx):
     first = 'first = blockIdx.x * graphs_per_block;'
     text = kernels.source('gather_batch')
     assert first in text
-    options = kernels.options('f', (('VECTOR', 1), ('LABELS_ONLY', 0)))
+    options = kernels.options('f', (('VECTOR', 1), ('LABELS_ONLY', 0), ('FOLDED', 0)))
     run(
         build(text.replace(first, 'first = 1;'), 'gather_batch', options),
         (1, 1, 1),
@@ -150,15 +200,14 @@ def test_offsets_beyond_32_bits(gxx):
             places[0],
             rows,
             entries,
-            *3 * [NULL],
+            *4 * [NULL],
             places[1],
             rows.copy(),
             entries,
             NULL,
             numpy.zeros(3, 'i'),
             numpy.zeros(3, 'i'),
-            NULL,
-            NULL,
+            *3 * [NULL],
             *map(numpy.int32, (2, 2, n_nodes, 0, 1, atom_bytes, 0, 0, 0)),
         ),
     )

@@ -56,25 +56,41 @@ CONSTANTS = {
         for lanes, weights in ((1, 0), (2, 1), (4, 2), (8, 0), (16, 1), (32, 2))
     ],
     'bsddmm_csr': DOTS,
-    'segment_reduce': [
-        (('AHEAD', ahead), ('OPERATION', name), ('COMBINE', combine))
-        for ahead, name, combine in (
-            (8, 'SUM', 1),
-            (4, 'MAX', 0),
-            (8, 'MAX', 0),
-            (4, 'SUM', 1),
-            (8, 'MAX', 1),
-            (8, 'SUM', 0),
+    'edge_film': [
+        (('RESULT', result), ('WEIGHTED', weighted))
+        for result, weighted in (
+            ('BY_FILM', 1),
+            ('OUTPUT', 0),
+            ('BY_MESSAGES', 1),
+            ('BY_FILM', 0),
+            ('OUTPUT', 1),
+            ('BY_MESSAGES', 0),
         )
     ],
-    'segment_broadcast': [()],
-    'segment_softmax': [(('GRADIENT', gradient),) for gradient in (1, 0, 0, 1, 0, 1)],
+    'segment_reduce': [
+        (('AHEAD', ahead), ('OPERATION', name), ('COMBINE', combine), ('WEIGHTED', weighted))
+        for ahead, name, combine, weighted in (
+            (8, 'SUM', 1, 0),
+            (4, 'MAX', 0, 1),
+            (8, 'MAX', 0, 1),
+            (4, 'SUM', 1, 1),
+            (8, 'MAX', 1, 1),
+            (8, 'SUM', 0, 0),
+        )
+    ],
+    'segment_broadcast': [(('WEIGHTED', weighted),) for weighted in (1, 0, 1, 0, 0, 1)],
+    'segment_softmax': [
+        (('GRADIENT', gradient), ('WEIGHTED', weighted))
+        for gradient, weighted in ((1, 1), (0, 0), (0, 1), (1, 0), (0, 0), (1, 1))
+    ],
     'dropout': [
         (('KIND', kind),) for kind in ('DROPOUT', 'RELU', 'RELU', 'DROPOUT', 'MASK', 'DROPOUT')
     ],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
-    'gather_batch': [(('LABELS_ONLY', 0),), (('LABELS_ONLY', 1),)],
+    'gather_batch': [
+        (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
+    ],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.

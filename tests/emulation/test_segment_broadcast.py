@@ -6,7 +6,7 @@ from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
 from tests.emulation.kernel_cases import CHANNELS, DTYPES, TERM
-from tests.emulation.kernel_cases import assert_exact, integers
+from tests.emulation.kernel_cases import assert_exact, integers, weighted
 
 
 def check(device, dtype, n_channels, sizes, spare=0, shift=0, max_rows=None):
@@ -16,6 +16,19 @@ def check(device, dtype, n_channels, sizes, spare=0, shift=0, max_rows=None):
     expected = reference.segment_broadcast(y, offsets)
     assert_exact(x, numpy.pad(expected, ((0, spare), (0, 0))), dtype)
     return device.launched[-1]
+
+
+def check_weighted(device, dtype, n_channels, sizes, spare=0):
+    offsets = numpy.cumsum((0,) + sizes).astype(numpy.int32)
+    _, weights = weighted(offsets, n_channels, dtype, spare)
+    y = integers((len(sizes), n_channels), dtype)
+    y[2] = numpy.nan  # of which no row counts
+    y[2, ::2] = numpy.inf
+    x = gpu.segment_broadcast(
+        device.put(y), offsets, int(offsets[-1]) + spare, None, device.put(weights)
+    )
+    expected = reference.segment_broadcast(y, offsets, weights)
+    assert_exact(x, numpy.pad(expected, ((0, spare), (0, 0))), dtype)
 
 
 @pytest.mark.parametrize('n_channels', CHANNELS)
@@ -68,6 +81,30 @@ def test_long_segments(device, monkeypatch, sizes, spare, max_rows):
     monkeypatch.setattr(policy, 'broadcast_launch', policy.broadcast_launch.__wrapped__)
     for n_channels in (8, 1):
         check(device, 'f', n_channels, sizes, spare, max_rows=max_rows)
+
+
+@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_weights(device, dtype, n_channels):
+    check_weighted(device, dtype, n_channels, (0, 3, 24, 1, 0, 9), 5)
+
+
+@pytest.mark.parametrize(
+    'sizes', [(3, 6, 5, 2), (1, 1, 30, 2, 0), (7, 7, 7), (0, 17, 0, 1)], ids=str
+)
+def test_weights_of_long_segments(device, monkeypatch, sizes):
+    monkeypatch.setattr(policy, 'MIN_CHUNK', 4)
+    monkeypatch.setattr(policy, 'broadcast_launch', policy.broadcast_launch.__wrapped__)
+    for n_channels in (8, 1):
+        check_weighted(device, 'f', n_channels, sizes, 7)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_weights_are_as_exact_as_float32(device, dtype):
+    y = device.put(numpy.array([[2**-8]], dtype))
+    weights = device.put(numpy.array([2**23 + 1, 2049, 2051], 'f'))
+    x = gpu.segment_broadcast(y, numpy.array([0, 3], 'i'), 3, None, weights)
+    assert_exact(x, weights[:, None] * 2.0**-8, dtype)
 
 
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):

@@ -6,7 +6,7 @@ from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
 from tests.emulation.kernel_cases import CHANNELS, DTYPES, TERM
-from tests.emulation.kernel_cases import assert_exact, integers
+from tests.emulation.kernel_cases import assert_exact, integers, weighted
 
 # Empty segments first, in between and last; one row; one huge among tiny ones; one row more, as
 # many as, and one row fewer than the kernel loads ahead.
@@ -38,9 +38,18 @@ def offsets_of(sizes):
     return numpy.cumsum((0,) + tuple(sizes)).astype(numpy.int32)
 
 
-def check(device, operation, x, offsets):
-    y = getattr(gpu, 'segment_' + operation)(x, offsets)
-    assert_exact(y, getattr(reference, 'segment_' + operation)(x, offsets), x.dtype.char)
+def check(device, operation, x, offsets, weights=None):
+    y = getattr(gpu, 'segment_' + operation)(x, offsets, None, weights)
+    expected = getattr(reference, 'segment_' + operation)(x, offsets, weights)
+    assert_exact(y, expected, x.dtype.char)
+    return y
+
+
+def check_weighted(device, operation, n_channels, dtype, sizes):
+    offsets = offsets_of(sizes)
+    x, weights = weighted(offsets, n_channels, dtype, spare=5)
+    y = check(device, operation, device.put(x), offsets, device.put(weights))
+    assert numpy.isfinite(y).all()
     return y
 
 
@@ -110,6 +119,43 @@ def test_long_segments_in_every_dtype(device, chunks_of_four, dtype, operation):
     x[offsets[-1] :] = numpy.nan  # rows beyond the batch
     x[9, 3] = x[25, 4] = numpy.nan
     assert numpy.isnan(check(device, operation, x, offsets)).sum() == 2
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_weights(device, dtype, n_channels, operation):
+    y = check_weighted(device, operation, n_channels, dtype, SIZES)
+    assert y.any() and not y[2].any()
+
+
+@pytest.mark.parametrize('operation', OPERATIONS)
+@pytest.mark.parametrize('sizes', [*LONG, (1, 3, 19, 2)], ids=str)
+def test_weights_of_long_segments(device, chunks_of_four, sizes, operation):
+    sizes = (*sizes, 0, 0)  # there is a third
+    for n_channels in (8, 1):
+        check_weighted(device, operation, n_channels, 'f', sizes)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('sizes', [(6, 3), (2, 1)], ids=str)
+def test_maximum_of_counted_rows_without_a_finite_value(device, chunks_of_four, dtype, sizes):
+    """-inf is a value; so is NaN; neither is what a segment has where no row counts."""
+    offsets = offsets_of(sizes)
+    x = numpy.full((offsets[-1], 3), -numpy.inf, dtype)
+    x[1] = -numpy.inf, 5, numpy.nan
+    weights = numpy.zeros(offsets[-1], 'f')
+    weights[:2] = 1
+    y = check(device, 'max', device.put(x), offsets, device.put(weights))
+    numpy.testing.assert_array_equal(y, [[-numpy.inf, 5, numpy.nan], [0, 0, 0]])
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_weights_are_as_exact_as_float32(device, dtype):
+    # Odd numbers, too large for a float16; and one, too large for an integer in float32.
+    x = device.put(numpy.array([[1], [-1], [1], [-1]], dtype))
+    weights = device.put(numpy.array([2**24 - 1, 2**24 - 2, 2051, 2049], 'f'))
+    assert check(device, 'sum', x, offsets_of((4,)), weights) == 3
 
 
 def test_parts_of_a_long_segment_are_not_rounded_to_float16(device, chunks_of_four):

@@ -6,10 +6,20 @@ from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
 from tests.emulation.kernel_cases import CHANNELS, DTYPES
-from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import integers, weighted
 
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
+
+
+def check_gradient(device, y, gy, offsets, weights=None, shift=0):
+    gx = gpu.segment_softmax_grad(device.put(y, shift), device.put(gy, shift), offsets, weights)
+    assert gx.dtype == y.dtype
+    expected = reference.segment_softmax_grad(y, gy, offsets, weights)
+    bound = BOUND[y.dtype.char]
+    numpy.testing.assert_allclose(gx, expected, rtol=bound, atol=6 * bound)
+    # Of no segment, or of weight 0.
+    assert not gx[offsets[-1] :].any() and (weights is None or not gx[weights == 0].any())
 
 
 def check(device, dtype, n_channels, sizes, spare=0, shift=0):
@@ -21,14 +31,8 @@ def check(device, dtype, n_channels, sizes, spare=0, shift=0):
     assert y.dtype == dtype and y.shape == x.shape
     expected = reference.segment_softmax(x[:n_rows], offsets)
     numpy.testing.assert_allclose(y[:n_rows], expected, rtol=BOUND[dtype])
-    given = numpy.ascontiguousarray(y, dtype)
-    gx = gpu.segment_softmax_grad(device.put(given, shift), device.put(gy, shift), offsets)
-    a, g = given[:n_rows].astype('d'), gy[:n_rows].astype('d')
-    inner = reference.segment_sum(a * g, offsets) if sizes else numpy.zeros((0, n_channels))
-    expected = a * (g - numpy.repeat(inner, sizes, axis=0))
-    numpy.testing.assert_allclose(gx[:n_rows], expected, rtol=BOUND[dtype], atol=6 * BOUND[dtype])
-    # What belongs to no segment stays as the poisoned memory was.
-    assert numpy.isnan(y[n_rows:]).all() and numpy.isnan(gx[n_rows:]).all()
+    assert not y[n_rows:].any()
+    check_gradient(device, y, gy, offsets, shift=shift)
     return device.launched[-1]
 
 
@@ -48,6 +52,8 @@ def test_channels(device, dtype, n_channels):
         ((2, 0, 0, 0), 0),
         ((3, 2), 4),
         ((0, 0), 4),
+        ((), 4),
+        ((2,), 300),
         ((300,), 0),
     ],
     ids=str,
@@ -69,6 +75,40 @@ def test_blocks_that_stride_over_the_channels(device, monkeypatch):
         lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)),
     )
     check(device, 'f', 33 * 4 * 3, (2, 0, 3))
+
+
+@pytest.mark.parametrize('sizes', [(0, 3, 24, 1, 0, 9), (2, 0, 5), (1, 1, 0, 300)], ids=str)
+@pytest.mark.parametrize('n_channels', [1, 2, 4, 24])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_weights(device, dtype, n_channels, sizes):
+    rng = numpy.random.RandomState(0)
+    offsets = numpy.cumsum((0,) + sizes).astype(numpy.int32)
+    poison, weights = weighted(offsets, n_channels, dtype, spare=9)
+    weights[1] = 2**24 - 1
+    uncounted = weights == 0
+    x, gy = (rng.uniform(-3, 3, poison.shape).astype(dtype) for _ in range(2))
+    x[uncounted], gy[uncounted] = poison[uncounted], poison[uncounted]
+    weights = device.put(weights)
+    y = gpu.segment_softmax(device.put(x), offsets, weights)
+    assert y.dtype == dtype and not y[uncounted].any()
+    expected = reference.segment_softmax(x, offsets, weights)
+    last_place = numpy.finfo(dtype).smallest_subnormal  # a large weight makes y that small
+    numpy.testing.assert_allclose(y, expected, rtol=BOUND[dtype], atol=last_place)
+    check_gradient(device, y, gy, offsets, weights)
+
+
+def test_weights_of_copies(device):
+    """A row of weight 3 is three rows, and its gradient the sum of theirs."""
+    x, gy = numpy.array([[1], [2], [2], [2]], 'd'), numpy.array([[3], [5], [7], [11]], 'd')
+    weights = device.put(numpy.array([1, 3], 'f'))
+    y = gpu.segment_softmax(device.put(x), numpy.array([0, 4], 'i'))
+    folded = gpu.segment_softmax(device.put(x[:2]), numpy.array([0, 2], 'i'), weights)
+    numpy.testing.assert_allclose(folded, y[:2], rtol=BOUND['d'])
+    gx = gpu.segment_softmax_grad(y, device.put(gy), numpy.array([0, 4], 'i'))
+    sums = device.put(numpy.stack([gy[0], gy[1:].sum(axis=0)]))
+    folded = gpu.segment_softmax_grad(folded, sums, numpy.array([0, 2], 'i'), weights)
+    expected = numpy.stack([gx[0], gx[1:].sum(axis=0)])
+    numpy.testing.assert_allclose(folded, expected, rtol=4 * BOUND['d'])
 
 
 def test_largest_values_and_nan(device):

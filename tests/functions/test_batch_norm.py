@@ -1,4 +1,4 @@
-"""batch_norm of batches with spare rows against Chainer's link on the rows that are real."""
+"""batch_norm of batches with weights or spare rows against Chainer's link on the rows they mean."""
 
 import numpy
 import pytest
@@ -15,6 +15,13 @@ from tests.support import BATCHES
 from tests.support import relative_error
 from tests.support.gradients import check_gradients
 from tests.support.spare import with_spare
+from tests.support.weights import assert_counts_copies
+from tests.support.weights import copies_of
+from tests.support.weights import poison
+from tests.support.weights import SPARE_ROWS
+from tests.support.weights import sum_of_copies
+from tests.support.weights import WEIGHTED
+from tests.support.weights import weighted_on
 
 # Chainer's own float16 sums have errors of that size.
 BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}
@@ -92,6 +99,47 @@ def test_real_rows_are_as_without_the_spare_ones(xp, name, dtype, options):
         assert relative_error(actual[key], expected[key]) < BOUNDS[dtype], key
 
 
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+@pytest.mark.parametrize(
+    'name, dtype, options', [(name, *rest) for name, *rest in CASES if name in WEIGHTED], ids=str
+)
+def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, n_spare):
+    adj = weighted_on(name, xp, dtype, n_spare)
+    n_rows, n_channels = adj.n_rows, 6
+    rows, _ = copies_of(adj.row_weights, adj.row_offsets)
+    x = poison(features_of(xp, adj, n_channels, dtype), adj.row_weights)
+    weights = xp.arange(1, x.size + 1).reshape(x.shape).astype(dtype) / x.dtype.type(x.size)
+    link, oracle = (new_link(xp, n_channels, kind, **options) for kind in (dtype, 'float64'))
+    for parameter, given in zip(oracle.params(), link.params()):
+        parameter.array[...] = given.array
+    oracle.avg_mean[...], oracle.avg_var[...] = link.avg_mean, link.avg_var
+
+    def copies(y):
+        return y[xp.asarray(rows)]
+
+    actual = outcome(lambda x: copies(batch_norm(adj, link, x)), link, x, copies(weights))
+    dense = chainer.links.BatchNormalization
+    wide = copies(x).astype('d')
+    expected = outcome(lambda x: dense.__call__(oracle, x), oracle, wide, copies(weights))
+    expected['x'] = sum_of_copies(cuda.to_cpu(expected['x']), rows, n_rows)
+    assert actual.keys() == expected.keys()
+    assert not actual['x'][adj.row_weights == 0].any()
+    assert not batch_norm(adj, new_link(xp, n_channels, dtype), x).array[adj.row_weights == 0].any()
+    for key in expected:
+        assert actual[key].dtype == dtype, key
+        assert relative_error(actual[key], expected[key]) < BOUNDS[dtype], key
+
+
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+def test_higher_derivatives_count_copies(xp, n_spare):
+    adj = weighted_on('many', xp, 'float64', n_spare)
+    assert_counts_copies(
+        lambda adj, x: batch_norm(adj, new_link(xp, 3, 'float64'), x) ** 2,
+        adj,
+        features_of(xp, adj, 3, 'float64'),
+    )
+
+
 @pytest.mark.parametrize('name, n_spare', [('many', 0), ('many', 300), ('isolated nodes', 2)])
 def test_how_many_rows_are_spare(xp, name, n_spare):
     ordinary, adj = batch(xp, name, n_spare)
@@ -151,9 +199,10 @@ def test_half_precision_does_not_overflow(xp):
     assert y.dtype == numpy.float16 and xp.isfinite(y).all()
 
 
+@pytest.mark.parametrize('layout', ['packed', 'folded'])
 @pytest.mark.parametrize('sizes', [[0, 0], [0, 1]])
-def test_no_row_and_one_row_are_finite(xp, sizes):
-    adj = BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in sizes])
+def test_no_row_and_one_row_are_finite(xp, sizes, layout):
+    adj = BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in sizes], layout)
     adj = with_spare(adj, 3, 0, xp)
     link = new_link(xp, 2, 'float32')
     link.cleargrads()

@@ -9,10 +9,13 @@ from chainer.backends import cuda
 from chainer_bspmm import backend
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
+from chainer_bspmm.backend import cpu
+from chainer_bspmm.functions.fused.edge_film import EdgeFiLM
 from chainer_bspmm.functions.fused.edge_film import edge_film
 from chainer_bspmm.sparse.edges import edges_of
 from tests.support import assert_close
 from tests.support import relative_error
+from tests.support.folded import check_against_padded
 from tests.support.gradients import check_gradients
 from tests.support.relations import NAMES
 from tests.support.relations import relation_batch_on
@@ -29,21 +32,19 @@ def arguments(adj, xp, dtype, n_in=4, n_channels=3):
     return [xp.asarray(rng.uniform(-1, 1, shape).astype(dtype)) for shape in shapes]
 
 
-def truth(adj, x, W, W_g):
-    """Return values of all edges in float64, sorted as the function sorts them, and (order, row,
-    entry, value) of each."""
+def truth(adj, x, W, W_g, activation=lambda z: numpy.maximum(z, 0)):
+    """The docstring's formula, edge by edge, in float64."""
     x, W, W_g = (cuda.to_cpu(array).astype('d') for array in (x, W, W_g))
+    values = numpy.ones(adj.nnz) if adj.data is None else cuda.to_cpu(adj.data).astype('d')
     n_relations = adj.n_relations
-    n_channels, edges = len(W) // n_relations, []
+    n_channels = len(W) // n_relations
+    y = numpy.zeros((adj.n_rows, n_channels))
     for entry, row, column in reference.entries(adj):
         source, relation = divmod(column, n_relations)
         message = W[relation::n_relations] @ x[source]
         film = W_g[relation::n_relations] @ x[row]
-        # Edges of one relation stay as they are stored; of several, they come by their source.
-        order = (row, relation, source, entry) if n_relations > 1 else (row, entry)
-        edges.append((order, row, entry, film[:n_channels] * message + film[n_channels:]))
-    edges.sort(key=lambda edge: edge[0])
-    return numpy.array([edge[3] for edge in edges]).reshape(adj.nnz, n_channels), edges
+        y[row] += values[entry] * activation(film[:n_channels] * message + film[n_channels:])
+    return y
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -53,15 +54,72 @@ def test_values(xp, name):
         given = arguments(adj, xp, dtype)
         y = edge_film(adj, *given).array
         assert y.dtype == dtype
-        assert relative_error(y, truth(adj, *given)[0]) < bound
+        assert relative_error(y, truth(adj, *given)) < bound
 
 
-@pytest.mark.parametrize(
-    'name', ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
-)
+@pytest.mark.parametrize('n_channels', [1, 3, 33])
+def test_widths(xp, n_channels):
+    adj = relation_batch_on('four relations', xp, 'float32')
+    given = arguments(adj, xp, 'float32', n_channels=n_channels)
+    assert relative_error(edge_film(adj, *given).array, truth(adj, *given)) < 1e-6
+
+
+SMALL = ['four relations', 'unsorted relations', 'unsorted values', 'no entries']
+
+
+@pytest.mark.parametrize('name', [*SMALL, 'duplicates, unsorted'])
 def test_gradients(xp, name):
     adj = small_relation_batch_on(name, xp)
     check_gradients(lambda *given: edge_film(adj, *given) ** 2, *arguments(adj, xp, 'float64'))
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_another_activation(xp, name):
+    adj = small_relation_batch_on(name, xp)
+    given = arguments(adj, xp, 'float64')
+
+    def function(*given):
+        return edge_film(adj, *given, chainer.functions.tanh)
+
+    assert relative_error(function(*given).array, truth(adj, *given, numpy.tanh)) < 1e-14
+    check_gradients(function, *given)
+
+
+@pytest.mark.parametrize('limit', [1, 40, 10**6])
+def test_blocks_of_graphs(monkeypatch, limit):
+    """On a host: graphs one by one, some at a time, and all at once."""
+    monkeypatch.setattr(cpu, 'FILM_BLOCK', limit)
+    name = 'empty graphs first, between, last'
+    for adj in (relation_batch_on('many', numpy, 'd'), small_relation_batch_on(name, numpy)):
+        given = arguments(adj, numpy, 'float64')
+        assert relative_error(edge_film(adj, *given).array, truth(adj, *given)) < 1e-14
+    check_gradients(lambda *given: edge_film(adj, *given) ** 2, *given)
+
+
+def test_one_node_whose_gradients_are_those_of_several(xp):
+    """Of a batch in several blocks; the composed nodes are what is compared with."""
+    for dtype, bound in (('float16', 1e-2), ('float32', 1e-5), ('float64', 1e-13)):
+        adj = relation_batch_on('four relations', xp, dtype)
+        results = []
+        for kind in (dtype, 'float64'):
+            batch = adj.astype(kind)
+            given = [
+                chainer.Variable(array.astype(kind)) for array in arguments(adj, xp, dtype, 4, 40)
+            ]
+            node = EdgeFiLM(batch)
+            y = node.apply(given)[0] if kind == dtype else node._composed(*given)
+            y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape)).astype(kind)
+            y.backward()
+            results.append([v.grad for v in given])
+        for actual, expected in zip(*results):
+            assert actual.dtype == dtype
+            assert relative_error(actual, expected) < bound
+
+
+def test_folded(xp):
+    rng = numpy.random.RandomState(0)
+    W, W_g = (xp.asarray(rng.uniform(-1, 1, (n, 4))) for n in (6, 12))
+    check_against_padded(lambda adj, x: edge_film(adj, x, W, W_g), xp, 2, 4)
 
 
 def test_parameters_of_another_dtype_are_converted(xp):
@@ -74,38 +132,28 @@ def test_parameters_of_another_dtype_are_converted(xp):
     assert [v.grad.dtype.char for v in variables] == ['e', 'f', 'f']
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_sums_over_the_edges_of_a_node(xp, name):
-    adj = relation_batch_on(name, xp, 'float64')
-    _, edges = truth(adj, *arguments(adj, xp, 'float64'))
-    values = numpy.ones(adj.nnz) if adj.data is None else cuda.to_cpu(adj.data)
-    x = numpy.random.RandomState(0).uniform(-1, 1, (adj.nnz, 5))
-    expected = numpy.zeros((adj.n_rows, 5))
-    for edge, (_, row, entry, _) in zip(x, edges):
-        expected[row] += values[entry] * edge
-    to_node = edges_of(adj).to_node
-    assert_close(backend.bspmm(to_node, xp.asarray(x)), expected, 'float64')
-    y = numpy.random.RandomState(0).uniform(-1, 1, (adj.n_rows, 5))
-    assert_close(
-        backend.bspmm(to_node, xp.asarray(y), trans=True),
-        reference.bspmm(to_node, y, trans=True),
-        'float64',
-    )
-
-
-@pytest.mark.parametrize('name', ['four relations', 'unsorted relations', 'padded'])
-def test_matrices_pass_the_checks_of_the_constructor(name):
-    edges = edges_of(relation_batch_on(name, numpy, 'float64'))
-    for matrix in (edges.from_source, edges.from_receiver, edges.to_node, edges.to_node.T):
+@pytest.mark.parametrize('name', [*NAMES, 'symmetric'])
+def test_matrices_of_edges(name):
+    """They pass the checks of the constructor, and gather and add up what they should."""
+    adj = relation_batch_on(name, numpy, 'float64')
+    edges = edges_of(adj)
+    for matrix in (edges.from_source, edges.from_receiver, edges.to_node):
         checked = BatchedCSR(
             matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
         )
         for size in ('n_graphs', 'n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz'):
             assert getattr(matrix, size) == getattr(checked, size), size
         assert all(getattr(matrix, name).dtype == numpy.int32 for name in matrix._integers)
+    x = numpy.random.RandomState(0).uniform(-1, 1, (adj.n_cols, 2))
+    # The product in two steps.
+    y = backend.bspmm(edges.to_node, backend.bspmm(edges.from_source, x))
+    assert_close(y, reference.bspmm(adj, x), 'float64')
+    pair = [r * adj.n_relations + c % adj.n_relations for _, r, c in reference.entries(adj)]
+    numpy.testing.assert_array_equal(backend.bspmm(edges.from_receiver, x), x[pair])
 
 
 ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
+HALVES = BatchedCSR.from_matrices([numpy.full((2, 3, 3), 0.5, 'f')])
 
 
 @pytest.mark.parametrize(
@@ -120,6 +168,7 @@ ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
         ({'W': numpy.ones((8, 4), 'f')}, ValueError, r'W: expected shape \(8, 5\).* got \(8, 4\)'),
         ({'W_g': numpy.ones((8, 5), 'f')}, ValueError, r'W_g: expected shape \(16, 5\).* \(8, 5\)'),
         ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        ({'adj': HALVES.astype('d')}, TypeError, 'x: expected float64 as the values of adj, got f'),
     ],
 )
 def test_what_does_not_fit(change, error, message):

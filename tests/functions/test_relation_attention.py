@@ -42,6 +42,7 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
     for _, row, column in reference.entries(adj):
         edges[row].append(divmod(column, n_relations))
     offsets = cuda.to_cpu(adj.row_offsets)
+    weights = numpy.ones(adj.n_rows) if adj.row_weights is None else cuda.to_cpu(adj.row_weights)
     y = numpy.zeros((adj.n_rows, n_heads, n_channels))
     for i in range(adj.n_rows):
         graph = numpy.searchsorted(offsets, i, side='right') - 1
@@ -53,7 +54,8 @@ def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slop
             everything = [(j, r) for j, r in slots if r in group]
             for k in range(n_heads):
                 if not chosen:
-                    y[i, k] += sum(m[j, r, k] for j, r in everything) / len(everything)
+                    total = sum(weights[j] * m[j, r, k] for j, r in everything)
+                    y[i, k] += total / sum(weights[j] for j, _ in everything)
                     continue
                 z = numpy.array(
                     [
@@ -107,11 +109,35 @@ def test_gradients(xp, name, options):
     )
 
 
+def folded_batch(xp, padded_to):
+    """Sizes below, at and above N, and a graph of phantom nodes alone."""
+    rng = numpy.random.RandomState(0)
+    matrices = [random_matrix(rng, n, 2, density=0.4) for n in (4, 0, 1, 3)]
+    adj = BatchedCSR.from_matrices(matrices, 'folded', padded_to=padded_to)
+    return adj if xp is numpy else adj.to_device('@cupy:0')
+
+
+@pytest.mark.parametrize('padded_to', [None, 3, 9])
+@pytest.mark.parametrize('options', OPTIONS)
+def test_folded(xp, options, padded_to):
+    adj = folded_batch(xp, padded_to)
+    given = arguments(adj, xp, 'float64', 2)
+    y = relation_attention(adj, *given, 2, **OPTIONS[options]).array
+    assert relative_error(y, truth(adj, *given, 2, **OPTIONS[options])) < BOUNDS['float64']
+    check_gradients(lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]), *given)
+
+
+def test_no_weight_at_all(xp):
+    """Padded to nothing: a phantom row has nothing to look at."""
+    adj = BatchedCSR.from_matrices([numpy.zeros((2, 0, 0))] * 2, 'folded')
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    y = relation_attention(adj, *arguments(adj, xp, 'float32', 2), 2).array
+    assert y.shape == (2, 3) and not y.any()
+
+
 @pytest.mark.parametrize('options', OPTIONS)
 def test_gradients_under_dropout(xp, options):
-    rng = numpy.random.RandomState(0)
-    adj = BatchedCSR.from_matrices([random_matrix(rng, n, 2, density=0.4) for n in (4, 1, 3)])
-    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    adj = folded_batch(xp, 5)
 
     def function(m, W, b):
         xp.random.seed(7)  # one mask for all calls
@@ -154,30 +180,41 @@ def test_dropout_that_drops_nothing(xp, name, options):
         numpy.testing.assert_allclose(cuda.to_cpu(actual), cuda.to_cpu(expected), 1e-9, 1e-9)
 
 
+@pytest.mark.parametrize('layout', ['packed', 'folded'])
 @pytest.mark.parametrize('within', [False, True])
-def test_dropout_of_uniform_weights_one_by_one(xp, within):
+def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
     """Nodes without neighbours: their features are such that the result shows the weights."""
-    n, n_relations, ratio = 4, 2, 0.25
-    adj = BatchedCSR.from_matrices([numpy.zeros((n_relations, n, n))] * 200)
+    n, n_graphs, n_relations, ratio = 4, 400, 2, 0.25
+    matrices = [numpy.zeros((n_relations, n, n))] * n_graphs
+    adj = BatchedCSR.from_matrices(
+        matrices, layout, padded_to=n + 6 if layout == 'folded' else None
+    )
     adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    slots = numpy.eye(n * n_relations).reshape(n, -1)
+    n_rows = adj.max_rows  # of a graph
+    slots = numpy.eye(n_rows * n_relations).reshape(n_rows, -1)
     xp.random.seed(0)
     y = relation_attention(
         adj,
-        xp.asarray(numpy.tile(slots, (200, 1))),
-        xp.zeros((1, 2 * n * n_relations)),
+        xp.asarray(numpy.tile(slots, (n_graphs, 1))),
+        xp.zeros((1, 2 * n_rows * n_relations)),
         xp.zeros(1),
         1,
         within=within,
         dropout_ratio=ratio,
     ).array
-    weights = cuda.to_cpu(y)
+    weights = cuda.to_cpu(y).reshape(n_graphs, n_rows, n_rows, n_relations)
     kept = weights > 0
-    uniform = 1 / (n if within else n * n_relations)
-    numpy.testing.assert_allclose(weights[kept], uniform / (1 - ratio), rtol=1e-12)
+    counts = numpy.ones((n_rows, 1))
+    if layout == 'folded':
+        counts[-1] = 6  # dropped together
+    uniform = counts / counts.sum() / (1 if within else n_relations)
+    expected = numpy.broadcast_to(uniform / (1 - ratio), weights.shape)
+    numpy.testing.assert_allclose(weights[kept], expected[kept], rtol=1e-12)
     assert abs(kept.mean() - (1 - ratio)) < 0.03
-    pairs = (kept[::2] & kept[1::2]).mean()  # independent in different rows
-    assert abs(pairs - (1 - ratio) ** 2) < 0.03
+    assert (kept == kept[:, :1]).all()  # the rows of a graph share them
+    slots = kept[:, 0].reshape(n_graphs, -1)
+    for one, other in ((slots[:-1], slots[1:]), (slots[:, :-1], slots[:, 1:])):  # all others not
+        assert abs((one & other).mean() - (1 - ratio) ** 2) < 0.03
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])

@@ -18,6 +18,13 @@ from tests.support import DTYPES
 from tests.support import features
 from tests.support import widths_on
 from tests.support.gradients import check_gradients
+from tests.support.weights import assert_counts_copies
+from tests.support.weights import copies_of
+from tests.support.weights import poison
+from tests.support.weights import SPARE_ROWS
+from tests.support.weights import sum_of_copies
+from tests.support.weights import WEIGHTED
+from tests.support.weights import weighted_on
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -59,6 +66,107 @@ def test_long_segments(xp, sizes, dtype):
             reference.segment_broadcast(y, offsets),
             dtype,
         )
+
+
+# --- weights ---
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+@pytest.mark.parametrize('name', WEIGHTED)
+def test_a_row_counts_as_often_as_its_weight(xp, name, n_spare, dtype):
+    """Rows of weight 0 hold NaN and infinity; what would be added to them is infinite."""
+    rng = numpy.random.RandomState(0)
+    adj = weighted_on(name, xp, dtype, n_spare)
+    weights, n_rows = adj.row_weights, adj.n_rows
+    rows, starts = copies_of(weights, adj.row_offsets)
+    x = poison(features(rng, xp, n_rows, max(widths_on(xp)), dtype), weights)
+    y = features(rng, xp, adj.n_graphs, max(widths_on(xp)), dtype)
+    y[xp.asarray(numpy.diff(starts) == 0)] = numpy.inf
+    copies = cuda.to_cpu(x)[rows]
+    sums, maxima = reference.segment_sum(copies, starts), reference.segment_max(copies, starts)
+    broadcast = sum_of_copies(reference.segment_broadcast(y, starts), rows, n_rows)
+    for n in widths_on(xp):
+        part, top = x[:, :n].copy(), y[:, :n].copy()
+        assert_close(segment_sum(adj, part).array, sums[:, :n], dtype)
+        assert_close(segment_max(adj, part).array, maxima[:, :n], dtype)
+        actual = backend.segment_broadcast(top, adj.row_offsets, n_rows, adj.max_rows, weights)
+        assert_close(actual, broadcast[:, :n], dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize(
+    'sizes', [(3, 0, 24, 9, 1), (3, 700, 0, 300, 2, 256, 257), (20000, 5)], ids=str
+)
+def test_long_segments_with_weights(xp, sizes, dtype):
+    """Rows that do not count hold NaN: some of every segment, all of the last and of none."""
+    rng = numpy.random.RandomState(0)
+    offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
+    n_rows, spare = sum(sizes), 7
+    weights = rng.choice([0, 1, 3], n_rows + spare).astype('f')
+    weights[n_rows - sizes[-1] :] = 0
+    weights = xp.asarray(weights)
+    for n_channels in (1, 3, 24, 64)[: 2 if n_rows > 10000 else None]:
+        # Of one sign: otherwise a sum could be small compared with the rounding of its terms.
+        x = features(rng, xp, n_rows + spare, n_channels, dtype) - 2
+        x[weights == 0] = numpy.nan
+        for name in ('segment_sum', 'segment_max'):
+            calculated = [getattr(backend, name)(x, offsets, None, weights) for _ in range(2)]
+            assert_close(calculated[0], getattr(reference, name)(x, offsets, weights), dtype)
+            assert calculated[0].tobytes() == calculated[1].tobytes()
+        y = features(rng, xp, len(sizes), n_channels, dtype)
+        expected = reference.segment_broadcast(y, offsets, weights)
+        assert_close(
+            backend.segment_broadcast(y, offsets, n_rows + spare, None, weights),
+            numpy.pad(expected, ((0, spare), (0, 0))),
+            dtype,
+        )
+
+
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+@pytest.mark.parametrize('name', WEIGHTED)
+@pytest.mark.parametrize('function', [segment_sum, segment_max])
+def test_gradients_are_sums_over_copies(xp, name, n_spare, function):
+    adj = weighted_on(name, xp, 'float64', n_spare)
+    x = xp.asarray(numpy.random.RandomState(0).permutation(adj.n_rows * 3).reshape(-1, 3) * 0.01)
+    assert_counts_copies(lambda adj, x: function(adj, x) ** 2, adj, x)
+
+
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+def test_broadcast_does_not_look_at_weights(xp, n_spare):
+    """So that a row of a graph is given to a row once, and the gradient has the copies already."""
+    adj = weighted_on('many', xp, 'float64', n_spare)
+    y = chainer.Variable(features(numpy.random.RandomState(0), xp, adj.n_graphs, 3, 'float64'))
+    x = segment_broadcast(adj, y)
+    n = int(adj.row_offsets[-1])
+    offsets = cuda.to_cpu(adj.row_offsets)
+    assert_close(x.array[:n], reference.segment_broadcast(y.array, offsets), 'float64')
+    assert not x.array[n:].any()
+    gx = features(numpy.random.RandomState(1), xp, adj.n_rows, 3, 'float64')
+    (gy,) = chainer.grad([x], [y], [chainer.Variable(gx)])
+    assert_close(gy.array, reference.segment_sum(gx, offsets), 'float64')
+
+
+@pytest.mark.parametrize('change', ['shape', 'length', 'dtype'])
+def test_bad_weights(xp, change):
+    offsets, x = xp.array([0, 2, 5], 'i'), xp.ones((5, 2), 'd')
+    weights = {'shape': xp.ones((5, 1), 'f'), 'length': xp.ones(4, 'f'), 'dtype': xp.ones(5, 'd')}[
+        change
+    ]
+    for call in (
+        lambda: backend.segment_sum(x, offsets, weights=weights),
+        lambda: backend.segment_max(x, offsets, weights=weights),
+        lambda: backend.segment_broadcast(x[:2], offsets, 5, weights=weights),
+        lambda: backend.segment_softmax(x, offsets, weights),
+        lambda: backend.segment_softmax_grad(x, x, offsets, weights),
+    ):
+        with pytest.raises(
+            ValueError, match=r'weights: expected float32 of shape \(5,\).* got float.* of shape'
+        ):
+            call()
+
+
+# --- edges ---
 
 
 @pytest.mark.parametrize('function', [segment_sum, segment_max, segment_broadcast])

@@ -94,6 +94,30 @@ def test_long_segments(xp):
     )
 
 
+@pytest.mark.parametrize('is_weighted', [False, True])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_weights_and_rows_of_no_segment(xp, dtype, is_weighted):
+    """Rows that do not count hold NaN and get 0."""
+    rng = numpy.random.RandomState(0)
+    sizes = 3, 0, 24, 1, 1000, 2
+    offsets = xp.asarray(numpy.cumsum((0,) + sizes), numpy.int32)
+    n_rows, spare = sum(sizes), 300
+    weights = rng.choice([0, 1, 50], n_rows + spare).astype('f')
+    weights[n_rows - sizes[-1] : n_rows] = 0
+    weights = xp.asarray(weights) if is_weighted else None
+    for n_channels in (1, 3, 64):
+        x = features(rng, xp, n_rows + spare, n_channels, dtype) * 4
+        x[n_rows:] = numpy.nan
+        if is_weighted:
+            x[weights == 0] = numpy.nan
+        y = backend.segment_softmax(x, offsets, weights)
+        assert_close(y, reference.segment_softmax(x, offsets, weights), dtype)
+        gy = features(rng, xp, n_rows + spare, n_channels, dtype)
+        gx = backend.segment_softmax_grad(y, gy, offsets, weights)
+        assert_close(gx, reference.segment_softmax_grad(y, gy, offsets, weights), dtype)
+        assert not gx[n_rows:].any() and not y[n_rows:].any()
+
+
 def test_input_that_is_not_contiguous(xp):
     adj = batch_on('many', xp, 'float32')
     x = features(numpy.random.RandomState(0), xp, 3, adj.nnz, 'float32').T

@@ -10,6 +10,7 @@ from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate as Dens
 from chainer_bspmm.links import GNNFiLMUpdate
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
+from tests.support.folded import check_against_padded
 from tests.support.molecules import adjacency
 from tests.support.parity import sparse_link
 
@@ -53,6 +54,16 @@ def test_a_node_without_neighbours_gets_the_bias_of_the_norm():
     link(h, adj)
     link.norm_layer.beta.array[...] = [1, 2, 3]
     numpy.testing.assert_array_equal(link(h, adj).array, [[1, 2, 3]] * 2)
+
+
+@pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh])
+def test_folded(xp, activation):
+    with chainer.using_config('dtype', numpy.float64):
+        link = GNNFiLMUpdate(3, 2, activation)
+        link(numpy.ones((2, 3)), BatchedCSR.from_matrices([numpy.ones((2, 2, 2))]))
+    link.norm_layer.beta.array[...] = [1, 2, 3]
+    link.to_device('@numpy' if xp is numpy else '@cupy:0')
+    check_against_padded(lambda adj, h: link(h, adj), xp, 2, 3)
 
 
 def test_norm_of_ones_own():

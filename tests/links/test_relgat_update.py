@@ -10,6 +10,7 @@ from chainer_chemistry.links.update.relgat_update import RelGATUpdate as DenseRe
 from chainer_bspmm.links import RelGATUpdate
 from chainer_bspmm.sparse import BatchedCSR
 from tests.support import relative_error
+from tests.support.folded import check_against_padded
 from tests.support.molecules import adjacency
 from tests.support.parity import sparse_link
 
@@ -96,6 +97,16 @@ def test_a_node_without_neighbours_gets_the_mean_of_its_graph():
     numpy.testing.assert_allclose(
         link(h, padded).array[0], numpy.tile(m.mean(axis=0), (4, 1)), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize('concat_heads', [False, True])
+@pytest.mark.parametrize('softmax_mode', ['across', 'within'])
+def test_folded(xp, softmax_mode, concat_heads):
+    options = dict(softmax_mode=softmax_mode, concat_heads=concat_heads)
+    with chainer.using_config('dtype', numpy.float64):
+        link = RelGATUpdate(3, 4, 2, 2, **options)
+    link.to_device('@numpy' if xp is numpy else '@cupy:0')
+    check_against_padded(lambda adj, h: link(h, adj), xp, 2, 3)
 
 
 def test_dropout_in_training_alone():

@@ -44,7 +44,7 @@ def ours(name, **options):
 
 
 def packed(name, examples, device=-1):
-    return parity.converters_of(CASES[name])[0](examples, device)
+    return parity.converters_of(CASES[name])['packed'](examples, device)
 
 
 def alone(model, examples):
@@ -299,7 +299,7 @@ def test_other_number_of_relations(name):
 @pytest.mark.parametrize('name', ['RSGCN', 'NFP', 'GIN'])
 def test_several_relations_for_one(name):
     batch = concat_mols(molecules((2,), n_relations=2))[:2]
-    with pytest.raises(ValueError, match=r'x: expected shape \(4, n_B\) .* 2 relations'):
+    with pytest.raises(ValueError, match=r'x: expected shape \(6, n_B\) .* 2 relations'):
         ours(name)(*batch)
 
 
@@ -315,7 +315,7 @@ def test_several_relations_for_one(name):
 def test_mask_that_does_not_fit(name, mask, error, message):
     examples = examples_of(name, (1, 2))
     with pytest.raises(error, match=message):
-        ours(name)(*concat_mols(examples), mask)
+        ours(name)(*packed(name, examples), mask)
     with pytest.raises(ValueError, match=r'expected shape \(4,\) or \(2, 2\) .* got \(2, 3\)'):
         ours(name)(*PADDED(examples), numpy.ones((2, 3)))
 

@@ -17,6 +17,9 @@ from tests.support import relative_error
 from tests.support.molecules import molecules
 
 
+PACKED = CSRConverter('packed')
+
+
 def test_node_embedding(device):
     """Its width may be another; parity of widths that agree is in test_parity.py."""
     examples = [example[:2] for example in molecules((5, 1, 9), 'counted')]
@@ -28,7 +31,7 @@ def test_node_embedding(device):
         assert expected.shape == (3, 9, 5)
         assert relative_error(actual, expected) < 1e-5
         expected = numpy.concatenate([dense(*dense_concat_mols([e])).array[0] for e in examples])
-        assert relative_error(model(*concat_mols(examples, device)).array, expected) < 1e-5
+        assert relative_error(model(*PACKED(examples, device)).array, expected) < 1e-5
 
 
 @pytest.mark.parametrize('ratio', [0.5, 0.1])
@@ -39,7 +42,7 @@ def test_dropout_is_upstreams(ratio):
     dense = parity.initialised(make, examples)
     model = parity.swapped(dense, chainer.get_device('@numpy'))
     results = []
-    for one, batch in ((dense, dense_concat_mols(examples)), (model, concat_mols(examples))):
+    for one, batch in ((dense, dense_concat_mols(examples)), (model, PACKED(examples))):
         numpy.random.seed(0)
         results.append(parity.outcome(chainer.Sequential(one), [batch]))
     assert results[0].keys() == results[1].keys()

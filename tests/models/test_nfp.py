@@ -9,6 +9,7 @@ from chainer_chemistry.models import NFP as DenseNFP
 
 from chainer_bspmm import backend
 from chainer_bspmm import concat_mols
+from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
 from chainer_bspmm.models import NFP
 from tests.support import parity
@@ -54,7 +55,7 @@ def test_quirks_by_a_loop():
     expected = numpy.array([sum(loop(dense, *example)) for example in EXAMPLES])
     theirs = numpy.concatenate([dense(*dense_concat_mols([e])).array for e in EXAMPLES])
     assert relative_error(theirs, expected) < 1e-5
-    assert relative_error(sparsify(dense)(*concat_mols(EXAMPLES)).array, expected) < 1e-5
+    assert relative_error(sparsify(dense)(*CSRConverter('packed')(EXAMPLES)).array, expected) < 1e-5
     degrees = numpy.concatenate([adj.sum(axis=0) for _, adj in EXAMPLES])
     assert {0, 1, 2, 3, 4, 5, 6, 7} < set(degrees) and degrees.max() > 7
 
@@ -66,7 +67,7 @@ def test_concatenated_layers(device, n_update_layers):
     with pytest.raises(chainer.utils.type_check.InvalidType):
         dense(*dense_concat_mols(EXAMPLES))
     expected = [numpy.concatenate(loop(dense, *example)) for example in EXAMPLES]
-    y = parity.swapped(dense, device)(*concat_mols(EXAMPLES, device))
+    y = parity.swapped(dense, device)(*CSRConverter('packed')(EXAMPLES, device))
     assert y.shape == (len(EXAMPLES), 3 * n_update_layers)
     assert relative_error(y.array, numpy.array(expected)) < 1e-5
 

@@ -84,28 +84,57 @@ def test_parity(device, case):
 
 @pytest.mark.parametrize('train', [False, True])
 @pytest.mark.parametrize('readout', ['sum', 'max'])
-@pytest.mark.parametrize('sizes', [EQUAL, SIZES])
-def test_batch_norm(device, readout, train, sizes):
-    """Packed where both see the same rows, padded always; running statistics as well."""
+@pytest.mark.parametrize('layout, sizes', [('packed', EQUAL), ('folded', SIZES), ('padded', SIZES)])
+def test_batch_norm(device, layout, sizes, readout, train):
+    """Packed where both see the same rows; running statistics as well, after three batches."""
     case = parity.DEFAULTS['RSGCN']._replace(sizes=sizes)
     make = functools.partial(
         dense.RSGCN, 3, use_batch_norm=True, dropout_ratio=0.0, readout=GeneralReadout(readout)
     )
     examples = parity.examples_of(case)
     model = parity.initialised(make, examples)
-    batches = [dense_concat_mols(examples)]
+    converter = CSRConverter(layout)
     with chainer.using_config('train', train):
-        for layout in parity.LAYOUTS[sizes is not EQUAL :]:
-            batch = CSRConverter(layout)(examples, device)
-            found = parity.measure(model, batches, batch, device)
-            assert not parity.failures({layout: found})
-    ours, theirs = parity.swapped(model, device), model
-    ours(*CSRConverter('padded')(examples, device))
-    theirs(*batches[0])
+        truth = parity.upstream(model, [dense_concat_mols(examples)])
+        found = parity.measure(model, truth, converter(examples, device), device)
+        assert not parity.failures({layout: found})
+        ours, theirs = parity.swapped(model, device), model
+        for seed in range(3):
+            examples = parity.examples_of(case, seed)
+            ours(*converter(examples, device))
+            theirs(*dense_concat_mols(examples))
     for a, b in zip(ours.bnorms, theirs.bnorms):
         for statistic in ('avg_mean', 'avg_var', 'N'):
             pair = (numpy.asarray(cuda.to_cpu(getattr(link, statistic))) for link in (a, b))
             assert relative_error(*pair) < 1e-5
+
+
+@pytest.mark.parametrize('n', [1, 12, 40])
+@pytest.mark.parametrize(
+    'name', ['RSGCN', 'NFP', 'GGNN', 'MPNN', 'RelGCN', 'GGNN_GWM', 'GIN_CWLE', 'NFP_GWLE', 'RelGAT']
+)
+def test_padded_to(device, name, n):
+    """Every molecule as upstream has it when padded to n atoms, or as it is if it has more."""
+    case = parity.DEFAULTS[name]
+    examples = parity.examples_of(case)
+    model = parity.initialised(case.make, examples)
+    batches = [dense_concat_mols([padded_example(case, example, n)]) for example in examples]
+    n_columns = int(case.column == 'labels')
+    converter = CSRConverter('folded', n_node_columns=n_columns, padded_to=n)
+    truth = parity.upstream(model, batches)
+    found = parity.measure(model, truth, converter(examples, device), device)
+    assert not parity.failures({'folded': found})
+
+
+def padded_example(case, example, n):
+    """Return an example of a case with phantom atoms up to n."""
+    atoms, adj, *column = example
+    room = 0, max(n - len(atoms), 0)
+    if case.column == 'labels':
+        column = [numpy.pad(column[0], room)]
+    still = [(0, 0)]
+    adj = numpy.pad(adj, still * (adj.ndim - 2) + [room] * 2)
+    return (numpy.pad(atoms, [room] + still * (atoms.ndim - 1)), adj, *column)
 
 
 @pytest.mark.parametrize('case', parity.CRASHES, ids=name_of)
@@ -136,6 +165,7 @@ def test_a_mistake_is_found(monkeypatch):
     )
     beyond = parity.check(parity.DEFAULTS['RelGCN'], chainer.get_device('@numpy'))
     assert any(line.startswith('packed output: ') for line in beyond)
+    assert any(line.startswith('folded /rgcn_convs/') for line in beyond)
     assert any(line.startswith('padded /rgcn_convs/') for line in beyond)
     assert any(line.endswith(' in float64') for line in beyond)
 

@@ -100,7 +100,7 @@ def test_gradients_do_not_leak_from_batch_to_batch(device):
 
 
 def test_input_of_another_type():
-    atoms, adj, _ = concat_mols(molecules([3, 2]))
+    atoms, adj, _ = CSRConverter('packed')(molecules([3, 2]))
     with pytest.raises(ValueError, match="x: expected atom ids with input_type='int', got float32"):
         RelGCN()(numpy.ones((5, 16), 'f'), adj)
     with pytest.raises(ValueError, match="x: expected features with input_type='float', got int32"):

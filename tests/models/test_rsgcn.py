@@ -33,7 +33,7 @@ def test_packed_batch_norm_counts_real_atoms_only():
                 seen.append(args.args[0].shape[0])
 
     with Spy():
-        model(*concat_mols(EXAMPLES)[:2])
+        model(*CSRConverter('packed')(EXAMPLES)[:2])
         assert seen == [sum(SIZES)] * 4
         model(*CSRConverter('padded')(EXAMPLES)[:2])
         assert seen[4:] == [max(SIZES) * len(SIZES)] * 4
@@ -95,7 +95,8 @@ def test_readouts():
 
 def test_atom_id_outside_of_the_embedding():
     model = RSGCN(3, n_atom_types=10)
-    atoms, adj, _ = concat_mols([(numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0)])
+    example = numpy.array([9, 10], 'i'), numpy.eye(2, dtype='f'), 0.0
+    atoms, adj, _ = CSRConverter('packed')([example])
     message = r'atom_array: expected ids in \[0, 10\), the size of the embedding, got 10'
     with pytest.raises(ValueError, match=message):
         model(atoms, adj)

@@ -39,7 +39,9 @@ CASES = {
     case.model: case for case in parity.CASES if case.options == 'defaults' and '_' in case.model
 }
 METHODS_OF_WRAPPERS = [method for method in METHODS if method.endswith(('_gwm', '_cwle', '_gwle'))]
-PACKED = {False: concat_mols, True: CSRConverter(n_node_columns=1)}
+PACKED = {
+    is_column: CSRConverter('packed', n_node_columns=int(is_column)) for is_column in (False, True)
+}
 
 
 def case_of(method):
@@ -209,12 +211,29 @@ def test_data_set_with_labels(method, rounds):
     assert len(names) <= parity.N_LABELS
     examples = [labelled[i] for i in range(len(labelled))]
     assert examples[0][2 if is_column else 0] == [0]
-    dense = initialised(predictor(method), [e[:-1] for e in examples])
-    expected = predictions(dense, dense_concat_mols, [e[:-1] for e in examples])
-    *inputs, t = CSRConverter(n_node_columns=int(is_column), strip_padding=False)(examples)
-    assert t.shape == (len(SMILES), 1)
+    inputs = [e[:-1] for e in examples]
+    dense = initialised(predictor(method), inputs)
+    # With its target left out, the column of molecules of one size looks like a label.
+    one_size = (inputs[:1], inputs[1:2], [inputs[3]] * 3)
     with chainer.using_config('train', False):
-        assert relative_error(sparsify(dense)(*inputs).array, expected) < 1e-5
+        alone, together, *few = (
+            predictions(dense, dense_concat_mols, inputs),
+            *(dense(*dense_concat_mols(batch)).array for batch in (inputs, *one_size)),
+        )
+        sparsify(dense)
+        for layout, expected in (('packed', alone), ('folded', together), ('padded', together)):
+            converter = CSRConverter(layout, strip_padding=False if layout == 'packed' else None)
+            *batch, t = converter(examples)
+            assert t.shape == (len(SMILES), 1)
+            assert relative_error(dense(*batch).array, expected) < 1e-5
+            for given, result in zip((inputs, *one_size), (expected, *few)):
+                assert relative_error(dense(*converter(given)).array, result) < 1e-5
+        if not is_column:
+            sparse = to_sparse(examples)
+            assert relative_error(dense(*concat_mols(sparse)[:2]).array, together) < 1e-5
+            for data_set in (examples, sparse):
+                with pytest.raises(ValueError, match=r'strip_padding: .* batch\[0\] would lose'):
+                    CSRConverter('packed')(data_set)
 
 
 # --- what is refused ---

@@ -68,10 +68,10 @@ def test_from_scipy_matrices(n_relations):
         scipy.sparse.coo_matrix(m) if n_relations == 1 else [scipy.sparse.csr_matrix(r) for r in m]
         for m in dense
     ]
-    for layout in ('packed', 'padded'):
+    for layout in ('packed', 'folded', 'padded'):
         a = BatchedCSR.from_matrices(sparse, layout)
         b = BatchedCSR.from_matrices(dense, layout)
-        for name in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets'):
+        for name in ('indptr', 'indices', 'data', 'row_offsets', 'col_offsets', 'row_weights'):
             numpy.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 

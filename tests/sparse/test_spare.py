@@ -11,7 +11,9 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import functions
+from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
 from chainer_bspmm.functions.fused.degree_linear import degrees_of
+from chainer_bspmm.functions.fused.edge_film import edge_film
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
@@ -206,6 +208,23 @@ def test_reductions(pair, function):
         assert_padded(actual.array, expected.array, exact=False)
 
 
+def test_softmax_over_entries(pair):
+    """Spare entries may hold anything, and get 0."""
+    adj, spare = pair
+    xp, rng = adj.xp, numpy.random.RandomState(0)
+    x, gy = rng.uniform(-1, 1, (2, adj.nnz, 3))
+    results = []
+    for matrix in (spare, adj):
+        given = chainer.Variable(xp.asarray(padded_rows(x, matrix.nnz, numpy.nan)))
+        y = functions.segment_softmax(matrix, given)
+        by = chainer.Variable(xp.asarray(padded_rows(gy, matrix.nnz, numpy.nan)))
+        (gx,) = chainer.grad([y], [given], [by])
+        again = chainer.grad([y], [given], [by], enable_double_backprop=True)
+        results.append((y, gx, *again))
+    for actual, expected in zip(*results):
+        assert_padded(actual.array, expected.array, exact=False)
+
+
 def test_degrees(xp):
     adj = BatchedCSR.from_matrices([numpy.ones((n, n)) for n in (2, 3, 0, 1)])
     degrees = degrees_of(with_spare(adj, 2, 5, xp), 3)
@@ -230,23 +249,90 @@ def test_forced_algorithms(algorithm, fits):
             backend.bspmm(spare, x, algorithm=algorithm)
 
 
-@pytest.mark.parametrize(
-    'make',
-    [
-        BatchedCOO.from_csr,
-        BatchedSELL,
-        edges_of,
-        lambda adj: functions.segment_softmax(adj, numpy.zeros(adj.nnz)),
-        lambda adj: relation_attention(
-            adj,
-            numpy.zeros((adj.n_rows, 3)),
-            numpy.zeros((1, 6)),
-            numpy.zeros(1),
-            1,
-            dropout_ratio=0.5,
-        ),
-    ],
-)
+def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):
+    """Compare a function's values, gradients and second gradients with and without spare rows.
+
+    Args:
+        function (callable): of a batch, features and parameters.
+        rows (callable): of a batch; the number of rows of the features.
+        fill (float): in the spare rows of the features.
+    """
+    rng = numpy.random.RandomState(0)
+    adj, spare = pair
+    x = rng.uniform(-1, 1, (rows(adj), n_channels))
+    gy, results = None, []
+    for matrix in (adj, spare):
+        given = [
+            chainer.Variable(adj.xp.asarray(array))
+            for array in (padded_rows(x, rows(matrix), fill), *parameters)
+        ]
+        y = function(matrix, *given)
+        if gy is None:
+            gy = rng.uniform(-1, 1, y.shape)
+        of_y = [chainer.Variable(adj.xp.asarray(padded_rows(gy, len(y), 3.0)))]
+        single = chainer.grad([y], given, of_y)
+        double = chainer.grad([y], given, of_y, enable_double_backprop=True)
+        again = chainer.grad([sum(chainer.functions.sum(g * g) for g in double)], given)
+        results.append([(y,), *zip(single, double, again)])
+    (expected_y, expected_x, *expected), (y, gx, *others) = results
+    for pairs in (zip(y, expected_y), zip(gx, expected_x)):
+        for actual, wanted in pairs:
+            assert_padded(actual.array, wanted.array, exact=False)
+    for actual, wanted in zip(sum(others, ()), sum(expected, ())):
+        numpy.testing.assert_allclose(
+            cuda.to_cpu(actual.array), cuda.to_cpu(wanted.array), 1e-11, 1e-11
+        )
+
+
+def n_nodes(adj):
+    return adj.n_rows
+
+
+def test_softmax_over_rows(pair):
+    check_function(pair, functions.segment_softmax, lambda adj: adj.nnz, 2, fill=numpy.nan)
+
+
+@pytest.mark.parametrize('dropout_ratio', [0, 1e-12])
+@pytest.mark.parametrize('within, concat_heads', [(False, False), (True, True)])
+def test_attention(pair, within, concat_heads, dropout_ratio):
+    if pair[1].nnz and not pair[1].n_rows:
+        return  # spare entries name row 0: no buffer is without rows
+
+    def function(adj, *given):
+        return relation_attention(adj, *given, 2, within, concat_heads, dropout_ratio=dropout_ratio)
+
+    W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
+    check_function(pair, function, n_nodes, pair[0].n_relations * 2 * 3, W, numpy.ones(1))
+
+
+@pytest.mark.parametrize('side_by_side', [False, True])
+def test_matrices_of_attention(pair, side_by_side):
+    expected, actual = (
+        attention_pattern(adj, 2, True, side_by_side, numpy.dtype('d')) for adj in pair
+    )
+    assert_same_matrix(actual.product, expected.product)
+    assert_same_matrix(actual.product.T, expected.product.T)
+    assert (actual.isolated is None) == (expected.isolated is None)
+    if actual.isolated is not None:
+        assert_same_matrix(actual.isolated, expected.isolated)
+        assert_same_matrix(actual.isolated.T, expected.isolated.T)
+
+
+@pytest.mark.parametrize('activation', [chainer.functions.relu, chainer.functions.tanh])
+def test_modulated_messages(pair, activation):
+    rng, n_relations = numpy.random.RandomState(1), pair[0].n_relations
+    W, W_g = (rng.uniform(-1, 1, (n * n_relations, 4)) for n in (3, 6))
+    check_function(pair, lambda adj, *given: edge_film(adj, *given, activation), n_nodes, 4, W, W_g)
+
+
+def test_matrices_of_edges(pair):
+    expected, actual = (edges_of(adj) for adj in pair)
+    for name in ('from_source', 'from_receiver', 'to_node'):
+        assert_same_matrix(getattr(actual, name), getattr(expected, name))
+        assert_same_matrix(getattr(actual, name).T, getattr(expected, name).T)
+
+
+@pytest.mark.parametrize('make', [BatchedCOO.from_csr, BatchedSELL])
 def test_what_would_count_them_refuses(make):
     with pytest.raises(ValueError, match='without spare rows and entries, .* some spare'):
         make(with_spare(BATCHES['many'], 1, 1))

@@ -88,6 +88,10 @@ def assert_same_batch(actual, expected):
         numpy.testing.assert_array_equal(a, e, name)
         assert a.dtype == e.dtype == numpy.int32
     numpy.testing.assert_array_equal(adj._host_values(), e_adj._host_values())
+    assert (adj.row_weights is None) == (e_adj.row_weights is None)
+    if adj.row_weights is not None:
+        numpy.testing.assert_array_equal(adj.row_weights, e_adj.row_weights)
+        assert adj.row_weights.dtype == e_adj.row_weights.dtype == numpy.float32
     for name in (
         'n_graphs',
         'n_rows',
@@ -99,6 +103,7 @@ def assert_same_batch(actual, expected):
         'max_nnz',
         'is_symmetric',
         'layout',
+        'padded_to',
         'max_atom_id',
     ):
         assert getattr(adj, name) == getattr(e_adj, name), name

@@ -51,3 +51,10 @@ def adjacency(rng, n, kind='relations', n_relations=4):
 def mask_of(sizes, dtype='f'):
     """Return ``is_real_node``, (n_graphs, N), of padded molecules."""
     return (numpy.arange(max(sizes)) < numpy.array(sizes)[:, None]).astype(dtype)
+
+
+def folded_mask_of(sizes, dtype='f'):
+    """Return ``is_real_node``, (n_rows,), of folded molecules."""
+    mask = numpy.ones(sum(sizes) + len(sizes), dtype)
+    mask[numpy.cumsum(numpy.array(sizes) + 1) - 1] = 0
+    return mask

@@ -1,8 +1,8 @@
 """Every model with every option that Chainer Chemistry can run, and how ours is compared with it.
 
 Outputs, and the gradient of every parameter, of the sparse model against the dense one: packed
-batches against each molecule alone, padded ones against the dense batch. The truth is the dense
-model in float64, and the measure its own error in float32.
+batches against each molecule alone, folded and padded ones against the dense batch. The truth is
+the dense model in float64, and the measure its own error in float32.
 """
 
 import collections
@@ -30,18 +30,19 @@ from chainer_chemistry.models.gwm.gwm_graph_conv_model import GWMGraphConvModel
 import numpy
 
 from chainer_bspmm import CSRConverter
+from chainer_bspmm.sparse.validate import LAYOUTS
 from tests.support.molecules import adjacency
+from tests.support.molecules import folded_mask_of
 from tests.support.molecules import mask_of
 from tests.support.molecules import SIZES
 
-EQUAL_SIZES = (11,) * 6  # no phantom atoms: packed and dense batches hold the same rows
+EQUAL_SIZES = (11,) * 6  # no phantom atoms
 N_LABELS = 40
 FLOAT32, OWN_ERRORS, FLOAT64 = 1e-5, 3, 1e-10
 
 # Of readouts, sums included. One that saturates would leave little of the gradient but rounding.
 ACTIVATION = functions.leaky_relu
 
-LAYOUTS = ('packed', 'padded')
 COLUMNS = ('upstream', 'ours', 'ours float64')  # of errors
 
 # A gradient that is 0 but for rounding (the bias of what a softmax is taken of) is compared with
@@ -52,9 +53,10 @@ ZERO = 1e-9
 # --- what is compared ---
 
 # model, options: names; make: () -> Chainer Chemistry's model; adjacency: kind of matrices;
-# column: what comes after them, if anything; masked: padded batches with is_real_node as well.
+# column: what comes after them, if anything; sizes: numbers of atoms; packed_sizes: those of packed
+# batches, all equal where the atoms of other molecules count; masked: with is_real_node as well.
 Case = collections.namedtuple(
-    'Case', 'model options make adjacency n_relations column sizes masked'
+    'Case', 'model options make adjacency n_relations column sizes packed_sizes masked'
 )
 
 
@@ -70,7 +72,7 @@ def new_case(
     **given,
 ):
     n_relations = given.get('n_edge_types', n_relations)
-    sizes = EQUAL_SIZES if given.get('use_batch_norm') or one_size else SIZES
+    sizes = EQUAL_SIZES if one_size else SIZES
     return Case(
         model,
         options,
@@ -79,6 +81,7 @@ def new_case(
         n_relations,
         column,
         sizes,
+        EQUAL_SIZES if given.get('use_batch_norm') else sizes,
         masked,
     )
 
@@ -414,7 +417,7 @@ def outcome(model, batches):
     model.cleargrads()
     outputs = []
     for inputs in batches:
-        y = model(*inputs)
+        y = unfolded(model(*inputs), inputs[1])
         weight = numpy.linspace(0.5, 1.5, y.shape[-1]).astype(y.dtype)
         functions.sum(y * y * model.xp.asarray(weight)).backward()
         outputs.append(cuda.to_cpu(y.array).reshape(-1, y.shape[-1]))
@@ -425,6 +428,18 @@ def outcome(model, batches):
     }
     result['output'] = numpy.concatenate(outputs)
     return result
+
+
+def unfolded(y, adj):
+    """Return features of the nodes of a folded batch with every row as often as it counts.
+
+    Anything else is returned as it is.
+    """
+    weights = getattr(adj, 'row_weights', None)
+    if weights is None or len(y) != adj.n_rows:
+        return y
+    copies = cuda.to_cpu(weights).astype(int)
+    return y[adj.xp.asarray(numpy.repeat(numpy.arange(adj.n_rows), copies))]
 
 
 def errors(actual, truth):
@@ -452,53 +467,67 @@ def compare(case, device, with_own=True):
     Args:
         case (Case): what to compare.
         device (chainer.backend.Device): where the sparse model runs.
-        with_own (bool): see :func:`measure`.
+        with_own (bool): see :func:`upstream`.
     """
     examples = examples_of(case)
+    packed = examples_of(case._replace(sizes=case.packed_sizes))
     dense = initialised(case.make, examples)
-    padded = dense_concat_mols(examples)
-    alone = [padded] if len(set(case.sizes)) == 1 else [dense_concat_mols([e]) for e in examples]
-    packer, padder = converters_of(case)
-    layouts = {'packed': (packer, alone, {}), 'padded': (padder, [padded], {})}
+    one_size = len(set(case.packed_sizes)) == 1
+    alone = [packed] if one_size else [[example] for example in packed]
+    padded = [dense_concat_mols(examples)]
+    converters = converters_of(case)
+    folded_and_padded = [converters[layout](examples, device) for layout in LAYOUTS[1:]]
+    truth = upstream(dense, list(map(dense_concat_mols, alone)), with_own)
+    found = {'packed': measure(dense, truth, converters['packed'](packed, device), device)}
+    masks = {'': (None, None, None)}
     if case.masked:
-        mask = {'is_real_node': mask_of(case.sizes)}
-        layouts['padded, masked'] = padder, [padded], mask
-    return {
-        name: measure(dense, batches, converter(examples, device), device, with_own, **given)
-        for name, (converter, batches, given) in layouts.items()
-    }
+        masks[', masked'] = mask_of(case.sizes), folded_mask_of(case.sizes), mask_of(case.sizes)
+    for suffix, (mask, *ours) in masks.items():
+        truth = upstream(dense, padded, with_own, mask)
+        for layout, batch, mask in zip(LAYOUTS[1:], folded_and_padded, ours):
+            found[layout + suffix] = measure(dense, truth, batch, device, mask)
+    return found
 
 
 def converters_of(case):
-    """Return the converters to packed and to padded batches."""
-    return tuple(CSRConverter(layout, int(case.column == 'labels')) for layout in LAYOUTS)
+    """Return the converter to batches of each layout, by its name."""
+    n = int(case.column == 'labels')
+    return {layout: CSRConverter(layout, n_node_columns=n) for layout in LAYOUTS}
 
 
-def measure(dense, batches, batch, device, with_own=True, **given):
-    """Return, by name, the errors of upstream's float32, ours, and our float64.
+def upstream(dense, batches, with_own=True, mask=None):
+    """Return upstream's outcome in float64, and the errors of its float32 by name.
 
     Args:
         dense (chainer.Link): a model of Chainer Chemistry.
         batches (list): of its inputs.
-        batch (tuple): the same as the inputs of the sparse model, on ``device``.
-        device (chainer.backend.Device): where the sparse model runs.
-        with_own (bool): False leaves out upstream's float32, with 0 for its errors.
-        given: further arguments of both models, host arrays.
+        with_own (bool): False leaves out float32, with 0 for its errors.
+        mask (array or None): is_real_node.
     """
-
-    def bound(model, send=lambda array: array):
-        return _Given(model, {key: send(array) for key, array in given.items()})
-
     with dense_models_in_float64():
-        truth = outcome(bound(to_double(dense)), map(double, batches))
-    own = errors(outcome(bound(copy.deepcopy(dense)), batches), truth) if with_own else {}
-    ours = []
-    for model, inputs in ((dense, batch), (to_double(dense), double(batch))):
-        model = swapped(model, device)
-        ours.append(errors(outcome(bound(model, device.send), [inputs]), truth))
-    return {
-        key: dict(zip(COLUMNS, (own.get(key, 0.0), ours[0][key], ours[1][key]))) for key in truth
-    }
+        truth = outcome(_Masked(to_double(dense), mask), map(double, batches))
+    if not with_own:
+        return truth, dict.fromkeys(truth, 0.0)
+    return truth, errors(outcome(_Masked(copy.deepcopy(dense), mask), batches), truth)
+
+
+def measure(dense, theirs, batch, device, mask=None):
+    """Return, by name, the errors of upstream's float32, ours, and our float64.
+
+    Args:
+        dense (chainer.Link): a model of Chainer Chemistry.
+        theirs (tuple): what :func:`upstream` returned.
+        batch (tuple): inputs of the sparse model, on ``device``.
+        device (chainer.backend.Device): where the sparse model runs.
+        mask (array or None): is_real_node of this batch, on the host.
+    """
+    truth, own = theirs
+    mask = None if mask is None else device.send(mask)
+    ours = [
+        errors(outcome(_Masked(swapped(model, device), mask), [inputs]), truth)
+        for model, inputs in ((dense, batch), (to_double(dense), double(batch)))
+    ]
+    return {key: dict(zip(COLUMNS, (own[key], ours[0][key], ours[1][key]))) for key in truth}
 
 
 def swapped(dense, device):
@@ -526,13 +555,13 @@ def randomised(model):
     return model
 
 
-class _Given(chainer.Chain):
-    """A model with some arguments set; parameter paths and array module are the model's."""
+class _Masked(chainer.Chain):
+    """A model with is_real_node, if any; parameter paths and array module are the model's."""
 
-    def __init__(self, model, given):
+    def __init__(self, model, mask):
         super().__init__()
         self.add_link('model', model)
-        self.given = given
+        self.given = {} if mask is None else {'is_real_node': mask}
         self.to_device(model.device)
 
     def forward(self, *inputs):

@@ -136,6 +136,12 @@ def parameters(updater):
     }
 
 
+def of_variables(batch, device=None):
+    """A converter whose labels are no array."""
+    atoms, adj, labels = chainer_bspmm.concat_mols(batch, device)
+    return atoms, adj, chainer.Variable(labels)
+
+
 def assert_same_bits(found, expected):
     """Compare two dicts name -> array."""
     assert found.keys() == expected.keys()

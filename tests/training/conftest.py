@@ -1,10 +1,12 @@
 """Fixtures that several files in this folder use."""
 
+import types
 import warnings
 
 import numpy
 import pytest
 
+from chainer_bspmm.training import predictor
 from tests.training import host_graphs
 
 
@@ -21,3 +23,25 @@ def no_causes():
         warnings.simplefilter('always')
         yield
     assert not host_graphs.causes(caught)
+
+
+@pytest.fixture
+def prediction_graphs(device, monkeypatch):
+    """On the host the stand-in; on a GPU one that counts the launches of real graphs."""
+    if device.xp is numpy:
+        return host_graphs.stand_in_for_prediction(monkeypatch)
+    counts = types.SimpleNamespace(n_captures=0, n_launches=0)
+    capture = predictor.Capturer.capture
+
+    def counted(self, function):
+        replay, result = capture(self, function)
+        counts.n_captures += 1
+
+        def launch():
+            counts.n_launches += 1
+            replay()
+
+        return launch, result
+
+    monkeypatch.setattr(predictor.Capturer, 'capture', counted)
+    return counts

@@ -6,6 +6,7 @@ change from launch to launch where it is read by :func:`read_at_capture`.
 """
 
 import contextlib
+import re
 import types
 
 import numpy
@@ -136,8 +137,9 @@ class HostStaging(buffers.Staging):
 
 
 def causes(caught):
-    """Return the texts of recorded warnings that say why steps are not captured."""
-    return [str(w.message) for w in caught if 'trains eagerly' in str(w.message)]
+    """Return the texts of recorded warnings that say why something is not captured."""
+    texts = [str(w.message) for w in caught]
+    return [text for text in texts if re.search('(trains|predicts) eagerly', text)]
 
 
 class HostFused:

@@ -14,6 +14,7 @@ from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 from chainer_chemistry.functions import mean_absolute_error as masked_mean_absolute_error
 from chainer_chemistry.functions import mean_squared_error as masked_mean_squared_error
+from chainer_chemistry.functions import r2_score as masked_r2_score
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import reference
@@ -22,6 +23,7 @@ from chainer_bspmm.cuda import step
 from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.activated_linear import linear_softmax
 from chainer_bspmm.training import chainer_nodes
+from chainer_bspmm.training.cuda_graphs import Capturer
 from tests.support import relative_error
 
 
@@ -196,6 +198,105 @@ def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
         assert bool(xp.isnan(one).any()) != ignore_nan
         assert (xp.isnan(one) == xp.isnan(other)).all()
         assert relative_error(xp.nan_to_num(one), xp.nan_to_num(other)) < 1e-6
+
+
+def labelled(lossfun, **options):
+    """A function of scores (9, 4) and classes with one of -1."""
+
+    def loss(x):
+        t = x.xp.arange(9, dtype='i') % 4
+        return lossfun(x, x.xp.where(t == 3, numpy.int32(-1), t), **options)
+
+    return loss
+
+
+def with_nan(score, **options):
+    """A function of predictions (9, 4) and targets of which one is NaN and one column constant."""
+
+    def metric(x):
+        t = functions.sin(x).array
+        t[:, 1] = 5
+        if options.get('ignore_nan'):
+            t[2, 0] = numpy.nan
+        return score(x, t, **options)
+
+    return metric
+
+
+# What CuPy would send something from the host for, or ask the device for a count.
+COPIES = {
+    'concat of nine': (lambda *xs: functions.concat(xs, axis=1), [(5, n) for n in range(9)]),
+    'concat of nine stacks': (
+        lambda *xs: functions.concat(xs, axis=-2),
+        [(3, n, 2) for n in range(1, 10)],
+    ),
+    'concat of many': (lambda *xs: functions.concat(xs, axis=0), [(2,)] * 150),
+    'concat of columns': (
+        lambda x, *xs: functions.concat((x.T, *xs), axis=1),
+        [(7, 5)] + [(5, 1)] * 8,
+    ),
+    'stack of nine': (lambda *xs: functions.stack(xs, axis=1), [(5, 7)] * 9),
+    'stack of nine, last axis': (lambda *xs: functions.stack(xs, axis=-1), [(5, 7)] * 9),
+    'separate': (lambda x: sum(functions.separate(x, axis=1)), [(5, 9)]),
+    'split_axis': (lambda x: sum(functions.split_axis(x, 9, axis=1)), [(5, 18)]),
+    'accuracy': (labelled(functions.accuracy, ignore_label=-1), [(9, 4)]),
+    'accuracy of all': (lambda x: functions.accuracy(x, x.xp.arange(9, dtype='i') % 4), [(9, 4)]),
+    'accuracy of none': (
+        lambda x: functions.accuracy(x, x.xp.full(9, -1, 'i'), ignore_label=-1),
+        [(9, 4)],
+    ),
+    'r2_score': (with_nan(functions.r2_score), [(9, 4)]),
+    'r2_score, each': (with_nan(functions.r2_score, multioutput='raw_values'), [(9, 4)]),
+    'masked r2_score': (with_nan(masked_r2_score, ignore_nan=True), [(9, 4)]),
+    'softmax_cross_entropy': (labelled(functions.softmax_cross_entropy), [(9, 4)]),
+    'softmax_cross_entropy, not normalised': (
+        labelled(functions.softmax_cross_entropy, normalize=False),
+        [(9, 4)],
+    ),
+    'softmax_cross_entropy, each': (
+        labelled(functions.softmax_cross_entropy, reduce='no'),
+        [(9, 4)],
+    ),
+    'softmax_cross_entropy, soft targets': (
+        lambda x: functions.softmax_cross_entropy(x, functions.softmax(x).array, normalize=False),
+        [(9, 4)],
+    ),
+    'sigmoid_cross_entropy': (
+        lambda x: functions.sigmoid_cross_entropy(
+            x, x.xp.arange(36, dtype='i').reshape(9, 4) % 3 - 1
+        ),
+        [(9, 4)],
+    ),
+}
+
+
+def output_and_gradients(function, arrays):
+    """Return the output and, where it has any, the gradients, as arrays."""
+    variables = [chainer.Variable(array) for array in arrays]
+    y = function(*variables)
+    gradients = chainer.grad([y], variables, [chainer.Variable(y.xp.full(y.shape, 2, y.dtype))])
+    return [variable.array for variable in (y, *gradients) if variable is not None]
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('name', COPIES)
+def test_what_would_copy(xp, a_step, name, dtype):
+    function, shapes = COPIES[name]
+    arrays = inputs_of(xp, shapes, dtype)
+    expected = output_and_gradients(function, arrays)
+    with chainer_nodes.under_way(a_step):
+        actual = output_and_gradients(function, arrays)
+        if xp is not numpy:
+            replay, actual = Capturer(chainer.get_device('@cupy:0')).capture(
+                lambda: output_and_gradients(function, arrays)
+            )
+            replay()
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert type(one) is type(other)
+        bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        assert relative_error(one, other) < bound
 
 
 def test_numpy_arrays_are_left_alone_in_a_step():

@@ -276,8 +276,8 @@ class Gathered:
     def write(self, views):
         views['index'][...] = self._number
 
-    def gather(self, index, buffers):
-        self.source[int(index[0])]._fill(buffers)
+    def gather(self, sent, buffers):
+        self.source[int(sent['index'][0])]._fill(buffers)
 
 
 def test_two_data_sets_on_the_device(graphs, monkeypatch):
@@ -287,7 +287,7 @@ def test_two_data_sets_on_the_device(graphs, monkeypatch):
     monkeypatch.setattr(
         training_batches.HostBatch,
         '_fill',
-        lambda self, buffers: training_batches.fill_buffers(buffers, *self._arrays),
+        lambda self, buffers: training_batches.fill_buffers(buffers, *self._rows),
         raising=False,
     )
     examples = same_molecules(24)

@@ -73,7 +73,7 @@ def test_a_sparse_data_set(device, monkeypatch, name):
         updater = make(name, device.name, dataset=part)
         chainer.global_config.tested_optimizer = updater.get_optimizer('main')
         step(updater)
-        capacities = updater._programs.capacities[BATCH]
+        (capacities,) = updater._programs.capacities.values()
         assert len(capacities._levels) == 2  # from the data set, none from a batch
         largest = part.molecules.sizes[part.order].max()
         assert capacities._levels[0].max_rows == largest

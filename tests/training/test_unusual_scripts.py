@@ -27,6 +27,7 @@ from tests.support.training import BATCH
 from tests.support.training import make_updater
 from tests.support.training import molecules
 from tests.support.training import n_keys
+from tests.support.training import of_variables
 from tests.support.training import parameters
 from tests.support.training import Row
 from tests.support.training import run
@@ -238,8 +239,8 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
     capturer = weakref.ref(updater._context.capturer)
     if graphs:
         graphs.clear()
-    updater.converter = chainer_bspmm.CSRConverter('padded')
-    with pytest.warns(UserWarning, match="layout='packed'"):
+    updater.converter = of_variables
+    with pytest.warns(UserWarning, match='expected arrays on the host'):
         run(updater, 1)
     gc.collect()
     assert updater.graph_nbytes == 0 and capturer() is None
@@ -305,7 +306,7 @@ def test_buffers_for_a_part_that_chainer_split_off():
     order = numpy.random.RandomState(0).permutation(60)
     first, _ = split_dataset(split_dataset(dataset, 60, order)[0], 40)
     found, expected = (
-        batches.capacities(part, BATCH)._levels for part in (first, dataset[order[:40]])
+        batches.capacities(part, BATCH, 'packed')._levels for part in (first, dataset[order[:40]])
     )
     assert found == expected and len(found) == 2
     for other in (
@@ -314,7 +315,7 @@ def test_buffers_for_a_part_that_chainer_split_off():
         molecules(3),
         split_dataset(molecules(3), 2)[0],
     ):
-        assert not batches.capacities(other, BATCH)._levels
+        assert not batches.capacities(other, BATCH, 'packed')._levels
 
 
 # Arguments.

@@ -4,6 +4,8 @@ import numpy
 
 from chainer.backends import cuda
 
+MAX_JOINED = 64  # arrays by one kernel, whose arguments have room for about 75
+
 # For kernels. (T)0.5: a plain literal would promote the expression to double precision.
 SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
@@ -12,7 +14,7 @@ def concat(arrays, axis=0):
     """Return arrays of one dtype joined along an axis, as ``numpy.concatenate`` does.
 
     CuPy's ``concatenate`` launches a copy for every array, which for the weights of seven layers
-    would take longer than their product.
+    would take longer than their product; for more than eight it sends a table from the host.
 
     Args:
         arrays (sequence of array): on one device; of equal shapes but for `axis`.
@@ -20,6 +22,9 @@ def concat(arrays, axis=0):
     """
     if isinstance(arrays[0], numpy.ndarray):
         return numpy.concatenate(arrays, axis=axis)
+    if len(arrays) > MAX_JOINED:
+        starts = range(0, len(arrays), MAX_JOINED)
+        arrays = [concat(arrays[start : start + MAX_JOINED], axis) for start in starts]
     lengths = [array.shape[axis] for array in arrays]
     shape = list(arrays[0].shape)
     shape[axis] = sum(lengths)

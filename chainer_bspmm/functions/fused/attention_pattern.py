@@ -2,10 +2,13 @@
 
 import numpy
 
+from chainer.backends import cuda
+
+from chainer_bspmm import backend
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.edges import derived
+from chainer_bspmm.sparse.edges import equal_rows
 from chainer_bspmm.sparse.edges import gathering
-from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.sparse.validate import fits_int32
 
 
@@ -14,7 +17,7 @@ class AttentionPattern:
 
     With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. Every edge has an
     entry for each head; entries are sorted by receiver, head, relation, so that what is summed or
-    normalised together is adjacent.
+    normalised together is adjacent. Spare entries come last and name row 0.
 
     Attributes:
         product (BatchedCSR): what weights and features are multiplied by: a row for every node, in
@@ -30,29 +33,14 @@ class AttentionPattern:
 
     def __init__(self, adj, n_heads, within, side_by_side, dtype):
         xp, n_nodes, n_relations = adj.xp, adj.n_rows, adj.n_relations
-        width = n_relations * n_heads
+        width, nnz = n_relations * n_heads, adj.nnz * n_heads
         fits_int32('nodes times relations times heads, twice', 2 * n_nodes * width)
-        fits_int32('non-zeros times heads, twice', 2 * adj.nnz * n_heads)
-        rows = relation_rows(adj)
-        row = rows.entry_rows()
-        starts, heads = rows.indptr, xp.arange(n_heads, dtype='i')
-        first = starts[::n_relations]
-        degree = first[1:] - first[:-1]
-        # An edge comes after all heads of the rows before and the earlier heads of its row.
-        node = row // n_relations
-        place = ((n_heads - 1) * first[node] + xp.arange(rows.nnz, dtype='i'))[:, None]
-        place = (place + heads * degree[node][:, None]).ravel()
-        self.sources, self.receivers = (xp.empty(rows.nnz * n_heads, 'i') for _ in range(2))
-        self.sources[place] = (
-            (rows.indices * n_relations + row % n_relations)[:, None] * n_heads + heads
-        ).ravel()
-        self.receivers[place] = (row[:, None] * n_heads + heads).ravel()
+        fits_int32('non-zeros times heads, twice', 2 * nnz)
+        on_host = xp is numpy
+        fill = _fill_on_host if on_host else _fill_on_device
+        self.sources, self.receivers = xp.zeros((2, nnz), 'i')
         self.by_receiver = xp.empty(n_nodes * width + 1, 'i')
-        self.by_receiver[-1] = rows.nnz * n_heads
-        self.by_receiver[:-1] = (
-            (starts[:-1].reshape(n_nodes, 1, n_relations) + (n_heads - 1) * first[:-1, None, None])
-            + heads[:, None] * degree[:, None, None]
-        ).ravel()
+        fill(adj, n_heads, self.sources, self.receivers, self.by_receiver)
         by_head = xp.ascontiguousarray(self.by_receiver[::n_relations])
         self.segments = self.by_receiver if within else by_head
         rows_per_node = n_heads if side_by_side else 1
@@ -60,7 +48,7 @@ class AttentionPattern:
             adj,
             data=None,
             indices=self.sources,
-            nnz=rows.nnz * n_heads,
+            nnz=nnz,
             indptr=by_head if side_by_side else xp.ascontiguousarray(by_head[::n_heads]),
             row_offsets=adj.row_offsets * rows_per_node,
             n_rows=n_nodes * rows_per_node,
@@ -70,32 +58,24 @@ class AttentionPattern:
             max_cols=adj.max_cols * n_heads,
             max_nnz=adj.max_nnz * n_heads,
         )
-        isolated = _without_edges(rows, n_relations, within)
-        self.isolated = None
-        if xp is not numpy or isolated.any():  # on a device, finding out would synchronise
-            self.isolated = self._means(adj, isolated, within, n_heads, rows_per_node, dtype)
-
-    def _means(self, adj, isolated, within, n_heads, rows_per_node, dtype):
-        xp, (n_nodes, n_relations) = adj.xp, isolated.shape
-        width = n_relations * n_heads
-        graph = build.entry_rows(xp, adj.row_offsets, n_nodes)
-        n_slots = xp.diff(adj.row_offsets)[graph] * (1 if within else n_relations)
-        weight = isolated / n_slots[:, None].astype(dtype)
-        # (node, head, relation)
-        columns = (graph * width)[:, None, None] + xp.arange(width, dtype='i').reshape(
-            n_relations, n_heads
-        ).T
-        return derived(
-            self.product,
-            data=xp.repeat(weight.astype(dtype)[:, None], n_heads, axis=1).ravel(),
-            indices=columns.astype('i').ravel(),
-            nnz=n_nodes * width,
-            indptr=xp.arange(0, n_nodes * width + 1, width // rows_per_node, dtype='i'),
-            col_offsets=xp.arange(adj.n_graphs + 1, dtype='i') * width,
-            n_cols=adj.n_graphs * width,
-            max_cols=width,
-            max_nnz=adj.max_rows * width,
+        isolated = _isolated_on_host if on_host else _isolated_on_device
+        entries = isolated(
+            adj, n_heads, within, rows_per_node, self.by_receiver, numpy.dtype(dtype)
         )
+        self.isolated = None
+        if entries is not None:
+            data, indices, indptr = entries
+            self.isolated = derived(
+                self.product,
+                data=data,
+                indices=indices,
+                nnz=indices.size,
+                indptr=indptr,
+                col_offsets=xp.arange(adj.n_graphs + 1, dtype='i') * width,
+                n_cols=adj.n_graphs * width,
+                max_cols=width,
+                max_nnz=adj.max_rows * width,
+            )
 
     def gathers(self, adj, n_heads):
         """Return the (nnz * K) x (2 * n_nodes * R * K) matrix that adds two scores for every entry.
@@ -114,58 +94,130 @@ class AttentionPattern:
         )
 
 
-def _without_edges(rows, n_relations, within):
-    """Return (n_nodes, R) booleans: whether a node has no edge in a relation, else in any."""
-    empty = (rows.indptr[1:] == rows.indptr[:-1]).reshape(-1, n_relations)
-    return empty if within else empty.all(axis=1, keepdims=True) | rows.xp.zeros_like(empty)
+# The arrays of a pattern, by NumPy or in one launch. On a device it is made in every captured step.
 
 
-def slots_as_edges(adj, within):
-    """Return a matrix with an entry for every slot where there is no edge to normalise over.
+def _fill_on_host(adj, n_heads, sources, receivers, by_receiver):
+    n_relations, nnz = adj.n_relations, adj._n_true_entries()
+    columns, heads = adj.indices[:nnz, None], numpy.arange(n_heads)
+    node, relation = adj.entry_rows()[:nnz, None], columns % n_relations
+    group = ((node * n_heads + heads) * n_relations + relation).ravel()
+    by_receiver[:], order = build.group(numpy, group, by_receiver.size - 1)
+    size = order.size
+    sources[:size] = (columns * n_heads + heads).ravel()[order]
+    receivers[:size] = ((node * n_relations + relation) * n_heads + heads).ravel()[order]
 
-    Args:
-        adj (BatchedCSR): n_nodes x (n_nodes * R).
-        within (bool): as in :func:`attention_pattern`.
 
-    Returns:
-        BatchedCSR: as ``adj``, without values; a node without edges (`within`: in a relation) has
-        an entry for every row of its graph in every relation (in that one). Kept with ``adj``.
-        array: (n_nodes * R,) booleans, which receivers have entries that ``adj`` has too.
+def _fill_on_device(adj, n_heads, sources, receivers, by_receiver):
+    cuda.elementwise(
+        'raw I indptr, raw I columns, int32 n_relations, int32 n_heads, int32 n_nodes',
+        'raw I sources, raw I receivers, I by_receiver',
+        """
+        // This is for a (node, head, relation), and at the end for what comes after all.
+        const int relation = i % n_relations, head = i / n_relations % n_heads;
+        const int node = i / n_relations / n_heads;
+        const int begin = indptr[node], end = node < n_nodes ? indptr[node + 1] : begin;
+        int place = n_heads * begin + head * (end - begin);
+        for (int k = begin; k < end; ++k) place += columns[k] % n_relations < relation;
+        by_receiver = place;
+        for (int k = begin; k < end; ++k)
+            if (columns[k] % n_relations == relation) {
+                sources[place] = columns[k] * n_heads + head;
+                receivers[place] = (node * n_relations + relation) * n_heads + head;
+                ++place;
+            }""",
+        'bspmm_attention_entries',
+    )(
+        adj.indptr,
+        adj.indices,
+        adj.n_relations,
+        n_heads,
+        adj.n_rows,
+        sources,
+        receivers,
+        by_receiver,
+    )
 
-    Note:
-        The number of entries is not known on the host: synchronises a device, once a batch.
+
+def _slots(adj):
+    """Return how many nodes every graph counts, (n_graphs,)."""
+    if adj.row_weights is None:
+        return adj.xp.diff(adj.row_offsets)
+    return backend.segment_sum(adj.row_weights[:, None], adj.row_offsets, adj.max_rows)[:, 0]
+
+
+def _isolated_on_host(adj, n_heads, within, rows_per_node, by_receiver, dtype):
+    """Return data, indices, indptr of `AttentionPattern.isolated`, or None if it has no entry."""
+    n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
+    shape = n_nodes, n_heads, n_relations
+    empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)
+    if not within:
+        empty = numpy.broadcast_to(empty.all(axis=2, keepdims=True), shape)
+    place = numpy.flatnonzero(empty)
+    if not place.size:
+        return None
+    node, head, relation = numpy.unravel_index(place, shape)
+    graph = build.entry_rows(numpy, adj.row_offsets, n_nodes)[node]
+    n_slots = numpy.maximum(_slots(adj), 1) * (1 if within else n_relations)
+    width = n_heads * n_relations
+    bounds = numpy.arange(0, adj.n_rows * width + 1, width // rows_per_node)
+    return (
+        (1 / n_slots.astype('d'))[graph].astype(dtype),
+        ((graph * n_relations + relation) * n_heads + head).astype('i'),
+        numpy.searchsorted(place, bounds).astype('i'),
+    )
+
+
+def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype):
+    """Do the same with an entry for every (node, head, relation), most of them 0.
+
+    To find out how many are not would synchronise.
     """
-    return adj.cached(('slots as edges', within), lambda: _slots_as_edges(adj, within))
-
-
-def _slots_as_edges(adj, within):
-    xp, n_relations, rows = adj.xp, adj.n_relations, relation_rows(adj)
-    isolated = _without_edges(rows, n_relations, within).ravel()
-    graph = xp.repeat(build.entry_rows(xp, adj.row_offsets, adj.n_rows), n_relations)
-    starts = xp.zeros(isolated.size + 1, numpy.int64)
-    starts[1:] = xp.cumsum(
-        xp.where(isolated, xp.diff(adj.row_offsets)[graph], xp.diff(rows.indptr)), dtype=numpy.int64
+    xp, size = cuda.cupy, by_receiver.size - 1
+    data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
+    cuda.elementwise(
+        'raw I by_receiver, raw I row_offsets, raw W slots, int32 n_graphs, int32 n_relations, '
+        'int32 n_heads, int32 within',
+        'T data, I column',
+        """
+        const int relation = i % n_relations, head = i / n_relations % n_heads;
+        const int node = i / n_relations / n_heads;
+        int graph = 0, above = n_graphs;
+        while (graph < above) {
+            const int middle = graph + (above - graph) / 2;
+            if (row_offsets[middle + 1] <= node) graph = middle + 1; else above = middle;
+        }
+        const int first = within ? i : i - relation, last = first + (within ? 1 : n_relations);
+        data = (T)0;
+        column = 0;
+        if (graph < n_graphs) {  // else it is spare
+            const double n_slots = max((double)slots[graph], 1.0) * (within ? 1 : n_relations);
+            if (by_receiver[first] == by_receiver[last]) data = (T)(1 / n_slots);
+            column = (graph * n_relations + relation) * n_heads + head;
+        }""",
+        'bspmm_attention_isolated',
+    )(
+        by_receiver,
+        adj.row_offsets,
+        _slots(adj),
+        adj.n_graphs,
+        adj.n_relations,
+        n_heads,
+        int(within),
+        data,
+        indices,
     )
-    nnz = int(starts[-1])  # synchronises
-    fits_int32('non-zeros, slots counted', nnz)
-    starts = starts.astype('i')
-    row = build.entry_rows(xp, starts, nnz)
-    # The first row of the graph instead of the first edge.
-    order = xp.arange(nnz, dtype='i') - starts[row]
-    source = adj.row_offsets[graph[row]] + order
-    edges = xp.flatnonzero(~isolated[row])  # synchronises, as the next line does
-    source[edges] = rows.indices[(rows.indptr[row] + order)[edges]]
-    indptr = xp.ascontiguousarray(starts[::n_relations])
-    expanded = derived(
-        adj,
-        data=None,
-        indptr=indptr,
-        indices=source * n_relations + row % n_relations,
-        nnz=nnz,
-        max_nnz=int(xp.diff(indptr[adj.row_offsets]).max()) if adj.n_graphs else 0,
-        n_relations=n_relations,
+    width = n_heads * adj.n_relations
+    return (
+        data,
+        indices,
+        equal_rows(
+            adj,
+            adj.n_rows * rows_per_node,
+            width // rows_per_node,
+            adj.row_offsets[-1:] * rows_per_node,
+        ),
     )
-    return expanded, ~isolated
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):

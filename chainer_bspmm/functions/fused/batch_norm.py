@@ -73,28 +73,42 @@ def _cast(arrays):
 
 
 def _host_forward(x, gamma, beta, weights, count, eps, decay, running):
-    counted = weights[:, 0] > 0
-    x, weights, n = x[counted], weights[counted], max(count, 1)
+    counted = numpy.flatnonzero(weights)
+    n_rows, n = len(x), max(count, 1)
+    x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
     mean = backend.row_sum(x * weights) / n
-    centred = x - mean
-    variance = backend.row_sum(centred * centred * weights) / n
+    x -= mean
+    squares = x * x
+    squares *= weights
+    variance = backend.row_sum(squares) / n
     inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
     if running is not None:
         for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
             average *= decay
             average += (1 - decay) * value
-    y = numpy.zeros((counted.size, x.shape[1]), x.dtype)
-    y[counted] = centred * inv_std * gamma + beta
-    return y, (mean, inv_std)
+    x *= inv_std * gamma
+    x += beta
+    return _spread(x, counted, n_rows), (mean, inv_std)
 
 
 def _host_gradients(x, gy, gamma, weights, count, mean, inv_std):
-    counted = weights[:, 0] > 0
-    x_hat, gy, weights = (x[counted] - mean) * inv_std, gy[counted], weights[counted]
+    counted = numpy.flatnonzero(weights)
+    x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
+    x_hat -= mean
+    x_hat *= inv_std
     ggamma, gbeta = backend.row_sum(gy * x_hat), backend.row_sum(gy)
-    gx = numpy.zeros_like(x)
-    gx[counted] = gamma * inv_std * (gy - weights * (x_hat * ggamma + gbeta) / max(count, 1))
-    return gx, ggamma, gbeta
+    x_hat *= ggamma
+    x_hat += gbeta
+    x_hat *= weights[counted] / max(count, 1)
+    gy -= x_hat
+    gy *= gamma * inv_std
+    return _spread(gy, counted, len(x)), ggamma, gbeta
+
+
+def _spread(rows, counted, n_rows):
+    x = numpy.zeros((n_rows, rows.shape[1]), rows.dtype)
+    x[counted] = rows
+    return x
 
 
 def _device_forward(x, gamma, beta, weights, count, eps, decay, running):

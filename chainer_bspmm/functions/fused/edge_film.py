@@ -1,10 +1,7 @@
-"""Feature-wise linear modulation of the messages along edges, with its linear maps, as one node."""
+"""Feature-wise linear modulation of messages, with its linear maps and sum, as one node."""
 
-import numpy
-
-from chainer import backend as chainer_backend
+from chainer import as_variable
 from chainer import functions
-from chainer.backends import cuda
 
 from chainer_bspmm import backend
 from chainer_bspmm.cuda.gemm import dot
@@ -17,37 +14,29 @@ from chainer_bspmm.sparse.edges import edges_of
 
 
 class EdgeFiLM(FusedNode):
-    """Inputs x, W, W_g of :func:`edge_film`."""
+    """Inputs x, W, W_g of :func:`edge_film` with a rectifier."""
 
     def __init__(self, adj):
-        self._edges = edges_of(adj)
-        self._n_relations = adj.n_relations
+        self._adj = adj
 
     def _output(self, inputs):
         x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
+        n_relations = self._adj.n_relations
         # Row i * R + r: the message of node i in relation r, and the gamma and beta that it
         # receives with.
         messages, film = (
-            dot(x, by_relation(weight, self._n_relations).T).reshape(
-                len(x) * self._n_relations, len(weight) // self._n_relations
+            dot(x, by_relation(weight, n_relations).T).reshape(
+                self._adj.n_cols, len(weight) // n_relations
             )
             for weight in (W, W_g)
         )
         self._kept = x, messages, film
-        return _modulated(messages, film, self._edges.sources, self._edges.receivers)
+        return backend.edge_film(self._adj, messages, film)
 
-    def _gradients(self, inputs, gz, wanted):
+    def _gradients(self, inputs, gy, wanted):
         x, messages, film = self._kept
-        xp = chainer_backend.get_array_module(x)
-        edges, n_channels, n_relations = self._edges, gz.shape[1], self._n_relations
-        # By gamma and beta, columns as those of `film`.
-        both = xp.concatenate((gz * messages[edges.sources], gz), axis=1)
-        gfilm = backend.segment_sum(both, edges.by_receiver, edges.from_source.max_nnz)
-        gmessages = backend.bspmm(
-            edges.from_source, gz * film[edges.receivers, :n_channels], trans=True
-        )
-        gx, weights = None, []
-        for g, weight in ((gmessages, inputs[1]), (gfilm, inputs[2])):
+        gx, weights, n_relations = None, [], self._adj.n_relations
+        for g, weight in zip(backend.edge_film_grad(self._adj, messages, film, gy), inputs[1:]):
             g = g.reshape(len(x), len(weight))
             if 0 in wanted:
                 by_x = dot(g, by_relation(weight.astype(x.dtype, copy=False), n_relations))
@@ -56,65 +45,52 @@ class EdgeFiLM(FusedNode):
         return gx, *weights
 
     def _composed(self, x, W, W_g):
-        edges, n_relations = self._edges, self._n_relations
-        gathered = []
-        for weight, matrix in ((W, edges.from_source), (W_g, edges.from_receiver)):
-            rows = functions.linear(x, by_relation(functions.cast(weight, x.dtype), n_relations))
-            rows = functions.reshape(rows, (matrix.n_cols, len(weight) // n_relations))
-            gathered.append(bspmm(matrix, rows))
-        messages, film = gathered
-        n_channels = messages.shape[1]
-        return film[:, :n_channels] * messages + film[:, n_channels:]
+        return _composed(self._adj, x, W, W_g, functions.relu)
 
 
-def _modulated(messages, film, sources, receivers):
-    """Return ``gamma[receiver] * messages[source] + beta[receiver]`` of every edge, (nnz, C)."""
+def _composed(adj, x, W, W_g, activation):
+    edges, n_relations = edges_of(adj), adj.n_relations
+    gathered = []
+    for weight, matrix in ((W, edges.from_source), (W_g, edges.from_receiver)):
+        rows = functions.linear(x, by_relation(functions.cast(weight, x.dtype), n_relations))
+        rows = functions.reshape(rows, (adj.n_cols, len(weight) // n_relations))
+        gathered.append(bspmm(matrix, rows))
+    messages, film = gathered
     n_channels = messages.shape[1]
-    if isinstance(messages, numpy.ndarray):
-        film = film[receivers]
-        z = messages[sources]
-        z *= film[:, :n_channels]
-        z += film[:, n_channels:]
-        return z
-    kernel = cuda.elementwise(
-        'raw T messages, raw T film, int32 source, int32 receiver, int32 channel, int32 n_channels',
-        'T z',
-        """const ptrdiff_t from = (ptrdiff_t)source * n_channels + channel;
-           const ptrdiff_t to = (ptrdiff_t)receiver * 2 * n_channels + channel;
-           z = film[to] * messages[from] + film[to + n_channels];""",
-        'bspmm_edge_film',
-    )
-    channels = cuda.cupy.arange(n_channels, dtype=numpy.int32)
-    return kernel(
-        messages, film, sources[:, None], receivers[:, None], channels, numpy.int32(n_channels)
-    )
+    z = film[:, :n_channels] * messages + film[:, n_channels:]
+    return bspmm(edges.to_node, activation(z))
 
 
-def edge_film(adj, x, W, W_g):
-    """Compute what every edge carries: ``z[e] = gamma[i, r] * messages[j, r] + beta[i, r]``.
+def edge_film(adj, x, W, W_g, activation=functions.relu):
+    """Compute ``y[i] = sum of A_r[i, j] act(gamma[i, r] * messages[j, r] + beta[i, r])``.
 
-    For the edge e from node j to node i in relation r, entry (i, j * R + r) of ``adj``, with
-    ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``; gamma and beta of
-    the receiver come from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``. One node of the
-    computational graph, differentiable to any order.
+    The sum is over the entries (i, j * R + r) of ``adj``, whose values are A;
+    ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of
+    the receiver come from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``. Differentiable to
+    any order by x, W and W_g.
 
     Args:
-        adj (BatchedCSR): n_nodes x (n_nodes * R); its values are not used.
+        adj (BatchedCSR): n_nodes x (n_nodes * R), its values of x's dtype.
         x (Variable or array): (n_nodes, in_channels) floats.
         W (Variable or array): (C * R, in_channels).
         W_g (Variable or array): (2 * C * R, in_channels).
+        activation (callable): act. ``chainer.functions.relu`` makes it one node of the
+            computational graph, which on a GPU stores no array of (nnz, C); any other takes a few
+            nodes, which do.
 
     Returns:
-        Variable: (nnz, C) of x's dtype, edges in the order of ``sparse.edges.edges_of(adj)``.
+        Variable: (n_nodes, C) of x's dtype, to which parameters of another are converted; 0 for a
+        node without edges.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit.
+        TypeError: ``adj`` is no BatchedCSR, or its values are of another dtype than ``x``.
+        ValueError: a shape does not fit.
 
     Note:
         Deterministic; does not synchronise.
 
     Source:
-        Brockschmidt 2019 (arXiv:1906.12192), the inner part of equation 6; Chainer Chemistry
+        Brockschmidt 2019 (arXiv:1906.12192), equation 6 without its norm; Chainer Chemistry
         0.7.1, links/update/gnn_film_update.py.
     """
     expect.relations(adj)
@@ -130,4 +106,6 @@ def edge_film(adj, x, W, W_g):
         )
     expected = {'W': (W, (len(W), x.shape[1])), 'W_g': (W_g, (2 * len(W), x.shape[1]))}
     expect.shapes('x of shape %s' % (x.shape,), expected)
+    if activation is not functions.relu:
+        return _composed(adj, as_variable(x), W, W_g, activation)
     return EdgeFiLM(adj).apply((x, W, W_g))[0]

@@ -3,7 +3,6 @@
 import numpy
 
 import chainer
-from chainer import backend as chainer_backend
 from chainer import functions
 from chainer.backends import cuda
 
@@ -12,7 +11,6 @@ from chainer_bspmm.cuda.gemm import dot
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.fused import expect
 from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
-from chainer_bspmm.functions.fused.attention_pattern import slots_as_edges
 from chainer_bspmm.functions.fused.dropout_draws import dropout_mask
 from chainer_bspmm.functions.node import FusedNode
 from chainer_bspmm.functions.segment import Segments
@@ -23,18 +21,17 @@ from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 class RelationAttention(FusedNode):
     """Inputs m, W, b of :func:`relation_attention`.
 
-    `mask` is what dropout multiplies the weights by, `is_edge` is 0 for entries whose logit
-    is 0 for all features, else 1; both (nnz * K,) or None.
+    `mask` is what dropout multiplies the weights by, or None: of the (nnz * K,) entries, then, if
+    there may be rows without edges, of the (n_nodes * R * K,) rows of features.
     """
 
-    def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask, is_edge):
+    def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask):
         self._adj = adj
         self._pattern = pattern
         self._n_heads = n_heads
         self._concat_heads = concat_heads
         self._slope = slope
         self._mask = mask
-        self._is_edge = is_edge
 
     def _output(self, inputs):
         m, W, b = _cast(inputs)
@@ -42,29 +39,31 @@ class RelationAttention(FusedNode):
         n_channels = W.shape[1] // 2
         x = m.reshape(adj.n_cols * self._n_heads, n_channels)
         scores = dot(x, W.reshape(2, n_channels).T)
-        scores[:, 0] += b
-        logits, self._slopes = _logits(scores, pattern.sources, pattern.receivers, self._slope)
-        if self._is_edge is not None:
-            logits *= self._is_edge
-            self._slopes *= self._is_edge
+        calculate = _logits_on_host if adj.xp is numpy else _logits_on_device
+        slope = scores.dtype.type(self._slope)
+        logits, self._slopes = calculate(scores, pattern.sources, pattern.receivers, b, slope)
         self._alpha = backend.segment_softmax(logits[:, None], pattern.segments)
         residual = None
         if pattern.isolated is not None:
-            sums = backend.segment_sum(m, adj.row_offsets, adj.max_rows)
+            slots = self._dropped(x).reshape(m.shape)
+            sums = backend.segment_sum(slots, adj.row_offsets, adj.max_rows, adj.row_weights)
             residual = backend.bspmm(pattern.isolated, sums.reshape(-1, n_channels))
-        y = backend.bspmm(pattern.product, x, self._weights(), residual)
+        y = backend.bspmm(pattern.product, x, self._weights(self._alpha[:, 0]), residual)
         if self._concat_heads:
             return y.reshape(adj.n_rows, self._n_heads * n_channels)
         y *= y.dtype.type(1 / self._n_heads)
         return y
 
-    def _weights(self):
-        alpha = self._alpha[:, 0]
-        return alpha if self._mask is None else alpha * self._mask
+    def _weights(self, alpha):
+        """Return alpha of the entries, (nnz * K,), after dropout."""
+        return alpha if self._mask is None else alpha * self._mask[: self._pattern.product.nnz]
+
+    def _dropped(self, x):
+        """Return features, (n_nodes * R * K, C), as rows without edges see them after dropout."""
+        return x if self._mask is None else x * self._mask[self._pattern.product.nnz :, None]
 
     def _gradients(self, inputs, gy, wanted):
         m, W, _ = _cast(inputs)
-        xp = chainer_backend.get_array_module(m)
         pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
         n_channels, product = W.shape[1] // 2, self._pattern.product
         x = m.reshape(adj.n_cols * n_heads, n_channels)
@@ -74,25 +73,20 @@ class RelationAttention(FusedNode):
         residual = None
         if pattern.isolated is not None:
             gsums = backend.bspmm(pattern.isolated, gy, trans=True)
-            residual = backend.segment_broadcast(
-                gsums.reshape(adj.n_graphs, m.shape[1]), adj.row_offsets, adj.n_rows, adj.max_rows
-            ).reshape(x.shape)
-        gx = backend.bspmm(product, gy, self._weights(), residual, trans=True)
-        galpha = backend.bsddmm(product, gy, x)
-        if self._mask is not None:
-            galpha *= self._mask
+            gslots = backend.segment_broadcast(
+                gsums.reshape(adj.n_graphs, m.shape[1]),
+                adj.row_offsets,
+                adj.n_rows,
+                adj.max_rows,
+                adj.row_weights,
+            )
+            residual = self._dropped(gslots.reshape(x.shape))
+        gx = backend.bspmm(product, gy, self._weights(self._alpha[:, 0]), residual, trans=True)
+        galpha = self._weights(backend.bsddmm(product, gy, x))
         glogits = backend.segment_softmax_grad(self._alpha, galpha[:, None], pattern.segments)
-        glogits *= self._slopes[:, None]
-        gscores = xp.empty((len(x), 2), x.dtype)
-        # The sum over the edges that leave a node is its column's: a product with ones.
-        ones = xp.ones((product.n_rows, 1), x.dtype)
-        gscores[:, :1] = backend.bspmm(product, ones, glogits[:, 0], trans=True)
-        gscores[:, 1] = (
-            backend.segment_sum(glogits, pattern.by_receiver, product.max_nnz)
-            .reshape(adj.n_rows, n_heads, adj.n_relations)
-            .swapaxes(1, 2)
-            .ravel()
-        )
+        gscores = adj.xp.empty((len(x), 2), x.dtype)
+        add_up = _score_gradients_on_host if adj.xp is numpy else _score_gradients_on_device
+        add_up(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
         gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[:1]
         return gx.reshape(m.shape), gW.reshape(W.shape), gb
@@ -107,14 +101,11 @@ class RelationAttention(FusedNode):
         logits = bspmm(pattern.gathers(adj, n_heads), scores)[:, 0]
         logits += functions.broadcast_to(b, logits.shape)
         logits = functions.leaky_relu(logits, self._slope)
-        if self._is_edge is not None:
-            logits = logits * self._is_edge
         (alpha,) = SegmentSoftmax(Segments(pattern.segments, len(logits))).apply((logits,))
-        if self._mask is not None:
-            alpha = alpha * self._mask
+        alpha = self._weights(alpha)
         residual = None
         if pattern.isolated is not None:
-            sums = segment_sum(adj, m)
+            sums = segment_sum(adj, functions.reshape(self._dropped(x), m.shape))
             residual = bspmm(
                 pattern.isolated, functions.reshape(sums, (pattern.isolated.n_cols, n_channels))
             )
@@ -129,24 +120,67 @@ def _cast(arrays):
     return [array.astype(arrays[0].dtype, copy=False) for array in arrays]
 
 
-def _logits(scores, sources, receivers, slope):
-    """Return ``leaky(scores[source, 0] + scores[receiver, 1])`` of every edge, and its slope."""
-    slope = scores.dtype.type(slope)
-    if isinstance(scores, numpy.ndarray):
-        z = scores[:, 0].take(sources)
-        z += scores[:, 1].take(receivers)
-        slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
-        z *= slopes
-        return z, slopes
-    kernel = cuda.elementwise(
-        'raw T scores, int32 source, int32 receiver, T slope',
+# Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of every edge, and its slope.
+
+
+def _logits_on_host(scores, sources, receivers, b, slope):
+    z = scores[:, 0].take(sources)
+    z += scores[:, 1].take(receivers)
+    z += b
+    slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
+    z *= slopes
+    return z, slopes
+
+
+def _logits_on_device(scores, sources, receivers, b, slope):
+    return cuda.elementwise(
+        'raw T scores, int32 source, int32 receiver, T b, T slope',
         'T z, T slopes',
-        """z = scores[2 * source] + scores[2 * receiver + 1];
+        """z = scores[2 * source] + scores[2 * receiver + 1] + b;
            slopes = z > (T)0 ? (T)1 : slope;
            z = z * slopes;""",
         'bspmm_attention_logits',
+    )(scores, sources, receivers, b, slope)
+
+
+# Add up the gradients by the two scores of every row of features, into gscores, (rows, 2).
+
+
+def _score_gradients_on_host(glogits, slopes, pattern, n_relations, n_heads, gscores):
+    by_entry, n_rows = glogits * slopes, len(gscores)
+    gscores[:, 0] = numpy.bincount(pattern.sources, by_entry, n_rows)
+    gscores[:, 1] = numpy.bincount(pattern.receivers, by_entry, n_rows)
+
+
+def _score_gradients_on_device(glogits, slopes, pattern, n_relations, n_heads, gscores):
+    cuda.elementwise(
+        'raw T glogits, raw T slopes, raw I starts, raw I order, raw I by_receiver, '
+        'int32 n_relations, int32 n_heads',
+        'T of_source, T of_receiver',
+        """
+        double sum = 0;
+        for (int k = starts[i]; k < starts[i + 1]; ++k)
+            sum += (double)glogits[order[k]] * (double)slopes[order[k]];
+        of_source = (T)sum;
+        const int head = i % n_heads, relation = i / n_heads % n_relations;
+        const int node = i / n_heads / n_relations;
+        const int at = (node * n_heads + head) * n_relations + relation;
+        sum = 0;
+        for (int k = by_receiver[at]; k < by_receiver[at + 1]; ++k)
+            sum += (double)glogits[k] * (double)slopes[k];
+        of_receiver = (T)sum;""",
+        'bspmm_attention_score_gradients',
+    )(
+        glogits,
+        slopes,
+        pattern.product.T.indptr,
+        pattern.product.transpose_order,
+        pattern.by_receiver,
+        n_relations,
+        n_heads,
+        gscores[:, 0],
+        gscores[:, 1],
     )
-    return kernel(scores, sources, receivers, slope)
 
 
 def relation_attention(
@@ -161,9 +195,14 @@ def relation_attention(
     result is the mean over k. One node of the computational graph, differentiable to any order.
 
     If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
-    nodes, and in padded layout the rows past them; times the R relations unless ``within``. In
-    Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to; here it is a
-    mean.
+    nodes, each as often as its row counts (``adj.row_weights``), and in padded layout the rows past
+    them; times the R relations unless ``within``. In Chainer Chemistry this is what a softmax over
+    a matrix of masked logits amounts to; here it is a mean.
+
+    Dropout in training drops weights one by one, as Chainer Chemistry does, with one difference:
+    all rows without edges of a graph share a draw for each slot and head, and a row that stands for
+    several nodes is dropped for all of them or for none. A row without edges
+    is distributed as there; those of a graph are not independent of each other.
 
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, even if its value is 0; one
@@ -181,22 +220,18 @@ def relation_attention(
         Variable: (n_nodes, C), or (n_nodes, K * C) with ``concat_heads``; of m's dtype.
 
     Raises:
-        TypeError: ``adj`` is no BatchedCSR. ValueError: it has spare rows or entries, or a shape
-        does not fit.
+        TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit.
 
     Note:
         Deterministic except for dropout; does not synchronise. Heads are folded into the matrix,
         which has an entry for each head of an edge: one product does them all, forward and
-        backward, with neither a loop nor an array of (edges, heads, C). Dropout in training also
-        drops uniform weights one by one. They become entries (with ``within``, most slots
-        do), and a device is synchronised once per batch.
+        backward, with neither a loop nor an array of (edges, heads, C).
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), equations 6 and 7 there with additive logits;
         Chainer Chemistry 0.7.1, links/update/relgat_update.py.
     """
     expect.relations(adj)
-    adj.refuse_spare()
     n_channels = W.shape[-1] // 2
     expected = {
         'W': (W, (1, 2 * n_channels)),
@@ -204,13 +239,10 @@ def relation_attention(
         'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels)),
     }
     expect.shapes('W of shape %s, %d heads and %r' % (W.shape, n_heads, adj), expected)
-    mask = is_edge = None
-    drops = chainer.config.train and dropout_ratio > 0
-    if drops:
-        adj, has_edges = slots_as_edges(adj, within)
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
-    if drops:
-        mask = dropout_mask(m, adj.nnz * n_heads, dropout_ratio)
-        is_edge = has_edges[pattern.receivers // n_heads].astype(m.dtype)
-    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask, is_edge)
+    mask = None
+    if chainer.config.train and dropout_ratio > 0:
+        n_slots = 0 if pattern.isolated is None else adj.n_cols * n_heads
+        mask = dropout_mask(m, pattern.product.nnz + n_slots, dropout_ratio)
+    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask)
     return node.apply((m, W, b))[0]

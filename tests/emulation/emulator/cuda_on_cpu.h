@@ -10,6 +10,14 @@ extern "C" double exp(double), sqrt(double);
 inline float exp(float x) { return __builtin_expf(x); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
 
+
+inline float __int_as_float(int bits)
+{
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
 #define __global__
 #define __device__
 #define __launch_bounds__(...)

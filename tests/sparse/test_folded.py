@@ -1,0 +1,203 @@
+"""Folded batches: a row for all phantom nodes of a graph, and its weight."""
+
+import pickle
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import BatchedSELL
+from chainer_bspmm.sparse.batched_csr import fill_buffers
+from chainer_bspmm.sparse.edges import edges_of
+from chainer_bspmm.sparse.relations import relation_rows
+from chainer_bspmm.sparse.relations import with_values
+from tests.support import random_matrix
+from tests.support.spare import buffers_for
+from tests.support.spare import with_spare
+
+SIZES = [3, 1, 0, 5]
+# padded_to -> weights of all rows; the last row of each graph stands for its phantom nodes.
+WEIGHTS = {
+    None: [1, 1, 1, 2, 1, 4, 5, 1, 1, 1, 1, 1, 0],
+    1: [1, 1, 1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0],
+    3: [1, 1, 1, 0, 1, 2, 3, 1, 1, 1, 1, 1, 0],
+    9: [1, 1, 1, 6, 1, 8, 9, 1, 1, 1, 1, 1, 4],
+}
+
+
+def matrices(n_relations=1, **options):
+    rng = numpy.random.RandomState(1)
+    return [random_matrix(rng, n, n_relations, **options) for n in SIZES]
+
+
+def folded(n_relations=1, padded_to=None, **options):
+    return BatchedCSR.from_matrices(
+        matrices(n_relations, **options), 'folded', max_atom_id=7, padded_to=padded_to
+    )
+
+
+def assert_weights(adj, padded_to, n_spare=0):
+    assert adj.layout == 'folded' and adj.padded_to == padded_to
+    assert isinstance(adj.row_weights, adj.xp.ndarray) and adj.row_weights.dtype == numpy.float32
+    assert adj.row_weights.tolist() == WEIGHTS[padded_to] + [0] * n_spare
+
+
+@pytest.mark.parametrize('padded_to', WEIGHTS)
+@pytest.mark.parametrize('n_relations', [1, 3])
+def test_from_matrices(xp, n_relations, padded_to):
+    dense = matrices(n_relations)
+    given = [xp.asarray(matrix) for matrix in dense]
+    adj = BatchedCSR.from_matrices(given, 'folded', padded_to=padded_to)
+    assert_weights(adj, padded_to)
+    packed = BatchedCSR.from_matrices(dense)
+    assert cuda.to_cpu(adj.row_offsets).tolist() == [0, 4, 6, 7, 13]
+    assert cuda.to_cpu(adj.col_offsets).tolist() == [n * n_relations for n in (0, 4, 6, 7, 13)]
+    assert (adj.n_graphs, adj.n_rows, adj.max_rows) == (4, 13, 6)
+    assert (adj.n_cols, adj.max_cols) == (13 * n_relations, 6 * n_relations)
+    assert (adj.nnz, adj.max_nnz) == (packed.nnz, packed.max_nnz)
+    # The same entries; rows and columns of phantom nodes have none.
+    result = cuda.to_cpu(adj.to_dense())
+    assert result.shape[-2:] == (6, 6)
+    numpy.testing.assert_array_equal(result[..., :5, :5], packed.to_dense())
+    for matrix, n in zip(result, SIZES):
+        assert not matrix[..., n:, :].any() and not matrix[..., n:].any()
+
+
+def test_only_empty_graphs():
+    adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded')
+    assert (adj.n_rows, adj.nnz, adj.row_weights.tolist()) == (2, 0, [0, 0])
+    adj = BatchedCSR.from_matrices([numpy.zeros((0, 0))] * 2, 'folded', padded_to=4)
+    assert adj.row_weights.tolist() == [4, 4]
+
+
+def test_symmetry_is_found():
+    assert folded(symmetric=True).is_symmetric and folded(symmetric=True).T.row_weights is not None
+    assert not folded().is_symmetric
+
+
+def test_other_layouts_have_no_weights():
+    for layout in ('packed', 'padded'):
+        adj = BatchedCSR.from_matrices(matrices(), layout)
+        assert adj.row_weights is None and adj.padded_to is None
+
+
+@pytest.mark.parametrize('padded_to', [None, 9])
+@pytest.mark.parametrize('n_relations', [1, 3])
+def test_what_has_the_same_rows_has_the_weights(xp, n_relations, padded_to):
+    host = folded(n_relations, padded_to)
+    adj = host if xp is numpy else host.to_device('@cupy:0')
+    assert adj.nbytes == host.nbytes >= host.row_weights.nbytes + host.indptr.nbytes
+    for same in (
+        adj,
+        adj.to_device(-1),
+        adj.astype('e'),
+        adj.replace(max_atom_id=None),
+        with_values(adj, adj.data * 2),
+        BatchedCOO.from_csr(adj),
+        BatchedCOO.from_csr(adj).astype('f'),
+        BatchedCOO.from_csr(adj).to_csr(),
+        BatchedCOO.from_csr(adj).to_device(-1),
+        BatchedSELL(adj).to_csr(),
+        BatchedSELL(adj, 2, True).to_csr(),
+        pickle.loads(pickle.dumps(host)),
+    ):
+        assert_weights(same, padded_to)
+        numpy.testing.assert_array_equal(
+            cuda.to_cpu(same.to_dense()) != 0, cuda.to_cpu(adj.to_dense()) != 0
+        )
+
+
+@pytest.mark.parametrize('n_relations', [1, 3])
+def test_what_has_other_rows_has_none(xp, n_relations):
+    """Those of a transpose are pairs of node and relation; those of edges are edges."""
+    adj = folded(n_relations)
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    others = [adj.T, with_values(adj, adj.data).T]
+    if n_relations > 1:
+        others.append(relation_rows(adj))
+    edges = edges_of(adj)
+    others += [edges.from_source, edges.from_receiver, edges.to_node.T]
+    for other in others:
+        assert other.row_weights is None
+    for other in (edges.from_source, edges.to_node):
+        assert (other.layout, other.padded_to) == ('packed', None)
+
+
+@pytest.mark.parametrize(
+    'layout, padded_to, error, message',
+    [
+        ('packed', 5, ValueError, "padded_to: expected None with layout='packed', got 5"),
+        ('padded', 5, ValueError, "padded_to: expected None with layout='padded', got 5"),
+        ('folded', 0, ValueError, 'padded_to: expected at least 1, got 0'),
+        ('folded', 2.0, TypeError, r'padded_to: expected an int, got 2\.0'),
+        ('folded', True, TypeError, 'padded_to: expected an int, got True'),
+        ('fold', None, ValueError, "layout: expected one of 'packed', 'folded', 'padded', got 'fo"),
+    ],
+)
+def test_bad_layout(layout, padded_to, error, message):
+    with pytest.raises(error, match=message):
+        BatchedCSR.from_matrices(matrices(), layout, padded_to=padded_to)
+
+
+def test_arrays_have_no_place_for_weights():
+    message = "layout: expected one of 'packed', 'padded', got 'folded'"
+    with pytest.raises(ValueError, match=message):
+        BatchedCSR(*(numpy.array(a) for a in ([0, 0], [], [0, 1])), layout='folded')
+    with pytest.raises(ValueError, match=message):
+        BatchedCSR.from_dense(numpy.zeros((1, 2, 2)), layout='folded')
+
+
+# --- buffers ---
+
+
+@pytest.mark.parametrize('padded_to', [None, 9])
+@pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (2, 0), (3, 5)])
+def test_buffers(xp, spare_rows, spare_nnz, padded_to):
+    spare = with_spare(folded(padded_to=padded_to), spare_rows, spare_nnz, xp)
+    assert_weights(spare, padded_to, spare_rows)
+    for same in (spare.astype('f'), spare.to_device(-1)):
+        assert_weights(same, padded_to, spare_rows)
+    assert spare.T.row_weights is None
+
+
+def test_filling_again_leaves_no_weight_behind():
+    large, small = (
+        BatchedCSR.from_matrices([numpy.ones((n, n)) for n in sizes], 'folded')
+        for sizes in ((4, 2), (1, 2))
+    )
+    buffers = buffers_for(large, 0, 0)
+    for adj, weights in ((large, [1, 1, 1, 1, 0, 1, 1, 2]), (small, [1, 1, 1, 1, 0, 0, 0, 0])):
+        fill_buffers(buffers._replace(data=None), numpy.zeros(adj.n_rows, 'i'), adj, [])
+        assert buffers.row_weights.tolist() == weights
+
+
+def test_labels_of_nodes():
+    adj = folded()
+    buffers = buffers_for(adj, 2, 0, 1)
+    buffers.labels.insert(0, numpy.full((15, 3), numpy.nan))
+    of_nodes, of_graphs = numpy.ones((13, 3)), numpy.ones((4, 2))
+    fill_buffers(buffers, numpy.zeros(13, 'i'), adj, [of_nodes, of_graphs])
+    numpy.testing.assert_array_equal(buffers.labels[0], numpy.pad(of_nodes, ((0, 2), (0, 0))))
+    numpy.testing.assert_array_equal(buffers.labels[1], of_graphs)
+    with pytest.raises(
+        ValueError, match=r'labels\[1\]: expected exactly \(4, 2\), .* got \(3, 2\)'
+    ):
+        fill_buffers(buffers, numpy.zeros(13, 'i'), adj, [of_nodes, of_graphs[:3]])
+    buffers.labels[1] = numpy.zeros((5, 2))  # neither a row for each node nor for each graph
+    with pytest.raises(
+        ValueError, match=r'labels\[1\]: expected exactly \(5, 2\), .* got \(4, 2\)'
+    ):
+        fill_buffers(buffers, numpy.zeros(13, 'i'), adj, [of_nodes, of_graphs])
+
+
+@pytest.mark.parametrize('layout, expected', [('folded', 'no'), ('packed', 'some')])
+def test_buffers_of_another_layout(layout, expected):
+    adj, other = (BatchedCSR.from_matrices(matrices(), kind) for kind in ('folded', 'packed'))
+    if layout == 'packed':
+        adj, other = other, adj
+    buffers = buffers_for(other, 9, 9)
+    with pytest.raises(ValueError, match='adj: expected %s weights of rows, .* got ' % expected):
+        fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])

@@ -1,0 +1,108 @@
+"""Rows with weights, and the repeated rows that they stand for."""
+
+import numpy
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from tests.support import BATCHES
+from tests.support.spare import with_spare
+
+# Batches of tests.support whose rows get weights. Spare rows come without and with.
+WEIGHTED = ['one graph', 'empty graphs first, between, last', 'huge among tiny', 'many']
+SPARE_ROWS = [0, 3]
+
+
+def weighted_on(name, xp, dtype, n_spare):
+    """Return one of BATCHES whose rows count 0 to 7 times, those of its last graph not at all."""
+    adj = BATCHES[name].astype(dtype)
+    weights = numpy.random.RandomState(3).choice([0, 1, 1, 2, 7], adj.n_rows).astype('f')
+    if adj.n_graphs > 1:
+        last = int(numpy.flatnonzero(numpy.diff(adj.row_offsets))[-1])
+        weights[adj.row_offsets[last] : adj.row_offsets[last + 1]] = 0
+    adj = adj.replace(row_weights=weights)
+    if n_spare:
+        return with_spare(adj, n_spare, 0, xp)
+    return adj if xp is numpy else adj.to_device('@cupy:%d' % xp.cuda.Device().id)
+
+
+def copies_of(weights, offsets):
+    """Return every row as often as it counts, (n_copies,), and where segments start in them."""
+    counts = cuda.to_cpu(weights).astype(int)
+    starts = numpy.append(0, numpy.cumsum(counts))[cuda.to_cpu(offsets)]
+    return numpy.repeat(numpy.arange(counts.size), counts), starts.astype('i')
+
+
+def sum_of_copies(values, rows, n_rows):
+    """Return float64 sums of the values of the copies of every row, on the host."""
+    sums = numpy.zeros((n_rows,) + values.shape[1:])
+    numpy.add.at(sums, rows, values)
+    return sums
+
+
+def poison(x, weights):
+    """Write NaN and infinity to the rows of weight 0 and return x."""
+    x[weights == 0] = numpy.nan
+    x[::2][weights[::2] == 0] = numpy.inf
+    return x
+
+
+def repeated(adj):
+    """Return the batch without weights that has each row as often as it counts, and these rows.
+
+    It has no entries.
+    """
+    rows, starts = copies_of(adj.row_weights, adj.row_offsets)
+    xp, n_rows = adj.xp, rows.size
+    plain = adj.replace(
+        indptr=xp.zeros(n_rows + 1, 'i'),
+        indices=xp.zeros(0, 'i'),
+        data=None,
+        row_offsets=xp.asarray(starts),
+        n_rows=n_rows,
+        nnz=0,
+        max_rows=int(numpy.diff(starts).max()),
+        row_weights=None,
+        has_spare=False,
+    )
+    return plain, rows
+
+
+def outcomes(function, adj, x):
+    """Return what a function of (adj, x) gives for rows with weights, and for the repeated ones.
+
+    Args:
+        function (callable): of a batch and a Variable, to a row for each row or for each graph; it
+            need not be linear.
+        adj (BatchedCSR): with weights.
+        x (array): (n_rows, n_B) float64.
+
+    Returns:
+        pair of dicts: output, gradient, gradient to be differentiated again, and gradient of that,
+        (n_rows, n_B) each; a gradient by a row is the sum over its copies.
+    """
+    plain, rows = repeated(adj)
+    rows, results = adj.xp.asarray(rows), []
+    for is_weighted in (True, False):
+        x = chainer.Variable(x.copy() if is_weighted else x.array)
+        if is_weighted:
+            y = function(adj, x)
+            if len(y) == adj.n_rows:
+                y = y[rows]
+        else:
+            y = function(plain, x[rows])
+        gy = chainer.Variable(adj.xp.cos(adj.xp.arange(y.size, dtype='d')).reshape(y.shape))
+        (once,) = chainer.grad([y], [x], [gy])
+        (gx,) = chainer.grad([y], [x], [gy], enable_double_backprop=True)
+        (ggx,) = chainer.grad([functions.sum(gx * gx * gx)], [x])
+        arrays = {'output': y, 'gradient': once, 'again': gx, 'second': ggx}
+        results.append({key: cuda.to_cpu(variable.array) for key, variable in arrays.items()})
+    return results
+
+
+def assert_counts_copies(function, adj, x):
+    """Compare :func:`outcomes`; rows that do not count, NaN as they are, get gradients of 0."""
+    actual, expected = outcomes(function, adj, poison(x, adj.row_weights))
+    for key in expected:
+        numpy.testing.assert_allclose(actual[key], expected[key], 1e-10, 1e-12, err_msg=key)

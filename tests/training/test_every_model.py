@@ -1,0 +1,239 @@
+"""Every model with every option is captured in every layout, in training and for predictions."""
+
+import functools
+import itertools
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import functions
+from chainer import optimizers
+from chainer.backends import cuda
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry import functions as chemistry_functions
+from chainer_chemistry import models
+from chainer_chemistry.models.mlp import MLP
+from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction import GraphConvPredictor
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import GraphUpdater
+from tests.support import parity
+from tests.support import relative_error
+from tests.support.training import assert_same_update
+from tests.support.training import make_updater
+from tests.support.training import parameters
+from tests.support.training import run
+from tests.support.training import without_dropout
+from tests.training import host_graphs
+
+SIZES = (5, 1, 8, 3, 2, 6, 4, 1, 7, 5, 3, 2, 8, 8, 4, 8)  # two batches
+LAYOUTS = 'packed', 'folded', 'padded'
+
+# What joins more arrays than CuPy does without a table from the host.
+NINE = tuple(
+    parity.new_case(name, 'nine ' + what, getattr(models, name), out_dim=3, **given)
+    for name, what, given in (
+        ('GIN', 'layers', dict(adjacency='counted', n_update_layers=9, concat_hidden=True)),
+        ('GGNN', 'relations', dict(adjacency='relations', n_edge_types=9)),
+        ('RelGAT', 'heads', dict(adjacency='relations', n_edge_types=2, n_heads=9)),
+        (
+            'RelGAT',
+            'heads concatenated',
+            dict(adjacency='relations', n_edge_types=2, n_heads=9, concat_heads=True),
+        ),
+        ('GNNFiLM', 'relations', dict(adjacency='relations', n_edge_types=9)),
+    )
+)
+
+
+def cases(chosen):
+    """Parametrize a test over cases and layouts; defaults are not slow."""
+    return pytest.mark.parametrize(
+        'case, layout',
+        [
+            pytest.param(
+                case,
+                layout,
+                id='%s, %s, %s' % (case.model, case.options, layout),
+                marks=() if case in parity.DEFAULTS.values() else pytest.mark.slow,
+            )
+            for case, layout in itertools.product(chosen, LAYOUTS)
+        ],
+    )
+
+
+class PerMolecule(GraphConvPredictor):
+    """Sums what a model gives for each node, and leaves alone what it gives for each molecule."""
+
+    def __call__(self, atoms, adj, *columns):
+        y = self.graph_conv(atoms, adj, *columns)
+        if getattr(self.graph_conv, 'node_embedding', False):
+            y = chainer_bspmm.functions.segment_sum(adj, y.reshape((adj.n_rows, -1)))
+        return self.mlp(y)
+
+
+def make(case):
+    numpy.random.seed(0)
+    model = chainer_bspmm.sparsify(case.make())
+    return without_dropout(PerMolecule(model, MLP(3, hidden_dim=8)))
+
+
+def examples_of(case, label=lambda rng: rng.normal(size=3).astype('f')):
+    rng = numpy.random.RandomState(1)
+    examples = parity.examples_of(case._replace(sizes=SIZES))
+    return [(*example, label(rng)) for example in examples]
+
+
+def converter_for(case, layout):
+    return chainer_bspmm.CSRConverter(layout, n_node_columns=int(case.column == 'labels'))
+
+
+def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap=None):
+    """Train captured and with a StandardUpdater; compare."""
+    wrap = wrap or functools.partial(Regressor, lossfun=functions.mean_squared_error)
+    trained = []
+    for kind in (StandardUpdater, GraphUpdater):
+        if kind is GraphUpdater and device.xp is numpy:
+            host_graphs.stand_in(monkeypatch)
+        updater = make_updater(
+            kind,
+            device,
+            wrap(make(case)),
+            examples,
+            optimizers.SGD(1e-7),  # training would multiply rounding errors
+            converter=converter_for(case, layout),
+        )
+        run(updater, 5)
+        trained.append(updater.get_optimizer('main').target)
+    assert any(program.is_captured for program in updater._programs.values())
+    # Losses were compared with and without spare rows, gradients not yet.
+    expected, found = trained
+    assert_same_update(found, expected, dict.fromkeys('efd', bound))
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@cases(parity.CASES + NINE)
+def test_training(device, monkeypatch, no_causes, case, layout):
+    check_training(device, monkeypatch, case, layout, examples_of(case))
+
+
+@cases(parity.CASES + NINE)
+def test_prediction(device, prediction_graphs, no_causes, case, layout):
+    model, examples = make(case), examples_of(case)[:8]
+    examples = 2 * (examples + examples[::-1])  # batches of one layout
+    model.to_device(device)
+    converter, n_inputs = converter_for(case, layout), 2 + (case.column is not None)
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        expected = [
+            cuda.to_cpu(model(*converter(examples[i : i + 8], device)[:n_inputs]).array)
+            for i in range(0, 32, 8)
+        ]
+    found = captured_predict(model, examples, batch_size=8, converter=converter, n_inputs=n_inputs)
+    found = [batch.values for batch in found]
+    assert prediction_graphs.n_launches == 3
+    assert relative_error(numpy.concatenate(found), numpy.concatenate(expected)) < 1e-5
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('dtype', ['float64', 'mixed16'])
+@cases(parity.DEFAULTS.values())
+def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
+    dtype = {'float64': numpy.dtype('d'), 'mixed16': chainer.mixed16}[dtype]
+    with chainer.using_config('dtype', dtype):
+        in_dtype = chainer.get_dtype(dtype)
+        examples = [
+            tuple(x.astype(in_dtype) if x.dtype.kind == 'f' else x for x in example)
+            for example in examples_of(case)
+        ]
+        bound = 1e-12 if in_dtype == 'd' else 3e-2
+        check_training(device, monkeypatch, case, layout, examples, bound)
+
+
+def class_label(rng):
+    return numpy.array(rng.randint(-1, 3), 'i')
+
+
+def class_labels(rng):
+    return rng.randint(-1, 2, 3).astype('i')
+
+
+def partial_labels(rng):
+    label = rng.normal(size=3).astype('f')
+    label[rng.randint(3)] = numpy.nan
+    return label
+
+
+# name -> (label of a molecule, what wraps the predictor)
+OBJECTIVES = {
+    'classes': (class_label, Classifier),
+    'classes, ignored in metrics': (
+        class_label,
+        functools.partial(
+            Classifier,
+            lossfun=functools.partial(functions.softmax_cross_entropy, normalize=False),
+            metrics_fun=functools.partial(functions.accuracy, ignore_label=-1),
+        ),
+    ),
+    'several labels': (
+        class_labels,
+        functools.partial(
+            Classifier,
+            lossfun=functions.sigmoid_cross_entropy,
+            metrics_fun=functions.binary_accuracy,
+        ),
+    ),
+    'partial labels': (
+        partial_labels,
+        functools.partial(
+            Regressor,
+            lossfun=functools.partial(chemistry_functions.mean_squared_error, ignore_nan=True),
+            metrics_fun={
+                'mae': functools.partial(chemistry_functions.mean_absolute_error, ignore_nan=True),
+                'r2': functools.partial(chemistry_functions.r2_score, ignore_nan=True),
+            },
+        ),
+    ),
+}
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('objective', OBJECTIVES)
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_objectives(device, monkeypatch, no_causes, layout, objective):
+    label, wrap = OBJECTIVES[objective]
+    case = parity.DEFAULTS['GGNN_GWM']
+    examples = examples_of(case, label)
+    check_training(device, monkeypatch, case, layout, examples, wrap=wrap)
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('name', ['GGNN_GWM', 'RelGAT', 'GIN_CWLE'])
+def test_resume(device, graphs, no_causes, tmp_path, name):
+    case = parity.DEFAULTS[name]
+
+    def make_another():
+        numpy.random.seed(0)
+        model = chainer_bspmm.sparsify(case.make())  # with dropout, where the model has it
+        return make_updater(
+            GraphUpdater,
+            device,
+            Regressor(PerMolecule(model, MLP(3)), lossfun=functions.mean_squared_error),
+            examples_of(case),
+            converter=converter_for(case, 'folded'),
+        )
+
+    updater = make_another()
+    run(updater, 5)
+    chainer.serializers.save_npz(tmp_path / 'middle.npz', updater)
+    state = numpy.random.get_state()
+    run(updater, 5)
+    again = make_another()
+    chainer.serializers.load_npz(tmp_path / 'middle.npz', again)
+    numpy.random.set_state(state)
+    run(again, 5)
+    for key, value in parameters(updater).items():
+        numpy.testing.assert_array_equal(parameters(again)[key], value)
