@@ -31,9 +31,9 @@ def compared(found, device, seconds):
     return {
         'n_rounds': len(walls[PACKED]),
         'steps a turn': {'folded': n_steps[ON_DEVICE], 'packed': n_steps[PACKED]},
-        'folded': harness.summary(walls[ON_DEVICE]),
-        'packed': harness.summary(walls[PACKED]),
-        'folded over packed': harness.summary(walls[ON_DEVICE] / walls[PACKED]),
+        'folded': harness.summary(walls[ON_DEVICE].tolist()),
+        'packed': harness.summary(walls[PACKED].tolist()),
+        'folded over packed': harness.summary((walls[ON_DEVICE] / walls[PACKED]).tolist()),
     }
 
 
@@ -71,10 +71,11 @@ def run(args, device):
                     contender.warm(WARM)
                 cell = compared(found, device, args.seconds)
                 methods[method]['batches'][str(n_batch)] = cell
-                path = harness.save('layouts', result, args.out)
+                harness.save('layouts', result, args.out)
                 print('%s: %s' % (title, cell), flush=True)
                 del makers, contender, found
                 gc.collect()  # or graphs would be freed while the next cell is timed
+    path = harness.save('layouts', result, args.out)
     print('not run:', result['not_run'] or 'nothing')
     print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
 

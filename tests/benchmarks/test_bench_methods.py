@@ -14,7 +14,7 @@ from benchmarks.training import bench_captured  # NOQA: E402
 from benchmarks.training import bench_methods as bench  # NOQA: E402
 from benchmarks.training import step_contenders  # NOQA: E402
 from chainer_bspmm.models import METHODS  # NOQA: E402
-from tests.training import host_graphs  # NOQA: E402
+from tests.support import captured_benchmarks  # NOQA: E402
 
 HOST = chainer.get_device('@numpy')
 N = 24
@@ -53,19 +53,10 @@ def test_methods_of_every_kind(read, method):
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('method', ['mpnn', 'gin_gwle'])
 def test_captured(read, method, monkeypatch):
-    host_graphs.stand_in(monkeypatch)
-    monkeypatch.setattr(bench, 'WARM', {True: 8, False: 2})
-    monkeypatch.setattr(bench_captured, 'TURN', 0)
-    monkeypatch.setattr(bench_captured, 'replay_ms', lambda contender: 0.01)
-    monkeypatch.setattr(step_contenders, 'can_capture', lambda device: True)
+    captured_benchmarks.stand_in(monkeypatch)
+    monkeypatch.setattr(bench, 'WARM', {True: captured_benchmarks.WARM, False: 2})
     monkeypatch.setattr(bench, 'DeviceDataset', lambda sparse, device: sparse)
-    original = step_contenders.Trainer.run
-
-    def run(self, n_steps):
-        chainer.global_config.tested_optimizer = self.optimizer
-        original(self, n_steps)
-
-    monkeypatch.setattr(step_contenders.Trainer, 'run', run)
+    monkeypatch.setattr(bench_captured, 'replay_ms', lambda contender: 0.01)
     result = bench.run_method(method, read, {}, HOST, (8,), 0)
     _, ours = result['batches']['8']['milliseconds']
     assert ours == (bench.CAPTURED if method == 'gin_gwle' else bench.ON_DEVICE)
