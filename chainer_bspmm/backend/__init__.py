@@ -109,6 +109,34 @@ def edge_film_grad(adj: BatchedCSR, messages: Any, film: Any, gy: Any) -> tuple[
     return _module(messages).edge_film_grad(adj, messages, film, gy)
 
 
+def layer_norm(x: Any, gamma: Any, beta: Any, eps: float) -> tuple[Any, Any]:
+    """Compute ``y[i, c] = gamma[c] (x[i, c] - mean_i) / sqrt(variance_i + eps) + beta[c]``.
+
+    Args:
+        x (array): (n_rows, n_B) floats; mean and variance are those of its rows.
+        gamma, beta (array): (n_B,) of x's dtype.
+        eps (float): above 0.
+
+    Returns:
+        tuple of arrays: y, of x's shape and dtype; and (n_rows, 2), the means and
+        ``1 / sqrt(variance + eps)``, in float64 for float64, else in float32.
+    """
+    check.norm(x, gamma, beta)
+    return _module(x).layer_norm(x, gamma, beta, eps)
+
+
+def layer_norm_grad(x: Any, gamma: Any, gy: Any, statistics: Any) -> tuple[Any, Any, Any]:
+    """Return the gradients of :func:`layer_norm` by x, gamma and beta.
+
+    Args:
+        x, gamma (array): the same.
+        gy (array): (n_rows, n_B) of x's dtype, the gradient by y.
+        statistics (array): the other result.
+    """
+    check.norm(x, gamma)
+    return _module(x).layer_norm_grad(x, gamma, gy, statistics)
+
+
 def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 

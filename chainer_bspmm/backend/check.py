@@ -43,6 +43,18 @@ def rows(x):
     operands.floating('x', x)
 
 
+def norm(x, *parameters):
+    rows(x)
+    for name, parameter in zip(('gamma', 'beta'), parameters):
+        if parameter.shape != (x.shape[1],):
+            raise ValueError(
+                '%s: expected shape (%d,), one for each channel of x, got %s'
+                % (name, x.shape[1], parameter.shape)
+            )
+        operands.same_place(name, parameter, 'x', x)
+        operands.same_dtype(name, parameter.dtype, x.dtype)
+
+
 def segments(x, offsets, weights=None):
     rows(x)
     operands.same_place('x', x, 'offsets', offsets)

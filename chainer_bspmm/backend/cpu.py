@@ -31,6 +31,27 @@ def _scipy_matrix(adj, values):
     return scipy.sparse.csr_matrix((values, adj.indices, adj.indptr), shape=adj.shape)
 
 
+def layer_norm(x, gamma, beta, eps):
+    dtype = host.compute_dtype(x)
+    mean = x.mean(axis=1, keepdims=True, dtype=dtype)
+    x_hat = x - mean
+    inv_std = 1 / numpy.sqrt(numpy.square(x_hat).mean(axis=1, keepdims=True) + dtype.type(eps))
+    x_hat *= inv_std
+    y = x_hat * gamma + beta
+    return y.astype(x.dtype, copy=False), numpy.concatenate([mean, inv_std], axis=1)
+
+
+def layer_norm_grad(x, gamma, gy, statistics):
+    mean, inv_std = statistics[:, :1], statistics[:, 1:]
+    x_hat = (x - mean) * inv_std
+    g = gy.astype(x_hat.dtype, copy=False) * gamma
+    gx = g - g.mean(axis=1, keepdims=True)
+    gx -= x_hat * (g * x_hat).mean(axis=1, keepdims=True)
+    gx *= inv_std
+    x_hat *= gy
+    return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
+
+
 FILM_BLOCK = 2**16  # elements of edges and channels, which stay in the cache
 # The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
 # each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;

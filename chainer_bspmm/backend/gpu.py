@@ -139,6 +139,55 @@ def _film(result, side, n_relations, n_units, messages, film, gy):
     return y
 
 
+def layer_norm(x, gamma, beta, eps):
+    with device_of(x):
+        x, gamma, beta = (contiguous(array) for array in (x, gamma, beta))
+        statistics = cuda.cupy.empty((len(x), 2), arithmetic(x.dtype))
+        y = cuda.cupy.empty(x.shape, x.dtype)
+        _norm(x, gamma, beta, None, statistics, y, None, eps)
+    return y, statistics
+
+
+def layer_norm_grad(x, gamma, gy, statistics):
+    n_channels = x.shape[1]
+    with device_of(x):
+        x, gamma, gy = (contiguous(array) for array in (x, gamma, gy))
+        gx = cuda.cupy.empty(x.shape, x.dtype)
+        terms = cuda.cupy.empty((len(x), 2 * n_channels), x.dtype)
+        _norm(x, gamma, None, gy, statistics, gx, terms, 0)
+    sums = row_sum(terms)  # one array: one sum does both
+    return gx, sums[:n_channels], sums[n_channels:]
+
+
+def _norm(x, gamma, beta, gy, statistics, y, terms, eps):
+    """Launch kernels/layer_norm.cu on the arrays that the variant uses."""
+    if not x.size:
+        return
+    vectors = [array for array in (x, gamma, beta, gy, y, terms) if array is not None]
+    bits = functools.reduce(operator.or_, (array.data.ptr for array in vectors))
+    n_rows, n_channels = x.shape
+    width = policy.vector_width(n_channels, x.itemsize, bits)
+    plan = policy.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
+    run(
+        x.data.device_id,
+        'layer_norm',
+        x.dtype.char,
+        plan,
+        (
+            x,
+            gamma,
+            or_null(beta),
+            or_null(gy),
+            statistics,
+            y,
+            or_null(terms),
+            *plan.arguments,
+            arithmetic(x.dtype)(eps),
+        ),
+        (('GRADIENT', int(gy is not None)),),
+    )
+
+
 def segment_sum(x, offsets, max_rows=None, weights=None):
     return _reduce(x, offsets, max_rows, weights, 'SUM')
 

@@ -44,14 +44,13 @@ class CSRConverter(chainer.dataset.Converter):
             arrays as long as their molecules. If all molecules of a batch have one size (a batch of
             one, stored padding), the label of a molecule may be as long by chance: only arrays of
             integers of one dimension count then, and the last column does not.
-        strip_padding (bool or None): what trailing atoms of id 0 without bonds are. True: padding
-            of the data set, which is dropped. False: atoms, as in data sets whose ids begin at 0,
-            such as the labels of the ``*_wle`` methods. None: padding, but an error where they may
-            be atoms: packed molecules would lose them, and the molecules differ in size (padding
-            makes them equal) or another atom has id 0, too. Folded batches give the same
-            numbers in all cases (exceptions: a ``padded_to`` smaller than a molecule, which is
-            checked like packed, and node columns, with which only True drops rows). Padded batches
-            keep all.
+        strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
+            the data set. True: they are, and get no rows. False: they are atoms, as where ids begin
+            at 0 (labels of the ``*_wle`` methods). None: they are, but if that is not sure, because
+            molecules differ in size or another atom has id 0, packed batches raise ValueError
+            rather than drop them. To folded batches it makes no difference: a phantom atom is such
+            an atom. Two exceptions: a ``padded_to`` that molecules exceed, where the rest would be
+            dropped, and node columns, whose rows only True drops. Padded batches keep all.
     """
 
     # Of instances that were pickled before there were these attributes.
@@ -190,7 +189,7 @@ class CSRConverter(chainer.dataset.Converter):
             dense_examples.refuse_loss(sizes, found.full_sizes, self.padded_to or 0)
         adj = BatchedCSR.from_matrices(found.matrices, self.layout, max_atom_id, self.padded_to)
         if self.layout == 'folded' and self.padded_to is None:
-            adj.row_weights = build.row_weights(sizes, max(found.full_sizes))  # not of the stripped
+            adj.row_weights = build.row_weights(sizes, max(found.full_sizes))  # with padding
         rows = [atoms] + [
             self._node_column(column, found, 2 + i)
             for i, column in enumerate(found.labels[:n_node_columns])

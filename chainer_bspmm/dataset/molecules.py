@@ -146,7 +146,7 @@ class Molecules:
 
     @property
     def is_padding(self):
-        """Whether padding is nothing else for sure; see `dense_examples.is_padding`."""
+        """Whether padding can be nothing else; see `dense_examples.is_padding`."""
         if self._is_padding is None:
             self._is_padding = dense_examples.is_padding(self.atoms, self.full_sizes.tolist())
         return self._is_padding

@@ -175,8 +175,9 @@ def to_sparse(dataset: Any) -> SparseDataset:
 
     Args:
         dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them: a
-            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Only the
-            amount of padding is stored, which keeps batches of ``layout='padded'`` the same.
+            NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Of trailing atoms of id
+            0 without bonds only the number is stored; `CSRConverter` decides what they are
+            (``strip_padding``), and makes the same batches as of the dense data set.
 
     Returns:
         SparseDataset: as many examples; the labels of a column are one array.

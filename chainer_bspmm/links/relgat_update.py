@@ -28,10 +28,11 @@ class RelGATUpdate(Sparse, relgat_update.RelGATUpdate):
     two nodes of the computational graph: hooks of ``attention_layer`` are refused.
 
     As upstream, a node without an edge to take the softmax over gets the mean over its graph, in
-    padded layout over phantom atoms too. With ``'across'`` that is a node without neighbours, and
-    the mean is over all relations; with ``'within'`` it is each relation in which a node has no
-    neighbour, which most have. (Upstream gives absent edges the logit -10000. An edge whose own
-    logit is below about -9900 would compete with them; not so here.)
+    padded and folded layout over phantom atoms too. With ``'across'`` that is a node without
+    neighbours, and the mean is over all relations; with ``'within'`` it is each relation in which a
+    node has no neighbour, which most have. Dropout draws once for all such nodes of a graph.
+    (Upstream gives absent edges the logit -10000. An edge whose own logit is below about -9900
+    would compete with them; not so here.)
 
     Source:
         Busbridge et al. 2019 (arXiv:1904.05811), ARGAT and WIRGAT with additive logits.

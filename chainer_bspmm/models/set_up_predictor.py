@@ -59,9 +59,8 @@ def set_up_predictor(
 
     ``sparsify`` of what ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the
     same arguments; random numbers are drawn in the same order. Batches come from
-    ``chainer_bspmm.concat_mols``; those of ``'*_wle'``, whose labels begin at 0, from
-    ``CSRConverter(strip_padding=False)``, those of ``'*_cwle'`` and ``'*_gwle'`` from
-    ``CSRConverter(n_node_columns=1, strip_padding=False)``.
+    ``chainer_bspmm.concat_mols``; packed ones of ``'*_wle'``, whose labels begin at 0,
+    from ``CSRConverter('packed', strip_padding=False)``.
 
     Args:
         method (str): one of `METHODS`.

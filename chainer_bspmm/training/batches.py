@@ -103,10 +103,7 @@ class DeviceBatch:
     def write(self, views):
         views['index'][...] = self._index
         if self._is_folded:
-            n = self._layout[1]
-            if n is None:
-                n = self._molecules.full_sizes[self._index].max()
-            views['padded_to'][...] = n
+            views['padded_to'][...] = self._molecules.padded_size(self._index, self._layout[1])
 
     @property
     def _is_folded(self):
@@ -137,16 +134,20 @@ def batch_of(examples, converter, device):
     Raises:
         NoSparseBatch: the converter makes something other than a sparse batch.
     """
-    is_ours = type(converter) is CSRConverter
-    if is_ours and converter.layout != 'padded' and not converter.n_node_columns:
-        found = locate(examples) if isinstance(examples, (list, SparseDataset)) else None
+    n_node_columns = 0
+    if type(converter) is CSRConverter:
+        is_list = isinstance(examples, (list, SparseDataset))
+        found = converter.locate(examples) if is_list and converter.layout != 'padded' else None
         if (
             found is not None
             and isinstance(found[0], DeviceMolecules)
             and found[0].device == device
         ):
             return DeviceBatch(*found, converter.layout, converter.padded_to)
-    arrays = convert._call_converter(converter, examples, None)
+        atoms, adj, labels, n_node_columns = converter.convert(examples)
+        arrays = (atoms, adj, *labels)
+    else:
+        arrays = convert._call_converter(converter, examples, None)
     if not isinstance(arrays, tuple) or len(arrays) < 2 or not isinstance(arrays[1], BatchedCSR):
         raise NoSparseBatch(
             'converter: expected a tuple (atoms, BatchedCSR, label...), as '
@@ -159,7 +160,6 @@ def batch_of(examples, converter, device):
                 'converter: expected arrays on the host where device is None, got '
                 '%s' % type(array).__name__
             )
-    n_node_columns = (converter.n_node_columns or 0) if is_ours else 0
     nodes = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
     leads = [nodes] * (1 + n_node_columns) + [(adj.n_graphs,)] * (len(labels) - n_node_columns)
     for i, (array, lead) in enumerate(zip((atoms, *labels), leads)):

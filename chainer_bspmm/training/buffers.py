@@ -5,6 +5,7 @@ A graph reads the same memory at every launch. A batch therefore lies in buffers
 """
 
 import collections
+import math
 
 import numpy
 
@@ -104,13 +105,14 @@ class Capacities:
             if all(has >= asked for has, asked in zip(level, need)):
                 return level
         largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
-        self._levels.append(
-            Capacity(
-                max(largest.rows, round_up(need.rows * SPARE)),
-                max(largest.entries, round_up(need.entries * SPARE)),
-                *(max(pair) for pair in zip(largest[2:], need[2:])),
-            )
+        asked = Capacity(
+            round_up(need.rows * SPARE),
+            round_up(need.entries * SPARE),
+            math.ceil(need.max_rows * SPARE),
+            math.ceil(need.max_entries * SPARE),
+            need.max_atom_id,
         )
+        self._levels.append(Capacity(*map(max, largest, asked)))
         return self._levels[-1]
 
 

@@ -368,6 +368,14 @@ def test_node_columns_are_recognised(layout, options, n_node_columns):
             converter(behind)
 
 
+def test_last_column_of_molecules_of_one_size():
+    """It may have a row for each atom, which a model can use: folded, no atom is dropped."""
+    examples = with_column(out_size=7, n_labels=0)
+    atoms, adj, column = concat_mols(examples)
+    assert adj.n_rows == len(atoms) == 24 and column.shape == (3, 7)
+    assert concat_mols([example[:2] for example in examples])[1].n_rows == 12
+
+
 def test_super_nodes_and_lists_are_labels():
     examples = [
         (atoms, adj, numpy.zeros(3 + i, 'f')[:4], [1] * len(atoms), label)

@@ -37,7 +37,7 @@ CONVERTERS = (
     PACKED,
     CSRConverter('padded'),
     CSRConverter(padded_to=6, strip_padding=True),
-    CSRConverter(padded_to=50),
+    CSRConverter(padded_to=99),
     CSRConverter('packed', strip_padding=False),
 )
 
@@ -177,8 +177,25 @@ def test_other_devices_are_served_from_the_host(resident):
     resident.device = ON_HOST
     atoms, adj, labels = resident.batch(numpy.array(INDEX), 'padded')
     assert_same_batch((atoms, adj, *labels), CSRConverter('padded')(expected[list(INDEX)]))
-    part, keep = dataset[list(INDEX)], CSRConverter('packed', strip_padding=False)
-    assert_same_batch(keep(part, ON_HOST), keep(expected[list(INDEX)]))
+    atoms, adj, labels = resident.batch(numpy.array(INDEX), 'packed', keep_padding=True)
+    keep = CSRConverter('packed', strip_padding=False)
+    assert_same_batch((atoms, adj, *labels), keep(expected[list(INDEX)]))
+
+
+@pytest.mark.parametrize(
+    'options, on_device',
+    [
+        ({'layout': 'packed', 'strip_padding': True}, True),
+        ({'layout': 'packed', 'strip_padding': False}, False),
+        ({'strip_padding': False}, True),  # folded, these are the same numbers
+        ({'padded_to': 6, 'strip_padding': False}, False),
+        ({}, True),
+    ],
+)
+def test_rows_for_padding_are_gathered_on_the_host(resident, options, on_device):
+    molecules, index = CSRConverter(**options).locate(SparseDataset(resident)[[2, 1]])
+    assert molecules is (resident if on_device else resident.host) and index.tolist() == [2, 1]
+    assert CSRConverter(**options).locate([(None, None)]) is None
 
 
 def gather_on_host(source, index, buffers, padded_to=None):

@@ -76,6 +76,40 @@ def modulated_gradients(device):
     return flat(found), flat(film_truth(adj, *arrays)[1:])
 
 
+def normalised(device):
+    """Rows of -1 and 1 in equal numbers, so that every mean is exact."""
+    x, gamma, beta = _norm_arrays()
+    y, statistics = gpu.layer_norm(*map(device.put, (x, gamma, beta)), 0.25)
+    inv_std = 1 / numpy.sqrt(1.25)
+    return _rounded([y, statistics]), _rounded(
+        [gamma * (x * inv_std) + beta, numpy.tile([0, inv_std], (len(x), 1))]
+    )
+
+
+def normalised_gradients(device):
+    """With an inverse deviation of 1."""
+    x, gamma, _ = _norm_arrays()
+    gy = integers(x.shape, 'f', seed=4)
+    statistics = numpy.tile(numpy.array([0, 1], 'f'), (len(x), 1))
+    with mock.patch.object(gpu, 'row_sum', lambda terms: terms.sum(axis=0)):  # another kernel's
+        gx, ggamma, gbeta = gpu.layer_norm_grad(*map(device.put, (x, gamma, gy, statistics)))
+    g = (gy * gamma).astype('d')
+    expected = g - g.mean(axis=1, keepdims=True) - x * (g * x).mean(axis=1, keepdims=True)
+    return flat([gx, ggamma, gbeta]), flat([expected, (gy * x).sum(axis=0), gy.sum(axis=0)])
+
+
+def _norm_arrays():
+    """Return x, gamma, beta: rows of eight lanes, of which the last block has too few."""
+    x = numpy.tile(numpy.array([1, -1], 'f'), (41, 16))
+    x[::3] *= -1
+    return x, integers(32, 'f', seed=2), integers(32, 'f', seed=3)
+
+
+def _rounded(arrays):
+    """Up to the rounding of a square root."""
+    return numpy.round(flat(arrays), 2)
+
+
 def maximum(device):
     """Two lanes per segment, one of which is idle in the second."""
     offsets = numpy.array([0, 19, 20], numpy.int32)
@@ -343,6 +377,7 @@ KERNELS = {
     'bsddmm_csr': (sampled,),
     'bsddmm_coo': (sampled_coo,),
     'edge_film': (modulated, modulated_gradients),
+    'layer_norm': (normalised_gradients, normalised),
     'segment_reduce': (long_segments, maximum, weighted_sum, weighted_maximum),
     'segment_broadcast': (long_broadcast, broadcast, weighted_broadcast),
     'segment_softmax': (softmax, softmax_gradient, weighted_softmax, weighted_softmax_gradient),

@@ -67,6 +67,10 @@ CONSTANTS = {
             ('BY_MESSAGES', 0),
         )
     ],
+    'layer_norm': [
+        (('LANES', lanes), ('GRADIENT', gradient))
+        for lanes, gradient in ((32, 1), (1, 0), (8, 1), (4, 0), (16, 0), (32, 1))
+    ],
     'segment_reduce': [
         (('AHEAD', ahead), ('OPERATION', name), ('COMBINE', combine), ('WEIGHTED', weighted))
         for ahead, name, combine, weighted in (

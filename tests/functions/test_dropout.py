@@ -247,7 +247,9 @@ def test_without_dropout_no_stream_is_taken(xp):
 
 def test_attention(xp):
     rng = numpy.random.RandomState(0)
-    adj = BatchedCSR.from_matrices([random_matrix(rng, n, 2, density=0.6) for n in (4, 1, 3)])
+    matrices = [random_matrix(rng, n, 2, density=0.6) for n in (4, 1, 3)]
+    matrices[0][:, 2] = 0  # a row without edges
+    adj = BatchedCSR.from_matrices(matrices)
     adj = adj if xp is numpy else adj.to_device('@cupy:0')
     shapes = (adj.n_rows, 2 * 2 * 3), (1, 6), (1,)
     given = [xp.asarray(rng.uniform(-2, 2, shape)) for shape in shapes]
@@ -257,9 +259,11 @@ def test_attention(xp):
         with under_way(step):
             return relation_attention(adj, *given, 2, dropout_ratio=0.4)
 
-    mask = cuda.to_cpu(function(*given).creator_node._mask)
-    numpy.testing.assert_array_equal(mask, factors(mask.shape, 0.4, 0, 'd'))
-    assert 0 < (mask > 0).sum() < mask.size
+    node = function(*given).creator_node
+    for stream, mask in enumerate((node._edge_mask, node._slot_mask)):
+        mask = cuda.to_cpu(mask)
+        numpy.testing.assert_array_equal(mask, factors(mask.shape, 0.4, stream, 'd'))
+        assert 0 < (mask > 0).sum() < mask.size
     check_gradients(function, *given)
 
 

@@ -228,6 +228,13 @@ def test_data_set_with_labels(method, rounds):
             assert relative_error(dense(*batch).array, expected) < 1e-5
             for given, result in zip((inputs, *one_size), (expected, *few)):
                 assert relative_error(dense(*converter(given)).array, result) < 1e-5
+        # the same with phantom atoms
+        for batch in one_size:
+            results = [
+                dense(*CSRConverter(padded_to=30, n_node_columns=n)(batch)).array
+                for n in (None, int(is_column))
+            ]
+            numpy.testing.assert_array_equal(*results)
         if not is_column:
             sparse = to_sparse(examples)
             assert relative_error(dense(*concat_mols(sparse)[:2]).array, together) < 1e-5

@@ -7,6 +7,7 @@ change from launch to launch where it is read by :func:`read_at_capture`.
 
 import contextlib
 import re
+import sys
 import types
 
 import numpy
@@ -18,11 +19,13 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
+from chainer_bspmm.functions.fused import arrays as fused_arrays
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import graph_updater
 from chainer_bspmm.training import predictor
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
+from chainer_bspmm.training.cuda_graphs import HostCopyError
 
 _tape = types.SimpleNamespace(recorded=None, replayed=None)
 
@@ -179,6 +182,18 @@ def fuse(monkeypatch):
     monkeypatch.setattr(HostFused, 'made', 0)
 
 
+def _as_cupy_joins(join):
+    """Refuse more than eight arrays in a step: CuPy would send a table of them from the host."""
+
+    def joined(arrays, *args, **kwargs):
+        is_ours = sys._getframe(1).f_globals['__name__'] == fused_arrays.__name__
+        if step.current() is not None and not is_ours and len(arrays) > 8:
+            raise HostCopyError('a table of %d arrays' % len(arrays))
+        return join(arrays, *args, **kwargs)
+
+    return joined
+
+
 def _stand_in_everywhere(monkeypatch):
     monkeypatch.setattr(
         gemm,
@@ -187,6 +202,8 @@ def _stand_in_everywhere(monkeypatch):
     )
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(buffers, 'Staging', HostStaging)
+    for name in ('concatenate', 'stack'):
+        monkeypatch.setattr(numpy, name, _as_cupy_joins(getattr(numpy, name)))
 
 
 def stand_in(monkeypatch):

@@ -6,11 +6,16 @@ import types
 import numpy
 import pytest
 
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import batches
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training.buffers import Capacities
 from chainer_bspmm.training.buffers import Capacity
 from chainer_bspmm.training.buffers import needs
 from chainer_bspmm.training.buffers import STEP
+from tests.support.training import BATCH
+from tests.support.training import molecules as examples
 
 
 def holds(capacity, need):
@@ -190,3 +195,40 @@ def test_a_batch_is_sent_after_the_last_step(monkeypatch):
     inputs.send(batch, 5, [1.5, 2.5])
     assert calls == ['fill', 'write', 'join', 'send']
     assert inputs.step.counter.tolist() == [5] and inputs.numbers.tolist() == [1.5, 2.5]
+
+
+# Batches.
+
+
+@pytest.mark.parametrize('layout, padded_to', [('packed', None), ('folded', None), ('folded', 30)])
+def test_what_a_batch_of_a_device_dataset_sends(layout, padded_to):
+    molecules = to_sparse(examples(40)).molecules
+    index = numpy.array([7, 3, 3])
+    gathered = []
+    molecules.gather = lambda *arguments: gathered.append(arguments)
+    batch = batches.DeviceBatch(molecules, index, layout, padded_to)
+    atoms, adj, _ = molecules.batch(index, layout, padded_to)
+    as_host = batches.HostBatch(atoms, adj, molecules.labels)
+    assert batch.form == as_host.form
+    assert batch.need == as_host.need._replace(max_atom_id=molecules.max_atom_id)
+    views = {name: numpy.zeros(*spec) for name, spec in batch.staged(None).items()}
+    batch.write(views)
+    assert views['index'].tolist() == index.tolist()
+    if layout == 'folded':
+        n = views['padded_to']
+        assert n.tolist() == [padded_to or molecules.sizes[index].max()]
+        ends = adj.row_offsets[1:] - 1
+        assert (adj.row_weights[ends] == n - molecules.sizes[index]).all()
+    batch.gather(views, 'buffers')
+    assert gathered == [(views['index'], 'buffers', views.get('padded_to'))]
+
+
+def test_padded_batches_share_buffers():
+    """Although every one has as many rows as its largest molecule decides."""
+    found, convert = batches.capacities(None, BATCH, 'padded'), CSRConverter('padded')
+    chosen = [
+        found.of(batches.batch_of(examples(BATCH, seed=seed), convert, None).need)
+        for seed in range(60)
+    ]
+    assert len(set(chosen)) <= 4
+    assert chosen[-1].rows <= 1.2 * 12 * BATCH + STEP

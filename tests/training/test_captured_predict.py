@@ -110,7 +110,8 @@ def children():
 def test_as_each_molecule_alone(device, graphs, name, no_warnings):
     model = model_of(device, name)
     examples = molecules(83, RELATIONS.get(name, 1))
-    parts = list(captured_predict(model, to_sparse(examples), device, batch_size=8))
+    data, converter = to_sparse(examples), chainer_bspmm.CSRConverter('packed')
+    parts = list(captured_predict(model, data, device, batch_size=8, converter=converter))
     assert [len(part.index) for part in parts] == [8] * 10 + [3]
     assert all(type(part.values) is numpy.ndarray for part in parts)
     index, values, failures = collected(parts)

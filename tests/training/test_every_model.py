@@ -27,7 +27,6 @@ from tests.support.training import assert_same_update
 from tests.support.training import make_updater
 from tests.support.training import parameters
 from tests.support.training import run
-from tests.support.training import without_dropout
 from tests.training import host_graphs
 
 SIZES = (5, 1, 8, 3, 2, 6, 4, 1, 7, 5, 3, 2, 8, 8, 4, 8)  # two batches
@@ -50,8 +49,9 @@ NINE = tuple(
 )
 
 
-def cases(chosen):
-    """Parametrize a test over cases and layouts; defaults are not slow."""
+def cases(chosen, quick=LAYOUTS):
+    """Parametrize a test over cases and layouts; defaults in the layouts `quick` are not slow."""
+    defaults = tuple(parity.DEFAULTS.values())
     return pytest.mark.parametrize(
         'case, layout',
         [
@@ -59,7 +59,7 @@ def cases(chosen):
                 case,
                 layout,
                 id='%s, %s, %s' % (case.model, case.options, layout),
-                marks=() if case in parity.DEFAULTS.values() else pytest.mark.slow,
+                marks=() if case in defaults and layout in quick else pytest.mark.slow,
             )
             for case, layout in itertools.product(chosen, LAYOUTS)
         ],
@@ -76,10 +76,14 @@ class PerMolecule(GraphConvPredictor):
         return self.mlp(y)
 
 
-def make(case):
+def make(case, dropout_ratio=0.0):
+    """Return a predictor; `dropout_ratio`: of all links that have one."""
     numpy.random.seed(0)
-    model = chainer_bspmm.sparsify(case.make())
-    return without_dropout(PerMolecule(model, MLP(3, hidden_dim=8)))
+    model = PerMolecule(chainer_bspmm.sparsify(case.make()), MLP(3, hidden_dim=8))
+    for link in model.links():
+        if hasattr(link, 'dropout_ratio'):
+            link.dropout_ratio = dropout_ratio
+    return model
 
 
 def examples_of(case, label=lambda rng: rng.normal(size=3).astype('f')):
@@ -140,7 +144,7 @@ def test_prediction(device, prediction_graphs, no_causes, case, layout):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('dtype', ['float64', 'mixed16'])
-@cases(parity.DEFAULTS.values())
+@cases(parity.DEFAULTS.values(), quick=('folded',))
 def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
     dtype = {'float64': numpy.dtype('d'), 'mixed16': chainer.mixed16}[dtype]
     with chainer.using_config('dtype', dtype):
@@ -151,6 +155,24 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
         ]
         bound = 1e-12 if in_dtype == 'd' else 3e-2
         check_training(device, monkeypatch, case, layout, examples, bound)
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@cases(parity.CASES, quick=('folded',))
+def test_dropout(device, graphs, no_causes, case, layout):
+    """Wherever a model has it; the draws do not depend on spare rows and entries."""
+    predictor = make(case, dropout_ratio=0.3)
+    if not any(getattr(link, 'dropout_ratio', 0) for link in predictor.links()):
+        pytest.skip('no dropout')
+    updater = make_updater(
+        GraphUpdater,
+        device,
+        Regressor(predictor, lossfun=functions.mean_squared_error),
+        examples_of(case),
+        converter=converter_for(case, layout),
+    )
+    run(updater, 5)
+    assert any(program.is_captured for program in updater._programs.values())
 
 
 def class_label(rng):
@@ -216,12 +238,10 @@ def test_resume(device, graphs, no_causes, tmp_path, name):
     case = parity.DEFAULTS[name]
 
     def make_another():
-        numpy.random.seed(0)
-        model = chainer_bspmm.sparsify(case.make())  # with dropout, where the model has it
         return make_updater(
             GraphUpdater,
             device,
-            Regressor(PerMolecule(model, MLP(3)), lossfun=functions.mean_squared_error),
+            Regressor(make(case, dropout_ratio=0.3), lossfun=functions.mean_squared_error),
             examples_of(case),
             converter=converter_for(case, 'folded'),
         )

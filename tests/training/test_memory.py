@@ -30,7 +30,7 @@ from tests.support.training import Row
 N_STEPS = 12
 
 
-def make(name='RSGCN', device='@cupy:0', on_device=False, dataset=None):
+def make(name='RSGCN', device='@cupy:0', on_device=False, dataset=None, **kwargs):
     """Return an updater whose model has all its parameters; its batches come in a fixed order."""
     examples = molecules(40, RELATIONS.get(name, 1))
     model = make_model(name)
@@ -43,6 +43,7 @@ def make(name='RSGCN', device='@cupy:0', on_device=False, dataset=None):
         optimizers.Adam().setup(model),
         device=chainer.get_device(device),
         seed=7,
+        **kwargs,
     )
 
 
@@ -66,22 +67,27 @@ def checked_parameters(updater):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('name', ('RSGCN', 'RelGCN'))
-def test_a_sparse_data_set(device, monkeypatch, name):
+@pytest.mark.parametrize(
+    'layout, padded_to', [('packed', None), ('folded', None), ('folded', 9), ('padded', None)]
+)
+def test_a_sparse_data_set(device, monkeypatch, name, layout, padded_to):
+    converter = chainer_bspmm.CSRConverter(layout, padded_to)
     graphs = host_graphs.stand_in(monkeypatch) if device.xp is numpy else None
     dataset = to_sparse(molecules(40, RELATIONS.get(name, 1)))
     for part in (dataset, dataset[:25]):
-        updater = make(name, device.name, dataset=part)
+        updater = make(name, device.name, dataset=part, converter=converter)
         chainer.global_config.tested_optimizer = updater.get_optimizer('main')
         step(updater)
         (capacities,) = updater._programs.capacities.values()
-        assert len(capacities._levels) == 2  # from the data set, none from a batch
-        largest = part.molecules.sizes[part.order].max()
-        assert capacities._levels[0].max_rows == largest
+        if layout != 'padded':
+            assert len(capacities._levels) == 2  # from the data set, none from a batch
+            largest = part.molecules.sizes[part.order].max() + (layout == 'folded')
+            assert capacities._levels[0].max_rows == largest
         found = checked_parameters(updater)
         if not graphs:
-            assert_same_bits(
-                found, trained(name, device.name, dataset=DeviceDataset(part, device.name))
-            )
+            resident = DeviceDataset(part, device.name)
+            again = trained(name, device.name, dataset=resident, converter=converter)
+            assert_same_bits(found, again)
 
 
 @pytest.mark.gpu

@@ -160,8 +160,8 @@ def test_batch_norm_that_learns_its_size(device, graphs):
 
 def test_a_model_that_fails_with_spare_rows(device, graphs):
     def five_atoms_each(link, atoms, adj):
-        h = link.inner.embed(atoms)
-        return functions.sum(functions.reshape(h, (adj.n_graphs, 5, -1)), axis=1)[:, :3]
+        h = functions.reshape(link.inner.embed(atoms), (adj.n_graphs, 5 + 1, -1))
+        return functions.sum(h[:, :5], axis=1)[:, :3]
 
     updater = make_updater(GraphUpdater, device, small_model(five_atoms_each), same_molecules())
     with pytest.warns(UserWarning, match='/predictor .Row. cannot be captured: ') as caught:

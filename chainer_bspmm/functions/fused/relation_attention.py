@@ -21,17 +21,18 @@ from chainer_bspmm.functions.segment_softmax import SegmentSoftmax
 class RelationAttention(FusedNode):
     """Inputs m, W, b of :func:`relation_attention`.
 
-    `mask` is what dropout multiplies the weights by, or None: of the (nnz * K,) entries, then, if
-    there may be rows without edges, of the (n_nodes * R * K,) rows of features.
+    `edge_mask` (nnz * K,) is what dropout multiplies the weights of entries by, `slot_mask`
+    (n_nodes * R * K,) those of the rows of features that rows without edges see; or None.
     """
 
-    def __init__(self, adj, pattern, n_heads, concat_heads, slope, mask):
+    def __init__(self, adj, pattern, n_heads, concat_heads, slope, edge_mask, slot_mask):
         self._adj = adj
         self._pattern = pattern
         self._n_heads = n_heads
         self._concat_heads = concat_heads
         self._slope = slope
-        self._mask = mask
+        self._edge_mask = edge_mask
+        self._slot_mask = slot_mask
 
     def _output(self, inputs):
         m, W, b = _cast(inputs)
@@ -56,11 +57,11 @@ class RelationAttention(FusedNode):
 
     def _weights(self, alpha):
         """Return alpha of the entries, (nnz * K,), after dropout."""
-        return alpha if self._mask is None else alpha * self._mask[: self._pattern.product.nnz]
+        return alpha if self._edge_mask is None else alpha * self._edge_mask
 
     def _dropped(self, x):
         """Return features, (n_nodes * R * K, C), as rows without edges see them after dropout."""
-        return x if self._mask is None else x * self._mask[self._pattern.product.nnz :, None]
+        return x if self._slot_mask is None else x * self._slot_mask[:, None]
 
     def _gradients(self, inputs, gy, wanted):
         m, W, _ = _cast(inputs)
@@ -88,7 +89,8 @@ class RelationAttention(FusedNode):
         add_up = _score_gradients_on_host if adj.xp is numpy else _score_gradients_on_device
         add_up(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
         gx += dot(gscores, W.reshape(2, n_channels))
-        gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[:1]
+        # Both columns have the same sum; that of the receivers has cancelled row by row before.
+        gW, gb = dot(gscores.T, x), backend.row_sum(gscores)[1:]
         return gx.reshape(m.shape), gW.reshape(W.shape), gb
 
     def _composed(self, m, W, b):
@@ -240,9 +242,13 @@ def relation_attention(
     }
     expect.shapes('W of shape %s, %d heads and %r' % (W.shape, n_heads, adj), expected)
     pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
-    mask = None
+    edge_mask = slot_mask = None
     if chainer.config.train and dropout_ratio > 0:
-        n_slots = 0 if pattern.isolated is None else adj.n_cols * n_heads
-        mask = dropout_mask(m, pattern.product.nnz + n_slots, dropout_ratio)
-    node = RelationAttention(adj, pattern, n_heads, concat_heads, negative_slope, mask)
+        # One for each: what a step draws must not depend on the number of spare entries.
+        edge_mask = dropout_mask(m, pattern.product.nnz, dropout_ratio)
+        if pattern.isolated is not None:
+            slot_mask = dropout_mask(m, adj.n_cols * n_heads, dropout_ratio)
+    node = RelationAttention(
+        adj, pattern, n_heads, concat_heads, negative_slope, edge_mask, slot_mask
+    )
     return node.apply((m, W, b))[0]

@@ -107,6 +107,12 @@ template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, i
     return shuffle(mask, value, -int(delta), width);
 }
 
+template <typename T> T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32)
+{
+    const int lane = (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
+    return shuffle(mask, value, (lane ^ bits) - lane, width);
+}
+
 template <typename T> unsigned __match_any_sync(unsigned mask, T value)
 {
     const unsigned long long bits = bits_of(value), *const all = exchange(mask, bits);
