@@ -533,6 +533,8 @@ def test_settings_of_earlier_versions_are_read(trained, tmp_path):
         tmp_path,
         '--resume',
         tmp_path / 'snapshot.npz',
+        '--layout',
+        'packed',
         *QUICK,
     )
 
