@@ -27,6 +27,8 @@ GPU = {
     'products.bench_host': [],
     'products.bench_policy': ['--shapes', 5],
     'training.bench_captured': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 90],
+    'training.bench_layouts': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 60],
+    'training.bench_methods': ['--limit', 1000, '--time', 60],
 }
 LONG = {
     'products.bench_roofline': 'takes several minutes',

@@ -129,5 +129,30 @@ def adjacency_bytes(dense, sparse):
 def dense_of(sparse):
     """Return Chainer Chemistry's data set of the molecules of a SparseDataset."""
     matrices = [sparse[i][1].to_dense()[0] for i in range(len(sparse))]
-    atoms, _, labels = sparse.get_datasets()
-    return NumpyTupleDataset(list(atoms), matrices, labels)
+    atoms, _, *labels = sparse.get_datasets()
+    return NumpyTupleDataset(list(atoms), matrices, *labels)
+
+
+def weisfeiler_lehman(dense, with_atom):
+    """Return labels of all atoms by their neighbours' ids, numbered from 0 as they appear.
+
+    Those of Chainer Chemistry's ``apply_wle_for_datasets`` and ``apply_cwle_for_datasets`` with one
+    iteration, which fail with today's NumPy.
+
+    Args:
+        dense (NumpyTupleDataset): atoms and matrices.
+        with_atom (bool): whether the atom's own id counts as well (``*_wle``).
+
+    Returns:
+        tuple: list of (n,) int32, and how many labels there are.
+    """
+    numbers, found = {}, []
+    for atoms, matrix, *_ in dense:
+        bonded = matrix if matrix.ndim == 2 else matrix.any(axis=0)
+        labels = []
+        for i, row in enumerate(bonded):
+            neighbours = tuple(sorted(atoms[j] for j in row.nonzero()[0] if j != i))
+            key = (atoms[i], neighbours) if with_atom else neighbours
+            labels.append(numbers.setdefault(key, len(numbers)))
+        found.append(numpy.array(labels, 'i'))
+    return found, len(numbers)

@@ -37,6 +37,10 @@ def _spmv(case, function):
     return function(case.adj, case.x[:, 0].copy())
 
 
+def _film(case):
+    return case.adj.xp.concatenate([case.x[::-1], case.x], axis=1)
+
+
 def _gathered(case, on_device):
     """Return the product of a batch that was gathered from the graphs of the case."""
     adj = case.adj.to_device(-1)
@@ -128,6 +132,14 @@ GPU_CHECKS = {
         lambda case: backend.segment_broadcast(case.y, case.adj.row_offsets, case.adj.n_rows),
         lambda case: reference.segment_broadcast(case.y, case.adj.row_offsets),
     ),
+    'edge_film': (
+        lambda case: backend.edge_film(case.adj, case.x, _film(case)),
+        lambda case: reference.edge_film(case.adj, case.x, _film(case)),
+    ),
+    'layer_norm': (
+        lambda case: backend.layer_norm(case.x, case.x[0], case.x[1], 1e-3)[0],
+        lambda case: reference.layer_norm(case.x, case.x[0], case.x[1], 1e-3),
+    ),
     'gather_batch': (lambda case: _gathered(case, True), lambda case: _gathered(case, False)),
     'fused_update': (_updated, _expected_update),
 }
@@ -145,6 +157,8 @@ CPU_CHECKS = {
     'segment_softmax': GPU_CHECKS['segment_softmax'],
     'dropout': GPU_CHECKS['dropout'],
     'segment_broadcast': GPU_CHECKS['segment_broadcast'],
+    'edge_film': GPU_CHECKS['edge_film'],
+    'layer_norm': GPU_CHECKS['layer_norm'],
 }
 # The first two have no atomics for halves, the last updates no parameters of float16.
 WITHOUT_HALVES = ('bspmm_st_shared', 'bspmm_st_global', 'fused_update')

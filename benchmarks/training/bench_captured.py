@@ -15,7 +15,6 @@ import time
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 from chainer.backends import cuda
-from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 import numpy
 
 from benchmarks import data_sets
@@ -25,7 +24,6 @@ from benchmarks.training import subjects
 from benchmarks.training.step_contenders import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
 from benchmarks.training.step_contenders import synchronize
 from benchmarks.training.subjects import GEOMETRIC, MAX_ROUNDS, MIN_ROUNDS, UPSTREAM
-from chainer_bspmm.dataset import smiles
 
 METHODS = subjects.FIVE
 BATCHES = (128, 1024, 32)
@@ -48,16 +46,15 @@ PROBE = 30  # steps
 Subject = collections.namedtuple('Subject', 'model dense sparse examples result')
 
 
-def measure_steps(found, device, seconds):
+def measure_rounds(found, device, seconds):
     """Time steps of all contenders, interleaved, in turns of as many as take `TURN` seconds.
 
     Args:
         found (dict): name -> contender, which was warmed up.
 
     Returns:
-        tuple: name -> {'wall', 'host': summaries in milliseconds a step, 'steps a turn'}, where
-        wall ends when the device is done with the turn's last step, host when it was launched;
-        number of rounds.
+        tuple: name -> list, one for each round, of [host, wall], milliseconds a step until the
+        turn's last one was launched, and until the device was done with it; name -> steps a turn.
     """
     n_steps = {}
     for name, contender in found.items():
@@ -83,6 +80,17 @@ def measure_steps(found, device, seconds):
             clock.append(time.perf_counter())
             times[name].append([(end - clock[0]) * 1e3 / n_steps[name] for end in clock[1:]])
         n_rounds += 1
+    return times, n_steps
+
+
+def measure_steps(found, device, seconds):
+    """Summarize :func:`measure_rounds`.
+
+    Returns:
+        tuple: name -> {'wall', 'host': summaries in milliseconds a step, 'steps a turn'}; number of
+        rounds.
+    """
+    times, n_steps = measure_rounds(found, device, seconds)
     result = {}
     for name, rows in times.items():
         host, wall = zip(*rows)
@@ -91,7 +99,7 @@ def measure_steps(found, device, seconds):
             'host': harness.summary(list(host)),
             'steps a turn': n_steps[name],
         }
-    return result, n_rounds
+    return result, len(rows)
 
 
 def replay_ms(contender):
@@ -251,11 +259,9 @@ def run(args, device):
             not_run.append(title)
             continue
         if (data, method) not in ready:
-            kind = data, smiles.KINDS[preprocess_method_dict[method].__name__]
-            if kind not in sets:
-                sets[kind] = data_sets.of_smiles(*read[data], method)
-            of_data['n_molecules'] = len(sets[kind][0])
-            ready[data, method] = prepared(method, *sets[kind], device)
+            found = subjects.of_kind(sets.setdefault(data, {}), read[data], method)
+            of_data['n_molecules'] = len(found[0])
+            ready[data, method] = prepared(method, *found, device)
             of_data['methods'][method] = ready[data, method].result
         subject = ready[data, method]
         if 'wrong' in subject.result or n_batch > len(subject.sparse):

@@ -20,6 +20,7 @@ from chainer_bspmm.training import GraphUpdater
 
 EAGER = 'ours eager'
 CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
+PACKED = ON_DEVICE + ', packed'  # the others of ours are folded
 GEOMETRIC_CAPTURED = 'PyTorch Geometric captured'
 
 WARM = 3
@@ -91,8 +92,9 @@ class Trainer:
         synchronize(self._device)
         return time.perf_counter() - start, self.updater.iteration - first
 
-    def warm(self):
-        self.run(WARM_CAPTURED if self.is_captured else WARM)
+    def warm(self, n_captured=None):
+        """Run the first steps: n_captured (None: `WARM_CAPTURED`) of them if it is captured."""
+        self.run((n_captured or WARM_CAPTURED) if self.is_captured else WARM)
         self.programs()
 
     def programs(self):
@@ -177,16 +179,17 @@ def trainers(model, dense, sparse, n_batch, device, **options):
         )
 
     swapped = chainer_bspmm.sparsify(copy.deepcopy(model))
-    sparse_concat_mols = chainer_bspmm.concat_mols
+    folded, packed = map(chainer_bspmm.CSRConverter, ('folded', 'packed'))
     found = {
         UPSTREAM: make(StandardUpdater, model, upstream_concat_mols, lambda: dense),
-        EAGER: make(StandardUpdater, swapped, sparse_concat_mols, lambda: sparse),
+        EAGER: make(StandardUpdater, swapped, folded, lambda: sparse),
     }
     if can_capture(device):
-        found[CAPTURED] = make(GraphUpdater, swapped, sparse_concat_mols, lambda: sparse)
-        found[ON_DEVICE] = make(
-            GraphUpdater, swapped, sparse_concat_mols, lambda: DeviceDataset(sparse, device)
-        )
+        found[CAPTURED] = make(GraphUpdater, swapped, folded, lambda: sparse)
+        for name, converter in ((ON_DEVICE, folded), (PACKED, packed)):
+            found[name] = make(
+                GraphUpdater, swapped, converter, lambda: DeviceDataset(sparse, device)
+            )
     return found
 
 
@@ -221,20 +224,41 @@ def equal_sizes(sparse):
     return numpy.flatnonzero(sizes == counts.argmax())[:N_EQUAL]
 
 
+def mixed_sizes(sparse):
+    """Return the numbers of molecules of a batch that upstream pads."""
+    return numpy.random.RandomState(0).permutation(len(sparse))[:N_EQUAL]
+
+
 def check(model, dense, sparse, device):
     """Compare what one step from equal state changes; dropout is off, all else as it is timed.
 
     Returns:
-        dict: the largest relative error of any parameter's change, against upstream's.
+        dict: the largest relative error of any parameter's change, against upstream's: packed on
+        molecules of one size, the others on molecules of several as well.
 
     Raises:
         AssertionError: it is too large, or a step was not captured.
     """
-    index = equal_sizes(sparse)
+    model = without_dropout(model)
+    found = judged(changes_of(model, dense, sparse, equal_sizes(sparse), device), UPSTREAM)
+    mixed = changes_of(model, dense, sparse, mixed_sizes(sparse), device)
+    mixed.pop(PACKED, None)
+    for name, error in judged(mixed, UPSTREAM).items():
+        found[name] = max(found[name], error)
+    return found
+
+
+def without_dropout(model):
+    """Return a copy of a model that drops nothing."""
     model = copy.deepcopy(model)
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
             link.dropout_ratio = 0.0
+    return model
+
+
+def changes_of(model, dense, sparse, index, device):
+    """Return name -> parameter -> what one step on these molecules changes."""
     adam = chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps'])
     changes = {}
     for name, make in trainers(
@@ -255,7 +279,7 @@ def check(model, dense, sparse, device):
         trainer.programs()
         after = parameters(trainer.model)
         changes[name] = {path: after[path] - before[path] for path in before}
-    return judged(changes, UPSTREAM)
+    return changes
 
 
 def parameters(model):

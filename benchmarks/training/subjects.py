@@ -6,13 +6,18 @@ import io
 import chainer_bspmm  # noqa: F401  first: repairs Chainer
 from chainer import functions
 from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
+from chainer_chemistry.models.mlp import MLP
+from chainer_chemistry.models.mpnn import MPNN
 from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
 import numpy
 
 from benchmarks import data_sets
 from benchmarks import harness
+from chainer_bspmm.dataset import smiles
 
 FIVE = ('rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp')
 METHODS = (*FIVE, 'relgat', 'gnnfilm')
@@ -23,11 +28,23 @@ UPSTREAM, GEOMETRIC = 'upstream dense', 'PyTorch Geometric'
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
 
 
-def upstream_model(method, labels, examples):
-    """Return Chainer Chemistry's dense model on the host, with all parameters initialized."""
+def upstream_model(method, labels, examples, **sizes):
+    """Return Chainer Chemistry's dense model on the host, with all parameters initialized.
+
+    Args:
+        method (str): of `set_up_predictor`, or ``'mpnn'``, with the messages of GGNN.
+        labels (array): (M, tasks) of the data set.
+        examples (list): a dense batch.
+        **sizes: of the embeddings, as in `set_up_predictor`.
+    """
     numpy.random.seed(0)
     with contextlib.redirect_stdout(io.StringIO()):
-        predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1])
+        if method == 'mpnn':
+            predictor = GraphConvPredictor(
+                MPNN(N_UNIT, N_UNIT, N_LAYERS, message_func='ggnn'), MLP(labels.shape[1], N_UNIT)
+            )
+        else:
+            predictor = set_up_predictor(method, N_UNIT, N_LAYERS, labels.shape[1], **sizes)
     if labels.dtype.kind == 'i':
         model = Classifier(
             predictor,
@@ -42,6 +59,14 @@ def upstream_model(method, labels, examples):
         )
     model(*upstream_concat_mols(examples))
     return model
+
+
+def of_kind(sets, read, method):
+    """Return a method's data set, dense and sparse, from `sets` where one like it was made."""
+    kind = smiles.KINDS[preprocess_method_dict[method].__name__]
+    if kind not in sets:
+        sets[kind] = data_sets.of_smiles(*read, method)
+    return sets[kind]
 
 
 def argument_parser(doc, methods, device, device_help):

@@ -52,7 +52,7 @@ def layer_norm_grad(x, gamma, gy, statistics):
     return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
 
 
-FILM_BLOCK = 2**16  # elements of edges and channels, which stay in the cache
+FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
 # The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
 # each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;
 # (n, C): its message, its gamma, and what it carries before the rectifier.
@@ -71,16 +71,15 @@ def edge_film(adj, messages, film):
 
 
 def edge_film_grad(adj, messages, film, gy):
-    n_channels = messages.shape[1]
     gmessages, gfilm = numpy.zeros_like(messages), numpy.zeros_like(film)
     for block in _film_blocks(adj, messages, film):
         g = gy[block.rows].astype(block.z.dtype, copy=False)[block.row]
         g *= block.z > 0
         g *= block.value
-        pairs, columns = block.pairs, block.columns
-        gfilm[pairs, :n_channels] = _sum_at(block.pair, g * block.message, pairs)
-        gfilm[pairs, n_channels:] = _sum_at(block.pair, g, pairs)
-        gmessages[columns] = _sum_at(block.column, g * block.gamma, columns)
+        both = numpy.concatenate([g * block.message, g], axis=1)
+        gfilm[block.pairs] = _sum_at(block.pair, both, block.pairs)
+        g *= block.gamma
+        gmessages[block.columns] = _sum_at(block.column, g, block.columns)
     return gmessages, gfilm
 
 
@@ -122,9 +121,9 @@ def _film_blocks(adj, messages, film):
 
 def _sum_at(index, values, part):
     """Add up the rows of `values` that have the same index, which counts rows of a slice."""
-    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index))
+    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index) + 1)
     shape = part.stop - part.start, len(index)
-    return scipy.sparse.csr_matrix((ones, (index, order)), shape=shape) @ values
+    return scipy.sparse.csc_matrix((ones, index, order), shape=shape) @ values  # by columns
 
 
 def segment_sum(x, offsets, max_rows=None, weights=None):

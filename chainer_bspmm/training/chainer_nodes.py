@@ -189,14 +189,16 @@ def _softmax_cross_entropy(node, step, inputs):
     finally:
         node.reduce = 'mean'
     dtype = numpy.promote_types(x.dtype, numpy.float32)
-    node._coeff = dtype.type(1 / max(1, len(x)))
+    # An array, as upstream has it: the kernel of the gradient takes its type from it.
+    node._coeff = chainer.backend.get_array_module(x).full((), 1 / max(1, len(x)), dtype)
     return (utils.force_array(losses.sum(dtype=dtype) * node._coeff, x.dtype),)
 
 
 def _softmax_cross_entropy_grad(node, step, inputs):
     x, t, gy = inputs
     if node.coeff is None and x.size:
-        node.coeff, gy = gy.dtype.type(1), gy[:, None]
+        node.coeff = chainer.backend.get_array_module(gy).ones((), gy.dtype)
+        gy = gy[:, None]
     return FunctionNode.forward(node, (x, t, gy))
 
 

@@ -109,9 +109,10 @@ def add_training_arguments(parser):
     parser.add_argument(
         '--layout',
         choices=LAYOUTS,
-        default='packed',
-        help="packed: each molecule as it is; folded: with upstream's results, the phantom atoms "
-        'of its dense batches folded into one row a molecule; padded: the same, with all of them',
+        default='folded',
+        help="folded, the default: upstream's results, the phantom atoms of its dense batches "
+        'folded into one row a molecule; padded: the same, with all of them; packed: none, each '
+        'molecule as it is',
     )
     parser.add_argument(
         '--padded-to',

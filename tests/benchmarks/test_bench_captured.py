@@ -13,6 +13,7 @@ from benchmarks import data_sets  # NOQA: E402
 from benchmarks.training import bench_captured as bench  # NOQA: E402
 from benchmarks.training import step_contenders  # NOQA: E402
 from benchmarks.training import subjects  # NOQA: E402
+from tests.support import captured_benchmarks  # NOQA: E402
 from tests.training import host_graphs  # NOQA: E402
 
 HOST = chainer.get_device('@numpy')
@@ -28,19 +29,7 @@ def read(method, limit=N):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Let captured contenders run on the host, where one size and a few steps are enough."""
-    host_graphs.stand_in(monkeypatch)
-    monkeypatch.setattr(step_contenders, 'WARM_CAPTURED', 8)
-    monkeypatch.setattr(bench, 'TURN', 0)
-    monkeypatch.setattr(step_contenders, 'can_capture', lambda device: True)
-    monkeypatch.setattr(step_contenders, 'DeviceDataset', lambda sparse, device: sparse)
-    original = step_contenders.Trainer.run
-
-    def run(self, n_steps):
-        chainer.global_config.tested_optimizer = self.optimizer
-        original(self, n_steps)
-
-    monkeypatch.setattr(step_contenders.Trainer, 'run', run)
+    captured_benchmarks.stand_in(monkeypatch)
 
 
 @pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'nfp'])
@@ -70,7 +59,7 @@ def test_both_ways_of_reading_agree(method):
 )
 def test_steps_agree(captures, method):
     found = step_contenders.check(*read(method), HOST)
-    assert set(found) == {bench.EAGER, bench.CAPTURED, bench.ON_DEVICE}
+    assert set(found) == {bench.EAGER, bench.CAPTURED, bench.ON_DEVICE, step_contenders.PACKED}
     assert max(found.values()) < 1e-5
 
 

@@ -35,14 +35,14 @@ def test_every_method_on_both_data_sets(tmp_path, capsys):
             assert list(method['batches']) == ['4']  # 99 are more than there are
             batch = method['batches']['4']
             assert batch['n_rounds'] == bench.MIN_ROUNDS
-            assert {bench.UPSTREAM, bench.PACKED, bench.PADDED} <= set(batch['milliseconds'])
+            assert {bench.UPSTREAM, *bench.LAYOUTS} <= set(batch['milliseconds'])
             for times in batch['milliseconds'].values():
                 training = times['training']
                 assert list(training['parts']) == list(bench.TRAINING)
                 assert training['with converter']['median'] > training['without']['median'] > 0
             assert min(batch['peak_bytes'].values()) > 0
             nodes = {name: sum(counts.values()) for name, counts in method['nodes a step'].items()}
-            assert nodes[bench.PACKED] < nodes[bench.UPSTREAM]
+            assert nodes[bench.FOLDED] == nodes[bench.PACKED] < nodes[bench.UPSTREAM]
     assert 'batch    4' in capsys.readouterr().out
 
 
@@ -50,7 +50,7 @@ def test_wrong_models_are_refused(sets):
     found = bench.contenders('rsgcn', *sets, HOST)
     index = list(range(6))
     bench.check(found, index)
-    for name in (bench.PACKED, bench.PADDED):
+    for name in bench.LAYOUTS:
         wrong = dict(found, **{name: copy.deepcopy(found[name])})
         next(wrong[name].model.params()).array[...] *= 1.001
         with pytest.raises(AssertionError, match='relative errors'):
@@ -72,10 +72,10 @@ def test_contenders_get_the_same_molecules_and_train(sets):
 
 
 def test_bars():
-    def methods(packed_ms, sparse):
-        times = {bench.UPSTREAM: 10.0, bench.PACKED: packed_ms}
-        return {
-            'gin': {
+    def met(place, milliseconds, sparse=100, method='gin'):
+        times = {bench.UPSTREAM: 10.0, bench.FOLDED: milliseconds, bench.PACKED: 0.1}
+        methods = {
+            method: {
                 'adjacency of the set': {'sparse': sparse, 'padded dense': 5000},
                 'batches': {
                     '128': {
@@ -87,10 +87,12 @@ def test_bars():
                 },
             }
         }
+        return list(bench.bars_met(methods, place).values())
 
-    assert list(bench.bars_met(methods(2.4, 100), 'cpu').values()) == [True, True]
-    assert list(bench.bars_met(methods(2.6, 101), 'cpu').values()) == [False, False]
-    assert list(bench.bars_met(methods(6.6, 100), 'gpu').values()) == [True, True]
+    assert met('cpu', 2.4) == [True, True]
+    assert met('cpu', 2.6, 101) == [False, False]
+    assert met('cpu', 1.3, method='nfp') == [False, True]
+    assert met('cpu', 1.2, method='nfp') == met('gpu', 6.6, method='nfp') == [True, True]
 
 
 def test_what_does_not_fit_into_memory_is_left_out(sets, monkeypatch):

@@ -24,6 +24,8 @@ NAMES = [
     'dropout',
     'gather_batch',
     'fused_update',
+    'edge_film',
+    'layer_norm',
 ]
 
 

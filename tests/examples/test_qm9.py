@@ -299,12 +299,13 @@ def test_all_targets_dense(tmp_path):
 
 
 @pytest.mark.slow
-def test_padded_layout_trains_as_the_dense_model_does(tmp_path):
+def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     logs = {}
     for name, option in (
         ('dense', ['--dense']),
         ('padded', ['--layout', 'padded']),
-        ('packed', []),
+        ('folded', []),
+        ('packed', ['--layout', 'packed']),
     ):
         run(
             'train_qm9.py',
@@ -319,7 +320,8 @@ def test_padded_layout_trains_as_the_dense_model_does(tmp_path):
         )
         log = json.loads((tmp_path / name / 'log').read_text())
         logs[name] = [entry['validation/main/loss'] for entry in log]
-    assert logs['padded'] == pytest.approx(logs['dense'], rel=1e-4)
+    for name in ('padded', 'folded'):
+        assert logs[name] == pytest.approx(logs['dense'], rel=1e-4)
     assert logs['packed'] != pytest.approx(logs['dense'], rel=1e-2)
     again = run('predict_qm9.py', '--in-dir', tmp_path / 'padded')  # in the layout of the training
     result = json.loads((tmp_path / 'padded' / 'result.json').read_text())
@@ -388,7 +390,7 @@ def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, 
         '2',
     )
     predictions = []
-    for dense in ([], ['--dense', '--batchsize', '1']):  # alone: dense batches know padding
+    for dense in ([], ['--dense']):  # in the same batches
         run('predict_qm9.py', '--in-dir', tmp_path, '--out', tmp_path / 'p.csv', *dense)
         predictions.append([float(row['mu predicted [D]']) for row in rows(tmp_path / 'p.csv')])
     assert len(predictions[0]) == 9 and numpy.std(predictions[0]) > 0
@@ -531,6 +533,8 @@ def test_settings_of_earlier_versions_are_read(trained, tmp_path):
         tmp_path,
         '--resume',
         tmp_path / 'snapshot.npz',
+        '--layout',
+        'packed',
         *QUICK,
     )
 

@@ -62,3 +62,13 @@ def test_parameters_of_another_dtype_are_converted(xp):
 def test_one_node():
     x, gamma, beta = (chainer.Variable(array) for array in arguments(numpy, 'f'))
     assert layer_norm(x, gamma, beta, 1e-6).creator.inputs[0] is x.node
+
+
+def test_what_does_not_fit():
+    x, gamma, beta = arguments(numpy, 'f')
+    with pytest.raises(ValueError, match=r'gamma: expected shape \(5,\), .* got \(4,\)'):
+        layer_norm(x, gamma[:4], beta, 1e-6)
+    with pytest.raises(ValueError, match=r'beta: expected shape \(5,\), .* got \(7, 5\)'):
+        layer_norm(x, gamma, x, 1e-6)
+    with pytest.raises(ValueError, match=r'x: expected shape \(n_rows, n_B\), got \(5,\)'):
+        layer_norm(gamma, gamma, beta, 1e-6)

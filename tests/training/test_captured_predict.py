@@ -132,6 +132,21 @@ def test_kinds_of_data(device, graphs, make, no_warnings):
     assert relative_error(values, expected) < 1e-5 and graphs.n_launches
 
 
+@pytest.mark.parametrize('trained_with', [None, ('packed', None), ('folded', 20)])
+def test_the_layout_that_the_model_was_trained_with(device, graphs, trained_with, no_warnings):
+    model, examples = model_of(device, 'GGNN'), molecules(40, 4)
+    model.predictor.graph_conv.trained_with = trained_with
+    layout, padded_to = trained_with or ('folded', None)
+    converter = chainer_bspmm.CSRConverter(layout, padded_to)
+    _, values, _ = collected(captured_predict(model, examples, batch_size=8))
+    given = collected(captured_predict(model, examples, batch_size=8, converter=converter))
+    numpy.testing.assert_array_equal(values, given[1])
+    other = chainer_bspmm.CSRConverter('folded', 21)
+    model.predictor.graph_conv.trained_with = None  # a prediction on another layout would warn
+    given = collected(captured_predict(model, examples, batch_size=8, converter=other))
+    assert relative_error(values, given[1]) > 1e-3
+
+
 @pytest.mark.gpu
 def test_a_data_set_on_the_gpu(no_warnings):
     device = chainer.get_device('@cupy:0')

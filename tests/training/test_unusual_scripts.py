@@ -170,6 +170,21 @@ def test_a_model_that_fails_with_spare_rows(device, graphs):
     assert all('main/loss' in report for report in reported)
 
 
+def test_a_model_that_insists_on_three_dimensions(device, graphs):
+    def padded(link, atoms, adj):
+        n_graphs, n_atoms = atoms.shape
+        return link.inner(atoms, adj)[:, :3] / n_atoms
+
+    converter = chainer_bspmm.CSRConverter('padded')
+    updater = make_updater(
+        GraphUpdater, device, small_model(padded), same_molecules(), converter=converter
+    )
+    with pytest.warns(UserWarning, match='/predictor .Row. cannot be captured: ') as caught:
+        reported = run(updater, 3)
+    assert len(causes(caught)) == 1
+    assert all('main/loss' in report for report in reported)
+
+
 @pytest.mark.parametrize('dtype', ('float16', 'float32'))
 def test_rounding_of_the_parameters_dtype(monkeypatch, dtype):
     """However exact the loss is."""

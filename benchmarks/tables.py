@@ -1,0 +1,228 @@
+"""Write the tables of docs/performance.md from the stored results.
+
+``python -m benchmarks.tables`` replaces what stands between ``<!-- table: NAME -->`` and
+``<!-- end -->``. A table whose results are not stored is left as it is, and named.
+"""
+
+import json
+import re
+
+from benchmarks.harness import RESULTS, ROOT
+from benchmarks.training.bench_captured import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
+from benchmarks.training.bench_methods import OVER_UPSTREAM, TARGETS
+from benchmarks.training.step_contenders import PACKED
+from benchmarks.training.subjects import GEOMETRIC, UPSTREAM
+
+PAGE = ROOT / 'docs' / 'performance.md'
+BLOCK = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
+
+TITLES = {
+    'rsgcn': 'RSGCN',
+    'relgcn': 'RelGCN',
+    'ggnn': 'GGNN',
+    'gin': 'GIN',
+    'nfp': 'NFP',
+    'relgat': 'RelGAT',
+    'gnnfilm': 'GNNFiLM',
+    'mpnn': 'MPNN',
+}
+SETS = {
+    'tox21': 'Tox21, mean ROC-AUC',
+    'qm9 alpha': 'QM9 alpha, MAE in bohr³',
+    'qm9 gap': 'QM9 gap, MAE in hartree',
+    'all qm9 alpha': 'all of QM9, alpha',
+}
+DIGITS = {'tox21': 3, 'qm9 alpha': 2, 'qm9 gap': 4, 'all qm9 alpha': 2}
+ARMS = ('dense', 'folded', 'folded to the largest', 'packed')
+
+
+def table(head, rows):
+    """Return lines of a table; a cell that is None becomes a dash."""
+    cells = [head, ['---'] * len(head), *rows]
+    return ['| %s |' % ' | '.join('-' if cell is None else cell for cell in row) for row in cells]
+
+
+def number(value):
+    """Return a value with two or three digits; None stays None."""
+    if value is None:
+        return None
+    return '%.*f' % (2 if value < 1 else 1 if value < 10 else 0, value)
+
+
+def over(one, other):
+    """Return one value over another; None where one is missing."""
+    return None if one is None or other is None else one / other
+
+
+def training_cpu(result):
+    """Training steps on the CPU, batch 128 of Tox21."""
+    rows = []
+    for method, of in result['data']['tox21']['methods'].items():
+        cell = of['batches']['128']
+        times = {
+            name: {kind: found[kind]['with converter']['median'] for kind in found}
+            for name, found in cell['milliseconds'].items()
+        }
+        steps = {name: found['training'] for name, found in times.items()}
+        nodes = {name: sum(counts.values()) for name, counts in of['nodes a step'].items()}
+        peak = {name: number(n_bytes / 1e6) for name, n_bytes in cell['peak_bytes'].items()}
+        dense, folded = 'upstream dense', 'ours folded'
+        rows.append(
+            [
+                TITLES[method],
+                number(steps[dense]),
+                number(steps[folded]),
+                *(
+                    '%.1f' % (steps[dense] / steps['ours ' + layout])
+                    for layout in ('folded', 'packed', 'padded')
+                ),
+                '%.1f' % (times[dense]['inference'] / times[folded]['inference']),
+                '%s -> %s' % (peak[dense], peak[folded]),
+                '%d -> %d' % (nodes[dense], nodes[folded]),
+            ]
+        )
+    return table(
+        ['batch 128', 'upstream, ms', 'folded, ms', 'ratio', 'packed, ratio', 'padded, ratio']
+        + ['prediction, folded', 'peak, MB', 'nodes of the graph'],
+        rows,
+    )
+
+
+def captured(result):
+    """Captured steps of the five models, batch 128 of Tox21."""
+    rows = []
+    methods = result['data']['tox21']['methods']
+    heads = {
+        UPSTREAM: 'upstream dense',
+        EAGER: 'ours, eager',
+        CAPTURED: 'ours, captured',
+        ON_DEVICE: 'captured, `DeviceDataset`',
+        PACKED: 'the same, packed',
+        GEOMETRIC: 'PyG',
+        GEOMETRIC_CAPTURED: 'PyG captured',
+    }
+    is_folded = any(PACKED in of['batches']['128']['milliseconds'] for of in methods.values())
+    if not is_folded:  # from before there were folded batches
+        del heads[PACKED]
+    for method, of in methods.items():
+        times = {n_batch: cell['milliseconds'] for n_batch, cell in of['batches'].items()}
+        walls = {
+            n_batch: {name: found['wall']['median'] for name, found in cell.items()}
+            for n_batch, cell in times.items()
+        }
+        faster = ['%.0f' % over(wall[UPSTREAM], wall[ON_DEVICE]) for wall in walls.values()]
+        faster = dict(zip(walls, faster))
+        rows.append(
+            [
+                TITLES[method],
+                *(number(walls['128'].get(name)) for name in heads),
+                faster['128'],
+                '%.0f %%' % (100 * times['128'][ON_DEVICE]['busy']),
+                faster.get('32'),
+                faster.get('1024'),
+            ]
+        )
+    lines = table(['', *heads.values(), 'faster', 'GPU busy', 'batch 32', '1,024'], rows)
+    return [
+        *lines,
+        '',
+        'Ours is folded, except where packed is named.' if is_folded else 'Ours is packed.',
+    ]
+
+
+def layouts(result):
+    """Captured steps folded and packed; the ratio with its 10th and 90th percentile."""
+    methods = result['data']['tox21']['methods']
+    batches = sorted({key for of in methods.values() for key in of['batches']}, key=int)
+    rows = []
+    for method, of in methods.items():
+        row = [TITLES[method]]
+        for n_batch in batches:
+            cell = of['batches'].get(n_batch)
+            if cell is None:
+                row += [None] * 3
+                continue
+            ratio = cell['folded over packed']
+            row += ['%.3f' % cell[layout]['median'] for layout in ('folded', 'packed')]
+            row.append('%(median).2f (%(low).2f to %(high).2f)' % ratio)
+        rows.append(row)
+    head = ['']
+    for n_batch in batches:
+        head += ['batch {:,}: folded'.format(int(n_batch)), 'packed', 'ratio']
+    return table(head, rows)
+
+
+def methods(result):
+    """A captured step of every method beside upstream's."""
+    rows = []
+    for method, of in result['methods'].items():
+        row = ['`%s`' % method] + [None] * 6
+        for n_batch, cell in of.get('batches', {}).items():
+            if 'not_run' in cell:
+                continue
+            (_, upstream), (name, ours) = cell['milliseconds'].items()
+            least = ', at least %d' % OVER_UPSTREAM if method in TARGETS else ''
+            row[1:] = [
+                n_batch,
+                '`DeviceDataset`' if name == ON_DEVICE else 'dense examples',
+                number(upstream['wall']['median']),
+                number(ours['wall']['median']),
+                '%.3g%s' % (cell['over upstream'], least),
+                '%.0f %%' % (100 * ours['busy']) if 'busy' in ours else None,
+            ]
+        rows.append(row)
+    return table(
+        ['method', 'batch', 'data', 'upstream dense, ms', 'ours captured, ms', 'faster']
+        + ['GPU busy'],
+        rows,
+    )
+
+
+def quality(result):
+    """Test metrics: mean and standard deviation over the seeds."""
+    rows = []
+    for data, title in SETS.items():
+        for method, arms in result['summary'].get(data, {}).items():
+            row = ['%s, %s' % (TITLES[method], title)]
+            for arm in ARMS:
+                found = arms.get(arm)
+                cell = None if found is None else '%.*f' % (DIGITS[data], found['mean'])
+                if found is not None and found['standard deviation'] is not None:
+                    cell += ' ± %.*f' % (DIGITS[data], found['standard deviation'])
+                row.append(cell)
+            rows.append(row)
+    return table(['', 'upstream dense', 'folded', 'folded to the largest', 'packed'], rows)
+
+
+TABLES = {
+    'training_cpu': (training_cpu, 'cpu/training.json'),
+    'captured': (captured, 'nvidia-h200/captured.json'),
+    'layouts': (layouts, 'nvidia-h200/layouts.json'),
+    'methods': (methods, 'nvidia-h200/methods.json'),
+    'quality': (quality, 'nvidia-h200/quality.json'),
+}
+
+
+def page(text, folder=RESULTS):
+    """Return a page with its tables replaced, and the names of those without results."""
+    missing = []
+
+    def replaced(found):
+        make, name = TABLES[found[2]]
+        path = folder / name
+        if not path.exists():
+            missing.append(name)
+            return found[0]
+        return found[1] + '\n'.join(make(json.loads(path.read_text()))) + '\n' + found[3]
+
+    return BLOCK.sub(replaced, text), missing
+
+
+def main():
+    text, missing = page(PAGE.read_text())
+    PAGE.write_text(text)
+    print('wrote %s; not stored: %s' % (PAGE, ', '.join(missing) or 'nothing'))
+
+
+if __name__ == '__main__':
+    main()
