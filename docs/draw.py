@@ -66,8 +66,8 @@ def frame(axes, title, width, height):
 
 
 def draw_idea():
-    """Draw the same batch of three molecules padded and dense, packed and sparse."""
-    figure, (dense, packed) = pyplot.subplots(1, 2, figsize=(11, 5), width_ratios=(1, 1.35))
+    """Draw the same batch of three molecules padded and dense, folded and sparse."""
+    figure, (dense, folded) = pyplot.subplots(1, 2, figsize=(11.5, 5), width_ratios=(1, 1.5))
     height = 3 * N + 2.6
     frame(dense, 'Chainer Chemistry: padded and dense', 15, height)
     for g, (name, colour, n, bonds) in enumerate(MOLECULES):
@@ -79,19 +79,21 @@ def draw_idea():
     dense.text(0, 0.35, 'A (3, 6, 6)', fontsize=11)
     dense.text(N + 1, 0.35, 'X (3, 6, C)', fontsize=11)
 
-    n_nodes = sum(n for _, _, n, _ in MOLECULES)
-    frame(packed, 'chainer_bspmm: packed and sparse', 20.3, height)
-    packed.add_patch(Rectangle((0, -n_nodes), n_nodes, n_nodes, fill=False, edgecolor='#aaaaaa'))
+    n_rows = sum(n + 1 for _, _, n, _ in MOLECULES)
+    frame(folded, 'chainer_bspmm: folded and sparse', n_rows + 9, height)
+    folded.add_patch(Rectangle((0, -n_rows), n_rows, n_rows, fill=False, edgecolor='#aaaaaa'))
     start = 0
     for name, colour, n, bonds in MOLECULES:
-        matrix(packed, start, start, n, bonds, colour, n)
-        features(packed, n_nodes + 1, start, n, colour, n)
-        packed.text(n_nodes + 4.4, -start - n / 2, name, fontsize=12, va='center', color=colour)
-        start += n
-    packed.text(n_nodes + 0.5, -n_nodes / 2, '×', fontsize=16, va='center', ha='center')
-    packed.text(0, 0.35, 'A, block-diagonal', fontsize=11)
-    packed.text(n_nodes + 1, 0.35, 'X (12, C)', fontsize=11)
-    write_arrays(packed, -n_nodes - 1.4)
+        matrix(folded, start, start, n, bonds, colour, n + 1)
+        features(folded, n_rows + 1, start, n, colour, n + 1)
+        x, y = n_rows + 4.4, -start - n
+        folded.text(x, y + n / 2, name, fontsize=12, va='center', color=colour)
+        folded.text(x, y - 0.5, f'counts {N - n} times', fontsize=10, va='center', color='#666666')
+        start += n + 1
+    folded.text(n_rows + 0.5, -n_rows / 2, '×', fontsize=16, va='center', ha='center')
+    folded.text(0, 0.35, 'A, block-diagonal', fontsize=11)
+    folded.text(n_rows + 1, 0.35, f'X ({n_rows}, C)', fontsize=11)
+    write_arrays(folded, -n_rows - 1)
     dense.text(
         0, -height + 0.5, '108 numbers for 20 entries; grey: padding', fontsize=11, va='center'
     )
@@ -101,19 +103,24 @@ def draw_idea():
 
 def write_arrays(axes, y):
     """Write the arrays of the BatchedCSR of the molecules."""
-    offsets, indptr, indices = [0], [0], []
+    offsets, weights, indptr, indices = [0], [], [0], []
     for _, _, n, bonds in MOLECULES:
-        for i in range(n):
+        for i in range(n + 1):  # the last row is that of the phantom atoms
             neighbours = sorted(sum(bond) - i for bond in bonds if i in bond)
             indices += [offsets[-1] + j for j in neighbours]
             indptr.append(len(indices))
-        offsets.append(offsets[-1] + n)
+        offsets.append(offsets[-1] + n + 1)
+        weights += [1] * n + [N - n]
     for k, (name, values) in enumerate(
-        (('row_offsets', offsets), ('indptr', indptr), ('indices', indices))
+        (
+            ('row_offsets', offsets),
+            ('row_weights', weights),
+            ('indptr', indptr),
+            ('indices', indices),
+        )
     ):
         text = f'{name:<12}' + ' '.join(map(str, values))
-        axes.text(0, y - 1.25 * k, text, fontsize=10, family='monospace', va='center')
-    axes.text(0, y - 3.9, 'One kernel launch for the batch', fontsize=11, va='center')
+        axes.text(0, y - 1.1 * k, text, fontsize=10, family='monospace', va='center')
 
 
 def draw_speed():

@@ -43,7 +43,7 @@ class GWM(Sparse, gwm.GWM):
             h (Variable or array): (n_rows, hidden_dim) the nodes before the update.
             h_new (Variable or array): (n_rows, hidden_dim) the nodes after it.
             g (Variable or array): (n_graphs, hidden_dim_super) super nodes.
-            adj (BatchedCSR): delimits the graphs. In padded layout phantom atoms take part.
+            adj (BatchedCSR): delimits the graphs. Phantom atoms, where it has them, take part.
             step (int): which layer's parameters to use.
 
         Returns:

@@ -12,11 +12,13 @@ class Sparse:
     attributes, parameter paths and snapshots are upstream's, and assigning ``__class__`` turns an
     object of one into the other (:func:`chainer_bspmm.sparsify`, :func:`chainer_bspmm.densify`).
 
-    All of them take batches in two layouts. **Packed** (``chainer_bspmm.concat_mols``): the nodes
-    of all graphs in one array, without padding; the result for a graph is what upstream gives for
-    it alone. **Padded** (``CSRConverter(layout='padded')``): every graph has as many rows as the
-    largest one; the result is what upstream gives for the padded batch, phantom atoms included,
-    unless ``is_real_node`` leaves them out.
+    All of them take batches in three layouts, and rows are nodes to them. **Folded**
+    (``chainer_bspmm.concat_mols``): the nodes of every graph, and one more for all of its phantom
+    atoms, which counts as often as there are (``adj.row_weights``); the result is what upstream
+    gives for the padded batch, phantom atoms included, unless ``is_real_node`` leaves them out.
+    **Padded** (``CSRConverter('padded')``): every graph has as many rows as the largest one; the
+    result is the same. **Packed** (``CSRConverter('packed')``): no phantom atoms; the result for a
+    graph is what upstream gives for it alone.
 
     Attributes:
         upstream (type): the class of Chainer Chemistry.

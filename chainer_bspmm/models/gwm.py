@@ -17,9 +17,10 @@ from chainer_bspmm.sparse import BatchedCSR
 class GWMGraphConvModel(GraphConvModel, gwm_graph_conv_model.GWMGraphConvModel):
     """Predict a vector per molecule by updates that a super node of the molecule takes part in.
 
-    As :class:`GraphConvModel`; in padded batches the super node attends to phantom atoms, too. With
-    ``concat_hidden`` the super node talks to the atoms, but takes no part in the readout, as
-    upstream; the weights of ``linear_for_concat_super``, which is not used then, become zeros.
+    As :class:`GraphConvModel`; in folded and padded batches the super node attends to phantom
+    atoms, too. With ``concat_hidden`` the super node talks to the atoms, but takes no part in the
+    readout, as upstream; the weights of ``linear_for_concat_super``, which is not used then, become
+    zeros.
 
     Source:
         Ishiguro, Maeda, Koyama 2019 (arXiv:1902.01020); Chainer Chemistry 0.7.1,

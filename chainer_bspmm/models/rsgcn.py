@@ -20,8 +20,8 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
 
     Arguments and parameters are upstream's, but a ``readout`` of your own is called as
     ``readout(h, adj)`` with (n_rows, out_dim) node features and the BatchedCSR. The statistics of
-    batch normalisation are those of all rows: real atoms in packed batches, phantom atoms too in
-    padded ones.
+    batch normalisation are those of all nodes: real atoms in packed batches, phantom atoms too in
+    folded and padded ones.
 
     Source:
         Kipf, Welling 2016 (arXiv:1609.02907); Chainer Chemistry 0.7.1, models/rsgcn.py.

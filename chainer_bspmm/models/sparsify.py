@@ -48,7 +48,7 @@ def sparsify(model: Link) -> Link:
         model (chainer.Link): a model or update link of Chainer Chemistry, or a link that contains
             some (GraphConvPredictor, Regressor, Classifier, a Chain of your own). An update link in
             a Chain of your own, with its three-dimensional features, needs
-            ``CSRConverter(layout='padded')``.
+            ``CSRConverter('padded')``.
 
     Returns:
         chainer.Link: the model. What is sparse already is left as it is. A model that an optimizer

@@ -7,24 +7,33 @@ import pytest
 
 from chainer_bspmm.models import METHODS
 from chainer_bspmm.models.set_up_predictor import REFUSED
+from chainer_bspmm.sparse.validate import LAYOUTS
 
 PAGE = (pathlib.Path(__file__).parents[2] / 'docs' / 'methods.md').read_text()
-ROWS = [line.split('|')[1:-1] for line in PAGE.splitlines() if line.startswith('| `')]
-CONVERTERS = {
-    name: converter.strip(' `')
-    for names, converter, *_ in ROWS
+LINES = [line.split('|')[1:-1] for line in PAGE.splitlines() if line.startswith('| `')]
+ROWS = {
+    name: [re.sub(r' *\[\d\]', '', cell).strip() for cell in cells]
+    for names, *cells in LINES
     for name in re.findall(r'`([*\w]+)`', names)
+    if len(cells) == 4
 }
+SWAPPED = ['yes', '`concat_mols`']
 
 
 @pytest.mark.parametrize('method', METHODS)
 def test_swapped(method):
     base, _, variant = method.partition('_')
-    converter = CONVERTERS.get(method) or CONVERTERS['*_' + variant]
-    assert base in CONVERTERS and not converter.startswith('refused')
-    assert ('n_node_columns=1' in converter) == (variant in ('cwle', 'gwle'))
+    *cells, layouts, captured = ROWS.get(method) or ROWS['*_' + variant]
+    assert base in ROWS and cells == SWAPPED and captured == 'yes'
+    assert sorted(re.split(', *', layouts)) == sorted(LAYOUTS)
 
 
 @pytest.mark.parametrize('method', REFUSED)
 def test_refused(method):
-    assert CONVERTERS[method].startswith('refused')
+    swapped, converter, *others = ROWS[method]
+    assert swapped.startswith('no: ') and [converter, *others] == ["upstream's", '', '']
+
+
+def test_no_other_methods():
+    labelled = {'*' + method[method.index('_') :] for method in METHODS if 'wle' in method}
+    assert set(ROWS) <= {*METHODS, *REFUSED, *labelled, 'mpnn'}
