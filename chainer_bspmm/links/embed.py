@@ -6,6 +6,7 @@ from chainer_chemistry.links import EmbedAtomID
 
 from chainer_bspmm.backend.check import adjacency
 from chainer_bspmm.functions.fused.embed_rows import embed_rows
+from chainer_bspmm.links.rows import node_shape
 
 
 def embed_atoms(embed, atom_array, adj):
@@ -17,7 +18,7 @@ def embed_atoms(embed, atom_array, adj):
     adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
         raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
-    lead = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
+    lead = node_shape(adj)
     is_ids = atom_array.dtype.kind in 'iu'
     if atom_array.shape[: len(lead)] != lead or atom_array.ndim != len(lead) + (not is_ids):
         raise ValueError(

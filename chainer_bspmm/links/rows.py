@@ -6,6 +6,11 @@ from chainer import functions
 from chainer_bspmm.backend import check
 
 
+def node_shape(adj):
+    """Return the shape of an array of one item for each node: (n_rows,), padded (n_graphs, N)."""
+    return (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
+
+
 def node_rows(h, adj):
     """Return features as (n_nodes, channels), and the shape of their nodes as given.
 
@@ -21,7 +26,7 @@ def node_rows(h, adj):
     lead = h.shape[:-1]
     if lead == (adj.n_rows,):
         return h, lead
-    if adj.layout != 'padded' or lead != (adj.n_graphs, adj.max_rows):
+    if lead != node_shape(adj):
         raise ValueError('h: expected a row for each node of %r, got shape %s' % (adj, h.shape))
     return functions.reshape(h, (adj.n_rows, h.shape[2])), lead
 
@@ -58,9 +63,7 @@ def real_nodes(is_real_node, adj, dtype):
     """
     if not isinstance(is_real_node, chainer.get_array_types()):
         raise TypeError('is_real_node: expected an array, got %s' % type(is_real_node).__name__)
-    shapes = [(adj.n_rows,)]
-    if adj.layout == 'padded':
-        shapes.append((adj.n_graphs, adj.max_rows))
+    shapes = list(dict.fromkeys([(adj.n_rows,), node_shape(adj)]))
     if is_real_node.shape not in shapes:
         raise ValueError(
             'is_real_node: expected shape %s to go with %r, got %s'

@@ -9,6 +9,7 @@ from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.linear import zero_unused
 from chainer_bspmm.links.rows import as_given
+from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.message_passing import MessagePassing
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -64,4 +65,4 @@ class GIN(MessagePassing, gin.GIN):
         adj = adj.astype(h.dtype)
         for step in range(self.n_update_layers):
             h = self.update_layers[0 if self.weight_tying else step](h, adj)
-        return as_given(h, (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else h.shape[:1])
+        return as_given(h, node_shape(adj))

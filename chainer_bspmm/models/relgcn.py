@@ -12,6 +12,7 @@ from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import RelGCNUpdate
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.linear import linear_rows
+from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -67,7 +68,7 @@ class RelGCN(SparseModel, relgcn.RelGCN):
         if is_ids:
             return embed_atoms(self.embed, x, adj)
         check.adjacency(adj)
-        lead = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
+        lead = node_shape(adj)
         if x.shape[:-1] != lead:
             raise ValueError(
                 'x: expected shape %s and one more dimension to go with %r, got %s'

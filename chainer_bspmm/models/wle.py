@@ -13,6 +13,7 @@ from chainer_chemistry.models.gwle import gwle_net
 
 from chainer_bspmm.links.embed import embed_ids
 from chainer_bspmm.links.linear import linear_rows
+from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.graph_conv_model import GraphConvModel
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -54,8 +55,8 @@ def _labels(wle_array, adj, n_wle_types):
             'wle_array: expected an array of a label for each atom, got %s'
             % type(wle_array).__name__
         )
+    shape = node_shape(adj)
     per_graph = adj.n_graphs, adj.max_rows - (adj.layout == 'folded')
-    shape = per_graph if adj.layout == 'padded' else (adj.n_rows,)
     # A converter cannot tell the last column of molecules of one size from labels of molecules.
     one_size = adj.n_rows == adj.n_graphs * adj.max_rows and not adj.has_spare
     if one_size and wle_array.shape == per_graph:
