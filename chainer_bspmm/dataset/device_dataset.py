@@ -119,7 +119,7 @@ class DeviceMolecules(Molecules):
             atoms, *labels = send([atoms] + labels, self.device)
             return atoms, adj.to_device(self.device), labels
         folded = layout == 'folded'
-        sizes, nnz = self.sizes[index] + folded, self.nnz[index]
+        sizes, nnz = build.rows_of(self.sizes[index], layout), self.nnz[index]
         n_rows, n_entries = int(sizes.sum()), int(nnz.sum())
         validate.fits_int32('nodes times relations', n_rows * self.n_relations)
         validate.fits_int32('non-zeros', n_entries)
@@ -277,7 +277,7 @@ class DeviceDataset(SparseDataset):
     Usable like any `SparseDataset`: indices, slices, splitters, SubDataset and
     ``chainer_bspmm.concat_mols``; parts of it share the arrays on the GPU. For packed and folded
     batches on this GPU the converter sends only the indices of the molecules. For other devices,
-    ``layout='padded'``, and packed batches that keep padding it gathers on the host, where the data
+    ``layout='padded'``, and batches that keep stored padding it gathers on the host, where the data
     set stays as well. The elements of examples are on the host. Pickled, it becomes the
     `SparseDataset`.
 

@@ -174,12 +174,10 @@ class Molecules:
         entries = _ranges(self.entry_starts[index], nnz)
         atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
-        weights, rows = None, self.full_sizes[index] if keep_padding else sizes
-        if layout == 'folded':
-            weights = build.row_weights(rows, self.padded_size(index, padded_to))
-            rows = rows + 1
-        elif layout == 'padded':
-            rows = numpy.full(index.size, self.padded_size(index, None))
+        n = self.padded_size(index, padded_to)
+        kept = self.full_sizes[index] if keep_padding else sizes
+        weights = build.row_weights(kept, n) if layout == 'folded' else None
+        rows = build.rows_of(kept, layout, n)
         row_offsets = build.starts_of(rows)
         if rows is not sizes:
             atoms, row_nnz = spread((atoms, row_nnz), sizes, rows)

@@ -166,10 +166,7 @@ def _fields(sizes, layout, padded_to, n_relations, entries, is_symmetric):
     weights = None
     if layout == 'folded':
         weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
-        sizes = sizes + 1
-    elif layout == 'padded':
-        sizes = numpy.full_like(sizes, sizes.max())
-    offsets = starts_of(sizes)
+    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
     n_rows = int(offsets[-1])
     validate.fits_int32('nodes times relations', n_rows * n_relations)
     validate.fits_int32('non-zeros', data.size)
@@ -186,6 +183,19 @@ def _fields(sizes, layout, padded_to, n_relations, entries, is_symmetric):
         'row_weights': weights,
         'padded_to': padded_to,
     }
+
+
+def rows_of(sizes, layout, n=None):
+    """Return how many rows graphs own, (n_graphs,).
+
+    Args:
+        sizes (array): (n_graphs,) their nodes.
+        layout (str): see `validate.LAYOUTS`.
+        n (int): N, to how many nodes padded graphs are padded.
+    """
+    if layout == 'padded':
+        return numpy.full_like(sizes, n)
+    return sizes + 1 if layout == 'folded' else sizes
 
 
 def row_weights(sizes, n):

@@ -10,10 +10,14 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import SparseExample
+from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-from chainer_bspmm.training import buffers as layouts
+from chainer_bspmm.training.buffers import batch_arrays
+from chainer_bspmm.training.buffers import buffers_of
 from chainer_bspmm.training.buffers import Capacities
+from chainer_bspmm.training.buffers import Form
 from chainer_bspmm.training.buffers import needs
 
 
@@ -31,7 +35,7 @@ class HostBatch:
             atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
-        self.form = layouts.Form.of(
+        self.form = Form.of(
             adj.n_graphs,
             adj.n_relations,
             adj.is_symmetric,
@@ -53,11 +57,11 @@ class HostBatch:
 
     def staged(self, capacity):
         """Return name -> (shape, dtype) of what is sent."""
-        return layouts.batch_arrays(self.form, capacity)
+        return batch_arrays(self.form, capacity)
 
     def write(self, views):
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
-        fill_buffers(layouts.buffers_of(views), *self._rows)
+        fill_buffers(buffers_of(views), *self._rows)
 
     source = gather = None
 
@@ -79,7 +83,7 @@ class DeviceBatch:
     def __init__(self, molecules, index, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
-        self.form = layouts.Form.of(
+        self.form = Form.of(
             index.size,
             molecules.n_relations,
             molecules.is_symmetric(index),
@@ -89,7 +93,7 @@ class DeviceBatch:
             layout,
             padded_to,
         )
-        sizes = rows_of(molecules.sizes[index], layout)
+        sizes = build.rows_of(molecules.sizes[index], layout)
         self.need = needs(sizes, molecules.nnz[index], molecules.max_atom_id)
 
     def arrays_on(self, device):
@@ -117,11 +121,6 @@ class DeviceBatch:
             buffers (Buffers): to be filled.
         """
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
-
-
-def rows_of(sizes, layout):
-    """Return how many rows packed or folded molecules of these sizes, an array, have."""
-    return sizes + 1 if layout == 'folded' else sizes
 
 
 class NoSparseBatch(TypeError):
@@ -160,7 +159,7 @@ def batch_of(examples, converter, device):
                 'converter: expected arrays on the host where device is None, got '
                 '%s' % type(array).__name__
             )
-    nodes = (adj.n_graphs, adj.max_rows) if adj.layout == 'padded' else (adj.n_rows,)
+    nodes = node_shape(adj)
     leads = [nodes] * (1 + n_node_columns) + [(adj.n_graphs,)] * (len(labels) - n_node_columns)
     for i, (array, lead) in enumerate(zip((atoms, *labels), leads)):
         if array.shape[: len(lead)] != lead:
@@ -197,5 +196,5 @@ def capacities(dataset, n_graphs, layout):
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
-    sizes = rows_of(molecules.sizes[order], layout)
+    sizes = build.rows_of(molecules.sizes[order], layout)
     return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)

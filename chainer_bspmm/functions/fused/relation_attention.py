@@ -197,9 +197,9 @@ def relation_attention(
     result is the mean over k. One node of the computational graph, differentiable to any order.
 
     If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
-    nodes, each as often as its row counts (``adj.row_weights``), and in padded layout the rows past
-    them; times the R relations unless ``within``. In Chainer Chemistry this is what a softmax over
-    a matrix of masked logits amounts to; here it is a mean.
+    rows, each as often as it counts (``adj.row_weights``), times the R relations unless ``within``.
+    In Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to; here it
+    is a mean.
 
     Dropout in training drops weights one by one, as Chainer Chemistry does, with one difference:
     all rows without edges of a graph share a draw for each slot and head, and a row that stands for
