@@ -287,15 +287,22 @@ def softmax_launch(n_rows, n_segments, n_channels, width):
         width (int): elements per vector.
     """
     n_vectors = n_channels // width
+    # A block at least: there may be rows of no segment.
+    n_units = max(n_segments, 1)
+    return _vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
+
+
+def _vector_threads(n_units, n_vectors, width, arguments):
+    """Plan a thread per (unit, vector), in blocks of as many columns as leave few threads idle."""
     tiles = -(-n_vectors // WARP)
     columns = -(-n_vectors // tiles)
     units = BLOCK // columns
     return Launch(
         (('VECTOR', width),),
-        (max(-(-n_segments // units), 1), min(tiles, MAX_GRID_Y), 1),
+        (-(-n_units // units), min(tiles, MAX_GRID_Y), 1),
         (columns, units, 1),
         0,
-        (numpy.int32(n_segments), numpy.int32(n_rows), numpy.int32(n_vectors)),
+        tuple(map(numpy.int32, arguments)),
     )
 
 
@@ -327,15 +334,7 @@ def film_launch(n_units, n_channels, width, n_relations):
         n_relations (int): R.
     """
     n_vectors = n_channels // width
-    columns = min(n_vectors, WARP)
-    units = BLOCK // columns
-    return Launch(
-        (('VECTOR', width),),
-        (-(-n_units // units), min(-(-n_vectors // columns), MAX_GRID_Y), 1),
-        (columns, units, 1),
-        0,
-        tuple(map(numpy.int32, (n_units, n_vectors, n_relations))),
-    )
+    return _vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
 
 
 # The default limit of a block on every GPU, 48 KB, minus the kernel's static shared memory.
