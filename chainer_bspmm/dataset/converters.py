@@ -72,7 +72,7 @@ class CSRConverter(chainer.dataset.Converter):
         self.layout = layout
         self.padded_to = padded_to
         self.n_node_columns = n_node_columns
-        self.strip_padding = strip_padding
+        self.strip_padding = None if strip_padding is None else bool(strip_padding)  # of NumPy, too
 
     def __call__(self, batch: Any, device: Any = None) -> tuple:
         """Convert a batch.

@@ -51,7 +51,7 @@ class SparseModel(Sparse):
                     type(self).__name__,
                     layout,
                     _size(padded_to),
-                    adj.layout,
+                    'padded' if adj.layout == 'unfolded' else adj.layout,
                     _size(given[1]),
                     layout,
                     more,

@@ -416,7 +416,7 @@ LONE_IONS = molecules((3, 2)) + [
 def test_ids_that_begin_at_0():
     """An isolated atom of id 0 is a molecule, unless it is padding."""
     for data_set in (LONE_IONS, to_sparse(LONE_IONS)):
-        for strip, n_rows in ((True, 5), (False, 6)):
+        for strip, n_rows in ((True, 5), (False, 6), (numpy.bool_(False), 6)):
             atoms, adj, _ = CSRConverter('packed', strip_padding=strip)(data_set)
             assert len(atoms) == adj.n_rows == n_rows and adj.n_graphs == 3
         with pytest.raises(ValueError) as error:

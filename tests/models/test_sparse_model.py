@@ -116,6 +116,14 @@ def test_one_warning_for_each_model():
     assert layout_of(again) == ('packed', None) and len(predicted(again, PADDED)[1]) == 1
 
 
+def test_padded_batches_of_a_captured_step():
+    """They lie in rows, which the container calls unfolded; the user asked for padded ones."""
+    atoms, adj = PADDED(EXAMPLES)[:2]
+    model = trained(sparsify(regressor()), PACKED).predictor
+    with chainer.using_config('train', False), pytest.warns(UserWarning, match='on padded ones'):
+        model(atoms.ravel(), adj.replace(layout='unfolded'))
+
+
 def test_training_goes_on_with_another_layout():
     model = trained(trained(sparsify(regressor()), PACKED), PADDED)
     assert layout_of(model) == ('folded', None)
