@@ -1,7 +1,9 @@
 """What holds for every model: its constructor is upstream's, inputs, float16, refusals."""
 
+import gc
 import inspect
 import pickle
+import weakref
 
 import numpy
 import pytest
@@ -155,6 +157,25 @@ def test_calls_do_not_depend_on_the_calls_before(device, name):
     expected = model(*first).array
     model(*packed(name, examples_of(name, (3, 4)), device))  # another number of nodes
     assert (model(*first).array == expected).all()
+
+
+@every_model
+def test_nothing_that_is_kept_with_a_batch_refers_back_to_it(device, name):
+    """A cycle would keep the device memory of both until the garbage collector finds it."""
+    model = parity.swapped(dense_model(name), device)
+    batch = parity.converters_of(CASES[name])['folded'](examples_of(name), device)
+    adj = weakref.ref(batch[1])
+    gc.collect()
+    gc.disable()
+    try:
+        y = model(*batch)
+        y.grad = y.array
+        y.backward()
+        del batch, y
+        getattr(model, 'reset_state', int)()  # a state holds the graph of the last call
+        assert adj() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize('name', [name for name in BASE if name != 'RelGCN'] + ['GGNN_GWM'])
