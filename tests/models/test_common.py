@@ -222,27 +222,28 @@ def test_is_real_node_in_packed_batches(device, name):
     assert relative_error(actual.array, expected) < 1e-5
 
 
+@pytest.mark.parametrize('layout', ['packed', 'folded'])
 @pytest.mark.parametrize('dtype', ['float16', 'mixed16'])
 @pytest.mark.parametrize('name', BASE[:-1] + ('GGNN_GWM', 'RSGCN_GWM', 'GIN_CWLE'))
-def test_half_precision(device, name, dtype):
+def test_half_precision(device, name, dtype, layout):
     """The whole model in one of Chainer's float16 modes, against the float32 model's answer."""
-    examples = examples_of(name)
+    examples, converter = examples_of(name), parity.converters_of(CASES[name])[layout]
     with chainer.using_config('dtype', chainer.mixed16 if dtype == 'mixed16' else numpy.float16):
         numpy.random.seed(0)
         model = ours(name)
         model.to_device(device)
         batch = tuple(
             x.astype('e') if getattr(x, 'dtype', None) == numpy.float32 else x
-            for x in packed(name, examples, device)
+            for x in converter(examples, device)
         )
         y = model(*batch)
         chainer.functions.sum(y).backward()
     reference = ours(name)
-    reference(*packed(name, examples))
+    reference(*converter(examples, -1))
     halves = dict(model.namedparams())
     for path, parameter in reference.namedparams():
         parameter.array[...] = cuda.to_cpu(halves[path].array)
-    expected = reference(*packed(name, examples)).array
+    expected = reference(*converter(examples, -1)).array
     assert y.dtype == numpy.float16
     assert relative_error(y.array, expected) < 2e-2  # about twenty roundings of 2**-11
     with_gradient = [p for p in model.params() if p.grad is not None]
