@@ -14,6 +14,7 @@ from chainer_bspmm.training.buffers import Capacities
 from chainer_bspmm.training.buffers import Capacity
 from chainer_bspmm.training.buffers import needs
 from chainer_bspmm.training.buffers import STEP
+from chainer_bspmm.training.programs import Programs
 from tests.support.training import BATCH
 from tests.support.training import molecules as examples
 
@@ -232,3 +233,25 @@ def test_padded_batches_share_buffers():
     ]
     assert len(set(chosen)) <= 4
     assert chosen[-1].rows <= 1.2 * 12 * BATCH + STEP
+
+
+@pytest.mark.parametrize('layout, more', [('packed', 0), ('folded', 1)])
+def test_a_folded_molecule_has_a_row_more(layout, more):
+    data_set, convert = to_sparse(examples(400)), CSRConverter(layout)
+    found = batches.capacities(data_set, BATCH, layout)
+    batch = batches.batch_of(data_set[:BATCH], convert, None)
+    capacity = found.of(batch.need)
+    assert capacity.max_rows == data_set.molecules.sizes.max() + more
+    n_rows = BATCH * (data_set.molecules.sizes.mean() + more)
+    assert max(n_rows, batch.need.rows) < capacity.rows < 1.5 * n_rows + STEP
+
+
+def test_layouts_have_sizes_of_their_own():
+    """A padded batch has more rows; packed ones after it do not get them as well."""
+    data_set, programs = to_sparse(examples(400)), Programs('step')
+    rows = {}
+    for layout in ('padded', 'folded', 'packed'):
+        batch = batches.batch_of(data_set[:100], CSRConverter(layout), None)
+        rows[layout] = programs.capacity(batch.form, batch.need, data_set).rows
+        assert rows[layout] == batches.capacities(data_set, 100, layout).of(batch.need).rows
+    assert rows['padded'] > rows['folded'] > rows['packed']

@@ -19,6 +19,7 @@ from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
 
+from chainer_bspmm.models import layout_of
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import GraphUpdater
 from tests.support import parity
@@ -117,6 +118,7 @@ def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap
     # Losses were compared with and without spare rows, gradients not yet.
     expected, found = trained
     assert_same_update(found, expected, dict.fromkeys('efd', bound))
+    assert layout_of(found) == layout_of(expected) is not None
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
