@@ -560,3 +560,13 @@ def test_numbers_of_a_model(sizes, out_size, ids, padded_to):
         assert actual.keys() == expected.keys()
         for name in actual:
             assert relative_error(actual[name], expected[name]) < 1e-12, name
+
+
+def test_kept_atoms_of_id_0_are_no_part_of_the_weight():
+    """Data sets keep only the number of such atoms."""
+    for data_set in (LONE_IONS, to_sparse(LONE_IONS)):
+        converter = CSRConverter(padded_to=2, strip_padding=False)
+        atoms, adj, _ = converter(data_set)
+        assert numpy.diff(adj.row_offsets).tolist() == [4, 3, 2]
+        assert adj.row_weights.tolist() == [1, 1, 1, 0, 1, 1, 0, 1, 1]
+        assert atoms.shape == (adj.n_rows,) and adj.to_dense().shape == (3, 4, 4)
