@@ -132,6 +132,15 @@ def test_kinds_of_data(device, graphs, make, no_warnings):
     assert relative_error(values, expected) < 1e-5 and graphs.n_launches
 
 
+def test_padded_batches_of_growing_molecules_share_graphs(device, graphs, no_warnings):
+    """The largest molecule of a batch decides how many rows there are."""
+    model = model_of(device, 'GGNN')
+    data_set = to_sparse(sorted(molecules(160, 4), key=lambda example: len(example[0])))
+    converter = chainer_bspmm.CSRConverter('padded')
+    _, values, _ = collected(captured_predict(model, data_set, batch_size=8, converter=converter))
+    assert len(values) == 160 and graphs.n_captures <= 6
+
+
 @pytest.mark.parametrize('trained_with', [None, ('packed', None), ('folded', 20)])
 def test_the_layout_that_the_model_was_trained_with(device, graphs, trained_with, no_warnings):
     model, examples = model_of(device, 'GGNN'), molecules(40, 4)

@@ -241,6 +241,10 @@ COPIES = {
     'split_axis': (lambda x: sum(functions.split_axis(x, 9, axis=1)), [(5, 18)]),
     'accuracy': (labelled(functions.accuracy, ignore_label=-1), [(9, 4)]),
     'accuracy of all': (lambda x: functions.accuracy(x, x.xp.arange(9, dtype='i') % 4), [(9, 4)]),
+    'accuracy without a class': (
+        lambda x: functions.accuracy(x, x.xp.arange(9, dtype='i') % 2, ignore_label=0),
+        [(9, 2)],
+    ),
     'accuracy of none': (
         lambda x: functions.accuracy(x, x.xp.full(9, -1, 'i'), ignore_label=-1),
         [(9, 4)],
