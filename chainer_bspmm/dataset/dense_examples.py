@@ -60,9 +60,12 @@ def count_node_columns(found, last_too=False):
     """Return how many of the first columns of labels have a row for each atom.
 
     Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
-    column of one-dimensional integer arrays counts, and the last column only with `last_too`.
+    column of one-dimensional integer arrays counts, and the last column only with `last_too`; and
+    no column of molecules of one atom, as labels of one number are frequent.
     """
     one_size = len(set(found.full_sizes)) == 1
+    if one_size and found.full_sizes[0] == 1:
+        return 0
     for i, column in enumerate(found.labels):
         if any(
             getattr(values, 'shape', ())[:1] != (n,) for values, n in zip(column, found.full_sizes)
@@ -79,13 +82,15 @@ def count_node_columns(found, last_too=False):
 def is_padding(atoms, full_sizes):
     """Return whether trailing atoms of id 0 without bonds can be nothing but padding.
 
-    Padding makes all molecules of a data set equally large, and its id is that of no atom.
+    Padding makes all molecules of a data set equally large, which a single one does not show, and
+    its id is that of no atom.
 
     Args:
         atoms (array): ids of all molecules, those atoms left out; or features.
         full_sizes (sequence of int): nodes of every molecule, those atoms included.
     """
-    return len(set(full_sizes)) <= 1 and bool(atoms.ndim != 1 or atoms.all())
+    are_equal = len(full_sizes) != 1 and len(set(full_sizes)) <= 1
+    return are_equal and bool(atoms.ndim != 1 or atoms.all())
 
 
 def refuse_loss(sizes, full_sizes, n_rows):

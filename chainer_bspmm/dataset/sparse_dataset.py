@@ -205,8 +205,11 @@ def to_sparse(dataset: Any) -> SparseDataset:
         molecules = Molecules.concatenate(parts)
     except ValueError as error:
         raise ValueError('dataset: %s' % error) from None
-    molecules.labels = [
-        dense_examples.stack(list(itertools.chain(*column)), 'dataset', 2 + i)
-        for i, column in enumerate(zip(*columns))
-    ]
+    try:
+        molecules.labels = [
+            dense_examples.stack(list(itertools.chain(*column)), 'dataset', 2 + i)
+            for i, column in enumerate(zip(*columns))
+        ]
+    except ValueError as error:
+        raise ValueError('%s; labels of atoms need the dense data set' % error) from None
     return SparseDataset(molecules)

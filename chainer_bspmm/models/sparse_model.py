@@ -58,6 +58,11 @@ class SparseModel(Sparse):
                 )
             )
 
+    def serialize(self, serializer):
+        super().serialize(serializer)
+        if isinstance(serializer, chainer.Deserializer):
+            self.trained_with = None  # a snapshot does not say
+
     def _padding_counts(self):
         """Return whether a prediction depends on phantom atoms."""
         return True
@@ -68,14 +73,26 @@ def _size(padded_to):
 
 
 def remember_dense_training(model: SparseModel) -> None:
-    """Note that a model was trained before it was swapped, on the padded batches of upstream.
+    """Note that a model was trained as upstream's, on padded batches, before it was swapped.
 
-    Known from the optimizer's counts, which a pickle keeps.
+    Known from the optimizer's counts, which a pickle keeps, if they are others than when
+    :func:`leave_note` was called.
     """
-    if model.trained_with is None and any(
-        param.update_rule is not None and param.update_rule.t for param in model.params()
-    ):
-        model.trained_with = 'folded', None
+    trained_with, n_updates = vars(model).pop('_when_densified', (None, 0))
+    if _n_updates(model) != n_updates:
+        trained_with = 'folded', None
+    if trained_with is not None:
+        model.trained_with = trained_with
+
+
+def leave_note(model: SparseModel) -> None:
+    """Keep what a model was trained with until it is swapped again."""
+    model._when_densified = vars(model).pop('trained_with', None), _n_updates(model)
+
+
+def _n_updates(model):
+    rules = (param.update_rule for param in model.params())
+    return max((rule.t for rule in rules if rule is not None), default=0)
 
 
 def layout_of(model: chainer.Link) -> tuple[str, int | None] | None:

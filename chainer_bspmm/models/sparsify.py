@@ -21,6 +21,7 @@ from chainer_bspmm.models.refusals import UNSWAPPED
 from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
+from chainer_bspmm.models.sparse_model import leave_note
 from chainer_bspmm.models.sparse_model import remember_dense_training
 from chainer_bspmm.models.sparse_model import SparseModel
 
@@ -106,6 +107,8 @@ def densify(model: Link) -> Link:
                 )
             swaps.append((link, kind.upstream))
     for link, kind in swaps:
+        if isinstance(link, SparseModel):
+            leave_note(link)
         link.__class__ = kind
     return model
 

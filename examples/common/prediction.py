@@ -53,7 +53,7 @@ def converter_for(settings, layout=None, dense=False):
     padded_to = settings['padded_to'] if layout == 'folded' else None
     if (layout == 'packed', padded_to) != trained:
         print(
-            'Warning: the model was trained on %s batches%s; predictions from %s ones differ'
+            'Warning: the model was trained on %s batches%s; predictions from %s ones may differ'
             % (
                 settings['layout'],
                 ' of %d atoms a molecule' % trained[1] if trained[1] else '',
@@ -68,6 +68,12 @@ def molecules(args, settings, task, read, failed_file):
     """Return what to predict: (data set, table, the rows of the table that the data set holds)."""
     method = settings['method']
     if args.smiles:
+        if settings['padded_to'] is None and settings['layout'] != 'packed':
+            print(
+                'Note: a prediction may depend on the molecules given beside it, as in Chainer '
+                'Chemistry; not if the model is trained with --padded-to largest',
+                file=sys.stderr,
+            )
         table = data.typed_smiles(args.smiles, task.names)
         dataset, kept, failures = data.preprocess(table, method, task.labels(table), args.dense)
         data.report_failures(failures, failed_file)

@@ -22,7 +22,7 @@ def test_dense_and_sparse_runs_are_kept(tmp_path, capsys):
     for pair in found['methods'].values():
         assert [pair[name]['dense'] for name in ('dense', 'sparse')] == [True, False]
         dense, sparse = (dict(pair[name]['settings']) for name in ('dense', 'sparse'))
-        assert (dense.pop('layout'), sparse.pop('layout')) == ('dense', 'packed')
+        assert (dense.pop('layout'), sparse.pop('layout')) == ('dense', 'folded')
         assert dense == sparse and sparse['n_molecules'] == 300
         for result in pair.values():
             assert len(result['log']) == result['epochs'] == 1

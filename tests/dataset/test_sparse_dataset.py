@@ -59,7 +59,7 @@ def tuple_data_set(examples):
 @pytest.mark.parametrize('out_size', [None, 7])
 def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, out_size):
     examples = molecules(SIZES, n_labels, out_size, n_relations)
-    sparse, converter = to_sparse(examples), CSRConverter(layout)
+    sparse, converter = to_sparse(examples), CSRConverter(layout, strip_padding=True)
     for index in ([0, 1, 2, 3, 4, 5, 6], [5], [3], [6, 0, 3, 0, 2]):
         expected = converter([examples[i] for i in index])
         assert_same_batch(converter([sparse[i] for i in index]), expected)

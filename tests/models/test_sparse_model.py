@@ -180,6 +180,22 @@ def test_densify_leaves_it():
     assert layout_of(sparsify(model)) == ('packed', None)
 
 
+def test_training_goes_on_as_upstreams():
+    model = densify(trained(sparsify(regressor()), PACKED))
+    model = pickle.loads(pickle.dumps(model))
+    for param in model.params():
+        param.update_rule.t += 1  # as steps of the optimizer do
+    assert layout_of(sparsify(model)) == ('folded', None)
+
+
+def test_a_snapshot_loaded_over_a_trained_model(tmp_path):
+    model = trained(sparsify(regressor()), PACKED)
+    chainer.serializers.save_npz(tmp_path / 'model.npz', model)
+    assert layout_of(model) == ('packed', None)
+    chainer.serializers.load_npz(tmp_path / 'model.npz', model)
+    assert layout_of(model) is None
+
+
 def test_several_models():
     packed, padded = trained(sparsify(regressor()), PACKED), trained(sparsify(regressor()), PADDED)
     assert layout_of(chainer.ChainList(packed, sparsify(regressor()))) == ('packed', None)
