@@ -60,12 +60,10 @@ def count_node_columns(found, last_too=False):
     """Return how many of the first columns of labels have a row for each atom.
 
     Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
-    column of one-dimensional integer arrays counts, and the last column only with `last_too`; and
-    no column of molecules of one atom, as labels of one number are frequent.
+    column of one-dimensional integer arrays counts, and the last column, or one of molecules of one
+    atom, only with `last_too`.
     """
     one_size = len(set(found.full_sizes)) == 1
-    if one_size and found.full_sizes[0] == 1:
-        return 0
     for i, column in enumerate(found.labels):
         if any(
             getattr(values, 'shape', ())[:1] != (n,) for values, n in zip(column, found.full_sizes)
@@ -73,7 +71,7 @@ def count_node_columns(found, last_too=False):
             return i
         if one_size and (
             any(values.ndim != 1 or values.dtype.kind not in 'iu' for values in column)
-            or (i == len(found.labels) - 1 and not last_too)
+            or (not last_too and (i == len(found.labels) - 1 or found.full_sizes[0] == 1))
         ):
             return i
     return len(found.labels)
