@@ -81,6 +81,63 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     return _module(u).bsddmm(adj, u, v)
 
 
+def layer_of(x: Any, given: dict, n_relations: int, loop: bool, activation: str) -> Any:
+    """Describe a layer of a graph convolution, if that is one launch.
+
+    Args:
+        x (array): (n_rows, in_channels) features.
+        given (dict): W (out_channels * R, in_channels), W_self (out_channels, in_channels), b
+            (out_channels * R,), b_self (out_channels,), those that there are.
+        n_relations (int): R. loop (bool): whether the first matrix has ones added to its diagonal.
+        activation (str): ``'identity'``, ``'relu'`` or ``'tanh'``.
+
+    Returns:
+        cuda.policy.Layer or None: None on a host, and where the matrices do not fit into the shared
+        memory of a GPU.
+    """
+    if isinstance(x, cuda.ndarray):
+        return gpu.layer_of(x, given, n_relations, loop, activation)
+    return None
+
+
+def layer(
+    layer: Any, rows: Any, x: Any, given: dict, dropout_ratio: float = 0.0, draw: Any = None
+) -> Any:
+    """Compute a layer: :func:`~chainer_bspmm.functions.fused.graph_linear.graph_linear` on arrays.
+
+    Args:
+        layer, x, given: of :func:`layer_of`.
+        rows (BatchedCSR or None): (n_rows * R) x n_rows, ``sparse.relations.relation_rows``.
+        dropout_ratio (float): of the rectified result. draw: (seed, stream, counter) of a step.
+
+    Returns:
+        array: (n_rows, out_channels), of x's dtype.
+    """
+    return gpu.layer(layer, rows, x, given, dropout_ratio, draw)
+
+
+def layer_grad(
+    layer: Any,
+    rows: Any,
+    x: Any,
+    y: Any,
+    gy: Any,
+    given: dict,
+    dropout_ratio: float = 0.0,
+    has_features: bool = True,
+) -> dict:
+    """Compute the gradients of :func:`layer`, given its result and the gradient by that.
+
+    Args:
+        rows (BatchedCSR or None): ``sparse.relations.transposed_rows``.
+        has_features (bool): whether the gradient by x is wanted.
+
+    Returns:
+        dict: name -> gradient, of x and of all parameters; those are :func:`sum_partials`.
+    """
+    return gpu.layer_grad(layer, rows, x, y, gy, given, dropout_ratio, has_features)
+
+
 def edge_film(adj: BatchedCSR, messages: Any, film: Any) -> Any:
     """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
 

@@ -68,6 +68,46 @@ CONSTANTS = {
             ('BY_MESSAGES', 0),
         )
     ],
+    'graph_linear': [
+        (
+            ('QUADS', int(name != 'degrees')),
+            ('ROWS', rows),
+            ('THREADS', threads),
+            ('SPLITS', 1),
+            ('WIDTH_IN', width_in),
+            ('WIDTH_OUT', width_out),
+            ('RELATIONS', relations),
+            ('SELF', has_self),
+            ('LOOP', int(name == 'loop')),
+            ('RELATION_BIAS', int(name == 'relations')),
+            ('BIASES', 6 if name == 'degrees' else has_self),
+            ('BY_RELATION', int(name == 'degrees')),
+            ('ACTIVATION', activation),
+            ('BACKWARD', is_backward),
+            ('WEIGHTED', int(name != 'relations')),
+            ('DROPOUT', int(activation == 'RELU')),
+            ('FEATURES', 1),
+        )
+        # As much as a thread may hold in registers.
+        for (
+            name,
+            rows,
+            threads,
+            width_in,
+            width_out,
+            relations,
+            has_self,
+            activation,
+            is_backward,
+        ) in (
+            ('relations', 32, 256, 32, 64, 4, 1, 'TANH', 0),
+            ('degrees', 16, 512, 33, 30, 6, 0, 'SIGMOID', 1),
+            ('relations', 16, 256, 64, 64, 4, 1, 'TANH', 1),
+            ('loop', 32, 256, 64, 96, 1, 0, 'RELU', 1),
+            ('degrees', 16, 256, 16, 16, 6, 0, 'SIGMOID', 1),
+            ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
+        )
+    ],
     'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
     'layer_norm': [
         (('LANES', lanes), ('GRADIENT', gradient))
@@ -94,6 +134,7 @@ CONSTANTS = {
     ],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
+    'relation_rows': [()],
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
