@@ -21,6 +21,8 @@ static_assert(PER == 4 || PER == 8, "a thread's elements are quads");
 constexpr int MAPS = STATE ? 3 : 2;
 constexpr int TILE = 8 * PER, THREADS = 256, GROUPS = 4, CHUNK = 32;
 constexpr int QUADS = PER / 4;
+// Blocks that registers must be enough for; copies of single elements need a few more.
+constexpr int RESIDENT = VECTOR > 1 ? 2 : 1;
 
 constexpr int tiles(int n) { return (n + TILE - 1) / TILE; }
 
@@ -72,7 +74,7 @@ __device__ inline void load(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) gated_weights(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
     const STORAGE *__restrict__ g, const STORAGE *__restrict__ x, const STORAGE *__restrict__ m,
     const STORAGE *__restrict__ s, const STORAGE *__restrict__ reset, Real *__restrict__ partials,
     const int n_rows, const int each)

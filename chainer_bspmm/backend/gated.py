@@ -1,4 +1,4 @@
-"""Gates and steps of gated recurrent units on CuPy arrays: kernels/gated_step.cu, gated_weights.cu."""
+"""Gates and steps of gated recurrent units on CuPy arrays: gated_step.cu and gated_weights.cu."""
 
 import functools
 import math

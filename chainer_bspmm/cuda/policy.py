@@ -367,8 +367,8 @@ def _transpose_bytes(max_cols, max_nnz, warps):
 # Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
 # about 256: the fewest rows for which there is a multiprocessor for each block, or the last.
 GATED_ROWS = ((8, 8), (16, 4), (20, 4), (32, 2))
-# Elements of a sum whose weights are in shared memory, and how many such chunks there are. Of blocks
-# that have a multiprocessor for themselves, only the copies ahead hide how long copies take.
+# Elements of a sum whose weights are in shared memory, and how many such chunks there are. Where a
+# block has a multiprocessor to itself, only copies ahead of their use hide how long they take.
 GATED_CHUNKS = ((32, 3), (32, 2), (16, 2))
 MAX_GATED_BLOCK = 512  # threads have about a hundred registers
 QUAD = 4  # elements that the kernel loads from shared memory at once, and what it pads with
