@@ -242,12 +242,12 @@ def _standardize(inverse, scaler, step, x, axis=1):
 
 def _mean_and_deviation(scaler, n_features):
     """Return what to subtract and to divide by; 0 and 1 for features that are not scaled."""
-    xp, std = scaler.xp, scaler.std.astype(numpy.float32, copy=False)
     if scaler.indices is None:
-        return scaler.mean, std
+        return scaler.mean, scaler.std
+    xp = scaler.xp
     means, deviations = xp.zeros(n_features, xp.float32), xp.ones(n_features, xp.float32)
     means[scaler.indices] = scaler.mean
-    deviations[scaler.indices] = std
+    deviations[scaler.indices] = scaler.std
     return means, deviations
 
 
