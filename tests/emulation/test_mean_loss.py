@@ -7,7 +7,10 @@ import chainer
 from chainer import functions
 
 from chainer_bspmm.backend import gpu
+from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import step
+from chainer_bspmm.training import chainer_nodes
 
 from tests.emulation.kernel_cases import DTYPES
 
@@ -136,3 +139,28 @@ def test_rows_that_lie_apart(device):
     loss, _ = gpu.mean_loss('SQUARED_ERROR', device.put(x)[::2], device.put(t)[:, ::-1][::2], 24)
     d = x[::2].astype('d') - t[:, ::-1][::2]
     assert_close(loss, (d**2).mean(), 'f')
+
+
+def test_a_classifier_s_step_is_three_launches(device, monkeypatch):
+    """Loss, accuracy and gradient, by Chainer's functions."""
+    monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (128, 12))
+
+    def results(x, t):
+        variable = chainer.Variable(x)
+        loss = functions.sigmoid_cross_entropy(variable, t)
+        accuracy = functions.binary_accuracy(variable, t)
+        loss.grad = numpy.ones_like(loss.array)
+        loss.backward()
+        return loss.array, accuracy.array, variable.grad
+
+    with chainer_nodes.under_way(step.Step(None, 0, None)):
+        actual = results(device.put(x), device.put(t))
+    kinds = [(launch['KIND'], launch['GRADIENT']) for launch in device.launched]
+    assert kinds == [
+        ('SIGMOID_CROSS_ENTROPY', 0),
+        ('BINARY_ACCURACY', 0),
+        ('SIGMOID_CROSS_ENTROPY', 1),
+    ]
+    for one, other in zip(actual, results(x, t)):
+        assert_close(one, other, 'f')
