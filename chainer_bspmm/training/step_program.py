@@ -8,6 +8,7 @@ import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.training import chainer_nodes
+from chainer_bspmm.training import gradients
 from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import blame
 from chainer_bspmm.training.programs import CannotCapture
@@ -41,6 +42,7 @@ class StepProgram(Program):
         super().__init__(context, batch, capacity, n_numbers)
         self._deterministic = True
         self._puts_sums_off = False  # found by a trial
+        self._one = gradients.One(context.device)
         self._reported = {}  # what the graph writes: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
@@ -238,12 +240,15 @@ class StepProgram(Program):
         ):
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
+            self._one.give(loss)
             with _gradients_kept(context.guards.other_params):
                 self._backward(loss)
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
             del loss
-            context.optimizer.reallocate_cleared_grads()
+            params = list(target.params(include_uninit=False))
+            self._one.take_back(params)
+            gradients.zero_missing(params)
             if context.fused is not None:
                 context.fused.launch(self._inputs.numbers)
         return reported, self._gradients_now()

@@ -425,6 +425,64 @@ def updated(device):
     return flat(device.reachable), flat([expected, hooked, expected[:3], hooked[:3]])
 
 
+def summed_by_type(device):
+    """Two runs, two blocks of channels and, of doubles, two of types; some rows are of no type."""
+    rng = numpy.random.RandomState(0)
+    ids, gy = rng.randint(-3, 203, 150).astype('i'), integers((150, 35), 'd')
+    ids[20:60] = 3
+    expected = numpy.zeros((200, 35))
+    is_type = (ids >= 0) & (ids < 200)
+    numpy.add.at(expected, ids[is_type], gy[is_type])
+    with mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]):
+        result = gpu.embed_grad(device.put(ids), device.put(gy), 200)
+    return result.reshape(expected.shape), expected
+
+
+def _loss(device, gradient):
+    """Of blocks of 64 elements, the last with one."""
+    rng = numpy.random.RandomState(0)
+    x, t = integers((3, 43), 'f'), rng.randint(-1, 2, (3, 43)).astype('i')
+    x = x.astype('d') * 100  # the exponential is 0, or 1
+    n = (t != -1).sum()
+    if gradient:
+        gy, count = device.put(numpy.full((), n, 'd')), device.put(numpy.asarray(n))
+        loss = gpu.mean_loss_grad('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t), gy, count)
+        return loss, (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t)
+    launches = policy.loss_launches.__wrapped__
+    with mock.patch.multiple(policy, LOSS_CHUNK=64, loss_launches=launches):
+        loss, count = gpu.mean_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
+    terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
+    return flat([loss, count]), flat([terms.sum() / n, n])
+
+
+def cross_entropy(device):
+    return _loss(device, gradient=False)
+
+
+def cross_entropy_gradient(device):
+    return _loss(device, gradient=True)
+
+
+def absolute_error(device):
+    """With NaN, and 0."""
+    d = integers((7, 9), 'd', {'d': 3})
+    t = integers((7, 9), 'd', seed=1)
+    x = d + t
+    t[2] = numpy.nan
+    d[2] = 0
+    return (
+        gpu.mean_loss('ABSOLUTE_ERROR', device.put(x), device.put(t), 4, ignore_nan=True)[0],
+        numpy.asarray(abs(d).sum() / 4),
+    )
+
+
+def squared_error_gradient(device):
+    x, t = (integers((7, 20), 'd', seed=seed) for seed in (0, 1))
+    gy = device.put(numpy.full((), 2.0))
+    arguments = device.put(x), device.put(t), gy, 4
+    return gpu.mean_loss_grad('SQUARED_ERROR', *arguments), x - t
+
+
 # kernel -> what uses it; the first of them goes through most of its code.
 KERNELS = {
     'bspmm_csr': (pipelined, product),
@@ -446,4 +504,6 @@ KERNELS = {
     'dropout': (dropped,),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
+    'embed_grad': (summed_by_type,),
+    'mean_loss': (cross_entropy, cross_entropy_gradient, absolute_error, squared_error_gradient),
 }
