@@ -1,14 +1,24 @@
 """Where a captured step's batch comes from: the host, or a data set on the same GPU."""
 
+import collections
+import operator
+import weakref
+
 import numpy
 
+from chainer.backends import cuda
 from chainer.dataset import convert
 from chainer.datasets import SubDataset
+from chainer.iterators import _statemachine
+from chainer.iterators import SerialIterator
 
 from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.dataset.device_dataset import DeviceDataset
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.device_dataset import SHARE
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import locate
+from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
@@ -17,6 +27,7 @@ from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training.buffers import batch_arrays
 from chainer_bspmm.training.buffers import buffers_of
 from chainer_bspmm.training.buffers import Capacities
+from chainer_bspmm.training.buffers import Capacity
 from chainer_bspmm.training.buffers import Form
 from chainer_bspmm.training.buffers import needs
 
@@ -83,18 +94,27 @@ class DeviceBatch:
     def __init__(self, molecules, index, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
-        self.form = Form.of(
-            index.size,
-            molecules.n_relations,
-            molecules.is_symmetric(index),
-            molecules.atoms,
-            molecules.data,
-            molecules.labels,
-            layout,
-            padded_to,
-        )
-        sizes = build.rows_of(molecules.sizes[index], layout)
-        self.need = needs(sizes, molecules.nnz[index], molecules.max_atom_id)
+        tables = _tables_of(molecules)
+        sizes = tables.sizes.take(index, axis=1)
+        rows, entries = numpy.add.reduce(sizes, axis=1).tolist()
+        max_rows, max_entries = numpy.maximum.reduce(sizes, axis=1).tolist()
+        if layout == 'folded':
+            rows, max_rows = rows + index.size, max_rows + 1
+        self.need = Capacity(rows, entries, max_rows, max_entries, tables.max_atom_id)
+        is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
+        key = index.size, is_symmetric, layout, padded_to
+        self.form = tables.forms.get(key)
+        if self.form is None:
+            self.form = tables.forms[key] = Form.of(
+                index.size,
+                molecules.n_relations,
+                is_symmetric,
+                molecules.atoms,
+                molecules.data,
+                molecules.labels,
+                layout,
+                padded_to,
+            )
 
     def arrays_on(self, device):
         atoms, adj, labels = self._molecules.batch(self._index, *self._layout)
@@ -123,26 +143,160 @@ class DeviceBatch:
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
 
+# What batches of some molecules on a GPU need: sizes, (2, M), nodes and entries of every molecule;
+# whether all are symmetric; forms, a dict of those that batches had.
+_Tables = collections.namedtuple('_Tables', 'sizes max_atom_id are_symmetric forms')
+_tables = weakref.WeakKeyDictionary()
+
+
+def _tables_of(molecules):
+    found = _tables.get(molecules)
+    if found is None:
+        found = _tables[molecules] = _Tables(
+            numpy.stack([molecules.sizes, molecules.nnz]),
+            -1 if molecules.max_atom_id is None else molecules.max_atom_id,
+            molecules.n_relations == 1 and bool(molecules.symmetric.all()),
+            {},
+        )
+    return found
+
+
+class Resident:
+    """The copy on a GPU of a data set's molecules, of which batches are gathered there.
+
+    Their arrays become read-only: the copy would not follow a change. All that train or predict
+    with the same molecules share a copy.
+
+    Args:
+        dataset (object), device (chainer.backend.GpuDevice): where there is no copy, because the
+            data set is not sparse, or needs more than `SHARE` allows of the free memory, batches
+            stay where they are.
+    """
+
+    def __init__(self, dataset, device):
+        self._copy = None
+        found = _molecules_of(dataset)
+        if found is None or isinstance(found[0], DeviceMolecules) or device.xp is not cuda.cupy:
+            return
+        host = found[0]
+        self._copy = _copies.get((id(host), device.name))
+        if self._copy is None:
+            try:
+                self._copy = DeviceMolecules(host, device, device.device.mem_info[0] // SHARE)
+            except ValueError:
+                return
+            _copies[id(host), device.name] = self._copy
+        self._arrays = _arrays_of(host)
+        for array in self._arrays:
+            if array is not None:
+                array.flags.writeable = False
+
+    def of(self, molecules):
+        """Return the copy of molecules, or themselves if they have none or have other arrays now."""
+        copy = self._copy
+        if copy is None or molecules is not copy.host:
+            return molecules
+        arrays = _arrays_of(molecules)
+        is_same = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
+        return copy if is_same else molecules
+
+
+# (id of the molecules on the host, name of the device) -> DeviceMolecules, which hold the former.
+_copies = weakref.WeakValueDictionary()
+
+
+def _arrays_of(molecules):
+    return (
+        molecules.atoms,
+        molecules.sizes,
+        molecules.full_sizes,
+        molecules.row_nnz,
+        molecules.columns,
+        molecules.data,
+        *molecules.labels,
+    )
+
+
+def next_examples(iterator, converter):
+    """Return ``iterator.next()``, where it can be as a `Selection` instead of a list of examples.
+
+    It can where Chainer's SerialIterator reads a `SparseDataset`, or a SubDataset of one, for a
+    `CSRConverter`: there the list would only be taken apart again. The iterator's state, order and
+    random numbers are the same.
+    """
+    if (
+        type(iterator) is not SerialIterator
+        or type(converter) is not CSRConverter
+        or 'next' in vars(iterator)
+        or not _is_numbered(iterator.dataset)
+    ):
+        return iterator.next()
+    dataset = iterator.dataset
+    # SerialIterator.__next__, up to the list.
+    iterator._previous_epoch_detail = iterator.epoch_detail
+    iterator._state, index = _statemachine.iterator_statemachine(
+        iterator._state,
+        iterator.batch_size,
+        iterator.repeat,
+        iterator.order_sampler,
+        len(dataset),
+    )
+    if index is None:
+        raise StopIteration
+    selection = _selected(dataset, index)
+    return [dataset[i] for i in index] if selection is None else selection
+
+
+def _is_numbered(dataset):
+    """Return whether examples are those of a sparse data set, by an order that is an array."""
+    while type(dataset) is SubDataset:
+        if not (dataset._order is None or isinstance(dataset._order, numpy.ndarray)):
+            return False
+        dataset = dataset._dataset
+    return type(dataset) in (SparseDataset, DeviceDataset)
+
+
+def _selected(dataset, index):
+    """Return the `Selection` of examples by number; None if there are none, or a number is wrong."""
+    if not index.size or index.dtype.kind not in 'iu':
+        return None
+    while type(dataset) is SubDataset:
+        if index.min() < 0 or index.max() >= len(dataset):
+            return None
+        index = index + dataset._start
+        if dataset._order is not None:
+            index = dataset._order[index]
+            if index.ndim != 1 or index.dtype.kind not in 'iu':
+                return None
+        dataset = dataset._dataset
+    return Selection(dataset.molecules, dataset.order[index])
+
+
 class NoSparseBatch(TypeError):
     """The converter makes batches that cannot be captured."""
 
 
-def batch_of(examples, converter, device):
+def batch_of(examples, converter, device, resident=None):
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
+
+    Args:
+        examples (list or Selection): of any data set.
+        converter (callable), device (chainer.backend.GpuDevice): of the updater.
+        resident (Resident or None): the data set's copy on the device, to gather from.
 
     Raises:
         NoSparseBatch: the converter makes something other than a sparse batch.
     """
     n_node_columns = 0
     if type(converter) is CSRConverter:
-        is_list = isinstance(examples, (list, SparseDataset))
+        is_list = isinstance(examples, (list, Selection))
         found = converter.locate(examples) if is_list and converter.layout != 'padded' else None
-        if (
-            found is not None
-            and isinstance(found[0], DeviceMolecules)
-            and found[0].device == device
-        ):
-            return DeviceBatch(*found, converter.layout, converter.padded_to)
+        if found is not None:
+            molecules, index = found
+            if resident is not None and not converter.keeps_padding(molecules):
+                molecules = resident.of(molecules)
+            if isinstance(molecules, DeviceMolecules) and molecules.device == device:
+                return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
         atoms, adj, labels, n_node_columns = converter.convert(examples)
         arrays = (atoms, adj, *labels)
     else:
@@ -186,15 +340,18 @@ def capacities(dataset, n_graphs, layout):
 
     Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
-    found = None
-    if layout == 'padded':
-        pass
-    elif isinstance(dataset, SparseDataset):
-        found = locate(dataset)
-    elif isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        found = locate(dataset[:])  # as made by Chainer's functions that split data sets
+    found = None if layout == 'padded' else _molecules_of(dataset)
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
     sizes = build.rows_of(molecules.sizes[order], layout)
     return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)
+
+
+def _molecules_of(dataset):
+    """Return the molecules of a data set and their order; None if it is not sparse."""
+    if isinstance(dataset, SparseDataset):
+        return locate(dataset)
+    if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
+        return locate(dataset[:])  # as made by Chainer's functions that split data sets
+    return None

@@ -14,6 +14,7 @@ from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training import batches
 from chainer_bspmm.training.cuda_graphs import Capturer
+from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import blas_for
@@ -106,6 +107,7 @@ class GraphUpdater(StandardUpdater):
         self._warned = set()
         self._reason = None  # why no step can be captured
         self._context = None  # made at the first step: a snapshot may change the seed until then
+        self._resident = None
         self._programs = Programs('step')
 
     @property
@@ -115,12 +117,9 @@ class GraphUpdater(StandardUpdater):
 
     def update_core(self) -> None:
         iterator = self._iterators['main']
-        examples = iterator.next()
-        if self.input_device is None:
+        examples = batches.next_examples(iterator, self.converter)
+        with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
-        else:
-            with chainer.using_device(self.input_device):  # its current stream is used throughout
-                self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
@@ -131,7 +130,9 @@ class GraphUpdater(StandardUpdater):
                 key = self._refresh()
                 reason = self._why_not_now()
                 if reason is None:
-                    batch = batches.batch_of(examples, self.converter, self.input_device)
+                    batch = batches.batch_of(
+                        examples, self.converter, self.input_device, self._resident
+                    )
                     program = self._program(batch, key)
             except (batches.NoSparseBatch, CannotCapture) as error:
                 reason = self._give_up(str(error))
@@ -253,6 +254,9 @@ class GraphUpdater(StandardUpdater):
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
         loss_func = self.loss_func or optimizer.target
+        if self._resident is None:
+            dataset = getattr(self._iterators['main'], 'dataset', None)
+            self._resident = batches.Resident(dataset, device)
         self._context = Context(
             capturer,
             blas,

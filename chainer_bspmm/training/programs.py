@@ -109,11 +109,13 @@ class Programs(collections.OrderedDict):
         self._what = what
         self._n_new = 0
         self._last_key = None
+        self._last = None, None  # layout and program that were found last
         self.capacities = {}
 
     def clear(self):
         super().clear()
         self._n_new, self._last_key = 0, None
+        self._last = None, None
 
     def capacity(self, form, need, dataset):
         """Return the `Capacity` for a batch of a data set (any object)."""
@@ -128,12 +130,17 @@ class Programs(collections.OrderedDict):
         Raises:
             CannotCapture: there were too many new layouts in a row.
         """
+        last, program = self._last
+        if layout == last:  # mostly the same objects: no need to hash them
+            return program
         program = self.get(layout)
         if program is not None:
+            self._last = layout, program
             self.move_to_end(layout)
             self._n_new = 0
             self._last_key = layout[-1]
             return program
+        self._last = None, None
         self._n_new += 1
         if self._n_new > MAX_NEW:
             raise CannotCapture(
@@ -144,6 +151,7 @@ class Programs(collections.OrderedDict):
 
     def add(self, layout, program):
         """Keep a program."""
+        self._last = None, None
         self[layout] = program
         self._last_key = layout[-1]
         if len(self) > MAX_PROGRAMS:

@@ -134,7 +134,6 @@ def staged(monkeypatch):
                 cuda=types.SimpleNamespace(
                     alloc_pinned_memory=Pinned,
                     Event=Event,
-                    get_current_stream=lambda: 'the current one',
                 ),
             )
         ),
@@ -148,7 +147,7 @@ def test_arrays_arrive(staged):
     for number in range(1, 4):
         for i, array in enumerate(staged.fill().values()):
             array[...] = 10 * number + i
-        staged.send()
+        staged.send('the current one')
         for i, (name, (shape, dtype)) in enumerate(ARRAYS.items()):
             array = staged.device[name]
             assert array.shape == shape and array.dtype == dtype
@@ -156,17 +155,18 @@ def test_arrays_arrive(staged):
             assert array.ctypes.data % array.itemsize == 0
 
 
-def test_the_host_waits_for_the_copy_before_the_last(staged):
+def test_the_host_waits_for_the_copy_from_the_same_slot(staged):
     staged, calls = staged
-    for _ in range(5):
+    n = buffers.N_SLOTS
+    for _ in range(2 * n):
         staged.fill()
-        staged.send()
-    assert [call for call, _ in calls] == ['wait', 'copy', 'record'] * 5
+        staged.send('the current one')
+    assert [call for call, _ in calls] == ['wait', 'copy', 'record'] * 2 * n
     waited, recorded = (
         [event for call, event in calls if call == kind] for kind in ('wait', 'record')
     )
-    assert waited == recorded and waited[:3] == waited[2:]  # two events, in turn
-    assert waited[0] is not waited[1]
+    assert waited == recorded and waited[:n] == waited[n:]  # in turn
+    assert len(set(map(id, waited))) == n
 
 
 def test_a_batch_is_sent_after_the_last_step(monkeypatch):
@@ -181,7 +181,7 @@ def test_a_batch_is_sent_after_the_last_step(monkeypatch):
             calls.append('fill')
             return self.device
 
-        def send(self):
+        def send(self, stream):
             calls.append('send')
 
     monkeypatch.setattr(buffers, 'Staging', Recording)
