@@ -1,25 +1,15 @@
 """Where a captured step's batch comes from: the host, or a data set on the same GPU."""
 
 import collections
-import operator
 import weakref
 
 import numpy
 
-from chainer.backends import cuda
 from chainer.dataset import convert
-from chainer.datasets import SubDataset
-from chainer.iterators import _statemachine
-from chainer.iterators import SerialIterator
 
 from chainer_bspmm.dataset.converters import CSRConverter
-from chainer_bspmm.dataset.device_dataset import DeviceDataset
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.device_dataset import SHARE
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
@@ -30,6 +20,7 @@ from chainer_bspmm.training.buffers import Capacities
 from chainer_bspmm.training.buffers import Capacity
 from chainer_bspmm.training.buffers import Form
 from chainer_bspmm.training.buffers import needs
+from chainer_bspmm.training.resident import molecules_of
 
 
 class HostBatch:
@@ -161,117 +152,6 @@ def _tables_of(molecules):
     return found
 
 
-class Resident:
-    """The copy on a GPU of a data set's molecules, of which batches are gathered there.
-
-    Their arrays become read-only: the copy would not follow a change. All that train or predict
-    with the same molecules share a copy.
-
-    Args:
-        dataset (object), device (chainer.backend.GpuDevice): where there is no copy, because the
-            data set is not sparse, or needs more than `SHARE` allows of the free memory, batches
-            stay where they are.
-    """
-
-    def __init__(self, dataset, device):
-        self._copy = None
-        found = _molecules_of(dataset)
-        if found is None or isinstance(found[0], DeviceMolecules) or device.xp is not cuda.cupy:
-            return
-        host = found[0]
-        self._copy = _copies.get((id(host), device.name))
-        if self._copy is None:
-            try:
-                self._copy = DeviceMolecules(host, device, device.device.mem_info[0] // SHARE)
-            except ValueError:
-                return
-            _copies[id(host), device.name] = self._copy
-        self._arrays = _arrays_of(host)
-        for array in self._arrays:
-            if array is not None:
-                array.flags.writeable = False
-
-    def of(self, molecules):
-        """Return the copy of molecules, or themselves if they have none or have other arrays now."""
-        copy = self._copy
-        if copy is None or molecules is not copy.host:
-            return molecules
-        arrays = _arrays_of(molecules)
-        is_same = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
-        return copy if is_same else molecules
-
-
-# (id of the molecules on the host, name of the device) -> DeviceMolecules, which hold the former.
-_copies = weakref.WeakValueDictionary()
-
-
-def _arrays_of(molecules):
-    return (
-        molecules.atoms,
-        molecules.sizes,
-        molecules.full_sizes,
-        molecules.row_nnz,
-        molecules.columns,
-        molecules.data,
-        *molecules.labels,
-    )
-
-
-def next_examples(iterator, converter):
-    """Return ``iterator.next()``, where it can be as a `Selection` instead of a list of examples.
-
-    It can where Chainer's SerialIterator reads a `SparseDataset`, or a SubDataset of one, for a
-    `CSRConverter`: there the list would only be taken apart again. The iterator's state, order and
-    random numbers are the same.
-    """
-    if (
-        type(iterator) is not SerialIterator
-        or type(converter) is not CSRConverter
-        or 'next' in vars(iterator)
-        or not _is_numbered(iterator.dataset)
-    ):
-        return iterator.next()
-    dataset = iterator.dataset
-    # SerialIterator.__next__, up to the list.
-    iterator._previous_epoch_detail = iterator.epoch_detail
-    iterator._state, index = _statemachine.iterator_statemachine(
-        iterator._state,
-        iterator.batch_size,
-        iterator.repeat,
-        iterator.order_sampler,
-        len(dataset),
-    )
-    if index is None:
-        raise StopIteration
-    selection = _selected(dataset, index)
-    return [dataset[i] for i in index] if selection is None else selection
-
-
-def _is_numbered(dataset):
-    """Return whether examples are those of a sparse data set, by an order that is an array."""
-    while type(dataset) is SubDataset:
-        if not (dataset._order is None or isinstance(dataset._order, numpy.ndarray)):
-            return False
-        dataset = dataset._dataset
-    return type(dataset) in (SparseDataset, DeviceDataset)
-
-
-def _selected(dataset, index):
-    """Return the `Selection` of examples by number; None if there are none, or a number is wrong."""
-    if not index.size or index.dtype.kind not in 'iu':
-        return None
-    while type(dataset) is SubDataset:
-        if index.min() < 0 or index.max() >= len(dataset):
-            return None
-        index = index + dataset._start
-        if dataset._order is not None:
-            index = dataset._order[index]
-            if index.ndim != 1 or index.dtype.kind not in 'iu':
-                return None
-        dataset = dataset._dataset
-    return Selection(dataset.molecules, dataset.order[index])
-
-
 class NoSparseBatch(TypeError):
     """The converter makes batches that cannot be captured."""
 
@@ -340,18 +220,9 @@ def capacities(dataset, n_graphs, layout):
 
     Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
-    found = None if layout == 'padded' else _molecules_of(dataset)
+    found = None if layout == 'padded' else molecules_of(dataset)
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
     sizes = build.rows_of(molecules.sizes[order], layout)
     return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)
-
-
-def _molecules_of(dataset):
-    """Return the molecules of a data set and their order; None if it is not sparse."""
-    if isinstance(dataset, SparseDataset):
-        return locate(dataset)
-    if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        return locate(dataset[:])  # as made by Chainer's functions that split data sets
-    return None

@@ -15,6 +15,7 @@ from chainer_bspmm.sparse import validate
 from chainer_bspmm.training import batches
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.cuda_graphs import using
+from chainer_bspmm.training.examples import next_examples
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import blas_for
@@ -22,6 +23,7 @@ from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.training.step_program import Context
 from chainer_bspmm.training.step_program import StepProgram
 from chainer_bspmm.training.supported import why_unsupported
@@ -117,7 +119,7 @@ class GraphUpdater(StandardUpdater):
 
     def update_core(self) -> None:
         iterator = self._iterators['main']
-        examples = batches.next_examples(iterator, self.converter)
+        examples = next_examples(iterator, self.converter)
         with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
@@ -256,7 +258,7 @@ class GraphUpdater(StandardUpdater):
         loss_func = self.loss_func or optimizer.target
         if self._resident is None:
             dataset = getattr(self._iterators['main'], 'dataset', None)
-            self._resident = batches.Resident(dataset, device)
+            self._resident = Resident(dataset, device)
         self._context = Context(
             capturer,
             blas,

@@ -83,7 +83,7 @@ class Guards:
         values += [param._data[0] for param in self._params]
         values += [param._requires_grad for param in self._params]
         if self._optimizer is not None:
-            for hooks in filter(None, self._hooks):  # there are two of every rule, most of them empty
+            for hooks in filter(None, self._hooks):  # most are empty
                 extend(hooks.values())
             rules = [param.update_rule for param in self._target_params]
             values += rules

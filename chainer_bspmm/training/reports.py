@@ -56,7 +56,7 @@ class Reports:
             self._load()((1, 1, 1), (_N_VALUES, 1, 1), arguments)
 
     def next_row(self):
-        """Return the address (int) of a new row, to be sent before a replay on the current stream."""
+        """Return the address (int) of a new row, for the next replay on the current stream."""
         if not self._kinds:
             return 0
         stream = cuda.cupy.cuda.get_current_stream().ptr

@@ -19,7 +19,8 @@ Method = collections.namedtuple('Method', 'rule_type variant states n_numbers nu
 
 
 def _adam_numbers(hp, t):
-    return adam._learning_rate(hp, t), 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
+    rate = adam._learning_rate(hp, t)
+    return rate, 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
 
 
 def _adam_variant(rule):
@@ -41,9 +42,7 @@ METHODS = {
     optimizers.Adam: _ADAM,
     optimizers.AdamW: _ADAM,
     optimizers.AMSGrad: _ADAM,
-    optimizers.SGD: Method(
-        sgd.SGDRule, lambda rule: 'SGD', (), 1, lambda hp, t: (hp.lr,)
-    ),
+    optimizers.SGD: Method(sgd.SGDRule, lambda rule: 'SGD', (), 1, lambda hp, t: (hp.lr,)),
     optimizers.MomentumSGD: Method(
         momentum_sgd.MomentumSGDRule,
         lambda rule: 'MOMENTUM_SGD',

@@ -12,6 +12,7 @@ import pytest
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.training import fused_update
+from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
 
 # From Turing on: the generations that CuPy supports and this project names.
@@ -97,6 +98,7 @@ CONSTANTS = {
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
+    'report': [reports.DEFINES[1:]],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.

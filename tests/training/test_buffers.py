@@ -131,10 +131,7 @@ def staged(monkeypatch):
         types.SimpleNamespace(
             cupy=types.SimpleNamespace(
                 zeros=lambda *arguments: numpy.zeros(*arguments).view(Buffer),
-                cuda=types.SimpleNamespace(
-                    alloc_pinned_memory=Pinned,
-                    Event=Event,
-                ),
+                cuda=types.SimpleNamespace(alloc_pinned_memory=Pinned, Event=Event),
             )
         ),
     )
