@@ -88,10 +88,10 @@ class DeviceBatch:
         tables = _tables_of(molecules)
         sizes = tables.sizes.take(index, axis=1)
         rows, entries = numpy.add.reduce(sizes, axis=1).tolist()
-        max_rows, max_entries = numpy.maximum.reduce(sizes, axis=1).tolist()
+        max_rows = tables.max_rows
         if layout == 'folded':
             rows, max_rows = rows + index.size, max_rows + 1
-        self.need = Capacity(rows, entries, max_rows, max_entries, tables.max_atom_id)
+        self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
         key = index.size, is_symmetric, layout, padded_to
         self.form = tables.forms.get(key)
@@ -135,8 +135,10 @@ class DeviceBatch:
 
 
 # What batches of some molecules on a GPU need: sizes, (2, M), nodes and entries of every molecule;
-# whether all are symmetric; forms, a dict of those that batches had.
-_Tables = collections.namedtuple('_Tables', 'sizes max_atom_id are_symmetric forms')
+# the largest of all, so that a batch need not look; forms, a dict of those that batches had.
+_Tables = collections.namedtuple(
+    '_Tables', 'sizes max_rows max_entries max_atom_id are_symmetric forms'
+)
 _tables = weakref.WeakKeyDictionary()
 
 
@@ -145,6 +147,8 @@ def _tables_of(molecules):
     if found is None:
         found = _tables[molecules] = _Tables(
             numpy.stack([molecules.sizes, molecules.nnz]),
+            int(molecules.sizes.max(initial=0)),
+            int(molecules.nnz.max(initial=0)),
             -1 if molecules.max_atom_id is None else molecules.max_atom_id,
             molecules.n_relations == 1 and bool(molecules.symmetric.all()),
             {},
@@ -218,11 +222,13 @@ def _described(arrays):
 def capacities(dataset, n_graphs, layout):
     """Return `Capacities` for batches of a data set (any object), from its sizes if known.
 
+    Part of a data set has room for the largest molecule of the whole.
     Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
     found = None if layout == 'padded' else molecules_of(dataset)
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
-    sizes = build.rows_of(molecules.sizes[order], layout)
-    return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)
+    sizes = build.rows_of(molecules.sizes, layout)
+    largest = needs(sizes, molecules.nnz, molecules.max_atom_id)
+    return Capacities(n_graphs, sizes[order], molecules.nnz[order], largest)

@@ -79,6 +79,7 @@ class FusedUpdate:
         self._width = self._method.n_numbers
         self.n_numbers = 2 * len(self._hooks) + self._width * len(self._params)
         self._partials = None
+        self._were_plain = False
 
     def prepare(self):
         """Make missing states, scratch memory and kernels: after a first forward, before a capture.
@@ -115,8 +116,10 @@ class FusedUpdate:
         A captured graph is valid for as long as this is equal, and all parameters, gradients and
         states are the same arrays.
         """
-        if self._are_plain():  # every step asks, and inherited options are slow to look up
-            return (self._method.variant(self._rules[0]),) * len(self._rules)
+        # Every step asks, and inherited options are slow to look up.
+        self._were_plain = self._are_plain()
+        if self._were_plain:
+            return (self._method.variant(self._optimizer.hyperparam),) * len(self._rules)
         inherits = self._inherits()
         common = None
         variants = []
@@ -124,14 +127,17 @@ class FusedUpdate:
             variant = None
             if _is_updated(rule):
                 if rule.hyperparam.__dict__ != inherits:
-                    variant = self._method.variant(rule)
+                    variant = self._method.variant(rule.hyperparam)
                 else:
-                    variant = common = common or self._method.variant(rule)
+                    variant = common = common or self._method.variant(rule.hyperparam)
             variants.append(variant)
         return tuple(variants)
 
-    def advance(self):
+    def advance(self, is_unchanged=False):
         """Count the step, as ``optimizer.update()`` does, and return its numbers.
+
+        Args:
+            is_unchanged (bool): whether no rule was changed since :meth:`variants` was called.
 
         Returns:
             numpy.ndarray: a new (n_numbers,) float64: two for every hook, then those of every
@@ -144,7 +150,8 @@ class FusedUpdate:
             numbers[2 * i : 2 * i + 2] = HOOKS[type(hook)][1](hook)
         of_rules = numbers[n_of_hooks:].reshape(-1, self._width)
         numbers_of, rules = self._method.numbers, self._rules
-        steps = [rule.t for rule in rules] if self._are_plain() else []
+        are_plain = self._were_plain if is_unchanged else self._are_plain()
+        steps = [rule.t for rule in rules] if are_plain else []
         if steps and steps.count(steps[0]) == len(steps):
             of_rules[...] = numbers_of(self._optimizer.hyperparam, steps[0])
             return numbers
@@ -248,7 +255,7 @@ class FusedUpdate:
         groups = {}
         for position, (param, rule) in enumerate(zip(self._params, self._rules)):
             if param.array is not None:
-                variant = self._method.variant(rule) if _is_updated(rule) else 'NONE'
+                variant = self._method.variant(rule.hyperparam) if _is_updated(rule) else 'NONE'
                 groups.setdefault((variant, param.dtype), []).append(position)
         return [(*group, positions) for group, positions in groups.items()]
 

@@ -43,9 +43,10 @@ class GraphUpdater(StandardUpdater):
     `guards.Guards`): attributes of links and of the loss, parameters, the optimizer,
     configuration. Learning rates and other numbers of the optimizer may change at every step.
 
-    The first 16 replays of a layout, replays 32, 64, ..., 1,024, and those that are a multiple of
-    `check_every` are compared with the same step run eagerly, bit for bit. This finds most of what
-    changes and is not watched; a value that changes and changes back in between is missed.
+    Replays 1, 2, 4, ..., 1,024 of a layout, those that are a multiple of `check_every`, and the
+    first 16 of the first layout are compared with the same step run eagerly, bit for bit. This
+    finds most of what changes and is not watched; a value that changes and changes back in between
+    is missed.
 
     What cannot be captured trains eagerly, with one warning that names the cause: a model that
     asks the device for values, copies host data or reports host values, hooks of functions or
@@ -58,8 +59,8 @@ class GraphUpdater(StandardUpdater):
     Args:
         iterator (Iterator or dict): of the training set.
         optimizer (Optimizer or dict): set up with the model.
-        converter (callable): makes sparse batches; examples of a
-            ``chainer_bspmm.dataset.DeviceDataset`` are gathered on the GPU, unless padded.
+        converter (callable): makes sparse batches. Those of a ``SparseDataset`` that fits are
+            gathered on the GPU, unless padded (see `resident.Resident`).
         device (device specifier): the GPU.
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from
@@ -143,7 +144,7 @@ class GraphUpdater(StandardUpdater):
             self._train_eagerly(examples)
             return
         fused, optimizer = self._context.fused, self._optimizers['main']
-        step_numbers = None if fused is None else fused.advance()
+        step_numbers = None if fused is None else fused.advance(is_unchanged=True)
         difference = None
         try:
             program.stage(batch, self.iteration, step_numbers)

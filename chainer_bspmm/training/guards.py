@@ -64,8 +64,11 @@ class Guards:
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) must see every call and so rules out a replay."""
-        if chainer.is_debug():
+        """Return what (str or None) must see every call and so rules out a replay.
+
+        To be called after :meth:`key`.
+        """
+        if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
         for hooks in self._link_hooks:
@@ -118,6 +121,7 @@ class Guards:
         self._link_hooks = [of_link for of_link in hooks if of_link is not None]
         self._keep(self._values())
         configuration = _configuration()
+        self._is_debug = chainer.is_debug()
         names = ['the attribute %s of chainer.config' % name for name in configuration]
         values = [*configuration.values(), *self._last[sum(map(len, _configurations())) :]]
         for owner in self.owners:

@@ -28,7 +28,7 @@ class Reports:
     def __init__(self, device):
         self._device = device
         self._kinds = []  # (name, dtype) of every number
-        self._rows = None  # (N_ROWS, n) uint64
+        self._rows = None  # memory of (N_ROWS, n) uint64
         self._stream = None  # that the rows were allocated on
         self._row = N_ROWS  # the next one
         self._load()
@@ -62,21 +62,24 @@ class Reports:
         stream = cuda.cupy.cuda.get_current_stream().ptr
         # CuPy gives memory that is freed to later work on the stream that it was allocated on.
         if self._row == N_ROWS or stream != self._stream:
-            self._rows = cuda.cupy.empty((N_ROWS, len(self._kinds)), numpy.uint64)
+            self._rows = cuda.cupy.empty((N_ROWS, len(self._kinds)), numpy.uint64).data
             self._row, self._stream = 0, stream
         self._row += 1
-        return self._rows.data.ptr + (self._row - 1) * self._rows.strides[0]
+        return self._rows.ptr + self._offset()
 
     def numbers(self):
         """Return name -> array of shape (): what was written to the last row."""
         if not self._kinds:
             return {}
-        start = self._rows.data + (self._row - 1) * self._rows.strides[0]
+        start = self._rows + self._offset()
         ndarray = cuda.cupy.ndarray
         return {
             name: ndarray((), dtype, start + WIDTH * i)
             for i, (name, dtype) in enumerate(self._kinds)
         }
+
+    def _offset(self):
+        return (self._row - 1) * len(self._kinds) * WIDTH
 
     def _load(self):
         return kernels.load(self._device.device.id, 'report', 'f', DEFINES)

@@ -13,8 +13,9 @@ from chainer.optimizers import momentum_sgd
 from chainer.optimizers import rmsprop
 from chainer.optimizers import sgd
 
-# How an optimizer updates: the type of its rules; rule -> variant (RULE of the kernel); names of
-# the states, and the numbers (how many, (hyperparameters, step) -> which), in the kernel's order.
+# How an optimizer updates: the type of its rules; hyperparameters -> variant (RULE of the kernel);
+# names of the states, and the numbers (how many, (hyperparameters, step) -> which), in the kernel's
+# order.
 Method = collections.namedtuple('Method', 'rule_type variant states n_numbers numbers')
 
 
@@ -23,14 +24,14 @@ def _adam_numbers(hp, t):
     return rate, 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
 
 
-def _adam_variant(rule):
-    if rule.hyperparam.adabound:  # refused below; no kernel has it
+def _adam_variant(hp):
+    if hp.adabound:  # refused below; no kernel has it
         return 'ADABOUND'
-    return 'AMSGRAD' if rule.hyperparam.amsgrad else 'ADAM'
+    return 'AMSGRAD' if hp.amsgrad else 'ADAM'
 
 
-def _rmsprop_variant(rule):
-    return 'RMSPROP_EPS_INSIDE' if rule.hyperparam.eps_inside_sqrt else 'RMSPROP'
+def _rmsprop_variant(hp):
+    return 'RMSPROP_EPS_INSIDE' if hp.eps_inside_sqrt else 'RMSPROP'
 
 
 def _rmsprop_numbers(hp, t):
@@ -42,10 +43,10 @@ METHODS = {
     optimizers.Adam: _ADAM,
     optimizers.AdamW: _ADAM,
     optimizers.AMSGrad: _ADAM,
-    optimizers.SGD: Method(sgd.SGDRule, lambda rule: 'SGD', (), 1, lambda hp, t: (hp.lr,)),
+    optimizers.SGD: Method(sgd.SGDRule, lambda hp: 'SGD', (), 1, lambda hp, t: (hp.lr,)),
     optimizers.MomentumSGD: Method(
         momentum_sgd.MomentumSGDRule,
-        lambda rule: 'MOMENTUM_SGD',
+        lambda hp: 'MOMENTUM_SGD',
         ('v',),
         2,
         lambda hp, t: (hp.lr, hp.momentum),

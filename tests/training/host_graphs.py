@@ -191,7 +191,7 @@ class HostFused:
     def variants(self):
         return ()
 
-    def advance(self):
+    def advance(self, is_unchanged=False):
         self.count(1)
         return numpy.array([self._optimizer.lr])
 
