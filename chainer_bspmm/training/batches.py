@@ -86,9 +86,8 @@ class DeviceBatch:
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
         tables = _tables_of(molecules)
-        sizes = tables.sizes.take(index, axis=1)
-        rows, entries = numpy.add.reduce(sizes, axis=1).tolist()
-        max_rows = tables.max_rows
+        total = int(numpy.add.reduce(tables.sizes.take(index)))
+        rows, entries, max_rows = total >> 32, total & 0xFFFFFFFF, tables.max_rows
         if layout == 'folded':
             rows, max_rows = rows + index.size, max_rows + 1
         self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
@@ -134,8 +133,9 @@ class DeviceBatch:
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
 
-# What batches of some molecules on a GPU need: sizes, (2, M), nodes and entries of every molecule;
-# the largest of all, so that a batch need not look; forms, a dict of those that batches had.
+# What batches of some molecules on a GPU need: sizes, (M,) int64, nodes * 2**32 + entries of every
+# molecule, to be added up at once; the largest of all, so that a batch need not look; forms, a dict
+# of those that batches had.
 _Tables = collections.namedtuple(
     '_Tables', 'sizes max_rows max_entries max_atom_id are_symmetric forms'
 )
@@ -146,7 +146,7 @@ def _tables_of(molecules):
     found = _tables.get(molecules)
     if found is None:
         found = _tables[molecules] = _Tables(
-            numpy.stack([molecules.sizes, molecules.nnz]),
+            (molecules.sizes.astype(numpy.int64) << 32) + molecules.nnz,
             int(molecules.sizes.max(initial=0)),
             int(molecules.nnz.max(initial=0)),
             -1 if molecules.max_atom_id is None else molecules.max_atom_id,

@@ -56,8 +56,8 @@ def _selected(dataset, index):
             return None
         index = index + dataset._start
         if dataset._order is not None:
-            index = dataset._order[index]
+            index = dataset._order.take(index)
             if index.ndim != 1 or index.dtype.kind not in 'iu':
                 return None
         dataset = dataset._dataset
-    return Selection(dataset.molecules, dataset.order[index])
+    return Selection(dataset.molecules, dataset.order.take(index))
