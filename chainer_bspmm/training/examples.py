@@ -41,7 +41,8 @@ def next_examples(iterator, converter):
 def _is_numbered(dataset):
     """Return whether examples are those of a sparse data set, by an order that is an array."""
     while type(dataset) is SubDataset:
-        if not (dataset._order is None or isinstance(dataset._order, numpy.ndarray)):
+        order = dataset._order
+        if order is not None and not (isinstance(order, numpy.ndarray) and order.ndim == 1):
             return False
         dataset = dataset._dataset
     return type(dataset) in (SparseDataset, DeviceDataset)
@@ -57,7 +58,7 @@ def _selected(dataset, index):
         index = index + dataset._start
         if dataset._order is not None:
             index = dataset._order.take(index)
-            if index.ndim != 1 or index.dtype.kind not in 'iu':
+            if index.dtype.kind not in 'iu':
                 return None
         dataset = dataset._dataset
     return Selection(dataset.molecules, dataset.order.take(index))
