@@ -13,6 +13,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.training import fused_update
+from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
 
 # From Turing on: the generations that CuPy supports and this project names.
@@ -141,6 +142,8 @@ CONSTANTS = {
             ('loop', 32, 256, 64, 96, 1, 0, 'RELU', 1),
             ('degrees', 16, 256, 16, 16, 6, 0, 'SIGMOID', 1),
             ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
+        )
+    ],
     'embed_grad': [(('WARPS', policy.EMBED_WARPS),)],
     'mean_loss': [
         (
@@ -192,6 +195,7 @@ CONSTANTS = {
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
+    'report': [reports.DEFINES[1:]],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.
