@@ -15,7 +15,6 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
-from sklearn.metrics import roc_auc_score
 
 # Upstream's methods whose adjacency is a matrix; the others have no sparse product.
 METHODS = (
@@ -248,6 +247,8 @@ def roc_aucs(labels, scores):
     Returns:
         numpy.ndarray: NaN for a label that has not both a 1 and a 0.
     """
+    from sklearn.metrics import roc_auc_score  # here: it takes a second to import
+
     areas = []
     for t, y in zip(labels.T, scores.T):
         known = t >= 0  # not so for NaN

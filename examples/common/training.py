@@ -7,7 +7,6 @@ import sys
 import time
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
-import matplotlib
 import numpy
 from chainer import optimizers
 from chainer import serializers
@@ -22,10 +21,6 @@ from common import measure
 from common.arguments import get_device
 from common.tasks import converter_of
 from common.tasks import labels_of
-from matplotlib import pyplot
-from matplotlib.ticker import MaxNLocator
-
-matplotlib.use('Agg')  # pictures go to files
 
 PLOT_FILE = 'learning_curve.png'
 # Settings that a resumed run must share with the run that made the snapshot, in every example.
@@ -162,6 +157,12 @@ def plot_learning_curve(log, path, title, panels, baseline):
         panels (list): (key in the log, name of the axis).
         baseline (dict): {key: value of an answer that ignores the molecule}.
     """
+    import matplotlib  # here: not before the model is saved
+
+    matplotlib.use('Agg')  # pictures go to files
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(4.5 * len(panels), 3.6), layout='constrained'
     )
