@@ -10,6 +10,7 @@ import numpy
 from chainer import reporter
 from chainer.backends import cuda
 from chainer.training import extensions
+from chainer_bspmm.dataset import SparseDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_chemistry.models.prediction import Classifier
@@ -93,6 +94,8 @@ def inputs_converter(converter):
 
 def labels_of(examples):
     """Return the labels of examples, (M, T) float64."""
+    if isinstance(examples, SparseDataset):
+        return examples.get_datasets()[-1].astype(numpy.float64)
     return numpy.array([example[-1] for example in examples], dtype=numpy.float64)
 
 

@@ -303,6 +303,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         args.num_data,
         os.path.join(args.out, files.FAILED_FILE),
         args.dense,
+        not args.no_cache,
     )
     data_seconds = time.perf_counter() - start
     settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
