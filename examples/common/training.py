@@ -157,15 +157,11 @@ def plot_learning_curve(log, path, title, panels, baseline):
         panels (list): (key in the log, name of the axis).
         baseline (dict): {key: value of an answer that ignores the molecule}.
     """
-    import matplotlib  # here: not before the model is saved
-
-    matplotlib.use('Agg')  # pictures go to files
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure  # here: not before the model is saved
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(4.5 * len(panels), 3.6), layout='constrained'
-    )
+    figure = Figure(figsize=(4.5 * len(panels), 3.6), layout='constrained')
+    axes = figure.subplots(1, len(panels))
     for ax, (key, name) in zip(axes, panels):
         for prefix, part in (('main/', 'training'), ('validation/main/', 'validation')):
             known = [entry for entry in log if prefix + key in entry]
@@ -185,7 +181,6 @@ def plot_learning_curve(log, path, title, panels, baseline):
         ax.legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def check_options(args, device):
