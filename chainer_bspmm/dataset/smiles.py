@@ -7,7 +7,9 @@ import contextlib
 import functools
 import gc
 import itertools
+import operator
 import os
+import sys
 from typing import Any
 
 import numpy
@@ -327,10 +329,11 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
     Note:
         Closing the generator ends the processes.
     """
+    n_chunks = -(-operator.length_hint(smiles, sys.maxsize) // CHUNK)  # as far as that is known
     smiles = iter(smiles)
     if n_processes is None:
         head = list(itertools.islice(smiles, LEAST_PARALLEL))
-        n_processes = _n_cpus() if len(head) == LEAST_PARALLEL else 1
+        n_processes = min(_n_cpus(), n_chunks) if len(head) == LEAST_PARALLEL else 1
         smiles = itertools.chain(head, smiles)
     task, chunks = functools.partial(_chunk, preprocessor, for_models), _chunks(smiles)
     if n_processes == 1:

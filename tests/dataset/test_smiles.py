@@ -1,5 +1,6 @@
 """from_smiles: the data set of upstream's parser and to_sparse, and a reason for each failure."""
 
+import concurrent.futures.process
 import gzip
 import inspect
 import multiprocessing
@@ -146,6 +147,22 @@ def test_sample_of_qm9_in_processes(monkeypatch, n_processes):
         from_smiles(smiles, 'rsgcn', n_processes=n_processes),
         upstream(smiles, preprocess_method_dict['rsgcn']()),
     )
+
+
+def test_no_more_processes_than_chunks(monkeypatch):
+    started = []
+
+    class Pool(concurrent.futures.process.ProcessPoolExecutor):
+        def __init__(self, n_processes, **kwargs):
+            started.append(n_processes)
+            super().__init__(1, **kwargs)
+
+    monkeypatch.setattr(concurrent.futures, 'ProcessPoolExecutor', Pool)
+    monkeypatch.setattr(smiles_module, '_n_cpus', lambda: 64)
+    from_smiles(['C'] * 1001, 'nfp')
+    preprocessor = smiles_module.preprocessor_of('method', 'nfp')
+    assert len(list(smiles_module.parse(iter('C' for _ in range(1001)), preprocessor))) == 5
+    assert started == [5, 64]
 
 
 @pytest.mark.skipif(
