@@ -26,19 +26,23 @@ def summaries_add_late(module):
 
     @functools.wraps(add_now)
     def add(self, value, weight=1):
-        is_plain = type(weight) is int and weight == 1
-        if is_plain and isinstance(value, cuda.ndarray) and value.dtype.kind == 'f':
+        if not isinstance(value, cuda.ndarray) and not isinstance(weight, cuda.ndarray):
+            if self._waiting:
+                _catch_up(self, cuda)
+            add_now(self, value, weight)
+        elif type(weight) is int and weight == 1 and value.dtype.kind == 'f':
             if not self._waiting:
                 self._waiting = []
             with value.device:
                 self._waiting.append(value.copy())  # a model may write to its own at every step
             if len(self._waiting) >= MOST:
                 _catch_up(self, cuda)
-            return
-        _catch_up(self, cuda)
-        add_now(
-            self, *(cuda.to_cpu(x) if isinstance(x, cuda.ndarray) else x for x in (value, weight))
-        )
+        else:
+            _catch_up(self, cuda)
+            value, weight = (
+                cuda.to_cpu(x) if isinstance(x, cuda.ndarray) else x for x in (value, weight)
+            )
+            add_now(self, value, weight)
 
     kind.add = add
     for name in ('compute_mean', 'make_statistics', 'serialize'):
