@@ -146,7 +146,7 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
         trigger=trigger,
     )
     if is_terminal:
-        trainer.extend(extensions.ProgressBar(update_interval=10))
+        trainer.extend(extensions.ProgressBar())
     trainer.extend(RandomState())
     trainer.extend(extensions.snapshot(filename=files.SNAPSHOT_FILE), trigger=(1, 'epoch'))
     return trainer
