@@ -160,23 +160,31 @@ def replay_ms(contender):
     return cuda.cupy.cuda.get_elapsed_time(start, stop) / REPLAYS
 
 
-def kernels_ms(contender, device):
-    """Return the milliseconds that the kernels of an eager step take, by PyTorch's profiler."""
+def profiled(call, device):
+    """Return how many kernels a call launches and the milliseconds that they take.
+
+    By PyTorch's profiler, which sees the kernels of a CUDA graph, too. It slows down what follows.
+    """
     from torch import autograd
     from torch import profiler
 
-    contender.run(step_contenders.WARM)
     synchronize(device)
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
-        contender.run(PROFILED)
+        call()
         synchronize(device)
-    total = sum(
+    microseconds = [
         event.time_range.elapsed_us()
         for event in found.events()
         if event.device_type == autograd.DeviceType.CUDA
         and not event.name.startswith(('Memcpy', 'Memset', 'Optimizer.'))
-    )
-    return total / 1e3 / PROFILED
+    ]
+    return len(microseconds), sum(microseconds) / 1e3
+
+
+def kernels_ms(contender, device):
+    """Return the milliseconds that the kernels of an eager step take."""
+    contender.run(step_contenders.WARM)
+    return profiled(lambda: contender.run(PROFILED), device)[1] / PROFILED
 
 
 def run_cell(makers, n_molecules, n_batch, device, seconds):
