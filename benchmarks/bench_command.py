@@ -119,7 +119,10 @@ def compare(args, deadline, task, place):
         folder = pathlib.Path(folder)
         # Python's files are in memory then, and Matplotlib has its list of fonts.
         short = (*task[:3], [*task[3], '--num-data', 200])
-        run(short, EAGER, 1, place, environment(folder / 'first', folder / 'shared'))
+        try:
+            run(short, EAGER, 1, place, environment(folder / 'first', folder / 'shared'))
+        except RuntimeError as error:
+            return {}, {'all': str(error)}
         for round_, name in itertools.product(range(args.cold + args.warm), args.contenders):
             is_cold, is_whole = round_ < args.cold, args.few is None or name == CAPTURED
             if name in not_run or (name != CAPTURED and len(found[name][WARM]) >= args.others):

@@ -398,8 +398,8 @@ def check_peers(method, examples, sparse, device):
 
 def check_jax(method, model, sparse, device):
     """Compare a step of JAX's with ours, eager and packed; see :func:`check`."""
-    import jax
     from benchmarks.peers import jax_models
+    import jax
 
     model, part = without_dropout(model), sparse[mixed_sizes(sparse)]
     before = parameters(model)
