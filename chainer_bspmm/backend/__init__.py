@@ -137,6 +137,25 @@ def layer_norm_grad(x: Any, gamma: Any, gy: Any, statistics: Any) -> tuple[Any, 
     return _module(x).layer_norm_grad(x, gamma, gy, statistics)
 
 
+def sum_partials(partials: Any, parts: Any) -> list:
+    """Sum the rows of columns of an array.
+
+    Args:
+        partials (cupy.ndarray): (n_rows, n_columns), C-contiguous, of the dtype that kernels
+            calculate in: float64 for float64 results, else float32.
+        parts (sequence): (first column, shape, dtype) of each result.
+
+    Returns:
+        list of cupy.ndarray: ``partials[:, first : first + prod(shape)].sum(axis=0)`` in that shape
+        and dtype. In a step that puts sums off they hold nothing until the end of its backward
+        pass: they must be gradients of parameters, which only the update reads.
+
+    Note:
+        One launch, or none if the sums are put off. Deterministic; does not synchronise.
+    """
+    return gpu.sum_partials(partials, parts)
+
+
 def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 

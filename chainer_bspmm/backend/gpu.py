@@ -15,12 +15,14 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import step
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
 from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.cuda.launch import or_null
 from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.papers.gpu import SWA_ALGORITHMS
 from chainer_bspmm.sparse import operands
 from chainer_bspmm.sparse.device import values_of
@@ -186,6 +188,17 @@ def _norm(x, gamma, beta, gy, statistics, y, terms, eps):
         ),
         (('GRADIENT', int(gy is not None)),),
     )
+
+
+def sum_partials(partials, parts):
+    current = step.current()
+    put_off = None if current is None else current.sums
+    pending = PendingSums() if put_off is None else put_off
+    with device_of(partials):
+        arrays = [pending.add(partials, *part) for part in parts]
+    if put_off is None:
+        pending.launch()
+    return arrays
 
 
 def segment_sum(x, offsets, max_rows=None, weights=None):

@@ -63,7 +63,11 @@ def options(dtype_char, defines):
 def device(device_id):
     """Return the :class:`policy.Device` that describes a GPU."""
     properties = cuda.cupy.cuda.runtime.getDeviceProperties(device_id)
-    return policy.Device(properties['multiProcessorCount'], properties['l2CacheSize'])
+    return policy.Device(
+        properties['multiProcessorCount'],
+        properties['l2CacheSize'],
+        properties['sharedMemPerBlockOptin'],
+    )
 
 
 @functools.lru_cache(maxsize=None)
@@ -77,5 +81,9 @@ def load(device_id, name, dtype_char, defines):
         defines (tuple of (str, object)): compile-time constants.
     """
     module = cuda.cupy.RawModule(code=source(name), options=options(dtype_char, defines))
+    function = module.get_function(name)
+    # More than 48 KB must be asked for. It takes no memory from launches that need less.
+    limit = device(device_id).shared_bytes
+    function.max_dynamic_shared_size_bytes = limit - function.shared_size_bytes
     # The bare function: RawKernel would look up the device again at every launch.
-    return module.get_function(name).kernel
+    return function.kernel

@@ -36,8 +36,8 @@ def vector_width(n_channels, itemsize, address_bits):
     return width
 
 
-# A GPU: its multiprocessors, and the bytes of its L2 cache.
-Device = collections.namedtuple('Device', 'n_sms l2_bytes')
+# A GPU: its multiprocessors, the bytes of its L2 cache, and of shared memory that a block may have.
+Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
 AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads

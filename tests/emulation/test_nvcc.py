@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.training import fused_update
 from tests.emulation.emulator import cache
 
@@ -67,6 +68,7 @@ CONSTANTS = {
             ('BY_MESSAGES', 0),
         )
     ],
+    'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
     'layer_norm': [
         (('LANES', lanes), ('GRADIENT', gradient))
         for lanes, gradient in ((32, 1), (1, 0), (8, 1), (4, 0), (16, 0), (32, 1))
