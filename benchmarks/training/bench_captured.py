@@ -459,7 +459,11 @@ def run_on_gpus(args, argv):
             return status, json.loads(path.read_text()) if path.exists() else None
 
         statuses, results = zip(*gpus.spread(args.methods, args.gpus, measure))
-    path = save(*merged([result for result in results if result]), args)
+    if not any(results):
+        raise SystemExit('nothing was measured')
+    result, not_run = merged([result for result in results if result])
+    path = save(result, not_run, args)
+    report(result)
     print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
     if any(statuses):
         raise SystemExit('failed: %s' % dict(zip(args.methods, statuses)))

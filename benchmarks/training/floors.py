@@ -45,6 +45,7 @@ BYTES_PER_S = 4.3e12  # a copy of 8.6 GB there, bytes read and written
 CONTENDERS = {'packed': step_contenders.PACKED, 'folded': step_contenders.ON_DEVICE}
 WARM = 200  # steps: both sizes of batches have occurred, and their first checks are past
 REPLAYS = 5
+MOST = {'device_us': 90, 'kernels': 25}  # of RSGCN's step at batch 128, packed
 EMPTY = 1000  # kernels in a graph, so that its own start does not count
 
 ALIKE = (N_UNIT,) * (N_LAYERS + 1)
@@ -165,6 +166,18 @@ def cell(method, model, dense, sparse, n_batch, device, launch):
     return found
 
 
+def bars(data):
+    """Return {bar: {'value', 'met'}}."""
+    found = {}
+    for name, of_data in data.items():
+        cell = of_data['methods'].get('rsgcn', {'batches': {}})['batches'].get('128')
+        for key, most in MOST.items() if cell else ():
+            value = cell['packed'][key]
+            title = '%s rsgcn, batch 128, packed: %s at most %d' % (name, key, most)
+            found[title] = {'value': value, 'met': value <= most}
+    return found
+
+
 def main(argv=None):
     parser = subjects.argument_parser(__doc__, subjects.FIVE, '0', 'number of a GPU')
     parser.add_argument('--data', nargs='+', default=['tox21'], choices=['tox21', 'qm9'])
@@ -196,7 +209,10 @@ def main(argv=None):
                 )
                 for layout, line in of.items():
                     print(data, method, n_batch, layout, line, flush=True)
+                result['bars'] = bars(result['data'])
                 path = harness.save('floors', result, args.out)
+    for bar, of in result['bars'].items():
+        print('%s: %s (%s)' % (bar, 'met' if of['met'] else 'MISSED', of['value']))
     print('wrote', path)
 
 

@@ -45,6 +45,16 @@ def test_floor():
     assert found == {'bytes_us': 10.0, 'flops_us': 1.0, 'launches_us': 25.0, 'floor_us': 35.0}
 
 
+def test_bars():
+    def met(device_us, kernels):
+        cell = {'packed': {'device_us': device_us, 'kernels': kernels}}
+        data = {'tox21': {'methods': {'rsgcn': {'batches': {'128': cell}}}}}
+        return [bar['met'] for bar in floors.bars(data).values()]
+
+    assert met(90.0, 25.0) == [True, True] and met(90.1, 26.0) == [False, False]
+    assert floors.bars({'tox21': {'methods': {'gin': {}}}}) == {}
+
+
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_file(tmp_path, monkeypatch):
     captured_benchmarks.stand_in(monkeypatch)
