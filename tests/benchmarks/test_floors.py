@@ -61,11 +61,18 @@ def test_file(tmp_path, monkeypatch):
     monkeypatch.setattr(floors, 'WARM', captured_benchmarks.WARM)
     monkeypatch.setattr(floors, 'launch_us', lambda: 1.5)
     times = {'kernels': 20.0, 'device_us': 90.0, 'kernels_us': 60.0}
-    monkeypatch.setattr(floors, 'measured', lambda trainer, device: trainer.replay() or times)
-    options = '--device -1 --limit 30 --methods rsgcn --batches 8 --commit none --out'
+
+    def measured(trainer, device):
+        trainer.replay()
+        return times if trainer.updater.get_iterator('main').batch_size == 8 else 1 / 0
+
+    monkeypatch.setattr(floors, 'measured', measured)
+    options = '--device -1 --limit 30 --methods rsgcn --batches 99 8 --commit none --out'
     floors.main([*options.split(), str(tmp_path)])
     result = json.loads((tmp_path / 'floors.json').read_text())
-    packed, folded = result['data']['tox21']['methods']['rsgcn']['batches']['8'].values()
+    found = result['data']['tox21']['methods']['rsgcn']
+    assert 'ZeroDivisionError' in found['not_run']['99']
+    packed, folded = found['batches']['8'].values()
     assert folded['rows'] == packed['rows'] + 8 and folded['bytes'] > packed['bytes'] > 0
     for of in (packed, folded):
         assert of['launches_us'] == 30 and 30 < of['floor_us'] < 90 == of['device_us']
