@@ -56,9 +56,8 @@ class LinearReLU(ActivatedLinear):
     def _activation_gradient(self, y, gy):
         # Elements that were dropped are 0 in y as well.
         if isinstance(gy, numpy.ndarray):
-            gx = gy * (y > 0)
-            if self._dropout_ratio:
-                gx *= self._scale(y)
+            gx = (y > 0) * self._scale(y)
+            gx *= gy
             return gx
         return cuda.elementwise(
             'T y, T gy, T scale',
