@@ -9,6 +9,11 @@ import scipy.sparse
 from chainer_bspmm.sparse import host
 from chainer_bspmm.sparse.host import bsddmm  # NOQA: F401
 
+# The C library of Linux (glibc) gives freed arrays of more than 128 KB back to the system, which
+# takes as long as a product to provide them again. It learns what a program frees: after this one
+# array it keeps up to 64 MB.
+numpy.empty(2**25 - 2**16, numpy.uint8)
+
 
 def bspmm(adj, x, data, residual, trans):
     return host.bspmm(_matrix(adj, data, host.compute_dtype(x), trans), adj, x, residual)
