@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy
+
 from chainer import backend as chainer_backend
 from chainer import functions
 from chainer import Variable
@@ -45,11 +47,17 @@ class RelationLinear(AccumulateInPlace, FusedNode):
     def _output(self, inputs):
         x, lead, given = _flat(dict(zip(self._names, inputs)))
         xp = chainer_backend.get_array_module(x)
+        if xp is numpy:
+            y = backend.cpu.graph_linear(self._adj, **dict(given, x=x))
+            return self._activated(xp, y, lead)
         own = dot(x, given['W_self'].T) if 'W_self' in given else None
         if 'b_self' in given:
             own = _plus(own, xp.broadcast_to(given['b_self'], (len(x), given['b_self'].size)))
         layer = _layer(self._adj, x, given['W'])
         y, self._sums = layer.forward(x, given['W'], given.get('b'), own)
+        return self._activated(xp, y, lead)
+
+    def _activated(self, xp, y, lead):
         if self._is_tanh:
             xp.tanh(y, out=y)
             self._y = y
@@ -61,6 +69,17 @@ class RelationLinear(AccumulateInPlace, FusedNode):
         gy = gy.reshape(len(x), gy.shape[-1])
         if self._is_tanh:
             (gy,) = TanhGrad(None).forward((self._y, gy))
+        if isinstance(x, numpy.ndarray):
+            gradients = backend.cpu.graph_linear_grad(
+                self._adj, x, gy, given['W'], given.get('W_self'), wanted
+            )
+        else:
+            gradients = self._gradients_on_gpu(x, given, gy, wanted)
+        if 'x' in wanted:
+            gradients['x'] = gradients['x'].reshape(lead + x.shape[1:])
+        return {i: gradients[name] for i, name in enumerate(self._names) if name in wanted}
+
+    def _gradients_on_gpu(self, x, given, gy, wanted):
         gradients = {}
         if 'W_self' in wanted:
             gradients['W_self'] = dot(gy.T, x)
@@ -70,9 +89,7 @@ class RelationLinear(AccumulateInPlace, FusedNode):
         if wanted & {'x', 'W', 'b'}:
             layer = _layer(self._adj, x, given['W'])
             gradients.update(layer.backward(x, given['W'], gy, own, wanted, self._sums))
-        if 'x' in wanted:
-            gradients['x'] = gradients['x'].reshape(lead + x.shape[1:])
-        return {i: gradients[name] for i, name in enumerate(self._names) if name in wanted}
+        return gradients
 
     def _composed(self, *inputs):
         given = dict(zip(self._names, inputs))
