@@ -8,6 +8,7 @@ from chainer_chemistry.links.update import rsgcn_update
 
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.fused.convolved_relu import convolved_relu
+from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.sparse import Sparse
@@ -55,4 +56,4 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
         h = linear_rows(linear, bspmm(adj, h))
         if activation is not None:
             h = activation(h)
-        return functions.dropout(h, ratio=dropout_ratio) if dropout_ratio > 0.0 else h
+        return dropout(h, dropout_ratio) if dropout_ratio > 0.0 else h

@@ -4,7 +4,9 @@ import math
 
 import numpy
 
+import chainer
 from chainer import backend as chainer_backend
+from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
@@ -38,6 +40,14 @@ def step_dropout(node, step, inputs):
         return (x * node.mask,)
     node.mask, y = backend.dropout(x, node.dropout_ratio, *_draw(step))
     return (y,)
+
+
+def dropout(x, ratio):
+    """Apply ``chainer.functions.dropout``; on a host with elements that :func:`draw_kept` keeps."""
+    if not chainer.config.train or current() is not None or x.xp is not numpy:
+        return functions.dropout(x, ratio=ratio)
+    scale = x.dtype.type(1 / (1 - ratio))
+    return functions.dropout(x, ratio=ratio, mask=draw_kept(x.shape, ratio) * scale)
 
 
 def dropout_relu(y, ratio):
