@@ -5,7 +5,6 @@ from numpy.typing import DTypeLike
 
 from chainer.backends import cuda
 
-from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import with_values
@@ -24,45 +23,50 @@ def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     Returns:
         BatchedCSR: the scaled matrices, kept with ``adj``: a second call returns the same.
     """
-    return adj.cached(
-        ('scaled by source degree', dtype),
-        lambda: with_values(adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj)),
-    )
+
+    def make():
+        if adj.xp is numpy:  # whose layers need no transpose
+            return adj.replace(data=_quotients_on_host(adj, dtype), is_symmetric=False)
+        return with_values(adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj))
+
+    return adj.cached(('scaled by source degree', dtype), make)
 
 
-# On a GPU one launch each instead of six by CuPy's own operations.
+def _quotients_on_host(adj, dtype):
+    n_entries, sources = adj._n_true_entries(), adj.indices // adj.n_relations
+    weights = None if adj.data is None else adj.data[:n_entries]
+    degree = numpy.bincount(sources[:n_entries], weights, adj.n_cols // adj.n_relations)
+    degree[degree == 0] = 1
+    values = 1 if adj.data is None else adj.data
+    return values / degree.astype(dtype if adj.data is None else adj.data.dtype)[sources]
+
+
+# One launch each instead of six by CuPy's own operations.
 
 
 def _reciprocals(adj, dtype):
     """Return, for every entry, 1 over the number of entries of its source."""
     starts = adj.T.indptr
-    if adj.xp is not numpy:
-        return cuda.elementwise(
-            'I index, raw I starts, int32 n_relations',
-            'T value',
-            """
-            ptrdiff_t source = index / n_relations;
-            value = (T)1 / (T)(starts[(source + 1) * n_relations] - starts[source * n_relations])
-            """,
-            'bspmm_reciprocals',
-        )(adj.indices, starts, adj.n_relations, cuda.cupy.empty(adj.nnz, dtype))
-    degree = numpy.diff(starts[:: adj.n_relations]).astype(dtype)
-    return 1 / degree[adj.indices // adj.n_relations]
+    return cuda.elementwise(
+        'I index, raw I starts, int32 n_relations',
+        'T value',
+        """
+        ptrdiff_t source = index / n_relations;
+        value = (T)1 / (T)(starts[(source + 1) * n_relations] - starts[source * n_relations])
+        """,
+        'bspmm_reciprocals',
+    )(adj.indices, starts, adj.n_relations, cuda.cupy.empty(adj.nnz, dtype))
 
 
 def _quotients(adj):
     """Return each entry's value over the degree of its source; a degree of 0 counts as 1."""
     starts = adj.xp.ascontiguousarray(adj.T.indptr[:: adj.n_relations])
-    segment_sum = (cpu if adj.xp is numpy else gpu).segment_sum
-    degree = segment_sum(adj.T.data[:, None], starts)[:, 0]
-    if adj.xp is not numpy:
-        return cuda.elementwise(
-            'T data, I index, raw T degree, int32 n_relations',
-            'T value',
-            """
-            T d = degree[index / n_relations];
-            value = data / (d == (T)0 ? (T)1 : d)""",
-            'bspmm_quotients',
-        )(adj.data, adj.indices, degree, adj.n_relations)
-    degree = numpy.where(degree == 0, degree.dtype.type(1), degree)
-    return adj.data / degree[adj.indices // adj.n_relations]
+    degree = gpu.segment_sum(adj.T.data[:, None], starts)[:, 0]
+    return cuda.elementwise(
+        'T data, I index, raw T degree, int32 n_relations',
+        'T value',
+        """
+        T d = degree[index / n_relations];
+        value = data / (d == (T)0 ? (T)1 : d)""",
+        'bspmm_quotients',
+    )(adj.data, adj.indices, degree, adj.n_relations)

@@ -7,9 +7,11 @@ from chainer import Variable
 from chainer_chemistry.links.update import rsgcn_update
 
 from chainer_bspmm.functions import bspmm
+from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.functions.fused.graph_linear import graph_linear
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
+from chainer_bspmm.links.rows import check_one_relation
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -43,6 +45,7 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
+        check_one_relation(adj)
         linear = self.graph_linear
         is_fused = activation in (None, functions.relu) and not linear.local_link_hooks
         if is_fused and isinstance(adj, BatchedCSR):
@@ -51,8 +54,8 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
                 ratio = max(dropout_ratio, 0.0)
                 return graph_linear(adj, h, W, None, None, b, activation, ratio)
             h = graph_linear(adj, h, W, None, None, b)
-            return functions.dropout(h, ratio=dropout_ratio) if dropout_ratio > 0.0 else h
+            return dropout(h, dropout_ratio) if dropout_ratio > 0.0 else h
         h = linear_rows(linear, bspmm(adj, h))
         if activation is not None:
             h = activation(h)
-        return functions.dropout(h, ratio=dropout_ratio) if dropout_ratio > 0.0 else h
+        return dropout(h, dropout_ratio) if dropout_ratio > 0.0 else h

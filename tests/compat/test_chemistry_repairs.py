@@ -19,6 +19,7 @@ from chainer_chemistry.dataset.parsers import CSVFileParser, SmilesParser  # noq
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict, wle  # noqa: E402
 from chainer_chemistry.dataset.splitters import split_method_dict  # noqa: E402
 from chainer_chemistry.datasets import NumpyTupleDataset  # noqa: E402
+from chainer_chemistry.links import StandardScaler  # noqa: E402
 from chainer_chemistry.models import GIN, RelGAT  # noqa: E402
 from chainer_chemistry.models.gin import GINSparse  # noqa: E402
 from chainer_chemistry.models.prediction import Classifier, Regressor  # noqa: E402
@@ -435,3 +436,23 @@ def test_csv_parser(tmp_path):
     ).parse(str(path), return_smiles=True, return_is_successful=True)
     assert result['is_successful'].all()
     assert [atoms.shape[0] for atoms, _, _ in result['dataset']][:2] == [3, 7]
+
+
+@pytest.mark.parametrize(
+    'shape, axis, n_nodes',
+    [((3, 2), 1, 2), ((3, 2), -1, 2), ((3, 2), 0, 5), ((3, 2, 4), 1, 6)],
+    ids=str,
+)
+def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
+    x = numpy.random.RandomState(0).rand(*shape).astype('f')
+    others = tuple(i for i in range(len(shape)) if i != axis % len(shape))
+    mean, std = (f(x, axis=others, keepdims=True) for f in (numpy.mean, numpy.std))
+    scaler = StandardScaler().fit(x, axis=axis)
+    scaled = scaler.transform(chainer.Variable(x), axis=axis)
+    numpy.testing.assert_allclose(scaled.array, (x - mean) / std, rtol=1e-5, atol=1e-6)
+    numpy.testing.assert_allclose(scaler.inverse_transform(scaled, axis=axis).array, x, rtol=1e-5)
+    numpy.testing.assert_array_equal(scaler.transform(x, axis=axis), scaled.array)
+    node, found = scaled.creator_node, 0
+    while node is not None:
+        node, found = node.inputs[0].creator_node, found + 1
+    assert found == n_nodes

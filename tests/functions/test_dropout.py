@@ -1,4 +1,4 @@
-"""Dropout inside a training step: the generator, its statistics, the nodes that draw from it."""
+"""Dropout: generators and their statistics; the nodes that draw from that of a training step."""
 
 import types
 
@@ -15,10 +15,11 @@ from chainer_bspmm import reference
 from chainer_bspmm.cuda.step import current
 from chainer_bspmm.cuda.step import Step
 from chainer_bspmm.cuda.step import under_way
-from tests.support.layers import linear_relu
+from chainer_bspmm.functions.fused.dropout_draws import draw_kept
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from tests.support import DTYPES
+from tests.support.layers import linear_relu
 from tests.support import features
 from tests.support import random_matrix
 from tests.support.gradients import check_gradients
@@ -92,9 +93,19 @@ def assert_independent(a, b, share):
     assert abs(pairs - expected) < SIGMAS * (expected * (1 - expected) / a.size) ** 0.5
 
 
+def of_step(ratio):
+    return reference.kept(N, ratio, SEED, 0, 0)
+
+
+def outside_of_a_step(ratio, seed=0):
+    numpy.random.seed(seed)
+    return draw_kept((N // 4, 4), ratio).ravel()
+
+
+@pytest.mark.parametrize('draw', [of_step, outside_of_a_step])
 @pytest.mark.parametrize('ratio', [0.001, 0.1, 0.25, 0.5, 0.9])
-def test_share_that_is_kept(ratio):
-    kept = reference.kept(N, ratio, SEED, 0, 0)
+def test_share_that_is_kept(draw, ratio):
+    kept = draw(ratio)
     assert abs(kept.mean() - (1 - ratio)) < SIGMAS * (ratio * (1 - ratio) / N) ** 0.5
     for phase in range(64):  # a column of a feature matrix, and so a word of the generator, too
         column = kept[phase::64]
@@ -123,9 +134,19 @@ def test_layers_steps_and_seeds_are_independent(ratio, change):
     assert_independent(first, reference.kept(N, ratio, **dict(draw, **change)), 1 - ratio)
 
 
+@pytest.mark.parametrize('ratio', [0.5, 0.1])
+def test_numpys_seed_decides_outside_of_a_step(ratio):
+    first, again, other = (outside_of_a_step(ratio, seed) for seed in (0, 0, 1))
+    assert (first == again).all()
+    assert_independent(first, other, 1 - ratio)
+    assert_independent(first, draw_kept((N,), ratio), 1 - ratio)  # the next draw
+    assert draw_kept((0, 3), ratio).shape == (0, 3)
+
+
+@pytest.mark.parametrize('draw', [of_step, outside_of_a_step])
 @pytest.mark.parametrize('distance', [1, 2, 3, 4, 5, 64, 256])
-def test_elements_are_independent(distance):
-    kept = reference.kept(N, 0.5, SEED, 0, 0)
+def test_elements_are_independent(draw, distance):
+    kept = draw(0.5)
     assert_independent(kept[:-distance], kept[distance:], 0.5)
 
 

@@ -273,11 +273,13 @@ def test_order_is_chosen_by_the_narrower_side():
     assert module.aggregates_first(64, 64) and module.aggregates_first(16, 128)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize('widths, between', [((8, 2), 2), ((2, 8), 2)])
 def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     """One product forward and one backward, and one of a single column for the degrees."""
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4).astype('f') for n in (5, 3)])
+    adj = adj.to_device('@cupy:0')
     seen = []
     bspmm = backend.bspmm
     monkeypatch.setattr(
@@ -290,7 +292,7 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     )
     given = {
         name: chainer.Variable(array)
-        for name, array in parameters(adj, numpy, 'float32', widths, PARTS[0]).items()
+        for name, array in parameters(adj, cuda.cupy, 'float32', widths, PARTS[0]).items()
     }
     y = relation_linear(adj, **given)
     chainer.functions.sum(y).backward()

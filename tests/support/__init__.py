@@ -6,6 +6,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm.functions.fused import dropout_draws
 
 DTYPES = ('float16', 'float32', 'float64')
 
@@ -20,6 +21,13 @@ WIDTHS = (1, 2, 3, 31, 33, 64, 1024)
 def widths_on(xp):
     """Return the numbers of channels that kernels distinguish; fewer on a host: SciPy does not."""
     return WIDTHS if xp is not numpy else (1, 3, 33)
+
+
+def draw_as_chainer(monkeypatch):
+    """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
+    monkeypatch.setattr(
+        dropout_draws, 'draw_kept', lambda shape, ratio: numpy.random.rand(*shape) >= ratio
+    )
 
 
 def assert_close(actual, expected, dtype):

@@ -98,9 +98,8 @@ def activation_gradient(activation, y, gy, dropout_ratio):
             numpy.subtract(1, factor, out=factor)
             factor *= gy
             return factor
-        gx = gy * (y > 0)
-        if dropout_ratio:
-            gx *= scale
+        gx = (y > 0) * scale
+        gx *= gy
         return gx
     return cuda.elementwise(
         'T y, T gy, T scale',

@@ -100,7 +100,9 @@ def _gated(both, is_tanh):
     """Return the gate, the activated value and their product; both: the sums of the two maps."""
     n = both.shape[1] // 2
     if isinstance(both, numpy.ndarray):
-        gate, value = sigmoid(both[:, :n]), both[:, n:]
+        # NumPy is several times slower on blocks of columns than on arrays without gaps.
+        gate, value = (numpy.ascontiguousarray(part) for part in (both[:, :n], both[:, n:]))
+        sigmoid(gate)
         if is_tanh:
             numpy.tanh(value, out=value)
         return gate, value, gate * value
@@ -123,15 +125,12 @@ def _gated_gradient(gy, gate, value, is_tanh):
     """Return the gradient by the sums of the two maps, in one array."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
-        g = numpy.empty((n_rows, 2 * n), gy.dtype)
-        g_gate, g_value = g[:, :n], g[:, n:]
-        numpy.multiply(gy, gate, out=g_value)
-        numpy.subtract(1, gate, out=g_gate)
+        g_value, g_gate = gy * gate, 1 - gate
         g_gate *= value
         g_gate *= g_value
         if is_tanh:
             g_value *= 1 - value * value
-        return g
+        return numpy.concatenate([g_gate, g_value], axis=1)
     g = cuda.cupy.empty((n_rows, 2 * n), gy.dtype)
     cuda.elementwise(
         'T gy, T gate, T value, int32 n',
