@@ -196,8 +196,8 @@ def captured_predict(
 
     What cannot be captured is predicted eagerly, with one warning that names the cause: a model
     that asks the device for values or copies host data, hooks, converters that make no sparse
-    batch. The first 16 replays of a layout, replays 32, 64, ..., 1,024 and every 2,000th are
-    compared with eager predictions.
+    batch. Replays 1, 2, 4, ..., 1,024 of a layout, every 2,000th, and the first 16 of the first
+    layout are compared with eager predictions.
 
     Args:
         model (chainer.Link): on its device, such as a Regressor or Classifier of Chainer Chemistry.
