@@ -8,6 +8,7 @@ import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.training import chainer_nodes
+from chainer_bspmm.training import gradients
 from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import blame
 from chainer_bspmm.training.programs import CannotCapture
@@ -42,6 +43,7 @@ class StepProgram(Program):
         super().__init__(context, batch, capacity, n_numbers)
         self._deterministic = True
         self._puts_sums_off = False  # found by a trial
+        self._one = gradients.One(context.device)
         self._reports = Reports(context.device)
         self._names = []  # of what the step reports
         self._copied = {}  # what is reported and is not a single number: name -> array
@@ -135,8 +137,8 @@ class StepProgram(Program):
         return is_safe
 
     def _all_gradients(self):
-        params = self._context.optimizer.target.params(include_uninit=False)
-        return [param.grad for param in (*params, *self._context.guards.other_params)]
+        params = *self._context.optimizer.target.params(), *self._context.guards.other_params
+        return [param.grad for param in params if param.is_initialized]
 
     def capture(self):
         """Capture the step; nothing runs.
@@ -268,12 +270,15 @@ class StepProgram(Program):
         ):
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
+            self._one.give(loss)
             with _gradients_kept(context.guards.other_params):
                 self._backward(loss)
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
             del loss
-            context.optimizer.reallocate_cleared_grads()
+            params = list(target.params(include_uninit=False))
+            self._one.take_back(params)
+            gradients.zero_missing(params)
             if context.fused is not None:
                 context.fused.launch(self._inputs.numbers)
         return reported, self._gradients_now()

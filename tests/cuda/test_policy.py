@@ -382,3 +382,126 @@ def test_dropout_launch_covers_everything_once(size, width):
     assert launch.grid[0] * launch.block[0] > last >= (launch.grid[0] - 1) * launch.block[0]
     assert launch.grid[0] < 2**31 and launch.grid[1:] == launch.block[1:] == (1, 1)
     assert launch.defines == (('VECTOR', min(width, 4)),)
+
+
+# --- gated steps ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**6),
+    strategies.tuples(
+        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
+    ),
+    strategies.booleans(),
+    strategies.booleans(),
+    strategies.sampled_from([4, 8]),
+    strategies.sampled_from([64, 99, 163, 227]),
+)
+def test_gated_launch(n_rows, widths, has_state, is_gradient, itemsize, kilobytes):
+    device = policy.Device(132, 60 << 20, kilobytes << 10)
+    launch = policy.gated_launch(n_rows, widths, has_state, is_gradient, 1, itemsize, device)
+    if launch is None:
+        return
+    d = dict(launch.defines)
+    assert (launch.grid[0] - 1) * d['ROWS'] < n_rows <= launch.grid[0] * d['ROWS']
+    assert launch.shared_bytes <= device.shared_bytes and launch.block == (d['THREADS'], 1, 1)
+    x, message, out = (-(-width // 4) for width in widths)  # in quads
+    n_inputs = x + message + has_state * out
+    columns = -(-n_inputs // (2 + has_state)) if is_gradient else out
+    # What the kernel asserts: it compiles.
+    assert d['ROWS'] % d['PER'] == 0
+    assert d['THREADS'] == columns * d['ROWS'] // d['PER'] * d['SPLIT'] <= policy.MAX_GATED_BLOCK
+    assert d['THREADS'] >= (n_inputs if is_gradient else d['CHUNK'] // 4)
+
+
+@pytest.mark.parametrize(
+    'n_rows, width, expected',
+    [
+        (600, 64, {'ROWS': 8, 'SPLIT': 8, 'STAGES': 3}),
+        (2300, 64, {'ROWS': 20, 'SPLIT': 4, 'STAGES': 3}),
+        (18400, 64, {'ROWS': 32, 'SPLIT': 2, 'STAGES': 2}),
+        (18400, 128, {'ROWS': 32, 'CHUNK': 32}),  # the widest that is still fast
+        (2300, 200, None),
+    ],
+)
+@pytest.mark.parametrize('is_gradient', [False, True])
+def test_gated_launch_chooses(n_rows, width, expected, is_gradient):
+    launch = policy.gated_launch(n_rows, (width,) * 3, True, is_gradient, 4, 4, H200)
+    if expected is None:
+        assert launch is None
+        return
+    defines = dict(launch.defines)
+    assert {name: defines[name] for name in expected} == expected
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**6),
+    strategies.tuples(
+        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
+    ),
+    strategies.booleans(),
+    strategies.sampled_from([4, 8]),
+)
+def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, has_state, itemsize):
+    launch = policy.gated_weights_launch(n_rows, widths, has_state, 1, itemsize, H200)
+    tile = 8 * dict(launch.defines)['PER']
+    x, message, out = (-(-width // tile) for width in widths)
+    assert launch.grid[0] == (2 + has_state) * out * (x + message + has_state * out)
+    _, each = launch.arguments
+    assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
+    # The tile's sums and those of the biases take the place of the rows.
+    assert launch.shared_bytes >= (tile * tile + tile) * itemsize
+
+
+# --- the gradient of embeddings, and losses ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 2**31 - 1),
+    strategies.integers(1, 10**5),
+    strategies.integers(1, 3000),
+    strategies.sampled_from([2, 4, 8]),
+)
+def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels, itemsize):
+    launch = policy.embed_launch(n_rows, n_types, n_channels, itemsize)
+    n_runs, n_blocks, n_tiles = launch.grid
+    *sizes, run, tile = map(int, launch.arguments)
+    assert sizes == [n_rows, n_channels, n_types]
+    assert (n_runs - 1) * run < n_rows <= n_runs * run < 2**32
+    assert (n_blocks - 1) * 32 < n_channels <= n_blocks * 32
+    assert (n_tiles - 1) * tile < n_types <= n_tiles * tile
+    assert run % 32 == 0 and n_runs <= policy.EMBED_RUNS
+    assert n_runs == 1 or n_runs * n_types * n_channels <= policy.EMBED_SUMS
+    assert launch.shared_bytes == tile * 32 * max(itemsize, 4) <= 48 * 1024
+    assert launch.block == (32, dict(launch.defines)['WARPS'], 1)
+
+
+def test_runs_of_a_batch_of_molecules():
+    for n_rows, n_runs in ((60, 1), (2300, 36), (18400, 115)):
+        launch = policy.embed_launch(n_rows, 118, 64, 4)
+        assert launch.grid == (n_runs, 2, 1)
+
+
+@pytest.mark.parametrize(
+    'size, n_blocks', [(0, 1), (1, 1), (2**14, 1), (2**14 + 1, 2), (2**31 - 1, 2**17)]
+)
+def test_loss_launches(size, n_blocks):
+    first, *second = policy.loss_launches(size)
+    assert first.grid == (n_blocks, 1, 1) and first.arguments == (size,)
+    assert dict(first.defines) == {'VECTOR': 1, 'CHUNK': 2**14, 'COMBINE': 0}
+    assert len(second) == (n_blocks > 1)
+    for launch in second:
+        assert launch.grid == (1, 1, 1) and launch.arguments == (n_blocks,)
+        assert dict(launch.defines)['COMBINE'] == 1
+    for launch in (first, *second):
+        assert launch.block[0] % 32 == 0 and 32 <= launch.block[0] <= 1024
+
+
+def test_loss_grad_launch():
+    for size in (1, 127, 128, 129, 2**31 - 1):
+        launch = policy.loss_grad_launch(size)
+        (threads, *_), (blocks, *_) = launch.block, launch.grid
+        assert (blocks - 1) * threads < size <= blocks * threads < 2**32

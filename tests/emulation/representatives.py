@@ -19,6 +19,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm import papers
+from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
@@ -26,6 +27,7 @@ from chainer_bspmm.sparse import build
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
+from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
 from tests.emulation.kernel_cases import integers, transpose_on, weighted
 from tests.support import shuffled
@@ -110,6 +112,58 @@ def _norm_arrays():
 def _rounded(arrays):
     """Up to the rounding of a square root."""
     return numpy.round(flat(arrays), 2)
+
+
+def recurrent(device):
+    return _gated(device, (6, 3, 5), True)
+
+
+def gated_rows(device):
+    """Without a message, and with more inputs than a chunk has."""
+    return _gated(device, (37, 0, 2), False)
+
+
+def _gated(device, widths, has_state):
+    """Which elements of the results are about right, of 19 rows in three blocks."""
+    given = arrays(19, widths, has_state)
+    gy, x, message, state, pairs = [
+        [tuple(device.put(array.astype('f')) for array in pair) for pair in item]
+        if isinstance(item, list)
+        else None
+        if item is None
+        else device.put(item.astype('f'))
+        for item in given
+    ]
+    y, kept = gated.gated_step(x, message, state, pairs, has_state)
+    # Sums over the rows: the gradients of parameters are another kernel's.
+    with mock.patch.object(gated, '_weights', lambda g, *_: list(g.sum(axis=1))):
+        *rows, biases = gated.gated_step_grad(
+            x, message, state, pairs, kept, gy, has_state, ['f'] * 2 * len(pairs)
+        )
+    reference = expected(*given, has_state)
+    of_biases = reference[5::2][: len(biases)]
+    found = flat([array for array in (y, *rows, *biases) if array is not None])
+    wanted = flat([array for array in (*reference[:4], *of_biases) if array is not None])
+    return 1.0 * (abs(found - wanted) < 1e-5), numpy.ones(wanted.size)
+
+
+def weights_of_gates(device):
+    """Two tiles of one input, and two parts of the rows, of which the last is short."""
+    n_rows, widths = 70, (33, 3, 5)
+    g = integers((3, n_rows, widths[2]), 'f', seed=1)
+    x, message = (integers((n_rows, width), 'f', seed=width) for width in widths[:2])
+    state, reset = (integers((n_rows, widths[2]), 'f', seed=seed) for seed in (2, 3))
+    given = map(device.put, (g, x, message, state, reset))
+    with mock.patch.object(gated.gpu, 'sum_partials', summed):
+        found = gated._weights(*given, widths, ['d'] * 12)
+    both = numpy.concatenate([x, message], axis=1)
+    of_W = [array for of_map in g for array in (of_map.T @ both, of_map.sum(axis=0))]
+    of_U = [
+        array
+        for of_map, factor in zip(g, (reset, state, state))
+        for array in (of_map.T @ factor, of_map.sum(axis=0))
+    ]
+    return flat(found), flat(of_W + of_U)
 
 
 def maximum(device):
@@ -373,6 +427,64 @@ def updated(device):
     return flat(device.reachable), flat([expected, hooked, expected[:3], hooked[:3]])
 
 
+def summed_by_type(device):
+    """Two runs, two blocks of channels and, of doubles, two of types; some rows are of no type."""
+    rng = numpy.random.RandomState(0)
+    ids, gy = rng.randint(-3, 203, 150).astype('i'), integers((150, 35), 'd')
+    ids[20:60] = 3
+    expected = numpy.zeros((200, 35))
+    is_type = (ids >= 0) & (ids < 200)
+    numpy.add.at(expected, ids[is_type], gy[is_type])
+    with mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]):
+        result = gpu.embed_grad(device.put(ids), device.put(gy), 200)
+    return result.reshape(expected.shape), expected
+
+
+def _loss(device, gradient):
+    """Of blocks of 64 elements, the last with one."""
+    rng = numpy.random.RandomState(0)
+    x, t = integers((3, 43), 'f'), rng.randint(-1, 2, (3, 43)).astype('i')
+    x = x.astype('d') * 100  # the exponential is 0, or 1
+    n = (t != -1).sum()
+    if gradient:
+        gy, count = device.put(numpy.full((), n, 'd')), device.put(numpy.asarray(n))
+        loss = gpu.mean_loss_grad('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t), gy, count)
+        return loss, (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t)
+    launches = policy.loss_launches.__wrapped__
+    with mock.patch.multiple(policy, LOSS_CHUNK=64, loss_launches=launches):
+        loss, count = gpu.mean_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
+    terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
+    return flat([loss, count]), flat([terms.sum() / n, n])
+
+
+def cross_entropy(device):
+    return _loss(device, gradient=False)
+
+
+def cross_entropy_gradient(device):
+    return _loss(device, gradient=True)
+
+
+def absolute_error(device):
+    """With NaN, and 0."""
+    d = integers((7, 9), 'd', {'d': 3})
+    t = integers((7, 9), 'd', seed=1)
+    x = d + t
+    t[2] = numpy.nan
+    d[2] = 0
+    return (
+        gpu.mean_loss('ABSOLUTE_ERROR', device.put(x), device.put(t), 4, ignore_nan=True)[0],
+        numpy.asarray(abs(d).sum() / 4),
+    )
+
+
+def squared_error_gradient(device):
+    x, t = (integers((7, 20), 'd', seed=seed) for seed in (0, 1))
+    gy = device.put(numpy.full((), 2.0))
+    arguments = device.put(x), device.put(t), gy, 4
+    return gpu.mean_loss_grad('SQUARED_ERROR', *arguments), x - t
+
+
 def reported(device):
     """Numbers of all sizes, to the second row."""
     numbers = [device.put(numpy.array(5, kind)) for kind in ('f', 'd', 'e', 'i1', 'i8')]
@@ -392,6 +504,8 @@ KERNELS = {
     'bsddmm_csr': (sampled,),
     'bsddmm_coo': (sampled_coo,),
     'edge_film': (modulated, modulated_gradients),
+    'gated_step': (recurrent, gated_rows),
+    'gated_weights': (weights_of_gates,),
     'layer_norm': (normalised_gradients, normalised),
     'segment_reduce': (long_segments, maximum, weighted_sum, weighted_maximum),
     'segment_broadcast': (long_broadcast, broadcast, weighted_broadcast),
@@ -405,5 +519,7 @@ KERNELS = {
     'dropout': (dropped,),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
+    'embed_grad': (summed_by_type,),
+    'mean_loss': (cross_entropy, cross_entropy_gradient, absolute_error, squared_error_gradient),
     'report': (reported,),
 }
