@@ -82,6 +82,63 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     return _module(u).bsddmm(adj, u, v)
 
 
+def layer_of(x: Any, given: dict, n_relations: int, loop: bool, activation: str) -> Any:
+    """Describe a layer of a graph convolution, if that is one launch.
+
+    Args:
+        x (array): (n_rows, in_channels) features.
+        given (dict): W (out_channels * R, in_channels), W_self (out_channels, in_channels), b
+            (out_channels * R,), b_self (out_channels,), those that there are.
+        n_relations (int): R. loop (bool): whether the first matrix has ones added to its diagonal.
+        activation (str): ``'identity'``, ``'relu'`` or ``'tanh'``.
+
+    Returns:
+        cuda.policy.Layer or None: None on a host, and where the matrices do not fit into the shared
+        memory of a GPU.
+    """
+    if isinstance(x, cuda.ndarray):
+        return gpu.layer_of(x, given, n_relations, loop, activation)
+    return None
+
+
+def layer(
+    layer: Any, rows: Any, x: Any, given: dict, dropout_ratio: float = 0.0, draw: Any = None
+) -> Any:
+    """Compute a layer: :func:`~chainer_bspmm.functions.fused.graph_linear.graph_linear` on arrays.
+
+    Args:
+        layer, x, given: of :func:`layer_of`.
+        rows (BatchedCSR or None): (n_rows * R) x n_rows, ``sparse.relations.relation_rows``.
+        dropout_ratio (float): of the rectified result. draw: (seed, stream, counter) of a step.
+
+    Returns:
+        array: (n_rows, out_channels), of x's dtype.
+    """
+    return gpu.layer(layer, rows, x, given, dropout_ratio, draw)
+
+
+def layer_grad(
+    layer: Any,
+    rows: Any,
+    x: Any,
+    y: Any,
+    gy: Any,
+    given: dict,
+    dropout_ratio: float = 0.0,
+    has_features: bool = True,
+) -> dict:
+    """Compute the gradients of :func:`layer`, given its result and the gradient by that.
+
+    Args:
+        rows (BatchedCSR or None): ``sparse.relations.transposed_rows``.
+        has_features (bool): whether the gradient by x is wanted.
+
+    Returns:
+        dict: name -> gradient, of x and of all parameters; those are :func:`sum_partials`.
+    """
+    return gpu.layer_grad(layer, rows, x, y, gy, given, dropout_ratio, has_features)
+
+
 def edge_film(adj: BatchedCSR, messages: Any, film: Any) -> Any:
     """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
 
@@ -208,6 +265,58 @@ def sum_partials(partials: Any, parts: Any) -> list:
         One launch, or none if the sums are put off. Deterministic; does not synchronise.
     """
     return gpu.sum_partials(partials, parts)
+
+
+def embed_grad(ids: Any, gy: Any, n_types: int) -> Any:
+    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, the gradient of a table of embeddings.
+
+    Args:
+        ids (array): (n_rows,) integers; rows of others than 0, ..., n_types - 1 take no part.
+        gy (array): (n_rows, n_B) floats.
+        n_types (int): rows of the result.
+
+    Returns:
+        array: (n_types, n_B), of gy's dtype. On a GPU from :func:`sum_partials`, so in a step it
+        may have to be the gradient of a parameter.
+    """
+    check.rows(gy)
+    return _module(gy).embed_grad(ids, gy, n_types)
+
+
+def mean_loss(
+    kind: str, x: Any, t: Any, divisor: int | None = None, ignore_nan: bool = False
+) -> tuple[Any, Any]:
+    """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
+
+    Args:
+        kind (str): ``'SIGMOID_CROSS_ENTROPY'``, ``'BINARY_ACCURACY'``, ``'SQUARED_ERROR'`` or
+            ``'ABSOLUTE_ERROR'``; ``kernels/mean_loss.cu`` has their terms.
+        x (array): predictions, floats of any shape, fewer than 2**31.
+        t (array): of x's shape: integers, labels of which -1 takes no part, for the first two; for
+            the errors values of x's dtype.
+        divisor (int or None): None: the number of labels other than -1, but at least 1.
+        ignore_nan (bool): whether a difference of values that is NaN is taken for 0.
+
+    Returns:
+        tuple of arrays: the loss, a scalar of x's dtype, summed in float64; and the divisor that
+        was counted, an int64 scalar, None if it was given.
+    """
+    check.loss(kind, x, t)
+    return _module(x).mean_loss(kind, x, t, divisor, ignore_nan)
+
+
+def mean_loss_grad(
+    kind: str, x: Any, t: Any, gy: Any, divisor: Any, ignore_nan: bool = False
+) -> Any:
+    """Return the gradient of :func:`mean_loss` by x, of any kind but the accuracy.
+
+    Args:
+        kind, x, t, ignore_nan: the same.
+        gy (array): a scalar of x's dtype, the gradient by the loss.
+        divisor (int or array): the one that was given or counted.
+    """
+    check.loss(kind, x, t)
+    return _module(x).mean_loss_grad(kind, x, t, gy, divisor, ignore_nan)
 
 
 def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:

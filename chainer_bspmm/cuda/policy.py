@@ -498,3 +498,161 @@ def gather_launch(n_graphs, device):
         0,
         (numpy.int32(n_graphs), numpy.int32(graphs_per_block)),
     )
+
+
+def row_threads(n_rows):
+    """Plan a thread for each row."""
+    return Launch((('VECTOR', 1),), (-(-n_rows // BLOCK), 1, 1), (BLOCK, 1, 1), 0, ())
+
+
+# A layer as kernels/graph_linear.cu does it. n_relations 0: none; n_biases: rows of b_self;
+# activation: the name of one; loop, by_relation: as in the kernel's header.
+Layer = collections.namedtuple(
+    'Layer',
+    'width_in width_out n_relations has_self loop has_relation_bias n_biases by_relation '
+    'activation',
+)
+
+LAYER_THREADS = 256
+LAYER_ROWS = 16, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
+# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes.
+LAYER_BLOCKS = {4: 6, 8: 2}
+LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
+SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
+
+
+@functools.lru_cache(maxsize=4096)
+def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
+    """Plan a layer, or its gradient, as one launch.
+
+    Args:
+        layer (Layer): what it is.
+        n_rows, itemsize (int): rows, positive, and bytes per element.
+        quads (bool): whether rows of all arrays are aligned to four elements.
+        device (Device): the GPU.
+        is_backward (bool): whether it is the gradient.
+
+    Returns:
+        Launch or None: None where it does not fit into shared memory and registers.
+    """
+    real = max(itemsize, 4)
+    n_in, n_out = -(-layer.width_in // 4), -(-layer.width_out // 4)  # in quads
+    gathered, produced = (n_out, n_in) if is_backward else (n_in, n_out)
+    mapped = layer.n_relations + layer.has_self
+    terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
+    blocks = mapped * n_in * n_out if is_backward else 0
+    threads = LAYER_THREADS
+    if blocks > threads * LAYER_BLOCKS[real] or (mapped > 2 and not is_backward):
+        threads *= 2
+    if blocks > threads * LAYER_BLOCKS[real]:
+        return None
+
+    def splits(rows):
+        return max(1, min(threads // (produced * rows // 4), gathered))
+
+    def shared_bytes(rows):
+        of_row = splits(rows) * produced * 4 + terms * gathered * 4 + 4
+        if is_backward:
+            of_row += produced * 4 + 4
+        elif layer.has_relation_bias:
+            of_row += layer.n_relations
+        return real * (mapped * n_out * 4 * (n_in * 4 + 4) + rows * of_row)
+
+    limit = device.shared_bytes - 4 * terms  # there is a little that is not dynamic
+    fitting = [rows for rows in LAYER_ROWS if shared_bytes(rows) <= limit]
+    if not fitting:
+        return None
+    # Of many tiles, small ones leave room for two blocks with the gradients of one matrix.
+    most = fitting[0] if is_backward and mapped == 1 else fitting[-1]
+    rows = next((rows for rows in fitting if n_rows <= rows * device.n_sms), most)
+    n_bytes = shared_bytes(rows)
+    resident = max(1, min(LAYER_RESIDENT, SM_SHARED_BYTES // (n_bytes + 2048)))
+    return Launch(
+        (
+            ('VECTOR', 1),
+            ('QUADS', int(quads)),
+            ('ROWS', rows),
+            ('THREADS', threads),
+            ('SPLITS', splits(rows)),
+            ('WIDTH_IN', layer.width_in),
+            ('WIDTH_OUT', layer.width_out),
+            ('RELATIONS', layer.n_relations),
+            ('SELF', int(layer.has_self)),
+            ('LOOP', int(layer.loop)),
+            ('RELATION_BIAS', int(layer.has_relation_bias)),
+            ('BIASES', layer.n_biases),
+            ('BY_RELATION', int(layer.by_relation)),
+            ('ACTIVATION', layer.activation.upper()),
+            ('BACKWARD', int(is_backward)),
+        ),
+        (min(-(-n_rows // rows), resident * device.n_sms), 1, 1),
+        (threads, 1, 1),
+        n_bytes,
+        (numpy.int32(n_rows),),
+    )
+
+
+# The default limit of a block on every GPU is 48 KB.
+EMBED_SHARED_BYTES = 47 * 1024
+EMBED_WARPS = 8
+EMBED_ROWS = 64  # of a run at least, because every run writes sums for all types
+EMBED_RUNS = 128  # at most, about one for each multiprocessor
+EMBED_SUMS = 2**21  # elements of all runs together, at most
+
+
+@functools.lru_cache(maxsize=4096)
+def embed_launch(n_rows, n_types, n_channels, itemsize):
+    """Plan a block per run of rows, 32 channels, and as many types as fit, of embed_grad.
+
+    Args:
+        n_rows, n_types, n_channels (int): all positive.
+        itemsize (int): bytes of an element of gy; sums have 4 at least.
+    """
+    row_bytes = WARP * max(itemsize, 4)
+    tile = min(n_types, EMBED_SHARED_BYTES // row_bytes)
+    runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
+    run = -(-n_rows // (runs * WARP)) * WARP
+    return Launch(
+        (('VECTOR', 1), ('WARPS', EMBED_WARPS)),
+        (-(-n_rows // run), -(-n_channels // WARP), -(-n_types // tile)),
+        (WARP, EMBED_WARPS, 1),
+        tile * row_bytes,
+        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run, tile))),
+    )
+
+
+LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
+MAX_BLOCK = 1024
+
+
+@functools.lru_cache(maxsize=4096)
+def loss_launches(size):
+    """Plan mean_loss: one launch, or two where the elements are more than a block's.
+
+    Args:
+        size (int): elements, below 2**31.
+    """
+    n_blocks = max(-(-size // LOSS_CHUNK), 1)
+    sizes = (size,) if n_blocks == 1 else (size, n_blocks)
+    return tuple(
+        Launch(
+            (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', combine)),
+            (1 if combine else n_blocks, 1, 1),
+            (min(-(-max(n, 1) // WARP) * WARP, MAX_BLOCK), 1, 1),
+            0,
+            (numpy.uint32(n),),
+        )
+        for combine, n in enumerate(sizes)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def loss_grad_launch(size):
+    """Plan a thread for every element of the gradient of mean_loss; size as there, positive."""
+    return Launch(
+        (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', 0)),
+        (-(-size // BLOCK), 1, 1),
+        (BLOCK, 1, 1),
+        0,
+        (numpy.uint32(size),),
+    )

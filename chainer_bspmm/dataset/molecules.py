@@ -89,17 +89,13 @@ class Molecules:
 
     @property
     def symmetric(self):
-        """(M,) bool: whether the adjacency of each molecule equals its transpose.
-
-        False throughout where R > 1, as the transpose has another shape.
-        """
+        """(M,) bool: whether the matrix of every relation equals its transpose."""
         if self._symmetric is None:
             self._symmetric = numpy.zeros(len(self), bool)
-            if self.n_relations == 1:
-                # In parts: the tables for it are several times as large as the matrices.
-                for first in range(0, len(self), SYMMETRY_PART):
-                    part = slice(first, first + SYMMETRY_PART)
-                    self._symmetric[part] = self._find_symmetry(part)
+            # In parts: the tables for it are several times as large as the matrices.
+            for first in range(0, len(self), SYMMETRY_PART):
+                part = slice(first, first + SYMMETRY_PART)
+                self._symmetric[part] = self._find_symmetry(part)
         return self._symmetric
 
     def _find_symmetry(self, part):
@@ -110,18 +106,21 @@ class Molecules:
             self.entry_starts[part.start], self.entry_starts[part.start] + entry_starts[-1]
         )
         rows = numpy.repeat(numpy.arange(row_nnz.size), row_nnz)
-        columns = self.columns[entries] + numpy.repeat(starts[:-1], nnz)
-        _, _, order = build.transpose(numpy, build.starts_of(row_nnz), columns, row_nnz.size)
-        differs = (rows[order] != columns) | (columns[order] != rows)
-        if self.data is not None:
-            data = self.data[entries]
-            differs |= data[order] != data
+        columns = self.columns[entries] + numpy.repeat(starts[:-1] * self.n_relations, nnz)
+        data = None if self.data is None else self.data[entries]
+        if self.n_relations > 1:
+            differs = build.asymmetric(rows, columns, data, self.n_relations)
+        else:
+            _, _, order = build.transpose(numpy, build.starts_of(row_nnz), columns, row_nnz.size)
+            differs = (rows[order] != columns) | (columns[order] != rows)
+            if data is not None:
+                differs |= data[order] != data
         until = build.starts_of(differs)
         return until[entry_starts[1:]] == until[entry_starts[:-1]]
 
     def is_symmetric(self, index):
-        """Return whether a batch of these molecules, (n_graphs,) integers, is its transpose."""
-        return self.n_relations == 1 and bool(self.symmetric[index].all())
+        """Return whether all of these molecules, (n_graphs,) integers, are :attr:`symmetric`."""
+        return bool(self.symmetric[index].all())
 
     def near(self, device):
         """Return the copy of these molecules to gather from for a device: the only one."""
@@ -215,23 +214,34 @@ class Molecules:
             ValueError: the file is of another kind, or its arrays are inconsistent.
         """
         with numpy.load(path, allow_pickle=False) as file:
-            names = set(file.files)
-            n_labels = sum(name.startswith('label_') for name in names)
-            expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
-            expected |= {'label_%d' % i for i in range(n_labels)}
-            if names - {'data'} != expected:
-                raise ValueError(
-                    '%s: expected the arrays of a SparseDataset, got %s'
-                    % (path, ', '.join(sorted(names)))
-                )
-            arrays = {name: file[name] for name in names}
+            try:
+                return cls.from_arrays(file)
+            except ValueError as error:
+                raise ValueError('%s: %s' % (path, error)) from None
+
+    def save(self, path):
+        """Write an ``.npz`` file without pickled objects."""
+        numpy.savez(path, **self.arrays())
+
+    @classmethod
+    def from_arrays(cls, arrays):
+        """Make molecules of a mapping like that of :meth:`arrays`, and check every number.
+
+        Raises:
+            ValueError: they are of another kind, or inconsistent.
+        """
+        names = set(arrays)
+        n_labels = sum(name.startswith('label_') for name in names)
+        expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
+        expected |= {'label_%d' % i for i in range(n_labels)}
+        if names - {'data'} != expected:
+            raise ValueError(
+                'expected the arrays of a SparseDataset, got %s' % ', '.join(sorted(names))
+            )
+        arrays = {'data': None, **{name: arrays[name] for name in names}}
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         arrays['n_relations'] = int(arrays['n_relations'])
-        arrays.setdefault('data', None)
-        try:
-            _check(labels=labels, **arrays)
-        except ValueError as error:
-            raise ValueError('%s: %s' % (path, error)) from None
+        _check(labels=labels, **arrays)
         dtypes = {
             'sizes': numpy.int64,
             'full_sizes': numpy.int64,
@@ -245,12 +255,12 @@ class Molecules:
         )
         return cls(labels=labels, **arrays)
 
-    def save(self, path):
-        """Write an ``.npz`` file without pickled objects."""
+    def arrays(self):
+        """Return arrays by name, from which :meth:`from_arrays` makes the same molecules."""
         fields = self.fields()
         arrays = {'label_%d' % i: label for i, label in enumerate(fields.pop('labels'))}
         arrays.update((name, array) for name, array in fields.items() if array is not None)
-        numpy.savez(path, **arrays)
+        return arrays
 
     def take(self, index):
         """Return a copy of the molecules at an index, (k,) int64."""

@@ -20,6 +20,7 @@ from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.training.step_program import SPARE_TOLERANCE
 from chainer_bspmm.user_code import warn
 
@@ -163,6 +164,7 @@ class Predictor:
         self._converter = converter
         self._n_inputs = n_inputs
         self._dataset = dataset
+        self._resident = None  # made with the capturer
         self._guards = Guards(model, function)
         self._reason = None  # why nothing can be captured
         self._warned = set()
@@ -193,6 +195,7 @@ class Predictor:
         if self._outgoing is not None:
             self._outgoing.wait()
         self._programs.clear()  # they refer to this object
+        self._resident = None
         if self.capturer is not None:
             capturer, self.capturer, self.blas = self.capturer, None, None
             capturer.free_unused()
@@ -244,7 +247,8 @@ class Predictor:
         if self.capturer is None:
             self.capturer = Capturer(self.device)
             self.blas = blas_for(self.capturer, self.device)
-        batch = batches.batch_of(examples, self._converter, self.device)
+            self._resident = Resident(self._dataset, self.device)
+        batch = batches.batch_of(examples, self._converter, self.device, self._resident)
         is_known = isinstance(self._dataset, SparseDataset) and batch.form.layout != 'padded'
         need = batch.need if is_known else _roomy(batch.need)
         capacity = self._programs.capacity(batch.form, need, self._dataset)

@@ -10,12 +10,12 @@ import numpy
 from chainer import reporter
 from chainer.backends import cuda
 from chainer.training import extensions
+from chainer_bspmm.dataset import SparseDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
-from sklearn.metrics import roc_auc_score
 
 # Upstream's methods whose adjacency is a matrix; the others have no sparse product.
 METHODS = (
@@ -94,6 +94,8 @@ def inputs_converter(converter):
 
 def labels_of(examples):
     """Return the labels of examples, (M, T) float64."""
+    if isinstance(examples, SparseDataset):
+        return examples.get_datasets()[-1].astype(numpy.float64)
     return numpy.array([example[-1] for example in examples], dtype=numpy.float64)
 
 
@@ -248,6 +250,8 @@ def roc_aucs(labels, scores):
     Returns:
         numpy.ndarray: NaN for a label that has not both a 1 and a 0.
     """
+    from sklearn.metrics import roc_auc_score  # here: it takes a second to import
+
     areas = []
     for t, y in zip(labels.T, scores.T):
         known = t >= 0  # not so for NaN
