@@ -1,6 +1,7 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 
 import numbers
+import weakref
 from typing import Any, Callable
 
 import numpy
@@ -13,6 +14,7 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training import batches
+from chainer_bspmm.training.captured_evaluators import capture_evaluators
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.examples import next_examples
@@ -112,6 +114,11 @@ class GraphUpdater(StandardUpdater):
         self._context = None  # made at the first step: a snapshot may change the seed until then
         self._resident = None
         self._programs = Programs('step')
+        self._trainer = None  # a weak reference, until its evaluators are captured
+
+    def connect_trainer(self, trainer: Any) -> None:
+        super().connect_trainer(trainer)
+        self._trainer = weakref.ref(trainer)
 
     @property
     def graph_nbytes(self) -> int:
@@ -119,6 +126,10 @@ class GraphUpdater(StandardUpdater):
         return 0 if self._context is None else self._context.capturer.nbytes
 
     def update_core(self) -> None:
+        if self._trainer is not None:
+            if self._is_on_gpu():
+                capture_evaluators(self._trainer(), self.input_device)
+            self._trainer = None
         iterator = self._iterators['main']
         examples = next_examples(iterator, self.converter)
         with using(self.input_device):  # its current stream is used throughout
@@ -214,10 +225,13 @@ class GraphUpdater(StandardUpdater):
             name = reporters[-1]._observer_names.get(id(self._optimizers['main'].target), '')
         return None if fused is None else fused.variants(), name, key
 
+    def _is_on_gpu(self):
+        return self.input_device is not None and self.input_device.xp is cuda.cupy
+
     def _why_not(self):
         """Return what (str or None) rules out captured steps permanently."""
         optimizer = self._optimizers['main']
-        if self.input_device is None or self.input_device.xp is not cuda.cupy:
+        if not self._is_on_gpu():
             return 'CUDA graphs need a GPU, the device is %s' % (
                 'not given' if self.input_device is None else self.input_device.name
             )

@@ -7,8 +7,6 @@ import io
 import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
 import chainer.functions as F
 import numpy
-from chainer import reporter
-from chainer.backends import cuda
 from chainer.training import extensions
 from chainer_bspmm.dataset import SparseDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
@@ -266,26 +264,6 @@ def mean_of_known(areas):
     return float(areas.mean()) if areas.size else float('nan')
 
 
-class RocAucEvaluator(extensions.Evaluator):
-    """Report the loss, and the mean over the labels of the area under the ROC curve."""
-
-    def evaluate(self):
-        model = self.get_target('main')
-        labels, scores = [], []
-
-        def forward(*arrays):
-            model(*arrays)
-            scores.append(cuda.to_cpu(model.y.array))
-            labels.append(cuda.to_cpu(arrays[-1]))
-
-        self.eval_func = forward
-        observation = super().evaluate()
-        areas = roc_aucs(numpy.concatenate(labels), numpy.concatenate(scores))
-        with reporter.report_scope(observation):
-            reporter.report({'roc_auc': mean_of_known(areas)}, model)
-        return observation
-
-
 class Classification:
     """Labels that are yes, no or unknown; reported as the area under the ROC curve (ROC-AUC).
 
@@ -318,7 +296,25 @@ class Classification:
         predictor = build_predictor(settings, dense, len(self.names))
         return Classifier(predictor, lossfun=F.sigmoid_cross_entropy, metrics_fun=None)
 
-    evaluator = RocAucEvaluator
+    def evaluator(self, iterator, model, **options):
+        """Make the extension that reports the loss, and the mean over the labels of ROC-AUC."""
+        from chainer_chemistry.training.extensions import BatchEvaluator  # needs scikit-learn
+
+        shape = -1, len(self.names)
+
+        def loss(y, t):
+            return float(model.lossfun(y.reshape(shape), t.reshape(shape)).array)
+
+        def roc_auc(y, t):
+            return mean_of_known(roc_aucs(t.reshape(shape), y.reshape(shape)))
+
+        return BatchEvaluator(
+            iterator,
+            model,
+            eval_func=model.predictor,
+            metrics_fun={'loss': loss, 'roc_auc': roc_auc},
+            **options,
+        )
 
     def predict(self, model, dataset, converter, batchsize):
         """Predict (M, T) float32: the probability that each label is 1."""

@@ -236,20 +236,20 @@ def _stand_in_everywhere(monkeypatch):
     monkeypatch.setattr(step_program, 'Reports', HostReports)
     for name in ('concatenate', 'stack'):
         monkeypatch.setattr(numpy, name, _as_cupy_joins(getattr(numpy, name)))
+    for kind in (Classifier, Regressor):  # on the host they report Python numbers
+        monkeypatch.setattr(
+            kind, '_convert_to_scalar', lambda self, value: step_program._bare(value)
+        )
 
 
 def stand_in(monkeypatch):
     """Make GraphUpdater take the host for a GPU; return the capturers that it makes.
 
-    Fused updates are left out (see :func:`fuse`).
+    Fused updates are left out (see :func:`fuse`). Evaluators are captured, too.
     """
-    _stand_in_everywhere(monkeypatch)
+    stand_in_for_prediction(monkeypatch)
     monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: 'this is the host')
     monkeypatch.setattr(graph_updater, 'cuda', types.SimpleNamespace(cupy=numpy))
-    for kind in (Classifier, Regressor):  # on the host they report Python numbers
-        monkeypatch.setattr(
-            kind, '_convert_to_scalar', lambda self, value: step_program._bare(value)
-        )
     made = []
 
     def capturer(device):
@@ -266,8 +266,12 @@ def stand_in(monkeypatch):
     return made
 
 
+def _arrays(result):
+    return result.values() if isinstance(result, dict) else [result]
+
+
 class PredictionGraphs:
-    """Stand-ins for the graphs of a prediction: a launch runs again, into the captured array."""
+    """Stand-ins for the graphs of a prediction: a launch runs again, into the captured arrays."""
 
     def __init__(self):
         self.stream = contextlib.nullcontext()
@@ -291,15 +295,17 @@ class PredictionGraphs:
         if self.fail:
             raise self.fail
         with _recorded() as values:
-            array = function()
+            result = function()
         self.n_captures += 1
 
         def launch():
             self.n_launches += 1
             with _replayed(values):
-                array[...] = function()
+                again = function()
+            for array, new in zip(_arrays(result), _arrays(again)):
+                array[...] = new
 
-        return launch, array
+        return launch, result
 
     def outgoing(self, array):
         values, is_waiting = array.copy(), True
@@ -316,7 +322,7 @@ class PredictionGraphs:
 
 
 def stand_in_for_prediction(monkeypatch):
-    """Make captured_predict take the host for a GPU."""
+    """Make captured_predict take the host for a GPU; return the stand-in for its graphs."""
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
     monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
