@@ -24,8 +24,7 @@ from tests.support.relations import NAMES
 from tests.support.relations import relation_batch_on
 from tests.support.relations import small_relation_batch_on
 
-# The package has the function under the module's name.
-module = importlib.import_module('chainer_bspmm.functions.fused.relation_linear')
+module = importlib.import_module('chainer_bspmm.functions.fused.layer_products')
 
 PARTS = [('b', 'W_self', 'b_self'), ('b',), ('W_self',), ('b_self',), ()]
 
@@ -424,9 +423,9 @@ GOOD = {
         ),
         ({'b_self': numpy.ones(10, 'f')}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
         (
-            {'activation': chainer.functions.relu},
+            {'activation': chainer.functions.elu},
             ValueError,
-            'activation: expected chainer.functions.identity or tanh, got .*relu',
+            'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
         ),
         ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
         (
