@@ -4,6 +4,7 @@ and planted faults must change their results.
 Each is a function of an emulated device that returns (result, what it must equal).
 """
 
+import types
 from unittest import mock
 
 import numpy
@@ -24,6 +25,7 @@ from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
@@ -483,6 +485,19 @@ def squared_error_gradient(device):
     return gpu.mean_loss_grad('SQUARED_ERROR', *arguments), x - t
 
 
+def reported(device):
+    """Numbers of all sizes, to the second row."""
+    numbers = [device.put(numpy.array(5, kind)) for kind in ('f', 'd', 'e', 'i1', 'i8')]
+    rows = device.put(numpy.full((2, len(numbers)), 2**64 - 1, numpy.uint64))
+    device.reachable = [*numbers, rows[1]]
+    to = Reports(types.SimpleNamespace(device=types.SimpleNamespace(id=0)))
+    to.write(dict(enumerate(numbers)), device.put(numpy.array([rows[1].ctypes.data], 'u8')))
+    expected = numpy.full(rows.shape, 2**64 - 1, numpy.uint64)
+    for i, number in enumerate(numbers):
+        expected[1, i : i + 1].view(number.dtype)[0] = number
+    return rows, expected
+
+
 # kernel -> what uses it; the first of them goes through most of its code.
 KERNELS = {
     'bspmm_csr': (pipelined, product),
@@ -506,4 +521,5 @@ KERNELS = {
     'fused_update': (updated,),
     'embed_grad': (summed_by_type,),
     'mean_loss': (cross_entropy, cross_entropy_gradient, absolute_error, squared_error_gradient),
+    'report': (reported,),
 }

@@ -13,6 +13,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.training import fused_update
+from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
 
 # From Turing on: the generations that CuPy supports and this project names.
@@ -103,25 +104,6 @@ CONSTANTS = {
             ('BY_MESSAGES', 0),
         )
     ],
-    'embed_grad': [(('WARPS', policy.EMBED_WARPS),)],
-    'mean_loss': [
-        (
-            ('KIND', kind),
-            ('IGNORE_NAN', ignore_nan),
-            ('COUNTED', counted),
-            ('GRADIENT', gradient),
-            ('COMBINE', combine),
-            ('CHUNK', policy.LOSS_CHUNK),
-        )
-        for kind, ignore_nan, counted, gradient, combine in (
-            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
-            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0),
-            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
-            ('ABSOLUTE_ERROR', 1, 0, 1, 0),
-            ('SIGMOID_CROSS_ENTROPY', 0, 0, 0, 0),
-            ('BINARY_ACCURACY', 0, 1, 0, 1),
-        )
-    ],
     'graph_linear': [
         (
             ('QUADS', int(name != 'degrees')),
@@ -162,6 +144,25 @@ CONSTANTS = {
             ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
         )
     ],
+    'embed_grad': [(('WARPS', policy.EMBED_WARPS),)],
+    'mean_loss': [
+        (
+            ('KIND', kind),
+            ('IGNORE_NAN', ignore_nan),
+            ('COUNTED', counted),
+            ('GRADIENT', gradient),
+            ('COMBINE', combine),
+            ('CHUNK', policy.LOSS_CHUNK),
+        )
+        for kind, ignore_nan, counted, gradient, combine in (
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
+            ('ABSOLUTE_ERROR', 1, 0, 1, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 0, 0, 0),
+            ('BINARY_ACCURACY', 0, 1, 0, 1),
+        )
+    ],
     'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
     'gated_step': GATED,
     'gated_weights': GATED_WEIGHTS,
@@ -194,6 +195,7 @@ CONSTANTS = {
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
+    'report': [reports.DEFINES[1:]],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.
