@@ -435,7 +435,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                                            : word == 1        ? drawn.word[1]
                                            : word == 2        ? drawn.word[2]
                                                               : drawn.word[3];
-                    total.element[e] *= found >= threshold ? scale : Real(0);
+                    STORAGE rounded;  // as where the rectifier is another kernel
+                    narrow(rounded, total.element[e]);
+                    total.element[e] = widen(rounded) * (found >= threshold ? scale : Real(0));
                 }
 #endif
 #endif

@@ -547,11 +547,8 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
     if blocks > threads * LAYER_BLOCKS[real]:
         return None
 
-    def splits(rows):
-        return max(1, min(threads // (produced * rows // 4), gathered))
-
-    def shared_bytes(rows):
-        of_row = splits(rows) * produced * 4 + terms * gathered * 4 + 4
+    def shared_bytes(rows, splits):
+        of_row = splits * produced * 4 + terms * gathered * 4 + 4
         if is_backward:
             of_row += produced * 4 + 4
         elif layer.has_relation_bias:
@@ -559,13 +556,19 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
         return real * (mapped * n_out * 4 * (n_in * 4 + 4) + rows * of_row)
 
     limit = device.shared_bytes - 4 * terms  # there is a little that is not dynamic
-    fitting = [rows for rows in LAYER_ROWS if shared_bytes(rows) <= limit]
+    fitting = {}  # rows -> splits
+    for rows in LAYER_ROWS:
+        splits = max(1, min(threads // (produced * rows // 4), gathered))
+        while splits > 1 and shared_bytes(rows, splits) > limit:
+            splits //= 2
+        if shared_bytes(rows, splits) <= limit:
+            fitting[rows] = splits
     if not fitting:
         return None
     # Of many tiles, small ones leave room for two blocks with the gradients of one matrix.
-    most = fitting[0] if is_backward and mapped == 1 else fitting[-1]
+    most = min(fitting) if is_backward and mapped == 1 else max(fitting)
     rows = next((rows for rows in fitting if n_rows <= rows * device.n_sms), most)
-    n_bytes = shared_bytes(rows)
+    n_bytes = shared_bytes(rows, fitting[rows])
     resident = max(1, min(LAYER_RESIDENT, SM_SHARED_BYTES // (n_bytes + 2048)))
     return Launch(
         (
@@ -573,7 +576,7 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
             ('QUADS', int(quads)),
             ('ROWS', rows),
             ('THREADS', threads),
-            ('SPLITS', splits(rows)),
+            ('SPLITS', fitting[rows]),
             ('WIDTH_IN', layer.width_in),
             ('WIDTH_OUT', layer.width_out),
             ('RELATIONS', layer.n_relations),

@@ -69,11 +69,38 @@ from chainer_bspmm.functions.fused.standardize import standardize
 def _linear(node, step, inputs):
     x, W, *b = inputs
     node._config_use_ideep = chainer.config.use_ideep  # its backward reads this
-    y = step.blas.dot(x, W.T).astype(x.dtype, copy=False)
-    if b:
-        y += b[0]
+    given = dict(zip(('W_self', 'b_self'), (W, *b)))
+    layer = _layer_of(x, given)
+    if layer is not None:
+        y = backend.layer(layer, None, x, given)
+    else:
+        y = step.blas.dot(x, W.T).astype(x.dtype, copy=False)
+        if b:
+            y += b[0]
     node.retain_inputs((0, 1))
     return (y,)
+
+
+def _linear_backward(node, step, indexes, grad_outputs):
+    """All gradients by one launch, where they are not differentiated again."""
+    if chainer.config.enable_backprop:
+        return None
+    x, W = (variable.array for variable in node.get_retained_inputs())
+    gy = grad_outputs[0].array
+    given = {'W_self': W, 'b_self': gy} if 2 in indexes else {'W_self': W}
+    layer = _layer_of(x, given)
+    if layer is None:
+        return None
+    found = backend.layer_grad(layer, None, x, None, gy, given, 0.0, 0 in indexes)
+    names = ('x', 'W_self', 'b_self')
+    return tuple(chainer.Variable(found[names[i]], requires_grad=False) for i in indexes)
+
+
+def _layer_of(x, given):
+    """Describe a linear layer that is one launch; None: it is a product of matrices."""
+    if any(array.dtype != x.dtype for array in given.values()):
+        return None
+    return backend.layer_of(x, given, 0, False, 'identity')
 
 
 def _linear_grad_data(node, step, inputs):
@@ -255,6 +282,7 @@ def _mean_and_deviation(scaler, n_features):
 # object. It returns None where Chainer's own does without what cannot be captured, and is to run.
 IN_STEP = {
     (LinearFunction, 'forward'): _linear,
+    (LinearFunction, 'backward'): _linear_backward,
     (LinearGradData, 'forward'): _linear_grad_data,
     (LinearGradWeight, 'forward'): _linear_grad_weight,
     (MatMul, 'forward'): _matmul,

@@ -35,13 +35,14 @@ def _on_host(x, mean, std, inverse):
 
 
 def _on_device(x, mean, std, inverse):
-    # The product is rounded before it is added to, as where they are two kernels.
-    formula = '(T)((double)x * s) + mean' if inverse else '(x - mean) / s'
+    # Every result is rounded before the next operation, as where they are two kernels.
+    formula = 'const T p = x * s; y = p + mean;' if inverse else 'const T d = x - mean; y = d / s;'
     return cuda.elementwise(
         'T x, T mean, T std',
         'T y',
-        'const T s = std == 0 ? (T)1 : std; y = ' + formula,
+        'const T s = std == 0 ? (T)1 : std; ' + formula,
         'bspmm_unstandardize' if inverse else 'bspmm_standardize',
+        options=('--fmad=false',),
     )(x, mean, std)
 
 
