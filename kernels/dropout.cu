@@ -4,16 +4,8 @@
 //     y[i] = x[i] mask[i], or max(0, x[i]) mask[i]
 //
 // Which elements are kept depends on the seed, the step, the layer and the place alone, not on the
-// number of elements or on how the kernel is launched. Philox4x32-10 (Salmon, Moraes, Dror,
-// Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11) makes four words of a key of two and
-// a counter of four, 32 bits each. This is what goes into them (reference.py says the same in NumPy):
-//
-//     key      seed mod 2**32; seed / 2**32
-//     counter  i / 4; stream, the layer's number in the step; step mod 2**32; step / 2**32
-//
-// Element i, in row-major order, takes word i % 4. It is kept if that word is at least `threshold`,
-// which is ratio 2**32 rounded up: dropped with probability ratio, to 2**-32. The step is read from
-// device memory: a captured launch draws new numbers whenever that changes.
+// number of elements or on how the kernel is launched: random.cuh. The step is read from device
+// memory: a captured launch draws new numbers whenever that changes.
 //
 // x, mask, y (n) with n = 4 last + n_last, n_last from 1 to 4, VECTOR a divisor of both 4 and n;
 // counter (1) uint64. y may be x. No atomics.
@@ -23,30 +15,13 @@
 //
 // Launch: block and grid of one dimension, more than `last` threads; a thread does four elements.
 #include "common.cuh"
+#include "random.cuh"
 
 #define MASK 0
 #define DROPOUT 1
 #define RELU 2
 
 static_assert(VECTOR <= 4, "a thread draws four words");
-
-struct Words {
-    unsigned word[4];
-};
-
-__device__ inline Words philox(Words counter, unsigned key0, unsigned key1)
-{
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const unsigned long long first = 0xD2511F53ull * counter.word[0];
-        const unsigned long long second = 0xCD9E8D57ull * counter.word[2];
-        counter = {{unsigned(second >> 32) ^ counter.word[1] ^ key0, unsigned(second),
-                    unsigned(first >> 32) ^ counter.word[3] ^ key1, unsigned(first)}};
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return counter;
-}
 
 extern "C" __global__ void dropout(
     const Vector *x, Vector *mask, Vector *y, const unsigned long long *counter,
@@ -57,8 +32,7 @@ extern "C" __global__ void dropout(
     if (thread > last) return;
     const unsigned quad = unsigned(thread);
     const unsigned long long step = *counter;
-    const Words drawn = philox({{quad, stream, unsigned(step), unsigned(step >> 32)}}, seed_low,
-                               seed_high);
+    const Words drawn = words_of({seed_low, seed_high, stream}, quad, step);
     const int n_elements = quad == last ? n_last : 4;
 #pragma unroll
     for (int begin = 0; begin < 4; begin += VECTOR) {

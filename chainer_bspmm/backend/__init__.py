@@ -16,6 +16,7 @@ from chainer.backends import cuda
 from chainer_bspmm import papers
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend import cpu
+from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import operands
@@ -81,6 +82,63 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     return _module(u).bsddmm(adj, u, v)
 
 
+def layer_of(x: Any, given: dict, n_relations: int, loop: bool, activation: str) -> Any:
+    """Describe a layer of a graph convolution, if that is one launch.
+
+    Args:
+        x (array): (n_rows, in_channels) features.
+        given (dict): W (out_channels * R, in_channels), W_self (out_channels, in_channels), b
+            (out_channels * R,), b_self (out_channels,), those that there are.
+        n_relations (int): R. loop (bool): whether the first matrix has ones added to its diagonal.
+        activation (str): ``'identity'``, ``'relu'`` or ``'tanh'``.
+
+    Returns:
+        cuda.policy.Layer or None: None on a host, and where the matrices do not fit into the shared
+        memory of a GPU.
+    """
+    if isinstance(x, cuda.ndarray):
+        return gpu.layer_of(x, given, n_relations, loop, activation)
+    return None
+
+
+def layer(
+    layer: Any, rows: Any, x: Any, given: dict, dropout_ratio: float = 0.0, draw: Any = None
+) -> Any:
+    """Compute a layer: :func:`~chainer_bspmm.functions.fused.graph_linear.graph_linear` on arrays.
+
+    Args:
+        layer, x, given: of :func:`layer_of`.
+        rows (BatchedCSR or None): (n_rows * R) x n_rows, ``sparse.relations.relation_rows``.
+        dropout_ratio (float): of the rectified result. draw: (seed, stream, counter) of a step.
+
+    Returns:
+        array: (n_rows, out_channels), of x's dtype.
+    """
+    return gpu.layer(layer, rows, x, given, dropout_ratio, draw)
+
+
+def layer_grad(
+    layer: Any,
+    rows: Any,
+    x: Any,
+    y: Any,
+    gy: Any,
+    given: dict,
+    dropout_ratio: float = 0.0,
+    has_features: bool = True,
+) -> dict:
+    """Compute the gradients of :func:`layer`, given its result and the gradient by that.
+
+    Args:
+        rows (BatchedCSR or None): ``sparse.relations.transposed_rows``.
+        has_features (bool): whether the gradient by x is wanted.
+
+    Returns:
+        dict: name -> gradient, of x and of all parameters; those are :func:`sum_partials`.
+    """
+    return gpu.layer_grad(layer, rows, x, y, gy, given, dropout_ratio, has_features)
+
+
 def edge_film(adj: BatchedCSR, messages: Any, film: Any) -> Any:
     """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
 
@@ -135,6 +193,78 @@ def layer_norm_grad(x: Any, gamma: Any, gy: Any, statistics: Any) -> tuple[Any, 
     """
     check.norm(x, gamma)
     return _module(x).layer_norm_grad(x, gamma, gy, statistics)
+
+
+def gated_step(
+    x: Any, message: Any, state: Any, parameters: Any, is_tanh: bool
+) -> tuple[Any, Any] | None:
+    """Compute gated rows, or a step of a gated recurrent unit, in one launch.
+
+    With ``v = [x; message]``: without a state ``y = sigmoid(W_z v + b_z) * h`` and
+    ``h = W_h v + b_h``, or its tanh; with one as :func:`chainer_bspmm.functions.gru_step`.
+
+    Args:
+        x (array): (n_rows, C) floats.
+        message (array or None): (n_rows, M) of x's dtype.
+        state (array or None): (n_rows, H) of x's dtype; may be x.
+        parameters (sequence): (W, b) of h and z, and with a state of r, then (U, c) of h, z and r;
+            of x's dtype. Biases may be None.
+        is_tanh (bool): whether h is a tanh; with a state it is.
+
+    Returns:
+        (array, array) or None: y (n_rows, H), and what :func:`gated_step_grad` needs. None where no
+        kernel does this: on a CPU, without rows, for widths whose weights do not fit in a GPU's
+        shared memory (about 128 and more).
+    """
+    if _module(x) is cpu:
+        return None
+    return gated.gated_step(x, message, state, parameters, is_tanh)
+
+
+def gated_step_grad(
+    x: Any,
+    message: Any,
+    state: Any,
+    parameters: Any,
+    kept: Any,
+    gy: Any,
+    is_tanh: bool,
+    dtypes: Any,
+) -> tuple[Any, Any, Any, list]:
+    """Return the gradients of :func:`gated_step`, in two launches and a sum of partial results.
+
+    Args:
+        x, message, state, parameters, is_tanh: the same.
+        kept (array): its other result.
+        gy (array): (n_rows, H) of x's dtype, the gradient by y.
+        dtypes (sequence): of the gradient of each of the parameters, W, b, W, b, ...; None: it is
+            not needed.
+
+    Returns:
+        tuple: the gradients by x, message (None without one) and state (None without one, or if it
+        is x, whose gradient is the sum of both), and those of the parameters (None: not needed),
+        which :func:`sum_partials` may put off.
+    """
+    return gated.gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes)
+
+
+def sum_partials(partials: Any, parts: Any) -> list:
+    """Sum the rows of columns of an array.
+
+    Args:
+        partials (cupy.ndarray): (n_rows, n_columns), C-contiguous, of the dtype that kernels
+            calculate in: float64 for float64 results, else float32.
+        parts (sequence): (first column, shape, dtype) of each result.
+
+    Returns:
+        list of cupy.ndarray: ``partials[:, first : first + prod(shape)].sum(axis=0)`` in that shape
+        and dtype. In a step that puts sums off they hold nothing until the end of its backward
+        pass: they must be gradients of parameters, which only the update reads.
+
+    Note:
+        One launch, or none if the sums are put off. Deterministic; does not synchronise.
+    """
+    return gpu.sum_partials(partials, parts)
 
 
 def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:

@@ -24,6 +24,13 @@ def compressed(adj):
     operands.of_kind(adj, (BatchedCSR,))
 
 
+def features(adj, x):
+    """Check the rows that a matrix with a column for every row and relation is multiplied by."""
+    operands.floating('x', x)
+    operands.values_dtype(adj, x)
+    operands.same_place('x', x, 'adj', adj.indptr)
+
+
 def film(adj, messages, film, gy=None):
     n_channels = messages.shape[-1]
     for name, array, shape in (

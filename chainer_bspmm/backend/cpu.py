@@ -7,7 +7,6 @@ import numpy
 import scipy.sparse
 
 from chainer_bspmm.sparse import host
-from chainer_bspmm.sparse import operands
 from chainer_bspmm.sparse.host import bsddmm  # NOQA: F401
 
 # The C library of Linux (glibc) gives freed arrays of more than 128 KB back to the system, which
@@ -40,13 +39,12 @@ def _scipy_matrix(adj, values):
 # What a layer multiplies by. matrix: (n_rows, n_sources), a column for each pair of relation and
 # node that has entries, in this order, and transpose; nodes: (n_sources,), the node of each; parts:
 # (relation, slice of its columns) for those relations that have any; spread: (n_nodes, n_sources),
-# 1 where a column is one of a node; degrees: (n_rows, R + 1), the row sums of each relation, and 1:
-# what constant features become. A single relation has a column for every node: nodes and spread are
-# None.
-_Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spread degrees')
+# 1 where a column is one of a node. A single relation has a column for every node: nodes and spread
+# are None.
+_Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spread')
 
 
-def graph_linear(adj, x, W, b=None, W_self=None, b_self=None):
+def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
     """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``.
 
     With many relations most nodes have entries in few of them: only pairs of relation and node that
@@ -59,35 +57,34 @@ def graph_linear(adj, x, W, b=None, W_self=None, b_self=None):
         b (array or None): (n_out * R,), in the same order.
         W_self (array or None): (n_out, n_in).
         b_self (array or None): (n_out,).
+        loop (bool): of a single relation: add the identity to A.
 
     Returns:
-        array: (n_rows, n_out).
+        array: (n_rows, n_out), of the dtype that is computed in.
     """
-    operands.floating('x', x)
-    operands.values_dtype(adj, x)
-    dtype, sources = x.dtype, _sources(adj, host.compute_dtype(x))
+    sources = _sources(adj, host.compute_dtype(x))
     x, W, b, W_self, b_self = (
         array if array is None else array.astype(sources.matrix.dtype, copy=False)
         for array in (x, W, b, W_self, b_self)
     )
-    y = sources.matrix @ _map(sources, _take(sources, x), _by_relation(adj, W).transpose(1, 2, 0))
+    mapped = _map(sources, _take(sources, x), _by_relation(adj, W).transpose(1, 2, 0))
+    y = sources.matrix @ mapped
+    if loop:
+        y += mapped
     if W_self is not None:
         y += numpy.dot(x, W_self.T)
     if b is not None:
-        biases = numpy.empty((y.shape[1], adj.n_relations + 1), y.dtype)
-        biases[:, :-1] = b.reshape(-1, adj.n_relations)
-        biases[:, -1] = 0 if b_self is None else b_self
-        y += numpy.dot(sources.degrees, biases.T)
-    elif b_self is not None:
+        y += numpy.dot(_degrees(adj, y.dtype, loop), b.reshape(-1, adj.n_relations).T)
+    if b_self is not None:
         y += b_self
-    return y.astype(dtype, copy=False)
+    return y
 
 
-def graph_linear_grad(adj, x, gy, W, W_self, wanted):
+def graph_linear_grad(adj, x, gy, W, W_self, loop, wanted):
     """Return the gradients of :func:`graph_linear`: {name: array} of those that are wanted.
 
     Args:
-        adj, x, W, W_self: the same.
+        adj, x, W, W_self, loop: the same.
         gy (array): (n_rows, n_out).
         wanted (set): names of arguments.
     """
@@ -98,6 +95,8 @@ def graph_linear_grad(adj, x, gy, W, W_self, wanted):
     )
     if wanted & {'x', 'W'}:
         summed = sources.transpose @ gy
+        if loop:
+            summed += gy
     if 'x' in wanted:
         gx = _map(sources, summed, _by_relation(adj, W).transpose(1, 0, 2))
         if sources.spread is not None:
@@ -112,9 +111,10 @@ def graph_linear_grad(adj, x, gy, W, W_self, wanted):
             by_relation[:, relation] = numpy.dot(summed[part].T, rows[part])
     if 'W_self' in wanted:
         gradients['W_self'] = numpy.dot(gy.T, x)
-    if wanted & {'b', 'b_self'}:
-        biases = numpy.dot(gy.T, sources.degrees)
-        gradients['b'], gradients['b_self'] = biases[:, :-1].reshape(-1), biases[:, -1]
+    if 'b' in wanted:
+        gradients['b'] = numpy.dot(gy.T, _degrees(adj, gy.dtype, loop)).ravel()
+    if 'b_self' in wanted:
+        gradients['b_self'] = row_sum(gy)
     return gradients
 
 
@@ -135,6 +135,19 @@ def _map(sources, rows, matrices):
     return y
 
 
+def _degrees(adj, dtype, loop):
+    """Return (n_rows, R): the row sums of each relation, which is what constant features become."""
+
+    def make():
+        n_entries, n_relations = adj._n_true_entries(), adj.n_relations
+        pair = adj.entry_rows() * numpy.int64(n_relations) + adj.indices % n_relations
+        weights = None if adj.data is None else adj.data[:n_entries]
+        degrees = numpy.bincount(pair[:n_entries], weights, adj.n_rows * n_relations)
+        return degrees.reshape(adj.n_rows, n_relations).astype(dtype) + dtype.type(loop)
+
+    return adj.cached(('degrees', dtype, loop), make)
+
+
 def _sources(adj, dtype):
     return adj.cached(('sources', dtype), lambda: _make_sources(adj, dtype))
 
@@ -145,18 +158,10 @@ def _make_sources(adj, dtype):
     if n_relations == 1:
         matrix = _matrix(adj, None, dtype, False)
         transpose = matrix if adj.is_symmetric else matrix.T
-        degrees = numpy.stack([matrix.sum(axis=1).A1, numpy.ones(adj.n_rows, dtype)], axis=1)
-        return _Sources(matrix, transpose, None, [(0, slice(None))], None, degrees)
+        return _Sources(matrix, transpose, None, [(0, slice(None))], None)
     node, relation = numpy.divmod(adj.indices[:n_entries], numpy.int64(n_relations))
     values = numpy.ones(n_entries, dtype) if adj.data is None else adj.data[:n_entries]
     values = values.astype(dtype, copy=False)
-    degrees = numpy.bincount(
-        adj.entry_rows()[:n_entries] * (n_relations + 1) + relation,
-        values,
-        adj.n_rows * (n_relations + 1),
-    )
-    degrees = degrees.reshape(adj.n_rows, n_relations + 1).astype(dtype)
-    degrees[:, -1] = 1
     column = relation * n_nodes + node
     is_used = numpy.zeros(n_relations * n_nodes, bool)
     is_used[column] = True
@@ -177,7 +182,7 @@ def _make_sources(adj, dtype):
         for r, (start, end) in enumerate(zip(starts, starts[1:]))
         if start < end
     ]
-    return _Sources(matrix, matrix.T, nodes, parts, spread, degrees)
+    return _Sources(matrix, matrix.T, nodes, parts, spread)
 
 
 def layer_norm(x, gamma, beta, eps):

@@ -15,12 +15,14 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import step
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
 from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.cuda.launch import or_null
 from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.papers.gpu import SWA_ALGORITHMS
 from chainer_bspmm.sparse import operands
 from chainer_bspmm.sparse.device import values_of
@@ -96,6 +98,126 @@ def bsddmm(adj, u, v):
             arguments = adj.indptr, adj.indices, u, v, w, *plan.arguments
             run(u.data.device_id, 'bsddmm_csr', u.dtype.char, plan, arguments)
     return w
+
+
+def layer_of(x, given, n_relations, loop, activation):
+    shape = given['W' if n_relations else 'W_self'].shape
+    layer = policy.Layer(
+        width_in=shape[1],
+        width_out=shape[0] // max(n_relations, 1),
+        n_relations=n_relations,
+        has_self='W_self' in given,
+        loop=loop,
+        has_relation_bias='b' in given,
+        n_biases=int('b_self' in given),
+        by_relation=False,
+        activation=activation,
+    )
+    device = kernels.device(x.data.device_id)
+    for is_backward in (False, True):
+        if policy.layer_launch(layer, 1, x.itemsize, False, device, is_backward) is None:
+            return None
+    return layer
+
+
+def layer(layer, rows, x, given, dropout_ratio=0.0, draw=None):
+    with device_of(x):
+        x = contiguous(x)
+        y = cuda.cupy.empty((len(x), layer.width_out), x.dtype)
+        _layer(layer, rows, x, None, None, given, y, None, dropout_ratio, draw)
+    return y
+
+
+def layer_grad(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features=True):
+    shapes = {}
+    if layer.n_relations:
+        shapes['W'] = layer.n_relations * layer.width_out, layer.width_in
+    if layer.has_self:
+        shapes['W_self'] = layer.width_out, layer.width_in
+    if layer.has_relation_bias:
+        shapes['b'] = (layer.n_relations * layer.width_out,)
+    if layer.n_biases:
+        shapes['b_self'] = (layer.width_out,)
+    with device_of(x):
+        x, gy = contiguous(x), contiguous(gy)
+        gx = cuda.cupy.empty(x.shape, x.dtype) if has_features else None
+        partials = _layer(layer, rows, gy, y, x, given, gx, shapes, dropout_ratio, None)
+        if partials is None:
+            found = [cuda.cupy.zeros(shape, x.dtype) for shape in shapes.values()]
+        else:
+            parts, first = [], 0
+            for shape in shapes.values():
+                parts.append((first, shape, x.dtype))
+                first += math.prod(shape)
+            found = sum_partials(partials, parts)
+    return dict(zip(shapes, found), x=gx)
+
+
+def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw):
+    """Launch kernels/graph_linear.cu on the arrays that a direction uses.
+
+    Returns:
+        cupy.ndarray or None: a gradient's partial sums, for `shapes`; None if nothing was launched.
+    """
+    if not len(rows):
+        return None
+    names = ('W', 'W_self') if shapes else ('W', 'W_self', 'b', 'b_self')
+    parameters = [contiguous(given.get(name)) for name in names] + [None] * (4 - len(names))
+    is_backward = x is not None
+    weights, data, indptr, indices = 0, NULL, NULL, NULL
+    if layer.n_relations:
+        weights, data, _ = values_of(matrix)
+        indptr, indices = matrix.indptr, matrix.indices
+    arrays = [array for array in (rows, y, x, *parameters[:2], result) if array is not None]
+    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
+    itemsize, device_id = rows.itemsize, rows.data.device_id
+    quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * itemsize))
+    plan = policy.layer_launch(
+        layer, len(rows), itemsize, quads, kernels.device(device_id), is_backward
+    )
+    partials = None
+    if is_backward:
+        n_columns = sum(map(math.prod, shapes.values()))
+        partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
+    seed, stream, counter = draw or (0, 0, None)
+    run(
+        device_id,
+        'graph_linear',
+        rows.dtype.char,
+        plan,
+        (
+            indptr,
+            indices,
+            data,
+            rows,
+            or_null(y),
+            or_null(x),
+            *map(or_null, parameters),
+            or_null(result),
+            or_null(partials),
+            or_null(counter),
+            *plan.arguments,
+            *_drawn(seed, stream, dropout_ratio, rows.dtype),
+        ),
+        (
+            ('WEIGHTED', weights),
+            ('DROPOUT', int(dropout_ratio > 0)),
+            ('FEATURES', int(result is not None)),
+        ),
+    )
+    return partials
+
+
+def _drawn(seed, stream, ratio, dtype):
+    """Return the arguments by which a kernel draws for dropout."""
+    return (
+        numpy.uint32(seed % 2**32),
+        numpy.uint32(seed >> 32),
+        numpy.uint32(stream),
+        numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
+        # Rounded to the array's dtype, because that is what Chainer multiplies by.
+        arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
+    )
 
 
 def edge_film(adj, messages, film):
@@ -186,6 +308,17 @@ def _norm(x, gamma, beta, gy, statistics, y, terms, eps):
         ),
         (('GRADIENT', int(gy is not None)),),
     )
+
+
+def sum_partials(partials, parts):
+    current = step.current()
+    put_off = None if current is None else current.sums
+    pending = PendingSums() if put_off is None else put_off
+    with device_of(partials):
+        arrays = [pending.add(partials, *part) for part in parts]
+    if put_off is None:
+        pending.launch()
+    return arrays
 
 
 def segment_sum(x, offsets, max_rows=None, weights=None):
@@ -325,12 +458,7 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
             *map(or_null, (x, mask, y)),
             counter,
             *plan.arguments,
-            numpy.uint32(seed % 2**32),
-            numpy.uint32(seed >> 32),
-            numpy.uint32(stream),
-            numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
-            # Rounded to the array's dtype, because that is what Chainer multiplies by.
-            arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
+            *_drawn(seed, stream, ratio, dtype),
         ),
         (('KIND', kind),),
     )

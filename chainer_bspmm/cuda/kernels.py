@@ -34,22 +34,29 @@ def paths():
 
 
 def source(name):
-    """Return the text of a kernel's file with the common header inserted.
+    """Return the text of a kernel's file with the headers inserted.
 
     CuPy's disk cache hashes the text it compiles but not the headers which that text includes: a
     change of an included header would go unnoticed.
     """
-    common = (directory() / 'common.cuh').read_text()
-    before, after = paths()[name].read_text().split('#include "common.cuh"\n')
-    return ''.join(
-        [
-            before,
-            '#line 1 "common.cuh"\n',
-            common,
-            '#line %d "%s.cu"\n' % (before.count('\n') + 2, name),
-            after,
-        ]
-    )
+    return _with_headers(paths()[name].name, paths()[name].read_text())
+
+
+def _with_headers(name, text):
+    for header in sorted(directory().glob('*.cuh')):
+        include = '#include "%s"\n' % header.name
+        if include in text:
+            before, after = text.split(include)
+            line = before.count('\n') + 2
+            text = '%s#line 1 "%s"\n%s#line %d "%s"\n%s' % (
+                before,
+                header.name,
+                header.read_text(),
+                line,
+                name,
+                after,
+            )
+    return text
 
 
 def options(dtype_char, defines):
@@ -63,7 +70,11 @@ def options(dtype_char, defines):
 def device(device_id):
     """Return the :class:`policy.Device` that describes a GPU."""
     properties = cuda.cupy.cuda.runtime.getDeviceProperties(device_id)
-    return policy.Device(properties['multiProcessorCount'], properties['l2CacheSize'])
+    return policy.Device(
+        properties['multiProcessorCount'],
+        properties['l2CacheSize'],
+        properties['sharedMemPerBlockOptin'],
+    )
 
 
 @functools.lru_cache(maxsize=None)
@@ -77,5 +88,9 @@ def load(device_id, name, dtype_char, defines):
         defines (tuple of (str, object)): compile-time constants.
     """
     module = cuda.cupy.RawModule(code=source(name), options=options(dtype_char, defines))
+    function = module.get_function(name)
+    # More than 48 KB must be asked for. It takes no memory from launches that need less.
+    limit = device(device_id).shared_bytes
+    function.max_dynamic_shared_size_bytes = limit - function.shared_size_bytes
     # The bare function: RawKernel would look up the device again at every launch.
-    return module.get_function(name).kernel
+    return function.kernel

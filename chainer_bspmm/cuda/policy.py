@@ -36,8 +36,8 @@ def vector_width(n_channels, itemsize, address_bits):
     return width
 
 
-# A GPU: its multiprocessors, and the bytes of its L2 cache.
-Device = collections.namedtuple('Device', 'n_sms l2_bytes')
+# A GPU: its multiprocessors, the bytes of its L2 cache, and of shared memory that a block may have.
+Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
 AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
@@ -364,6 +364,112 @@ def _transpose_bytes(max_cols, max_nnz, warps):
     return (max_nnz + warps * max_cols) * 4
 
 
+# Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
+# about 256: the fewest rows for which there is a multiprocessor for each block, or the last.
+GATED_ROWS = ((8, 8), (16, 4), (20, 4), (32, 2))
+# Elements of a sum whose weights are in shared memory, and how many such chunks there are. Where a
+# block has a multiprocessor to itself, only copies ahead of their use hide how long they take.
+GATED_CHUNKS = ((32, 3), (32, 2), (16, 2))
+MAX_GATED_BLOCK = 512  # threads have about a hundred registers
+QUAD = 4  # elements that the kernel loads from shared memory at once, and what it pads with
+
+
+@functools.lru_cache(maxsize=4096)
+def gated_launch(n_rows, widths, has_state, is_gradient, vector, itemsize, device):
+    """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
+
+    Args:
+        n_rows (int): positive.
+        widths (tuple of int): of x, of the message, which may be 0, and of the result.
+        has_state, is_gradient (bool): which variant.
+        vector (int): elements per vector, at most 4.
+        itemsize (int): bytes of the dtype that is calculated in.
+        device (Device): the GPU.
+    """
+    n_maps = 2 + has_state
+    x, message, out = (-(-width // QUAD) * QUAD for width in widths)
+    n_inputs = x + message + has_state * out
+    per_thread = 4 if itemsize == 4 else 2  # rows; of doubles more would not fit in registers
+    if is_gradient:
+        columns = -(-n_inputs // (QUAD * n_maps))
+    else:
+        columns = out // QUAD
+    fitting = [pair for pair in GATED_ROWS if -(-n_rows // pair[0]) <= device.n_sms]
+    first = GATED_ROWS.index((fitting or GATED_ROWS[-1:])[0])
+    for rows, split in GATED_ROWS[first::-1]:  # fewer where memory is short
+        threads = columns * rows // per_thread
+        while split > 1 and threads * split > MAX_GATED_BLOCK:
+            split //= 2
+        for chunk, stages in GATED_CHUNKS if fitting else GATED_CHUNKS[1:]:
+            if is_gradient:
+                wide = columns * QUAD * n_maps
+                row = (n_maps + has_state) * out + QUAD
+                weights, sums = stages * chunk * wide, split * rows * wide
+                if has_state:
+                    sums = max(sums, (stages - 1) * chunk * wide + split * rows * out)
+            else:
+                row = (max(x + message, 2 * out) + out if has_state else x + message) + QUAD
+                weights = stages * n_maps * out * (chunk + QUAD)
+                sums = split * rows * n_maps * out
+            n_shared = rows * row + has_state * out * (out + QUAD) + max(weights, sums)
+            # A row of the gradient's weights has a thread for every quad.
+            enough = n_inputs // QUAD if is_gradient else 1
+            if (
+                n_shared * itemsize <= device.shared_bytes
+                and enough <= threads * split <= MAX_GATED_BLOCK
+            ):
+                return Launch(
+                    (
+                        ('VECTOR', vector),
+                        *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
+                        ('STATE', int(has_state)),
+                        ('GRADIENT', int(is_gradient)),
+                        ('ROWS', rows),
+                        ('PER', per_thread),
+                        ('SPLIT', split),
+                        ('CHUNK', chunk),
+                        ('STAGES', stages),
+                        ('THREADS', threads * split),
+                    ),
+                    (-(-n_rows // rows), 1, 1),
+                    (threads * split, 1, 1),
+                    n_shared * itemsize,
+                    (numpy.int32(n_rows),),
+                )
+    return None
+
+
+WEIGHT_BLOCK, WEIGHT_CHUNK = 256, 32  # threads, and rows in shared memory, of gated_weights
+WEIGHT_BLOCKS_PER_SM = 2
+MIN_WEIGHT_ROWS = 64  # that a block adds up
+
+
+@functools.lru_cache(maxsize=4096)
+def gated_weights_launch(n_rows, widths, has_state, vector, itemsize, device):
+    """Plan gated_weights: blocks for every tile of the gradients, each with a part of the rows.
+
+    Arguments as :func:`gated_launch`. ``grid[1]`` is the number of parts.
+    """
+    per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # elements, along each side
+    tile = 8 * per_thread
+    x, message, out = (-(-width // tile) for width in widths)
+    tiles = (2 + has_state) * out * (x + message + has_state * out)
+    parts = max(WEIGHT_BLOCKS_PER_SM * device.n_sms // tiles, 1)
+    each = max(-(-n_rows // parts), MIN_WEIGHT_ROWS)
+    return Launch(
+        (
+            ('VECTOR', vector),
+            *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
+            ('STATE', int(has_state)),
+            ('PER', per_thread),
+        ),
+        (tiles, -(-n_rows // each), 1),
+        (WEIGHT_BLOCK, 1, 1),
+        4 * WEIGHT_CHUNK * tile * itemsize,
+        (numpy.int32(n_rows), numpy.int32(each)),
+    )
+
+
 GATHER_WARPS = 8
 GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
 
@@ -385,4 +491,96 @@ def gather_launch(n_graphs, device):
         (warps * WARP, 1, 1),
         0,
         (numpy.int32(n_graphs), numpy.int32(graphs_per_block)),
+    )
+
+
+def row_threads(n_rows):
+    """Plan a thread for each row."""
+    return Launch((('VECTOR', 1),), (-(-n_rows // BLOCK), 1, 1), (BLOCK, 1, 1), 0, ())
+
+
+# A layer as kernels/graph_linear.cu does it. n_relations 0: none; n_biases: rows of b_self;
+# activation: the name of one; loop, by_relation: as in the kernel's header.
+Layer = collections.namedtuple(
+    'Layer',
+    'width_in width_out n_relations has_self loop has_relation_bias n_biases by_relation '
+    'activation',
+)
+
+LAYER_THREADS = 256
+LAYER_ROWS = 16, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
+# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes.
+LAYER_BLOCKS = {4: 6, 8: 2}
+LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
+SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
+
+
+@functools.lru_cache(maxsize=4096)
+def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
+    """Plan a layer, or its gradient, as one launch.
+
+    Args:
+        layer (Layer): what it is.
+        n_rows, itemsize (int): rows, positive, and bytes per element.
+        quads (bool): whether rows of all arrays are aligned to four elements.
+        device (Device): the GPU.
+        is_backward (bool): whether it is the gradient.
+
+    Returns:
+        Launch or None: None where it does not fit into shared memory and registers.
+    """
+    real = max(itemsize, 4)
+    n_in, n_out = -(-layer.width_in // 4), -(-layer.width_out // 4)  # in quads
+    gathered, produced = (n_out, n_in) if is_backward else (n_in, n_out)
+    mapped = layer.n_relations + layer.has_self
+    terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
+    blocks = mapped * n_in * n_out if is_backward else 0
+    threads = LAYER_THREADS
+    if blocks > threads * LAYER_BLOCKS[real] or (mapped > 2 and not is_backward):
+        threads *= 2
+    if blocks > threads * LAYER_BLOCKS[real]:
+        return None
+
+    def splits(rows):
+        return max(1, min(threads // (produced * rows // 4), gathered))
+
+    def shared_bytes(rows):
+        of_row = splits(rows) * produced * 4 + terms * gathered * 4 + 4
+        if is_backward:
+            of_row += produced * 4 + 4
+        elif layer.has_relation_bias:
+            of_row += layer.n_relations
+        return real * (mapped * n_out * 4 * (n_in * 4 + 4) + rows * of_row)
+
+    limit = device.shared_bytes - 4 * terms  # there is a little that is not dynamic
+    fitting = [rows for rows in LAYER_ROWS if shared_bytes(rows) <= limit]
+    if not fitting:
+        return None
+    # Of many tiles, small ones leave room for two blocks with the gradients of one matrix.
+    most = fitting[0] if is_backward and mapped == 1 else fitting[-1]
+    rows = next((rows for rows in fitting if n_rows <= rows * device.n_sms), most)
+    n_bytes = shared_bytes(rows)
+    resident = max(1, min(LAYER_RESIDENT, SM_SHARED_BYTES // (n_bytes + 2048)))
+    return Launch(
+        (
+            ('VECTOR', 1),
+            ('QUADS', int(quads)),
+            ('ROWS', rows),
+            ('THREADS', threads),
+            ('SPLITS', splits(rows)),
+            ('WIDTH_IN', layer.width_in),
+            ('WIDTH_OUT', layer.width_out),
+            ('RELATIONS', layer.n_relations),
+            ('SELF', int(layer.has_self)),
+            ('LOOP', int(layer.loop)),
+            ('RELATION_BIAS', int(layer.has_relation_bias)),
+            ('BIASES', layer.n_biases),
+            ('BY_RELATION', int(layer.by_relation)),
+            ('ACTIVATION', layer.activation.upper()),
+            ('BACKWARD', int(is_backward)),
+        ),
+        (min(-(-n_rows // rows), resident * device.n_sms), 1, 1),
+        (threads, 1, 1),
+        n_bytes,
+        (numpy.int32(n_rows),),
     )

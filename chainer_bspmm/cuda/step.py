@@ -19,12 +19,17 @@ class Step:
         seed (int): of the random numbers, below 2**64.
         counter (cupy.ndarray): (1,) uint64 on the device, the number of the step; the host writes
             it before every run or replay.
+
+    Attributes:
+        sums (cuda.partial_sums.PendingSums or None): sums that are put off to the end of the
+            backward pass; None: they are done at once.
     """
 
     def __init__(self, blas, seed, counter):
         self.blas = blas
         self.seed = seed
         self.counter = counter
+        self.sums = None
         self._n_streams = 0
 
     def next_stream(self):

@@ -89,17 +89,13 @@ class Molecules:
 
     @property
     def symmetric(self):
-        """(M,) bool: whether the adjacency of each molecule equals its transpose.
-
-        False throughout where R > 1, as the transpose has another shape.
-        """
+        """(M,) bool: whether the matrix of every relation equals its transpose."""
         if self._symmetric is None:
             self._symmetric = numpy.zeros(len(self), bool)
-            if self.n_relations == 1:
-                # In parts: the tables for it are several times as large as the matrices.
-                for first in range(0, len(self), SYMMETRY_PART):
-                    part = slice(first, first + SYMMETRY_PART)
-                    self._symmetric[part] = self._find_symmetry(part)
+            # In parts: the tables for it are several times as large as the matrices.
+            for first in range(0, len(self), SYMMETRY_PART):
+                part = slice(first, first + SYMMETRY_PART)
+                self._symmetric[part] = self._find_symmetry(part)
         return self._symmetric
 
     def _find_symmetry(self, part):
@@ -110,18 +106,21 @@ class Molecules:
             self.entry_starts[part.start], self.entry_starts[part.start] + entry_starts[-1]
         )
         rows = numpy.repeat(numpy.arange(row_nnz.size), row_nnz)
-        columns = self.columns[entries] + numpy.repeat(starts[:-1], nnz)
-        _, _, order = build.transpose(numpy, build.starts_of(row_nnz), columns, row_nnz.size)
-        differs = (rows[order] != columns) | (columns[order] != rows)
-        if self.data is not None:
-            data = self.data[entries]
-            differs |= data[order] != data
+        columns = self.columns[entries] + numpy.repeat(starts[:-1] * self.n_relations, nnz)
+        data = None if self.data is None else self.data[entries]
+        if self.n_relations > 1:
+            differs = build.asymmetric(rows, columns, data, self.n_relations)
+        else:
+            _, _, order = build.transpose(numpy, build.starts_of(row_nnz), columns, row_nnz.size)
+            differs = (rows[order] != columns) | (columns[order] != rows)
+            if data is not None:
+                differs |= data[order] != data
         until = build.starts_of(differs)
         return until[entry_starts[1:]] == until[entry_starts[:-1]]
 
     def is_symmetric(self, index):
-        """Return whether a batch of these molecules, (n_graphs,) integers, is its transpose."""
-        return self.n_relations == 1 and bool(self.symmetric[index].all())
+        """Return whether all of these molecules, (n_graphs,) integers, are :attr:`symmetric`."""
+        return bool(self.symmetric[index].all())
 
     def near(self, device):
         """Return the copy of these molecules to gather from for a device: the only one."""

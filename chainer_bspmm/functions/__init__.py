@@ -6,7 +6,7 @@ Nodes that only links use are in :mod:`chainer_bspmm.functions.fused`.
 from chainer_bspmm.functions.bspmm import bsddmm
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.fused.gru_step import gru_step
-from chainer_bspmm.functions.fused.relation_linear import relation_linear
+from chainer_bspmm.functions.relation_linear import relation_linear
 from chainer_bspmm.functions.segment import segment_broadcast
 from chainer_bspmm.functions.segment import segment_max
 from chainer_bspmm.functions.segment import segment_sum

@@ -8,6 +8,8 @@ import chainer
 from chainer import function_node
 from chainer import functions
 
+from chainer_bspmm.cuda import step
+
 
 def apply_untracked(node, inputs):
     """Apply a node; if no graph is being built, run its ``forward`` only.
@@ -42,9 +44,20 @@ class AccumulateInPlace:
                 for old, new in zip(grad_inputs, gradients)
             )
         return tuple(
-            new if old is None else chainer.Variable(old.array + new.array, requires_grad=False)
+            new if old is None else _accumulated(old, new)
             for old, new in zip(grad_inputs, gradients)
         )
+
+
+def _accumulated(old, new):
+    """Return the sum of two gradients of one variable; in a step they may be put off."""
+    current = step.current()
+    if current is not None and current.sums is not None:
+        if current.sums.chain(old.array, new.array):
+            return old
+        current.sums.settle(old.array)
+        current.sums.settle(new.array)
+    return chainer.Variable(old.array + new.array, requires_grad=False)
 
 
 class FusedNode(function_node.FunctionNode):

@@ -6,7 +6,6 @@ from chainer import functions
 from chainer import Variable
 from chainer_chemistry.links.update import gin_update
 
-from chainer_bspmm.functions import bspmm
 from chainer_bspmm.links.linear import activated
 from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import node_rows
@@ -36,8 +35,13 @@ class GINUpdate(Sparse, gin_update.GINUpdate):
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); not negative.
         """
         h, lead = node_rows(h, adj)
-        h = bspmm(adj, h, residual=h)
-        *hidden, last = self.graph_mlp.layers
-        for linear in hidden:
-            h = activated(linear, h, self.graph_mlp.activation)
-        return as_given(activated(last, h, functions.relu, self.dropout_ratio), lead)
+        first, *others = self.graph_mlp.layers
+        activation, ratio = self.graph_mlp.activation, 0.0
+        if not others:
+            activation, ratio = functions.relu, self.dropout_ratio
+        h = activated(first, h, activation, ratio, adj)
+        for i, linear in enumerate(others, 1):
+            if i == len(others):
+                activation, ratio = functions.relu, self.dropout_ratio
+            h = activated(linear, h, activation, ratio)
+        return as_given(h, lead)

@@ -3,11 +3,12 @@
 import chainer
 from chainer import functions
 
+from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions import gru_step
-from chainer_bspmm.functions.fused.activated_linear import linear_relu
-from chainer_bspmm.functions.fused.activated_linear import linear_softmax
-
-FUSED = {functions.relu: linear_relu, functions.softmax: linear_softmax}
+from chainer_bspmm.functions.fused.dropout_draws import dropout
+from chainer_bspmm.functions.fused.graph_linear import graph_linear
+from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
+from chainer_bspmm.sparse import BatchedCSR
 
 
 def linear_rows(linear, h):
@@ -18,7 +19,7 @@ def linear_rows(linear, h):
     return chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
 
 
-def activated(linear, h, activation, dropout_ratio=0.0):
+def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
     """Return ``dropout(activation(linear(h)))``, in one node if that is a rectifier.
 
     A softmax without dropout is one node, too. Hooks of the layer run, which takes more nodes.
@@ -28,16 +29,24 @@ def activated(linear, h, activation, dropout_ratio=0.0):
         h (Variable or array): (n_rows, n_in).
         activation (callable): of (n_rows, n_out).
         dropout_ratio (float): 0 or less means none.
+        adj (BatchedCSR or None): the layer is given ``h + A h``, in the same node.
     """
-    function = FUSED.get(activation)
-    if function is None or linear.local_link_hooks:
-        y = activation(linear_rows(linear, h))
+    ratio = max(dropout_ratio, 0.0)
+    if activation in (functions.relu, functions.softmax) and not linear.local_link_hooks:
+        W, b = parameters_of(linear, h.shape[1])
+        if activation is functions.relu:
+            if isinstance(adj, BatchedCSR):
+                return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
+            h = _with_neighbours(adj, h)
+            return graph_linear(None, h, None, None, W, b, activation, ratio)
+        y = linear_softmax(_with_neighbours(adj, h), W, b)
     else:
-        parameters = parameters_of(linear, h.shape[1])
-        if function is linear_relu:
-            return linear_relu(h, *parameters, max(dropout_ratio, 0.0))
-        y = function(h, *parameters)
-    return functions.dropout(y, ratio=dropout_ratio) if dropout_ratio > 0 else y
+        y = activation(linear_rows(linear, _with_neighbours(adj, h)))
+    return dropout(y, ratio) if ratio else y
+
+
+def _with_neighbours(adj, h):
+    return h if adj is None else bspmm(adj, h, residual=h)
 
 
 def gated_step(gru, x, message):

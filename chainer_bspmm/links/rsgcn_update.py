@@ -7,8 +7,8 @@ from chainer import Variable
 from chainer_chemistry.links.update import rsgcn_update
 
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.fused.convolved_relu import convolved_relu
 from chainer_bspmm.functions.fused.dropout_draws import dropout
+from chainer_bspmm.functions.fused.graph_linear import graph_linear
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.sparse import Sparse
@@ -38,21 +38,21 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
                 is padded.
             adj (BatchedCSR): the normalised adjacency matrices, of h's dtype.
             activation (callable or None): of the result, and then
-            dropout_ratio (float): dropout of that. With a rectifier and (n_nodes, in_channels)
-                features all of it is one node.
+            dropout_ratio (float): dropout of that. With a rectifier or without an activation
+                the layer is one node.
 
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
         linear = self.graph_linear
-        if (
-            activation is functions.relu
-            and h.ndim == 2
-            and linear.b is None
-            and not linear.local_link_hooks
-        ):
-            W, _ = parameters_of(linear, h.shape[1])
-            return convolved_relu(adj, h, W, max(dropout_ratio, 0.0))
+        is_fused = activation in (None, functions.relu) and not linear.local_link_hooks
+        if is_fused and isinstance(adj, BatchedCSR):
+            W, b = parameters_of(linear, h.shape[-1])
+            if activation is not None:
+                ratio = max(dropout_ratio, 0.0)
+                return graph_linear(adj, h, W, None, None, b, activation, ratio)
+            h = graph_linear(adj, h, W, None, None, b)
+            return dropout(h, dropout_ratio) if dropout_ratio > 0.0 else h
         h = linear_rows(linear, bspmm(adj, h))
         if activation is not None:
             h = activation(h)

@@ -76,7 +76,7 @@ class BatchedSELL(Batch):
         self._set_sizes(
             adj.row_offsets, adj.col_offsets, None, adj.n_relations, adj.layout, adj.max_atom_id
         )
-        self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric
+        self.nnz, self.is_symmetric = adj.nnz, adj.is_symmetric and adj.n_relations == 1
         self.row_weights, self.padded_to = adj.row_weights, adj.padded_to
         self._set_slices()
         self._set_entries(adj, sort_rows)

@@ -58,7 +58,7 @@ class BatchedCSR(Batch):
         indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floating).
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
         max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
-        is_symmetric (bool): whether the matrix is known to equal its transpose.
+        is_symmetric (bool): whether the matrix of every relation is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
         row_weights (array or None): (n_rows,) float32, how often each row counts in what looks over
@@ -140,8 +140,14 @@ class BatchedCSR(Batch):
         self.is_symmetric = is_symmetric
 
     def _find_symmetry(self):
-        if self.n_rows != self.n_cols or not numpy.array_equal(self.row_offsets, self.col_offsets):
+        n_relations = self.n_relations
+        if self.n_rows * n_relations != self.n_cols or not numpy.array_equal(
+            self.row_offsets * n_relations, self.col_offsets
+        ):
             return False
+        if n_relations > 1:
+            rows = build.entry_rows(numpy, self.indptr, self.nnz, False)
+            return not build.asymmetric(rows, self.indices, self.data, n_relations).any()
         indptr, indices, order = build.transpose(numpy, self.indptr, self.indices, self.n_cols)
         return (
             numpy.array_equal(indptr, self.indptr)
@@ -303,12 +309,16 @@ class BatchedCSR(Batch):
         A symmetric matrix is its own transpose. For values other than ``data`` see
         :attr:`transpose_order`.
         """
-        return self if self.is_symmetric else self._transposed()[0]
+        return self if self._is_own_transpose else self._transposed()[0]
+
+    @property
+    def _is_own_transpose(self):
+        return self.is_symmetric and self.n_relations == 1
 
     @property
     def transpose_order(self) -> Any:
         """(nnz,) int32: entry k of :attr:`T` is entry ``transpose_order[k]`` of this matrix."""
-        if self.is_symmetric:
+        if self._is_own_transpose:
             return self.cached('transpose order', lambda: build.transpose_batch(self)[2])
         return self._transposed()[1]
 

@@ -104,6 +104,75 @@ def launch_transpose(adj, plan):
     return indptr, indices, order
 
 
+def asymmetric(rows, columns, data, n_relations):
+    """Compare the matrix of every relation with its transpose.
+
+    Args:
+        rows, columns (array): (nnz,) of the entries ``(i, j * R + r)``, ``i`` and ``j`` numbered
+            alike, ``i`` ascending.
+        data (array or None): (nnz,) their values.
+        n_relations (int): R.
+
+    Returns:
+        array: (nnz,) bool, as many per graph as it has entries; all False for a graph whose
+        matrices are symmetric.
+    """
+    rows = rows.astype(numpy.int64)
+    columns, relations = numpy.divmod(columns.astype(numpy.int64), n_relations)
+    n_nodes = max(rows.max(initial=0), columns.max(initial=0)) + 1
+    places = (rows * n_relations + relations) * n_nodes + columns
+    mirrored = (columns * n_relations + relations) * n_nodes + rows
+    if data is None:
+        return _sorted(places) != numpy.sort(mirrored)
+    order, other = numpy.lexsort((data, places)), numpy.lexsort((data, mirrored))
+    return (places[order] != mirrored[other]) | (data[order] != data[other])
+
+
+def _sorted(array):
+    return array if (array[1:] >= array[:-1]).all() else numpy.sort(array)
+
+
+def launch_relation_rows(adj):
+    """Launch kernels/relation_rows.cu; return its indptr, indices and order."""
+    with launch.device_of(adj.indptr):
+        indptr, indices, order = (
+            cuda.cupy.empty(size, numpy.int32)
+            for size in (adj.n_rows * adj.n_relations + 1, adj.nnz, adj.nnz)
+        )
+        if not adj.n_rows:
+            indptr.fill(0)
+            return indptr, indices, order
+        launch.run(
+            adj.indptr.data.device_id,
+            'relation_rows',
+            'f',
+            policy.row_threads(adj.n_rows),
+            (
+                adj.indptr,
+                adj.indices,
+                indptr,
+                indices,
+                order,
+                numpy.int32(adj.n_rows),
+                numpy.int32(adj.nnz),
+                numpy.int32(adj.n_relations),
+            ),
+        )
+    return indptr, indices, order
+
+
+def relation_rows(adj):
+    """Return indptr, indices and order of a matrix as ``sparse.relations.relation_rows`` has it."""
+    if adj.xp is not numpy:
+        return launch_relation_rows(adj)
+    n_relations = adj.n_relations
+    rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
+    places, n_places = rows * n_relations + adj.indices % n_relations, adj.n_rows * n_relations
+    places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
+    starts, order = group(numpy, places, n_places)
+    return starts, adj.indices[order] // n_relations, order
+
+
 def from_matrices(matrices, layout, padded_to=None):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
     if not matrices:
@@ -128,9 +197,8 @@ def _from_arrays(matrices, layout, padded_to):
     row, rest = numpy.divmod(local, size * n_relations)
     relation, column = (0, rest) if n_relations == 1 else numpy.divmod(rest, size)
     data = flat[place].astype(dtype, copy=False)
-    symmetric = n_relations == 1 and numpy.array_equal(
-        flat[starts[graph] + column * size + row], data
-    )
+    mirrored = flat[starts[graph] + (column * n_relations + relation) * size + row]
+    symmetric = numpy.array_equal(mirrored, data)
     entries = graph, row, column, relation, data
     return _fields(sizes, layout, padded_to, n_relations, entries, symmetric)
 

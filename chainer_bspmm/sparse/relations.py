@@ -3,9 +3,7 @@
 Both are new objects that share arrays with the given one; nothing here synchronises.
 """
 
-import numpy
-
-from chainer.backends import cuda
+from chainer_bspmm.sparse import build
 
 
 def relation_rows(adj):
@@ -25,36 +23,30 @@ def relation_rows(adj):
 
 
 def _make_rows(adj):
-    # Each node's rows of the transpose, one a relation, read as one row whose columns are pairs of
-    # receiver and relation: the transpose of the result. For any order of the entries this
-    # needs no sort, and on a GPU two launches of one kernel.
     n_relations = adj.n_relations
-    sources = adj.replace(
-        indptr=adj.xp.ascontiguousarray(adj.T.indptr[::n_relations]),
-        indices=_receivers(adj),
-        data=adj.T.data,
-        row_offsets=adj.col_offsets // n_relations,
-        col_offsets=adj.row_offsets * n_relations,
-        n_rows=adj.n_cols // n_relations,
-        n_cols=adj.n_rows * n_relations,
-        max_rows=adj.max_cols // n_relations,
-        max_cols=adj.max_rows * n_relations,
+    indptr, indices, order = build.relation_rows(adj)
+    return adj.replace(
+        indptr=indptr,
+        indices=indices,
+        data=None if adj.data is None else adj.data[order],
+        row_offsets=adj.row_offsets * n_relations,
+        col_offsets=adj.col_offsets // n_relations,
+        n_rows=adj.n_rows * n_relations,
+        n_cols=adj.n_cols // n_relations,
+        max_rows=adj.max_rows * n_relations,
+        max_cols=adj.max_cols // n_relations,
         n_relations=1,
         is_symmetric=False,
+        row_weights=None,
     )
-    return sources.T
 
 
-def _receivers(adj):
-    """Return ``i * R + r`` for the entries ``(i, j * R + r)``, in the order of the transpose."""
-    if adj.xp is not numpy:
-        return cuda.elementwise(
-            'I i_node, I order, raw I columns, int32 n_relations',
-            'I y',
-            'y = i_node * n_relations + columns[order] % n_relations',
-            'bspmm_receivers',
-        )(adj.T.indices, adj.transpose_order, adj.indices, adj.n_relations)
-    return adj.T.indices * adj.n_relations + adj.indices[adj.transpose_order] % adj.n_relations
+def transposed_rows(adj):
+    """Return the transpose of every relation's matrix, with rows ``j * R + r`` as well.
+
+    Where each of them is symmetric this is :func:`relation_rows`.
+    """
+    return relation_rows(adj) if adj.is_symmetric else adj.T
 
 
 def with_values(adj, data):

@@ -6,6 +6,7 @@ import warnings
 
 import chainer
 
+from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import blame
@@ -39,6 +40,7 @@ class StepProgram(Program):
         n_numbers = None if context.fused is None else context.fused.n_numbers
         super().__init__(context, batch, capacity, n_numbers)
         self._deterministic = True
+        self._puts_sums_off = False  # found by a trial
         self._reported = {}  # what the graph writes: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
@@ -81,6 +83,8 @@ class StepProgram(Program):
                 try:
                     with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
+                        if given is None:
+                            self._puts_sums_off = self._can_put_sums_off(loss)
                     results.append(dict(_arrays_of(reported), loss=loss.array))
                 except Exception as error:
                     raise CannotCapture(blame(error, context.loss_func)) from error
@@ -105,6 +109,28 @@ class StepProgram(Program):
                 'with rows that belong to no molecule at the end of a batch the model gives '
                 'another %s: a link or the loss treats every row as an atom' % differs
             )
+
+    def _can_put_sums_off(self, loss):
+        """Return whether all gradients that are sums are those of parameters, read by nothing else.
+
+        They are read where a parameter is also used by a node of another kind, or where the loss
+        contains gradients.
+        """
+        with _gradients_kept(self._context.guards.other_params):
+            target = self._context.optimizer.target
+            target.cleargrads()
+            sums = self._inputs.step.sums = PendingSums()
+            try:
+                loss.backward()
+            finally:
+                self._inputs.step.sums = None
+            is_safe = not sums.others_than(self._all_gradients())
+            target.cleargrads()
+        return is_safe
+
+    def _all_gradients(self):
+        params = self._context.optimizer.target.params(include_uninit=False)
+        return [param.grad for param in (*params, *self._context.guards.other_params)]
 
     def capture(self):
         """Capture the step; nothing runs.
@@ -213,7 +239,7 @@ class StepProgram(Program):
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
             with _gradients_kept(context.guards.other_params):
-                loss.backward()
+                self._backward(loss)
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
             del loss
@@ -221,6 +247,20 @@ class StepProgram(Program):
             if context.fused is not None:
                 context.fused.launch(self._inputs.numbers)
         return reported, self._gradients_now()
+
+    def _backward(self, loss):
+        if not self._puts_sums_off:
+            loss.backward()
+            return
+        step = self._inputs.step
+        sums = step.sums = PendingSums()
+        try:
+            loss.backward()
+        finally:
+            step.sums = None
+        if sums.others_than(self._all_gradients()):
+            raise CannotCapture('gradients of parameters are read before the update, or added up')
+        sums.launch()
 
     def _gradients_now(self):
         return [

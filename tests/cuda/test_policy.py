@@ -382,3 +382,74 @@ def test_dropout_launch_covers_everything_once(size, width):
     assert launch.grid[0] * launch.block[0] > last >= (launch.grid[0] - 1) * launch.block[0]
     assert launch.grid[0] < 2**31 and launch.grid[1:] == launch.block[1:] == (1, 1)
     assert launch.defines == (('VECTOR', min(width, 4)),)
+
+
+# --- gated steps ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**6),
+    strategies.tuples(
+        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
+    ),
+    strategies.booleans(),
+    strategies.booleans(),
+    strategies.sampled_from([4, 8]),
+    strategies.sampled_from([64, 99, 163, 227]),
+)
+def test_gated_launch(n_rows, widths, has_state, is_gradient, itemsize, kilobytes):
+    device = policy.Device(132, 60 << 20, kilobytes << 10)
+    launch = policy.gated_launch(n_rows, widths, has_state, is_gradient, 1, itemsize, device)
+    if launch is None:
+        return
+    d = dict(launch.defines)
+    assert (launch.grid[0] - 1) * d['ROWS'] < n_rows <= launch.grid[0] * d['ROWS']
+    assert launch.shared_bytes <= device.shared_bytes and launch.block == (d['THREADS'], 1, 1)
+    x, message, out = (-(-width // 4) for width in widths)  # in quads
+    n_inputs = x + message + has_state * out
+    columns = -(-n_inputs // (2 + has_state)) if is_gradient else out
+    # What the kernel asserts: it compiles.
+    assert d['ROWS'] % d['PER'] == 0
+    assert d['THREADS'] == columns * d['ROWS'] // d['PER'] * d['SPLIT'] <= policy.MAX_GATED_BLOCK
+    assert d['THREADS'] >= (n_inputs if is_gradient else d['CHUNK'] // 4)
+
+
+@pytest.mark.parametrize(
+    'n_rows, width, expected',
+    [
+        (600, 64, {'ROWS': 8, 'SPLIT': 8, 'STAGES': 3}),
+        (2300, 64, {'ROWS': 20, 'SPLIT': 4, 'STAGES': 3}),
+        (18400, 64, {'ROWS': 32, 'SPLIT': 2, 'STAGES': 2}),
+        (18400, 128, {'ROWS': 32, 'CHUNK': 32}),  # the widest that is still fast
+        (2300, 200, None),
+    ],
+)
+@pytest.mark.parametrize('is_gradient', [False, True])
+def test_gated_launch_chooses(n_rows, width, expected, is_gradient):
+    launch = policy.gated_launch(n_rows, (width,) * 3, True, is_gradient, 4, 4, H200)
+    if expected is None:
+        assert launch is None
+        return
+    defines = dict(launch.defines)
+    assert {name: defines[name] for name in expected} == expected
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**6),
+    strategies.tuples(
+        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
+    ),
+    strategies.booleans(),
+    strategies.sampled_from([4, 8]),
+)
+def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, has_state, itemsize):
+    launch = policy.gated_weights_launch(n_rows, widths, has_state, 1, itemsize, H200)
+    tile = 8 * dict(launch.defines)['PER']
+    x, message, out = (-(-width // tile) for width in widths)
+    assert launch.grid[0] == (2 + has_state) * out * (x + message + has_state * out)
+    _, each = launch.arguments
+    assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
+    # The tile's sums and those of the biases take the place of the rows.
+    assert launch.shared_bytes >= (tile * tile + tile) * itemsize

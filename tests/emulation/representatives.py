@@ -18,12 +18,14 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm import papers
+from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training.fused_update import FusedUpdate
 from tests.support.data_sets import molecule_set
+from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
 from tests.emulation.kernel_cases import integers, transpose_on, weighted
 from tests.support import shuffled
@@ -108,6 +110,58 @@ def _norm_arrays():
 def _rounded(arrays):
     """Up to the rounding of a square root."""
     return numpy.round(flat(arrays), 2)
+
+
+def recurrent(device):
+    return _gated(device, (6, 3, 5), True)
+
+
+def gated_rows(device):
+    """Without a message, and with more inputs than a chunk has."""
+    return _gated(device, (37, 0, 2), False)
+
+
+def _gated(device, widths, has_state):
+    """Which elements of the results are about right, of 19 rows in three blocks."""
+    given = arrays(19, widths, has_state)
+    gy, x, message, state, pairs = [
+        [tuple(device.put(array.astype('f')) for array in pair) for pair in item]
+        if isinstance(item, list)
+        else None
+        if item is None
+        else device.put(item.astype('f'))
+        for item in given
+    ]
+    y, kept = gated.gated_step(x, message, state, pairs, has_state)
+    # Sums over the rows: the gradients of parameters are another kernel's.
+    with mock.patch.object(gated, '_weights', lambda g, *_: list(g.sum(axis=1))):
+        *rows, biases = gated.gated_step_grad(
+            x, message, state, pairs, kept, gy, has_state, ['f'] * 2 * len(pairs)
+        )
+    reference = expected(*given, has_state)
+    of_biases = reference[5::2][: len(biases)]
+    found = flat([array for array in (y, *rows, *biases) if array is not None])
+    wanted = flat([array for array in (*reference[:4], *of_biases) if array is not None])
+    return 1.0 * (abs(found - wanted) < 1e-5), numpy.ones(wanted.size)
+
+
+def weights_of_gates(device):
+    """Two tiles of one input, and two parts of the rows, of which the last is short."""
+    n_rows, widths = 70, (33, 3, 5)
+    g = integers((3, n_rows, widths[2]), 'f', seed=1)
+    x, message = (integers((n_rows, width), 'f', seed=width) for width in widths[:2])
+    state, reset = (integers((n_rows, widths[2]), 'f', seed=seed) for seed in (2, 3))
+    given = map(device.put, (g, x, message, state, reset))
+    with mock.patch.object(gated.gpu, 'sum_partials', summed):
+        found = gated._weights(*given, widths, ['d'] * 12)
+    both = numpy.concatenate([x, message], axis=1)
+    of_W = [array for of_map in g for array in (of_map.T @ both, of_map.sum(axis=0))]
+    of_U = [
+        array
+        for of_map, factor in zip(g, (reset, state, state))
+        for array in (of_map.T @ factor, of_map.sum(axis=0))
+    ]
+    return flat(found), flat(of_W + of_U)
 
 
 def maximum(device):
@@ -377,6 +431,8 @@ KERNELS = {
     'bsddmm_csr': (sampled,),
     'bsddmm_coo': (sampled_coo,),
     'edge_film': (modulated, modulated_gradients),
+    'gated_step': (recurrent, gated_rows),
+    'gated_weights': (weights_of_gates,),
     'layer_norm': (normalised_gradients, normalised),
     'segment_reduce': (long_segments, maximum, weighted_sum, weighted_maximum),
     'segment_broadcast': (long_broadcast, broadcast, weighted_broadcast),

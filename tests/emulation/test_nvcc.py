@@ -10,6 +10,8 @@ import numpy
 import pytest
 
 from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.training import fused_update
 from tests.emulation.emulator import cache
 
@@ -20,7 +22,7 @@ ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 # They add one element at a time, and have no atomics on half.
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
-WIDEST = {**dict.fromkeys(WITH_ATOMICS, 1), 'dropout': 4}
+WIDEST = {**dict.fromkeys(WITH_ATOMICS, 1), 'dropout': 4, 'gated_step': 4, 'gated_weights': 4}
 ST_CONSTANTS = [
     (('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
     for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))
@@ -28,6 +30,39 @@ ST_CONSTANTS = [
 DOTS = [
     (('LANES', lanes), ('TILE', tile))
     for lanes, tile in ((1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4))
+]
+H200 = policy.Device(132, 60 << 20)
+
+
+def gated_step(n_rows, widths, has_state, is_gradient, itemsize, is_same=0):
+    """Return the constants of what the policy launches, without the vector's width."""
+    plan = policy.gated_launch(n_rows, widths, has_state, is_gradient, 1, itemsize, H200)
+    return (*plan.defines[1:], ('TANH', int(has_state)), ('SAME', is_same))
+
+
+def gated_weights(widths, has_state, itemsize):
+    return policy.gated_weights_launch(2300, widths, has_state, 1, itemsize, H200).defines[1:]
+
+
+# For each of STORAGE what needs most registers, or has widths that are not whole quads.
+GATED = [
+    gated_step(2300, (64, 64, 64), True, False, 4),
+    gated_step(2300, (33, 5, 7), False, True, 4),
+    gated_step(18400, (128, 128, 128), True, True, 4, is_same=1),
+    gated_step(600, (65, 1, 33), True, False, 4),
+    gated_step(18400, (64, 64, 64), True, True, 8),
+    gated_step(2300, (64, 0, 33), False, False, 8),
+]
+GATED_WEIGHTS = [
+    gated_weights(*given)
+    for given in (
+        ((64, 64, 64), True, 4),
+        ((33, 5, 7), False, 4),
+        ((64, 64, 64), True, 4),
+        ((16, 0, 33), False, 4),
+        ((64, 64, 64), True, 8),
+        ((3, 5, 7), True, 8),
+    )
 ]
 CONSTANTS = {
     'bspmm_csr': [
@@ -67,6 +102,49 @@ CONSTANTS = {
             ('BY_MESSAGES', 0),
         )
     ],
+    'graph_linear': [
+        (
+            ('QUADS', int(name != 'degrees')),
+            ('ROWS', rows),
+            ('THREADS', threads),
+            ('SPLITS', 1),
+            ('WIDTH_IN', width_in),
+            ('WIDTH_OUT', width_out),
+            ('RELATIONS', relations),
+            ('SELF', has_self),
+            ('LOOP', int(name == 'loop')),
+            ('RELATION_BIAS', int(name == 'relations')),
+            ('BIASES', 6 if name == 'degrees' else has_self),
+            ('BY_RELATION', int(name == 'degrees')),
+            ('ACTIVATION', activation),
+            ('BACKWARD', is_backward),
+            ('WEIGHTED', int(name != 'relations')),
+            ('DROPOUT', int(activation == 'RELU')),
+            ('FEATURES', 1),
+        )
+        # As much as a thread may hold in registers.
+        for (
+            name,
+            rows,
+            threads,
+            width_in,
+            width_out,
+            relations,
+            has_self,
+            activation,
+            is_backward,
+        ) in (
+            ('relations', 32, 256, 32, 64, 4, 1, 'TANH', 0),
+            ('degrees', 16, 512, 33, 30, 6, 0, 'SIGMOID', 1),
+            ('relations', 16, 256, 64, 64, 4, 1, 'TANH', 1),
+            ('loop', 32, 256, 64, 96, 1, 0, 'RELU', 1),
+            ('degrees', 16, 256, 16, 16, 6, 0, 'SIGMOID', 1),
+            ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
+        )
+    ],
+    'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
+    'gated_step': GATED,
+    'gated_weights': GATED_WEIGHTS,
     'layer_norm': [
         (('LANES', lanes), ('GRADIENT', gradient))
         for lanes, gradient in ((32, 1), (1, 0), (8, 1), (4, 0), (16, 0), (32, 1))
@@ -92,6 +170,7 @@ CONSTANTS = {
     ],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
+    'relation_rows': [()],
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],

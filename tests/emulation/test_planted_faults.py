@@ -10,6 +10,13 @@ from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
 PADDED_GATHER = """if (from[u] >= 0 && c + t < n_vectors)
                         gathered"""
 
+# What comes before the sums of gated_step forward; the gradient's has another word after it.
+SUMS_TAKE_THE_PLACE = """    __syncthreads();  // the sums take the weights' place
+#pragma unroll
+    for (int j = 0; j < PER; ++j)
+#pragma unroll
+        for (int """
+
 # representative, text of the kernel, what stands there instead: noticed without a sanitizer, by the
 # result or by the engine.
 PLAIN_FAULTS = [
@@ -50,6 +57,34 @@ PLAIN_FAULTS = [
     ('normalised_gradients', '- x_hat * product', ''),
     ('normalised_gradients', 'terms_of_gamma[n_vectors + c]', 'terms_of_gamma[n_vectors]'),
     ('normalised_gradients', '(group, sum, step', '(~0u, sum, step'),
+    ('recurrent', 'argument = total(from, BETWEEN)', 'argument = from[0]'),
+    ('recurrent', 'product = keep * to[STATE_AT + o]', 'product = keep'),
+    ('recurrent', '(k < XM ? k : k + STATE_AT - XM)', 'k'),
+    ('recurrent', 'XM < 2 * OUT ? 2 * OUT : XM', 'XM'),
+    ('recurrent', 'to[0] = by_h;', ''),
+    ('recurrent', 'to[G] += by_product * keep;', ''),
+    ('recurrent', 'upstream - upstream * gate', 'upstream'),
+    ('recurrent', 'value + by_s[k - XM]', 'value'),
+    ('recurrent', 'o < WIDTH_H && (map || !place.is_state)', 'o < WIDTH_H'),
+    ('recurrent', 'narrow(g_all[2 * size + at], by_r);', ''),
+    ('recurrent', 'parts[part * stride]', 'parts[0]'),
+    (
+        'recurrent',
+        SUMS_TAKE_THE_PLACE + 'map',
+        SUMS_TAKE_THE_PLACE[SUMS_TAKE_THE_PLACE.index('#pragma') :] + 'map',
+    ),
+    ('recurrent', '    if (!STATE) return;\n    __syncthreads();', '    if (!STATE) return;'),
+    ('gated_rows', 'narrow(y[at], gate * value);', 'narrow(y[at], value);'),
+    ('gated_rows', 'upstream * gate * value * (1 - gate)', 'upstream * gate * (1 - gate)'),
+    ('gated_rows', 'k < X ? WIDTH_X - k', 'k < X ? X - k'),
+    ('gated_rows', 'if (k >= WIDTH_X) continue;', ''),
+    ('weights_of_gates', 'end - row < CHUNK ? end - row : CHUNK', 'CHUNK - 4'),
+    ('weights_of_gates', 'map ? s : reset', 's'),
+    ('weights_of_gates', 'half = 1 - half;', ''),
+    ('weights_of_gates', 'bias[o] += factor;', ''),
+    ('weights_of_gates', 'turn ? element + sum[o][k] : sum[o][k]', 'sum[o][k]'),
+    ('weights_of_gates', '        __syncthreads();\n        if (group', '        if (group'),
+    ('weights_of_gates', 'if (o < WIDTH_H && k < width)', 'if (k < width)'),
     ('maximum', '|| value != value', ''),
     ('maximum', 'if (u == 0 && i == lane)', 'if (false)'),
     ('maximum', 'lane + step < count', 'true'),
@@ -184,6 +219,8 @@ MEMORY_FAULTS = [
     ('sampled_coo', 'k >= entry_offsets', 'k > entry_offsets'),
     ('modulated', 'unit >= n_units', 'unit > n_units'),
     ('modulated', 'u < end - k ? k + u : end - 1', 'k + u'),
+    ('recurrent', 'at < n_rows ? place.left : 0', 'place.left'),
+    ('weights_of_gates', 'row + j < end && first + c < width', 'first + c < width'),
     ('maximum', 'to < n_segments', 'to <= n_segments'),
     ('transposed', 'entry < end ? indices', 'true ? indices'),
     ('transposed', 'shared + n_entries;', 'shared + n_entries + 1;'),

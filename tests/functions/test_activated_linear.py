@@ -7,9 +7,9 @@ import chainer
 from chainer import functions
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.fused.activated_linear import linear_relu
-from chainer_bspmm.functions.fused.activated_linear import linear_softmax
+from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from tests.support import draw_as_chainer
+from tests.support.layers import linear_relu
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import relative_error

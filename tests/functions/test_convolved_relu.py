@@ -8,14 +8,15 @@ from chainer import functions
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.fused.activated_linear import linear_relu
-from chainer_bspmm.functions.fused.convolved_relu import convolved_relu
+from tests.support.layers import linear_relu
+from tests.support.layers import convolved_relu
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import relative_error
 from tests.support.gradients import check_gradients
 
+BOUND = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}
 SIZES = {'several': (5, 1, 0, 7), 'one node': (1,), 'empty': (0,)}
 
 
@@ -60,7 +61,8 @@ def test_same_as_two_functions(xp, sizes, dtype, wanted, ratio):
             assert actual is None
         else:
             assert actual.dtype == dtype and actual.shape == expected.shape
-            assert relative_error(actual, expected) == 0
+            # The convolution maps before it sums: W is wider than it is high.
+            assert relative_error(actual, expected) < BOUND[dtype]
 
 
 def test_gradients(xp):

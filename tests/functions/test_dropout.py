@@ -15,8 +15,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.cuda.step import current
 from chainer_bspmm.cuda.step import Step
 from chainer_bspmm.cuda.step import under_way
-from chainer_bspmm.functions.fused.activated_linear import linear_relu
 from chainer_bspmm.functions.fused.dropout_draws import draw_kept
+from tests.support.layers import linear_relu
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from tests.support import DTYPES

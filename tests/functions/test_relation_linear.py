@@ -24,8 +24,7 @@ from tests.support.relations import NAMES
 from tests.support.relations import relation_batch_on
 from tests.support.relations import small_relation_batch_on
 
-# The package has the function under the module's name.
-module = importlib.import_module('chainer_bspmm.functions.fused.relation_linear')
+module = importlib.import_module('chainer_bspmm.functions.fused.layer_products')
 
 PARTS = [('b', 'W_self', 'b_self'), ('b',), ('W_self',), ('b_self',), ()]
 
@@ -40,10 +39,12 @@ WIDTHS = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=['aggregate', 'transform'])
+@pytest.fixture(params=[True, False, None], ids=['aggregate', 'transform', 'own'])
 def order(request, monkeypatch):
-    """Force each order for all widths."""
-    monkeypatch.setattr(module, 'aggregates_first', lambda *_: request.param)
+    """Force each order for all widths; None: what the device does by itself."""
+    if request.param is not None:
+        monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
+        monkeypatch.setattr(module, 'aggregates_first', lambda *_: request.param)
 
 
 def parameters(adj, xp, dtype, widths, parts, seed=0):
@@ -274,13 +275,12 @@ def test_order_is_chosen_by_the_narrower_side():
     assert module.aggregates_first(64, 64) and module.aggregates_first(16, 128)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize('widths, between', [((8, 2), 2), ((2, 8), 2)])
 def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     """One product forward and one backward, and one of a single column for the degrees."""
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4).astype('f') for n in (5, 3)])
-    adj = adj.to_device('@cupy:0')
+    monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
     seen = []
     bspmm = backend.bspmm
     monkeypatch.setattr(
@@ -293,7 +293,7 @@ def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
     )
     given = {
         name: chainer.Variable(array)
-        for name, array in parameters(adj, cuda.cupy, 'float32', widths, PARTS[0]).items()
+        for name, array in parameters(adj, numpy, 'float32', widths, PARTS[0]).items()
     }
     y = relation_linear(adj, **given)
     chainer.functions.sum(y).backward()
@@ -426,9 +426,9 @@ GOOD = {
         ),
         ({'b_self': numpy.ones(10, 'f')}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
         (
-            {'activation': chainer.functions.relu},
+            {'activation': chainer.functions.elu},
             ValueError,
-            'activation: expected chainer.functions.identity or tanh, got .*relu',
+            'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
         ),
         ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
         (

@@ -11,6 +11,8 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
+from chainer_bspmm.sparse.relations import relation_rows
+from chainer_bspmm.sparse.relations import transposed_rows
 from tests.support import BATCHES
 from tests.support import batch_on
 from tests.support import random_matrix
@@ -142,7 +144,28 @@ def test_symmetry_is_found():
         BatchedCSR.from_matrices([scipy.sparse.csr_matrix(m) for m in almost]),
     ):
         assert not adj.is_symmetric and adj.T is not adj
-    assert not BatchedCSR.from_matrices(matrices(2, symmetric=True)).is_symmetric
+
+
+def test_symmetry_of_every_relation_is_found():
+    symmetric = matrices(2, symmetric=True)
+    as_sparse = [[scipy.sparse.csr_matrix(m) for m in stack] for stack in symmetric]
+    for given in (symmetric, as_sparse, matrices(2, symmetric=True, ones=True)):
+        adj = BatchedCSR.from_matrices(given)
+        assert adj.is_symmetric and adj.T is not adj
+        rows, transpose = relation_rows(adj), adj.T
+        assert transposed_rows(adj) is rows
+        numpy.testing.assert_array_equal(rows.to_scipy().toarray(), transpose.to_scipy().toarray())
+    swapped = [stack.copy() for stack in symmetric]
+    largest = swapped[numpy.argmax([stack.shape[1] for stack in swapped])]
+    i, j = numpy.argwhere(
+        (largest[0] != 0) & (largest[1] == 0) & ~numpy.eye(len(largest[0]), dtype=bool)
+    )[0]
+    largest[1, i, j], largest[0, i, j] = largest[0, i, j], 0  # one direction has another relation
+    other = [stack.copy() for stack in symmetric]
+    other[3][other[3] != 0] += numpy.arange((other[3] != 0).sum()) * 1e-9
+    for given in (swapped, other):
+        adj = BatchedCSR.from_matrices(given)
+        assert not adj.is_symmetric and transposed_rows(adj) is adj.T
 
 
 # The last two have more entries, or columns, than a block of a GPU handles.

@@ -20,8 +20,8 @@ from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_bspmm import reference
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
-from chainer_bspmm.functions.fused.activated_linear import linear_relu
-from chainer_bspmm.functions.fused.activated_linear import linear_softmax
+from tests.support.layers import linear_relu
+from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training.cuda_graphs import Capturer
 from tests.support import relative_error

@@ -2,6 +2,7 @@
 
 import numpy
 
+from chainer import functions
 from chainer.backends import cuda
 
 MAX_JOINED = 64  # arrays by one kernel, whose arguments have room for about 75
@@ -70,6 +71,44 @@ def split(array, width):
         'bspmm_split',
     )(array, width, array.shape[1] - width, left, right)
     return left, right
+
+
+ACTIVATIONS = {functions.identity: 'identity', functions.relu: 'relu', functions.tanh: 'tanh'}
+
+
+def activate(xp, activation, y):
+    """Apply an activation, one of the names in ACTIVATIONS, in an array's memory."""
+    if activation == 'relu':
+        xp.maximum(y, 0, out=y)
+    elif activation == 'tanh':
+        xp.tanh(y, out=y)
+
+
+def activation_gradient(activation, y, gy, dropout_ratio):
+    """Return the gradient by an activation's input, given its result and the gradient by that.
+
+    Elements that dropout set to 0 are recognised by that.
+    """
+    if activation == 'identity':
+        return gy
+    scale = y.dtype.type(1 / (1 - dropout_ratio))
+    if isinstance(gy, numpy.ndarray):
+        if activation == 'tanh':
+            factor = y * y
+            numpy.subtract(1, factor, out=factor)
+            factor *= gy
+            return factor
+        factor = (y > 0) * scale
+        factor *= gy
+        return factor
+    return cuda.elementwise(
+        'T y, T gy, T scale',
+        'T gx',
+        'gx = gy * ((T)1 - y * y)'
+        if activation == 'tanh'
+        else 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
+        'bspmm_%s_grad' % activation,
+    )(y, gy, scale)
 
 
 def sigmoid(x, bias=None):

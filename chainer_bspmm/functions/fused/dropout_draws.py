@@ -10,12 +10,19 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.cuda.gemm import step_for
 from chainer_bspmm.cuda.step import current
 
 
 def _draw(step):
     """Return the draw arguments of ``backend.dropout``; each call is for the next layer."""
     return step.seed, step.next_stream(), step.counter
+
+
+def step_draw(x):
+    """Return what the next layer of the step draws from, None outside of one or on a host."""
+    step = step_for(x)
+    return None if step is None else _draw(step)
 
 
 def step_dropout(node, step, inputs):

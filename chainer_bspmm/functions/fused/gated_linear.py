@@ -22,23 +22,58 @@ class GatedLinear(FusedNode):
     def __init__(self, n_parts, activation):
         self._n_parts = n_parts
         self._activation = activation
+        self._is_tanh = activation is functions.tanh
 
     def _output(self, inputs):
         dtype = inputs[0].dtype
         parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
+        self._is_whole = False
+        if self._n_parts <= 2:
+            done = backend.gated_step(*self._operands(inputs), self._is_tanh)
+            self._is_whole = done is not None
+        if self._is_whole:
+            y, self._kept = done
+            return y
         x = parts[0] if len(parts) == 1 else concat(parts, axis=1)
         W = concat(parameters[:2]).astype(dtype, copy=False)
         both = dot(x, W.T)
         if len(parameters) == 4:
             both += concat(parameters[2:]).astype(dtype, copy=False)
-        gate, value, y = _gated(both, self._activation is functions.tanh)
+        gate, value, y = _gated(both, self._is_tanh)
         self._kept = x, W, gate, value
         return y
 
+    def _operands(self, inputs):
+        """Return what backend.gated_step takes: parts, no state, and the layers of the gates."""
+        parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
+        W_gate, W_value, *biases = (
+            array.astype(parts[0].dtype, copy=False) for array in parameters
+        )
+        b_gate, b_value = biases or (None, None)
+        x, other = (*parts, None)[:2]
+        return x, other, None, [(W_value, b_value), (W_gate, b_gate)]
+
+    def _gradients_of_whole(self, inputs, gy, wanted):
+        n, first = len(inputs), self._n_parts
+        W_gate, W_value, *biases = (
+            inputs[i].dtype if i in wanted else None for i in range(first, n)
+        )
+        b_gate, b_value = biases or (None, None)
+        by_x, by_other, _, (gW_value, gb_value, gW_gate, gb_gate) = backend.gated_step_grad(
+            *self._operands(inputs),
+            self._kept,
+            gy,
+            self._is_tanh,
+            [W_value, b_value, W_gate, b_gate],
+        )
+        return [*[by_x, by_other][:first], gW_gate, gW_value, gb_gate, gb_value]
+
     def _gradients(self, inputs, gy, wanted):
+        if self._is_whole:
+            return self._gradients_of_whole(inputs, gy, wanted)
         x, W, gate, value = self._kept
         n, first = gy.shape[1], self._n_parts
-        g = _gated_gradient(gy, gate, value, self._activation is functions.tanh)
+        g = _gated_gradient(gy, gate, value, self._is_tanh)
         gradients = {}
         if wanted[0] < first:
             gx, start = dot(g, W), 0
@@ -114,7 +149,8 @@ def _gated_gradient(gy, gate, value, is_tanh):
 def gated_linear(parts, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
-    Both maps are one GEMM. Differentiable to any order.
+    Both maps are one GEMM, on a GPU one kernel with all the rest if the weights fit. Differentiable
+    to any order.
 
     Args:
         parts (sequence of Variable or array): (n_rows, n) each, the column blocks of x.

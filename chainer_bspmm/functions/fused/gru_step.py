@@ -21,21 +21,32 @@ from chainer_bspmm.functions.node import FusedNode
 
 
 class GRUStep(AccumulateInPlace, FusedNode):
-    """Inputs x, message, the state, if any, then W and b of every linear layer."""
+    """Inputs x, message, the state, then W and b of every linear layer.
 
-    def __init__(self, has_state):
-        self._has_state = has_state
+    On a GPU a kernel does all of it, where the weights fit; otherwise a few GEMMs do.
+
+    Args:
+        state (str or None): ``'x'``: it is x, and no input; ``'given'``; or None: there is none.
+    """
+
+    def __init__(self, state):
+        self._state = state
 
     def _output(self, inputs):
         x, message, state, pairs = self._split(
             [array.astype(inputs[0].dtype, copy=False) for array in inputs]
         )
+        done = backend.gated_step(x, message, state, pairs, True)
+        self._is_whole = done is not None
+        if self._is_whole:
+            y, self._kept = done
+            return y
         # One GEMM for the layers of the input, one for those of the state. Columns of the sums are
         # those of the candidate h, the update gate z and the reset gate r.
         W = concat([W for W, _ in pairs[:3]])
         both = concat((x, message), axis=1)
         sums = dot(both, W.T)
-        if not self._has_state:
+        if state is None:
             h, z, y = _first_step(sums, pairs[0][1], pairs[1][1])
             self._kept = both, W, h, z
             return y
@@ -50,29 +61,25 @@ class GRUStep(AccumulateInPlace, FusedNode):
 
     def _split(self, inputs):
         """Return x, message, state or None, and the (W, b) pairs."""
-        first = 2 + self._has_state
-        parameters = inputs[first:]
-        return (
-            inputs[0],
-            inputs[1],
-            inputs[2] if self._has_state else None,
-            list(zip(parameters[::2], parameters[1::2])),
-        )
+        x, message, *rest = inputs
+        state = rest.pop(0) if self._state == 'given' else x if self._state == 'x' else None
+        return x, message, state, list(zip(rest[::2], rest[1::2]))
 
     def _gradients(self, inputs, gy, wanted):
+        if self._is_whole:
+            return self._gradients_of_whole(inputs, gy, wanted)
         both, W, h, z = self._kept[:4]
         n = gy.shape[1]
-        if not self._has_state:
+        if self._state is None:
             g = _first_step_gradient(gy, h, z)
-            by_state, gU = [], []
+            by_state, gU = None, []
         else:
             r, U, reset_state, U_h = self._kept[4:]
-            state = inputs[2].astype(gy.dtype, copy=False)
+            state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)
             # g: of all sums; g_h, g_zr: its parts, each contiguous.
             g, g_h = _candidate_gradient(gy, h, z, state)
-            g_zr, g_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
-            g_state += dot(g_zr, U)
-            by_state = [g_state]
+            g_zr, by_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
+            by_state += dot(g_zr, U)
             g_zr = dot(g_zr.T, state)
             gU = [dot(g_h.T, reset_state), g_zr[:n], g_zr[n:]]
         gW, gb = dot(g.T, both), backend.row_sum(g)
@@ -82,7 +89,23 @@ class GRUStep(AccumulateInPlace, FusedNode):
         parameters = [
             array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2]) for array in pair
         ]
-        return [*split(dot(g, W), inputs[0].shape[1]), *by_state, *parameters]
+        by_x, by_message = split(dot(g, W), inputs[0].shape[1])
+        if self._state == 'x':
+            by_x += by_state
+        return [by_x, by_message, *([by_state] if self._state == 'given' else []), *parameters]
+
+    def _gradients_of_whole(self, inputs, gy, wanted):
+        first = 2 + (self._state == 'given')
+        x, message, state, pairs = self._split(
+            [array.astype(gy.dtype, copy=False) for array in inputs]
+        )
+        dtypes = [
+            array.dtype if i in wanted else None for i, array in enumerate(inputs[first:], first)
+        ]
+        by_x, by_message, by_state, parameters = backend.gated_step_grad(
+            x, message, state, pairs, self._kept, gy, True, dtypes
+        )
+        return [by_x, by_message, *([by_state] if first == 3 else []), *parameters]
 
     def _composed(self, *inputs):
         x, message, state, pairs = self._split(inputs)
@@ -281,7 +304,12 @@ def gru_step(
         name, shape = 'parameters[%d]' % i, (n_out, n_in if i < 3 else n_out)
         expected = {name + '[0]': (W, shape), name + '[1]': (b, shape[:1])}
         expect.shapes('x, message and parameters[0][0]', expected)
-    inputs = [x, message] + ([] if state is None else [state])
+    inputs, kind = [x, message], None
+    if state is x:
+        kind = 'x'  # one input, with one gradient
+    elif state is not None:
+        kind = 'given'
+        inputs.append(state)
     for pair in parameters:
         inputs += pair
-    return GRUStep(state is not None).apply(inputs)[0]
+    return GRUStep(kind).apply(inputs)[0]

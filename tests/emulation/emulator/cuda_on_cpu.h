@@ -6,9 +6,10 @@
 #include <cstring>
 
 // Of <cmath>, which takes longer to read than a kernel to compile.
-extern "C" double exp(double), sqrt(double);
+extern "C" double exp(double), sqrt(double), tanh(double);
 inline float exp(float x) { return __builtin_expf(x); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
+inline float tanh(float x) { return __builtin_tanhf(x); }
 
 
 inline float __int_as_float(int bits)

@@ -1,0 +1,129 @@
+"""Sums of partial results, such as every block's part of the gradient of a weight.
+
+A step (`cuda.step`) puts its sums off, to do them together before anything reads them.
+"""
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda.launch import device_of
+
+COLUMNS, LANES = 32, 8  # threads of a block, as in the kernel
+# Kernel arguments are 4 KB at most. There is one target more than are used: it marks the end.
+N_SOURCES, N_TARGETS = 80, 80
+_SOURCE = numpy.dtype(
+    [
+        ('from', numpy.uintp),
+        ('first', numpy.int32),
+        ('stride', numpy.int32),
+        ('n_rows', numpy.int32),
+        ('unused', numpy.int32),
+    ],
+    align=True,
+)
+_TARGET = numpy.dtype(
+    [
+        ('to', numpy.uintp),
+        ('size', numpy.int32),
+        ('first_chunk', numpy.int32),
+        ('first_source', numpy.int32),
+        ('unused', numpy.int32),
+    ],
+    align=True,
+)
+_TABLE = numpy.dtype(
+    [
+        ('source', _SOURCE, N_SOURCES),
+        ('target', _TARGET, N_TARGETS),
+        ('n_targets', numpy.int32),
+        ('unused', numpy.int32),
+    ],
+    align=True,
+)
+DEFINES = (
+    ('VECTOR', 1),
+    ('N_SOURCES', N_SOURCES),
+    ('N_TARGETS', N_TARGETS),
+    ('TABLE_BYTES', _TABLE.itemsize),
+)
+
+
+class PendingSums:
+    """Sums that are not done yet: arrays, and what each is the sum of."""
+
+    def __init__(self):
+        self._sums = {}  # id of an array -> (array, [(partials, first column), ...])
+
+    def add(self, partials, first, shape, dtype):
+        """Return a new array that will be a sum."""
+        array = cuda.cupy.empty(shape, dtype)
+        if array.size:
+            self._sums[id(array)] = array, [(partials, first)]
+        return array
+
+    def chain(self, array, other):
+        """Add a pending sum to another one, if both are pending and together not too many.
+
+        Returns:
+            bool: whether `array` will be the sum of both.
+        """
+        if id(array) not in self._sums or id(other) not in self._sums or array is other:
+            return False
+        sources, more = self._sums[id(array)][1], self._sums[id(other)][1]
+        if len(sources) + len(more) > N_SOURCES or array.dtype != other.dtype:
+            return False
+        sources += more
+        del self._sums[id(other)]
+        return True
+
+    def settle(self, array):
+        """Do the sum of an array now, if it is pending, because it is about to be read."""
+        found = self._sums.pop(id(array), None)
+        if found is not None:
+            _launch([found])
+
+    def launch(self):
+        """Do all sums: one launch for up to 79 arrays of a dtype."""
+        sums = list(self._sums.values())
+        self._sums.clear()
+        _launch(sums)
+
+    def others_than(self, arrays):
+        """Return whether a pending sum is none of these arrays: something else may have read it."""
+        return not self._sums.keys() <= {id(array) for array in arrays}
+
+
+def _launch(sums):
+    by_dtype = {}
+    for found in sums:
+        by_dtype.setdefault(found[0].dtype.char, []).append(found)
+    for group in by_dtype.values():
+        some, n_sources = [], 0
+        for found in group:
+            n_sources += len(found[1])
+            if len(some) == N_TARGETS - 1 or n_sources > N_SOURCES:
+                _launch_some(some)
+                some, n_sources = [], len(found[1])
+            some.append(found)
+        _launch_some(some)
+
+
+def _launch_some(sums):
+    table = numpy.zeros(1, _TABLE)
+    sources, targets, n_chunks = [], [], 0
+    for array, parts in sums:
+        targets.append((array.data.ptr, array.size, n_chunks, len(sources), 0))
+        for partials, first in parts:
+            n_rows, stride = partials.shape
+            sources.append((partials.data.ptr, first, stride, n_rows, 0))
+        n_chunks += -(-array.size // COLUMNS)
+    targets.append((0, 0, n_chunks, len(sources), 0))
+    table['source'][0, : len(sources)] = sources
+    table['target'][0, : len(targets)] = targets
+    table['n_targets'] = len(sums)
+    array = sums[0][0]
+    with device_of(array):
+        kernel = kernels.load(array.data.device_id, 'sum_partials', array.dtype.char, DEFINES)
+        kernel((n_chunks, 1, 1), (COLUMNS, LANES, 1), (table,))

@@ -1,0 +1,206 @@
+"""A whole layer of a graph convolution, or a linear layer, with its activation, as one node."""
+
+from chainer import backend as chainer_backend
+from chainer import functions
+
+import chainer
+
+from chainer_bspmm import backend
+from chainer_bspmm.functions.bspmm import bspmm
+from chainer_bspmm.functions.fused import expect
+from chainer_bspmm.functions.fused import layer_products
+from chainer_bspmm.functions.fused.arrays import ACTIVATIONS
+from chainer_bspmm.functions.fused.arrays import activate
+from chainer_bspmm.functions.fused.arrays import activation_gradient
+from chainer_bspmm.functions.fused.arrays import by_relation
+from chainer_bspmm.functions.fused.dropout_draws import dropout_relu
+from chainer_bspmm.functions.fused.dropout_draws import step_draw
+from chainer_bspmm.functions.node import AccumulateInPlace
+from chainer_bspmm.functions.node import FusedNode
+from chainer_bspmm.sparse.relations import relation_rows
+from chainer_bspmm.sparse.relations import transposed_rows
+
+
+class GraphLinear(AccumulateInPlace, FusedNode):
+    """y of :func:`graph_linear`; inputs x and those of W, b, W_self, b_self that `names` has."""
+
+    def __init__(self, adj, names, activation, dropout_ratio, loop):
+        self._adj = adj
+        self._names = names
+        self._activation = ACTIVATIONS[activation]
+        self._ratio = dropout_ratio
+        self._loop = loop
+
+    def _output(self, inputs):
+        x, lead, given = _flat(dict(zip(self._names, inputs)))
+        xp = chainer_backend.get_array_module(x)
+        if self._adj is not None:
+            backend.check.features(self._adj, x)
+        self._layer = backend.layer_of(x, given, self._n_relations, self._loop, self._activation)
+        draw = step_draw(x) if self._ratio else None
+        if self._layer is not None:
+            rows = None if self._adj is None else relation_rows(self._adj)
+            y = backend.layer(self._layer, rows, x, given, self._ratio if draw else 0.0, draw)
+        else:
+            draw = None
+            y, self._kept = layer_products.forward(self._adj, x, given, self._loop)
+            y = y.astype(x.dtype, copy=False)
+            if not self._ratio:
+                activate(xp, self._activation, y)
+        if self._ratio and draw is None:
+            dropout_relu(y, self._ratio)
+        self._y = y
+        return y.reshape(lead + y.shape[1:])
+
+    def _gradients(self, inputs, gy, wanted):
+        wanted = {self._names[i] for i in wanted}
+        x, lead, given = _flat(dict(zip(self._names, inputs)))
+        gy = gy.reshape(len(x), gy.shape[-1])
+        if self._layer is not None:
+            rows = None if self._adj is None else transposed_rows(self._adj)
+            gradients = backend.layer_grad(
+                self._layer, rows, x, self._y, gy, given, self._ratio, 'x' in wanted
+            )
+        else:
+            gy = activation_gradient(self._activation, self._y, gy, self._ratio)
+            gradients = layer_products.backward(
+                self._adj, x, given, self._loop, gy, wanted, self._kept
+            )
+        if 'x' in wanted:
+            gradients['x'] = gradients['x'].reshape(lead + x.shape[1:])
+        return {i: gradients[name] for i, name in enumerate(self._names) if name in wanted}
+
+    @property
+    def _n_relations(self):
+        return 0 if self._adj is None else self._adj.n_relations
+
+    def _composed(self, *inputs):
+        given = dict(zip(self._names, inputs))
+        x, adj = given.pop('x'), self._adj
+        rows = functions.reshape(x, (-1, x.shape[-1]))
+        given = {name: functions.cast(array, x.dtype) for name, array in given.items()}
+        y = None
+        if 'W_self' in given:
+            y = functions.linear(rows, given['W_self'], given.get('b_self'))
+        if 'W' in given:
+            W, b = (
+                by_relation(given[name], adj.n_relations) if name in given else None
+                for name in 'Wb'
+            )
+            mapped = functions.linear(rows, W, b)
+            mapped = functions.reshape(mapped, (adj.n_cols, len(W) // adj.n_relations))
+            y = layer_products.plus(y, bspmm(adj, mapped, residual=mapped if self._loop else None))
+            if 'b_self' in given and 'W_self' not in given:
+                y += functions.broadcast_to(given['b_self'], y.shape)
+        y = functions.reshape(y, x.shape[:-1] + y.shape[1:])
+        if not self._ratio:
+            return getattr(functions, self._activation)(y)
+        kept = self._y.reshape(y.shape)
+        return y * ((kept > 0).astype(kept.dtype) * kept.dtype.type(1 / (1 - self._ratio)))
+
+
+def _flat(given):
+    """Return x as (n_nodes, in_channels), the shape of its other axes, and all in x's dtype."""
+    x = given['x']
+    # As in chainer.functions.linear, parameters may have another dtype than x (mixed precision).
+    given = {name: array.astype(x.dtype, copy=False) for name, array in given.items()}
+    return x.reshape(-1, x.shape[-1]), x.shape[:-1], given
+
+
+def graph_linear(
+    adj,
+    x,
+    W=None,
+    b=None,
+    W_self=None,
+    b_self=None,
+    activation=functions.identity,
+    dropout_ratio=0.0,
+    loop=False,
+):
+    """Compute ``act(sum_r sum_j A_r[i, j] (W_r x[j] + b_r) + W_self x[i] + b_self)``, then dropout.
+
+    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory
+    (kernels/graph_linear.cu); else, and on a host, products. Differentiable to any order with
+    respect to all but ``adj``.
+
+    Args:
+        adj (BatchedCSR or None): n_nodes x (n_nodes * R), entry (i, j * R + r) is ``A_r[i, j]``,
+            of x's dtype; None without W.
+        x (Variable or array): (n_nodes, in_channels) floats; if ``adj`` is padded to N nodes per
+            graph, also (n_graphs, N, in_channels).
+        W (Variable or array or None): (out_channels * R, in_channels), the relation as the minor
+            index of its rows.
+        b (Variable or array or None): (out_channels * R,), rows as those of W.
+        W_self (Variable or array or None): (out_channels, in_channels).
+        b_self (Variable or array or None): (out_channels,).
+        activation (callable): ``chainer.functions.identity``, ``relu`` or ``tanh``.
+        dropout_ratio (float): in [0, 1), only with ``relu``; with ``chainer.config.train`` each
+            element is set to 0 with this probability, the others are divided by
+            1 - dropout_ratio. Random numbers are Chainer's, inside a training step (``training/``)
+            the step's.
+        loop (bool): of one relation: add the identity to A.
+
+    Returns:
+        Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); of x's dtype, to which
+        parameters of another dtype are converted. NaN propagates.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit.
+
+    Note:
+        Deterministic; does not synchronise.
+    """
+    if not 0 <= dropout_ratio < 1:
+        raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            'activation: expected one of chainer.functions.%s, got %r'
+            % (', '.join(ACTIVATIONS.values()), activation)
+        )
+    n_relations = 1
+    if adj is not None:
+        expect.relations(adj)
+        n_relations = adj.n_relations
+        _check_features(adj, x)
+    elif x.ndim != 2:
+        raise ValueError('x: expected shape (n_rows, in_channels), got %s' % (x.shape,))
+    given = {'x': x, 'W': W, 'b': b, 'W_self': W_self, 'b_self': b_self}
+    given = {name: array for name, array in given.items() if array is not None}
+    matrix = 'W' if W is not None else 'W_self'
+    array, n_rows = given[matrix], n_relations if W is not None else 1
+    if array.ndim != 2 or len(array) % n_rows or array.shape[1] != x.shape[-1]:
+        raise ValueError(
+            '%s: expected shape (out_channels%s, %d)%s, got %s'
+            % (
+                matrix,
+                ' * %d' % n_rows if W is not None else '',
+                x.shape[-1],
+                ', a row for each output channel and relation of adj' if W is not None else '',
+                array.shape,
+            )
+        )
+    n_out = len(array) // n_rows
+    expected = {'b': (n_out * n_rows,), 'W_self': (n_out, x.shape[-1]), 'b_self': (n_out,)}
+    expect.shapes(
+        '%s of shape %s' % (matrix, array.shape),
+        {name: (given.get(name), shape) for name, shape in expected.items()},
+    )
+    ratio = dropout_ratio if chainer.config.train else 0.0
+    node = GraphLinear(adj, tuple(given), activation, ratio, loop)
+    return node.apply(tuple(given.values()))[0]
+
+
+def _check_features(adj, x):
+    leads = [(adj.n_rows,)]
+    if adj.layout == 'padded':
+        leads.append((adj.n_graphs, adj.max_rows))
+    if x.shape[:-1] not in leads:
+        raise ValueError(
+            'x: expected shape %s to go with %r, got %s'
+            % (
+                ' or '.join('(%s, in_channels)' % ', '.join(map(str, lead)) for lead in leads),
+                adj,
+                x.shape,
+            )
+        )

@@ -1,0 +1,493 @@
+// Gates of the rows of x and m, and a step of a gated recurrent unit; both are linear maps of a row whose
+// results are combined element by element. [x; m] is a row of x followed by that of m:
+//
+//     STATE=0:  z = sigmoid(W_z [x; m] + b_z), h = W_h [x; m] + b_h (TANH=1: its tanh), y = z h
+//     STATE=1:  with a row s:
+//               z = sigmoid(W_z [x; m] + b_z + U_z s + c_z), r = sigmoid(W_r [x; m] + b_r + U_r s + c_r)
+//               h = tanh(W_h [x; m] + b_h + U_h (r s) + c_h), y = s + z (h - s)
+//
+//     GRADIENT=0:  y, and what the gradient needs: h, z, and with a state r and reset = r s
+//     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients by the arguments of
+//                  h, z and r, from which gated_weights.cu makes those of the parameters
+//                  SAME=1: x is s; gx is the sum of both gradients, gs is not touched
+//
+// x (n_rows, WIDTH_X), m (n_rows, WIDTH_M), all other rows (n_rows, WIDTH_H); W (WIDTH_H,
+// WIDTH_X + WIDTH_M), U (WIDTH_H, WIDTH_H), biases (WIDTH_H), of one dtype. WIDTH_M may be 0. Biases may
+// be NULL, for zero. Without a state s, U, c and what belongs to r are not touched. Sums are of the
+// arithmetic dtype in a fixed order: deterministic, no atomics. FP32 stays FP32: no tensor cores.
+//
+// A block owns ROWS rows, and takes the weights through shared memory, CHUNK of the summed elements at a
+// time, while those of the next STAGES - 1 chunks are on their way. A thread sums PER rows of four outputs of every map (of the
+// gradient: of PARTS quads of gx, gm and gs): 12 loads of 16 bytes for 192 multiplications. SPLIT threads
+// share the elements of a sum; their parts are added in order.
+//
+// -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
+//
+// Launch: block (THREADS), grid (ceil(n_rows / ROWS)), shared memory as cuda/policy.py, gated_launch, has
+// it, of which the constants here are the layout.
+#include "common.cuh"
+
+static_assert(VECTOR <= 4, "a quad is a number of vectors");
+static_assert(ROWS % PER == 0 && CHUNK % 4 == 0, "rows are dealt evenly, chunks are whole quads");
+static_assert(STAGES >= 2, "a chunk is used while another one arrives");
+static_assert(!SAME || (STATE && WIDTH_X == WIDTH_H), "x can be the state");
+static_assert(!STATE || TANH, "the unit's candidate is a tanh");
+
+// Widths in shared memory are those of whole quads; what is beyond the true width is 0.
+constexpr int padded(int n) { return (n + 3) / 4 * 4; }
+
+constexpr int MAPS = STATE ? 3 : 2;  // h, z, r
+constexpr int X = padded(WIDTH_X), XM = X + padded(WIDTH_M), OUT = padded(WIDTH_H);
+constexpr int ALL = XM + (STATE ? OUT : 0);  // columns of [W | U]
+constexpr int GROUPS = ROWS / PER;           // a thread owns rows g, g + GROUPS, ...
+// As many bytes more that the rows of eight neighbours lie in different banks.
+constexpr int PAD = 4;
+
+struct alignas(16) Quad {
+    Real element[4];
+};
+
+__device__ inline Quad &quad(Real *at) { return *reinterpret_cast<Quad *>(at); }
+
+// Copy a vector to shared memory; it is there after arrived() and a barrier. What is copied between two
+// calls of sent() arrives together.
+__device__ inline void bring(Real *to, const STORAGE *from)
+{
+#if __CUDA_ARCH__ >= 800
+    if (sizeof(STORAGE) == sizeof(Real)) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(
+                         (unsigned)__cvta_generic_to_shared(to)),
+                     "l"(from), "n"(sizeof(Vector))
+                     : "memory");
+        return;
+    }
+#endif
+    const Vector vector = *reinterpret_cast<const Vector *>(from);
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) to[e] = widen(vector.element[e]);
+}
+
+__device__ inline void sent()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait until all has arrived but what was sent last, `later` times.
+template <int later> __device__ inline void arrived()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(later) : "memory");
+#endif
+}
+
+// Copy a quad of a row that has `left` columns from there on; zeros for those that it does not have.
+__device__ inline void fetch(Real *to, const STORAGE *from, const int left)
+{
+#pragma unroll
+    for (int v = 0; v < 4; v += VECTOR)
+        if (v < left)
+            bring(to + v, from + v);
+        else
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) to[v + e] = 0;
+}
+
+// Where the columns [k, k + 4) of [W | U] are, or those of [x | m | s].
+struct Place {
+    bool is_state;
+    int at, left;  // column, and how many the matrix has from there on
+
+    __device__ explicit Place(const int k)
+        : is_state(k >= XM),
+          at(k < X ? k : k < XM ? WIDTH_X + k - X : k - XM),
+          left(k < X ? WIDTH_X - k : k < XM ? WIDTH_X + WIDTH_M - at : WIDTH_H - at)
+    {
+    }
+
+    // The first row of W or U, at these columns; and the length of a row.
+    __device__ const STORAGE *in(const STORAGE *W, const STORAGE *U) const
+    {
+        return (is_state ? U : W) + at;
+    }
+    __device__ int stride() const { return is_state ? WIDTH_H : WIDTH_X + WIDTH_M; }
+};
+
+// Copy all of U_h.
+__device__ inline void fetch_whole(Real *to, const STORAGE *U)
+{
+    for (int i = threadIdx.x; i < OUT * OUT / 4; i += THREADS) {
+        const int o = i / (OUT / 4), k = i % (OUT / 4) * 4;
+        fetch(to + o * (OUT + PAD) + k, U + o * WIDTH_H + k, o < WIDTH_H ? WIDTH_H - k : 0);
+    }
+}
+
+__device__ inline Real bias(const STORAGE *b, const int o) { return b ? widen(b[o]) : Real(0); }
+
+__device__ inline Real sigmoid(const Real x) { return tanh(x * Real(0.5)) * Real(0.5) + Real(0.5); }
+
+// The sum over the threads that share it; `stride` elements lie between their parts.
+__device__ inline Real total(const Real *parts, const int stride)
+{
+    Real sum = parts[0];
+#pragma unroll
+    for (int part = 1; part < SPLIT; ++part) sum += parts[part * stride];
+    return sum;
+}
+
+#if !GRADIENT
+
+constexpr int COLUMNS = OUT / 4;  // threads side by side; a thread owns outputs c, c + COLUMNS, ...
+static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
+// A row in shared memory: x, m, s; later r s, the argument of h, s.
+constexpr int STATE_AT = STATE && XM < 2 * OUT ? 2 * OUT : XM;
+constexpr int ROW = STATE_AT + (STATE ? OUT : 0) + PAD;
+constexpr int STRIDE = CHUNK + PAD;
+
+// sum[j][i] += the products of row j of a and row i of b.
+__device__ inline void multiply(Real (&sum)[PER][4], const Quad (&a)[PER], const Quad (&b)[4])
+{
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+#pragma unroll
+        for (int j = 0; j < PER; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[j][i] += a[j].element[e] * b[i].element[e];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
+    const STORAGE *__restrict__ x, const STORAGE *__restrict__ m, const STORAGE *__restrict__ s,
+    const STORAGE *__restrict__ W_h, const STORAGE *__restrict__ W_z,
+    const STORAGE *__restrict__ W_r, const STORAGE *__restrict__ U_h,
+    const STORAGE *__restrict__ U_z, const STORAGE *__restrict__ U_r,
+    const STORAGE *__restrict__ b_h, const STORAGE *__restrict__ b_z,
+    const STORAGE *__restrict__ b_r, const STORAGE *__restrict__ c_h,
+    const STORAGE *__restrict__ c_z, const STORAGE *__restrict__ c_r, STORAGE *__restrict__ y,
+    STORAGE *__restrict__ h, STORAGE *__restrict__ z, STORAGE *__restrict__ r,
+    STORAGE *__restrict__ reset, const int n_rows)
+{
+    extern __shared__ Quad shared[];
+    Real *const rows = shared->element;            // (ROWS, ROW)
+    Real *const candidate = rows + ROWS * ROW;     // U_h: (OUT, OUT + PAD)
+    Real *const weights = candidate + (STATE ? OUT * (OUT + PAD) : 0);  // (STAGES, MAPS * OUT, STRIDE)
+    Real *const sums = weights;                    // (SPLIT, ROWS, MAPS * OUT), after the weights
+    const long long first = (long long)blockIdx.x * ROWS;
+
+    const auto load = [&](const int chunk) {
+        // A thread copies the same columns of every few rows.
+        constexpr int STEP = THREADS / (CHUNK / 4);
+        static_assert(STEP >= 1, "a row of a chunk has a thread for every quad");
+        const int q = threadIdx.x % (CHUNK / 4), row = threadIdx.x / (CHUNK / 4);
+        const int k = chunk * CHUNK + 4 * q;
+        if (k < ALL && row < STEP) {
+            const Place place(k);
+            Real *const to = weights + chunk % STAGES * (MAPS * OUT * STRIDE) + 4 * q;
+#pragma unroll
+            for (int map = 0; map < MAPS; ++map) {
+                if (map == 0 && place.is_state) continue;  // U of h has another factor than s
+                const STORAGE *const from = map == 0   ? place.in(W_h, U_h)
+                                            : map == 1 ? place.in(W_z, U_z)
+                                                       : place.in(W_r, U_r);
+                for (int o = row; o < OUT; o += STEP)
+                    fetch(to + (map * OUT + o) * STRIDE, from + o * place.stride(),
+                          o < WIDTH_H ? place.left : 0);
+            }
+        }
+        sent();
+    };
+    for (int i = threadIdx.x; i < ROWS * (ALL / 4); i += THREADS) {
+        const int row = i / (ALL / 4), k = i % (ALL / 4) * 4;
+        const long long at = first + row;
+        const Place place(k);
+        const STORAGE *const from = k < X    ? x + at * WIDTH_X + k
+                                    : k < XM ? m + at * WIDTH_M + (k - X)
+                                             : s + at * WIDTH_H + place.at;
+        fetch(rows + row * ROW + (k < XM ? k : k + STATE_AT - XM), from,
+              at < n_rows ? place.left : 0);
+    }
+    for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
+
+    const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
+    const int part = threadIdx.x / (COLUMNS * GROUPS);
+    constexpr int CHUNKS = (ALL + CHUNK - 1) / CHUNK;
+    Real sum[MAPS][PER][4] = {};
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        arrived<STAGES - 2>();
+        __syncthreads();  // and the chunk before has been used
+        if (STATE && chunk == 0) fetch_whole(candidate, U_h);
+        load(chunk + STAGES - 1);
+        const Real *const from = weights + chunk % STAGES * (MAPS * OUT * STRIDE);
+#pragma unroll 1
+        for (int q = part; q < CHUNK / 4; q += SPLIT) {
+            const int k = chunk * CHUNK + 4 * q;
+            if (k >= ALL) break;
+            const int at = k < XM ? k : k + STATE_AT - XM;
+            Quad a[PER], b[4];
+#pragma unroll
+            for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + at);
+#pragma unroll
+            for (int map = 0; map < MAPS; ++map) {
+                if (STATE && map == 0 && k >= XM) continue;
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    b[i] = reinterpret_cast<const Quad &>(
+                        from[(map * OUT + c + i * COLUMNS) * STRIDE + 4 * q]);
+                multiply(sum[map], a, b);
+            }
+        }
+    }
+    arrived<0>();
+    __syncthreads();  // the sums take the weights' place
+#pragma unroll
+    for (int j = 0; j < PER; ++j)
+#pragma unroll
+        for (int map = 0; map < MAPS; ++map)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                sums[((part * ROWS + g + j * GROUPS) * MAPS + map) * OUT + c + i * COLUMNS] =
+                    sum[map][j][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
+        const int row = i / OUT, o = i % OUT;
+        const bool is_row = first + row < n_rows && o < WIDTH_H;
+        const long long at = (first + row) * WIDTH_H + o;
+        const Real *const from = sums + row * MAPS * OUT + o;
+        constexpr int BETWEEN = ROWS * MAPS * OUT;
+        if (!STATE) {
+            if (!is_row) continue;
+            Real value = total(from, BETWEEN) + bias(b_h, o);
+            if (TANH) value = tanh(value);
+            const Real gate = sigmoid(total(from + OUT, BETWEEN) + bias(b_z, o));
+            narrow(h[at], value);
+            narrow(z[at], gate);
+            narrow(y[at], gate * value);
+        } else {
+            Real *const to = rows + row * ROW;
+            Real argument = 0, product = 0;
+            if (is_row) {
+                argument = total(from, BETWEEN) + (bias(b_h, o) + bias(c_h, o));
+                const Real update =
+                    sigmoid(total(from + OUT, BETWEEN) + (bias(b_z, o) + bias(c_z, o)));
+                const Real keep = sigmoid(
+                    total(from + (MAPS - 1) * OUT, BETWEEN) + (bias(b_r, o) + bias(c_r, o)));
+                product = keep * to[STATE_AT + o];
+                narrow(z[at], update);
+                narrow(r[at], keep);
+                narrow(reset[at], product);
+            }
+            to[o] = product;
+            to[OUT + o] = argument;
+        }
+    }
+    if (!STATE) return;
+    __syncthreads();
+    Real last[PER][4] = {};
+#pragma unroll 1
+    for (int q = part; q < OUT / 4; q += SPLIT) {
+        Quad a[PER], b[4];
+#pragma unroll
+        for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + 4 * q);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            b[i] = quad(candidate + (c + i * COLUMNS) * (OUT + PAD) + 4 * q);
+        multiply(last, a, b);
+    }
+#pragma unroll
+    for (int j = 0; j < PER; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            sums[(part * ROWS + g + j * GROUPS) * OUT + c + i * COLUMNS] = last[j][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
+        const int row = i / OUT, o = i % OUT;
+        if (first + row >= n_rows || o >= WIDTH_H) continue;
+        const long long at = (first + row) * WIDTH_H + o;
+        const Real *const from = rows + row * ROW + o;
+        const Real value = tanh(total(sums + i, ROWS * OUT) + from[OUT]);
+        const Real state = from[STATE_AT];
+        narrow(h[at], value);
+        narrow(y[at], state + widen(z[at]) * (value - state));  // z: this thread's
+    }
+}
+
+#else
+
+constexpr int PARTS = MAPS;                                      // quads of the result of a thread
+constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;           // it owns quads c, c + COLUMNS, ...
+constexpr int WIDE = COLUMNS * PARTS * 4;
+static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
+// A row in shared memory: the gradients by the arguments of h, z, r, and gs without that by U.
+constexpr int G = MAPS * OUT;
+constexpr int ROW = G + (STATE ? OUT : 0) + PAD;
+
+// sum[j] += the four rows b, times the elements of row j of a.
+__device__ inline void multiply(Quad (&sum)[PER], const Quad (&a)[PER], const Quad (&b)[4])
+{
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+#pragma unroll
+        for (int j = 0; j < PER; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                sum[j].element[i] += a[j].element[e] * b[e].element[i];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
+    const STORAGE *__restrict__ gy, const STORAGE *__restrict__ s, const STORAGE *__restrict__ h,
+    const STORAGE *__restrict__ z, const STORAGE *__restrict__ r,
+    const STORAGE *__restrict__ W_h, const STORAGE *__restrict__ W_z,
+    const STORAGE *__restrict__ W_r, const STORAGE *__restrict__ U_h,
+    const STORAGE *__restrict__ U_z, const STORAGE *__restrict__ U_r, STORAGE *__restrict__ gx,
+    STORAGE *__restrict__ gm, STORAGE *__restrict__ gs, STORAGE *__restrict__ g_all,
+    const int n_rows)
+{
+    extern __shared__ Quad shared[];
+    Real *const rows = shared->element;         // (ROWS, ROW)
+    Real *const candidate = rows + ROWS * ROW;  // U_h: (OUT, OUT + PAD)
+    Real *const weights = candidate + (STATE ? OUT * (OUT + PAD) : 0);  // (STAGES, CHUNK, WIDE)
+    // (SPLIT, ROWS, OUT), before the last stage is used
+    Real *const by_reset = weights + (STAGES - 1) * CHUNK * WIDE;
+    Real *const sums = weights;                     // (SPLIT, ROWS, WIDE), after the last chunk
+    const long long first = (long long)blockIdx.x * ROWS, size = (long long)n_rows * WIDTH_H;
+
+    constexpr int STEP = THREADS / (ALL / 4);
+    static_assert(STEP >= 1, "a row of the weights has a thread for every quad");
+    // A thread copies the same columns of every few rows.
+    const Place place(threadIdx.x % (ALL / 4) * 4);
+    const int line = threadIdx.x / (ALL / 4);
+    const auto load = [&](const int chunk) {
+        Real *const to = weights + chunk % STAGES * (CHUNK * WIDE) + threadIdx.x % (ALL / 4) * 4;
+        if (line < STEP)
+            for (int row = line; row < CHUNK; row += STEP) {
+                const int o = (chunk * CHUNK + row) % OUT, map = (chunk * CHUNK + row) / OUT;
+                if (map >= MAPS) break;
+                const STORAGE *const from = map == 0   ? place.in(W_h, U_h)
+                                            : map == 1 ? place.in(W_z, U_z)
+                                                       : place.in(W_r, U_r);
+                // U of h has another factor than s.
+                fetch(to + row * WIDE, from + o * place.stride(),
+                      o < WIDTH_H && (map || !place.is_state) ? place.left : 0);
+            }
+        sent();
+    };
+    if (STATE) {
+        fetch_whole(candidate, U_h);
+        sent();
+    } else {
+        for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
+    }
+    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
+        const int row = i / OUT, o = i % OUT;
+        const long long at = (first + row) * WIDTH_H + o;
+        Real by_h = 0, by_z = 0, by_s = 0;
+        if (first + row < n_rows && o < WIDTH_H) {
+            const Real upstream = widen(gy[at]), value = widen(h[at]), gate = widen(z[at]);
+            const Real slope = TANH ? 1 - value * value : Real(1);
+            by_h = upstream * gate * slope;
+            if (STATE) {
+                by_z = upstream * (value - widen(s[at])) * gate * (1 - gate);
+                by_s = upstream - upstream * gate;
+            } else {
+                by_z = upstream * gate * value * (1 - gate);
+            }
+            narrow(g_all[at], by_h);
+            narrow(g_all[size + at], by_z);
+        }
+        Real *const to = rows + row * ROW + o;
+        to[0] = by_h;
+        to[OUT] = by_z;
+        if (STATE) to[G] = by_s;
+    }
+    if (STATE) {
+        arrived<0>();
+        __syncthreads();
+        for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
+        constexpr int UNITS = OUT / 4 * GROUPS;
+        for (int unit = threadIdx.x; unit < UNITS * SPLIT; unit += THREADS) {
+            const int k = unit % (OUT / 4) * 4, g = unit / (OUT / 4) % GROUPS;
+            const int part = unit / UNITS;
+            Quad sum[PER] = {};
+#pragma unroll 1
+            for (int o = 4 * part; o < OUT; o += 4 * SPLIT) {
+                Quad a[PER], b[4];
+#pragma unroll
+                for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + o);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) b[e] = quad(candidate + (o + e) * (OUT + PAD) + k);
+                multiply(sum, a, b);
+            }
+#pragma unroll
+            for (int j = 0; j < PER; ++j)
+                quad(by_reset + (part * ROWS + g + j * GROUPS) * OUT + k) = sum[j];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
+            const int row = i / OUT, o = i % OUT;
+            const long long at = (first + row) * WIDTH_H + o;
+            Real *const to = rows + row * ROW + o;
+            Real by_r = 0;
+            if (first + row < n_rows && o < WIDTH_H) {
+                const Real by_product = total(by_reset + i, ROWS * OUT), keep = widen(r[at]);
+                by_r = by_product * widen(s[at]) * keep * (1 - keep);
+                to[G] += by_product * keep;
+                narrow(g_all[2 * size + at], by_r);
+            }
+            to[2 * OUT] = by_r;
+        }
+    }
+
+    const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
+    const int part = threadIdx.x / (COLUMNS * GROUPS);
+    constexpr int CHUNKS = (G + CHUNK - 1) / CHUNK;
+    Quad sum[PARTS][PER] = {};
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        arrived<STAGES - 2>();
+        __syncthreads();  // and the chunk before has been used
+        load(chunk + STAGES - 1);
+        const Real *const from = weights + chunk % STAGES * (CHUNK * WIDE);
+#pragma unroll 1
+        for (int q = part; q < CHUNK / 4; q += SPLIT) {
+            const int o = chunk * CHUNK + 4 * q;
+            if (o >= G) break;
+            Quad a[PER], b[4];
+#pragma unroll
+            for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + o);
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+                if (STATE && o < OUT && 4 * p * COLUMNS >= XM) continue;  // no U of h here
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    b[e] = reinterpret_cast<const Quad &>(
+                        from[(4 * q + e) * WIDE + 4 * (c + p * COLUMNS)]);
+                multiply(sum[p], a, b);
+            }
+        }
+    }
+    arrived<0>();
+    __syncthreads();  // the sums take the weights' place
+#pragma unroll
+    for (int j = 0; j < PER; ++j)
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p)
+            quad(sums + (part * ROWS + g + j * GROUPS) * WIDE + 4 * (c + p * COLUMNS)) = sum[p][j];
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * ALL; i += THREADS) {
+        const int row = i / ALL, k = i % ALL;
+        const long long at = first + row;
+        if (at >= n_rows) continue;
+        const Real *const parts = sums + row * WIDE, *const by_s = rows + row * ROW + G;
+        Real value = total(parts + k, ROWS * WIDE);
+        if (k < X) {
+            if (k >= WIDTH_X) continue;
+            if (SAME) value += total(parts + XM + k, ROWS * WIDE) + by_s[k];
+            narrow(gx[at * WIDTH_X + k], value);
+        } else if (k < XM) {
+            if (k - X < WIDTH_M) narrow(gm[at * WIDTH_M + k - X], value);
+        } else if (!SAME) {
+            if (k - XM < WIDTH_H) narrow(gs[at * WIDTH_H + k - XM], value + by_s[k - XM]);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,508 @@
+// A whole layer of a graph convolution: sums over neighbours, linear maps, bias, activation, dropout.
+//
+//     forward   y[i] = act( sum_r W_r sum_j A_r[i, j] x[j] + W_self x[i]
+//                           + sum_r b_r sum_j A_r[i, j] + sum_e b_self_e )
+//     backward  z[i] = gy[i] act'(y[i]),   S_r[j] = sum_i A_r[i, j] z[i]
+//               gx[j] = sum_r W_r^T S_r[j] + W_self^T z[j]
+//               gW_r = sum_j S_r[j] x[j]^T,  gW_self = sum_j z[j] x[j]^T,
+//               gb_r = sum_j S_r[j],         gb_self = sum_j z[j]
+//
+// The gradient sums neighbours before it maps, as the layer itself does. So both directions are one
+// thing: rows gathered through a CSR matrix for each relation, times matrices in shared memory. With
+// LOOP the row itself is one more neighbour of relation 0, with value 1. Without relations it is a
+// linear layer.
+//
+// Source: the graph convolutions of Kipf, Welling 2016 (RSGCN), Schlichtkrull et al. 2017 (RelGCN),
+// Xu et al. 2019 (GIN), Duvenaud et al. 2015 (NFP: the degree of a node as its relation).
+//
+// indptr (n_rows * RELATIONS + 1) int32: rows i * RELATIONS + r; indices (nnz) int32: rows of x;
+// data (nnz): values. Forward: A. Backward: its transpose, rows j * RELATIONS + r, indices: rows of gy.
+// rows (n_rows, GATHERED): forward x (WIDTH_IN), backward gy (WIDTH_OUT); y (n_rows, WIDTH_OUT), the
+// result of the layer, backward only. x (n_rows, WIDTH_IN), backward only.
+// W: RELATIONS matrices (WIDTH_OUT, WIDTH_IN), row c of W_r is row c * RELATIONS + r, with
+// -DBY_RELATION=1 row r * WIDTH_OUT + c; b (WIDTH_OUT * RELATIONS) in the same order. W_self
+// (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
+// result (n_rows, PRODUCED): forward y, backward gx. partials (n_blocks, all parameters) of the
+// arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in that order and
+// in the parameters' own layout; b_self once for all its BIASES. Every element is written, once.
+// Rows without entries sum to 0. Deterministic: the
+// only atomics count rows in shared memory.
+//
+// Dropout with a rectifier: an element is kept where random.cuh says so, times scale. Elements that
+// were dropped are 0 in y, which is how the gradient knows. counter (1) uint64, the step.
+//
+// -DRELATIONS=n, 0: none, indptr to data are not read. -DSELF=1: with W_self. -DLOOP=1, see above.
+// -DWEIGHTED=0: A holds ones, data is not read.
+// -DRELATION_BIAS=1: with b. -DBIASES=n: rows of b_self, 0: none.
+// -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with RELU. -DBACKWARD=1.
+// -DFEATURES=0: backward without gx.
+// -DQUADS=1: rows of all arrays are multiples of four elements, aligned to these; 0: any widths.
+// -DROWS=n: rows of a tile. -DTHREADS=n: of a block. -DSPLITS=n: threads share each element's sum.
+//
+// Launch: block (THREADS), grid (any): blocks take tiles of rows in turn. Shared memory, in elements of
+// the arithmetic dtype: the matrices, MAPPED * W_ROWS * W_STRIDE; a tile's products, SPLITS * ROWS *
+// PQ * 4; its sums, ROWS * STRIDE; backward its rows of x, ROWS * X_STRIDE; forward with b the degrees,
+// ROWS * RELATIONS.
+#include "common.cuh"
+#include "random.cuh"
+
+#define IDENTITY 0
+#define RELU 1
+#define TANH 2
+#define SIGMOID 3
+
+const int GATHERED = BACKWARD ? WIDTH_OUT : WIDTH_IN;
+const int PRODUCED = BACKWARD ? WIDTH_IN : WIDTH_OUT;
+const int GQ = (GATHERED + 3) / 4, PQ = (PRODUCED + 3) / 4;  // quads: four elements
+const int MAPPED = RELATIONS + SELF;  // terms: sums that have a matrix
+// A bias' gradient needs the sum of z, whether or not there is a term of it.
+const int LONE = BACKWARD && BIASES && !SELF;
+const int TERMS = MAPPED + LONE;
+// Rows in shared memory, four elements longer than they need be: neighbours lie in other banks.
+const int W_STRIDE = (WIDTH_IN + 3) / 4 * 4 + 4, W_ROWS = (WIDTH_OUT + 3) / 4 * 4;
+const int STRIDE = TERMS * GQ * 4 + 4;
+const int X_STRIDE = PQ * 4 + 4;
+const int AHEAD = BACKWARD ? 3 : 4;  // entries whose loads are issued together
+const int BIAS_COLUMNS = BACKWARD && (BIASES || RELATION_BIAS) ? TERMS * GQ * 4 : 0;
+
+// A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.
+const int ROW_STEP = ROWS / 4;
+const int ITEMS = PQ * ROW_STEP;
+static_assert(ROWS % 4 == 0 && SPLITS >= 1 && (SPLITS == 1 || SPLITS * ITEMS <= THREADS),
+              "every thread has at most one part where there are several");
+
+struct alignas(sizeof(Real) * 4 < 16 ? sizeof(Real) * 4 : 16) Quad {
+    Real element[4];
+};
+
+struct alignas(sizeof(STORAGE) * 4 < 16 ? sizeof(STORAGE) * 4 : 16) Stored {
+    STORAGE element[4];
+};
+
+// Four elements of a row of a matrix in memory, 0 past its end.
+__device__ inline Quad load(const STORAGE *__restrict__ row, const int quad, const int width)
+{
+    Quad values;
+#if QUADS
+    const Stored stored = reinterpret_cast<const Stored *>(row)[quad];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) values.element[e] = widen(stored.element[e]);
+#else
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        values.element[e] = quad * 4 + e < width ? widen(row[quad * 4 + e]) : Real(0);
+#endif
+    return values;
+}
+
+__device__ inline void store(STORAGE *row, const int quad, const int width, const Quad &values)
+{
+#if QUADS
+    Stored stored;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) narrow(stored.element[e], values.element[e]);
+    reinterpret_cast<Stored *>(row)[quad] = stored;
+#else
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        if (quad * 4 + e < width) narrow(row[quad * 4 + e], values.element[e]);
+#endif
+}
+
+// Where row c of the matrix of a relation begins, in rows.
+__device__ inline int weight_row(const int c, const int relation)
+{
+    return BY_RELATION ? relation * WIDTH_OUT + c : c * RELATIONS + relation;
+}
+
+// A row that is gathered: of x, or of z.
+struct Gathered {
+    Quad rows;
+#if BACKWARD && ACTIVATION != IDENTITY
+    Quad y;
+#endif
+};
+
+__device__ inline Gathered gather(
+    const STORAGE *__restrict__ rows, const STORAGE *__restrict__ y, const long long row,
+    const int quad)
+{
+    Gathered found;
+    found.rows = load(rows + row * GATHERED, quad, GATHERED);
+#if BACKWARD && ACTIVATION != IDENTITY
+    found.y = load(y + row * GATHERED, quad, GATHERED);
+#endif
+    return found;
+}
+
+__device__ inline Real value_of(const Gathered &found, const int e, const Real scale)
+{
+    const Real value = found.rows.element[e];
+#if BACKWARD && ACTIVATION == RELU
+    return found.y.element[e] > 0 ? (DROPOUT ? value * scale : value) : 0;
+#elif BACKWARD && ACTIVATION == TANH
+    return value * (1 - found.y.element[e] * found.y.element[e]);
+#elif BACKWARD && ACTIVATION == SIGMOID
+    return value * found.y.element[e] * (1 - found.y.element[e]);
+#else
+    return value;
+#endif
+}
+
+// Copy 16 bytes to shared memory while the thread continues, until wait_for_copies().
+__device__ inline void copy_ahead(Real *to, const STORAGE *from)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from));
+#else
+    *reinterpret_cast<Quad *>(to) = load(from, 0, 4);
+#endif
+}
+
+__device__ inline void wait_for_copies()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Copy a quad of a row of a matrix in memory to shared memory, 0 past the row's end.
+__device__ inline void copy(Real *to, const STORAGE *row, const int quad, const int width)
+{
+    if constexpr (QUADS && sizeof(STORAGE) == 4)
+        copy_ahead(to, row + quad * 4);
+    else
+        *reinterpret_cast<Quad *>(to) = load(row, quad, width);
+}
+
+// The matrices of all terms as they lie in memory, (MAPPED, W_ROWS, W_STRIDE); 0 past their ends.
+__device__ inline void load_matrices(
+    Real *matrices, const STORAGE *__restrict__ W, const STORAGE *__restrict__ W_self)
+{
+    const int IQ = (WIDTH_IN + 3) / 4;
+#pragma unroll 4
+    for (int u = threadIdx.x; u < MAPPED * W_ROWS * IQ; u += THREADS) {
+        const int quad = u % IQ, c = u / IQ % W_ROWS, term = u / (IQ * W_ROWS);
+        Real *const to = matrices + (term * W_ROWS + c) * W_STRIDE + quad * 4;
+        const bool is_self = term == RELATIONS;
+        const long long row = is_self ? c : weight_row(c, term);
+        if (c < WIDTH_OUT)
+            copy(to, (is_self ? W_self : W) + row * WIDTH_IN, quad, WIDTH_IN);
+        else
+            *reinterpret_cast<Quad *>(to) = {};
+    }
+}
+
+// Sum neighbours into sums (ROWS, STRIDE) for the rows from `first` on; used[r]: how many entries of a
+// relation they have. degrees (ROWS, RELATIONS): sums of the values.
+__device__ inline void sum_neighbours(
+    Real *sums, Real *degrees, int *used, const int *__restrict__ indptr,
+    const int *__restrict__ indices, const STORAGE *__restrict__ data,
+    const STORAGE *__restrict__ rows, const STORAGE *__restrict__ y, const int first,
+    const int n_rows, const Real scale)
+{
+    const int UNITS = ROWS * GQ;  // a quad of a row
+    const int EACH = (UNITS + THREADS - 1) / THREADS;
+    const int GROUP = EACH < 2 ? EACH : 2;  // units of a thread whose loads are issued together
+#pragma unroll 1
+    for (int start = threadIdx.x; start < UNITS; start += GROUP * THREADS) {
+        int bound[GROUP][RELATIONS + 1], more = 0;  // where the entries of a relation begin
+        Gathered own[GROUP];
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            const int unit = start + i * THREADS, row = first + unit / GQ;
+            const bool is_there = unit < UNITS && row < n_rows;
+#pragma unroll
+            for (int r = 0; r <= RELATIONS; ++r)
+                bound[i][r] = RELATIONS && is_there ? indptr[(long long)row * RELATIONS + r] : 0;
+            own[i] = {};
+            if ((SELF || LOOP || LONE) && is_there) own[i] = gather(rows, y, row, unit % GQ);
+            if (more < bound[i][RELATIONS] - bound[i][0])
+                more = bound[i][RELATIONS] - bound[i][0];
+        }
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            const int unit = start + i * THREADS, row = unit / GQ, quad = unit % GQ;
+            if (unit >= UNITS) continue;
+            Quad value;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) value.element[e] = value_of(own[i], e, scale);
+            Quad *const to = reinterpret_cast<Quad *>(sums + row * STRIDE) + quad;
+#pragma unroll
+            for (int term = 0; term < TERMS; ++term)
+                to[term * GQ] = term >= RELATIONS || (LOOP && term == 0) ? value : Quad();
+            if (!BACKWARD && RELATION_BIAS && quad == 0)
+#pragma unroll
+                for (int r = 0; r < RELATIONS; ++r) degrees[row * RELATIONS + r] = 0;
+        }
+#if RELATIONS
+        for (int k = 0; k < more; k += AHEAD) {
+            int column[GROUP][AHEAD];
+            Real value[GROUP][AHEAD];
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                const int begin = bound[i][0] + k, last = bound[i][RELATIONS] - 1;
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a)
+                    if (begin <= last) {
+                        // Past the end the last entry again, as in bspmm_csr.cu.
+                        const int at = begin + a < last ? begin + a : last;
+                        column[i][a] = indices[at];
+                        value[i][a] = WEIGHTED ? widen(data[at]) : Real(1);
+                    }
+            }
+            Gathered found[GROUP][AHEAD];
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i)
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a)
+                    if (bound[i][0] + k + a < bound[i][RELATIONS])
+                        found[i][a] = gather(rows, y, column[i][a], (start + i * THREADS) % GQ);
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                const int unit = start + i * THREADS, row = unit / GQ, quad = unit % GQ;
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a) {
+                    const int entry = bound[i][0] + k + a;
+                    if (entry >= bound[i][RELATIONS]) continue;
+                    int relation = 0;
+#pragma unroll
+                    for (int r = 1; r < RELATIONS; ++r) relation += entry >= bound[i][r];
+                    Quad *const to =
+                        reinterpret_cast<Quad *>(sums + row * STRIDE) + relation * GQ + quad;
+                    Quad sum = *to;
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        sum.element[e] += value[i][a] * value_of(found[i][a], e, scale);
+                    *to = sum;
+                    if (quad == 0) {
+                        atomicAdd(used + relation, 1);
+                        if (!BACKWARD && RELATION_BIAS)
+                            degrees[row * RELATIONS + relation] += value[i][a];
+                    }
+                }
+            }
+        }
+#endif
+    }
+}
+
+// What a thread adds to 4 x 4 elements of a tile's product. Forward its columns are `quad`, quad + PQ,
+// ..., so that neighbouring threads read rows of W side by side; backward four in a row.
+__device__ inline void multiply(
+    Real (&total)[4][4], const Real *matrices, const Real *sums, const int *used, const int row,
+    const int quad, const int part)
+{
+#pragma unroll 1
+    for (int term = 0; term < MAPPED; ++term) {
+        if (RELATIONS && term < RELATIONS && !(LOOP && term == 0) && !used[term]) continue;
+        const Real *const of_sums = sums + row * STRIDE + term * GQ * 4;
+        const Real *const matrix = matrices + term * (W_ROWS * W_STRIDE);
+#pragma unroll 2
+        for (int step = 0; step < (GQ + SPLITS - 1) / SPLITS; ++step) {
+            const int g = step * SPLITS + part;
+            if (GQ % SPLITS && g >= GQ) break;
+            Quad sum[4], weight[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sum[i] = *reinterpret_cast<const Quad *>(of_sums + i * ROW_STEP * STRIDE + g * 4);
+                weight[i] = *reinterpret_cast<const Quad *>(
+                    matrix + (BACKWARD ? (g * 4 + i) * W_STRIDE + quad * 4
+                                       : (quad + i * PQ) * W_STRIDE + g * 4));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+#pragma unroll
+                    for (int p = 0; p < 4; ++p)
+                        total[i][p] += BACKWARD ? sum[i].element[e] * weight[e].element[p]
+                                                : sum[i].element[e] * weight[p].element[e];
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
+    const int *__restrict__ indptr, const int *__restrict__ indices,
+    const STORAGE *__restrict__ data, const STORAGE *__restrict__ rows,
+    const STORAGE *__restrict__ y, const STORAGE *__restrict__ x, const STORAGE *__restrict__ W,
+    const STORAGE *__restrict__ W_self, const STORAGE *__restrict__ b,
+    const STORAGE *__restrict__ b_self, STORAGE *__restrict__ result, Real *__restrict__ partials,
+    const unsigned long long *__restrict__ counter, const int n_rows, const unsigned seed_low,
+    const unsigned seed_high, const unsigned stream, const unsigned threshold, const Real scale)
+{
+    extern __shared__ Quad shared[];
+    Real *const matrices = reinterpret_cast<Real *>(shared);
+    Real *const totals = matrices + MAPPED * W_ROWS * W_STRIDE;  // (SPLITS, ROWS, PQ * 4)
+    Real *const sums = totals + SPLITS * ROWS * PQ * 4;
+    Real *const own_x = sums + ROWS * STRIDE;  // backward
+    Real *const degrees = own_x;  // forward
+    __shared__ int used[TERMS];
+
+#if BACKWARD
+    // The blocks of 4 x 4 of the matrices' gradients that a thread sums, in registers.
+    const int BLOCKS = MAPPED * GQ * PQ;
+    const int OWNED = (BLOCKS + THREADS - 1) / THREADS;
+    Real gradient[OWNED][4][4] = {};
+    const int BIAS_EACH = (BIAS_COLUMNS + THREADS - 1) / THREADS;
+    Real bias[BIAS_EACH + 1] = {};
+#endif
+
+    load_matrices(matrices, W, W_self);
+    for (int first = blockIdx.x * ROWS; first < n_rows; first += gridDim.x * ROWS) {
+        if (threadIdx.x < TERMS) used[threadIdx.x] = 0;
+#if BACKWARD
+        for (int u = threadIdx.x; u < ROWS * PQ; u += THREADS) {
+            const int row = first + u / PQ, quad = u % PQ;
+            Real *const to = own_x + u / PQ * X_STRIDE + quad * 4;
+            if (row < n_rows)
+                copy(to, x + (long long)row * WIDTH_IN, quad, WIDTH_IN);
+            else
+                *reinterpret_cast<Quad *>(to) = {};
+        }
+#endif
+        if (RELATIONS) __syncthreads();  // used is 0
+        sum_neighbours(
+            sums, degrees, used, indptr, indices, data, rows, y, first, n_rows, scale);
+        wait_for_copies();
+        __syncthreads();
+        if (!BACKWARD || FEATURES) {
+            const int part = SPLITS > 1 ? threadIdx.x / ITEMS : 0;
+            for (int item = SPLITS > 1 ? threadIdx.x % ITEMS : threadIdx.x;
+                 item < ITEMS && part < SPLITS; item += THREADS) {
+                const int row = item / PQ, quad = item % PQ;
+                Real total[4][4] = {};
+                multiply(total, matrices, sums, used, row, quad, part);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    Real *const to = totals + (part * ROWS + row + i * ROW_STEP) * (PQ * 4);
+#pragma unroll
+                    for (int p = 0; p < 4; ++p)
+                        to[BACKWARD ? quad * 4 + p : quad + p * PQ] = total[i][p];
+                }
+            }
+            __syncthreads();
+            for (int u = threadIdx.x; u < ROWS * PQ; u += THREADS) {
+                const int row = u / PQ, quad = u % PQ;
+                if (first + row >= n_rows) break;
+                Quad total = {};
+#pragma unroll
+                for (int part = 0; part < SPLITS; ++part) {
+                    const Quad more = reinterpret_cast<const Quad *>(totals)[part * ROWS * PQ + u];
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) total.element[e] += more.element[e];
+                }
+#if !BACKWARD
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int c = quad * 4 + e;
+                    Real value = total.element[e];
+                    if (c < WIDTH_OUT) {
+#pragma unroll
+                        for (int set = 0; set < BIASES; ++set)
+                            value += widen(b_self[set * WIDTH_OUT + c]);
+#if RELATION_BIAS
+#pragma unroll
+                        for (int relation = 0; relation < RELATIONS; ++relation)
+                            value += degrees[row * RELATIONS + relation] *
+                                     widen(b[weight_row(c, relation)]);
+#endif
+                    }
+#if ACTIVATION == RELU
+                    if (value <= 0) value = 0;  // NaN stays
+#elif ACTIVATION == TANH
+                    value = tanh(value);
+#elif ACTIVATION == SIGMOID
+                    value = tanh(value * Real(0.5)) * Real(0.5) + Real(0.5);
+#endif
+                    total.element[e] = value;
+                }
+#if DROPOUT
+                const unsigned long long at =
+                    (unsigned long long)(first + row) * WIDTH_OUT + quad * 4;
+                const Draw draw = {seed_low, seed_high, stream};
+                Words drawn = words_of(draw, unsigned(at / 4), *counter);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int word = (at + e) % 4;
+                    if (WIDTH_OUT % 4 && e && word == 0)
+                        drawn = words_of(draw, unsigned((at + e) / 4), *counter);
+                    // Of an array, in turn: its index must be known when compiled.
+                    const unsigned found = WIDTH_OUT % 4 == 0 ? drawn.word[e]
+                                           : word == 0        ? drawn.word[0]
+                                           : word == 1        ? drawn.word[1]
+                                           : word == 2        ? drawn.word[2]
+                                                              : drawn.word[3];
+                    total.element[e] *= found >= threshold ? scale : Real(0);
+                }
+#endif
+#endif
+                store(result + (long long)(first + row) * PRODUCED, quad, PRODUCED, total);
+            }
+        }
+#if BACKWARD
+        const bool IS_SHARED = THREADS % PQ == 0;  // all blocks of a thread multiply the same of x
+#pragma unroll 2
+        for (int row = 0; row < ROWS; ++row) {
+            const Real *const x_row = own_x + row * X_STRIDE;
+            Quad factor = *reinterpret_cast<const Quad *>(x_row + threadIdx.x % PQ * 4);
+#pragma unroll
+            for (int i = 0; i < OWNED; ++i) {
+                const int block = threadIdx.x + i * THREADS;
+                if (BLOCKS % THREADS && block >= BLOCKS) continue;
+                const Quad sum =
+                    *reinterpret_cast<const Quad *>(sums + row * STRIDE + block / PQ * 4);
+                if (!IS_SHARED && i)
+                    factor = *reinterpret_cast<const Quad *>(x_row + block % PQ * 4);
+#pragma unroll
+                for (int s = 0; s < 4; ++s)
+#pragma unroll
+                    for (int f = 0; f < 4; ++f)
+                        gradient[i][s][f] += sum.element[s] * factor.element[f];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < BIAS_EACH; ++i) {
+            const int column = threadIdx.x + i * THREADS;
+            if (column < BIAS_COLUMNS)
+                for (int row = 0; row < ROWS; ++row) bias[i] += sums[row * STRIDE + column];
+        }
+#endif
+        __syncthreads();
+    }
+
+#if BACKWARD
+    const long long SIZE = (long long)WIDTH_OUT * WIDTH_IN;
+    const long long AFTER = MAPPED * SIZE;
+    const long long N_PARTIALS =
+        AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + (BIASES ? WIDTH_OUT : 0);
+    Real *const part = partials + blockIdx.x * N_PARTIALS;
+#pragma unroll
+    for (int i = 0; i < OWNED; ++i) {
+        const int block = threadIdx.x + i * THREADS;
+        const int term = block / (GQ * PQ), k = block % PQ * 4;
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+            const int c = block / PQ % GQ * 4 + s;
+            if (block >= BLOCKS || c >= WIDTH_OUT) continue;
+            Real *const row =
+                part + (term == RELATIONS ? RELATIONS * SIZE + (long long)c * WIDTH_IN
+                                          : (long long)weight_row(c, term) * WIDTH_IN);
+#pragma unroll
+            for (int f = 0; f < 4; ++f)
+                if (k + f < WIDTH_IN) row[k + f] = gradient[i][s][f];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < BIAS_EACH; ++i) {
+        const int column = threadIdx.x + i * THREADS;
+        const int term = column / (GQ * 4), c = column % (GQ * 4);
+        if (column >= BIAS_COLUMNS || c >= WIDTH_OUT) continue;
+        if (RELATION_BIAS && term < RELATIONS) part[AFTER + weight_row(c, term)] = bias[i];
+        if (BIASES && term == RELATIONS)
+            part[AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + c] = bias[i];
+    }
+#endif
+}

@@ -1,0 +1,73 @@
+// Sums of the partial results that the blocks of other kernels left, such as gradients of weights:
+//
+//     to[i] = sum over the sources of a target, and over their rows p, of
+//             from[p * stride + first + i]
+//
+// from (n_rows, stride) of the arithmetic dtype; to (size). Every element is summed in a fixed order: lanes take the rows of all sources in turn, and
+// are added one after the other. Deterministic, no atomics.
+//
+// table, passed by value: targets, each with the sources [first_source, that of the next), and the
+// chunks of COLUMNS elements [first_chunk, that of the next).
+//
+// Launch: block (COLUMNS, LANES), grid (n_chunks). No dynamic shared memory.
+#include "common.cuh"
+
+const int COLUMNS = 32;
+const int LANES = 8;
+const int AHEAD = 8;  // rows of a lane whose loads are issued before the first is added
+
+struct Source {
+    const Real *from;
+    int first, stride, n_rows, unused;
+};
+
+struct Target {
+    STORAGE *to;
+    int size, first_chunk, first_source, unused;
+};
+
+struct Table {
+    Source source[N_SOURCES];
+    Target target[N_TARGETS];
+    int n_targets, unused;
+};
+static_assert(sizeof(Table) == TABLE_BYTES, "the host has the same layout");
+
+extern "C" __global__ void __launch_bounds__(256) sum_partials(const Table table)
+{
+    __shared__ Real of_lane[LANES][COLUMNS];
+    const int chunk = blockIdx.x;
+    int low = 0, high = table.n_targets - 1;  // the last one that begins at or before the chunk
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (table.target[middle].first_chunk <= chunk) low = middle; else high = middle - 1;
+    }
+    const Target &target = table.target[low];
+    const int stop = table.target[low + 1].first_source;
+    const int i = (chunk - target.first_chunk) * COLUMNS + threadIdx.x;
+    Real sum = 0;
+    if (i < target.size) {
+        for (int s = target.first_source; s < stop; ++s) {
+            const Real *from = table.source[s].from + table.source[s].first + i;
+            const long long stride = table.source[s].stride;
+            const int n_rows = table.source[s].n_rows;
+            for (int row = threadIdx.y; row < n_rows; row += AHEAD * LANES) {
+                Real value[AHEAD];
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a) {
+                    const int at = row + a * LANES;
+                    value[a] = at < n_rows ? from[at * stride] : 0;
+                }
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a) sum += value[a];
+            }
+        }
+    }
+    of_lane[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && i < target.size) {
+#pragma unroll
+        for (int lane = 1; lane < LANES; ++lane) sum += of_lane[lane][threadIdx.x];
+        narrow(target.to[i], sum);
+    }
+}

@@ -1,0 +1,221 @@
+import types
+
+import numpy
+import pytest
+
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.cuda import policy
+
+from tests.emulation.kernel_cases import DTYPES
+
+# Roundings of the results to the dtype, and of the sums to what they are calculated in.
+BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
+ACTIVATIONS = {
+    'identity': (lambda v: v, lambda y: numpy.ones_like(y)),
+    'relu': (lambda v: numpy.maximum(v, 0), lambda y: (y > 0).astype(y.dtype)),
+    'tanh': (numpy.tanh, lambda y: 1 - y * y),
+    'sigmoid': (lambda v: 1 / (1 + numpy.exp(-v)), lambda y: y * (1 - y)),
+}
+
+
+def layer(width_in, width_out, n_relations=0, activation='identity', **options):
+    fields = dict(
+        has_self=not n_relations, loop=False, has_relation_bias=False, n_biases=0, by_relation=False
+    )
+    return policy.Layer(
+        width_in, width_out, n_relations, activation=activation, **{**fields, **options}
+    )
+
+
+def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
+    """Return (R, n_rows, n_rows) with rows of none, few and many entries."""
+    rng = numpy.random.RandomState(seed)
+    found = rng.uniform(0.5, 2, (n_relations, n_rows, n_rows)) * (
+        rng.uniform(size=(n_relations, n_rows, n_rows)) < 0.1
+    )
+    if n_rows > 3:
+        found[0, 2] = rng.uniform(0.5, 2, n_rows)
+        found[:, 3] = 0
+    return (found if is_weighted else found != 0).astype(dtype)
+
+
+def side(device, stacked, is_weighted):
+    """Return rows i * R + r of (R, n, n) matrices as the arrays of a CSR matrix."""
+    flat = stacked.transpose(1, 0, 2).reshape(-1, stacked.shape[2])
+    rows, columns = numpy.nonzero(flat)
+    counts = numpy.bincount(rows, minlength=len(flat))
+    return types.SimpleNamespace(
+        indptr=device.put(numpy.concatenate([[0], counts.cumsum()]).astype('i4')),
+        indices=device.put(columns.astype('i4')),
+        data=device.put(flat[rows, columns]) if is_weighted else None,
+    )
+
+
+def by_relation(spec, W):
+    """Return the matrices or biases of the relations, (R, n_out, ...)."""
+    shape = (spec.n_relations, spec.width_out) if spec.by_relation else (-1, spec.n_relations)
+    blocks = W.reshape(shape + W.shape[1:])
+    return blocks if spec.by_relation else blocks.swapaxes(0, 1)
+
+
+def flat(spec, blocks):
+    blocks = blocks if spec.by_relation else blocks.swapaxes(0, 1)
+    return blocks.reshape((-1,) + blocks.shape[2:])
+
+
+def expected(spec, A, x, parameters, gy, kept=1.0):
+    """Return y, gx and the gradients in float64, and the largest value before the activation.
+
+    kept: what dropout multiplies by.
+    """
+    W, W_self, b, b_self = parameters
+    A = A.copy()
+    if spec.loop:
+        A[0] += numpy.eye(len(x))
+    value = numpy.zeros((len(x), spec.width_out))
+    if spec.n_relations:
+        value += numpy.einsum('rij,jk,rck->ic', A, x, by_relation(spec, W))
+    if spec.has_self:
+        value += x @ W_self.T
+    if spec.has_relation_bias:
+        value += numpy.einsum('rij,rc->ic', A, by_relation(spec, b))
+    if spec.n_biases:
+        value += b_self.reshape(spec.n_biases, -1).sum(axis=0)
+    function, derivative = ACTIVATIONS[spec.activation]
+    y = function(value) * kept
+    z = gy * kept * derivative(function(value))
+    gx, gradients = 0, {}
+    if spec.n_relations:
+        S = numpy.einsum('rij,ic->rjc', A, z)
+        gx = gx + numpy.einsum('rjc,rck->jk', S, by_relation(spec, W))
+        gradients['W'] = flat(spec, numpy.einsum('rjc,jk->rck', S, x))
+        if spec.has_relation_bias:
+            gradients['b'] = flat(spec, S.sum(axis=1))
+    if spec.has_self:
+        gx = gx + z @ W_self
+        gradients['W_self'] = z.T @ x
+    if spec.n_biases:
+        gradients['b_self'] = z.sum(axis=0)
+    return dict(gradients, y=y, x=gx), abs(value).max()
+
+
+def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
+    rng = numpy.random.RandomState(1)
+
+    def drawn(*shape):
+        return rng.uniform(-1, 1, shape).astype(dtype)
+
+    x, gy = drawn(n_rows, spec.width_in), drawn(n_rows, spec.width_out)
+    n_all = spec.n_relations * spec.width_out
+    W = drawn(n_all, spec.width_in) if spec.n_relations else None
+    W_self = drawn(spec.width_out, spec.width_in) if spec.has_self else None
+    b = drawn(n_all) if spec.has_relation_bias else None
+    b_self = drawn(spec.n_biases * spec.width_out) if spec.n_biases else None
+    parameters = W, W_self, b, b_self
+    A = matrices(n_rows, max(spec.n_relations, 1), dtype, is_weighted)
+    forward = backward = None
+    if spec.n_relations:
+        forward = side(device, A, is_weighted)
+        backward = side(device, A.transpose(0, 2, 1), is_weighted)
+
+    def put(array):
+        return None if array is None else device.put(array, shift)
+
+    kept, draw = 1.0, None
+    if ratio:
+        draw = 2**40 + 3, 5, device.put(numpy.array([2**33 + 1], 'u8'))
+        kept = reference.kept(gy.size, ratio, 2**40 + 3, 5, 2**33 + 1).reshape(gy.shape)
+        kept = kept * numpy.dtype(dtype).type(1 / (1 - ratio)).astype('d')
+    names = 'W', 'W_self', 'b', 'b_self'
+    given = {name: put(array) for name, array in zip(names, parameters) if array is not None}
+    y = gpu.layer(spec, forward, put(x), given, ratio, draw)
+    arguments = spec, backward, put(x), y, put(gy), given, ratio
+    gradients = gpu.layer_grad(*arguments)
+    again = gpu.layer_grad(*arguments, has_features=False)
+    assert again.pop('x') is None
+    wide = [None if array is None else array.astype('d') for array in parameters]
+    wanted, largest = expected(spec, A.astype('d'), x.astype('d'), wide, gy.astype('d'), kept)
+    for name, array in dict(gradients, y=y).items():
+        of = wanted.pop(name)
+        assert array.dtype == dtype and array.shape == of.shape, name
+        scale = max(1, largest, abs(of).max())
+        numpy.testing.assert_allclose(array, of, 0, BOUND[dtype] * scale, err_msg=name)
+    assert not wanted
+    for name, array in again.items():
+        numpy.testing.assert_array_equal(array, gradients[name])
+
+
+@pytest.fixture(autouse=True)
+def made(device, monkeypatch):
+    """Let kernels reach partial sums and results, which a table holds the addresses of."""
+    empty = device._empty
+
+    def reachable(shape, dtype):
+        array = empty(shape, dtype)
+        device.reachable.append(array)
+        return array
+
+    monkeypatch.setattr(gpu.cuda.cupy, 'empty', reachable)
+
+
+SPECS = {
+    'convolution': dict(n_relations=1, activation='relu'),
+    'relations': dict(
+        n_relations=3, has_self=True, has_relation_bias=True, n_biases=1, activation='tanh'
+    ),
+    'relations alone': dict(n_relations=2),
+    'loop': dict(n_relations=1, loop=True, n_biases=1),
+    'linear': dict(n_biases=1, activation='relu'),
+    'degrees': dict(n_relations=4, by_relation=True, n_biases=4, activation='sigmoid'),
+}
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('name', SPECS)
+def test_layers(device, name, dtype):
+    check(device, dtype, layer(12, 8, **SPECS[name]), 37)
+    assert device.names == {'graph_linear', 'sum_partials'}
+
+
+@pytest.mark.parametrize('widths', [(1, 1), (1, 5), (7, 1), (3, 33), (65, 4), (64, 64), (4, 300)])
+@pytest.mark.parametrize('name', ['relations', 'loop', 'linear'])
+def test_widths(device, name, widths):
+    check(device, 'f', layer(*widths, **SPECS[name]), 21)
+
+
+@pytest.mark.parametrize('n_rows', [1, 15, 16, 17, 33])
+@pytest.mark.parametrize('is_weighted', [False, True])
+def test_rows(device, n_rows, is_weighted):
+    check(device, 'f', layer(8, 12, **SPECS['relations']), n_rows, is_weighted)
+
+
+@pytest.mark.parametrize('n_sms', [1, 2])
+def test_blocks_take_several_tiles(device, monkeypatch, n_sms):
+    monkeypatch.setattr(
+        'chainer_bspmm.cuda.kernels.device', lambda _: policy.Device(n_sms, 60 << 20)
+    )
+    check(device, 'f', layer(8, 8, **SPECS['relations']), 150)
+    assert {constants.get('ROWS') for constants in device.launched} <= {32, 24, None}
+
+
+@pytest.mark.parametrize('widths', [(8, 8), (8, 7)])
+def test_dropout(device, widths):
+    check(device, 'f', layer(*widths, **SPECS['convolution']), 19, ratio=0.3)
+
+
+def test_unaligned_input(device):
+    check(device, 'f', layer(8, 8, **SPECS['relations']), 19, shift=4)
+    assert {constants.get('QUADS') for constants in device.launched} == {0, None}
+
+
+def test_no_rows(device):
+    spec = layer(3, 2, n_biases=1)
+    x, W = device.put(numpy.ones((0, 3), 'f')), device.put(numpy.ones((2, 3), 'f'))
+    b, none = device.put(numpy.ones(2, 'f')), device.put(numpy.ones((0, 2), 'f'))
+    given = {'W_self': W, 'b_self': b}
+    assert gpu.layer(spec, None, x, given).shape == (0, 2)
+    gradients = gpu.layer_grad(spec, None, x, none, none, given)
+    assert gradients['x'].shape == (0, 3) and not device.launched
+    assert not gradients['W_self'].any() and gradients['W_self'].shape == (2, 3)
+    assert gradients['b_self'].tolist() == [0, 0]

@@ -1,0 +1,109 @@
+import types
+
+import numpy
+import pytest
+
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.cuda import partial_sums
+from chainer_bspmm.cuda import step
+
+from tests.emulation.kernel_cases import DTYPES, integers
+
+
+def partials(device, dtype, n_rows, n_columns, seed=0):
+    """Return an array of integers that are summed exactly."""
+    array = device.put(integers((n_rows, n_columns), 'd' if dtype == 'd' else 'f', seed=seed))
+    device.reachable.append(array)
+    return array
+
+
+def check(found, source, parts):
+    for array, (first, shape, dtype) in zip(found, parts, strict=True):
+        width = int(numpy.prod(shape))
+        expected = source[:, first : first + width].sum(axis=0).reshape(shape).astype(dtype)
+        assert array.dtype == dtype and array.shape == shape
+        numpy.testing.assert_array_equal(array, expected)
+
+
+@pytest.fixture
+def made(device, monkeypatch):
+    """Let kernels reach the results, which a table holds the addresses of."""
+    add = partial_sums.PendingSums.add
+
+    def reachable(*arguments):
+        array = add(*arguments)
+        device.reachable.append(array)
+        return array
+
+    monkeypatch.setattr(partial_sums.PendingSums, 'add', reachable)
+
+
+@pytest.mark.parametrize('n_rows', [1, 7, 8, 9, 64, 65, 150])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_rows(device, made, dtype, n_rows):
+    source = partials(device, dtype, n_rows, 77)
+    parts = [(0, (3, 11), dtype), (40, (1,), dtype), (41, (36,), dtype)]
+    check(gpu.sum_partials(source, parts), source, parts)
+    assert device.names == {'sum_partials'} and len(device.launched) == 1
+
+
+def test_more_results_than_a_launch_has_places_for(device, made):
+    source = partials(device, 'f', 5, 200)
+    parts = [(i, (1,), 'f') for i in range(200)]
+    check(gpu.sum_partials(source, parts), source, parts)
+    assert len(device.launched) == 3
+
+
+def test_nothing_to_sum(device, made):
+    source = partials(device, 'f', 5, 3)
+    (found,) = gpu.sum_partials(source, [(3, (0, 4), 'f')])
+    assert found.shape == (0, 4) and not device.launched
+
+
+@pytest.fixture
+def pending(monkeypatch):
+    """Return the `PendingSums` of a step that is under way."""
+    found = partial_sums.PendingSums()
+    monkeypatch.setattr(step, 'current', lambda: types.SimpleNamespace(sums=found))
+    return found
+
+
+def test_sums_of_a_step_are_one_launch_at_its_end(device, made, pending):
+    sources = [partials(device, 'f', n, 70, seed=n) for n in (3, 20, 9)]
+    parts = [(2, (33,), 'f'), (40, (4, 5), 'f')]
+    found = [gpu.sum_partials(source, parts) for source in sources]
+    assert not device.launched and numpy.isnan(found[0][0]).all()
+    assert not pending.others_than([array for arrays in found for array in arrays])
+    assert pending.others_than(found[0])
+    pending.launch()
+    assert len(device.launched) == 1
+    for arrays, source in zip(found, sources):
+        check(arrays, source, parts)
+
+
+def test_tied_parameters_are_summed_together(device, made, pending):
+    sources = [partials(device, 'f', n, 70, seed=n) for n in (3, 20, 9)]
+    total, *others = [gpu.sum_partials(source, [(1, (50,), 'f')])[0] for source in sources]
+    for other in others:
+        assert pending.chain(total, other)
+    assert not pending.chain(total, others[0]), 'it is pending no more'
+    pending.launch()
+    check([total], numpy.concatenate(sources), [(1, (50,), 'f')])
+
+
+def test_a_sum_that_is_needed_at_once(device, made, pending):
+    source = partials(device, 'f', 9, 70)
+    first, second = gpu.sum_partials(source, [(0, (33,), 'f'), (40, (20,), 'f')])
+    pending.settle(first)
+    check([first], source, [(0, (33,), 'f')])
+    assert numpy.isnan(second).all() and not pending.chain(first, second)
+    pending.settle(first)
+    pending.launch()
+    check([second], source, [(40, (20,), 'f')])
+    assert len(device.launched) == 2
+
+
+def test_a_chain_ends_where_a_launch_has_no_more_places(device, made, pending):
+    source = partials(device, 'f', 2, 4)
+    total, *others = [gpu.sum_partials(source, [(0, (4,), 'f')])[0] for _ in range(81)]
+    assert [pending.chain(total, other) for other in others] == [True] * 79 + [False]
