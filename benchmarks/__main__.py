@@ -29,8 +29,10 @@ GPU = {
     'training.bench_captured': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 90],
     'training.bench_layouts': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 60],
     'training.bench_methods': ['--limit', 1000, '--time', 60],
+    'training.floors': ['--limit', 1000, '--batches', 128],
 }
 LONG = {
+    'bench_command': 'trains whole models',
     'products.bench_roofline': 'takes several minutes',
     'products.bench_sell': 'needs --tox21 FILE',
     'products.profile_figure6b': 'needs Nsight Compute',

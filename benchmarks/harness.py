@@ -107,7 +107,7 @@ def step_conditions(commit, device) -> dict:
     found = conditions(commit, device=device)
     if device.xp is numpy:
         found['threads'] = os.environ.get('OMP_NUM_THREADS', 'not limited')
-    for name in ('torch', 'torch_geometric'):
+    for name in ('torch', 'torch_geometric', 'jax', 'optax'):
         if importlib.util.find_spec(name):
             found[name] = importlib.metadata.version(name)
     return found

@@ -7,6 +7,7 @@ one figure from a result file (default: that in ``benchmarks/results``).
 import argparse
 import json
 import pathlib
+import statistics
 import textwrap
 
 import matplotlib
@@ -542,6 +543,67 @@ def captured(result):
     save(figure, [result], 'captured')
 
 
+JAX_COLORS = {
+    'JAX scan, TF32': '#999999',
+    'JAX jit, TF32': ORANGE,
+    'JAX scan, FP32': GREEN,
+    'JAX jit, FP32': SKY,
+    'ours captured': BLUE,
+    'ours captured, DeviceDataset': BLACK,
+    'ours captured, DeviceDataset, packed': PURPLE,
+}
+
+
+def jax(result):
+    """Draw jax.png from a result of bench_captured against JAX."""
+    rows = [('', of) for of in result['data'].values()]
+    label = 'ms a training step\n(labels: JAX in FP32 over ours)'
+    figure, axes, cells = _step_panels(rows, 2.9, label)
+    for panel, groups in cells:
+        times = {
+            method: {name: found['wall'] for name, found in group.items()}
+            for method, group in groups.items()
+        }
+        for group in times.values():
+            drivers = [name for name in ('JAX jit, FP32', 'JAX scan, FP32') if name in group]
+            if drivers:  # the bars say by how much ours is faster than the better one
+                group[BEST] = min((group[name] for name in drivers), key=lambda of: of['median'])
+        bars(panel, times, JAX_COLORS, 'ours captured, DeviceDataset, packed', BEST)
+        panel.set_yscale('linear')
+    legend(figure, axes.flat, JAX_COLORS, n_columns=4)
+    save(figure, [result], 'jax')
+
+
+BEST = "the better one of JAX's two in FP32"
+
+COMMAND_COLORS = {'upstream dense': ORANGE, 'ours eager': SKY, 'ours captured': BLUE}
+
+
+def command(result):
+    """Draw command.png from a result of bench_command: seconds, for warm and empty caches."""
+    figure, axes = panels(1, 2, (11, 3.6), sharey=True)
+    for panel, kind in zip(axes.flat, ('warm', 'cold')):
+        groups = {}
+        for data, of_data in result['data'].items():
+            for method, of in of_data['methods'].items():
+                groups['%s %s' % (data, method)] = {
+                    name: _spread([run['seconds'] for run in kinds[kind]['runs']])
+                    for name, kinds in of.items()
+                    if kind in kinds
+                }
+        bars(panel, groups, COMMAND_COLORS, 'ours captured', 'upstream dense')
+        panel.set_title(
+            {'warm': 'caches of a run before', 'cold': 'empty caches'}[kind], fontsize=9
+        )
+    axes[0, 0].set_ylabel('seconds to the saved model', fontsize=9)
+    legend(figure, axes.flat, COMMAND_COLORS)
+    save(figure, [result], 'command')
+
+
+def _spread(values):
+    return {'median': statistics.median(values), 'low': min(values), 'high': max(values)}
+
+
 def _step_panels(rows, height, label):
     """Return a figure and its axes: a row for each (prefix, data set), a column for each batch.
 
@@ -575,6 +637,8 @@ DRAWN = {
         (host, ['nvidia-h200']),
         (training, ['nvidia-h200', 'cpu']),
         (captured, ['nvidia-h200']),
+        (jax, ['nvidia-h200']),
+        (command, ['nvidia-h200']),
     )
 }
 
@@ -587,6 +651,9 @@ def main(argv=None):
     for name in [args.name] if args.name else DRAWN:
         draw, places = DRAWN[name]
         files = args.files or [RESULTS / place / (name + '.json') for place in places]
+        if not args.name and not all(path.exists() for path in files):
+            print('not stored:', name)
+            continue
         draw(*(json.loads(path.read_text()) for path in files))
 
 

@@ -7,10 +7,12 @@
 import json
 import re
 
+from benchmarks import bench_command
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.training.bench_captured import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
+from benchmarks.training.bench_captured import over_jax
 from benchmarks.training.bench_methods import OVER_UPSTREAM, TARGETS
-from benchmarks.training.step_contenders import PACKED
+from benchmarks.training.step_contenders import JAX, PACKED
 from benchmarks.training.subjects import GEOMETRIC, UPSTREAM
 
 PAGE = ROOT / 'docs' / 'performance.md'
@@ -26,6 +28,7 @@ TITLES = {
     'gnnfilm': 'GNNFiLM',
     'mpnn': 'MPNN',
 }
+NAMES = {'tox21': 'Tox21', 'qm9': 'QM9'}
 SETS = {
     'tox21': 'Tox21, mean ROC-AUC',
     'qm9 alpha': 'QM9 alpha, MAE in bohr³',
@@ -130,6 +133,83 @@ def captured(result):
     ]
 
 
+def jax(result):
+    """Captured steps beside JAX's; the ratios are those of its faster one and ours, packed."""
+    heads = {
+        PACKED: 'ours, packed',
+        ON_DEVICE: 'folded',
+        CAPTURED: 'from `SparseDataset`',
+        **{JAX[key]: 'JAX %s, %s' % key for key in JAX},
+    }
+    rows = []
+    for data, of_data in result['data'].items():
+        for method, of in of_data['methods'].items():
+            for n_batch, cell in sorted(of['batches'].items(), key=lambda item: int(item[0])):
+                times = cell['milliseconds']
+                ratios = [over_jax(cell, precision) for precision in ('FP32', 'TF32')]
+                rows.append(
+                    [
+                        '%s, %s, %s' % (NAMES[data], TITLES[method], '{:,}'.format(int(n_batch))),
+                        *(
+                            '%.3f' % times[name]['wall']['median'] if name in times else None
+                            for name in heads
+                        ),
+                        *(None if found is None else '%.2f' % found for found in ratios),
+                        '%.0f %%' % (100 * times[PACKED]['busy']) if PACKED in times else None,
+                    ]
+                )
+    head = ['ms a step', *heads.values(), 'FP32: JAX over ours', 'TF32', 'GPU busy']
+    lines = table(head, rows)
+    return ['![Milliseconds a captured step beside JAX](jax.png)', '', *lines]
+
+
+def floors(result):
+    """Kernels and device time of captured steps beside what they must take."""
+    rows = []
+    for data, of_data in result['data'].items():
+        for method, of in of_data['methods'].items():
+            for n_batch, layouts_ in of['batches'].items():
+                cell = layouts_['packed']
+                rows.append(
+                    [
+                        '%s, %s, %s' % (NAMES[data], TITLES[method], '{:,}'.format(int(n_batch))),
+                        *('%.0f' % cell[name] for name in ('kernels', 'device_us', 'kernels_us')),
+                        *(
+                            '%.1f' % cell[name]
+                            for name in ('bytes_us', 'flops_us', 'launches_us', 'floor_us')
+                        ),
+                    ]
+                )
+    head = ['us of the device', 'kernels', 'measured', 'in kernels', 'bytes', 'flops', 'launches']
+    return table([*head, 'floor'], rows)
+
+
+def command(result):
+    """Seconds from the start of a command to the saved model."""
+    rows = []
+    for data, of_data in result['data'].items():
+        for method, of in of_data['methods'].items():
+            warm = {
+                name: kinds[bench_command.WARM] for name, kinds in of.items() if 'warm' in kinds
+            }
+            row = ['%s, %s' % (NAMES[data], TITLES[method])]
+            for name in bench_command.OPTIONS:
+                found = warm.get(name)
+                about = 'about ' if found and found['is_extrapolated'] else ''
+                row.append(found and about + number(found['seconds']))
+            ours = of.get(bench_command.CAPTURED, {})
+            row.append(number(ours[bench_command.COLD]['seconds']) if 'cold' in ours else None)
+            seconds = [
+                warm[name]['seconds'] if name in warm else None
+                for name in (bench_command.UPSTREAM, bench_command.CAPTURED)
+            ]
+            ratio = over(*seconds)
+            rows.append([*row, ratio and number(ratio)])
+    head = ['seconds', *bench_command.OPTIONS, 'captured, empty caches', 'faster']
+    lines = table(head, rows)
+    return ['![Seconds from the command to the model](command.png)', '', *lines]
+
+
 def layouts(result):
     """Captured steps folded and packed; the ratio with its 10th and 90th percentile."""
     methods = result['data']['tox21']['methods']
@@ -197,6 +277,9 @@ def quality(result):
 TABLES = {
     'training_cpu': (training_cpu, 'cpu/training.json'),
     'captured': (captured, 'nvidia-h200/captured.json'),
+    'jax': (jax, 'nvidia-h200/jax.json'),
+    'floors': (floors, 'nvidia-h200/floors.json'),
+    'command': (command, 'nvidia-h200/command.json'),
     'layouts': (layouts, 'nvidia-h200/layouts.json'),
     'methods': (methods, 'nvidia-h200/methods.json'),
     'quality': (quality, 'nvidia-h200/quality.json'),

@@ -14,6 +14,7 @@ from chainer.backends import cuda
 import chainer_bspmm
 from chainer_bspmm import self_test
 from chainer_bspmm.cuda import gemm
+from chainer_bspmm.dataset import cache
 
 PACKAGES = (
     'numpy',
@@ -40,6 +41,8 @@ VARIABLES = (
     'CHAINER_DTYPE',
     'CHAINER_USE_IDEEP',
     'CHAINER_DATASET_ROOT',
+    cache.VARIABLE,
+    'XDG_CACHE_HOME',
 )
 FLOAT16_ADVICE = (
     "float16 needs the CUDA runtime's headers, of the same version as the toolkit:\n"
@@ -198,6 +201,7 @@ def info():
     """
     for line in versions():
         print(line)
+    print('Parsed SMILES are kept in %s' % cache.directory())
     print('GPU:')
     for line in gpus():
         print(line)

@@ -14,7 +14,14 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm import info
+from chainer_bspmm.dataset import cache
 from tests.support import poisoned
+
+
+@pytest.fixture(autouse=True, scope='session')
+def cache_of_the_tests(tmp_path_factory):
+    """Keep parsed SMILES, also those of processes that tests start, out of the user's cache."""
+    os.environ[cache.VARIABLE] = str(tmp_path_factory.mktemp('cache'))
 
 
 @pytest.fixture(params=['numpy', pytest.param('cupy', marks=pytest.mark.gpu)])

@@ -18,7 +18,7 @@ from torch_geometric.nn import global_add_pool
 
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
-from chainer_bspmm.dataset import concat_mols
+from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training.buffers import Staging
 
@@ -260,6 +260,7 @@ class Static:
 
     def __init__(self, molecules, n_batch):
         arrays, order = molecules.molecules, molecules.order
+        self._convert = CSRConverter('packed')
         self.n_batch = n_batch
         self.n_relations = arrays.n_relations
         self._has_values = arrays.data is not None
@@ -289,7 +290,7 @@ class Static:
 
     def convert(self, examples):
         """Return a batch's arrays on the host, and the first size that holds it."""
-        atoms, adj, labels = concat_mols(examples)
+        atoms, adj, labels = self._convert(examples)
         rows, source, edges = adj.entry_rows(), adj.indices, []
         if self.n_relations > 1:
             source, relation = numpy.divmod(source, self.n_relations)

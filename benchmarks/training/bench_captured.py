@@ -3,6 +3,8 @@
 Upstream's dense model, ours under StandardUpdater and under GraphUpdater, PyTorch Geometric eager
 and captured, on a GPU: ``python -m benchmarks.training.bench_captured --tox21 tox21.csv.gz`` writes
 ``benchmarks/results/<gpu>/captured.json``; ``python -m benchmarks.plot captured`` draws it.
+``--against jax`` times our captured steps beside those of the same networks in JAX,
+``jax.json``; with ``--gpus 3`` each method on another GPU.
 ``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
 """
 
@@ -10,7 +12,11 @@ import collections
 import gc
 import importlib.util
 import itertools
+import json
+import pathlib
 import statistics
+import sys
+import tempfile
 import time
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
@@ -18,11 +24,19 @@ from chainer.backends import cuda
 import numpy
 
 from benchmarks import data_sets
+from benchmarks import gpus
 from benchmarks import harness
 from benchmarks.training import step_contenders
 from benchmarks.training import subjects
-from benchmarks.training.step_contenders import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
-from benchmarks.training.step_contenders import synchronize
+from benchmarks.training.step_contenders import CAPTURED, EAGER, EAGER_PACKED, GEOMETRIC_CAPTURED
+from benchmarks.training.step_contenders import (
+    DRIVERS,
+    JAX,
+    ON_DEVICE,
+    PACKED,
+    SCANNED,
+    synchronize,
+)
 from benchmarks.training.subjects import GEOMETRIC, MAX_ROUNDS, MIN_ROUNDS, UPSTREAM
 
 METHODS = subjects.FIVE
@@ -37,13 +51,43 @@ FOR_PROFILES = 25  # seconds reserved at the end
 
 OVER_UPSTREAM, OVER_GEOMETRIC = 20, 5
 
+# --against -> our contenders on a GPU, on a CPU; result file; methods.
+Against = collections.namedtuple('Against', 'gpu cpu name methods')
+AGAINST = {
+    'geometric': Against(
+        (UPSTREAM, EAGER, CAPTURED, ON_DEVICE, PACKED), (UPSTREAM, EAGER), 'captured', METHODS
+    ),
+    'jax': Against(
+        (PACKED, ON_DEVICE, CAPTURED), (EAGER_PACKED, EAGER), 'jax', ('rsgcn', 'gin', 'relgcn')
+    ),
+}
+
 QM9_SIZE, QM9_BATCH = 130831, 128
 EPOCHS = 4  # the first captures
 MOST_SECONDS = 90.0  # a longer epoch of upstream's is extrapolated
 PROBE = 30  # steps
 
-# A method on a data set. examples: PyTorch Geometric's, or None; result: dict, what is stored.
-Subject = collections.namedtuple('Subject', 'model dense sparse examples result')
+METHOD = (
+    'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many steps as take '
+    '%g s, at least %d, at most %d, waited for after the last of them; wall is that time a step, '
+    'host that until the last was launched; reported values are not read in a step; %d units, %d '
+    'layers, float32, Adam. device: captured, between replays by events; eager, the sum of the '
+    'kernels; busy: device over wall. peak_bytes: what the memory pools hold, parameters and data '
+    'on the device included. epoch_seconds: wall times molecules over batch. '
+    % (TURN, MIN_STEPS, MAX_STEPS, subjects.N_UNIT, subjects.N_LAYERS)
+)
+METHODS_OF_PEERS = {
+    'geometric': 'PyTorch Geometric eager: its loader in the same process; captured: batches by '
+    'this package, which is faster, sent in one copy to padded buffers',
+    'jax': 'JAX: the same molecules in the same order, loss, metric, dropout, Adam; batches padded '
+    'to the size of the largest and on the device before the first step, so that it gathers none '
+    'in a step. jit: a jitted step in a Python loop; scan: %d steps in one lax.scan. FP32: matmul '
+    "precision 'highest'; TF32: JAX's default" % SCANNED,
+}
+
+# A method on a data set. peers: batch size -> name -> function that makes another library's
+# contender; result: dict, what is stored.
+Subject = collections.namedtuple('Subject', 'model dense sparse peers result')
 
 
 def measure_rounds(found, device, seconds):
@@ -58,12 +102,14 @@ def measure_rounds(found, device, seconds):
     """
     n_steps = {}
     for name, contender in found.items():
+        n_first = max(MIN_STEPS, contender.multiple)
         synchronize(device)
         start = time.perf_counter()
-        contender.run(MIN_STEPS)
-        synchronize(device)
-        step = (time.perf_counter() - start) / MIN_STEPS
-        n_steps[name] = int(numpy.clip(TURN / step, MIN_STEPS, MAX_STEPS))
+        contender.run(n_first)
+        contender.wait()
+        step = (time.perf_counter() - start) / n_first
+        n_calls = numpy.clip(TURN / step, MIN_STEPS, MAX_STEPS) / contender.multiple
+        n_steps[name] = max(1, int(n_calls)) * contender.multiple
     times = {name: [] for name in found}
     start, n_rounds = time.perf_counter(), 0
     while n_rounds < MIN_ROUNDS or (
@@ -71,12 +117,12 @@ def measure_rounds(found, device, seconds):
     ):
         for name, contender in found.items():
             # An unmeasured step fills the processor's caches again.
-            contender.run(1)
-            synchronize(device)
+            contender.run(contender.multiple)
+            contender.wait()
             clock = [time.perf_counter()]
             contender.run(n_steps[name])
             clock.append(time.perf_counter())
-            synchronize(device)
+            contender.wait()
             clock.append(time.perf_counter())
             times[name].append([(end - clock[0]) * 1e3 / n_steps[name] for end in clock[1:]])
         n_rounds += 1
@@ -114,23 +160,31 @@ def replay_ms(contender):
     return cuda.cupy.cuda.get_elapsed_time(start, stop) / REPLAYS
 
 
-def kernels_ms(contender, device):
-    """Return the milliseconds that the kernels of an eager step take, by PyTorch's profiler."""
+def profiled(call, device):
+    """Return how many kernels a call launches and the milliseconds that they take.
+
+    By PyTorch's profiler, which sees the kernels of a CUDA graph, too. It slows down what follows.
+    """
     from torch import autograd
     from torch import profiler
 
-    contender.run(step_contenders.WARM)
     synchronize(device)
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as found:
-        contender.run(PROFILED)
+        call()
         synchronize(device)
-    total = sum(
+    microseconds = [
         event.time_range.elapsed_us()
         for event in found.events()
         if event.device_type == autograd.DeviceType.CUDA
         and not event.name.startswith(('Memcpy', 'Memset', 'Optimizer.'))
-    )
-    return total / 1e3 / PROFILED
+    ]
+    return len(microseconds), sum(microseconds) / 1e3
+
+
+def kernels_ms(contender, device):
+    """Return the milliseconds that the kernels of an eager step take."""
+    contender.run(step_contenders.WARM)
+    return profiled(lambda: contender.run(PROFILED), device)[1] / PROFILED
 
 
 def run_cell(makers, n_molecules, n_batch, device, seconds):
@@ -207,6 +261,32 @@ def bars(methods, n_batch=FIRST[1]):
     return found
 
 
+def over_jax(cell, precision):
+    """Return JAX's time, by a jitted step or a scan, over ours, packed.
+
+    Ours is captured, with its data on the device; on a CPU it is eager.
+
+    Returns:
+        float or None: the smaller one of the two; None where one of the contenders was not run.
+    """
+    ours = EAGER_PACKED if EAGER_PACKED in cell['milliseconds'] else PACKED
+    ratios = [ratio(cell, ours, JAX[driver, precision]) for driver in DRIVERS]
+    return None if None in ratios else min(ratios)
+
+
+def bars_jax(data):
+    """Return {bar: {'ratio', 'met'}} of all cells beside JAX in FP32."""
+    found = {}
+    for name, of_data in data.items():
+        for method, of in of_data['methods'].items():
+            for n_batch, cell in of['batches'].items():
+                times = over_jax(cell, 'FP32')
+                found[
+                    '%s %s, batch %s: at least as fast as JAX in FP32' % (name, method, n_batch)
+                ] = {'ratio': times and round(times, 2), 'met': times is not None and times >= 1}
+    return found
+
+
 def table(title, cell):
     """Return a cell's results as lines of text."""
     lines = [title]
@@ -214,7 +294,7 @@ def table(title, cell):
         over = ratio(cell, name, UPSTREAM)
         peak = cell['peak_bytes'][name]
         lines.append(
-            '  %-29s wall %8.3f ms (host %8.3f)%s%s%s'
+            '  %-36s wall %8.3f ms (host %8.3f)%s%s%s'
             % (
                 name,
                 times['wall']['median'],
@@ -234,40 +314,33 @@ def run(args, device):
     start = time.perf_counter()
     result = {
         'question': 'milliseconds of a training step: iterator, converter, forward, backward, Adam',
-        'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many '
-        'steps as take %g s, at least %d, at most %d, waited for after the last of them; '
-        'wall is that time a step, host that until the last was launched; reported '
-        'values are not read in a step; %d units, %d layers, float32, Adam. '
-        'device: captured, between replays by events; eager, the sum of the kernels; '
-        'busy: device over wall. peak_bytes: what the memory pools hold, parameters '
-        'and data on the device included. epoch_seconds: wall times molecules over '
-        'batch. PyTorch Geometric eager: its loader in the same process; captured: '
-        'batches by this package, which is faster, sent in one copy to padded buffers'
-        % (TURN, MIN_STEPS, MAX_STEPS, subjects.N_UNIT, subjects.N_LAYERS),
+        'method': METHOD + METHODS_OF_PEERS[args.against],
         'conditions': harness.step_conditions(args.commit, device),
         'data': {},
     }
     read, sets, ready = {}, {}, {}
     eager, not_run = [], []
+    is_profiled = args.against == 'geometric' and device.xp is not numpy
+    reserved = FOR_PROFILES if is_profiled and importlib.util.find_spec('torch') else 0
     for n_batch, data, method in itertools.product(args.batches, args.data, args.methods):
         if data not in read:
             *read[data], description = subjects.molecules(data, args)
             result['data'][data] = {'description': description, 'methods': {}}
         of_data = result['data'][data]
         title = '%s %s, batch %d' % (data, method, n_batch)
-        if time.perf_counter() - start > args.time - FOR_PROFILES:
+        if time.perf_counter() - start > args.time - reserved:
             not_run.append(title)
             continue
         if (data, method) not in ready:
             found = subjects.of_kind(sets.setdefault(data, {}), read[data], method)
             of_data['n_molecules'] = len(found[0])
-            ready[data, method] = prepared(method, *found, device)
+            ready[data, method] = prepared(method, *found, device, args)
             of_data['methods'][method] = ready[data, method].result
         subject = ready[data, method]
         if 'wrong' in subject.result or n_batch > len(subject.sparse):
             continue
         cell, running = run_cell(
-            contenders(method, subject, n_batch, device),
+            contenders(subject, n_batch, device, args.against),
             len(subject.sparse),
             n_batch,
             device,
@@ -276,10 +349,18 @@ def run(args, device):
         subject.result['batches'][str(n_batch)] = cell
         eager.append((title, cell, running))
         print('\n'.join(table(title, cell)), flush=True)
-        save(result, not_run, args.out)
-    if device.xp is not numpy and importlib.util.find_spec('torch'):
+        save(result, not_run, args)
+    if reserved:
         profile(eager, device, start + args.time, not_run)
-    path = save(result, not_run, args.out)
+    path = save(result, not_run, args)
+    report(result)
+    print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
+    if any('wrong' in subject.result for subject in ready.values()):
+        raise SystemExit('not all steps agree')
+
+
+def report(result):
+    """Print which bars are met, and what was not run."""
     for bar, of in result.get('bars', {}).items():
         print(
             '%s: %s%s'
@@ -289,48 +370,53 @@ def run(args, device):
                 '' if of['ratio'] is None else ' (%.2fx)' % of['ratio'],
             )
         )
-    print('not run for lack of time:', not_run or 'nothing')
-    print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
-    if any('wrong' in subject.result for subject in ready.values()):
-        raise SystemExit('not all steps agree')
+    print('not run for lack of time:', result['not_run'] or 'nothing')
 
 
-def prepared(method, dense, sparse, device):
+def prepared(method, dense, sparse, device, args):
     """Return the `Subject` of a method on a data set; wrong steps are not timed."""
     model = subjects.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
     result = {'relative_errors': {}, 'batches': {}}
-    examples = None
     try:
         result['relative_errors'].update(step_contenders.check(model, dense, sparse, device))
     except Exception as error:  # the other methods are measured; the run fails at its end
         result['wrong'] = described(error)
         print('%s: %s' % (method, result['wrong']), flush=True)
-    if device.xp is not numpy and importlib.util.find_spec('torch_geometric'):
-        from benchmarks.peers import geometric_models
+    peers, errors = {}, {}
+    try:
+        if args.against == 'jax':
+            sizes = [n_batch for n_batch in args.batches if n_batch <= len(sparse)]
+            errors = step_contenders.check_jax(method, model, sparse, device)
+            peers = step_contenders.jax_peers(method, model, sparse, sizes, device)
+        elif device.xp is not numpy and importlib.util.find_spec('torch_geometric'):
+            from benchmarks.peers import geometric_models
 
-        if method in geometric_models.PEERS:
-            examples = geometric_models.examples_of(sparse)
-            try:
-                result['relative_errors'].update(
-                    step_contenders.check_peers(method, examples, sparse, device)
-                )
-            except Exception as error:
-                result['no peer'] = described(error)
-    return Subject(model, dense, sparse, examples, result)
+            if method in geometric_models.PEERS:
+                examples = geometric_models.examples_of(sparse)
+                peers = {
+                    n_batch: step_contenders.peers(method, examples, sparse, n_batch, device)
+                    for n_batch in args.batches
+                }
+                errors = step_contenders.check_peers(method, examples, sparse, device)
+        result['relative_errors'].update(errors)
+    except Exception as error:
+        result['no peer'] = described(error)
+        print('%s: no peer: %s' % (method, result['no peer']), flush=True)
+    return Subject(model, dense, sparse, peers, result)
 
 
 def described(error):
     return '%s: %s' % (type(error).__name__, str(error)[:500])
 
 
-def contenders(method, subject, n_batch, device):
+def contenders(subject, n_batch, device, against):
     """Return name -> function that makes a contender, of both libraries."""
-    sparse = subject.sparse
-    found = step_contenders.trainers(subject.model, subject.dense, sparse, n_batch, device)
-    if subject.examples is not None:
-        found.update(step_contenders.peers(method, subject.examples, sparse, n_batch, device))
+    found = step_contenders.trainers(subject.model, subject.dense, subject.sparse, n_batch, device)
+    ours = AGAINST[against].gpu if step_contenders.can_capture(device) else AGAINST[against].cpu
+    found = {name: found[name] for name in ours}
+    found.update(subject.peers.get(n_batch, {}))
     if 'no peer' in subject.result:
-        del found[GEOMETRIC_CAPTURED]
+        found.pop(GEOMETRIC_CAPTURED, None)
     return found
 
 
@@ -347,11 +433,49 @@ def profile(eager, device, deadline, not_run):
                 cell['not_run']['device time of %s' % name] = str(error)
 
 
-def save(result, not_run, out):
+def save(result, not_run, args):
     result['not_run'] = not_run
-    if FIRST[0] in result['data']:
+    if args.against == 'jax':
+        result['bars'] = bars_jax(result['data'])
+    elif FIRST[0] in result['data']:
         result['bars'] = bars(result['data'][FIRST[0]]['methods'])
-    return harness.save('captured', result, out)
+    return harness.save(AGAINST[args.against].name, result, args.out)
+
+
+def run_on_gpus(args, argv):
+    """Measure each method in a process on one of several GPUs, and store all in one file."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def measure(method, place):
+            command = [sys.executable, '-m', 'benchmarks.training.bench_captured', *argv]
+            out = pathlib.Path(folder) / method
+            status = place.run(
+                # Of options that are given twice the last one counts.
+                [*command, '--gpus', '1', '--device', '0', '--methods', method, '--out', str(out)],
+                cwd=harness.ROOT,
+            )
+            path = out / (AGAINST[args.against].name + '.json')
+            return status, json.loads(path.read_text()) if path.exists() else None
+
+        statuses, results = zip(*gpus.spread(args.methods, args.gpus, measure))
+    if not any(results):
+        raise SystemExit('nothing was measured')
+    result, not_run = merged([result for result in results if result])
+    path = save(result, not_run, args)
+    report(result)
+    print('%.0f s in all; wrote %s' % (time.perf_counter() - start, path))
+    if any(statuses):
+        raise SystemExit('failed: %s' % dict(zip(args.methods, statuses)))
+
+
+def merged(results):
+    """Return the results of several methods as one, and what was not run of all of them."""
+    whole, *others = results
+    for result in others:
+        for data, of in result['data'].items():
+            whole['data'][data]['methods'].update(of['methods'])
+    return whole, [title for result in results for title in result['not_run']]
 
 
 def run_epochs(args, device):
@@ -421,10 +545,23 @@ def main(argv=None):
         __doc__, METHODS, BATCHES, SECONDS, '0', 'number of a GPU; -1 (CPU) captures nothing'
     )
     parser.add_argument(
+        '--against',
+        choices=sorted(AGAINST),
+        default='geometric',
+        help='geometric: upstream, all of ours and PyTorch Geometric; jax: our captured steps (on '
+        'a CPU: eager ones) and JAX',
+    )
+    parser.add_argument(
+        '--gpus',
+        type=int,
+        default=1,
+        help='so many GPUs, each with as many of the processors: one method at a time on each',
+    )
+    parser.add_argument(
         '--time',
         type=float,
         default=TIME,
-        help='seconds of the whole run; what does not fit is skipped and listed',
+        help='seconds of the whole run, on each GPU; what does not fit is skipped and listed',
     )
     parser.add_argument('--epoch', action='store_true', help='time epochs instead of steps')
     parser.add_argument(
@@ -435,7 +572,14 @@ def main(argv=None):
         'and over',
     )
     parser.add_argument('--molecules', type=int, help='of such an epoch')
+    parser.set_defaults(methods=None)
+    argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
+    args.methods = args.methods or AGAINST[args.against].methods
+    if unknown := set(args.methods) - set(AGAINST[args.against].methods):
+        parser.error('--methods: JAX has no %s' % ', '.join(sorted(unknown)))
+    if args.gpus > 1:
+        return run_on_gpus(args, argv)
     device = harness.device_of(args.device)
     if args.epoch:
         run_epochs(args, device)

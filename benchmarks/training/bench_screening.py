@@ -1,5 +1,7 @@
 """How many molecules per second can be screened: upstream's predict, ours eager, ours captured?
 
+And what RDKit takes of the time from SMILES.
+
 ``python -m benchmarks.training.bench_screening --device 0 --tox21 tox21.csv.gz`` on a GPU, without
 ``--device`` on the CPU; writes ``benchmarks/results/<gpu or cpu>/screening.json``.
 """
@@ -16,6 +18,7 @@ from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_chemistry.models.prediction import Classifier
 import numpy
+from rdkit import Chem
 from rdkit import rdBase
 
 from benchmarks import data_sets
@@ -29,7 +32,8 @@ from chainer_bspmm.training import captured_predict
 
 LIMIT = 1024  # different molecules of a data set
 MOLECULES = 32768  # of a pass, the different ones over and over
-PARSED = 16384  # of a pass with parsing
+PARSED = 262144  # of a pass with parsing: starting the processes must not decide
+PARSED_ALONE = 4096  # molecules whose parsing on one core is timed
 DENSE = 2048  # of a pass of upstream's: it takes longest
 BATCH = 1024
 ROUNDS = 3
@@ -69,6 +73,31 @@ def parse(smiles, method):
     """Return upstream's dense data set."""
     with rdBase.BlockLogs():
         return SmilesParser(preprocess_method_dict[method]()).parse(smiles)['dataset']
+
+
+def rdkit_alone(smiles):
+    """Make RDKit's calls for the molecules of SMILES, those of upstream's preprocessors."""
+    with rdBase.BlockLogs():
+        for text in smiles:
+            mol = Chem.MolFromSmiles(text)
+            if mol is not None:
+                Chem.MolFromSmiles(Chem.MolToSmiles(mol, isomericSmiles=False, canonical=True))
+
+
+def parsing_cost(smiles, method, n_rounds):
+    """Return microseconds of one core that a molecule takes: RDKit's calls, and all of ours."""
+    texts = [smiles[i] for i in repeated(len(smiles), PARSED_ALONE)]
+    calls = {
+        'RDKit alone': lambda: rdkit_alone(texts),
+        'from_smiles, one process': lambda: from_smiles(texts, method, n_processes=1),
+    }
+    found = {name: [] for name in calls}
+    for _ in range(n_rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            found[name].append(1e6 * (time.process_time() - start) / len(texts))
+    return {name: harness.summary(values) for name, values in found.items()}
 
 
 def repeated(n, total):
@@ -170,6 +199,8 @@ def table(method, found):
             % (what, name, of['median'], of['median'] / base)
             for name, of in rates.items()
         ]
+    cost = found['microseconds of a core to parse a molecule']
+    lines += ['  %-61s %11.1f us a molecule' % (name, of['median']) for name, of in cost.items()]
     return lines
 
 
@@ -212,6 +243,9 @@ def main(argv=None):
             found, errors = contenders(method, smiles, labels, device, args.batch, args.totals)
             methods[method] = {
                 'relative_errors': errors,
+                'microseconds of a core to parse a molecule': parsing_cost(
+                    smiles, method, args.rounds
+                ),
                 'molecules a second': {
                     'without parsing': measure(found['without parsing'], 1 + args.rounds),
                     'with parsing': measure(found['with parsing'], 1),

@@ -1,7 +1,9 @@
 """The contenders of bench_captured, from iterator to update, and a check that their steps agree."""
 
+import concurrent.futures
 import contextlib
 import copy
+import itertools
 import time
 
 import chainer_bspmm
@@ -21,7 +23,11 @@ from chainer_bspmm.training import GraphUpdater
 EAGER = 'ours eager'
 CAPTURED, ON_DEVICE = 'ours captured', 'ours captured, DeviceDataset'
 PACKED = ON_DEVICE + ', packed'  # the others of ours are folded
+EAGER_PACKED = EAGER + ', packed'
 GEOMETRIC_CAPTURED = 'PyTorch Geometric captured'
+DRIVERS, PRECISIONS = ('jit', 'scan'), ('FP32', 'TF32')
+SCANNED = 64  # batches that lie on the device, and the steps of a scan
+JAX = {key: 'JAX %s, %s' % key for key in itertools.product(DRIVERS, PRECISIONS)}
 
 WARM = 3
 # Each of GraphUpdater's sizes has occurred, and most are past the checks of their first 1,024
@@ -33,6 +39,9 @@ N_EQUAL = 16  # molecules of the batch on which contenders must agree
 # small gradients stay small; with so large a step the rounding of the parameters does not matter.
 GENTLE = {'eps': 1.0, 'lr': 1e3}
 STEP_ERROR = 1e-4  # relative, of what a step changes of any parameter; float32 on both sides
+# The same where products round their factors to 10 bits: some 5e-4 in each of up to a dozen that
+# follow one another, and rectifiers that open or close with it.
+TF32_ERROR = 0.05
 
 
 class Trainer:
@@ -47,7 +56,11 @@ class Trainer:
         device (chainer.backend.Device): where.
         optimizer (Optimizer or None): None means Adam.
         shuffle (bool): False gives the molecules in their order.
+
+    All contenders have `run`, which takes a `multiple` of steps, and `wait` for the device.
     """
+
+    multiple = 1
 
     def __init__(
         self, kind, model, converter, data_set, n_batch, device, optimizer=None, shuffle=True
@@ -83,13 +96,16 @@ class Trainer:
                 with self._reporter.scope({}):
                     self.updater.update()
 
+    def wait(self):
+        synchronize(self._device)
+
     def epoch(self):
         """Train to the end of an epoch, and wait for the device; return seconds and steps."""
         start, first = time.perf_counter(), self.updater.iteration
         self.run(1)
         while not self.updater.is_new_epoch:
             self.run(1)
-        synchronize(self._device)
+        self.wait()
         return time.perf_counter() - start, self.updater.iteration - first
 
     def warm(self, n_captured=None):
@@ -128,6 +144,8 @@ class Trainer:
 class Geometric:
     """Train by PyTorch Geometric, see `geometric_models.Loaded` and `Captured`."""
 
+    multiple = 1
+
     def __init__(self, make, is_captured):
         import torch
 
@@ -139,6 +157,9 @@ class Geometric:
 
     def run(self, n_steps):
         self._peer.run(n_steps)
+
+    def wait(self):
+        self._torch.cuda.synchronize()
 
     def warm(self):
         self.run(WARM_CAPTURED if self.is_captured else WARM)
@@ -153,6 +174,25 @@ class Geometric:
 
     def free(self):
         self._torch.cuda.empty_cache()
+
+
+class Jax:
+    """Train by JAX, see `jax_models.Jitted`."""
+
+    is_captured = False
+
+    def __init__(self, jitted):
+        self.multiple = jitted.multiple
+        self.run, self.wait = jitted.run, jitted.wait
+
+    def warm(self):
+        self.run(self.multiple * WARM)
+
+    def peak_bytes(self):
+        return None  # its pool is that of all JAX contenders
+
+    def free(self):
+        pass
 
 
 def synchronize(device):
@@ -183,6 +223,7 @@ def trainers(model, dense, sparse, n_batch, device, **options):
     found = {
         UPSTREAM: make(StandardUpdater, model, upstream_concat_mols, lambda: dense),
         EAGER: make(StandardUpdater, swapped, folded, lambda: sparse),
+        EAGER_PACKED: make(StandardUpdater, swapped, packed, lambda: sparse),
     }
     if can_capture(device):
         found[CAPTURED] = make(GraphUpdater, swapped, folded, lambda: sparse)
@@ -216,6 +257,35 @@ def peers(method, examples, sparse, n_batch, device):
     }
 
 
+def jax_peers(method, model, sparse, sizes, device):
+    """Return batch size -> name -> function that makes the `Jax`; all are compiled at once.
+
+    Args:
+        method (str): a key of `jax_models.NETWORKS`.
+        model (chainer.Link): its parameters are the first.
+        sparse (SparseDataset): its molecules, in the order in which the others have them.
+        sizes (list of int): molecules of a batch.
+        device (chainer.backend.Device): where.
+    """
+    from benchmarks.peers import jax_models
+
+    first = jax_models.parameters_of(method, parameters(model))
+    compiled = {}
+    for n_batch in sizes:
+        order = ShuffleOrderSampler(numpy.random.RandomState(0))
+        batches = jax_models.host_batches(
+            SerialIterator(sparse, n_batch, order_sampler=order), SCANNED
+        )
+        compiled[n_batch] = jax_models.compiled(method, first, batches, device)
+    concurrent.futures.wait(future for of in compiled.values() for future in of.values())
+    return {
+        n_batch: {
+            JAX[key]: lambda future=future: Jax(future.result()) for key, future in of.items()
+        }
+        for n_batch, of in compiled.items()
+    }
+
+
 def equal_sizes(sparse):
     """Return the numbers of molecules of one size: in a batch of them upstream pads nothing."""
     sizes = sparse.molecules.sizes[sparse.order]
@@ -242,7 +312,8 @@ def check(model, dense, sparse, device):
     model = without_dropout(model)
     found = judged(changes_of(model, dense, sparse, equal_sizes(sparse), device), UPSTREAM)
     mixed = changes_of(model, dense, sparse, mixed_sizes(sparse), device)
-    mixed.pop(PACKED, None)
+    for packed in (EAGER_PACKED, PACKED):
+        mixed.pop(packed, None)
     for name, error in judged(mixed, UPSTREAM).items():
         found[name] = max(found[name], error)
     return found
@@ -325,8 +396,57 @@ def check_peers(method, examples, sparse, device):
     return judged(changes, GEOMETRIC)
 
 
-def judged(changes, reference):
-    """Return name -> largest relative error of what changed; raise where one is too large."""
+def check_jax(method, model, sparse, device):
+    """Compare a step of JAX's with ours, eager and packed; see :func:`check`."""
+    from benchmarks.peers import jax_models
+    import jax
+
+    model, part = without_dropout(model), sparse[mixed_sizes(sparse)]
+    before = parameters(model)
+    first = jax_models.parameters_of(method, before)
+    trainer = Trainer(
+        StandardUpdater,
+        chainer_bspmm.sparsify(copy.deepcopy(model)),
+        chainer_bspmm.CSRConverter('packed'),
+        lambda: part,
+        len(part),
+        device,
+        chainer.optimizers.Adam(alpha=GENTLE['lr'], eps=GENTLE['eps']),
+        shuffle=False,
+    )
+    trainer.run(1)
+    expected = jax_models.parameters_of(
+        method, {path: value - before[path] for path, value in parameters(trainer.model).items()}
+    )
+    batches = jax_models.host_batches(SerialIterator(part, len(part), shuffle=False), 1)
+    # Chainer adds eps before it corrects the second moment of the first steps, optax after that.
+    eps = GENTLE['eps'] / numpy.sqrt(1 - trainer.optimizer.beta2)
+    compiled = jax_models.compiled(
+        method, first, batches, device, dropout=0, learning_rate=GENTLE['lr'], eps=eps
+    )
+
+    def named(tree):
+        return {
+            jax.tree_util.keystr(path): of for path, of in jax.tree_util.tree_leaves_with_path(tree)
+        }
+
+    found = {}
+    for key, future in compiled.items():
+        after = future.result().parameters  # it has made one step
+        changes = {
+            JAX[key]: named(jax.tree.map(lambda a, b: numpy.asarray(a) - b, after, first)),
+            EAGER_PACKED: named(expected),
+        }
+        limit = TF32_ERROR if key[1] == 'TF32' else STEP_ERROR
+        found.update(judged(changes, EAGER_PACKED, limit))
+    return found
+
+
+def judged(changes, reference, limit=None):
+    """Return name -> largest relative error of what changed; raise where one is too large.
+
+    limit: None means `STEP_ERROR`.
+    """
     expected = changes.pop(reference)
     found = {
         name: max(harness.relative_error(of[path], expected[path]) for path in expected)
@@ -334,5 +454,5 @@ def judged(changes, reference):
     }
     if not any(change.any() for change in expected.values()):
         raise AssertionError('a step of %s changed nothing' % reference)
-    harness.gate(found, STEP_ERROR)
+    harness.gate(found, STEP_ERROR if limit is None else limit)
     return found

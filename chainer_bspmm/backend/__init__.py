@@ -267,6 +267,58 @@ def sum_partials(partials: Any, parts: Any) -> list:
     return gpu.sum_partials(partials, parts)
 
 
+def embed_grad(ids: Any, gy: Any, n_types: int) -> Any:
+    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, the gradient of a table of embeddings.
+
+    Args:
+        ids (array): (n_rows,) integers; rows of others than 0, ..., n_types - 1 take no part.
+        gy (array): (n_rows, n_B) floats.
+        n_types (int): rows of the result.
+
+    Returns:
+        array: (n_types, n_B), of gy's dtype. On a GPU from :func:`sum_partials`, so in a step it
+        may have to be the gradient of a parameter.
+    """
+    check.rows(gy)
+    return _module(gy).embed_grad(ids, gy, n_types)
+
+
+def mean_loss(
+    kind: str, x: Any, t: Any, divisor: int | None = None, ignore_nan: bool = False
+) -> tuple[Any, Any]:
+    """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
+
+    Args:
+        kind (str): ``'SIGMOID_CROSS_ENTROPY'``, ``'BINARY_ACCURACY'``, ``'SQUARED_ERROR'`` or
+            ``'ABSOLUTE_ERROR'``; ``kernels/mean_loss.cu`` has their terms.
+        x (array): predictions, floats of any shape, fewer than 2**31.
+        t (array): of x's shape: integers, labels of which -1 takes no part, for the first two; for
+            the errors values of x's dtype.
+        divisor (int or None): None: the number of labels other than -1, but at least 1.
+        ignore_nan (bool): whether a difference of values that is NaN is taken for 0.
+
+    Returns:
+        tuple of arrays: the loss, a scalar of x's dtype, summed in float64; and the divisor that
+        was counted, an int64 scalar, None if it was given.
+    """
+    check.loss(kind, x, t)
+    return _module(x).mean_loss(kind, x, t, divisor, ignore_nan)
+
+
+def mean_loss_grad(
+    kind: str, x: Any, t: Any, gy: Any, divisor: Any, ignore_nan: bool = False
+) -> Any:
+    """Return the gradient of :func:`mean_loss` by x, of any kind but the accuracy.
+
+    Args:
+        kind, x, t, ignore_nan: the same.
+        gy (array): a scalar of x's dtype, the gradient by the loss.
+        divisor (int or array): the one that was given or counted.
+    """
+    check.loss(kind, x, t)
+    return _module(x).mean_loss_grad(kind, x, t, gy, divisor, ignore_nan)
+
+
 def segment_sum(x: Any, offsets: Any, max_rows: int | None = None, weights: Any = None) -> Any:
     """Compute ``y[g] = sum of weights[i] x[i] over offsets[g] <= i < offsets[g + 1]``.
 

@@ -6,7 +6,15 @@ from chainer_bspmm.papers import BatchedCOO
 from chainer_bspmm.papers import BatchedSELL
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import operands
-from chainer_bspmm.sparse.validate import one_of  # NOQA: F401
+from chainer_bspmm.sparse.validate import one_of
+
+# What kernels/mean_loss.cu calculates, and whether from labels.
+HAS_LABELS = {
+    'SIGMOID_CROSS_ENTROPY': True,
+    'BINARY_ACCURACY': True,
+    'SQUARED_ERROR': False,
+    'ABSOLUTE_ERROR': False,
+}
 
 
 def product(adj):
@@ -93,6 +101,20 @@ def dropout(x, counter):
     operands.floating('x', x)
     elements(x.size)
     operands.same_place('x', x, 'counter', counter)
+
+
+def loss(kind, x, t):
+    one_of('kind', kind, HAS_LABELS)
+    operands.floating('x', x)
+    operands.same_place('t', t, 'x', x)
+    if t.shape != x.shape:
+        raise ValueError('t: expected the shape of x, %s, got %s' % (x.shape, t.shape))
+    if HAS_LABELS[kind] and t.dtype.kind != 'i':
+        raise TypeError('t: expected integers, the labels, got %s' % t.dtype)
+    if not HAS_LABELS[kind]:
+        operands.same_dtype('t', t.dtype, x.dtype)
+    if x.size >= 2**31:
+        raise ValueError('x: expected fewer than 2**31 elements, got %d' % x.size)
 
 
 def elements(size):

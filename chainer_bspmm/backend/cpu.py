@@ -206,6 +206,45 @@ def layer_norm_grad(x, gamma, gy, statistics):
     return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
 
 
+def embed_grad(ids, gy, n_types):
+    dtype = host.compute_dtype(gy)
+    one_hot = scipy.sparse.csr_matrix(
+        (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=(len(ids), n_types)
+    )
+    return (one_hot.T @ gy.astype(dtype, copy=False)).astype(gy.dtype, copy=False)
+
+
+def mean_loss(kind, x, t, divisor=None, ignore_nan=False):
+    count = None
+    if divisor is None:
+        divisor = count = numpy.asarray(max((t != -1).sum(), 1))
+    terms, _ = _terms(kind, x, t, ignore_nan)
+    return numpy.asarray(terms.sum() / divisor, x.dtype), count
+
+
+def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
+    _, slopes = _terms(kind, x, t, ignore_nan)
+    return numpy.asarray(gy * slopes / divisor, x.dtype)
+
+
+def _terms(kind, x, t, ignore_nan):
+    """Return every element's term of a `mean_loss`, and its slope by x, in float64."""
+    x = x.astype(numpy.float64)
+    is_positive, is_known = x >= 0, t != -1
+    if kind == 'BINARY_ACCURACY':
+        return is_positive == t, None
+    if kind == 'SIGMOID_CROSS_ENTROPY':
+        small = numpy.exp(-abs(x))  # does not overflow
+        return (
+            is_known * (numpy.log1p(small) - x * (t - is_positive)),
+            is_known * (numpy.where(is_positive, 1, small) / (1 + small) - t),
+        )
+    d = x - t
+    if ignore_nan:
+        d = numpy.where(numpy.isnan(d), 0, d)
+    return (d * d, 2 * d) if kind == 'SQUARED_ERROR' else (abs(d), numpy.sign(d))
+
+
 FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
 # The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
 # each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;

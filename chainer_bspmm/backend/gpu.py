@@ -321,6 +321,70 @@ def sum_partials(partials, parts):
     return arrays
 
 
+def embed_grad(ids, gy, n_types):
+    n_rows, n_channels = gy.shape
+    with device_of(gy):
+        if not gy.size or not n_types:
+            return cuda.cupy.zeros((n_types, n_channels), gy.dtype)
+        plan = policy.embed_launch(n_rows, n_types, n_channels, gy.itemsize)
+        partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), arithmetic(gy.dtype))
+        ids = contiguous(ids.astype(numpy.int32, copy=False))
+        arguments = ids, contiguous(gy), partials, *plan.arguments
+        run(gy.data.device_id, 'embed_grad', gy.dtype.char, plan, arguments)
+    return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
+
+
+def mean_loss(kind, x, t, divisor=None, ignore_nan=False):
+    with device_of(x):
+        y = cuda.cupy.empty((), x.dtype)
+        count = cuda.cupy.empty((), numpy.int64) if divisor is None else None
+        plans = policy.loss_launches(x.size)
+        partial = NULL
+        if len(plans) > 1:
+            partial = cuda.cupy.empty((plans[0].grid[0], 2), numpy.float64)
+        for plan in plans:
+            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan)
+    return y, count
+
+
+def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
+    with device_of(x):
+        gx = cuda.cupy.empty(x.shape, x.dtype)
+        if gx.size:
+            count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
+            plan = policy.loss_grad_launch(x.size)
+            _mean_loss(kind, x, t, gy, gx, count, NULL, divisor, ignore_nan, plan)
+    return gx
+
+
+def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
+    """Launch kernels/mean_loss.cu."""
+    if t.dtype.kind == 'i':
+        t = t.astype(numpy.int32, copy=False)
+    run(
+        x.data.device_id,
+        'mean_loss',
+        x.dtype.char,
+        plan,
+        (
+            contiguous(x),
+            contiguous(t),
+            or_null(gy),
+            y,
+            or_null(count),
+            partial,
+            *plan.arguments,
+            numpy.float64(divisor or 0),
+        ),
+        (
+            ('KIND', kind),
+            ('IGNORE_NAN', int(ignore_nan)),
+            ('COUNTED', int(count is not None)),
+            ('GRADIENT', int(gy is not None)),
+        ),
+    )
+
+
 def segment_sum(x, offsets, max_rows=None, weights=None):
     return _reduce(x, offsets, max_rows, weights, 'SUM')
 

@@ -99,3 +99,30 @@ def resume_without_state_of_unused_parameters(module):
                 rule.enabled = True
 
     module.Optimizer.serialize = serialize_leniently
+
+
+@repairs('chainer.training.triggers.interval_trigger')
+def triggers_ask_once(module):
+    """chainer/training/triggers/interval_trigger.py: asks the updater for its epoch three times.
+
+    A Trainer calls one for every extension after every step.
+    """
+
+    def call(self, trainer):
+        updater = trainer.updater
+        iteration, epoch = updater.iteration, getattr(updater, 'epoch_detail', None)
+        if self.unit == 'epoch':
+            now, before = epoch, self._previous_epoch_detail
+            if before < 0:  # not in the snapshot
+                before = updater.previous_epoch_detail
+            self.count = now // self.period
+        else:
+            now, before = iteration, self._previous_iteration
+            if before < 0:
+                before = now - 1
+        self._previous_iteration = iteration
+        if epoch is not None:
+            self._previous_epoch_detail = epoch
+        return before // self.period != now // self.period
+
+    module.IntervalTrigger.__call__ = functools.wraps(module.IntervalTrigger.__call__)(call)

@@ -123,16 +123,16 @@ def roc_auc_of_one_class_raises(module):
     For labels of one class scikit-learn >= 1.6 warns and returns NaN, so that
     ``raise_value_error=True`` raised nothing and False logged nothing.
     """
-    score = module.metrics.roc_auc_score
+    metrics = module.metrics
 
     def roc_auc_score(y_true, y_score, **kwargs):
         if len(numpy.unique(y_true)) == 1:
             raise ValueError(
                 'Only one class present in y_true. ROC AUC score is not defined in that case.'
             )
-        return score(y_true, y_score, **kwargs)
+        return metrics.roc_auc_score(y_true, y_score, **kwargs)
 
-    module.metrics = ModuleView(module.metrics, roc_auc_score=roc_auc_score)
+    module.metrics = ModuleView(metrics, roc_auc_score=roc_auc_score)
 
 
 # --- a copy of the loss to the host in every step ---

@@ -8,6 +8,8 @@ import sys
 from chainer_bspmm.compat import chainer_repairs  # noqa: F401
 from chainer_bspmm.compat import chainermn_repairs  # noqa: F401
 from chainer_bspmm.compat import chemistry_repairs  # noqa: F401
+from chainer_bspmm.compat import imported_later  # noqa: F401
+from chainer_bspmm.compat import late_sums  # noqa: F401
 from chainer_bspmm.compat import stand_ins  # noqa: F401
 from chainer_bspmm.compat import hooks
 

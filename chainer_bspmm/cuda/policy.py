@@ -584,3 +584,69 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
         n_bytes,
         (numpy.int32(n_rows),),
     )
+
+
+# The default limit of a block on every GPU is 48 KB.
+EMBED_SHARED_BYTES = 47 * 1024
+EMBED_WARPS = 8
+EMBED_ROWS = 64  # of a run at least, because every run writes sums for all types
+EMBED_RUNS = 128  # at most, about one for each multiprocessor
+EMBED_SUMS = 2**21  # elements of all runs together, at most
+
+
+@functools.lru_cache(maxsize=4096)
+def embed_launch(n_rows, n_types, n_channels, itemsize):
+    """Plan a block per run of rows, 32 channels, and as many types as fit, of embed_grad.
+
+    Args:
+        n_rows, n_types, n_channels (int): all positive.
+        itemsize (int): bytes of an element of gy; sums have 4 at least.
+    """
+    row_bytes = WARP * max(itemsize, 4)
+    tile = min(n_types, EMBED_SHARED_BYTES // row_bytes)
+    runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
+    run = -(-n_rows // (runs * WARP)) * WARP
+    return Launch(
+        (('VECTOR', 1), ('WARPS', EMBED_WARPS)),
+        (-(-n_rows // run), -(-n_channels // WARP), -(-n_types // tile)),
+        (WARP, EMBED_WARPS, 1),
+        tile * row_bytes,
+        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run, tile))),
+    )
+
+
+LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
+MAX_BLOCK = 1024
+
+
+@functools.lru_cache(maxsize=4096)
+def loss_launches(size):
+    """Plan mean_loss: one launch, or two where the elements are more than a block's.
+
+    Args:
+        size (int): elements, below 2**31.
+    """
+    n_blocks = max(-(-size // LOSS_CHUNK), 1)
+    sizes = (size,) if n_blocks == 1 else (size, n_blocks)
+    return tuple(
+        Launch(
+            (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', combine)),
+            (1 if combine else n_blocks, 1, 1),
+            (min(-(-max(n, 1) // WARP) * WARP, MAX_BLOCK), 1, 1),
+            0,
+            (numpy.uint32(n),),
+        )
+        for combine, n in enumerate(sizes)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def loss_grad_launch(size):
+    """Plan a thread for every element of the gradient of mean_loss; size as there, positive."""
+    return Launch(
+        (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', 0)),
+        (-(-size // BLOCK), 1, 1),
+        (BLOCK, 1, 1),
+        0,
+        (numpy.uint32(size),),
+    )

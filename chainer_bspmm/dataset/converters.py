@@ -123,7 +123,7 @@ class CSRConverter(chainer.dataset.Converter):
         else:
             molecules, index = found
             atoms, adj, labels = molecules.near(device).batch(
-                index, self.layout, self.padded_to, self._keeps(molecules)
+                index, self.layout, self.padded_to, self.keeps_padding(molecules)
             )
         if device is not None and device != backend.get_device_from_array(atoms):
             atoms, *labels = send([atoms] + labels, device)
@@ -148,19 +148,24 @@ class CSRConverter(chainer.dataset.Converter):
                 'sparse data set, whose labels belong to molecules' % self.n_node_columns
             )
         molecules, index = found
-        if self.strip_padding is None and self._loses and not molecules.is_padding:
+        if (
+            self.strip_padding is None
+            and self._loses
+            and molecules.has_padding
+            and not molecules.is_padding
+        ):
             dense_examples.refuse_loss(
                 molecules.sizes[index], molecules.full_sizes[index], self.padded_to or 0
             )
-        return (molecules.near(None) if self._keeps(molecules) else molecules), index
+        return (molecules.near(None) if self.keeps_padding(molecules) else molecules), index
 
     @property
     def _loses(self):
         """Whether results change with atoms that are taken for padding."""
         return self.layout == 'packed' or self.padded_to is not None
 
-    def _keeps(self, molecules):
-        """Return whether padding gets rows: only the host can gather it then."""
+    def keeps_padding(self, molecules):
+        """Return whether padding of `Molecules` gets rows: only the host can gather it then."""
         return self.strip_padding is False and self._loses and molecules.has_padding
 
     def _from_dense(self, examples):

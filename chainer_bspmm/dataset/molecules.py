@@ -214,23 +214,34 @@ class Molecules:
             ValueError: the file is of another kind, or its arrays are inconsistent.
         """
         with numpy.load(path, allow_pickle=False) as file:
-            names = set(file.files)
-            n_labels = sum(name.startswith('label_') for name in names)
-            expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
-            expected |= {'label_%d' % i for i in range(n_labels)}
-            if names - {'data'} != expected:
-                raise ValueError(
-                    '%s: expected the arrays of a SparseDataset, got %s'
-                    % (path, ', '.join(sorted(names)))
-                )
-            arrays = {name: file[name] for name in names}
+            try:
+                return cls.from_arrays(file)
+            except ValueError as error:
+                raise ValueError('%s: %s' % (path, error)) from None
+
+    def save(self, path):
+        """Write an ``.npz`` file without pickled objects."""
+        numpy.savez(path, **self.arrays())
+
+    @classmethod
+    def from_arrays(cls, arrays):
+        """Make molecules of a mapping like that of :meth:`arrays`, and check every number.
+
+        Raises:
+            ValueError: they are of another kind, or inconsistent.
+        """
+        names = set(arrays)
+        n_labels = sum(name.startswith('label_') for name in names)
+        expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
+        expected |= {'label_%d' % i for i in range(n_labels)}
+        if names - {'data'} != expected:
+            raise ValueError(
+                'expected the arrays of a SparseDataset, got %s' % ', '.join(sorted(names))
+            )
+        arrays = {'data': None, **{name: arrays[name] for name in names}}
         labels = [arrays.pop('label_%d' % i) for i in range(n_labels)]
         arrays['n_relations'] = int(arrays['n_relations'])
-        arrays.setdefault('data', None)
-        try:
-            _check(labels=labels, **arrays)
-        except ValueError as error:
-            raise ValueError('%s: %s' % (path, error)) from None
+        _check(labels=labels, **arrays)
         dtypes = {
             'sizes': numpy.int64,
             'full_sizes': numpy.int64,
@@ -244,12 +255,12 @@ class Molecules:
         )
         return cls(labels=labels, **arrays)
 
-    def save(self, path):
-        """Write an ``.npz`` file without pickled objects."""
+    def arrays(self):
+        """Return arrays by name, from which :meth:`from_arrays` makes the same molecules."""
         fields = self.fields()
         arrays = {'label_%d' % i: label for i, label in enumerate(fields.pop('labels'))}
         arrays.update((name, array) for name, array in fields.items() if array is not None)
-        numpy.savez(path, **arrays)
+        return arrays
 
     def take(self, index):
         """Return a copy of the molecules at an index, (k,) int64."""

@@ -7,12 +7,17 @@ import contextlib
 import functools
 import gc
 import itertools
+import operator
 import os
+import sys
 from typing import Any
 
 import numpy
 from tqdm import tqdm
 
+from chainer_chemistry.config import MAX_ATOMIC_NUM
+
+from chainer_bspmm.dataset import cache as cache_files
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
@@ -46,7 +51,22 @@ KINDS = {
     'GGNNGWMPreprocessor': Kind(4, False, False, True),
 }
 
-BOND_TYPES = ('SINGLE', 'DOUBLE', 'TRIPLE', 'AROMATIC')
+# RDKit's orders of the bonds that are relations 0 to 3.
+BOND_TYPES = {'SINGLE': 1.0, 'DOUBLE': 2.0, 'TRIPLE': 3.0, 'AROMATIC': 1.5}
+ORDERS = frozenset(BOND_TYPES.values())
+RELATIONS = numpy.zeros(7, int)  # by twice the order
+RELATIONS[[int(2 * order) for order in BOND_TYPES.values()]] = range(4)
+
+
+# What the SMILES of a molecule without brackets, as RDKit writes them, has for its atoms, after
+# Cl and Br have become their atomic numbers, and what it has besides them.
+SYMBOLS = bytes.maketrans(
+    b'BCNOPSFIbcnops*', bytes([5, 6, 7, 8, 15, 16, 9, 53, 5, 6, 7, 8, 15, 16, 0])
+)
+NO_SYMBOLS = b'()=#-:/\\.%0123456789'
+# Atomic numbers between which RDKit makes no bonds but those of BOND_TYPES, unless asked for.
+NON_METALS = bytes([0, 1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53])
+MOST_IN_MATRIX = 256  # atoms: for larger molecules asking for each bond is as fast
 
 
 def _mol(smiles):
@@ -55,7 +75,7 @@ def _mol(smiles):
 
     if not isinstance(smiles, str):
         raise ValueError('expected a string, got %s' % type(smiles).__name__)
-    if not (smiles.split() or [''])[0].isascii():  # a name may follow
+    if not smiles.isascii() and not (smiles.split() or [''])[0].isascii():  # a name may follow
         # RDKit of 2022 reads only the part before such a character, without an error.
         raise ValueError('RDKit cannot parse it')
     mol = Chem.MolFromSmiles(smiles)
@@ -68,18 +88,69 @@ def _mol(smiles):
     return mol
 
 
-def _graph(smiles, preprocessor, kind, for_models):
-    """Return canonical SMILES, atomic numbers, and the two ends and the relation of every bond."""
-    from chainer_chemistry.config import MAX_ATOMIC_NUM
-    from chainer_chemistry.dataset.preprocessors.common import type_check_num_atoms
+def _atomic_numbers(canonical, mol):
+    """Return the atomic numbers of a molecule, read from its canonical SMILES, as bytes.
 
+    A call of RDKit for each atom takes longer than the text, which has them in the same order.
+    """
+    if '[' not in canonical:
+        text = canonical.encode().replace(b'Cl', b'\x11').replace(b'Br', b'\x23')
+        numbers = text.translate(SYMBOLS, NO_SYMBOLS)
+        if len(numbers) == mol.GetNumAtoms():  # hydrogens may have been added
+            return numbers
+    return bytes([mol.GetAtomWithIdx(i).GetAtomicNum() for i in range(mol.GetNumAtoms())])
+
+
+def _bonds(mol, n_relations, is_plain):
+    """Return the entries of the adjacency matrix, both directions of each bond, as two arrays.
+
+    Args:
+        mol (rdkit.Chem.Mol): of n atoms.
+        n_relations (int): 1 if all bonds are alike.
+        is_plain (bool): whether the order of a bond tells its type.
+
+    Returns:
+        tuple: places ``row * n + column``; orders, one of ORDERS each if they matter.
+    """
+    from rdkit.Chem import rdmolops
+
+    n = mol.GetNumAtoms()
+    if n <= MOST_IN_MATRIX and (n_relations == 1 or is_plain):
+        # One call of RDKit for all bonds.
+        matrix = rdmolops.GetAdjacencyMatrix(mol, useBO=n_relations > 1).ravel()
+        (places,) = matrix.nonzero()
+        if places.size == 2 * mol.GetNumBonds():
+            orders = matrix.take(places)
+            if n_relations == 1 or ORDERS.issuperset(orders.tolist()):
+                return places, orders
+    places, orders = [], []
+    for i in range(mol.GetNumBonds()):  # faster than iterating
+        bond = mol.GetBondWithIdx(i)
+        order = 1
+        if n_relations > 1:
+            name = bond.GetBondType().name
+            if name not in BOND_TYPES:
+                raise ValueError('bond type %s, expected one of %s' % (name, ', '.join(BOND_TYPES)))
+            order = BOND_TYPES[name]
+        begin, end = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+        places += [begin * n + end, end * n + begin]
+        orders += [order, order]
+    return numpy.array(places, int), numpy.array(orders, float)
+
+
+def _graph(smiles, preprocessor, kind, for_models):
+    """Return canonical SMILES, atomic numbers (bytes), and the adjacency of :func:`_bonds`."""
     canonical, mol = preprocessor.prepare_smiles_and_mol(_mol(smiles))
-    type_check_num_atoms(mol, preprocessor.max_atoms)
-    atoms = [mol.GetAtomWithIdx(i).GetAtomicNum() for i in range(mol.GetNumAtoms())]
-    if 0 <= preprocessor.out_size < len(atoms):
-        raise ValueError('%d atoms, out_size is %d' % (len(atoms), preprocessor.out_size))
-    if not atoms and (kind.super_node or for_models):
+    n = mol.GetNumAtoms()
+    if 0 <= preprocessor.max_atoms < n:
+        from chainer_chemistry.dataset.preprocessors.common import type_check_num_atoms
+
+        type_check_num_atoms(mol, preprocessor.max_atoms)  # raises
+    if 0 <= preprocessor.out_size < n:
+        raise ValueError('%d atoms, out_size is %d' % (n, preprocessor.out_size))
+    if not n and (kind.super_node or for_models):
         raise ValueError('no atoms')
+    atoms = _atomic_numbers(canonical, mol)
     largest = max(atoms, default=0)
     if for_models and largest >= MAX_ATOMIC_NUM:
         raise ValueError(
@@ -89,29 +160,28 @@ def _graph(smiles, preprocessor, kind, for_models):
         raise ValueError(
             'atomic number %d, a super node counts those up to %d' % (largest, MAX_ATOMIC_NUM)
         )
-    bonds = []
-    for i in range(mol.GetNumBonds()):  # faster than iterating
-        bond = mol.GetBondWithIdx(i)
-        relation = 0
-        if kind.n_relations > 1:
-            name = bond.GetBondType().name
-            if name not in BOND_TYPES:
-                raise ValueError('bond type %s, expected one of %s' % (name, ', '.join(BOND_TYPES)))
-            relation = BOND_TYPES.index(name)
-        bonds.append((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), relation))
-    return canonical, atoms, bonds
+    # An explicit dative bond is an arrow; kekulized bonds are still called aromatic.
+    is_plain = (
+        '>' not in canonical and not preprocessor.kekulize and not atoms.translate(None, NON_METALS)
+    )
+    return (canonical, atoms, *_bonds(mol, kind.n_relations, is_plain))
 
 
 def _molecules(graphs, preprocessor, kind):
-    """Make `Molecules` of lists of atomic numbers and bonds."""
-    sizes = numpy.array([len(atoms) for _, atoms, _ in graphs], int)
-    atoms = numpy.array([atom for _, atoms, _ in graphs for atom in atoms], numpy.int32)
-    bonds = numpy.array([bond for _, _, bonds in graphs for bond in bonds], int).reshape(-1, 3)
+    """Make `Molecules` of what :func:`_graph` returns."""
+    _, texts, places, orders = zip(*graphs) if graphs else [()] * 4
+    sizes = numpy.array(list(map(len, texts)), int)
+    atoms = numpy.frombuffer(b''.join(texts), numpy.uint8).astype(numpy.int32)
     starts = numpy.cumsum(sizes) - sizes
-    shift = numpy.repeat(starts, [len(bonds) for _, _, bonds in graphs])
-    row = numpy.concatenate([bonds[:, 0] + shift, bonds[:, 1] + shift])
-    column = numpy.concatenate([bonds[:, 1], bonds[:, 0]])
-    relation = numpy.tile(bonds[:, 2], 2)
+    n_entries = list(map(len, places))
+    row, column = numpy.divmod(
+        numpy.concatenate([numpy.zeros(0, int), *places]), numpy.repeat(sizes, n_entries)
+    )
+    row += numpy.repeat(starts, n_entries)
+    if kind.n_relations == 1:
+        relation = numpy.zeros(row.size, int)
+    else:
+        relation = RELATIONS[(2 * numpy.concatenate([numpy.zeros(0), *orders])).astype(int)]
     if kind.diagonal:
         row = numpy.concatenate([row, numpy.arange(atoms.size)])
         column = numpy.concatenate([column, numpy.arange(atoms.size) - numpy.repeat(starts, sizes)])
@@ -139,8 +209,6 @@ def _super_nodes(molecules, relation, kind):
 
     Source: ``construct_supernode_feature`` of Chainer Chemistry, sums taken in float64.
     """
-    from chainer_chemistry.config import MAX_ATOMIC_NUM
-
     n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
     place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
     values = numpy.ones(place.size) if molecules.data is None else molecules.data
@@ -166,7 +234,7 @@ def _super_nodes(molecules, relation, kind):
 
 
 def _chunk(preprocessor, for_models, first_and_smiles):
-    """Turn a chunk of SMILES into Molecules, canonical SMILES, positions, failures."""
+    """Turn a chunk of SMILES into what :func:`parse` yields."""
     from rdkit import rdBase
 
     first, smiles = first_and_smiles
@@ -179,7 +247,13 @@ def _chunk(preprocessor, for_models, first_and_smiles):
                 kept.append(i)
             except Exception as error:  # upstream's parsers skip a molecule for any error, too
                 failures.append(Failure(i, text, _reason(error)))
-    return _molecules(graphs, preprocessor, kind), [graph[0] for graph in graphs], kept, failures
+    canonical = '\n'.join([graph[0] for graph in graphs])
+    return (
+        _molecules(graphs, preprocessor, kind),
+        canonical,
+        numpy.array(kept, numpy.int64),
+        failures,
+    )
 
 
 def _reason(error):
@@ -246,7 +320,8 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
             those without atoms, or with elements that have no embedding.
 
     Returns:
-        generator of tuple: Molecules, list of canonical SMILES, list of positions, list of Failure.
+        generator of tuple: Molecules; their canonical SMILES, joined by newlines (str); their
+        positions in the input, (n,) int64; list of Failure.
 
     Raises:
         RuntimeError: a process died, for example for lack of memory.
@@ -254,10 +329,11 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
     Note:
         Closing the generator ends the processes.
     """
+    n_chunks = -(-operator.length_hint(smiles, sys.maxsize) // CHUNK)  # as far as that is known
     smiles = iter(smiles)
     if n_processes is None:
         head = list(itertools.islice(smiles, LEAST_PARALLEL))
-        n_processes = _n_cpus() if len(head) == LEAST_PARALLEL else 1
+        n_processes = min(_n_cpus(), n_chunks) if len(head) == LEAST_PARALLEL else 1
         smiles = itertools.chain(head, smiles)
     task, chunks = functools.partial(_chunk, preprocessor, for_models), _chunks(smiles)
     if n_processes == 1:
@@ -285,15 +361,44 @@ def parse(smiles, preprocessor, n_processes=None, for_models=False):
         pool.shutdown(cancel_futures=True)
 
 
+def _parse_all(smiles, preprocessor, n_processes):
+    """Return Molecules, canonical SMILES, positions and failures of a list of SMILES."""
+    parts, canonical, kept, failures = [], [], [], []
+    with (
+        contextlib.closing(parse(smiles, preprocessor, n_processes)) as found,
+        tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar,
+    ):
+        for part, texts, positions, new_failures in found:
+            parts.append(part)
+            canonical += texts.split('\n') if positions.size else []
+            kept.append(positions)
+            failures += new_failures
+            bar.update(positions.size + len(new_failures))
+    if not canonical:
+        raise ValueError(
+            'smiles: expected at least one molecule that can be used, got %d%s'
+            % (len(smiles), ', the first: %r: %s' % failures[0][1:] if failures else '')
+        )
+    return Molecules.concatenate(parts), canonical, numpy.concatenate(kept), failures
+
+
+def _rows(labels, kept):
+    """Return the labels of the molecules that were kept, as one array."""
+    if isinstance(labels, numpy.ndarray) and labels.dtype.kind in 'biuf':
+        return labels[kept]
+    return dense_examples.stack([labels[i] for i in kept.tolist()], 'labels', 0)
+
+
 def from_smiles(
     smiles: collections.abc.Iterable[str],
     preprocessor: Any,
     labels: Any = None,
     n_processes: int | None = None,
+    cache: bool = False,
 ) -> FromSmiles:
     """Turn SMILES into a sparse data set, as Chainer Chemistry's preprocessor into a dense one.
 
-    No dense matrix is made. Molecules that cannot be used are skipped and listed with the reason.
+    No dense data set is made. Molecules that cannot be used are skipped and listed with the reason.
     Shows a progress bar on a terminal.
 
     Args:
@@ -304,6 +409,11 @@ def from_smiles(
         labels (array or None): (M, ...) labels; the rows of skipped molecules are skipped.
         n_processes (int or None): worker processes; None means one for each CPU from 1000
             molecules on, else none. 1 starts none.
+        cache (bool): whether to look for the parsed molecules in a folder on disk, and to leave
+            them there. They are found by all SMILES, class and options of the preprocessor, and
+            versions of RDKit, Chainer Chemistry and this package. The folder is
+            ``$CHAINER_BSPMM_CACHE_DIR``, or ``chainer_bspmm`` in ``$XDG_CACHE_HOME`` or
+            ``~/.cache``. It keeps 2 GiB of what was used last, and may be deleted at any time.
 
     Returns:
         FromSmiles: ``dataset`` (SparseDataset), ``smiles`` (canonical, one for each example, for
@@ -330,22 +440,15 @@ def from_smiles(
         )
     if n_processes is not None:
         n_processes = validate.count('n_processes', n_processes, 1)
-    parts, canonical, kept, failures = [], [], [], []
-    with (
-        contextlib.closing(parse(smiles, preprocessor, n_processes)) as found,
-        tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar,
-    ):
-        for part, *lists in found:
-            parts.append(part)
-            for whole, new in zip((canonical, kept, failures), lists):
-                whole += new
-            bar.update(len(lists[1]) + len(lists[2]))
-    if not kept:
-        raise ValueError(
-            'smiles: expected at least one molecule that can be used, got %d%s'
-            % (len(smiles), ', the first: %r: %s' % failures[0][1:] if failures else '')
-        )
-    molecules = Molecules.concatenate(parts)
+    file = cache_files.path_for(smiles, preprocessor) if cache else None
+    found = None if file is None else cache_files.read(file)
+    if found is None:
+        found = _parse_all(smiles, preprocessor, n_processes)
+        if file is not None:
+            cache_files.write(file, *found)
+    molecules, canonical, kept, failures = found
     if labels is not None:
-        molecules.labels.append(dense_examples.stack([labels[i] for i in kept], 'labels', 0))
-    return FromSmiles(SparseDataset(molecules), canonical, numpy.array(kept), failures)
+        molecules.labels.append(_rows(labels, kept))
+    return FromSmiles(
+        SparseDataset(molecules), canonical, kept, [Failure(*failure) for failure in failures]
+    )

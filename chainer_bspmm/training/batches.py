@@ -1,15 +1,15 @@
 """Where a captured step's batch comes from: the host, or a data set on the same GPU."""
 
+import collections
+import weakref
+
 import numpy
 
 from chainer.dataset import convert
-from chainer.datasets import SubDataset
 
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.dataset.sparse_example import locate
-from chainer_bspmm.dataset.sparse_example import SparseExample
+from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
@@ -17,8 +17,10 @@ from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training.buffers import batch_arrays
 from chainer_bspmm.training.buffers import buffers_of
 from chainer_bspmm.training.buffers import Capacities
+from chainer_bspmm.training.buffers import Capacity
 from chainer_bspmm.training.buffers import Form
 from chainer_bspmm.training.buffers import needs
+from chainer_bspmm.training.resident import molecules_of
 
 
 class HostBatch:
@@ -83,18 +85,26 @@ class DeviceBatch:
     def __init__(self, molecules, index, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
-        self.form = Form.of(
-            index.size,
-            molecules.n_relations,
-            molecules.is_symmetric(index),
-            molecules.atoms,
-            molecules.data,
-            molecules.labels,
-            layout,
-            padded_to,
-        )
-        sizes = build.rows_of(molecules.sizes[index], layout)
-        self.need = needs(sizes, molecules.nnz[index], molecules.max_atom_id)
+        tables = _tables_of(molecules)
+        total = int(numpy.add.reduce(tables.sizes.take(index)))
+        rows, entries, max_rows = total >> 32, total & 0xFFFFFFFF, tables.max_rows
+        if layout == 'folded':
+            rows, max_rows = rows + index.size, max_rows + 1
+        self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
+        is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
+        key = index.size, is_symmetric, layout, padded_to
+        self.form = tables.forms.get(key)
+        if self.form is None:
+            self.form = tables.forms[key] = Form.of(
+                index.size,
+                molecules.n_relations,
+                is_symmetric,
+                molecules.atoms,
+                molecules.data,
+                molecules.labels,
+                layout,
+                padded_to,
+            )
 
     def arrays_on(self, device):
         atoms, adj, labels = self._molecules.batch(self._index, *self._layout)
@@ -123,26 +133,54 @@ class DeviceBatch:
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
 
+# What batches of some molecules on a GPU need: sizes, (M,) int64, nodes * 2**32 + entries of every
+# molecule, to be added up at once; the largest of all, so that a batch need not look; forms, a dict
+# of those that batches had.
+_Tables = collections.namedtuple(
+    '_Tables', 'sizes max_rows max_entries max_atom_id are_symmetric forms'
+)
+_tables = weakref.WeakKeyDictionary()
+
+
+def _tables_of(molecules):
+    found = _tables.get(molecules)
+    if found is None:
+        found = _tables[molecules] = _Tables(
+            (molecules.sizes.astype(numpy.int64) << 32) + molecules.nnz,
+            int(molecules.sizes.max(initial=0)),
+            int(molecules.nnz.max(initial=0)),
+            -1 if molecules.max_atom_id is None else molecules.max_atom_id,
+            molecules.n_relations == 1 and bool(molecules.symmetric.all()),
+            {},
+        )
+    return found
+
+
 class NoSparseBatch(TypeError):
     """The converter makes batches that cannot be captured."""
 
 
-def batch_of(examples, converter, device):
+def batch_of(examples, converter, device, resident=None):
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
+
+    Args:
+        examples (list or Selection): of any data set.
+        converter (callable), device (chainer.backend.GpuDevice): of the updater.
+        resident (Resident or None): the data set's copy on the device, to gather from.
 
     Raises:
         NoSparseBatch: the converter makes something other than a sparse batch.
     """
     n_node_columns = 0
     if type(converter) is CSRConverter:
-        is_list = isinstance(examples, (list, SparseDataset))
+        is_list = isinstance(examples, (list, Selection))
         found = converter.locate(examples) if is_list and converter.layout != 'padded' else None
-        if (
-            found is not None
-            and isinstance(found[0], DeviceMolecules)
-            and found[0].device == device
-        ):
-            return DeviceBatch(*found, converter.layout, converter.padded_to)
+        if found is not None:
+            molecules, index = found
+            if resident is not None and not converter.keeps_padding(molecules):
+                molecules = resident.of(molecules)
+            if isinstance(molecules, DeviceMolecules) and molecules.device == device:
+                return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
         atoms, adj, labels, n_node_columns = converter.convert(examples)
         arrays = (atoms, adj, *labels)
     else:
@@ -184,17 +222,13 @@ def _described(arrays):
 def capacities(dataset, n_graphs, layout):
     """Return `Capacities` for batches of a data set (any object), from its sizes if known.
 
+    Part of a data set has room for the largest molecule of the whole.
     Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
-    found = None
-    if layout == 'padded':
-        pass
-    elif isinstance(dataset, SparseDataset):
-        found = locate(dataset)
-    elif isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
-        found = locate(dataset[:])  # as made by Chainer's functions that split data sets
+    found = None if layout == 'padded' else molecules_of(dataset)
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
-    sizes = build.rows_of(molecules.sizes[order], layout)
-    return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)
+    sizes = build.rows_of(molecules.sizes, layout)
+    largest = needs(sizes, molecules.nnz, molecules.max_atom_id)
+    return Capacities(n_graphs, sizes[order], molecules.nnz[order], largest)

@@ -24,7 +24,7 @@ SPARE = 1.1  # factor on a size that is derived from a batch rather than from a 
 DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes of a data set hold
 
 ALIGNMENT = 16  # bytes, the widest load of a kernel
-N_SLOTS = 2  # one is filled while the other is being copied
+N_SLOTS = 4  # the host may be that many batches ahead of the device
 
 
 def needs(sizes, entries, max_atom_id):
@@ -76,16 +76,16 @@ class Capacities:
         sizes, entries (array or None): (M,) nodes and adjacency entries of all molecules of the
             data set, if known. Sums over n_graphs of them drawn at random are close to normal: one
             size holds five batches in six, the next all but one in 30,000.
-        max_atom_id (int or None): the largest atom id of the data set.
+        largest (Capacity or None): room for the largest molecule and atom id that may come, in
+            ``max_rows``, ``max_entries`` and ``max_atom_id``; None where there are no sizes.
 
     Without a data set's sizes, or if a batch exceeds both, a size is derived from the batch.
     """
 
-    def __init__(self, n_graphs, sizes=None, entries=None, max_atom_id=None):
+    def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
         self._levels = []
         if sizes is None or not len(sizes):
             return
-        largest = needs(sizes, entries, max_atom_id)
         for deviations in DEVIATIONS:
             rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
             self._levels.append(largest._replace(rows=rows, entries=total))
@@ -100,10 +100,16 @@ class Capacities:
             Capacity: at least ``need`` in every number. There is always a spare row and entry,
             so that the check with and without them detects a model that they affect.
         """
-        need = need._replace(rows=need.rows + 1, entries=need.entries + 1)
         for level in self._levels:
-            if all(has >= asked for has, asked in zip(level, need)):
+            if (
+                level.rows > need.rows
+                and level.entries > need.entries
+                and level.max_rows >= need.max_rows
+                and level.max_entries >= need.max_entries
+                and level.max_atom_id >= need.max_atom_id
+            ):
                 return level
+        need = need._replace(rows=need.rows + 1, entries=need.entries + 1)
         largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
         asked = Capacity(
             round_up(need.rows * SPARE),
@@ -203,8 +209,8 @@ def batch_over(buffers, form, capacity):
 class Staging:
     """Send named arrays of fixed shapes to fixed places on a device, in one copy.
 
-    The host writes into pinned memory. There are two slots of it, so that the next batch can be
-    written while the last one is being copied.
+    The host writes into pinned memory. There are several slots of it, so that the next batches can
+    be written before the last one was copied.
 
     Args:
         arrays (dict): name -> (shape, dtype).
@@ -242,10 +248,9 @@ class Staging:
         event.synchronize()  # wait for the last copy from this slot
         return arrays
 
-    def send(self):
-        """Copy what was written to the device, on the current stream."""
+    def send(self, stream):
+        """Copy what was written to the device, on a stream."""
         _, memory, event = self._slots[self._next]
-        stream = cuda.cupy.cuda.get_current_stream()
         self._buffer.data.copy_from_host_async(memory.ptr, self._n_bytes, stream)
         event.record(stream)
         self._next = (self._next + 1) % N_SLOTS
@@ -270,6 +275,7 @@ class Inputs:
 
     Attributes:
         step (cuda.step.Step): to be current when the step is run.
+        row_address (array): (1,) uint64 on the device, where the step reports (see `reports`).
         numbers (array or None): (n_numbers,) float64 on the device.
     """
 
@@ -277,7 +283,7 @@ class Inputs:
         self._capturer = capturer
         self._form, self._capacity = batch.form, capacity
         self._gather = batch.gather
-        arrays = {'counter': ((1,), 'u8')}
+        arrays = {'counter': ((1,), 'u8'), 'row_address': ((1,), 'u8')}
         if n_numbers is not None:
             arrays['numbers'] = (n_numbers,), 'f8'
         arrays.update(batch.staged(capacity))
@@ -291,17 +297,18 @@ class Inputs:
                 }
         self._buffers = buffers_of(buffers)
         self.step = step.Step(blas, seed, sent['counter'])
+        self.row_address = sent['row_address']
         self.numbers = sent.get('numbers')
 
-    def send(self, batch, counter, numbers=None):
+    def send(self, batch, counter, numbers=None, row_address=0):
         """Send a batch, the number of the step and the other numbers to the device."""
         views = self._staging.fill()
         views['counter'][0] = counter
+        views['row_address'][0] = row_address
         if numbers is not None:
             views['numbers'][...] = numbers
         batch.write(views)
-        self._capturer.join()  # the last step may still read, on another stream
-        self._staging.send()
+        self._staging.send(self._capturer.join())  # the last step may read, on another stream
 
     def arrays(self):
         """Return what was sent, (atoms, BatchedCSR, label...).

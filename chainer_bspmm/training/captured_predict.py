@@ -76,31 +76,31 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     the last batch of the molecules before it.
     """
     smiles = _UntilError(smiles)
-    parts, kept, failures = [], [], []
+    parts, kept, failures = [], numpy.zeros(0, numpy.int64), []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
-            parts += [part] * bool(new)  # an endless stream of failures does not pile up
-            kept += new
+            parts += [part] * bool(new.size)  # an endless stream of failures does not pile up
+            kept = numpy.concatenate([kept, new])
             failures += failed
-            n_full = len(kept) // batch_size * batch_size
+            n_full = kept.size // batch_size * batch_size
             if n_full:
                 molecules = Molecules.concatenate(parts)
                 for first in range(0, n_full, batch_size):
                     last = first + batch_size
                     yield _Batch(
-                        numpy.array(kept[first:last], numpy.int64),
+                        kept[first:last],
                         SparseDataset(molecules, numpy.arange(first, last)),
                         failures,
                     )
                     failures = []
-                parts = [molecules.take(numpy.arange(n_full, len(kept)))]
+                parts = [molecules.take(numpy.arange(n_full, kept.size))]
                 kept = kept[n_full:]
             if len(failures) >= batch_size:
                 yield _Batch(numpy.zeros(0, numpy.int64), None, failures)
                 failures = []
-    if kept or failures:
-        examples = SparseDataset(Molecules.concatenate(parts)) if kept else None
-        yield _Batch(numpy.array(kept, numpy.int64), examples, failures)
+    if kept.size or failures:
+        examples = SparseDataset(Molecules.concatenate(parts)) if kept.size else None
+        yield _Batch(kept, examples, failures)
     if smiles.error is not None:
         raise smiles.error
 
@@ -196,8 +196,8 @@ def captured_predict(
 
     What cannot be captured is predicted eagerly, with one warning that names the cause: a model
     that asks the device for values or copies host data, hooks, converters that make no sparse
-    batch. The first 16 replays of a layout, replays 32, 64, ..., 1,024 and every 2,000th are
-    compared with eager predictions.
+    batch. Replays 1, 2, 4, ..., 1,024 of a layout, every 2,000th, and the first 16 of the first
+    layout are compared with eager predictions.
 
     Args:
         model (chainer.Link): on its device, such as a Regressor or Classifier of Chainer Chemistry.

@@ -3,15 +3,17 @@
 `under_way` gives them another `forward` and restores Chainer's when the step ends. Arrays on the
 host, and threads without such a step, use Chainer's in the meantime. Why each exists:
 
-* ``LinearFunction``, its two gradient nodes, ``MatMul``, ``MeanSquaredError``: CuPy refuses cuBLAS
-  during capture; the step brings its own handle. Their gradients are such nodes again, except
-  that of a product with a vector (chainer.functions.tensordot).
+* ``LinearFunction``, its two gradient nodes, ``MatMul``: CuPy refuses cuBLAS during capture; the
+  step brings its own handle. Their gradients are such nodes again, except that of a product with a
+  vector (chainer.functions.tensordot).
 * ``Dropout``: CuPy refuses cuRAND too, and a replay would repeat its numbers; the step has a
   generator that reads the number of the step on the device.
 * ``Concat``, ``Stack``: CuPy sends a table from the host for more than eight arrays.
 * ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
-* ``MeanSquaredError``, ``MeanAbsoluteError`` and ``StandardScaler`` of Chainer Chemistry, and both
-  ``r2_score``: they assign by a mask, for which CuPy asks the device how many values it has.
+* ``SigmoidCrossEntropy``, ``BinaryAccuracy``, ``MeanSquaredError``, ``MeanAbsoluteError``, Chainer
+  Chemistry's two of these names and its ``StandardScaler``: one launch, and one for the gradient;
+  theirs are up to 16. Chainer's also call cuBLAS; Chainer Chemistry's assign by a mask, for which
+  CuPy asks the device how many values it has, as do both ``r2_score``.
 * ``Accuracy`` with a label to ignore, ``SoftmaxCrossEntropy`` without normalisation and its
   gradient without reduction: they send a constant from the host.
 """
@@ -32,8 +34,12 @@ from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.connection.linear import LinearGradData
 from chainer.functions.connection.linear import LinearGradWeight
 from chainer.functions.evaluation.accuracy import Accuracy
+from chainer.functions.evaluation.binary_accuracy import BinaryAccuracy
 from chainer.functions.evaluation.r2_score import R2_score
+from chainer.functions.loss.mean_absolute_error import MeanAbsoluteError
 from chainer.functions.loss.mean_squared_error import MeanSquaredError
+from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropy
+from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropyGrad
 from chainer.functions.loss.softmax_cross_entropy import (
     _SoftmaxCrossEntropyGrad_NoDoubleBackprop as SoftmaxCrossEntropyGrad,
 )
@@ -48,6 +54,8 @@ from chainer_chemistry.functions.loss.mean_absolute_error import (
 from chainer_chemistry.functions.loss.mean_squared_error import (
     MeanSquaredError as MaskedMeanSquaredError,
 )
+from chainer_chemistry.links.array.shape_transformer_to_2d import ShapeTransformerTo2D
+from chainer_chemistry.links.scaler.standard_scaler import format_x
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm import backend
@@ -55,6 +63,7 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step as steps
 from chainer_bspmm.functions.fused import arrays
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
+from chainer_bspmm.functions.fused.standardize import standardize
 
 
 def _linear(node, step, inputs):
@@ -122,30 +131,48 @@ def _joined(inputs, axis):
     return arrays.concat(rows, axis=1).reshape(lead + (length,) + tail)
 
 
-def _mean_squared_error(node, step, inputs):
+def _mean_error(kind, node, step, inputs):
     node.retain_inputs((0, 1))
-    return (_mean_square(step, inputs[0] - inputs[1]),)
+    loss, _ = backend.mean_loss(kind, *inputs, inputs[0].size, getattr(node, 'ignore_nan', False))
+    return (loss,)
 
 
-def _masked_mean_squared_error(node, step, inputs):
+def _mean_error_backward(kind, node, step, indexes, grad_outputs):
+    x, t = (variable.array for variable in node.get_retained_inputs())
+    if chainer.config.enable_backprop:
+        node.diff = x - t  # Chainer's MeanAbsoluteError keeps it
+        return None
+    gx = backend.mean_loss_grad(
+        kind, x, t, grad_outputs[0].array, x.size, getattr(node, 'ignore_nan', False)
+    )
+    return tuple(chainer.Variable(-gx if i else gx, requires_grad=False) for i in indexes)
+
+
+def _sigmoid_cross_entropy(node, step, inputs):
+    if node.reduce != 'mean' or node.ignore_label != -1:
+        return None
     node.retain_inputs((0, 1))
-    return (_mean_square(step, _difference(node, inputs)),)
+    divisor = None if node.normalize else max(1, len(inputs[0]))
+    loss, count = backend.mean_loss('SIGMOID_CROSS_ENTROPY', *inputs, divisor)
+    node.count, node.ignore_mask = divisor or count, None
+    return (loss,)
 
 
-def _masked_mean_absolute_error(node, step, inputs):
+def _sigmoid_cross_entropy_grad(node, step, inputs):
+    if node.ignore_mask is not None:  # Chainer's forward came before
+        return None
     node.retain_inputs((0, 1))
-    diff = _difference(node, inputs)
-    return (utils.force_array(abs(diff).sum() / diff.dtype.type(diff.size)),)
+    if chainer.config.enable_backprop:
+        node.ignore_mask = node.t != -1  # its gradient reads it
+    x, gy = inputs
+    return (backend.mean_loss_grad('SIGMOID_CROSS_ENTROPY', x, node.t, gy, node.count),)
 
 
-def _mean_square(step, diff):
-    diff = diff.ravel()
-    return utils.force_array(step.blas.dot(diff, diff) / diff.dtype.type(diff.size))
-
-
-def _difference(node, inputs):
-    """Return x - t with 0 for NaN."""
-    return _without_nan(node, inputs[0] - inputs[1])
+def _binary_accuracy(node, step, inputs):
+    if node.ignore_label != -1:
+        return None
+    accuracy, _ = backend.mean_loss('BINARY_ACCURACY', *inputs)
+    return (accuracy,)
 
 
 def _without_nan(node, x):
@@ -182,7 +209,7 @@ def _accuracy(node, step, inputs):
 def _softmax_cross_entropy(node, step, inputs):
     x, t = inputs
     if node.normalize or node.reduce != 'mean' or x.shape == t.shape:  # the latter: soft targets
-        return FunctionNode.forward(node, inputs)
+        return None
     node.reduce = 'no'
     try:
         (losses,) = FunctionNode.forward(node, inputs)
@@ -202,58 +229,80 @@ def _softmax_cross_entropy_grad(node, step, inputs):
     return FunctionNode.forward(node, (x, t, gy))
 
 
+def _standardize(inverse, scaler, step, x, axis=1):
+    if scaler.mean is None:
+        return None  # which raises
+    is_array = not isinstance(x, chainer.Variable)
+    to_2d = ShapeTransformerTo2D(axis=axis)
+    x = to_2d.transform(format_x(x))
+    x = standardize(x, *_mean_and_deviation(scaler, x.shape[1]), inverse)
+    x = to_2d.inverse_transform(x)
+    return x.array if is_array else x
+
+
 def _mean_and_deviation(scaler, n_features):
     """Return what to subtract and to divide by; 0 and 1 for features that are not scaled."""
-    xp, std = scaler.xp, scaler.std
-    std = xp.where(std != 0, std, std.dtype.type(1)).astype(xp.float32, copy=False)
     if scaler.indices is None:
-        return scaler.mean, std
+        return scaler.mean, scaler.std
+    xp = scaler.xp
     means, deviations = xp.zeros(n_features, xp.float32), xp.ones(n_features, xp.float32)
     means[scaler.indices] = scaler.mean
-    deviations[scaler.indices] = std
+    deviations[scaler.indices] = scaler.std
     return means, deviations
 
 
+# (class, method) -> what takes its place: a function of the same arguments, with the step after the
+# object. It returns None where Chainer's own does without what cannot be captured, and is to run.
 IN_STEP = {
-    LinearFunction: _linear,
-    LinearGradData: _linear_grad_data,
-    LinearGradWeight: _linear_grad_weight,
-    MatMul: _matmul,
-    MeanSquaredError: _mean_squared_error,
-    MaskedMeanSquaredError: _masked_mean_squared_error,
-    MaskedMeanAbsoluteError: _masked_mean_absolute_error,
-    Dropout: step_dropout,
-    Concat: _concat,
-    Stack: _stack,
-    Accuracy: _accuracy,
-    R2_score: _r2_score,
-    MaskedR2Score: _r2_score,
-    SoftmaxCrossEntropy: _softmax_cross_entropy,
-    SoftmaxCrossEntropyGrad: _softmax_cross_entropy_grad,
-    Sum: _sum,
+    (LinearFunction, 'forward'): _linear,
+    (LinearGradData, 'forward'): _linear_grad_data,
+    (LinearGradWeight, 'forward'): _linear_grad_weight,
+    (MatMul, 'forward'): _matmul,
+    (SigmoidCrossEntropy, 'forward'): _sigmoid_cross_entropy,
+    (SigmoidCrossEntropyGrad, 'forward'): _sigmoid_cross_entropy_grad,
+    (BinaryAccuracy, 'forward'): _binary_accuracy,
+    (StandardScaler, 'transform'): functools.partial(_standardize, False),
+    (StandardScaler, 'inverse_transform'): functools.partial(_standardize, True),
+    (Dropout, 'forward'): step_dropout,
+    (Concat, 'forward'): _concat,
+    (Stack, 'forward'): _stack,
+    (Accuracy, 'forward'): _accuracy,
+    (R2_score, 'forward'): _r2_score,
+    (MaskedR2Score, 'forward'): _r2_score,
+    (SoftmaxCrossEntropy, 'forward'): _softmax_cross_entropy,
+    (SoftmaxCrossEntropyGrad, 'forward'): _softmax_cross_entropy_grad,
+    (Sum, 'forward'): _sum,
+}
+IN_STEP |= {
+    (kind, name): functools.partial(in_step, error)
+    for kind, error in (
+        (MeanSquaredError, 'SQUARED_ERROR'),
+        (MaskedMeanSquaredError, 'SQUARED_ERROR'),
+        (MeanAbsoluteError, 'ABSOLUTE_ERROR'),
+        (MaskedMeanAbsoluteError, 'ABSOLUTE_ERROR'),
+    )
+    for name, in_step in (('forward', _mean_error), ('backward', _mean_error_backward))
+}
+
+# By method, the array that shows whether a call is part of the step.
+_ARRAY = {
+    'forward': lambda node, inputs: inputs[0],
+    'backward': lambda node, indexes, grad_outputs: grad_outputs[0].array,
+    'transform': lambda scaler, *_, **__: scaler.std,
+    'inverse_transform': lambda scaler, *_, **__: scaler.std,
 }
 
 
-def _forward_of(kind, in_step):
-    original = kind.forward
+def _method(kind, name, in_step):
+    original, array_of = getattr(kind, name), _ARRAY[name]
 
     @functools.wraps(original)
-    def forward(self, inputs):
-        step = gemm.step_for(inputs[0])
-        return original(self, inputs) if step is None else in_step(self, step, inputs)
+    def method(self, *args, **kwargs):
+        step = gemm.step_for(array_of(self, *args, **kwargs))
+        result = None if step is None else in_step(self, step, *args, **kwargs)
+        return original(self, *args, **kwargs) if result is None else result
 
-    return forward
-
-
-def _scaler_method():
-    original = StandardScaler._compute_mean_std_all
-
-    @functools.wraps(original)
-    def compute(self, input_dim):
-        is_outside = gemm.step_for(self.std) is None
-        return (original if is_outside else _mean_and_deviation)(self, input_dim)
-
-    return compute
+    return method
 
 
 class _Replacements:
@@ -266,9 +315,8 @@ class _Replacements:
         with self._lock:
             self._n_steps += 1
             if self._n_steps == 1:
-                for kind, in_step in IN_STEP.items():
-                    self._replace(kind, 'forward', _forward_of(kind, in_step))
-                self._replace(StandardScaler, '_compute_mean_std_all', _scaler_method())
+                for (kind, name), in_step in IN_STEP.items():
+                    self._replace(kind, name, _method(kind, name, in_step))
 
     def _replace(self, kind, name, method):
         self._originals.append((kind, name, vars(kind).get(name)))

@@ -5,11 +5,25 @@ import gc
 import sys
 import weakref
 
+import chainer
 from chainer.backends import cuda
 
 
 class HostCopyError(RuntimeError):
     """Host data was copied to the device during capture; a replay would not see new data."""
+
+
+def using(device):
+    """Do what ``chainer.using_device`` does, faster where that device is current already.
+
+    Args:
+        device (chainer.backend.Device or None): None changes nothing.
+    """
+    if device is None:
+        return contextlib.nullcontext()
+    if device.xp is cuda.cupy and cuda.cupy.cuda.runtime.getDevice() == device.device.id:
+        return contextlib.nullcontext()
+    return chainer.using_device(device)
 
 
 class Capturer:
@@ -71,13 +85,14 @@ class Capturer:
                 self._last_stream = outside
 
     def join(self, stream=None):
-        """Make `stream`, or the current one, wait for the work of the one that was used last."""
+        """Make `stream`, or the current one, wait for the work of the one used last; return it."""
         if stream is None:
             stream = cuda.cupy.cuda.get_current_stream()
         if self._last_stream is not None and self._last_stream.ptr != stream.ptr:
             self._event.record(self._last_stream)
             stream.wait_event(self._event)
         self._last_stream = stream
+        return stream
 
     def capture(self, function):
         """Record what `function` launches; nothing runs.
@@ -154,8 +169,7 @@ class _Launch:
         self._capturer = capturer
 
     def __call__(self):
-        self._capturer.join()
-        self._graph.launch(cuda.cupy.cuda.get_current_stream())
+        self._graph.launch(self._capturer.join())
 
 
 @contextlib.contextmanager

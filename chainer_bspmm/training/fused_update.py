@@ -79,6 +79,7 @@ class FusedUpdate:
         self._width = self._method.n_numbers
         self.n_numbers = 2 * len(self._hooks) + self._width * len(self._params)
         self._partials = None
+        self._were_plain = False
 
     def prepare(self):
         """Make missing states, scratch memory and kernels: after a first forward, before a capture.
@@ -115,7 +116,10 @@ class FusedUpdate:
         A captured graph is valid for as long as this is equal, and all parameters, gradients and
         states are the same arrays.
         """
-        # Inherited options are slow to look up, and every step does so: once for all rules.
+        # Every step asks, and inherited options are slow to look up.
+        self._were_plain = self._are_plain()
+        if self._were_plain:
+            return (self._method.variant(self._optimizer.hyperparam),) * len(self._rules)
         inherits = self._inherits()
         common = None
         variants = []
@@ -123,50 +127,52 @@ class FusedUpdate:
             variant = None
             if _is_updated(rule):
                 if rule.hyperparam.__dict__ != inherits:
-                    variant = self._method.variant(rule)
+                    variant = self._method.variant(rule.hyperparam)
                 else:
-                    variant = common = common or self._method.variant(rule)
+                    variant = common = common or self._method.variant(rule.hyperparam)
             variants.append(variant)
         return tuple(variants)
 
-    def advance(self):
+    def advance(self, is_unchanged=False):
         """Count the step, as ``optimizer.update()`` does, and return its numbers.
+
+        Args:
+            is_unchanged (bool): whether no rule was changed since :meth:`variants` was called.
 
         Returns:
             numpy.ndarray: a new (n_numbers,) float64: two for every hook, then those of every
             parameter, the learning rate with its bias correction first.
         """
-        optimizer = self._optimizer
-        optimizer.t += 1
-        numbers_of = self._method.numbers
-        inherits = self._inherits()
-        common, common_t, others = 0, None, []
-        for position, rule in enumerate(self._rules):
-            if not _is_updated(rule):
-                continue
-            rule.t = t = rule.t + 1
-            # Rules at the same step that inherit all hyperparameters share their numbers.
-            if t == common_t and rule.hyperparam.__dict__ == inherits:
-                continue
-            if common_t is None and rule.hyperparam.__dict__ == inherits:
-                common, common_t = numbers_of(rule), t
-            else:
-                others.append((position, numbers_of(rule)))
-        n_of_hooks = 2 * len(self._hooks)
+        self.count(1)
         numbers = numpy.empty(self.n_numbers)
+        n_of_hooks = 2 * len(self._hooks)
         for i, hook in enumerate(self._hooks):
             numbers[2 * i : 2 * i + 2] = HOOKS[type(hook)][1](hook)
         of_rules = numbers[n_of_hooks:].reshape(-1, self._width)
-        of_rules[...] = common
-        for position, own in others:
-            of_rules[position] = own
+        numbers_of, rules = self._method.numbers, self._rules
+        are_plain = self._were_plain if is_unchanged else self._are_plain()
+        steps = [rule.t for rule in rules] if are_plain else []
+        if steps and steps.count(steps[0]) == len(steps):
+            of_rules[...] = numbers_of(self._optimizer.hyperparam, steps[0])
+            return numbers
+        inherits = self._inherits()
+        common, common_t = 0, None
+        for own, rule in zip(of_rules, rules):
+            if not _is_updated(rule):
+                own[...] = 0
+            elif rule.hyperparam.__dict__ != inherits:
+                own[...] = numbers_of(rule.hyperparam, rule.t)
+            else:  # rules at the same step that inherit all hyperparameters share their numbers
+                if rule.t != common_t:
+                    common, common_t = numbers_of(rule.hyperparam, rule.t), rule.t
+                own[...] = common
         return numbers
 
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
         self._optimizer.t += n_steps
         for rule in self._rules:
-            if _is_updated(rule):
+            if rule is not None and rule.enabled:
                 rule.t += n_steps
 
     def launch(self, numbers):
@@ -225,6 +231,18 @@ class FusedUpdate:
                         variant, positions, numbers, before, None, n_before, first, kinds[first:]
                     )
 
+    def _are_plain(self):
+        """Return whether all parameters are updated, with the optimizer's hyperparameters."""
+        rules = self._rules
+        try:
+            return (
+                bool(rules)
+                and all([rule.enabled for rule in rules])
+                and [rule.hyperparam.__dict__ for rule in rules] == [self._inherits()] * len(rules)
+            )
+        except AttributeError:  # a parameter without a rule
+            return False
+
     def _inherits(self):
         """Return the hyperparameters' attributes of a rule that inherits all of them."""
         return {'_parent': self._optimizer.hyperparam}
@@ -237,7 +255,7 @@ class FusedUpdate:
         groups = {}
         for position, (param, rule) in enumerate(zip(self._params, self._rules)):
             if param.array is not None:
-                variant = self._method.variant(rule) if _is_updated(rule) else 'NONE'
+                variant = self._method.variant(rule.hyperparam) if _is_updated(rule) else 'NONE'
                 groups.setdefault((variant, param.dtype), []).append(position)
         return [(*group, positions) for group, positions in groups.items()]
 

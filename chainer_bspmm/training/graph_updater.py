@@ -1,6 +1,7 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 
 import numbers
+import weakref
 from typing import Any, Callable
 
 import numpy
@@ -13,7 +14,10 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training import batches
+from chainer_bspmm.training.captured_evaluators import capture_evaluators
 from chainer_bspmm.training.cuda_graphs import Capturer
+from chainer_bspmm.training.cuda_graphs import using
+from chainer_bspmm.training.examples import next_examples
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import blas_for
@@ -21,6 +25,7 @@ from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.training.step_program import Context
 from chainer_bspmm.training.step_program import StepProgram
 from chainer_bspmm.training.supported import why_unsupported
@@ -40,9 +45,10 @@ class GraphUpdater(StandardUpdater):
     `guards.Guards`): attributes of links and of the loss, parameters, the optimizer,
     configuration. Learning rates and other numbers of the optimizer may change at every step.
 
-    The first 16 replays of a layout, replays 32, 64, ..., 1,024, and those that are a multiple of
-    `check_every` are compared with the same step run eagerly, bit for bit. This finds most of what
-    changes and is not watched; a value that changes and changes back in between is missed.
+    Replays 1, 2, 4, ..., 1,024 of a layout, those that are a multiple of `check_every`, and the
+    first 16 of the first layout are compared with the same step run eagerly, bit for bit. This
+    finds most of what changes and is not watched; a value that changes and changes back in between
+    is missed.
 
     What cannot be captured trains eagerly, with one warning that names the cause: a model that
     asks the device for values, copies host data or reports host values, hooks of functions or
@@ -55,8 +61,8 @@ class GraphUpdater(StandardUpdater):
     Args:
         iterator (Iterator or dict): of the training set.
         optimizer (Optimizer or dict): set up with the model.
-        converter (callable): makes sparse batches; examples of a
-            ``chainer_bspmm.dataset.DeviceDataset`` are gathered on the GPU, unless padded.
+        converter (callable): makes sparse batches. Those of a ``SparseDataset`` that fits are
+            gathered on the GPU, unless padded (see `resident.Resident`).
         device (device specifier): the GPU.
         loss_func (callable or None): None means the optimizer's target.
         seed (int or None): of the random numbers, at least 0, below 2**63; None draws it from
@@ -106,7 +112,13 @@ class GraphUpdater(StandardUpdater):
         self._warned = set()
         self._reason = None  # why no step can be captured
         self._context = None  # made at the first step: a snapshot may change the seed until then
+        self._resident = None
         self._programs = Programs('step')
+        self._trainer = None  # a weak reference, until its evaluators are captured
+
+    def connect_trainer(self, trainer: Any) -> None:
+        super().connect_trainer(trainer)
+        self._trainer = weakref.ref(trainer)
 
     @property
     def graph_nbytes(self) -> int:
@@ -114,13 +126,14 @@ class GraphUpdater(StandardUpdater):
         return 0 if self._context is None else self._context.capturer.nbytes
 
     def update_core(self) -> None:
+        if self._trainer is not None:
+            if self._is_on_gpu():
+                capture_evaluators(self._trainer(), self.input_device)
+            self._trainer = None
         iterator = self._iterators['main']
-        examples = iterator.next()
-        if self.input_device is None:
+        examples = next_examples(iterator, self.converter)
+        with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
-        else:
-            with chainer.using_device(self.input_device):  # its current stream is used throughout
-                self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
@@ -131,7 +144,9 @@ class GraphUpdater(StandardUpdater):
                 key = self._refresh()
                 reason = self._why_not_now()
                 if reason is None:
-                    batch = batches.batch_of(examples, self.converter, self.input_device)
+                    batch = batches.batch_of(
+                        examples, self.converter, self.input_device, self._resident
+                    )
                     program = self._program(batch, key)
             except (batches.NoSparseBatch, CannotCapture) as error:
                 reason = self._give_up(str(error))
@@ -140,7 +155,7 @@ class GraphUpdater(StandardUpdater):
             self._train_eagerly(examples)
             return
         fused, optimizer = self._context.fused, self._optimizers['main']
-        step_numbers = None if fused is None else fused.advance()
+        step_numbers = None if fused is None else fused.advance(is_unchanged=True)
         difference = None
         try:
             program.stage(batch, self.iteration, step_numbers)
@@ -210,10 +225,13 @@ class GraphUpdater(StandardUpdater):
             name = reporters[-1]._observer_names.get(id(self._optimizers['main'].target), '')
         return None if fused is None else fused.variants(), name, key
 
+    def _is_on_gpu(self):
+        return self.input_device is not None and self.input_device.xp is cuda.cupy
+
     def _why_not(self):
         """Return what (str or None) rules out captured steps permanently."""
         optimizer = self._optimizers['main']
-        if self.input_device is None or self.input_device.xp is not cuda.cupy:
+        if not self._is_on_gpu():
             return 'CUDA graphs need a GPU, the device is %s' % (
                 'not given' if self.input_device is None else self.input_device.name
             )
@@ -253,6 +271,9 @@ class GraphUpdater(StandardUpdater):
         if reason is not None:
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
         loss_func = self.loss_func or optimizer.target
+        if self._resident is None:
+            dataset = getattr(self._iterators['main'], 'dataset', None)
+            self._resident = Resident(dataset, device)
         self._context = Context(
             capturer,
             blas,

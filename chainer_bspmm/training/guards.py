@@ -1,8 +1,8 @@
 """What a captured step reads from Python: when it changes, the step is captured again."""
 
+import ctypes
 import dis
 import functools
-import operator
 import types
 
 import numpy
@@ -16,6 +16,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type, numpy.generic, numpy.dtype
 BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
 # Contents are not watched. Every step makes such variables: replacing one is no change.
 OPAQUE = chainer.Variable, dict, list
+
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 
 class Guards:
@@ -54,16 +56,19 @@ class Guards:
         It is the same object as the last one for as long as nothing was replaced.
         """
         values = self._values()
-        if len(values) != len(self._last) or not all(map(operator.is_, values, self._last)):
+        if _addresses(values) != self._addresses:
             if _differ(values, self._last):
                 self._look()
             else:
-                self._last = values
+                self._keep(values)
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) must see every call and so rules out a replay."""
-        if chainer.is_debug():
+        """Return what (str or None) must see every call and so rules out a replay.
+
+        To be called after :meth:`key`.
+        """
+        if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]
         for hooks in self._link_hooks:
@@ -71,22 +76,29 @@ class Guards:
         return 'the hook %s has to see every call' % names[0] if names else None
 
     def _values(self):
-        """Return the values that are watched, as they are now."""
-        values = list(_configuration().values())
-        for attributes in self._attributes:
-            values += attributes.values()
+        """Return the values (tuple) that are watched, as they are now; called at every step."""
+        values = []
+        extend = values.extend
+        for attributes in (*_configurations(), *self._attributes):
+            extend(attributes.values())
         for function in self._functions:
-            values += _surroundings(function).values()
-        for param in self._params:
-            values += (param._data[0], param.requires_grad)
+            extend(_surroundings(function).values())
+        values += [param._data[0] for param in self._params]
+        values += [param._requires_grad for param in self._params]
         if self._optimizer is not None:
-            for hooks in self._hooks:
-                values += hooks.values()
-            for param in self._target_params:
-                rule = param.update_rule
+            for hooks in filter(None, self._hooks):  # most are empty
+                extend(hooks.values())
+            rules = [param.update_rule for param in self._target_params]
+            values += rules
+            for rule in rules:
                 if rule is not None:
-                    values += (rule, rule.enabled, *(rule.state or {}).values())
-        return values
+                    values.append(rule.enabled)
+                    if rule._state:
+                        extend(rule._state.values())
+        return tuple(values)
+
+    def _keep(self, values):
+        self._last, self._addresses = values, _addresses(values)
 
     def _look(self):
         links, owners, functions = {}, {}, {}
@@ -107,8 +119,11 @@ class Guards:
         self._functions = list(functions.values())
         hooks = [link._local_link_hooks for link in self.links]
         self._link_hooks = [of_link for of_link in hooks if of_link is not None]
-        self._last = self._values()
-        names = ['the attribute %s of chainer.config' % name for name in _configuration()]
+        self._keep(self._values())
+        configuration = _configuration()
+        self._is_debug = chainer.is_debug()
+        names = ['the attribute %s of chainer.config' % name for name in configuration]
+        values = [*configuration.values(), *self._last[sum(map(len, _configurations())) :]]
         for owner in self.owners:
             called = getattr(owner, 'name', None) or type(owner).__name__
             names += ['the attribute %s of %s' % (name, called) for name in vars(owner)]
@@ -117,9 +132,9 @@ class Guards:
                 'the variable %s that %s reads' % (name, function.__name__)
                 for name in _surroundings(function)
             ]
-        names += ['a parameter or the optimizer'] * (len(self._last) - len(names))
+        names += ['a parameter or the optimizer'] * (len(values) - len(names))
         update = rules + [hook for hooks in self._hooks for hook in hooks.values()]
-        self._key = Key(zip(names, self._last), self.owners, update)
+        self._key = Key(zip(names, values), self.owners, update)
 
 
 class Key:
@@ -158,6 +173,15 @@ class Key:
                 if (name, token) not in known:
                     return name
         return 'the layout of the batches'
+
+
+def _addresses(values):
+    """Return the addresses (bytes) of the items of a tuple.
+
+    Those of two tuples are equal if their items are the same objects, as long as both tuples live.
+    Comparing hundreds of items one by one would take a third of a step.
+    """
+    return ctypes.string_at(id(values) + tuple.__basicsize__, len(values) * _POINTER)
 
 
 def _differ(values, others):
@@ -229,8 +253,13 @@ def _names(code):
     return names
 
 
+def _configurations():
+    return vars(chainer.global_config), vars(chainer.config._local)
+
+
 def _configuration():
-    return {**vars(chainer.global_config), **vars(chainer.config._local)}
+    common, of_thread = _configurations()
+    return {**common, **of_thread}
 
 
 def _hooks_of(*things):

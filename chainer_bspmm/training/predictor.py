@@ -20,6 +20,7 @@ from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.training.step_program import SPARE_TOLERANCE
 from chainer_bspmm.user_code import warn
 
@@ -89,7 +90,7 @@ class _Program(Program):
         self._values = self._capture(self._run, predictor.model)
 
     def replay(self, batch, examples):
-        """Return the predictions of a batch, in the array that the next replay overwrites.
+        """Return the predictions of a batch, in the arrays that the next replay overwrites.
 
         Raises:
             CannotCapture: the first or second replay differs from the eager prediction, before
@@ -111,12 +112,26 @@ class _Program(Program):
         return self._values
 
     def _run(self):
-        with chainer_nodes.under_way(self._inputs.step):
+        # What the model leaves in attributes, such as a loss, is memory of the graph.
+        owners = self._context.guards.owners
+        with chainer_nodes.under_way(self._inputs.step), state.attributes_kept(owners):
             return self._context.values(self._inputs.arrays())
 
 
 def _difference(found, expected, model):
     """Return how (str or None) two predictions differ; equal NaN and infinities do not."""
+    if not isinstance(found, dict):
+        return _difference_of_arrays(found, expected, model)
+    if found.keys() != expected.keys():
+        return '%s instead of %s' % (sorted(found), sorted(expected))
+    for name, array in found.items():
+        differs = _difference_of_arrays(array, expected[name], model)
+        if differs:
+            return '%s: %s' % (name, differs)
+    return None
+
+
+def _difference_of_arrays(found, expected, model):
     found, expected = cuda.to_cpu(found), cuda.to_cpu(expected)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return '%s of shape %s instead of %s of shape %s' % (
@@ -143,32 +158,110 @@ def _roomy(need):
     )
 
 
-class Predictor:
-    """Predict batch after batch: the first of a layout eagerly, the others by replays.
+class Replays:
+    """Replay what a model makes of batch after batch; the first of a layout is run eagerly.
 
     Args:
         model (chainer.Link): on its device.
-        function (callable): what is predicted of the first columns of a batch.
+        function (callable): what is run on the columns of a batch.
         converter (callable): makes the batches.
-        n_inputs (int or None): how many columns go to ``function``; None means all.
         dataset: what the batches are from; the sizes of a `SparseDataset` are known beforehand.
     """
 
     seed, check_every = 0, CHECK_EVERY  # which programs ask for
+    what, who = 'prediction', 'captured_predict predicts'  # for messages
+    eager_after = batches.NoSparseBatch, CannotCapture  # errors after which nothing is captured
 
-    def __init__(self, model, function, converter, n_inputs, dataset):
+    def __init__(self, model, function, converter, dataset):
         self.model = model
         self.device = model.device
         self._function = function
         self._converter = converter
-        self._n_inputs = n_inputs
         self._dataset = dataset
-        self._guards = Guards(model, function)
+        self._resident = None  # made with the capturer
+        self.guards = Guards(model, function)
         self._reason = None  # why nothing can be captured
         self._warned = set()
-        self._programs = Programs('prediction')
-        self._outgoing = None  # of the last batch
+        self._programs = Programs(self.what)
         self.capturer = self.blas = None
+
+    def close(self):
+        """Give back the graphs and their memory, once nothing reads their results any more."""
+        self._programs.clear()  # they refer to this object
+        self._resident = None
+        if self.capturer is not None:
+            capturer, self.capturer, self.blas = self.capturer, None, None
+            capturer.free_unused()
+
+    def eager(self, examples):
+        """Return the values of a batch as the model gives them, without buffers and graphs."""
+        arrays = convert._call_converter(self._converter, examples, self.device)
+        return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
+
+    def values(self, arrays, n_graphs=None):
+        """Return what is made of a batch: an array, or name -> array.
+
+        Args:
+            arrays (tuple): the batch.
+            n_graphs (int or None): its molecules, if its second array does not tell.
+        """
+        raise NotImplementedError
+
+    def _replayed(self, examples):
+        """Return the values of a batch, which the next replay overwrites; None: run it eagerly."""
+        reason = self._reason
+        if reason is None:
+            with chainer.using_config('train', False), chainer.no_backprop_mode():
+                key = self.guards.key()
+            reason = self.guards.blocking_hook()
+        if reason is None:
+            try:
+                return self._captured(examples, key)
+            except self.eager_after as error:
+                reason = self._give_up(str(error))
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warn('%s eagerly: %s' % (self.who, reason))
+        return None
+
+    def _give_up(self, reason):
+        """Capture no more, and return the reason."""
+        self._reason = reason
+        self._programs.clear()
+        return reason
+
+    def _captured(self, examples, key):
+        if self.capturer is None:
+            self.capturer = Capturer(self.device)
+            self.blas = blas_for(self.capturer, self.device)
+            self._resident = Resident(self._dataset, self.device)
+        batch = batches.batch_of(examples, self._converter, self.device, self._resident)
+        is_known = isinstance(self._dataset, SparseDataset) and batch.form.layout != 'padded'
+        need = batch.need if is_known else _roomy(batch.need)
+        capacity = self._programs.capacity(batch.form, need, self._dataset)
+        layout = batch.form, batch.source, capacity, key
+        program = self._programs.find(layout)
+        if program is None:
+            self._programs.add(layout, _Program(self, batch, capacity))
+            return None
+        with self.capturer.ordered():
+            if not program.is_captured:
+                program.capture(batch, examples)
+            return program.replay(batch, examples)
+
+
+class Predictor(Replays):
+    """Predict batch after batch.
+
+    Args:
+        model, function, converter, dataset: as in `Replays`.
+        n_inputs (int or None): how many columns go to ``function``; None means all.
+    """
+
+    def __init__(self, model, function, converter, n_inputs, dataset):
+        super().__init__(model, function, converter, dataset)
+        self._n_inputs = n_inputs
+        self._outgoing = None  # of the last batch
 
     def predict(self, examples):
         """Launch the prediction of a batch.
@@ -182,7 +275,11 @@ class Predictor:
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
         with chainer.using_device(self.device):  # its current stream is used throughout
-            self._outgoing = self._launched(examples)
+            if self.device.xp is not cuda.cupy:
+                self._outgoing = _Host(self.eager(examples))
+            else:
+                values = self._replayed(examples)
+                self._outgoing = _Outgoing(self.eager(examples) if values is None else values)
         return self._outgoing
 
     def close(self):
@@ -192,15 +289,7 @@ class Predictor:
         """
         if self._outgoing is not None:
             self._outgoing.wait()
-        self._programs.clear()  # they refer to this object
-        if self.capturer is not None:
-            capturer, self.capturer, self.blas = self.capturer, None, None
-            capturer.free_unused()
-
-    def eager(self, examples):
-        """Return the values of a batch as the model gives them, without buffers and graphs."""
-        arrays = convert._call_converter(self._converter, examples, self.device)
-        return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
+        super().close()
 
     def values(self, arrays, n_graphs=None):
         """Return what the function makes of a batch, an array with a row for each molecule."""
@@ -220,40 +309,3 @@ class Predictor:
                 % (n_graphs, values.shape)
             )
         return xp.ascontiguousarray(values)
-
-    def _launched(self, examples):
-        if self.device.xp is not cuda.cupy:
-            return _Host(self.eager(examples))
-        reason = self._reason
-        if reason is None:
-            with chainer.using_config('train', False), chainer.no_backprop_mode():
-                key = self._guards.key()
-            reason = self._guards.blocking_hook()
-        if reason is None:
-            try:
-                return self._captured(examples, key)
-            except (batches.NoSparseBatch, CannotCapture) as error:
-                reason = self._reason = str(error)
-                self._programs.clear()
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warn('captured_predict predicts eagerly: ' + reason)
-        return _Outgoing(self.eager(examples))
-
-    def _captured(self, examples, key):
-        if self.capturer is None:
-            self.capturer = Capturer(self.device)
-            self.blas = blas_for(self.capturer, self.device)
-        batch = batches.batch_of(examples, self._converter, self.device)
-        is_known = isinstance(self._dataset, SparseDataset) and batch.form.layout != 'padded'
-        need = batch.need if is_known else _roomy(batch.need)
-        capacity = self._programs.capacity(batch.form, need, self._dataset)
-        layout = batch.form, batch.source, capacity, key
-        with self.capturer.ordered():
-            program = self._programs.find(layout)
-            if program is None:
-                self._programs.add(layout, _Program(self, batch, capacity))
-                return _Outgoing(self.eager(examples))
-            if not program.is_captured:
-                program.capture(batch, examples)
-            return _Outgoing(program.replay(batch, examples))

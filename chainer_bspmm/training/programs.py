@@ -56,6 +56,10 @@ class Program:
         batch (HostBatch or DeviceBatch): the first of this layout.
         capacity (Capacity): of the buffers.
         n_numbers (int or None): how many float64 are sent along with every batch.
+
+    Attributes:
+        is_first (bool): False if the same was captured for batches of another size, which has
+            been checked more often; set by :meth:`Programs.add`.
     """
 
     def __init__(self, context, batch, capacity, n_numbers=None):
@@ -65,6 +69,7 @@ class Program:
         )
         self._replay = None  # a callable, once captured
         self._n_replays = 0
+        self.is_first = True
 
     @property
     def is_captured(self):
@@ -90,12 +95,15 @@ class Program:
         """Return whether the next replay is compared with the eager step."""
         number = self._n_replays + 1
         is_power = number & (number - 1) == 0
-        is_early = number <= 16 or (number <= 1024 and is_power)
+        is_early = (number <= 1024 and is_power) or (number <= 16 and self.is_first)
         return is_early or not number % self._context.check_every
 
 
 class Programs(collections.OrderedDict):
-    """Layout -> program. A layout is a tuple that ends in a `guards.Key`.
+    """Layout -> program.
+
+    A layout is a tuple (form, source, capacity, ..., key): a `Form`, where batches are gathered
+    from, a `Capacity`; what else programs differ by; a `guards.Key`.
 
     Args:
         what (str): what a program does, for the message.
@@ -109,11 +117,13 @@ class Programs(collections.OrderedDict):
         self._what = what
         self._n_new = 0
         self._last_key = None
+        self._last = None, None  # layout and program that were found last
         self.capacities = {}
 
     def clear(self):
         super().clear()
         self._n_new, self._last_key = 0, None
+        self._last = None, None
 
     def capacity(self, form, need, dataset):
         """Return the `Capacity` for a batch of a data set (any object)."""
@@ -128,12 +138,17 @@ class Programs(collections.OrderedDict):
         Raises:
             CannotCapture: there were too many new layouts in a row.
         """
+        last, program = self._last
+        if layout == last:  # mostly the same objects: no need to hash them
+            return program
         program = self.get(layout)
         if program is not None:
+            self._last = layout, program
             self.move_to_end(layout)
             self._n_new = 0
             self._last_key = layout[-1]
             return program
+        self._last = None, None
         self._n_new += 1
         if self._n_new > MAX_NEW:
             raise CannotCapture(
@@ -144,6 +159,8 @@ class Programs(collections.OrderedDict):
 
     def add(self, layout, program):
         """Keep a program."""
+        self._last = None, None
+        program.is_first = all(layout[3:] != other[3:] for other in self)
         self[layout] = program
         self._last_key = layout[-1]
         if len(self) > MAX_PROGRAMS:

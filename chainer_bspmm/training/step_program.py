@@ -8,11 +8,13 @@ import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.training import chainer_nodes
+from chainer_bspmm.training import gradients
 from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import blame
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.reports import Reports
 
 # If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
 # such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
@@ -41,9 +43,15 @@ class StepProgram(Program):
         super().__init__(context, batch, capacity, n_numbers)
         self._deterministic = True
         self._puts_sums_off = False  # found by a trial
-        self._reported = {}  # what the graph writes: name -> array
+        self._one = gradients.One(context.device)
+        self._reports = Reports(context.device)
+        self._names = []  # of what the step reports
+        self._copied = {}  # what is reported and is not a single number: name -> array
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
+
+    def stage(self, batch, counter=0, numbers=None):
+        self._inputs.send(batch, counter, numbers, self._reports.next_row())
 
     def run(self):
         """Run the step that was staged eagerly.
@@ -129,8 +137,8 @@ class StepProgram(Program):
         return is_safe
 
     def _all_gradients(self):
-        params = self._context.optimizer.target.params(include_uninit=False)
-        return [param.grad for param in (*params, *self._context.guards.other_params)]
+        params = *self._context.optimizer.target.params(), *self._context.guards.other_params
+        return [param.grad for param in params if param.is_initialized]
 
     def capture(self):
         """Capture the step; nothing runs.
@@ -142,9 +150,7 @@ class StepProgram(Program):
         links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
         try:
-            reported, self._gradients = self._capture(
-                lambda: self._compute(unchain=True), context.loss_func
-            )
+            reported, self._gradients = self._capture(self._compute_and_report, context.loss_func)
         except BaseException:
             context.optimizer.target.cleargrads()  # they were never computed
             raise
@@ -154,7 +160,11 @@ class StepProgram(Program):
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
-        self._reported = _arrays_of(reported)
+        self._names = list(reported)
+        numbers = self._numbers(reported)
+        self._copied = {
+            name: _bare(value) for name, value in reported.items() if name not in numbers
+        }
         # Links keep holding what the graph writes, so that no other graph takes its memory.
         for attributes, values in zip(links, before):
             kept = {
@@ -179,18 +189,26 @@ class StepProgram(Program):
             reported = self._checked_replay()
         else:
             self._replay()
-            reported = state.copies(self._reported)
+            reported = self._reported()
         self._n_replays += 1
         self._give_gradients()
         for attributes, kept in self._kept:
             attributes.update(kept)
         return reported
 
+    def _reported(self):
+        """Return what the last replay reported: arrays that no other replay writes to."""
+        reported = self._reports.numbers()
+        if self._copied:
+            reported.update(state.copies(self._copied))
+            reported = {name: reported[name] for name in self._names}
+        return reported
+
     def _checked_replay(self):
         changing = state.state_arrays(self._context.optimizer, self._context.guards.owners)
         before = state.copies(changing)
         self._replay()
-        reported = state.copies(self._reported)
+        reported = self._reported()
         replayed = dict(state.copies(dict(changing, **_named(self._gradients))), **reported)
         eagerly_reported, eager = self._run_again(changing, before)
         differs = state.difference(replayed, eager, 0)
@@ -227,6 +245,20 @@ class StepProgram(Program):
             if parameter._grad is not gradient:
                 parameter._set_grad_without_check(gradient)  # there may be dozens
 
+    def _compute_and_report(self):
+        """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
+        reported, gradients = self._compute(unchain=True)
+        self._reports.write(self._numbers(reported), self._inputs.row_address)
+        return reported, gradients
+
+    def _numbers(self, reported):
+        """Return name -> array of what is reported as a single number on the device."""
+        return {
+            name: array
+            for name, array in _arrays_of(reported).items()
+            if isinstance(array, self._context.device.xp.ndarray) and self._reports.takes(array)
+        }
+
     def _compute(self, unchain=False):
         """Launch the step; return what was reported, and the parameters' gradients."""
         context = self._context
@@ -238,12 +270,15 @@ class StepProgram(Program):
         ):
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
+            self._one.give(loss)
             with _gradients_kept(context.guards.other_params):
                 self._backward(loss)
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
             del loss
-            context.optimizer.reallocate_cleared_grads()
+            params = list(target.params(include_uninit=False))
+            self._one.take_back(params)
+            gradients.zero_missing(params)
             if context.fused is not None:
                 context.fused.launch(self._inputs.numbers)
         return reported, self._gradients_now()

@@ -13,28 +13,28 @@ from chainer.optimizers import momentum_sgd
 from chainer.optimizers import rmsprop
 from chainer.optimizers import sgd
 
-# How an optimizer updates: the type of its rules; rule -> variant (RULE of the kernel); names of
-# the states, and the numbers (how many, rule -> which), in the kernel's order.
+# How an optimizer updates: the type of its rules; hyperparameters -> variant (RULE of the kernel);
+# names of the states, and the numbers (how many, (hyperparameters, step) -> which), in the kernel's
+# order.
 Method = collections.namedtuple('Method', 'rule_type variant states n_numbers numbers')
 
 
-def _adam_numbers(rule):
-    hp = rule.hyperparam
-    return rule.alpha_t, 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
+def _adam_numbers(hp, t):
+    rate = adam._learning_rate(hp, t)
+    return rate, 1 - hp.beta1, 1 - hp.beta2, hp.eps, hp.eta, hp.weight_decay_rate
 
 
-def _adam_variant(rule):
-    if rule.hyperparam.adabound:  # refused below; no kernel has it
+def _adam_variant(hp):
+    if hp.adabound:  # refused below; no kernel has it
         return 'ADABOUND'
-    return 'AMSGRAD' if rule.hyperparam.amsgrad else 'ADAM'
+    return 'AMSGRAD' if hp.amsgrad else 'ADAM'
 
 
-def _rmsprop_variant(rule):
-    return 'RMSPROP_EPS_INSIDE' if rule.hyperparam.eps_inside_sqrt else 'RMSPROP'
+def _rmsprop_variant(hp):
+    return 'RMSPROP_EPS_INSIDE' if hp.eps_inside_sqrt else 'RMSPROP'
 
 
-def _rmsprop_numbers(rule):
-    hp = rule.hyperparam
+def _rmsprop_numbers(hp, t):
     return hp.lr, hp.alpha, hp.eps
 
 
@@ -43,15 +43,13 @@ METHODS = {
     optimizers.Adam: _ADAM,
     optimizers.AdamW: _ADAM,
     optimizers.AMSGrad: _ADAM,
-    optimizers.SGD: Method(
-        sgd.SGDRule, lambda rule: 'SGD', (), 1, lambda rule: (rule.hyperparam.lr,)
-    ),
+    optimizers.SGD: Method(sgd.SGDRule, lambda hp: 'SGD', (), 1, lambda hp, t: (hp.lr,)),
     optimizers.MomentumSGD: Method(
         momentum_sgd.MomentumSGDRule,
-        lambda rule: 'MOMENTUM_SGD',
+        lambda hp: 'MOMENTUM_SGD',
         ('v',),
         2,
-        lambda rule: (rule.hyperparam.lr, rule.hyperparam.momentum),
+        lambda hp, t: (hp.lr, hp.momentum),
     ),
     optimizers.RMSprop: Method(rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, _rmsprop_numbers),
 }

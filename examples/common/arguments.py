@@ -66,6 +66,12 @@ def add_running_arguments(parser, batchsize=32):
 def add_common_arguments(parser, dense_help):
     """Add the common options of training and prediction."""
     add_running_arguments(parser)
+    parser.add_argument(
+        '--no-cache',
+        action='store_true',
+        help='parse the SMILES even if an earlier run left them parsed in the cache folder '
+        '(python -m chainer_bspmm info names it)',
+    )
     parser.add_argument('--dense', action='store_true', help=dense_help)
 
 

@@ -74,7 +74,7 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
     name = os.path.basename(path)
     frame = pandas.DataFrame(
         {
-            'where': ['%s row %d' % (name, row + 2) for row in raw.index],
+            'where': ['%s row %d' % (name, row) for row in (raw.index + 2).tolist()],
             'smiles': raw[smiles_column].to_numpy(),
         }
     )
@@ -82,16 +82,15 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
         if column not in raw:
             frame[label] = numpy.nan
             continue
-        text = raw[column].str.strip().to_numpy()
         values = pandas.to_numeric(raw[column], errors='coerce').to_numpy(dtype=numpy.float64)
-        bad = ~task.is_good(values)
+        bad = numpy.flatnonzero(~task.is_good(values))
+        text = raw[column].iloc[bad].str.strip().to_numpy()
         if task.may_be_missing or not need_labels:
-            bad &= text != ''
-        if bad.any():
-            first = bad.argmax()
+            bad, text = bad[text != ''], text[text != '']
+        if bad.size:
             raise DataError(
                 '%s: target %s is %r, expected %s (%d such rows)'
-                % (frame['where'][first], column, text[first], task.expected, bad.sum())
+                % (frame['where'][bad[0]], column, text[0], task.expected, bad.size)
             )
         frame[label] = values
     return frame
@@ -122,10 +121,10 @@ def thin_out(table, num_data):
     return table.iloc[numpy.arange(num_data) * len(table) // num_data].reset_index(drop=True)
 
 
-def sparse_dataset(table, method, labels):
+def sparse_dataset(table, method, labels, cache):
     """Turn a table of SMILES into a sparse data set, without dense matrices."""
     try:
-        found = from_smiles(table['smiles'], method, labels)
+        found = from_smiles(table['smiles'], method, labels, cache=cache)
     except ValueError:
         _, reasons = dense_dataset(table, method, labels)
         if len(reasons) < len(table):
@@ -137,11 +136,10 @@ def sparse_dataset(table, method, labels):
     numpy.maximum.at(
         largest, numpy.repeat(numpy.arange(len(molecules)), molecules.sizes), molecules.atoms
     )
-    reasons = [what_is_wrong(*numbers) for numbers in zip(molecules.sizes, largest)]
-    for position, reason in zip(found.kept, reasons):
-        if reason:
-            failures[position] = reason
-    return found.dataset[numpy.array([reason is None for reason in reasons])], failures
+    is_wrong = (molecules.sizes == 0) | (largest >= MAX_ATOMIC_NUM)
+    for i in numpy.flatnonzero(is_wrong).tolist():
+        failures[int(found.kept[i])] = what_is_wrong(molecules.sizes[i], largest[i])
+    return (found.dataset[~is_wrong] if is_wrong.any() else found.dataset), failures
 
 
 def dense_dataset(table, method, labels):
@@ -194,7 +192,7 @@ def what_is_wrong(n_atoms, largest):
     return None
 
 
-def preprocess(table, method, labels, dense=False):
+def preprocess(table, method, labels, dense=False, cache=False):
     """Turn a table of SMILES into the data set of a method.
 
     Args:
@@ -202,6 +200,7 @@ def preprocess(table, method, labels, dense=False):
         method (str): a key of upstream's `preprocess_method_dict`.
         labels (numpy.ndarray): (M, T), one row for each of the table.
         dense (bool): upstream's dense data set instead of the sparse one.
+        cache (bool): whether to keep the molecules of the sparse one on disk, and look there.
 
     Returns:
         tuple: (SparseDataset or NumpyTupleDataset of (atoms, adj, ..., labels); the rows of the
@@ -210,8 +209,10 @@ def preprocess(table, method, labels, dense=False):
     Raises:
         DataError: no molecule is left.
     """
-    make = dense_dataset if dense else sparse_dataset
-    dataset, reasons = make(table, method, labels)
+    if dense:
+        dataset, reasons = dense_dataset(table, method, labels)
+    else:
+        dataset, reasons = sparse_dataset(table, method, labels, cache)
     failures = [
         (table['where'].iloc[i], table['smiles'].iloc[i], reasons[i]) for i in sorted(reasons)
     ]
@@ -239,7 +240,7 @@ def report_failures(failures, path, shown=10):
         print('  ... and %d more' % (len(failures) - shown))
 
 
-def load(description, table, task, method, num_data, failed_file, dense):
+def load(description, table, task, method, num_data, failed_file, dense, cache=False):
     """Preprocess the table of a run, and print what it holds.
 
     Returns:
@@ -247,7 +248,7 @@ def load(description, table, task, method, num_data, failed_file, dense):
     """
     n_rows = len(table)
     table = thin_out(table, num_data)
-    dataset, kept, failures = preprocess(table, method, task.labels(table), dense)
+    dataset, kept, failures = preprocess(table, method, task.labels(table), dense, cache)
     print(
         'Data: %s: %d molecules%s'
         % (description, n_rows, '' if len(kept) == n_rows else ', %d of them used' % len(kept))

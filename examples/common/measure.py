@@ -28,7 +28,7 @@ class Timed:
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.seconds = []
-        self.steps_a_round = 1 if self.input_device.xp is numpy else 20
+        self.steps_a_round = 1 if self.input_device.xp is numpy else 100
         self._n_steps = 0  # of the round under way
 
     def update(self):

@@ -80,10 +80,19 @@ def molecules(args, settings, task, read, failed_file):
         return dataset, table, kept
     if args.data:
         description, table = read(args.data, settings, task, False)
-        return data.load(description, table, task, method, -1, failed_file, args.dense)
+        return data.load(
+            description, table, task, method, -1, failed_file, args.dense, not args.no_cache
+        )
     description, table = read(settings['data'], settings, task, True)
     dataset, table, kept = data.load(
-        description, table, task, method, settings['num_data'], failed_file, args.dense
+        description,
+        table,
+        task,
+        method,
+        settings['num_data'],
+        failed_file,
+        args.dense,
+        not args.no_cache,
     )
     if len(dataset) != settings['n_molecules']:
         raise data.DataError(

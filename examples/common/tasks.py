@@ -7,15 +7,13 @@ import io
 import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
 import chainer.functions as F
 import numpy
-from chainer import reporter
-from chainer.backends import cuda
 from chainer.training import extensions
+from chainer_bspmm.dataset import SparseDataset
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
-from sklearn.metrics import roc_auc_score
 
 # Upstream's methods whose adjacency is a matrix; the others have no sparse product.
 METHODS = (
@@ -94,6 +92,8 @@ def inputs_converter(converter):
 
 def labels_of(examples):
     """Return the labels of examples, (M, T) float64."""
+    if isinstance(examples, SparseDataset):
+        return examples.get_datasets()[-1].astype(numpy.float64)
     return numpy.array([example[-1] for example in examples], dtype=numpy.float64)
 
 
@@ -248,6 +248,8 @@ def roc_aucs(labels, scores):
     Returns:
         numpy.ndarray: NaN for a label that has not both a 1 and a 0.
     """
+    from sklearn.metrics import roc_auc_score  # here: it takes a second to import
+
     areas = []
     for t, y in zip(labels.T, scores.T):
         known = t >= 0  # not so for NaN
@@ -260,26 +262,6 @@ def mean_of_known(areas):
     """Return the mean of what is no NaN, NaN if there is nothing."""
     areas = areas[numpy.isfinite(areas)]
     return float(areas.mean()) if areas.size else float('nan')
-
-
-class RocAucEvaluator(extensions.Evaluator):
-    """Report the loss, and the mean over the labels of the area under the ROC curve."""
-
-    def evaluate(self):
-        model = self.get_target('main')
-        labels, scores = [], []
-
-        def forward(*arrays):
-            model(*arrays)
-            scores.append(cuda.to_cpu(model.y.array))
-            labels.append(cuda.to_cpu(arrays[-1]))
-
-        self.eval_func = forward
-        observation = super().evaluate()
-        areas = roc_aucs(numpy.concatenate(labels), numpy.concatenate(scores))
-        with reporter.report_scope(observation):
-            reporter.report({'roc_auc': mean_of_known(areas)}, model)
-        return observation
 
 
 class Classification:
@@ -314,7 +296,25 @@ class Classification:
         predictor = build_predictor(settings, dense, len(self.names))
         return Classifier(predictor, lossfun=F.sigmoid_cross_entropy, metrics_fun=None)
 
-    evaluator = RocAucEvaluator
+    def evaluator(self, iterator, model, **options):
+        """Make the extension that reports the loss, and the mean over the labels of ROC-AUC."""
+        from chainer_chemistry.training.extensions import BatchEvaluator  # needs scikit-learn
+
+        shape = -1, len(self.names)
+
+        def loss(y, t):
+            return float(model.lossfun(y.reshape(shape), t.reshape(shape)).array)
+
+        def roc_auc(y, t):
+            return mean_of_known(roc_aucs(t.reshape(shape), y.reshape(shape)))
+
+        return BatchEvaluator(
+            iterator,
+            model,
+            eval_func=model.predictor,
+            metrics_fun={'loss': loss, 'roc_auc': roc_auc},
+            **options,
+        )
 
     def predict(self, model, dataset, converter, batchsize):
         """Predict (M, T) float32: the probability that each label is 1."""

@@ -32,7 +32,7 @@ from common.arguments import at_least
 from common.arguments import number_or_all
 from common.tasks import converter_of
 from common.tasks import labels_of
-from matplotlib import pyplot
+from matplotlib.figure import Figure
 from rdkit import RDConfig
 
 METHOD = 'relgcn'
@@ -168,7 +168,8 @@ def measure_steps(settings, examples, repeats):
 def plot_fit(path, truth, predictions):
     """Draw predicted against true values."""
     unit, _, description = qm9_data.TARGETS[LABEL]
-    figure, ax = pyplot.subplots(figsize=(4.6, 4.4), layout='constrained')
+    figure = Figure(figsize=(4.6, 4.4), layout='constrained')
+    ax = figure.subplots()
     low = min(truth.min(), predictions.min())
     high = max(truth.max(), predictions.max())
     ax.plot([low, high], [low, high], color='gray', linewidth=1)
@@ -181,7 +182,6 @@ def plot_fit(path, truth, predictions):
     )
     ax.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def print_steps(name, settings, examples, repeats):

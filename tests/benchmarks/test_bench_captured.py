@@ -59,7 +59,13 @@ def test_both_ways_of_reading_agree(method):
 )
 def test_steps_agree(captures, method):
     found = step_contenders.check(*read(method), HOST)
-    assert set(found) == {bench.EAGER, bench.CAPTURED, bench.ON_DEVICE, step_contenders.PACKED}
+    assert set(found) == {
+        bench.EAGER,
+        bench.EAGER_PACKED,
+        bench.CAPTURED,
+        bench.ON_DEVICE,
+        bench.PACKED,
+    }
     assert max(found.values()) < 1e-5
 
 
@@ -94,7 +100,7 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
     makers = step_contenders.trainers(*sets, 8, HOST)
     monkeypatch.setattr(bench, 'replay_ms', lambda contender: 1.0)
     cell, _ = bench.run_cell(makers, N, 8, HOST, 0)
-    assert set(cell['milliseconds']) == {bench.UPSTREAM, bench.EAGER}
+    assert set(cell['milliseconds']) == {bench.UPSTREAM, bench.EAGER, bench.EAGER_PACKED}
     assert 'trains eagerly' in cell['not_run'][bench.CAPTURED]
 
 
@@ -104,7 +110,7 @@ def test_cell(captures, monkeypatch):
     monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or 0.01)
     cell, eager = bench.run_cell(step_contenders.trainers(*read('rsgcn'), 8, HOST), N, 8, HOST, 0)
     assert cell['n_rounds'] == bench.MIN_ROUNDS and not cell['not_run']
-    assert set(eager) == {bench.UPSTREAM, bench.EAGER}
+    assert set(eager) == {bench.UPSTREAM, bench.EAGER, bench.EAGER_PACKED}
     for name, times in cell['milliseconds'].items():
         wall = times['wall']['median']
         assert wall >= times['host']['median'] > 0
@@ -134,17 +140,31 @@ def test_turns_are_as_long(monkeypatch):
     monkeypatch.setattr(bench, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Fake:
-        def __init__(self, seconds):
-            self.seconds = seconds
+        def __init__(self, seconds, multiple=1):
+            self.seconds, self.multiple = seconds, multiple
 
         def run(self, n_steps):
+            assert n_steps % self.multiple == 0
             now[0] += n_steps * self.seconds
 
+        def wait(self):
+            pass
+
     times, n_rounds = bench.measure_steps(
-        {'fast': Fake(1e-4), 'slow': Fake(0.01), 'slowest': Fake(9.0)}, HOST, 1.0
+        {
+            'fast': Fake(1e-4),
+            'slow': Fake(0.01),
+            'slowest': Fake(9.0),
+            'scan': Fake(1e-4, 64),
+            'short scan': Fake(0.01, 4),
+        },
+        HOST,
+        1.0,
     )
-    assert [of['steps a turn'] for of in times.values()] == [bench.MAX_STEPS, 15, bench.MIN_STEPS]
-    assert [of['wall']['median'] for of in times.values()] == pytest.approx([0.1, 10, 9000])
+    n_steps = [of['steps a turn'] for of in times.values()]
+    assert n_steps == [bench.MAX_STEPS, 15, bench.MIN_STEPS, 64, 12]
+    walls = [of['wall']['median'] for of in times.values()]
+    assert walls == pytest.approx([0.1, 10, 9000, 0.1, 10])
     assert n_rounds == bench.MIN_ROUNDS
 
 
@@ -183,6 +203,39 @@ def test_bars():
     assert not wrong['met']
 
 
+def beside_jax(ours, jit, scan):
+    times = {bench.PACKED: ours, bench.JAX['jit', 'FP32']: jit, bench.JAX['scan', 'FP32']: scan}
+    return {
+        'batches': {
+            '32': {
+                'milliseconds': {name: {'wall': {'median': ms}} for name, ms in times.items() if ms}
+            }
+        }
+    }
+
+
+def test_bars_beside_jax():
+    """The faster one of JAX's two counts; without it nothing is met."""
+
+    def bar(*times):
+        (found,) = bench.bars_jax({'qm9': {'methods': {'gin': beside_jax(*times)}}}).values()
+        return found['ratio'], found['met']
+
+    assert bar(0.1, 0.15, 0.3) == (1.5, True)
+    assert bar(0.2, 0.15, 0.3) == (0.75, False)
+    assert bar(0.2, 0.3, 0.1) == (0.5, False)
+    assert bar(0.1, 0.15, None) == bar(None, 0.1, 0.1) == (None, False)
+
+
+def test_results_of_several_gpus_are_one():
+    def result(method, not_run):
+        return {'data': {'qm9': {'methods': {method: method.upper()}}}, 'not_run': not_run}
+
+    whole, not_run = bench.merged([result('gin', ['a']), result('nfp', ['b'])])
+    assert whole['data'] == {'qm9': {'methods': {'gin': 'GIN', 'nfp': 'NFP'}}}
+    assert not_run == ['a', 'b']
+
+
 def run_main(folder, *options):
     bench.main(
         [
@@ -199,7 +252,7 @@ def test_file(tmp_path, capsys):
     assert result['conditions']['commit'] == 'none' and not result['not_run']
     for found in result['data'].values():
         method = found['methods']['rsgcn']
-        assert method['relative_errors'].keys() == {bench.EAGER}
+        assert method['relative_errors'].keys() == {bench.EAGER, bench.EAGER_PACKED}
         assert list(method['batches']) == ['8']  # 99 are more than there are
         assert set(method['batches']['8']['milliseconds']) == {bench.UPSTREAM, bench.EAGER}
     assert 'tox21 rsgcn, batch 8' in capsys.readouterr().out
@@ -310,3 +363,50 @@ def test_molecules_of_equal_size():
     assert 1 < len(index) <= step_contenders.N_EQUAL and len(set(sizes)) == 1 and sizes[0] > 3
     part = sparse[numpy.arange(N)[::-1].copy()]
     assert len(set(part.molecules.sizes[part.order[step_contenders.equal_sizes(part)]])) == 1
+
+
+@pytest.mark.parametrize('data', ['tox21', 'qm9'])
+@pytest.mark.parametrize('method', ['rsgcn', 'gin', 'relgcn'])
+def test_a_step_of_jax_agrees(method, data):
+    pytest.importorskip('jax')
+    smiles, labels, _ = data_sets.tox21(limit=N) if data == 'tox21' else data_sets.qm9(N)
+    dense, sparse = data_sets.of_smiles(smiles, labels, method)
+    model = subjects.upstream_model(method, labels, [dense[0]])
+    found = step_contenders.check_jax(method, model, sparse, HOST)
+    assert set(found) == set(bench.JAX.values())
+    assert max(found.values()) < 1e-5
+
+
+def test_batches_of_jax():
+    """All have one size; targets and molecules ascend; spare edges lead among spare rows."""
+    pytest.importorskip('jax')
+    from benchmarks.peers import jax_models
+
+    _, _, sparse = read('relgcn')
+    batches = jax_models.host_batches(chainer.iterators.SerialIterator(sparse, 8), 3)
+    assert len(batches) == 3
+    for batch in batches:
+        for name, array in batch.items():
+            assert array.shape == batches[0][name].shape, name
+        n = (batch['graph'] < 8).sum()
+        assert n < len(batch['graph']) and (batch['graph'][:n] < 8).all()
+        is_spare = batch['target'] >= n
+        assert ((batch['source'] >= n) == is_spare).all() and not batch['values'][is_spare].any()
+        for ascending in (batch['graph'], batch['target'] * 4 + batch['relation']):
+            assert (numpy.diff(ascending) >= 0).all()
+
+
+def test_jax_trains(tmp_path):
+    pytest.importorskip('jax')
+    run_main(tmp_path, *'--against jax --seconds 0 --batches 8 --data qm9'.split())
+    result = json.loads((tmp_path / 'jax.json').read_text())
+    times = result['data']['qm9']['methods']['rsgcn']['batches']['8']['milliseconds']
+    assert set(times) == {bench.EAGER, bench.EAGER_PACKED, *bench.JAX.values()}
+    assert times[bench.JAX['scan', 'TF32']]['steps a turn'] == bench.SCANNED
+    assert list(result['bars'].values())[0]['ratio'] > 0
+
+
+def test_methods_that_jax_lacks(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(['--against', 'jax', '--methods', 'nfp'])
+    assert 'JAX has no nfp' in capsys.readouterr().err

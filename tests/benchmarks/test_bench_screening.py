@@ -21,6 +21,9 @@ def test_what_is_written(tmp_path, capsys):
     assert list(methods) == ['rsgcn', 'relgcn']
     for found in methods.values():
         assert max(found['relative_errors'].values()) < bench.ERROR
+        parsing = found['microseconds of a core to parse a molecule']
+        assert set(parsing) == {'RDKit alone', 'from_smiles, one process'}
+        assert all(of['median'] > 0 for of in parsing.values())
         for rates in found['molecules a second'].values():
             assert set(rates) == {
                 bench.UPSTREAM,

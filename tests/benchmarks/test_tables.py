@@ -24,6 +24,46 @@ def test_numbers(value, text):
     assert tables.number(value) == text
 
 
+def test_jax():
+    names = tables.JAX
+    times = {tables.PACKED: 0.1, tables.ON_DEVICE: 0.125, names['jit', 'FP32']: 0.15}
+    cell = {
+        'milliseconds': {name: {'wall': summary(ms), 'busy': 0.97} for name, ms in times.items()}
+    }
+    whole = {
+        'milliseconds': {**cell['milliseconds'], names['scan', 'FP32']: {'wall': summary(0.3)}}
+    }
+    methods = {'gin': {'batches': {'1024': cell, '32': whole}}}
+    lines = tables.jax({'data': {'tox21': {'methods': methods}}})
+    first, second = cells(lines[2:])
+    assert first[:6] == ['Tox21, GIN, 32', '0.100', '0.125', '-', '0.150', '-']
+    assert first[6:] == ['0.300', '-', '1.50', '-', '97 %']
+    assert second[0] == 'Tox21, GIN, 1,024' and second[-3:] == ['-', '-', '97 %']
+
+
+def test_floors():
+    names = 'kernels device_us kernels_us bytes_us flops_us launches_us floor_us'.split()
+    packed = dict(zip(names, [20.0, 88.2, 61.0, 3.4, 1.2, 26.0, 29.4]))
+    methods = {'rsgcn': {'batches': {'128': {'packed': packed, 'folded': {}}}}}
+    (row,) = cells(tables.floors({'data': {'qm9': {'methods': methods}}}))
+    assert row == ['QM9, RSGCN, 128', '20', '88', '61', '3.4', '1.2', '26.0', '29.4']
+
+
+def test_command():
+    def found(seconds, is_extrapolated=False):
+        return {'seconds': seconds, 'is_extrapolated': is_extrapolated}
+
+    whole = {
+        'upstream dense': {'warm': found(200.0, True)},
+        'ours eager': {},
+        'ours captured': {'cold': found(16.5), 'warm': found(10.0)},
+    }
+    methods = {'relgcn': whole, 'rsgcn': {'ours captured': {'cold': found(9.0)}}}
+    first, second = cells(tables.command({'data': {'qm9': {'methods': methods}}})[2:])
+    assert first == ['QM9, RelGCN', 'about 200', '-', '10', '16', '20']
+    assert second == ['QM9, RSGCN', '-', '-', '-', '9.0', '-']
+
+
 def test_layouts():
     cell = {
         'folded': summary(0.3501),

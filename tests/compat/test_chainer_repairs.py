@@ -1,6 +1,7 @@
 """Each repair of Chainer, on Chainer's real code path."""
 
 import sys
+import types
 import warnings
 
 import chainer_bspmm  # noqa: F401
@@ -126,3 +127,40 @@ def test_cudnn_warning_only_where_cudnn_can_be_installed(monkeypatch, cupy_major
         warnings.simplefilter('always')
         cuda.check_cuda_available()
     assert any('cuDNN is not enabled' in str(w.message) for w in caught) == warned
+
+
+@pytest.mark.parametrize(
+    'period, unit', [(1, 'epoch'), (0.3, 'epoch'), (2, 'epoch'), (3, 'iteration')]
+)
+def test_triggers_fire_as_before(tmp_path, period, unit):
+    """The repaired trigger and Chainer's own, over snapshots old and new."""
+    from chainer.training.triggers import IntervalTrigger
+
+    own, theirs = IntervalTrigger(period, unit), IntervalTrigger(period, unit)
+    iterator = chainer.iterators.SerialIterator(list(range(20)), 3)
+    optimizer = optimizers.SGD().setup(links.Linear(1, 1))
+    updater = chainer.training.updaters.StandardUpdater(iterator, optimizer)
+    trainer, fired = types.SimpleNamespace(updater=updater), []
+    for step in range(1, 60):
+        iterator.next()
+        updater.iteration = step
+        if step == 20:
+            serializers.save_npz(tmp_path / 'own.npz', own)
+            own = IntervalTrigger(period, unit)
+            serializers.load_npz(tmp_path / 'own.npz', own)
+        if step == 40:
+            for trigger in (own, theirs):  # of a snapshot that an early Chainer made
+                trigger._previous_iteration, trigger._previous_epoch_detail = -1, -1.0
+        fired.append(own(trainer))
+        assert fired[-1] == IntervalTrigger.__call__.__wrapped__(theirs, trainer)
+        assert vars(own) == vars(theirs)
+    assert any(fired) and not all(fired)
+
+
+def test_triggers_of_an_updater_without_epochs():
+    from chainer.training.triggers import IntervalTrigger
+
+    trigger, updater = IntervalTrigger(2, 'iteration'), types.SimpleNamespace(iteration=0)
+    for updater.iteration in (1, 2, 3):
+        fires = trigger(types.SimpleNamespace(updater=updater))
+        assert fires == (updater.iteration == 2)

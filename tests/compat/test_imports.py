@@ -89,6 +89,40 @@ def test_clean_import_warns_of_nothing_and_leaves_nothing_behind():
     assert 'Warning' not in errors
 
 
+def test_heavy_packages_are_imported_when_they_are_used():
+    printed, _ = run_alone("""
+        import builtins, sys
+        import_ = builtins.__import__
+        import chainer_bspmm, chainer, numpy
+        print(builtins.__import__ is import_)
+        heavy = ('joblib', 'matplotlib', 'pandas', 'scipy.io', 'scipy.linalg', 'scipy.special',
+                 'scipy.stats', 'sklearn', 'rdkit.Chem.AllChem', 'rdkit.Chem.Descriptors')
+        print([name for name in heavy if name in sys.modules])
+        from chainer_chemistry.training.extensions import prc_auc_evaluator, roc_auc_evaluator
+        print(roc_auc_evaluator.metrics.roc_auc_score([0, 1], [0, 1]),
+              prc_auc_evaluator.metrics.auc([0, 1], [1, 1]))
+        print(chainer.functions.erfinv(numpy.zeros(1, 'f')).array.tolist())
+        zero, one = numpy.zeros(2, 'f'), numpy.eye(2, dtype='f')
+        normal = chainer.distributions.MultivariateNormal(zero, scale_tril=one)
+        print(normal.log_prob(zero).array.round(3))
+        from chainer_chemistry.dataset.parsers import csv_file_parser
+        import pandas
+        print(csv_file_parser.pandas.DataFrame is pandas.DataFrame)
+        from chainer_chemistry.dataset.preprocessors import megnet_preprocessor
+        from rdkit.Chem import AllChem
+        print(megnet_preprocessor.AllChem.AddHs is AllChem.AddHs, megnet_preprocessor.Chem.__name__)
+    """)
+    assert printed.splitlines() == [
+        'True',
+        '[]',
+        '1.0 1.0',
+        '[0.0]',
+        '-1.838',
+        'True',
+        'True rdkit.Chem',
+    ]
+
+
 def test_nccl_that_nobody_asked_for_is_not_missed(tmp_path):
     package = tmp_path / 'cupy' / 'cuda'
     package.mkdir(parents=True)
@@ -271,18 +305,19 @@ def test_missing_package_says_how_to_install_it(run, package, expected):
     assert lines[-1] == '0'
 
 
-def test_chainer_that_cannot_be_imported_says_what_to_do():
+@pytest.mark.parametrize('missing', ['six', 'pandas'])  # needed at once, and later
+def test_upstream_that_cannot_be_imported_says_what_to_do(missing):
     printed, _ = run_alone(
         _HIDE
-        + """
-    HIDE.add('six')
+        + f"""
+    HIDE.add({missing!r})
     try:
         import chainer_bspmm
     except ImportError as error:
         print(error)
     """
     )
-    assert "No module named 'six'" in printed
+    assert 'No module named %r' % missing in printed
     assert 'restart Python and import chainer_bspmm first' in printed
 
 

@@ -24,6 +24,7 @@ NAMES = [
     'dropout',
     'gather_batch',
     'fused_update',
+    'report',
     'edge_film',
     'layer_norm',
     'gated_step',

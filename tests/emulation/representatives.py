@@ -4,6 +4,7 @@ and planted faults must change their results.
 Each is a function of an emulated device that returns (result, what it must equal).
 """
 
+import types
 from unittest import mock
 
 import numpy
@@ -24,6 +25,7 @@ from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
@@ -425,6 +427,77 @@ def updated(device):
     return flat(device.reachable), flat([expected, hooked, expected[:3], hooked[:3]])
 
 
+def summed_by_type(device):
+    """Two runs, two blocks of channels and, of doubles, two of types; some rows are of no type."""
+    rng = numpy.random.RandomState(0)
+    ids, gy = rng.randint(-3, 203, 150).astype('i'), integers((150, 35), 'd')
+    ids[20:60] = 3
+    expected = numpy.zeros((200, 35))
+    is_type = (ids >= 0) & (ids < 200)
+    numpy.add.at(expected, ids[is_type], gy[is_type])
+    with mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]):
+        result = gpu.embed_grad(device.put(ids), device.put(gy), 200)
+    return result.reshape(expected.shape), expected
+
+
+def _loss(device, gradient):
+    """Of blocks of 64 elements, the last with one."""
+    rng = numpy.random.RandomState(0)
+    x, t = integers((3, 43), 'f'), rng.randint(-1, 2, (3, 43)).astype('i')
+    x = x.astype('d') * 100  # the exponential is 0, or 1
+    n = (t != -1).sum()
+    if gradient:
+        gy, count = device.put(numpy.full((), n, 'd')), device.put(numpy.asarray(n))
+        loss = gpu.mean_loss_grad('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t), gy, count)
+        return loss, (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t)
+    launches = policy.loss_launches.__wrapped__
+    with mock.patch.multiple(policy, LOSS_CHUNK=64, loss_launches=launches):
+        loss, count = gpu.mean_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
+    terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
+    return flat([loss, count]), flat([terms.sum() / n, n])
+
+
+def cross_entropy(device):
+    return _loss(device, gradient=False)
+
+
+def cross_entropy_gradient(device):
+    return _loss(device, gradient=True)
+
+
+def absolute_error(device):
+    """With NaN, and 0."""
+    d = integers((7, 9), 'd', {'d': 3})
+    t = integers((7, 9), 'd', seed=1)
+    x = d + t
+    t[2] = numpy.nan
+    d[2] = 0
+    return (
+        gpu.mean_loss('ABSOLUTE_ERROR', device.put(x), device.put(t), 4, ignore_nan=True)[0],
+        numpy.asarray(abs(d).sum() / 4),
+    )
+
+
+def squared_error_gradient(device):
+    x, t = (integers((7, 20), 'd', seed=seed) for seed in (0, 1))
+    gy = device.put(numpy.full((), 2.0))
+    arguments = device.put(x), device.put(t), gy, 4
+    return gpu.mean_loss_grad('SQUARED_ERROR', *arguments), x - t
+
+
+def reported(device):
+    """Numbers of all sizes, to the second row."""
+    numbers = [device.put(numpy.array(5, kind)) for kind in ('f', 'd', 'e', 'i1', 'i8')]
+    rows = device.put(numpy.full((2, len(numbers)), 2**64 - 1, numpy.uint64))
+    device.reachable = [*numbers, rows[1]]
+    to = Reports(types.SimpleNamespace(device=types.SimpleNamespace(id=0)))
+    to.write(dict(enumerate(numbers)), device.put(numpy.array([rows[1].ctypes.data], 'u8')))
+    expected = numpy.full(rows.shape, 2**64 - 1, numpy.uint64)
+    for i, number in enumerate(numbers):
+        expected[1, i : i + 1].view(number.dtype)[0] = number
+    return rows, expected
+
+
 # kernel -> what uses it; the first of them goes through most of its code.
 KERNELS = {
     'bspmm_csr': (pipelined, product),
@@ -446,4 +519,7 @@ KERNELS = {
     'dropout': (dropped,),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
+    'embed_grad': (summed_by_type,),
+    'mean_loss': (cross_entropy, cross_entropy_gradient, absolute_error, squared_error_gradient),
+    'report': (reported,),
 }

@@ -10,9 +10,10 @@ import numpy
 import pytest
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import policy
 from chainer_bspmm.cuda import partial_sums
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.training import fused_update
+from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
 
 # From Turing on: the generations that CuPy supports and this project names.
@@ -22,7 +23,8 @@ ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 # They add one element at a time, and have no atomics on half.
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
-WIDEST = {**dict.fromkeys(WITH_ATOMICS, 1), 'dropout': 4, 'gated_step': 4, 'gated_weights': 4}
+NARROW = (*WITH_ATOMICS, 'embed_grad', 'mean_loss')
+WIDEST = {**dict.fromkeys(NARROW, 1), 'dropout': 4, 'gated_step': 4, 'gated_weights': 4}
 ST_CONSTANTS = [
     (('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
     for subwarp, weights, trans in ((1, 0, 0), (32, 1, 1), (4, 1, 0), (32, 0, 1))
@@ -142,6 +144,25 @@ CONSTANTS = {
             ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
         )
     ],
+    'embed_grad': [(('WARPS', policy.EMBED_WARPS),)],
+    'mean_loss': [
+        (
+            ('KIND', kind),
+            ('IGNORE_NAN', ignore_nan),
+            ('COUNTED', counted),
+            ('GRADIENT', gradient),
+            ('COMBINE', combine),
+            ('CHUNK', policy.LOSS_CHUNK),
+        )
+        for kind, ignore_nan, counted, gradient, combine in (
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
+            ('ABSOLUTE_ERROR', 1, 0, 1, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 0, 0, 0),
+            ('BINARY_ACCURACY', 0, 1, 0, 1),
+        )
+    ],
     'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
     'gated_step': GATED,
     'gated_weights': GATED_WEIGHTS,
@@ -174,6 +195,7 @@ CONSTANTS = {
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
+    'report': [reports.DEFINES[1:]],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.

@@ -453,7 +453,7 @@ def test_damaged_archives(qm9_data, data, tmp_path):
 
 
 def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeypatch):
-    def fail(*args):
+    def fail(*args, **kwargs):
         raise ValueError('something else')
 
     monkeypatch.setattr(data, 'from_smiles', fail)

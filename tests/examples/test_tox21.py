@@ -101,6 +101,32 @@ def test_roc_auc_of_one_class_is_undefined_and_left_out_of_the_mean(tasks):
     assert numpy.isnan(tasks.mean_of_known(areas[1:]))
 
 
+def test_validation_reports_loss_and_roc_auc_of_all_molecules(tasks):
+    import chainer
+    from chainer_chemistry.models.prediction import Classifier
+
+    rng = numpy.random.RandomState(0)
+    scores, labels = rng.normal(size=(9, 2)).astype('f'), rng.randint(-1, 2, (9, 2)).astype('i')
+    model = Classifier(
+        chainer.Sequential(chainer.functions.identity),
+        lossfun=chainer.functions.sigmoid_cross_entropy,
+    )
+    evaluator = tasks.Classification(['a', 'b']).evaluator(
+        chainer.iterators.SerialIterator(list(zip(scores, labels)), 4, repeat=False, shuffle=False),
+        model,
+        device='@numpy',
+        converter=chainer.dataset.concat_examples,
+    )
+    evaluator.name = 'validation'
+    with chainer.Reporter():
+        found = evaluator()
+    expected = {'loss': model.lossfun(scores, labels).item()}
+    expected['roc_auc'] = areas_by_pairs(labels, scores).mean()
+    assert found == {
+        'validation/main/' + name: pytest.approx(value) for name, value in expected.items()
+    }
+
+
 def test_missing_labels_change_neither_loss_nor_gradient(tasks):
     task = tasks.Classification(['a', 'b'])
     model = task.build({'method': 'rsgcn', 'unit_num': 4, 'conv_layers': 1}, True)

@@ -23,6 +23,7 @@ from chainer_bspmm.functions.fused import arrays as fused_arrays
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import graph_updater
 from chainer_bspmm.training import predictor
+from chainer_bspmm.training import reports
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.cuda_graphs import HostCopyError
@@ -134,9 +135,39 @@ class HostStaging(buffers.Staging):
             array.view('u1').fill(255)  # the host must write all of it
         return self._filled
 
-    def send(self):
+    def send(self, stream):
         for name, array in self._filled.items():
             self.device[name][...] = array
+
+
+class HostReports(reports.Reports):
+    """The rows' numbers instead of their addresses; a capture writes nothing."""
+
+    def _load(self):
+        pass
+
+    def write(self, numbers, row_address):
+        if _tape.recorded is not None:
+            self._kinds = [(name, array.dtype) for name, array in numbers.items()]
+            return
+        for i, array in enumerate(numbers.values()):
+            place = self._rows[int(row_address[0]), i : i + 1].view(array.dtype)
+            place[0] = array
+
+    def next_row(self):
+        if not self._kinds:
+            return 0
+        if self._row == reports.N_ROWS:
+            self._rows = numpy.full((reports.N_ROWS, len(self._kinds)), 2**64 - 1, numpy.uint64)
+            self._row = 0
+        self._row += 1
+        return self._row - 1
+
+    def numbers(self):
+        return {
+            name: self._rows[self._row - 1, i : i + 1].view(dtype)[:1].reshape(())
+            for i, (name, dtype) in enumerate(self._kinds)
+        }
 
 
 def causes(caught):
@@ -160,7 +191,7 @@ class HostFused:
     def variants(self):
         return ()
 
-    def advance(self):
+    def advance(self, is_unchanged=False):
         self.count(1)
         return numpy.array([self._optimizer.lr])
 
@@ -202,22 +233,23 @@ def _stand_in_everywhere(monkeypatch):
     )
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(buffers, 'Staging', HostStaging)
+    monkeypatch.setattr(step_program, 'Reports', HostReports)
     for name in ('concatenate', 'stack'):
         monkeypatch.setattr(numpy, name, _as_cupy_joins(getattr(numpy, name)))
+    for kind in (Classifier, Regressor):  # on the host they report Python numbers
+        monkeypatch.setattr(
+            kind, '_convert_to_scalar', lambda self, value: step_program._bare(value)
+        )
 
 
 def stand_in(monkeypatch):
     """Make GraphUpdater take the host for a GPU; return the capturers that it makes.
 
-    Fused updates are left out (see :func:`fuse`).
+    Fused updates are left out (see :func:`fuse`). Evaluators are captured, too.
     """
-    _stand_in_everywhere(monkeypatch)
+    stand_in_for_prediction(monkeypatch)
     monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: 'this is the host')
     monkeypatch.setattr(graph_updater, 'cuda', types.SimpleNamespace(cupy=numpy))
-    for kind in (Classifier, Regressor):  # on the host they report Python numbers
-        monkeypatch.setattr(
-            kind, '_convert_to_scalar', lambda self, value: step_program._bare(value)
-        )
     made = []
 
     def capturer(device):
@@ -234,8 +266,12 @@ def stand_in(monkeypatch):
     return made
 
 
+def _arrays(result):
+    return result.values() if isinstance(result, dict) else [result]
+
+
 class PredictionGraphs:
-    """Stand-ins for the graphs of a prediction: a launch runs again, into the captured array."""
+    """Stand-ins for the graphs of a prediction: a launch runs again, into the captured arrays."""
 
     def __init__(self):
         self.stream = contextlib.nullcontext()
@@ -259,15 +295,17 @@ class PredictionGraphs:
         if self.fail:
             raise self.fail
         with _recorded() as values:
-            array = function()
+            result = function()
         self.n_captures += 1
 
         def launch():
             self.n_launches += 1
             with _replayed(values):
-                array[...] = function()
+                again = function()
+            for array, new in zip(_arrays(result), _arrays(again)):
+                array[...] = new
 
-        return launch, array
+        return launch, result
 
     def outgoing(self, array):
         values, is_waiting = array.copy(), True
@@ -284,7 +322,7 @@ class PredictionGraphs:
 
 
 def stand_in_for_prediction(monkeypatch):
-    """Make captured_predict take the host for a GPU."""
+    """Make captured_predict take the host for a GPU; return the stand-in for its graphs."""
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
     monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))

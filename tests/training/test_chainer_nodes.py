@@ -17,6 +17,7 @@ from chainer_chemistry.functions import mean_squared_error as masked_mean_square
 from chainer_chemistry.functions import r2_score as masked_r2_score
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
+from chainer_bspmm import backend
 from chainer_bspmm import reference
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
@@ -74,8 +75,6 @@ CASES = {
     ),
     'linear_relu': (linear_relu, [(5, 7), (3, 7), (3,)]),
     'linear_softmax': (linear_softmax, [(5, 7), (3, 7), (3,)]),
-    'mean_squared_error': (functions.mean_squared_error, [(5, 7), (5, 7)]),
-    'mean_squared_error of vectors': (functions.mean_squared_error, [(5,), (5,)]),
 }
 for a, b in itertools.product((False, True), repeat=2):
     shapes = [(7, 5) if a else (5, 7), (3, 7) if b else (7, 3)]
@@ -175,11 +174,87 @@ def test_mixed_dtypes(xp, a_step, dtypes):
     assert a_step.blas.n_products == len(functions_)
 
 
+@pytest.fixture
+def n_losses(monkeypatch):
+    """The number of calls of `backend.mean_loss` and of its gradient, in a list."""
+    counts = []
+    for name in ('mean_loss', 'mean_loss_grad'):
+        call = getattr(backend, name)
+        monkeypatch.setattr(backend, name, lambda *args, call=call: counts.append(1) or call(*args))
+    return counts
+
+
+def of_labels(lossfun, **options):
+    """A function of scores; a third of the labels is -1."""
+
+    def loss(x):
+        labels = x.xp.arange(x.size, dtype='i') % 3 - 1
+        return lossfun(x, labels.reshape(x.shape), **options)
+
+    return loss
+
+
+def of_no_labels(lossfun, **options):
+    return lambda x: lossfun(x, x.xp.full(x.shape, -1, 'i'), **options)
+
+
+# name -> (function, number of arrays)
+LOSSES = {
+    'sigmoid_cross_entropy': (of_labels(functions.sigmoid_cross_entropy), 1),
+    'sigmoid_cross_entropy, not normalised': (
+        of_labels(functions.sigmoid_cross_entropy, normalize=False),
+        1,
+    ),
+    'sigmoid_cross_entropy of none': (of_no_labels(functions.sigmoid_cross_entropy), 1),
+    'mean_squared_error': (functions.mean_squared_error, 2),
+    'mean_absolute_error': (functions.mean_absolute_error, 2),
+    'masked mean_squared_error': (masked_mean_squared_error, 2),
+    'masked mean_absolute_error': (masked_mean_absolute_error, 2),
+}
+
+
+LOSS_CASES = [
+    (name, dtype, shape)
+    for name, (_, n_arrays) in LOSSES.items()
+    for dtype in ('float16', 'float32', 'float64')
+    for shape in ((5, 7), (5,), (1, 1), (0, 3))
+    if dtype == 'float32' or 'masked' not in name  # Chainer Chemistry allows no other
+    if n_arrays == 1 or 0 not in shape  # Chainer divides by 0
+]
+
+
+@pytest.mark.parametrize('name, dtype, shape', LOSS_CASES)
+def test_losses(xp, a_step, n_losses, name, dtype, shape):
+    function, n_arrays = LOSSES[name]
+    arrays = [4 * array for array in inputs_of(xp, [shape] * n_arrays, dtype)]
+    expected = output_and_gradients(function, arrays)
+    assert not n_losses
+    with chainer_nodes.under_way(a_step):
+        actual = output_and_gradients(function, arrays)
+    assert len(n_losses) == 2 and a_step.blas.n_products == 0
+    for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype == dtype and one.shape == other.shape
+        assert type(one) is type(other)
+        bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        assert relative_error(one, other) < bound
+
+
+@pytest.mark.parametrize('name', sorted(set(LOSSES) - {'masked mean_absolute_error'}))
+def test_gradients_of_gradients_of_losses(xp, a_step, n_losses, name):
+    function, n_arrays = LOSSES[name]
+    dtype, bound = ('float32', 1e-6) if 'masked' in name else ('float64', 1e-14)
+    arrays = inputs_of(xp, [(5, 7)] * n_arrays, dtype)
+    expected = outputs_and_gradients(function, arrays)
+    with chainer_nodes.under_way(a_step):
+        actual = outputs_and_gradients(function, arrays)
+    assert n_losses
+    for one, other in zip(actual, expected):
+        assert relative_error(one, other) < bound
+
+
 @pytest.mark.parametrize('ignore_nan', [False, True])
-@pytest.mark.parametrize(
-    'lossfun, n_products', [(masked_mean_squared_error, 1), (masked_mean_absolute_error, 0)]
-)
-def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
+@pytest.mark.parametrize('lossfun', [masked_mean_squared_error, masked_mean_absolute_error])
+def test_masked_errors(xp, a_step, lossfun, ignore_nan):
     x, t = inputs_of(xp, [(5, 7), (5, 7)], 'float32')
     t[xp.asarray([[1], [3]]), xp.asarray([0, 2])] = numpy.nan
 
@@ -192,12 +267,35 @@ def test_masked_errors(xp, a_step, lossfun, n_products, ignore_nan):
     expected = loss_and_gradient()
     with chainer_nodes.under_way(a_step):
         actual = loss_and_gradient()
-    assert a_step.blas.n_products == n_products
     for one, other in zip(actual, expected):
         assert one.dtype == other.dtype and type(one) is type(other)
         assert bool(xp.isnan(one).any()) != ignore_nan
         assert (xp.isnan(one) == xp.isnan(other)).all()
         assert relative_error(xp.nan_to_num(one), xp.nan_to_num(other)) < 1e-6
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_binary_accuracy(xp, a_step, n_losses, dtype):
+    (x,) = inputs_of(xp, [(5, 7)], dtype)
+    for labels in (of_labels, of_no_labels):
+        function = labels(functions.binary_accuracy)
+        expected = function(chainer.Variable(x)).array
+        with chainer_nodes.under_way(a_step):
+            actual = function(chainer.Variable(x)).array
+        assert actual.dtype == expected.dtype and actual.shape == ()
+        assert relative_error(actual, expected) < {'float16': 1e-3}.get(dtype, 1e-7)
+    assert len(n_losses) == 2
+
+
+def test_cross_entropy_of_each_is_chainer_s(xp, a_step, n_losses):
+    function = of_labels(functions.sigmoid_cross_entropy, reduce='no')
+    arrays = inputs_of(xp, [(5, 7)], 'float32')
+    expected = output_and_gradients(function, arrays)
+    with chainer_nodes.under_way(a_step):
+        actual = output_and_gradients(function, arrays)
+    assert not n_losses
+    for one, other in zip(actual, expected):
+        assert (one == other).all()
 
 
 def labelled(lossfun, **options):
@@ -366,9 +464,10 @@ def test_standard_scaler(xp, a_step, monkeypatch, indices):
 
 
 def methods():
-    kinds = {kind: 'forward' for kind in chainer_nodes.IN_STEP}
-    kinds[StandardScaler] = '_compute_mean_std_all'
-    return {kind: (getattr(kind, name), name in vars(kind)) for kind, name in kinds.items()}
+    return {
+        (kind, name): (getattr(kind, name), name in vars(kind))
+        for kind, name in chainer_nodes.IN_STEP
+    }
 
 
 def test_classes_are_chainer_s_own_outside_of_steps():
@@ -380,7 +479,7 @@ def test_classes_are_chainer_s_own_outside_of_steps():
         assert methods() == inside
         raise KeyError
     assert methods() == before
-    assert all(inside[kind][0] is not method for kind, (method, _) in before.items())
+    assert all(inside[place][0] is not method for place, (method, _) in before.items())
 
 
 def test_a_step_in_another_thread(monkeypatch):

@@ -10,6 +10,7 @@ import chainer
 from chainer import functions
 from chainer import optimizer_hooks
 from chainer import optimizers
+from chainer.backends import cuda
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.updaters import StandardUpdater
@@ -18,6 +19,7 @@ from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
 
+from chainer_bspmm.training import reports
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
@@ -83,6 +85,39 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
     assert own == reports
     for key in expected:
         assert found[key].tobytes() == expected[key].tobytes(), key
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_reports_keep_their_values(device, graphs, monkeypatch):
+    """Through more steps than rows are allocated for at once."""
+    monkeypatch.setattr(reports, 'N_ROWS', 8)
+    model = make_model()
+    updater = make_updater(GraphUpdater, device, model, molecules(40), check_every=7)
+
+    def loss_func(*args):
+        loss = model(*args)
+        chainer.report({'double': loss.array.astype('d'), 'labels': 2 * args[2]}, model)
+        return loss
+
+    updater.loss_func = loss_func
+    reporter, kept, seen = chainer.Reporter(), [], []
+    reporter.add_observer('main', model)
+    for _ in range(40):
+        observation = {}
+        with reporter.scope(observation):
+            updater.update()
+        kept.append({name: getattr(value, 'array', value) for name, value in observation.items()})
+        seen.append({name: cuda.to_cpu(array).copy() for name, array in kept[-1].items()})
+    assert sum(program.is_captured for program in updater._programs.values())
+    for arrays, values in zip(kept, seen):
+        assert list(arrays) == ['main/loss', 'main/mae', 'main/double', 'main/labels']
+        assert arrays['main/double'].dtype == 'd' and arrays['main/labels'].shape[1:] == (3,)
+        for name, array in arrays.items():
+            assert isinstance(array, device.xp.ndarray)
+            numpy.testing.assert_array_equal(cuda.to_cpu(array), values[name])
+    assert len({float(values['main/loss']) for values in seen}) == 40
+    for values in seen:
+        assert values['main/loss'] == values['main/double'].astype('f')
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

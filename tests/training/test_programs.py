@@ -17,13 +17,22 @@ from chainer_bspmm.training.programs import Programs
 
 
 def test_the_least_recently_used_is_dropped():
-    programs = Programs('step')
+    programs, made = Programs('step'), [types.SimpleNamespace() for _ in range(MAX_PROGRAMS + 1)]
     for number in range(MAX_PROGRAMS):
-        programs.add((number,), str(number))
-    assert programs.find((0,)) == '0'
-    programs.add((MAX_PROGRAMS,), 'new')
-    assert programs.find((1,)) is None and programs.find((0,)) == '0'
-    assert len(programs) == MAX_PROGRAMS
+        programs.add((number,), made[number])
+    for number in (1, 0, 0):
+        assert programs.find((number,)) is made[number]
+    programs.add((MAX_PROGRAMS,), made[-1])
+    assert programs.find((2,)) is None and programs.find((0,)) is made[0]
+    assert programs.find((MAX_PROGRAMS,)) is made[-1] and len(programs) == MAX_PROGRAMS
+
+
+def test_which_program_is_the_first_of_its_step():
+    programs, first = Programs('step'), []
+    for layout in ('ABCxk', 'DBCxk', 'ABExk', 'ABCyk', 'ABCxl', 'DBCxl'):
+        programs.add(tuple(layout), types.SimpleNamespace())
+        first.append(programs[tuple(layout)].is_first)
+    assert first == [True, False, False, True, True, False]
 
 
 def test_something_that_changes_every_time():
@@ -34,7 +43,7 @@ def test_something_that_changes_every_time():
     def meet():
         layout = 'form', guards.key()
         if programs.find(layout) is None:
-            programs.add(layout, 'program')
+            programs.add(layout, types.SimpleNamespace())
 
     for _ in range(3):  # each time one of them comes again
         for link.number in range(MAX_NEW):
@@ -59,9 +68,12 @@ def test_which_replays_are_checked(monkeypatch, every, expected):
     context = types.SimpleNamespace(
         capturer=None, blas=None, seed=0, device=None, check_every=every
     )
-    program, checked = training_programs.Program(context, None, None), []
-    for number in range(1, 5001):
-        if program._is_check_due():
-            checked.append(number)
-        program._n_replays += 1
-    assert checked == expected
+    for is_first in (True, False):
+        program, checked = training_programs.Program(context, None, None), []
+        program.is_first = is_first
+        for number in range(1, 5001):
+            if program._is_check_due():
+                checked.append(number)
+            program._n_replays += 1
+        powers = {2**i for i in range(11)}
+        assert checked == [n for n in expected if is_first or n in powers or not n % every]

@@ -6,8 +6,9 @@
 #include <cstring>
 
 // Of <cmath>, which takes longer to read than a kernel to compile.
-extern "C" double exp(double), sqrt(double), tanh(double);
+extern "C" double exp(double), log1p(double), sqrt(double), tanh(double);
 inline float exp(float x) { return __builtin_expf(x); }
+inline float log1p(float x) { return __builtin_log1pf(x); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 
@@ -114,6 +115,21 @@ template <typename T> T __shfl_xor_sync(unsigned mask, T value, int bits, int wi
     return shuffle(mask, value, (lane ^ bits) - lane, width);
 }
 
+template <typename T> T __shfl_sync(unsigned mask, T value, int source, int width = 32)
+{
+    const int lane = (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
+    return shuffle(mask, value, (lane / width * width + source) - lane, width);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate)
+{
+    const unsigned long long *const all = exchange(mask, predicate != 0);
+    unsigned votes = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if (mask >> lane & 1 && all[lane]) votes |= 1u << lane;
+    return votes;
+}
+
 template <typename T> unsigned __match_any_sync(unsigned mask, T value)
 {
     const unsigned long long bits = bits_of(value), *const all = exchange(mask, bits);
@@ -124,6 +140,7 @@ template <typename T> unsigned __match_any_sync(unsigned mask, T value)
 }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 // Not by std::atomic_ref, which C++17 lacks. Blocks do not run at once.
 template <typename T> T atomicAdd(T *address, T value)

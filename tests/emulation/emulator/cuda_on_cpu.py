@@ -129,14 +129,14 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
     What a bare pointer (``numpy.uintp``) points to is neither copied nor checked.
 
     An array that comes twice is one array to the kernel too. A structured array of size one is a
-    struct passed by value; where it holds the address of one of the `reachable` arrays, the struct
-    holds a pointer to that.
+    struct passed by value; where it, or an array of uint64, holds the address of one of the
+    `reachable` arrays, the kernel finds a pointer to that.
 
     Raises:
         KernelError: the kernel did something that a GPU leaves undefined; the message says what.
     """
     in_process = not isinstance(kernel, pathlib.Path)
-    words, files = [], {}
+    words, files, kept = [], {}, []
 
     def sent(array):
         assert array.flags.c_contiguous
@@ -151,13 +151,18 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
 
     at = {array.ctypes.data: array for array in reachable if array.size}
     for argument in arguments:
-        if isinstance(argument, numpy.ndarray) and argument.dtype.names:
-            assert argument.size == 1 and argument.itemsize % 8 == 0
+        if isinstance(argument, numpy.ndarray) and (
+            argument.dtype.names or argument.dtype == numpy.uint64
+        ):
+            is_struct = bool(argument.dtype.names)
+            assert not is_struct or (argument.size == 1 and argument.itemsize % 8 == 0)
             pointers = [
                 '%d@%s' % (8 * i, sent(at[word]))
                 for i, word in enumerate(argument.view(numpy.uint64).ravel().tolist())
                 if word in at
             ]
+            if pointers and not is_struct:
+                kept.append((argument, argument.copy()))
             words.append(','.join([sent(argument), *pointers]))
         elif isinstance(argument, numpy.ndarray):
             words.append(sent(argument))
@@ -170,6 +175,8 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
     if in_process:
         argv = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
         report = kernel(argv)
+        for argument, before in kept:
+            argument[...] = before
         if report:
             raise KernelError(report.decode())
         return
@@ -182,6 +189,8 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
         after = numpy.fromfile(path, argument.dtype).reshape(argument.shape)
         if after.tobytes() != argument.tobytes():
             argument[...] = after
+    for argument, before in kept:
+        argument[...] = before
 
 
 class Device:

@@ -135,8 +135,20 @@ double real(const char *text) { return std::strtod(text, nullptr); }
 
 // "SHIFT:BYTES:WHERE": memory SHIFT bytes past a multiple of 64; WHERE is an address of this process
 // or a file. A text that comes twice is one array. "@ADDRESS": memory that the engine leaves alone.
+// "ARRAY,OFFSET@ARRAY,...": an array that holds pointers; the caller's gets them, too.
 void *array(const char *text)
 {
+    if (const char *const comma = std::strchr(text, ',')) {
+        const std::string name(text, comma);
+        auto *const begin = static_cast<unsigned char *>(array(name.c_str()));
+        unsigned char *host = nullptr;
+        std::size_t size = 0;
+        for (const Array &array : arrays)
+            if (array.text == name) host = array.host, size = array.size;
+        structure(text, host, size);
+        std::memcpy(begin, host, size);
+        return begin;
+    }
     if (*text == '@') return reinterpret_cast<void *>(std::strtoull(text + 1, nullptr, 10));
     for (const Array &array : arrays)
         if (array.text == text) return array.begin;

@@ -1,0 +1,254 @@
+"""How long does a user wait for a trained model: from the start of a command to the file?
+
+Runs ``examples/qm9/train_qm9.py`` and ``examples/tox21/train_tox21.py`` with upstream's dense
+model, ours, and ours captured, each in a new process, with empty caches and with those of a run
+before::
+
+    python -m benchmarks.bench_command --qm9 qm9.csv.gz --tox21 tox21.csv.gz --gpus 4
+
+writes ``benchmarks/results/<gpu>/command.json``; ``examples/qm9/make_sample.py --all qm9.csv.gz``
+makes QM9's file. A method on a data set has a GPU and its processors for itself; what is compared
+runs there, one after the other, in rounds.
+"""
+
+import functools
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks import gpus
+from benchmarks import harness
+from benchmarks.training import example_runs
+
+METHODS = ('rsgcn', 'relgcn')
+EPOCHS = 20
+UPSTREAM, EAGER, CAPTURED = 'upstream dense', 'ours eager', 'ours captured'
+OPTIONS = {UPSTREAM: ['--dense'], EAGER: [], CAPTURED: ['--updater', 'graph']}
+COLD, WARM = 'cold', 'warm'
+
+MOST_SECONDS, OVER_UPSTREAM = 12, 15  # of captured runs with warm caches
+
+
+def environment(caches, shared):
+    """Return variables for caches in a folder; what others than us cache is shared."""
+    return {
+        'CUPY_CACHE_DIR': str(caches / 'cupy'),
+        'XDG_CACHE_HOME': str(caches / 'xdg'),
+        'MPLCONFIGDIR': str(shared),
+        'PYTHONPATH': example_runs.environment()['PYTHONPATH'],
+    }
+
+
+def command(task, name, epochs, out):
+    """Return the words of a command.
+
+    Args:
+        task (tuple): (data (str), file (str), method (str), options (list)).
+        name (str): a key of `OPTIONS`.
+        epochs (int): how many.
+        out (pathlib.Path): folder of its output.
+    """
+    data, file, method, options = task
+    script = harness.ROOT / 'examples' / data / ('train_%s.py' % data)
+    words = [sys.executable, script, '--data', file, '--method', method, '--epoch', epochs]
+    words += ['--out', out, *example_runs.OPTIONS, *example_runs.OWN_OPTIONS[data]]
+    return [str(word) for word in (*words, *options, *OPTIONS[name])]
+
+
+def run(task, name, epochs, place, variables, timeout=None):
+    """Run a command; return what it cost.
+
+    Returns:
+        dict: 'model', seconds from the start of the process to the saved model; 'exit', to its end,
+        with test and pictures; 'phases', what the script itself says; 'epochs', at which second
+        of the training each of them ended.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it printed last.
+        subprocess.TimeoutExpired: it takes longer than `timeout` seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / 'out'
+        printed = pathlib.Path(folder) / 'printed'
+        with open(printed, 'w') as file:
+            start = time.time()
+            words = command(task, name, epochs, out)
+            status = place.run(words, variables, stdout=file, stderr=file, timeout=timeout)
+            end = time.time()
+        if status:
+            raise RuntimeError('exit status %s: %s' % (status, printed.read_text()[-400:].strip()))
+        result = json.loads((out / 'result.json').read_text())
+        log = json.loads((out / 'log').read_text())
+        return {
+            'model': round((out / 'model.npz').stat().st_mtime - start, 2),
+            'exit': round(end - start, 2),
+            'phases': result['seconds'],
+            'milliseconds a step': result['milliseconds a step'],
+            'epochs': [round(entry['elapsed_time'], 2) for entry in log],
+            'test': result['test'],
+        }
+
+
+def extrapolated(found, epochs):
+    """Return seconds to the model of so many epochs; later ones take what the last of `found` took.
+
+    The first epoch, with compilation, does not count among those.
+    """
+    ends = found['epochs']
+    missing = epochs - len(ends)
+    if not missing:
+        return found['model']
+    return round(found['model'] + missing * (ends[-1] - ends[0]) / (len(ends) - 1), 2)
+
+
+def compare(args, deadline, task, place):
+    """Run all variants of a method on a data set, until time.perf_counter() is `deadline`.
+
+    Returns:
+        tuple: name -> caches -> what is stored; name -> why no more of its runs were made.
+    """
+    data, _, method, _ = task
+    found, not_run = {name: {COLD: [], WARM: []} for name in args.contenders}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        # Python's files are in memory then, and Matplotlib has its list of fonts.
+        short = (*task[:3], [*task[3], '--num-data', 200])
+        try:
+            run(short, EAGER, 1, place, environment(folder / 'first', folder / 'shared'))
+        except RuntimeError as error:
+            return {}, {'all': str(error)}
+        for round_, name in itertools.product(range(args.cold + args.warm), args.contenders):
+            is_cold, is_whole = round_ < args.cold, args.few is None or name == CAPTURED
+            if name in not_run or (name != CAPTURED and len(found[name][WARM]) >= args.others):
+                continue
+            # A warm run has the caches of the last cold one.
+            caches = folder / ('%s %d' % (name, min(round_, args.cold - 1)))
+            left = deadline - time.perf_counter()
+            try:
+                cost = run(
+                    task,
+                    name,
+                    EPOCHS if is_whole else args.few,
+                    place,
+                    environment(caches, folder / 'shared'),
+                    max(left, 0),
+                )
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                not_run[name] = '%s: %s' % (type(error).__name__, str(error)[-500:])
+                print(data, method, name, not_run[name], flush=True)
+                continue
+            cost['seconds'] = extrapolated(cost, EPOCHS)
+            kind = COLD if is_cold else WARM
+            found[name][kind].append(cost)
+            print('%s %s, %s, %s: %.1f s' % (data, method, name, kind, cost['seconds']), flush=True)
+    return {
+        name: {kind: summary(costs) for kind, costs in kinds.items() if costs}
+        for name, kinds in found.items()
+    }, not_run
+
+
+def summary(costs):
+    """Return the median of the seconds, and all runs."""
+    return {
+        'seconds': statistics.median(cost['seconds'] for cost in costs),
+        'is_extrapolated': any(len(cost['epochs']) < EPOCHS for cost in costs),
+        'runs': costs,
+    }
+
+
+def bars(data):
+    """Return {bar: {'value', 'met'}} of captured runs with warm caches."""
+    found = {}
+    for name, of_data in data.items():
+        for method, of in of_data['methods'].items():
+            seconds = {
+                contender: kinds[WARM]['seconds']
+                for contender, kinds in of.items()
+                if WARM in kinds
+            }
+            if CAPTURED not in seconds:
+                continue
+            title = '%s %s: ' % (name, method)
+            found[title + 'at most %d s' % MOST_SECONDS] = {
+                'value': seconds[CAPTURED],
+                'met': seconds[CAPTURED] <= MOST_SECONDS,
+            }
+            if UPSTREAM in seconds:
+                times = seconds[UPSTREAM] / seconds[CAPTURED]
+                found[title + 'at least %dx faster than upstream' % OVER_UPSTREAM] = {
+                    'value': round(times, 1),
+                    'met': times >= OVER_UPSTREAM,
+                }
+    return found
+
+
+def main(argv=None):
+    parser = harness.argument_parser(__doc__)
+    parser.add_argument('--qm9', help='all of QM9, by examples/qm9/make_sample.py --all, or sample')
+    parser.add_argument('--tox21', help="MoleculeNet's tox21.csv.gz")
+    parser.add_argument('--methods', nargs='+', default=METHODS)
+    parser.add_argument('--contenders', nargs='+', default=list(OPTIONS), choices=OPTIONS)
+    parser.add_argument(
+        '--gpus', type=int, default=1, help='how many; 0: the CPU, where nothing is captured'
+    )
+    parser.add_argument('--cold', type=int, default=1, help='runs with empty caches, at least 1')
+    parser.add_argument('--warm', type=int, default=3, help='runs with the caches of the last one')
+    parser.add_argument(
+        '--others', type=int, default=1, help='warm runs of what is not captured, at most'
+    )
+    parser.add_argument(
+        '--few',
+        type=int,
+        help='epochs of what is not captured, at least 2; the other ones are extrapolated',
+    )
+    parser.add_argument('--time', type=float, default=420, help='seconds of all runs, at most')
+    parser.add_argument('--num-data', type=int, default=-1, help='molecules of each data set')
+    args = parser.parse_args(argv)
+    files = {data: getattr(args, data) for data in ('qm9', 'tox21') if getattr(args, data)}
+    if not files or args.cold < 1 or (args.few is not None and not 2 <= args.few <= EPOCHS):
+        parser.error('expected --qm9 or --tox21, --cold of at least 1, --few from 2 to %d' % EPOCHS)
+    options = ['--num-data', args.num_data]
+    if args.gpus:
+        options += ['--device', 0]
+    else:
+        args.contenders = [name for name in args.contenders if name != CAPTURED]
+    tasks = [
+        (data, path if path == 'sample' else os.path.abspath(path), method, options)
+        for data, path in files.items()
+        for method in args.methods
+    ]
+    device = harness.device_of('0' if args.gpus else '-1')
+    result = {
+        'question': 'seconds from the start of a command to the saved model, %d epochs' % EPOCHS,
+        'method': 'Each run is a new process; the median of the runs counts. Options %s. cold: '
+        'empty folders for the kernels (CUPY_CACHE_DIR) and the data sets (XDG_CACHE_HOME); warm: '
+        'those of a run before. Files of Python packages are in memory in both. Several GPUs: a '
+        'method on a data set on each, all its runs there, one after the other, each GPU with its '
+        'processors. is_extrapolated: of fewer epochs, of which the later ones count for those '
+        'that are missing' % ' '.join(example_runs.OPTIONS),
+        'conditions': {
+            **harness.conditions(args.commit, device=device),
+            'n_gpus': args.gpus,
+            'cpus of each': len(gpus.places(args.gpus)[0].cpus),
+        },
+        'data': {},
+    }
+    deadline = time.perf_counter() + args.time
+    found = gpus.spread(tasks, args.gpus, functools.partial(compare, args, deadline))
+    for (data, _, method, _), (of, not_run) in zip(tasks, found):
+        of_data = result['data'].setdefault(data, {'methods': {}, 'not_run': {}})
+        of_data['methods'][method], of_data['not_run'][method] = of, not_run
+    result['bars'] = bars(result['data'])
+    for bar, of in result['bars'].items():
+        print('%s: %s (%s)' % (bar, 'met' if of['met'] else 'MISSED', of['value']))
+    print('wrote', harness.save('command', result, args.out))
+
+
+if __name__ == '__main__':
+    main()

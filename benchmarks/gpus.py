@@ -1,0 +1,58 @@
+"""Several GPUs at once: each has one task at a time and a share of the processors for itself."""
+
+import concurrent.futures
+import dataclasses
+import os
+import queue
+import subprocess
+
+
+@dataclasses.dataclass
+class Place:
+    """A GPU, by its number as text, or None for the host alone, and the processors beside it."""
+
+    gpu: str | None
+    cpus: list
+
+    def run(self, command, environment=None, **options):
+        """Run a command here, in which the GPU is number 0; return its exit status."""
+        variables = dict(os.environ, **(environment or {}))
+        if self.gpu is not None:
+            variables['CUDA_VISIBLE_DEVICES'] = self.gpu
+        # Of this thread alone; what it starts inherits it.
+        os.sched_setaffinity(0, self.cpus)
+        return subprocess.run(command, env=variables, **options).returncode
+
+
+def places(n_gpus):
+    """Return the `Place` of each GPU; for 0 one without a GPU and with all processors."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if not n_gpus:
+        return [Place(None, cpus)]
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+    numbers = visible.split(',') if visible else map(str, range(n_gpus))
+    share = max(1, len(cpus) // n_gpus)
+    return [
+        Place(number, cpus[i * share :][:share] or cpus)
+        for i, number in zip(range(n_gpus), numbers)
+    ]
+
+
+def spread(tasks, n_gpus, call):
+    """Return what ``call(task, place)`` returns for each task, in their order.
+
+    A place takes the next task when it is done with one. The first exception is raised, after all.
+    """
+    free = queue.SimpleQueue()
+    for place in places(n_gpus):
+        free.put(place)
+
+    def run(task):
+        place = free.get()
+        try:
+            return call(task, place)
+        finally:
+            free.put(place)
+
+    with concurrent.futures.ThreadPoolExecutor(max(1, n_gpus)) as threads:
+        return list(threads.map(run, tasks))

@@ -1,0 +1,110 @@
+"""Parsed SMILES on disk, found again by the SMILES, the preprocessor and the versions."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import pkgutil
+import tempfile
+import warnings
+
+import chainer_chemistry
+import numpy
+
+from chainer_bspmm.dataset.molecules import Molecules
+
+# What decides what is made of the same SMILES, and how it is written.
+SOURCES = ('cache.py', 'molecules.py', 'smiles.py')
+VARIABLE = 'CHAINER_BSPMM_CACHE_DIR'
+MOST_BYTES = 2 * 2**30  # of all files; those not used for the longest time are removed
+
+
+def directory():
+    """Return the folder (pathlib.Path): $CHAINER_BSPMM_CACHE_DIR, else the user's cache folder."""
+    if os.environ.get(VARIABLE):
+        return pathlib.Path(os.environ[VARIABLE])
+    base = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
+    return pathlib.Path(base, 'chainer_bspmm')
+
+
+@functools.lru_cache(maxsize=None)
+def _own_version():
+    """Return a digest of SOURCES (str): between releases, too, no change goes unnoticed."""
+    texts = [pkgutil.get_data(__package__, name) for name in SOURCES]
+    return hashlib.sha256(b''.join(texts)).hexdigest()
+
+
+def path_for(smiles, preprocessor):
+    """Return the file (pathlib.Path) of some SMILES, or None if not all of them are strings."""
+    if not all(issubclass(kind, str) for kind in set(map(type, smiles))):
+        return None
+    import rdkit
+
+    options = type(preprocessor).__name__, sorted(vars(preprocessor).items())
+    versions = chainer_chemistry.__version__, rdkit.__version__, _own_version()
+    state = hashlib.sha256(repr((options, versions)).encode())
+    # The lengths say where one ends, as a text may contain any separator.
+    state.update(numpy.fromiter(map(len, smiles), numpy.int64, len(smiles)).tobytes())
+    state.update(''.join(smiles).encode('utf-8', 'surrogatepass'))
+    return directory() / (state.hexdigest()[:40] + '.npz')
+
+
+def read(path):
+    """Return what :func:`write` was given, or None if there is no file or it is damaged.
+
+    NumPy compares the checksums in the file, and Molecules the arrays with each other.
+    """
+    try:
+        with numpy.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        canonical, kept = arrays.pop('canonical').tobytes().decode(), arrays.pop('kept')
+        failures = json.loads(arrays.pop('failures').tobytes())
+        molecules = Molecules.from_arrays(arrays)
+    except Exception:  # there are many kinds of damage
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # the last use
+    return molecules, canonical.split('\n'), kept, failures
+
+
+def write(path, molecules, canonical, kept, failures):
+    """Write a file at once, so that no other process sees a part of it; warn if that fails.
+
+    Args:
+        path (pathlib.Path): of :func:`path_for`.
+        molecules (Molecules): at least one.
+        canonical (list of str): one line each.
+        kept (array): (n,) int64.
+        failures (list): of lists that JSON can hold.
+    """
+    texts = {'canonical': '\n'.join(canonical), 'failures': json.dumps(failures)}
+    arrays = {name: numpy.frombuffer(text.encode(), numpy.uint8) for name, text in texts.items()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.tmp', delete=False) as file:
+            try:
+                numpy.savez(file, kept=kept, **arrays, **molecules.arrays())
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        warnings.warn(
+            'cache: cannot write to %s: %s; %s names another folder'
+            % (path.parent, error.strerror, VARIABLE),
+            stacklevel=3,
+        )
+    else:
+        _remove_oldest(path.parent)
+
+
+def _remove_oldest(folder):
+    total = 0
+    with contextlib.suppress(OSError):  # another process removes files, too
+        for file in sorted(folder.iterdir(), key=lambda file: -file.stat().st_mtime):
+            total += file.stat().st_size
+            if total > MOST_BYTES:
+                file.unlink()

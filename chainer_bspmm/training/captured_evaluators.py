@@ -1,0 +1,172 @@
+"""Chainer's and Chainer Chemistry's evaluators on captured batches."""
+
+import functools
+
+import chainer
+from chainer import reporter
+from chainer.backends import cuda
+from chainer.training.extensions import Evaluator
+
+from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.training import state
+from chainer_bspmm.training.examples import next_examples
+from chainer_bspmm.training.predictor import Replays
+from chainer_bspmm.training.programs import StepDiffers
+
+# Chainer Chemistry's, by name: their modules import scikit-learn, which takes a second.
+BATCH_EVALUATORS = {
+    'chainer_chemistry.training.extensions.%s' % name
+    for name in (
+        'batch_evaluator.BatchEvaluator',
+        'prc_auc_evaluator.PRCAUCEvaluator',
+        'r2_score_evaluator.R2ScoreEvaluator',
+        'roc_auc_evaluator.ROCAUCEvaluator',
+    )
+}
+
+
+class _Evaluation(Replays):
+    """Evaluate batch after batch: the first of a layout eagerly, the others by replays."""
+
+    what, who = 'evaluation', 'GraphUpdater: an evaluator evaluates'
+    eager_after = *Replays.eager_after, StepDiffers
+
+    def evaluate(self, examples):
+        """Return name -> value of a batch, in new arrays on the device."""
+        values = self._replayed(examples)
+        if values is not None:
+            return state.copies(values)
+        values = self.eager(examples)
+        for name, value in values.items():
+            if self._reason is None and not isinstance(value, self.device.xp.ndarray):
+                self._give_up('%s is a value on the host, which a replay would repeat' % name)
+        return values
+
+    def values(self, arrays, n_graphs=None):
+        with chainer.using_config('train', False), chainer.no_backprop_mode():
+            values = self._called(arrays)
+        return {
+            name: value.array if isinstance(value, chainer.Variable) else value
+            for name, value in values.items()
+        }
+
+
+class _Reports(_Evaluation):
+    """What the function reports."""
+
+    def _called(self, arrays):
+        reported = {}
+        with reporter.get_current_reporter().scope(reported):
+            self._function(*arrays)
+        return reported
+
+
+class _Outputs(_Evaluation):
+    """What the function returns for all columns but the last, and the last, the labels."""
+
+    def _called(self, arrays):
+        return {'y': self._function(*arrays[:-1]), 't': arrays[-1]}
+
+
+class _Captured:
+    """The loop over the batches, in place of that of an evaluator."""
+
+    _evaluation, _parts = None, ()
+
+    def _results(self, kind):
+        """Yield name -> value for each batch, from a `kind` of evaluation."""
+        if self.eval_hook:
+            self.eval_hook(self)
+        iterator, target = self._iterators['main'], self._targets['main']
+        # Users may assign to the attributes between two evaluations.
+        parts = iterator, target, self.eval_func, self.converter, self.name
+        if self._parts != parts:
+            self._close()
+            function, dataset = self.eval_func or target, getattr(iterator, 'dataset', None)
+            self._evaluation, self._parts = kind(target, function, self.converter, dataset), parts
+        iterator.reset()
+        with chainer.using_device(self.device):
+            for examples in _batches_of(iterator, self.converter):
+                yield self._evaluation.evaluate(examples)
+
+    def finalize(self):
+        super().finalize()
+        self._close()
+
+    def _close(self):
+        if self._evaluation is not None:
+            self._evaluation.close()
+        self._evaluation, self._parts = None, ()
+
+
+def _batches_of(iterator, converter):
+    try:
+        while True:
+            yield next_examples(iterator, converter)
+    except StopIteration:
+        return
+
+
+class _CapturedReports(_Captured):
+    def evaluate(self):
+        summary = reporter.DictSummary()
+        for reported in self._results(_Reports):
+            summary.add(reported)
+        return summary.compute_mean()
+
+
+class _CapturedOutputs(_Captured):
+    """Copies what was predicted to the host once, at the end."""
+
+    def evaluate(self):
+        results = list(self._results(_Outputs))
+        y, t = (_on_host([result[name] for result in results]) for name in 'yt')
+        metrics = {name: metric(y, t) for name, metric in self.metrics_fun.items()}
+        observation = {}
+        with reporter.report_scope(observation):
+            reporter.report(metrics, self._targets['main'])
+        return observation
+
+
+def _on_host(arrays):
+    """Return all elements of arrays on one device, one after the other, in a NumPy array."""
+    xp = chainer.backend.get_array_module(*arrays)
+    return cuda.to_cpu(xp.concatenate([array.ravel() for array in arrays]))
+
+
+@functools.lru_cache(maxsize=None)
+def _captured_form(kind):
+    """Return the captured form of a class of evaluators; None: it has none.
+
+    Subclasses have none: they may override what is replaced here.
+    """
+    if kind is Evaluator:
+        loop = _CapturedReports
+    elif '%s.%s' % (kind.__module__, kind.__qualname__) in BATCH_EVALUATORS:
+        loop = _CapturedOutputs
+    else:
+        return None
+    return type('Captured' + kind.__name__, (loop, kind), {})
+
+
+def capture_evaluators(trainer, device):
+    """Swap the evaluators of a trainer that can be captured, as `sparsify` swaps links.
+
+    Those are left as they are whose class or converter is a user's, that are for another device,
+    or that show a progress bar.
+
+    Args:
+        trainer (chainer.training.Trainer): with its extensions.
+        device (chainer.backend.GpuDevice): where it trains.
+    """
+    for entry in trainer._extensions.values():
+        evaluator = entry.extension
+        captured = _captured_form(type(evaluator))
+        if (
+            captured is not None
+            and evaluator.device == device
+            and type(evaluator.converter) is CSRConverter
+            and hasattr(evaluator.get_iterator('main'), 'reset')
+            and not evaluator._progress_bar
+        ):
+            evaluator.__class__ = captured

@@ -1,0 +1,64 @@
+"""`next_examples`: what an iterator gives, as numbers where a list of examples is not needed."""
+
+import numpy
+
+from chainer.datasets import SubDataset
+from chainer.iterators import _statemachine
+from chainer.iterators import SerialIterator
+
+from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.dataset.device_dataset import DeviceDataset
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_example import Selection
+
+
+def next_examples(iterator, converter):
+    """Return ``iterator.next()``, where it can be as a `Selection` instead of a list of examples.
+
+    It can where Chainer's SerialIterator reads a `SparseDataset`, or a SubDataset of one, for a
+    `CSRConverter`: there the list would only be taken apart again. The iterator's state, order and
+    random numbers are the same.
+    """
+    if (
+        type(iterator) is not SerialIterator
+        or type(converter) is not CSRConverter
+        or 'next' in vars(iterator)
+        or not _is_numbered(iterator.dataset)
+    ):
+        return iterator.next()
+    dataset = iterator.dataset
+    # SerialIterator.__next__, up to the list.
+    iterator._previous_epoch_detail = iterator.epoch_detail
+    iterator._state, index = _statemachine.iterator_statemachine(
+        iterator._state, iterator.batch_size, iterator.repeat, iterator.order_sampler, len(dataset)
+    )
+    if index is None:
+        raise StopIteration
+    selection = _selected(dataset, index)
+    return [dataset[i] for i in index] if selection is None else selection
+
+
+def _is_numbered(dataset):
+    """Return whether examples are those of a sparse data set, by an order that is an array."""
+    while type(dataset) is SubDataset:
+        order = dataset._order
+        if order is not None and not (isinstance(order, numpy.ndarray) and order.ndim == 1):
+            return False
+        dataset = dataset._dataset
+    return type(dataset) in (SparseDataset, DeviceDataset)
+
+
+def _selected(dataset, index):
+    """Return the `Selection` of these examples; None if there are none, or a number is wrong."""
+    if not index.size or index.dtype.kind not in 'iu':
+        return None
+    while type(dataset) is SubDataset:
+        if index.min() < 0 or index.max() >= len(dataset):
+            return None
+        index = index + dataset._start
+        if dataset._order is not None:
+            index = dataset._order.take(index)
+            if index.dtype.kind not in 'iu':
+                return None
+        dataset = dataset._dataset
+    return Selection(dataset.molecules, dataset.order.take(index))

@@ -1,0 +1,85 @@
+"""The numbers that a captured step reports: its graph writes them, each replay to a new place."""
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+
+N_ROWS = 256  # replays whose numbers are allocated at once
+WIDTH = 8  # bytes for a number, whatever its dtype
+_N_VALUES = 128  # that one launch writes
+_TABLE = numpy.dtype(
+    [('value', numpy.uintp, _N_VALUES), ('bytes', numpy.int32, _N_VALUES)], align=True
+)
+DEFINES = (('VECTOR', 1), ('N_VALUES', _N_VALUES), ('TABLE_BYTES', _TABLE.itemsize))
+
+
+class Reports:
+    """Keep what replays of one captured step report, without a launch from Python for each number.
+
+    A number is a view of the row of its replay, which nothing overwrites. Rows are allocated
+    together, and freed when the last of their numbers is.
+
+    Args:
+        device (chainer.backend.GpuDevice): of the step.
+    """
+
+    def __init__(self, device):
+        self._device = device
+        self._kinds = []  # (name, dtype) of every number
+        self._rows = None  # memory of (N_ROWS, n) uint64
+        self._stream = None  # that the rows were allocated on
+        self._row = N_ROWS  # the next one
+        self._load()
+
+    @staticmethod
+    def takes(array):
+        """Return whether an array is a number: those of larger shapes have to be copied."""
+        return array.ndim == 0 and array.itemsize <= WIDTH
+
+    def write(self, numbers, row_address):
+        """Launch the kernel that writes numbers to the row of a replay; for a capture.
+
+        Args:
+            numbers (dict): name -> array of shape (); nothing else.
+            row_address (cupy.ndarray): (1,) uint64 on the device: what :meth:`next_row` returned.
+        """
+        self._kinds = [(name, array.dtype) for name, array in numbers.items()]
+        arrays = list(numbers.values())
+        for first in range(0, len(arrays), _N_VALUES):
+            some = arrays[first : first + _N_VALUES]
+            table = numpy.zeros(1, _TABLE)
+            table['value'][0, : len(some)] = [array.data.ptr for array in some]
+            table['bytes'][0, : len(some)] = [array.itemsize for array in some]
+            arguments = row_address, table, numpy.int32(first), numpy.int32(len(some))
+            self._load()((1, 1, 1), (_N_VALUES, 1, 1), arguments)
+
+    def next_row(self):
+        """Return the address (int) of a new row, for the next replay on the current stream."""
+        if not self._kinds:
+            return 0
+        stream = cuda.cupy.cuda.get_current_stream().ptr
+        # CuPy gives memory that is freed to later work on the stream that it was allocated on.
+        if self._row == N_ROWS or stream != self._stream:
+            self._rows = cuda.cupy.empty((N_ROWS, len(self._kinds)), numpy.uint64).data
+            self._row, self._stream = 0, stream
+        self._row += 1
+        return self._rows.ptr + self._offset()
+
+    def numbers(self):
+        """Return name -> array of shape (): what was written to the last row."""
+        if not self._kinds:
+            return {}
+        start = self._rows + self._offset()
+        ndarray = cuda.cupy.ndarray
+        return {
+            name: ndarray((), dtype, start + WIDTH * i)
+            for i, (name, dtype) in enumerate(self._kinds)
+        }
+
+    def _offset(self):
+        return (self._row - 1) * len(self._kinds) * WIDTH
+
+    def _load(self):
+        return kernels.load(self._device.device.id, 'report', 'f', DEFINES)

@@ -1,0 +1,100 @@
+"""Whole commands: which are run, with which caches, and what is made of their seconds."""
+
+import json
+import pathlib
+import types
+
+import pytest
+
+pytest.importorskip('rdkit')
+
+from benchmarks import bench_command as bench  # NOQA: E402
+from benchmarks import gpus  # NOQA: E402
+
+TASK = 'qm9', 'sample', 'gin', []
+
+
+def arguments(**given):
+    names = {'contenders': list(bench.OPTIONS), 'cold': 1, 'warm': 3, 'others': 1, 'few': 3}
+    return types.SimpleNamespace(**{**names, **given})
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Record runs in place of making them; the first epoch takes 5 s, each other one 2 s."""
+    made = []
+
+    def run(task, name, epochs, place, variables, timeout=None):
+        if '--num-data' not in task[3]:
+            made.append((name, epochs, variables['CUPY_CACHE_DIR']))
+        if name in failing:
+            raise RuntimeError('exit status 1: no such thing')
+        ends = [5 + 2 * epoch for epoch in range(epochs)]
+        return {'model': 10 + ends[-1], 'epochs': ends}
+
+    failing = []
+    monkeypatch.setattr(bench, 'run', run)
+    return made, failing
+
+
+def test_rounds(runs):
+    """Cold runs have new caches, warm ones those of the last cold one; others run less often."""
+    made, _ = runs
+    found, not_run = bench.compare(arguments(cold=2, warm=2), 1e9, TASK, None)
+    assert not not_run
+    names = [name for name, _, _ in made]
+    every = [bench.UPSTREAM, bench.EAGER, bench.CAPTURED]
+    assert names == every * 3 + [bench.CAPTURED]
+    for name in every:
+        caches = [path for of, _, path in made if of == name]
+        assert len(set(caches[:2])) == 2 and set(caches[2:]) == {caches[1]}
+    assert len({path for _, _, path in made}) == 6
+    # 20 epochs: 10 s, the first one's 5, 19 of 2.
+    for name in every:
+        assert {kind: of['seconds'] for kind, of in found[name].items()} == {'cold': 53, 'warm': 53}
+        assert found[name]['warm']['is_extrapolated'] == (name != bench.CAPTURED)
+
+
+def test_what_fails_is_said(runs):
+    made, failing = runs
+    failing.append(bench.CAPTURED)
+    found, not_run = bench.compare(arguments(), 1e9, TASK, None)
+    assert not_run == {bench.CAPTURED: 'RuntimeError: exit status 1: no such thing'}
+    assert found[bench.CAPTURED] == {} and found[bench.EAGER]['warm']['seconds'] == 53
+    assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
+
+
+def test_bars():
+    def met(upstream, captured):
+        times = {bench.UPSTREAM: upstream, bench.CAPTURED: captured}
+        of = {name: {'warm': {'seconds': value}} for name, value in times.items() if value}
+        found = bench.bars({'qm9': {'methods': {'gin': of}}})
+        return [(bar['value'], bar['met']) for bar in found.values()]
+
+    assert met(150.0, 10.0) == [(10.0, True), (15.0, True)]
+    assert met(149.0, 13.0) == [(13.0, False), (11.5, False)]
+    assert met(None, 12.0) == [(12.0, True)]
+    assert met(150.0, None) == []
+
+
+def test_commands_that_fail_end_with_what_they_print(tmp_path):
+    variables = bench.environment(tmp_path / 'caches', tmp_path / 'shared')
+    with pytest.raises(RuntimeError, match='(?s)exit status 2: .*invalid choice'):
+        bench.run(('qm9', 'sample', 'nothing', []), bench.EAGER, 1, gpus.places(0)[0], variables)
+
+
+@pytest.mark.slow
+def test_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, 'EPOCHS', 3)
+    options = '--qm9 sample --methods rsgcn --gpus 0 --num-data 200 --few 2 --warm 1 --commit none'
+    bench.main([*options.split(), '--out', str(tmp_path)])
+    result = json.loads(pathlib.Path(tmp_path / 'command.json').read_text())
+    of = result['data']['qm9']['methods']['rsgcn']
+    assert list(of) == [bench.UPSTREAM, bench.EAGER]
+    for kinds in of.values():
+        assert list(kinds) == ['cold', 'warm']
+        for found in kinds.values():
+            (cost,) = found['runs']
+            assert found['is_extrapolated'] and len(cost['epochs']) == 2
+            assert 0 < cost['model'] <= cost['exit'] and cost['seconds'] > cost['model']
+            assert set(cost['phases']) >= {'data', 'training'}

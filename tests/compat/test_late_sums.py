@@ -1,0 +1,123 @@
+"""Sums of reported values on a GPU: Chainer's numbers, fetched together."""
+
+import contextlib
+import types
+
+import numpy
+import pytest
+
+import chainer_bspmm  # noqa: F401
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.compat import late_sums
+
+
+class _OnDevice(numpy.ndarray):
+    """A stand-in for a CuPy array of one device."""
+
+    device = contextlib.nullcontext()
+
+    def get(self):
+        return numpy.array(self)
+
+
+@pytest.fixture
+def fetches(monkeypatch):
+    """Make Summary take these stand-ins for CuPy arrays; return how many it fetched each time."""
+    numbers = []
+
+    def stack(arrays):
+        numbers.append(len(arrays))
+        return numpy.stack(arrays).view(_OnDevice)
+
+    monkeypatch.setattr(cuda, 'ndarray', _OnDevice)
+    monkeypatch.setattr(cuda, 'cupy', types.SimpleNamespace(stack=stack))
+    monkeypatch.setattr(cuda, 'to_cpu', numpy.array)
+    return numbers
+
+
+def values_of(dtype, n):
+    return [numpy.array(x, dtype) for x in numpy.random.RandomState(0).lognormal(size=n)]
+
+
+def upstream(values):
+    """Return mean and deviation as Chainer's Summary computes them, with arrays of a device."""
+    x = x2 = values[0].dtype.type(0)
+    for value in values:
+        x = numpy.add(x, value)
+        x2 = numpy.add(x2, value * value)
+    mean = x / len(values)
+    return mean, numpy.sqrt(x2 / len(values) - mean * mean)
+
+
+@pytest.mark.parametrize('dtype', ('f2', 'f4', 'f8'))
+def test_the_numbers_of_chainer(fetches, dtype):
+    values, summary = values_of(dtype, 2500), chainer.reporter.Summary()
+    for value in values:
+        summary.add(value.view(_OnDevice))
+    mean, deviation = upstream(values)
+    assert summary.compute_mean() == mean and summary.make_statistics() == (mean, deviation)
+    assert summary.compute_mean().dtype == dtype
+    assert fetches == [late_sums.MOST, late_sums.MOST, 2500 - 2 * late_sums.MOST]
+
+
+def test_a_value_that_is_overwritten(fetches):
+    counter, summary = numpy.zeros((), 'f').view(_OnDevice), chainer.reporter.DictSummary()
+    for _ in range(3):
+        counter[...] += 1
+        summary.add({'counter': counter, 'variable': chainer.Variable(counter)})
+    assert summary.compute_mean() == {'counter': 2, 'variable': 2}
+
+
+def test_a_mixture(fetches):
+    """Values on the host, of other types, and with weights, keep their places in the sum."""
+    values = [numpy.float32(1e8), numpy.float32(1), numpy.float32(-1e8), numpy.float32(3)]
+    summary = chainer.reporter.Summary()
+    for i, value in enumerate(values):
+        summary.add(numpy.array(value).view(_OnDevice) if i % 2 else value)
+    assert summary.compute_mean() == upstream(values)[0]
+    summary = chainer.reporter.DictSummary()
+    for value, weight in ((2.0, 3), (4.0, 1)):
+        on_device = [numpy.array(x, 'f').view(_OnDevice) for x in (value, weight)]
+        summary.add({'a': (on_device[0], weight), 'b': (value, on_device[1])})
+        summary.add({'n': numpy.array(weight, 'i').view(_OnDevice)})
+    assert summary.compute_mean() == {'a': 2.5, 'b': 2.5, 'n': 2}
+
+
+def test_snapshots(fetches, tmp_path):
+    def add(summary, values):
+        for value in values:
+            summary.add({'loss': value.view(_OnDevice)})
+        return summary
+
+    values = values_of('f', 30)
+    half = add(chainer.reporter.DictSummary(), values[:20])
+    chainer.serializers.save_npz(tmp_path / 'summary.npz', half)
+    again = add(chainer.reporter.DictSummary(), values[:3])
+    chainer.serializers.load_npz(tmp_path / 'summary.npz', again)
+    for summary in (half, again):
+        assert add(summary, values[20:]).compute_mean() == {'loss': upstream(values)[0]}
+
+
+def test_values_on_the_host_are_added_as_ever():
+    summary = chainer.reporter.Summary()
+    for value in (0.1, 0.2, 0.3):
+        summary.add(value)
+    assert summary._x == 0.1 + 0.2 + 0.3 and type(summary.compute_mean()) is float
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('dtype', ('f2', 'f4', 'f8'))
+def test_on_a_gpu(dtype):
+    values = [cuda.to_gpu(value) for value in values_of(dtype, 2500)]
+    summary, x, x2 = chainer.reporter.Summary(), 0.0, 0.0
+    for value in values:
+        summary.add(value)
+        x += 1 * value
+        x2 += 1 * value * value
+    mean = x / len(values)
+    expected = mean, cuda.cupy.sqrt(x2 / len(values) - mean * mean)
+    for found, value in zip(summary.make_statistics(), expected):
+        assert isinstance(found, numpy.generic) and found.dtype == value.dtype
+        assert found == value.get()

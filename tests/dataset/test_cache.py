@@ -1,0 +1,188 @@
+"""Parsed SMILES on disk: found again only where they are the same, whole and readable."""
+
+import multiprocessing
+import os
+import pathlib
+
+import numpy
+import pytest
+
+pytest.importorskip('rdkit')
+
+from chainer_chemistry.dataset.preprocessors import preprocess_method_dict  # NOQA: E402
+
+import chainer_chemistry  # NOQA: E402
+import rdkit  # NOQA: E402
+
+from chainer_bspmm.dataset import cache  # NOQA: E402
+from chainer_bspmm.dataset import from_smiles  # NOQA: E402
+from chainer_bspmm.dataset import smiles as smiles_module  # NOQA: E402
+
+SMILES = ['C', 'CCO', 'C1CC', 'c1ccccc1', '', 'CN(C)(C)C', 'O=[N+]([O-])c1ccccc1', 'CC#N', '[U]']
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / 'cache'))
+    return tmp_path / 'cache'
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """A list that grows with every parsing."""
+    parse, calls = smiles_module.parse, []
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return parse(*args, **kwargs)
+
+    monkeypatch.setattr(smiles_module, 'parse', counted)
+    return calls
+
+
+def assert_equal(actual, expected):
+    assert actual.smiles == expected.smiles
+    assert actual.failures == expected.failures
+    assert [type(failure) for failure in actual.failures] == [
+        type(failure) for failure in expected.failures
+    ]
+    numpy.testing.assert_array_equal(actual.kept, expected.kept)
+    mine, theirs = (found.dataset.molecules.fields() for found in (actual, expected))
+    for one, two in zip(mine.pop('labels'), theirs.pop('labels'), strict=True):
+        numpy.testing.assert_array_equal(one, two)
+    for name, array in mine.items():
+        numpy.testing.assert_array_equal(array, theirs[name], name)
+        assert getattr(array, 'dtype', None) == getattr(theirs[name], 'dtype', None)
+
+
+@pytest.mark.parametrize('method', ['rsgcn', 'relgcn', 'ggnn_gwm'])
+def test_found_again_with_failures_and_other_labels(method, parsed):
+    labels = numpy.arange(2 * len(SMILES)).reshape(-1, 2).astype('f')
+    from_smiles(SMILES, method, labels, cache=True)
+    for columns in (labels, labels + 1, labels.tolist(), None):
+        expected = from_smiles(SMILES, method, columns)
+        parsed.clear()
+        assert_equal(from_smiles(SMILES, method, columns, cache=True), expected)
+        assert not parsed
+
+
+def test_nothing_is_written_unless_asked_for(folder):
+    from_smiles(SMILES, 'nfp')
+    assert not folder.exists()
+
+
+def test_parsed_again_where_anything_differs(folder, parsed, monkeypatch):
+    cls = preprocess_method_dict['rsgcn']
+    changed = [*SMILES[:-1], 'CCCCN']
+    cases = [
+        (SMILES, 'rsgcn'),
+        (changed, 'rsgcn'),
+        (SMILES[::-1], 'rsgcn'),
+        (SMILES[:-1], 'rsgcn'),
+        (SMILES, 'nfp'),
+        (SMILES, cls(add_Hs=True)),
+        (SMILES, cls(max_atoms=5)),
+        (['CC', 'C'], 'rsgcn'),
+        (['C', 'CC'], 'rsgcn'),
+    ]
+    for n, (smiles, method) in enumerate(cases, 1):
+        for _ in range(2):
+            assert_equal(from_smiles(smiles, method, cache=True), from_smiles(smiles, method))
+        assert len(list(folder.iterdir())) == n
+    parsed.clear()
+    from_smiles(SMILES, cls(), cache=True)  # the same as 'rsgcn'
+    assert not parsed
+    for owner, name in (
+        (chainer_chemistry, '__version__'),
+        (rdkit, '__version__'),
+        (cache, '_own_version'),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda: 'another')
+            from_smiles(SMILES, 'rsgcn', cache=True)
+        assert len(parsed) == 1
+        parsed.clear()
+
+
+def _half(content):
+    return content[: len(content) // 2]
+
+
+def _flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    'damage', [_half, _flipped, lambda content: b'', lambda content: b'PK' + content]
+)
+def test_damaged_file_is_made_again(damage, folder, parsed):
+    expected = from_smiles(SMILES, 'relgcn', cache=True)
+    (file,) = folder.iterdir()
+    content = file.read_bytes()
+    file.write_bytes(damage(content))
+    parsed.clear()
+    assert_equal(from_smiles(SMILES, 'relgcn', cache=True), expected)
+    assert len(parsed) == 1
+    assert_equal(from_smiles(SMILES, 'relgcn', cache=True), expected)
+    assert len(parsed) == 1
+
+
+def _write_often(n):
+    for _ in range(n):
+        for file in cache.directory().glob('*.npz'):
+            file.unlink(missing_ok=True)
+        from_smiles(SMILES, 'relgcn', cache=True)
+
+
+@pytest.mark.skipif('fork' not in multiprocessing.get_all_start_methods(), reason='forks')
+def test_several_processes_at_once(folder):
+    expected = from_smiles(SMILES, 'relgcn', cache=True)
+    context = multiprocessing.get_context('fork')
+    others = [context.Process(target=_write_often, args=(10,)) for _ in range(2)]
+    for other in others:
+        other.start()
+    while any(other.is_alive() for other in others):
+        assert_equal(from_smiles(SMILES, 'relgcn', cache=True), expected)
+    assert [other.exitcode for other in others] == [0, 0]
+    assert [file.suffix for file in folder.iterdir()] == ['.npz']
+
+
+def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / 'file').touch()
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / 'file' / 'cache'))
+    with pytest.warns(UserWarning, match='cache: cannot write to .*CHAINER_BSPMM_CACHE_DIR names'):
+        found = from_smiles(SMILES, 'gin', cache=True)
+    assert_equal(found, from_smiles(SMILES, 'gin'))
+
+
+def test_what_was_not_used_for_the_longest_time_is_removed(folder, monkeypatch):
+    files = []
+    for i, smiles in enumerate((['C'], ['CC'], ['CCC'])):
+        from_smiles(smiles, 'nfp', cache=True)
+        (new,) = set(folder.iterdir()) - set(files)
+        files.append(new)
+        os.utime(new, (i, i))
+    from_smiles(['C'], 'nfp', cache=True)  # used again
+    size = files[0].stat().st_size
+    monkeypatch.setattr(cache, 'MOST_BYTES', int(3.5 * size))
+    from_smiles(['CCCC'], 'nfp', cache=True)
+    assert set(folder.iterdir()) - {files[0], files[2]} and not files[1].exists()
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_not_only_strings_are_not_kept(folder):
+    with_none = from_smiles(['C', None], 'nfp', cache=True)
+    assert with_none.failures[0].reason == 'expected a string, got NoneType'
+    assert not folder.exists()
+    from_smiles(numpy.array(['C', 'CC']), 'nfp', cache=True)
+    assert folder.exists()
+
+
+def test_folder(monkeypatch):
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.setenv('HOME', '/home/me')
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
+    monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
+    assert cache.directory() == pathlib.Path('/var/cache/me/chainer_bspmm')

@@ -1,0 +1,166 @@
+"""The kernel of losses against Chainer's functions in float64, value and gradient."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.cuda import gemm
+from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import step
+from chainer_bspmm.training import chainer_nodes
+
+from tests.emulation.kernel_cases import DTYPES
+
+# Roundings of the result, and of the terms.
+BOUND = {'e': 2**-10, 'f': 2**-21, 'd': 2**-49}
+CHAINER = {
+    'SIGMOID_CROSS_ENTROPY': functions.sigmoid_cross_entropy,
+    'BINARY_ACCURACY': functions.binary_accuracy,
+    'SQUARED_ERROR': functions.mean_squared_error,
+    'ABSOLUTE_ERROR': functions.mean_absolute_error,
+}
+HAS_LABELS = 'SIGMOID_CROSS_ENTROPY', 'BINARY_ACCURACY'
+
+
+def arrays_of(kind, dtype, shape):
+    rng = numpy.random.RandomState(0)
+    x = (8 * rng.uniform(-1, 1, shape)).astype(dtype)
+    x.ravel()[::5] = 0
+    if kind in HAS_LABELS:
+        return x, rng.randint(-1, 2, shape).astype('i')
+    t = rng.uniform(-1, 1, shape).astype(dtype)
+    t.ravel()[1::5] = x.ravel()[1::5]
+    return x, t
+
+
+def assert_close(actual, expected, dtype):
+    """Compare values, of which the largest is the scale."""
+    assert actual.dtype == dtype and actual.shape == expected.shape
+    scale = abs(numpy.nan_to_num(expected)).max(initial=1e-300)
+    numpy.testing.assert_allclose(actual, expected, 0, BOUND[dtype] * scale)
+
+
+def check(device, kind, dtype, x, t, divisor=None, **options):
+    """Compare with Chainer; `options` are those of its function."""
+    variable = chainer.Variable(x.astype('d'))
+    expected = CHAINER[kind](variable, t.astype('d') if t.dtype.kind == 'f' else t, **options)
+    x, t = device.put(x), device.put(t)
+    loss, count = gpu.mean_loss(kind, x, t, divisor)
+    assert_close(loss, expected.array, dtype)
+    assert (count is None) == (divisor is not None)
+    if count is not None:
+        assert count.dtype == 'int64' and count == max((t != -1).sum(), 1)
+    if kind == 'BINARY_ACCURACY':
+        return
+    expected.grad = numpy.full((), 3.0)
+    expected.backward()
+    gy = device.put(numpy.full((), 3, dtype))
+    gx = gpu.mean_loss_grad(kind, x, t, gy, count if divisor is None else divisor)
+    assert_close(gx, variable.grad, dtype)
+
+
+@pytest.mark.parametrize('shape', [(1,), (31, 1), (3, 11), (128, 12), (205, 5)])
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('kind', CHAINER)
+def test_shapes(device, kind, dtype, shape):
+    x, t = arrays_of(kind, dtype, shape)
+    check(device, kind, dtype, x, t, None if kind in HAS_LABELS else x.size)
+    assert len(device.launched) == (1 if kind == 'BINARY_ACCURACY' else 2)
+
+
+@pytest.mark.parametrize('kind', CHAINER)
+def test_more_elements_than_a_block_s(device, kind):
+    x, t = arrays_of(kind, 'f', (2 * policy.LOSS_CHUNK + 1,))
+    check(device, kind, 'f', x, t, None if kind in HAS_LABELS else x.size)
+    assert [d['COMBINE'] for d in device.launched] == [0, 1, 0][: len(device.launched)]
+
+
+def test_more_blocks_than_threads_add_up(device, monkeypatch):
+    monkeypatch.setattr(policy, 'LOSS_CHUNK', 4)
+    monkeypatch.setattr(policy, 'loss_launches', policy.loss_launches.__wrapped__)
+    check(device, 'SIGMOID_CROSS_ENTROPY', 'f', *arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (4099,)))
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_divisor_that_is_given(device, dtype):
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', dtype, (9, 4))
+    check(device, 'SIGMOID_CROSS_ENTROPY', dtype, x, t, 9, normalize=False)
+
+
+@pytest.mark.parametrize('kind', HAS_LABELS)
+def test_no_labels(device, kind):
+    x, t = arrays_of(kind, 'f', (9, 4))
+    check(device, kind, 'f', x, numpy.full_like(t, -1))
+
+
+@pytest.mark.parametrize('labels', ['int8', 'int64'])
+def test_labels_of_other_types(device, labels):
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (9, 4))
+    check(device, 'SIGMOID_CROSS_ENTROPY', 'f', x, t.astype(labels))
+
+
+@pytest.mark.parametrize('value', [numpy.nan, 100, -100, 3e38, -3e38])
+@pytest.mark.parametrize('label', [-1, 0, 1])
+def test_predictions_beyond_the_range_of_exp(device, value, label):
+    """NaN stays NaN, even where it takes no part: as Chainer has it."""
+    x = numpy.array([value, 1], 'f')
+    check(device, 'SIGMOID_CROSS_ENTROPY', 'f', x, numpy.array([label, 1], 'i'))
+
+
+@pytest.mark.parametrize('ignore_nan', [False, True])
+@pytest.mark.parametrize('kind', ['SQUARED_ERROR', 'ABSOLUTE_ERROR'])
+def test_values_that_are_nan(device, kind, ignore_nan):
+    x, t = arrays_of(kind, 'f', (9, 4))
+    t[::2, 1] = numpy.nan
+    d = numpy.nan_to_num(x - t) if ignore_nan else x - t
+    is_square = kind == 'SQUARED_ERROR'
+    gy, x, t = (device.put(array) for array in (numpy.ones((), 'f'), x, t))
+    loss, _ = gpu.mean_loss(kind, x, t, x.size, ignore_nan)
+    gx = gpu.mean_loss_grad(kind, x, t, gy, x.size, ignore_nan)
+    assert_close(loss, (d**2 if is_square else abs(d)).mean(dtype='d'), 'f')
+    assert_close(gx, (2 * d if is_square else numpy.sign(d)) / d.size, 'f')
+
+
+def test_no_elements(device):
+    x, t = device.put(numpy.empty((0, 3), 'f')), device.put(numpy.empty((0, 3), 'i'))
+    loss, count = gpu.mean_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    assert loss == 0 and count == 1 and len(device.launched) == 1
+    gx = gpu.mean_loss_grad('SIGMOID_CROSS_ENTROPY', x, t, loss, count)
+    assert gx.shape == (0, 3) and len(device.launched) == 1
+    loss, _ = gpu.mean_loss('SQUARED_ERROR', x, x, 0)
+    assert numpy.isnan(loss)
+
+
+def test_rows_that_lie_apart(device):
+    x, t = arrays_of('SQUARED_ERROR', 'f', (8, 6))
+    loss, _ = gpu.mean_loss('SQUARED_ERROR', device.put(x)[::2], device.put(t)[:, ::-1][::2], 24)
+    d = x[::2].astype('d') - t[:, ::-1][::2]
+    assert_close(loss, (d**2).mean(), 'f')
+
+
+def test_a_classifier_s_step_is_three_launches(device, monkeypatch):
+    """Loss, accuracy and gradient, by Chainer's functions."""
+    monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (128, 12))
+
+    def results(x, t):
+        variable = chainer.Variable(x)
+        loss = functions.sigmoid_cross_entropy(variable, t)
+        accuracy = functions.binary_accuracy(variable, t)
+        loss.grad = numpy.ones_like(loss.array)
+        loss.backward()
+        return loss.array, accuracy.array, variable.grad
+
+    with chainer_nodes.under_way(step.Step(None, 0, None)):
+        actual = results(device.put(x), device.put(t))
+    kinds = [(launch['KIND'], launch['GRADIENT']) for launch in device.launched]
+    assert kinds == [
+        ('SIGMOID_CROSS_ENTROPY', 0),
+        ('BINARY_ACCURACY', 0),
+        ('SIGMOID_CROSS_ENTROPY', 1),
+    ]
+    for one, other in zip(actual, results(x, t)):
+        assert_close(one, other, 'f')

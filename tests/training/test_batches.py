@@ -1,0 +1,270 @@
+"""Where batches come from: numbers from the iterator, and a data set's copy on the GPU."""
+
+import copy
+import gc
+import types
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import serializers
+from chainer.datasets import split_dataset_random
+from chainer.datasets import SubDataset
+from chainer.iterators import SerialIterator
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import SparseDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.sparse_example import locate
+from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.sparse.batched_csr import fill_buffers
+from chainer_bspmm.training import batches
+from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import resident
+from chainer_bspmm.training.examples import next_examples
+from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.resident import Resident
+from tests.support.data_sets import molecule_set
+from tests.support.training import assert_same_bits
+from tests.support.training import make_model
+from tests.support.training import make_updater
+from tests.support.training import molecules
+from tests.support.training import parameters
+from tests.support.training import run
+
+CONVERTER = chainer_bspmm.concat_mols
+
+
+@pytest.fixture
+def dataset():
+    return SparseDataset(molecule_set())
+
+
+# Numbers instead of a list of examples.
+
+DATA_SETS = {
+    'whole': lambda whole: whole,
+    'slice': lambda whole: whole[6:0:-2],
+    'random split': lambda whole: split_dataset_random(whole, 5, seed=0)[0],
+    'nested': lambda whole: SubDataset(
+        SubDataset(whole[::-1], 1, 7, numpy.random.RandomState(0).permutation(8)), 2, 6
+    ),
+}
+
+
+def backwards(order, position):
+    return order[::-1].copy()
+
+
+ITERATORS = {
+    'shuffled': dict(batch_size=3),
+    'in order': dict(batch_size=3, shuffle=False),
+    'larger than the data set': dict(batch_size=17),
+    'once': dict(batch_size=3, repeat=False),
+    'once, in order': dict(batch_size=2, repeat=False, shuffle=False),
+    'sampler': dict(batch_size=3, order_sampler=backwards),
+}
+
+
+def state_of(iterator):
+    return {
+        name: copy.deepcopy(getattr(iterator, name))
+        for name in (
+            'current_position',
+            'epoch',
+            'is_new_epoch',
+            'epoch_detail',
+            'previous_epoch_detail',
+        )
+    } | {'saved': snapshot(iterator)}
+
+
+def snapshot(iterator):
+    serializer = serializers.DictionarySerializer()
+    iterator.serialize(serializer)
+    return {name: numpy.asarray(value).tolist() for name, value in serializer.target.items()}
+
+
+@pytest.mark.parametrize('options', ITERATORS)
+@pytest.mark.parametrize('name', DATA_SETS)
+def test_the_same_molecules_and_states(dataset, name, options):
+    part, found = DATA_SETS[name](dataset), []
+    for take in (SerialIterator.next, lambda iterator: next_examples(iterator, CONVERTER)):
+        numpy.random.seed(0)
+        iterator = SerialIterator(part, **ITERATORS[options])
+        steps = []
+        for _ in range(9):
+            try:
+                batch = take(iterator)
+            except StopIteration:
+                batch = None
+            source, index = (None, None) if not batch else locate(batch)
+            steps.append((source, None if batch is None else list(index), state_of(iterator)))
+        found.append(steps)
+        assert batch is None or take is SerialIterator.next or isinstance(batch, Selection)
+    assert found[0] == found[1]
+
+
+class OfUser(SerialIterator):
+    pass
+
+
+class Converting(CSRConverter):
+    pass
+
+
+def test_lists_of_everything_else(dataset):
+    def given(iterator, converter=CONVERTER):
+        return type(next_examples(iterator, converter))
+
+    assert given(SerialIterator(dataset, 3)) is Selection
+    assert given(OfUser(dataset, 3)) is list
+    assert given(SerialIterator(dataset, 3), Converting()) is list
+    assert given(SerialIterator(list(dataset), 3)) is list
+    assert given(SerialIterator(SubDataset(dataset, 0, 3, list(range(len(dataset)))), 3)) is list
+    patched = SerialIterator(dataset, 3)
+    patched.next = lambda: [dataset[0]]
+    assert given(patched) is list
+
+
+@pytest.mark.parametrize('name', DATA_SETS)
+@pytest.mark.parametrize('wrong', [99, -99])
+def test_a_number_that_is_wrong(dataset, name, wrong):
+    part = DATA_SETS[name](dataset)
+    for take in (SerialIterator.next, lambda iterator: next_examples(iterator, CONVERTER)):
+        iterator = SerialIterator(part, len(part), order_sampler=lambda order, _: order * 0 + wrong)
+        with pytest.raises(IndexError):
+            take(iterator)
+
+
+# A copy of the data set on the GPU.
+
+
+class Gpu(chainer.backend.CpuDevice):
+    """The host, taken for a GPU with some free memory."""
+
+    name = '@cupy:0'
+    xp = numpy
+
+    def __init__(self, free=2**30):
+        super().__init__()
+        self.device = types.SimpleNamespace(mem_info=(free, 2 * free))
+
+
+def gather(self, index, buffers, padded_to=None):
+    layout = ('packed', None) if padded_to is None else ('folded', int(padded_to[0]))
+    fill_buffers(buffers, *self.host.batch(numpy.asarray(index, 'q'), *layout))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Take the host for a GPU; its kernel that gathers is NumPy's."""
+    monkeypatch.setattr(resident, 'cuda', types.SimpleNamespace(cupy=numpy))
+    monkeypatch.setattr(DeviceMolecules, 'gather', gather)
+    monkeypatch.setattr(
+        DeviceMolecules, 'batch', lambda self, index, *options: self.host.batch(index, *options)
+    )
+    return Gpu()
+
+
+def test_one_copy_for_all_and_none_when_they_are_gone(gpu, dataset):
+    train, valid = split_dataset_random(dataset, 5, seed=0)
+    residents = [Resident(part, gpu) for part in (train, valid, dataset[2:])]
+    copies = {id(each.of(dataset.molecules)) for each in residents}
+    assert len(copies) == 1 and id(dataset.molecules) not in copies
+    assert len(resident._copies) == 1
+    del residents
+    gc.collect()
+    assert not resident._copies
+
+
+def test_what_has_no_copy(gpu, dataset):
+    host = dataset.molecules
+    assert Resident(dataset, Gpu(free=80)).of(host) is host  # larger than an eighth
+    assert Resident([(0, 0)], gpu).of(host) is host
+    other = molecule_set()
+    assert Resident(dataset, gpu).of(other) is other
+    there = DeviceMolecules(host, gpu)
+    assert Resident(SparseDataset(there), gpu).of(there) is there
+
+
+def test_no_copy_on_the_host(dataset):
+    host = dataset.molecules
+    assert Resident(dataset, chainer.backend.CpuDevice()).of(host) is host
+    assert host.atoms.flags.writeable
+
+
+def test_arrays_that_change(gpu, dataset):
+    host = dataset.molecules
+    copy_there = Resident(dataset, gpu)
+    for array in (host.atoms, host.columns, host.labels[0]):
+        with pytest.raises(ValueError, match='read-only'):
+            array[0] = 1
+    assert copy_there.of(host) is not host
+    host.labels[0] = host.labels[0].copy()
+    assert copy_there.of(host) is host
+    assert Resident(dataset, gpu).of(host) is not host
+
+
+def test_rows_for_padding_stay_on_the_host(gpu, dataset):
+    copy_there = Resident(dataset, gpu)
+    for converter, source in (
+        (CSRConverter(), DeviceMolecules),
+        (CSRConverter('padded'), None),
+        (CSRConverter('packed', strip_padding=False), None),
+    ):
+        batch = batches.batch_of(dataset[[1, 2]], converter, gpu, copy_there)
+        assert type(batch.source) is (source or type(None)), converter.layout
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('layout', ['folded', 'packed'])
+def test_training_is_the_same_to_the_bit(device, graphs, request, layout):
+    """From numbers and the copy, as from a list of examples that come from the host."""
+    examples = to_sparse(molecules(40))
+    if graphs is not None:
+        request.getfixturevalue('gpu')
+        device = Gpu()
+    results = []
+    for kind in (SerialIterator, OfUser):
+        updater = make_updater(
+            GraphUpdater,
+            device,
+            make_model(),
+            examples,
+            converter=CSRConverter(layout, strip_padding=True),
+        )
+        if kind is OfUser:
+            numpy.random.seed(3)
+            updater._iterators['main'] = OfUser(examples, 8)
+            updater._resident = types.SimpleNamespace(of=lambda molecules: molecules)
+        reported = run(updater, 20)
+        sources = {type(key[1]) for key in updater._programs}
+        assert sources == {type(None) if kind is OfUser else DeviceMolecules}
+        results.append((reported, parameters(updater)))
+    assert results[0][0] == results[1][0]
+    assert_same_bits(results[0][1], results[1][1])
+
+
+def test_prediction_gathers_there_too(device, prediction_graphs, request, monkeypatch):
+    if device.xp is numpy:
+        request.getfixturevalue('gpu')
+    made = []
+    of = Resident.of
+
+    def noted(self, molecules):
+        made.append(of(self, molecules))
+        return made[-1]
+
+    monkeypatch.setattr(Resident, 'of', noted)
+    model = make_model()
+    model.to_device(Gpu() if device.xp is numpy else device)
+    data = to_sparse(molecules(40))
+    values = [part.values for part in captured_predict(model, data, batch_size=8)]
+    assert sum(map(len, values)) == 40 and {type(source) for source in made} == {DeviceMolecules}
+    gc.collect()
+    made.clear()
+    assert not resident._copies

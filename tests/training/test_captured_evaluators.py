@@ -1,0 +1,277 @@
+"""Evaluators of a GraphUpdater's trainer: captured, with the results of eager ones."""
+
+import types
+import warnings
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import functions
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.training.extensions import BatchEvaluator
+from chainer_chemistry.training.extensions import R2ScoreEvaluator
+from chainer_chemistry.training.extensions import ROCAUCEvaluator
+from chainer_chemistry.training.extensions.prc_auc_evaluator import PRCAUCEvaluator
+
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.captured_evaluators import capture_evaluators
+from tests.support.training import BATCH
+from tests.support.training import make_model
+from tests.support.training import make_updater
+from tests.support.training import molecules
+from tests.support.training import small_model
+from tests.training import host_graphs
+
+VALIDATION = molecules(5 * BATCH + 3, seed=1)  # the last batch is smaller
+
+
+def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs):
+    """Return an evaluator, as a script makes it."""
+    kwargs.setdefault('converter', chainer_bspmm.concat_mols)
+    evaluator = kind(
+        SerialIterator(dataset, BATCH, repeat=False, shuffle=False), model, device=device, **kwargs
+    )
+    evaluator.name = 'validation'  # as Trainer.extend names it
+    return evaluator
+
+
+def capture(device, *evaluators):
+    """Do what GraphUpdater does with the extensions of its trainer."""
+    entries = [types.SimpleNamespace(extension=evaluator) for evaluator in evaluators]
+    capture_evaluators(types.SimpleNamespace(_extensions=dict(enumerate(entries))), device)
+
+
+def evaluated(evaluator):
+    """Evaluate as an extension of a trainer; return what it observes, as floats."""
+    with chainer.Reporter().scope({}):
+        return {name: float(value) for name, value in evaluator().items()}
+
+
+def on(device, model):
+    model.to_device(device)
+    return model
+
+
+def assert_close(found, expected, rtol=1e-5):
+    assert list(found) == list(expected)
+    for name in expected:
+        numpy.testing.assert_allclose(found[name], expected[name], rtol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize('where', ('examples', 'SparseDataset', 'DeviceDataset'))
+def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
+    dataset = VALIDATION
+    if where == 'SparseDataset':
+        dataset = chainer_bspmm.dataset.to_sparse(VALIDATION)
+    elif where == 'DeviceDataset':
+        if device.xp is numpy:
+            pytest.skip('a DeviceDataset is on a GPU')
+        dataset = DeviceDataset(VALIDATION, device)
+    model = on(device, make_model('RSGCN, batch norm'))
+    own, theirs = (make(device, model, dataset=dataset) for _ in range(2))
+    capture(device, own)
+    for _ in range(3):
+        expected = evaluated(theirs)
+        assert {'validation/main/loss', 'validation/main/mae'} == set(expected)
+        assert_close(evaluated(own), expected)
+        for param in model.params():  # the next evaluation must see it
+            param.array[...] *= 1.1
+    assert own.get_iterator('main').__dict__.keys() == theirs.get_iterator('main').__dict__.keys()
+    assert own.get_iterator('main').epoch_detail == theirs.get_iterator('main').epoch_detail == 1
+    assert prediction_graphs.n_captures >= 2 and prediction_graphs.n_launches >= 10
+
+
+@pytest.mark.parametrize(
+    'kind', (ROCAUCEvaluator, PRCAUCEvaluator, R2ScoreEvaluator, BatchEvaluator)
+)
+def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
+    is_score = kind is R2ScoreEvaluator
+    dataset = molecules(len(VALIDATION), seed=1, classes=not is_score)
+    model, seen = on(device, make_model(classes=not is_score)), []
+    options = {} if is_score else {'ignore_labels': -1}
+    if kind is BatchEvaluator:
+
+        def largest(y, t):
+            seen.append((y, t))
+            return y.max()
+
+        options = {'metrics_fun': {'largest': largest}}
+    own, theirs = (
+        make(device, model, kind, dataset, eval_func=model.predictor, **options) for _ in range(2)
+    )
+    own.name = theirs.name = 'other'
+    capture(device, own)
+    for _ in range(2):
+        expected = evaluated(theirs)
+        assert_close(evaluated(own), expected, 1e-4)
+    assert isinstance(own, kind) and all(name.startswith('other/main/') for name in expected)
+    for (y, t), (own_y, own_t) in zip(seen[::2], seen[1::2]):
+        assert y.shape == own_y.shape == (3 * len(dataset),) and isinstance(own_y, numpy.ndarray)
+        numpy.testing.assert_array_equal(t, own_t)
+        numpy.testing.assert_allclose(y, own_y, rtol=1e-4, atol=1e-6)
+    assert prediction_graphs.n_launches >= 5
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path):
+    class Own(extensions.Evaluator):
+        pass
+
+    def own_converter(batch, device):
+        return chainer_bspmm.concat_mols(batch, device)
+
+    updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
+    model = updater.get_optimizer('main').target
+    trainer = chainer.training.Trainer(updater, (6, 'epoch'), out=str(tmp_path))
+    evaluators = [
+        make(device, model),
+        make(device, model, R2ScoreEvaluator, eval_func=model.predictor),
+        make(device, model, Own),
+        make(device, model, progress_bar=True),
+        make(None, model),
+        make(device, model, converter=own_converter),
+        make(device, model, converter=dense_concat_mols),
+    ]
+    for number, evaluator in enumerate(evaluators):
+        is_last = number > 1
+        trigger = (9, 'epoch') if is_last else (1, 'epoch')
+        trainer.extend(evaluator, name='evaluator_%d' % number, trigger=trigger)
+    log = extensions.LogReport()
+    trainer.extend(log)
+    kinds = list(map(type, evaluators))
+    trainer.run()
+    changed = [type(evaluator) is not kind for evaluator, kind in zip(evaluators, kinds)]
+    assert changed == [True, True] + [False] * 5
+    assert len(log.log) == 6 and prediction_graphs.n_launches > 20
+    expected = evaluated(make(device, model))
+    for name in ('loss', 'mae'):
+        assert log.log[-1]['evaluator_0/main/' + name] == pytest.approx(
+            expected['validation/main/' + name], rel=1e-4
+        )
+    assert numpy.isfinite(log.log[-1]['evaluator_1/main/r2_score'])
+    assert evaluators[0]._evaluation is None  # the graphs were freed at the end
+    assert evaluated(evaluators[0])['evaluator_0/main/loss'] == pytest.approx(
+        expected['validation/main/loss'], rel=1e-4
+    )
+
+
+def test_an_updater_on_the_cpu_leaves_evaluators_alone(tmp_path):
+    device = chainer.get_device('@numpy')
+    updater = make_updater(GraphUpdater, device, make_model(), molecules(20))
+    trainer = chainer.training.Trainer(updater, (1, 'iteration'), out=str(tmp_path))
+    evaluator = make(device, updater.get_optimizer('main').target)
+    trainer.extend(evaluator)
+    with pytest.warns(UserWarning, match='CUDA graphs need a GPU'):
+        trainer.run()
+    assert type(evaluator) is extensions.Evaluator
+
+
+def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_causes):
+    model = on(device, small_model(factor=1.0))
+
+    def forward(link, atoms, adj):
+        return link.inner(atoms, adj)[:, :3] * link.factor
+
+    model.predictor.function = forward
+    own, theirs = (make(device, model) for _ in range(2))
+    capture(device, own)
+    for factor in (1.0, 2.0):
+        model.predictor.factor = factor
+        for _ in range(2):
+            assert_close(evaluated(own), evaluated(theirs))
+    n_captures = prediction_graphs.n_captures
+    for param in model.params():
+        param.array = param.array + 0.1  # another array
+    assert_close(evaluated(own), evaluated(theirs))
+    assert_close(evaluated(own), evaluated(theirs))
+    assert prediction_graphs.n_captures > n_captures
+    own.eval_func = theirs.eval_func = lambda *arrays: chainer.report({'twice': 2 * model(*arrays)})
+    assert set(evaluated(own)) == {'validation/main/loss', 'twice'}
+    assert_close(evaluated(own), evaluated(theirs))
+
+
+def warned(evaluator, n_times=3):
+    """Evaluate several times; return the warnings that name a cause."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(n_times):
+            evaluated(evaluator)
+    return [str(w.message) for w in caught if 'evaluates eagerly' in str(w.message)]
+
+
+def test_what_is_not_watched_is_found(device, prediction_graphs):
+    """An entry of a list: the check finds it, and evaluation continues eagerly."""
+    factors = [1.0]
+    read = host_graphs.read_at_capture(lambda: factors[0])
+
+    def forward(link, atoms, adj):
+        return link.inner(atoms, adj)[:, :3] * read()
+
+    model = on(device, small_model(forward))
+    own, theirs = (make(device, model) for _ in range(2))
+    capture(device, own)
+    assert not warned(own)
+    factors[0] = 3.0
+    (cause,) = warned(own)
+    assert 'not watched' in cause and cause.startswith('GraphUpdater: an evaluator evaluates')
+    assert_close(evaluated(own), evaluated(theirs))
+
+
+def test_values_on_the_host(device, prediction_graphs):
+    model = on(device, small_model())
+
+    def report(*arrays):
+        chainer.report({'constant': 3.0, 'loss': model(*arrays)})
+
+    own, theirs = (make(device, model, eval_func=report) for _ in range(2))
+    capture(device, own)
+    (cause,) = warned(own)
+    assert 'constant is a value on the host' in cause
+    assert_close(evaluated(own), evaluated(theirs))
+    assert not prediction_graphs.n_launches
+
+
+def test_rows_that_belong_to_no_molecule(device, prediction_graphs):
+    def mean(link, atoms, adj):
+        h = functions.mean(link.inner.embed(atoms), axis=0)
+        return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
+
+    own, theirs = (make(device, on(device, small_model(mean))) for _ in range(2))
+    capture(device, own)
+    (cause,) = warned(own)
+    assert 'belong to no molecule' in cause
+    assert_close(evaluated(own), evaluated(theirs))
+
+
+def test_the_loss_of_the_step_stays(device, prediction_graphs):
+    """A replay overwrites memory of its graph; no attribute refers to it."""
+    model = on(device, make_model())
+    evaluator = make(device, model, dataset=VALIDATION[: 2 * BATCH])
+    capture(device, evaluator)
+    for _ in range(20):  # until replays are no longer compared with eager evaluations
+        evaluated(evaluator)
+    n_launches = prediction_graphs.n_launches
+    model.loss = loss = functions.sum(model.predictor.mlp.layers[0].W)
+    value = float(loss.array)
+    evaluated(evaluator)
+    assert prediction_graphs.n_launches == n_launches + 2
+    assert model.loss is loss and float(loss.array) == value
+
+
+def test_eval_hook_and_an_iterator_of_another_class(device, prediction_graphs, no_causes):
+    class Iterator(chainer.iterators.SerialIterator):
+        pass
+
+    model, called = on(device, make_model()), []
+    own, theirs = (make(device, model, eval_hook=called.append) for _ in range(2))
+    iterator = Iterator(VALIDATION, BATCH, repeat=False, shuffle=False)
+    own._iterators['main'] = iterator
+    capture(device, own)
+    for _ in range(2):
+        assert_close(evaluated(own), evaluated(theirs))
+    assert called == [own, theirs] * 2

@@ -1,0 +1,76 @@
+"""Gradients that are constants: the 1 of a loss, zeros of what is not used."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+
+from chainer_bspmm.training import gradients
+
+
+def parameter(device, shape, dtype='float32'):
+    param = chainer.Parameter(numpy.ones(shape, dtype))
+    param.to_device(device)
+    param.cleargrad()
+    return param
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_one_is_the_gradient_of_a_loss(device, dtype):
+    one, param = gradients.One(device), parameter(device, (3,), dtype)
+    for _ in range(2):
+        param.cleargrad()
+        loss = functions.sum(param * param)
+        one.give(loss)
+        given = loss.grad
+        loss.backward()
+        assert given is one._ones[numpy.dtype(dtype)] and given == 1
+        assert param.grad.tolist() == [2, 2, 2] and param.grad.dtype == dtype
+
+
+def test_what_has_a_gradient_or_is_no_scalar_keeps_it(device):
+    one, param = gradients.One(device), parameter(device, (3,))
+    loss = functions.sum(param)
+    loss.grad = grad = device.xp.full((), 5, 'f')
+    one.give(loss)
+    assert loss.grad is grad
+    one.give(param)
+    assert param.grad is None
+
+
+@pytest.mark.parametrize('shape', [(), (1,), (2, 3)])
+def test_hooks_may_change_gradients(device, shape):
+    """Those of parameters that are added to the loss are the 1 itself, or a view of it."""
+    one, param = gradients.One(device), parameter(device, shape)
+    other = parameter(device, shape)
+    loss = functions.sum(param) + functions.sum(2 * other)
+    one.give(loss)
+    loss.backward()
+    unshared = other.grad
+    one.take_back([param, other, parameter(device, shape)])
+    param.grad += 7
+    assert (param.grad == 8).all() and other.grad is unshared
+    assert all(array == 1 for array in one._ones.values())
+
+
+def test_zeros_of_what_has_no_gradient(device):
+    params = [parameter(device, shape) for shape in ((), (3, 5), (4,), (0, 2))]
+    params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]
+    params[2].grad = kept = device.xp.ones(4, 'f')
+    gradients.zero_missing(params)
+    for param in params:
+        assert param.grad.shape == param.shape and param.grad.dtype == param.dtype
+        assert param.grad.flags.c_contiguous
+        if param is not params[2]:
+            assert not param.grad.any()
+            param.grad += 1  # not shared
+    assert params[2].grad is kept
+    assert all((param.grad == 1).all() for param in params)
+
+
+def test_nothing_is_missing(device):
+    param = parameter(device, (2,))
+    param.grad = grad = device.xp.ones(2, 'f')
+    gradients.zero_missing([param])
+    assert param.grad is grad
