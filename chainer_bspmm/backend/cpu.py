@@ -71,10 +71,15 @@ def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
     y = sources.matrix @ mapped
     if loop:
         y += mapped
-    if W_self is not None:
-        y += numpy.dot(x, W_self.T)
+    own = [] if W_self is None else [(x, W_self)]
     if b is not None:
-        y += numpy.dot(_degrees(adj, y.dtype, loop), b.reshape(-1, adj.n_relations).T)
+        own.append((_degrees(adj, y.dtype, loop), b.reshape(-1, adj.n_relations)))
+        if b_self is not None:
+            own.append((numpy.ones((len(y), 1), y.dtype), b_self[:, None]))
+            b_self = None
+    if own:  # one product, because adding to y takes as long as a narrow one
+        rows, matrices = (numpy.concatenate(parts, axis=1) for parts in zip(*own))
+        y += numpy.dot(rows, matrices.T)
     if b_self is not None:
         y += b_self
     return y
