@@ -57,7 +57,7 @@ def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
         b (array or None): (n_out * R,), in the same order.
         W_self (array or None): (n_out, n_in).
         b_self (array or None): (n_out,).
-        loop (bool): of a single relation: add the identity to A.
+        loop (bool): of one relation: add the identity to A.
 
     Returns:
         array: (n_rows, n_out), of the dtype that is computed in.
@@ -85,7 +85,7 @@ def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
     return y
 
 
-def graph_linear_grad(adj, x, gy, W, W_self, loop, wanted):
+def graph_linear_grad(adj, x, gy, W, W_self, wanted, loop=False):
     """Return the gradients of :func:`graph_linear`: {name: array} of those that are wanted.
 
     Args:

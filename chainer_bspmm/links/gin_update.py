@@ -9,6 +9,7 @@ from chainer_chemistry.links.update import gin_update
 from chainer_bspmm.links.linear import activated
 from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import node_rows
+from chainer_bspmm.links.rows import check_one_relation
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -34,6 +35,7 @@ class GINUpdate(Sparse, gin_update.GINUpdate):
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); not negative.
         """
+        check_one_relation(adj)
         h, lead = node_rows(h, adj)
         first, *others = self.graph_mlp.layers
         activation, ratio = self.graph_mlp.activation, 0.0

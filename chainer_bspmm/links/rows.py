@@ -49,6 +49,19 @@ def check_relations(adj, n_edge_types):
         )
 
 
+def check_one_relation(adj):
+    """Raise unless ``adj`` is a sparse batch of one relation.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    check.adjacency(adj)
+    if adj.n_cols != adj.n_rows:
+        raise ValueError(
+            'adj: expected a matrix of one relation, with a column for each node, got %r' % adj
+        )
+
+
 def real_nodes(is_real_node, adj, dtype):
     """Return (n_rows, 1) factors: 1 for real nodes, 0 for virtual ones.
 

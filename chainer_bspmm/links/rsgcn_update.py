@@ -11,6 +11,7 @@ from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.functions.fused.graph_linear import graph_linear
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
+from chainer_bspmm.links.rows import check_one_relation
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -44,6 +45,7 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
+        check_one_relation(adj)
         linear = self.graph_linear
         is_fused = activation in (None, functions.relu) and not linear.local_link_hooks
         if is_fused and isinstance(adj, BatchedCSR):

@@ -117,9 +117,7 @@ def test_layer_and_its_gradients(n_relations, loop, widths, n_left_out):
     y = cpu.graph_linear(adj, x, **given, loop=loop)
     numpy.testing.assert_allclose(y, dense_layer(A, x, loop, **given), rtol=1e-13)
     wanted = {'x', *given}
-    gradients = cpu.graph_linear_grad(
-        adj, x, gy, given['W'], given.get('W_self'), loop, frozenset(wanted)
-    )
+    gradients = cpu.graph_linear_grad(adj, x, gy, given['W'], given.get('W_self'), wanted, loop)
     for name in wanted:
         # The layer is linear in each argument: differences are exact up to rounding.
         varied = dict(given, x=x)

@@ -452,6 +452,16 @@ def test_damaged_archives(qm9_data, data, tmp_path):
             qm9_data.read_qm9(str(path), qm9_data.task_of('gap'))
 
 
+def test_failures_are_the_same_from_the_cache(data):
+    table = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], ['gap'])
+    labels = table[['gap']].to_numpy('f')
+    (_, kept, failures), *others = [
+        data.preprocess(table, 'relgcn', labels, cache=cache) for cache in (False, True, True)
+    ]
+    assert kept == [0, 4] and len(failures) == 3
+    assert [other[1:] for other in others] == [(kept, failures)] * 2
+
+
 def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeypatch):
     def fail(*args, **kwargs):
         raise ValueError('something else')

@@ -9,11 +9,11 @@ from chainer.backends import cuda
 
 from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from tests.support import draw_as_chainer
-from tests.support.layers import linear_relu
 from tests.support import DTYPES
 from tests.support import features
 from tests.support import relative_error
 from tests.support.gradients import check_gradients
+from tests.support.layers import linear_relu
 
 PAIRS = [(linear_relu, functions.relu), (linear_softmax, functions.softmax)]
 

@@ -16,10 +16,10 @@ from chainer_bspmm.cuda.step import current
 from chainer_bspmm.cuda.step import Step
 from chainer_bspmm.cuda.step import under_way
 from chainer_bspmm.functions.fused.dropout_draws import draw_kept
-from tests.support.layers import linear_relu
 from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from tests.support import DTYPES
+from tests.support.layers import linear_relu
 from tests.support import features
 from tests.support import random_matrix
 from tests.support.gradients import check_gradients

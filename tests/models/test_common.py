@@ -251,7 +251,7 @@ def test_half_precision(device, name, dtype, layout):
 
 
 NODES = {
-    'GGNN': (['RelationLinear', 'GRUStep'], ['GatedLinear', 'SegmentSum']),
+    'GGNN': (['GraphLinear', 'GRUStep'], ['GatedLinear', 'SegmentSum']),
     'GNNFiLM': (['EdgeFiLM', 'LayerNorm'], ['GatedLinear', 'SegmentSum']),
     'RelGAT': (['LinearFunction', 'RelationAttention'], ['GatedLinear', 'SegmentSum']),
 }
@@ -282,8 +282,7 @@ def test_nodes_of_relgcn_are_few():
     """A convolution is one node, its activation included."""
     model = models.RelGCN(hidden_channels=[4] * 6, scale_adj=True)
     labels = labels_of_nodes(model, *concat_mols(examples_of('RelGCN')))
-    assert len(set(labels[1:6])) == 1 and labels[1].startswith('Relation')
-    assert labels[6:] == ['GatedLinear', 'SegmentSum']
+    assert labels[1:] == ['GraphLinear'] * 5 + ['GatedLinear', 'SegmentSum']
 
 
 @pytest.mark.parametrize('name', [name for name in CASES if '_' in name])
@@ -321,7 +320,7 @@ def test_other_number_of_relations(name):
 @pytest.mark.parametrize('name', ['RSGCN', 'NFP', 'GIN'])
 def test_several_relations_for_one(name):
     batch = concat_mols(molecules((2,), n_relations=2))[:2]
-    with pytest.raises(ValueError, match=r'x: expected shape \(6, n_B\) .* 2 relations'):
+    with pytest.raises(ValueError, match='expected .* 2 relations'):
         ours(name)(*batch)
 
 

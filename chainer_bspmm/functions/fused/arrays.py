@@ -98,9 +98,9 @@ def activation_gradient(activation, y, gy, dropout_ratio):
             numpy.subtract(1, factor, out=factor)
             factor *= gy
             return factor
-        factor = (y > 0) * scale
-        factor *= gy
-        return factor
+        gx = (y > 0) * scale
+        gx *= gy
+        return gx
     return cuda.elementwise(
         'T y, T gy, T scale',
         'T gx',

@@ -100,8 +100,8 @@ class GraphLinear(AccumulateInPlace, FusedNode):
 
 
 def _flat(given):
-    """Return x as (n_nodes, in_channels), the shape of its other axes, and all in x's dtype."""
-    x = given['x']
+    """Return x as (n_nodes, in_channels), the shape of its other axes, and the parameters."""
+    x = given.pop('x')
     # As in chainer.functions.linear, parameters may have another dtype than x (mixed precision).
     given = {name: array.astype(x.dtype, copy=False) for name, array in given.items()}
     return x.reshape(-1, x.shape[-1]), x.shape[:-1], given

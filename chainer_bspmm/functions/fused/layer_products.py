@@ -105,37 +105,38 @@ def _layer(adj, x, W, loop):
     return TransformFirst(adj)
 
 
-def _is_on_host(adj, x):
-    """Return whether the host's own products of a matrix do it, all parts at once."""
-    return adj is not None and isinstance(x, numpy.ndarray)
+def _is_on_host(x):
+    """Return whether the host's own products do a layer with a matrix, all parts at once."""
+    return isinstance(x, numpy.ndarray)
 
 
 def forward(adj, x, given, loop):
-    """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
-    if _is_on_host(adj, x):
-        return backend.cpu.graph_linear(adj, **dict(given, x=x), loop=loop), None
-    own = dot(x, given['W_self'].T) if 'W_self' in given else None
+    """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use.
+
+    Args:
+        adj (BatchedCSR or None), x (array): as in `graph_linear`.
+        given (dict): W, b, W_self and b_self, those that there are, of x's dtype.
+        loop (bool): as in `graph_linear`.
+    """
     kept = None
-    if 'W' in given:
-        # A bias rides on the array that is written anyway.
-        own_bias = None
-        if 'b_self' in given and own is None:
-            own_bias = given['b_self']
-        elif 'b_self' in given:
-            own += given['b_self']
-        own, kept = _layer(adj, x, given['W'], loop).forward(x, given['W'], given.get('b'), own)
-        if own_bias is not None:
-            own += own_bias
-    elif 'b_self' in given:
-        own += given['b_self']
-    return own, kept
+    if 'W' not in given:
+        y = dot(x, given['W_self'].T)
+    elif _is_on_host(x):
+        return backend.cpu.graph_linear(adj, x, **given, loop=loop), None
+    else:
+        own = dot(x, given['W_self'].T) if 'W_self' in given else None
+        layer = _layer(adj, x, given['W'], loop)
+        y, kept = layer.forward(x, given['W'], given.get('b'), own)
+    if 'b_self' in given:
+        y += given['b_self']
+    return y, kept
 
 
 def backward(adj, x, given, loop, gy, wanted, kept):
     """Return name -> gradient of what is wanted, given that of the sum."""
-    if _is_on_host(adj, x):
-        W, W_self = given['W'], given.get('W_self')
-        return backend.cpu.graph_linear_grad(adj, x, gy, W, W_self, loop, wanted)
+    if 'W' in given and _is_on_host(x):
+        W_self = given.get('W_self')
+        return backend.cpu.graph_linear_grad(adj, x, gy, given['W'], W_self, wanted, loop)
     gradients = {}
     if 'W_self' in wanted:
         gradients['W_self'] = dot(gy.T, x)
