@@ -2,12 +2,23 @@
 
 import functools
 import itertools
+import weakref
 
 import numpy
 
 from chainer_bspmm.compat.hooks import repairs
 
 MOST = 1024  # values that wait
+
+_lasting = weakref.WeakValueDictionary()  # id of its memory -> array
+
+
+def never_overwritten(array):
+    """Promise that values in the memory of a CuPy array last: while they wait, no copy is needed.
+
+    Holds for as long as the array exists.
+    """
+    _lasting[id(array.data.mem)] = array
 
 
 @repairs('chainer.reporter')
@@ -33,8 +44,10 @@ def summaries_add_late(module):
         elif type(weight) is int and weight == 1 and value.dtype.kind == 'f':
             if not self._waiting:
                 self._waiting = []
-            with value.device:
-                self._waiting.append(value.copy())  # a model may write to its own at every step
+            if id(value.data.mem) not in _lasting:  # a model may write to its own at every step
+                with value.device:
+                    value = value.copy()
+            self._waiting.append(value)
             if len(self._waiting) >= MOST:
                 _catch_up(self, cuda)
         else:

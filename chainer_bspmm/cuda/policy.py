@@ -365,8 +365,9 @@ def _transpose_bytes(max_cols, max_nnz, warps):
 
 
 # Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
-# about 256: the fewest rows for which there is a multiprocessor for each block, or the last.
-GATED_ROWS = ((8, 8), (16, 4), (20, 4), (32, 2))
+# about 256. A block copies all weights, which takes about as long as what it does for 8 rows.
+GATED_ROWS = ((8, 8), (12, 4), (16, 4), (20, 4), (24, 2), (28, 2), (32, 2))
+GATED_COPIES = 8
 # Elements of a sum whose weights are in shared memory, and how many such chunks there are. Where a
 # block has a multiprocessor to itself, only copies ahead of their use hide how long they take.
 GATED_CHUNKS = ((32, 3), (32, 2), (16, 2))
@@ -394,13 +395,18 @@ def gated_launch(n_rows, widths, has_state, is_gradient, vector, itemsize, devic
         columns = -(-n_inputs // (QUAD * n_maps))
     else:
         columns = out // QUAD
-    fitting = [pair for pair in GATED_ROWS if -(-n_rows // pair[0]) <= device.n_sms]
-    first = GATED_ROWS.index((fitting or GATED_ROWS[-1:])[0])
+
+    def longest(pair):
+        """Return what the multiprocessor with most blocks has to do."""
+        return -(-n_rows // (pair[0] * device.n_sms)) * (pair[0] + GATED_COPIES)
+
+    first = GATED_ROWS.index(min(GATED_ROWS, key=longest))
     for rows, split in GATED_ROWS[first::-1]:  # fewer where memory is short
+        is_alone = n_rows <= rows * device.n_sms
         threads = columns * rows // per_thread
         while split > 1 and threads * split > MAX_GATED_BLOCK:
             split //= 2
-        for chunk, stages in GATED_CHUNKS if fitting else GATED_CHUNKS[1:]:
+        for chunk, stages in GATED_CHUNKS if is_alone else GATED_CHUNKS[1:]:
             if is_gradient:
                 wide = columns * QUAD * n_maps
                 row = (n_maps + has_state) * out + QUAD

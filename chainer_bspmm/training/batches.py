@@ -86,11 +86,12 @@ class DeviceBatch:
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
         tables = _tables_of(molecules)
-        total = int(numpy.add.reduce(tables.sizes.take(index)))
-        rows, entries, max_rows = total >> 32, total & 0xFFFFFFFF, tables.max_rows
+        sizes = tables.sizes.take(index, axis=1)
+        rows, entries = numpy.add.reduce(sizes, axis=1).tolist()
+        max_rows, max_entries = numpy.maximum.reduce(sizes, axis=1).tolist()
         if layout == 'folded':
             rows, max_rows = rows + index.size, max_rows + 1
-        self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
+        self.need = Capacity(rows, entries, max_rows, max_entries, tables.max_atom_id)
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
         key = index.size, is_symmetric, layout, padded_to
         self.form = tables.forms.get(key)
@@ -133,12 +134,9 @@ class DeviceBatch:
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
 
-# What batches of some molecules on a GPU need: sizes, (M,) int64, nodes * 2**32 + entries of every
-# molecule, to be added up at once; the largest of all, so that a batch need not look; forms, a dict
-# of those that batches had.
-_Tables = collections.namedtuple(
-    '_Tables', 'sizes max_rows max_entries max_atom_id are_symmetric forms'
-)
+# What batches of some molecules on a GPU need: sizes, (2, M), nodes and entries of every molecule;
+# whether all are symmetric; forms, a dict of those that batches had.
+_Tables = collections.namedtuple('_Tables', 'sizes max_atom_id are_symmetric forms')
 _tables = weakref.WeakKeyDictionary()
 
 
@@ -146,9 +144,7 @@ def _tables_of(molecules):
     found = _tables.get(molecules)
     if found is None:
         found = _tables[molecules] = _Tables(
-            (molecules.sizes.astype(numpy.int64) << 32) + molecules.nnz,
-            int(molecules.sizes.max(initial=0)),
-            int(molecules.nnz.max(initial=0)),
+            numpy.stack([molecules.sizes, molecules.nnz]),
             -1 if molecules.max_atom_id is None else molecules.max_atom_id,
             molecules.n_relations == 1 and bool(molecules.symmetric.all()),
             {},
@@ -221,14 +217,11 @@ def _described(arrays):
 
 def capacities(dataset, n_graphs, layout):
     """Return `Capacities` for batches of a data set (any object), from its sizes if known.
-
-    Part of a data set has room for the largest molecule of the whole.
     Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
     found = None if layout == 'padded' else molecules_of(dataset)
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
-    sizes = build.rows_of(molecules.sizes, layout)
-    largest = needs(sizes, molecules.nnz, molecules.max_atom_id)
-    return Capacities(n_graphs, sizes[order], molecules.nnz[order], largest)
+    sizes = build.rows_of(molecules.sizes[order], layout)
+    return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)

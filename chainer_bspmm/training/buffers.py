@@ -76,16 +76,16 @@ class Capacities:
         sizes, entries (array or None): (M,) nodes and adjacency entries of all molecules of the
             data set, if known. Sums over n_graphs of them drawn at random are close to normal: one
             size holds five batches in six, the next all but one in 30,000.
-        largest (Capacity or None): room for the largest molecule and atom id that may come, in
-            ``max_rows``, ``max_entries`` and ``max_atom_id``; None where there are no sizes.
+        max_atom_id (int or None): the largest atom id of the data set.
 
     Without a data set's sizes, or if a batch exceeds both, a size is derived from the batch.
     """
 
-    def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
+    def __init__(self, n_graphs, sizes=None, entries=None, max_atom_id=None):
         self._levels = []
         if sizes is None or not len(sizes):
             return
+        largest = needs(sizes, entries, max_atom_id)
         for deviations in DEVIATIONS:
             rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
             self._levels.append(largest._replace(rows=rows, entries=total))

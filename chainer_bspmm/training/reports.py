@@ -4,6 +4,7 @@ import numpy
 
 from chainer.backends import cuda
 
+from chainer_bspmm.compat import late_sums
 from chainer_bspmm.cuda import kernels
 
 N_ROWS = 256  # replays whose numbers are allocated at once
@@ -28,7 +29,7 @@ class Reports:
     def __init__(self, device):
         self._device = device
         self._kinds = []  # (name, dtype) of every number
-        self._rows = None  # memory of (N_ROWS, n) uint64
+        self._table = self._rows = None  # (N_ROWS, n) uint64, and its memory
         self._stream = None  # that the rows were allocated on
         self._row = N_ROWS  # the next one
         self._load()
@@ -62,7 +63,9 @@ class Reports:
         stream = cuda.cupy.cuda.get_current_stream().ptr
         # CuPy gives memory that is freed to later work on the stream that it was allocated on.
         if self._row == N_ROWS or stream != self._stream:
-            self._rows = cuda.cupy.empty((N_ROWS, len(self._kinds)), numpy.uint64).data
+            self._table = cuda.cupy.empty((N_ROWS, len(self._kinds)), numpy.uint64)
+            late_sums.never_overwritten(self._table)
+            self._rows = self._table.data
             self._row, self._stream = 0, stream
         self._row += 1
         return self._rows.ptr + self._offset()

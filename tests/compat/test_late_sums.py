@@ -18,6 +18,10 @@ class _OnDevice(numpy.ndarray):
 
     device = contextlib.nullcontext()
 
+    @property
+    def data(self):
+        return types.SimpleNamespace(mem=self if self.base is None else self.base)
+
     def get(self):
         return numpy.array(self)
 
@@ -68,6 +72,19 @@ def test_a_value_that_is_overwritten(fetches):
         counter[...] += 1
         summary.add({'counter': counter, 'variable': chainer.Variable(counter)})
     assert summary.compute_mean() == {'counter': 2, 'variable': 2}
+
+
+def test_values_that_last_are_not_copied(fetches, monkeypatch):
+    rows, summary = numpy.ndarray.__new__(_OnDevice, (3, 1), 'f'), chainer.reporter.Summary()
+    rows[...] = numpy.array([[1], [2], [6]])
+    late_sums.never_overwritten(rows)
+    with monkeypatch.context() as patched:
+        patched.setattr(_OnDevice, 'copy', None)
+        for row in rows:
+            summary.add(row[0:1].reshape(()))
+    del rows, row
+    summary.add(numpy.full((), 7, 'f').view(_OnDevice))
+    assert summary.compute_mean() == 4 and not late_sums._lasting
 
 
 def test_a_mixture(fetches):

@@ -29,6 +29,11 @@ NAMES = [
     'layer_norm',
     'gated_step',
     'gated_weights',
+    'embed_grad',
+    'mean_loss',
+    'sum_partials',
+    'graph_linear',
+    'relation_rows',
 ]
 
 

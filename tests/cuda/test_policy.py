@@ -420,8 +420,8 @@ def test_gated_launch(n_rows, widths, has_state, is_gradient, itemsize, kilobyte
     [
         (600, 64, {'ROWS': 8, 'SPLIT': 8, 'STAGES': 3}),
         (2300, 64, {'ROWS': 20, 'SPLIT': 4, 'STAGES': 3}),
-        (18400, 64, {'ROWS': 32, 'SPLIT': 2, 'STAGES': 2}),
-        (18400, 128, {'ROWS': 32, 'CHUNK': 32}),  # the widest that is still fast
+        (18400, 64, {'ROWS': 28, 'SPLIT': 2, 'STAGES': 2}),  # five blocks for each
+        (18400, 128, {'ROWS': 28, 'CHUNK': 32}),  # the widest that is still fast
         (2300, 200, None),
     ],
 )

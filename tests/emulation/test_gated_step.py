@@ -88,7 +88,7 @@ def test_blocks_of_more_rows(device, monkeypatch, n_rows):
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
     check(device, monkeypatch, 'f', n_rows, (12, 8, 20), 'given')
     assert {d['ROWS'] for d in device.launched if 'ROWS' in d} == {
-        {9: 8, 23: 16, 37: 20}.get(n_rows, 32)
+        {9: 8, 23: 12, 37: 20, 50: 28, 300: 32}[n_rows]
     }
 
 

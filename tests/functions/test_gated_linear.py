@@ -17,9 +17,11 @@ ACTIVATIONS = [functions.identity, functions.tanh]
 WIDTHS = [(5,), (3, 2)]
 
 
-def arrays(widths, with_bias, dtype='float64'):
+def arrays(widths, with_bias, dtype='float64', n_rows=N):
     rng = numpy.random.RandomState(0)
-    shapes = [(N, width) for width in widths] + [(OUT, sum(widths))] * 2 + [(OUT,)] * 2 * with_bias
+    shapes = (
+        [(n_rows, width) for width in widths] + [(OUT, sum(widths))] * 2 + [(OUT,)] * 2 * with_bias
+    )
     return [rng.uniform(-1, 1, shape).astype(dtype) for shape in shapes]
 
 
@@ -64,6 +66,17 @@ def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
             relative_error(actual, reference)
             < {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
         )
+
+
+@pytest.mark.parametrize('widths', [(128,), (64, 64), (64, 32, 32)], ids=str)
+def test_as_wide_as_models_are(xp, widths):
+    """A GPU moves 16 bytes at a time, where there are one or two parts."""
+    inputs = [array / 4 for array in arrays(widths, True, n_rows=2300)]
+    actual = outcome(
+        apply, widths, functions.tanh, [xp.asarray(array.astype('f')) for array in inputs]
+    )
+    for ours, theirs in zip(actual, outcome(in_chainers_nodes, widths, functions.tanh, inputs)):
+        assert ours.dtype == 'f' and relative_error(ours, theirs) < 2e-6
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)

@@ -105,6 +105,28 @@ def test_same_variable_as_features_and_state():
     assert relative_error(grad.array, expected) < 1e-14
 
 
+@pytest.mark.parametrize('n_rows', [600, 2300, 5000])
+@pytest.mark.parametrize('state', ['none', 'given', 'x'])
+def test_as_wide_as_models_are(xp, state, n_rows):
+    """A GPU has another kernel for each of these numbers of rows, and moves 16 bytes at a time."""
+    rng = numpy.random.RandomState(0)
+    with_state, n = state != 'none', 64
+    shapes = [(n_rows, n)] * (3 if state == 'given' else 2)
+    shapes += [(n, 2 * n), (n,)] * (2 + with_state) + [(n, n), (n,)] * (3 * with_state)
+    arrays = [rng.uniform(-1, 1, shape) / (shape[-1] / 8) ** 0.5 for shape in shapes]
+
+    def outcome(inputs):
+        variables = [chainer.Variable(array) for array in inputs]
+        x, message, *rest = variables
+        if state == 'x':
+            rest.insert(0, x)
+        return backward(step(x, message, *rest), variables)
+
+    actual = outcome([xp.asarray(array.astype('f')) for array in arrays])
+    for ours, theirs in zip(actual, outcome(arrays)):
+        assert ours.dtype == 'f' and relative_error(ours, theirs) < 2e-6
+
+
 @pytest.mark.parametrize('with_state', [False, True])
 def test_gradients_share_no_memory(with_state):
     """Hooks such as WeightDecay write to a parameter's gradient."""

@@ -34,7 +34,7 @@ def test_needs():
 
 
 def test_two_sizes_hold_the_batches_of_a_data_set(sizes):
-    capacities = Capacities(64, sizes, 2 * sizes, needs(sizes, 2 * sizes, 30))
+    capacities = Capacities(64, sizes, 2 * sizes, 30)
     rng, taken = numpy.random.RandomState(1), []
     for _ in range(1000):
         batch = rng.choice(sizes, 64, replace=False)
@@ -51,13 +51,13 @@ def test_two_sizes_hold_the_batches_of_a_data_set(sizes):
 
 def test_no_size_is_larger_than_the_largest_batch():
     sizes = numpy.array([1] * 99 + [STEP])
-    capacities = Capacities(2, sizes, sizes, needs(sizes, sizes, None))
+    capacities = Capacities(2, sizes, sizes, None)
     assert capacities.of(Capacity(STEP + 1, STEP + 1, STEP, STEP, -1)).rows == 2 * STEP
 
 
 def test_the_whole_data_set_in_one_batch_fits_with_a_spare_row():
     sizes = numpy.array([STEP // 2, 3 * STEP // 2])
-    capacities = Capacities(2, sizes, sizes, needs(sizes, sizes, None))
+    capacities = Capacities(2, sizes, sizes, None)
     known = {capacities.of(needs(sizes[:1], sizes[:1], None)) for _ in range(2)}
     assert {capacities.of(needs(sizes, sizes, None))} == known
     assert known.pop().rows == 3 * STEP
@@ -65,7 +65,7 @@ def test_the_whole_data_set_in_one_batch_fits_with_a_spare_row():
 
 @pytest.mark.parametrize('known', [False, True])
 def test_larger_batches_add_sizes(sizes, known):
-    capacities = Capacities(8, *(sizes, sizes, needs(sizes, sizes, 5)) if known else ())
+    capacities = Capacities(8, *(sizes, sizes, 5) if known else ())
     first = Capacity(5000, 100, 300, 20, 7)
     added = capacities.of(first)
     assert holds(added, first) and added.rows % STEP == added.entries % STEP == 0
@@ -77,7 +77,7 @@ def test_larger_batches_add_sizes(sizes, known):
 
 def test_an_empty_data_set():
     empty = numpy.zeros(0, int)
-    assert Capacities(8, empty, empty).of(Capacity(0, 0, 0, 0, 0)).rows == STEP
+    assert Capacities(8, empty, empty, 0).of(Capacity(0, 0, 0, 0, 0)).rows == STEP
 
 
 # The staging buffer and its pinned copies.
@@ -208,10 +208,7 @@ def test_what_a_batch_of_a_device_dataset_sends(layout, padded_to):
     atoms, adj, _ = molecules.batch(index, layout, padded_to)
     as_host = batches.HostBatch(atoms, adj, molecules.labels)
     assert batch.form == as_host.form
-    of_all = batches.DeviceBatch(molecules, numpy.arange(40), layout, padded_to).need
-    assert of_all.max_rows == molecules.sizes.max() + (layout == 'folded')
-    assert of_all.max_entries == molecules.nnz.max()
-    assert batch.need == of_all._replace(rows=as_host.need.rows, entries=as_host.need.entries)
+    assert batch.need == as_host.need._replace(max_atom_id=molecules.max_atom_id)
     views = {name: numpy.zeros(*spec) for name, spec in batch.staged(None).items()}
     batch.write(views)
     assert views['index'].tolist() == index.tolist()
