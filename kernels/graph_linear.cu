@@ -28,13 +28,14 @@
 // Rows without entries sum to 0. Deterministic: the
 // only atomics count rows in shared memory.
 //
-// Dropout with a rectifier: an element is kept where random.cuh says so, times scale. Elements that
-// were dropped are 0 in y, which is how the gradient knows. counter (1) uint64, the step.
+// Dropout, after a rectifier or the identity: an element is kept where random.cuh says so, times scale.
+// After a rectifier, elements that were dropped are 0 in y, which is how the gradient knows; after the
+// identity they are -0, and no other element is. counter (1) uint64, the step.
 //
 // -DRELATIONS=n, 0: none, indptr to data are not read. -DSELF=1: with W_self. -DLOOP=1, see above.
 // -DWEIGHTED=0: A holds ones, data is not read.
 // -DRELATION_BIAS=1: with b. -DBIASES=n: rows of b_self, 0: none.
-// -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with RELU. -DBACKWARD=1.
+// -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with the first two. -DBACKWARD=1.
 // -DFEATURES=0: backward without gx.
 // -DQUADS=1: rows of all arrays are multiples of four elements, aligned to these; 0: any widths.
 // -DROWS=n: rows of a tile. -DTHREADS=n: of a block. -DSPLITS=n: threads share each element's sum.
@@ -50,6 +51,7 @@
 #define RELU 1
 #define TANH 2
 #define SIGMOID 3
+#define NEEDS_Y (BACKWARD && (ACTIVATION != IDENTITY || DROPOUT))
 
 const int GATHERED = BACKWARD ? WIDTH_OUT : WIDTH_IN;
 const int PRODUCED = BACKWARD ? WIDTH_IN : WIDTH_OUT;
@@ -118,7 +120,7 @@ __device__ inline int weight_row(const int c, const int relation)
 // A row that is gathered: of x, or of z.
 struct Gathered {
     Quad rows;
-#if BACKWARD && ACTIVATION != IDENTITY
+#if NEEDS_Y
     Quad y;
 #endif
 };
@@ -129,7 +131,7 @@ __device__ inline Gathered gather(
 {
     Gathered found;
     found.rows = load(rows + row * GATHERED, quad, GATHERED);
-#if BACKWARD && ACTIVATION != IDENTITY
+#if NEEDS_Y
     found.y = load(y + row * GATHERED, quad, GATHERED);
 #endif
     return found;
@@ -144,6 +146,9 @@ __device__ inline Real value_of(const Gathered &found, const int e, const Real s
     return value * (1 - found.y.element[e] * found.y.element[e]);
 #elif BACKWARD && ACTIVATION == SIGMOID
     return value * found.y.element[e] * (1 - found.y.element[e]);
+#elif NEEDS_Y
+    const Real result = found.y.element[e];
+    return result == 0 && signbit(result) ? 0 : value * scale;
 #else
     return value;
 #endif
@@ -435,9 +440,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                                            : word == 1        ? drawn.word[1]
                                            : word == 2        ? drawn.word[2]
                                                               : drawn.word[3];
-                    STORAGE rounded;  // as where the rectifier is another kernel
+                    STORAGE rounded;  // as where dropout is another kernel
                     narrow(rounded, total.element[e]);
-                    total.element[e] = widen(rounded) * (found >= threshold ? scale : Real(0));
+                    Real value = widen(rounded);
+                    value *= found >= threshold ? scale : Real(0);
+                    if (ACTIVATION == IDENTITY) {
+                        value += Real(0);  // -0 becomes 0
+                        if (found < threshold) value = copysign(value, Real(-1));
+                    }
+                    total.element[e] = value;
                 }
 #endif
 #endif

@@ -5,6 +5,7 @@ from chainer import functions
 
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions import gru_step
+from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.functions.fused.graph_linear import graph_linear
 from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from chainer_bspmm.sparse import BatchedCSR
@@ -41,7 +42,7 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
         y = linear_softmax(_with_neighbours(adj, h), W, b)
     else:
         y = activation(linear_rows(linear, _with_neighbours(adj, h)))
-    return functions.dropout(y, ratio=ratio) if ratio else y
+    return dropout(y, ratio) if ratio else y
 
 
 def _with_neighbours(adj, h):

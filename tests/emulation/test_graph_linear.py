@@ -126,7 +126,7 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     if ratio:
         draw = 2**40 + 3, 5, device.put(numpy.array([2**33 + 1], 'u8'))
         kept = reference.kept(gy.size, ratio, 2**40 + 3, 5, 2**33 + 1).reshape(gy.shape)
-        kept = kept * numpy.dtype(dtype).type(1 / (1 - ratio)).astype('d')
+        kept = kept * float(numpy.dtype(dtype).type(1 / (1 - ratio)))
     names = 'W', 'W_self', 'b', 'b_self'
     given = {name: put(array) for name, array in zip(names, parameters) if array is not None}
     y = gpu.layer(spec, forward, put(x), given, ratio, draw)
@@ -199,9 +199,24 @@ def test_blocks_take_several_tiles(device, monkeypatch, n_sms):
     assert {constants.get('ROWS') for constants in device.launched} <= {32, 24, None}
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('activation', ['relu', 'identity'])
 @pytest.mark.parametrize('widths', [(8, 8), (8, 7)])
-def test_dropout(device, widths):
-    check(device, 'f', layer(*widths, **SPECS['convolution']), 19, ratio=0.3)
+def test_dropout(device, widths, activation, dtype):
+    spec = layer(*widths, n_relations=1, activation=activation)
+    check(device, dtype, spec, 19, ratio=0.3)
+
+
+def test_zeros_that_dropout_keeps_have_gradients(device):
+    spec, x = layer(4, 4), numpy.zeros((9, 4), 'f')
+    given = {'W_self': device.put(-numpy.eye(4, dtype='f'))}
+    draw = 3, 1, device.put(numpy.array([5], 'u8'))
+    y = gpu.layer(spec, None, device.put(x), given, 0.5, draw)
+    kept = reference.kept(36, 0.5, 3, 1, 5).reshape(9, 4)
+    assert 0 < kept.sum() < 36 and not y.any()
+    ones = device.put(numpy.ones((9, 4), 'f'))
+    gradients = gpu.layer_grad(spec, None, device.put(x), y, ones, given, 0.5)
+    numpy.testing.assert_array_equal(gradients['x'], -2.0 * kept)
 
 
 def test_unaligned_input(device):
