@@ -514,7 +514,7 @@ Layer = collections.namedtuple(
 )
 
 LAYER_THREADS = 256
-LAYER_ROWS = 16, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
+LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
 # Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes.
 LAYER_BLOCKS = {4: 6, 8: 2}
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
@@ -542,7 +542,9 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
     terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
     blocks = mapped * n_in * n_out if is_backward else 0
     threads = LAYER_THREADS
-    if blocks > threads * LAYER_BLOCKS[real] or (mapped > 2 and not is_backward):
+    # Twice as many hide more of the latency of a single tile, and of several matrices.
+    is_single = n_rows <= max(LAYER_ROWS) * device.n_sms
+    if blocks > threads * LAYER_BLOCKS[real] or (not is_backward and (is_single or mapped > 2)):
         threads *= 2
     if blocks > threads * LAYER_BLOCKS[real]:
         return None
