@@ -177,7 +177,7 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
     )
     partials = None
     if is_backward:
-        n_columns = sum(map(math.prod, shapes.values()))
+        n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
         partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
     run(
