@@ -39,7 +39,7 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
                 return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
             h = _with_neighbours(adj, h)
             return graph_linear(None, h, None, None, W, b, activation, ratio)
-        y = linear_softmax(_with_neighbours(adj, h), W, b)
+        y = linear_softmax((_with_neighbours(adj, h), W, b))
     else:
         y = activation(linear_rows(linear, _with_neighbours(adj, h)))
     return dropout(y, ratio) if ratio else y
