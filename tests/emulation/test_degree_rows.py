@@ -15,11 +15,10 @@ from tests.emulation.kernel_cases import DTYPES
 from tests.support.molecules import adjacency
 
 
-def symmetric(kind='counted', sizes=(5, 1, 0, 9, 2), dtype='f'):
+def symmetric(kind='counts', sizes=(5, 1, 0, 9, 2), dtype='f'):
     """Return a batch, its third node with a degree that is not whole."""
     rng = numpy.random.RandomState(0)
-    matrices = [adjacency(rng, n, 'counted') if n else numpy.zeros((0, 0)) for n in sizes]
-    matrices = [numpy.maximum(matrix, matrix.T) for matrix in matrices]
+    matrices = [adjacency(rng, n, 'counted bonds') if n else numpy.zeros((0, 0)) for n in sizes]
     if kind == 'any values':
         matrices[0][2, 2] += 0.5
         matrices[-1][...] = numpy.nan
