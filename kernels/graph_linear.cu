@@ -22,7 +22,7 @@
 // W: RELATIONS matrices (WIDTH_OUT, WIDTH_IN), row c of W_r is row c * RELATIONS + r, with
 // -DBY_RELATION=1 row r * WIDTH_OUT + c; b (WIDTH_OUT * RELATIONS) in the same order. W_self
 // (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
-// result (n_rows, PRODUCED): forward y, backward gx. partials (n_blocks, all parameters) of the
+// result (n_rows, PRODUCED): forward y, backward gx. partials (blocks of grid.x, all parameters) of the
 // arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in that order and
 // in the parameters' own layout; b_self once for all its BIASES. Every element is written, once.
 // Rows without entries sum to 0. Deterministic: the
@@ -38,9 +38,10 @@
 // -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with the first two. -DBACKWARD=1.
 // -DFEATURES=0: backward without gx.
 // -DQUADS=1: rows of all arrays are multiples of four elements, aligned to these; 0: any widths.
+// -DSLICES=n: blocks share the columns of a result that is too wide for one.
 // -DROWS=n: rows of a tile. -DTHREADS=n: of a block. -DSPLITS=n: threads share each element's sum.
 //
-// Launch: block (THREADS), grid (any): blocks take tiles of rows in turn. Shared memory, in elements of
+// Launch: block (THREADS), grid (any, SLICES): blocks take tiles of rows in turn. Shared memory, in elements of
 // the arithmetic dtype: the matrices, MAPPED * W_ROWS * W_STRIDE; a tile's products, SPLITS * ROWS *
 // PQ * 4; its sums, ROWS * STRIDE; backward its rows of x, ROWS * X_STRIDE; forward with b the degrees,
 // ROWS * RELATIONS.
@@ -55,17 +56,21 @@
 
 const int GATHERED = BACKWARD ? WIDTH_OUT : WIDTH_IN;
 const int PRODUCED = BACKWARD ? WIDTH_IN : WIDTH_OUT;
-const int GQ = (GATHERED + 3) / 4, PQ = (PRODUCED + 3) / 4;  // quads: four elements
+// What a block does of that: some columns of the result, and of the matrices.
+const int SLICE = PRODUCED / SLICES;
+const int SLICE_IN = BACKWARD ? SLICE : WIDTH_IN, SLICE_OUT = BACKWARD ? WIDTH_OUT : SLICE;
+static_assert(SLICES == 1 || PRODUCED % (4 * SLICES) == 0, "slices are as wide, and whole quads");
+const int GQ = (GATHERED + 3) / 4, PQ = (SLICE + 3) / 4;  // quads: four elements
 const int MAPPED = RELATIONS + SELF;  // terms: sums that have a matrix
 // A bias' gradient needs the sum of z, whether or not there is a term of it.
-const int LONE = BACKWARD && BIASES && !SELF;
+[[maybe_unused]] const int LONE = BACKWARD && BIASES && !SELF;
 const int TERMS = MAPPED + LONE;
 // Rows in shared memory, four elements longer than they need be: neighbours lie in other banks.
-const int W_STRIDE = (WIDTH_IN + 3) / 4 * 4 + 4, W_ROWS = (WIDTH_OUT + 3) / 4 * 4;
+const int W_STRIDE = (SLICE_IN + 3) / 4 * 4 + 4, W_ROWS = (SLICE_OUT + 3) / 4 * 4;
 const int STRIDE = TERMS * GQ * 4 + 4;
-const int X_STRIDE = PQ * 4 + 4;
+[[maybe_unused]] const int X_STRIDE = PQ * 4 + 4;
 const int AHEAD = BACKWARD ? 3 : 4;  // entries whose loads are issued together
-const int BIAS_COLUMNS = BACKWARD && (BIASES || RELATION_BIAS) ? TERMS * GQ * 4 : 0;
+[[maybe_unused]] const int BIAS_COLUMNS = BACKWARD && (BIASES || RELATION_BIAS) ? TERMS * GQ * 4 : 0;
 
 // A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.
 const int ROW_STEP = ROWS / 4;
@@ -182,19 +187,21 @@ __device__ inline void copy(Real *to, const STORAGE *row, const int quad, const 
         *reinterpret_cast<Quad *>(to) = load(row, quad, width);
 }
 
-// The matrices of all terms as they lie in memory, (MAPPED, W_ROWS, W_STRIDE); 0 past their ends.
+// The block's slice of the matrices of all terms as they lie in memory, (MAPPED, W_ROWS, W_STRIDE); 0
+// past its ends.
 __device__ inline void load_matrices(
-    Real *matrices, const STORAGE *__restrict__ W, const STORAGE *__restrict__ W_self)
+    Real *matrices, const STORAGE *__restrict__ W, const STORAGE *__restrict__ W_self,
+    const int first_in, const int first_out)
 {
-    const int IQ = (WIDTH_IN + 3) / 4;
+    const int IQ = (SLICE_IN + 3) / 4;
 #pragma unroll 4
     for (int u = threadIdx.x; u < MAPPED * W_ROWS * IQ; u += THREADS) {
         const int quad = u % IQ, c = u / IQ % W_ROWS, term = u / (IQ * W_ROWS);
         Real *const to = matrices + (term * W_ROWS + c) * W_STRIDE + quad * 4;
         const bool is_self = term == RELATIONS;
-        const long long row = is_self ? c : weight_row(c, term);
-        if (c < WIDTH_OUT)
-            copy(to, (is_self ? W_self : W) + row * WIDTH_IN, quad, WIDTH_IN);
+        const long long row = is_self ? first_out + c : weight_row(first_out + c, term);
+        if (c < SLICE_OUT)
+            copy(to, (is_self ? W_self : W) + row * WIDTH_IN + first_in, quad, SLICE_IN);
         else
             *reinterpret_cast<Quad *>(to) = {};
     }
@@ -355,7 +362,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
     Real bias[BIAS_EACH + 1] = {};
 #endif
 
-    load_matrices(matrices, W, W_self);
+    const int first_column = blockIdx.y * SLICE;  // of the result
+    const int first_in = BACKWARD ? first_column : 0, first_out = BACKWARD ? 0 : first_column;
+    load_matrices(matrices, W, W_self, first_in, first_out);
     for (int first = blockIdx.x * ROWS; first < n_rows; first += gridDim.x * ROWS) {
         if (threadIdx.x < TERMS) used[threadIdx.x] = 0;
 #if BACKWARD
@@ -363,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
             const int row = first + u / PQ, quad = u % PQ;
             Real *const to = own_x + u / PQ * X_STRIDE + quad * 4;
             if (row < n_rows)
-                copy(to, x + (long long)row * WIDTH_IN, quad, WIDTH_IN);
+                copy(to, x + (long long)row * WIDTH_IN + first_in, quad, SLICE_IN);
             else
                 *reinterpret_cast<Quad *>(to) = {};
         }
@@ -402,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
 #if !BACKWARD
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    const int c = quad * 4 + e;
+                    const int c = first_out + quad * 4 + e;
                     Real value = total.element[e];
                     if (c < WIDTH_OUT) {
 #pragma unroll
@@ -426,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                 }
 #if DROPOUT
                 const unsigned long long at =
-                    (unsigned long long)(first + row) * WIDTH_OUT + quad * 4;
+                    (unsigned long long)(first + row) * WIDTH_OUT + first_out + quad * 4;
                 const Draw draw = {seed_low, seed_high, stream};
                 Words drawn = words_of(draw, unsigned(at / 4), *counter);
 #pragma unroll
@@ -452,7 +461,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                 }
 #endif
 #endif
-                store(result + (long long)(first + row) * PRODUCED, quad, PRODUCED, total);
+                store(result + (long long)(first + row) * PRODUCED + first_column, quad, SLICE,
+                      total);
             }
         }
 #if BACKWARD
@@ -505,14 +515,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                                           : (long long)weight_row(c, term) * WIDTH_IN);
 #pragma unroll
             for (int f = 0; f < 4; ++f)
-                if (k + f < WIDTH_IN) row[k + f] = gradient[i][s][f];
+                if (k + f < SLICE_IN) row[first_in + k + f] = gradient[i][s][f];
         }
     }
 #pragma unroll
     for (int i = 0; i < BIAS_EACH; ++i) {
         const int column = threadIdx.x + i * THREADS;
         const int term = column / (GQ * 4), c = column % (GQ * 4);
-        if (column >= BIAS_COLUMNS || c >= WIDTH_OUT) continue;
+        if (column >= BIAS_COLUMNS || c >= WIDTH_OUT || blockIdx.y) continue;
         if (RELATION_BIAS && term < RELATIONS) part[AFTER + weight_row(c, term)] = bias[i];
         if (BIASES && term == RELATIONS)
             part[AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + c] = bias[i];

@@ -8,6 +8,7 @@ import types
 from unittest import mock
 
 import numpy
+import scipy.sparse
 
 import chainer
 from chainer import optimizer_hooks
@@ -551,6 +552,83 @@ def reported(device):
     return rows, expected
 
 
+def layer(device):
+    """Two relations of integers, rectified, by two blocks with two tiles each; with gradients."""
+    rng = numpy.random.RandomState(0)
+    n_rows, n_in, n_out = 60, 8, 5
+    A = rng.randint(1, 3, (2, n_rows, n_rows)) * (rng.uniform(size=(2, n_rows, n_rows)) < 0.1)
+    x, gy = rng.randint(-2, 3, (n_rows, n_in)), rng.randint(-2, 3, (n_rows, n_out))
+    W, W_self = rng.randint(-2, 3, (2 * n_out, n_in)), rng.randint(-2, 3, (n_out, n_in))
+    b, b_self = rng.randint(-2, 3, 2 * n_out), rng.randint(-2, 3, n_out)
+    by_relation = W.reshape(n_out, 2, n_in).swapaxes(0, 1)
+    given = {'W': W, 'W_self': W_self, 'b': b, 'b_self': b_self}
+    given = {name: device.put(array.astype('f')) for name, array in given.items()}
+
+    def rows(stacked):
+        flat = scipy.sparse.csr_matrix(stacked.transpose(1, 0, 2).reshape(-1, n_rows))
+        return types.SimpleNamespace(
+            indptr=device.put(flat.indptr),
+            indices=device.put(flat.indices),
+            data=device.put(flat.data.astype('f')),
+        )
+
+    spec = policy.Layer(n_in, n_out, 2, True, False, True, 1, False, 'relu')
+    small = policy.Device(1, 60 << 20)
+    empty = device._empty
+
+    def reachable(*arguments):
+        device.reachable.append(empty(*arguments))
+        return device.reachable[-1]
+
+    with (
+        mock.patch.object(gpu.kernels, 'device', lambda device_id: small),
+        mock.patch.object(gpu.cuda.cupy, 'empty', reachable),
+        mock.patch.object(policy, 'LAYER_ROWS', (16,)),
+    ):
+        policy.layer_launch.cache_clear()
+        features = device.put(x.astype('f'))
+        y = gpu.layer(spec, rows(A), features, given)
+        found = gpu.layer_grad(
+            spec, rows(A.transpose(0, 2, 1)), features, y, device.put(gy.astype('f')), given
+        )
+        policy.layer_launch.cache_clear()
+    value = numpy.einsum('rij,jk,rck->ic', A, x, by_relation) + x @ W_self.T + b_self
+    value += numpy.einsum('rij,cr->ic', A, b.reshape(n_out, 2))
+    z = gy * (value > 0)
+    S = numpy.einsum('rij,ic->rjc', A, z)
+    expected = (
+        numpy.maximum(value, 0),
+        numpy.einsum('rjc,rck->jk', S, by_relation) + z @ W_self,
+        numpy.einsum('rjc,jk->crk', S, x),
+        z.T @ x,
+        S.sum(axis=1).T,
+        z.sum(axis=0),
+    )
+    return flat([y, *(found[name] for name in ('x', 'W', 'W_self', 'b', 'b_self'))]), flat(expected)
+
+
+def partial_sums(device):
+    """Two results of several chunks, from many rows."""
+    source = device.put(integers((70, 100), 'f'))
+    device.reachable = [source]
+    empty = device._empty
+
+    def reachable(*arguments):
+        device.reachable.append(empty(*arguments))
+        return device.reachable[-1]
+
+    with mock.patch.object(gpu.cuda.cupy, 'empty', reachable):
+        found = gpu.sum_partials(source, [(1, (40,), 'f'), (50, (5, 10), 'f')])
+    sums = source.sum(axis=0)
+    return flat(found), flat([sums[1:41], sums[50:]])
+
+
+def rows_of_relations(device):
+    adj = batch('relations', 'f')
+    placed = adj.replace(indptr=device.put(adj.indptr), indices=device.put(adj.indices))
+    return flat(build.launch_relation_rows(placed)), flat(build.relation_rows(adj))
+
+
 # kernel -> what uses it; the first of them goes through most of its code.
 KERNELS = {
     'bspmm_csr': (pipelined, product),
@@ -572,6 +650,9 @@ KERNELS = {
     'bspmm_st_shared': (st_blocked, st_shared),
     'bspmm_st_global': (st_global,),
     'dropout': (dropped,),
+    'graph_linear': (layer,),
+    'sum_partials': (partial_sums,),
+    'relation_rows': (rows_of_relations,),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
     'embed_grad': (summed_by_type,),

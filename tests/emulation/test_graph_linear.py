@@ -224,6 +224,22 @@ def test_zeros_that_dropout_keeps_have_gradients(device):
     numpy.testing.assert_array_equal(gradients['x'], -2.0 * kept)
 
 
+@pytest.mark.parametrize('widths', [(32, 48), (48, 32), (40, 48)])
+@pytest.mark.parametrize('name', ['relations', 'degrees'])
+def test_blocks_share_the_columns_of_a_wide_result(device, monkeypatch, name, widths):
+    narrow = policy.Device(132, 60 << 20, 40 << 10)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+    check(device, 'f', layer(*widths, **SPECS[name]), 21)
+    assert max(constants.get('SLICES', 0) for constants in device.launched) > 1
+
+
+def test_shares_of_columns_drop_the_same_elements(device, monkeypatch):
+    narrow = policy.Device(132, 60 << 20, 6 << 10)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+    check(device, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
+    assert device.launched[0]['SLICES'] > 1
+
+
 def test_unaligned_input(device):
     check(device, 'f', layer(8, 8, **SPECS['relations']), 19, shift=4)
     assert {constants.get('QUADS') for constants in device.launched} == {0, None}

@@ -110,6 +110,7 @@ CONSTANTS = {
             ('ROWS', rows),
             ('THREADS', threads),
             ('SPLITS', 1),
+            ('SLICES', 1),
             ('WIDTH_IN', width_in),
             ('WIDTH_OUT', width_out),
             ('RELATIONS', relations),
@@ -137,7 +138,7 @@ CONSTANTS = {
             is_backward,
         ) in (
             ('relations', 32, 256, 32, 64, 4, 1, 'TANH', 0),
-            ('degrees', 16, 512, 33, 30, 6, 0, 'SIGMOID', 1),
+            ('degrees', 16, 256, 33, 30, 6, 0, 'SIGMOID', 1),
             ('relations', 16, 256, 64, 64, 4, 1, 'TANH', 1),
             ('loop', 32, 256, 64, 96, 1, 0, 'RELU', 1),
             ('degrees', 16, 256, 16, 16, 6, 0, 'SIGMOID', 1),
