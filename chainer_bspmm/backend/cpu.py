@@ -211,6 +211,19 @@ def layer_norm_grad(x, gamma, gy, statistics):
     return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
 
 
+def row_softmax(a):
+    a -= a.max(axis=2, keepdims=True)
+    numpy.exp(a, out=a)
+    a /= a.sum(axis=2, keepdims=True)
+    return a[0] if len(a) == 1 else a.sum(axis=0)
+
+
+def row_softmax_grad(a, g):
+    y = a * g
+    y -= a * y.sum(axis=2, keepdims=True)
+    return y
+
+
 def embed_grad(ids, gy, n_types):
     dtype = host.compute_dtype(gy)
     one_hot = scipy.sparse.csr_matrix(

@@ -38,7 +38,7 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
         return dropout(y, ratio) if ratio else y
     W, b = parameters_of(linear, h.shape[1])
     if activation is functions.softmax:
-        y = linear_softmax(_with_neighbours(adj, h), W, b)
+        y = linear_softmax((_with_neighbours(adj, h), W, b))
         return dropout(y, ratio) if ratio else y
     if isinstance(adj, BatchedCSR):
         return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)

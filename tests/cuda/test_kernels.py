@@ -34,6 +34,8 @@ NAMES = [
     'sum_partials',
     'graph_linear',
     'relation_rows',
+    'degree_rows',
+    'row_softmax',
 ]
 
 

@@ -20,6 +20,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm import papers
+from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
@@ -101,6 +102,58 @@ def normalised_gradients(device):
     g = (gy * gamma).astype('d')
     expected = g - g.mean(axis=1, keepdims=True) - x * (g * x).mean(axis=1, keepdims=True)
     return flat([gx, ggamma, gbeta]), flat([expected, (gy * x).sum(axis=0), gy.sum(axis=0)])
+
+
+def summed_softmax(device):
+    """Rows of one element other than -inf, and of equal ones, each of nine lanes."""
+    a = numpy.full((3, 41, 36), -numpy.inf, 'f')
+    a[:, range(41), numpy.arange(41) % 36] = integers((3, 41), 'f')
+    a[1, ::2] = 7
+    expected = numpy.exp(a.astype('d') - a.max(axis=2, keepdims=True))
+    expected /= expected.sum(axis=2, keepdims=True)
+    a = device.put(a)
+    y = gpu.row_softmax(a)
+    return flat([a, y]), flat([expected.astype('f'), expected.astype('f').sum(axis=0)])
+
+
+def row_softmax_gradient(device):
+    a, g = integers((2, 41, 36), 'f', {'f': 31}), integers((41, 36), 'f', {'f': 31}, seed=2)
+    return gpu.row_softmax_grad(device.put(a), device.put(g)), cpu.row_softmax_grad(a, g)
+
+
+def rows_of_degrees(device):
+    """With spare entries; values, and then ones."""
+    rng = numpy.random.RandomState(0)
+    matrix = rng.randint(0, 2, (9, 9))
+    matrix = numpy.maximum(matrix, matrix.T)
+    matrix[4, 4] += 1
+    found, wanted = [], []
+    for values in (matrix, matrix != 0):
+        adj = BatchedCSR.from_matrices([values.astype('f')])
+        degrees, n = values.sum(axis=0), 5
+        types = numpy.where((degrees >= 1) & (degrees <= n), degrees - 1, n - 1)
+        dense = values * 1.0
+        own = numpy.where((degrees >= 1) & (degrees <= n), 1.0, 0.0)
+        places = numpy.stack([types == r for r in range(n)])
+        has_entry = (values != 0)[:, None, :]
+        for counts, kind in ((own[:, None], places.T[:, :, None]), (own, places[None])):
+            rows = ((kind & has_entry) * 1).reshape(9 * n, 9)
+            kept = (dense * counts)[:, None, :].repeat(n, axis=1).reshape(9 * n, 9)
+            at = numpy.nonzero(rows)
+            wanted += [numpy.append(0, rows.sum(axis=1).cumsum()), kept[at], [0, 0]]
+            if counts is own:
+                wanted += [at[1], [0, 0]]
+        larger = adj.replace(
+            indptr=device.put(adj.indptr), indices=device.put(numpy.pad(adj.indices, (0, 2)))
+        )
+        if adj.data is not None:
+            larger.data = device.put(numpy.pad(adj.data, (0, 2)))
+        larger.nnz = adj.nnz + 2
+        indptr, data, t_indptr, t_indices, t_data = build.launch_degree_rows(
+            larger, n, numpy.dtype('f')
+        )
+        found += [indptr, data, t_indptr, t_data, t_indices]
+    return flat(found), flat(wanted)
 
 
 def _norm_arrays():
@@ -585,6 +638,8 @@ KERNELS = {
     'gated_step': (recurrent, gated_rows),
     'gated_weights': (weights_of_gates,),
     'layer_norm': (normalised_gradients, normalised),
+    'row_softmax': (summed_softmax, row_softmax_gradient),
+    'degree_rows': (rows_of_degrees,),
     'segment_reduce': (long_segments, maximum, weighted_sum, weighted_maximum),
     'segment_broadcast': (long_broadcast, broadcast, weighted_broadcast),
     'segment_softmax': (softmax, softmax_gradient, weighted_softmax, weighted_softmax_gradient),

@@ -136,6 +136,11 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     assert again.pop('x') is None
     wide = [None if array is None else array.astype('d') for array in parameters]
     wanted, largest = expected(spec, A.astype('d'), x.astype('d'), wide, gy.astype('d'), kept)
+    if spec.by_relation:  # an array for each relation, and for each of the equal biases
+        wanted['W'] = by_relation(spec, wanted['W'])
+        wanted['b_self'] = numpy.tile(wanted['b_self'], (spec.n_biases, 1))
+        for found in (gradients, again):
+            found.update({name: numpy.stack(found[name]) for name in ('W', 'b_self')})
     for name, array in dict(gradients, y=y).items():
         of = wanted.pop(name)
         assert array.dtype == dtype and array.shape == of.shape, name

@@ -193,6 +193,14 @@ CONSTANTS = {
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
     'relation_rows': [()],
+    'degree_rows': [
+        (('RELATIONS', relations), ('WEIGHTED', weighted))
+        for relations, weighted in ((7, 1), (1, 0), (7, 0), (7, 1), (16, 1), (3, 0))
+    ],
+    'row_softmax': [
+        (('LANES', lanes), ('GRADIENT', gradient))
+        for lanes, gradient in ((32, 0), (1, 1), (16, 0), (4, 1), (16, 1), (32, 0))
+    ],
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
