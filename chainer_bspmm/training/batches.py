@@ -1,7 +1,6 @@
 """Where a captured step's batch comes from: the host, or a data set on the same GPU."""
 
 import collections
-import weakref
 
 import numpy
 
@@ -140,13 +139,12 @@ _Tables = collections.namedtuple(
     '_Tables', 'sizes max_rows max_entries max_atom_id are_symmetric forms'
 )
 _PACKED = 2**32  # the entries of a batch are fewer: their numbers are int32
-_tables = weakref.WeakKeyDictionary()
 
 
 def _tables_of(molecules):
-    found = _tables.get(molecules)
-    if found is None:
-        found = _tables[molecules] = _Tables(
+    found = getattr(molecules, '_tables', None)
+    if found is None:  # kept there: a weak dictionary takes as long as the sums
+        found = molecules._tables = _Tables(
             molecules.sizes.astype('q') * _PACKED + molecules.nnz,
             int(molecules.sizes.max(initial=0)),
             int(molecules.nnz.max(initial=0)),
@@ -180,7 +178,9 @@ def batch_of(examples, converter, device, resident=None):
             molecules, index = found
             if resident is not None and not converter.keeps_padding(molecules):
                 molecules = resident.of(molecules)
-            if isinstance(molecules, DeviceMolecules) and molecules.device == device:
+            if isinstance(molecules, DeviceMolecules) and (
+                molecules.device is device or molecules.device == device
+            ):
                 return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
         atoms, adj, labels, n_node_columns = converter.convert(examples)
         arrays = (atoms, adj, *labels)

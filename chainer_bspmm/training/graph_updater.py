@@ -167,8 +167,12 @@ class GraphUpdater(StandardUpdater):
             if fused is not None:
                 fused.count(-1)
             raise
-        if chainer.reporter._get_reporters():
-            chainer.report(reported)
+        reporters = chainer.reporter._get_reporters()
+        if reporters:
+            if program.is_captured and type(reporters[-1]) is chainer.Reporter:
+                reporters[-1].observation.update(reported)  # arrays: there is no variable to copy
+            else:
+                chainer.report(reported)
         if fused is None:
             optimizer.update()
         if difference is not None:
