@@ -341,7 +341,7 @@ def embed_grad(ids, gy, n_types):
     with device_of(gy):
         if not gy.size or not n_types:
             return cuda.cupy.zeros((n_types, n_channels), gy.dtype)
-        plan = policy.embed_launch(n_rows, n_types, n_channels, gy.itemsize)
+        plan = policy.embed_launch(n_rows, n_types, n_channels)
         partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), arithmetic(gy.dtype))
         ids = contiguous(ids.astype(numpy.int32, copy=False))
         arguments = ids, contiguous(gy), partials, *plan.arguments
