@@ -102,7 +102,7 @@ def layer_of(
         memory of a GPU.
     """
     if isinstance(x, cuda.ndarray):
-        return gpu.layer_of(x, given, n_relations, loop, activation)
+        return gpu.layer_of(x, given, n_relations, loop, activation, by_relation)
     return None
 
 
