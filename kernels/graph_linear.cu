@@ -320,6 +320,12 @@ __device__ inline void sum_neighbours(
     }
 }
 
+// Whether the rows of a tile have sums of a term.
+__device__ inline bool has_any(const int *used, const int term)
+{
+    return RELATIONS < 2 || term >= RELATIONS || used[term];  // a single relation is not counted
+}
+
 // What a thread adds to 4 x 4 elements of a tile's product. Forward its columns are `quad`, quad + PQ,
 // ..., so that neighbouring threads read rows of W side by side; backward four in a row.
 __device__ inline void multiply(
@@ -328,7 +334,7 @@ __device__ inline void multiply(
 {
 #pragma unroll 1
     for (int term = 0; term < MAPPED; ++term) {
-        if (RELATIONS > 1 && term < RELATIONS && !used[term]) continue;
+        if (!has_any(used, term)) continue;
         const Real *const of_sums = sums + row * STRIDE + term * GQ * 4;
         const Real *const matrix = matrices + term * (W_ROWS * W_STRIDE);
 #pragma unroll 2
@@ -489,6 +495,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
         }
 #if BACKWARD
         const bool IS_SHARED = THREADS % PQ == 0;  // all blocks of a thread multiply the same of x
+        bool takes[OWNED];
+#pragma unroll
+        for (int i = 0; i < OWNED; ++i) {
+            const int block = threadIdx.x + i * THREADS;
+            takes[i] = (BLOCKS % THREADS == 0 || block < BLOCKS) &&
+                       has_any(used, block / (GQ * PQ));
+        }
 #pragma unroll 2
         for (int row = 0; row < ROWS; ++row) {
             const Real *const x_row = own_x + row * X_STRIDE;
@@ -496,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
 #pragma unroll
             for (int i = 0; i < OWNED; ++i) {
                 const int block = threadIdx.x + i * THREADS;
-                if (BLOCKS % THREADS && block >= BLOCKS) continue;
+                if (!takes[i]) continue;
                 const Quad sum =
                     *reinterpret_cast<const Quad *>(sums + row * STRIDE + block / PQ * 4);
                 if (!IS_SHARED && i)

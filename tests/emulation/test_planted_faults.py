@@ -57,6 +57,8 @@ PLAIN_FAULTS = [
     ('normalised_gradients', '- x_hat * product', ''),
     ('normalised_gradients', 'terms_of_gamma[n_vectors + c]', 'terms_of_gamma[n_vectors]'),
     ('normalised_gradients', '(group, sum, step', '(~0u, sum, step'),
+    ('layer', 'used[term];', 'used[0];'),
+    ('layer', 'has_any(used, block / (GQ * PQ))', 'has_any(used, 0)'),
     ('summed_softmax', 'for (int term = 0;', 'for (int term = 1;'),
     ('summed_softmax', 'if (other > largest) largest = other;', ''),
     ('summed_softmax', 'sum += __shfl_xor_sync(group, sum, step, LANES);', ''),

@@ -127,6 +127,7 @@ class DegreeLinearSigmoid(AccumulateInPlace, FusedNode):
         n_types = len(weights)
         self._layer = None
         if self._has_relations(x):
+            backend.check.features(self._adj, x)
             self._given = _joined(x, weights, biases)
             self._layer = backend.layer_of(x, self._given, n_types, False, 'sigmoid', True)
         if self._layer is not None:
