@@ -15,10 +15,11 @@ def state_arrays(optimizer, owners=()):
     Args:
         owners (sequence): links and objects whose attributes count, as the target's links' do.
     """
-    arrays = {}
+    arrays, kinds = {}, chainer.get_array_types()
     for path, owner in _named(optimizer.target, owners).items():
-        for name, value in sorted(vars(owner).items()):
-            arrays['%s/%s' % (path.rstrip('/'), name)] = value
+        for name, value in vars(owner).items():
+            if isinstance(value, kinds):
+                arrays['%s/%s' % (path.rstrip('/'), name)] = value
     for path, param in optimizer.target.namedparams(include_uninit=False):
         arrays[path] = param.array
         if param.update_rule is not None:
@@ -27,7 +28,7 @@ def state_arrays(optimizer, owners=()):
     return {
         name: array
         for name, array in arrays.items()
-        if isinstance(array, chainer.get_array_types())
+        if isinstance(array, kinds)
         and not (isinstance(array, numpy.ndarray) and not array.flags.writeable)
     }
 

@@ -357,3 +357,27 @@ def test_states_of_an_optimizer_are_compared_and_put_back():
     numpy.testing.assert_array_equal(velocity, numpy.full(3, -0.1, 'f'))
     numpy.testing.assert_array_equal(weight, numpy.full(3, 0.9, 'f'))
     assert state.difference(arrays, before, 0) is None
+
+
+def test_copies_of_arrays_of_several_kinds():
+    arrays = {
+        'a': numpy.array([[0.0, numpy.nan]], 'f'),
+        'strided': numpy.arange(12.0).reshape(3, 4).T,
+        'integers': numpy.arange(3),
+        'number': numpy.array(2, 'f'),
+        'none': numpy.zeros((0, 4), 'f'),
+        'flag': numpy.array([True]),
+    }
+    copies, same = state.Copies(arrays), state.Copies(arrays)
+    assert {name: array.tobytes() for name, array in copies.items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
+    assert state.difference(copies, same, 0) is None
+    for name, array in arrays.items():
+        if array.size:
+            array.flat[0] = -0.0 if name == 'a' else array.flat[0] + 1 if name != 'flag' else False
+            assert state.difference(copies, state.Copies(arrays), 0).startswith(name)
+            copies.put_back(arrays)
+            assert state.difference(copies, state.Copies(arrays), 0) is None
+    other = state.Copies(dict(arrays, more=numpy.ones(1)))
+    assert state.difference(copies, other, 0) == 'more (only one of them has it)'

@@ -133,6 +133,17 @@ def test_what_changes_back_is_the_same():
     assert guards.key() == before != changed and hash(guards.key()) == hash(before)
 
 
+def test_states_in_a_new_dict():
+    """Their arrays are watched, not those of the dict that was there when the guards were made."""
+    model, _, guards = guarded()
+    before = guards.key()
+    rule = model.predictor.inner.embed.W.update_rule
+    rule._state = dict(rule._state)
+    assert guards.key() is before
+    rule._state['m'] = rule._state['m'].copy()
+    assert guards.key() != before
+
+
 def test_what_every_step_replaces_is_no_change():
     model, _, guards = guarded()
     model.loss, model.cache, model.seen = chainer.Variable(numpy.zeros(1)), {}, []
