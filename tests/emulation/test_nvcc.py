@@ -191,7 +191,7 @@ CONSTANTS = {
     ],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
-    'relation_rows': [()],
+    'relation_rows': [(('VALUES', values),) for values in ('RECIPROCALS', 'NONE', 'GIVEN')],
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
