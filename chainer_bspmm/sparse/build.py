@@ -10,6 +10,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.device import values_of
 
 
 def to_host(array):
@@ -196,6 +197,42 @@ def relation_rows(adj, reciprocals=None):
         adj.col_offsets // n_relations,
         None,
     )
+
+
+def launch_degree_rows(adj, n_types, dtype):
+    """Launch kernels/degree_rows.cu on a symmetric matrix.
+
+    Returns:
+        tuple: indptr and data for a layer, and indptr, indices and data for its gradient.
+    """
+    with launch.device_of(adj.indptr):
+        indptr, t_indptr = (
+            cuda.cupy.empty(adj.n_rows * n_types + 1, numpy.int32) for _ in range(2)
+        )
+        t_indices = cuda.cupy.empty(adj.nnz, numpy.int32)
+        data, t_data = (cuda.cupy.empty(adj.nnz, dtype) for _ in range(2))
+        weights, values, _ = values_of(adj)
+        plan = policy.row_threads(max(adj.n_rows, 1))
+        launch.run(
+            adj.indptr.data.device_id,
+            'degree_rows',
+            numpy.dtype(dtype).char,
+            plan,
+            (
+                adj.indptr,
+                adj.indices,
+                values,
+                indptr,
+                data,
+                t_indptr,
+                t_indices,
+                t_data,
+                numpy.int32(adj.n_rows),
+                numpy.int32(adj.nnz),
+            ),
+            (('RELATIONS', n_types), ('WEIGHTED', weights)),
+        )
+    return indptr, data, t_indptr, t_indices, t_data
 
 
 def from_matrices(matrices, layout, padded_to=None):

@@ -1,9 +1,14 @@
-"""Matrices made of a `BatchedCSR`: with a row for every relation, with other values.
+"""Matrices made of a `BatchedCSR`: with a row for every relation or degree, with other values.
 
-Both are new objects that share arrays with the given one; nothing here synchronises.
+All are new objects that share arrays with the given one; nothing here synchronises.
 """
 
+import collections
+
 from chainer_bspmm.sparse import build
+
+# What a layer reads of a CSR matrix.
+Rows = collections.namedtuple('Rows', 'indptr indices data')
 
 
 def relation_rows(adj):
@@ -71,6 +76,29 @@ def scaled_by_source(adj, data):
     new.cached('relation rows', lambda: rows)
     new.cached('transposed rows', lambda: rows.replace(data=made.transposed_data))
     return new
+
+
+def degree_rows(adj, n_types, dtype):
+    """Return a symmetric matrix with the degree of nodes as relation, and its transpose.
+
+    Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``; d is the degree, the sum of a row, of i,
+    in the transpose of j. Entries of nodes of any other degree than 1, ..., n_types have the value
+    0.
+
+    Args:
+        adj (BatchedCSR): symmetric, on a GPU.
+        n_types (int): degrees from 1 to n_types have a relation.
+        dtype (numpy.dtype): of the values, which a matrix of ones has none of.
+
+    Returns:
+        tuple of Rows: rows ``i * n_types + r`` of both matrices; kept with ``adj``.
+    """
+
+    def make():
+        indptr, data, *transposed = build.launch_degree_rows(adj, n_types, dtype)
+        return Rows(indptr, adj.indices, data), Rows(*transposed)
+
+    return adj.cached(('degree rows', n_types, dtype), make)
 
 
 def with_values(adj, data):
