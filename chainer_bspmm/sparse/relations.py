@@ -28,14 +28,17 @@ def relation_rows(adj):
 
 
 def _make_rows(adj):
+    return _with_rows(adj, build.relation_rows(adj))
+
+
+def _with_rows(adj, made):
     n_relations = adj.n_relations
-    indptr, indices, order = build.relation_rows(adj)
     return adj.replace(
-        indptr=indptr,
-        indices=indices,
-        data=None if adj.data is None else adj.data[order],
-        row_offsets=adj.row_offsets * n_relations,
-        col_offsets=adj.col_offsets // n_relations,
+        indptr=made.indptr,
+        indices=made.indices,
+        data=made.data,
+        row_offsets=made.row_offsets,
+        col_offsets=made.col_offsets,
         n_rows=adj.n_rows * n_relations,
         n_cols=adj.n_cols // n_relations,
         max_rows=adj.max_rows * n_relations,
@@ -51,7 +54,28 @@ def transposed_rows(adj):
 
     Where each of them is symmetric this is :func:`relation_rows`.
     """
-    return relation_rows(adj) if adj.is_symmetric else adj.T
+    if adj.is_symmetric:
+        return relation_rows(adj)
+    return adj.cached('transposed rows', lambda: adj.T)
+
+
+def scaled_by_source(adj, data):
+    """Return a matrix of ones, each divided by its source's degree over all relations, on a GPU.
+
+    The matrices of all relations are symmetric: a source's degree is the length of its own row,
+    and so one launch makes :func:`relation_rows` and :func:`transposed_rows` of the result. Nothing
+    is transposed until :attr:`BatchedCSR.T` is read.
+
+    Args:
+        adj (BatchedCSR): on a GPU, symmetric, without values, of several relations.
+        data (array): (nnz,) the quotients.
+    """
+    new = adj.replace(data=data, is_symmetric=False)
+    made = build.relation_rows(adj, data.dtype)
+    rows = _with_rows(adj, made)
+    new.cached('relation rows', lambda: rows)
+    new.cached('transposed rows', lambda: rows.replace(data=made.transposed_data))
+    return new
 
 
 def degree_rows(adj, n_types, dtype):

@@ -626,10 +626,37 @@ def partial_sums(device):
     return flat(found), flat([sums[1:41], sums[50:]])
 
 
+def _on(device, adj):
+    arrays = {name: device.put(getattr(adj, name)) for name in adj._integers}
+    return adj.replace(data=None if adj.data is None else device.put(adj.data), **arrays)
+
+
 def rows_of_relations(device):
-    adj = batch('relations', 'f')
-    placed = adj.replace(indptr=device.put(adj.indptr), indices=device.put(adj.indices))
-    return flat(build.launch_relation_rows(placed)), flat(build.relation_rows(adj))
+    """In any order; of some rows more entries than are read at once."""
+    rng = numpy.random.RandomState(0)
+    counts = rng.randint(0, 7, 40)
+    adj = BatchedCSR(
+        numpy.concatenate([[0], counts.cumsum()]),
+        rng.randint(0, 120, counts.sum()),
+        numpy.array([0, 40]),
+        data=integers((counts.sum(),), 'f'),
+        n_relations=3,
+    )
+    made = build.launch_relation_rows(_on(device, adj))
+    return flat(made[:-1]), flat(build.relation_rows(adj)[:-1])
+
+
+def rows_of_scaled_relations(device):
+    """Also the values of the transpose."""
+    ones = numpy.ones((2, 4, 4)) - numpy.array([numpy.eye(4), numpy.eye(4)[::-1]])
+    ones[:, 3] = ones[:, :, 3] = 0
+    ones[1, 0, 3] = ones[1, 3, 0] = 1
+    adj = BatchedCSR.from_matrices([ones, ones[:, :2, :2]])
+    made = build.launch_relation_rows(_on(device, adj), numpy.dtype('d'))
+    plain, degrees = build.relation_rows(adj), numpy.diff(adj.indptr)
+    rows = numpy.repeat(numpy.arange(2 * adj.n_rows), numpy.diff(plain.indptr)) // 2
+    expected = plain._replace(data=1 / degrees[plain.indices], transposed_data=1 / degrees[rows])
+    return flat(made), flat(expected)
 
 
 # kernel -> what uses it; the first of them goes through most of its code.
@@ -655,7 +682,7 @@ KERNELS = {
     'dropout': (dropped,),
     'graph_linear': (layer,),
     'sum_partials': (partial_sums,),
-    'relation_rows': (rows_of_relations,),
+    'relation_rows': (rows_of_relations, rows_of_scaled_relations),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
     'embed_grad': (summed_by_type,),

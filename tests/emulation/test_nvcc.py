@@ -192,7 +192,7 @@ CONSTANTS = {
     ],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
-    'relation_rows': [()],
+    'relation_rows': [(('VALUES', values),) for values in ('RECIPROCALS', 'NONE', 'GIVEN')],
     'degree_rows': [
         (('RELATIONS', relations), ('WEIGHTED', weighted))
         for relations, weighted in ((7, 1), (1, 0), (7, 0), (7, 1), (16, 1), (3, 0))
