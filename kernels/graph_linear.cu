@@ -22,7 +22,7 @@
 // W: RELATIONS matrices (WIDTH_OUT, WIDTH_IN), row c of W_r is row c * RELATIONS + r, with
 // -DBY_RELATION=1 row r * WIDTH_OUT + c; b (WIDTH_OUT * RELATIONS) in the same order. W_self
 // (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
-// result (n_rows, PRODUCED): forward y, backward gx. partials (blocks of grid.x, all parameters) of the
+// result (n_rows, PRODUCED): forward y, backward gx. partials (blocks of grid.x, all parameters, rounded up to quads) of the
 // arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in that order and
 // in the parameters' own layout; b_self once for all its BIASES. Every element is written, once.
 // Rows without entries sum to 0. Deterministic: the
@@ -41,8 +41,8 @@
 // -DSLICES=n: blocks share the columns of a result that is too wide for one.
 // -DROWS=n: rows of a tile. -DTHREADS=n: of a block. -DSPLITS=n: threads share each element's sum.
 //
-// Launch: block (THREADS), grid (any, SLICES): blocks take tiles of rows in turn. Shared memory, in elements of
-// the arithmetic dtype: the matrices, MAPPED * W_ROWS * W_STRIDE; a tile's products, SPLITS * ROWS *
+// Launch: block (THREADS), grid (any, SLICES): blocks take tiles of rows in turn. Shared memory, in
+// elements of the arithmetic dtype: the matrices, MAPPED * W_ROWS * W_STRIDE; a tile's products, SPLITS * ROWS *
 // PQ * 4; its sums, ROWS * STRIDE; backward its rows of x, ROWS * X_STRIDE; forward with b the degrees,
 // ROWS * RELATIONS.
 #include "common.cuh"
@@ -69,7 +69,7 @@ const int TERMS = MAPPED + LONE;
 const int W_STRIDE = (SLICE_IN + 3) / 4 * 4 + 4, W_ROWS = (SLICE_OUT + 3) / 4 * 4;
 const int STRIDE = TERMS * GQ * 4 + 4;
 [[maybe_unused]] const int X_STRIDE = PQ * 4 + 4;
-const int AHEAD = BACKWARD ? 3 : 4;  // entries whose loads are issued together
+const int AHEAD = NEEDS_Y ? 2 : BACKWARD ? 3 : 4;  // entries whose loads are issued together
 [[maybe_unused]] const int BIAS_COLUMNS = BACKWARD && (BIASES || RELATION_BIAS) ? TERMS * GQ * 4 : 0;
 
 // A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.
@@ -221,6 +221,8 @@ __device__ inline void sum_neighbours(
 #pragma unroll 1
     for (int start = threadIdx.x; start < UNITS; start += GROUP * THREADS) {
         int bound[GROUP][RELATIONS + 1], more = 0;  // where the entries of a relation begin
+        [[maybe_unused]] Quad sum[GROUP];
+        [[maybe_unused]] Real degree[GROUP] = {};
         Gathered own[GROUP];
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
@@ -242,10 +244,11 @@ __device__ inline void sum_neighbours(
 #pragma unroll
             for (int e = 0; e < 4; ++e) value.element[e] = value_of(own[i], e, scale);
             Quad *const to = reinterpret_cast<Quad *>(sums + row * STRIDE) + quad;
+            if (RELATIONS == 1) sum[i] = LOOP ? value : Quad();  // a single one stays in registers
 #pragma unroll
-            for (int term = 0; term < TERMS; ++term)
+            for (int term = RELATIONS == 1; term < TERMS; ++term)
                 to[term * GQ] = term >= RELATIONS || (LOOP && term == 0) ? value : Quad();
-            if (!BACKWARD && RELATION_BIAS && quad == 0)
+            if (!BACKWARD && RELATION_BIAS && RELATIONS > 1 && quad == 0)
 #pragma unroll
                 for (int r = 0; r < RELATIONS; ++r) degrees[row * RELATIONS + r] = 0;
         }
@@ -279,16 +282,23 @@ __device__ inline void sum_neighbours(
                 for (int a = 0; a < AHEAD; ++a) {
                     const int entry = bound[i][0] + k + a;
                     if (entry >= bound[i][RELATIONS]) continue;
+                    if constexpr (RELATIONS == 1) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            sum[i].element[e] += value[i][a] * value_of(found[i][a], e, scale);
+                        degree[i] += value[i][a];
+                        continue;
+                    }
                     int relation = 0;
 #pragma unroll
                     for (int r = 1; r < RELATIONS; ++r) relation += entry >= bound[i][r];
                     Quad *const to =
                         reinterpret_cast<Quad *>(sums + row * STRIDE) + relation * GQ + quad;
-                    Quad sum = *to;
+                    Quad total = *to;
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
-                        sum.element[e] += value[i][a] * value_of(found[i][a], e, scale);
-                    *to = sum;
+                        total.element[e] += value[i][a] * value_of(found[i][a], e, scale);
+                    *to = total;
                     if (quad == 0) {
                         atomicAdd(used + relation, 1);
                         if (!BACKWARD && RELATION_BIAS)
@@ -297,14 +307,23 @@ __device__ inline void sum_neighbours(
                 }
             }
         }
+#if RELATIONS == 1
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            const int unit = start + i * THREADS, row = unit / GQ, quad = unit % GQ;
+            if (unit >= UNITS) continue;
+            *reinterpret_cast<Quad *>(sums + row * STRIDE + quad * 4) = sum[i];
+            if (!BACKWARD && RELATION_BIAS && quad == 0) degrees[row] = degree[i];
+        }
+#endif
 #endif
     }
 }
 
-// Whether the rows of a tile have sums of a term.
+// Whether the rows of a tile have sums of a term; of a single relation that is not counted.
 __device__ inline bool has_any(const int *used, const int term)
 {
-    return term >= RELATIONS || (LOOP && term == 0) || used[term];
+    return RELATIONS < 2 || term >= RELATIONS || used[term];
 }
 
 // What a thread adds to 4 x 4 elements of a tile's product. Forward its columns are `quad`, quad + PQ,
@@ -342,7 +361,10 @@ __device__ inline void multiply(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
+// With a small matrix of floats two blocks fit into the registers of a multiprocessor.
+const int RESIDENT = MAPPED * GQ * PQ <= 256 && THREADS == 256 && sizeof(Real) == 4 ? 2 : 1;
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
     const int *__restrict__ indptr, const int *__restrict__ indices,
     const STORAGE *__restrict__ data, const STORAGE *__restrict__ rows,
     const STORAGE *__restrict__ y, const STORAGE *__restrict__ x, const STORAGE *__restrict__ W,
@@ -363,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
     // The blocks of 4 x 4 of the matrices' gradients that a thread sums, in registers.
     const int BLOCKS = MAPPED * GQ * PQ;
     const int OWNED = (BLOCKS + THREADS - 1) / THREADS;
-    Real gradient[OWNED][4][4] = {};
+    alignas(Quad) Real gradient[OWNED][4][4] = {};
     const int BIAS_EACH = (BIAS_COLUMNS + THREADS - 1) / THREADS;
     Real bias[BIAS_EACH + 1] = {};
 #endif
@@ -383,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                 *reinterpret_cast<Quad *>(to) = {};
         }
 #endif
-        if (RELATIONS) __syncthreads();  // used is 0
+        if (RELATIONS > 1) __syncthreads();  // used is 0
         sum_neighbours(
             sums, degrees, used, indptr, indices, data, rows, y, first, n_rows, scale);
         wait_for_copies();
@@ -478,7 +500,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
         for (int i = 0; i < OWNED; ++i) {
             const int block = threadIdx.x + i * THREADS;
             takes[i] = (BLOCKS % THREADS == 0 || block < BLOCKS) &&
-                       (RELATIONS < 2 || has_any(used, block / (GQ * PQ)));
+                       has_any(used, block / (GQ * PQ));
         }
 #pragma unroll 2
         for (int row = 0; row < ROWS; ++row) {
@@ -513,7 +535,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
     const long long SIZE = (long long)WIDTH_OUT * WIDTH_IN;
     const long long AFTER = MAPPED * SIZE;
     const long long N_PARTIALS =
-        AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + (BIASES ? WIDTH_OUT : 0);
+        (AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + (BIASES ? WIDTH_OUT : 0) + 3) / 4 * 4;
     Real *const part = partials + blockIdx.x * N_PARTIALS;
 #pragma unroll
     for (int i = 0; i < OWNED; ++i) {
@@ -523,12 +545,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
         for (int s = 0; s < 4; ++s) {
             const int c = block / PQ % GQ * 4 + s;
             if (block >= BLOCKS || c >= WIDTH_OUT) continue;
-            Real *const row =
+            Real *const to =
                 part + (term == RELATIONS ? RELATIONS * SIZE + (long long)c * WIDTH_IN
-                                          : (long long)weight_row(c, term) * WIDTH_IN);
+                                          : (long long)weight_row(c, term) * WIDTH_IN) +
+                first_in + k;
+            if (WIDTH_IN % 4 == 0) {
+                *reinterpret_cast<Quad *>(to) = *reinterpret_cast<const Quad *>(gradient[i][s]);
+            } else {
 #pragma unroll
-            for (int f = 0; f < 4; ++f)
-                if (k + f < SLICE_IN) row[first_in + k + f] = gradient[i][s][f];
+                for (int f = 0; f < 4; ++f)
+                    if (k + f < SLICE_IN) to[f] = gradient[i][s][f];
+            }
         }
     }
 #pragma unroll

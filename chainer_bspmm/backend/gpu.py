@@ -192,7 +192,7 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
     )
     partials = None
     if is_backward:
-        n_columns = sum(map(math.prod, shapes.values()))
+        n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
         partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
     run(
@@ -341,7 +341,7 @@ def embed_grad(ids, gy, n_types):
     with device_of(gy):
         if not gy.size or not n_types:
             return cuda.cupy.zeros((n_types, n_channels), gy.dtype)
-        plan = policy.embed_launch(n_rows, n_types, n_channels, gy.itemsize)
+        plan = policy.embed_launch(n_rows, n_types, n_channels)
         partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), arithmetic(gy.dtype))
         ids = contiguous(ids.astype(numpy.int32, copy=False))
         arguments = ids, contiguous(gy), partials, *plan.arguments

@@ -612,32 +612,28 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
     )
 
 
-# The default limit of a block on every GPU is 48 KB.
-EMBED_SHARED_BYTES = 47 * 1024
 EMBED_WARPS = 8
+EMBED_CHUNK = 160  # rows of a block in shared memory: of float64 they take 42 KB, the limit is 48
 EMBED_ROWS = 64  # of a run at least, because every run writes sums for all types
 EMBED_RUNS = 128  # at most, about one for each multiprocessor
 EMBED_SUMS = 2**21  # elements of all runs together, at most
 
 
 @functools.lru_cache(maxsize=4096)
-def embed_launch(n_rows, n_types, n_channels, itemsize):
-    """Plan a block per run of rows, 32 channels, and as many types as fit, of embed_grad.
+def embed_launch(n_rows, n_types, n_channels):
+    """Plan a block per run of rows and 32 channels of embed_grad.
 
     Args:
         n_rows, n_types, n_channels (int): all positive.
-        itemsize (int): bytes of an element of gy; sums have 4 at least.
     """
-    row_bytes = WARP * max(itemsize, 4)
-    tile = min(n_types, EMBED_SHARED_BYTES // row_bytes)
     runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
     run = -(-n_rows // (runs * WARP)) * WARP
     return Launch(
-        (('VECTOR', 1), ('WARPS', EMBED_WARPS)),
-        (-(-n_rows // run), -(-n_channels // WARP), -(-n_types // tile)),
+        (('VECTOR', 1), ('WARPS', EMBED_WARPS), ('ROWS', EMBED_CHUNK)),
+        (-(-n_rows // run), -(-n_channels // WARP), 1),
         (WARP, EMBED_WARPS, 1),
-        tile * row_bytes,
-        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run, tile))),
+        0,
+        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run))),
     )
 
 

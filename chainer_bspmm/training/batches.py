@@ -1,7 +1,6 @@
 """Where a captured step's batch comes from: the host, or a data set on the same GPU."""
 
 import collections
-import weakref
 
 import numpy
 
@@ -86,12 +85,11 @@ class DeviceBatch:
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
         tables = _tables_of(molecules)
-        sizes = tables.sizes.take(index, axis=1)
-        rows, entries = numpy.add.reduce(sizes, axis=1).tolist()
-        max_rows, max_entries = numpy.maximum.reduce(sizes, axis=1).tolist()
+        rows, entries = divmod(int(numpy.add.reduce(tables.sizes.take(index))), _PACKED)
+        max_rows = tables.max_rows
         if layout == 'folded':
             rows, max_rows = rows + index.size, max_rows + 1
-        self.need = Capacity(rows, entries, max_rows, max_entries, tables.max_atom_id)
+        self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
         key = index.size, is_symmetric, layout, padded_to
         self.form = tables.forms.get(key)
@@ -134,17 +132,22 @@ class DeviceBatch:
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
 
-# What batches of some molecules on a GPU need: sizes, (2, M), nodes and entries of every molecule;
+# What batches of some molecules on a GPU need: sizes, (M,), the nodes of every molecule times
+# _PACKED plus its entries, because each NumPy call takes a microsecond at every step; the largest;
 # whether all are symmetric; forms, a dict of those that batches had.
-_Tables = collections.namedtuple('_Tables', 'sizes max_atom_id are_symmetric forms')
-_tables = weakref.WeakKeyDictionary()
+_Tables = collections.namedtuple(
+    '_Tables', 'sizes max_rows max_entries max_atom_id are_symmetric forms'
+)
+_PACKED = 2**32  # the entries of a batch are fewer: their numbers are int32
 
 
 def _tables_of(molecules):
-    found = _tables.get(molecules)
-    if found is None:
-        found = _tables[molecules] = _Tables(
-            numpy.stack([molecules.sizes, molecules.nnz]),
+    found = getattr(molecules, '_tables', None)
+    if found is None:  # kept there: a weak dictionary takes as long as the sums
+        found = molecules._tables = _Tables(
+            molecules.sizes.astype('q') * _PACKED + molecules.nnz,
+            int(molecules.sizes.max(initial=0)),
+            int(molecules.nnz.max(initial=0)),
             -1 if molecules.max_atom_id is None else molecules.max_atom_id,
             molecules.n_relations == 1 and bool(molecules.symmetric.all()),
             {},
@@ -175,7 +178,9 @@ def batch_of(examples, converter, device, resident=None):
             molecules, index = found
             if resident is not None and not converter.keeps_padding(molecules):
                 molecules = resident.of(molecules)
-            if isinstance(molecules, DeviceMolecules) and molecules.device == device:
+            if isinstance(molecules, DeviceMolecules) and (
+                molecules.device is device or molecules.device == device
+            ):
                 return DeviceBatch(molecules, index, converter.layout, converter.padded_to)
         atoms, adj, labels, n_node_columns = converter.convert(examples)
         arrays = (atoms, adj, *labels)
@@ -223,5 +228,7 @@ def capacities(dataset, n_graphs, layout):
     if found is None:
         return Capacities(n_graphs)
     molecules, order = found
-    sizes = build.rows_of(molecules.sizes[order], layout)
-    return Capacities(n_graphs, sizes, molecules.nnz[order], molecules.max_atom_id)
+    sizes, entries = build.rows_of(molecules.sizes, layout), molecules.nnz
+    # A DeviceBatch needs room for the largest of all molecules, not of those in the order.
+    largest = needs(sizes, entries, molecules.max_atom_id)
+    return Capacities(n_graphs, sizes[order], entries[order], largest)

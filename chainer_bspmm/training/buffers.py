@@ -24,7 +24,7 @@ SPARE = 1.1  # factor on a size that is derived from a batch rather than from a 
 DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes of a data set hold
 
 ALIGNMENT = 16  # bytes, the widest load of a kernel
-N_SLOTS = 4  # the host may be that many batches ahead of the device
+N_SLOTS = 4  # of a group, which has one event; there are two groups
 
 
 def needs(sizes, entries, max_atom_id):
@@ -76,16 +76,16 @@ class Capacities:
         sizes, entries (array or None): (M,) nodes and adjacency entries of all molecules of the
             data set, if known. Sums over n_graphs of them drawn at random are close to normal: one
             size holds five batches in six, the next all but one in 30,000.
-        max_atom_id (int or None): the largest atom id of the data set.
+        largest (Capacity or None): of their largest molecule or a larger one, and the largest atom
+            id; rows and entries are not used.
 
     Without a data set's sizes, or if a batch exceeds both, a size is derived from the batch.
     """
 
-    def __init__(self, n_graphs, sizes=None, entries=None, max_atom_id=None):
+    def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
         self._levels = []
         if sizes is None or not len(sizes):
             return
-        largest = needs(sizes, entries, max_atom_id)
         for deviations in DEVIATIONS:
             rows, total = (bound(values, n_graphs, deviations) for values in (sizes, entries))
             self._levels.append(largest._replace(rows=rows, entries=total))
@@ -210,7 +210,8 @@ class Staging:
     """Send named arrays of fixed shapes to fixed places on a device, in one copy.
 
     The host writes into pinned memory. There are several slots of it, so that the next batches can
-    be written before the last one was copied.
+    be written before the last one was copied. They are in two groups: one is written again when
+    all of it was copied, which takes one event instead of one for each batch.
 
     Args:
         arrays (dict): name -> (shape, dtype).
@@ -230,30 +231,31 @@ class Staging:
         self._n_bytes = max(start, ALIGNMENT)
         with device.device:
             self._buffer = cupy.zeros(self._n_bytes, numpy.uint8)
-            pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(N_SLOTS)]
+            pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(2 * N_SLOTS)]
             self._slots = [
-                (
-                    _views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), places),
-                    memory,
-                    cupy.cuda.Event(disable_timing=True),
-                )
+                (_views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), places), memory)
                 for memory in pinned
             ]
+            self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
         self.device = _views(self._buffer, places)
         self._next = 0
 
     def fill(self):
         """Return name -> host array, to be written before :meth:`send`."""
-        arrays, _, event = self._slots[self._next]
-        event.synchronize()  # wait for the last copy from this slot
-        return arrays
+        group, slot = divmod(self._next, N_SLOTS)
+        if not slot:
+            self._events[group].synchronize()  # wait for the last copy from this group
+        return self._slots[self._next][0]
 
     def send(self, stream):
         """Copy what was written to the device, on a stream."""
-        _, memory, event = self._slots[self._next]
-        self._buffer.data.copy_from_host_async(memory.ptr, self._n_bytes, stream)
-        event.record(stream)
-        self._next = (self._next + 1) % N_SLOTS
+        self._buffer.data.copy_from_host_async(
+            self._slots[self._next][1].ptr, self._n_bytes, stream
+        )
+        group, slot = divmod(self._next, N_SLOTS)
+        if slot == N_SLOTS - 1:
+            self._events[group].record(stream)
+        self._next = (self._next + 1) % (2 * N_SLOTS)
 
 
 def _views(buffer, places):

@@ -27,15 +27,28 @@ def next_examples(iterator, converter):
     ):
         return iterator.next()
     dataset = iterator.dataset
-    # SerialIterator.__next__, up to the list.
+    index = _next_index(iterator)
+    selection = _selected(dataset, index)
+    return [dataset[i] for i in index] if selection is None else selection
+
+
+def _next_index(iterator):
+    """Do what ``SerialIterator.__next__`` does up to the list; return the numbers (array)."""
+    state = iterator._state
+    position, epoch, _, order = state
+    if order is not None and (iterator.repeat or not epoch):
+        stop = position + iterator.batch_size
+        if stop < len(order):  # most batches: the state machine takes as long as all else here
+            iterator._previous_epoch_detail = epoch + position / len(order)
+            iterator._state = _statemachine.IteratorState(stop, epoch, False, order)
+            return order[position:stop]
     iterator._previous_epoch_detail = iterator.epoch_detail
     iterator._state, index = _statemachine.iterator_statemachine(
-        iterator._state, iterator.batch_size, iterator.repeat, iterator.order_sampler, len(dataset)
+        state, iterator.batch_size, iterator.repeat, iterator.order_sampler, len(iterator.dataset)
     )
     if index is None:
         raise StopIteration
-    selection = _selected(dataset, index)
-    return [dataset[i] for i in index] if selection is None else selection
+    return index
 
 
 def _is_numbered(dataset):

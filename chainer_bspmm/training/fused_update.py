@@ -5,6 +5,8 @@ which a captured graph would repeat. Here one launch serves up to 70 parameters
 (kernels/fused_update.cu), and everything that changes from step to step is read from device memory.
 """
 
+import struct
+
 import numpy
 
 import chainer
@@ -78,8 +80,13 @@ class FusedUpdate:
         self._hooks = list(optimizer._hookable._pre_update_hooks.values())
         self._width = self._method.n_numbers
         self.n_numbers = 2 * len(self._hooks) + self._width * len(self._params)
+        self._pack = struct.Struct('%dd' % self._width).pack
         self._partials = None
         self._were_plain = False
+        self._variants = (None,)  # those of the last plain step: comparing them takes no time
+        self._has_none = None in self._rules
+        self._hyperparams = self._parent = None  # as they were when the following was found
+        self._attributes, self._inherit = [], False
 
     def prepare(self):
         """Make missing states, scratch memory and kernels: after a first forward, before a capture.
@@ -119,7 +126,10 @@ class FusedUpdate:
         # Every step asks, and inherited options are slow to look up.
         self._were_plain = self._are_plain()
         if self._were_plain:
-            return (self._method.variant(self._optimizer.hyperparam),) * len(self._rules)
+            variant = self._method.variant(self._optimizer.hyperparam)
+            if variant != self._variants[0]:
+                self._variants = (variant,) * len(self._rules)
+            return self._variants
         inherits = self._inherits()
         common = None
         variants = []
@@ -143,18 +153,23 @@ class FusedUpdate:
             numpy.ndarray: a new (n_numbers,) float64: two for every hook, then those of every
             parameter, the learning rate with its bias correction first.
         """
-        self.count(1)
-        numbers = numpy.empty(self.n_numbers)
-        n_of_hooks = 2 * len(self._hooks)
-        for i, hook in enumerate(self._hooks):
-            numbers[2 * i : 2 * i + 2] = HOOKS[type(hook)][1](hook)
-        of_rules = numbers[n_of_hooks:].reshape(-1, self._width)
         numbers_of, rules = self._method.numbers, self._rules
         are_plain = self._were_plain if is_unchanged else self._are_plain()
-        steps = [rule.t for rule in rules] if are_plain else []
-        if steps and steps.count(steps[0]) == len(steps):
-            of_rules[...] = numbers_of(self._optimizer.hyperparam, steps[0])
-            return numbers
+        of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
+        if are_plain:
+            self._optimizer.t += 1
+            for rule in rules:
+                rule.t += 1
+            steps = [rule.t for rule in rules]
+            if steps.count(steps[0]) == len(steps):
+                packed = self._pack(*numbers_of(self._optimizer.hyperparam, steps[0]))
+                packed_hooks = struct.pack('%dd' % len(of_hooks), *of_hooks)
+                return numpy.frombuffer(packed_hooks + packed * len(steps))
+        else:
+            self.count(1)
+        numbers = numpy.empty(self.n_numbers)
+        numbers[: len(of_hooks)] = of_hooks
+        of_rules = numbers[len(of_hooks) :].reshape(-1, self._width)
         inherits = self._inherits()
         common, common_t = 0, None
         for own, rule in zip(of_rules, rules):
@@ -233,15 +248,19 @@ class FusedUpdate:
 
     def _are_plain(self):
         """Return whether all parameters are updated, with the optimizer's hyperparameters."""
-        rules = self._rules
-        try:
-            return (
-                bool(rules)
-                and all([rule.enabled for rule in rules])
-                and [rule.hyperparam.__dict__ for rule in rules] == [self._inherits()] * len(rules)
-            )
-        except AttributeError:  # a parameter without a rule
+        if not self._rules or self._has_none:
             return False
+        # Hundreds of parameters: what can be asked of all at once is.
+        hyperparams, parent = [rule.hyperparam for rule in self._rules], self._optimizer.hyperparam
+        if hyperparams != self._hyperparams or parent is not self._parent:
+            self._hyperparams, self._parent = hyperparams, parent
+            self._attributes = list(map(vars, hyperparams))
+            self._inherit = all(own.parent is parent for own in hyperparams)
+        return (
+            self._inherit
+            and max(map(len, self._attributes)) == 1  # _parent alone
+            and all([rule.enabled for rule in self._rules])
+        )
 
     def _inherits(self):
         """Return the hyperparameters' attributes of a rule that inherits all of them."""

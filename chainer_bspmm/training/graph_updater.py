@@ -111,6 +111,7 @@ class GraphUpdater(StandardUpdater):
         self._on_difference = on_difference
         self._warned = set()
         self._reason = None  # why no step can be captured
+        self._seen = None, None, None  # key, loss_func, target that fitted the context last
         self._context = None  # made at the first step: a snapshot may change the seed until then
         self._resident = None
         self._programs = Programs('step')
@@ -166,8 +167,12 @@ class GraphUpdater(StandardUpdater):
             if fused is not None:
                 fused.count(-1)
             raise
-        if chainer.reporter._get_reporters():
-            chainer.report(reported)
+        reporters = chainer.reporter._get_reporters()
+        if reporters:
+            if program.is_captured and type(reporters[-1]) is chainer.Reporter:
+                reporters[-1].observation.update(reported)  # arrays: there is no variable to copy
+            else:
+                chainer.report(reported)
         if fused is None:
             optimizer.update()
         if difference is not None:
@@ -180,7 +185,15 @@ class GraphUpdater(StandardUpdater):
         """Return the guards' key; make the context where there is none, or an outdated one."""
         if self._context is not None:
             key = self._context.guards.key()
+            seen = self._seen
+            if (
+                key is seen[0]
+                and self.loss_func is seen[1]
+                and self._optimizers['main'].target is seen[2]
+            ):
+                return key
             if self._made_for == self._parts(key):
+                self._seen = key, self.loss_func, self._optimizers['main'].target
                 return key
         self._prepare()
         return self._context.guards.key()
@@ -286,6 +299,7 @@ class GraphUpdater(StandardUpdater):
             self._check_every,
         )
         self._made_for = self._parts(self._context.guards.key())
+        self._seen = None, None, None
 
     def _parts(self, key):
         """Return what (list) a context is made for."""

@@ -4,6 +4,8 @@ import collections
 import contextlib
 import warnings
 
+import numpy
+
 import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
@@ -84,7 +86,7 @@ class StepProgram(Program):
         """
         context = self._context
         arrays = state.state_arrays(context.optimizer, context.guards.owners)
-        before = state.copies(arrays)
+        before = state.Copies(arrays)
         results = []
         with context.capturer.ordered(), state.attributes_kept(context.guards.owners):
             for given in (in_arrays, in_arrays, None):
@@ -97,7 +99,7 @@ class StepProgram(Program):
                 except Exception as error:
                     raise CannotCapture(blame(error, context.loss_func)) from error
                 finally:
-                    state.put_back(arrays, before)
+                    before.put_back(arrays)
                 del loss
         params = context.optimizer.target.params(include_uninit=False)
         tolerance = max(
@@ -206,10 +208,11 @@ class StepProgram(Program):
 
     def _checked_replay(self):
         changing = state.state_arrays(self._context.optimizer, self._context.guards.owners)
-        before = state.copies(changing)
+        before = state.Copies(changing)
         self._replay()
         reported = self._reported()
-        replayed = dict(state.copies(dict(changing, **_named(self._gradients))), **reported)
+        gradients = {path: gradient for path, _, gradient in self._gradients}
+        replayed = _result(changing, gradients, reported)
         eagerly_reported, eager = self._run_again(changing, before)
         differs = state.difference(replayed, eager, 0)
         if differs:
@@ -232,12 +235,12 @@ class StepProgram(Program):
         """Run the step that was staged eagerly, from the state `before`.
 
         Returns:
-            tuple: what it reported; a copy of that and of the state and gradients after it.
+            tuple: what it reported; `Copies` of that and of the state and gradients after it.
         """
-        state.put_back(changing, before)
+        before.put_back(changing)
         reported = self.run()
-        after = state.copies(dict(changing, **_named(self._gradients_now())))
-        return reported, dict(after, **_arrays_of(reported))
+        gradients = {path: parameter.grad for path, parameter, _ in self._gradients}
+        return reported, _result(changing, gradients, _arrays_of(reported))
 
     def _give_gradients(self):
         # Hooks, other updaters and users give parameters other arrays.
@@ -304,8 +307,14 @@ class StepProgram(Program):
         ]
 
 
-def _named(gradients):
-    return {'gradient of ' + path: gradient for path, _, gradient in gradients}
+def _result(changing, gradients, reported):
+    """Return `Copies` of all that a step gives."""
+    arrays = dict(changing)
+    arrays.update(('gradient of ' + path, gradient) for path, gradient in gradients.items())
+    for name, value in reported.items():
+        is_array = isinstance(value, chainer.get_array_types())
+        arrays[name] = value if is_array else numpy.asarray(value)
+    return state.Copies(arrays)
 
 
 @contextlib.contextmanager

@@ -482,15 +482,23 @@ def updated(device):
 
 
 def summed_by_type(device):
-    """Two runs, two blocks of channels and, of doubles, two of types; some rows are of no type."""
+    """Two runs, one of two chunks, and two blocks of channels; some rows are of no type."""
     rng = numpy.random.RandomState(0)
-    ids, gy = rng.randint(-3, 203, 150).astype('i'), integers((150, 35), 'd')
+    n_rows = policy.EMBED_CHUNK + 90
+    ids, gy = rng.randint(-3, 23, n_rows).astype('i'), integers((n_rows, 35), 'd')
     ids[20:60] = 3
-    expected = numpy.zeros((200, 35))
-    is_type = (ids >= 0) & (ids < 200)
+    ids[-1] = 19  # the last row of the last run
+    expected = numpy.zeros((20, 35))
+    is_type = (ids >= 0) & (ids < 20)
     numpy.add.at(expected, ids[is_type], gy[is_type])
-    with mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]):
-        result = gpu.embed_grad(device.put(ids), device.put(gy), 200)
+    plan = policy.embed_launch(n_rows, 20, 35)
+    sizes = *plan.arguments[:3], numpy.int32(policy.EMBED_CHUNK + 32)
+    plan = plan._replace(grid=(2, *plan.grid[1:]), arguments=sizes)
+    with (
+        mock.patch.object(policy, 'embed_launch', lambda *sizes: plan),
+        mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]),
+    ):
+        result = gpu.embed_grad(device.put(ids), device.put(gy), 20)
     return result.reshape(expected.shape), expected
 
 

@@ -145,7 +145,7 @@ CONSTANTS = {
             ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
         )
     ],
-    'embed_grad': [(('WARPS', policy.EMBED_WARPS),)],
+    'embed_grad': [policy.embed_launch(2300, 118, 64).defines[1:]],
     'mean_loss': [
         (
             ('KIND', kind),

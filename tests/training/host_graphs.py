@@ -82,12 +82,12 @@ class HostCapturer:
     def capture(self, function):
         links = [*self._optimizer.target.links(), *(self.guards.links if self.guards else ())]
         arrays = state.state_arrays(self._optimizer, links)
-        before = state.copies(arrays)
+        before = state.Copies(arrays)
         try:
             with _recorded() as values:
                 reported, gradients = result = function()
         finally:
-            state.put_back(arrays, before)
+            before.put_back(arrays)
         self.n_captures += 1
         written = [(vars(link), _variables(link)) for link in links]
 

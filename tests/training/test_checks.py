@@ -349,11 +349,11 @@ def test_states_of_an_optimizer_are_compared_and_put_back():
     optimizer.update()
     velocity, weight = link.w.update_rule.state['v'], link.w.array
     arrays = state.state_arrays(optimizer)
-    before = state.copies(arrays)
+    before = state.Copies(arrays)
     velocity += 1
     assert state.difference(arrays, before, 0).startswith('/w/v ')
     optimizer.update()
-    state.put_back(arrays, before)
+    before.put_back(arrays)
     numpy.testing.assert_array_equal(velocity, numpy.full(3, -0.1, 'f'))
     numpy.testing.assert_array_equal(weight, numpy.full(3, 0.9, 'f'))
     assert state.difference(arrays, before, 0) is None
