@@ -4,80 +4,91 @@
 //
 // ids (n_rows) int32: rows whose id is not in [0, n_types) take no part. gy (n_rows, n_channels);
 // partial (n_runs, n_types, n_channels) of the arithmetic dtype, to be summed over the runs by
-// sum_partials. Run p is rows [p * run, (p + 1) * run). Every element of partial is written once. Rows
-// are added in a fixed order: deterministic, no atomics.
+// sum_partials. Run p is rows [p * run, (p + 1) * run). Every element of partial is written. Rows are
+// added in a fixed order: deterministic, no atomics.
 //
-// A warp owns the types whose number in the block's table is its own modulo WARPS, a lane one channel
-// of them. No thread reads what another one wrote, so there are no barriers. Warps find their rows by
-// a vote on 32 ids at a time.
+// A block loads ROWS rows into shared memory, all at once, since a load takes far longer than a sum:
+// of atoms most are carbon, whose rows one warp would load one after the other. A warp then owns the
+// types whose number is its own modulo WARPS, and a lane one channel of them. It sets them to 0, and
+// adds up those that occur: it compares 32 ids at a time with the type, and adds the rows, 0 for those
+// of other types. Of a longer run, later rows are added to what the same thread wrote before.
 //
-// -DWARPS=n: of a block, a power of two.
+// -DWARPS=n: of a block. -DROWS=n: a multiple of 32, at most 32 * WARPS.
 //
-// Launch: block (32, WARPS), grid (n_runs, ceil(n_channels / 32), ceil(n_types / tile)); shared memory
-// of `tile` times 32 values of the arithmetic dtype: block (p, c, t) does channels from 32 c on of
-// types from t * tile on.
+// Launch: block (32, WARPS), grid (n_runs, ceil(n_channels / 32)): block (p, c) does channels from
+// 32 c on. No dynamic shared memory.
 #include "common.cuh"
 
-static_assert((WARPS & (WARPS - 1)) == 0, "the low bits of an id are its warp");
-
 const int WARP = 32;
-const int AHEAD = 16;  // rows whose loads are issued before the first is added
+const int AT_ONCE = 16;  // rows that are loaded from shared memory without looking at each
+const int SUMS = 4;      // of a thread, so that an addition does not wait for the one before
 
-extern "C" __global__ void embed_grad(
+static_assert(ROWS % WARP == 0 && ROWS % WARPS == 0, "whole words of ids, rows for every warp");
+static_assert(ROWS <= WARP * WARPS, "a thread for every id");
+static_assert(ROWS <= WARP * WARP, "a bit for every word of ids");
+
+extern "C" __global__ void __launch_bounds__(WARP *WARPS, 2) embed_grad(
     const int *__restrict__ ids, const STORAGE *__restrict__ gy, Real *__restrict__ partial,
-    const int n_rows, const int n_channels, const int n_types, const int run, const int tile)
+    const int n_rows, const int n_channels, const int n_types, const int run)
 {
-    extern __shared__ Real table[];
+    __shared__ Real rows[ROWS][WARP];
+    __shared__ unsigned types[ROWS];
     const unsigned lane = threadIdx.x, warp = threadIdx.y;
+    const int thread = warp * WARP + lane;
     const int channel = blockIdx.y * WARP + lane;
     const bool is_inside = channel < n_channels;
-    const int first_type = blockIdx.z * tile;
-    const unsigned n_here = n_types - first_type < tile ? n_types - first_type : tile;
     const long long begin = (long long)blockIdx.x * run;
     const int count = n_rows - begin < run ? n_rows - begin : run;
-    // A lane without a channel reads the last one, and writes nothing: loads are not conditional.
+    // A lane without a channel reads the last one, and writes nothing.
     const STORAGE *const from = gy + begin * n_channels + (is_inside ? channel : n_channels - 1);
+    Real *const to = partial + (long long)blockIdx.x * n_types * n_channels + channel;
 
-    for (unsigned t = warp; t < n_here; t += WARPS) table[t * WARP + lane] = 0;
+    for (int base = 0; base < count; base += ROWS) {
+        const int here = count - base < ROWS ? count - base : ROWS;
+        // Past the end there is a type that no row has, since a negative one is a large number.
+        const unsigned type = thread < here ? ids[begin + base + thread] : ~0u;
+        Real value[ROWS / WARPS];
+#pragma unroll
+        for (int u = 0; u < ROWS / WARPS; ++u) {
+            const int row = warp + u * WARPS;
+            value[u] = row < here ? widen(from[(long long)(base + row) * n_channels]) : Real(0);
+        }
+        if (base == 0 && is_inside) {
+            for (int t = warp; t < n_types; t += WARPS) to[(long long)t * n_channels] = 0;
+        }
+        if (base) __syncthreads();  // all have added the rows before
+        if (thread < ROWS) types[thread] = type;
+#pragma unroll
+        for (int u = 0; u < ROWS / WARPS; ++u) rows[warp + u * WARPS][lane] = value[u];
+        __syncthreads();
 
-    unsigned current = warp;  // the type that `sum` is of
-    Real sum = 0;
-    for (int base = 0; base < count; base += WARP) {
-        // What is below the first type is a large number without its sign.
-        const unsigned id =
-            base + int(lane) < count ? unsigned(ids[begin + base + lane]) - first_type : ~0u;
-        unsigned rows = __ballot_sync(~0u, id < n_here && id % WARPS == warp);
-        while (rows) {
-            unsigned type[AHEAD];
-            int n = 0, row = 0;
-            Real value[AHEAD];
+        unsigned added = 0;  // bit w: the lane's row of word w
+        for (int word = 0; word * WARP < here; ++word) {
+            const unsigned own = types[word * WARP + lane];
+            unsigned left = __ballot_sync(
+                ~0u, own < unsigned(n_types) && own % WARPS == warp && !(added >> word & 1));
+            while (left) {
+                const unsigned t = __shfl_sync(~0u, own, __ffs(left) - 1);
+                Real *const sum_of_type = to + (long long)t * n_channels;
+                const Real before = base && is_inside ? *sum_of_type : Real(0);
+                Real sums[SUMS] = {};
+                for (int w = word; w * WARP < here; ++w) {
+                    const bool is_same = types[w * WARP + lane] == t;
+                    const unsigned same = __ballot_sync(~0u, is_same);
+                    added |= unsigned(is_same) << w;
+                    if (w == word) left &= ~same;
+                    for (int first = 0; first < WARP; first += AT_ONCE) {
+                        const unsigned taken = same >> first & ((1u << AT_ONCE) - 1);
+                        if (!taken) continue;
 #pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
-                // Past the end the last one again.
-                if (rows) {
-                    row = __ffs(rows) - 1;
-                    rows &= rows - 1;
-                    ++n;
+                        for (int u = 0; u < AT_ONCE; ++u) {
+                            const Real x = rows[w * WARP + first + u][lane];
+                            sums[u % SUMS] += taken >> u & 1 ? x : Real(0);
+                        }
+                    }
                 }
-                type[u] = __shfl_sync(~0u, id, row);
-                value[u] = widen(from[(long long)(base + row) * n_channels]);
-            }
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
-                if (u >= n) continue;
-                if (type[u] != current) {
-                    table[current * WARP + lane] += sum;
-                    current = type[u];
-                    sum = 0;
-                }
-                sum += value[u];
+                if (is_inside) *sum_of_type = before + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
             }
         }
     }
-    if (current < n_here) table[current * WARP + lane] += sum;
-
-    if (!is_inside) return;
-    Real *const to = partial + ((long long)blockIdx.x * n_types + first_type) * n_channels + channel;
-    for (unsigned t = warp; t < n_here; t += WARPS)
-        to[(long long)t * n_channels] = table[t * WARP + lane];
 }

@@ -22,25 +22,27 @@
 // W: RELATIONS matrices (WIDTH_OUT, WIDTH_IN), row c of W_r is row c * RELATIONS + r, with
 // -DBY_RELATION=1 row r * WIDTH_OUT + c; b (WIDTH_OUT * RELATIONS) in the same order. W_self
 // (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
-// result (n_rows, PRODUCED): forward y, backward gx. partials (n_blocks, all parameters) of the
+// result (n_rows, PRODUCED): forward y, backward gx. partials (blocks of grid.x, all parameters, rounded up to quads) of the
 // arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in that order and
 // in the parameters' own layout; b_self once for all its BIASES. Every element is written, once.
 // Rows without entries sum to 0. Deterministic: the
 // only atomics count rows in shared memory.
 //
-// Dropout with a rectifier: an element is kept where random.cuh says so, times scale. Elements that
-// were dropped are 0 in y, which is how the gradient knows. counter (1) uint64, the step.
+// Dropout, after a rectifier or the identity: an element is kept where random.cuh says so, times scale.
+// After a rectifier, elements that were dropped are 0 in y, which is how the gradient knows; after the
+// identity they are -0, and no other element is. counter (1) uint64, the step.
 //
 // -DRELATIONS=n, 0: none, indptr to data are not read. -DSELF=1: with W_self. -DLOOP=1, see above.
 // -DWEIGHTED=0: A holds ones, data is not read.
 // -DRELATION_BIAS=1: with b. -DBIASES=n: rows of b_self, 0: none.
-// -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with RELU. -DBACKWARD=1.
+// -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with the first two. -DBACKWARD=1.
 // -DFEATURES=0: backward without gx.
 // -DQUADS=1: rows of all arrays are multiples of four elements, aligned to these; 0: any widths.
+// -DSLICES=n: blocks share the columns of a result that is too wide for one.
 // -DROWS=n: rows of a tile. -DTHREADS=n: of a block. -DSPLITS=n: threads share each element's sum.
 //
-// Launch: block (THREADS), grid (any): blocks take tiles of rows in turn. Shared memory, in elements of
-// the arithmetic dtype: the matrices, MAPPED * W_ROWS * W_STRIDE; a tile's products, SPLITS * ROWS *
+// Launch: block (THREADS), grid (any, SLICES): blocks take tiles of rows in turn. Shared memory, in
+// elements of the arithmetic dtype: the matrices, MAPPED * W_ROWS * W_STRIDE; a tile's products, SPLITS * ROWS *
 // PQ * 4; its sums, ROWS * STRIDE; backward its rows of x, ROWS * X_STRIDE; forward with b the degrees,
 // ROWS * RELATIONS.
 #include "common.cuh"
@@ -50,20 +52,25 @@
 #define RELU 1
 #define TANH 2
 #define SIGMOID 3
+#define NEEDS_Y (BACKWARD && (ACTIVATION != IDENTITY || DROPOUT))
 
 const int GATHERED = BACKWARD ? WIDTH_OUT : WIDTH_IN;
 const int PRODUCED = BACKWARD ? WIDTH_IN : WIDTH_OUT;
-const int GQ = (GATHERED + 3) / 4, PQ = (PRODUCED + 3) / 4;  // quads: four elements
+// What a block does of that: some columns of the result, and of the matrices.
+const int SLICE = PRODUCED / SLICES;
+const int SLICE_IN = BACKWARD ? SLICE : WIDTH_IN, SLICE_OUT = BACKWARD ? WIDTH_OUT : SLICE;
+static_assert(SLICES == 1 || PRODUCED % (4 * SLICES) == 0, "slices are as wide, and whole quads");
+const int GQ = (GATHERED + 3) / 4, PQ = (SLICE + 3) / 4;  // quads: four elements
 const int MAPPED = RELATIONS + SELF;  // terms: sums that have a matrix
 // A bias' gradient needs the sum of z, whether or not there is a term of it.
-const int LONE = BACKWARD && BIASES && !SELF;
+[[maybe_unused]] const int LONE = BACKWARD && BIASES && !SELF;
 const int TERMS = MAPPED + LONE;
 // Rows in shared memory, four elements longer than they need be: neighbours lie in other banks.
-const int W_STRIDE = (WIDTH_IN + 3) / 4 * 4 + 4, W_ROWS = (WIDTH_OUT + 3) / 4 * 4;
+const int W_STRIDE = (SLICE_IN + 3) / 4 * 4 + 4, W_ROWS = (SLICE_OUT + 3) / 4 * 4;
 const int STRIDE = TERMS * GQ * 4 + 4;
-const int X_STRIDE = PQ * 4 + 4;
-const int AHEAD = BACKWARD ? 3 : 4;  // entries whose loads are issued together
-const int BIAS_COLUMNS = BACKWARD && (BIASES || RELATION_BIAS) ? TERMS * GQ * 4 : 0;
+[[maybe_unused]] const int X_STRIDE = PQ * 4 + 4;
+const int AHEAD = NEEDS_Y ? 2 : BACKWARD ? 3 : 4;  // entries whose loads are issued together
+[[maybe_unused]] const int BIAS_COLUMNS = BACKWARD && (BIASES || RELATION_BIAS) ? TERMS * GQ * 4 : 0;
 
 // A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.
 const int ROW_STEP = ROWS / 4;
@@ -118,7 +125,7 @@ __device__ inline int weight_row(const int c, const int relation)
 // A row that is gathered: of x, or of z.
 struct Gathered {
     Quad rows;
-#if BACKWARD && ACTIVATION != IDENTITY
+#if NEEDS_Y
     Quad y;
 #endif
 };
@@ -129,7 +136,7 @@ __device__ inline Gathered gather(
 {
     Gathered found;
     found.rows = load(rows + row * GATHERED, quad, GATHERED);
-#if BACKWARD && ACTIVATION != IDENTITY
+#if NEEDS_Y
     found.y = load(y + row * GATHERED, quad, GATHERED);
 #endif
     return found;
@@ -144,6 +151,9 @@ __device__ inline Real value_of(const Gathered &found, const int e, const Real s
     return value * (1 - found.y.element[e] * found.y.element[e]);
 #elif BACKWARD && ACTIVATION == SIGMOID
     return value * found.y.element[e] * (1 - found.y.element[e]);
+#elif NEEDS_Y
+    const Real result = found.y.element[e];
+    return result == 0 && signbit(result) ? 0 : value * scale;
 #else
     return value;
 #endif
@@ -177,19 +187,21 @@ __device__ inline void copy(Real *to, const STORAGE *row, const int quad, const 
         *reinterpret_cast<Quad *>(to) = load(row, quad, width);
 }
 
-// The matrices of all terms as they lie in memory, (MAPPED, W_ROWS, W_STRIDE); 0 past their ends.
+// The block's slice of the matrices of all terms as they lie in memory, (MAPPED, W_ROWS, W_STRIDE); 0
+// past its ends.
 __device__ inline void load_matrices(
-    Real *matrices, const STORAGE *__restrict__ W, const STORAGE *__restrict__ W_self)
+    Real *matrices, const STORAGE *__restrict__ W, const STORAGE *__restrict__ W_self,
+    const int first_in, const int first_out)
 {
-    const int IQ = (WIDTH_IN + 3) / 4;
+    const int IQ = (SLICE_IN + 3) / 4;
 #pragma unroll 4
     for (int u = threadIdx.x; u < MAPPED * W_ROWS * IQ; u += THREADS) {
         const int quad = u % IQ, c = u / IQ % W_ROWS, term = u / (IQ * W_ROWS);
         Real *const to = matrices + (term * W_ROWS + c) * W_STRIDE + quad * 4;
         const bool is_self = term == RELATIONS;
-        const long long row = is_self ? c : weight_row(c, term);
-        if (c < WIDTH_OUT)
-            copy(to, (is_self ? W_self : W) + row * WIDTH_IN, quad, WIDTH_IN);
+        const long long row = is_self ? first_out + c : weight_row(first_out + c, term);
+        if (c < SLICE_OUT)
+            copy(to, (is_self ? W_self : W) + row * WIDTH_IN + first_in, quad, SLICE_IN);
         else
             *reinterpret_cast<Quad *>(to) = {};
     }
@@ -209,6 +221,8 @@ __device__ inline void sum_neighbours(
 #pragma unroll 1
     for (int start = threadIdx.x; start < UNITS; start += GROUP * THREADS) {
         int bound[GROUP][RELATIONS + 1], more = 0;  // where the entries of a relation begin
+        [[maybe_unused]] Quad sum[GROUP];
+        [[maybe_unused]] Real degree[GROUP] = {};
         Gathered own[GROUP];
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
@@ -230,10 +244,11 @@ __device__ inline void sum_neighbours(
 #pragma unroll
             for (int e = 0; e < 4; ++e) value.element[e] = value_of(own[i], e, scale);
             Quad *const to = reinterpret_cast<Quad *>(sums + row * STRIDE) + quad;
+            if (RELATIONS == 1) sum[i] = LOOP ? value : Quad();  // a single one stays in registers
 #pragma unroll
-            for (int term = 0; term < TERMS; ++term)
+            for (int term = RELATIONS == 1; term < TERMS; ++term)
                 to[term * GQ] = term >= RELATIONS || (LOOP && term == 0) ? value : Quad();
-            if (!BACKWARD && RELATION_BIAS && quad == 0)
+            if (!BACKWARD && RELATION_BIAS && RELATIONS > 1 && quad == 0)
 #pragma unroll
                 for (int r = 0; r < RELATIONS; ++r) degrees[row * RELATIONS + r] = 0;
         }
@@ -267,16 +282,23 @@ __device__ inline void sum_neighbours(
                 for (int a = 0; a < AHEAD; ++a) {
                     const int entry = bound[i][0] + k + a;
                     if (entry >= bound[i][RELATIONS]) continue;
+                    if constexpr (RELATIONS == 1) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            sum[i].element[e] += value[i][a] * value_of(found[i][a], e, scale);
+                        degree[i] += value[i][a];
+                        continue;
+                    }
                     int relation = 0;
 #pragma unroll
                     for (int r = 1; r < RELATIONS; ++r) relation += entry >= bound[i][r];
                     Quad *const to =
                         reinterpret_cast<Quad *>(sums + row * STRIDE) + relation * GQ + quad;
-                    Quad sum = *to;
+                    Quad total = *to;
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
-                        sum.element[e] += value[i][a] * value_of(found[i][a], e, scale);
-                    *to = sum;
+                        total.element[e] += value[i][a] * value_of(found[i][a], e, scale);
+                    *to = total;
                     if (quad == 0) {
                         atomicAdd(used + relation, 1);
                         if (!BACKWARD && RELATION_BIAS)
@@ -285,8 +307,23 @@ __device__ inline void sum_neighbours(
                 }
             }
         }
+#if RELATIONS == 1
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            const int unit = start + i * THREADS, row = unit / GQ, quad = unit % GQ;
+            if (unit >= UNITS) continue;
+            *reinterpret_cast<Quad *>(sums + row * STRIDE + quad * 4) = sum[i];
+            if (!BACKWARD && RELATION_BIAS && quad == 0) degrees[row] = degree[i];
+        }
+#endif
 #endif
     }
+}
+
+// Whether the rows of a tile have sums of a term.
+__device__ inline bool has_any(const int *used, const int term)
+{
+    return RELATIONS < 2 || term >= RELATIONS || used[term];  // a single relation is not counted
 }
 
 // What a thread adds to 4 x 4 elements of a tile's product. Forward its columns are `quad`, quad + PQ,
@@ -297,7 +334,7 @@ __device__ inline void multiply(
 {
 #pragma unroll 1
     for (int term = 0; term < MAPPED; ++term) {
-        if (RELATIONS && term < RELATIONS && !(LOOP && term == 0) && !used[term]) continue;
+        if (!has_any(used, term)) continue;
         const Real *const of_sums = sums + row * STRIDE + term * GQ * 4;
         const Real *const matrix = matrices + term * (W_ROWS * W_STRIDE);
 #pragma unroll 2
@@ -324,7 +361,10 @@ __device__ inline void multiply(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
+// With a small matrix of floats two blocks fit into the registers of a multiprocessor.
+const int RESIDENT = MAPPED * GQ * PQ <= 256 && THREADS == 256 && sizeof(Real) == 4 ? 2 : 1;
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
     const int *__restrict__ indptr, const int *__restrict__ indices,
     const STORAGE *__restrict__ data, const STORAGE *__restrict__ rows,
     const STORAGE *__restrict__ y, const STORAGE *__restrict__ x, const STORAGE *__restrict__ W,
@@ -345,12 +385,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
     // The blocks of 4 x 4 of the matrices' gradients that a thread sums, in registers.
     const int BLOCKS = MAPPED * GQ * PQ;
     const int OWNED = (BLOCKS + THREADS - 1) / THREADS;
-    Real gradient[OWNED][4][4] = {};
+    alignas(Quad) Real gradient[OWNED][4][4] = {};
     const int BIAS_EACH = (BIAS_COLUMNS + THREADS - 1) / THREADS;
     Real bias[BIAS_EACH + 1] = {};
 #endif
 
-    load_matrices(matrices, W, W_self);
+    const int first_column = blockIdx.y * SLICE;  // of the result
+    const int first_in = BACKWARD ? first_column : 0, first_out = BACKWARD ? 0 : first_column;
+    load_matrices(matrices, W, W_self, first_in, first_out);
     for (int first = blockIdx.x * ROWS; first < n_rows; first += gridDim.x * ROWS) {
         if (threadIdx.x < TERMS) used[threadIdx.x] = 0;
 #if BACKWARD
@@ -358,12 +400,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
             const int row = first + u / PQ, quad = u % PQ;
             Real *const to = own_x + u / PQ * X_STRIDE + quad * 4;
             if (row < n_rows)
-                copy(to, x + (long long)row * WIDTH_IN, quad, WIDTH_IN);
+                copy(to, x + (long long)row * WIDTH_IN + first_in, quad, SLICE_IN);
             else
                 *reinterpret_cast<Quad *>(to) = {};
         }
 #endif
-        if (RELATIONS) __syncthreads();  // used is 0
+        if (RELATIONS > 1) __syncthreads();  // used is 0
         sum_neighbours(
             sums, degrees, used, indptr, indices, data, rows, y, first, n_rows, scale);
         wait_for_copies();
@@ -397,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
 #if !BACKWARD
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    const int c = quad * 4 + e;
+                    const int c = first_out + quad * 4 + e;
                     Real value = total.element[e];
                     if (c < WIDTH_OUT) {
 #pragma unroll
@@ -421,7 +463,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                 }
 #if DROPOUT
                 const unsigned long long at =
-                    (unsigned long long)(first + row) * WIDTH_OUT + quad * 4;
+                    (unsigned long long)(first + row) * WIDTH_OUT + first_out + quad * 4;
                 const Draw draw = {seed_low, seed_high, stream};
                 Words drawn = words_of(draw, unsigned(at / 4), *counter);
 #pragma unroll
@@ -435,17 +477,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
                                            : word == 1        ? drawn.word[1]
                                            : word == 2        ? drawn.word[2]
                                                               : drawn.word[3];
-                    STORAGE rounded;  // as where the rectifier is another kernel
+                    STORAGE rounded;  // as where dropout is another kernel
                     narrow(rounded, total.element[e]);
-                    total.element[e] = widen(rounded) * (found >= threshold ? scale : Real(0));
+                    Real value = widen(rounded);
+                    value *= found >= threshold ? scale : Real(0);
+                    if (ACTIVATION == IDENTITY) {
+                        value += Real(0);  // -0 becomes 0
+                        if (found < threshold) value = copysign(value, Real(-1));
+                    }
+                    total.element[e] = value;
                 }
 #endif
 #endif
-                store(result + (long long)(first + row) * PRODUCED, quad, PRODUCED, total);
+                store(result + (long long)(first + row) * PRODUCED + first_column, quad, SLICE,
+                      total);
             }
         }
 #if BACKWARD
         const bool IS_SHARED = THREADS % PQ == 0;  // all blocks of a thread multiply the same of x
+        bool takes[OWNED];
+#pragma unroll
+        for (int i = 0; i < OWNED; ++i) {
+            const int block = threadIdx.x + i * THREADS;
+            takes[i] = (BLOCKS % THREADS == 0 || block < BLOCKS) &&
+                       has_any(used, block / (GQ * PQ));
+        }
 #pragma unroll 2
         for (int row = 0; row < ROWS; ++row) {
             const Real *const x_row = own_x + row * X_STRIDE;
@@ -453,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
 #pragma unroll
             for (int i = 0; i < OWNED; ++i) {
                 const int block = threadIdx.x + i * THREADS;
-                if (BLOCKS % THREADS && block >= BLOCKS) continue;
+                if (!takes[i]) continue;
                 const Quad sum =
                     *reinterpret_cast<const Quad *>(sums + row * STRIDE + block / PQ * 4);
                 if (!IS_SHARED && i)
@@ -479,7 +535,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
     const long long SIZE = (long long)WIDTH_OUT * WIDTH_IN;
     const long long AFTER = MAPPED * SIZE;
     const long long N_PARTIALS =
-        AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + (BIASES ? WIDTH_OUT : 0);
+        (AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + (BIASES ? WIDTH_OUT : 0) + 3) / 4 * 4;
     Real *const part = partials + blockIdx.x * N_PARTIALS;
 #pragma unroll
     for (int i = 0; i < OWNED; ++i) {
@@ -489,19 +545,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) graph_linear(
         for (int s = 0; s < 4; ++s) {
             const int c = block / PQ % GQ * 4 + s;
             if (block >= BLOCKS || c >= WIDTH_OUT) continue;
-            Real *const row =
+            Real *const to =
                 part + (term == RELATIONS ? RELATIONS * SIZE + (long long)c * WIDTH_IN
-                                          : (long long)weight_row(c, term) * WIDTH_IN);
+                                          : (long long)weight_row(c, term) * WIDTH_IN) +
+                first_in + k;
+            if (WIDTH_IN % 4 == 0) {
+                *reinterpret_cast<Quad *>(to) = *reinterpret_cast<const Quad *>(gradient[i][s]);
+            } else {
 #pragma unroll
-            for (int f = 0; f < 4; ++f)
-                if (k + f < WIDTH_IN) row[k + f] = gradient[i][s][f];
+                for (int f = 0; f < 4; ++f)
+                    if (k + f < SLICE_IN) to[f] = gradient[i][s][f];
+            }
         }
     }
 #pragma unroll
     for (int i = 0; i < BIAS_EACH; ++i) {
         const int column = threadIdx.x + i * THREADS;
         const int term = column / (GQ * 4), c = column % (GQ * 4);
-        if (column >= BIAS_COLUMNS || c >= WIDTH_OUT) continue;
+        if (column >= BIAS_COLUMNS || c >= WIDTH_OUT || blockIdx.y) continue;
         if (RELATION_BIAS && term < RELATIONS) part[AFTER + weight_row(c, term)] = bias[i];
         if (BIASES && term == RELATIONS)
             part[AFTER + (RELATION_BIAS ? WIDTH_OUT * RELATIONS : 0) + c] = bias[i];

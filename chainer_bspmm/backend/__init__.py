@@ -2,7 +2,7 @@
 
 Every function takes arrays on the device of the matrix, launches on that device's current stream,
 does not synchronise, and returns new C-contiguous arrays. The exceptions, which write to arrays
-that they are given, are :func:`relu_dropout` and :func:`gather_batch`.
+that they are given, are :func:`relu_dropout`, :func:`row_softmax` and :func:`gather_batch`.
 """
 
 from __future__ import annotations
@@ -82,27 +82,38 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
     return _module(u).bsddmm(adj, u, v)
 
 
-def layer_of(x: Any, given: dict, n_relations: int, loop: bool, activation: str) -> Any:
+def layer_of(
+    x: Any, given: dict, n_relations: int, loop: bool, activation: str, by_relation: bool = False
+) -> Any:
     """Describe a layer of a graph convolution, if that is one launch.
 
     Args:
         x (array): (n_rows, in_channels) features.
         given (dict): W (out_channels * R, in_channels), W_self (out_channels, in_channels), b
-            (out_channels * R,), b_self (out_channels,), those that there are.
+            (out_channels * R,), b_self (out_channels,), those that there are. Several b_self, one
+            after the other, are all added.
         n_relations (int): R. loop (bool): whether the first matrix has ones added to its diagonal.
-        activation (str): ``'identity'``, ``'relu'`` or ``'tanh'``.
+        activation (str): ``'identity'``, ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
+        by_relation (bool): whether W is one matrix (out_channels, in_channels) after the other, not
+            with the relation as the minor index of its rows.
 
     Returns:
         cuda.policy.Layer or None: None on a host, and where the matrices do not fit into the shared
         memory of a GPU.
     """
     if isinstance(x, cuda.ndarray):
-        return gpu.layer_of(x, given, n_relations, loop, activation)
+        return gpu.layer_of(x, given, n_relations, loop, activation, by_relation)
     return None
 
 
 def layer(
-    layer: Any, rows: Any, x: Any, given: dict, dropout_ratio: float = 0.0, draw: Any = None
+    layer: Any,
+    rows: Any,
+    x: Any,
+    given: dict,
+    dropout_ratio: float = 0.0,
+    draw: Any = None,
+    out: Any = None,
 ) -> Any:
     """Compute a layer: :func:`~chainer_bspmm.functions.fused.graph_linear.graph_linear` on arrays.
 
@@ -110,11 +121,12 @@ def layer(
         layer, x, given: of :func:`layer_of`.
         rows (BatchedCSR or None): (n_rows * R) x n_rows, ``sparse.relations.relation_rows``.
         dropout_ratio (float): of the rectified result. draw: (seed, stream, counter) of a step.
+        out (array or None): where the result is written, C-contiguous; None: to a new array.
 
     Returns:
         array: (n_rows, out_channels), of x's dtype.
     """
-    return gpu.layer(layer, rows, x, given, dropout_ratio, draw)
+    return gpu.layer(layer, rows, x, given, dropout_ratio, draw, out)
 
 
 def layer_grad(
@@ -134,7 +146,9 @@ def layer_grad(
         has_features (bool): whether the gradient by x is wanted.
 
     Returns:
-        dict: name -> gradient, of x and of all parameters; those are :func:`sum_partials`.
+        dict: name -> gradient, of x and of all parameters; those are :func:`sum_partials`. Where
+        the layer is ``by_relation``, W and b_self are lists: of an array for each relation, and for
+        each bias.
     """
     return gpu.layer_grad(layer, rows, x, y, gy, given, dropout_ratio, has_features)
 
@@ -246,6 +260,31 @@ def gated_step_grad(
         which :func:`sum_partials` may put off.
     """
     return gated.gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes)
+
+
+def row_softmax(a: Any) -> Any:
+    """Replace the rows of matrices by their softmax, and return the sum of the matrices.
+
+    Args:
+        a (array): (n_terms, n_rows, n_B) floats, C-contiguous; written to.
+
+    Returns:
+        array: (n_rows, n_B) of a's dtype; ``a[0]`` itself if there is one term. NaN propagates.
+    """
+    return _module(a).row_softmax(a)
+
+
+def row_softmax_grad(a: Any, g: Any) -> Any:
+    """Return the gradients of :func:`row_softmax` by the matrices.
+
+    Args:
+        a (array): (n_terms, n_rows, n_B), what it made of them.
+        g (array): (n_rows, n_B) of a's dtype, the gradient by their sum.
+
+    Returns:
+        array: (n_terms, n_rows, n_B) of a's dtype.
+    """
+    return _module(a).row_softmax_grad(a, g)
 
 
 def sum_partials(partials: Any, parts: Any) -> list:

@@ -7,7 +7,6 @@ import numpy
 import scipy.sparse
 
 from chainer_bspmm.sparse import host
-from chainer_bspmm.sparse import operands
 from chainer_bspmm.sparse.host import bsddmm  # NOQA: F401
 
 # The C library of Linux (glibc) gives freed arrays of more than 128 KB back to the system, which
@@ -40,10 +39,9 @@ def _scipy_matrix(adj, values):
 # What a layer multiplies by. matrix: (n_rows, n_sources), a column for each pair of relation and
 # node that has entries, in this order, and transpose; nodes: (n_sources,), the node of each; parts:
 # (relation, slice of its columns) for those relations that have any; spread: (n_nodes, n_sources),
-# 1 where a column is one of a node; degrees: (n_rows, R + 1), the row sums of each relation, and 1:
-# what constant features become. A single relation has a column for every node: nodes and spread are
-# None.
-_Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spread degrees')
+# 1 where a column is one of a node. A single relation has a column for every node: nodes and spread
+# are None.
+_Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spread')
 
 
 def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
@@ -62,11 +60,9 @@ def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
         loop (bool): of one relation: add the identity to A.
 
     Returns:
-        array: (n_rows, n_out).
+        array: (n_rows, n_out), of the dtype that is computed in.
     """
-    operands.floating('x', x)
-    operands.values_dtype(adj, x)
-    dtype, sources = x.dtype, _sources(adj, host.compute_dtype(x))
+    sources = _sources(adj, host.compute_dtype(x))
     x, W, b, W_self, b_self = (
         array if array is None else array.astype(sources.matrix.dtype, copy=False)
         for array in (x, W, b, W_self, b_self)
@@ -75,16 +71,18 @@ def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
     y = sources.matrix @ mapped
     if loop:
         y += mapped
-    if W_self is not None:
-        y += numpy.dot(x, W_self.T)
+    own = [] if W_self is None else [(x, W_self)]
     if b is not None:
-        biases = numpy.empty((y.shape[1], adj.n_relations + 1), y.dtype)
-        biases[:, :-1] = b.reshape(-1, adj.n_relations)
-        biases[:, -1] = 0 if b_self is None else b_self
-        y += numpy.dot(sources.degrees, biases.T)
-    elif b_self is not None:
+        own.append((_degrees(adj, y.dtype, loop), b.reshape(-1, adj.n_relations)))
+        if b_self is not None:
+            own.append((numpy.ones((len(y), 1), y.dtype), b_self[:, None]))
+            b_self = None
+    if own:  # one product, because adding to y takes as long as a narrow one
+        rows, matrices = (numpy.concatenate(parts, axis=1) for parts in zip(*own))
+        y += numpy.dot(rows, matrices.T)
+    if b_self is not None:
         y += b_self
-    return y.astype(dtype, copy=False)
+    return y
 
 
 def graph_linear_grad(adj, x, gy, W, W_self, wanted, loop=False):
@@ -118,9 +116,10 @@ def graph_linear_grad(adj, x, gy, W, W_self, wanted, loop=False):
             by_relation[:, relation] = numpy.dot(summed[part].T, rows[part])
     if 'W_self' in wanted:
         gradients['W_self'] = numpy.dot(gy.T, x)
-    if wanted & {'b', 'b_self'}:
-        biases = numpy.dot(gy.T, sources.degrees)
-        gradients['b'], gradients['b_self'] = biases[:, :-1].reshape(-1), biases[:, -1]
+    if 'b' in wanted:
+        gradients['b'] = numpy.dot(gy.T, _degrees(adj, gy.dtype, loop)).ravel()
+    if 'b_self' in wanted:
+        gradients['b_self'] = row_sum(gy)
     return gradients
 
 
@@ -141,6 +140,19 @@ def _map(sources, rows, matrices):
     return y
 
 
+def _degrees(adj, dtype, loop):
+    """Return (n_rows, R): the row sums of each relation, which is what constant features become."""
+
+    def make():
+        n_entries, n_relations = adj._n_true_entries(), adj.n_relations
+        pair = adj.entry_rows() * numpy.int64(n_relations) + adj.indices % n_relations
+        weights = None if adj.data is None else adj.data[:n_entries]
+        degrees = numpy.bincount(pair[:n_entries], weights, adj.n_rows * n_relations)
+        return degrees.reshape(adj.n_rows, n_relations).astype(dtype) + dtype.type(loop)
+
+    return adj.cached(('degrees', dtype, loop), make)
+
+
 def _sources(adj, dtype):
     return adj.cached(('sources', dtype), lambda: _make_sources(adj, dtype))
 
@@ -151,18 +163,10 @@ def _make_sources(adj, dtype):
     if n_relations == 1:
         matrix = _matrix(adj, None, dtype, False)
         transpose = matrix if adj.is_symmetric else matrix.T
-        degrees = numpy.stack([matrix.sum(axis=1).A1, numpy.ones(adj.n_rows, dtype)], axis=1)
-        return _Sources(matrix, transpose, None, [(0, slice(None))], None, degrees)
+        return _Sources(matrix, transpose, None, [(0, slice(None))], None)
     node, relation = numpy.divmod(adj.indices[:n_entries], numpy.int64(n_relations))
     values = numpy.ones(n_entries, dtype) if adj.data is None else adj.data[:n_entries]
     values = values.astype(dtype, copy=False)
-    degrees = numpy.bincount(
-        adj.entry_rows()[:n_entries] * (n_relations + 1) + relation,
-        values,
-        adj.n_rows * (n_relations + 1),
-    )
-    degrees = degrees.reshape(adj.n_rows, n_relations + 1).astype(dtype)
-    degrees[:, -1] = 1
     column = relation * n_nodes + node
     is_used = numpy.zeros(n_relations * n_nodes, bool)
     is_used[column] = True
@@ -183,7 +187,7 @@ def _make_sources(adj, dtype):
         for r, (start, end) in enumerate(zip(starts, starts[1:]))
         if start < end
     ]
-    return _Sources(matrix, matrix.T, nodes, parts, spread, degrees)
+    return _Sources(matrix, matrix.T, nodes, parts, spread)
 
 
 def layer_norm(x, gamma, beta, eps):
@@ -205,6 +209,19 @@ def layer_norm_grad(x, gamma, gy, statistics):
     gx *= inv_std
     x_hat *= gy
     return gx.astype(x.dtype, copy=False), row_sum(x_hat), row_sum(gy)
+
+
+def row_softmax(a):
+    a -= a.max(axis=2, keepdims=True)
+    numpy.exp(a, out=a)
+    a /= a.sum(axis=2, keepdims=True)
+    return a[0] if len(a) == 1 else a.sum(axis=0)
+
+
+def row_softmax_grad(a, g):
+    y = a * g
+    y -= a * y.sum(axis=2, keepdims=True)
+    return y
 
 
 def embed_grad(ids, gy, n_types):

@@ -100,17 +100,18 @@ def bsddmm(adj, u, v):
     return w
 
 
-def layer_of(x, given, n_relations, loop, activation):
-    shape = given['W' if n_relations else 'W_self'].shape
+def layer_of(x, given, n_relations, loop, activation, by_relation=False):
+    n_all, width_in = given['W' if n_relations else 'W_self'].shape
+    width_out = n_all // max(n_relations, 1)
     layer = policy.Layer(
-        width_in=shape[1],
-        width_out=shape[0] // max(n_relations, 1),
+        width_in=width_in,
+        width_out=width_out,
         n_relations=n_relations,
         has_self='W_self' in given,
         loop=loop,
         has_relation_bias='b' in given,
-        n_biases=int('b_self' in given),
-        by_relation=False,
+        n_biases=given['b_self'].size // width_out if 'b_self' in given else 0,
+        by_relation=by_relation,
         activation=activation,
     )
     device = kernels.device(x.data.device_id)
@@ -120,10 +121,10 @@ def layer_of(x, given, n_relations, loop, activation):
     return layer
 
 
-def layer(layer, rows, x, given, dropout_ratio=0.0, draw=None):
+def layer(layer, rows, x, given, dropout_ratio=0.0, draw=None, out=None):
     with device_of(x):
         x = contiguous(x)
-        y = cuda.cupy.empty((len(x), layer.width_out), x.dtype)
+        y = cuda.cupy.empty((len(x), layer.width_out), x.dtype) if out is None else out
         _layer(layer, rows, x, None, None, given, y, None, dropout_ratio, draw)
     return y
 
@@ -142,15 +143,29 @@ def layer_grad(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features=Tru
         x, gy = contiguous(x), contiguous(gy)
         gx = cuda.cupy.empty(x.shape, x.dtype) if has_features else None
         partials = _layer(layer, rows, gy, y, x, given, gx, shapes, dropout_ratio, None)
+        parts, first = [], 0
+        for name, shape in shapes.items():
+            parts += _arrays_of(layer, name, first, shape, x.dtype)
+            first += math.prod(shape)
         if partials is None:
-            found = [cuda.cupy.zeros(shape, x.dtype) for shape in shapes.values()]
+            found = [cuda.cupy.zeros(*part[1:]) for part in parts]
         else:
-            parts, first = [], 0
-            for shape in shapes.values():
-                parts.append((first, shape, x.dtype))
-                first += math.prod(shape)
             found = sum_partials(partials, parts)
+    if layer.by_relation:
+        n = layer.n_relations
+        return {'W': found[:n], 'b_self': found[n:], 'x': gx}
     return dict(zip(shapes, found), x=gx)
+
+
+def _arrays_of(layer, name, first, shape, dtype):
+    """Return the parts, for `sum_partials`, that are the gradients by a parameter of a layer."""
+    if not layer.by_relation:
+        return [(first, shape, dtype)]
+    if name == 'b_self':  # every bias is added to all rows: equal, but in an array for each
+        return [(first, shape, dtype)] * layer.n_biases
+    shape = layer.width_out, layer.width_in
+    size = math.prod(shape)
+    return [(first + r * size, shape, dtype) for r in range(layer.n_relations)]
 
 
 def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw):
@@ -177,7 +192,7 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
     )
     partials = None
     if is_backward:
-        n_columns = sum(map(math.prod, shapes.values()))
+        n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
         partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
     run(
@@ -326,7 +341,7 @@ def embed_grad(ids, gy, n_types):
     with device_of(gy):
         if not gy.size or not n_types:
             return cuda.cupy.zeros((n_types, n_channels), gy.dtype)
-        plan = policy.embed_launch(n_rows, n_types, n_channels, gy.itemsize)
+        plan = policy.embed_launch(n_rows, n_types, n_channels)
         partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), arithmetic(gy.dtype))
         ids = contiguous(ids.astype(numpy.int32, copy=False))
         arguments = ids, contiguous(gy), partials, *plan.arguments
@@ -382,6 +397,40 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
             ('COUNTED', int(count is not None)),
             ('GRADIENT', int(gy is not None)),
         ),
+    )
+
+
+def row_softmax(a):
+    n_terms, n_rows, n_channels = a.shape
+    with device_of(a):
+        y = a[0] if n_terms == 1 else cuda.cupy.empty((n_rows, n_channels), a.dtype)
+        _row_softmax(a, None, None if n_terms == 1 else y)
+    return y
+
+
+def row_softmax_grad(a, g):
+    with device_of(a):
+        y = cuda.cupy.empty(a.shape, a.dtype)
+        _row_softmax(a, contiguous(g), y)
+    return y
+
+
+def _row_softmax(a, g, y):
+    """Launch kernels/row_softmax.cu; `g` None is the softmax itself, written to `a`."""
+    if not a.size:
+        return
+    arrays = [array for array in (a, g, y) if array is not None]
+    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
+    n_terms, n_rows, n_channels = a.shape
+    width = policy.vector_width(n_channels, a.itemsize, bits)
+    plan = policy.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
+    run(
+        a.data.device_id,
+        'row_softmax',
+        a.dtype.char,
+        plan,
+        (a, or_null(g), or_null(y), numpy.int32(n_terms), *plan.arguments),
+        (('GRADIENT', int(g is not None)),),
     )
 
 

@@ -7,6 +7,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.relations import scaled_by_source
 from chainer_bspmm.sparse.relations import with_values
 
 
@@ -27,7 +28,10 @@ def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     def make():
         if adj.xp is numpy:  # whose layers need no transpose
             return adj.replace(data=_quotients_on_host(adj, dtype), is_symmetric=False)
-        return with_values(adj, _reciprocals(adj, dtype) if adj.data is None else _quotients(adj))
+        if adj.data is not None:
+            return with_values(adj, _quotients(adj))
+        scaled = scaled_by_source if adj.is_symmetric and adj.n_relations > 1 else with_values
+        return scaled(adj, _reciprocals(adj, dtype))
 
     return adj.cached(('scaled by source degree', dtype), make)
 
@@ -45,17 +49,21 @@ def _quotients_on_host(adj, dtype):
 
 
 def _reciprocals(adj, dtype):
-    """Return, for every entry, 1 over the number of entries of its source."""
-    starts = adj.T.indptr
+    """Return, for every entry, 1 over the number of entries of its source.
+
+    Those are a row of the transpose; of symmetric matrices a row of their own.
+    """
+    rows, n_places = (adj, 1) if adj.is_symmetric else (adj.T, adj.n_relations)
     return cuda.elementwise(
-        'I index, raw I starts, int32 n_relations',
+        'I index, raw I starts, int32 n_relations, int32 n_places',
         'T value',
         """
-        ptrdiff_t source = index / n_relations;
-        value = (T)1 / (T)(starts[(source + 1) * n_relations] - starts[source * n_relations])
+        ptrdiff_t first = (ptrdiff_t)(index / n_relations) * n_places;
+        int degree = starts[first + n_places] - starts[first];
+        value = (T)1 / (T)(degree ? degree : 1);  // spare entries name a source that may have none
         """,
         'bspmm_reciprocals',
-    )(adj.indices, starts, adj.n_relations, cuda.cupy.empty(adj.nnz, dtype))
+    )(adj.indices, rows.indptr, adj.n_relations, n_places, cuda.cupy.empty(adj.nnz, dtype))
 
 
 def _quotients(adj):

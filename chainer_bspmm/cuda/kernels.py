@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 
 from chainer.backends import cuda
 
@@ -43,20 +44,15 @@ def source(name):
 
 
 def _with_headers(name, text):
-    for header in sorted(directory().glob('*.cuh')):
-        include = '#include "%s"\n' % header.name
-        if include in text:
-            before, after = text.split(include)
-            line = before.count('\n') + 2
-            text = '%s#line 1 "%s"\n%s#line %d "%s"\n%s' % (
-                before,
-                header.name,
-                header.read_text(),
-                line,
-                name,
-                after,
-            )
-    return text
+    parts = []
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        found = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
+        if found is None:
+            parts.append(line)
+        else:
+            header = (directory() / found[1]).read_text()
+            parts += ['#line 1 "%s"\n' % found[1], header, '#line %d "%s"\n' % (number + 1, name)]
+    return ''.join(parts)
 
 
 def options(dtype_char, defines):

@@ -514,7 +514,8 @@ Layer = collections.namedtuple(
 )
 
 LAYER_THREADS = 256
-LAYER_ROWS = 16, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
+LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
+LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
 # Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes.
 LAYER_BLOCKS = {4: 6, 8: 2}
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
@@ -535,17 +536,32 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
     Returns:
         Launch or None: None where it does not fit into shared memory and registers.
     """
+    produced = layer.width_in if is_backward else layer.width_out
+    for slices in LAYER_SLICES:
+        if slices == 1 or produced % (4 * slices) == 0:
+            plan = _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices)
+            if plan is not None:
+                return plan
+    return None
+
+
+def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
     real = max(itemsize, 4)
     n_in, n_out = -(-layer.width_in // 4), -(-layer.width_out // 4)  # in quads
+    if is_backward:
+        n_in = -(-n_in // slices)
+    else:
+        n_out = -(-n_out // slices)
     gathered, produced = (n_out, n_in) if is_backward else (n_in, n_out)
     mapped = layer.n_relations + layer.has_self
     terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
-    blocks = mapped * n_in * n_out if is_backward else 0
-    threads = LAYER_THREADS
-    if blocks > threads * LAYER_BLOCKS[real] or (mapped > 2 and not is_backward):
-        threads *= 2
-    if blocks > threads * LAYER_BLOCKS[real]:
+    if is_backward and mapped * n_in * n_out > LAYER_THREADS * LAYER_BLOCKS[real]:
         return None
+    # Twice as many hide more of the latency of a single tile, and of several matrices.
+    is_single = n_rows <= max(LAYER_ROWS) * device.n_sms
+    threads = LAYER_THREADS
+    if not is_backward and (is_single or mapped > 2):
+        threads *= 2
 
     def shared_bytes(rows, splits):
         of_row = splits * produced * 4 + terms * gathered * 4 + 4
@@ -567,7 +583,7 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
         return None
     # Of many tiles, small ones leave room for two blocks with the gradients of one matrix.
     most = min(fitting) if is_backward and mapped == 1 else max(fitting)
-    rows = next((rows for rows in fitting if n_rows <= rows * device.n_sms), most)
+    rows = next((rows for rows in fitting if n_rows * slices <= rows * device.n_sms), most)
     n_bytes = shared_bytes(rows, fitting[rows])
     resident = max(1, min(LAYER_RESIDENT, SM_SHARED_BYTES // (n_bytes + 2048)))
     return Launch(
@@ -577,6 +593,7 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
             ('ROWS', rows),
             ('THREADS', threads),
             ('SPLITS', fitting[rows]),
+            ('SLICES', slices),
             ('WIDTH_IN', layer.width_in),
             ('WIDTH_OUT', layer.width_out),
             ('RELATIONS', layer.n_relations),
@@ -588,39 +605,35 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
             ('ACTIVATION', layer.activation.upper()),
             ('BACKWARD', int(is_backward)),
         ),
-        (min(-(-n_rows // rows), resident * device.n_sms), 1, 1),
+        (min(-(-n_rows // rows), max(1, resident * device.n_sms // slices)), slices, 1),
         (threads, 1, 1),
         n_bytes,
         (numpy.int32(n_rows),),
     )
 
 
-# The default limit of a block on every GPU is 48 KB.
-EMBED_SHARED_BYTES = 47 * 1024
 EMBED_WARPS = 8
+EMBED_CHUNK = 160  # rows of a block in shared memory: of float64 they take 42 KB, the limit is 48
 EMBED_ROWS = 64  # of a run at least, because every run writes sums for all types
 EMBED_RUNS = 128  # at most, about one for each multiprocessor
 EMBED_SUMS = 2**21  # elements of all runs together, at most
 
 
 @functools.lru_cache(maxsize=4096)
-def embed_launch(n_rows, n_types, n_channels, itemsize):
-    """Plan a block per run of rows, 32 channels, and as many types as fit, of embed_grad.
+def embed_launch(n_rows, n_types, n_channels):
+    """Plan a block per run of rows and 32 channels of embed_grad.
 
     Args:
         n_rows, n_types, n_channels (int): all positive.
-        itemsize (int): bytes of an element of gy; sums have 4 at least.
     """
-    row_bytes = WARP * max(itemsize, 4)
-    tile = min(n_types, EMBED_SHARED_BYTES // row_bytes)
     runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
     run = -(-n_rows // (runs * WARP)) * WARP
     return Launch(
-        (('VECTOR', 1), ('WARPS', EMBED_WARPS)),
-        (-(-n_rows // run), -(-n_channels // WARP), -(-n_types // tile)),
+        (('VECTOR', 1), ('WARPS', EMBED_WARPS), ('ROWS', EMBED_CHUNK)),
+        (-(-n_rows // run), -(-n_channels // WARP), 1),
         (WARP, EMBED_WARPS, 1),
-        tile * row_bytes,
-        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run, tile))),
+        0,
+        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run))),
     )
 
 

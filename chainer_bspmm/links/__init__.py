@@ -7,6 +7,7 @@ from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.gnn_film_update import GNNFiLMUpdate
 from chainer_bspmm.links.graph_convolution import GraphConvolution
 from chainer_bspmm.links.gwm import GWM
+from chainer_bspmm.links.mlp import MLP
 from chainer_bspmm.links.mpnn_readout import MPNNReadout
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
@@ -22,6 +23,7 @@ __all__ = [
     'GWM',
     'GeneralReadout',
     'GraphConvolution',
+    'MLP',
     'MPNNReadout',
     'NFPReadout',
     'NFPUpdate',

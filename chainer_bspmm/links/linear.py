@@ -5,6 +5,8 @@ from chainer import functions
 
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions import gru_step
+from chainer_bspmm.functions.fused.arrays import ACTIVATIONS
+from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.functions.fused.graph_linear import graph_linear
 from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from chainer_bspmm.sparse import BatchedCSR
@@ -19,7 +21,7 @@ def linear_rows(linear, h):
 
 
 def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
-    """Return ``dropout(activation(linear(h)))``, in one node if that is a rectifier.
+    """Return ``dropout(activation(linear(h)))``, in one node if that has the activation.
 
     A softmax without dropout is one node, too. Hooks of the layer run, which takes more nodes.
 
@@ -31,17 +33,16 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
         adj (BatchedCSR or None): the layer is given ``h + A h``, in the same node.
     """
     ratio = max(dropout_ratio, 0.0)
-    if activation in (functions.relu, functions.softmax) and not linear.local_link_hooks:
-        W, b = parameters_of(linear, h.shape[1])
-        if activation is functions.relu:
-            if isinstance(adj, BatchedCSR):
-                return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
-            h = _with_neighbours(adj, h)
-            return graph_linear(None, h, None, None, W, b, activation, ratio)
-        y = linear_softmax(_with_neighbours(adj, h), W, b)
-    else:
+    if linear.local_link_hooks or activation not in (*ACTIVATIONS, functions.softmax):
         y = activation(linear_rows(linear, _with_neighbours(adj, h)))
-    return functions.dropout(y, ratio=ratio) if ratio else y
+        return dropout(y, ratio) if ratio else y
+    W, b = parameters_of(linear, h.shape[1])
+    if activation is functions.softmax:
+        y = linear_softmax((_with_neighbours(adj, h), W, b))
+        return dropout(y, ratio) if ratio else y
+    if isinstance(adj, BatchedCSR):
+        return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
+    return graph_linear(None, _with_neighbours(adj, h), None, None, W, b, activation, ratio)
 
 
 def _with_neighbours(adj, h):

@@ -7,7 +7,9 @@ from chainer import Variable
 from chainer_chemistry.links.readout import nfp_readout
 
 from chainer_bspmm.functions import segment_sum
+from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from chainer_bspmm.links.linear import activated
+from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import real_nodes
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
@@ -33,6 +35,17 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
         arguments, which other readouts take (h0), are ignored.
         """
         return pool(self.scores(h), adj, is_real_node)
+
+
+def summed_scores(readouts, features):
+    """Return the sum of what readouts write, each of its own (n_rows, in_channels) features."""
+    layers = [readout.output_weight for readout in readouts]
+    if any(layer.local_link_hooks for layer in layers):
+        scores = [readout.scores(h) for readout, h in zip(readouts, features)]
+        return functions.add(*scores) if len(scores) > 1 else scores[0]
+    return linear_softmax(
+        *[(h, *parameters_of(layer, h.shape[1])) for layer, h in zip(layers, features)]
+    )
 
 
 def pool(scores, adj, is_real_node):

@@ -5,9 +5,7 @@ from typing import Any
 from chainer import Variable
 from chainer_chemistry.links.update import nfp_update
 
-from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.fused.degree_linear import degree_linear_sigmoid
-from chainer_bspmm.functions.fused.degree_linear import degrees_of
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import node_rows
@@ -45,7 +43,5 @@ class NFPUpdate(Sparse, nfp_update.NFPUpdate):
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
         """
         h, lead = node_rows(h, adj)
-        h = bspmm(adj, h)
         weights, biases = zip(*[parameters_of(layer, h.shape[1]) for layer in self.graph_linears])
-        degrees = degrees_of(adj, len(self.graph_linears))
-        return as_given(degree_linear_sigmoid(degrees, h, weights, biases), lead)
+        return as_given(degree_linear_sigmoid(adj, h, weights, biases), lead)

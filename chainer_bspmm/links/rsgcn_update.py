@@ -40,7 +40,7 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
             adj (BatchedCSR): the normalised adjacency matrices, of h's dtype.
             activation (callable or None): of the result, and then
             dropout_ratio (float): dropout of that. With a rectifier or without an activation
-                the layer is one node.
+                the layer is one node, in a step dropout included.
 
         Returns:
             Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
@@ -50,11 +50,9 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
         is_fused = activation in (None, functions.relu) and not linear.local_link_hooks
         if is_fused and isinstance(adj, BatchedCSR):
             W, b = parameters_of(linear, h.shape[-1])
-            if activation is not None:
-                ratio = max(dropout_ratio, 0.0)
-                return graph_linear(adj, h, W, None, None, b, activation, ratio)
-            h = graph_linear(adj, h, W, None, None, b)
-            return dropout(h, dropout_ratio) if dropout_ratio > 0.0 else h
+            return graph_linear(
+                adj, h, W, None, None, b, activation or functions.identity, max(dropout_ratio, 0.0)
+            )
         h = linear_rows(linear, bspmm(adj, h))
         if activation is not None:
             h = activation(h)

@@ -4,6 +4,7 @@ from chainer import functions
 
 from chainer_bspmm.backend.scale_adj import scale_adj
 from chainer_bspmm.functions.fused.batch_norm import batch_norm
+from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.swaps import READOUTS
 from chainer_bspmm.links.swaps import UPDATES
@@ -61,7 +62,7 @@ class GraphConvModel(SparseModel):
             if self.use_batchnorm:
                 h = batch_norm(adj, self.bnorms[index], h)
             if self.dropout_ratio > 0.0:
-                h = functions.dropout(h, ratio=self.dropout_ratio)
+                h = dropout(h, self.dropout_ratio)
             if self.activation is not None and step < self.n_activation:
                 h = self.activation(h)
             if self.concat_hidden or self.sum_hidden:

@@ -9,6 +9,7 @@ from chainer_chemistry.models import nfp
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_readout import pool
+from chainer_bspmm.links.nfp_readout import summed_scores
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
@@ -46,13 +47,14 @@ class NFP(SparseModel, nfp.NFP):
         """
         h = embed_atoms(self.embed, atom_array, adj)
         adj = adj.astype(h.dtype)
-        scores = []
-        for update, readout in zip(self.layers, self.readout_layers):
+        features = []
+        for update in self.layers:
             h = update(h, adj)
-            scores.append(readout.scores(h))
+            features.append(h)
         # One reduction for all layers.
         if self.concat_hidden:
+            scores = [readout.scores(h) for readout, h in zip(self.readout_layers, features)]
             scores = functions.concat(scores, axis=1)
         else:
-            scores = functions.add(*scores) if len(scores) > 1 else scores[0]
+            scores = summed_scores(self.readout_layers, features)
         return pool(scores, adj, is_real_node)

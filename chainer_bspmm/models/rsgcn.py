@@ -7,6 +7,7 @@ from chainer import Variable
 from chainer_chemistry.models import rsgcn
 
 from chainer_bspmm.functions.fused.batch_norm import batch_norm
+from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.links.embed import embed_atoms
@@ -65,7 +66,7 @@ class RSGCN(SparseModel, rsgcn.RSGCN):
             h = gconv(h, adj)
             h = batch_norm(adj, bnorm, h)
             if self.dropout_ratio > 0.0:
-                h = functions.dropout(h, ratio=self.dropout_ratio)
+                h = dropout(h, self.dropout_ratio)
             if i < self.n_update_layers - 1:
                 h = functions.relu(h)
         return self.readout(h, adj)

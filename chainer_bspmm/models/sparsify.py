@@ -5,6 +5,7 @@ from typing import TypeVar
 import chainer
 
 from chainer_bspmm.links import GeneralReadout
+from chainer_bspmm.links.mlp import MLP
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.links.sparse import swaps_at
 from chainer_bspmm.links.swaps import UPDATES
@@ -28,7 +29,7 @@ from chainer_bspmm.models.sparse_model import SparseModel
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
 
 # Chainer Chemistry's class -> ours, for all classes that are swapped anywhere in a tree of links.
-SWAPS = {kind.upstream: kind for kind in MODELS + UPDATES}
+SWAPS = {kind.upstream: kind for kind in MODELS + UPDATES + (MLP,)}
 
 # Modules of links that multiply by an adjacency matrix, and modules below them that hold others.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
@@ -119,11 +120,16 @@ def _expect_link(model):
 
 
 def _collect(link, path, swaps):
-    """Append what is to be swapped in a tree, after a check; return whether anything is sparse."""
+    """Append what is to be swapped in a tree, after a check; return whether anything is sparse.
+
+    A head does not count: it multiplies by no adjacency.
+    """
     kind = type(link)
     if kind in SWAPS:
         swaps += swaps_at(path, link, (SWAPS[kind],))
-        return True
+        return kind is not MLP.upstream
+    if isinstance(link, MLP):
+        return False
     if isinstance(link, Sparse):
         try:
             swaps += kind.swaps(link)[1:]  # parts that are dense, such as after densify of one

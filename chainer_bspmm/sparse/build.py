@@ -1,5 +1,7 @@
 """How the containers are built: gathering matrices into one CSR, sorting entries."""
 
+import collections
+
 import numpy
 import scipy.sparse
 
@@ -8,6 +10,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.sparse.device import values_of
 
 
 def to_host(array):
@@ -132,45 +135,104 @@ def _sorted(array):
     return array if (array[1:] >= array[:-1]).all() else numpy.sort(array)
 
 
-def launch_relation_rows(adj):
-    """Launch kernels/relation_rows.cu; return its indptr, indices and order."""
+# What relation_rows makes: the arrays of the new matrix, and with `reciprocals` the values of its
+# transpose in the same order, else None.
+RelationRows = collections.namedtuple(
+    'RelationRows', 'indptr indices data row_offsets col_offsets transposed_data'
+)
+
+
+def launch_relation_rows(adj, reciprocals=None):
+    """Launch kernels/relation_rows.cu; arguments and result as :func:`relation_rows`."""
+    dtype = adj.dtype if reciprocals is None else reciprocals
     with launch.device_of(adj.indptr):
-        indptr, indices, order = (
-            cuda.cupy.empty(size, numpy.int32)
-            for size in (adj.n_rows * adj.n_relations + 1, adj.nnz, adj.nnz)
-        )
-        if not adj.n_rows:
-            indptr.fill(0)
-            return indptr, indices, order
+        n_offsets = adj.row_offsets.size
+        sizes = adj.n_rows * adj.n_relations + 1, adj.nnz, n_offsets, n_offsets
+        indptr, indices, *offsets = (cuda.cupy.empty(size, numpy.int32) for size in sizes)
+        data = None if dtype is None else cuda.cupy.empty(adj.nnz, dtype)
+        transposed = None if reciprocals is None else cuda.cupy.empty(adj.nnz, dtype)
         launch.run(
             adj.indptr.data.device_id,
             'relation_rows',
-            'f',
-            policy.row_threads(adj.n_rows),
+            'f' if dtype is None else dtype.char,
+            policy.row_threads(max(adj.n_rows, 1)),
             (
                 adj.indptr,
                 adj.indices,
+                launch.or_null(adj.data),
+                adj.row_offsets,
+                adj.col_offsets,
                 indptr,
                 indices,
-                order,
-                numpy.int32(adj.n_rows),
-                numpy.int32(adj.nnz),
-                numpy.int32(adj.n_relations),
+                launch.or_null(data),
+                launch.or_null(transposed),
+                *offsets,
+                *map(numpy.int32, (adj.n_rows, adj.nnz, adj.n_relations, n_offsets)),
             ),
+            (('VALUES', 'NONE' if dtype is None else 'RECIPROCALS' if reciprocals else 'GIVEN'),),
         )
-    return indptr, indices, order
+    return RelationRows(indptr, indices, data, *offsets, transposed)
 
 
-def relation_rows(adj):
-    """Return indptr, indices and order of a matrix as ``sparse.relations.relation_rows`` has it."""
+def relation_rows(adj, reciprocals=None):
+    """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
+
+    Args:
+        adj (BatchedCSR): the matrix.
+        reciprocals (numpy.dtype or None): of an adj on a GPU that is symmetric and all ones, divide
+            every entry by the degree of its source over all relations; the dtype of the result.
+    """
     if adj.xp is not numpy:
-        return launch_relation_rows(adj)
+        return launch_relation_rows(adj, reciprocals)
     n_relations = adj.n_relations
     rows = entry_rows(numpy, adj.indptr, adj.nnz, adj.has_spare).astype(numpy.int64)
     places, n_places = rows * n_relations + adj.indices % n_relations, adj.n_rows * n_relations
     places[int(adj.indptr[-1]) :] = n_places  # spare entries, behind all others
     starts, order = group(numpy, places, n_places)
-    return starts, adj.indices[order] // n_relations, order
+    return RelationRows(
+        starts,
+        adj.indices[order] // n_relations,
+        None if adj.data is None else adj.data[order],
+        adj.row_offsets * n_relations,
+        adj.col_offsets // n_relations,
+        None,
+    )
+
+
+def launch_degree_rows(adj, n_types, dtype):
+    """Launch kernels/degree_rows.cu on a symmetric matrix.
+
+    Returns:
+        tuple: indptr and data for a layer, and indptr, indices and data for its gradient.
+    """
+    with launch.device_of(adj.indptr):
+        indptr, t_indptr = (
+            cuda.cupy.empty(adj.n_rows * n_types + 1, numpy.int32) for _ in range(2)
+        )
+        t_indices = cuda.cupy.empty(adj.nnz, numpy.int32)
+        data, t_data = (cuda.cupy.empty(adj.nnz, dtype) for _ in range(2))
+        weights, values, _ = values_of(adj)
+        plan = policy.row_threads(max(adj.n_rows, 1))
+        launch.run(
+            adj.indptr.data.device_id,
+            'degree_rows',
+            numpy.dtype(dtype).char,
+            plan,
+            (
+                adj.indptr,
+                adj.indices,
+                values,
+                indptr,
+                data,
+                t_indptr,
+                t_indices,
+                t_data,
+                numpy.int32(adj.n_rows),
+                numpy.int32(adj.nnz),
+            ),
+            (('RELATIONS', n_types), ('WEIGHTED', weights)),
+        )
+    return indptr, data, t_indptr, t_indices, t_data
 
 
 def from_matrices(matrices, layout, padded_to=None):

@@ -1,9 +1,14 @@
-"""Matrices made of a `BatchedCSR`: with a row for every relation, with other values.
+"""Matrices made of a `BatchedCSR`: with a row for every relation or degree, with other values.
 
-Both are new objects that share arrays with the given one; nothing here synchronises.
+All are new objects that share arrays with the given one; nothing here synchronises.
 """
 
+import collections
+
 from chainer_bspmm.sparse import build
+
+# What a layer reads of a CSR matrix.
+Rows = collections.namedtuple('Rows', 'indptr indices data')
 
 
 def relation_rows(adj):
@@ -23,14 +28,17 @@ def relation_rows(adj):
 
 
 def _make_rows(adj):
+    return _with_rows(adj, build.relation_rows(adj))
+
+
+def _with_rows(adj, made):
     n_relations = adj.n_relations
-    indptr, indices, order = build.relation_rows(adj)
     return adj.replace(
-        indptr=indptr,
-        indices=indices,
-        data=None if adj.data is None else adj.data[order],
-        row_offsets=adj.row_offsets * n_relations,
-        col_offsets=adj.col_offsets // n_relations,
+        indptr=made.indptr,
+        indices=made.indices,
+        data=made.data,
+        row_offsets=made.row_offsets,
+        col_offsets=made.col_offsets,
         n_rows=adj.n_rows * n_relations,
         n_cols=adj.n_cols // n_relations,
         max_rows=adj.max_rows * n_relations,
@@ -46,7 +54,51 @@ def transposed_rows(adj):
 
     Where each of them is symmetric this is :func:`relation_rows`.
     """
-    return relation_rows(adj) if adj.is_symmetric else adj.T
+    if adj.is_symmetric:
+        return relation_rows(adj)
+    return adj.cached('transposed rows', lambda: adj.T)
+
+
+def scaled_by_source(adj, data):
+    """Return a matrix of ones, each divided by its source's degree over all relations, on a GPU.
+
+    The matrices of all relations are symmetric: a source's degree is the length of its own row,
+    and so one launch makes :func:`relation_rows` and :func:`transposed_rows` of the result. Nothing
+    is transposed until :attr:`BatchedCSR.T` is read.
+
+    Args:
+        adj (BatchedCSR): on a GPU, symmetric, without values, of several relations.
+        data (array): (nnz,) the quotients.
+    """
+    new = adj.replace(data=data, is_symmetric=False)
+    made = build.relation_rows(adj, data.dtype)
+    rows = _with_rows(adj, made)
+    new.cached('relation rows', lambda: rows)
+    new.cached('transposed rows', lambda: rows.replace(data=made.transposed_data))
+    return new
+
+
+def degree_rows(adj, n_types, dtype):
+    """Return a symmetric matrix with the degree of nodes as relation, and its transpose.
+
+    Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``; d is the degree, the sum of a row, of i,
+    in the transpose of j. Entries of nodes of any other degree than 1, ..., n_types have the value
+    0.
+
+    Args:
+        adj (BatchedCSR): symmetric, on a GPU.
+        n_types (int): degrees from 1 to n_types have a relation.
+        dtype (numpy.dtype): of the values, which a matrix of ones has none of.
+
+    Returns:
+        tuple of Rows: rows ``i * n_types + r`` of both matrices; kept with ``adj``.
+    """
+
+    def make():
+        indptr, data, *transposed = build.launch_degree_rows(adj, n_types, dtype)
+        return Rows(indptr, adj.indices, data), Rows(*transposed)
+
+    return adj.cached(('degree rows', n_types, dtype), make)
 
 
 def with_values(adj, data):

@@ -460,29 +460,27 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, has
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
-    strategies.integers(1, 2**31 - 1),
-    strategies.integers(1, 10**5),
-    strategies.integers(1, 3000),
-    strategies.sampled_from([2, 4, 8]),
+    strategies.integers(1, 2**31 - 1), strategies.integers(1, 10**5), strategies.integers(1, 3000)
 )
-def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels, itemsize):
-    launch = policy.embed_launch(n_rows, n_types, n_channels, itemsize)
-    n_runs, n_blocks, n_tiles = launch.grid
-    *sizes, run, tile = map(int, launch.arguments)
+def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
+    launch = policy.embed_launch(n_rows, n_types, n_channels)
+    n_runs, n_blocks, _ = launch.grid
+    *sizes, run = map(int, launch.arguments)
     assert sizes == [n_rows, n_channels, n_types]
     assert (n_runs - 1) * run < n_rows <= n_runs * run < 2**32
     assert (n_blocks - 1) * 32 < n_channels <= n_blocks * 32
-    assert (n_tiles - 1) * tile < n_types <= n_tiles * tile
     assert run % 32 == 0 and n_runs <= policy.EMBED_RUNS
     assert n_runs == 1 or n_runs * n_types * n_channels <= policy.EMBED_SUMS
-    assert launch.shared_bytes == tile * 32 * max(itemsize, 4) <= 48 * 1024
-    assert launch.block == (32, dict(launch.defines)['WARPS'], 1)
+    defines = dict(launch.defines)
+    assert launch.block == (32, defines['WARPS'], 1)
+    assert defines['ROWS'] * (32 * 8 + 4) <= 48 * 1024  # static shared memory of float64
 
 
 def test_runs_of_a_batch_of_molecules():
     for n_rows, n_runs in ((60, 1), (2300, 36), (18400, 115)):
-        launch = policy.embed_launch(n_rows, 118, 64, 4)
+        launch = policy.embed_launch(n_rows, 118, 64)
         assert launch.grid == (n_runs, 2, 1)
+        assert launch.arguments[-1] <= dict(launch.defines)['ROWS']  # loaded at once
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import types
 from unittest import mock
 
 import numpy
+import scipy.sparse
 
 import chainer
 from chainer import optimizer_hooks
@@ -19,6 +20,7 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import reference
 from chainer_bspmm import papers
+from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
@@ -100,6 +102,58 @@ def normalised_gradients(device):
     g = (gy * gamma).astype('d')
     expected = g - g.mean(axis=1, keepdims=True) - x * (g * x).mean(axis=1, keepdims=True)
     return flat([gx, ggamma, gbeta]), flat([expected, (gy * x).sum(axis=0), gy.sum(axis=0)])
+
+
+def summed_softmax(device):
+    """Rows of one element other than -inf, and of equal ones, each of nine lanes."""
+    a = numpy.full((3, 41, 36), -numpy.inf, 'f')
+    a[:, range(41), numpy.arange(41) % 36] = integers((3, 41), 'f')
+    a[1, ::2] = 7
+    expected = numpy.exp(a.astype('d') - a.max(axis=2, keepdims=True))
+    expected /= expected.sum(axis=2, keepdims=True)
+    a = device.put(a)
+    y = gpu.row_softmax(a)
+    return flat([a, y]), flat([expected.astype('f'), expected.astype('f').sum(axis=0)])
+
+
+def row_softmax_gradient(device):
+    a, g = integers((2, 41, 36), 'f', {'f': 31}), integers((41, 36), 'f', {'f': 31}, seed=2)
+    return gpu.row_softmax_grad(device.put(a), device.put(g)), cpu.row_softmax_grad(a, g)
+
+
+def rows_of_degrees(device):
+    """With spare entries; values, and then ones."""
+    rng = numpy.random.RandomState(0)
+    matrix = rng.randint(0, 2, (9, 9))
+    matrix = numpy.maximum(matrix, matrix.T)
+    matrix[4, 4] += 1
+    found, wanted = [], []
+    for values in (matrix, matrix != 0):
+        adj = BatchedCSR.from_matrices([values.astype('f')])
+        degrees, n = values.sum(axis=0), 5
+        types = numpy.where((degrees >= 1) & (degrees <= n), degrees - 1, n - 1)
+        dense = values * 1.0
+        own = numpy.where((degrees >= 1) & (degrees <= n), 1.0, 0.0)
+        places = numpy.stack([types == r for r in range(n)])
+        has_entry = (values != 0)[:, None, :]
+        for counts, kind in ((own[:, None], places.T[:, :, None]), (own, places[None])):
+            rows = ((kind & has_entry) * 1).reshape(9 * n, 9)
+            kept = (dense * counts)[:, None, :].repeat(n, axis=1).reshape(9 * n, 9)
+            at = numpy.nonzero(rows)
+            wanted += [numpy.append(0, rows.sum(axis=1).cumsum()), kept[at], [0, 0]]
+            if counts is own:
+                wanted += [at[1], [0, 0]]
+        larger = adj.replace(
+            indptr=device.put(adj.indptr), indices=device.put(numpy.pad(adj.indices, (0, 2)))
+        )
+        if adj.data is not None:
+            larger.data = device.put(numpy.pad(adj.data, (0, 2)))
+        larger.nnz = adj.nnz + 2
+        indptr, data, t_indptr, t_indices, t_data = build.launch_degree_rows(
+            larger, n, numpy.dtype('f')
+        )
+        found += [indptr, data, t_indptr, t_data, t_indices]
+    return flat(found), flat(wanted)
 
 
 def _norm_arrays():
@@ -428,15 +482,23 @@ def updated(device):
 
 
 def summed_by_type(device):
-    """Two runs, two blocks of channels and, of doubles, two of types; some rows are of no type."""
+    """Two runs, one of two chunks, and two blocks of channels; some rows are of no type."""
     rng = numpy.random.RandomState(0)
-    ids, gy = rng.randint(-3, 203, 150).astype('i'), integers((150, 35), 'd')
+    n_rows = policy.EMBED_CHUNK + 90
+    ids, gy = rng.randint(-3, 23, n_rows).astype('i'), integers((n_rows, 35), 'd')
     ids[20:60] = 3
-    expected = numpy.zeros((200, 35))
-    is_type = (ids >= 0) & (ids < 200)
+    ids[-1] = 19  # the last row of the last run
+    expected = numpy.zeros((20, 35))
+    is_type = (ids >= 0) & (ids < 20)
     numpy.add.at(expected, ids[is_type], gy[is_type])
-    with mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]):
-        result = gpu.embed_grad(device.put(ids), device.put(gy), 200)
+    plan = policy.embed_launch(n_rows, 20, 35)
+    sizes = *plan.arguments[:3], numpy.int32(policy.EMBED_CHUNK + 32)
+    plan = plan._replace(grid=(2, *plan.grid[1:]), arguments=sizes)
+    with (
+        mock.patch.object(policy, 'embed_launch', lambda *sizes: plan),
+        mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]),
+    ):
+        result = gpu.embed_grad(device.put(ids), device.put(gy), 20)
     return result.reshape(expected.shape), expected
 
 
@@ -498,6 +560,105 @@ def reported(device):
     return rows, expected
 
 
+def layer(device):
+    """Two relations of integers, rectified, by two blocks with two tiles each; with gradients."""
+    rng = numpy.random.RandomState(0)
+    n_rows, n_in, n_out = 60, 8, 5
+    A = rng.randint(1, 3, (2, n_rows, n_rows)) * (rng.uniform(size=(2, n_rows, n_rows)) < 0.1)
+    A[0, 32:48] = A[0, :, 16:32] = 0  # a tile each way without the first relation
+    x, gy = rng.randint(-2, 3, (n_rows, n_in)), rng.randint(-2, 3, (n_rows, n_out))
+    W, W_self = rng.randint(-2, 3, (2 * n_out, n_in)), rng.randint(-2, 3, (n_out, n_in))
+    b, b_self = rng.randint(-2, 3, 2 * n_out), rng.randint(-2, 3, n_out)
+    by_relation = W.reshape(n_out, 2, n_in).swapaxes(0, 1)
+    given = {'W': W, 'W_self': W_self, 'b': b, 'b_self': b_self}
+    given = {name: device.put(array.astype('f')) for name, array in given.items()}
+
+    def rows(stacked):
+        flat = scipy.sparse.csr_matrix(stacked.transpose(1, 0, 2).reshape(-1, n_rows))
+        return types.SimpleNamespace(
+            indptr=device.put(flat.indptr),
+            indices=device.put(flat.indices),
+            data=device.put(flat.data.astype('f')),
+        )
+
+    spec = policy.Layer(n_in, n_out, 2, True, False, True, 1, False, 'relu')
+    small = policy.Device(1, 60 << 20)
+    with (
+        mock.patch.object(gpu.kernels, 'device', lambda device_id: small),
+        mock.patch.object(gpu, 'sum_partials', summed),  # another kernel's
+        mock.patch.object(policy, 'LAYER_ROWS', (16,)),
+    ):
+        policy.layer_launch.cache_clear()
+        features = device.put(x.astype('f'))
+        y = gpu.layer(spec, rows(A), features, given)
+        found = gpu.layer_grad(
+            spec, rows(A.transpose(0, 2, 1)), features, y, device.put(gy.astype('f')), given
+        )
+        policy.layer_launch.cache_clear()
+    value = numpy.einsum('rij,jk,rck->ic', A, x, by_relation) + x @ W_self.T + b_self
+    value += numpy.einsum('rij,cr->ic', A, b.reshape(n_out, 2))
+    z = gy * (value > 0)
+    S = numpy.einsum('rij,ic->rjc', A, z)
+    expected = (
+        numpy.maximum(value, 0),
+        numpy.einsum('rjc,rck->jk', S, by_relation) + z @ W_self,
+        numpy.einsum('rjc,jk->crk', S, x),
+        z.T @ x,
+        S.sum(axis=1).T,
+        z.sum(axis=0),
+    )
+    return flat([y, *(found[name] for name in ('x', 'W', 'W_self', 'b', 'b_self'))]), flat(expected)
+
+
+def partial_sums(device):
+    """Two results of several chunks, from many rows."""
+    source = device.put(integers((70, 100), 'f'))
+    device.reachable = [source]
+    empty = device._empty
+
+    def reachable(*arguments):
+        device.reachable.append(empty(*arguments))
+        return device.reachable[-1]
+
+    with mock.patch.object(gpu.cuda.cupy, 'empty', reachable):
+        found = gpu.sum_partials(source, [(1, (40,), 'f'), (50, (5, 10), 'f')])
+    sums = source.sum(axis=0)
+    return flat(found), flat([sums[1:41], sums[50:]])
+
+
+def _on(device, adj):
+    arrays = {name: device.put(getattr(adj, name)) for name in adj._integers}
+    return adj.replace(data=None if adj.data is None else device.put(adj.data), **arrays)
+
+
+def rows_of_relations(device):
+    """In any order; of some rows more entries than are read at once."""
+    rng = numpy.random.RandomState(0)
+    counts = rng.randint(0, 7, 40)
+    adj = BatchedCSR(
+        numpy.concatenate([[0], counts.cumsum()]),
+        rng.randint(0, 120, counts.sum()),
+        numpy.array([0, 40]),
+        data=integers((counts.sum(),), 'f'),
+        n_relations=3,
+    )
+    made = build.launch_relation_rows(_on(device, adj))
+    return flat(made[:-1]), flat(build.relation_rows(adj)[:-1])
+
+
+def rows_of_scaled_relations(device):
+    """Also the values of the transpose."""
+    ones = numpy.ones((2, 4, 4)) - numpy.array([numpy.eye(4), numpy.eye(4)[::-1]])
+    ones[:, 3] = ones[:, :, 3] = 0
+    ones[1, 0, 3] = ones[1, 3, 0] = 1
+    adj = BatchedCSR.from_matrices([ones, ones[:, :2, :2]])
+    made = build.launch_relation_rows(_on(device, adj), numpy.dtype('d'))
+    plain, degrees = build.relation_rows(adj), numpy.diff(adj.indptr)
+    rows = numpy.repeat(numpy.arange(2 * adj.n_rows), numpy.diff(plain.indptr)) // 2
+    expected = plain._replace(data=1 / degrees[plain.indices], transposed_data=1 / degrees[rows])
+    return flat(made), flat(expected)
+
+
 # kernel -> what uses it; the first of them goes through most of its code.
 KERNELS = {
     'bspmm_csr': (pipelined, product),
@@ -507,6 +668,8 @@ KERNELS = {
     'gated_step': (recurrent, gated_rows),
     'gated_weights': (weights_of_gates,),
     'layer_norm': (normalised_gradients, normalised),
+    'row_softmax': (summed_softmax, row_softmax_gradient),
+    'degree_rows': (rows_of_degrees,),
     'segment_reduce': (long_segments, maximum, weighted_sum, weighted_maximum),
     'segment_broadcast': (long_broadcast, broadcast, weighted_broadcast),
     'segment_softmax': (softmax, softmax_gradient, weighted_softmax, weighted_softmax_gradient),
@@ -517,6 +680,9 @@ KERNELS = {
     'bspmm_st_shared': (st_blocked, st_shared),
     'bspmm_st_global': (st_global,),
     'dropout': (dropped,),
+    'graph_linear': (layer,),
+    'sum_partials': (partial_sums,),
+    'relation_rows': (rows_of_relations, rows_of_scaled_relations),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
     'embed_grad': (summed_by_type,),

@@ -126,7 +126,7 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     if ratio:
         draw = 2**40 + 3, 5, device.put(numpy.array([2**33 + 1], 'u8'))
         kept = reference.kept(gy.size, ratio, 2**40 + 3, 5, 2**33 + 1).reshape(gy.shape)
-        kept = kept * numpy.dtype(dtype).type(1 / (1 - ratio)).astype('d')
+        kept = kept * float(numpy.dtype(dtype).type(1 / (1 - ratio)))
     names = 'W', 'W_self', 'b', 'b_self'
     given = {name: put(array) for name, array in zip(names, parameters) if array is not None}
     y = gpu.layer(spec, forward, put(x), given, ratio, draw)
@@ -136,6 +136,11 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     assert again.pop('x') is None
     wide = [None if array is None else array.astype('d') for array in parameters]
     wanted, largest = expected(spec, A.astype('d'), x.astype('d'), wide, gy.astype('d'), kept)
+    if spec.by_relation:  # an array for each relation, and for each of the equal biases
+        wanted['W'] = by_relation(spec, wanted['W'])
+        wanted['b_self'] = numpy.tile(wanted['b_self'], (spec.n_biases, 1))
+        for found in (gradients, again):
+            found.update({name: numpy.stack(found[name]) for name in ('W', 'b_self')})
     for name, array in dict(gradients, y=y).items():
         of = wanted.pop(name)
         assert array.dtype == dtype and array.shape == of.shape, name
@@ -199,9 +204,40 @@ def test_blocks_take_several_tiles(device, monkeypatch, n_sms):
     assert {constants.get('ROWS') for constants in device.launched} <= {32, 24, None}
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('activation', ['relu', 'identity'])
 @pytest.mark.parametrize('widths', [(8, 8), (8, 7)])
-def test_dropout(device, widths):
-    check(device, 'f', layer(*widths, **SPECS['convolution']), 19, ratio=0.3)
+def test_dropout(device, widths, activation, dtype):
+    spec = layer(*widths, n_relations=1, activation=activation)
+    check(device, dtype, spec, 19, ratio=0.3)
+
+
+def test_zeros_that_dropout_keeps_have_gradients(device):
+    spec, x = layer(4, 4), numpy.zeros((9, 4), 'f')
+    given = {'W_self': device.put(-numpy.eye(4, dtype='f'))}
+    draw = 3, 1, device.put(numpy.array([5], 'u8'))
+    y = gpu.layer(spec, None, device.put(x), given, 0.5, draw)
+    kept = reference.kept(36, 0.5, 3, 1, 5).reshape(9, 4)
+    assert 0 < kept.sum() < 36 and not y.any()
+    ones = device.put(numpy.ones((9, 4), 'f'))
+    gradients = gpu.layer_grad(spec, None, device.put(x), y, ones, given, 0.5)
+    numpy.testing.assert_array_equal(gradients['x'], -2.0 * kept)
+
+
+@pytest.mark.parametrize('widths', [(32, 48), (48, 32), (40, 48)])
+@pytest.mark.parametrize('name', ['relations', 'degrees'])
+def test_blocks_share_the_columns_of_a_wide_result(device, monkeypatch, name, widths):
+    narrow = policy.Device(132, 60 << 20, 40 << 10)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+    check(device, 'f', layer(*widths, **SPECS[name]), 21)
+    assert max(constants.get('SLICES', 0) for constants in device.launched) > 1
+
+
+def test_shares_of_columns_drop_the_same_elements(device, monkeypatch):
+    narrow = policy.Device(132, 60 << 20, 6 << 10)
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
+    check(device, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
+    assert device.launched[0]['SLICES'] > 1
 
 
 def test_unaligned_input(device):

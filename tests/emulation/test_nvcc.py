@@ -110,6 +110,7 @@ CONSTANTS = {
             ('ROWS', rows),
             ('THREADS', threads),
             ('SPLITS', 1),
+            ('SLICES', 1),
             ('WIDTH_IN', width_in),
             ('WIDTH_OUT', width_out),
             ('RELATIONS', relations),
@@ -137,14 +138,14 @@ CONSTANTS = {
             is_backward,
         ) in (
             ('relations', 32, 256, 32, 64, 4, 1, 'TANH', 0),
-            ('degrees', 16, 512, 33, 30, 6, 0, 'SIGMOID', 1),
+            ('degrees', 16, 256, 33, 30, 6, 0, 'SIGMOID', 1),
             ('relations', 16, 256, 64, 64, 4, 1, 'TANH', 1),
             ('loop', 32, 256, 64, 96, 1, 0, 'RELU', 1),
             ('degrees', 16, 256, 16, 16, 6, 0, 'SIGMOID', 1),
             ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
         )
     ],
-    'embed_grad': [(('WARPS', policy.EMBED_WARPS),)],
+    'embed_grad': [policy.embed_launch(2300, 118, 64).defines[1:]],
     'mean_loss': [
         (
             ('KIND', kind),
@@ -191,7 +192,15 @@ CONSTANTS = {
     ],
     'bsddmm_coo': DOTS,
     'transpose_csr': [()],
-    'relation_rows': [()],
+    'relation_rows': [(('VALUES', values),) for values in ('RECIPROCALS', 'NONE', 'GIVEN')],
+    'degree_rows': [
+        (('RELATIONS', relations), ('WEIGHTED', weighted))
+        for relations, weighted in ((7, 1), (1, 0), (7, 0), (7, 1), (16, 1), (3, 0))
+    ],
+    'row_softmax': [
+        (('LANES', lanes), ('GRADIENT', gradient))
+        for lanes, gradient in ((32, 0), (1, 1), (16, 0), (4, 1), (16, 1), (32, 0))
+    ],
     'gather_batch': [
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],

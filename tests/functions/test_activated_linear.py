@@ -15,7 +15,12 @@ from tests.support import relative_error
 from tests.support.gradients import check_gradients
 from tests.support.layers import linear_relu
 
-PAIRS = [(linear_relu, functions.relu), (linear_softmax, functions.softmax)]
+
+def softmax_of_one(x, W, b=None):
+    return linear_softmax((x, W, b))
+
+
+PAIRS = [(linear_relu, functions.relu), (softmax_of_one, functions.softmax)]
 
 
 def inputs(xp, n, n_in, n_out, dtype):
@@ -69,6 +74,77 @@ def test_nan_propagates_and_large_values_do_not_overflow(xp, fused, activation):
     x[2] *= 1e4
     y = cuda.to_cpu(fused(x, W, b).array)
     assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
+
+
+# --- several layers whose softmaxes are added ---
+
+
+def several(xp, dtype, n_rows=20):
+    """Return the inputs of three layers, the second without a bias."""
+    (x, W, b), (x2, W2, _), third = (inputs(xp, n_rows, n_in, 6, dtype) for n_in in (5, 2, 5))
+    return [x, W, b, x2 * 2, W2 * 3, *(array / 2 for array in third)]
+
+
+def summed(x, W, b, x2, W2, x3, W3, b3):
+    return linear_softmax((x, W, b), (x2, W2, None), (x3, W3, b3))
+
+
+@pytest.mark.parametrize('n_rows', [20, 1, 0])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_sum_of_layers(xp, dtype, n_rows):
+    given = several(xp, dtype, n_rows)
+    weights = xp.arange(1, 7, dtype=dtype)
+
+    def separately(x, W, b, x2, W2, x3, W3, b3):
+        return sum(
+            functions.softmax(functions.linear(*layer))
+            for layer in ((x, W, b), (x2, W2), (x3, W3, b3))
+        )
+
+    for wanted in (range(8), (1, 3, 7)):
+        ours = outcome(summed, given, wanted, weights)
+        theirs = outcome(separately, given, wanted, weights)
+        for actual, expected in zip(ours, theirs):
+            if expected is None:
+                assert actual is None
+            else:
+                assert actual.dtype == dtype and actual.shape == expected.shape
+                assert relative_error(actual, expected) < (5e-3 if dtype == 'float16' else 1e-5)
+
+
+def test_gradients_of_the_sum(xp):
+    check_gradients(lambda *a: (summed(*a) + 1) ** 2, *several(xp, 'float64'))
+
+
+def test_layers_that_share_everything(xp):
+    """The parameters' gradients are those of all uses."""
+    given = inputs(xp, 9, 3, 4, 'float64')
+    weights = xp.arange(1, 5, dtype='d')
+    twice = outcome(lambda *a: linear_softmax(a, a), given, (0, 1, 2), weights)
+    once = outcome(lambda *a: 2 * softmax_of_one(*a), given, (0, 1, 2), weights)
+    for actual, expected in zip(twice, once):
+        assert relative_error(actual, expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    'layers, message',
+    [
+        ([((2, 3, 1), (4, 1), (4,))], r'x: expected shape \(n_rows, n_in\), got \(2, 3, 1\)'),
+        ([((2, 3), (4, 2), (4,))], r'W of layer 0: expected shape \(4, 3\) .* got \(4, 2\)'),
+        ([((2, 3), (4, 3), (3,))], r'b of layer 0: expected shape \(4,\) .* got \(3,\)'),
+        (
+            [((2, 3), (4, 3), (4,)), ((3, 3), (4, 3), (4,))],
+            r'x of layer 1: expected shape \(2, 3\) .* got \(3, 3\)',
+        ),
+        (
+            [((2, 3), (4, 3), (4,)), ((2, 3), (5, 3), (4,))],
+            r'W of layer 1: expected shape \(4, 3\) .* got \(5, 3\)',
+        ),
+    ],
+)
+def test_layers_that_do_not_fit(layers, message):
+    with pytest.raises(ValueError, match=message):
+        linear_softmax(*([numpy.ones(shape, 'f') for shape in layer] for layer in layers))
 
 
 # --- with dropout ---

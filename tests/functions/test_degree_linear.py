@@ -11,7 +11,6 @@ from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm.functions.fused import degree_linear
 from chainer_bspmm.functions.fused.degree_linear import degree_linear_sigmoid
-from chainer_bspmm.functions.fused.degree_linear import Degrees
 from chainer_bspmm.functions.fused.degree_linear import degrees_of
 from tests.support import assert_close
 from tests.support import DTYPES
@@ -38,12 +37,36 @@ def expand_anywhere(monkeypatch):
     monkeypatch.setattr(degree_linear, '_expand', expand)
 
 
-def degrees(xp, types=TYPES, fixed_shape=False):
-    """Return Degrees; `fixed_shape` makes the host compute as a GPU does."""
-    new = Degrees(xp.asarray(types[:, None] == numpy.arange(1, N_TYPES + 1)))
-    if fixed_shape:
-        new.rows = None
-    return new
+def adjacency(xp, dtype, types=TYPES, way='relations'):
+    """Return a batch whose nodes have these degrees, with neighbours of all kinds.
+
+    Args:
+        way (str): ``'relations'``: symmetric, which is one launch on a GPU; ``'expanded'``: not
+            symmetric, and the host, too, computes as a GPU does without that; ``'grouped'``: not
+            symmetric.
+    """
+    n = len(types)
+    if way == 'relations':
+        # Between neighbours in the list as much as leaves the diagonals what is missing.
+        matrix = numpy.zeros((n, n))
+        for i in range(0, n - 1, 2):
+            matrix[i, i + 1] = matrix[i + 1, i] = min(types[i], types[i + 1]) / 2
+        matrix[range(n), range(n)] = types - matrix.sum(axis=0)
+    else:
+        matrix = numpy.zeros((n, n))
+        for column, degree in enumerate(types):
+            matrix[column, column] = degree / 4
+            matrix[(column + 3) % n, column] += degree * 3 / 4
+    adj = BatchedCSR.from_matrices([matrix]).astype(dtype)
+    if way == 'expanded':
+        adj.is_symmetric = False
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    if way == 'expanded':
+        degrees_of(adj, N_TYPES).rows = None
+    return adj
+
+
+WAYS = 'relations', 'expanded', 'grouped'
 
 
 def parameters(rng, xp, n_in, n_out, dtype):
@@ -53,12 +76,13 @@ def parameters(rng, xp, n_in, n_out, dtype):
     )
 
 
-def loop(types, x, weights, biases):
+def loop(adj, types, x, weights, biases):
     """Return the float64 truth, a node at a time."""
     x, *parameters = (cuda.to_cpu(a).astype('d') for a in (x, *weights, *biases))
     weights, biases = parameters[:N_TYPES], parameters[N_TYPES:]
-    rows = []
-    for kind, row in zip(types, x):
+    rows, matrix = [], cuda.to_cpu(adj.to_dense())[0]
+    numpy.testing.assert_array_equal(matrix.sum(axis=0), types)
+    for kind, row in zip(types, matrix @ x):
         message = weights[kind - 1] @ row if 1 <= kind <= N_TYPES else 0
         rows.append(1 / (1 + numpy.exp(-(message + sum(biases)))))
     return numpy.array(rows).reshape(len(x), len(biases[0]))
@@ -66,23 +90,24 @@ def loop(types, x, weights, biases):
 
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('types', [TYPES, TYPES[:0], TYPES * 0, TYPES[:1]], ids=str)
-@pytest.mark.parametrize('fixed_shape', [False, True])
-def test_values(xp, types, dtype, fixed_shape):
+@pytest.mark.parametrize('way', WAYS)
+def test_values(xp, types, dtype, way):
+    adj = adjacency(xp, dtype, types, way)
     rng = numpy.random.RandomState(0)
     for n_in, n_out in ((5, 3), (1, 1), (2, 33)):
         x = features(rng, xp, len(types), n_in, dtype)
         weights, biases = parameters(rng, xp, n_in, n_out, dtype)
-        y = degree_linear_sigmoid(degrees(xp, types, fixed_shape), x, weights, biases).array
+        y = degree_linear_sigmoid(adj, x, weights, biases).array
         # float16: sums of a few terms are themselves rounded, which the sigmoid shrinks again.
-        assert_close(y, loop(types, x, weights, biases), dtype)
+        assert_close(y, loop(adj, types, x, weights, biases), dtype)
 
 
-@pytest.mark.parametrize('fixed_shape', [False, True])
-def test_gradients(xp, fixed_shape):
+@pytest.mark.parametrize('way', WAYS)
+def test_gradients(xp, way):
     rng = numpy.random.RandomState(0)
     x = features(rng, xp, len(TYPES), 3, 'float64')
     weights, biases = parameters(rng, xp, 3, 2, 'float64')
-    given = degrees(xp, fixed_shape=fixed_shape)
+    given = adjacency(xp, 'float64', way=way)
     check_gradients(
         lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:]) ** 2,
         x,
@@ -91,24 +116,20 @@ def test_gradients(xp, fixed_shape):
     )
 
 
-@pytest.mark.parametrize('fixed_shape', [False, True])
-def test_gradients_of_some_inputs_only(xp, fixed_shape):
+@pytest.mark.parametrize('way', WAYS)
+def test_gradients_of_some_inputs_only(xp, way):
     """As with a layer that is not trained, or with features instead of an embedding."""
     rng = numpy.random.RandomState(0)
     x = features(rng, xp, len(TYPES), 3, 'float64')
     weights, biases = parameters(rng, xp, 3, 2, 'float64')
+    adj = adjacency(xp, 'float64', way=way)
 
     def gradients(wanted):
         every = [
             chainer.Variable(a, requires_grad=i in wanted)
             for i, a in enumerate((x, *weights, *biases))
         ]
-        y = degree_linear_sigmoid(
-            degrees(xp, fixed_shape=fixed_shape),
-            every[0],
-            every[1 : N_TYPES + 1],
-            every[N_TYPES + 1 :],
-        )
+        y = degree_linear_sigmoid(adj, every[0], every[1 : N_TYPES + 1], every[N_TYPES + 1 :])
         chainer.functions.sum(y * y).backward()
         return [variable.grad for variable in every]
 
@@ -123,14 +144,15 @@ def test_gradients_of_some_inputs_only(xp, fixed_shape):
                 assert gradient is None
 
 
+@pytest.mark.parametrize('way', ['relations', 'grouped'])
 @pytest.mark.parametrize('higher', [False, True])
-def test_gradients_share_no_memory(xp, higher):
+def test_gradients_share_no_memory(xp, higher, way):
     """The biases' gradients are equal, but an optimizer hook scales each of them in place."""
     rng = numpy.random.RandomState(0)
     x = features(rng, xp, len(TYPES), 3, 'float32')
     weights, biases = parameters(rng, xp, 3, 2, 'float32')
     given = [chainer.Variable(a) for a in biases]
-    y = degree_linear_sigmoid(degrees(xp), x, weights, given)
+    y = degree_linear_sigmoid(adjacency(xp, 'float32', way=way), x, weights, given)
     chainer.functions.sum(y).backward(enable_double_backprop=higher)
     expected = cuda.to_cpu(given[0].grad).copy()
     for variable in given:
@@ -139,15 +161,16 @@ def test_gradients_share_no_memory(xp, higher):
         numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), 2 * expected)
 
 
-def test_infinite_feature_stays_in_its_row(xp):
+def test_infinite_feature_stays_with_its_neighbours(xp):
     """The weight of another degree must not turn an infinity into NaN."""
-    for fixed_shape in (False, True):
-        x = xp.asarray(features(numpy.random.RandomState(0), numpy, 3, 2, 'float32'))
+    for way in WAYS:
+        x = xp.asarray(features(numpy.random.RandomState(0), numpy, 4, 2, 'float32'))
         x[0] = numpy.inf
         weights, biases = parameters(numpy.random.RandomState(1), xp, 2, 2, 'float32')
-        y = degree_linear_sigmoid(
-            degrees(xp, numpy.array([0, 1, 2]), fixed_shape), x, weights, biases
-        )
+        weights = [abs(W) for W in weights]
+        adj = adjacency(xp, 'float32', numpy.array([2, 2, 1, 1]), way)
+        with numpy.errstate(invalid='ignore'):  # of lanes past the end of NumPy's arrays
+            y = degree_linear_sigmoid(adj, x, weights, biases)
         assert numpy.isfinite(cuda.to_cpu(y.array)).all()
 
 
@@ -205,15 +228,25 @@ def test_several_relations_are_refused():
     [
         (numpy.ones((3, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\), .* got \(3, 2\)'),
         (numpy.ones((1, 11, 2), 'f'), 4, 4, r'x: expected shape \(11, n_in\)'),
-        (numpy.ones((11, 2), 'f'), 3, 4, 'weights: expected one for each of 4 degrees, got 3'),
-        (numpy.ones((11, 2), 'f'), 4, 5, 'biases: expected one for each of 4 degrees, got 5'),
+        (numpy.ones((11, 2), 'f'), 4, 5, 'biases: expected one for each of 4 weights, got 5'),
+        (numpy.ones((11, 2), 'f'), 0, 0, 'weights: expected at least one, got none'),
+        (numpy.ones((11, 3), 'f'), 4, 4, r'weights\[0\]: expected shape \(n_out, 3\), got'),
     ],
 )
 def test_bad_input(x, n_weights, n_biases, message):
     with pytest.raises(ValueError, match=message):
         degree_linear_sigmoid(
-            degrees(numpy),
+            adjacency(numpy, 'float32'),
             x,
             [numpy.ones((3, 2), 'f')] * n_weights,
             [numpy.ones(3, 'f')] * n_biases,
         )
+
+
+def test_weights_of_different_shapes():
+    weights, biases = [numpy.ones((3, 2), 'f')] * 4, [numpy.ones(3, 'f')] * 4
+    adj, x = adjacency(numpy, 'float32'), numpy.ones((11, 2), 'f')
+    with pytest.raises(ValueError, match=r'weights\[3\]: expected shape \(3, 2\) .* \(2, 2\)'):
+        degree_linear_sigmoid(adj, x, weights[:3] + [numpy.ones((2, 2), 'f')], biases)
+    with pytest.raises(ValueError, match=r'biases\[1\]: expected shape \(3,\) .* got \(2,\)'):
+        degree_linear_sigmoid(adj, x, weights, [biases[0], biases[1][:2], *biases[2:]])

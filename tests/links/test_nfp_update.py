@@ -17,11 +17,11 @@ from tests.support.parity import randomised
 from tests.support.parity import sparse_link
 
 
-def inputs():
+def inputs(kind='counted'):
     rng = numpy.random.RandomState(0)
     return (
         rng.uniform(-1, 1, (2, 5, 6)).astype('f'),
-        numpy.stack([adjacency(rng, 5, 'counted') for _ in range(2)]),
+        numpy.stack([adjacency(rng, 5, kind) for _ in range(2)]),
     )
 
 
@@ -35,8 +35,9 @@ def conditions(h, adj, n_types):
 
 @pytest.mark.parametrize('in_channels', [None, 6])
 @pytest.mark.parametrize('max_degree', [6, 2])
-def test_update_link(device, in_channels, max_degree):
-    h, adj = inputs()
+@pytest.mark.parametrize('kind', ['counted', 'counted bonds'])
+def test_update_link(device, in_channels, max_degree, kind):
+    h, adj = inputs(kind)
     dense = DenseNFPUpdate(in_channels, 4, max_degree)
     conds = conditions(h, adj, max_degree + 1)
     dense(h, adj, conds)

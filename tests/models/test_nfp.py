@@ -4,6 +4,7 @@ import numpy
 import pytest
 
 import chainer
+from chainer.link_hooks import TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models import NFP as DenseNFP
 
@@ -95,3 +96,15 @@ def test_degrees_are_found_once_a_batch(monkeypatch):
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         NFP(3, **options)
+
+
+@pytest.mark.parametrize('n_update_layers', [1, 3])
+def test_hooks_of_readouts_run(n_update_layers):
+    """Then readouts are called one by one: the same values."""
+    model = NFP(3, n_update_layers=n_update_layers)
+    batch = concat_mols(EXAMPLES)
+    expected = model(*batch).array
+    hook = TimerHook()
+    model.readout_layers[-1].output_weight.add_hook(hook)
+    assert relative_error(model(*batch).array, expected) < 1e-6
+    assert len(hook.call_history) == 1

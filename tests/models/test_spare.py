@@ -15,7 +15,7 @@ from tests.support import relative_error
 from tests.support.molecules import molecules
 
 SIZES = (5, 1, 9, 0, 7)
-KINDS = {'rsgcn': 'normalised', 'gin': 'counted', 'nfp': 'counted'}
+KINDS = {'rsgcn': 'normalised', 'gin': 'counted', 'nfp': 'counted bonds'}
 
 
 @pytest.mark.parametrize('spare_rows, spare_nnz', [(0, 0), (11, 70)])

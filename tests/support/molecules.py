@@ -27,7 +27,8 @@ def adjacency(rng, n, kind='relations', n_relations=4):
         kind (str): ``'relations'``: (n_relations, n, n) values, not symmetric, so that a swap of
             sender and receiver shows; some atoms have no bond. ``'bonds'``: the same as symmetric
             ones. ``'counted'``: (n, n) numbers of bonds with self-loops, whose column sums, from 0
-            to beyond 7, are not its row sums. ``'normalised'``: (n, n), symmetric, as RSGCN takes
+            to beyond 7, are not its row sums. ``'counted bonds'``: the same, symmetric.
+            ``'normalised'``: (n, n), symmetric, as RSGCN takes
             it; no two atoms are equivalent, so that a maximum has one winner.
         n_relations (int): number of relations.
     """
@@ -43,6 +44,13 @@ def adjacency(rng, n, kind='relations', n_relations=4):
     if kind == 'counted':
         if n > 3:  # degrees of 0 and beyond 7, an entry of 2
             adj[:, 1], adj[:, 3], adj[0, 2] = 0, 1, 2
+        return adj.astype('f')
+    if kind == 'counted bonds':
+        adj = numpy.maximum(adj, adj.T)
+        if n > 3:
+            adj[3] = adj[:, 3] = 1
+            adj[1] = adj[:, 1] = 0
+            adj[0, 2] = adj[2, 0] = 2
         return adj.astype('f')
     adj = numpy.maximum(adj, adj.T) * rng.uniform(0.5, 1.5, (n, n))
     return ((adj + adj.T) / numpy.sqrt(adj.sum(0) * adj.sum(1)[:, None])).astype('f')

@@ -112,7 +112,9 @@ def _base_cases():
         'one degree': {'max_degree': 0},
         'atom types': {'n_atom_types': 25},
     }.items():
-        yield new_case('NFP', options, models.NFP, 'counted', out_dim=3, **given)
+        # Degrees by row and by column, which differ, and where they are the same.
+        adjacency = 'counted' if options in ('one layer', 'few degrees') else 'counted bonds'
+        yield new_case('NFP', options, models.NFP, adjacency, out_dim=3, **given)
     for options, given in {
         'defaults': {'masked': True},
         'node embedding': {'node_embedding': True},

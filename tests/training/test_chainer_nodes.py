@@ -74,7 +74,7 @@ CASES = {
         [(5, 7), (5, 3)],
     ),
     'linear_relu': (linear_relu, [(5, 7), (3, 7), (3,)]),
-    'linear_softmax': (linear_softmax, [(5, 7), (3, 7), (3,)]),
+    'linear_softmax': (lambda *layer: linear_softmax(layer), [(5, 7), (3, 7), (3,)]),
 }
 for a, b in itertools.product((False, True), repeat=2):
     shapes = [(7, 5) if a else (5, 7), (3, 7) if b else (7, 3)]

@@ -1,4 +1,4 @@
-"""Linear layers whose weight depends on the degree of the node, all of them in one node."""
+"""A graph convolution whose weight depends on the degree of the node, as one node."""
 
 import numpy
 
@@ -9,9 +9,14 @@ from chainer.functions.activation.sigmoid import SigmoidGrad
 
 from chainer_bspmm import backend
 from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.bspmm import bspmm
+from chainer_bspmm.functions.fused import expect
 from chainer_bspmm.functions.fused.arrays import concat
 from chainer_bspmm.functions.fused.arrays import sigmoid
+from chainer_bspmm.functions.node import AccumulateInPlace
 from chainer_bspmm.functions.node import FusedNode
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.relations import degree_rows
 
 
 class Degrees:
@@ -49,8 +54,7 @@ def degrees_of(adj, n_types):
     Note:
         One product with the transposed matrix at the first call; does not synchronise.
     """
-    if adj.n_rows != adj.n_cols:
-        raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
+    _check_square(adj)
 
     def find():
         ones = adj.xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
@@ -60,10 +64,16 @@ def degrees_of(adj, n_types):
     return adj.cached(('degrees', n_types), find)
 
 
-# On the host the rows of one degree are gathered and multiplied by their own weight: the fewest
-# operations. On a GPU the number of those rows is not known on the host, so every row is expanded
-# to one block per degree, zero except for its own, and multiplied by the stacked weights:
-# n_types times the operations, but one product of a fixed shape.
+def _check_square(adj):
+    if adj.n_rows != adj.n_cols:
+        raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
+
+
+# Where the whole node is one launch of a GPU, degrees are relations (kernels/degree_rows.cu).
+# Elsewhere neighbours are summed first. Then, on the host, the rows of one degree are gathered and
+# multiplied by their own weight: the fewest operations. On a GPU the number of those rows is not
+# known on the host, so every row is expanded to one block per degree, zero except for its own, and
+# multiplied by the stacked weights: n_types times the operations, but one product of a fixed shape.
 
 
 def _expand(x, is_type):
@@ -106,29 +116,51 @@ def _weight_gradients(degrees, x, gy, dtype):
     return tuple(gy[rows].T.dot(x[rows]).astype(dtype, copy=False) for rows in degrees.rows)
 
 
-class DegreeLinearSigmoid(FusedNode):
+class DegreeLinearSigmoid(AccumulateInPlace, FusedNode):
     """Inputs x, the weights, then as many biases."""
 
-    def __init__(self, degrees):
-        self._degrees = degrees
+    def __init__(self, adj):
+        self._adj = adj
 
     def _output(self, inputs):
         x, weights, biases = _split(inputs)
-        y = _product(self._degrees, x, weights, False)
-        bias = (
-            concat(biases).reshape(len(biases), y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
-        )
+        n_types = len(weights)
+        self._layer = None
+        if self._has_relations(x):
+            backend.check.features(self._adj, x)
+            self._given = _joined(x, weights, biases)
+            self._layer = backend.layer_of(x, self._given, n_types, False, 'sigmoid', True)
+        if self._layer is not None:
+            rows, _ = degree_rows(self._adj, n_types, x.dtype)
+            self._y = backend.layer(self._layer, rows, x, self._given)
+            return self._y
+        self._sums = backend.bspmm(self._adj, x)
+        y = _product(degrees_of(self._adj, n_types), self._sums, weights, False)
+        bias = concat(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
         self._y = sigmoid(y, bias)
         return self._y
 
+    def _has_relations(self, x):
+        """Tell whether degrees can be relations: degrees of rows are those of columns."""
+        is_symmetric = isinstance(self._adj, BatchedCSR) and self._adj.is_symmetric
+        return is_symmetric and not isinstance(x, numpy.ndarray)
+
     def _gradients(self, inputs, gy, wanted):
         x, weights, biases = _split(inputs)
-        (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
         n_types, gradients = len(weights), {}
+        if self._layer is not None:
+            _, rows = degree_rows(self._adj, n_types, x.dtype)
+            found = backend.layer_grad(
+                self._layer, rows, x, self._y, gy, self._given, has_features=0 in wanted
+            )
+            return (found['x'], *found['W'], *found['b_self'])
+        degrees = degrees_of(self._adj, n_types)
+        (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
         if 0 in wanted:
-            gradients[0] = _product(self._degrees, gy, weights, True)
+            by_sums = _product(degrees, gy, weights, True)
+            gradients[0] = backend.bspmm(self._adj, by_sums, trans=True)
         if set(range(1, n_types + 1)) & set(wanted):
-            by_weights = _weight_gradients(self._degrees, x, gy, weights[0].dtype)
+            by_weights = _weight_gradients(degrees, self._sums, gy, weights[0].dtype)
             gradients.update(enumerate(by_weights, 1))
         if wanted[-1] > n_types:
             # Equal, but in an array for each bias: optimizer hooks write to them.
@@ -142,11 +174,11 @@ class DegreeLinearSigmoid(FusedNode):
     def _composed(self, *inputs):
         """As in Chainer Chemistry: a linear layer a degree, its input masked."""
         x, weights, biases = _split(inputs)
-        zero = x.xp.zeros((), x.dtype)
+        sums, zero = bspmm(self._adj, x), x.xp.zeros((), x.dtype)
         total = 0
-        for is_type, W, b in zip(self._degrees.is_type.T, weights, biases):
+        for is_type, W, b in zip(degrees_of(self._adj, len(weights)).is_type.T, weights, biases):
             total += functions.linear(
-                functions.where(is_type[:, None], x, zero), W, functions.cast(b, x.dtype)
+                functions.where(is_type[:, None], sums, zero), W, functions.cast(b, x.dtype)
             )
         return functions.sigmoid(total)
 
@@ -156,15 +188,26 @@ def _split(inputs):
     return inputs[0], inputs[1 : n_types + 1], inputs[n_types + 1 :]
 
 
-def degree_linear_sigmoid(degrees, x, weights, biases):
-    """Compute ``y[i] = sigmoid(W_d x[i] + sum over all e of b_e)``, d the degree of node i.
+def _joined(x, weights, biases):
+    """Return all weights (n_types * n_out, n_in) and biases (n_types * n_out,), by one launch."""
+    arrays = [array.astype(x.dtype, copy=False).ravel() for array in (*weights, *biases)]
+    n_out, n_in = weights[0].shape
+    joined, n_all = concat(arrays), len(weights) * n_out
+    return {'W': joined[: n_all * n_in].reshape(n_all, n_in), 'b_self': joined[n_all * n_in :]}
 
-    A node of a degree without a weight gets ``sigmoid(sum of all biases)``. That every bias is
-    added to every node of any degree is what Chainer Chemistry does: it masks the input of
-    each of its linear layers, not the output. Differentiable to any order.
+
+def degree_linear_sigmoid(adj, x, weights, biases):
+    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``.
+
+    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. That
+    every bias is added to every node of any degree is what Chainer Chemistry does: it masks the
+    input of each of its linear layers, not the output. On a GPU one launch, and one for the
+    gradients, if the matrix is symmetric and the weights fit into shared memory
+    (kernels/graph_linear.cu). Differentiable to any order with respect to all but ``adj``.
 
     Args:
-        degrees (Degrees): of the batch, for as many types as there are weights.
+        adj (BatchedCSR or BatchedCOO): (n_nodes, n_nodes), of x's dtype; :func:`degrees_of` tells
+            what a degree is.
         x (Variable or array): (n_nodes, n_in) floats.
         weights (sequence of Variable or array): (n_out, n_in) each, for degree 1, 2, ...
         biases (sequence of Variable or array): (n_out,) each, as many.
@@ -173,20 +216,31 @@ def degree_linear_sigmoid(degrees, x, weights, biases):
         Variable: (n_nodes, n_out), of x's dtype.
 
     Raises:
-        ValueError: ``x`` is not two-dimensional with a row for each node, or the number of weights
-            or biases differs from that of the degrees.
+        TypeError, ValueError: an argument does not fit.
 
     Note:
         Does not synchronise. Deterministic.
     """
-    n_nodes, n_types = degrees.is_type.shape
-    if x.ndim != 2 or len(x) != n_nodes:
+    _check_square(adj)
+    if x.ndim != 2 or len(x) != adj.n_rows:
         raise ValueError(
-            'x: expected shape (%d, n_in), a row for each node, got %s' % (n_nodes, x.shape)
+            'x: expected shape (%d, n_in), a row for each node, got %s' % (adj.n_rows, x.shape)
         )
-    for name, given in (('weights', weights), ('biases', biases)):
-        if len(given) != n_types:
-            raise ValueError(
-                '%s: expected one for each of %d degrees, got %d' % (name, n_types, len(given))
-            )
-    return DegreeLinearSigmoid(degrees).apply((x, *weights, *biases))[0]
+    if not weights:
+        raise ValueError('weights: expected at least one, got none')
+    if len(biases) != len(weights):
+        raise ValueError(
+            'biases: expected one for each of %d weights, got %d' % (len(weights), len(biases))
+        )
+    n_in = x.shape[1]
+    if weights[0].ndim != 2 or weights[0].shape[1] != n_in:
+        raise ValueError(
+            'weights[0]: expected shape (n_out, %d), got %s' % (n_in, weights[0].shape)
+        )
+    n_out = len(weights[0])
+    for name, given, shape in (('weights', weights, (n_out, n_in)), ('biases', biases, (n_out,))):
+        expect.shapes(
+            'x of shape %s' % (x.shape,),
+            {'%s[%d]' % (name, i): (array, shape) for i, array in enumerate(given)},
+        )
+    return DegreeLinearSigmoid(adj).apply((x, *weights, *biases))[0]

@@ -10,19 +10,13 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
-from chainer_bspmm.cuda.gemm import step_for
 from chainer_bspmm.cuda.step import current
 
 
-def _draw(step):
-    """Return the draw arguments of ``backend.dropout``; each call is for the next layer."""
+def step_draw():
+    """Return the draw arguments of ``backend.dropout``: those of the step's next layer."""
+    step = current()
     return step.seed, step.next_stream(), step.counter
-
-
-def step_draw(x):
-    """Return what the next layer of the step draws from, None outside of one or on a host."""
-    step = step_for(x)
-    return None if step is None else _draw(step)
 
 
 def step_dropout(node, step, inputs):
@@ -45,7 +39,7 @@ def step_dropout(node, step, inputs):
     (x,) = inputs
     if node.mask is not None:
         return (x * node.mask,)
-    node.mask, y = backend.dropout(x, node.dropout_ratio, *_draw(step))
+    node.mask, y = backend.dropout(x, node.dropout_ratio, *step_draw())
     return (y,)
 
 
@@ -61,7 +55,7 @@ def dropout_relu(y, ratio):
     """Rectify an array in place and drop elements of it, each with probability ratio."""
     step = current()
     if step is not None:
-        backend.relu_dropout(y, ratio, *_draw(step))
+        backend.relu_dropout(y, ratio, *step_draw())
         return
     scale = y.dtype.type(1 / (1 - ratio))
     if isinstance(y, numpy.ndarray):
@@ -104,7 +98,7 @@ def dropout_mask(like, size, ratio):
     """
     step = current()
     if step is not None:
-        return backend.dropout_mask(size, like.dtype, ratio, *_draw(step))
+        return backend.dropout_mask(size, like.dtype, ratio, *step_draw())
     xp = chainer_backend.get_array_module(like)
     kept = draw_kept((size,), ratio) if xp is numpy else xp.random.rand(size) >= ratio
     return kept * like.dtype.type(1 / (1 - ratio))

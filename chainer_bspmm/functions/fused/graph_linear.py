@@ -1,11 +1,11 @@
 """A whole layer of a graph convolution, or a linear layer, with its activation, as one node."""
 
+import chainer
 from chainer import backend as chainer_backend
 from chainer import functions
 
-import chainer
-
 from chainer_bspmm import backend
+from chainer_bspmm.cuda.gemm import step_for
 from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.fused import expect
 from chainer_bspmm.functions.fused import layer_products
@@ -13,6 +13,7 @@ from chainer_bspmm.functions.fused.arrays import ACTIVATIONS
 from chainer_bspmm.functions.fused.arrays import activate
 from chainer_bspmm.functions.fused.arrays import activation_gradient
 from chainer_bspmm.functions.fused.arrays import by_relation
+from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.functions.fused.dropout_draws import dropout_relu
 from chainer_bspmm.functions.fused.dropout_draws import step_draw
 from chainer_bspmm.functions.node import AccumulateInPlace
@@ -30,6 +31,7 @@ class GraphLinear(AccumulateInPlace, FusedNode):
         self._activation = ACTIVATIONS[activation]
         self._ratio = dropout_ratio
         self._loop = loop
+        self._mask = None  # of dropout, if it is an array
 
     def _output(self, inputs):
         x, lead, given = _flat(dict(zip(self._names, inputs)))
@@ -37,18 +39,21 @@ class GraphLinear(AccumulateInPlace, FusedNode):
         if self._adj is not None:
             backend.check.features(self._adj, x)
         self._layer = backend.layer_of(x, given, self._n_relations, self._loop, self._activation)
-        draw = step_draw(x) if self._ratio else None
+        is_drawn = bool(self._ratio) and self._layer is not None and step_for(x) is not None
         if self._layer is not None:
             rows = None if self._adj is None else relation_rows(self._adj)
-            y = backend.layer(self._layer, rows, x, given, self._ratio if draw else 0.0, draw)
+            draw = step_draw() if is_drawn else None
+            y = backend.layer(self._layer, rows, x, given, self._ratio if is_drawn else 0.0, draw)
         else:
-            draw = None
             y, self._kept = layer_products.forward(self._adj, x, given, self._loop)
             y = y.astype(x.dtype, copy=False)
             if not self._ratio:
                 activate(xp, self._activation, y)
-        if self._ratio and draw is None:
-            dropout_relu(y, self._ratio)
+        if self._ratio and not is_drawn:
+            if self._activation == 'relu':
+                dropout_relu(y, self._ratio)
+            else:
+                self._mask, y = backend.dropout(y, self._ratio, *step_draw())
         self._y = y
         return y.reshape(lead + y.shape[1:])
 
@@ -56,13 +61,16 @@ class GraphLinear(AccumulateInPlace, FusedNode):
         wanted = {self._names[i] for i in wanted}
         x, lead, given = _flat(dict(zip(self._names, inputs)))
         gy = gy.reshape(len(x), gy.shape[-1])
+        ratio = self._ratio
+        if self._mask is not None:
+            gy, ratio = gy * self._mask, 0.0
         if self._layer is not None:
             rows = None if self._adj is None else transposed_rows(self._adj)
             gradients = backend.layer_grad(
-                self._layer, rows, x, self._y, gy, given, self._ratio, 'x' in wanted
+                self._layer, rows, x, self._y, gy, given, ratio, 'x' in wanted
             )
         else:
-            gy = activation_gradient(self._activation, self._y, gy, self._ratio)
+            gy = activation_gradient(self._activation, self._y, gy, ratio)
             gradients = layer_products.backward(
                 self._adj, x, given, self._loop, gy, wanted, self._kept
             )
@@ -95,8 +103,19 @@ class GraphLinear(AccumulateInPlace, FusedNode):
         y = functions.reshape(y, x.shape[:-1] + y.shape[1:])
         if not self._ratio:
             return getattr(functions, self._activation)(y)
-        kept = self._y.reshape(y.shape)
-        return y * ((kept > 0).astype(kept.dtype) * kept.dtype.type(1 / (1 - self._ratio)))
+        return y * self._factors().reshape(y.shape)
+
+    def _factors(self):
+        """Return what activation and dropout multiply by."""
+        if self._mask is not None:
+            return self._mask
+        y = self._y
+        if self._activation == 'relu':
+            is_kept = y > 0
+        else:  # elements that were dropped are -0, see kernels/graph_linear.cu
+            xp = chainer_backend.get_array_module(y)
+            is_kept = (y != 0) | ~xp.signbit(y)
+        return is_kept.astype(y.dtype) * y.dtype.type(1 / (1 - self._ratio))
 
 
 def _flat(given):
@@ -135,10 +154,8 @@ def graph_linear(
         W_self (Variable or array or None): (out_channels, in_channels).
         b_self (Variable or array or None): (out_channels,).
         activation (callable): ``chainer.functions.identity``, ``relu`` or ``tanh``.
-        dropout_ratio (float): in [0, 1), only with ``relu``; with ``chainer.config.train`` each
-            element is set to 0 with this probability, the others are divided by
-            1 - dropout_ratio. Random numbers are Chainer's, inside a training step (``training/``)
-            the step's.
+        dropout_ratio (float): in [0, 1); with ``chainer.config.train`` each element is set to 0
+            with this probability, the others are divided by 1 - dropout_ratio.
         loop (bool): of one relation: add the identity to A.
 
     Returns:
@@ -187,8 +204,13 @@ def graph_linear(
         {name: (given.get(name), shape) for name, shape in expected.items()},
     )
     ratio = dropout_ratio if chainer.config.train else 0.0
-    node = GraphLinear(adj, tuple(given), activation, ratio, loop)
-    return node.apply(tuple(given.values()))[0]
+    # With other activations than a rectifier's, dropout is part of the node in a step only.
+    is_fused = activation is functions.relu or (
+        activation is functions.identity and step_for(chainer.as_array(x)) is not None
+    )
+    node = GraphLinear(adj, tuple(given), activation, ratio if is_fused else 0.0, loop)
+    (y,) = node.apply(tuple(given.values()))
+    return y if is_fused or not ratio else dropout(y, ratio)
 
 
 def _check_features(adj, x):

@@ -105,6 +105,11 @@ def _layer(adj, x, W, loop):
     return TransformFirst(adj)
 
 
+def _is_on_host(x):
+    """Return whether the host's own products do a layer with a matrix, all parts at once."""
+    return isinstance(x, numpy.ndarray)
+
+
 def forward(adj, x, given, loop):
     """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use.
 
@@ -116,7 +121,7 @@ def forward(adj, x, given, loop):
     kept = None
     if 'W' not in given:
         y = dot(x, given['W_self'].T)
-    elif isinstance(x, numpy.ndarray):
+    elif _is_on_host(x):
         return backend.cpu.graph_linear(adj, x, **given, loop=loop), None
     else:
         own = dot(x, given['W_self'].T) if 'W_self' in given else None
@@ -129,7 +134,7 @@ def forward(adj, x, given, loop):
 
 def backward(adj, x, given, loop, gy, wanted, kept):
     """Return name -> gradient of what is wanted, given that of the sum."""
-    if 'W' in given and isinstance(x, numpy.ndarray):
+    if 'W' in given and _is_on_host(x):
         W_self = given.get('W_self')
         return backend.cpu.graph_linear_grad(adj, x, gy, given['W'], W_self, wanted, loop)
     gradients = {}

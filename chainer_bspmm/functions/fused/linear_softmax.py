@@ -1,54 +1,120 @@
-"""A linear layer and a softmax as one node."""
+"""Linear layers, a softmax of each, and the sum of these as one node."""
 
 from chainer import backend as chainer_backend
 from chainer import functions
-from chainer.functions.connection.linear import LinearFunction
 
 from chainer_bspmm import backend
 from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.functions.fused import expect
+from chainer_bspmm.functions.node import AccumulateInPlace
 from chainer_bspmm.functions.node import FusedNode
 
 
-class LinearSoftmax(FusedNode):
-    """Inputs x, W and, if any, b."""
+class LinearSoftmax(AccumulateInPlace, FusedNode):
+    """Inputs x, W and, if any, b of the first layer, then those of the others.
 
-    check_type_forward = LinearFunction.check_type_forward
+    sizes: of each layer, how many inputs it has.
+    """
+
+    def __init__(self, sizes):
+        self._sizes = sizes
+
+    def _layers(self, inputs):
+        """Return the inputs of each layer."""
+        inputs = iter(inputs)
+        return [[next(inputs) for _ in range(size)] for size in self._sizes]
 
     def _output(self, inputs):
-        x, W, *b = inputs
-        y = dot(x, W.T).astype(x.dtype, copy=False)
-        if b:
-            y += b[0]
-        y -= y.max(axis=1, keepdims=True)
-        chainer_backend.get_array_module(y).exp(y, out=y)
-        y /= y.sum(axis=1, keepdims=True)
-        self._y = y
-        return y
+        layers = self._layers(inputs)
+        x, W = layers[0][:2]
+        xp = chainer_backend.get_array_module(x)
+        self._y = xp.empty((len(layers), len(x), len(W)), x.dtype)
+        self._plans = [_linear(layer, y) for layer, y in zip(layers, self._y)]
+        return backend.row_softmax(self._y)
 
     def _gradients(self, inputs, gy, wanted):
-        x, W = inputs[:2]
-        # Chainer's checks the array module of every row of y: one view per row on a GPU.
-        gy = self._y * gy
-        gy -= self._y * gy.sum(axis=1, keepdims=True)
-        return {
-            0: dot(gy, W).astype(gy.dtype, copy=False) if 0 in wanted else None,
-            1: dot(gy.T, x) if 1 in wanted else None,
-            2: backend.row_sum(gy) if 2 in wanted else None,
-        }
+        gradients = []
+        gy = backend.row_softmax_grad(self._y, gy)
+        for layer, plan, by_layer in zip(self._layers(inputs), self._plans, gy):
+            is_wanted = [len(gradients) + i in wanted for i in range(len(layer))]
+            gradients += _linear_gradients(layer, plan, by_layer, is_wanted)
+        return gradients
 
     def _composed(self, *inputs):
-        return functions.softmax(functions.linear(*inputs))
+        y = None
+        for x, W, *b in self._layers(inputs):
+            parameters = [functions.cast(parameter, x.dtype) for parameter in (W, *b)]
+            scores = functions.softmax(functions.linear(x, *parameters))
+            y = scores if y is None else y + scores
+        return y
 
 
-def linear_softmax(x, W, b=None):
-    """Compute ``y[i] = softmax(W x[i] + b)``. Differentiable to any order.
+def _given(x, W, *b):
+    """Return the parameters of a linear layer as `backend.layer` takes them, of x's dtype."""
+    given = dict(zip(('W_self', 'b_self'), (W, *b)))
+    return {name: array.astype(x.dtype, copy=False) for name, array in given.items()}
+
+
+def _linear(layer, y):
+    """Write ``x W^T + b`` to y; return the plan of a launch that did it, or None."""
+    x, given = layer[0], _given(*layer)
+    plan = backend.layer_of(x, given, 0, False, 'identity')
+    if plan is not None:
+        backend.layer(plan, None, x, given, out=y)
+        return plan
+    y[...] = dot(x, given['W_self'].T)
+    if 'b_self' in given:
+        y += given['b_self']
+    return None
+
+
+def _linear_gradients(layer, plan, gy, is_wanted):
+    """Return the gradients of a layer by x, W and, if any, b; None where there is none."""
+    x, given = layer[0], _given(*layer)
+    if plan is not None:
+        # An identity has a gradient that needs no result.
+        found = backend.layer_grad(plan, None, x, None, gy, given, has_features=is_wanted[0])
+        return [found[name] for name in ('x', *given)]
+    by_x, by_W, *by_b = is_wanted
+    return [
+        dot(gy, given['W_self']) if by_x else None,
+        dot(gy.T, x) if by_W else None,
+        *[backend.row_sum(gy) if wanted else None for wanted in by_b],
+    ]
+
+
+def linear_softmax(*layers):
+    """Compute ``y[i] = sum over layers of softmax(W x[i] + b)``. Differentiable to any order.
+
+    On a GPU a launch for each layer and one for all softmaxes, forward and backward, where the
+    weights fit into shared memory (kernels/graph_linear.cu).
 
     Args:
-        x (Variable or array): (n_rows, n_in) floats.
-        W (Variable or array): (n_out, n_in).
-        b (Variable or array or None): (n_out,).
+        layers (tuple): each is (x, W, b) of Variables or arrays: x (n_rows, n_in) floats, W
+            (n_out, n_in), b (n_out,) or None. n_rows, n_out and the dtype of x are those of the
+            first; n_in may differ.
 
     Returns:
-        Variable: (n_rows, n_out), of x's dtype; every row sums to 1. NaN propagates.
+        Variable: (n_rows, n_out), of x's dtype, to which parameters of another dtype are
+        converted; every row sums to the number of layers. NaN propagates.
+
+    Raises:
+        ValueError: a shape does not fit.
     """
-    return LinearSoftmax().apply((x, W) if b is None else (x, W, b))[0]
+    n_rows, n_out = len(layers[0][0]), len(layers[0][1])
+    inputs, sizes = [], []
+    for i, (x, W, b) in enumerate(layers):
+        if x.ndim != 2:
+            raise ValueError('x: expected shape (n_rows, n_in), got %s' % (x.shape,))
+        expect.shapes(
+            'layer 0 and the width of x',
+            {
+                'x of layer %d' % i: (x, (n_rows, x.shape[1])),
+                'W of layer %d' % i: (W, (n_out, x.shape[1])),
+                'b of layer %d' % i: (b, (n_out,)),
+            },
+        )
+        given = [x, W] if b is None else [x, W, b]
+        inputs += given
+        sizes.append(len(given))
+    return LinearSoftmax(sizes).apply(tuple(inputs))[0]

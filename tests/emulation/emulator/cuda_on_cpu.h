@@ -13,6 +13,10 @@ inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 
 
+inline bool signbit(double x) { return __builtin_signbit(x); }
+inline float copysign(float x, float sign) { return __builtin_copysignf(x, sign); }
+inline double copysign(double x, double sign) { return __builtin_copysign(x, sign); }
+
 inline float __int_as_float(int bits)
 {
     float value;

@@ -1,0 +1,125 @@
+"""Rows by the degree of nodes, against a loop; and the node that has them, against a host's."""
+
+import numpy
+import pytest
+
+from chainer_bspmm import backend
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.functions.fused import degree_linear
+from chainer_bspmm.functions.fused.degree_linear import DegreeLinearSigmoid
+from chainer_bspmm.sparse import build
+
+from tests.emulation.gated_cases import summed
+from tests.emulation.kernel_cases import DTYPES
+from tests.support.molecules import adjacency
+
+
+def symmetric(kind='counts', sizes=(5, 1, 0, 9, 2), dtype='f'):
+    """Return a batch, its third node with a degree that is not whole."""
+    rng = numpy.random.RandomState(0)
+    matrices = [adjacency(rng, n, 'counted bonds') if n else numpy.zeros((0, 0)) for n in sizes]
+    if kind == 'any values':
+        matrices[0][2, 2] += 0.5
+        matrices[-1][...] = numpy.nan
+    adj = BatchedCSR.from_matrices(matrices).astype(dtype)
+    assert kind == 'any values' or adj.is_symmetric
+    adj.is_symmetric = True
+    return adj
+
+
+def expected(adj, n_types):
+    """Return the five arrays, entry by entry."""
+    data = numpy.ones(adj.nnz) if adj.data is None else adj.data.astype('d')
+    rows = [range(*pair) for pair in zip(adj.indptr, adj.indptr[1:])]
+    degrees = [data[row].sum() for row in rows]
+    counts = [degree in range(1, n_types + 1) for degree in degrees]
+    types = [int(d) - 1 if is_there else n_types - 1 for d, is_there in zip(degrees, counts)]
+    indptr, t_indptr, order = [], [], []
+    for i, row in enumerate(rows):
+        indptr += [row.start if t <= types[i] else row.stop for t in range(n_types)]
+        for t in range(n_types):
+            t_indptr.append(len(order))
+            order += [k for k in row if types[adj.indices[k]] == t]
+    own = numpy.concatenate([[0], *([counts[i]] * len(row) for i, row in enumerate(rows))])[1:]
+    others = numpy.array([counts[j] for j in adj.indices])
+    order, data = numpy.array(order, int), numpy.nan_to_num(data)
+    return (
+        indptr + [adj.nnz],
+        data * own,
+        t_indptr + [adj.nnz],
+        adj.indices[order],
+        (data * others)[order],
+    )
+
+
+def check(device, adj, n_types, dtype, spare=0):
+    larger = adj.replace()
+    larger.n_rows, larger.nnz = adj.n_rows + spare, adj.nnz + spare
+    larger.indptr = device.put(numpy.pad(adj.indptr, (0, spare), mode='edge'))
+    larger.indices = device.put(numpy.pad(adj.indices, (0, spare)))
+    if adj.data is not None:
+        larger.data = device.put(numpy.pad(adj.data, (0, spare), constant_values=3))
+    found = build.launch_degree_rows(larger, n_types, numpy.dtype(dtype))
+    more = {0: spare * n_types, 2: spare * n_types}
+    for i, (array, of) in enumerate(zip(found, expected(adj, n_types))):
+        mode = 'edge' if i in more else 'constant'
+        numpy.testing.assert_array_equal(array, numpy.pad(of, (0, more.get(i, spare)), mode=mode))
+        assert array.dtype == (dtype if i in (1, 4) else 'i4')
+
+
+@pytest.mark.parametrize('n_types', [1, 4, 7])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_degrees(device, dtype, n_types):
+    check(device, symmetric(dtype=dtype), n_types, dtype)
+    ones = BatchedCSR.from_matrices([numpy.ones((3, 3)), numpy.eye(2), numpy.zeros((1, 1))])
+    assert ones.data is None
+    check(device, ones, n_types, dtype)
+
+
+@pytest.mark.parametrize('spare', [0, 1, 300])
+def test_other_values_many_rows_and_capacity_beyond_them(device, spare):
+    check(device, symmetric('any values'), 3, 'f', spare)
+    check(device, symmetric(sizes=(40, 60, 50)), 6, 'f', spare)
+
+
+def test_degrees_are_rounded_as_the_values(device):
+    """As by the product with ones, which a host rounds to their dtype: three thirds are 1."""
+    third = numpy.full((3, 3), 1 / 3, 'e')
+    assert third.astype('d').sum(axis=1)[0] != 1
+    found = build.launch_degree_rows(on(device, BatchedCSR.from_matrices([third])), 2, third.dtype)
+    assert (found[1] == third[0, 0]).all() and found[0].tolist() == [0, 3, 3, 6, 6, 9, 9]
+
+
+def on(device, adj):
+    """Return a batch with its arrays on an emulated device."""
+    arrays = {name: device.put(getattr(adj, name)) for name in ('indptr', 'indices')}
+    if adj.data is not None:
+        arrays['data'] = device.put(adj.data)
+    return adj.replace(**arrays)
+
+
+def test_node(device, monkeypatch):
+    """Output and gradients as on a host; nodes of degrees with and without a weight."""
+    adj, n_types = symmetric(), 3
+    rng = numpy.random.RandomState(1)
+    shapes = [(adj.n_rows, 5)] + [(4, 5)] * n_types + [(4,)] * n_types + [(adj.n_rows, 4)]
+    given = [rng.uniform(-1, 1, shape).astype('f') for shape in shapes]
+
+    def outcome(adj, given):
+        node, (*inputs, gy) = DegreeLinearSigmoid(adj), given
+        y, wanted = node._output(inputs), range(len(inputs))
+        gradients = node._gradients(inputs, gy, wanted)
+        return [y, *(gradients[i] for i in wanted)]
+
+    wanted = outcome(adj, given)
+    join = degree_linear.concat
+    monkeypatch.setattr(degree_linear, 'concat', lambda arrays: device.put(join(arrays)))
+    monkeypatch.setattr(DegreeLinearSigmoid, '_has_relations', lambda *_: True)
+    monkeypatch.setattr(backend, 'layer_of', gpu.layer_of)
+    monkeypatch.setattr(gpu, 'sum_partials', summed)
+    found = outcome(on(device, adj), [device.put(array) for array in given])
+    assert device.names == {'degree_rows', 'graph_linear'} and len(found) == len(wanted)
+    for actual, of in zip(found, wanted):
+        assert actual.shape == of.shape and actual.dtype == 'f'
+        numpy.testing.assert_allclose(actual, of, 1e-5, 1e-5)
