@@ -32,7 +32,10 @@ class _Evaluation(Replays):
     eager_after = *Replays.eager_after, StepDiffers
 
     def evaluate(self, examples):
-        """Return name -> value of a batch; the next one may overwrite the arrays."""
+        """Return name -> value of a batch; the next one may overwrite the arrays.
+
+        Called in test mode.
+        """
         values = self._replayed(examples)
         if values is not None:
             return values
@@ -43,11 +46,9 @@ class _Evaluation(Replays):
         return values
 
     def values(self, arrays, n_graphs=None):
-        with chainer.using_config('train', False), chainer.no_backprop_mode():
-            values = self._called(arrays)
         return {
             name: value.array if isinstance(value, chainer.Variable) else value
-            for name, value in values.items()
+            for name, value in self._called(arrays).items()
         }
 
 
@@ -88,7 +89,11 @@ class _Captured:
             function, dataset = self.eval_func or target, getattr(iterator, 'dataset', None)
             self._evaluation, self._parts = kind(target, function, self.converter, dataset), parts
         iterator.reset()
-        with chainer.using_device(self.device):
+        with (
+            chainer.using_device(self.device),
+            chainer.using_config('train', False),
+            chainer.no_backprop_mode(),
+        ):
             for examples in _batches_of(iterator, self.converter):
                 yield self._evaluation.evaluate(examples)
 
