@@ -326,10 +326,10 @@ __device__ inline void sum_neighbours(
     }
 }
 
-// Whether the rows of a tile have sums of a term.
+// Whether the rows of a tile have sums of a term; of a single relation that is not counted.
 __device__ inline bool has_any(const int *used, const int term)
 {
-    return RELATIONS < 2 || term >= RELATIONS || used[term];  // a single relation is not counted
+    return RELATIONS < 2 || term >= RELATIONS || used[term];
 }
 
 // What a thread adds to 4 x 4 elements of a tile's product. Forward its columns are `quad`, quad + PQ,

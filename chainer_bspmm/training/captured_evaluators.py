@@ -32,10 +32,10 @@ class _Evaluation(Replays):
     eager_after = *Replays.eager_after, StepDiffers
 
     def evaluate(self, examples):
-        """Return name -> value of a batch, in new arrays on the device."""
+        """Return name -> value of a batch; the next one may overwrite the arrays."""
         values = self._replayed(examples)
         if values is not None:
-            return state.copies(values)
+            return values
         values = self.eager(examples)
         for name, value in values.items():
             if self._reason is None and not isinstance(value, self.device.xp.ndarray):
@@ -74,7 +74,10 @@ class _Captured:
     _evaluation, _parts = None, ()
 
     def _results(self, kind):
-        """Yield name -> value for each batch, from a `kind` of evaluation."""
+        """Yield name -> value for each batch, from a `kind` of evaluation.
+
+        The next batch may overwrite the arrays.
+        """
         if self.eval_hook:
             self.eval_hook(self)
         iterator, target = self._iterators['main'], self._targets['main']
@@ -119,7 +122,7 @@ class _CapturedOutputs(_Captured):
     """Copies what was predicted to the host once, at the end."""
 
     def evaluate(self):
-        results = list(self._results(_Outputs))
+        results = [state.copies(values) for values in self._results(_Outputs)]
         y, t = (_on_host([result[name] for result in results]) for name in 'yt')
         metrics = {name: metric(y, t) for name, metric in self.metrics_fun.items()}
         observation = {}

@@ -188,7 +188,7 @@ class HostFused:
     def prepare(self):
         pass
 
-    def variants(self):
+    def variants(self, is_unchanged=False):
         return ()
 
     def advance(self, is_unchanged=False):
