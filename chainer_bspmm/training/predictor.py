@@ -74,7 +74,7 @@ class _Program(Program):
 
     def stage(self, batch):
         row_address = 0 if self._reports is None else self._reports.next_row()
-        self._inputs.send(batch, row_address=row_address)
+        self._inputs.send(batch, 0, None, row_address)
 
     def capture(self, batch, examples):
         """Capture the prediction, once batches in the buffers give what they give eagerly.
