@@ -25,9 +25,10 @@ module = importlib.import_module('chainer_bspmm.functions.fused.graph_linear')
 
 @pytest.fixture(params=[True, False], ids=['own', 'products'])
 def order(request, monkeypatch):
-    """What the device does by itself, and products."""
+    """What the device does by itself, and products, neighbours summed first."""
     if not request.param:
         monkeypatch.setattr(layer_products, '_is_on_host', lambda x: False)
+        monkeypatch.setattr(layer_products, 'aggregates_first', lambda *_: True)
         monkeypatch.setattr(module.backend, 'layer_of', lambda *_: None)
 
 
