@@ -164,10 +164,14 @@ class GraphUpdater(StandardUpdater):
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers as error:  # after the eager step was done, and counted
             difference, reported = error, error.reported
-        except BaseException:
+        except BaseException as error:
             if fused is not None:
                 fused.count(-1)
-            raise
+            if not isinstance(error, CannotCapture):
+                raise
+            self._warn('GraphUpdater trains eagerly: ' + self._give_up(str(error)))
+            self._train_eagerly(examples)
+            return
         reporters = chainer.reporter._get_reporters()
         if reporters:
             if program.is_captured and type(reporters[-1]) is chainer.Reporter:

@@ -164,11 +164,14 @@ def test_what_was_not_used_for_the_longest_time_is_removed(folder, monkeypatch):
         files.append(new)
         os.utime(new, (i, i))
     from_smiles(['C'], 'nfp', cache=True)  # used again
+    other = folder / 'results.npz'  # a user's
+    other.write_bytes(files[0].read_bytes())
+    os.utime(other, (0, 0))
     size = files[0].stat().st_size
     monkeypatch.setattr(cache, 'MOST_BYTES', int(3.5 * size))
     from_smiles(['CCCC'], 'nfp', cache=True)
-    assert set(folder.iterdir()) - {files[0], files[2]} and not files[1].exists()
-    assert len(list(folder.iterdir())) == 3
+    assert set(folder.iterdir()) > {files[0], files[2], other} and not files[1].exists()
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_not_only_strings_are_not_kept(folder):
