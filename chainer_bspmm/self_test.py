@@ -1,4 +1,4 @@
-"""A small test of every product and reduction on a device, against the float64 reference."""
+"""A small test of every kernel, or of what a CPU does instead, against float64 NumPy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterator
 
 import numpy
+import scipy.sparse
 
 import chainer
 from chainer.backends import cuda
@@ -18,9 +19,13 @@ from chainer_bspmm.papers import BatchedCOO
 from chainer_bspmm.papers import BatchedSELL
 from chainer_bspmm.papers import spmv
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse import relations
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.reports import Reports
 
 N_CHANNELS = 33  # more than a warp, and no multiple of one
+N_OUT = 8  # of linear layers
+N_TYPES = 5  # relations, degrees, rows of a table
 SEED = 3 * 2**32 + 5  # of dropout: both halves of it matter
 # Largest relative error, in the maximum norm: rounding of the result, and of sums of a few terms.
 TOLERANCES = {'e': 1e-3, 'f': 1e-5, 'd': 1e-12}
@@ -74,6 +79,140 @@ def _updated(case):
 def _expected_update(case):
     x = cuda.to_cpu(case.x).astype(numpy.float64)
     return x - 0.25 * (x * x + 0.5 * x)
+
+
+def _double(array):
+    return cuda.to_cpu(array).astype(numpy.float64)
+
+
+def _sigmoid(x):
+    return 1 / (1 + numpy.exp(-x))
+
+
+def _softmax(x):
+    exponentials = numpy.exp(x)
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _linear(case):
+    """Return two pairs of a weight and a bias: of messages and of x, or of value and gate."""
+    return [
+        (case.x[first : first + N_OUT], case.y[i, :N_OUT].copy())
+        for i, first in enumerate((0, N_OUT))
+    ]
+
+
+def _expected_linear(case):
+    x = _double(case.x)
+    return [x @ _double(W).T + _double(b) for W, b in _linear(case)]
+
+
+def _layer(case):
+    (W, b), (W_self, b_self) = _linear(case)
+    given = {'W': W, 'b': b, 'W_self': W_self, 'b_self': b_self}
+    layer = backend.layer_of(case.x, given, 1, False, 'relu')
+    return backend.layer(layer, case.adj, case.x, given)
+
+
+def _expected_layer(case):
+    messages, own = _expected_linear(case)
+    return numpy.maximum(reference.bspmm(case.adj, messages, residual=own), 0)
+
+
+def _gated(case):
+    """Return the gated rows, and the gradient by the weight of their values if that is x."""
+    pairs, dtype = _linear(case), case.x.dtype
+    y, kept = backend.gated_step(case.x, None, None, pairs, False)
+    gy = case.x[:, :N_OUT]
+    *_, of_parameters = backend.gated_step_grad(
+        case.x, None, None, pairs, kept, gy, False, [dtype, None, None, None]
+    )
+    return y, of_parameters[0]
+
+
+def _expected_gated(case):
+    x, (value, gate) = _double(case.x), _expected_linear(case)
+    return value * _sigmoid(gate), (x[:, :N_OUT] * _sigmoid(gate)).T @ x
+
+
+def _ids(case):
+    return case.adj.xp.arange(len(case.x), dtype=numpy.int32) % N_TYPES
+
+
+def _expected_embed_grad(case):
+    x = _double(case.x)
+    return numpy.stack([x[t::N_TYPES].sum(axis=0) for t in range(N_TYPES)])
+
+
+def _expected_loss(case):
+    x = _double(case.x)
+    return ((x - x[::-1]) ** 2).mean()
+
+
+def _partials(case):
+    """Return x in the dtype that kernels leave partial sums in."""
+    return case.x.astype(numpy.promote_types(case.x.dtype, numpy.float32))
+
+
+def _reported(case):
+    """Return the numbers of a row of x after a captured step would have reported them."""
+    xp, dtype = case.adj.xp, case.x.dtype
+    row = xp.zeros(N_CHANNELS, numpy.uint64)
+    numbers = {i: case.x[0, i : i + 1].reshape(()) for i in range(N_CHANNELS)}
+    reports = Reports(chainer.backend.get_device_from_array(case.x))
+    reports.write(numbers, xp.array([row.data.ptr], numpy.uint64))
+    return row.view(dtype)[:: row.itemsize // dtype.itemsize]
+
+
+def _rows_times(rows, case):
+    """Multiply a matrix with N_TYPES rows for every node by x, on the host."""
+    data, indices, indptr = map(cuda.to_cpu, (rows.data, rows.indices, rows.indptr))
+    matrix = scipy.sparse.csr_matrix(
+        (data.astype(numpy.float64), indices, indptr), (indptr.size - 1, len(case.x))
+    )
+    return (matrix @ _double(case.x)).reshape(len(case.x), N_TYPES, N_CHANNELS)
+
+
+def _relation_rows(case):
+    """Of the matrix, entry k of which has the relation k % N_TYPES."""
+    adj = case.adj
+    relation = adj.xp.arange(adj.nnz, dtype=numpy.int32) % N_TYPES
+    adj = adj.replace(
+        indices=adj.indices * N_TYPES + relation,
+        col_offsets=adj.col_offsets * N_TYPES,
+        n_cols=adj.n_cols * N_TYPES,
+        max_cols=adj.max_cols * N_TYPES,
+        n_relations=N_TYPES,
+    )
+    return _rows_times(relations.relation_rows(adj), case)
+
+
+def _expected_relation_rows(case):
+    data, products = _double(case.adj.data), []
+    for relation in range(N_TYPES):
+        of_relation = numpy.arange(data.size) % N_TYPES == relation
+        products.append(reference.bspmm(case.adj, case.x, data * of_relation))
+    return numpy.stack(products, axis=1)
+
+
+def _symmetric(case):
+    """Return the pattern of A + A^T, as a float64 array on the host."""
+    pattern = case.adj.to_device(-1).to_scipy().toarray() != 0
+    return (pattern | pattern.T).astype(numpy.float64)
+
+
+def _degree_rows(case):
+    adj = BatchedCSR.from_matrices([_symmetric(case)])
+    adj = adj.to_device(chainer.backend.get_device_from_array(case.x))
+    both = relations.degree_rows(adj, N_TYPES, case.x.dtype)
+    return numpy.concatenate([_rows_times(rows, case) for rows in both])
+
+
+def _expected_degree_rows(case):
+    A, x = _symmetric(case), _double(case.x)
+    has_degree = A.sum(axis=1)[:, None] == numpy.arange(1, N_TYPES + 1)
+    by_row = has_degree[:, :, None] * (A @ x)[:, None]
+    return numpy.concatenate([by_row, numpy.einsum('ij,jd,jc->idc', A, has_degree, x)])
 
 
 # Kernel -> (its call, the reference's); both take a Case. A CPU has one algorithm per container.
@@ -140,6 +279,30 @@ GPU_CHECKS = {
         lambda case: backend.layer_norm(case.x, case.x[0], case.x[1], 1e-3)[0],
         lambda case: reference.layer_norm(case.x, case.x[0], case.x[1], 1e-3),
     ),
+    'graph_linear': (_layer, _expected_layer),
+    'gated_step': (lambda case: _gated(case)[0], lambda case: _expected_gated(case)[0]),
+    'gated_weights': (lambda case: _gated(case)[1], lambda case: _expected_gated(case)[1]),
+    'row_softmax': (
+        lambda case: backend.row_softmax(case.adj.xp.stack([case.x, case.x[::-1]])),
+        lambda case: _softmax(_double(case.x)) + _softmax(_double(case.x[::-1])),
+    ),
+    'embed_grad': (
+        lambda case: backend.embed_grad(_ids(case), case.x, N_TYPES),
+        _expected_embed_grad,
+    ),
+    'mean_loss': (
+        lambda case: backend.mean_loss('SQUARED_ERROR', case.x, case.x[::-1].copy(), case.x.size)[
+            0
+        ],
+        _expected_loss,
+    ),
+    'sum_partials': (
+        lambda case: backend.sum_partials(_partials(case), [(0, (N_CHANNELS,), case.x.dtype)])[0],
+        lambda case: _double(case.x).sum(axis=0),
+    ),
+    'report': (_reported, lambda case: _double(case.x[0])),
+    'relation_rows': (_relation_rows, _expected_relation_rows),
+    'degree_rows': (_degree_rows, _expected_degree_rows),
     'gather_batch': (lambda case: _gathered(case, True), lambda case: _gathered(case, False)),
     'fused_update': (_updated, _expected_update),
 }
@@ -159,6 +322,10 @@ CPU_CHECKS = {
     'segment_broadcast': GPU_CHECKS['segment_broadcast'],
     'edge_film': GPU_CHECKS['edge_film'],
     'layer_norm': GPU_CHECKS['layer_norm'],
+    'row_softmax': GPU_CHECKS['row_softmax'],
+    'embed_grad': GPU_CHECKS['embed_grad'],
+    'mean_loss': GPU_CHECKS['mean_loss'],
+    'relation_rows': GPU_CHECKS['relation_rows'],
 }
 # The first two have no atomics for halves, the last updates no parameters of float16.
 WITHOUT_HALVES = ('bspmm_st_shared', 'bspmm_st_global', 'fused_update')
@@ -177,7 +344,7 @@ def _case(device, dtype):
 
 
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
-    """Test every product and reduction on a device; on a GPU each compiles a different kernel.
+    """Test a device; on a GPU each part compiles a different kernel.
 
     Args:
         device (chainer.backend.Device): of NumPy or CuPy.
