@@ -91,3 +91,10 @@ def test_dropout_of_a_step_without_a_kernel_of_the_layer(monkeypatch):
     assert relative_error(y.array, factors * graph_linear(adj, x, W).array) < 1e-12
     expected = backend.bspmm(adj, (factors * weights) @ W, trans=True)
     assert relative_error(x.grad, expected) < 1e-12
+
+
+def test_a_loop_is_of_one_relation():
+    adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
+    x, W = numpy.ones((3, 2), 'f'), numpy.ones((8, 2), 'f')
+    with pytest.raises(ValueError, match='adj: expected one relation to go with loop=True, got'):
+        graph_linear(adj, x, W, loop=True)

@@ -160,7 +160,7 @@ def graph_linear(
 
     Returns:
         Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); of x's dtype, to which
-        parameters of another dtype are converted. NaN propagates.
+        parameters of another dtype are converted.
 
     Raises:
         TypeError, ValueError: an argument does not fit.
@@ -179,6 +179,8 @@ def graph_linear(
     if adj is not None:
         expect.relations(adj)
         n_relations = adj.n_relations
+        if loop and n_relations > 1:
+            raise ValueError('adj: expected one relation to go with loop=True, got %r' % adj)
         _check_features(adj, x)
     elif x.ndim != 2:
         raise ValueError('x: expected shape (n_rows, in_channels), got %s' % (x.shape,))
