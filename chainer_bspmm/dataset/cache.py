@@ -83,7 +83,9 @@ def write(path, molecules, canonical, kept, failures):
     arrays = {name: numpy.frombuffer(text.encode(), numpy.uint8) for name, text in texts.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.tmp', delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=path.stem, suffix='.npz', delete=False
+        ) as file:
             try:
                 numpy.savez(file, kept=kept, **arrays, **molecules.arrays())
                 file.close()
@@ -102,9 +104,10 @@ def write(path, molecules, canonical, kept, failures):
 
 
 def _remove_oldest(folder):
+    own = folder.glob('[0-9a-f]' * 40 + '*.npz')  # the folder may be one that holds other files
     total = 0
     with contextlib.suppress(OSError):  # another process removes files, too
-        for file in sorted(folder.iterdir(), key=lambda file: -file.stat().st_mtime):
+        for file in sorted(own, key=lambda file: -file.stat().st_mtime):
             total += file.stat().st_size
             if total > MOST_BYTES:
                 file.unlink()

@@ -186,3 +186,14 @@ def test_folder(monkeypatch):
     assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
     monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
     assert cache.directory() == pathlib.Path('/var/cache/me/chainer_bspmm')
+
+
+def test_files_of_others_are_never_removed(folder, monkeypatch):
+    folder.mkdir()
+    others = [folder / name for name in ('model.npz', 'thesis.tar', 'tmpabc.tmp')]
+    for file in others:
+        file.write_bytes(b'x' * 1000)
+        os.utime(file, (0, 0))
+    monkeypatch.setattr(cache, 'MOST_BYTES', 1)
+    from_smiles(SMILES, 'nfp', cache=True)
+    assert sorted(folder.iterdir()) == sorted(others)
