@@ -20,14 +20,15 @@
 #include "common.cuh"
 
 const int WARP = 32;
+const int THREADS = WARP * WARPS;
 const int AT_ONCE = 16;  // rows that are loaded from shared memory without looking at each
 const int SUMS = 4;      // of a thread, so that an addition does not wait for the one before
 
 static_assert(ROWS % WARP == 0 && ROWS % WARPS == 0, "whole words of ids, rows for every warp");
-static_assert(ROWS <= WARP * WARPS, "a thread for every id");
+static_assert(ROWS <= THREADS, "a thread for every id");
 static_assert(ROWS <= WARP * WARP, "a bit for every word of ids");
 
-extern "C" __global__ void __launch_bounds__(WARP *WARPS, 2) embed_grad(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) embed_grad(
     const int *__restrict__ ids, const STORAGE *__restrict__ gy, Real *__restrict__ partial,
     const int n_rows, const int n_channels, const int n_types, const int run)
 {

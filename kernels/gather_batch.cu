@@ -26,9 +26,10 @@
 //
 // -DLABELS_ONLY=1: only the labels, of a data set that has more than two of them.
 //
-// Launch: block (warps * 32), grid (ceil(n_graphs / graphs_per_block)), n_graphs >= 1. A block owns
-// graphs_per_block graphs, its warps take them in turn. So that one launch suffices, every block adds
-// up all sizes: index and tables are read from the L2 cache, once per block.
+// Launch: block (warps * 32) of at most 16 warps, grid (ceil(n_graphs / graphs_per_block)),
+// n_graphs >= 1. A block owns graphs_per_block graphs, its warps take them in turn. So that one launch
+// suffices, every block adds up all sizes: index and tables are read from the L2 cache, once per
+// block. What a graph has is loaded before any of it is stored: the kernel waits, it does not work.
 #include "common.cuh"
 
 struct Sizes {
@@ -50,18 +51,32 @@ __device__ inline int lane_sum(int value)  // of the warp, in its lane 0
     return value;
 }
 
-// Copy bytes, four at a time where everything allows it; a thread takes every step-th word or byte.
-__device__ inline void copy(
-    char *__restrict__ to, const char *__restrict__ from, const long long bytes, const int thread,
-    const int step)
-{
-    if (((size_t)to | (size_t)from | (size_t)bytes) % 4 == 0) {
-        for (long long i = thread; i < bytes / 4; i += step)
-            reinterpret_cast<unsigned *>(to)[i] = reinterpret_cast<const unsigned *>(from)[i];
-    } else {
-        for (long long i = thread; i < bytes; i += step) to[i] = from[i];
+// A copy of bytes by a warp, four at a time where everything allows it. Its first words are loaded
+// when it is made, and stored later: loads of several copies do not wait for each other's stores.
+struct Copy {
+    char *to;
+    const char *from;
+    long long n_words, n_bytes;  // one of them is 0
+    int lane;
+    unsigned first;
+
+    __device__ Copy(char *to, const char *from, const long long bytes, const int lane)
+        : to(to), from(from), lane(lane)
+    {
+        const bool is_aligned = ((size_t)to | (size_t)from | (size_t)bytes) % 4 == 0;
+        n_words = is_aligned ? bytes / 4 : 0;
+        n_bytes = is_aligned ? 0 : bytes;
+        first = lane < n_words ? reinterpret_cast<const unsigned *>(from)[lane] : 0;
     }
-}
+
+    __device__ void finish() const
+    {
+        if (lane < n_words) reinterpret_cast<unsigned *>(to)[lane] = first;
+        for (long long i = lane + 32; i < n_words; i += 32)
+            reinterpret_cast<unsigned *>(to)[i] = reinterpret_cast<const unsigned *>(from)[i];
+        for (long long i = lane; i < n_bytes; i += 32) to[i] = from[i];
+    }
+};
 
 __device__ inline void clear(
     char *to, const long long bytes, const long long thread, const long long step)
@@ -73,7 +88,7 @@ __device__ inline void clear(
     }
 }
 
-extern "C" __global__ void gather_batch(
+extern "C" __global__ void __launch_bounds__(512) gather_batch(
     const int *__restrict__ index, const long long *__restrict__ starts,
     const long long *__restrict__ entry_starts, const char *__restrict__ atoms,
     const int *__restrict__ row_starts, const int *__restrict__ columns,
@@ -89,20 +104,38 @@ extern "C" __global__ void gather_batch(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     const int first = blockIdx.x * graphs_per_block;
     const int stop = n_graphs - first > graphs_per_block ? first + graphs_per_block : n_graphs;
+#if FOLDED && !LABELS_ONLY
+    const int n_padded = *padded_to;
+#endif
 
 #if !LABELS_ONLY
+    const int AHEAD = 4;  // graphs of a thread whose sizes are loaded together
     __shared__ Sizes before_block, all;
     __shared__ Sizes before_graph[32];  // a place for each warp
     if (threadIdx.x == 0) before_block = all = {0, 0};
     __syncthreads();
     Sizes before = {0, 0}, total = {0, 0};
-    for (int g = threadIdx.x; g < n_graphs; g += blockDim.x) {
-        const Sizes sizes = sizes_of(index[g], starts, entry_starts);
-        total.rows += sizes.rows;
-        total.entries += sizes.entries;
-        if (g < first) {
-            before.rows += sizes.rows;
-            before.entries += sizes.entries;
+    for (int begin = threadIdx.x; begin < n_graphs; begin += AHEAD * blockDim.x) {
+        int molecule[AHEAD];
+        Sizes sizes[AHEAD];
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            const int g = begin + u * blockDim.x;
+            molecule[u] = g < n_graphs ? index[g] : -1;
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            sizes[u] = {0, 0};
+            if (molecule[u] >= 0) sizes[u] = sizes_of(molecule[u], starts, entry_starts);
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            total.rows += sizes[u].rows;
+            total.entries += sizes[u].entries;
+            if (begin + u * int(blockDim.x) < first) {
+                before.rows += sizes[u].rows;
+                before.entries += sizes[u].entries;
+            }
         }
     }
     before = {lane_sum(before.rows), lane_sum(before.entries)};
@@ -118,10 +151,12 @@ extern "C" __global__ void gather_batch(
 
     for (int g = first + warp; g < stop; g += n_warps) {
         const int molecule = index[g];
-        copy(out_label_0 + (long long)g * label_bytes_0,
-             label_0 + (long long)molecule * label_bytes_0, label_bytes_0, lane, 32);
-        copy(out_label_1 + (long long)g * label_bytes_1,
-             label_1 + (long long)molecule * label_bytes_1, label_bytes_1, lane, 32);
+        const Copy of_label_0(
+            out_label_0 + (long long)g * label_bytes_0,
+            label_0 + (long long)molecule * label_bytes_0, label_bytes_0, lane);
+        const Copy of_label_1(
+            out_label_1 + (long long)g * label_bytes_1,
+            label_1 + (long long)molecule * label_bytes_1, label_bytes_1, lane);
 #if !LABELS_ONLY
         before = {0, 0};  // in this block
         for (int h = first + lane; h < g; h += 32) {
@@ -143,15 +178,27 @@ extern "C" __global__ void gather_batch(
             col_offsets[g] = row * n_relations;
         }
         const int n_nodes = sizes.rows - FOLDED;
-        for (int i = lane; i < n_nodes; i += 32) out_indptr[row + i] = entry + row_starts[node + i];
-        for (int k = lane; k < sizes.entries; k += 32)
-            out_indices[entry + k] = columns[from + k] + row * n_relations;
-        copy(out_atoms + (long long)row * atom_bytes, atoms + node * atom_bytes,
-             (long long)n_nodes * atom_bytes, lane, 32);
-        copy(out_data + (long long)entry * data_bytes, data + from * data_bytes,
-             (long long)sizes.entries * data_bytes, lane, 32);
+        const Copy of_atoms(
+            out_atoms + (long long)row * atom_bytes, atoms + node * atom_bytes,
+            (long long)n_nodes * atom_bytes, lane);
+        const Copy of_data(
+            out_data + (long long)entry * data_bytes, data + from * data_bytes,
+            (long long)sizes.entries * data_bytes, lane);
+        // As in a copy; an atom has about two entries.
+        const int row_start = lane < n_nodes ? row_starts[node + lane] : 0;
+        const int column_0 = lane < sizes.entries ? columns[from + lane] : 0;
+        const int column_1 = lane + 32 < sizes.entries ? columns[from + lane + 32] : 0;
+        if (lane < n_nodes) out_indptr[row + lane] = entry + row_start;
+        for (int i = lane + 32; i < n_nodes; i += 32) out_indptr[row + i] = entry + row_starts[node + i];
+        int *const indices = out_indices + entry;
+        if (lane < sizes.entries) indices[lane] = column_0 + row * n_relations;
+        if (lane + 32 < sizes.entries) indices[lane + 32] = column_1 + row * n_relations;
+        for (int k = lane + 64; k < sizes.entries; k += 32)
+            indices[k] = columns[from + k] + row * n_relations;
+        of_atoms.finish();
+        of_data.finish();
 #if FOLDED
-        const int last = row + n_nodes, missing = *padded_to - n_nodes;
+        const int last = row + n_nodes, missing = n_padded - n_nodes;
         for (int i = row + lane; i < last; i += 32) out_weights[i] = 1;
         if (lane == 0) {
             out_indptr[last] = entry + sizes.entries;
@@ -160,6 +207,8 @@ extern "C" __global__ void gather_batch(
         clear(out_atoms + (long long)last * atom_bytes, atom_bytes, lane, 32);
 #endif
 #endif
+        of_label_0.finish();
+        of_label_1.finish();
     }
 
 #if !LABELS_ONLY

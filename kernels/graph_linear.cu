@@ -22,18 +22,20 @@
 // W: RELATIONS matrices (WIDTH_OUT, WIDTH_IN), row c of W_r is row c * RELATIONS + r, with
 // -DBY_RELATION=1 row r * WIDTH_OUT + c; b (WIDTH_OUT * RELATIONS) in the same order. W_self
 // (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
-// result (n_rows, PRODUCED): forward y, backward gx. partials (blocks of grid.x, all parameters, rounded up to quads) of the
-// arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in that order and
-// in the parameters' own layout; b_self once for all its BIASES. Every element is written, once.
-// Rows without entries sum to 0. Deterministic: the
-// only atomics count rows in shared memory.
+// result (n_rows, PRODUCED): forward y, backward gx. partials (grid.x, all parameters, rounded up to
+// quads) of the arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in
+// that order and in the parameters' own layout; b_self once for all its BIASES. Every element but those
+// of the rounding is written; b and b_self are the same in all slices and written by the first. Rows
+// without entries sum to 0. Where no row of a tile has entries of a relation, its matrix and x are not
+// multiplied: infinities and NaN in them have no effect there. Deterministic: the only atomics count
+// entries in shared memory.
 //
 // Dropout, after a rectifier or the identity: an element is kept where random.cuh says so, times scale.
 // After a rectifier, elements that were dropped are 0 in y, which is how the gradient knows; after the
 // identity they are -0, and no other element is. counter (1) uint64, the step.
 //
-// -DRELATIONS=n, 0: none, indptr to data are not read. -DSELF=1: with W_self. -DLOOP=1, see above.
-// -DWEIGHTED=0: A holds ones, data is not read.
+// -DRELATIONS=n, 0: none, indptr to data are not read. -DSELF=1: with W_self. -DLOOP=1, with one
+// relation: see above. -DWEIGHTED=0: A holds ones, data is not read.
 // -DRELATION_BIAS=1: with b. -DBIASES=n: rows of b_self, 0: none.
 // -DACTIVATION=IDENTITY, RELU, TANH or SIGMOID. -DDROPOUT=1, with the first two. -DBACKWARD=1.
 // -DFEATURES=0: backward without gx.
@@ -41,10 +43,10 @@
 // -DSLICES=n: blocks share the columns of a result that is too wide for one.
 // -DROWS=n: rows of a tile. -DTHREADS=n: of a block. -DSPLITS=n: threads share each element's sum.
 //
-// Launch: block (THREADS), grid (any, SLICES): blocks take tiles of rows in turn. Shared memory, in
-// elements of the arithmetic dtype: the matrices, MAPPED * W_ROWS * W_STRIDE; a tile's products, SPLITS * ROWS *
-// PQ * 4; its sums, ROWS * STRIDE; backward its rows of x, ROWS * X_STRIDE; forward with b the degrees,
-// ROWS * RELATIONS.
+// Launch: block (THREADS), grid (from one to as many as there are tiles, SLICES): blocks take tiles of
+// rows in turn. Shared memory, in elements of the arithmetic dtype: the matrices, MAPPED * W_ROWS *
+// W_STRIDE; a tile's products, SPLITS * ROWS * PQ * 4; its sums, ROWS * STRIDE; backward its rows of x,
+// ROWS * X_STRIDE; forward with b the degrees, ROWS * RELATIONS.
 #include "common.cuh"
 #include "random.cuh"
 
@@ -59,6 +61,7 @@ const int PRODUCED = BACKWARD ? WIDTH_IN : WIDTH_OUT;
 // What a block does of that: some columns of the result, and of the matrices.
 const int SLICE = PRODUCED / SLICES;
 const int SLICE_IN = BACKWARD ? SLICE : WIDTH_IN, SLICE_OUT = BACKWARD ? WIDTH_OUT : SLICE;
+static_assert(!LOOP || RELATIONS == 1, "a tile uses a relation if it has entries of it");
 static_assert(SLICES == 1 || PRODUCED % (4 * SLICES) == 0, "slices are as wide, and whole quads");
 const int GQ = (GATHERED + 3) / 4, PQ = (SLICE + 3) / 4;  // quads: four elements
 const int MAPPED = RELATIONS + SELF;  // terms: sums that have a matrix
@@ -222,7 +225,7 @@ __device__ inline void sum_neighbours(
     for (int start = threadIdx.x; start < UNITS; start += GROUP * THREADS) {
         int bound[GROUP][RELATIONS + 1], more = 0;  // where the entries of a relation begin
         [[maybe_unused]] Quad sum[GROUP];
-        [[maybe_unused]] Real degree[GROUP] = {};
+        [[maybe_unused]] Real degree[GROUP];
         Gathered own[GROUP];
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) {
@@ -244,10 +247,13 @@ __device__ inline void sum_neighbours(
 #pragma unroll
             for (int e = 0; e < 4; ++e) value.element[e] = value_of(own[i], e, scale);
             Quad *const to = reinterpret_cast<Quad *>(sums + row * STRIDE) + quad;
-            if (RELATIONS == 1) sum[i] = LOOP ? value : Quad();  // a single one stays in registers
+            if (RELATIONS == 1) {  // a single one stays in registers
+                sum[i] = LOOP ? value : Quad();
+                degree[i] = LOOP;
+            }
 #pragma unroll
             for (int term = RELATIONS == 1; term < TERMS; ++term)
-                to[term * GQ] = term >= RELATIONS || (LOOP && term == 0) ? value : Quad();
+                to[term * GQ] = term >= RELATIONS ? value : Quad();
             if (!BACKWARD && RELATION_BIAS && RELATIONS > 1 && quad == 0)
 #pragma unroll
                 for (int r = 0; r < RELATIONS; ++r) degrees[row * RELATIONS + r] = 0;
@@ -320,10 +326,10 @@ __device__ inline void sum_neighbours(
     }
 }
 
-// Whether the rows of a tile have sums of a term.
+// Whether the rows of a tile have sums of a term; of a single relation that is not counted.
 __device__ inline bool has_any(const int *used, const int term)
 {
-    return RELATIONS < 2 || term >= RELATIONS || used[term];  // a single relation is not counted
+    return RELATIONS < 2 || term >= RELATIONS || used[term];
 }
 
 // What a thread adds to 4 x 4 elements of a tile's product. Forward its columns are `quad`, quad + PQ,

@@ -3,11 +3,15 @@
 //     to[i] = sum over the sources of a target, and over their rows p, of
 //             from[p * stride + first + i]
 //
-// from (n_rows, stride) of the arithmetic dtype; to (size). Every element is summed in a fixed order: lanes take the rows of all sources in turn, and
-// are added one after the other. Deterministic, no atomics.
+// from (n_rows, stride) of the arithmetic dtype; to (size). Every element is summed in a fixed order:
+// lanes take the rows of each source in turn, and are added one after the other. Deterministic, no
+// atomics.
 //
-// table, passed by value: targets, each with the sources [first_source, that of the next), and the
-// chunks of COLUMNS elements [first_chunk, that of the next).
+// table, passed by value: n_targets targets, at most N_TARGETS - 1, each with the sources
+// [first_source, that of the next), and the chunks of COLUMNS elements [first_chunk, that of the next);
+// one more marks the end.
+//
+// -DN_SOURCES, -DN_TARGETS: how many a table has room for. -DTABLE_BYTES: its size on the host.
 //
 // Launch: block (COLUMNS, LANES), grid (n_chunks). No dynamic shared memory.
 #include "common.cuh"

@@ -16,7 +16,7 @@ _lasting = weakref.WeakValueDictionary()  # id of its memory -> array
 def never_overwritten(array):
     """Promise that values in the memory of a CuPy array last: while they wait, no copy is needed.
 
-    Holds for as long as the array exists.
+    Holds for as long as the array exists. Values are fetched with all of it.
     """
     _lasting[id(array.data.mem)] = array
 
@@ -44,10 +44,11 @@ def summaries_add_late(module):
         elif type(weight) is int and weight == 1 and value.dtype.kind == 'f':
             if not self._waiting:
                 self._waiting = []
-            if id(value.data.mem) not in _lasting:  # a model may write to its own at every step
+            table = _lasting.get(id(value.data.mem))
+            if table is None:  # a model may write to its own at every step
                 with value.device:
                     value = value.copy()
-            self._waiting.append(value)
+            self._waiting.append((value, table))
             if len(self._waiting) >= MOST:
                 _catch_up(self, cuda)
         else:
@@ -74,17 +75,35 @@ def _up_to_date(method, cuda):
 def _catch_up(summary, cuda):
     """Add the values that wait (synchronises with their device)."""
     waiting, summary._waiting = summary._waiting, ()
-    for device, values in itertools.groupby(waiting, lambda value: value.device):
-        with device:
-            values = [cuda.cupy.stack(list(same)).get() for _, same in _by_dtype(values)]
-        for array in values:
+    if waiting:
+        for _, values in itertools.groupby(_fetched(waiting, cuda), lambda value: value.dtype):
+            array = numpy.array(list(values))
             summary._x = _sum(summary._x, array)
             summary._x2 = _sum(summary._x2, array * array)
             summary._n += len(array)
 
 
-def _by_dtype(values):
-    return itertools.groupby(values, lambda value: value.dtype)
+def _fetched(waiting, cuda):
+    """Return the values as NumPy scalars, by one copy for each table that they are from."""
+    found, others, tables = [None] * len(waiting), [], {}
+    for i, (value, table) in enumerate(waiting):
+        if table is None:
+            others.append(i)
+            continue
+        if id(table) not in tables:
+            with table.device:
+                tables[id(table)] = table.data.ptr, table.get().view(numpy.uint8).ravel()
+        start, numbers = tables[id(table)]
+        first = value.data.ptr - start
+        found[i] = numbers[first : first + value.itemsize].view(value.dtype)[0]
+    kinds = itertools.groupby(others, lambda i: (waiting[i][0].device, waiting[i][0].dtype))
+    for (device, _), places in kinds:
+        places = list(places)
+        with device:
+            numbers = cuda.cupy.stack([waiting[i][0] for i in places]).get()
+        for i, number in zip(places, numbers):
+            found[i] = number
+    return found
 
 
 def _sum(start, values):

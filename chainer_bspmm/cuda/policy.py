@@ -476,7 +476,7 @@ def gated_weights_launch(n_rows, widths, has_state, vector, itemsize, device):
     )
 
 
-GATHER_WARPS = 8
+GATHER_WARPS, MAX_GATHER_WARPS = 8, 16  # of a block
 GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
 
 
@@ -490,7 +490,7 @@ def gather_launch(n_graphs, device):
     """
     most = GATHER_BLOCKS_PER_SM * device.n_sms
     graphs_per_block = max(GATHER_WARPS, -(-n_graphs // most))
-    warps = min(graphs_per_block, WARP)
+    warps = min(graphs_per_block, MAX_GATHER_WARPS)
     return Launch(
         (('VECTOR', 1),),
         (-(-n_graphs // graphs_per_block), 1, 1),

@@ -18,6 +18,7 @@ from chainer_bspmm.dataset.molecules import Molecules
 # What decides what is made of the same SMILES, and how it is written.
 SOURCES = ('cache.py', 'molecules.py', 'smiles.py')
 VARIABLE = 'CHAINER_BSPMM_CACHE_DIR'
+NAME_LENGTH, SUFFIX = 40, '.npz'
 MOST_BYTES = 2 * 2**30  # of all files; those not used for the longest time are removed
 
 
@@ -48,7 +49,7 @@ def path_for(smiles, preprocessor):
     # The lengths say where one ends, as a text may contain any separator.
     state.update(numpy.fromiter(map(len, smiles), numpy.int64, len(smiles)).tobytes())
     state.update(''.join(smiles).encode('utf-8', 'surrogatepass'))
-    return directory() / (state.hexdigest()[:40] + '.npz')
+    return directory() / (state.hexdigest()[:NAME_LENGTH] + SUFFIX)
 
 
 def read(path):
@@ -83,9 +84,7 @@ def write(path, molecules, canonical, kept, failures):
     arrays = {name: numpy.frombuffer(text.encode(), numpy.uint8) for name, text in texts.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=path.stem, suffix='.npz', delete=False
-        ) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.tmp', delete=False) as file:
             try:
                 numpy.savez(file, kept=kept, **arrays, **molecules.arrays())
                 file.close()
@@ -104,10 +103,11 @@ def write(path, molecules, canonical, kept, failures):
 
 
 def _remove_oldest(folder):
-    own = folder.glob('[0-9a-f]' * 40 + '*.npz')  # the folder may be one that holds other files
     total = 0
     with contextlib.suppress(OSError):  # another process removes files, too
-        for file in sorted(own, key=lambda file: -file.stat().st_mtime):
+        # By name: the folder that a user names may hold other files.
+        files = folder.glob('[0-9a-f]' * NAME_LENGTH + SUFFIX)
+        for file in sorted(files, key=lambda file: -file.stat().st_mtime):
             total += file.stat().st_size
             if total > MOST_BYTES:
                 file.unlink()

@@ -25,9 +25,8 @@ def relation_linear(
     term for the node itself ``+ sum_k W_self[c, k] x[i, k] + b_self[c]``. One node of the
     computational graph, differentiable to any order with respect to all but ``adj``.
 
-    If ``out_channels < in_channels``, features are mapped first, then summed over neighbours and
-    relations in one product; else neighbours are summed first and one GEMM does the rest. The
-    results differ by rounding only.
+    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory; else,
+    and on a host, products. The results differ by rounding only.
 
     Args:
         adj (BatchedCSR): n_nodes x (n_nodes * R), entry (i, j * R + r) is ``A_r[i, j]``.

@@ -149,7 +149,7 @@ def _tables_of(molecules):
             int(molecules.sizes.max(initial=0)),
             int(molecules.nnz.max(initial=0)),
             -1 if molecules.max_atom_id is None else molecules.max_atom_id,
-            molecules.n_relations == 1 and bool(molecules.symmetric.all()),
+            bool(molecules.symmetric.all()),
             {},
         )
     return found

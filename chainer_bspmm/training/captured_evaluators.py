@@ -32,10 +32,13 @@ class _Evaluation(Replays):
     eager_after = *Replays.eager_after, StepDiffers
 
     def evaluate(self, examples):
-        """Return name -> value of a batch, in new arrays on the device."""
+        """Return name -> value of a batch; the next one may overwrite the arrays.
+
+        Called in test mode.
+        """
         values = self._replayed(examples)
         if values is not None:
-            return state.copies(values)
+            return values
         values = self.eager(examples)
         for name, value in values.items():
             if self._reason is None and not isinstance(value, self.device.xp.ndarray):
@@ -43,11 +46,9 @@ class _Evaluation(Replays):
         return values
 
     def values(self, arrays, n_graphs=None):
-        with chainer.using_config('train', False), chainer.no_backprop_mode():
-            values = self._called(arrays)
         return {
             name: value.array if isinstance(value, chainer.Variable) else value
-            for name, value in values.items()
+            for name, value in self._called(arrays).items()
         }
 
 
@@ -74,7 +75,10 @@ class _Captured:
     _evaluation, _parts = None, ()
 
     def _results(self, kind):
-        """Yield name -> value for each batch, from a `kind` of evaluation."""
+        """Yield name -> value for each batch, from a `kind` of evaluation.
+
+        The next batch may overwrite the arrays.
+        """
         if self.eval_hook:
             self.eval_hook(self)
         iterator, target = self._iterators['main'], self._targets['main']
@@ -85,7 +89,11 @@ class _Captured:
             function, dataset = self.eval_func or target, getattr(iterator, 'dataset', None)
             self._evaluation, self._parts = kind(target, function, self.converter, dataset), parts
         iterator.reset()
-        with chainer.using_device(self.device):
+        with (
+            chainer.using_device(self.device),
+            chainer.using_config('train', False),
+            chainer.no_backprop_mode(),
+        ):
             for examples in _batches_of(iterator, self.converter):
                 yield self._evaluation.evaluate(examples)
 
@@ -119,7 +127,7 @@ class _CapturedOutputs(_Captured):
     """Copies what was predicted to the host once, at the end."""
 
     def evaluate(self):
-        results = list(self._results(_Outputs))
+        results = [state.copies(values) for values in self._results(_Outputs)]
         y, t = (_on_host([result[name] for result in results]) for name in 'yt')
         metrics = {name: metric(y, t) for name, metric in self.metrics_fun.items()}
         observation = {}

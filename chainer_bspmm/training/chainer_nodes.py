@@ -87,7 +87,9 @@ def _linear_backward(node, step, indexes, grad_outputs):
         return None
     x, W = (variable.array for variable in node.get_retained_inputs())
     gy = grad_outputs[0].array
-    given = {'W_self': W, 'b_self': gy} if 2 in indexes else {'W_self': W}
+    given = {'W_self': W}
+    if 2 in indexes:
+        given['b_self'] = W[:, 0]  # of its size; a bias is not read
     layer = _layer_of(x, given)
     if layer is None:
         return None

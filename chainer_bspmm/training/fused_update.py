@@ -84,9 +84,7 @@ class FusedUpdate:
         self._partials = None
         self._were_plain = False
         self._variants = (None,)  # those of the last plain step: comparing them takes no time
-        self._has_none = None in self._rules
-        self._hyperparams = self._parent = None  # as they were when the following was found
-        self._attributes, self._inherit = [], False
+        self._find_plain()
 
     def prepare(self):
         """Make missing states, scratch memory and kernels: after a first forward, before a capture.
@@ -117,13 +115,19 @@ class FusedUpdate:
                 for name in {variant, 'NONE'} if self._hooks else {variant}:
                     _load(first.array, dtype, name)
 
-    def variants(self):
+    def variants(self, is_unchanged=False):
         """Return which variant of the kernel updates each parameter (tuple; None: not updated).
 
         A captured graph is valid for as long as this is equal, and all parameters, gradients and
         states are the same arrays.
+
+        Args:
+            is_unchanged (bool): whether since the last call no rule was enabled or disabled, and
+                none was given another object of hyperparameters.
         """
         # Every step asks, and inherited options are slow to look up.
+        if not is_unchanged:
+            self._find_plain()
         self._were_plain = self._are_plain()
         if self._were_plain:
             variant = self._method.variant(self._optimizer.hyperparam)
@@ -154,9 +158,11 @@ class FusedUpdate:
             parameter, the learning rate with its bias correction first.
         """
         numbers_of, rules = self._method.numbers, self._rules
-        are_plain = self._were_plain if is_unchanged else self._are_plain()
+        if not is_unchanged:
+            self._find_plain()
+            self._were_plain = self._are_plain()
         of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
-        if are_plain:
+        if self._were_plain:
             self._optimizer.t += 1
             for rule in rules:
                 rule.t += 1
@@ -246,20 +252,22 @@ class FusedUpdate:
                         variant, positions, numbers, before, None, n_before, first, kinds[first:]
                     )
 
+    def _find_plain(self):
+        """Find whether all parameters are updated with hyperparameters that may be inherited."""
+        rules, self._parent = self._rules, self._optimizer.hyperparam
+        self._own = []  # the attributes of the rules' hyperparameters; empty: not all inherit
+        if all(
+            rule is not None and rule.enabled and rule.hyperparam.parent is self._parent
+            for rule in rules
+        ):
+            self._own = [vars(rule.hyperparam) for rule in rules]
+
     def _are_plain(self):
         """Return whether all parameters are updated, with the optimizer's hyperparameters."""
-        if not self._rules or self._has_none:
-            return False
-        # Hundreds of parameters: what can be asked of all at once is.
-        hyperparams, parent = [rule.hyperparam for rule in self._rules], self._optimizer.hyperparam
-        if hyperparams != self._hyperparams or parent is not self._parent:
-            self._hyperparams, self._parent = hyperparams, parent
-            self._attributes = list(map(vars, hyperparams))
-            self._inherit = all(own.parent is parent for own in hyperparams)
         return (
-            self._inherit
-            and max(map(len, self._attributes)) == 1  # _parent alone
-            and all([rule.enabled for rule in self._rules])
+            bool(self._own)
+            and self._optimizer.hyperparam is self._parent
+            and max(map(len, self._own)) == 1  # the parent alone: none overrides a hyperparameter
         )
 
     def _inherits(self):

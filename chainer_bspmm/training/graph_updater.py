@@ -111,6 +111,7 @@ class GraphUpdater(StandardUpdater):
         self._on_difference = on_difference
         self._warned = set()
         self._reason = None  # why no step can be captured
+        self._variants_key = None  # the guards' key when the update was asked for its variants
         self._seen = None, None, None  # key, loss_func, target that fitted the context last
         self._context = None  # made at the first step: a snapshot may change the seed until then
         self._resident = None
@@ -163,10 +164,14 @@ class GraphUpdater(StandardUpdater):
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers as error:  # after the eager step was done, and counted
             difference, reported = error, error.reported
-        except BaseException:
+        except BaseException as error:
             if fused is not None:
                 fused.count(-1)
-            raise
+            if not isinstance(error, CannotCapture):
+                raise
+            self._warn('GraphUpdater trains eagerly: ' + self._give_up(str(error)))
+            self._train_eagerly(examples)
+            return
         reporters = chainer.reporter._get_reporters()
         if reporters:
             if program.is_captured and type(reporters[-1]) is chainer.Reporter:
@@ -236,7 +241,11 @@ class GraphUpdater(StandardUpdater):
         name = None  # without a reporter reports are dropped, and the target needs no name
         if reporters:
             name = reporters[-1]._observer_names.get(id(self._optimizers['main'].target), '')
-        return None if fused is None else fused.variants(), name, key
+        variants = None
+        if fused is not None:
+            variants = fused.variants(is_unchanged=key is self._variants_key)
+            self._variants_key = key
+        return variants, name, key
 
     def _is_on_gpu(self):
         return self.input_device is not None and self.input_device.xp is cuda.cupy
@@ -299,7 +308,7 @@ class GraphUpdater(StandardUpdater):
             self._check_every,
         )
         self._made_for = self._parts(self._context.guards.key())
-        self._seen = None, None, None
+        self._seen, self._variants_key = (None, None, None), None
 
     def _parts(self, key):
         """Return what (list) a context is made for."""

@@ -29,7 +29,8 @@ class Guards:
     * attributes of links, and of the object that the loss is or belongs to: numbers, strings,
       tuples of these, arrays and functions;
     * parameters: their arrays, and whether they require a gradient;
-    * the optimizer: its hooks, its update rules and their states, and which are enabled;
+    * the optimizer: its hooks, its update rules and their states, and which are enabled; their
+      hyperparameters, by which a key is another object, but equal;
     * ``chainer.config``;
     * of the loss function, and of functions that it or a link refers to: the variables of its
       closure and the globals that it names, of the same kinds.
@@ -95,6 +96,7 @@ class Guards:
                     extend(hooks.values())
             values += [param.update_rule for param in self._target_params]
             values += [rule.enabled for rule in self._rules]
+            values += [rule.hyperparam for rule in self._rules]
             values += [rule._state for rule in self._rules]
             extend(itertools.chain.from_iterable(self._states))
         return tuple(values)

@@ -20,6 +20,7 @@ from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
+from chainer_bspmm.training.reports import Reports
 from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.training.step_program import SPARE_TOLERANCE
 from chainer_bspmm.user_code import warn
@@ -61,7 +62,19 @@ class _Outgoing:
 
 
 class _Program(Program):
-    """The prediction of one layout of a batch."""
+    """The prediction of one layout of a batch.
+
+    Args:
+        replays (Replays), batch, capacity: as in `Program`.
+    """
+
+    def __init__(self, replays, batch, capacity):
+        super().__init__(replays, batch, capacity)
+        self._reports = None  # made if there are numbers by name
+
+    def stage(self, batch):
+        row_address = 0 if self._reports is None else self._reports.next_row()
+        self._inputs.send(batch, 0, None, row_address)
 
     def capture(self, batch, examples):
         """Capture the prediction, once batches in the buffers give what they give eagerly.
@@ -71,6 +84,8 @@ class _Program(Program):
         """
         predictor = self._context
         expected = predictor.eager(examples)
+        if isinstance(expected, dict):
+            self._reports = Reports(predictor.device)
         again = predictor.eager(examples)
         differs = _difference(again, expected, predictor.model)
         if differs:
@@ -87,10 +102,12 @@ class _Program(Program):
                 'with rows that belong to no molecule at the end of a batch the model gives '
                 'another prediction: a link treats every row as an atom: %s' % differs
             )
-        self._values = self._capture(self._run, predictor.model)
+        self._values = self._capture(self._run_and_report, predictor.model)
 
     def replay(self, batch, examples):
         """Return the predictions of a batch, in the arrays that the next replay overwrites.
+
+        Single numbers, of a dict, are in arrays that last.
 
         Raises:
             CannotCapture: the first or second replay differs from the eager prediction, before
@@ -98,9 +115,12 @@ class _Program(Program):
         """
         self.stage(batch)
         self._replay()
+        values = self._values
+        if self._reports is not None:
+            values = dict(values, **self._reports.numbers())
         if self._is_check_due():
             predictor = self._context
-            differs = _difference(self._values, predictor.eager(examples), predictor.model)
+            differs = _difference(values, predictor.eager(examples), predictor.model)
             if differs:
                 text = (
                     'a replay gave another prediction than the model run eagerly: the model reads '
@@ -109,7 +129,19 @@ class _Program(Program):
                 )
                 raise (StepDiffers if self._n_replays > 1 else CannotCapture)(text)
         self._n_replays += 1
-        return self._values
+        return values
+
+    def _run_and_report(self):
+        values = self._run()
+        if self._reports is not None:
+            kind = self._context.device.xp.ndarray
+            numbers = {
+                name: value
+                for name, value in values.items()
+                if isinstance(value, kind) and self._reports.takes(value)
+            }
+            self._reports.write(numbers, self._inputs.row_address)
+        return values
 
     def _run(self):
         # What the model leaves in attributes, such as a loss, is memory of the graph.
@@ -208,11 +240,13 @@ class Replays:
         raise NotImplementedError
 
     def _replayed(self, examples):
-        """Return the values of a batch, which the next replay overwrites; None: run it eagerly."""
+        """Return the values of a batch, which the next replay overwrites; None: run it eagerly.
+
+        Called in test mode.
+        """
         reason = self._reason
         if reason is None:
-            with chainer.using_config('train', False), chainer.no_backprop_mode():
-                key = self.guards.key()
+            key = self.guards.key()
             reason = self.guards.blocking_hook()
         if reason is None:
             try:
@@ -278,7 +312,8 @@ class Predictor(Replays):
             if self.device.xp is not cuda.cupy:
                 self._outgoing = _Host(self.eager(examples))
             else:
-                values = self._replayed(examples)
+                with chainer.using_config('train', False), chainer.no_backprop_mode():
+                    values = self._replayed(examples)
                 self._outgoing = _Outgoing(self.eager(examples) if values is None else values)
         return self._outgoing
 

@@ -20,7 +20,8 @@ class _OnDevice(numpy.ndarray):
 
     @property
     def data(self):
-        return types.SimpleNamespace(mem=self if self.base is None else self.base)
+        memory = self if self.base is None else self.base
+        return types.SimpleNamespace(mem=memory, ptr=self.ctypes.data)
 
     def get(self):
         return numpy.array(self)

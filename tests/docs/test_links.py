@@ -47,3 +47,9 @@ def test_paths(page):
         if 'NAME' not in path and not any(list(folder.glob(path)) for folder in folders)
     ]
     assert not missing
+
+
+def test_every_piece_of_captured_steps_is_in_the_table():
+    text = (ROOT / 'docs/architecture.md').read_text()
+    modules = (ROOT / 'chainer_bspmm/training').glob('[!_]*.py')
+    assert [module.name for module in modules if f'`{module.name}`' not in text] == []

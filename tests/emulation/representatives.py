@@ -24,8 +24,10 @@ from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
+from chainer_bspmm.training import reports
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
@@ -548,12 +550,13 @@ def squared_error_gradient(device):
 
 
 def reported(device):
-    """Numbers of all sizes, to the second row."""
+    """Numbers of all sizes, to the second row, by two launches."""
     numbers = [device.put(numpy.array(5, kind)) for kind in ('f', 'd', 'e', 'i1', 'i8')]
     rows = device.put(numpy.full((2, len(numbers)), 2**64 - 1, numpy.uint64))
     device.reachable = [*numbers, rows[1]]
     to = Reports(types.SimpleNamespace(device=types.SimpleNamespace(id=0)))
-    to.write(dict(enumerate(numbers)), device.put(numpy.array([rows[1].ctypes.data], 'u8')))
+    with mock.patch.object(reports, '_N_VALUES', 3):
+        to.write(dict(enumerate(numbers)), device.put(numpy.array([rows[1].ctypes.data], 'u8')))
     expected = numpy.full(rows.shape, 2**64 - 1, numpy.uint64)
     for i, number in enumerate(numbers):
         expected[1, i : i + 1].view(number.dtype)[0] = number
@@ -561,17 +564,43 @@ def reported(device):
 
 
 def layer(device):
-    """Two relations of integers, rectified, by two blocks with two tiles each; with gradients."""
+    """Two relations, rectified, by two blocks with two tiles each; sums in two parts."""
+    spec = policy.Layer(8, 5, 2, True, False, True, 1, False, 'relu')
+    return _layer(device, spec)
+
+
+def dropped_layer(device):
+    """One relation that the rows themselves belong to, with dropout of results that may be 0."""
+    spec = policy.Layer(6, 6, 1, False, True, True, 1, False, 'identity')
+    return _layer(device, spec, dropout_ratio=0.5)
+
+
+def dropped_slices(device):
+    """Rectified, by blocks that share the columns of a result."""
+    spec = policy.Layer(8, 16, 1, False, False, False, 0, False, 'relu')
+    return _layer(device, spec, dropout_ratio=0.5, slices=2)
+
+
+def layer_of_degrees(device):
+    """Three matrices one after the other, as many biases, shared columns; sums in uneven parts."""
+    spec = policy.Layer(24, 24, 3, False, False, False, 3, True, 'identity')
+    return _layer(device, spec, slices=2)
+
+
+def _layer(device, spec, dropout_ratio=0.0, slices=1):
+    """Results and gradients of a layer of integers."""
     rng = numpy.random.RandomState(0)
-    n_rows, n_in, n_out = 60, 8, 5
-    A = rng.randint(1, 3, (2, n_rows, n_rows)) * (rng.uniform(size=(2, n_rows, n_rows)) < 0.1)
+    n_rows, n_in, n_out, n_relations = 60, *spec[:3]
+    shape = n_relations, n_rows, n_rows
+    A = rng.randint(1, 3, shape) * (rng.uniform(size=shape) < 0.1)
     A[0, 32:48] = A[0, :, 16:32] = 0  # a tile each way without the first relation
     x, gy = rng.randint(-2, 3, (n_rows, n_in)), rng.randint(-2, 3, (n_rows, n_out))
-    W, W_self = rng.randint(-2, 3, (2 * n_out, n_in)), rng.randint(-2, 3, (n_out, n_in))
-    b, b_self = rng.randint(-2, 3, 2 * n_out), rng.randint(-2, 3, n_out)
-    by_relation = W.reshape(n_out, 2, n_in).swapaxes(0, 1)
-    given = {'W': W, 'W_self': W_self, 'b': b, 'b_self': b_self}
-    given = {name: device.put(array.astype('f')) for name, array in given.items()}
+    W, W_self = rng.randint(-2, 3, (n_relations * n_out, n_in)), rng.randint(-2, 3, (n_out, n_in))
+    b, b_self = rng.randint(-2, 3, n_relations * n_out), rng.randint(-2, 3, (spec.n_biases, n_out))
+    has = dict(W=True, W_self=spec.has_self, b=spec.has_relation_bias, b_self=spec.n_biases)
+    given = {'W': W, 'W_self': W_self, 'b': b, 'b_self': b_self.ravel()}
+    given = {name: device.put(given[name].astype('f')) for name in given if has[name]}
+    draw = 3, 1, device.put(numpy.array([5], 'u8'))
 
     def rows(stacked):
         flat = scipy.sparse.csr_matrix(stacked.transpose(1, 0, 2).reshape(-1, n_rows))
@@ -581,49 +610,75 @@ def layer(device):
             data=device.put(flat.data.astype('f')),
         )
 
-    spec = policy.Layer(n_in, n_out, 2, True, False, True, 1, False, 'relu')
     small = policy.Device(1, 60 << 20)
     with (
         mock.patch.object(gpu.kernels, 'device', lambda device_id: small),
         mock.patch.object(gpu, 'sum_partials', summed),  # another kernel's
-        mock.patch.object(policy, 'LAYER_ROWS', (16,)),
+        mock.patch.multiple(policy, LAYER_ROWS=(16,), LAYER_SLICES=(slices,)),
+        mock.patch.object(policy, 'LAYER_THREADS', 64 if slices > 1 else policy.LAYER_THREADS),
     ):
         policy.layer_launch.cache_clear()
         features = device.put(x.astype('f'))
-        y = gpu.layer(spec, rows(A), features, given)
+        y = gpu.layer(spec, rows(A), features, given, dropout_ratio, draw)
         found = gpu.layer_grad(
-            spec, rows(A.transpose(0, 2, 1)), features, y, device.put(gy.astype('f')), given
+            spec,
+            rows(A.transpose(0, 2, 1)),
+            features,
+            y,
+            device.put(gy.astype('f')),
+            given,
+            dropout_ratio,
         )
         policy.layer_launch.cache_clear()
-    value = numpy.einsum('rij,jk,rck->ic', A, x, by_relation) + x @ W_self.T + b_self
-    value += numpy.einsum('rij,cr->ic', A, b.reshape(n_out, 2))
-    z = gy * (value > 0)
+    A[0] += spec.loop * numpy.eye(n_rows, dtype=int)
+    if spec.by_relation:
+        by_relation = W.reshape(n_relations, n_out, n_in)
+    else:
+        by_relation = W.reshape(n_out, n_relations, n_in).swapaxes(0, 1)
+    value = numpy.einsum('rij,jk,rck->ic', A, x, by_relation) + b_self.sum(axis=0)
+    value += has['W_self'] * (x @ W_self.T)
+    value += has['b'] * numpy.einsum('rij,cr->ic', A, b.reshape(n_out, n_relations))
+    factors = numpy.ones(value.shape)
+    if dropout_ratio:
+        factors = 2 * reference.kept(value.size, dropout_ratio, 3, 1, 5).reshape(value.shape)
+    if spec.activation == 'relu':
+        factors = factors * (value > 0)
+    z = gy * factors
     S = numpy.einsum('rij,ic->rjc', A, z)
-    expected = (
-        numpy.maximum(value, 0),
-        numpy.einsum('rjc,rck->jk', S, by_relation) + z @ W_self,
-        numpy.einsum('rjc,jk->crk', S, x),
-        z.T @ x,
-        S.sum(axis=1).T,
-        z.sum(axis=0),
-    )
-    return flat([y, *(found[name] for name in ('x', 'W', 'W_self', 'b', 'b_self'))]), flat(expected)
+    axes = 'rck' if spec.by_relation else 'crk'
+    expected = {
+        'x': numpy.einsum('rjc,rck->jk', S, by_relation) + has['W_self'] * (z @ W_self),
+        'W': numpy.einsum('rjc,jk->' + axes, S, x),
+        'W_self': z.T @ x,
+        'b': S.sum(axis=1).T,
+        'b_self': numpy.tile(z.sum(axis=0), (spec.n_biases if spec.by_relation else 1, 1)),
+    }
+    names = ['x', *(name for name in given)]
+    arrays = [array for name in names for array in _each(found[name])]
+    return flat([y, *arrays]), flat([value * factors, *(expected[name] for name in names)])
+
+
+def _each(found):
+    return found if isinstance(found, list) else [found]
 
 
 def partial_sums(device):
-    """Two results of several chunks, from many rows."""
-    source = device.put(integers((70, 100), 'f'))
-    device.reachable = [source]
-    empty = device._empty
-
-    def reachable(*arguments):
-        device.reachable.append(empty(*arguments))
-        return device.reachable[-1]
-
-    with mock.patch.object(gpu.cuda.cupy, 'empty', reachable):
-        found = gpu.sum_partials(source, [(1, (40,), 'f'), (50, (5, 10), 'f')])
-    sums = source.sum(axis=0)
-    return flat(found), flat([sums[1:41], sums[50:]])
+    """Two results of several chunks, one of which is the sum of two, from many rows."""
+    sources = [device.put(integers((n, 100), 'f', seed=n)) for n in (70, 9)]
+    device.reachable = list(sources)
+    pending = PendingSums()
+    first, second, third = (
+        pending.add(source, start, shape, 'f')
+        for source, start, shape in zip(
+            (sources[0], sources[1], sources[0]), (1, 20, 50), ((40,), (40,), (5, 10))
+        )
+    )
+    device.reachable += [first, third]
+    pending.chain(first, second)
+    pending.launch()
+    sums = sources[0].sum(axis=0)
+    expected = sums[1:41] + sources[1][:, 20:60].sum(axis=0)
+    return flat([first, third]), flat([expected, sums[50:]])
 
 
 def _on(device, adj):
@@ -680,7 +735,7 @@ KERNELS = {
     'bspmm_st_shared': (st_blocked, st_shared),
     'bspmm_st_global': (st_global,),
     'dropout': (dropped,),
-    'graph_linear': (layer,),
+    'graph_linear': (layer, dropped_layer, dropped_slices, layer_of_degrees),
     'sum_partials': (partial_sums,),
     'relation_rows': (rows_of_relations, rows_of_scaled_relations),
     'gather_batch': (gathered, gathered_folded),

@@ -221,4 +221,4 @@ def test_policy():
         blocks, threads = launch.grid[0], launch.block[0]
         assert launch.arguments[0] == n_graphs
         assert (blocks - 1) * launch.arguments[1] < n_graphs <= blocks * launch.arguments[1]
-        assert blocks <= 264 and threads % 32 == 0 and 256 <= threads <= 1024
+        assert blocks <= 264 and threads % 32 == 0 and 256 <= threads <= 512

@@ -170,7 +170,7 @@ SPECS = {
         n_relations=3, has_self=True, has_relation_bias=True, n_biases=1, activation='tanh'
     ),
     'relations alone': dict(n_relations=2),
-    'loop': dict(n_relations=1, loop=True, n_biases=1),
+    'loop': dict(n_relations=1, loop=True, has_relation_bias=True, n_biases=1),
     'linear': dict(n_biases=1, activation='relu'),
     'degrees': dict(n_relations=4, by_relation=True, n_biases=4, activation='sigmoid'),
 }
@@ -212,16 +212,17 @@ def test_dropout(device, widths, activation, dtype):
     check(device, dtype, spec, 19, ratio=0.3)
 
 
-def test_zeros_that_dropout_keeps_have_gradients(device):
-    spec, x = layer(4, 4), numpy.zeros((9, 4), 'f')
-    given = {'W_self': device.put(-numpy.eye(4, dtype='f'))}
+@pytest.mark.parametrize('dtype, value', [('f', 0), ('e', 2**-20)])  # -(2**-26) becomes -0
+def test_zeros_that_dropout_keeps_have_gradients(device, dtype, value):
+    spec, x = layer(4, 4), numpy.full((9, 4), value, dtype)
+    given = {'W_self': device.put(-numpy.eye(4, dtype=dtype) * numpy.dtype(dtype).type(2**-6))}
     draw = 3, 1, device.put(numpy.array([5], 'u8'))
     y = gpu.layer(spec, None, device.put(x), given, 0.5, draw)
     kept = reference.kept(36, 0.5, 3, 1, 5).reshape(9, 4)
     assert 0 < kept.sum() < 36 and not y.any()
-    ones = device.put(numpy.ones((9, 4), 'f'))
+    ones = device.put(numpy.ones((9, 4), dtype))
     gradients = gpu.layer_grad(spec, None, device.put(x), y, ones, given, 0.5)
-    numpy.testing.assert_array_equal(gradients['x'], -2.0 * kept)
+    numpy.testing.assert_array_equal(gradients['x'], -(2.0**-5) * kept)
 
 
 @pytest.mark.parametrize('widths', [(32, 48), (48, 32), (40, 48)])

@@ -3,9 +3,12 @@ import types
 import numpy
 import pytest
 
+import chainer
+
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import step
+from chainer_bspmm.functions import node
 
 from tests.emulation.kernel_cases import DTYPES, integers
 
@@ -87,6 +90,9 @@ def test_tied_parameters_are_summed_together(device, made, pending):
     for other in others:
         assert pending.chain(total, other)
     assert not pending.chain(total, others[0]), 'it is pending no more'
+    assert not pending.chain(total, total)
+    (half,) = gpu.sum_partials(sources[0], [(1, (50,), 'e')])
+    assert not pending.chain(total, half)
     pending.launch()
     check([total], numpy.concatenate(sources), [(1, (50,), 'f')])
 
@@ -107,3 +113,19 @@ def test_a_chain_ends_where_a_launch_has_no_more_places(device, made, pending):
     source = partials(device, 'f', 2, 4)
     total, *others = [gpu.sum_partials(source, [(0, (4,), 'f')])[0] for _ in range(81)]
     assert [pending.chain(total, other) for other in others] == [True] * 79 + [False]
+
+
+def test_gradients_of_one_variable(device, made, pending):
+    """Added up later where all are pending, else at once."""
+    source = partials(device, 'f', 9, 70)
+    first, second, third = (
+        chainer.Variable(array) for array in gpu.sum_partials(source, [(0, (33,), 'f')] * 3)
+    )
+    total = node._accumulated(first, second)
+    assert total is first and not device.launched
+    ready = chainer.Variable(numpy.ones(33, 'f'))
+    expected = source[:, :33].sum(axis=0)
+    for old, new, n in ((total, ready, 2), (ready, third, 1)):
+        numpy.testing.assert_array_equal(node._accumulated(old, new).array, n * expected + 1)
+    pending.launch()
+    assert len(device.launched) == 2

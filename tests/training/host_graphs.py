@@ -188,7 +188,7 @@ class HostFused:
     def prepare(self):
         pass
 
-    def variants(self):
+    def variants(self, is_unchanged=False):
         return ()
 
     def advance(self, is_unchanged=False):
@@ -233,7 +233,8 @@ def _stand_in_everywhere(monkeypatch):
     )
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
     monkeypatch.setattr(buffers, 'Staging', HostStaging)
-    monkeypatch.setattr(step_program, 'Reports', HostReports)
+    for module in (step_program, predictor):
+        monkeypatch.setattr(module, 'Reports', HostReports)
     for name in ('concatenate', 'stack'):
         monkeypatch.setattr(numpy, name, _as_cupy_joins(getattr(numpy, name)))
     for kind in (Classifier, Regressor):  # on the host they report Python numbers

@@ -131,9 +131,10 @@ def test_lists_of_everything_else(dataset):
 
 
 @pytest.mark.parametrize('name', DATA_SETS)
-@pytest.mark.parametrize('wrong', [99, -99])
+@pytest.mark.parametrize('wrong', [99, -99, 'the first past the end'])
 def test_a_number_that_is_wrong(dataset, name, wrong):
     part = DATA_SETS[name](dataset)
+    wrong = wrong if isinstance(wrong, int) else len(part)
     for take in (SerialIterator.next, lambda iterator: next_examples(iterator, CONVERTER)):
         iterator = SerialIterator(part, len(part), order_sampler=lambda order, _: order * 0 + wrong)
         with pytest.raises(IndexError):

@@ -222,6 +222,26 @@ def test_variants_follow_what_a_graph_cannot():
     assert 'adabound' in why_unsupported(optimizer)
 
 
+def test_hyperparameters_of_one_rule_are_seen_though_nothing_else_changed():
+    optimizer = optimizer_of()
+    update = FusedUpdate(optimizer)
+    before = update.variants()
+    own = optimizer.target.p002.update_rule.hyperparam
+    own.eps = 0.5
+    assert update.variants(is_unchanged=True) == before
+    assert update.advance(is_unchanged=True).reshape(4, -1)[:, 3].tolist() == [
+        1e-8,
+        1e-8,
+        0.5,
+        1e-8,
+    ]
+    own.amsgrad = True
+    assert update.variants(is_unchanged=True) != before
+    del own.eps, own.amsgrad
+    assert update.variants(is_unchanged=True) == before
+    assert set(update.advance(is_unchanged=True).reshape(4, -1)[:, 3]) == {1e-8}
+
+
 def test_numbers_of_another_shape_or_dtype():
     update = FusedUpdate(optimizer_of())
     for numbers in (numpy.zeros(3), numpy.zeros(update.n_numbers, 'f')):

@@ -5,8 +5,18 @@ import pytest
 
 import chainer
 from chainer import functions
+from chainer import optimizer_hooks
+from chainer import optimizers
+from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training import gradients
+from chainer_bspmm.training.graph_updater import GraphUpdater
+from tests.support import relative_error
+from tests.support.training import make_updater
+from tests.support.training import parameters
+from tests.support.training import run
+from tests.support.training import same_molecules
+from tests.support.training import small_model
 
 
 def parameter(device, shape, dtype='float32'):
@@ -59,6 +69,11 @@ def test_zeros_of_what_has_no_gradient(device):
     params += [parameter(device, (3,), 'float64'), parameter(device, (2,), 'float16')]
     params[2].grad = kept = device.xp.ones(4, 'f')
     gradients.zero_missing(params)
+    first, second = (
+        param.grad.ctypes.data if device.xp is numpy else param.grad.data.ptr
+        for param in params[:2]
+    )
+    assert second - first == gradients.ALIGNMENT
     for param in params:
         assert param.grad.shape == param.shape and param.grad.dtype == param.dtype
         assert param.grad.flags.c_contiguous
@@ -74,3 +89,32 @@ def test_nothing_is_missing(device):
     param.grad = grad = device.xp.ones(2, 'f')
     gradients.zero_missing([param])
     assert param.grad is grad
+
+
+class Shifted(chainer.Chain):
+    """A loss plus a parameter, whose gradient is that of the loss."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.inner, self.shift = small_model(), chainer.Parameter(numpy.ones((), 'f'))
+
+    def forward(self, *batch):
+        return self.inner(*batch) + self.shift
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_hooks_change_gradients_of_one_step_only(device, graphs):
+    found = []
+    for kind in (GraphUpdater, StandardUpdater):
+        updater = make_updater(
+            kind,
+            device,
+            Shifted(),
+            same_molecules(),
+            optimizers.SGD(0.01),
+            [optimizer_hooks.WeightDecay(0.5)],
+        )
+        run(updater, 4)
+        found.append(parameters(updater)['/shift'])
+    assert relative_error(*found) < 1e-6

@@ -144,6 +144,18 @@ def test_states_in_a_new_dict():
     assert guards.key() != before
 
 
+def test_other_hyperparameters():
+    """Their numbers may change at every step, so the key is equal; but the update looks again."""
+    model, optimizer, guards = guarded()
+    before = guards.key()
+    rule = model.predictor.inner.embed.W.update_rule
+    rule.hyperparam = chainer.optimizer.Hyperparameter(optimizer.hyperparam)
+    after = guards.key()
+    assert after == before and after is not before
+    rule.hyperparam.alpha = 0.5
+    assert guards.key() is after
+
+
 def test_what_every_step_replaces_is_no_change():
     model, _, guards = guarded()
     model.loss, model.cache, model.seen = chainer.Variable(numpy.zeros(1)), {}, []

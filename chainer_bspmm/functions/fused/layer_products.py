@@ -94,7 +94,7 @@ class AggregateFirst:
     def _degrees(self, x):
         """Return (n_nodes, R): what a constant feature becomes, row sums of every relation."""
         return self._adj.cached(
-            ('relation degrees', x.dtype),
+            ('relation degrees', x.dtype, self._loop),
             lambda: self._sum(self._adj.xp.ones((len(x), 1), x.dtype)),
         )
 

@@ -17,9 +17,13 @@ template <typename T> T rsqrt(T x) { return 1 / std::sqrt(x); }
 """
 
 
+# Options of NVRTC -> of g++.
+OPTIONS = {'--fmad=false': '-ffp-contract=off'}
+
+
 @functools.lru_cache(maxsize=None)
-def _build(text):
-    options = '-O1', '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC'
+def _build(text, options):
+    options = '-O1', '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC', *options
     path = cache.cached(
         lambda path: cache.compile_cpp(path, text, *options),
         '.so',
@@ -38,7 +42,7 @@ def _parameters(text):
         yield bool(raw), kind, name
 
 
-def elementwise(put, in_params, out_params, operation, name):
+def elementwise(put, in_params, out_params, operation, name, options=()):
     """Return a function that does what CuPy's ``ElementwiseKernel`` of these arguments does.
 
     put: makes a device array of a NumPy array. New outputs are full of NaN. What is not given as
@@ -96,7 +100,8 @@ def elementwise(put, in_params, out_params, operation, name):
         run = _build(
             '%s%s\nextern "C" void run(long size, %s)\n{\n'
             'for (long i = 0; i < size; ++i) {\n%s\n%s;\n}\n}\n'
-            % (HEADER, aliases, ', '.join(signature), '\n'.join(in_loop), operation)
+            % (HEADER, aliases, ', '.join(signature), '\n'.join(in_loop), operation),
+            tuple(OPTIONS[option] for option in options),
         )
         run(
             ctypes.c_long(int(numpy.prod(shape))),

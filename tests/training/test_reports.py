@@ -1,0 +1,58 @@
+"""Rows of reported numbers: which memory replays write to."""
+
+import types
+
+import pytest
+
+from chainer_bspmm.compat import late_sums
+from chainer_bspmm.training import reports
+
+ROW = 2 * reports.WIDTH  # bytes of a row of two numbers
+
+
+class Table:
+    """Stands for an array on a GPU."""
+
+    def __init__(self, address):
+        self.data = types.SimpleNamespace(ptr=address, mem=object())
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The `Reports` of a step that reports two numbers, the current stream, the tables made."""
+    stream, tables = types.SimpleNamespace(ptr=1), []
+
+    def empty(shape, dtype):
+        assert shape == (reports.N_ROWS, 2)
+        tables.append(Table((1 + len(tables)) << 30))
+        return tables[-1]
+
+    module = types.SimpleNamespace(get_current_stream=lambda: stream)
+    fake = types.SimpleNamespace(cupy=types.SimpleNamespace(empty=empty, cuda=module))
+    monkeypatch.setattr(reports, 'cuda', fake)
+    monkeypatch.setattr(reports.Reports, '_load', lambda self: lambda *launch: None)
+    found = reports.Reports(None)
+    found._kinds = [('loss', 'f'), ('mae', 'f')]
+    return found, stream, tables
+
+
+def test_every_replay_has_a_row(given):
+    found, _, tables = given
+    rows = [found.next_row() for _ in range(reports.N_ROWS + 2)]
+    first, second = (table.data.ptr for table in tables)
+    assert rows[:-2] == [first + ROW * i for i in range(reports.N_ROWS)]
+    assert rows[-2:] == [second, second + ROW]
+
+
+def test_another_stream_has_other_memory(given):
+    """Freed memory may be given to later work on the stream that it was allocated on."""
+    found, stream, tables = given
+    found.next_row()
+    stream.ptr = 2
+    assert found.next_row() == tables[1].data.ptr
+
+
+def test_values_need_no_copy_while_they_wait(given):
+    found, _, tables = given
+    found.next_row()
+    assert late_sums._lasting[id(tables[0].data.mem)] is tables[0]
