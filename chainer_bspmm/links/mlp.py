@@ -3,6 +3,7 @@
 from typing import Any
 
 from chainer import functions
+from chainer import links
 from chainer import Variable
 from chainer_chemistry.models import mlp
 
@@ -18,8 +19,14 @@ class MLP(Sparse, mlp.MLP):
 
     def forward(self, x: Any) -> Variable:
         """Map (n_graphs, ...), flattened as by Chainer's Linear, to (n_graphs, out_dim)."""
-        if x.ndim != 2:
-            x = functions.reshape(x, (len(x), -1))
-        for linear in self.layers:
-            x = activated(linear, x, self.activation)
-        return activated(self.l_out, x, functions.identity)
+        for link in self.layers:
+            x = _applied(link, x, self.activation)
+        return _applied(self.l_out, x, functions.identity)
+
+
+def _applied(link, x, activation):
+    if type(link) is not links.Linear or x.dtype.kind != 'f':
+        return activation(link(x))  # a link that the user put there, or Chainer's error
+    if x.ndim != 2:
+        x = functions.reshape(x, (len(x), -1))
+    return activated(link, x, activation)

@@ -5,6 +5,7 @@ import pytest
 
 import chainer
 from chainer import functions
+from chainer import links
 from chainer_chemistry.models.mlp import MLP as Dense
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.rsgcn import RSGCN
@@ -52,3 +53,30 @@ def test_a_head_alone_is_nothing_to_swap():
         with pytest.raises(ValueError, match='model: expected a graph convolution'):
             sparsify(chainer.ChainList(head))
         assert type(head) in (Dense, MLP)
+
+
+class Doubled(links.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    'link',
+    [Doubled(3, 3), chainer.Sequential(links.Linear(3, 3)), links.LayerNormalization(3)],
+    ids=lambda link: type(link).__name__,
+)
+def test_links_that_users_put_there_are_called(link):
+    x = numpy.random.RandomState(0).uniform(-1, 1, (4, 3)).astype('f')
+    for place in ('layers', 'l_out'):
+        head, own = Dense(3, 3), link.copy()
+        with head.init_scope():
+            delattr(head, place)
+            setattr(head, place, own if place == 'l_out' else chainer.ChainList(own))
+        expected = head(x).array
+        head.__class__ = MLP
+        assert relative_error(head(x).array, expected) < 1e-5
+
+
+def test_integers_are_refused():
+    with pytest.raises(chainer.utils.type_check.InvalidType):
+        MLP(2, 3)(numpy.ones((4, 3), 'i'))
