@@ -226,6 +226,9 @@ def row_softmax_grad(a, g):
 
 def embed_grad(ids, gy, n_types):
     dtype = host.compute_dtype(gy)
+    is_type = (ids >= 0) & (ids < n_types)
+    if not is_type.all():  # SciPy would write past its arrays
+        ids, gy = ids[is_type], gy[is_type]
     one_hot = scipy.sparse.csr_matrix(
         (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=(len(ids), n_types)
     )

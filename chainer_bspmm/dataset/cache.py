@@ -84,7 +84,9 @@ def write(path, molecules, canonical, kept, failures):
     arrays = {name: numpy.frombuffer(text.encode(), numpy.uint8) for name, text in texts.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.tmp', delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=path.stem, suffix='.tmp', delete=False
+        ) as file:
             try:
                 numpy.savez(file, kept=kept, **arrays, **molecules.arrays())
                 file.close()
@@ -105,8 +107,9 @@ def write(path, molecules, canonical, kept, failures):
 def _remove_oldest(folder):
     total = 0
     with contextlib.suppress(OSError):  # another process removes files, too
-        # By name: the folder that a user names may hold other files.
-        files = folder.glob('[0-9a-f]' * NAME_LENGTH + SUFFIX)
+        # By name, the unfinished ones of processes that were killed, too: the folder that a user
+        # names may hold other files.
+        files = folder.glob('[0-9a-f]' * NAME_LENGTH + '*')
         for file in sorted(files, key=lambda file: -file.stat().st_mtime):
             total += file.stat().st_size
             if total > MOST_BYTES:

@@ -60,3 +60,11 @@ def test_the_same_bits_again(xp):
         return cuda.to_cpu(table.grad).tobytes()
 
     assert len({gradient() for _ in range(5)}) == 1
+
+
+def test_rows_of_no_type_have_no_gradient(xp):
+    """Ids are not checked; those outside of the table must not write outside of its gradient."""
+    W = chainer.Variable(xp.ones((3, 2), 'f'))
+    ids = xp.array([-1, 0, 2, -3, 0], 'i')
+    chainer.functions.sum(embed_rows(ids, W)).backward()
+    numpy.testing.assert_array_equal(cuda.to_cpu(W.grad), [[2, 2], [0, 0], [1, 1]])
