@@ -140,7 +140,10 @@ def compare(args, deadline, task, place):
                     max(left, 0),
                 )
             except (RuntimeError, subprocess.TimeoutExpired) as error:
-                not_run[name] = '%s: %s' % (type(error).__name__, str(error)[-500:])
+                # A timeout's own text is the command, with the machine's folders.
+                is_late = isinstance(error, subprocess.TimeoutExpired)
+                why = '%s: %s' % (type(error).__name__, str(error)[-500:])
+                not_run[name] = 'the time of all runs was up' if is_late else why
                 print(data, method, name, not_run[name], flush=True)
                 continue
             cost['seconds'] = extrapolated(cost, EPOCHS)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import types
 
 import pytest
@@ -62,6 +63,18 @@ def test_what_fails_is_said(runs):
     assert not_run == {bench.CAPTURED: 'RuntimeError: exit status 1: no such thing'}
     assert found[bench.CAPTURED] == {} and found[bench.EAGER]['warm']['seconds'] == 53
     assert [name for name, _, _ in made].count(bench.CAPTURED) == 1
+
+
+def test_what_runs_out_of_time_is_said_without_folders(runs, monkeypatch):
+    def run(task, name, *rest):
+        if name == bench.UPSTREAM:
+            raise subprocess.TimeoutExpired(['/folder/python3', 'train.py'], 1.0)
+        return whole(task, name, *rest)
+
+    whole = bench.run
+    monkeypatch.setattr(bench, 'run', run)
+    _, not_run = bench.compare(arguments(), 1e9, TASK, None)
+    assert not_run == {bench.UPSTREAM: 'the time of all runs was up'}
 
 
 def test_bars():
