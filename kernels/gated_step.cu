@@ -26,6 +26,7 @@
 // Launch: block (THREADS), grid (ceil(n_rows / ROWS)), shared memory as cuda/policy.py, gated_launch, has
 // it, of which the constants here are the layout.
 #include "common.cuh"
+#include "copies.cuh"
 
 static_assert(VECTOR <= 4, "a quad is a number of vectors");
 static_assert(ROWS % PER == 0 && CHUNK % 4 == 0, "rows are dealt evenly, chunks are whole quads");
@@ -49,24 +50,7 @@ struct alignas(16) Quad {
 
 __device__ inline Quad &quad(Real *at) { return *reinterpret_cast<Quad *>(at); }
 
-// Copy a vector to shared memory; it is there after arrived() and a barrier. What is copied between two
-// calls of sent() arrives together.
-__device__ inline void bring(Real *to, const STORAGE *from)
-{
-#if __CUDA_ARCH__ >= 800
-    if (sizeof(STORAGE) == sizeof(Real)) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(
-                         (unsigned)__cvta_generic_to_shared(to)),
-                     "l"(from), "n"(sizeof(Vector))
-                     : "memory");
-        return;
-    }
-#endif
-    const Vector vector = *reinterpret_cast<const Vector *>(from);
-#pragma unroll
-    for (int e = 0; e < VECTOR; ++e) to[e] = widen(vector.element[e]);
-}
-
+// What is brought between two calls of sent() arrives together.
 __device__ inline void sent()
 {
 #if __CUDA_ARCH__ >= 800

@@ -14,6 +14,7 @@
 //
 // Launch: block (256), grid (tiles, parts), shared memory as cuda/policy.py, gated_weights_launch, has it.
 #include "common.cuh"
+#include "copies.cuh"
 
 static_assert(VECTOR <= 4, "a quad is a number of vectors");
 static_assert(PER == 4 || PER == 8, "a thread's elements are quads");
@@ -35,23 +36,6 @@ constexpr int B_AT = U_AT + (STATE ? WIDTH_H * WIDTH_H : 0), OF_MAP = B_AT + WID
 struct alignas(16) Quad {
     Real element[4];
 };
-
-// As in gated_step.cu.
-__device__ inline void bring(Real *to, const STORAGE *from)
-{
-#if __CUDA_ARCH__ >= 800
-    if (sizeof(STORAGE) == sizeof(Real)) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(
-                         (unsigned)__cvta_generic_to_shared(to)),
-                     "l"(from), "n"(sizeof(Vector))
-                     : "memory");
-        return;
-    }
-#endif
-    const Vector vector = *reinterpret_cast<const Vector *>(from);
-#pragma unroll
-    for (int e = 0; e < VECTOR; ++e) to[e] = widen(vector.element[e]);
-}
 
 __device__ inline void arrived()
 {

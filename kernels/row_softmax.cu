@@ -14,17 +14,7 @@
 // Launch: block (LANES, rows) with LANES * rows a multiple of 32, grid (ceil(n_rows / rows)). The lanes
 // of one row lie in one warp. No shared memory.
 #include "common.cuh"
-
-static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0, "LANES divides a warp");
-
-// The sum over the lanes of a row, the same on each.
-__device__ inline Real over_lanes(const unsigned group, Real sum)
-{
-#pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2)
-        sum += __shfl_xor_sync(group, sum, step, LANES);
-    return sum;
-}
+#include "lanes.cuh"
 
 __device__ inline Real largest_of_lanes(const unsigned group, Real largest)
 {
@@ -41,10 +31,9 @@ extern "C" __global__ void row_softmax(
     const int n_vectors)
 {
     const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    // All LANES threads of a row leave together, so the mask below names exactly those that stay.
+    // All LANES threads of a row leave together, so the group below is exactly those that stay.
     if (row >= n_rows) return;
-    const unsigned lane = (threadIdx.y * LANES + threadIdx.x) % 32;
-    const unsigned group = (LANES == 32 ? ~0u : (1u << (LANES % 32)) - 1u) << (lane - threadIdx.x);
+    const unsigned group = lanes_of_row();
     for (int term = 0; term < n_terms; ++term) {
         const long long first = ((long long)term * n_rows + row) * n_vectors;
         Vector *const own = a + first;
