@@ -59,6 +59,18 @@ def summaries_add_late(module):
             add_now(self, value, weight)
 
     kind.add = add
+    dict_kind = module.DictSummary
+    add_dict = dict_kind.add
+
+    @functools.wraps(add_dict)
+    def add_all(self, d):
+        for name, value in d.items():
+            if type(value) is cuda.ndarray and not value.ndim:  # the other tests take longer
+                self._summaries[name].add(value)
+            else:
+                add_dict(self, {name: value})
+
+    dict_kind.add = add_all
     for name in ('compute_mean', 'make_statistics', 'serialize'):
         setattr(kind, name, _up_to_date(getattr(kind, name), cuda))
 

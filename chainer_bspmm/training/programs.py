@@ -91,7 +91,7 @@ class Program:
             raise CannotCapture(blame(error, model)) from error
         return result
 
-    def _is_check_due(self):
+    def is_check_due(self):
         """Return whether the next replay is compared with the eager step."""
         number = self._n_replays + 1
         is_power = number & (number - 1) == 0

@@ -187,7 +187,7 @@ class StepProgram(Program):
             StepDiffers: this replay was checked and differs. Parameters, states, gradients and
                 links' attributes are then those of the eager step.
         """
-        if self._is_check_due():
+        if self.is_check_due():
             reported = self._checked_replay()
         else:
             self._replay()

@@ -72,7 +72,7 @@ def test_which_replays_are_checked(monkeypatch, every, expected):
         program, checked = training_programs.Program(context, None, None), []
         program.is_first = is_first
         for number in range(1, 5001):
-            if program._is_check_due():
+            if program.is_check_due():
                 checked.append(number)
             program._n_replays += 1
         powers = {2**i for i in range(11)}
