@@ -344,6 +344,29 @@ def mean_loss(
     return _module(x).mean_loss(kind, x, t, divisor, ignore_nan)
 
 
+def training_loss(
+    kind: str,
+    x: Any,
+    t: Any,
+    divisor: int | None = None,
+    ignore_nan: bool = False,
+    with_gradient: bool = True,
+) -> tuple[Any, Any, Any, Any]:
+    """Compute a :func:`mean_loss` and, by the same launch, what a training step needs with it.
+
+    Args:
+        kind (str): any but the accuracy; x, t, divisor, ignore_nan: the same.
+        with_gradient (bool): whether the gradient is needed.
+
+    Returns:
+        tuple of arrays: the loss and its divisor, the same; the binary accuracy of a cross entropy
+        whose labels are counted, else None; what :func:`mean_loss_grad` gives where gy is 1, or
+        None. On a GPU the last two are None where there are too many elements.
+    """
+    check.loss(kind, x, t)
+    return _module(x).training_loss(kind, x, t, divisor, ignore_nan, with_gradient)
+
+
 def mean_loss_grad(
     kind: str, x: Any, t: Any, gy: Any, divisor: Any, ignore_nan: bool = False
 ) -> Any:

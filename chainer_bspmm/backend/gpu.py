@@ -362,6 +362,22 @@ def mean_loss(kind, x, t, divisor=None, ignore_nan=False):
     return y, count
 
 
+def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
+    plans = policy.loss_launches(x.size)
+    if len(plans) > 1:
+        return (*mean_loss(kind, x, t, divisor, ignore_nan), None, None)
+    with device_of(x):
+        y, count, accuracy = cuda.cupy.empty((), x.dtype), None, None
+        if divisor is None:
+            count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
+        gx = None
+        if with_gradient and x.size <= policy.LOSS_ALONG:
+            gx = cuda.cupy.empty(x.shape, x.dtype)
+        along = accuracy, gx
+        _mean_loss(kind, x, t, None, y, count, NULL, divisor, ignore_nan, plans[0], along)
+    return y, count, accuracy, gx
+
+
 def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
     with device_of(x):
         gx = cuda.cupy.empty(x.shape, x.dtype)
@@ -372,8 +388,8 @@ def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
     return gx
 
 
-def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
-    """Launch kernels/mean_loss.cu."""
+def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, along=()):
+    """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
     run(
@@ -388,6 +404,7 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
             y,
             or_null(count),
             partial,
+            *map(or_null, along or (None, None)),
             *plan.arguments,
             numpy.float64(divisor or 0),
         ),
@@ -396,6 +413,7 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
             ('IGNORE_NAN', int(ignore_nan)),
             ('COUNTED', int(count is not None)),
             ('GRADIENT', int(gy is not None)),
+            ('ALONG', int(bool(along))),
         ),
     )
 

@@ -45,7 +45,7 @@ class StepProgram(Program):
         super().__init__(context, batch, capacity, n_numbers)
         self._deterministic = True
         self._puts_sums_off = False  # found by a trial
-        self._one = gradients.One(context.device)
+        self._one = self._inputs.step.one = gradients.One(context.device)
         self._reports = Reports(context.device)
         self._names = []  # of what the step reports
         self._copied = {}  # what is reported and is not a single number: name -> array
