@@ -94,7 +94,7 @@ class _Program(Program):
             )
         self.stage(batch)
         try:
-            differs = _difference(self._run(), expected, predictor.model)
+            differs = _difference(self.run(), expected, predictor.model)
         except Exception as error:
             raise CannotCapture(blame(error, predictor.model)) from error
         if differs:
@@ -132,7 +132,7 @@ class _Program(Program):
         return values
 
     def _run_and_report(self):
-        values = self._run()
+        values = self.run()
         if self._reports is not None:
             kind = self._context.device.xp.ndarray
             numbers = {
@@ -143,7 +143,8 @@ class _Program(Program):
             self._reports.write(numbers, self._inputs.row_address)
         return values
 
-    def _run(self):
+    def run(self):
+        """Return what is made of the batch in the buffers."""
         # What the model leaves in attributes, such as a loss, is memory of the graph.
         owners = self._context.guards.owners
         with chainer_nodes.under_way(self._inputs.step), state.attributes_kept(owners):
@@ -282,7 +283,10 @@ class Replays:
         layout = batch.form, batch.source, capacity, key
         program = self._programs.find(layout)
         if program is None:
-            self._programs.add(layout, _Program(self, batch, capacity))
+            program = _Program(self, batch, capacity)
+            if not self._programs:
+                self.capturer.compile_kernels(program.run)
+            self._programs.add(layout, program)
             return None
         if program.is_captured and not program.is_check_due():
             self._key = key

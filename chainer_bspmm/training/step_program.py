@@ -74,11 +74,12 @@ class StepProgram(Program):
                 )
         return reported
 
-    def check_spare_rows(self, in_arrays):
+    def check_spare_rows(self, in_arrays, is_first):
         """Compare the losses of the staged batch with and without spare rows; change nothing.
 
         Args:
             in_arrays (tuple): the same batch as an ordinary one, on the device.
+            is_first (bool): whether kernels of the step may still have to be compiled.
 
         Raises:
             CannotCapture: they differ, or the loss raises; an error in user code is raised again
@@ -90,6 +91,9 @@ class StepProgram(Program):
         results = []
         with context.capturer.ordered(), state.attributes_kept(context.guards.owners):
             for given in (in_arrays, in_arrays, None):
+                if is_first and given is not None:
+                    # Twice: where the first run makes parameters, it ends there.
+                    context.capturer.compile_kernels(self._try)
                 try:
                     with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
@@ -119,6 +123,12 @@ class StepProgram(Program):
                 'with rows that belong to no molecule at the end of a batch the model gives '
                 'another %s: a link or the loss treats every row as an atom' % differs
             )
+
+    def _try(self):
+        try:
+            self._compute()
+        finally:
+            self._context.optimizer.target.cleargrads()  # of a capture that is dropped
 
     def _can_put_sums_off(self, loss):
         """Return whether all gradients that are sums are those of parameters, read by nothing else.

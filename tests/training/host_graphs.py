@@ -72,12 +72,16 @@ class HostCapturer:
         self.guards = None
         self.n_captures = 0
         self.n_launches = 0
+        self.n_compiled = 0
 
     def ordered(self):
         return contextlib.nullcontext()
 
     def join(self):
         pass
+
+    def compile_kernels(self, function):
+        self.n_compiled += 1
 
     def capture(self, function):
         links = [*self._optimizer.target.links(), *(self.guards.links if self.guards else ())]
@@ -278,7 +282,7 @@ class PredictionGraphs:
         self.stream = contextlib.nullcontext()
         self.n_captures = self.n_launches = self.n_waiting = self.most_waiting = 0
         self.fail = None
-        self.n_freed = 0
+        self.n_freed = self.n_compiled = 0
 
     def capturer(self, device):
         return self
@@ -291,6 +295,9 @@ class PredictionGraphs:
 
     def free_unused(self):
         self.n_freed += 1
+
+    def compile_kernels(self, function):
+        self.n_compiled += 1
 
     def capture(self, function):
         if self.fail:
