@@ -120,7 +120,8 @@ def layer(
     Args:
         layer, x, given: of :func:`layer_of`.
         rows (BatchedCSR or None): (n_rows * R) x n_rows, ``sparse.relations.relation_rows``.
-        dropout_ratio (float): of the rectified result. draw: (seed, stream, counter) of a step.
+        dropout_ratio (float): of the result, after the activation.
+        draw (tuple or None): (seed, stream, counter) of a step, for dropout.
         out (array or None): where the result is written, C-contiguous; None: to a new array.
 
     Returns:

@@ -139,18 +139,21 @@ class StepProgram(Program):
         with _gradients_kept(self._context.guards.other_params):
             target = self._context.optimizer.target
             target.cleargrads()
-            sums = self._inputs.step.sums = PendingSums()
-            try:
-                loss.backward()
-            finally:
-                self._inputs.step.sums = None
-            is_safe = not sums.others_than(self._all_gradients())
+            _, is_safe = self._backward_without_sums(loss)
             target.cleargrads()
         return is_safe
 
-    def _all_gradients(self):
+    def _backward_without_sums(self, loss):
+        """Return the `PendingSums`, and whether all are gradients of parameters."""
+        step = self._inputs.step
+        sums = step.sums = PendingSums()
+        try:
+            loss.backward()
+        finally:
+            step.sums = None
         params = *self._context.optimizer.target.params(), *self._context.guards.other_params
-        return [param.grad for param in params if param.is_initialized]
+        gradients = [param.grad for param in params if param.is_initialized]
+        return sums, not sums.others_than(gradients)
 
     def capture(self):
         """Capture the step; nothing runs.
@@ -300,13 +303,8 @@ class StepProgram(Program):
         if not self._puts_sums_off:
             loss.backward()
             return
-        step = self._inputs.step
-        sums = step.sums = PendingSums()
-        try:
-            loss.backward()
-        finally:
-            step.sums = None
-        if sums.others_than(self._all_gradients()):
+        sums, is_safe = self._backward_without_sums(loss)
+        if not is_safe:
             raise CannotCapture('gradients of parameters are read before the update, or added up')
         sums.launch()
 
