@@ -97,17 +97,20 @@ def _catch_up(summary, cuda):
 
 def _fetched(waiting, cuda):
     """Return the values as NumPy scalars, by one copy for each table that they are from."""
-    found, others, tables = [None] * len(waiting), [], {}
+    found, others, places_in = [None] * len(waiting), [], {}
     for i, (value, table) in enumerate(waiting):
         if table is None:
             others.append(i)
-            continue
-        if id(table) not in tables:
-            with table.device:
-                tables[id(table)] = table.data.ptr, table.get().view(numpy.uint8).ravel()
-        start, numbers = tables[id(table)]
-        first = value.data.ptr - start
-        found[i] = numbers[first : first + value.itemsize].view(value.dtype)[0]
+        else:
+            places_in.setdefault((id(table), value.dtype), []).append(i)
+    for (_, dtype), places in places_in.items():
+        table = waiting[places[0]][1]
+        with table.device:
+            start, numbers = table.data.ptr, table.get().view(numpy.uint8).ravel()
+        firsts = numpy.array([waiting[i][0].data.ptr - start for i in places])
+        numbers = numbers[firsts[:, None] + numpy.arange(dtype.itemsize)].view(dtype)
+        for i, number in zip(places, numbers[:, 0]):
+            found[i] = number
     kinds = itertools.groupby(others, lambda i: (waiting[i][0].device, waiting[i][0].dtype))
     for (device, _), places in kinds:
         places = list(places)
