@@ -45,7 +45,8 @@ class Guards:
     Attributes:
         links (list of chainer.Link): the target's, and others that the function refers to.
         owners (list): the links, and the objects that the function is or belongs to.
-        other_params (list of chainer.Parameter): those of the other links.
+        params (list of chainer.Parameter): those of the links.
+        other_params (list of chainer.Parameter): those of them that are not the target's.
     """
 
     def __init__(self, target, function, optimizer=None):
@@ -87,7 +88,7 @@ class Guards:
             extend(of_owner)
         for function in self._functions:
             extend(_surroundings(function).values())
-        params = self._params
+        params = self.params
         values += [param._data[0] for param in params]
         values += [param._requires_grad for param in params]
         if self._optimizer is not None:
@@ -114,10 +115,10 @@ class Guards:
             _follow(thing, links, owners, functions)
         self.links = list(links.values())
         params = {id(param): param for link in self.links for param in link.params()}
-        self._params = list(params.values())
+        self.params = list(params.values())
         self._target_params = list(self._target.params())
         known = set(map(id, self._target_params))
-        self.other_params = [param for param in self._params if id(param) not in known]
+        self.other_params = [param for param in self.params if id(param) not in known]
         rules = []
         if self._optimizer is not None:
             rules = [param.update_rule for param in self._target_params]

@@ -285,7 +285,7 @@ class Replays:
         if program is None:
             program = _Program(self, batch, capacity)
             if not self._programs:
-                self.capturer.compile_kernels(program.run)
+                program.compile_kernels(program.run)
             self._programs.add(layout, program)
             return None
         if program.is_captured and not program.is_check_due():

@@ -5,6 +5,7 @@ import collections
 import chainer
 
 from chainer_bspmm.cuda import gemm
+from chainer_bspmm.training import state
 from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.user_code import is_user_code
@@ -52,7 +53,7 @@ class Program:
     """What is run for the batches of one layout: captured once, then replayed and checked.
 
     Args:
-        context: with the attributes capturer, blas, seed, device, and check_every.
+        context: with the attributes capturer, blas, seed, device, guards, and check_every.
         batch (HostBatch or DeviceBatch): the first of this layout.
         capacity (Capacity): of the buffers.
         n_numbers (int or None): how many float64 are sent along with every batch.
@@ -78,6 +79,15 @@ class Program:
     def stage(self, batch, counter=0, numbers=None):
         """Send a batch, the number of the step and the optimizer's numbers to the device."""
         self._inputs.send(batch, counter, numbers)
+
+    def compile_kernels(self, function):
+        """Compile the kernels that a function launches, several at a time; change nothing.
+
+        Ends at the first parameter that is still to be made.
+        """
+        guards = self._context.guards
+        with state.untouched(guards.owners, guards.params):
+            self._context.capturer.compile_kernels(function)
 
     def _capture(self, function, model):
         """Capture a function, and return what it returned; nothing runs.

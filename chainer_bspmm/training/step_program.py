@@ -92,8 +92,8 @@ class StepProgram(Program):
         with context.capturer.ordered(), state.attributes_kept(context.guards.owners):
             for given in (in_arrays, in_arrays, None):
                 if is_first and given is not None:
-                    # Twice: where the first run makes parameters, it ends there.
-                    context.capturer.compile_kernels(self._try)
+                    # Again after the first run, which makes the parameters that were missing.
+                    self.compile_kernels(self._try)
                 try:
                     with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))

@@ -81,6 +81,11 @@ class HostCapturer:
         pass
 
     def compile_kernels(self, function):
+        """Capture and drop it, as on a GPU."""
+        n_captures = self.n_captures
+        with contextlib.suppress(Exception):
+            self.capture(function)
+        self.n_captures = n_captures
         self.n_compiled += 1
 
     def capture(self, function):
@@ -297,6 +302,11 @@ class PredictionGraphs:
         self.n_freed += 1
 
     def compile_kernels(self, function):
+        """Capture and drop it, as on a GPU."""
+        n_captures = self.n_captures
+        with contextlib.suppress(Exception):
+            self.capture(function)
+        self.n_captures = n_captures
         self.n_compiled += 1
 
     def capture(self, function):
