@@ -238,7 +238,7 @@ class GraphUpdater(StandardUpdater):
         program.stage(
             batch, self.iteration, None if fused is None else numpy.zeros(fused.n_numbers)
         )
-        program.check_spare_rows(batch.arrays_on(self.input_device), not self._programs)
+        program.check_spare_rows(lambda: batch.arrays_on(self.input_device), not self._programs)
         # Lazy links have made their parameters now.
         for param in optimizer.target.params(include_uninit=False):
             if param.update_rule is not None and param.update_rule.enabled:

@@ -74,11 +74,11 @@ class StepProgram(Program):
                 )
         return reported
 
-    def check_spare_rows(self, in_arrays, is_first):
+    def check_spare_rows(self, ordinary, is_first):
         """Compare the losses of the staged batch with and without spare rows; change nothing.
 
         Args:
-            in_arrays (tuple): the same batch as an ordinary one, on the device.
+            ordinary (callable): returns the same batch (tuple) without any, on the device.
             is_first (bool): whether kernels of the step may still have to be compiled.
 
         Raises:
@@ -90,9 +90,11 @@ class StepProgram(Program):
         before = state.Copies(arrays)
         results = []
         with context.capturer.ordered(), state.attributes_kept(context.guards.owners):
+            if is_first:
+                self.compile_kernels(self._try)
+            in_arrays = ordinary()
             for given in (in_arrays, in_arrays, None):
-                if is_first and given is not None:
-                    # Again after the first run, which makes the parameters that were missing.
+                if is_first and len(results) == 1:  # and parameters that were missing are made
                     self.compile_kernels(self._try)
                 try:
                     with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
@@ -125,6 +127,8 @@ class StepProgram(Program):
             )
 
     def _try(self):
+        if self._context.fused is not None:
+            self._context.fused.load_kernels()
         try:
             self._compute()
         finally:
@@ -139,6 +143,7 @@ class StepProgram(Program):
         with _gradients_kept(self._context.guards.other_params):
             target = self._context.optimizer.target
             target.cleargrads()
+            self._one.give(loss)
             _, is_safe = self._backward_without_sums(loss)
             target.cleargrads()
         return is_safe

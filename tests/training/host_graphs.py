@@ -197,6 +197,8 @@ class HostFused:
     def prepare(self):
         pass
 
+    load_kernels = prepare
+
     def variants(self, is_unchanged=False):
         return ()
 
