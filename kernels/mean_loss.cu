@@ -117,8 +117,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1) mean_loss(
         const Real value = widen(x[i]);
         const Label label = t[i];
         sum[0] += term(value, label);
+#if HAS_LABELS
         if (COUNTED) sum[COUNTED] += label != -1;
         if (HAS_ACCURACY) sum[N_SUMS - 1] += (value >= 0) == label;
+#endif
     }
 #endif
 #pragma unroll

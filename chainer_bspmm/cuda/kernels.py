@@ -113,6 +113,9 @@ def compiled_together():
         _local.together = pool, set()
         try:
             yield
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
         finally:
             _local.together = None
 

@@ -72,16 +72,19 @@ class BetweenSteps:
         self._periods, self._at_epochs = [], False
         self._is_known = (
             type(trainer) is training.Trainer
+            and trainer.updater is updater
             and type(updater) is self._kind
             and vars(updater).keys().isdisjoint(('update', 'update_core'))
-            and all(map(self._knows, trainer._extensions.values()))
+            and all([self._knows(entry, updater) for entry in trainer._extensions.values()])
         )
 
-    def _knows(self, entry):
+    def _knows(self, entry, updater):
         """Return whether it is known when an extension may change anything, and remember when."""
         extension, trigger = entry.extension, entry.trigger
         if type(extension) in _HARMLESS and not _calls_users(extension):
-            return True
+            target = getattr(extension, '_optimizer', None)  # of a shift: any object
+            if target is None or target in updater.get_all_optimizers().values():
+                return True
         if trigger is util._never_fire_trigger:
             return True
         if type(trigger) is not IntervalTrigger or trigger.period != int(trigger.period):

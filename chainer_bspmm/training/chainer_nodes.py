@@ -167,7 +167,10 @@ _Loss = collections.namedtuple('_Loss', 'kind x t divisor ignore_nan accuracy gx
 
 
 def _loss(step, kind, x, t, divisor, ignore_nan=False):
-    """Return a loss and its divisor, and keep for later what came along with it."""
+    """Return a loss and its divisor, and keep for later what came along with it.
+
+    That is for the same array objects: nobody may write to them in between, as for any node.
+    """
     loss, count, *along = backend.training_loss(
         kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
     )

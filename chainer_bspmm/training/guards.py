@@ -18,6 +18,9 @@ BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
 # Contents are not watched. Every step makes such variables: replacing one is no change.
 OPAQUE = chainer.Variable, dict, list
 
+# Their code keeps no arrays but in attributes.
+KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'numpy', 'cupy'
+
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -45,6 +48,8 @@ class Guards:
     Attributes:
         links (list of chainer.Link): the target's, and others that the function refers to.
         owners (list): the links, and the objects that the function is or belongs to.
+        has_user_code (bool): whether what runs may be code of others than Chainer, Chainer
+            Chemistry, and this package.
         params (list of chainer.Parameter): those of the links.
         other_params (list of chainer.Parameter): those of them that are not the target's.
     """
@@ -125,6 +130,9 @@ class Guards:
         self._hooks = _hooks_of(self._optimizer, *rules)
         self._rules = [rule for rule in rules if rule is not None]
         self.owners = [*self.links, *owners.values()]
+        self.has_user_code = bool(functions) or any(
+            _is_of_user(part) for owner in (self._function, *self.owners) for part in _parts(owner)
+        )
         # Views show what is in a dict at the time. Making one takes half as long as reading it.
         self._attributes = [
             attributes.values()
@@ -240,6 +248,22 @@ def _follow_owner(thing, links, owners, functions):
             owners[id(thing)] = thing
             for value in vars(thing).values():
                 _follow(value, links, owners, functions)
+
+
+def _is_of_user(value):
+    """Return whether calling something may run a user's code."""
+    module = getattr(value, '__module__', None) or ''
+    return callable(value) and module.partition('.')[0] not in KNOWN
+
+
+def _parts(owner):
+    """Yield what may be called where an object is: itself, its attributes, and what is in them."""
+    yield owner
+    yield type(owner)
+    for value in getattr(owner, '__dict__', {}).values():
+        yield value
+        if isinstance(value, (dict, list, tuple, set)):
+            yield from value.values() if isinstance(value, dict) else value
 
 
 def _surroundings(function):

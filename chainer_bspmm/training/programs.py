@@ -83,9 +83,12 @@ class Program:
     def compile_kernels(self, function):
         """Compile the kernels that a function launches, several at a time; change nothing.
 
-        Ends at the first parameter that is still to be made.
+        Ends at the first parameter that is still to be made. Does nothing where a user's code would
+        run: it may keep arrays, such as constants, that nothing has written to.
         """
         guards = self._context.guards
+        if guards.has_user_code:
+            return
         with state.untouched(guards.owners, guards.params):
             self._context.capturer.compile_kernels(function)
 

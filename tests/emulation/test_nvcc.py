@@ -158,10 +158,10 @@ CONSTANTS = {
         )
         for kind, ignore_nan, counted, gradient, combine, along in (
             ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0, 1),
-            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0, 0),
+            ('SQUARED_ERROR', 0, 0, 0, 0, 1),
             ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0, 1),
             ('ABSOLUTE_ERROR', 1, 0, 1, 0, 0),
-            ('SQUARED_ERROR', 0, 0, 0, 0, 1),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0, 0),
             ('BINARY_ACCURACY', 0, 1, 0, 1, 0),
         )
     ],

@@ -1,6 +1,7 @@
 """`BetweenSteps`: when a Trainer may have changed what a step reads, and what follows from it."""
 
 import contextlib
+import types
 
 import numpy
 import pytest
@@ -145,6 +146,35 @@ def test_another_loop(tmp_path):
     updater.update = lambda: update()
     make_trainer(updater, tmp_path).run()
     assert not any(updater.told)
+
+
+def test_an_updater_inside_another(tmp_path):
+    class Outer(Updater):
+        def connect_trainer(self, trainer):
+            self.inner = Updater()
+            self.inner.connect_trainer(trainer)
+
+        def update(self):
+            self.inner.update()
+            self.iteration += 1
+
+    outer = Outer()
+    make_trainer(outer, tmp_path).run()
+    assert outer.inner.told == [False] * 10
+
+
+@pytest.mark.parametrize('is_main', [False, True])
+def test_a_shift_of_an_attribute(tmp_path, is_main):
+    """Of another object than the optimizer, such as a link."""
+    updater = Updater()
+    shifted = types.SimpleNamespace(rate=1.0, target=chainer.Link())
+    updater.get_all_optimizers = lambda: {'main': shifted} if is_main else {}
+    trainer = make_trainer(updater, tmp_path)
+    shift = extensions.ExponentialShift('rate', 0.9, optimizer=shifted)
+    trainer.extend(shift, trigger=(3, 'iteration'))
+    trainer.run()
+    looks = [i for i, told in enumerate(updater.told) if not told]
+    assert looks == ([0, 1] if is_main else [0, 1, 3, 6, 9])
 
 
 def test_steps_outside_of_the_loop(tmp_path):

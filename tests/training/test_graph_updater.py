@@ -92,7 +92,7 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('name', MODELS)
 def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
-    """By other threads, before the first step; the second try finds lazy parameters made."""
+    """By other threads, before the first step and after parameters were made that were missing."""
     compile_one, in_threads = kernels._compiled, {}
 
     def noted(*key):
@@ -104,8 +104,7 @@ def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
     updater = make_updater(GraphUpdater, device, make_model(name, classes=True), examples)
     run(updater, 1)
     if graphs is None:
-        n_others = sum(in_threads.values())
-        assert n_others > 10 and len(in_threads) - n_others < n_others / 2
+        assert sum(in_threads.values()) > len(in_threads) / 3
     run(updater, 20)
     assert len(updater._programs) > 1
     if graphs is not None:
