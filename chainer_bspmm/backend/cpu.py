@@ -249,7 +249,7 @@ def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True
     if count is not None:
         accuracy, _ = mean_loss('BINARY_ACCURACY', x, t)
     if with_gradient:
-        gx = mean_loss_grad(kind, x, t, 1, divisor or count, ignore_nan)
+        gx = mean_loss_grad(kind, x, t, 1, count if divisor is None else divisor, ignore_nan)
     return loss, count, accuracy, gx
 
 

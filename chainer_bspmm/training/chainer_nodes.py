@@ -174,7 +174,7 @@ def _loss(step, kind, x, t, divisor, ignore_nan=False):
     loss, count, *along = backend.training_loss(
         kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
     )
-    divisor = divisor or count
+    divisor = count if divisor is None else divisor
     step.losses.append(_Loss(kind, x, t, divisor, ignore_nan, *along))
     return loss, divisor
 
