@@ -63,6 +63,14 @@ def _replayed(values):
         _tape.replayed = None
 
 
+def _capture_and_drop(graphs, function):
+    n_captures = graphs.n_captures
+    with contextlib.suppress(Exception):
+        graphs.capture(function)
+    graphs.n_captures = n_captures
+    graphs.n_compiled += 1
+
+
 class HostCapturer:
     nbytes = 1
 
@@ -80,13 +88,7 @@ class HostCapturer:
     def join(self):
         pass
 
-    def compile_kernels(self, function):
-        """Capture and drop it, as on a GPU."""
-        n_captures = self.n_captures
-        with contextlib.suppress(Exception):
-            self.capture(function)
-        self.n_captures = n_captures
-        self.n_compiled += 1
+    compile_kernels = _capture_and_drop
 
     def capture(self, function):
         links = [*self._optimizer.target.links(), *(self.guards.links if self.guards else ())]
@@ -303,13 +305,7 @@ class PredictionGraphs:
     def free_unused(self):
         self.n_freed += 1
 
-    def compile_kernels(self, function):
-        """Capture and drop it, as on a GPU."""
-        n_captures = self.n_captures
-        with contextlib.suppress(Exception):
-            self.capture(function)
-        self.n_captures = n_captures
-        self.n_compiled += 1
+    compile_kernels = _capture_and_drop
 
     def capture(self, function):
         if self.fail:
