@@ -41,12 +41,7 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
     n_rows, n_channels = side.n_rows, x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
-        bits = address_bits(x, y)
-        has_residual = int(residual is not None)
-        if has_residual:
-            bits |= residual.data.ptr
-        else:
-            residual = NULL
+        bits = address_bits(x, y, residual)
         weights, data, order = values_of(adj, data, trans)
         device_id, itemsize = x.data.device_id, x.itemsize
         plan = policy.bspmm_launch(
@@ -64,8 +59,8 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
             'bspmm_csr',
             x.dtype.char,
             plan,
-            (side.indptr, side.indices, data, order, x, residual, y, *plan.arguments),
-            (('WEIGHTS', weights), ('RESIDUAL', has_residual)),
+            (side.indptr, side.indices, data, order, x, or_null(residual), y, *plan.arguments),
+            (('WEIGHTS', weights), ('RESIDUAL', int(residual is not None))),
         )
     return y
 
