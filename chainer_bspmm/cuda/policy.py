@@ -516,8 +516,9 @@ Layer = collections.namedtuple(
 LAYER_THREADS = 256
 LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
 LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
-# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes.
-LAYER_BLOCKS = {4: 6, 8: 2}
+# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes: one of
+# LAYER_THREADS, and of twice as many.
+LAYER_BLOCKS = {4: (6, 4), 8: (2, 1)}
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
@@ -555,13 +556,13 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
     gathered, produced = (n_out, n_in) if is_backward else (n_in, n_out)
     mapped = layer.n_relations + layer.has_self
     terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
-    if is_backward and mapped * n_in * n_out > LAYER_THREADS * LAYER_BLOCKS[real]:
-        return None
-    # Twice as many hide more of the latency of a single tile, and of several matrices.
+    # Twice as many hide more of the latency of several matrices, and of a single tile. There the
+    # gradient has more threads add up its weights' gradients than it gains.
     is_single = n_rows <= max(LAYER_ROWS) * device.n_sms
-    threads = LAYER_THREADS
-    if not is_backward and (is_single or mapped > 2):
-        threads *= 2
+    is_double = mapped > 2 and not is_single if is_backward else mapped > 2 or is_single
+    threads = LAYER_THREADS << is_double
+    if is_backward and mapped * n_in * n_out > threads * LAYER_BLOCKS[real][is_double]:
+        return None
 
     def shared_bytes(rows, splits):
         of_row = splits * produced * 4 + terms * gathered * 4 + 4
@@ -571,9 +572,10 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
             of_row += layer.n_relations
         return real * (mapped * n_out * 4 * (n_in * 4 + 4) + rows * of_row)
 
-    limit = device.shared_bytes - 4 * terms  # there is a little that is not dynamic
     fitting = {}  # rows -> splits
     for rows in LAYER_ROWS:
+        # Beside what is dynamic rows have patterns, and an order for each of the most warps.
+        limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // WARP)
         splits = max(1, min(threads // (produced * rows // 4), gathered))
         while splits > 1 and shared_bytes(rows, splits) > limit:
             splits //= 2

@@ -607,6 +607,9 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
     shape = n_relations, n_rows, n_rows
     A = rng.randint(1, 3, shape) * (rng.uniform(size=shape) < 0.1)
     A[0, 32:48] = A[0, :, 16:32] = 0  # a tile each way without the first relation
+    # Rows of the others with and without entries of each relation.
+    for r in range(n_relations):
+        A[r, r::4] = A[r, :, r::4] = 0
     x, gy = rng.randint(-2, 3, (n_rows, n_in)), rng.randint(-2, 3, (n_rows, n_out))
     W, W_self = rng.randint(-2, 3, (n_relations * n_out, n_in)), rng.randint(-2, 3, (n_out, n_in))
     b, b_self = rng.randint(-2, 3, n_relations * n_out), rng.randint(-2, 3, (spec.n_biases, n_out))
@@ -628,7 +631,7 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
         mock.patch.object(gpu.kernels, 'device', lambda device_id: small),
         mock.patch.object(gpu, 'sum_partials', summed),  # another kernel's
         mock.patch.multiple(policy, LAYER_ROWS=(16,), LAYER_SLICES=(slices,)),
-        mock.patch.object(policy, 'LAYER_THREADS', 64 if slices > 1 else policy.LAYER_THREADS),
+        mock.patch.object(policy, 'LAYER_THREADS', 32 if slices > 1 else policy.LAYER_THREADS),
     ):
         policy.layer_launch.cache_clear()
         features = device.put(x.astype('f'))
@@ -641,6 +644,7 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
             device.put(gy.astype('f')),
             given,
             dropout_ratio,
+            more=features,
         )
         policy.layer_launch.cache_clear()
     A[0] += spec.loop * numpy.eye(n_rows, dtype=int)
@@ -660,7 +664,7 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
     S = numpy.einsum('rij,ic->rjc', A, z)
     axes = 'rck' if spec.by_relation else 'crk'
     expected = {
-        'x': numpy.einsum('rjc,rck->jk', S, by_relation) + has['W_self'] * (z @ W_self),
+        'x': x + numpy.einsum('rjc,rck->jk', S, by_relation) + has['W_self'] * (z @ W_self),
         'W': numpy.einsum('rjc,jk->' + axes, S, x),
         'W_self': z.T @ x,
         'b': S.sum(axis=1).T,

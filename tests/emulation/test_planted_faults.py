@@ -57,14 +57,16 @@ PLAIN_FAULTS = [
     ('normalised_gradients', '- x_hat * product', ''),
     ('normalised_gradients', 'terms_of_gamma[n_vectors + c]', 'terms_of_gamma[n_vectors]'),
     ('normalised_gradients', '(group, sum, step', '(~0u, sum, step'),
-    ('layer', 'used[term];', 'used[0];'),
-    ('layer', 'has_any(used, block / (GQ * PQ))', 'has_any(used, 0)'),
+    ('layer', '!(pattern & bit_of(term))', '!(pattern & 1)'),
+    ('layer', 'has[i] = with;', 'has[i] = 1;'),
+    ('layer', 'alike &= is_set ? with : ~with;', ''),
+    ('layer', 'any |= patterns[own[i]];', 'any = patterns[own[i]];'),
+    ('layer', 'load(more + to, quad', 'load(more, quad'),
     ('layer', 'column[i][a] = indices[at];', 'column[i][a] = indices[begin];'),
     ('layer', 'rows + row * GATHERED, quad', 'rows + row * GATHERED, 0'),
     ('layer', 'y + row * GATHERED, quad', 'y + row * GATHERED, 0'),
     ('layer', 'relation += entry >= bound[i][r]', 'relation += entry > bound[i][r]'),
     ('layer', 'WEIGHTED ? widen(data[at]) : Real(1)', 'Real(1)'),
-    ('layer', 'atomicAdd(used + relation, 1);', 'atomicAdd(used, 1);'),
     ('layer', 'degrees[row * RELATIONS + relation] +=', 'degrees[row * RELATIONS + relation] ='),
     ('layer', 'widen(b[weight_row(c, relation)])', 'widen(b[c])'),
     ('layer', 'part * ROWS * PQ + u]', 'u]'),
@@ -97,7 +99,7 @@ PLAIN_FAULTS = [
     ('layer_of_degrees', 'c = first_out + quad * 4 + e', 'c = quad * 4 + e'),
     ('layer_of_degrees', 'relation * WIDTH_OUT + c :', 'c * RELATIONS + relation :'),
     ('layer_of_degrees', 'first_column = blockIdx.y * SLICE;', 'first_column = 0;'),
-    ('layer_of_degrees', 'PRODUCED + first_column, quad', 'PRODUCED, quad'),
+    ('layer_of_degrees', 'PRODUCED + first_column;', 'PRODUCED;'),
     (
         'layer_of_degrees',
         'row * WIDTH_IN + first_in, quad, SLICE_IN);\n        else',
@@ -382,8 +384,7 @@ MEMORY_FAULTS = [
 
 # By ThreadSanitizer alone: neither order of the threads changes the result.
 RACES_FAULTS = [
-    ('layer', 'if (RELATIONS > 1) __syncthreads();  // used is 0', ''),
-    ('layer', 'atomicAdd(used + relation, 1);', 'used[relation] += 1;'),
+    ('layer', 'order[place] = lane;\n    __syncwarp();', 'order[place] = lane;'),
     ('summed_by_type', 'own % WARPS == warp &&', ''),
     ('transposed', '        __syncthreads();\n    }\n    if (graph', '    }\n    if (graph'),
     ('transposed', '__popc(peers);\n        __syncwarp();', '__popc(peers);'),
