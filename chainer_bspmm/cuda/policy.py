@@ -516,8 +516,8 @@ Layer = collections.namedtuple(
 LAYER_THREADS = 256
 LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
 LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
-# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes: one of
-# LAYER_THREADS, and of twice as many.
+# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes: one
+# of LAYER_THREADS, and one of twice as many.
 LAYER_BLOCKS = {4: (6, 4), 8: (2, 1)}
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB

@@ -29,6 +29,7 @@ NAMES = [
     'gather_batch',
     'fused_update',
     'report',
+    'staged_copy',
     'edge_film',
     'layer_norm',
     'gated_step',

@@ -27,6 +27,7 @@ from chainer_bspmm.cuda import policy
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
+from chainer_bspmm.training import buffers
 from chainer_bspmm.training import reports
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
@@ -562,6 +563,17 @@ def squared_error_gradient(device):
     return gpu.mean_loss_grad('SQUARED_ERROR', *arguments), x - t
 
 
+def staged(device):
+    """Bytes for two blocks, the last of which has threads left over."""
+    n_quads = policy.BLOCK + 5
+    sent = device.put(numpy.arange(4 * n_quads, dtype='u4'))
+    to = device.put(numpy.zeros_like(sent))
+    plan = policy.row_threads(n_quads)
+    kernel = buffers.kernels.load(0, 'staged_copy', 'f', plan.defines)
+    kernel(plan.grid, plan.block, (sent, to, numpy.int32(n_quads)))
+    return to, sent
+
+
 def reported(device):
     """Numbers of all sizes, to the second row, by two launches."""
     numbers = [device.put(numpy.array(5, kind)) for kind in ('f', 'd', 'e', 'i1', 'i8')]
@@ -766,4 +778,5 @@ KERNELS = {
         squared_error_gradient,
     ),
     'report': (reported,),
+    'staged_copy': (staged,),
 }

@@ -206,6 +206,7 @@ CONSTANTS = {
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
     'report': [reports.DEFINES[1:]],
+    'staged_copy': [()],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.
