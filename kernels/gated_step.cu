@@ -9,7 +9,8 @@
 //     GRADIENT=0:  y, and what the gradient needs: h, z, and with a state r and reset = r s
 //     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients by the arguments of
 //                  h, z and r, from which gated_weights.cu makes those of the parameters
-//                  SAME=1: x is s; gx is the sum of both gradients, gs is not touched
+//     SAME=1:      x is s. W and U of z and r meet the same row: their sum is multiplied by it, once. gx is
+//                  the sum of both gradients, gs is not touched
 //
 // x (n_rows, WIDTH_X), m (n_rows, WIDTH_M), all other rows (n_rows, WIDTH_H); W (WIDTH_H,
 // WIDTH_X + WIDTH_M), U (WIDTH_H, WIDTH_H), biases (WIDTH_H), of one dtype. WIDTH_M may be 0. Biases may
@@ -17,9 +18,9 @@
 // arithmetic dtype in a fixed order: deterministic, no atomics. FP32 stays FP32: no tensor cores.
 //
 // A block owns ROWS rows, and takes the weights through shared memory, CHUNK of the summed elements at a
-// time, while those of the next STAGES - 1 chunks are on their way. A thread sums PER rows of four outputs of every map (of the
-// gradient: of PARTS quads of gx, gm and gs): 12 loads of 16 bytes for 192 multiplications. SPLIT threads
-// share the elements of a sum; their parts are added in order.
+// time, while those of the next STAGES - 1 chunks are on their way. A thread sums PER rows of four outputs
+// of every map, of the gradient PARTS quads of gx, gm and gs: with three of them 16 loads of 16 bytes for
+// 192 multiplications. SPLIT threads share the elements of a sum; their parts are added in order.
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
@@ -39,7 +40,7 @@ constexpr int padded(int n) { return (n + 3) / 4 * 4; }
 
 constexpr int MAPS = STATE ? 3 : 2;  // h, z, r
 constexpr int X = padded(WIDTH_X), XM = X + padded(WIDTH_M), OUT = padded(WIDTH_H);
-constexpr int ALL = XM + (STATE ? OUT : 0);  // columns of [W | U]
+constexpr int ALL = XM + (STATE && !SAME ? OUT : 0);  // columns of [W | U], of [W + U] if x is s
 constexpr int GROUPS = ROWS / PER;           // a thread owns rows g, g + GROUPS, ...
 // As many bytes more that the rows of eight neighbours lie in different banks.
 constexpr int PAD = 4;
@@ -76,6 +77,22 @@ __device__ inline void fetch(Real *to, const STORAGE *from, const int left)
         else
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) to[v + e] = 0;
+}
+
+// The same of the sum of two matrices.
+__device__ inline void fetch_sum(
+    Real *to, const STORAGE *one, const STORAGE *other, const int left)
+{
+#pragma unroll
+    for (int v = 0; v < 4; v += VECTOR) {
+        Vector a = {}, b = {};
+        if (v < left) {
+            a = *reinterpret_cast<const Vector *>(one + v);
+            b = *reinterpret_cast<const Vector *>(other + v);
+        }
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) to[v + e] = widen(a.element[e]) + widen(b.element[e]);
+    }
 }
 
 // Where the columns [k, k + 4) of [W | U] are, or those of [x | m | s].
@@ -124,9 +141,11 @@ __device__ inline Real total(const Real *parts, const int stride)
 
 constexpr int COLUMNS = OUT / 4;  // threads side by side; a thread owns outputs c, c + COLUMNS, ...
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
-// A row in shared memory: x, m, s; later r s, the argument of h, s.
-constexpr int STATE_AT = STATE && XM < 2 * OUT ? 2 * OUT : XM;
-constexpr int ROW = STATE_AT + (STATE ? OUT : 0) + PAD;
+// A row in shared memory: x, m, s; later r s, the argument of h, s; of x that is s: s, r s, the argument.
+constexpr int STATE_AT = SAME ? 0 : STATE && XM < 2 * OUT ? 2 * OUT : XM;
+constexpr int PRODUCT_AT = SAME ? OUT : 0, ARGUMENT_AT = PRODUCT_AT + OUT;
+constexpr int USED = SAME ? ARGUMENT_AT + OUT : STATE_AT + (STATE ? OUT : 0);
+constexpr int ROW = (USED < XM ? XM : USED) + PAD;
 constexpr int STRIDE = CHUNK + PAD;
 
 // sum[j][i] += the products of row j of a and row i of b.
@@ -173,9 +192,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                 const STORAGE *const from = map == 0   ? place.in(W_h, U_h)
                                             : map == 1 ? place.in(W_z, U_z)
                                                        : place.in(W_r, U_r);
-                for (int o = row; o < OUT; o += STEP)
-                    fetch(to + (map * OUT + o) * STRIDE, from + o * place.stride(),
-                          o < WIDTH_H ? place.left : 0);
+                const STORAGE *const of_state = map == 1 ? U_z : U_r;
+                const bool is_sum = SAME && map && k < X;
+                for (int o = row; o < OUT; o += STEP) {
+                    Real *const at = to + (map * OUT + o) * STRIDE;
+                    const int left = o < WIDTH_H ? place.left : 0;
+                    if (is_sum)
+                        fetch_sum(at, from + o * place.stride(), of_state + o * WIDTH_H + k, left);
+                    else
+                        fetch(at, from + o * place.stride(), left);
+                }
             }
         }
         sent();
@@ -260,8 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                 narrow(r[at], keep);
                 narrow(reset[at], product);
             }
-            to[o] = product;
-            to[OUT + o] = argument;
+            to[PRODUCT_AT + o] = product;
+            to[ARGUMENT_AT + o] = argument;
         }
     }
     if (!STATE) return;
@@ -271,7 +297,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     for (int q = part; q < OUT / 4; q += SPLIT) {
         Quad a[PER], b[4];
 #pragma unroll
-        for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + 4 * q);
+        for (int j = 0; j < PER; ++j)
+            a[j] = quad(rows + (g + j * GROUPS) * ROW + PRODUCT_AT + 4 * q);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             b[i] = quad(candidate + (c + i * COLUMNS) * (OUT + PAD) + 4 * q);
@@ -288,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         if (first + row >= n_rows || o >= WIDTH_H) continue;
         const long long at = (first + row) * WIDTH_H + o;
         const Real *const from = rows + row * ROW + o;
-        const Real value = tanh(total(sums + i, ROWS * OUT) + from[OUT]);
+        const Real value = tanh(total(sums + i, ROWS * OUT) + from[ARGUMENT_AT]);
         const Real state = from[STATE_AT];
         narrow(h[at], value);
         narrow(y[at], state + widen(z[at]) * (value - state));  // z: this thread's
@@ -297,8 +324,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 
 #else
 
-constexpr int PARTS = MAPS;                                      // quads of the result of a thread
-constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;           // it owns quads c, c + COLUMNS, ...
+constexpr int PARTS = STATE && !SAME ? 3 : 2;           // quads of the result of a thread
+constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;  // it owns quads c, c + COLUMNS, ...
 constexpr int WIDE = COLUMNS * PARTS * 4;
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
 // A row in shared memory: the gradients by the arguments of h, z, r, and gs without that by U.
@@ -350,8 +377,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                                             : map == 1 ? place.in(W_z, U_z)
                                                        : place.in(W_r, U_r);
                 // U of h has another factor than s.
-                fetch(to + row * WIDE, from + o * place.stride(),
-                      o < WIDTH_H && (map || !place.is_state) ? place.left : 0);
+                const int left = o < WIDTH_H && (map || !place.is_state) ? place.left : 0;
+                if (SAME && map && place.at < WIDTH_X)
+                    fetch_sum(to + row * WIDE, from + o * place.stride(),
+                              (map == 1 ? U_z : U_r) + o * WIDTH_H + place.at, left);
+                else
+                    fetch(to + row * WIDE, from + o * place.stride(), left);
             }
         sent();
     };
@@ -439,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
             for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + o);
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                if (STATE && o < OUT && 4 * p * COLUMNS >= XM) continue;  // no U of h here
+                if (ALL > XM && o < OUT && 4 * p * COLUMNS >= XM) continue;  // no U of h here
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     b[e] = reinterpret_cast<const Quad &>(
@@ -464,11 +495,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         Real value = total(parts + k, ROWS * WIDE);
         if (k < X) {
             if (k >= WIDTH_X) continue;
-            if (SAME) value += total(parts + XM + k, ROWS * WIDE) + by_s[k];
+            if (SAME) value += by_s[k];
             narrow(gx[at * WIDTH_X + k], value);
         } else if (k < XM) {
             if (k - X < WIDTH_M) narrow(gm[at * WIDTH_M + k - X], value);
-        } else if (!SAME) {
+        } else {
             if (k - XM < WIDTH_H) narrow(gs[at * WIDTH_H + k - XM], value + by_s[k - XM]);
         }
     }

@@ -5,7 +5,8 @@
 // g (MAPS, n_rows, WIDTH_H) from gated_step.cu; x, m, s, reset as there; all of one dtype. Row p of
 // partials, of the arithmetic dtype, has what block row p adds up over rows [p each, (p + 1) each): of
 // one map after the other gW (WIDTH_H, WIDTH_X + WIDTH_M), gU (WIDTH_H, WIDTH_H), gb (WIDTH_H). Every
-// element is written once. Rows of g that are not rows of a batch must be 0, or NaN meets them.
+// element is written once. SAME=1: x is s, and gU of z and r are the columns of gW that x has: what is
+// summed once is written to both. Rows of g that are not rows of a batch must be 0, or NaN meets them.
 //
 // A block owns a tile of TILE x TILE elements of one matrix, 64 threads with PER x PER each; four groups
 // of 64 take the rows in turn and are added in order: deterministic, no atomics.
@@ -29,7 +30,7 @@ constexpr int tiles(int n) { return (n + TILE - 1) / TILE; }
 
 constexpr int OUT_TILES = tiles(WIDTH_H);
 constexpr int X_TILES = tiles(WIDTH_X), XM_TILES = X_TILES + tiles(WIDTH_M);
-constexpr int COLUMN_TILES = XM_TILES + (STATE ? OUT_TILES : 0);
+constexpr int W_TILES = MAPS * OUT_TILES * XM_TILES;  // before those of U
 constexpr int U_AT = WIDTH_H * (WIDTH_X + WIDTH_M);
 constexpr int B_AT = U_AT + (STATE ? WIDTH_H * WIDTH_H : 0), OF_MAP = B_AT + WIDTH_H;
 
@@ -65,13 +66,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
 {
     extern __shared__ Quad shared[];
     Real *const memory = shared->element;  // (2, CHUNK, TILE) of g, then as much of the input
-    const int column = blockIdx.x % COLUMN_TILES, line = blockIdx.x / COLUMN_TILES;
+    const bool is_state = blockIdx.x >= W_TILES;
+    const int tile = blockIdx.x - (is_state ? W_TILES : 0);
+    const int columns = is_state ? OUT_TILES : XM_TILES;
+    const int column = tile % columns, line = tile / columns;
     const int first_out = line % OUT_TILES * TILE, map = line / OUT_TILES;
-    const bool is_x = column < X_TILES, is_state = column >= XM_TILES;
+    const bool is_x = !is_state && column < X_TILES;
     const STORAGE *const by = g + (long long)map * n_rows * WIDTH_H;
     const STORAGE *const input = is_x ? x : !is_state ? m : map ? s : reset;
     const int width = is_x ? WIDTH_X : is_state ? WIDTH_H : WIDTH_M;
-    const int first = (column - (is_x ? 0 : is_state ? XM_TILES : X_TILES)) * TILE;
+    const int first = (column - (is_x || is_state ? 0 : X_TILES)) * TILE;
     const int begin = blockIdx.y * each, end = n_rows - begin > each ? begin + each : n_rows;
 
     const int group = threadIdx.x / 64, across = threadIdx.x % 8, down = threadIdx.x / 8 % 8;
@@ -129,9 +133,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
     const int start = is_state ? U_AT : is_x ? 0 : WIDTH_X;
     for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) {
         const int o = first_out + i / TILE, k = first + i % TILE;
-        if (o < WIDTH_H && k < width) out[start + (long long)o * stride + k] = total[i];
+        if (o < WIDTH_H && k < width) {
+            out[start + (long long)o * stride + k] = total[i];
+            if (SAME && is_x && map) out[U_AT + (long long)o * WIDTH_H + k] = total[i];
+        }
     }
-    if (column == 0)
+    if (!is_state && column == 0)
         for (int i = threadIdx.x; i < TILE; i += THREADS)
             if (first_out + i < WIDTH_H) out[B_AT + first_out + i] = total_bias[i];
 }

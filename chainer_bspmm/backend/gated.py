@@ -22,8 +22,10 @@ def gated_step(x, message, state, parameters, is_tanh):
     given = [array for array in given if array is not None]
     if x.dtype.char not in kernels.STORAGE or any(array.dtype != x.dtype for array in given):
         return None
+    is_same = x is state
     with device_of(x):
-        x, message, state = map(contiguous, (x, message, state))
+        x, message = map(contiguous, (x, message))
+        state = x if is_same else contiguous(state)
         parameters = [tuple(map(contiguous, pair)) for pair in parameters]
         widths = _widths(x, message, parameters)
         matrices, biases = _by_map(parameters)
@@ -35,14 +37,15 @@ def gated_step(x, message, state, parameters, is_tanh):
         kept = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
         h, z, r, reset = (*kept, None, None)[:4]
         arrays = x, message, state, *matrices, *biases, y, h, z, r, reset
-        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)), ('SAME', 0)))
+        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)),))
     return y, kept
 
 
 def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
     is_same = x is state
     with device_of(x):
-        x, message, state, gy = map(contiguous, (x, message, state, gy))
+        x, message, gy = map(contiguous, (x, message, gy))
+        state = x if is_same else contiguous(state)
         parameters = [tuple(map(contiguous, pair)) for pair in parameters]
         widths = _widths(x, message, parameters)
         matrices, _ = _by_map(parameters)
@@ -56,7 +59,7 @@ def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
             gs = cuda.cupy.empty(state.shape, x.dtype)
         h, z, r, reset = (*kept, None, None)[:4]
         arrays = gy, state, h, z, r, *matrices, gx, gm, gs, g
-        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)), ('SAME', int(is_same))))
+        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)),))
         of_parameters = [None] * len(dtypes)
         if any(dtypes):
             of_parameters = _weights(g, x, message, state, reset, widths, dtypes)
@@ -70,6 +73,7 @@ def _weights(g, x, message, state, reset, widths, dtypes):
         len(x),
         widths,
         has_state,
+        x is state,
         _vector(widths, (g, x, message, state, reset)),
         numpy.dtype(arithmetic(x.dtype)).itemsize,
         kernels.device(x.data.device_id),
@@ -110,6 +114,7 @@ def _plan(x, message, state, matrices, widths, is_gradient):
         len(x),
         widths,
         state is not None,
+        x is state,
         is_gradient,
         _vector(widths, (x, message, state, *matrices)),
         numpy.dtype(arithmetic(x.dtype)).itemsize,
