@@ -42,6 +42,8 @@ constexpr int MAPS = STATE ? 3 : 2;  // h, z, r
 constexpr int X = padded(WIDTH_X), XM = X + padded(WIDTH_M), OUT = padded(WIDTH_H);
 constexpr int ALL = XM + (STATE && !SAME ? OUT : 0);  // columns of [W | U], of [W + U] if x is s
 constexpr int GROUPS = ROWS / PER;           // a thread owns rows g, g + GROUPS, ...
+// Whether all rows of all matrices are whole quads, and nothing is padded.
+constexpr bool WHOLE = WIDTH_X % 4 == 0 && WIDTH_M % 4 == 0 && WIDTH_H % 4 == 0;
 // As many bytes more that the rows of eight neighbours lie in different banks.
 constexpr int PAD = 4;
 
@@ -115,13 +117,28 @@ struct Place {
     __device__ int stride() const { return is_state ? WIDTH_H : WIDTH_X + WIDTH_M; }
 };
 
+// Whether the columns [k, k + 4) of a map are those of W + U.
+__device__ inline bool is_sum(const int map, const int k) { return SAME && map && k < X; }
+
+// Call copy(i) for i = 0, STEP, ... where row + i < COUNT, row < STEP.
+template <int COUNT, int STEP, typename Copy>
+__device__ inline void every(const int row, const Copy &copy)
+{
+#pragma unroll 8
+    for (int i = 0; i < COUNT; i += STEP)
+        if (i + STEP <= COUNT || row + i < COUNT) copy(i);
+}
+
 // Copy all of U_h.
 __device__ inline void fetch_whole(Real *to, const STORAGE *U)
 {
-    for (int i = threadIdx.x; i < OUT * OUT / 4; i += THREADS) {
-        const int o = i / (OUT / 4), k = i % (OUT / 4) * 4;
-        fetch(to + o * (OUT + PAD) + k, U + o * WIDTH_H + k, o < WIDTH_H ? WIDTH_H - k : 0);
-    }
+    constexpr int STEP = THREADS / (OUT / 4);
+    const int row = threadIdx.x / (OUT / 4), k = threadIdx.x % (OUT / 4) * 4;
+    if (row < STEP)
+        every<OUT, STEP>(row, [&](const int i) {
+            fetch(to + (row + i) * (OUT + PAD) + k, U + (row + i) * WIDTH_H + k,
+                  WHOLE ? 4 : row + i < WIDTH_H ? WIDTH_H - k : 0);
+        });
 }
 
 __device__ inline Real bias(const STORAGE *b, const int o) { return b ? widen(b[o]) : Real(0); }
@@ -147,6 +164,20 @@ constexpr int PRODUCT_AT = SAME ? OUT : 0, ARGUMENT_AT = PRODUCT_AT + OUT;
 constexpr int USED = SAME ? ARGUMENT_AT + OUT : STATE_AT + (STATE ? OUT : 0);
 constexpr int ROW = (USED < XM ? XM : USED) + PAD;
 constexpr int STRIDE = CHUNK + PAD;
+
+// Copy rows [first, first + ROWS) of a matrix; zeros for those beyond its last.
+template <int WIDTH>
+__device__ inline void fetch_rows(
+    Real *to, const STORAGE *matrix, const long long first, const int n_rows)
+{
+    constexpr int QUADS = (WIDTH + 3) / 4;
+    if constexpr (QUADS > 0)
+        for (int i = threadIdx.x; i < ROWS * QUADS; i += THREADS) {
+            const int row = i / QUADS, k = i % QUADS * 4;
+            fetch(to + row * ROW + k, matrix + (first + row) * WIDTH + k,
+                  first + row < n_rows ? WIDTH - k : 0);
+        }
+}
 
 // sum[j][i] += the products of row j of a and row i of b.
 __device__ inline void multiply(Real (&sum)[PER][4], const Quad (&a)[PER], const Quad (&b)[4])
@@ -185,37 +216,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         const int k = chunk * CHUNK + 4 * q;
         if (k < ALL && row < STEP) {
             const Place place(k);
-            Real *const to = weights + chunk % STAGES * (MAPS * OUT * STRIDE) + 4 * q;
+            const int stride = place.stride();
+            Real *const to = weights + chunk % STAGES * (MAPS * OUT * STRIDE) + row * STRIDE + 4 * q;
+            const auto left = [&](const int i) {
+                return WHOLE ? 4 : row + i < WIDTH_H ? place.left : 0;
+            };
 #pragma unroll
             for (int map = 0; map < MAPS; ++map) {
                 if (map == 0 && place.is_state) continue;  // U of h has another factor than s
-                const STORAGE *const from = map == 0   ? place.in(W_h, U_h)
-                                            : map == 1 ? place.in(W_z, U_z)
-                                                       : place.in(W_r, U_r);
-                const STORAGE *const of_state = map == 1 ? U_z : U_r;
-                const bool is_sum = SAME && map && k < X;
-                for (int o = row; o < OUT; o += STEP) {
-                    Real *const at = to + (map * OUT + o) * STRIDE;
-                    const int left = o < WIDTH_H ? place.left : 0;
-                    if (is_sum)
-                        fetch_sum(at, from + o * place.stride(), of_state + o * WIDTH_H + k, left);
-                    else
-                        fetch(at, from + o * place.stride(), left);
+                Real *const at = to + map * OUT * STRIDE;
+                const STORAGE *const from = (map == 0   ? place.in(W_h, U_h)
+                                             : map == 1 ? place.in(W_z, U_z)
+                                                        : place.in(W_r, U_r)) + row * stride;
+                if (is_sum(map, k)) {
+                    const STORAGE *const more = (map == 1 ? U_z : U_r) + row * WIDTH_H + k;
+                    every<OUT, STEP>(row, [&](const int i) {
+                        fetch_sum(at + i * STRIDE, from + i * stride, more + i * WIDTH_H, left(i));
+                    });
+                } else {
+                    every<OUT, STEP>(row, [&](const int i) {
+                        fetch(at + i * STRIDE, from + i * stride, left(i));
+                    });
                 }
             }
         }
         sent();
     };
-    for (int i = threadIdx.x; i < ROWS * (ALL / 4); i += THREADS) {
-        const int row = i / (ALL / 4), k = i % (ALL / 4) * 4;
-        const long long at = first + row;
-        const Place place(k);
-        const STORAGE *const from = k < X    ? x + at * WIDTH_X + k
-                                    : k < XM ? m + at * WIDTH_M + (k - X)
-                                             : s + at * WIDTH_H + place.at;
-        fetch(rows + row * ROW + (k < XM ? k : k + STATE_AT - XM), from,
-              at < n_rows ? place.left : 0);
-    }
+    fetch_rows<WIDTH_X>(rows, x, first, n_rows);
+    fetch_rows<WIDTH_M>(rows + X, m, first, n_rows);
+    if (STATE && !SAME) fetch_rows<WIDTH_H>(rows + STATE_AT, s, first, n_rows);
     for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
 
     const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
@@ -364,26 +393,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 
     constexpr int STEP = THREADS / (ALL / 4);
     static_assert(STEP >= 1, "a row of the weights has a thread for every quad");
-    // A thread copies the same columns of every few rows.
-    const Place place(threadIdx.x % (ALL / 4) * 4);
-    const int line = threadIdx.x / (ALL / 4);
+    // A thread copies the same columns of every few rows. No chunk has rows of two maps.
+    constexpr int OF_MAP = (OUT + CHUNK - 1) / CHUNK;
+    const int k = threadIdx.x % (ALL / 4) * 4, line = threadIdx.x / (ALL / 4);
+    const Place place(k);
     const auto load = [&](const int chunk) {
-        Real *const to = weights + chunk % STAGES * (CHUNK * WIDE) + threadIdx.x % (ALL / 4) * 4;
-        if (line < STEP)
-            for (int row = line; row < CHUNK; row += STEP) {
-                const int o = (chunk * CHUNK + row) % OUT, map = (chunk * CHUNK + row) / OUT;
-                if (map >= MAPS) break;
-                const STORAGE *const from = map == 0   ? place.in(W_h, U_h)
-                                            : map == 1 ? place.in(W_z, U_z)
-                                                       : place.in(W_r, U_r);
-                // U of h has another factor than s.
-                const int left = o < WIDTH_H && (map || !place.is_state) ? place.left : 0;
-                if (SAME && map && place.at < WIDTH_X)
-                    fetch_sum(to + row * WIDE, from + o * place.stride(),
-                              (map == 1 ? U_z : U_r) + o * WIDTH_H + place.at, left);
-                else
-                    fetch(to + row * WIDE, from + o * place.stride(), left);
+        const int map = chunk / OF_MAP, o = chunk % OF_MAP * CHUNK + line;
+        if (map < MAPS && line < STEP) {
+            Real *const to = weights + chunk % STAGES * (CHUNK * WIDE) + line * WIDE + k;
+            const int stride = place.stride();
+            const STORAGE *const from = (map == 0   ? place.in(W_h, U_h)
+                                         : map == 1 ? place.in(W_z, U_z)
+                                                    : place.in(W_r, U_r)) + o * stride;
+            const int columns = map || !place.is_state ? WHOLE ? 4 : place.left : 0;
+            // U of h has another factor than s.
+            const auto left = [&](const int i) {
+                return WIDTH_H % CHUNK == 0 || o + i < WIDTH_H ? columns : 0;
+            };
+            if (is_sum(map, k)) {
+                const STORAGE *const more = (map == 1 ? U_z : U_r) + o * WIDTH_H + k;
+                every<CHUNK, STEP>(line, [&](const int i) {
+                    fetch_sum(to + i * WIDE, from + i * stride, more + i * WIDTH_H, left(i));
+                });
+            } else {
+                every<CHUNK, STEP>(line, [&](const int i) {
+                    fetch(to + i * WIDE, from + i * stride, left(i));
+                });
             }
+        }
         sent();
     };
     if (STATE) {
@@ -454,23 +491,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 
     const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
     const int part = threadIdx.x / (COLUMNS * GROUPS);
-    constexpr int CHUNKS = (G + CHUNK - 1) / CHUNK;
     Quad sum[PARTS][PER] = {};
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    for (int chunk = 0; chunk < MAPS * OF_MAP; ++chunk) {
         arrived<STAGES - 2>();
         __syncthreads();  // and the chunk before has been used
         load(chunk + STAGES - 1);
+        const int map = chunk / OF_MAP, begin = chunk % OF_MAP * CHUNK;
         const Real *const from = weights + chunk % STAGES * (CHUNK * WIDE);
 #pragma unroll 1
         for (int q = part; q < CHUNK / 4; q += SPLIT) {
-            const int o = chunk * CHUNK + 4 * q;
-            if (o >= G) break;
+            const int o = begin + 4 * q;
+            if (o >= OUT) break;
             Quad a[PER], b[4];
 #pragma unroll
-            for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + o);
+            for (int j = 0; j < PER; ++j)
+                a[j] = quad(rows + (g + j * GROUPS) * ROW + map * OUT + o);
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                if (ALL > XM && o < OUT && 4 * p * COLUMNS >= XM) continue;  // no U of h here
+                if (ALL > XM && map == 0 && 4 * p * COLUMNS >= XM) continue;  // no U of h here
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     b[e] = reinterpret_cast<const Quad &>(
