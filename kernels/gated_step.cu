@@ -51,7 +51,60 @@ struct alignas(16) Quad {
     Real element[4];
 };
 
+// What a thread combines element by element, of one row.
+struct alignas(sizeof(Real) * VECTOR) Piece {
+    Real element[VECTOR];
+};
+constexpr int PIECES = OUT / VECTOR;  // of a row
+
 __device__ inline Quad &quad(Real *at) { return *reinterpret_cast<Quad *>(at); }
+__device__ inline Piece &piece(Real *at) { return *reinterpret_cast<Piece *>(at); }
+
+__device__ inline Piece read(const STORAGE *from)
+{
+    const Vector vector = *reinterpret_cast<const Vector *>(from);
+    Piece result;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) result.element[e] = widen(vector.element[e]);
+    return result;
+}
+
+// Write the bits of a vector. Elements that were calculated apart the compiler would store one by one.
+template <typename Bits> __device__ inline void put(STORAGE *to, const Bits &bits)
+{
+    *reinterpret_cast<Bits *>(to) = bits;
+}
+
+#if __CUDA_ARCH__
+__device__ inline void put(STORAGE *to, const uint2 &bits)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(bits.x), "r"(bits.y)
+                 : "memory");
+}
+
+__device__ inline void put(STORAGE *to, const uint4 &bits)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y),
+                 "r"(bits.z), "r"(bits.w)
+                 : "memory");
+}
+#endif
+
+__device__ inline void write(STORAGE *to, const Piece &piece)
+{
+    Vector vector;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) narrow(vector.element[e], piece.element[e]);
+    put(to, reinterpret_cast<const Word<sizeof(Vector)>::type &>(vector));
+}
+
+__device__ inline Piece operator+(const Piece &a, const Piece &b)
+{
+    Piece result;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) result.element[e] = a.element[e] + b.element[e];
+    return result;
+}
 
 // What is brought between two calls of sent() arrives together.
 __device__ inline void sent()
@@ -86,18 +139,11 @@ __device__ inline void fetch_sum(
     Real *to, const STORAGE *one, const STORAGE *other, const int left)
 {
 #pragma unroll
-    for (int v = 0; v < 4; v += VECTOR) {
-        Vector a = {}, b = {};
-        if (v < left) {
-            a = *reinterpret_cast<const Vector *>(one + v);
-            b = *reinterpret_cast<const Vector *>(other + v);
-        }
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) to[v + e] = widen(a.element[e]) + widen(b.element[e]);
-    }
+    for (int v = 0; v < 4; v += VECTOR)
+        piece(to + v) = v < left ? read(one + v) + read(other + v) : Piece{};
 }
 
-// Where the columns [k, k + 4) of [W | U] are, or those of [x | m | s].
+// Where the columns [k, k + 4) of [W | U] are.
 struct Place {
     bool is_state;
     int at, left;  // column, and how many the matrix has from there on
@@ -141,16 +187,16 @@ __device__ inline void fetch_whole(Real *to, const STORAGE *U)
         });
 }
 
-__device__ inline Real bias(const STORAGE *b, const int o) { return b ? widen(b[o]) : Real(0); }
+__device__ inline Piece bias(const STORAGE *b, const int o) { return b ? read(b + o) : Piece{}; }
 
 __device__ inline Real sigmoid(const Real x) { return tanh(x * Real(0.5)) * Real(0.5) + Real(0.5); }
 
 // The sum over the threads that share it; `stride` elements lie between their parts.
-__device__ inline Real total(const Real *parts, const int stride)
+__device__ inline Piece total(Real *parts, const int stride)
 {
-    Real sum = parts[0];
+    Piece sum = piece(parts);
 #pragma unroll
-    for (int part = 1; part < SPLIT; ++part) sum += parts[part * stride];
+    for (int part = 1; part < SPLIT; ++part) sum = sum + piece(parts + part * stride);
     return sum;
 }
 
@@ -287,36 +333,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                 sums[((part * ROWS + g + j * GROUPS) * MAPS + map) * OUT + c + i * COLUMNS] =
                     sum[map][j][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-        const int row = i / OUT, o = i % OUT;
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        const int row = i / PIECES, o = i % PIECES * VECTOR;
         const bool is_row = first + row < n_rows && o < WIDTH_H;
         const long long at = (first + row) * WIDTH_H + o;
-        const Real *const from = sums + row * MAPS * OUT + o;
+        Real *const from = sums + row * MAPS * OUT + o;
         constexpr int BETWEEN = ROWS * MAPS * OUT;
         if (!STATE) {
             if (!is_row) continue;
-            Real value = total(from, BETWEEN) + bias(b_h, o);
-            if (TANH) value = tanh(value);
-            const Real gate = sigmoid(total(from + OUT, BETWEEN) + bias(b_z, o));
-            narrow(h[at], value);
-            narrow(z[at], gate);
-            narrow(y[at], gate * value);
+            Piece value = total(from, BETWEEN) + bias(b_h, o);
+            Piece gate = total(from + OUT, BETWEEN) + bias(b_z, o), result;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                if (TANH) value.element[e] = tanh(value.element[e]);
+                gate.element[e] = sigmoid(gate.element[e]);
+                result.element[e] = gate.element[e] * value.element[e];
+            }
+            write(h + at, value);
+            write(z + at, gate);
+            write(y + at, result);
         } else {
-            Real *const to = rows + row * ROW;
-            Real argument = 0, product = 0;
+            Real *const to = rows + row * ROW + o;
+            Piece argument = {}, product = {};
             if (is_row) {
                 argument = total(from, BETWEEN) + (bias(b_h, o) + bias(c_h, o));
-                const Real update =
-                    sigmoid(total(from + OUT, BETWEEN) + (bias(b_z, o) + bias(c_z, o)));
-                const Real keep = sigmoid(
-                    total(from + (MAPS - 1) * OUT, BETWEEN) + (bias(b_r, o) + bias(c_r, o)));
-                product = keep * to[STATE_AT + o];
-                narrow(z[at], update);
-                narrow(r[at], keep);
-                narrow(reset[at], product);
+                Piece update = total(from + OUT, BETWEEN) + (bias(b_z, o) + bias(c_z, o));
+                Piece keep = total(from + (MAPS - 1) * OUT, BETWEEN) + (bias(b_r, o) + bias(c_r, o));
+                const Piece state = piece(to + STATE_AT);
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) {
+                    update.element[e] = sigmoid(update.element[e]);
+                    keep.element[e] = sigmoid(keep.element[e]);
+                    product.element[e] = keep.element[e] * state.element[e];
+                }
+                write(z + at, update);
+                write(r + at, keep);
+                write(reset + at, product);
             }
-            to[PRODUCT_AT + o] = product;
-            to[ARGUMENT_AT + o] = argument;
+            piece(to + PRODUCT_AT) = product;
+            piece(to + ARGUMENT_AT) = argument;
         }
     }
     if (!STATE) return;
@@ -339,15 +394,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         for (int i = 0; i < 4; ++i)
             sums[(part * ROWS + g + j * GROUPS) * OUT + c + i * COLUMNS] = last[j][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-        const int row = i / OUT, o = i % OUT;
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        const int row = i / PIECES, o = i % PIECES * VECTOR;
         if (first + row >= n_rows || o >= WIDTH_H) continue;
         const long long at = (first + row) * WIDTH_H + o;
-        const Real *const from = rows + row * ROW + o;
-        const Real value = tanh(total(sums + i, ROWS * OUT) + from[ARGUMENT_AT]);
-        const Real state = from[STATE_AT];
-        narrow(h[at], value);
-        narrow(y[at], state + widen(z[at]) * (value - state));  // z: this thread's
+        Real *const from = rows + row * ROW + o;
+        Piece value = total(sums + row * OUT + o, ROWS * OUT) + piece(from + ARGUMENT_AT), result;
+        const Piece state = piece(from + STATE_AT), gate = read(z + at);  // z: this thread's
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            value.element[e] = tanh(value.element[e]);
+            result.element[e] =
+                state.element[e] + gate.element[e] * (value.element[e] - state.element[e]);
+        }
+        write(h + at, value);
+        write(y + at, result);
     }
 }
 
@@ -429,27 +490,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     } else {
         for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
     }
-    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-        const int row = i / OUT, o = i % OUT;
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        const int row = i / PIECES, o = i % PIECES * VECTOR;
         const long long at = (first + row) * WIDTH_H + o;
-        Real by_h = 0, by_z = 0, by_s = 0;
+        Piece by_h = {}, by_z = {}, by_s = {};
         if (first + row < n_rows && o < WIDTH_H) {
-            const Real upstream = widen(gy[at]), value = widen(h[at]), gate = widen(z[at]);
-            const Real slope = TANH ? 1 - value * value : Real(1);
-            by_h = upstream * gate * slope;
-            if (STATE) {
-                by_z = upstream * (value - widen(s[at])) * gate * (1 - gate);
-                by_s = upstream - upstream * gate;
-            } else {
-                by_z = upstream * gate * value * (1 - gate);
+            const Piece of_y = read(gy + at), of_h = read(h + at), of_z = read(z + at);
+            const Piece of_s = STATE ? read(s + at) : Piece{};
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                const Real upstream = of_y.element[e], value = of_h.element[e];
+                const Real gate = of_z.element[e];
+                const Real slope = TANH ? 1 - value * value : Real(1);
+                by_h.element[e] = upstream * gate * slope;
+                by_z.element[e] = upstream * (value - of_s.element[e]) * gate * (1 - gate);
+                by_s.element[e] = upstream - upstream * gate;
             }
-            narrow(g_all[at], by_h);
-            narrow(g_all[size + at], by_z);
+            write(g_all + at, by_h);
+            write(g_all + size + at, by_z);
         }
         Real *const to = rows + row * ROW + o;
-        to[0] = by_h;
-        to[OUT] = by_z;
-        if (STATE) to[G] = by_s;
+        piece(to) = by_h;
+        piece(to + OUT) = by_z;
+        if (STATE) piece(to + G) = by_s;
     }
     if (STATE) {
         arrived<0>();
@@ -474,18 +537,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                 quad(by_reset + (part * ROWS + g + j * GROUPS) * OUT + k) = sum[j];
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-            const int row = i / OUT, o = i % OUT;
+        for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+            const int row = i / PIECES, o = i % PIECES * VECTOR;
             const long long at = (first + row) * WIDTH_H + o;
             Real *const to = rows + row * ROW + o;
-            Real by_r = 0;
+            Piece by_r = {};
             if (first + row < n_rows && o < WIDTH_H) {
-                const Real by_product = total(by_reset + i, ROWS * OUT), keep = widen(r[at]);
-                by_r = by_product * widen(s[at]) * keep * (1 - keep);
-                to[G] += by_product * keep;
-                narrow(g_all[2 * size + at], by_r);
+                const Piece of_r = read(r + at), of_s = read(s + at);
+                Piece by_product = total(by_reset + row * OUT + o, ROWS * OUT);
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) {
+                    const Real keep = of_r.element[e];
+                    by_r.element[e] =
+                        by_product.element[e] * of_s.element[e] * keep * (1 - keep);
+                    by_product.element[e] *= keep;
+                }
+                piece(to + G) = piece(to + G) + by_product;
+                write(g_all + 2 * size + at, by_r);
             }
-            to[2 * OUT] = by_r;
+            piece(to + 2 * OUT) = by_r;
         }
     }
 
@@ -525,20 +595,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         for (int p = 0; p < PARTS; ++p)
             quad(sums + (part * ROWS + g + j * GROUPS) * WIDE + 4 * (c + p * COLUMNS)) = sum[p][j];
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * ALL; i += THREADS) {
-        const int row = i / ALL, k = i % ALL;
+    for (int i = threadIdx.x; i < ROWS * (ALL / VECTOR); i += THREADS) {
+        const int row = i / (ALL / VECTOR), k = i % (ALL / VECTOR) * VECTOR;
         const long long at = first + row;
         if (at >= n_rows) continue;
-        const Real *const parts = sums + row * WIDE, *const by_s = rows + row * ROW + G;
-        Real value = total(parts + k, ROWS * WIDE);
+        Real *const by_s = rows + row * ROW + G;
+        const Piece value = total(sums + row * WIDE + k, ROWS * WIDE);
         if (k < X) {
-            if (k >= WIDTH_X) continue;
-            if (SAME) value += by_s[k];
-            narrow(gx[at * WIDTH_X + k], value);
+            if (k < WIDTH_X) write(gx + at * WIDTH_X + k, SAME ? value + piece(by_s + k) : value);
         } else if (k < XM) {
-            if (k - X < WIDTH_M) narrow(gm[at * WIDTH_M + k - X], value);
+            if (k - X < WIDTH_M) write(gm + at * WIDTH_M + k - X, value);
         } else {
-            if (k - XM < WIDTH_H) narrow(gs[at * WIDTH_H + k - XM], value + by_s[k - XM]);
+            if (k - XM < WIDTH_H) write(gs + at * WIDTH_H + k - XM, value + piece(by_s + k - XM));
         }
     }
 }

@@ -29,7 +29,7 @@ def gated_step(x, message, state, parameters, is_tanh):
         parameters = [tuple(map(contiguous, pair)) for pair in parameters]
         widths = _widths(x, message, parameters)
         matrices, biases = _by_map(parameters)
-        plan = _plan(x, message, state, matrices, widths, False)
+        plan = _plan(x, message, state, (*matrices, *biases), widths, False)
         if plan is None or _plan(x, message, state, matrices, widths, True) is None:
             return None
         y = cuda.cupy.empty((len(x), widths[2]), x.dtype)
@@ -49,7 +49,7 @@ def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
         parameters = [tuple(map(contiguous, pair)) for pair in parameters]
         widths = _widths(x, message, parameters)
         matrices, _ = _by_map(parameters)
-        plan = _plan(x, message, state, matrices, widths, True)
+        plan = _plan(x, message, state, (*matrices, gy), widths, True)
         n_maps = 2 + (state is not None)
         g = cuda.cupy.empty((n_maps, len(x), widths[2]), x.dtype)
         gx = cuda.cupy.empty(x.shape, x.dtype)
@@ -107,7 +107,7 @@ def _by_map(parameters):
     return [W for W, _ in pairs], [b for _, b in pairs]
 
 
-def _plan(x, message, state, matrices, widths, is_gradient):
+def _plan(x, message, state, others, widths, is_gradient):
     if not (len(x) and widths[0] and widths[2]):
         return None
     return policy.gated_launch(
@@ -116,7 +116,7 @@ def _plan(x, message, state, matrices, widths, is_gradient):
         state is not None,
         x is state,
         is_gradient,
-        _vector(widths, (x, message, state, *matrices)),
+        _vector(widths, (x, message, state, *others)),
         numpy.dtype(arithmetic(x.dtype)).itemsize,
         kernels.device(x.data.device_id),
     )
