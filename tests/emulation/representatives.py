@@ -175,14 +175,21 @@ def recurrent(device):
     return _gated(device, (6, 3, 5), True)
 
 
+def recurrent_rows(device):
+    """The state is x; what a chunk has is x's and the message's."""
+    return _gated(device, (5, 30, 5), True, is_same=True)
+
+
 def gated_rows(device):
     """Without a message, and with more inputs than a chunk has."""
     return _gated(device, (37, 0, 2), False)
 
 
-def _gated(device, widths, has_state):
+def _gated(device, widths, has_state, is_same=False):
     """Which elements of the results are about right, of 19 rows in three blocks."""
-    given = arrays(19, widths, has_state)
+    given = list(arrays(19, widths, has_state))
+    if is_same:
+        given[3] = given[1]
     gy, x, message, state, pairs = [
         [tuple(device.put(array.astype('f')) for array in pair) for pair in item]
         if isinstance(item, list)
@@ -191,6 +198,7 @@ def _gated(device, widths, has_state):
         else device.put(item.astype('f'))
         for item in given
     ]
+    state = x if is_same else state
     y, kept = gated.gated_step(x, message, state, pairs, has_state)
     # Sums over the rows: the gradients of parameters are another kernel's.
     with mock.patch.object(gated, '_weights', lambda g, *_: list(g.sum(axis=1))):
@@ -206,11 +214,23 @@ def _gated(device, widths, has_state):
 
 def weights_of_gates(device):
     """Two tiles of one input, and two parts of the rows, of which the last is short."""
-    n_rows, widths = 70, (33, 3, 5)
+    return _weights_of_gates(device, (33, 3, 5), False)
+
+
+def weights_of_recurrent_rows(device):
+    """The state is x, whose width is two tiles."""
+    return _weights_of_gates(device, (33, 3, 33), True)
+
+
+def _weights_of_gates(device, widths, is_same):
+    n_rows = 70
     g = integers((3, n_rows, widths[2]), 'f', seed=1)
     x, message = (integers((n_rows, width), 'f', seed=width) for width in widths[:2])
     state, reset = (integers((n_rows, widths[2]), 'f', seed=seed) for seed in (2, 3))
-    given = map(device.put, (g, x, message, state, reset))
+    g, x, message, state, reset = map(device.put, (g, x, message, state, reset))
+    if is_same:
+        state = x
+    given = g, x, message, state, reset
     with mock.patch.object(gated.gpu, 'sum_partials', summed):
         found = gated._weights(*given, widths, ['d'] * 12)
     both = numpy.concatenate([x, message], axis=1)
@@ -749,8 +769,8 @@ KERNELS = {
     'bsddmm_csr': (sampled,),
     'bsddmm_coo': (sampled_coo,),
     'edge_film': (modulated, modulated_gradients),
-    'gated_step': (recurrent, gated_rows),
-    'gated_weights': (weights_of_gates,),
+    'gated_step': (recurrent, recurrent_rows, gated_rows),
+    'gated_weights': (weights_of_gates, weights_of_recurrent_rows),
     'layer_norm': (normalised_gradients, normalised),
     'row_softmax': (summed_softmax, row_softmax_gradient),
     'degree_rows': (rows_of_degrees,),
