@@ -306,14 +306,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 #pragma unroll 1
         for (int q = part; q < CHUNK / 4; q += SPLIT) {
             const int k = chunk * CHUNK + 4 * q;
-            if (k >= ALL) break;
-            const int at = k < XM ? k : k + STATE_AT - XM;
+            if (ALL % CHUNK && k >= ALL) break;
+            const int at = ALL == XM || k < XM ? k : k + STATE_AT - XM;
             Quad a[PER], b[4];
 #pragma unroll
             for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + at);
 #pragma unroll
             for (int map = 0; map < MAPS; ++map) {
-                if (STATE && map == 0 && k >= XM) continue;
+                if (ALL > XM && map == 0 && k >= XM) continue;
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     b[i] = reinterpret_cast<const Quad &>(
@@ -466,8 +466,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
             const STORAGE *const from = (map == 0   ? place.in(W_h, U_h)
                                          : map == 1 ? place.in(W_z, U_z)
                                                     : place.in(W_r, U_r)) + o * stride;
-            const int columns = map || !place.is_state ? WHOLE ? 4 : place.left : 0;
             // U of h has another factor than s.
+            const int columns = map || !place.is_state ? WHOLE ? 4 : place.left : 0;
             const auto left = [&](const int i) {
                 return WIDTH_H % CHUNK == 0 || o + i < WIDTH_H ? columns : 0;
             };
@@ -571,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 #pragma unroll 1
         for (int q = part; q < CHUNK / 4; q += SPLIT) {
             const int o = begin + 4 * q;
-            if (o >= OUT) break;
+            if (OUT % CHUNK && o >= OUT) break;
             Quad a[PER], b[4];
 #pragma unroll
             for (int j = 0; j < PER; ++j)
