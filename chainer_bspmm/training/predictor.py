@@ -284,10 +284,10 @@ class Replays:
             return None
         if program.is_captured and not program.is_check_due():
             self._key = key
-        with self.capturer.ordered():
-            if not program.is_captured:
+        if not program.is_captured:
+            with self.capturer.ordered():
                 program.capture(batch, examples)
-            return program.replay(batch, examples)
+        return program.replay(batch, examples)
 
 
 class Predictor(Replays):
