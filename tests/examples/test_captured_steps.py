@@ -104,6 +104,23 @@ def test_steps_are_timed_in_rounds(common, monkeypatch):
     assert Timed().steps_a_round == 1  # a CPU is done when a step returns
 
 
+def test_short_epochs_share_a_snapshot_and_the_last_has_one(common, monkeypatch):
+    now, updater = [5.0], types.SimpleNamespace(epoch=0)
+    monkeypatch.setattr(common.training.time, 'perf_counter', lambda: now[0])
+    is_due = common.training.IsSnapshotDue(updater, 9)
+
+    def taken(seconds):
+        found = []
+        for updater.epoch in range(1, 10):
+            now[0] += seconds
+            if is_due():
+                found.append(updater.epoch)
+        return found
+
+    assert taken(0.3) == [1, 5, 9]
+    assert taken(1.5) == list(range(1, 10))
+
+
 def test_updaters_go_by_name(common):
     measure = common.measure
     assert {
