@@ -22,6 +22,7 @@ from common import data
 from common import files
 from common import measure
 from common.arguments import get_device
+from common.arguments import UPDATERS
 from common.tasks import converter_of
 from common.tasks import labels_of
 
@@ -137,7 +138,7 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     optimizer = optimizers.Adam()
     optimizer.setup(model)
     options = {'seed': args.seed} if args.updater == 'graph' else {}
-    updater = measure.UPDATERS[args.updater](
+    updater = UPDATERS[args.updater](
         SerialIterator(train, args.batchsize),
         optimizer,
         device=device,
@@ -373,6 +374,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
             'Resumed from %s: epoch %d, step %d'
             % (args.resume, trainer.updater.epoch, trainer.updater.iteration)
         )
+    timer = measure.StepTimer(trainer, device)
     start = time.perf_counter()
     gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     if trainer.updater.epoch >= args.epoch:
@@ -390,7 +392,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     predictions = task.predict(model, test, converter, args.batchsize)
     # Before anything else allocates memory.
     memory = measure.peak_memory(device, trainer.updater)
-    step = measure.milliseconds_a_step(trainer.updater.seconds)
+    step = measure.milliseconds_a_step(timer.rounds)
     model.to_device('@numpy')
     train_labels = labels_of(train)
     lines, metrics = task.test_report(labels_of(test), predictions, train_labels)
