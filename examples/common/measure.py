@@ -62,7 +62,7 @@ class StepTimer(training.Extension):
 
 
 def milliseconds_a_step(rounds):
-    """Return median, first and ninth decile of all steps but those of the first rounds.
+    """Return mean, median, first and ninth decile of all steps but those of the first rounds.
 
     Args:
         rounds (list): of a `StepTimer`. Those with the first `WARM_UP` steps are left out.
@@ -77,6 +77,7 @@ def milliseconds_a_step(rounds):
     seconds = numpy.repeat([each for _, each in counted], [n_steps for n_steps, _ in counted])
     low, median, high = 1e3 * numpy.percentile(seconds, [10, 50, 90])
     return {
+        'mean': round(1e3 * float(seconds.mean()), 4),
         'median': round(float(median), 3),
         'low': round(float(low), 3),
         'high': round(float(high), 3),

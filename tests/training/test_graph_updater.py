@@ -348,6 +348,20 @@ def test_the_last_smaller_batch(device, graphs):
     assert updater.is_new_epoch and updater.epoch == 1
 
 
+@pytest.mark.filterwarnings('ignore:GraphUpdater')
+def test_the_epoch_is_the_iterator_s():
+    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), make_model(), molecules(20))
+    iterator = updater.get_iterator('main')
+    found = []
+    for _ in range(4):
+        updater.update()
+        found.append(updater.epoch_detail)
+        assert found[-1] == updater.epoch_detail == iterator.epoch_detail
+    assert len(set(found)) == 4
+    iterator.reset()
+    assert updater.epoch_detail == 0
+
+
 @pytest.mark.parametrize('seed', (-1, 2**63))
 def test_seed(seed):
     with pytest.raises(ValueError, match='seed: expected at least 0'):
