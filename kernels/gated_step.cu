@@ -47,15 +47,8 @@ constexpr bool WHOLE = WIDTH_X % 4 == 0 && WIDTH_M % 4 == 0 && WIDTH_H % 4 == 0;
 // As many bytes more that the rows of eight neighbours lie in different banks.
 constexpr int PAD = 4;
 
-struct alignas(16) Quad {
-    Real element[4];
-};
-
-// What a thread combines element by element, of one row.
-struct alignas(sizeof(Real) * VECTOR) Piece {
-    Real element[VECTOR];
-};
-constexpr int PIECES = OUT / VECTOR;  // of a row
+// What a thread combines element by element is a piece of one row.
+constexpr int PIECES = OUT / VECTOR;
 
 __device__ inline Quad &quad(Real *at) { return *reinterpret_cast<Quad *>(at); }
 __device__ inline Piece &piece(Real *at) { return *reinterpret_cast<Piece *>(at); }
@@ -104,22 +97,6 @@ __device__ inline Piece operator+(const Piece &a, const Piece &b)
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) result.element[e] = a.element[e] + b.element[e];
     return result;
-}
-
-// End a group of asynchronous copies, which arrives as one.
-__device__ inline void sent()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Wait for all groups but the last `later`.
-template <int later> __device__ inline void arrived()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(later) : "memory");
-#endif
 }
 
 // Copy a quad of a row that has `left` columns from there on; zeros for those that it does not have.
