@@ -49,6 +49,7 @@
 // W_STRIDE; a tile's products, SPLITS * ROWS * PQ * 4; its sums, ROWS * STRIDE; backward its rows of x,
 // ROWS * X_STRIDE; forward with b the degrees, ROWS * RELATIONS.
 #include "common.cuh"
+#include "copies.cuh"
 #include "random.cuh"
 
 #define IDENTITY 0
@@ -87,10 +88,6 @@ const int ITEMS = PQ * ROW_STEP;
 static_assert(ROWS <= 32 && THREADS % 32 == 0, "a tile has a lane of every warp for each row");
 static_assert(ROWS % 4 == 0 && SPLITS >= 1 && (SPLITS == 1 || SPLITS * ITEMS <= THREADS),
               "every thread has at most one part where there are several");
-
-struct alignas(sizeof(Real) * 4 < 16 ? sizeof(Real) * 4 : 16) Quad {
-    Real element[4];
-};
 
 struct alignas(sizeof(STORAGE) * 4 < 16 ? sizeof(STORAGE) * 4 : 16) Stored {
     STORAGE element[4];
@@ -181,13 +178,6 @@ __device__ inline void copy_ahead(Real *to, const STORAGE *from)
                  "l"(from));
 #else
     *reinterpret_cast<Quad *>(to) = load(from, 0, 4);
-#endif
-}
-
-__device__ inline void wait_for_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 

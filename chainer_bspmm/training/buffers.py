@@ -245,16 +245,19 @@ class Staging:
             self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
             self._launches = None  # for each slot a function of the stream
             if self._n_bytes <= FEW_BYTES:
-                self._launches = [self._launch_of(memory.ptr) for memory in pinned]
+                self._launches = self._launches_of(pinned)
         self.device = _views(self._buffer, places)
         self._next = 0
 
-    def _launch_of(self, address):
+    def _launches_of(self, pinned):
         n_quads = self._n_bytes // ALIGNMENT
         plan = policy.row_threads(n_quads)
         kernel = kernels.load(cuda.cupy.cuda.runtime.getDevice(), 'staged_copy', 'f', plan.defines)
-        arguments = numpy.uintp(address), self._buffer, numpy.int32(n_quads)
-        return functools.partial(kernel, plan.grid, plan.block, arguments)
+        launch = functools.partial(kernel, plan.grid, plan.block)
+        return [
+            functools.partial(launch, (numpy.uintp(memory.ptr), self._buffer, numpy.int32(n_quads)))
+            for memory in pinned
+        ]
 
     def fill(self):
         """Return name -> host array, to be written before :meth:`send`."""

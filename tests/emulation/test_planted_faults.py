@@ -158,7 +158,7 @@ PLAIN_FAULTS = [
     ('rows_of_degrees', 'Real sum = WEIGHTED ? 0 : end - begin;', 'Real sum = 0;'),
     ('recurrent', 'argument = total(from, BETWEEN)', 'argument = piece(from)'),
     ('recurrent', 'keep.element[e] * state.element[e]', 'keep.element[e]'),
-    ('recurrent', 'ALL == XM || k < XM ? k : k + STATE_AT - XM', 'k'),
+    ('recurrent', '!APART || k < XM ? k : k + STATE_AT - XM', 'k'),
     ('recurrent', 'XM < 2 * OUT ? 2 * OUT : XM', 'XM'),
     ('recurrent', 'piece(to) = by_h;', ''),
     ('recurrent', 'piece(to + G) + by_product;', 'piece(to + G);'),
