@@ -167,6 +167,19 @@ def summary(costs):
     }
 
 
+def complete(result, earlier):
+    """Take contenders that were not run from an earlier result, and write down its commit there.
+
+    Upstream's runs take most of the time, and do not change with this package.
+    """
+    for data, of_data in result['data'].items():
+        for method, of in of_data['methods'].items():
+            found = earlier['data'].get(data, {'methods': {}})['methods'].get(method, {})
+            for name in OPTIONS:
+                if name in found and name not in of:
+                    of[name] = dict(found[name], commit=earlier['conditions']['commit'])
+
+
 def over_steps(costs):
     """Return how many times its steps an epoch takes, the median of some runs.
 
@@ -222,6 +235,13 @@ def main(argv=None):
     parser.add_argument(
         '--gpus', type=int, default=1, help='how many; 0: the CPU, where nothing is captured'
     )
+    parser.add_argument(
+        '--earlier',
+        nargs='+',
+        default=[],
+        type=pathlib.Path,
+        help='results that contenders which are not run are taken from',
+    )
     parser.add_argument('--cold', type=int, default=1, help='runs with empty caches, at least 1')
     parser.add_argument('--warm', type=int, default=3, help='runs with the caches of the last one')
     parser.add_argument(
@@ -269,6 +289,8 @@ def main(argv=None):
     for (data, _, method, _), (of, not_run) in zip(tasks, found):
         of_data = result['data'].setdefault(data, {'methods': {}, 'not_run': {}})
         of_data['methods'][method], of_data['not_run'][method] = of, not_run
+    for path in args.earlier:
+        complete(result, json.loads(path.read_text()))
     result['bars'] = bars(result['data'])
     harness.print_bars(result['bars'])
     print('wrote', harness.save('command', result, args.out))

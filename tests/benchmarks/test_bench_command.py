@@ -98,6 +98,24 @@ def test_bars():
     assert met(150.0, None) == []
 
 
+def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
+    def result(commit, **contenders):
+        data = {
+            'qm9': {'methods': {'gin': {name: {'warm': of} for name, of in contenders.items()}}}
+        }
+        return {'conditions': {'commit': commit}, 'data': data}
+
+    ours, upstream = bench.CAPTURED, bench.UPSTREAM
+    found = result('new', **{ours: 1})
+    bench.complete(found, result('old', **{ours: 2, upstream: 3}))
+    bench.complete(found, result('older', **{upstream: 4}))
+    bench.complete(found, {'conditions': {'commit': 'none'}, 'data': {}})
+    assert found['data']['qm9']['methods']['gin'] == {
+        ours: {'warm': 1},
+        upstream: {'warm': 3, 'commit': 'old'},
+    }
+
+
 def test_commands_that_fail_end_with_what_they_print(tmp_path):
     variables = bench.environment(tmp_path / 'caches', tmp_path / 'shared')
     with pytest.raises(RuntimeError, match='(?s)exit status 2: .*invalid choice'):
