@@ -282,6 +282,7 @@ def resume_command(script, parser, args):
 
 def run_until_done(trainer, epoch, path, command):
     """Run the trainer; return whether it finished, with a snapshot and a hint if not."""
+    gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     try:
         with trainer.stop_trigger:
             trainer.run()
@@ -289,6 +290,8 @@ def run_until_done(trainer, epoch, path, command):
         if os.path.exists(path):
             print('\nInterrupted in a step. Continue from the last snapshot with\n  %s' % command)
         return False
+    finally:
+        gc.unfreeze()
     if trainer.updater.epoch < epoch:
         serializers.save_npz(path + '.tmp', trainer)
         os.replace(path + '.tmp', path)
@@ -376,7 +379,6 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         )
     timer = measure.StepTimer(trainer, device)
     start = time.perf_counter()
-    gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     if trainer.updater.epoch >= args.epoch:
         print('The snapshot has all of the %d epochs: nothing to train' % args.epoch)
     elif not run_until_done(
