@@ -251,7 +251,8 @@ class Staging:
                 self._kernel = self._copying_kernel()
             self._device.synchronize()  # the first batch may be sent on another stream
         # Pinned memory goes to another owner at once, although a copy may still have to read it.
-        weakref.finalize(self, _synchronize, self._device).atexit = False
+        error = cupy.cuda.runtime.CUDARuntimeError
+        weakref.finalize(self, _synchronize, self._device, error).atexit = False
         slots = numpy.frombuffer(self._memory, numpy.uint8, 2 * N_SLOTS * self._n_bytes)
         self._slots = [_views(slot, places) for slot in slots.reshape(2 * N_SLOTS, self._n_bytes)]
         self.device = _views(self._buffer, places)
@@ -311,8 +312,8 @@ class Staging:
                 self._next = int(self._position.get()[0]) % (2 * N_SLOTS)
 
 
-def _synchronize(device):
-    with device, contextlib.suppress(cuda.cupy.cuda.runtime.CUDARuntimeError):
+def _synchronize(device, error):
+    with device, contextlib.suppress(error):
         device.synchronize()
 
 
