@@ -120,8 +120,12 @@ class Trainer:
         return found
 
     def replay(self):
-        """Replay the most used graph with the batch in its buffers."""
-        max(self.programs(), key=lambda program: program._n_replays)._replay()
+        """Replay the most used graph with the batch that it had last."""
+        program = max(self.programs(), key=lambda program: program._n_replays)
+        staging = program._inputs._staging
+        if staging.is_kernel:  # a launch takes a batch
+            staging.again()
+        program.launch()
 
     def peak_bytes(self):
         """Return what its memory pools hold; None on the host."""

@@ -509,6 +509,12 @@ def gather_launch(n_graphs, device):
     )
 
 
+def one_block(n):
+    """Plan one block, with a thread for each of n elements if there are at most 1,024."""
+    n_threads = min(-(-n // WARP) * WARP, 1024)
+    return Launch((('VECTOR', 1),), (1, 1, 1), (n_threads, 1, 1), 0, ())
+
+
 def row_threads(n_rows):
     """Plan a thread for each row."""
     return Launch((('VECTOR', 1),), (-(-n_rows // BLOCK), 1, 1), (BLOCK, 1, 1), 0, ())

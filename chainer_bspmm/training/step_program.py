@@ -52,9 +52,6 @@ class StepProgram(Program):
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
 
-    def stage(self, batch, counter=0, numbers=None):
-        self._inputs.send(batch, counter, numbers, self._reports.next_row())
-
     def run(self):
         """Run the step that was staged eagerly.
 
@@ -166,17 +163,20 @@ class StepProgram(Program):
         Raises:
             CannotCapture: with the cause.
         """
+        try:
+            self._capture_all()
+        except BaseException:
+            self._graph = None
+            self._context.optimizer.target.cleargrads()  # they were never computed
+            raise
+
+    def _capture_all(self):
         context = self._context
         links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
-        try:
-            reported, self._gradients = self._capture(self._compute_and_report, context.loss_func)
-        except BaseException:
-            context.optimizer.target.cleargrads()  # they were never computed
-            raise
+        reported, self._gradients = self._capture(self._compute_and_report, context.loss_func)
         for name, value in reported.items():
             if not isinstance(_bare(value), context.device.xp.ndarray):
-                self._replay = None
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
@@ -208,7 +208,7 @@ class StepProgram(Program):
         if self.is_check_due():
             reported = self._checked_replay()
         else:
-            self._replay()
+            self.launch()
             reported = self._reported()
         self._n_replays += 1
         self._give_gradients()
@@ -227,7 +227,7 @@ class StepProgram(Program):
     def _checked_replay(self):
         changing = state.state_arrays(self._context.optimizer, self._context.guards.owners)
         before = state.Copies(changing)
-        self._replay()
+        self.launch()
         reported = self._reported()
         gradients = {path: gradient for path, _, gradient in self._gradients}
         replayed = _result(changing, gradients, reported)

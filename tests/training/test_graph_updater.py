@@ -23,7 +23,9 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import step_program
+from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.programs import Program
 from tests.support import relative_error
 from tests.support.training import BATCH
 from tests.support.training import make_model
@@ -290,6 +292,28 @@ def test_random_numbers_that_are_not_the_step_s(device, graphs):
         device, lambda link, atoms, adj: link.inner(atoms, adj)[:, :3] * link.xp.random.rand()
     )
     assert 'twice' in cause
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('owner, name', [(Program, 'launch'), (Inputs, 'fetched')])
+def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
+    """Later steps have their own batches: the graph takes what the host has sent for it."""
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
+    run(updater, 20)
+    (program,) = updater._programs.values()
+    assert program.is_captured
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, interrupt)
+            run(updater, 1)
+        for _ in range(3):
+            run(updater, 1)
+            (number,) = cuda.to_cpu(program._inputs.step.counter)
+            assert number == updater.iteration - 1
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
