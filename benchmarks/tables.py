@@ -302,10 +302,9 @@ def screening(result):
                 cores[bench_screening.ALL_CORES],
                 cores[bench_screening.ALONE],
             ]
-            rows.append(
-                ['%s, %s' % (NAMES[data], TITLES[method])]
-                + ['{:,}'.format(round(rate, 3 - len(str(int(rate))))).split('.')[0] for rate in seen]
-            )
+            digits = [round(rate, 3 - len(str(int(rate)))) for rate in seen]
+            title = '%s, %s' % (NAMES[data], TITLES[method])
+            rows.append([title, *map('{:,.0f}'.format, digits)])
     head = ['molecules a second', 'upstream', 'ours, `SparseDataset`', '`DeviceDataset`, steady']
     head += ['from SMILES: upstream', 'ours, steady', '%d cores parsing' % result['n_cores']]
     return table([*head, 'one core alone, times %d' % result['n_cores']], rows)
