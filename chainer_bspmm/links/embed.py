@@ -4,6 +4,7 @@ import chainer
 from chainer.backends import cuda
 from chainer_chemistry.links import EmbedAtomID
 
+from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.backend.check import adjacency
 from chainer_bspmm.functions.fused.embed_rows import embed_rows
 from chainer_bspmm.links.rows import node_shape
@@ -49,6 +50,6 @@ def embed_atoms(embed, atom_array, adj):
 def embed_ids(embed, ids):
     """Return ``embed(ids)``, (n_rows, channels), of an array of checked ids."""
     is_table = type(embed) in (EmbedAtomID, chainer.links.EmbedID)
-    if not is_table or embed.ignore_label is not None or embed.local_link_hooks:
+    if not is_table or embed.ignore_label is not None or hooked(embed):
         return embed(ids)
     return embed_rows(ids, embed.W)

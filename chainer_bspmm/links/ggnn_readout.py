@@ -6,6 +6,7 @@ from chainer import functions
 from chainer import Variable
 from chainer_chemistry.links.readout import ggnn_readout
 
+from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.functions.fused.gated_linear import ACTIVATIONS
 from chainer_bspmm.functions.fused.gated_linear import gated_linear
@@ -52,7 +53,7 @@ class GGNNReadout(Sparse, ggnn_readout.GGNNReadout):
 
     def _gated(self, parts):
         layers = self.i_layer, self.j_layer
-        if self.activation in ACTIVATIONS and not any(layer.local_link_hooks for layer in layers):
+        if self.activation in ACTIVATIONS and not hooked(*layers):
             n_inputs = sum(part.shape[1] for part in parts)
             return gated_linear(
                 parts, *(parameters_of(layer, n_inputs) for layer in layers), self.activation

@@ -3,6 +3,7 @@
 import chainer
 from chainer import functions
 
+from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions import gru_step
 from chainer_bspmm.functions.fused.arrays import ACTIVATIONS
@@ -33,7 +34,7 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
         adj (BatchedCSR or None): the layer is given ``h + A h``, in the same node.
     """
     ratio = max(dropout_ratio, 0.0)
-    if linear.local_link_hooks or activation not in (*ACTIVATIONS, functions.softmax):
+    if hooked(linear) or activation not in (*ACTIVATIONS, functions.softmax):
         y = activation(linear_rows(linear, _with_neighbours(adj, h)))
         return dropout(y, ratio) if ratio else y
     W, b = parameters_of(linear, h.shape[1])

@@ -6,6 +6,7 @@ from chainer import functions
 from chainer import Variable
 from chainer_chemistry.links.readout import nfp_readout
 
+from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from chainer_bspmm.links.linear import activated
@@ -40,7 +41,7 @@ class NFPReadout(Sparse, nfp_readout.NFPReadout):
 def summed_scores(readouts, features):
     """Return the sum of what readouts write, each of its own (n_rows, in_channels) features."""
     layers = [readout.output_weight for readout in readouts]
-    if any(layer.local_link_hooks for layer in layers):
+    if hooked(*layers):
         scores = [readout.scores(h) for readout, h in zip(readouts, features)]
         return functions.add(*scores) if len(scores) > 1 else scores[0]
     return linear_softmax(

@@ -6,6 +6,7 @@ from chainer import functions
 from chainer import Variable
 from chainer_chemistry.links.update import rsgcn_update
 
+from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.functions.fused.graph_linear import graph_linear
@@ -47,7 +48,7 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
         """
         check_one_relation(adj)
         linear = self.graph_linear
-        is_fused = activation in (None, functions.relu) and not linear.local_link_hooks
+        is_fused = activation in (None, functions.relu) and not hooked(linear)
         if is_fused and isinstance(adj, BatchedCSR):
             W, b = parameters_of(linear, h.shape[-1])
             return graph_linear(

@@ -14,6 +14,7 @@ from chainer_bspmm.models.nfp import NFP
 from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
 from chainer_bspmm.models.rsgcn import RSGCN
+from chainer_bspmm.models.saliency import take_sparse_batches
 from chainer_bspmm.models.set_up_predictor import METHODS
 from chainer_bspmm.models.set_up_predictor import set_up_predictor
 from chainer_bspmm.models.sparse_model import layout_of
@@ -35,6 +36,7 @@ from chainer_bspmm.models.wle import RSGCN_CWLE
 from chainer_bspmm.models.wle import RSGCN_GWLE
 
 refuse_sparse_batches()
+take_sparse_batches()
 
 __all__ = [
     'CWLEGraphConvModel',
