@@ -261,6 +261,25 @@ def test_prediction_of_smiles_and_of_files_without_labels(trained, tmp_path):
     )
 
 
+# Saliency
+
+
+@pytest.mark.parametrize('calculator', ('gradient', 'integrated', 'occlusion'))
+def test_saliency_of_each_atom(trained, tmp_path, calculator):
+    out, _ = trained
+    smiles = 'CCO', 'C1CC', 'C[C@H](N)c1ccccc1'
+    options = '--in-dir', out, '--assay', 'NR-ER', '--calculator', calculator
+    run('explain_tox21.py', *options, '--out', tmp_path / 'a', '--smiles', *smiles)
+    table = rows(tmp_path / 'a' / 'saliency.csv')
+    assert [row['molecule'] for row in table] == 3 * ['1'] + 9 * ['3']
+    assert sorted(row['element'] for row in table[3:]) == 8 * ['C'] + ['N']
+    assert any(float(row['saliency']) for row in table)
+    names = {path.name for path in (tmp_path / 'a').iterdir()}
+    assert names == {'1.svg', '1.png', '3.svg', '3.png', 'saliency.csv', 'failed.csv'}
+    assert '<svg' in (tmp_path / 'a' / '1.svg').read_text()
+    assert (tmp_path / 'a' / '3.png').read_bytes()[1:4] == b'PNG'
+
+
 # Screening
 
 

@@ -1,0 +1,144 @@
+#!/usr/bin/env python
+"""Draw which atoms decide what a model that train_tox21.py made predicts: saliency.
+
+    python explain_tox21.py --in-dir result --smiles 'Oc1ccc(cc1)C(C)(C)c1ccc(O)cc1' --assay NR-ER
+    python explain_tox21.py --in-dir result --smiles CCO Nc1ccccc1 --calculator occlusion --out why
+
+Writes an SVG and a PNG picture of each molecule into a folder, red where an atom raises the score
+of the assay (the logit of its probability) and blue where it lowers it, and the numbers to
+saliency.csv.
+"""
+
+import argparse
+import os
+
+import tox21_data  # before common, which it finds
+from common import arguments
+from common import prediction
+from common import training
+from common.data import DataError
+
+import numpy
+import pandas
+from chainer import functions
+from chainer_chemistry.link_hooks import VariableMonitorLinkHook
+from chainer_chemistry.saliency.calculator.gradient_calculator import GradientCalculator
+from chainer_chemistry.saliency.calculator.integrated_gradients_calculator import (
+    IntegratedGradientsCalculator,
+)
+from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
+from chainer_chemistry.saliency.visualizer.visualizer_utils import abs_max_scaler, red_blue_cmap
+from rdkit import Chem
+from rdkit.Chem import rdDepictor
+from rdkit.Chem.Draw import rdMolDraw2D
+
+CALCULATORS = {
+    'gradient': (GradientCalculator, {'multiply_target': True}),
+    'integrated': (IntegratedGradientsCalculator, {'steps': 25}),
+    'occlusion': (OcclusionCalculator, {'slide_axis': 1}),
+}
+SIZE = 500, 375  # pixels
+
+
+def saliency(model, dataset, column, name, converter, batchsize):
+    """Return (n_molecules, largest) numbers, one for each atom, and 0 past a molecule's last one.
+
+    Args:
+        model (Classifier): a swapped one.
+        dataset (SparseDataset): the molecules.
+        column (int): of the assay.
+        name (str): a key of `CALCULATORS`.
+        converter (CSRConverter), batchsize (int): of the batches.
+    """
+    kind, options = CALCULATORS[name]
+
+    def score(atoms, adj, *labels):
+        scores = model.predictor(atoms, adj)[:, column : column + 1]
+        # The gradient of the sum holds that of each molecule.
+        return scores if kind is OcclusionCalculator else functions.sum(scores)
+
+    calculator = kind(
+        model,
+        target_extractor=VariableMonitorLinkHook(model.predictor.graph_conv.embed),
+        eval_fun=score,
+        device=model.device.device.id if model.xp is not numpy else -1,
+        **options,
+    )
+    samples = calculator.compute(
+        dataset, batchsize=batchsize, converter=converter, show_progress=False
+    )
+    return calculator.aggregate(samples, method='raw', ch_axis=3)
+
+
+def molecule(smiles):
+    """Return a molecule with the atoms in the order in which the model has them."""
+    canonical = Chem.MolToSmiles(Chem.MolFromSmiles(smiles), isomericSmiles=False, canonical=True)
+    mol = Chem.MolFromSmiles(canonical)
+    rdDepictor.Compute2DCoords(mol)
+    return mol
+
+
+def draw(mol, values, path, legend):
+    """Draw a molecule to an .svg or .png file, its atoms coloured by their values."""
+    is_svg = path.endswith('.svg')
+    drawer = (rdMolDraw2D.MolDraw2DSVG if is_svg else rdMolDraw2D.MolDraw2DCairo)(*SIZE)
+    colors = {i: red_blue_cmap(value) for i, value in enumerate(abs_max_scaler(values).tolist())}
+    rdMolDraw2D.PrepareAndDrawMolecule(
+        drawer, mol, legend, list(colors), highlightAtomColors=colors, highlightBonds=[]
+    )
+    drawer.FinishDrawing()
+    text = drawer.GetDrawingText()
+    with open(path, 'w' if is_svg else 'wb') as file:
+        file.write(text)
+
+
+def run():
+    """Explain, and write pictures and numbers."""
+    parser = argparse.ArgumentParser(
+        description='Saliency of the atoms for a model trained on Tox21.', allow_abbrev=False
+    )
+    parser.add_argument('--in-dir', '-i', default='result', help='output folder of train_tox21.py')
+    parser.add_argument('--smiles', nargs='+', required=True, help='molecules')
+    parser.add_argument('--assay', default=tox21_data.ASSAYS[0], choices=tox21_data.ASSAYS)
+    parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
+    parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
+    arguments.add_layout_argument(parser)
+    arguments.add_running_arguments(parser)
+    args = parser.parse_args()
+    args.data, args.dense = None, False
+    device = arguments.get_device(args.device)
+    settings, task, model = prediction.load(
+        args.in_dir, 'train_tox21.py', lambda settings: tox21_data.TASK, False, device
+    )
+    out = args.out or os.path.join(args.in_dir, 'saliency')
+    try:
+        os.makedirs(out, exist_ok=True)
+    except OSError as error:
+        raise DataError('--out: cannot make the folder %s: %s' % (out, error.strerror)) from error
+    dataset, table, kept = prediction.molecules(
+        args, settings, task, None, os.path.join(out, 'failed.csv')
+    )
+    converter = prediction.converter_for(settings, args.layout)
+    column = tox21_data.ASSAYS.index(args.assay)
+    found = saliency(model, dataset, column, args.calculator, converter, args.batchsize)
+    probabilities = task.predict(model, dataset, converter, args.batchsize)[:, column]
+    rows = []
+    for i, (values, probability) in enumerate(zip(found, probabilities)):
+        smiles = table['smiles'].iloc[kept[i]]
+        mol = molecule(smiles)
+        values = values[: mol.GetNumAtoms()]
+        for extension in ('svg', 'png'):
+            path = os.path.join(out, '%d.%s' % (kept[i] + 1, extension))
+            draw(mol, values, path, '%s: probability %.2f' % (args.assay, probability))
+        rows += [
+            (kept[i] + 1, smiles, atom.GetIdx(), atom.GetSymbol(), value)
+            for atom, value in zip(mol.GetAtoms(), values.tolist())
+        ]
+    table = pandas.DataFrame(rows, columns=['molecule', 'smiles', 'atom', 'element', 'saliency'])
+    table.to_csv(os.path.join(out, 'saliency.csv'), index=False, float_format='%.6g')
+    print('Pictures of %d molecules, and saliency.csv: %s' % (len(found), out))
+    return 0
+
+
+if __name__ == '__main__':
+    training.main(run)
