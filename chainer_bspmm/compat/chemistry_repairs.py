@@ -11,6 +11,7 @@ from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 # --- names that NumPy or Python lost ---
 
 
+@repairs('chainer_chemistry.dataset.networkx_preprocessors.base_networkx')  # not in the wheel
 @repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
 @repairs('chainer_chemistry.dataset.splitters.stratified_splitter')
 @repairs('chainer_chemistry.dataset.preprocessors.gin_preprocessor')

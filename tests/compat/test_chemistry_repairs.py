@@ -1,7 +1,9 @@
 """Each repair of Chainer Chemistry, on its real code path."""
 
+import importlib
 import json
 import pickle
+import sys
 import types
 import warnings
 
@@ -13,6 +15,7 @@ import pytest
 
 rdkit = pytest.importorskip('rdkit')
 
+from chainer_chemistry import dataset  # noqa: E402
 from chainer_chemistry.dataset.converters import concat_mols  # noqa: E402
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData  # noqa: E402
 from chainer_chemistry.dataset.parsers import CSVFileParser, SmilesParser  # noqa: E402
@@ -61,6 +64,23 @@ def make_dataset(method, dtype=numpy.float32):
 
 
 # --- names that NumPy or Python lost ---
+
+
+def test_network_graphs_of_a_checkout_read_int(tmp_path, monkeypatch):
+    """The wheel lacks dataset/networkx_preprocessors."""
+    folder = tmp_path / 'networkx_preprocessors'
+    folder.mkdir()
+    (folder / '__init__.py').write_text('')
+    (folder / 'base_networkx.py').write_text(
+        'import numpy\n\n\ndef ids(values):\n    return numpy.array(values, dtype=numpy.int)\n'
+    )
+    monkeypatch.setattr(dataset, '__path__', [*dataset.__path__, str(tmp_path)])
+    name = 'chainer_chemistry.dataset.networkx_preprocessors.base_networkx'
+    try:
+        assert importlib.import_module(name).ids([1, 2]).tolist() == [1, 2]
+    finally:
+        for name in (name, name.rpartition('.')[0]):
+            sys.modules.pop(name, None)
 
 
 def test_sparse_graph_dataset():
