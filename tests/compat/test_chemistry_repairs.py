@@ -79,8 +79,8 @@ def test_network_graphs_of_a_checkout_read_int(tmp_path, monkeypatch):
     try:
         assert importlib.import_module(name).ids([1, 2]).tolist() == [1, 2]
     finally:
-        for name in (name, name.rpartition('.')[0]):
-            sys.modules.pop(name, None)
+        for imported in (name, name.rpartition('.')[0]):
+            sys.modules.pop(imported, None)
 
 
 def test_sparse_graph_dataset():
