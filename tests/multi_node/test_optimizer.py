@@ -1,0 +1,239 @@
+"""Ranks with batches of b molecules train as one process with batches of all of them."""
+
+import chainer_bspmm  # noqa: F401  first
+import chainer
+import numpy
+import pytest
+from chainer import functions
+from chainer.training import StandardUpdater
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.multi_node.optimizer import n_molecules
+from tests.support import relative_error
+from tests.support.ranks import needs_mpi
+from tests.support.ranks import on_ranks
+from tests.support.training import MODELS
+from tests.support.training import molecules
+from tests.support.training import RELATIONS
+
+N_RANKS = (1, 2, 3)
+N_STEPS = 50
+N_ALL = 12  # molecules of a step, on all ranks
+CONVERTERS = {
+    'packed': CSRConverter('packed'),
+    # To the largest molecule of a batch would make results depend on the ranks.
+    'folded': CSRConverter('folded', padded_to=12),
+}
+
+
+def regressor(name, seed=0, batch_norm_over=None):
+    from chainer_chemistry.models.prediction import Regressor
+
+    numpy.random.seed(seed)
+    model = MODELS[name]()
+    for link in model.links():
+        if hasattr(link, 'dropout_ratio'):
+            link.dropout_ratio = 0.0  # each rank would draw other numbers
+    if batch_norm_over is not None:
+        from chainermn.links import create_mnbn_model
+
+        model = create_mnbn_model(model, batch_norm_over)
+    return Regressor(model, lossfun=squared_error)
+
+
+def squared_error(y, t):
+    return functions.mean_squared_error(y[:, :3], t)
+
+
+def communicator():
+    import chainermn
+
+    return chainermn.create_communicator('naive')
+
+
+def optimizer_of(model, comm, optimizer=None):
+    import chainermn
+
+    actual = optimizer or chainer.optimizers.Adam()
+    return chainermn.create_multi_node_optimizer(actual, comm).setup(model)
+
+
+def arrays_of(model):
+    """Return parameters and persistent values."""
+    serializer = chainer.serializers.DictionarySerializer()
+    model.serialize(serializer)
+    return dict(serializer.target)
+
+
+def my_share(examples, comm, sizes=None):
+    """Return this rank's examples of each step, one step after the other."""
+    sizes = sizes or [N_ALL // comm.size] * comm.size
+    first = sum(sizes[: comm.rank])
+    return [
+        example
+        for start in range(0, len(examples), N_ALL)
+        for example in examples[start + first : start + first + sizes[comm.rank]]
+    ]
+
+
+# --- equality ---
+
+
+def train_every_model(path):
+    comm = communicator()
+    found = {}
+    for name in MODELS:
+        examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
+        for layout, converter in CONVERTERS.items():
+            model = regressor(name, 0, comm if 'norm' in name else None)
+            iterator = chainer.iterators.SerialIterator(
+                to_sparse(my_share(examples, comm)), N_ALL // comm.size, shuffle=False
+            )
+            updater = StandardUpdater(iterator, optimizer_of(model, comm), converter=converter)
+            for step in range(N_STEPS):
+                updater.update()
+                if step in (0, N_STEPS - 1):
+                    for key, value in arrays_of(model).items():
+                        found['%s, %s, %d %s' % (name, layout, step, key)] = value
+    if comm.rank == 0:
+        numpy.savez(path, **found)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """Parameters after one step and after many, for each number of ranks."""
+    folder, found = tmp_path_factory.mktemp('trained'), {}
+    for n in N_RANKS:
+        on_ranks(n, train_every_model, folder / ('%d.npz' % n))
+        with numpy.load(folder / ('%d.npz' % n)) as file:
+            found[n] = dict(file)
+    return found
+
+
+@needs_mpi
+@pytest.mark.parametrize('n_ranks', N_RANKS[1:])
+@pytest.mark.parametrize('layout', CONVERTERS)
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('step', (0, N_STEPS - 1))
+def test_ranks_are_one_large_batch(trained, n_ranks, name, layout, step):
+    prefix = '%s, %s, %d ' % (name, layout, step)
+    one = {key: value for key, value in trained[1].items() if key.startswith(prefix)}
+    assert len(one) > 3
+    for key, value in one.items():
+        assert relative_error(trained[n_ranks][key], value) < 1e-5, key
+
+
+# --- batches of different sizes, ranks without a batch ---
+
+
+def unequal_batches(path):
+    comm = communicator()
+    found = {}
+    examples = molecules(N_ALL)
+    for name in ('RSGCN', 'RSGCN, batch norm'):
+        for case, sizes in (('unequal', [1, 9, 2]), ('one is without', [8, 0, 4])):
+            if comm.size == 1:
+                sizes = [N_ALL]
+            elif 'norm' in name and 0 in sizes:
+                continue  # its forward pass is a sum over ranks
+            model = regressor(name, comm.rank, comm if 'norm' in name else None)
+            optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
+            mine = my_share(examples, comm, sizes)
+            for _ in range(2):
+                if mine:
+                    optimizer.update(model, *CONVERTERS['packed'](mine))
+                else:
+                    optimizer.join()
+            for key, value in arrays_of(model).items():
+                found['%s, %s %s' % (name, case, key)] = value
+    # The same everywhere, though the ranks began with other parameters.
+    assert len(set(comm.mpi_comm.allgather(str(sorted(found.items()))))) == 1
+    if comm.rank == 0:
+        numpy.savez(path, **found)
+
+
+@needs_mpi
+def test_every_molecule_counts_alike(tmp_path):
+    for n in (1, 3):
+        on_ranks(n, unequal_batches, tmp_path / ('%d.npz' % n))
+    with numpy.load(tmp_path / '1.npz') as one, numpy.load(tmp_path / '3.npz') as three:
+        assert len(three.files) > 20
+        for key in three.files:
+            assert relative_error(three[key], one[key]) < 1e-5, key
+
+
+def test_number_of_molecules():
+    atoms, adj, labels = CONVERTERS['folded'](molecules(5))
+    assert n_molecules([atoms, adj, labels]) == n_molecules([adj]) == 5
+    assert n_molecules([numpy.zeros((4, 9)), numpy.zeros((4, 9, 9))]) == 4  # a dense batch
+    assert n_molecules([]) == n_molecules(['no array']) == 1
+
+
+# --- the state that ranks begin with ---
+
+
+def begin(case):
+    comm = communicator()
+    examples = molecules(4)
+    name = 'RSGCN'
+    if case == 'models':
+        name = ('RSGCN', 'NFP')[comm.rank]
+    model = regressor(name, comm.rank)
+    kind = chainer.optimizers.Adam
+    if case == 'optimizers' and comm.rank:
+        kind = chainer.optimizers.SGD
+    optimizer = optimizer_of(model, comm, kind())
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    if case == 'updates' and comm.rank:
+        optimizer.actual_optimizer.t = 3
+    batch = CONVERTERS['packed'](examples)
+    if case == 'made on one':
+        if comm.rank:
+            with chainer.using_config('train', False):
+                model(*batch)
+    if case == 'nan' and comm.rank:
+        optimizer.update(model, *batch[:2], batch[2] * numpy.nan)
+    optimizer.update(model, *batch)
+    if case == 'grown':
+        with model.init_scope():
+            model.more = chainer.links.Linear(3, 2)
+        optimizer.setup(model)
+        optimizer.update(model, *batch)
+        optimizer.update(model, *batch)
+    found = comm.mpi_comm.allgather(arrays_of(model))
+    for key, value in found[0].items():
+        numpy.testing.assert_array_equal(found[1][key], value, key)
+    assert optimizer.t > 0
+
+
+@needs_mpi
+@pytest.mark.parametrize('case', ['lazy', 'made on one', 'grown'])
+def test_ranks_begin_alike(case):
+    on_ranks(2, begin, case)
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    'case, message',
+    [
+        ('models', "model: expected the same on all ranks, parameter '/predictor/gconvs/0/"),
+        (
+            'optimizers',
+            'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
+            'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
+        ),
+        (
+            'updates',
+            'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
+            'load a snapshot on every rank',
+        ),
+        ('nan', 'the loss of rank 1 is nan in step 1'),
+    ],
+)
+def test_what_ranks_disagree_about(case, message):
+    error = on_ranks(2, begin, case, status=None).stderr
+    assert error.count('has failed, all ranks end') == 1
+    line = next(line for line in error.splitlines() if 'has failed, all ranks end' in line)
+    assert message in line
+    assert 'rank %d of 2' % (case == 'nan') in line
