@@ -19,10 +19,11 @@ N_FIELDS = 3  # that ranks tell each other before gradients: molecules, loss, wh
 class Weighted:
     """Update all ranks alike, by the mean gradient of the molecules in all of their batches.
 
-    ``chainermn.create_multi_node_optimizer`` makes it, of this class and ChainerMN's. In a step rank i has w_i molecules, and its
-    loss is a mean over them. The update uses ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one
-    batch of all molecules; ChainerMN's own counts every rank once, whatever its batch. A rank
-    without a batch (:meth:`join`) counts 0 times.
+    ``chainermn.create_multi_node_optimizer`` makes it, of this class and ChainerMN's. In a step
+    rank i has w_i molecules, and its loss is a mean over them. The update uses
+    ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one batch of all molecules; ChainerMN's own
+    counts every rank once, whatever its batch. A rank without a batch (:meth:`join`) counts 0
+    times.
 
     Before the first update, and whenever parameters have been made or removed, all ranks get the
     state of one (`start.agree`). Parameters that are made by the first batch are made by a trial in

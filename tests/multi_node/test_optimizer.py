@@ -1,4 +1,4 @@
-"""Ranks with batches of b molecules train as one process with batches of all of them."""
+"""Ranks train as one process of Chainer does with batches of all their molecules."""
 
 import chainer_bspmm  # noqa: F401  first
 import chainer
@@ -25,6 +25,9 @@ CONVERTERS = {
     # To the largest molecule of a batch would make results depend on the ranks.
     'folded': CSRConverter('folded', padded_to=12),
 }
+CASES = [(name, 'packed') for name in MODELS] + [
+    (name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')
+]
 
 
 def regressor(name, seed=0, batch_norm_over=None):
@@ -35,7 +38,7 @@ def regressor(name, seed=0, batch_norm_over=None):
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
             link.dropout_ratio = 0.0  # each rank would draw other numbers
-    if batch_norm_over is not None:
+    if batch_norm_over:
         from chainermn.links import create_mnbn_model
 
         model = create_mnbn_model(model, batch_norm_over)
@@ -53,10 +56,13 @@ def communicator():
 
 
 def optimizer_of(model, comm, optimizer=None):
-    import chainermn
+    """Return an optimizer of all ranks, or Chainer's own."""
+    optimizer = optimizer or chainer.optimizers.Adam()
+    if comm:
+        import chainermn
 
-    actual = optimizer or chainer.optimizers.Adam()
-    return chainermn.create_multi_node_optimizer(actual, comm).setup(model)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+    return optimizer.setup(model)
 
 
 def arrays_of(model):
@@ -68,6 +74,8 @@ def arrays_of(model):
 
 def my_share(examples, comm, sizes=None):
     """Return this rank's examples of each step, one step after the other."""
+    if comm is None:
+        return examples
     sizes = sizes or [N_ALL // comm.size] * comm.size
     first = sum(sizes[: comm.rank])
     return [
@@ -82,28 +90,35 @@ def my_share(examples, comm, sizes=None):
 
 def train_every_model(path):
     comm = communicator()
-    found = {}
-    for name in MODELS:
-        examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
-        for layout, converter in CONVERTERS.items():
-            model = regressor(name, 0, comm if 'norm' in name else None)
-            iterator = chainer.iterators.SerialIterator(
-                to_sparse(my_share(examples, comm)), N_ALL // comm.size, shuffle=False
-            )
-            updater = StandardUpdater(iterator, optimizer_of(model, comm), converter=converter)
-            for step in range(N_STEPS):
-                updater.update()
-                if step in (0, N_STEPS - 1):
-                    for key, value in arrays_of(model).items():
-                        found['%s, %s, %d %s' % (name, layout, step, key)] = value
+    found = parameters_of_every_model(comm)
     if comm.rank == 0:
         numpy.savez(path, **found)
 
 
+def parameters_of_every_model(comm):
+    """Return parameters after one step and after many."""
+    found = {}
+    for name, layout in CASES:
+        examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
+        model = regressor(name, 0, comm if 'norm' in name else None)
+        part = to_sparse(my_share(examples, comm))
+        updater = StandardUpdater(
+            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
+            optimizer_of(model, comm),
+            converter=CONVERTERS[layout],
+        )
+        for step in range(N_STEPS):
+            updater.update()
+            if step in (0, N_STEPS - 1):
+                for key, value in arrays_of(model).items():
+                    found['%s, %s, %d %s' % (name, layout, step, key)] = value
+    return found
+
+
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """Parameters after one step and after many, for each number of ranks."""
-    folder, found = tmp_path_factory.mktemp('trained'), {}
+    """Number of ranks -> parameters; None: of Chainer alone."""
+    folder, found = tmp_path_factory.mktemp('trained'), {None: parameters_of_every_model(None)}
     for n in N_RANKS:
         on_ranks(n, train_every_model, folder / ('%d.npz' % n))
         with numpy.load(folder / ('%d.npz' % n)) as file:
@@ -112,15 +127,14 @@ def trained(tmp_path_factory):
 
 
 @needs_mpi
-@pytest.mark.parametrize('n_ranks', N_RANKS[1:])
-@pytest.mark.parametrize('layout', CONVERTERS)
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('n_ranks', N_RANKS)
+@pytest.mark.parametrize('name, layout', CASES)
 @pytest.mark.parametrize('step', (0, N_STEPS - 1))
 def test_ranks_are_one_large_batch(trained, n_ranks, name, layout, step):
     prefix = '%s, %s, %d ' % (name, layout, step)
-    one = {key: value for key, value in trained[1].items() if key.startswith(prefix)}
-    assert len(one) > 3
-    for key, value in one.items():
+    alone = {key: value for key, value in trained[None].items() if key.startswith(prefix)}
+    assert len(alone) > 3
+    for key, value in alone.items():
         assert relative_error(trained[n_ranks][key], value) < 1e-5, key
 
 
@@ -129,38 +143,41 @@ def test_ranks_are_one_large_batch(trained, n_ranks, name, layout, step):
 
 def unequal_batches(path):
     comm = communicator()
-    found = {}
-    examples = molecules(N_ALL)
-    for name in ('RSGCN', 'RSGCN, batch norm'):
-        for case, sizes in (('unequal', [1, 9, 2]), ('one is without', [8, 0, 4])):
-            if comm.size == 1:
-                sizes = [N_ALL]
-            elif 'norm' in name and 0 in sizes:
-                continue  # its forward pass is a sum over ranks
-            model = regressor(name, comm.rank, comm if 'norm' in name else None)
-            optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
-            mine = my_share(examples, comm, sizes)
-            for _ in range(2):
-                if mine:
-                    optimizer.update(model, *CONVERTERS['packed'](mine))
-                else:
-                    optimizer.join()
-            for key, value in arrays_of(model).items():
-                found['%s, %s %s' % (name, case, key)] = value
+    found = parameters_of_unequal_batches(comm)
     # The same everywhere, though the ranks began with other parameters.
     assert len(set(comm.mpi_comm.allgather(str(sorted(found.items()))))) == 1
     if comm.rank == 0:
         numpy.savez(path, **found)
 
 
+def parameters_of_unequal_batches(comm):
+    found, examples = {}, molecules(N_ALL)
+    for name, sizes in (
+        ('RSGCN', [1, 9, 2]),
+        ('RSGCN', [8, 0, 4]),
+        ('RSGCN, batch norm', [1, 9, 2]),
+    ):
+        model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
+        optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
+        mine = my_share(examples, comm, sizes)
+        for _ in range(2):
+            if mine:
+                optimizer.update(model, *CONVERTERS['packed'](mine))
+            else:
+                optimizer.join()
+        for key, value in arrays_of(model).items():
+            found['%s, %s %s' % (name, sizes, key)] = value
+    return found
+
+
 @needs_mpi
 def test_every_molecule_counts_alike(tmp_path):
-    for n in (1, 3):
-        on_ranks(n, unequal_batches, tmp_path / ('%d.npz' % n))
-    with numpy.load(tmp_path / '1.npz') as one, numpy.load(tmp_path / '3.npz') as three:
-        assert len(three.files) > 20
-        for key in three.files:
-            assert relative_error(three[key], one[key]) < 1e-5, key
+    on_ranks(3, unequal_batches, tmp_path / 'of ranks.npz')
+    alone = parameters_of_unequal_batches(None)
+    assert len(alone) > 20
+    with numpy.load(tmp_path / 'of ranks.npz') as file:
+        for key in alone:
+            assert relative_error(file[key], alone[key]) < 1e-5, key
 
 
 def test_number_of_molecules():
@@ -173,8 +190,13 @@ def test_number_of_molecules():
 # --- the state that ranks begin with ---
 
 
-def begin(case):
+def begin(*cases):
     comm = communicator()
+    for case in cases:
+        begin_with(comm, case)
+
+
+def begin_with(comm, case):
     examples = molecules(4)
     name = 'RSGCN'
     if case == 'models':
@@ -208,9 +230,8 @@ def begin(case):
 
 
 @needs_mpi
-@pytest.mark.parametrize('case', ['lazy', 'made on one', 'grown'])
-def test_ranks_begin_alike(case):
-    on_ranks(2, begin, case)
+def test_ranks_begin_alike():
+    on_ranks(2, begin, 'lazy', 'made on one', 'grown')
 
 
 @needs_mpi

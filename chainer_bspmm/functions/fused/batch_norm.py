@@ -8,6 +8,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.fused.ranks import ONE_RANK
 from chainer_bspmm.functions.fused.ranks import Ranks
 from chainer_bspmm.functions.node import FusedNode
 
@@ -19,7 +20,7 @@ class WeightedBatchNorm(FusedNode):
     count as well.
     """
 
-    def __init__(self, weights, eps, decay, running, ranks=Ranks()):
+    def __init__(self, weights, eps, decay, running, ranks=ONE_RANK):
         self._weights = weights
         self._eps = eps
         self._decay = decay
@@ -252,7 +253,7 @@ def batch_norm(adj, link, h):
         for name, value in (('gamma', 1), ('beta', 0))
     )
     running = None if chainer.config.in_recomputing else (link.avg_mean, link.avg_var)
-    ranks = Ranks() if comm is None else Ranks(comm, adj.n_graphs)
+    ranks = ONE_RANK if comm is None else Ranks(comm, adj.n_graphs)
     node = WeightedBatchNorm(_weights_of(adj), link.eps, link.decay, running, ranks)
     return node.apply((h, gamma, beta))[0]
 

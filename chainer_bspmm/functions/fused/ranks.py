@@ -6,7 +6,7 @@ from chainer_bspmm.cuda import step
 
 
 class Ranks:
-    """The ranks whose batches a node looks at: by default this one alone.
+    """The ranks whose batches a node looks at.
 
     Args:
         comm (chainermn.CommunicatorBase or None): all ranks; None means this one.
@@ -50,3 +50,6 @@ class Ranks:
     def refuse_derivatives(self):
         if self._comm is not None:
             raise RuntimeError('statistics over several ranks have first derivatives only')
+
+
+ONE_RANK = Ranks()
