@@ -60,6 +60,9 @@ def keep_checkpoints(module):
     module._MultiNodeCheckpointer.on_error = on_error
 
 
+__all__ = ['PartIterator']
+
+
 def __getattr__(name: str) -> Any:
     if name == 'PartIterator':  # loaded when it is used
         from chainer_bspmm.multi_node.epochs import PartIterator

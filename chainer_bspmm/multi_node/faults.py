@@ -46,11 +46,12 @@ def end_all_on_error():
 
     def leaves(status=None):
         failed[:] = [status] if status else []
+        if status:
+            _wait_for_lower_ranks()  # before Python prints what it is
         leave(status)
 
     def at_exit():
         if failed:
-            _wait_for_lower_ranks()
             _abort('exit status %s' % (failed[0] if isinstance(failed[0], int) else 1))
 
     sys.excepthook, sys.exit = hook, leaves

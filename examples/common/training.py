@@ -1,5 +1,6 @@
 """Train a model on a data set and test it: what every train_*.py does with its data."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -21,6 +22,7 @@ from common import data
 from common import files
 from common import measure
 from common.arguments import get_device
+from common.ranks import Ranks
 from common.tasks import converter_of
 from common.tasks import labels_of
 
@@ -96,7 +98,7 @@ class PlainText:
         sys.stdout.flush()
 
 
-def set_up_trainer(task, model, train, valid, args, converter, device, report_every):
+def set_up_trainer(task, model, train, valid, args, converter, device, report_every, ranks):
     """Set up upstream's usual trainer.
 
     Args:
@@ -107,15 +109,16 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
         converter (callable): of the layout.
         device (chainer.backend.Device): where to train.
         report_every (int): epochs between validations, and lines of the log.
+        ranks (Ranks): those that train together.
 
     Returns:
         Trainer: it takes a snapshot after each epoch.
     """
-    optimizer = optimizers.Adam()
+    optimizer = ranks.optimizer(optimizers.Adam())
     optimizer.setup(model)
-    options = {'seed': args.seed} if args.updater == 'graph' else {}
+    options = {'seed': args.seed + ranks.comm.rank} if args.updater == 'graph' else {}
     updater = measure.UPDATERS[args.updater](
-        SerialIterator(train, args.batchsize),
+        ranks.iterator(train, args.batchsize),
         optimizer,
         device=device,
         converter=converter,
@@ -123,16 +126,28 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     )
     trainer = training.Trainer(updater, EpochsOrInterrupt(args.epoch), out=args.out)
     trigger = (report_every, 'epoch')
-    trainer.extend(
-        task.evaluator(
-            SerialIterator(valid, args.batchsize, repeat=False, shuffle=False),
-            model,
-            device=device,
-            converter=converter,
-        ),
-        name='validation',
-        trigger=trigger,
+    evaluator = task.evaluator(
+        SerialIterator(valid, args.batchsize, repeat=False, shuffle=False),
+        model,
+        device=device,
+        converter=converter,
     )
+    trainer.extend(ranks.evaluator(evaluator), name='validation', trigger=trigger)
+    if ranks.is_first:
+        report(trainer, task, trigger)
+    trainer.extend(RandomState())
+    # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
+    # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
+    writer = (SimpleWriter if device.xp is numpy else ThreadWriter)(compression=False)
+    trainer.extend(
+        extensions.snapshot(filename=ranks.path(files.SNAPSHOT_FILE), writer=writer),
+        trigger=(1, 'epoch'),
+    )
+    return trainer
+
+
+def report(trainer, task, trigger):
+    """Let a trainer write the log and show how it goes on."""
     trainer.extend(extensions.LogReport(filename='log', trigger=trigger))
     is_terminal = sys.stdout.isatty()
     trainer.extend(
@@ -144,14 +159,6 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     )
     if is_terminal:
         trainer.extend(extensions.ProgressBar())
-    trainer.extend(RandomState())
-    # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
-    # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
-    writer = (SimpleWriter if device.xp is numpy else ThreadWriter)(compression=False)
-    trainer.extend(
-        extensions.snapshot(filename=files.SNAPSHOT_FILE, writer=writer), trigger=(1, 'epoch')
-    )
-    return trainer
 
 
 def plot_learning_curve(log, path, title, panels, baseline):
@@ -243,9 +250,10 @@ def check_resumable(snapshot, settings):
             )
 
 
-def resume_command(script, parser, args):
+def resume_command(script, parser, args, ranks):
     """Return the command that continues the run."""
-    words = [sys.executable, os.path.relpath(script)]
+    words = ['mpirun', '-n', str(ranks.comm.size)] if ranks.are_several else []
+    words += [sys.executable, os.path.relpath(script)]
     for name, value in vars(args).items():
         if value != parser.get_default(name) and name != 'resume':
             words.append('--' + name.replace('_', '-'))
@@ -254,10 +262,13 @@ def resume_command(script, parser, args):
     return shlex.join(words + ['--resume', os.path.join(args.out, files.SNAPSHOT_FILE)])
 
 
-def run_until_done(trainer, epoch, path, command):
-    """Run the trainer; return whether it finished, with a snapshot and a hint if not."""
+def run_until_done(trainer, epoch, path, command, ranks):
+    """Run the trainer; return whether it finished, with a snapshot and a hint if not.
+
+    Several ranks would not stop at the same step: mpirun ends them all at once.
+    """
     try:
-        with trainer.stop_trigger:
+        with contextlib.nullcontext() if ranks.are_several else trainer.stop_trigger:
             trainer.run()
     except KeyboardInterrupt:
         if os.path.exists(path):
@@ -290,60 +301,32 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     Returns:
         int: the exit status.
     """
-    device = get_device(args.device)
+    ranks = Ranks(args.communicator)
+    device = get_device(ranks.device(args.device))
     check_options(args, device)
     device.use()
-    files.make_folder(args.out)
-
-    start = time.perf_counter()
-    description, table = read()
-    dataset, table, _ = data.load(
-        description,
-        table,
-        task,
-        args.method,
-        args.num_data,
-        os.path.join(args.out, files.FAILED_FILE),
-        args.dense,
-        not args.no_cache,
-    )
-    data_seconds = time.perf_counter() - start
-    settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
-    settings.update(
-        script=os.path.basename(script),
-        n_molecules=len(dataset),
-        digest=data.digest(table, task),
-        **layout_of(args, dataset),
-    )
+    found = None
+    if ranks.is_first:
+        found = prepare(task, read, args, script, own_settings, device, ranks)
+    settings, train_labels, valid_labels, data_seconds = ranks.share(found and found[0])
+    train, valid, test = found[1] if ranks.is_first else (None, None, None)
+    train, valid = ranks.scatter(train), ranks.scatter(valid)
     converter = converter_of(settings['layout'], settings['padded_to'])
-    if args.data not in data.NAMED:
-        settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
-    if args.resume:
-        check_resumable(args.resume, settings)
-    elif os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE)):
-        print(
-            'Starting again: the snapshot of an earlier run in %s is overwritten after the first '
-            'epoch (to continue it, use --resume)' % args.out
-        )
-    files.start_folder(args.out, settings)
-    if args.updater == 'graph':
-        dataset = on_device(dataset, device)
-
-    train, valid, test = [
-        dataset[part] for part in data.split_indices(len(dataset), args.train_data_ratio, args.seed)
-    ]
-    print('Split: %d training, %d validation, %d test' % (len(train), len(valid), len(test)))
+    if args.updater == 'graph' and ranks.are_several:
+        train, valid = on_device(train, device), on_device(valid, device)
 
     numpy.random.seed(args.seed)
     if device.xp is not numpy:
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
-    model = task.build(settings, args.dense, labels_of(train))
+    model = task.build(settings, args.dense, train_labels)
     model.to_device(device)
+    if ranks.comm.rank:
+        numpy.random.seed((args.seed + ranks.comm.rank) % 2**32)  # other orders, other dropout
     trainer = set_up_trainer(
-        task, model, train, valid, args, converter, device, min(report_every, args.epoch)
+        task, model, train, valid, args, converter, device, min(report_every, args.epoch), ranks
     )
     if args.resume:
-        files.load_npz(args.resume, trainer)
+        files.load_npz(ranks.path(args.resume), trainer)
         print(
             'Resumed from %s: epoch %d, step %d'
             % (args.resume, trainer.updater.epoch, trainer.updater.iteration)
@@ -355,10 +338,13 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         trainer,
         args.epoch,
         os.path.join(args.out, files.SNAPSHOT_FILE),
-        resume_command(script, parser, args),
+        resume_command(script, parser, args, ranks),
+        ranks,
     ):
         return 130
     training_seconds = time.perf_counter() - start
+    if not ranks.is_first:
+        return 0
 
     path = files.save_model(args.out, model)
     predictions = task.predict(model, test, converter, args.batchsize)
@@ -366,7 +352,6 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     memory = measure.peak_memory(device, trainer.updater)
     step = measure.milliseconds_a_step(trainer.updater.seconds)
     model.to_device('@numpy')
-    train_labels = labels_of(train)
     lines, metrics = task.test_report(labels_of(test), predictions, train_labels)
     print()
     print('\n'.join(lines + [''] + measure.cost_report(step, memory)))
@@ -392,10 +377,58 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         path,
         title,
         task.panels(),
-        task.baseline(model, train_labels, labels_of(valid)),
+        task.baseline(model, train_labels, valid_labels),
     )
     print('Learning curve: %s' % path)
     return 0
+
+
+def prepare(task, read, args, script, own_settings, device, ranks):
+    """Read the data, and start the folder of the run.
+
+    Returns:
+        tuple: what all ranks need: settings (dict), labels of training and validation part, seconds
+        for the data; the parts of the data set: training, validation, test.
+    """
+    files.make_folder(args.out)
+    start = time.perf_counter()
+    description, table = read()
+    dataset, table, _ = data.load(
+        description,
+        table,
+        task,
+        args.method,
+        args.num_data,
+        os.path.join(args.out, files.FAILED_FILE),
+        args.dense,
+        not args.no_cache,
+    )
+    data_seconds = time.perf_counter() - start
+    settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
+    settings.update(
+        script=os.path.basename(script),
+        n_molecules=len(dataset),
+        digest=data.digest(table, task),
+        ranks=ranks.comm.size,
+        **layout_of(args, dataset),
+    )
+    if args.data not in data.NAMED:
+        settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
+    if args.resume:
+        check_resumable(args.resume, settings)
+    elif os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE)):
+        print(
+            'Starting again: the snapshot of an earlier run in %s is overwritten after the first '
+            'epoch (to continue it, use --resume)' % args.out
+        )
+    files.start_folder(args.out, settings)
+    if args.updater == 'graph' and not ranks.are_several:
+        dataset = on_device(dataset, device)
+    parts = [
+        dataset[part] for part in data.split_indices(len(dataset), args.train_data_ratio, args.seed)
+    ]
+    print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
+    return (settings, labels_of(parts[0]), labels_of(parts[1]), data_seconds), parts
 
 
 def main(run):
