@@ -29,7 +29,8 @@ def raise_on(comm, rank, error):
 def end_all_on_error():
     """Let an uncaught exception, and an exit with an error, end all ranks of this MPI run.
 
-    Installed once. The traceback comes first, then a line with rank, host and error.
+    Installed once. The traceback comes first, then a line with rank, host and error. A script that
+    raises SystemExit by itself, without ``sys.exit``, is not noticed.
     """
     if end_all_on_error.done:
         return

@@ -48,8 +48,7 @@ class Weighted:
         if lossfun is None:
             self._mean_and_update(1, 0)
             return
-        if self.known is None:
-            self._make_parameters(lossfun, args, kwds)
+        self.start(lossfun, *args, **kwds)
         loss = lossfun(*args, **kwds)
         if getattr(self, '_use_cleargrads', True):
             self.target.cleargrads()
@@ -67,8 +66,10 @@ class Weighted:
         self.target.cleargrads()
         self._mean_and_update(0, 0)
 
-    def _make_parameters(self, lossfun, args, kwds):
-        """Make lazy parameters, and let all ranks start alike."""
+    def start(self, lossfun, *args, **kwds):
+        """Make lazy parameters, and let all ranks start alike, if that has not been done."""
+        if self.known is not None:
+            return
         if not all(param.is_initialized for param in self.target.params()):
             with chainer.using_config('train', False), chainer.no_backprop_mode(), _unreported():
                 lossfun(*args, **kwds)
@@ -132,14 +133,15 @@ def weighted(create, base):
 
 
 def n_molecules(arguments):
-    """Return the number of molecules in the arguments of a loss function."""
+    """Return the number of molecules in the arguments of a loss function.
+
+    Of a dense batch, in which all arrays have a row for each; 1 for anything else.
+    """
     for value in arguments:
         if isinstance(value, BatchedCSR):
             return value.n_graphs
-    for value in arguments:
-        if getattr(value, 'ndim', 0):
-            return len(value)
-    return 1
+    lengths = {len(value) for value in arguments if getattr(value, 'ndim', 0)}
+    return lengths.pop() if len(lengths) == 1 else 1
 
 
 def _unreported():

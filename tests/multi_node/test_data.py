@@ -13,6 +13,7 @@ from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.multi_node import PartIterator
+from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import selection
 from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
@@ -235,6 +236,19 @@ def results(comm):
                 assert not comm or len({str(r) for r in comm.mpi_comm.allgather(result)}) == 1
             found.update(('%d %d %s' % (n, i, key), value) for key, value in result.items())
     return found
+
+
+def test_an_evaluator_may_change_its_class():
+    """As when `GraphUpdater` captures it."""
+
+    class Captured(extensions.Evaluator):
+        def evaluate(self):
+            return {'loss': numpy.float32(2)}
+
+    evaluator = extensions.Evaluator(SerialIterator([1, 2, 3], 2, repeat=False), None)
+    evaluator = create_multi_node_evaluator(evaluator, Comm([3], 0, {'loss': 2.0}))
+    evaluator.__class__ = Captured
+    assert evaluator.evaluate() == {'loss': 2}
 
 
 @needs_mpi

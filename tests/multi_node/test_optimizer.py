@@ -10,6 +10,7 @@ from chainer.training import StandardUpdater
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.multi_node.optimizer import n_molecules
+from chainer_bspmm.training import GraphUpdater
 from tests.support import relative_error
 from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
@@ -62,7 +63,9 @@ def optimizer_of(model, comm, optimizer=None):
         import chainermn
 
         optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
-    return optimizer.setup(model)
+    optimizer.setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
+    return optimizer
 
 
 def arrays_of(model):
@@ -102,10 +105,11 @@ def parameters_of_every_model(comm):
         examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
         model = regressor(name, 0, comm if 'norm' in name else None)
         part = to_sparse(my_share(examples, comm))
-        updater = StandardUpdater(
+        updater = (StandardUpdater if layout == 'packed' else GraphUpdater)(
             chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
             optimizer_of(model, comm),
             converter=CONVERTERS[layout],
+            device='@numpy',
         )
         for step in range(N_STEPS):
             updater.update()
@@ -185,6 +189,7 @@ def test_number_of_molecules():
     assert n_molecules([atoms, adj, labels]) == n_molecules([adj]) == 5
     assert n_molecules([numpy.zeros((4, 9)), numpy.zeros((4, 9, 9))]) == 4  # a dense batch
     assert n_molecules([]) == n_molecules(['no array']) == 1
+    assert n_molecules([numpy.zeros((7, 4)), numpy.zeros(4)]) == 1  # batches along another axis
 
 
 # --- the state that ranks begin with ---
