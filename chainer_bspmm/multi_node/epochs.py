@@ -51,14 +51,17 @@ class PartIterator(SerialIterator):
                 )
         super().__init__(dataset, batch_size, repeat, shuffle, order_sampler)
 
-    def __next__(self):
+    @property
+    def batch_size(self) -> int:
+        """Molecules of the next batch."""
         n = len(self.dataset)
         done = -(-self.current_position * self.n_batches // n)
         first, last = (i * n // self.n_batches for i in (done, done + 1))
-        self.batch_size = last - first
-        return super().__next__()
+        return last - first
 
-    next = __next__
+    @batch_size.setter
+    def batch_size(self, most):
+        pass  # the constructor of SerialIterator
 
 
 def check_updaters():

@@ -32,9 +32,9 @@ def end_all_on_error():
     Installed once. The traceback comes first, then a line with rank, host and error. A script that
     raises SystemExit by itself, without ``sys.exit``, is not noticed.
     """
-    if end_all_on_error.done:
+    if end_all_on_error.process == os.getpid():
         return
-    end_all_on_error.done = True
+    end_all_on_error.process = os.getpid()  # its children fail alone
     show, leave = sys.excepthook, sys.exit
     if show.__module__ == 'chainermn.global_except_hook':  # it would end the ranks by itself
         show = sys.__excepthook__
@@ -60,22 +60,29 @@ def end_all_on_error():
     atexit.register(at_exit)
 
 
-end_all_on_error.done = False
+end_all_on_error.process = None
+
+
+def _world():
+    """Return all ranks; None where they cannot be ended from here."""
+    from mpi4py import MPI
+
+    if os.getpid() != end_all_on_error.process or MPI.Is_finalized():
+        return None
+    return MPI.COMM_WORLD
 
 
 def _wait_for_lower_ranks():
     """Wait a little: an error of all ranks is told by the first, which ends the others."""
-    from mpi4py import MPI
-
-    rank = MPI.COMM_WORLD.rank
-    if rank:
-        time.sleep(1 + min(rank, 20) / 10)
+    comm = _world()
+    if comm is not None and comm.rank:
+        time.sleep(1 + min(comm.rank, 20) / 10)
 
 
 def _abort(cause):
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+    comm = _world()
+    if comm is None:
+        return
     sys.stdout.flush()
     sys.stderr.write(
         'chainer_bspmm: rank %d of %d on %s (process %d) has failed, all ranks end: %s\n'

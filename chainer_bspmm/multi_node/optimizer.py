@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import zlib
 
 import numpy
 
@@ -10,10 +11,13 @@ from chainer.backends import cuda
 
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.multi_node import faults
+from chainer_bspmm.multi_node.host_mean import mean_on_host
 from chainer_bspmm.multi_node.start import agree
 from chainer_bspmm.sparse import BatchedCSR
 
-N_FIELDS = 3  # that ranks tell each other before gradients: molecules, loss, whether to start again
+# That ranks tell each other before gradients: molecules, loss, whether to start again, a checksum
+# of the names of parameters without a gradient.
+N_FIELDS = 4
 
 
 class Weighted:
@@ -32,7 +36,8 @@ class Weighted:
     Raises (by `update`, on all ranks):
         FloatingPointError: a loss is not finite, unless the optimizer scales it dynamically.
         RuntimeError: parameters are on a GPU, and the communicator cannot send them.
-        ValueError: models or optimizers differ.
+        ValueError: models or optimizers differ; with ``zero_fill=False``, ranks have gradients of
+            different parameters.
     """
 
     def __init__(self, *args):
@@ -55,7 +60,7 @@ class Weighted:
         else:
             self.target.zerograds()
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
-        value = 0 if self.actual_optimizer._loss_scaling_is_dynamic else _mean(loss)
+        value = 0 if self.actual_optimizer._loss_scaling_is_dynamic else _value(loss)
         del loss
         self._mean_and_update(n_molecules([*args, *kwds.values()]), value)
 
@@ -81,33 +86,58 @@ class Weighted:
         object.__setattr__(self, 'known', _made(self.target))
 
     def _mean_and_update(self, weight, loss):
-        comm = self.communicator
+        comm, optimizer = self.communicator, self.actual_optimizer
         table = numpy.empty((comm.size, N_FIELDS))
-        mine = numpy.array([weight, loss, self.known != _made(self.target)], table.dtype)
-        comm.mpi_comm.Allgather(mine, table)
-        weights, losses, is_new = table.T
+        mine = weight, loss, self.known != _made(self.target), self._missing()
+        comm.mpi_comm.Allgather(numpy.array(mine, table.dtype), table)
+        weights, losses, is_new, missing = table.T
         for rank in numpy.flatnonzero(~numpy.isfinite(losses)).tolist():
             faults.raise_on(
                 comm,
                 rank,
                 FloatingPointError(
-                    'the loss of rank %d is %s in step %d'
-                    % (rank, losses[rank], self.actual_optimizer.t + 1)
+                    'the loss of rank %d is %s in step %d' % (rank, losses[rank], optimizer.t + 1)
                 ),
             )
         if is_new.any():
             self._agree()
+        elif weights.all() and len(set(missing)) > 1:
+            faults.raise_on(
+                comm,
+                0,
+                ValueError(
+                    'zero_fill: expected True where ranks have gradients of different parameters, '
+                    'got False'
+                ),
+            )
+        elif weights.any():
+            # Where a rank has no gradients it cannot tell which ones the others lack.
+            self._mean(weight / weights.sum(), self.zero_fill or not weights.all())
+            optimizer.update(None)
+
+    def _missing(self):
+        """Return a checksum of which parameters have no gradient, if that makes a difference."""
+        if self.zero_fill:
+            return 0
+        params = sorted(self.target.namedparams(include_uninit=False))
+        return zlib.crc32('\n'.join(path for path, p in params if p.grad is None).encode())
+
+    def _mean(self, share, zero_fill):
+        """Replace the gradients by the sum over ranks, each with its share."""
+        comm = self.communicator
+        params = [param for _, param in sorted(self.target.namedparams(include_uninit=False))]
+        for param in params:
+            if param.grad is None and zero_fill:
+                param.grad = param.xp.zeros_like(param.array)
+        params = [param for param in params if param.grad is not None]
+        if _is_naive(comm) and all(param.device.xp is numpy for param in params):
+            mean_on_host(comm, params, share)
             return
-        scale = weight * comm.size / weights.sum()
-        if scale != 1:
-            for param in self.target.params(include_uninit=False):
-                if param.grad is not None:
-                    # Not in place: gradients of several parameters may be one array.
-                    param.grad = param.grad * param.dtype.type(scale)
-        # Where a rank has no gradients it cannot tell which ones the others lack.
-        zero_fill = self.zero_fill or not weights.all()
+        if share * comm.size != 1:
+            for param in params:
+                # Not in place: gradients of several parameters may be one array.
+                param.grad = param.grad * param.dtype.type(share * comm.size)
         comm.multi_node_mean_grad(self.target, zero_fill)
-        self.actual_optimizer.update(None)
 
 
 def weighted(create, base):
@@ -149,7 +179,7 @@ def _unreported():
     return reporters[-1].scope({}) if reporters else contextlib.nullcontext()
 
 
-def _mean(loss):
+def _value(loss):
     """Return the loss as a float, of several losses one that is finite if all are."""
     return float(cuda.to_cpu(loss.array).sum())
 
@@ -160,11 +190,15 @@ def _made(target):
 
 def _check_device(comm, target):
     """Refuse to send arrays of a GPU by an MPI that takes their addresses for the host's."""
-    from chainermn.communicators.naive_communicator import NaiveCommunicator
-
     on_gpu = [param for param in target.params() if param.device.xp is cuda.cupy]
-    if on_gpu and isinstance(comm, NaiveCommunicator) and not communicators.knows_gpus():
+    if on_gpu and _is_naive(comm) and not communicators.knows_gpus():
         raise RuntimeError(
             "communicator: 'naive' sends arrays of the host, the model is on %s; use "
             "create_communicator('pure_nccl')" % on_gpu[0].device.name
         )
+
+
+def _is_naive(comm):
+    from chainermn.communicators.naive_communicator import NaiveCommunicator
+
+    return type(comm) is NaiveCommunicator

@@ -12,9 +12,11 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node import PartIterator
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import selection
+from chainer_bspmm.training.examples import next_examples
 from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
 from tests.support.training import MODELS
@@ -149,6 +151,22 @@ def test_epochs_end_together(sizes, batch_size, repeat):
                 pytest.raises(StopIteration, iterator.next)
                 break
     assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize('shuffle', [True, False])
+def test_numbers_instead_of_examples(shuffle):
+    """`GraphUpdater` takes the molecules of a `PartIterator` by their numbers."""
+    dataset = data_set(11)
+    found = []
+    for of in (next_examples, lambda iterator, converter: iterator.next()):
+        numpy.random.seed(0)
+        iterator = PartIterator(dataset, 4, Comm([11], 0, 4), shuffle=shuffle)
+        batches = [of(iterator, PACKED) for _ in range(7)]
+        assert (type(batches[0]) is Selection) == (of is next_examples)
+        assert (iterator.epoch, iterator.is_new_epoch) == (2, False)
+        found.append([PACKED(batch)[2].tolist() for batch in batches])
+    assert found[0] == found[1]
+    assert [len(labels) for labels in found[0]] == [3, 4, 4, 3, 4, 4, 3]
 
 
 def test_a_part_with_fewer_molecules_than_batches():

@@ -149,7 +149,8 @@ def unequal_batches(path):
     comm = communicator()
     found = parameters_of_unequal_batches(comm)
     # The same everywhere, though the ranks began with other parameters.
-    assert len(set(comm.mpi_comm.allgather(str(sorted(found.items()))))) == 1
+    bits = b''.join(numpy.asarray(found[key]).tobytes() for key in sorted(found))
+    assert len(set(comm.mpi_comm.allgather(bits))) == 1
     if comm.rank == 0:
         numpy.savez(path, **found)
 
@@ -222,6 +223,10 @@ def begin_with(comm, case):
     if case == 'nan' and comm.rank:
         optimizer.update(model, *batch[:2], batch[2] * numpy.nan)
     optimizer.update(model, *batch)
+    if case == 'no zeros':
+        object.__setattr__(optimizer, 'zero_fill', False)
+        loss = model if comm.rank else lambda atoms, adj, t: functions.sum(model.predictor.embed.W)
+        optimizer.update(loss, *batch)
     if case == 'grown':
         with model.init_scope():
             model.more = chainer.links.Linear(3, 2)
@@ -255,6 +260,7 @@ def test_ranks_begin_alike():
             'load a snapshot on every rank',
         ),
         ('nan', 'the loss of rank 1 is nan in step 1'),
+        ('no zeros', 'zero_fill: expected True where ranks have gradients of different par'),
     ],
 )
 def test_what_ranks_disagree_about(case, message):
