@@ -37,7 +37,6 @@ def checked(create):
             _check_nccl(communicator_name)
         comm = create(communicator_name, mpi_comm, **kwargs)
         if comm.size > 1:
-            faults.end_all_on_error()
             _compare_versions(comm)
             if communicator_name == 'pure_nccl':
                 _check_number_of_gpus(comm)
@@ -75,6 +74,8 @@ def _check_mpi():
                 'it belongs to another MPI than that of mpi4py, %s; both must be the same'
                 % (size, name, MPI.Get_library_version().split(',')[0].strip())
             )
+    if MPI.COMM_WORLD.size > 1:
+        faults.end_all_on_error()  # before anything that not all ranks may survive
 
 
 def _check_nccl(name):

@@ -10,7 +10,7 @@ COMMUNICATORS = ('naive', 'pure_nccl')
 
 
 class Alone:
-    """One process without MPI, in place of the ranks of a communicator."""
+    """What stands for a communicator where there is one process, without MPI."""
 
     rank, size, intra_rank = 0, 1, 0
 

@@ -147,7 +147,7 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
 
 
 def report(trainer, task, trigger):
-    """Let a trainer write the log and show how it goes on."""
+    """Let a trainer write the log and show its progress."""
     trainer.extend(extensions.LogReport(filename='log', trigger=trigger))
     is_terminal = sys.stdout.isatty()
     trainer.extend(
