@@ -77,7 +77,7 @@ def _cast(arrays):
 # the weights. On a device it stays there: it may change with each replay of a captured graph.
 
 
-def _host_forward(x, gamma, beta, weights, count, eps, decay, running, ranks):
+def _host_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
     counted = numpy.flatnonzero(weights)
     n_rows, n = len(x), max(count, 1)
     x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
@@ -96,7 +96,7 @@ def _host_forward(x, gamma, beta, weights, count, eps, decay, running, ranks):
     return _spread(x, counted, n_rows), (mean, inv_std)
 
 
-def _host_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks):
+def _host_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
     counted = numpy.flatnonzero(weights)
     x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
     x_hat -= mean
@@ -117,7 +117,7 @@ def _spread(rows, counted, n_rows):
     return x
 
 
-def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks):
+def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
     total = cuda.elementwise(
         'T x, T weight', 'T term', 'term = weight > (T)0 ? weight * x : (T)0', 'bspmm_norm_terms'
     )(x, weights)
@@ -157,7 +157,7 @@ def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks):
     return y, (mean, inv_std)
 
 
-def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks):
+def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
     n_rows, n_channels = x.shape
     terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
     cuda.elementwise(
