@@ -1,14 +1,18 @@
 """Ranks train as one process of Chainer does with batches of all their molecules."""
 
+import types
+
 import chainer_bspmm  # noqa: F401  first
 import chainer
 import numpy
 import pytest
 from chainer import functions
+from chainer.backends import cuda
 from chainer.training import StandardUpdater
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.multi_node import optimizer
 from chainer_bspmm.multi_node.optimizer import n_molecules
 from chainer_bspmm.training import GraphUpdater
 from tests.support import relative_error
@@ -50,22 +54,22 @@ def squared_error(y, t):
     return functions.mean_squared_error(y[:, :3], t)
 
 
-def communicator():
+def communicator(name='naive'):
     import chainermn
 
-    return chainermn.create_communicator('naive')
+    return chainermn.create_communicator(name)
 
 
-def optimizer_of(model, comm, optimizer=None):
+def optimizer_of(model, comm, of=None):
     """Return an optimizer of all ranks, or Chainer's own."""
-    optimizer = optimizer or chainer.optimizers.Adam()
+    of = of or chainer.optimizers.Adam()
     if comm:
         import chainermn
 
-        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
-    optimizer.setup(model)
-    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
-    return optimizer
+        of = chainermn.create_multi_node_optimizer(of, comm)
+    of.setup(model)
+    of.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
+    return of
 
 
 def arrays_of(model):
@@ -91,25 +95,28 @@ def my_share(examples, comm, sizes=None):
 # --- equality ---
 
 
-def train_every_model(path):
-    comm = communicator()
-    found = parameters_of_every_model(comm)
+def train_every_model(path, communicator_name='naive'):
+    comm = communicator(communicator_name)
+    device = '@numpy' if communicator_name == 'naive' else comm.intra_rank
+    found = parameters_of_every_model(comm, device)
     if comm.rank == 0:
         numpy.savez(path, **found)
 
 
-def parameters_of_every_model(comm):
+def parameters_of_every_model(comm, device='@numpy'):
     """Return parameters after one step and after many."""
     found = {}
+    chainer.get_device(device).use()
     for name, layout in CASES:
         examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
         model = regressor(name, 0, comm if 'norm' in name else None)
+        model.to_device(device)
         part = to_sparse(my_share(examples, comm))
         updater = (StandardUpdater if layout == 'packed' else GraphUpdater)(
             chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
             optimizer_of(model, comm),
             converter=CONVERTERS[layout],
-            device='@numpy',
+            device=device,
         )
         for step in range(N_STEPS):
             updater.update()
@@ -140,6 +147,17 @@ def test_ranks_are_one_large_batch(trained, n_ranks, name, layout, step):
     assert len(alone) > 3
     for key, value in alone.items():
         assert relative_error(trained[n_ranks][key], value) < 1e-5, key
+
+
+@needs_mpi
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+def test_two_gpus_are_one_large_batch(tmp_path):
+    on_ranks(2, train_every_model, tmp_path / '2.npz', 'pure_nccl')
+    alone = parameters_of_every_model(None, '@cupy:0')
+    with numpy.load(tmp_path / '2.npz') as file:
+        for key, value in alone.items():
+            assert relative_error(file[key], value) < 1e-5, key
 
 
 # --- batches of different sizes, ranks without a batch ---
@@ -183,6 +201,16 @@ def test_every_molecule_counts_alike(tmp_path):
     with numpy.load(tmp_path / 'of ranks.npz') as file:
         for key in alone:
             assert relative_error(file[key], alone[key]) < 1e-5, key
+
+
+def test_naive_with_a_model_on_a_gpu(monkeypatch):
+    device = types.SimpleNamespace(xp=cuda.cupy, name='@cupy:0')
+    target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])
+    monkeypatch.setattr(optimizer, '_is_naive', lambda comm: comm == 'naive')
+    monkeypatch.setattr(optimizer.communicators, 'knows_gpus', lambda: False)
+    with pytest.raises(RuntimeError, match="the model is on @cupy:0; use .*'pure_nccl'"):
+        optimizer._check_device('naive', target)
+    optimizer._check_device('pure_nccl', target)
 
 
 def test_number_of_molecules():
