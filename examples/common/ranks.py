@@ -80,9 +80,13 @@ class Ranks:
 
         return chainermn.create_multi_node_evaluator(evaluator, self.comm)
 
-    def path(self, path):
-        """Return the path of this rank's own file: the first has the plain one."""
-        return path if self.is_first else '%s.%d' % (path, self.comm.rank)
+    def in_turn(self, function):
+        """Call a function; the first rank does when all others are done."""
+        if self.is_first and self.are_several:
+            self.comm.mpi_comm.Barrier()
+        function()
+        if not self.is_first:
+            self.comm.mpi_comm.Barrier()
 
 
 def _communicator(name):

@@ -88,6 +88,39 @@ class EpochsOrInterrupt(IntervalTrigger):
         signal.signal(signal.SIGINT, self._previous)  # a second Ctrl-C stops at once
 
 
+class Snapshots(training.Extension):
+    """Take a snapshot of this rank after each epoch.
+
+    That of the first rank is overwritten, and counts: the others have theirs of the same step,
+    whenever the run is killed, because they write before the first does, and keep the last three.
+    """
+
+    trigger = (1, 'epoch')
+    priority, name = -100, '_Snapshot'  # as of Chainer's, also in its snapshots
+
+    def __init__(self, ranks, writer):
+        self._ranks = ranks
+        if ranks.is_first:
+            self._snapshot = extensions.snapshot(filename=files.SNAPSHOT_FILE, writer=writer)
+        else:
+            name = snapshot_of(files.SNAPSHOT_FILE, '{.updater.iteration}', ranks.comm.rank)
+            self._snapshot = extensions.snapshot(filename=name, writer=writer, n_retains=3)
+
+    def initialize(self, trainer):
+        self._snapshot.initialize(trainer)
+
+    def __call__(self, trainer):
+        self._ranks.in_turn(lambda: self._snapshot(trainer))
+
+    def finalize(self):
+        self._snapshot.finalize()
+
+
+def snapshot_of(path, iteration, rank):
+    """Return the path of another rank's snapshot that goes with one of the first."""
+    return '%s.%s.%d' % (path, iteration, rank)
+
+
 class PlainText:
     """Write to stdout without the codes that erase a progress bar, for pipes and files."""
 
@@ -139,10 +172,7 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
     # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
     writer = (SimpleWriter if device.xp is numpy else ThreadWriter)(compression=False)
-    trainer.extend(
-        extensions.snapshot(filename=ranks.path(files.SNAPSHOT_FILE), writer=writer),
-        trigger=(1, 'epoch'),
-    )
+    trainer.extend(Snapshots(ranks, writer))
     return trainer
 
 
@@ -326,7 +356,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         task, model, train, valid, args, converter, device, min(report_every, args.epoch), ranks
     )
     if args.resume:
-        files.load_npz(ranks.path(args.resume), trainer)
+        resume(args.resume, trainer, ranks)
         print(
             'Resumed from %s: epoch %d, step %d'
             % (args.resume, trainer.updater.epoch, trainer.updater.iteration)
@@ -381,6 +411,15 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     )
     print('Learning curve: %s' % path)
     return 0
+
+
+def resume(path, trainer, ranks):
+    """Load the snapshot of the first rank, and those of the others that go with it."""
+    if ranks.is_first:
+        files.load_npz(path, trainer)
+    iteration = ranks.share(trainer.updater.iteration)
+    if not ranks.is_first:
+        files.load_npz(snapshot_of(path, iteration, ranks.comm.rank), trainer)
 
 
 def prepare(task, read, args, script, own_settings, device, ranks):
