@@ -248,8 +248,7 @@ def main(argv=None):
         of_data = result['data'].setdefault(data, {'methods': {}, 'not_run': {}})
         of_data['methods'][method], of_data['not_run'][method] = of, not_run
     result['bars'] = bars(result['data'])
-    for bar, of in result['bars'].items():
-        print('%s: %s (%s)' % (bar, 'met' if of['met'] else 'MISSED', of['value']))
+    harness.print_bars(result['bars'])
     print('wrote', harness.save('command', result, args.out))
 
 

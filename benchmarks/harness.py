@@ -125,6 +125,12 @@ def _driver():
     return subprocess.run(command, text=True, capture_output=True, check=True).stdout.split()[0]
 
 
+def print_bars(bars):
+    """Print {bar: {'value', 'met'}}, a line each."""
+    for bar, of in bars.items():
+        print('%s: %s (%s)' % (bar, 'met' if of['met'] else 'MISSED', of['value']))
+
+
 def save(name: str, result: dict, out=None) -> pathlib.Path:
     """Write ``results/<gpu or cpu>/<name>.json``, or into the folder `out`; return its path."""
     place = result.get('conditions', {}).get('gpu', 'cpu').lower().replace(' ', '-')

@@ -523,16 +523,21 @@ def training(*results):
     save(figure, results, 'training')
 
 
+def _walls(groups):
+    """Return method -> name -> milliseconds a step (a summary)."""
+    return {
+        method: {name: found['wall'] for name, found in group.items()}
+        for method, group in groups.items()
+    }
+
+
 def captured(result):
     """Draw captured.png from a result of bench_captured."""
     rows = [('', of) for of in result['data'].values()]
     label = 'ms a training step\n(white line: of these on the device)'
     figure, axes, cells = _step_panels(rows, 2.9, label)
     for panel, groups in cells:
-        times = {
-            method: {name: found['wall'] for name, found in group.items()}
-            for method, group in groups.items()
-        }
+        times = _walls(groups)
         best = 'ours captured, DeviceDataset'
         places = bars(panel, times, CAPTURED_COLORS, best, 'upstream dense')
         for (method, name), ends in places.items():
@@ -560,10 +565,7 @@ def jax(result):
     label = 'ms a training step\n(labels: JAX in FP32 over ours)'
     figure, axes, cells = _step_panels(rows, 2.9, label)
     for panel, groups in cells:
-        times = {
-            method: {name: found['wall'] for name, found in group.items()}
-            for method, group in groups.items()
-        }
+        times = _walls(groups)
         for group in times.values():
             drivers = [name for name in ('JAX jit, FP32', 'JAX scan, FP32') if name in group]
             if drivers:  # the bars say by how much ours is faster than the better one

@@ -10,9 +10,9 @@ import re
 from benchmarks import bench_command
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.training.bench_captured import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
-from benchmarks.training.bench_captured import over_jax
+from benchmarks.training.bench_captured import over_jax, ratio
 from benchmarks.training.bench_methods import OVER_UPSTREAM, TARGETS
-from benchmarks.training.step_contenders import JAX, PACKED
+from benchmarks.training.step_contenders import DRIVERS, EAGER_PACKED, JAX, PACKED
 from benchmarks.training.subjects import GEOMETRIC, UPSTREAM
 
 PAGE = ROOT / 'docs' / 'performance.md'
@@ -142,25 +142,53 @@ def jax(result):
         **{JAX[key]: 'JAX %s, %s' % key for key in JAX},
     }
     rows = []
-    for data, of_data in result['data'].items():
-        for method, of in of_data['methods'].items():
-            for n_batch, cell in sorted(of['batches'].items(), key=lambda item: int(item[0])):
-                times = cell['milliseconds']
-                ratios = [over_jax(cell, precision) for precision in ('FP32', 'TF32')]
-                rows.append(
-                    [
-                        '%s, %s, %s' % (NAMES[data], TITLES[method], '{:,}'.format(int(n_batch))),
-                        *(
-                            '%.3f' % times[name]['wall']['median'] if name in times else None
-                            for name in heads
-                        ),
-                        *(None if found is None else '%.2f' % found for found in ratios),
-                        '%.0f %%' % (100 * times[PACKED]['busy']) if PACKED in times else None,
-                    ]
-                )
+    for title, cell in _cells(result):
+        times = cell['milliseconds']
+        ratios = [over_jax(cell, precision) for precision in ('FP32', 'TF32')]
+        rows.append(
+            [
+                title,
+                *_medians(times, heads, '%.3f'),
+                *map(_ratio, ratios),
+                '%.0f %%' % (100 * times[PACKED]['busy']) if PACKED in times else None,
+            ]
+        )
     head = ['ms a step', *heads.values(), 'FP32: JAX over ours', 'TF32', 'GPU busy']
     lines = table(head, rows)
     return ['![Milliseconds a captured step beside JAX](jax.png)', '', *lines]
+
+
+def jax_cpu(result):
+    """Eager steps beside JAX's, on a CPU; the ratios are JAX's time over ours, packed."""
+    drivers = [(JAX[driver, 'FP32'], driver) for driver in DRIVERS]
+    heads = {EAGER_PACKED: 'ours, packed', EAGER: 'folded'}
+    heads.update((name, 'JAX ' + driver) for name, driver in drivers)
+    rows = [
+        [
+            title,
+            *_medians(cell['milliseconds'], heads, '%.1f'),
+            *(_ratio(ratio(cell, EAGER_PACKED, name)) for name, _ in drivers),
+        ]
+        for title, cell in _cells(result)
+    ]
+    return table(['ms a step', *heads.values(), *('%s over ours' % of for _, of in drivers)], rows)
+
+
+def _cells(result):
+    """Yield title and results of each method, data set and batch of bench_captured."""
+    for data, of_data in result['data'].items():
+        for method, of in of_data['methods'].items():
+            for n_batch, cell in sorted(of['batches'].items(), key=lambda item: int(item[0])):
+                batch = '{:,}'.format(int(n_batch))
+                yield '%s, %s, %s' % (NAMES[data], TITLES[method], batch), cell
+
+
+def _ratio(found):
+    return None if found is None else '%.2f' % found
+
+
+def _medians(times, names, form):
+    return [form % times[name]['wall']['median'] if name in times else None for name in names]
 
 
 def floors(result):
@@ -278,6 +306,7 @@ TABLES = {
     'training_cpu': (training_cpu, 'cpu/training.json'),
     'captured': (captured, 'nvidia-h200/captured.json'),
     'jax': (jax, 'nvidia-h200/jax.json'),
+    'jax_cpu': (jax_cpu, 'cpu/jax.json'),
     'floors': (floors, 'nvidia-h200/floors.json'),
     'command': (command, 'nvidia-h200/command.json'),
     'layouts': (layouts, 'nvidia-h200/layouts.json'),

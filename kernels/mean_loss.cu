@@ -18,6 +18,9 @@
 // count (1), GRADIENT=1 reads it from there. -DCOUNTED=0: it is an argument; count is not touched.
 // -DCHUNK=n: elements of a block.
 // -DCOMBINE=1: the sum over the blocks of a launch with COMBINE=0, from partial.
+// -DALONG=1: with GRADIENT=0 and one block, the same launch also gives what a training step asks for
+// next: in gx (size), if that is not null, the gradient for gy = 1, with the bits of GRADIENT=1; and in
+// accuracy (1), for a cross entropy that is COUNTED, the y of BINARY_ACCURACY.
 //
 // Launch, GRADIENT=0: block (a multiple of 32, at most 1,024), grid (ceil(size / CHUNK)), at least one.
 // If it is more than one, they write their sums and counts to partial (n_blocks, 2), and a second
@@ -31,7 +34,11 @@
 #define ABSOLUTE_ERROR 3
 #define HAS_LABELS (KIND <= BINARY_ACCURACY)
 
+#define HAS_ACCURACY (ALONG && COUNTED && KIND == SIGMOID_CROSS_ENTROPY)
+#define N_SUMS (1 + COUNTED + HAS_ACCURACY)  // of terms, of labels that count, of right ones
+
 static_assert(HAS_LABELS || !COUNTED, "only labels are counted");
+static_assert(!ALONG || (!GRADIENT && !COMBINE && KIND != BINARY_ACCURACY), "along with a loss");
 
 #if HAS_LABELS
 
@@ -87,54 +94,69 @@ __device__ inline double over_lanes(double sum)
 extern "C" __global__ void __launch_bounds__(1024, 1) mean_loss(
     const STORAGE *__restrict__ x, const Label *__restrict__ t, const STORAGE *__restrict__ gy,
     STORAGE *__restrict__ y, long long *__restrict__ count, double *__restrict__ partial,
-    const unsigned size, const double divisor)
+    STORAGE *__restrict__ accuracy, STORAGE *__restrict__ gx, const unsigned size,
+    const double divisor)
 {
 #if GRADIENT
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < size)
         narrow(y[i], widen(*gy) * slope(widen(x[i]), t[i]) / Real(COUNTED ? *count : divisor));
 #else
-    __shared__ double sums[32], counts[32];
+    __shared__ double of_warp[N_SUMS][32];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    double sum = 0, counted = 0;
+    double sum[N_SUMS] = {};
 #if COMBINE
-    for (unsigned i = threadIdx.x; i < size; i += blockDim.x) {
-        sum += partial[2 * i];
-        counted += partial[2 * i + 1];
-    }
+    for (unsigned i = threadIdx.x; i < size; i += blockDim.x)
+#pragma unroll
+        for (int s = 0; s < N_SUMS; ++s) sum[s] += partial[2 * i + s];
 #else
     const unsigned begin = blockIdx.x * CHUNK;
     const unsigned end = size - begin < CHUNK ? size : begin + CHUNK;
 #pragma unroll 4
     for (unsigned i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const Real value = widen(x[i]);
         const Label label = t[i];
-        sum += term(widen(x[i]), label);
-#if COUNTED
-        counted += label != -1;
+        sum[0] += term(value, label);
+#if HAS_LABELS
+        if (COUNTED) sum[COUNTED] += label != -1;
+        if (HAS_ACCURACY) sum[N_SUMS - 1] += (value >= 0) == label;
 #endif
     }
 #endif
-    sum = over_lanes(sum);
-    if (COUNTED) counted = over_lanes(counted);
-    if (lane == 0) {
-        sums[warp] = sum;
-        counts[warp] = counted;
+#pragma unroll
+    for (int s = 0; s < N_SUMS; ++s) {
+        sum[s] = over_lanes(sum[s]);
+        if (lane == 0) of_warp[s][warp] = sum[s];
     }
     __syncthreads();
-    if (warp) return;
-    sum = over_lanes(lane < blockDim.x / 32 ? sums[lane] : 0);
-    if (COUNTED) counted = over_lanes(lane < blockDim.x / 32 ? counts[lane] : 0);
-    if (lane) return;
-    if (gridDim.x > 1) {
-        partial[2 * blockIdx.x] = sum;
-        partial[2 * blockIdx.x + 1] = counted;
-        return;
+    if (warp == 0) {
+#pragma unroll
+        for (int s = 0; s < N_SUMS; ++s)
+            sum[s] = over_lanes(lane < blockDim.x / 32 ? of_warp[s][lane] : 0);
     }
-    double by = divisor;
-    if (COUNTED) {
-        by = counted < 1 ? 1 : counted;
-        *count = by;
+#if ALONG
+    __shared__ double by_all;
+#endif
+    if (threadIdx.x == 0 && gridDim.x > 1) {
+#pragma unroll
+        for (int s = 0; s < N_SUMS; ++s) partial[2 * blockIdx.x + s] = sum[s];
+    } else if (threadIdx.x == 0) {
+        double by = divisor;
+        if (COUNTED) {
+            by = sum[COUNTED] < 1 ? 1 : sum[COUNTED];
+            *count = by;
+        }
+        narrow(*y, Real(sum[0] / by));
+        if (HAS_ACCURACY) narrow(*accuracy, Real(sum[N_SUMS - 1] / by));
+#if ALONG
+        by_all = by;
+#endif
     }
-    narrow(*y, Real(sum / by));
+#if ALONG
+    __syncthreads();
+    if (gx)
+        for (unsigned i = threadIdx.x; i < size; i += blockDim.x)
+            narrow(gx[i], slope(widen(x[i]), t[i]) / Real(by_all));
+#endif
 #endif
 }

@@ -216,8 +216,7 @@ def main(argv=None):
                     print(data, method, n_batch, layout, line, flush=True)
                 harness.save('floors', result, args.out)
     result['bars'] = bars(result['data'])
-    for bar, of in result['bars'].items():
-        print('%s: %s (%s)' % (bar, 'met' if of['met'] else 'MISSED', of['value']))
+    harness.print_bars(result['bars'])
     print('wrote', harness.save('floors', result, args.out))
 
 

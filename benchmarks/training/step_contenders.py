@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import copy
 import itertools
+import os
 import time
 
 import chainer_bspmm
@@ -80,9 +81,6 @@ class Trainer:
             self.updater = kind(
                 iterator, self.optimizer, converter=converter, device=device, **options
             )
-        self._reporter = chainer.Reporter()
-        self._reporter.add_observer('main', self.model)
-        self._reporter.add_observers('main', self.model.namedlinks(skipself=True))
 
     def _memory(self):
         if self._pool is None:
@@ -90,11 +88,12 @@ class Trainer:
         return cuda.cupy.cuda.using_allocator(self._pool.malloc)
 
     def run(self, n_steps):
-        """Update; values are reported as under a Trainer, but not read."""
+        """Train by Chainer's loop, without extensions: reported values are not read."""
+        self._run(self.updater.iteration + n_steps, 'iteration')
+
+    def _run(self, *until):
         with self._memory():
-            for _ in range(n_steps):
-                with self._reporter.scope({}):
-                    self.updater.update()
+            chainer.training.Trainer(self.updater, until, out=os.curdir).run()
 
     def wait(self):
         synchronize(self._device)
@@ -102,9 +101,7 @@ class Trainer:
     def epoch(self):
         """Train to the end of an epoch, and wait for the device; return seconds and steps."""
         start, first = time.perf_counter(), self.updater.iteration
-        self.run(1)
-        while not self.updater.is_new_epoch:
-            self.run(1)
+        self._run(self.updater.epoch + 1, 'epoch')
         self.wait()
         return time.perf_counter() - start, self.updater.iteration - first
 

@@ -120,7 +120,8 @@ def layer(
     Args:
         layer, x, given: of :func:`layer_of`.
         rows (BatchedCSR or None): (n_rows * R) x n_rows, ``sparse.relations.relation_rows``.
-        dropout_ratio (float): of the rectified result. draw: (seed, stream, counter) of a step.
+        dropout_ratio (float): of the result, after the activation.
+        draw (tuple or None): (seed, stream, counter) of a step, for dropout.
         out (array or None): where the result is written, C-contiguous; None: to a new array.
 
     Returns:
@@ -342,6 +343,29 @@ def mean_loss(
     """
     check.loss(kind, x, t)
     return _module(x).mean_loss(kind, x, t, divisor, ignore_nan)
+
+
+def training_loss(
+    kind: str,
+    x: Any,
+    t: Any,
+    divisor: int | None = None,
+    ignore_nan: bool = False,
+    with_gradient: bool = True,
+) -> tuple[Any, Any, Any, Any]:
+    """Compute a :func:`mean_loss` and, by the same launch, what a training step needs with it.
+
+    Args:
+        kind (str): any but the accuracy; x, t, divisor, ignore_nan: the same.
+        with_gradient (bool): whether the gradient is needed.
+
+    Returns:
+        tuple of arrays: the loss and its divisor, the same; the binary accuracy of a cross entropy
+        whose labels are counted, else None; what :func:`mean_loss_grad` gives where gy is 1, or
+        None. On a GPU the last two are None where there are too many elements.
+    """
+    check.loss(kind, x, t)
+    return _module(x).training_loss(kind, x, t, divisor, ignore_nan, with_gradient)
 
 
 def mean_loss_grad(

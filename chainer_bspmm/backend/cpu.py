@@ -243,6 +243,16 @@ def mean_loss(kind, x, t, divisor=None, ignore_nan=False):
     return numpy.asarray(terms.sum() / divisor, x.dtype), count
 
 
+def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
+    loss, count = mean_loss(kind, x, t, divisor, ignore_nan)
+    accuracy = gx = None
+    if count is not None:
+        accuracy, _ = mean_loss('BINARY_ACCURACY', x, t)
+    if with_gradient:
+        gx = mean_loss_grad(kind, x, t, 1, count if divisor is None else divisor, ignore_nan)
+    return loss, count, accuracy, gx
+
+
 def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
     _, slopes = _terms(kind, x, t, ignore_nan)
     return numpy.asarray(gy * slopes / divisor, x.dtype)

@@ -1,8 +1,6 @@
 """Gates and steps of gated recurrent units on CuPy arrays: gated_step.cu and gated_weights.cu."""
 
-import functools
 import math
-import operator
 
 import numpy
 
@@ -11,6 +9,7 @@ from chainer.backends import cuda
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda.launch import address_bits
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
@@ -120,9 +119,8 @@ def _plan(x, message, state, matrices, widths, is_gradient):
 
 def _vector(widths, arrays):
     """Return how many elements the kernels can copy at once."""
-    arrays = [array for array in arrays if array is not None]
-    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
-    return min(policy.vector_width(math.gcd(*widths), arrays[0].itemsize, bits), policy.QUAD)
+    itemsize, bits = arrays[0].itemsize, address_bits(*arrays)
+    return min(policy.vector_width(math.gcd(*widths), itemsize, bits), policy.QUAD)
 
 
 def _run(name, x, plan, arrays, defines=()):

@@ -7,7 +7,6 @@ that are not C-contiguous are copied first.
 import collections
 import functools
 import math
-import operator
 
 import numpy
 
@@ -16,6 +15,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.cuda import step
+from chainer_bspmm.cuda.launch import address_bits
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
@@ -41,7 +41,7 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
     n_rows, n_channels = side.n_rows, x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
-        bits = x.data.ptr | y.data.ptr
+        bits = address_bits(x, y)
         has_residual = int(residual is not None)
         if has_residual:
             bits |= residual.data.ptr
@@ -93,7 +93,7 @@ def bsddmm(adj, u, v):
         if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
             w.fill(0)
         if n_channels and w.size:
-            width = policy.vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
+            width = policy.vector_width(n_channels, u.itemsize, address_bits(u, v))
             plan = policy.dot_launch(adj.n_rows, n_channels, width)
             arguments = adj.indptr, adj.indices, u, v, w, *plan.arguments
             run(u.data.device_id, 'bsddmm_csr', u.dtype.char, plan, arguments)
@@ -183,8 +183,7 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
     if layer.n_relations:
         weights, data, _ = values_of(matrix)
         indptr, indices = matrix.indptr, matrix.indices
-    arrays = [array for array in (rows, y, x, *parameters[:2], result) if array is not None]
-    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
+    bits = address_bits(rows, y, x, *parameters[:2], result)
     itemsize, device_id = rows.itemsize, rows.data.device_id
     quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * itemsize))
     plan = policy.layer_launch(
@@ -257,7 +256,7 @@ def _film(result, side, n_relations, n_units, messages, film, gy):
     width = film.shape[1] if result == 'BY_FILM' else n_channels
     y = cuda.cupy.empty((n_units, width), messages.dtype)
     if y.size:
-        bits = messages.data.ptr | film.data.ptr | y.data.ptr | (0 if gy is None else gy.data.ptr)
+        bits = address_bits(messages, film, y, gy)
         weights, data, _ = values_of(side)
         plan = policy.film_launch(
             n_units,
@@ -300,8 +299,7 @@ def _norm(x, gamma, beta, gy, statistics, y, terms, eps):
     """Launch kernels/layer_norm.cu on the arrays that the variant uses."""
     if not x.size:
         return
-    vectors = [array for array in (x, gamma, beta, gy, y, terms) if array is not None]
-    bits = functools.reduce(operator.or_, (array.data.ptr for array in vectors))
+    bits = address_bits(x, gamma, beta, gy, y, terms)
     n_rows, n_channels = x.shape
     width = policy.vector_width(n_channels, x.itemsize, bits)
     plan = policy.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
@@ -362,6 +360,22 @@ def mean_loss(kind, x, t, divisor=None, ignore_nan=False):
     return y, count
 
 
+def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
+    plans = policy.loss_launches(x.size)
+    if len(plans) > 1:
+        return (*mean_loss(kind, x, t, divisor, ignore_nan), None, None)
+    with device_of(x):
+        y, count, accuracy = cuda.cupy.empty((), x.dtype), None, None
+        if divisor is None:
+            count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
+        gx = None
+        if with_gradient and x.size <= policy.LOSS_ALONG:
+            gx = cuda.cupy.empty(x.shape, x.dtype)
+        along = accuracy, gx
+        _mean_loss(kind, x, t, None, y, count, NULL, divisor, ignore_nan, plans[0], along)
+    return y, count, accuracy, gx
+
+
 def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
     with device_of(x):
         gx = cuda.cupy.empty(x.shape, x.dtype)
@@ -372,8 +386,8 @@ def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
     return gx
 
 
-def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
-    """Launch kernels/mean_loss.cu."""
+def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, along=()):
+    """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
     run(
@@ -388,6 +402,7 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
             y,
             or_null(count),
             partial,
+            *map(or_null, along or (None, None)),
             *plan.arguments,
             numpy.float64(divisor or 0),
         ),
@@ -396,6 +411,7 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan):
             ('IGNORE_NAN', int(ignore_nan)),
             ('COUNTED', int(count is not None)),
             ('GRADIENT', int(gy is not None)),
+            ('ALONG', int(bool(along))),
         ),
     )
 
@@ -419,8 +435,7 @@ def _row_softmax(a, g, y):
     """Launch kernels/row_softmax.cu; `g` None is the softmax itself, written to `a`."""
     if not a.size:
         return
-    arrays = [array for array in (a, g, y) if array is not None]
-    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
+    bits = address_bits(a, g, y)
     n_terms, n_rows, n_channels = a.shape
     width = policy.vector_width(n_channels, a.itemsize, bits)
     plan = policy.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
@@ -454,7 +469,7 @@ def _reduce(x, offsets, max_rows, weights, operation):
         x = contiguous(x)
         y = cuda.cupy.empty((n_segments, n_channels), x.dtype)
         if y.size:
-            width = policy.vector_width(n_channels, x.itemsize, x.data.ptr | y.data.ptr)
+            width = policy.vector_width(n_channels, x.itemsize, address_bits(x, y))
             plans = policy.reduce_launches(
                 n_rows, n_segments, n_channels, width, x.itemsize, max_rows
             )
@@ -485,7 +500,7 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
         y = contiguous(y)
         x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
         if x.size:
-            width = policy.vector_width(n_channels, y.itemsize, x.data.ptr | y.data.ptr)
+            width = policy.vector_width(n_channels, y.itemsize, address_bits(x, y))
             plan = policy.broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
             run(
                 y.data.device_id,
@@ -513,7 +528,7 @@ def _softmax(offsets, a, g, weights):
         a, g = contiguous(a), contiguous(g)
         y = cuda.cupy.empty(a.shape, a.dtype)
         if y.size:
-            bits = a.data.ptr | y.data.ptr | (0 if g is None else g.data.ptr)
+            bits = address_bits(a, y, g)
             plan = policy.softmax_launch(
                 n_rows,
                 offsets.size - 1,
@@ -556,11 +571,11 @@ def dropout_mask(size, dtype, ratio, seed, stream, counter):
 
 def _drop(kind, x, mask, y, ratio, seed, stream, counter):
     """Launch kernels/dropout.cu on the arrays that `kind` uses."""
-    arrays = [array for array in (x, mask, y) if array is not None]
-    size, dtype = arrays[0].size, arrays[0].dtype
+    given = mask if x is None else x
+    size, dtype = given.size, given.dtype
     if not size:
         return
-    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays))
+    bits = address_bits(x, mask, y)
     plan = policy.dropout_launch(size, policy.vector_width(size, dtype.itemsize, bits))
     run(
         counter.data.device_id,

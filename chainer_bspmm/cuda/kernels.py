@@ -1,8 +1,11 @@
 """Find the CUDA sources, compile them for a device, cache the compiled kernels."""
 
+import concurrent.futures
+import contextlib
 import functools
 import pathlib
 import re
+import threading
 
 from chainer.backends import cuda
 
@@ -73,7 +76,13 @@ def device(device_id):
     )
 
 
-@functools.lru_cache(maxsize=None)
+class _Local(threading.local):
+    together = None  # a pool and the kernels that were asked for, inside of `compiled_together`
+
+
+_local = _Local()
+
+
 def load(device_id, name, dtype_char, defines):
     """Return the compiled ``cupy.cuda.Function`` of one kernel on one device.
 
@@ -83,6 +92,45 @@ def load(device_id, name, dtype_char, defines):
         dtype_char (str): ``'e'``, ``'f'`` or ``'d'``.
         defines (tuple of (str, object)): compile-time constants.
     """
+    if _local.together is None:
+        return _compiled(device_id, name, dtype_char, defines)
+    pool, asked = _local.together
+    key = device_id, name, dtype_char, defines
+    if key not in asked:
+        asked.add(key)
+        pool.submit(_compiled_elsewhere, *key)
+    return _launch_nothing
+
+
+@contextlib.contextmanager
+def compiled_together():
+    """Compile what this thread loads inside, several at a time; launches do nothing.
+
+    A kernel takes NVRTC up to a second, most models have dozens, and otherwise each is compiled
+    when it is first launched. An error of the compiler is raised then.
+    """
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        _local.together = pool, set()
+        try:
+            yield
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            _local.together = None
+
+
+def _launch_nothing(*_, **__):
+    pass
+
+
+def _compiled_elsewhere(device_id, *key):
+    with cuda.cupy.cuda.Device(device_id):
+        _compiled(device_id, *key)
+
+
+@functools.lru_cache(maxsize=None)
+def _compiled(device_id, name, dtype_char, defines):
     module = cuda.cupy.RawModule(code=source(name), options=options(dtype_char, defines))
     function = module.get_function(name)
     # More than 48 KB must be asked for. It takes no memory from launches that need less.

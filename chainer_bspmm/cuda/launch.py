@@ -21,6 +21,15 @@ def contiguous(array):
     return cuda.cupy.ascontiguousarray(array)
 
 
+def address_bits(*arrays):
+    """Return the bits (int) that are set in any of the addresses; None has no address."""
+    bits = 0
+    for array in arrays:
+        if array is not None:
+            bits |= array.data.ptr
+    return bits
+
+
 def arithmetic(dtype):
     """Return the NumPy type that kernels calculate in for a storage dtype: `Real` of common.cuh."""
     return numpy.float64 if dtype == numpy.float64 else numpy.float32

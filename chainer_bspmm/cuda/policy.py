@@ -638,6 +638,7 @@ def embed_launch(n_rows, n_types, n_channels):
 
 
 LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
+LOSS_ALONG = 2**12  # elements up to which that block's second pass takes less than another launch
 MAX_BLOCK = 1024
 
 

@@ -21,6 +21,9 @@ class Step:
             it before every run or replay.
 
     Attributes:
+        one (training.gradients.One or None): which gives the gradient of the loss.
+        losses (list): of what losses were calculated, and what came along with them (see
+            `training.chainer_nodes`); empty after the step.
         sums (cuda.partial_sums.PendingSums or None): sums that are put off to the end of the
             backward pass; None: they are done at once.
     """
@@ -29,7 +32,8 @@ class Step:
         self.blas = blas
         self.seed = seed
         self.counter = counter
-        self.sums = None
+        self.one = self.sums = None
+        self.losses = []
         self._n_streams = 0
 
     def next_stream(self):
@@ -64,3 +68,4 @@ def under_way(step):
             yield step
     finally:
         _local.step = previous
+        step.losses.clear()  # a graph may reuse their memory

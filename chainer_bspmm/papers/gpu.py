@@ -9,6 +9,7 @@ import functools
 from chainer import utils
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda.launch import address_bits
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
@@ -84,7 +85,7 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
     """
     if not y.size:
         return
-    bits = x.data.ptr | y.data.ptr | (0 if residual is None else residual.data.ptr)
+    bits = address_bits(x, y, residual)
     n_channels = y.size // adj.n_rows
     plan = policy.sell_launch(
         adj.n_slices,
@@ -244,7 +245,7 @@ def bsddmm(adj, u, v):
         if not n_channels:
             w.fill(0)
         elif w.size:
-            width = vector_width(n_channels, u.itemsize, u.data.ptr | v.data.ptr)
+            width = vector_width(n_channels, u.itemsize, address_bits(u, v))
             plan = policy.coo_dot_launch(adj.n_graphs, adj.nnz, n_channels, width)
             arguments = adj.ids, adj.entry_offsets, u, v, w, *plan.arguments
             run(u.data.device_id, 'bsddmm_coo', u.dtype.char, plan, arguments)

@@ -94,6 +94,7 @@ class _Captured:
             chainer.using_config('train', False),
             chainer.no_backprop_mode(),
         ):
+            self._evaluation.look_again()
             for examples in _batches_of(iterator, self.converter):
                 yield self._evaluation.evaluate(examples)
 

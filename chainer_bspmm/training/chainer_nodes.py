@@ -11,13 +11,15 @@ host, and threads without such a step, use Chainer's in the meantime. Why each e
 * ``Concat``, ``Stack``: CuPy sends a table from the host for more than eight arrays.
 * ``Sum``: CuPy is slow at sums over rows, which bias gradients are.
 * ``SigmoidCrossEntropy``, ``BinaryAccuracy``, ``MeanSquaredError``, ``MeanAbsoluteError``, Chainer
-  Chemistry's two of these names and its ``StandardScaler``: one launch, and one for the gradient;
-  theirs are up to 16. Chainer's also call cuBLAS; Chainer Chemistry's assign by a mask, for which
-  CuPy asks the device how many values it has, as do both ``r2_score``.
+  Chemistry's two of these names and its ``StandardScaler``: one launch, which for a loss also gives
+  its gradient and the accuracy; theirs are up to 16. Chainer's also call cuBLAS; Chainer
+  Chemistry's assign by a mask, for which CuPy asks the device how many values it has, as do both
+  ``r2_score``.
 * ``Accuracy`` with a label to ignore, ``SoftmaxCrossEntropy`` without normalisation and its
   gradient without reduction: they send a constant from the host.
 """
 
+import collections
 import contextlib
 import functools
 import math
@@ -160,9 +162,37 @@ def _joined(inputs, axis):
     return arrays.concat(rows, axis=1).reshape(lead + (length,) + tail)
 
 
+# A loss of a step: its kind, arrays, divisor, and whether NaN is ignored; what came along with it.
+_Loss = collections.namedtuple('_Loss', 'kind x t divisor ignore_nan accuracy gx')
+
+
+def _loss(step, kind, x, t, divisor, ignore_nan=False):
+    """Return a loss and its divisor, and keep for later what came along with it.
+
+    That is for the same array objects: nobody may write to them in between, as for any node.
+    """
+    loss, count, *along = backend.training_loss(
+        kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
+    )
+    divisor = count if divisor is None else divisor
+    step.losses.append(_Loss(kind, x, t, divisor, ignore_nan, *along))
+    return loss, divisor
+
+
+def _loss_grad(step, kind, x, t, gy, divisor, ignore_nan=False):
+    if step.one is not None and step.one.gave(gy):
+        wanted = kind, ignore_nan, type(divisor)  # counted or not
+        for place, loss in enumerate(step.losses):
+            if loss.x is x and loss.t is t and loss.gx is not None:
+                if (loss.kind, loss.ignore_nan, type(loss.divisor)) == wanted:
+                    del step.losses[place]  # whoever gets the array may write to it
+                    return loss.gx
+    return backend.mean_loss_grad(kind, x, t, gy, divisor, ignore_nan)
+
+
 def _mean_error(kind, node, step, inputs):
     node.retain_inputs((0, 1))
-    loss, _ = backend.mean_loss(kind, *inputs, inputs[0].size, getattr(node, 'ignore_nan', False))
+    loss, _ = _loss(step, kind, *inputs, inputs[0].size, getattr(node, 'ignore_nan', False))
     return (loss,)
 
 
@@ -171,8 +201,8 @@ def _mean_error_backward(kind, node, step, indexes, grad_outputs):
     if chainer.config.enable_backprop:
         node.diff = x - t  # Chainer's MeanAbsoluteError keeps it
         return None
-    gx = backend.mean_loss_grad(
-        kind, x, t, grad_outputs[0].array, x.size, getattr(node, 'ignore_nan', False)
+    gx = _loss_grad(
+        step, kind, x, t, grad_outputs[0].array, x.size, getattr(node, 'ignore_nan', False)
     )
     return tuple(chainer.Variable(-gx if i else gx, requires_grad=False) for i in indexes)
 
@@ -182,8 +212,8 @@ def _sigmoid_cross_entropy(node, step, inputs):
         return None
     node.retain_inputs((0, 1))
     divisor = None if node.normalize else max(1, len(inputs[0]))
-    loss, count = backend.mean_loss('SIGMOID_CROSS_ENTROPY', *inputs, divisor)
-    node.count, node.ignore_mask = divisor or count, None
+    loss, node.count = _loss(step, 'SIGMOID_CROSS_ENTROPY', *inputs, divisor)
+    node.ignore_mask = None
     return (loss,)
 
 
@@ -194,13 +224,18 @@ def _sigmoid_cross_entropy_grad(node, step, inputs):
     if chainer.config.enable_backprop:
         node.ignore_mask = node.t != -1  # its gradient reads it
     x, gy = inputs
-    return (backend.mean_loss_grad('SIGMOID_CROSS_ENTROPY', x, node.t, gy, node.count),)
+    return (_loss_grad(step, 'SIGMOID_CROSS_ENTROPY', x, node.t, gy, node.count),)
 
 
 def _binary_accuracy(node, step, inputs):
     if node.ignore_label != -1:
         return None
-    accuracy, _ = backend.mean_loss('BINARY_ACCURACY', *inputs)
+    x, t = inputs
+    for place, loss in enumerate(step.losses):
+        if loss.x is x and loss.t is t and loss.accuracy is not None:
+            step.losses[place] = loss._replace(accuracy=None)
+            return (loss.accuracy,)
+    accuracy, _ = backend.mean_loss('BINARY_ACCURACY', x, t)
     return (accuracy,)
 
 

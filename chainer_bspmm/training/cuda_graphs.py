@@ -3,10 +3,13 @@
 import contextlib
 import gc
 import sys
+import warnings
 import weakref
 
 import chainer
 from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
 
 
 class HostCopyError(RuntimeError):
@@ -119,6 +122,15 @@ class Capturer:
                 raise
             graph = self.stream.end_capture()
         return _Launch(graph, self), result
+
+    def compile_kernels(self, function):
+        """Compile the kernels that `function` launches, several at a time; nothing runs.
+
+        What it raises is dropped: it will be raised again when it runs.
+        """
+        with contextlib.suppress(Exception), warnings.catch_warnings(), kernels.compiled_together():
+            warnings.simplefilter('ignore')
+            self.capture(function)
 
     def _allocate(self, n_bytes):
         """Allocate from the pool, and let the array keep the pool alive.

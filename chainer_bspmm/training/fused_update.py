@@ -111,9 +111,13 @@ class FusedUpdate:
                     cuda.cupy.empty(_MAX_BLOCKS * n_launches, numpy.float64)
                     for _ in range(self._kinds().count(None))
                 ]
-            for variant, dtype, _ in groups:
-                for name in {variant, 'NONE'} if self._hooks else {variant}:
-                    _load(first.array, dtype, name)
+            self.load_kernels()
+
+    def load_kernels(self):
+        """Compile the kernels for the parameters that have been made."""
+        for variant, dtype, positions in self._groups():
+            for name in {variant, 'NONE'} if self._hooks else {variant}:
+                _load(self._params[positions[0]].array, dtype, name)
 
     def variants(self, is_unchanged=False):
         """Return which variant of the kernel updates each parameter (tuple; None: not updated).

@@ -12,8 +12,10 @@ from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
+from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training import batches
+from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.captured_evaluators import capture_evaluators
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.cuda_graphs import using
@@ -44,6 +46,7 @@ class GraphUpdater(StandardUpdater):
     A step is captured again when something watched that it reads from Python changes (see
     `guards.Guards`): attributes of links and of the loss, parameters, the optimizer,
     configuration. Learning rates and other numbers of the optimizer may change at every step.
+    Nothing is looked at where nothing can have changed (see `between_steps.BetweenSteps`).
 
     Replays 1, 2, 4, ..., 1,024 of a layout, those that are a multiple of `check_every`, and the
     first 16 of the first layout are compared with the same step run eagerly, bit for bit. This
@@ -117,10 +120,13 @@ class GraphUpdater(StandardUpdater):
         self._resident = None
         self._programs = Programs('step')
         self._trainer = None  # a weak reference, until its evaluators are captured
+        self._between_steps = None
+        self._watched = None  # what the layout of the next step has of the last, if known
 
     def connect_trainer(self, trainer: Any) -> None:
         super().connect_trainer(trainer)
         self._trainer = weakref.ref(trainer)
+        self._between_steps = BetweenSteps(trainer, GraphUpdater)
 
     @property
     def graph_nbytes(self) -> int:
@@ -132,8 +138,11 @@ class GraphUpdater(StandardUpdater):
             if self._is_on_gpu():
                 capture_evaluators(self._trainer(), self.input_device)
             self._trainer = None
+        is_known = self._between_steps is not None and self._between_steps.had_no_effect(self)
         iterator = self._iterators['main']
         examples = next_examples(iterator, self.converter)
+        if not is_known or type(examples) is not Selection:  # a list may come from a user's code
+            self._watched = None
         with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
@@ -143,13 +152,16 @@ class GraphUpdater(StandardUpdater):
         reason = self._reason
         if reason is None:
             try:
-                key = self._refresh()
-                reason = self._why_not_now()
+                if self._watched is None:
+                    key = self._refresh()
+                    reason = self._why_not_now()
+                    if reason is None:
+                        self._watched = self._step_key(key)
                 if reason is None:
                     batch = batches.batch_of(
                         examples, self.converter, self.input_device, self._resident
                     )
-                    program = self._program(batch, key)
+                    program = self._program(batch)
             except (batches.NoSparseBatch, CannotCapture) as error:
                 reason = self._give_up(str(error))
         if reason is not None:
@@ -158,6 +170,8 @@ class GraphUpdater(StandardUpdater):
             return
         fused, optimizer = self._context.fused, self._optimizers['main']
         step_numbers = None if fused is None else fused.advance(is_unchanged=True)
+        if fused is None or not program.is_captured or program.is_check_due():
+            self._watched = None  # what runs eagerly may change it
         difference = None
         try:
             program.stage(batch, self.iteration, step_numbers)
@@ -203,16 +217,17 @@ class GraphUpdater(StandardUpdater):
         self._prepare()
         return self._context.guards.key()
 
-    def _program(self, batch, key):
+    def _program(self, batch):
         """Return the program for a batch, captured if the layout was seen before."""
         dataset = getattr(self._iterators['main'], 'dataset', None)
         capacity = self._programs.capacity(batch.form, batch.need, dataset)
         layout = batch.form, batch.source, capacity
-        program = self._programs.find((*layout, *self._step_key(key)))
+        program = self._programs.find((*layout, *self._watched))
         if program is None:
             program = self._new_program(batch, capacity)
-            key = self._context.guards.key()  # parameters and states may have been made
-            self._programs.add((*layout, *self._step_key(key)), program)
+            # Parameters and states may have been made.
+            self._watched = self._step_key(self._context.guards.key())
+            self._programs.add((*layout, *self._watched), program)
         elif not program.is_captured:
             program.capture()
         return program
@@ -223,7 +238,7 @@ class GraphUpdater(StandardUpdater):
         program.stage(
             batch, self.iteration, None if fused is None else numpy.zeros(fused.n_numbers)
         )
-        program.check_spare_rows(batch.arrays_on(self.input_device))
+        program.check_spare_rows(lambda: batch.arrays_on(self.input_device), not self._programs)
         # Lazy links have made their parameters now.
         for param in optimizer.target.params(include_uninit=False):
             if param.update_rule is not None and param.update_rule.enabled:
@@ -315,7 +330,7 @@ class GraphUpdater(StandardUpdater):
         return [self.loss_func, self._optimizers['main'].target, *key.update]
 
     def _forget(self):
-        self._context = None  # frees its memory
+        self._context = self._watched = None  # frees its memory
         self._programs.clear()
 
     def _give_up(self, reason):

@@ -18,6 +18,9 @@ BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
 # Contents are not watched. Every step makes such variables: replacing one is no change.
 OPAQUE = chainer.Variable, dict, list
 
+# Their code keeps no arrays but in attributes.
+KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'numpy', 'cupy'
+
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -45,7 +48,10 @@ class Guards:
     Attributes:
         links (list of chainer.Link): the target's, and others that the function refers to.
         owners (list): the links, and the objects that the function is or belongs to.
-        other_params (list of chainer.Parameter): those of the other links.
+        has_user_code (bool): whether what runs may be code of others than Chainer, Chainer
+            Chemistry, and this package.
+        params (list of chainer.Parameter): those of the links.
+        other_params (list of chainer.Parameter): those of them that are not the target's.
     """
 
     def __init__(self, target, function, optimizer=None):
@@ -87,7 +93,7 @@ class Guards:
             extend(of_owner)
         for function in self._functions:
             extend(_surroundings(function).values())
-        params = self._params
+        params = self.params
         values += [param._data[0] for param in params]
         values += [param._requires_grad for param in params]
         if self._optimizer is not None:
@@ -114,16 +120,19 @@ class Guards:
             _follow(thing, links, owners, functions)
         self.links = list(links.values())
         params = {id(param): param for link in self.links for param in link.params()}
-        self._params = list(params.values())
+        self.params = list(params.values())
         self._target_params = list(self._target.params())
         known = set(map(id, self._target_params))
-        self.other_params = [param for param in self._params if id(param) not in known]
+        self.other_params = [param for param in self.params if id(param) not in known]
         rules = []
         if self._optimizer is not None:
             rules = [param.update_rule for param in self._target_params]
         self._hooks = _hooks_of(self._optimizer, *rules)
         self._rules = [rule for rule in rules if rule is not None]
         self.owners = [*self.links, *owners.values()]
+        self.has_user_code = bool(functions) or any(
+            _is_of_user(part) for owner in (self._function, *self.owners) for part in _parts(owner)
+        )
         # Views show what is in a dict at the time. Making one takes half as long as reading it.
         self._attributes = [
             attributes.values()
@@ -239,6 +248,22 @@ def _follow_owner(thing, links, owners, functions):
             owners[id(thing)] = thing
             for value in vars(thing).values():
                 _follow(value, links, owners, functions)
+
+
+def _is_of_user(value):
+    """Return whether calling something may run a user's code."""
+    module = getattr(value, '__module__', None) or ''
+    return callable(value) and module.partition('.')[0] not in KNOWN
+
+
+def _parts(owner):
+    """Yield what may be called where an object is: itself, its attributes, and what is in them."""
+    yield owner
+    yield type(owner)
+    for value in getattr(owner, '__dict__', {}).values():
+        yield value
+        if isinstance(value, (dict, list, tuple, set)):
+            yield from value.values() if isinstance(value, dict) else value
 
 
 def _surroundings(function):

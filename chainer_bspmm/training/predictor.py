@@ -94,7 +94,7 @@ class _Program(Program):
             )
         self.stage(batch)
         try:
-            differs = _difference(self._run(), expected, predictor.model)
+            differs = _difference(self.run(), expected, predictor.model)
         except Exception as error:
             raise CannotCapture(blame(error, predictor.model)) from error
         if differs:
@@ -118,7 +118,7 @@ class _Program(Program):
         values = self._values
         if self._reports is not None:
             values = dict(values, **self._reports.numbers())
-        if self._is_check_due():
+        if self.is_check_due():
             predictor = self._context
             differs = _difference(values, predictor.eager(examples), predictor.model)
             if differs:
@@ -132,7 +132,7 @@ class _Program(Program):
         return values
 
     def _run_and_report(self):
-        values = self._run()
+        values = self.run()
         if self._reports is not None:
             kind = self._context.device.xp.ndarray
             numbers = {
@@ -143,7 +143,8 @@ class _Program(Program):
             self._reports.write(numbers, self._inputs.row_address)
         return values
 
-    def _run(self):
+    def run(self):
+        """Return what is made of the batch in the buffers."""
         # What the model leaves in attributes, such as a loss, is memory of the graph.
         owners = self._context.guards.owners
         with chainer_nodes.under_way(self._inputs.step), state.attributes_kept(owners):
@@ -212,6 +213,7 @@ class Replays:
         self._dataset = dataset
         self._resident = None  # made with the capturer
         self.guards = Guards(model, function)
+        self._key = None  # the guards', as long as nothing can have changed since
         self._reason = None  # why nothing can be captured
         self._warned = set()
         self._programs = Programs(self.what)
@@ -239,15 +241,20 @@ class Replays:
         """
         raise NotImplementedError
 
+    def look_again(self):
+        """Have the guards look before the next batch: other code may have run since the last."""
+        self._key = None
+
     def _replayed(self, examples):
         """Return the values of a batch, which the next replay overwrites; None: run it eagerly.
 
         Called in test mode.
         """
-        reason = self._reason
-        if reason is None:
+        reason, key = self._reason, self._key
+        if reason is None and key is None:
             key = self.guards.key()
             reason = self.guards.blocking_hook()
+        self._key = None  # unless nothing runs eagerly
         if reason is None:
             try:
                 return self._captured(examples, key)
@@ -276,8 +283,13 @@ class Replays:
         layout = batch.form, batch.source, capacity, key
         program = self._programs.find(layout)
         if program is None:
-            self._programs.add(layout, _Program(self, batch, capacity))
+            program = _Program(self, batch, capacity)
+            if not self._programs:
+                program.compile_kernels(program.run)
+            self._programs.add(layout, program)
             return None
+        if program.is_captured and not program.is_check_due():
+            self._key = key
         with self.capturer.ordered():
             if not program.is_captured:
                 program.capture(batch, examples)
@@ -306,6 +318,7 @@ class Predictor(Replays):
         Returns:
             object: its method ``wait`` returns the values, a new NumPy array.
         """
+        self.look_again()
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
         with chainer.using_device(self.device):  # its current stream is used throughout

@@ -5,6 +5,7 @@ import collections
 import chainer
 
 from chainer_bspmm.cuda import gemm
+from chainer_bspmm.training import state
 from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.user_code import is_user_code
@@ -52,7 +53,7 @@ class Program:
     """What is run for the batches of one layout: captured once, then replayed and checked.
 
     Args:
-        context: with the attributes capturer, blas, seed, device, and check_every.
+        context: with the attributes capturer, blas, seed, device, guards, and check_every.
         batch (HostBatch or DeviceBatch): the first of this layout.
         capacity (Capacity): of the buffers.
         n_numbers (int or None): how many float64 are sent along with every batch.
@@ -79,6 +80,18 @@ class Program:
         """Send a batch, the number of the step and the optimizer's numbers to the device."""
         self._inputs.send(batch, counter, numbers)
 
+    def compile_kernels(self, function):
+        """Compile the kernels that a function launches, several at a time; change nothing.
+
+        Ends at the first parameter that is still to be made. Does nothing where a user's code would
+        run: it may keep arrays, such as constants, that nothing has written to.
+        """
+        guards = self._context.guards
+        if guards.has_user_code:
+            return
+        with state.untouched(guards.owners, guards.params):
+            self._context.capturer.compile_kernels(function)
+
     def _capture(self, function, model):
         """Capture a function, and return what it returned; nothing runs.
 
@@ -91,7 +104,7 @@ class Program:
             raise CannotCapture(blame(error, model)) from error
         return result
 
-    def _is_check_due(self):
+    def is_check_due(self):
         """Return whether the next replay is compared with the eager step."""
         number = self._n_replays + 1
         is_power = number & (number - 1) == 0

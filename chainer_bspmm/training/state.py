@@ -118,6 +118,45 @@ def attributes_kept(owners):
             now.update(values)
 
 
+@contextlib.contextmanager
+def untouched(owners, params):
+    """Undo what is done inside to attributes of links and objects, and make no parameters.
+
+    For a capture that is dropped: what it assigns is memory that nothing has written to.
+
+    Args:
+        owners (sequence): as in :func:`attributes_kept`. New attributes go, and sets, lists and
+            dicts that are attributes get back their entries.
+        params (iterable of chainer.Parameter): initializing one of them raises RuntimeError.
+    """
+    before = [
+        (vars(owner), dict(vars(owner)), [(x, x.copy()) for x in vars(owner).values() if _has(x)])
+        for owner in owners
+    ]
+    lazy = [param for param in params if not param.is_initialized]
+    for param in lazy:
+        param.initialize = _refuse
+    try:
+        yield
+    finally:
+        for param in lazy:
+            del param.initialize
+        for now, values, containers in before:
+            now.clear()
+            now.update(values)
+            for container, entries in containers:
+                container.clear()
+                getattr(container, 'extend' if type(container) is list else 'update')(entries)
+
+
+def _has(value):
+    return type(value) in (set, list, dict)
+
+
+def _refuse(shape):
+    raise RuntimeError('a parameter would be made in a capture')
+
+
 def difference(arrays, values, tolerance):
     """Return the first array (str or None) that differs between two runs of a step.
 

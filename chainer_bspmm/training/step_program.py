@@ -45,7 +45,7 @@ class StepProgram(Program):
         super().__init__(context, batch, capacity, n_numbers)
         self._deterministic = True
         self._puts_sums_off = False  # found by a trial
-        self._one = gradients.One(context.device)
+        self._one = self._inputs.step.one = gradients.One(context.device)
         self._reports = Reports(context.device)
         self._names = []  # of what the step reports
         self._copied = {}  # what is reported and is not a single number: name -> array
@@ -74,11 +74,12 @@ class StepProgram(Program):
                 )
         return reported
 
-    def check_spare_rows(self, in_arrays):
+    def check_spare_rows(self, ordinary, is_first):
         """Compare the losses of the staged batch with and without spare rows; change nothing.
 
         Args:
-            in_arrays (tuple): the same batch as an ordinary one, on the device.
+            ordinary (callable): returns the same batch (tuple) without any, on the device.
+            is_first (bool): whether kernels of the step may still have to be compiled.
 
         Raises:
             CannotCapture: they differ, or the loss raises; an error in user code is raised again
@@ -89,7 +90,12 @@ class StepProgram(Program):
         before = state.Copies(arrays)
         results = []
         with context.capturer.ordered(), state.attributes_kept(context.guards.owners):
+            if is_first:
+                self.compile_kernels(self._try)
+            in_arrays = ordinary()
             for given in (in_arrays, in_arrays, None):
+                if is_first and len(results) == 1:  # and parameters that were missing are made
+                    self.compile_kernels(self._try)
                 try:
                     with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
@@ -120,6 +126,14 @@ class StepProgram(Program):
                 'another %s: a link or the loss treats every row as an atom' % differs
             )
 
+    def _try(self):
+        if self._context.fused is not None:
+            self._context.fused.load_kernels()
+        try:
+            self._compute()
+        finally:
+            self._context.optimizer.target.cleargrads()  # of a capture that is dropped
+
     def _can_put_sums_off(self, loss):
         """Return whether all gradients that are sums are those of parameters, read by nothing else.
 
@@ -129,18 +143,22 @@ class StepProgram(Program):
         with _gradients_kept(self._context.guards.other_params):
             target = self._context.optimizer.target
             target.cleargrads()
-            sums = self._inputs.step.sums = PendingSums()
-            try:
-                loss.backward()
-            finally:
-                self._inputs.step.sums = None
-            is_safe = not sums.others_than(self._all_gradients())
+            self._one.give(loss)
+            _, is_safe = self._backward_without_sums(loss)
             target.cleargrads()
         return is_safe
 
-    def _all_gradients(self):
+    def _backward_without_sums(self, loss):
+        """Return the `PendingSums`, and whether all are gradients of parameters."""
+        step = self._inputs.step
+        sums = step.sums = PendingSums()
+        try:
+            loss.backward()
+        finally:
+            step.sums = None
         params = *self._context.optimizer.target.params(), *self._context.guards.other_params
-        return [param.grad for param in params if param.is_initialized]
+        gradients = [param.grad for param in params if param.is_initialized]
+        return sums, not sums.others_than(gradients)
 
     def capture(self):
         """Capture the step; nothing runs.
@@ -187,7 +205,7 @@ class StepProgram(Program):
             StepDiffers: this replay was checked and differs. Parameters, states, gradients and
                 links' attributes are then those of the eager step.
         """
-        if self._is_check_due():
+        if self.is_check_due():
             reported = self._checked_replay()
         else:
             self._replay()
@@ -290,13 +308,8 @@ class StepProgram(Program):
         if not self._puts_sums_off:
             loss.backward()
             return
-        step = self._inputs.step
-        sums = step.sums = PendingSums()
-        try:
-            loss.backward()
-        finally:
-            step.sums = None
-        if sums.others_than(self._all_gradients()):
+        sums, is_safe = self._backward_without_sums(loss)
+        if not is_safe:
             raise CannotCapture('gradients of parameters are read before the update, or added up')
         sums.launch()
 

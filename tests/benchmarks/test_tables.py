@@ -41,6 +41,14 @@ def test_jax():
     assert second[0] == 'Tox21, GIN, 1,024' and second[-3:] == ['-', '-', '97 %']
 
 
+def test_jax_on_a_cpu():
+    times = {tables.EAGER_PACKED: 10.0, tables.JAX['jit', 'FP32']: 12.0}
+    cell = {'milliseconds': {name: {'wall': summary(ms)} for name, ms in times.items()}}
+    methods = {'gin': {'batches': {'32': cell}}}
+    (row,) = cells(tables.jax_cpu({'data': {'qm9': {'methods': methods}}}))
+    assert row == ['QM9, GIN, 32', '10.0', '-', '12.0', '-', '1.20', '-']
+
+
 def test_floors():
     names = 'kernels device_us kernels_us bytes_us flops_us launches_us floor_us'.split()
     packed = dict(zip(names, [20.0, 88.2, 61.0, 3.4, 1.2, 26.0, 29.4]))

@@ -103,6 +103,7 @@ def test_a_mixture(fetches):
         on_device = [numpy.array(x, 'f').view(_OnDevice) for x in (value, weight)]
         summary.add({'a': (on_device[0], weight), 'b': (value, on_device[1])})
         summary.add({'n': numpy.array(weight, 'i').view(_OnDevice)})
+        summary.add({'no number': numpy.zeros(1, 'f').view(_OnDevice)})
     assert summary.compute_mean() == {'a': 2.5, 'b': 2.5, 'n': 2}
 
 

@@ -1,6 +1,10 @@
 """Finding and assembling the CUDA sources."""
 
+import concurrent.futures
+import contextlib
 import re
+import threading
+import types
 
 import pytest
 
@@ -69,6 +73,62 @@ def test_missing_sources(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, '__file__', str(tmp_path / 'p' / 'cuda' / 'kernels.py'))
     with pytest.raises(FileNotFoundError, match='kernels: expected the CUDA sources in .*kernels'):
         kernels.directory.__wrapped__()
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Stand-ins for CuPy's modules: the kernels that were compiled, and by which threads."""
+    found = []
+
+    def module(code, options):
+        (name,) = (option[4:] for option in options if option.startswith('-DX='))
+        if name == 'wrong':
+            raise ValueError('wrong')
+        found.append((name, threading.get_ident()))
+        function = types.SimpleNamespace(shared_size_bytes=0, kernel=lambda *_: name)
+        return types.SimpleNamespace(get_function=lambda name: function)
+
+    monkeypatch.setattr(kernels, 'device', lambda device_id: types.SimpleNamespace(shared_bytes=1))
+    cupy = types.SimpleNamespace(
+        RawModule=module,
+        cuda=types.SimpleNamespace(Device=lambda device_id: contextlib.nullcontext()),
+    )
+    monkeypatch.setattr(cuda, 'cupy', cupy)
+    kernels._compiled.cache_clear()
+    yield found
+    kernels._compiled.cache_clear()
+
+
+def loaded(name):
+    return kernels.load(0, 'report', 'f', (('X', name),))
+
+
+def test_compiled_together(compiled):
+    with kernels.compiled_together():
+        for name in 'abcabc':
+            assert loaded(name)((1, 1, 1), (1, 1, 1), (), shared_mem=8) is None
+    names, threads = zip(*compiled)
+    assert sorted(names) == ['a', 'b', 'c'] and threading.get_ident() not in threads
+    for name in 'abcd':
+        assert loaded(name)() == name
+    assert [name for name, _ in compiled[3:]] == ['d']
+
+
+def test_other_threads_launch_meanwhile(compiled):
+    with kernels.compiled_together(), concurrent.futures.ThreadPoolExecutor(1) as other:
+        assert loaded('a')() is None
+        assert other.submit(lambda: loaded('b')()).result() == 'b'
+
+
+def test_what_fails_to_compile(compiled):
+    with pytest.raises(KeyError), kernels.compiled_together():
+        loaded('wrong')
+        loaded('a')
+        raise KeyError
+    assert [name for name, _ in compiled] == ['a']
+    with pytest.raises(ValueError, match='wrong'):
+        loaded('wrong')
+    assert loaded('a')() == 'a'
 
 
 @pytest.mark.gpu

@@ -529,6 +529,19 @@ def cross_entropy_gradient(device):
     return _loss(device, gradient=True)
 
 
+def cross_entropy_along(device):
+    """With accuracy and gradient, by a block of two warps."""
+    x, t = integers((3, 43), 'd'), numpy.random.RandomState(0).randint(-1, 2, (3, 43)).astype('i')
+    x = x * 100  # the exponential is 0, or 1
+    with mock.patch.object(policy, 'MAX_BLOCK', 64):
+        found = gpu.training_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
+    n = (t != -1).sum()
+    terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
+    gx = (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t) / n
+    accuracy = ((x >= 0) == t).sum() / n
+    return flat(list(found)), flat([terms.sum() / n, n, accuracy, gx])
+
+
 def absolute_error(device):
     """With NaN, and 0."""
     d = integers((7, 9), 'd', {'d': 3})
@@ -741,6 +754,12 @@ KERNELS = {
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
     'embed_grad': (summed_by_type,),
-    'mean_loss': (cross_entropy, cross_entropy_gradient, absolute_error, squared_error_gradient),
+    'mean_loss': (
+        cross_entropy,
+        cross_entropy_gradient,
+        cross_entropy_along,
+        absolute_error,
+        squared_error_gradient,
+    ),
     'report': (reported,),
 }

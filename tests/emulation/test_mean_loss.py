@@ -1,5 +1,7 @@
 """The kernel of losses against Chainer's functions in float64, value and gradient."""
 
+import types
+
 import numpy
 import pytest
 
@@ -141,26 +143,80 @@ def test_rows_that_lie_apart(device):
     assert_close(loss, (d**2).mean(), 'f')
 
 
-def test_a_classifier_s_step_is_three_launches(device, monkeypatch):
+@pytest.mark.parametrize('shape', [(1,), (31, 1), (128, 12), (204, 20)])
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('kind', sorted(set(CHAINER) - {'BINARY_ACCURACY'}))
+def test_what_comes_along(device, kind, dtype, shape):
+    """The bits of launches for loss, accuracy and gradient each."""
+    x, t = map(device.put, arrays_of(kind, dtype, shape))
+    for divisor in (None, 3) if kind in HAS_LABELS else (x.size,):
+        loss, count = gpu.mean_loss(kind, x, t, divisor)
+        gx = gpu.mean_loss_grad(kind, x, t, device.put(numpy.ones((), dtype)), divisor or count)
+        del device.launched[:]
+        found = gpu.training_loss(kind, x, t, divisor)
+        assert len(device.launched) == 1
+        assert found[0] == loss and found[1] == count
+        assert found[3].dtype == dtype and found[3].tobytes() == gx.tobytes()
+        if divisor is None:
+            accuracy, _ = gpu.mean_loss('BINARY_ACCURACY', x, t)
+            assert found[2] == accuracy and found[2].dtype == dtype
+        else:
+            assert found[1] is None and found[2] is None
+        assert gpu.training_loss(kind, x, t, divisor, with_gradient=False)[::3] == (loss, None)
+
+
+def test_too_many_for_anything_along(device):
+    x, t = map(device.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (policy.LOSS_ALONG + 1,)))
+    _, _, accuracy, gx = gpu.training_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    assert gx is None and accuracy == gpu.mean_loss('BINARY_ACCURACY', x, t)[0]
+    x, t = map(device.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (policy.LOSS_CHUNK + 1,)))
+    found = gpu.training_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    assert found[:2] == gpu.mean_loss('SIGMOID_CROSS_ENTROPY', x, t) and found[2:] == (None, None)
+
+
+@pytest.mark.parametrize('n_rows, kinds', [(128, 'S'), (400, 'Sg'), (1400, 'SSBBg')])
+def test_launches_of_a_classifier_s_step(device, monkeypatch, n_rows, kinds):
     """Loss, accuracy and gradient, by Chainer's functions."""
     monkeypatch.setattr(gemm, 'step_for', lambda array: step.current())
-    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (128, 12))
+    x, t = arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (n_rows, 12))
+    one = numpy.ones((), 'f')
 
     def results(x, t):
         variable = chainer.Variable(x)
         loss = functions.sigmoid_cross_entropy(variable, t)
         accuracy = functions.binary_accuracy(variable, t)
-        loss.grad = numpy.ones_like(loss.array)
+        loss.grad = given = one.view(type(loss.array))
+        a_step.one = types.SimpleNamespace(gave=lambda gradient: gradient is given)
         loss.backward()
         return loss.array, accuracy.array, variable.grad
 
-    with chainer_nodes.under_way(step.Step(None, 0, None)):
+    a_step = step.Step(None, 0, None)
+    with chainer_nodes.under_way(a_step):
         actual = results(device.put(x), device.put(t))
-    kinds = [(launch['KIND'], launch['GRADIENT']) for launch in device.launched]
-    assert kinds == [
-        ('SIGMOID_CROSS_ENTROPY', 0),
-        ('BINARY_ACCURACY', 0),
-        ('SIGMOID_CROSS_ENTROPY', 1),
-    ]
-    for one, other in zip(actual, results(x, t)):
-        assert_close(one, other, 'f')
+    found = ''.join('g' if d['GRADIENT'] else d['KIND'][0] for d in device.launched)
+    assert found == kinds and not a_step.losses
+    for one_of, other in zip(actual, results(x, t)):
+        assert_close(one_of, other, 'f')
+
+
+def test_what_came_along_is_for_the_same_loss(device):
+    """Of the same arrays, for a gradient of 1, and once."""
+    x, t = map(device.put, arrays_of('SQUARED_ERROR', 'f', (128, 12)))
+    one, two = (device.put(numpy.full((), value, 'f')) for value in (1, 2))
+    a_step = step.Step(None, 0, None)
+    a_step.one = types.SimpleNamespace(gave=lambda gradient: gradient is one)
+    with chainer_nodes.under_way(a_step):
+        _, divisor = chainer_nodes._loss(a_step, 'SQUARED_ERROR', x, t, x.size)
+        chainer_nodes._loss(a_step, 'ABSOLUTE_ERROR', x, t, x.size)  # a metric
+        for n_launches, *case in (
+            (1, 'SQUARED_ERROR', device.put(x + 1), t, one, divisor),
+            (1, 'SQUARED_ERROR', x, device.put(t + 1), one, divisor),
+            (1, 'SQUARED_ERROR', x, t, two, divisor),
+            (1, 'SQUARED_ERROR', x, t, one, divisor, True),
+            (0, 'SQUARED_ERROR', x, t, one, divisor),
+            (1, 'SQUARED_ERROR', x, t, one, divisor),
+        ):
+            del device.launched[:]
+            found = chainer_nodes._loss_grad(a_step, *case)
+            assert len(device.launched) == n_launches
+            assert found.tobytes() == gpu.mean_loss_grad(*case).tobytes()

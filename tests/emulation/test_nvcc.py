@@ -153,15 +153,16 @@ CONSTANTS = {
             ('COUNTED', counted),
             ('GRADIENT', gradient),
             ('COMBINE', combine),
+            ('ALONG', along),
             ('CHUNK', policy.LOSS_CHUNK),
         )
-        for kind, ignore_nan, counted, gradient, combine in (
-            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
-            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0),
-            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0),
-            ('ABSOLUTE_ERROR', 1, 0, 1, 0),
-            ('SIGMOID_CROSS_ENTROPY', 0, 0, 0, 0),
-            ('BINARY_ACCURACY', 0, 1, 0, 1),
+        for kind, ignore_nan, counted, gradient, combine, along in (
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0, 1),
+            ('SQUARED_ERROR', 0, 0, 0, 0, 1),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0, 1),
+            ('ABSOLUTE_ERROR', 1, 0, 1, 0, 0),
+            ('SIGMOID_CROSS_ENTROPY', 0, 1, 1, 0, 0),
+            ('BINARY_ACCURACY', 0, 1, 0, 1, 0),
         )
     ],
     'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),

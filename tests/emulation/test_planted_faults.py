@@ -233,11 +233,10 @@ PLAIN_FAULTS = [
     ('cross_entropy', 'double(t != -1) *', ''),
     ('cross_entropy', '(t - is_positive)', 't'),
     ('cross_entropy', 'size - begin < CHUNK ? size : begin + CHUNK', 'begin + CHUNK'),
-    ('cross_entropy', 'lane < blockDim.x / 32 ? sums[lane] : 0', 'sums[lane]'),
+    ('cross_entropy', 'lane < blockDim.x / 32 ? of_warp[s][lane] : 0', 'of_warp[s][lane]'),
     ('cross_entropy', 'step = 16;', 'step = 8;'),
-    ('cross_entropy', '    __syncthreads();\n    if (warp)', '    if (warp)'),
-    ('cross_entropy', 'partial[2 * i + 1];', 'partial[2 * i];'),
-    ('cross_entropy', 'counted += label != -1;', 'counted += 1;'),
+    ('cross_entropy', 'partial[2 * i + s];', 'partial[2 * i];'),
+    ('cross_entropy', 'sum[COUNTED] += label != -1;', 'sum[COUNTED] += 1;'),
     ('cross_entropy_gradient', 'Real(t != -1) *', ''),
     ('cross_entropy_gradient', 'x < 0 ? small : 1', '1'),
     ('cross_entropy_gradient', 'widen(*gy) *', ''),
@@ -338,6 +337,14 @@ PLAIN_FAULTS = [
         'i < end; ++i) {\n            const Vector value = a[i * n_vectors + c], by',
         'i + 1 < end; ++i) {\n            const Vector value = a[i * n_vectors + c], by',
     ),
+    ('cross_entropy_along', '(value >= 0) == label', '(value >= 0) == (label > 0)'),
+    ('cross_entropy_along', 'Real(sum[N_SUMS - 1] / by)', 'Real(sum[N_SUMS - 1] / divisor)'),
+    ('cross_entropy_along', '/ Real(by_all)', '/ Real(divisor)'),
+    (
+        'cross_entropy_along',
+        'i += blockDim.x)\n            narrow',
+        'i += size)\n            narrow',
+    ),
 ]
 
 # By AddressSanitizer: reads that change no result.
@@ -390,6 +397,8 @@ RACES_FAULTS = [
         '// before lane 0 writes the next',
     ),
     ('updated', '    __syncthreads();  // of_warp may still', '    // of_warp may still'),
+    ('cross_entropy', '    __syncthreads();\n    if (warp == 0)', '    if (warp == 0)'),
+    ('cross_entropy_along', '    __syncthreads();\n    if (gx)', '    if (gx)'),
 ]
 
 

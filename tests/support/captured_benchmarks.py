@@ -16,10 +16,10 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(bench_captured, 'TURN', 0)
     monkeypatch.setattr(step_contenders, 'can_capture', lambda device: True)
     monkeypatch.setattr(step_contenders, 'DeviceDataset', lambda sparse, device: sparse)
-    original = step_contenders.Trainer.run
+    original = step_contenders.Trainer._run
 
-    def run(self, n_steps):
+    def run(self, *until):
         chainer.global_config.tested_optimizer = self.optimizer
-        original(self, n_steps)
+        original(self, *until)
 
-    monkeypatch.setattr(step_contenders.Trainer, 'run', run)
+    monkeypatch.setattr(step_contenders.Trainer, '_run', run)

@@ -20,6 +20,7 @@ from chainer_chemistry.training.extensions.prc_auc_evaluator import PRCAUCEvalua
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_evaluators import capture_evaluators
+from chainer_bspmm.training.guards import Guards
 from tests.support.training import BATCH
 from tests.support.training import make_model
 from tests.support.training import make_updater
@@ -219,6 +220,24 @@ def test_what_is_not_watched_is_found(device, prediction_graphs):
     factors[0] = 3.0
     (cause,) = warned(own)
     assert 'not watched' in cause and cause.startswith('GraphUpdater: an evaluator evaluates')
+    assert_close(evaluated(own), evaluated(theirs))
+
+
+def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, monkeypatch):
+    def forward(link, atoms, adj):
+        return link.inner(atoms, adj)[:, :3] * (2.0 if link.counter else 1.0)
+
+    looks, key = [], Guards.key
+    monkeypatch.setattr(Guards, 'key', lambda self: looks.append(self) or key(self))
+    model = on(device, small_model(forward))
+    own, theirs = (make(device, model) for _ in range(2))
+    capture(device, own)
+    for _ in range(40):  # until most replays are not compared with eager evaluations
+        evaluated(own)
+    looks.clear()
+    assert_close(evaluated(own), evaluated(theirs))
+    assert len(looks) == 1
+    model.predictor.counter = 1
     assert_close(evaluated(own), evaluated(theirs))
 
 

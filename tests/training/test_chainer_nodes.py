@@ -24,6 +24,7 @@ from chainer_bspmm.cuda import step
 from tests.support.layers import linear_relu
 from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
 from chainer_bspmm.training import chainer_nodes
+from chainer_bspmm.training import gradients
 from chainer_bspmm.training.cuda_graphs import Capturer
 from tests.support import relative_error
 
@@ -176,9 +177,9 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 @pytest.fixture
 def n_losses(monkeypatch):
-    """The number of calls of `backend.mean_loss` and of its gradient, in a list."""
+    """The number of calls of the backend for losses, metrics and gradients, in a list."""
     counts = []
-    for name in ('mean_loss', 'mean_loss_grad'):
+    for name in ('mean_loss', 'training_loss', 'mean_loss_grad'):
         call = getattr(backend, name)
         monkeypatch.setattr(backend, name, lambda *args, call=call: counts.append(1) or call(*args))
     return counts
@@ -285,6 +286,34 @@ def test_binary_accuracy(xp, a_step, n_losses, dtype):
         assert actual.dtype == expected.dtype and actual.shape == ()
         assert relative_error(actual, expected) < {'float16': 1e-3}.get(dtype, 1e-7)
     assert len(n_losses) == 2
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+@pytest.mark.parametrize('lossfun', [functions.sigmoid_cross_entropy, functions.mean_squared_error])
+def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
+    """For the gradient of the loss itself, which the step knows to be 1."""
+    x, t = inputs_of(xp, [(5, 7)] * 2, dtype)
+    if lossfun is functions.sigmoid_cross_entropy:
+        t = (t > 0).astype('i')
+
+    def results():
+        scores = chainer.Variable(x)
+        loss = lossfun(scores, t)
+        found = [loss.array]
+        if t.dtype.kind == 'i':
+            found.append(functions.binary_accuracy(scores, t).array)
+        a_step.one.give(loss)
+        loss.backward()
+        return [*found, scores.grad]
+
+    a_step.one = gradients.One(chainer.backend.get_device_from_array(x))
+    expected = results()
+    with chainer_nodes.under_way(a_step):
+        actual = results()
+    assert len(n_losses) == 1
+    for one, other in zip(actual, expected):
+        assert one.dtype == other.dtype == dtype and one.shape == other.shape
+        assert relative_error(one, other) < {'float16': 2e-3}.get(dtype, 1e-6)
 
 
 def test_cross_entropy_of_each_is_chainer_s(xp, a_step, n_losses):

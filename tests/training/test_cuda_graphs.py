@@ -3,6 +3,7 @@
 import collections
 import gc
 import types
+import warnings
 import weakref
 
 import numpy
@@ -10,6 +11,7 @@ import pytest
 
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import cuda_graphs
 from chainer_bspmm.training.cuda_graphs import Capturer
 
@@ -114,6 +116,20 @@ def test_a_cycle_with_capturer_and_arrays_gives_all_memory_back(make):
     del capturer, cycle
     gc.collect()
     assert (pool.in_use[1], pool.free[1]) == (0, 0)
+
+
+def test_an_error_while_kernels_are_compiled(make, monkeypatch):
+    def fail():
+        warnings.warn('not yet', stacklevel=2)
+        assert kernels._local.together is not None
+        raise RuntimeError
+
+    capturer, _ = make()
+    monkeypatch.setattr(capturer, 'capture', lambda function: function())
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        capturer.compile_kernels(fail)
+    assert kernels._local.together is None
 
 
 # Streams.

@@ -1,5 +1,6 @@
 """`GraphUpdater` against StandardUpdater, and against its own steps run eagerly."""
 
+import threading
 import warnings
 
 import numpy
@@ -19,6 +20,7 @@ from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
 
+from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
@@ -85,6 +87,28 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
     assert own == reports
     for key in expected:
         assert found[key].tobytes() == expected[key].tobytes(), key
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('name', MODELS)
+def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
+    """By other threads, before the first step and after parameters were made that were missing."""
+    compile_one, in_threads = kernels._compiled, {}
+
+    def noted(*key):
+        in_threads.setdefault(key, threading.current_thread() is not threading.main_thread())
+        return compile_one(*key)
+
+    monkeypatch.setattr(kernels, '_compiled', noted)
+    examples = molecules(40, RELATIONS.get(name, 1), classes=True)
+    updater = make_updater(GraphUpdater, device, make_model(name, classes=True), examples)
+    run(updater, 1)
+    if graphs is None:
+        assert sum(in_threads.values()) > len(in_threads) / 3
+    run(updater, 20)
+    assert len(updater._programs) > 1
+    if graphs is not None:
+        assert graphs[0].n_compiled == 2
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

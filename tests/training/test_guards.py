@@ -10,11 +10,13 @@ import pytest
 
 import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 import chainer
+from chainer import functions
 from chainer import link_hooks
 from chainer import links
 from chainer import optimizer_hooks
 from chainer import optimizers
 from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
@@ -348,3 +350,25 @@ def test_globals_of_a_call_are_watched():
     before = guards.key()
     globals()['loss'] = 2.0
     assert guards.key() != before
+
+
+KNOWN = Regressor(links.Linear(3, 2), functions.mean_squared_error, {'mae': functions.sum})
+
+
+@pytest.mark.parametrize(
+    'model, loss_func, expected',
+    [
+        (KNOWN, None, False),
+        (KNOWN, KNOWN.__call__, False),
+        (Regressor(links.Linear(3, 2), names_a_global), None, True),
+        (Regressor(links.Linear(3, 2), functools.partial(functions.sum)), None, True),
+        (Regressor(links.Linear(3, 2), functions.sum, {'own': names_a_global}), None, True),
+        (Regressor(Named(), functions.sum), None, True),
+        (KNOWN, lambda *args: KNOWN(*args), True),
+        (KNOWN, functools.partial(KNOWN), True),
+        (KNOWN, Loss(KNOWN), True),
+        (KNOWN, Loss(KNOWN).method, True),
+    ],
+)
+def test_code_of_a_user(model, loss_func, expected):
+    assert Guards(model, loss_func or model).has_user_code is expected

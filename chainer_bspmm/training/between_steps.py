@@ -1,0 +1,102 @@
+"""What a Trainer runs between two steps: mostly nothing that changes what a step reads."""
+
+import weakref
+
+import chainer
+from chainer import training
+from chainer.training import extensions
+from chainer.training import util
+from chainer.training.triggers import IntervalTrigger
+
+# These change numbers of the optimizer at most, which are sent with every batch. Methods of
+# subclasses are a user's.
+_HARMLESS = (
+    extensions.ExponentialShift,
+    extensions.InverseShift,
+    extensions.LinearShift,
+    extensions.LogReport,
+    extensions.MultistepShift,
+    extensions.PlotReport,
+    extensions.PolynomialShift,
+    extensions.PrintReport,
+    extensions.ProgressBar,
+    extensions.StepShift,
+    extensions.WarmupShift,
+)
+
+
+class BetweenSteps:
+    """Tell whether a Trainer ran nothing since the last step that needs another look at the model.
+
+    That is known of Chainer's loop with extensions of Chainer's own that only report, as long as
+    no other extension was due. Triggers decide, and change nothing.
+
+    Args:
+        trainer (chainer.training.Trainer): which the updater is connected to.
+        kind (type): of updaters whose steps are known, not those of subclasses.
+    """
+
+    def __init__(self, trainer, kind):
+        self._trainer, self._kind = weakref.ref(trainer), kind
+        self._last = None, None  # the run of the last step, and how many were done after it
+        self._is_known = False  # what runs between the steps of this run
+        self._periods = []  # in iterations, of the extensions that may change anything
+        self._at_epochs = False  # whether there are others, called at the end of epochs
+
+    def had_no_effect(self, updater):
+        """Return whether nothing needs another look. To be called at every step, before it."""
+        trainer = self._trainer()
+        reporters = chainer.reporter._get_reporters()
+        if (
+            trainer is None
+            or not reporters
+            or reporters[-1] is not trainer.reporter  # outside of the loop
+            or trainer.observation  # not the first step since the loop came by
+        ):
+            self._last = None, None
+            return False
+        (run, n_steps), iteration = self._last, updater.iteration
+        if run != trainer._start_at:
+            # Triggers that a snapshot holds may be due after this step in any case.
+            self._last = trainer._start_at, None
+            self._look(trainer, updater)
+            return False
+        self._last = run, iteration + 1
+        if not self._is_known or n_steps != iteration:
+            return False
+        if self._at_epochs and updater.is_new_epoch:
+            return False
+        return all(iteration % period for period in self._periods)
+
+    def _look(self, trainer, updater):
+        self._periods, self._at_epochs = [], False
+        self._is_known = (
+            type(trainer) is training.Trainer
+            and trainer.updater is updater
+            and type(updater) is self._kind
+            and vars(updater).keys().isdisjoint(('update', 'update_core'))
+            and all([self._knows(entry, updater) for entry in trainer._extensions.values()])
+        )
+
+    def _knows(self, entry, updater):
+        """Return whether it is known when an extension may change anything, and remember when."""
+        extension, trigger = entry.extension, entry.trigger
+        if type(extension) in _HARMLESS and not _calls_users(extension):
+            target = getattr(extension, '_optimizer', None)  # of a shift: any object
+            if target is None or target in updater.get_all_optimizers().values():
+                return True
+        if trigger is util._never_fire_trigger:
+            return True
+        if type(trigger) is not IntervalTrigger or trigger.period != int(trigger.period):
+            return False
+        if trigger.unit == 'epoch':
+            self._at_epochs = True
+        else:
+            self._periods.append(int(trigger.period))
+        return True
+
+
+def _calls_users(extension):
+    """Return whether an extension calls another one, or a function of a user's."""
+    others = (getattr(extension, name, None) for name in ('_postprocess', '_log_report'))
+    return not all(other is None or isinstance(other, str) for other in others)

@@ -1,0 +1,301 @@
+"""`BetweenSteps`: when a Trainer may have changed what a step reads, and what follows from it."""
+
+import contextlib
+import types
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import optimizers
+from chainer import training
+from chainer.training import extensions
+from chainer.training.triggers import ManualScheduleTrigger
+from chainer.training.updaters import StandardUpdater
+
+from chainer_bspmm.training import graph_updater
+from chainer_bspmm.training.between_steps import BetweenSteps
+from chainer_bspmm.training.graph_updater import GraphUpdater
+from tests.support import relative_error
+from tests.support.training import make_updater
+from tests.support.training import parameters
+from tests.support.training import run
+from tests.support.training import same_molecules
+from tests.support.training import small_model
+from tests.support.training import without_dropout
+from tests.training import host_graphs
+
+PER_EPOCH = 4  # steps
+
+
+class Updater(training.Updater):
+    """Writes down what it is told before each step."""
+
+    def __init__(self):
+        self.iteration, self.told = 0, []
+
+    def connect_trainer(self, trainer):
+        self.between = BetweenSteps(trainer, Updater)
+
+    def update(self):
+        self.told.append(self.between.had_no_effect(self))
+        chainer.report({'loss': 1.0})
+        self.iteration += 1
+
+    @property
+    def epoch(self):
+        return self.iteration // PER_EPOCH
+
+    epoch_detail = property(lambda self: self.iteration / PER_EPOCH)
+    previous_epoch_detail = property(lambda self: (self.iteration - 1) / PER_EPOCH)
+    is_new_epoch = property(lambda self: self.iteration % PER_EPOCH == 0)
+
+    def finalize(self):
+        pass
+
+    def get_all_optimizers(self):
+        return {}
+
+
+def make_trainer(updater, out, n_steps=10, kind=training.Trainer):
+    return kind(updater, (n_steps, 'iteration'), out=str(out))
+
+
+def run_with(out, *given, n_steps=10):
+    """Return the numbers of the steps before which nothing needed another look."""
+    updater = Updater()
+    trainer = make_trainer(updater, out, n_steps)
+    for extension, trigger in given:
+        trainer.extend(extension, trigger=trigger)
+    trainer.run()
+    return [i for i, told in enumerate(updater.told) if told]
+
+
+def a_users(trainer):
+    pass
+
+
+def test_extensions_that_only_report(tmp_path):
+    harmless = [
+        (extensions.LogReport(trigger=(3, 'iteration')), None),
+        (
+            extensions.LogReport(trigger=(1, 'epoch'), filename='log_2'),
+            ManualScheduleTrigger([2], 'iteration'),
+        ),
+        (extensions.PrintReport(['loss']), (1, 'epoch')),
+        (extensions.ProgressBar(), None),
+    ]
+    assert run_with(tmp_path, *harmless) == list(range(2, 10))
+
+
+@pytest.mark.parametrize(
+    'trigger, looks',
+    [
+        ((3, 'iteration'), {3, 6, 9}),
+        ((1, 'iteration'), set(range(10))),
+        ((1, 'epoch'), {4, 8}),
+        ((2, 'epoch'), {4, 8}),  # once more than it is called
+        ((0.5, 'epoch'), set(range(10))),
+        (ManualScheduleTrigger([5], 'iteration'), set(range(10))),
+        (lambda trainer: False, set(range(10))),
+    ],
+)
+def test_another_extension(tmp_path, trigger, looks):
+    found = run_with(tmp_path, (extensions.LogReport(), None), (a_users, trigger))
+    assert found == sorted(set(range(2, 10)) - looks)
+
+
+def test_an_extension_that_is_never_called(tmp_path):
+    updater = Updater()
+    trainer = make_trainer(updater, tmp_path)
+    trainer.extend(a_users)
+    trainer._extensions['a_users'].trigger = training.get_trigger(None)
+    trainer.run()
+    assert updater.told == [False] * 2 + [True] * 8
+
+
+class MyLog(extensions.LogReport):
+    pass
+
+
+@pytest.mark.parametrize(
+    'extension',
+    [
+        lambda: MyLog(),
+        lambda: extensions.LogReport(postprocess=a_users),
+        lambda: extensions.PrintReport(['loss'], extensions.LogReport(postprocess=a_users)),
+    ],
+)
+def test_functions_of_users(tmp_path, extension):
+    assert run_with(tmp_path, (extension(), None)) == []
+
+
+def test_another_loop(tmp_path):
+    class MyTrainer(training.Trainer):
+        pass
+
+    class MyUpdater(Updater):
+        pass
+
+    for updater, kind in ((Updater(), MyTrainer), (MyUpdater(), training.Trainer)):
+        make_trainer(updater, tmp_path, kind=kind).run()
+        assert not any(updater.told)
+    updater = Updater()
+    update = updater.update
+    updater.update = lambda: update()
+    make_trainer(updater, tmp_path).run()
+    assert not any(updater.told)
+
+
+def test_an_updater_inside_another(tmp_path):
+    class Outer(Updater):
+        def connect_trainer(self, trainer):
+            self.inner = Updater()
+            self.inner.connect_trainer(trainer)
+
+        def update(self):
+            self.inner.update()
+            self.iteration += 1
+
+    outer = Outer()
+    make_trainer(outer, tmp_path).run()
+    assert outer.inner.told == [False] * 10
+
+
+@pytest.mark.parametrize('is_main', [False, True])
+def test_a_shift_of_an_attribute(tmp_path, is_main):
+    """Of another object than the optimizer, such as a link."""
+    updater = Updater()
+    shifted = types.SimpleNamespace(rate=1.0, target=chainer.Link())
+    updater.get_all_optimizers = lambda: {'main': shifted} if is_main else {}
+    trainer = make_trainer(updater, tmp_path)
+    shift = extensions.ExponentialShift('rate', 0.9, optimizer=shifted)
+    trainer.extend(shift, trigger=(3, 'iteration'))
+    trainer.run()
+    looks = [i for i, told in enumerate(updater.told) if not told]
+    assert looks == ([0, 1] if is_main else [0, 1, 3, 6, 9])
+
+
+def test_steps_outside_of_the_loop(tmp_path):
+    updater = Updater()
+    trainer = make_trainer(updater, tmp_path)
+    for _ in range(3):
+        updater.update()
+    with chainer.Reporter().scope({}):
+        updater.update()
+    trainer.run()
+    updater.update()
+    assert updater.told == [False] * 6 + [True] * 4 + [False]
+
+
+def test_a_step_inside_an_extension(tmp_path):
+    updater = Updater()
+    trainer = make_trainer(updater, tmp_path)
+
+    def two_more(trainer):
+        updater.update()
+        updater.update()
+
+    trainer.extend(two_more, trigger=(5, 'iteration'))
+    trainer.run()
+    # Steps 6 and 7 are inside, 8 and 9 as the first ones of a run, 11 and 12 are inside.
+    assert [i for i, told in enumerate(updater.told, 1) if told] == [3, 4, 5, 10]
+    assert len(updater.told) == 12
+
+
+def test_a_run_that_was_interrupted(tmp_path):
+    updater = Updater()
+    trainer = make_trainer(updater, tmp_path)
+
+    def interrupt(trainer):
+        if updater.iteration == 4 and len(updater.told) == 4:
+            raise KeyboardInterrupt
+
+    trainer.extend(interrupt, trigger=(4, 'iteration'))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    trainer.run()
+    assert updater.told == [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2 + [False, True]
+
+
+# With real steps.
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The numbers of the steps at which the guards looked."""
+    found = []
+    refresh = GraphUpdater._refresh
+
+    def noted(self):
+        found.append(self.iteration)
+        return refresh(self)
+
+    monkeypatch.setattr(GraphUpdater, '_refresh', noted)
+    return found
+
+
+def doubled(link, atoms, adj):
+    return link.inner(atoms, adj)[:, :3] * (2.0 if link.counter else 1.0)
+
+
+def trained(kind, device, out, change, make_dataset=chainer_bspmm.dataset.to_sparse):
+    updater = make_updater(
+        kind,
+        device,
+        without_dropout(small_model(doubled)),
+        make_dataset(same_molecules()),
+        optimizers.SGD(0.01),
+    )
+    trainer = make_trainer(updater, out, 60)
+    trainer.extend(extensions.LogReport(trigger=(7, 'iteration')))
+    trainer.extend(change, trigger=(25, 'iteration'))
+    trainer.run()
+    return updater, trainer.get_extension('LogReport').log
+
+
+@pytest.mark.parametrize('is_fused', [False, True])
+def test_guards_look_where_they_must(
+    device, graphs, no_causes, tmp_path, monkeypatch, looks, is_fused
+):
+    if graphs is not None and is_fused:
+        host_graphs.fuse(monkeypatch)
+    if not is_fused:
+        monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: 'this is a test')
+
+    def change(trainer):
+        trainer.updater.get_optimizer('main').target.predictor.counter = 1
+
+    with pytest.warns(UserWarning) if not is_fused else contextlib.nullcontext():
+        updater, log = trained(GraphUpdater, device, tmp_path, change)
+    # The first batch of a layout, and its replays 1 to 16 and 32, are run eagerly, after which
+    # they look. After step 25 there is a change, after 50 there might be one.
+    eager = {*range(17), *range(25, 42), 57}
+    if is_fused:
+        assert looks == sorted({0, 25, 50} | {step + 1 for step in eager})
+    else:
+        assert looks == list(range(60))
+    theirs, expected = trained(StandardUpdater, device, tmp_path, change)
+    for name, value in parameters(theirs).items():
+        assert relative_error(parameters(updater)[name], value) < 1e-5
+    numpy.testing.assert_allclose(
+        [entry['main/loss'] for entry in log], [entry['main/loss'] for entry in expected], 1e-5
+    )
+
+
+def test_examples_of_a_user(device, graphs, no_causes, tmp_path, monkeypatch, looks):
+    if graphs is not None:
+        host_graphs.fuse(monkeypatch)
+    trained(GraphUpdater, device, tmp_path, a_users, list)
+    assert looks == list(range(60))
+
+
+def test_outside_of_a_trainer_they_look_at_every_step(
+    device, graphs, no_causes, monkeypatch, looks
+):
+    if graphs is not None:
+        host_graphs.fuse(monkeypatch)
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules(), optimizers.SGD())
+    run(updater, 30)
+    assert looks == list(range(30))
