@@ -21,6 +21,7 @@ from chainer_bspmm.papers import spmv
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import relations
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.buffers import Staging
 from chainer_bspmm.training.reports import Reports
 
 N_CHANNELS = 33  # more than a warp, and no multiple of one
@@ -164,6 +165,16 @@ def _reported(case):
     return row.view(dtype)[:: row.itemsize // dtype.itemsize]
 
 
+def _staged(case):
+    """Return x after it went to the host and back as what a captured step reads."""
+    staging = Staging(
+        {'x': (case.x.shape, case.x.dtype)}, chainer.backend.get_device_from_array(case.x)
+    )
+    staging.fill()['x'][...] = cuda.to_cpu(case.x)
+    staging.send(cuda.cupy.cuda.get_current_stream())
+    return staging.device['x']
+
+
 def _rows_times(rows, case):
     """Multiply a matrix with N_TYPES rows for every node by x, on the host."""
     data, indices, indptr = map(cuda.to_cpu, (rows.data, rows.indices, rows.indptr))
@@ -301,6 +312,7 @@ GPU_CHECKS = {
         lambda case: _double(case.x).sum(axis=0),
     ),
     'report': (_reported, lambda case: _double(case.x[0])),
+    'staged_copy': (_staged, lambda case: _double(case.x)),
     'relation_rows': (_relation_rows, _expected_relation_rows),
     'degree_rows': (_degree_rows, _expected_degree_rows),
     'gather_batch': (lambda case: _gathered(case, True), lambda case: _gathered(case, False)),

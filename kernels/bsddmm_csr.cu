@@ -15,11 +15,10 @@
 // Launch: block (LANES, rows) with LANES * rows a multiple of 32, grid (ceil(n_rows / rows)). The
 // lanes of one row lie in one warp. No shared memory.
 #include "common.cuh"
+#include "lanes.cuh"
 
 // Entries of a row that go together: their loads are in flight at once, and share those of u.
 #define AHEAD 4
-
-static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0, "LANES divides a warp");
 
 extern "C" __global__ void bsddmm_csr(
     const int *__restrict__ indptr, const int *__restrict__ indices,
@@ -27,10 +26,9 @@ extern "C" __global__ void bsddmm_csr(
     const int n_rows, const int n_vectors)
 {
     const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    // All LANES threads of a row leave together, so the mask below names exactly those that stay.
+    // All LANES threads of a row leave together, so the group below is exactly those that stay.
     if (row >= n_rows) return;
-    const unsigned lane = (threadIdx.y * LANES + threadIdx.x) % 32;
-    const unsigned group = (LANES == 32 ? ~0u : (1u << (LANES % 32)) - 1u) << (lane - threadIdx.x);
+    const unsigned group = lanes_of_row();
     const Vector *const left = u + row * n_vectors;
     const int end = indptr[row + 1];
 

@@ -9,7 +9,8 @@
 //     GRADIENT=0:  y, and what the gradient needs: h, z, and with a state r and reset = r s
 //     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients by the arguments of
 //                  h, z and r, from which gated_weights.cu makes those of the parameters
-//                  SAME=1: x is s; gx is the sum of both gradients, gs is not touched
+//     SAME=1:      x is s. W and U of z and r meet the same row: their sum is multiplied by it, once. gx is
+//                  the sum of both gradients, gs is not touched
 //
 // x (n_rows, WIDTH_X), m (n_rows, WIDTH_M), all other rows (n_rows, WIDTH_H); W (WIDTH_H,
 // WIDTH_X + WIDTH_M), U (WIDTH_H, WIDTH_H), biases (WIDTH_H), of one dtype. WIDTH_M may be 0. Biases may
@@ -17,9 +18,9 @@
 // arithmetic dtype in a fixed order: deterministic, no atomics. FP32 stays FP32: no tensor cores.
 //
 // A block owns ROWS rows, and takes the weights through shared memory, CHUNK of the summed elements at a
-// time, while those of the next STAGES - 1 chunks are on their way. A thread sums PER rows of four outputs of every map (of the
-// gradient: of PARTS quads of gx, gm and gs): 12 loads of 16 bytes for 192 multiplications. SPLIT threads
-// share the elements of a sum; their parts are added in order.
+// time, while those of the next STAGES - 1 chunks are on their way. A thread sums PER rows of four outputs
+// of every map, of the gradient PARTS quads of gx, gm and gs: with three of them 16 loads of 16 bytes for
+// 192 multiplications. SPLIT threads share the elements of a sum; their parts are added in order.
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
@@ -39,8 +40,10 @@ constexpr int padded(int n) { return (n + 3) / 4 * 4; }
 
 constexpr int MAPS = STATE ? 3 : 2;  // h, z, r
 constexpr int X = padded(WIDTH_X), XM = X + padded(WIDTH_M), OUT = padded(WIDTH_H);
-constexpr int ALL = XM + (STATE ? OUT : 0);  // columns of [W | U]
+constexpr int ALL = XM + (STATE && !SAME ? OUT : 0);  // columns of [W | U], of [W + U] if x is s
 constexpr int GROUPS = ROWS / PER;           // a thread owns rows g, g + GROUPS, ...
+// Whether all rows of all matrices are whole quads, and nothing is padded.
+constexpr bool WHOLE = WIDTH_X % 4 == 0 && WIDTH_M % 4 == 0 && WIDTH_H % 4 == 0;
 // As many bytes more that the rows of eight neighbours lie in different banks.
 constexpr int PAD = 4;
 
@@ -48,7 +51,60 @@ struct alignas(16) Quad {
     Real element[4];
 };
 
+// What a thread combines element by element, of one row.
+struct alignas(sizeof(Real) * VECTOR) Piece {
+    Real element[VECTOR];
+};
+constexpr int PIECES = OUT / VECTOR;  // of a row
+
 __device__ inline Quad &quad(Real *at) { return *reinterpret_cast<Quad *>(at); }
+__device__ inline Piece &piece(Real *at) { return *reinterpret_cast<Piece *>(at); }
+
+__device__ inline Piece read(const STORAGE *from)
+{
+    const Vector vector = *reinterpret_cast<const Vector *>(from);
+    Piece result;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) result.element[e] = widen(vector.element[e]);
+    return result;
+}
+
+// Write the bits of a vector. Elements that were calculated apart the compiler would store one by one.
+template <typename Bits> __device__ inline void put(STORAGE *to, const Bits &bits)
+{
+    *reinterpret_cast<Bits *>(to) = bits;
+}
+
+#if __CUDA_ARCH__
+__device__ inline void put(STORAGE *to, const uint2 &bits)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(bits.x), "r"(bits.y)
+                 : "memory");
+}
+
+__device__ inline void put(STORAGE *to, const uint4 &bits)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y),
+                 "r"(bits.z), "r"(bits.w)
+                 : "memory");
+}
+#endif
+
+__device__ inline void write(STORAGE *to, const Piece &piece)
+{
+    Vector vector;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) narrow(vector.element[e], piece.element[e]);
+    put(to, reinterpret_cast<const Word<sizeof(Vector)>::type &>(vector));
+}
+
+__device__ inline Piece operator+(const Piece &a, const Piece &b)
+{
+    Piece result;
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) result.element[e] = a.element[e] + b.element[e];
+    return result;
+}
 
 // What is brought between two calls of sent() arrives together.
 __device__ inline void sent()
@@ -78,7 +134,16 @@ __device__ inline void fetch(Real *to, const STORAGE *from, const int left)
             for (int e = 0; e < VECTOR; ++e) to[v + e] = 0;
 }
 
-// Where the columns [k, k + 4) of [W | U] are, or those of [x | m | s].
+// The same of the sum of two matrices.
+__device__ inline void fetch_sum(
+    Real *to, const STORAGE *one, const STORAGE *other, const int left)
+{
+#pragma unroll
+    for (int v = 0; v < 4; v += VECTOR)
+        piece(to + v) = v < left ? read(one + v) + read(other + v) : Piece{};
+}
+
+// Where the columns [k, k + 4) of [W | U] are.
 struct Place {
     bool is_state;
     int at, left;  // column, and how many the matrix has from there on
@@ -98,25 +163,40 @@ struct Place {
     __device__ int stride() const { return is_state ? WIDTH_H : WIDTH_X + WIDTH_M; }
 };
 
+// Whether the columns [k, k + 4) of a map are those of W + U.
+__device__ inline bool is_sum(const int map, const int k) { return SAME && map && k < X; }
+
+// Call copy(i) for i = 0, STEP, ... where row + i < COUNT, row < STEP.
+template <int COUNT, int STEP, typename Copy>
+__device__ inline void every(const int row, const Copy &copy)
+{
+#pragma unroll 8
+    for (int i = 0; i < COUNT; i += STEP)
+        if (i + STEP <= COUNT || row + i < COUNT) copy(i);
+}
+
 // Copy all of U_h.
 __device__ inline void fetch_whole(Real *to, const STORAGE *U)
 {
-    for (int i = threadIdx.x; i < OUT * OUT / 4; i += THREADS) {
-        const int o = i / (OUT / 4), k = i % (OUT / 4) * 4;
-        fetch(to + o * (OUT + PAD) + k, U + o * WIDTH_H + k, o < WIDTH_H ? WIDTH_H - k : 0);
-    }
+    constexpr int STEP = THREADS / (OUT / 4);
+    const int row = threadIdx.x / (OUT / 4), k = threadIdx.x % (OUT / 4) * 4;
+    if (row < STEP)
+        every<OUT, STEP>(row, [&](const int i) {
+            fetch(to + (row + i) * (OUT + PAD) + k, U + (row + i) * WIDTH_H + k,
+                  WHOLE ? 4 : row + i < WIDTH_H ? WIDTH_H - k : 0);
+        });
 }
 
-__device__ inline Real bias(const STORAGE *b, const int o) { return b ? widen(b[o]) : Real(0); }
+__device__ inline Piece bias(const STORAGE *b, const int o) { return b ? read(b + o) : Piece{}; }
 
 __device__ inline Real sigmoid(const Real x) { return tanh(x * Real(0.5)) * Real(0.5) + Real(0.5); }
 
 // The sum over the threads that share it; `stride` elements lie between their parts.
-__device__ inline Real total(const Real *parts, const int stride)
+__device__ inline Piece total(Real *parts, const int stride)
 {
-    Real sum = parts[0];
+    Piece sum = piece(parts);
 #pragma unroll
-    for (int part = 1; part < SPLIT; ++part) sum += parts[part * stride];
+    for (int part = 1; part < SPLIT; ++part) sum = sum + piece(parts + part * stride);
     return sum;
 }
 
@@ -124,10 +204,26 @@ __device__ inline Real total(const Real *parts, const int stride)
 
 constexpr int COLUMNS = OUT / 4;  // threads side by side; a thread owns outputs c, c + COLUMNS, ...
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
-// A row in shared memory: x, m, s; later r s, the argument of h, s.
-constexpr int STATE_AT = STATE && XM < 2 * OUT ? 2 * OUT : XM;
-constexpr int ROW = STATE_AT + (STATE ? OUT : 0) + PAD;
+// A row in shared memory: x, m, s; later r s, the argument of h, s; of x that is s: s, r s, the argument.
+constexpr int STATE_AT = SAME ? 0 : STATE && XM < 2 * OUT ? 2 * OUT : XM;
+constexpr int PRODUCT_AT = SAME ? OUT : 0, ARGUMENT_AT = PRODUCT_AT + OUT;
+constexpr int USED = SAME ? ARGUMENT_AT + OUT : STATE_AT + (STATE ? OUT : 0);
+constexpr int ROW = (USED < XM ? XM : USED) + PAD;
 constexpr int STRIDE = CHUNK + PAD;
+
+// Copy rows [first, first + ROWS) of a matrix; zeros for those beyond its last.
+template <int WIDTH>
+__device__ inline void fetch_rows(
+    Real *to, const STORAGE *matrix, const long long first, const int n_rows)
+{
+    constexpr int QUADS = (WIDTH + 3) / 4;
+    if constexpr (QUADS > 0)
+        for (int i = threadIdx.x; i < ROWS * QUADS; i += THREADS) {
+            const int row = i / QUADS, k = i % QUADS * 4;
+            fetch(to + row * ROW + k, matrix + (first + row) * WIDTH + k,
+                  first + row < n_rows ? WIDTH - k : 0);
+        }
+}
 
 // sum[j][i] += the products of row j of a and row i of b.
 __device__ inline void multiply(Real (&sum)[PER][4], const Quad (&a)[PER], const Quad (&b)[4])
@@ -166,30 +262,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         const int k = chunk * CHUNK + 4 * q;
         if (k < ALL && row < STEP) {
             const Place place(k);
-            Real *const to = weights + chunk % STAGES * (MAPS * OUT * STRIDE) + 4 * q;
+            const int stride = place.stride();
+            Real *const to = weights + chunk % STAGES * (MAPS * OUT * STRIDE) + row * STRIDE + 4 * q;
+            const auto left = [&](const int i) {
+                return WHOLE ? 4 : row + i < WIDTH_H ? place.left : 0;
+            };
 #pragma unroll
             for (int map = 0; map < MAPS; ++map) {
                 if (map == 0 && place.is_state) continue;  // U of h has another factor than s
-                const STORAGE *const from = map == 0   ? place.in(W_h, U_h)
-                                            : map == 1 ? place.in(W_z, U_z)
-                                                       : place.in(W_r, U_r);
-                for (int o = row; o < OUT; o += STEP)
-                    fetch(to + (map * OUT + o) * STRIDE, from + o * place.stride(),
-                          o < WIDTH_H ? place.left : 0);
+                Real *const at = to + map * OUT * STRIDE;
+                const STORAGE *const from = (map == 0   ? place.in(W_h, U_h)
+                                             : map == 1 ? place.in(W_z, U_z)
+                                                        : place.in(W_r, U_r)) + row * stride;
+                if (is_sum(map, k)) {
+                    const STORAGE *const more = (map == 1 ? U_z : U_r) + row * WIDTH_H + k;
+                    every<OUT, STEP>(row, [&](const int i) {
+                        fetch_sum(at + i * STRIDE, from + i * stride, more + i * WIDTH_H, left(i));
+                    });
+                } else {
+                    every<OUT, STEP>(row, [&](const int i) {
+                        fetch(at + i * STRIDE, from + i * stride, left(i));
+                    });
+                }
             }
         }
         sent();
     };
-    for (int i = threadIdx.x; i < ROWS * (ALL / 4); i += THREADS) {
-        const int row = i / (ALL / 4), k = i % (ALL / 4) * 4;
-        const long long at = first + row;
-        const Place place(k);
-        const STORAGE *const from = k < X    ? x + at * WIDTH_X + k
-                                    : k < XM ? m + at * WIDTH_M + (k - X)
-                                             : s + at * WIDTH_H + place.at;
-        fetch(rows + row * ROW + (k < XM ? k : k + STATE_AT - XM), from,
-              at < n_rows ? place.left : 0);
-    }
+    fetch_rows<WIDTH_X>(rows, x, first, n_rows);
+    fetch_rows<WIDTH_M>(rows + X, m, first, n_rows);
+    if (STATE && !SAME) fetch_rows<WIDTH_H>(rows + STATE_AT, s, first, n_rows);
     for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
 
     const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
@@ -205,14 +306,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 #pragma unroll 1
         for (int q = part; q < CHUNK / 4; q += SPLIT) {
             const int k = chunk * CHUNK + 4 * q;
-            if (k >= ALL) break;
-            const int at = k < XM ? k : k + STATE_AT - XM;
+            if (ALL % CHUNK && k >= ALL) break;
+            const int at = ALL == XM || k < XM ? k : k + STATE_AT - XM;
             Quad a[PER], b[4];
 #pragma unroll
             for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + at);
 #pragma unroll
             for (int map = 0; map < MAPS; ++map) {
-                if (STATE && map == 0 && k >= XM) continue;
+                if (ALL > XM && map == 0 && k >= XM) continue;
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     b[i] = reinterpret_cast<const Quad &>(
@@ -232,36 +333,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                 sums[((part * ROWS + g + j * GROUPS) * MAPS + map) * OUT + c + i * COLUMNS] =
                     sum[map][j][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-        const int row = i / OUT, o = i % OUT;
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        const int row = i / PIECES, o = i % PIECES * VECTOR;
         const bool is_row = first + row < n_rows && o < WIDTH_H;
         const long long at = (first + row) * WIDTH_H + o;
-        const Real *const from = sums + row * MAPS * OUT + o;
+        Real *const from = sums + row * MAPS * OUT + o;
         constexpr int BETWEEN = ROWS * MAPS * OUT;
         if (!STATE) {
             if (!is_row) continue;
-            Real value = total(from, BETWEEN) + bias(b_h, o);
-            if (TANH) value = tanh(value);
-            const Real gate = sigmoid(total(from + OUT, BETWEEN) + bias(b_z, o));
-            narrow(h[at], value);
-            narrow(z[at], gate);
-            narrow(y[at], gate * value);
+            Piece value = total(from, BETWEEN) + bias(b_h, o);
+            Piece gate = total(from + OUT, BETWEEN) + bias(b_z, o), result;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                if (TANH) value.element[e] = tanh(value.element[e]);
+                gate.element[e] = sigmoid(gate.element[e]);
+                result.element[e] = gate.element[e] * value.element[e];
+            }
+            write(h + at, value);
+            write(z + at, gate);
+            write(y + at, result);
         } else {
-            Real *const to = rows + row * ROW;
-            Real argument = 0, product = 0;
+            Real *const to = rows + row * ROW + o;
+            Piece argument = {}, product = {};
             if (is_row) {
                 argument = total(from, BETWEEN) + (bias(b_h, o) + bias(c_h, o));
-                const Real update =
-                    sigmoid(total(from + OUT, BETWEEN) + (bias(b_z, o) + bias(c_z, o)));
-                const Real keep = sigmoid(
-                    total(from + (MAPS - 1) * OUT, BETWEEN) + (bias(b_r, o) + bias(c_r, o)));
-                product = keep * to[STATE_AT + o];
-                narrow(z[at], update);
-                narrow(r[at], keep);
-                narrow(reset[at], product);
+                Piece update = total(from + OUT, BETWEEN) + (bias(b_z, o) + bias(c_z, o));
+                Piece keep = total(from + (MAPS - 1) * OUT, BETWEEN) + (bias(b_r, o) + bias(c_r, o));
+                const Piece state = piece(to + STATE_AT);
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) {
+                    update.element[e] = sigmoid(update.element[e]);
+                    keep.element[e] = sigmoid(keep.element[e]);
+                    product.element[e] = keep.element[e] * state.element[e];
+                }
+                write(z + at, update);
+                write(r + at, keep);
+                write(reset + at, product);
             }
-            to[o] = product;
-            to[OUT + o] = argument;
+            piece(to + PRODUCT_AT) = product;
+            piece(to + ARGUMENT_AT) = argument;
         }
     }
     if (!STATE) return;
@@ -271,7 +381,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     for (int q = part; q < OUT / 4; q += SPLIT) {
         Quad a[PER], b[4];
 #pragma unroll
-        for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + 4 * q);
+        for (int j = 0; j < PER; ++j)
+            a[j] = quad(rows + (g + j * GROUPS) * ROW + PRODUCT_AT + 4 * q);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             b[i] = quad(candidate + (c + i * COLUMNS) * (OUT + PAD) + 4 * q);
@@ -283,22 +394,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         for (int i = 0; i < 4; ++i)
             sums[(part * ROWS + g + j * GROUPS) * OUT + c + i * COLUMNS] = last[j][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-        const int row = i / OUT, o = i % OUT;
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        const int row = i / PIECES, o = i % PIECES * VECTOR;
         if (first + row >= n_rows || o >= WIDTH_H) continue;
         const long long at = (first + row) * WIDTH_H + o;
-        const Real *const from = rows + row * ROW + o;
-        const Real value = tanh(total(sums + i, ROWS * OUT) + from[OUT]);
-        const Real state = from[STATE_AT];
-        narrow(h[at], value);
-        narrow(y[at], state + widen(z[at]) * (value - state));  // z: this thread's
+        Real *const from = rows + row * ROW + o;
+        Piece value = total(sums + row * OUT + o, ROWS * OUT) + piece(from + ARGUMENT_AT), result;
+        const Piece state = piece(from + STATE_AT), gate = read(z + at);  // z: this thread's
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            value.element[e] = tanh(value.element[e]);
+            result.element[e] =
+                state.element[e] + gate.element[e] * (value.element[e] - state.element[e]);
+        }
+        write(h + at, value);
+        write(y + at, result);
     }
 }
 
 #else
 
-constexpr int PARTS = MAPS;                                      // quads of the result of a thread
-constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;           // it owns quads c, c + COLUMNS, ...
+constexpr int PARTS = STATE && !SAME ? 3 : 2;           // quads of the result of a thread
+constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;  // it owns quads c, c + COLUMNS, ...
 constexpr int WIDE = COLUMNS * PARTS * 4;
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
 // A row in shared memory: the gradients by the arguments of h, z, r, and gs without that by U.
@@ -337,22 +454,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 
     constexpr int STEP = THREADS / (ALL / 4);
     static_assert(STEP >= 1, "a row of the weights has a thread for every quad");
-    // A thread copies the same columns of every few rows.
-    const Place place(threadIdx.x % (ALL / 4) * 4);
-    const int line = threadIdx.x / (ALL / 4);
+    // A thread copies the same columns of every few rows. No chunk has rows of two maps.
+    constexpr int OF_MAP = (OUT + CHUNK - 1) / CHUNK;
+    const int k = threadIdx.x % (ALL / 4) * 4, line = threadIdx.x / (ALL / 4);
+    const Place place(k);
     const auto load = [&](const int chunk) {
-        Real *const to = weights + chunk % STAGES * (CHUNK * WIDE) + threadIdx.x % (ALL / 4) * 4;
-        if (line < STEP)
-            for (int row = line; row < CHUNK; row += STEP) {
-                const int o = (chunk * CHUNK + row) % OUT, map = (chunk * CHUNK + row) / OUT;
-                if (map >= MAPS) break;
-                const STORAGE *const from = map == 0   ? place.in(W_h, U_h)
-                                            : map == 1 ? place.in(W_z, U_z)
-                                                       : place.in(W_r, U_r);
-                // U of h has another factor than s.
-                fetch(to + row * WIDE, from + o * place.stride(),
-                      o < WIDTH_H && (map || !place.is_state) ? place.left : 0);
+        const int map = chunk / OF_MAP, o = chunk % OF_MAP * CHUNK + line;
+        if (map < MAPS && line < STEP) {
+            Real *const to = weights + chunk % STAGES * (CHUNK * WIDE) + line * WIDE + k;
+            const int stride = place.stride();
+            const STORAGE *const from = (map == 0   ? place.in(W_h, U_h)
+                                         : map == 1 ? place.in(W_z, U_z)
+                                                    : place.in(W_r, U_r)) + o * stride;
+            // U of h has another factor than s.
+            const int columns = map || !place.is_state ? WHOLE ? 4 : place.left : 0;
+            const auto left = [&](const int i) {
+                return WIDTH_H % CHUNK == 0 || o + i < WIDTH_H ? columns : 0;
+            };
+            if (is_sum(map, k)) {
+                const STORAGE *const more = (map == 1 ? U_z : U_r) + o * WIDTH_H + k;
+                every<CHUNK, STEP>(line, [&](const int i) {
+                    fetch_sum(to + i * WIDE, from + i * stride, more + i * WIDTH_H, left(i));
+                });
+            } else {
+                every<CHUNK, STEP>(line, [&](const int i) {
+                    fetch(to + i * WIDE, from + i * stride, left(i));
+                });
             }
+        }
         sent();
     };
     if (STATE) {
@@ -361,27 +490,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     } else {
         for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
     }
-    for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-        const int row = i / OUT, o = i % OUT;
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        const int row = i / PIECES, o = i % PIECES * VECTOR;
         const long long at = (first + row) * WIDTH_H + o;
-        Real by_h = 0, by_z = 0, by_s = 0;
+        Piece by_h = {}, by_z = {}, by_s = {};
         if (first + row < n_rows && o < WIDTH_H) {
-            const Real upstream = widen(gy[at]), value = widen(h[at]), gate = widen(z[at]);
-            const Real slope = TANH ? 1 - value * value : Real(1);
-            by_h = upstream * gate * slope;
-            if (STATE) {
-                by_z = upstream * (value - widen(s[at])) * gate * (1 - gate);
-                by_s = upstream - upstream * gate;
-            } else {
-                by_z = upstream * gate * value * (1 - gate);
+            const Piece of_y = read(gy + at), of_h = read(h + at), of_z = read(z + at);
+            const Piece of_s = STATE ? read(s + at) : Piece{};
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+                const Real upstream = of_y.element[e], value = of_h.element[e];
+                const Real gate = of_z.element[e];
+                const Real slope = TANH ? 1 - value * value : Real(1);
+                by_h.element[e] = upstream * gate * slope;
+                by_z.element[e] = upstream * (value - of_s.element[e]) * gate * (1 - gate);
+                by_s.element[e] = upstream - upstream * gate;
             }
-            narrow(g_all[at], by_h);
-            narrow(g_all[size + at], by_z);
+            write(g_all + at, by_h);
+            write(g_all + size + at, by_z);
         }
         Real *const to = rows + row * ROW + o;
-        to[0] = by_h;
-        to[OUT] = by_z;
-        if (STATE) to[G] = by_s;
+        piece(to) = by_h;
+        piece(to + OUT) = by_z;
+        if (STATE) piece(to + G) = by_s;
     }
     if (STATE) {
         arrived<0>();
@@ -406,40 +537,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                 quad(by_reset + (part * ROWS + g + j * GROUPS) * OUT + k) = sum[j];
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < ROWS * OUT; i += THREADS) {
-            const int row = i / OUT, o = i % OUT;
+        for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+            const int row = i / PIECES, o = i % PIECES * VECTOR;
             const long long at = (first + row) * WIDTH_H + o;
             Real *const to = rows + row * ROW + o;
-            Real by_r = 0;
+            Piece by_r = {};
             if (first + row < n_rows && o < WIDTH_H) {
-                const Real by_product = total(by_reset + i, ROWS * OUT), keep = widen(r[at]);
-                by_r = by_product * widen(s[at]) * keep * (1 - keep);
-                to[G] += by_product * keep;
-                narrow(g_all[2 * size + at], by_r);
+                const Piece of_r = read(r + at), of_s = read(s + at);
+                Piece by_product = total(by_reset + row * OUT + o, ROWS * OUT);
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) {
+                    const Real keep = of_r.element[e];
+                    by_r.element[e] =
+                        by_product.element[e] * of_s.element[e] * keep * (1 - keep);
+                    by_product.element[e] *= keep;
+                }
+                piece(to + G) = piece(to + G) + by_product;
+                write(g_all + 2 * size + at, by_r);
             }
-            to[2 * OUT] = by_r;
+            piece(to + 2 * OUT) = by_r;
         }
     }
 
     const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
     const int part = threadIdx.x / (COLUMNS * GROUPS);
-    constexpr int CHUNKS = (G + CHUNK - 1) / CHUNK;
     Quad sum[PARTS][PER] = {};
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    for (int chunk = 0; chunk < MAPS * OF_MAP; ++chunk) {
         arrived<STAGES - 2>();
         __syncthreads();  // and the chunk before has been used
         load(chunk + STAGES - 1);
+        const int map = chunk / OF_MAP, begin = chunk % OF_MAP * CHUNK;
         const Real *const from = weights + chunk % STAGES * (CHUNK * WIDE);
 #pragma unroll 1
         for (int q = part; q < CHUNK / 4; q += SPLIT) {
-            const int o = chunk * CHUNK + 4 * q;
-            if (o >= G) break;
+            const int o = begin + 4 * q;
+            if (OUT % CHUNK && o >= OUT) break;
             Quad a[PER], b[4];
 #pragma unroll
-            for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + o);
+            for (int j = 0; j < PER; ++j)
+                a[j] = quad(rows + (g + j * GROUPS) * ROW + map * OUT + o);
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                if (STATE && o < OUT && 4 * p * COLUMNS >= XM) continue;  // no U of h here
+                if (ALL > XM && map == 0 && 4 * p * COLUMNS >= XM) continue;  // no U of h here
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     b[e] = reinterpret_cast<const Quad &>(
@@ -456,20 +595,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         for (int p = 0; p < PARTS; ++p)
             quad(sums + (part * ROWS + g + j * GROUPS) * WIDE + 4 * (c + p * COLUMNS)) = sum[p][j];
     __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * ALL; i += THREADS) {
-        const int row = i / ALL, k = i % ALL;
+    for (int i = threadIdx.x; i < ROWS * (ALL / VECTOR); i += THREADS) {
+        const int row = i / (ALL / VECTOR), k = i % (ALL / VECTOR) * VECTOR;
         const long long at = first + row;
         if (at >= n_rows) continue;
-        const Real *const parts = sums + row * WIDE, *const by_s = rows + row * ROW + G;
-        Real value = total(parts + k, ROWS * WIDE);
+        Real *const by_s = rows + row * ROW + G;
+        const Piece value = total(sums + row * WIDE + k, ROWS * WIDE);
         if (k < X) {
-            if (k >= WIDTH_X) continue;
-            if (SAME) value += total(parts + XM + k, ROWS * WIDE) + by_s[k];
-            narrow(gx[at * WIDTH_X + k], value);
+            if (k < WIDTH_X) write(gx + at * WIDTH_X + k, SAME ? value + piece(by_s + k) : value);
         } else if (k < XM) {
-            if (k - X < WIDTH_M) narrow(gm[at * WIDTH_M + k - X], value);
-        } else if (!SAME) {
-            if (k - XM < WIDTH_H) narrow(gs[at * WIDTH_H + k - XM], value + by_s[k - XM]);
+            if (k - X < WIDTH_M) write(gm + at * WIDTH_M + k - X, value);
+        } else {
+            if (k - XM < WIDTH_H) write(gs + at * WIDTH_H + k - XM, value + piece(by_s + k - XM));
         }
     }
 }

@@ -5,10 +5,12 @@
 // g (MAPS, n_rows, WIDTH_H) from gated_step.cu; x, m, s, reset as there; all of one dtype. Row p of
 // partials, of the arithmetic dtype, has what block row p adds up over rows [p each, (p + 1) each): of
 // one map after the other gW (WIDTH_H, WIDTH_X + WIDTH_M), gU (WIDTH_H, WIDTH_H), gb (WIDTH_H). Every
-// element is written once. Rows of g that are not rows of a batch must be 0, or NaN meets them.
+// element is written once. SAME=1: x is s, and gU of z and r are the columns of gW that x has: what is
+// summed once is written to both. Rows of g that are not rows of a batch must be 0, or NaN meets them.
 //
 // A block owns a tile of TILE x TILE elements of one matrix, 64 threads with PER x PER each; four groups
-// of 64 take the rows in turn and are added in order: deterministic, no atomics.
+// of 64 take the rows in turn, and are added pair by pair in a fixed order: deterministic, no atomics.
+// Blocks of the first tile of a row of W also add up g itself.
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
@@ -22,6 +24,11 @@ static_assert(PER == 4 || PER == 8, "a thread's elements are quads");
 constexpr int MAPS = STATE ? 3 : 2;
 constexpr int TILE = 8 * PER, THREADS = 256, GROUPS = 4, CHUNK = 32;
 constexpr int QUADS = PER / 4;
+constexpr int ACROSS = TILE / VECTOR, STEP = THREADS / ACROSS;  // a thread copies every STEP-th row's
+// Whether no tile has columns that its matrix lacks.
+constexpr bool WHOLE = WIDTH_H % TILE == 0 && WIDTH_X % TILE == 0 && WIDTH_M % TILE == 0;
+constexpr int SUMMED = THREADS / TILE;  // threads that share a column of g
+static_assert(CHUNK % STEP == 0, "threads have equally many copies");
 // Blocks that registers must be enough for; copies of single elements need a few more.
 constexpr int RESIDENT = VECTOR > 1 ? 2 : 1;
 
@@ -29,12 +36,17 @@ constexpr int tiles(int n) { return (n + TILE - 1) / TILE; }
 
 constexpr int OUT_TILES = tiles(WIDTH_H);
 constexpr int X_TILES = tiles(WIDTH_X), XM_TILES = X_TILES + tiles(WIDTH_M);
-constexpr int COLUMN_TILES = XM_TILES + (STATE ? OUT_TILES : 0);
+constexpr int W_TILES = MAPS * OUT_TILES * XM_TILES;  // before those of U
 constexpr int U_AT = WIDTH_H * (WIDTH_X + WIDTH_M);
 constexpr int B_AT = U_AT + (STATE ? WIDTH_H * WIDTH_H : 0), OF_MAP = B_AT + WIDTH_H;
 
 struct alignas(16) Quad {
     Real element[4];
+};
+
+// What a thread writes at once.
+struct alignas(sizeof(Real) * VECTOR) Piece {
+    Real element[VECTOR];
 };
 
 __device__ inline void arrived()
@@ -44,18 +56,21 @@ __device__ inline void arrived()
 #endif
 }
 
-// Copy columns [first, first + TILE) of CHUNK rows from `row` on; zeros for what is not there.
-__device__ inline void load(
-    Real *to, const STORAGE *matrix, const int width, const int first, const int row, const int end)
+// Copy a vector of every STEP-th row of a chunk; zeros for those beyond the `left` that are there.
+__device__ inline void load(Real *to, const STORAGE *from, const int width, const int left)
 {
-    for (int i = threadIdx.x; i < CHUNK * TILE / VECTOR; i += THREADS) {
-        const int j = i / (TILE / VECTOR), c = i % (TILE / VECTOR) * VECTOR;
-        if (row + j < end && first + c < width)
-            bring(to + j * TILE + c, matrix + (long long)(row + j) * width + first + c);
+    if (left > CHUNK - STEP) {  // all
+#pragma unroll
+        for (int j = 0; j < CHUNK; j += STEP) bring(to + j * TILE, from + j * width);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < CHUNK; j += STEP)
+        if (j < left)
+            bring(to + j * TILE, from + j * width);
         else
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) to[j * TILE + c + e] = 0;
-    }
+            for (int e = 0; e < VECTOR; ++e) to[j * TILE + e] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
@@ -65,23 +80,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
 {
     extern __shared__ Quad shared[];
     Real *const memory = shared->element;  // (2, CHUNK, TILE) of g, then as much of the input
-    const int column = blockIdx.x % COLUMN_TILES, line = blockIdx.x / COLUMN_TILES;
+    const bool is_state = blockIdx.x >= W_TILES;
+    const int tile = blockIdx.x - (is_state ? W_TILES : 0);
+    const int columns = is_state ? OUT_TILES : XM_TILES;
+    const int column = tile % columns, line = tile / columns;
     const int first_out = line % OUT_TILES * TILE, map = line / OUT_TILES;
-    const bool is_x = column < X_TILES, is_state = column >= XM_TILES;
+    const bool is_x = !is_state && column < X_TILES;
     const STORAGE *const by = g + (long long)map * n_rows * WIDTH_H;
     const STORAGE *const input = is_x ? x : !is_state ? m : map ? s : reset;
     const int width = is_x ? WIDTH_X : is_state ? WIDTH_H : WIDTH_M;
-    const int first = (column - (is_x ? 0 : is_state ? XM_TILES : X_TILES)) * TILE;
+    const int first = (column - (is_x || is_state ? 0 : X_TILES)) * TILE;
     const int begin = blockIdx.y * each, end = n_rows - begin > each ? begin + each : n_rows;
 
-    const int group = threadIdx.x / 64, across = threadIdx.x % 8, down = threadIdx.x / 8 % 8;
+    // The vector of the first row that this thread copies.
+    const int own = threadIdx.x / ACROSS, c = threadIdx.x % ACROSS * VECTOR;
+    const STORAGE *next_g = by + (long long)(begin + own) * WIDTH_H + first_out + c;
+    const STORAGE *next_input = input + (long long)(begin + own) * width + first + c;
+    const bool is_of_g = WHOLE || first_out + c < WIDTH_H, is_of_input = WHOLE || first + c < width;
     const auto fetch = [&](const int half, const int row) {
-        load(memory + half * CHUNK * TILE, by, WIDTH_H, first_out, row, end);
-        load(memory + (2 + half) * CHUNK * TILE, input, width, first, row, end);
+        const int left = end - row - own;
+        Real *const to = memory + (half * CHUNK + own) * TILE + c;
+        load(to, next_g, WIDTH_H, is_of_g ? left : 0);
+        load(to + 2 * CHUNK * TILE, next_input, width, is_of_input ? left : 0);
+        next_g += CHUNK * WIDTH_H;
+        next_input += CHUNK * width;
     };
     // Of eight threads' quads, neighbours lie side by side: element i of a thread is that at
     // i / 4 * 32 + 4 * thread + i % 4.
-    Real sum[PER][PER] = {}, bias[PER] = {};
+    const int group = threadIdx.x / 64, across = threadIdx.x % 8, down = threadIdx.x / 8 % 8;
+    const bool has_bias = !is_state && column == 0;
+    Real sum[PER][PER] = {}, bias = 0;
     int half = 0;
     fetch(0, begin);
     for (int row = begin; row < end; row += CHUNK) {
@@ -99,39 +127,68 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
                 b[q] = reinterpret_cast<const Quad &>(of_input[j * TILE + 32 * q + 4 * across]);
             }
 #pragma unroll
-            for (int o = 0; o < PER; ++o) {
-                const Real factor = a[o / 4].element[o % 4];
-                bias[o] += factor;
+            for (int o = 0; o < PER; ++o)
 #pragma unroll
-                for (int k = 0; k < PER; ++k) sum[o][k] += factor * b[k / 4].element[k % 4];
-            }
+                for (int k = 0; k < PER; ++k)
+                    sum[o][k] += a[o / 4].element[o % 4] * b[k / 4].element[k % 4];
         }
+        if (has_bias)
+#pragma unroll
+            for (int j = 0; j < CHUNK; j += SUMMED) bias += of_g[j * TILE + threadIdx.x];
         half = 1 - half;
     }
-    Real *const total = memory, *const total_bias = memory + TILE * TILE;
-    for (int turn = 0; turn < GROUPS; ++turn) {
+    // Of the groups, those of the second half leave their sums to the others.
+    const auto quads = [&](const int tile, const int o, const int q) -> Quad & {
+        Real *const at = memory + (tile * TILE + o / 4 * 32 + 4 * down + o % 4) * TILE;
+        return reinterpret_cast<Quad &>(at[32 * q + 4 * across]);
+    };
+    for (int others = GROUPS / 2; others > 0; others /= 2) {
         __syncthreads();
-        if (group != turn) continue;
+        if (group >= others && group < 2 * others)
 #pragma unroll
-        for (int o = 0; o < PER; ++o) {
-            const int to = o / 4 * 32 + 4 * down + o % 4;
+            for (int o = 0; o < PER; ++o)
 #pragma unroll
-            for (int k = 0; k < PER; ++k) {
-                Real &element = total[to * TILE + k / 4 * 32 + 4 * across + k % 4];
-                element = turn ? element + sum[o][k] : sum[o][k];
-            }
-            if (across == 0) total_bias[to] = turn ? total_bias[to] + bias[o] : bias[o];
-        }
+                for (int k = 0; k < PER; k += 4)
+                    quads(group - others, o, k / 4) = {
+                        sum[o][k], sum[o][k + 1], sum[o][k + 2], sum[o][k + 3]};
+        __syncthreads();
+        if (group < others)
+#pragma unroll
+            for (int o = 0; o < PER; ++o)
+#pragma unroll
+                for (int k = 0; k < PER; k += 4) {
+                    const Quad more = quads(group, o, k / 4);
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) sum[o][k + e] += more.element[e];
+                }
     }
+    // Group 0 alone has read what it overwrites here.
+    Real *const total = memory, *const total_bias = memory + TILE * TILE;
+    if (group == 0)
+#pragma unroll
+        for (int o = 0; o < PER; ++o)
+#pragma unroll
+            for (int k = 0; k < PER; k += 4)
+                quads(0, o, k / 4) = {sum[o][k], sum[o][k + 1], sum[o][k + 2], sum[o][k + 3]};
+    total_bias[threadIdx.x] = bias;
     __syncthreads();
     Real *const out = partials + ((long long)blockIdx.y * MAPS + map) * OF_MAP;
     const int stride = is_state ? WIDTH_H : WIDTH_X + WIDTH_M;
     const int start = is_state ? U_AT : is_x ? 0 : WIDTH_X;
-    for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) {
-        const int o = first_out + i / TILE, k = first + i % TILE;
-        if (o < WIDTH_H && k < width) out[start + (long long)o * stride + k] = total[i];
+    for (int i = threadIdx.x; i < TILE * ACROSS; i += THREADS) {
+        const int o = first_out + i / ACROSS, k = first + i % ACROSS * VECTOR;
+        if (o < WIDTH_H && k < width) {
+            const Piece piece = reinterpret_cast<const Piece &>(total[i * VECTOR]);
+            reinterpret_cast<Piece &>(out[start + (long long)o * stride + k]) = piece;
+            if (SAME && is_x && map)
+                reinterpret_cast<Piece &>(out[U_AT + (long long)o * WIDTH_H + k]) = piece;
+        }
     }
-    if (column == 0)
-        for (int i = threadIdx.x; i < TILE; i += THREADS)
-            if (first_out + i < WIDTH_H) out[B_AT + first_out + i] = total_bias[i];
+    if (has_bias)
+        for (int i = threadIdx.x; i < TILE; i += THREADS) {
+            Real value = 0;
+#pragma unroll
+            for (int part = 0; part < SUMMED; ++part) value += total_bias[part * TILE + i];
+            if (first_out + i < WIDTH_H) out[B_AT + first_out + i] = value;
+        }
 }

@@ -22,13 +22,14 @@
 // W: RELATIONS matrices (WIDTH_OUT, WIDTH_IN), row c of W_r is row c * RELATIONS + r, with
 // -DBY_RELATION=1 row r * WIDTH_OUT + c; b (WIDTH_OUT * RELATIONS) in the same order. W_self
 // (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
-// result (n_rows, PRODUCED): forward y, backward gx. partials (grid.x, all parameters, rounded up to
+// result (n_rows, PRODUCED): forward y, backward gx, to which `more`, if it is not NULL, is added; it
+// may be the same array. partials (grid.x, all parameters, rounded up to
 // quads) of the arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in
 // that order and in the parameters' own layout; b_self once for all its BIASES. Every element but those
 // of the rounding is written; b and b_self are the same in all slices and written by the first. Rows
-// without entries sum to 0. Where no row of a tile has entries of a relation, its matrix and x are not
-// multiplied: infinities and NaN in them have no effect there. Deterministic: the only atomics count
-// entries in shared memory.
+// without entries sum to 0. Of a row that has no entries of a relation, the relation's matrix is not
+// multiplied, or by 0: infinities and NaN in it may have an effect there or not. Deterministic, no
+// atomics.
 //
 // Dropout, after a rectifier or the identity: an element is kept where random.cuh says so, times scale.
 // After a rectifier, elements that were dropped are 0 in y, which is how the gradient knows; after the
@@ -78,6 +79,9 @@ const int AHEAD = NEEDS_Y ? 2 : BACKWARD ? 3 : 4;  // entries whose loads are is
 // A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.
 const int ROW_STEP = ROWS / 4;
 const int ITEMS = PQ * ROW_STEP;
+// Of several relations a row's pattern says which it has entries of; of many, one bit stands for some.
+[[maybe_unused]] const int GROUPS = PQ < 32 ? 32 / PQ : 1;  // of four rows, of a warp
+[[maybe_unused]] const int PATTERN_BITS = RELATIONS < 32 ? RELATIONS : 32;
 static_assert(ROWS % 4 == 0 && SPLITS >= 1 && (SPLITS == 1 || SPLITS * ITEMS <= THREADS),
               "every thread has at most one part where there are several");
 
@@ -124,6 +128,9 @@ __device__ inline int weight_row(const int c, const int relation)
 {
     return BY_RELATION ? relation * WIDTH_OUT + c : c * RELATIONS + relation;
 }
+
+// The bit of a relation in a pattern.
+__device__ inline unsigned bit_of(const int relation) { return 1u << relation % 32; }
 
 // A row that is gathered: of x, or of z.
 struct Gathered {
@@ -210,10 +217,10 @@ __device__ inline void load_matrices(
     }
 }
 
-// Sum neighbours into sums (ROWS, STRIDE) for the rows from `first` on; used[r]: how many entries of a
-// relation they have. degrees (ROWS, RELATIONS): sums of the values.
+// Sum neighbours into sums (ROWS, STRIDE) for the rows from `first` on; patterns (ROWS): which
+// relations they have entries of. degrees (ROWS, RELATIONS): sums of the values.
 __device__ inline void sum_neighbours(
-    Real *sums, Real *degrees, int *used, const int *__restrict__ indptr,
+    Real *sums, Real *degrees, unsigned *patterns, const int *__restrict__ indptr,
     const int *__restrict__ indices, const STORAGE *__restrict__ data,
     const STORAGE *__restrict__ rows, const STORAGE *__restrict__ y, const int first,
     const int n_rows, const Real scale)
@@ -254,9 +261,15 @@ __device__ inline void sum_neighbours(
 #pragma unroll
             for (int term = RELATIONS == 1; term < TERMS; ++term)
                 to[term * GQ] = term >= RELATIONS ? value : Quad();
-            if (!BACKWARD && RELATION_BIAS && RELATIONS > 1 && quad == 0)
+            if (RELATIONS > 1 && quad == 0) {
+                unsigned pattern = 0;
 #pragma unroll
-                for (int r = 0; r < RELATIONS; ++r) degrees[row * RELATIONS + r] = 0;
+                for (int r = 0; r < RELATIONS; ++r) {
+                    pattern |= bound[i][r] < bound[i][r + 1] ? bit_of(r) : 0;
+                    if (!BACKWARD && RELATION_BIAS) degrees[row * RELATIONS + r] = 0;
+                }
+                patterns[row] = pattern;
+            }
         }
 #if RELATIONS
         for (int k = 0; k < more; k += AHEAD) {
@@ -305,11 +318,8 @@ __device__ inline void sum_neighbours(
                     for (int e = 0; e < 4; ++e)
                         total.element[e] += value[i][a] * value_of(found[i][a], e, scale);
                     *to = total;
-                    if (quad == 0) {
-                        atomicAdd(used + relation, 1);
-                        if (!BACKWARD && RELATION_BIAS)
-                            degrees[row * RELATIONS + relation] += value[i][a];
-                    }
+                    if (!BACKWARD && RELATION_BIAS && quad == 0)
+                        degrees[row * RELATIONS + relation] += value[i][a];
                 }
             }
         }
@@ -326,22 +336,37 @@ __device__ inline void sum_neighbours(
     }
 }
 
-// Whether the rows of a tile have sums of a term; of a single relation that is not counted.
-__device__ inline bool has_any(const int *used, const int term)
+// The rows of a tile, ordered by their patterns, so that the four of a thread seldom have relations
+// that the others lack. Every warp finds the order alone, which takes less than waiting for one.
+__device__ inline void order_rows(unsigned char *order, const unsigned pattern)
 {
-    return RELATIONS < 2 || term >= RELATIONS || used[term];
+    const int lane = threadIdx.x % 32;
+    const unsigned before = (1u << lane) - 1;
+    unsigned alike = ROWS < 32 ? (1u << ROWS) - 1 : ~0u;  // so far as the bits were compared
+    int place = 0;
+#pragma unroll
+    for (int bit = PATTERN_BITS - 1; bit >= 0; --bit) {
+        const bool is_set = pattern >> bit & 1;
+        const unsigned with = __ballot_sync(~0u, is_set);
+        if (is_set) place += __popc(alike & ~with);
+        alike &= is_set ? with : ~with;
+    }
+    place += __popc(alike & before);
+    if (lane < ROWS) order[place] = lane;
+    __syncwarp();
 }
 
-// What a thread adds to 4 x 4 elements of a tile's product. Forward its columns are `quad`, quad + PQ,
-// ..., so that neighbouring threads read rows of W side by side; backward four in a row.
+// What a thread adds to 4 x 4 elements of a tile's product, of the rows `rows`, which have entries of
+// the relations of `pattern`. Forward its columns are `quad`, quad + PQ, ..., so that neighbouring
+// threads read rows of W side by side; backward four in a row.
 __device__ inline void multiply(
-    Real (&total)[4][4], const Real *matrices, const Real *sums, const int *used, const int row,
-    const int quad, const int part)
+    Real (&total)[4][4], const Real *matrices, const Real *sums, const int (&rows)[4],
+    const unsigned pattern, const int quad, const int part)
 {
 #pragma unroll 1
     for (int term = 0; term < MAPPED; ++term) {
-        if (!has_any(used, term)) continue;
-        const Real *const of_sums = sums + row * STRIDE + term * GQ * 4;
+        if (RELATIONS > 1 && term < RELATIONS && !(pattern & bit_of(term))) continue;
+        const Real *const of_sums = sums + term * GQ * 4;
         const Real *const matrix = matrices + term * (W_ROWS * W_STRIDE);
 #pragma unroll 2
         for (int step = 0; step < (GQ + SPLITS - 1) / SPLITS; ++step) {
@@ -350,7 +375,7 @@ __device__ inline void multiply(
             Quad sum[4], weight[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                sum[i] = *reinterpret_cast<const Quad *>(of_sums + i * ROW_STEP * STRIDE + g * 4);
+                sum[i] = *reinterpret_cast<const Quad *>(of_sums + rows[i] * STRIDE + g * 4);
                 weight[i] = *reinterpret_cast<const Quad *>(
                     matrix + (BACKWARD ? (g * 4 + i) * W_STRIDE + quad * 4
                                        : (quad + i * PQ) * W_STRIDE + g * 4));
@@ -375,8 +400,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
     const STORAGE *__restrict__ data, const STORAGE *__restrict__ rows,
     const STORAGE *__restrict__ y, const STORAGE *__restrict__ x, const STORAGE *__restrict__ W,
     const STORAGE *__restrict__ W_self, const STORAGE *__restrict__ b,
-    const STORAGE *__restrict__ b_self, STORAGE *__restrict__ result, Real *__restrict__ partials,
-    const unsigned long long *__restrict__ counter, const int n_rows, const unsigned seed_low,
+    const STORAGE *__restrict__ b_self, const STORAGE *more, STORAGE *result,
+    Real *__restrict__ partials, const unsigned long long *__restrict__ counter, const int n_rows, const unsigned seed_low,
     const unsigned seed_high, const unsigned stream, const unsigned threshold, const Real scale)
 {
     extern __shared__ Quad shared[];
@@ -385,7 +410,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
     Real *const sums = totals + SPLITS * ROWS * PQ * 4;
     Real *const own_x = sums + ROWS * STRIDE;  // backward
     Real *const degrees = own_x;  // forward
-    __shared__ int used[TERMS];
+    [[maybe_unused]] __shared__ unsigned patterns[ROWS];
+    [[maybe_unused]] __shared__ unsigned char orders[THREADS / 32][ROWS];
 
 #if BACKWARD
     // The blocks of 4 x 4 of the matrices' gradients that a thread sums, in registers.
@@ -400,7 +426,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
     const int first_in = BACKWARD ? first_column : 0, first_out = BACKWARD ? 0 : first_column;
     load_matrices(matrices, W, W_self, first_in, first_out);
     for (int first = blockIdx.x * ROWS; first < n_rows; first += gridDim.x * ROWS) {
-        if (threadIdx.x < TERMS) used[threadIdx.x] = 0;
 #if BACKWARD
         for (int u = threadIdx.x; u < ROWS * PQ; u += THREADS) {
             const int row = first + u / PQ, quad = u % PQ;
@@ -411,21 +436,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
                 *reinterpret_cast<Quad *>(to) = {};
         }
 #endif
-        if (RELATIONS > 1) __syncthreads();  // used is 0
         sum_neighbours(
-            sums, degrees, used, indptr, indices, data, rows, y, first, n_rows, scale);
+            sums, degrees, patterns, indptr, indices, data, rows, y, first, n_rows, scale);
         wait_for_copies();
         __syncthreads();
+        [[maybe_unused]] unsigned pattern = 0;  // of the row of this lane
+        if (RELATIONS > 1 && threadIdx.x % 32 < ROWS) pattern = patterns[threadIdx.x % 32];
         if (!BACKWARD || FEATURES) {
+            const unsigned char *const order = orders[threadIdx.x / 32];
+            if (RELATIONS > 1) order_rows(orders[threadIdx.x / 32], pattern);
             const int part = SPLITS > 1 ? threadIdx.x / ITEMS : 0;
             for (int item = SPLITS > 1 ? threadIdx.x % ITEMS : threadIdx.x;
                  item < ITEMS && part < SPLITS; item += THREADS) {
-                const int row = item / PQ, quad = item % PQ;
-                Real total[4][4] = {};
-                multiply(total, matrices, sums, used, row, quad, part);
+                const int quad = item % PQ;
+                // Each part has them in other warps' places, or one quarter of the multiprocessor
+                // might have all rows of many relations.
+                const int group = (item / PQ + (RELATIONS > 1 ? part * GROUPS : 0)) % ROW_STEP;
+                int own[4];
+                unsigned any = 0;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    Real *const to = totals + (part * ROWS + row + i * ROW_STEP) * (PQ * 4);
+                    own[i] = RELATIONS > 1 ? order[group * 4 + i] : group + i * ROW_STEP;
+                    if (RELATIONS > 1) any |= patterns[own[i]];
+                }
+                Real total[4][4] = {};
+                multiply(total, matrices, sums, own, any, quad, part);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    Real *const to = totals + (part * ROWS + own[i]) * (PQ * 4);
 #pragma unroll
                     for (int p = 0; p < 4; ++p)
                         to[BACKWARD ? quad * 4 + p : quad + p * PQ] = total[i][p];
@@ -435,6 +473,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
             for (int u = threadIdx.x; u < ROWS * PQ; u += THREADS) {
                 const int row = u / PQ, quad = u % PQ;
                 if (first + row >= n_rows) break;
+                const long long to = (long long)(first + row) * PRODUCED + first_column;
                 Quad total = {};
 #pragma unroll
                 for (int part = 0; part < SPLITS; ++part) {
@@ -442,7 +481,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
 #pragma unroll
                     for (int e = 0; e < 4; ++e) total.element[e] += more.element[e];
                 }
-#if !BACKWARD
+#if BACKWARD
+                if (more) {
+                    const Quad others = load(more + to, quad, SLICE);
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) total.element[e] += others.element[e];
+                }
+#else
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int c = first_out + quad * 4 + e;
@@ -495,37 +540,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
                 }
 #endif
 #endif
-                store(result + (long long)(first + row) * PRODUCED + first_column, quad, SLICE,
-                      total);
+                store(result + to, quad, SLICE, total);
             }
         }
 #if BACKWARD
-        const bool IS_SHARED = THREADS % PQ == 0;  // all blocks of a thread multiply the same of x
-        bool takes[OWNED];
-#pragma unroll
-        for (int i = 0; i < OWNED; ++i) {
+        // What row `row` adds to a thread's block i.
+        const auto add = [&](const int i, const int row) {
             const int block = threadIdx.x + i * THREADS;
-            takes[i] = (BLOCKS % THREADS == 0 || block < BLOCKS) &&
-                       has_any(used, block / (GQ * PQ));
-        }
-#pragma unroll 2
-        for (int row = 0; row < ROWS; ++row) {
-            const Real *const x_row = own_x + row * X_STRIDE;
-            Quad factor = *reinterpret_cast<const Quad *>(x_row + threadIdx.x % PQ * 4);
+            const Quad factor =
+                *reinterpret_cast<const Quad *>(own_x + row * X_STRIDE + block % PQ * 4);
+            const Quad sum =
+                *reinterpret_cast<const Quad *>(sums + row * STRIDE + block / PQ * 4);
+#pragma unroll
+            for (int s = 0; s < 4; ++s)
+#pragma unroll
+                for (int f = 0; f < 4; ++f)
+                    gradient[i][s][f] += sum.element[s] * factor.element[f];
+        };
+        if (RELATIONS > 1) {
+            unsigned has[OWNED] = {};  // a bit for every row that has entries of the block's relation
+#pragma unroll
+            for (int bit = 0; bit < PATTERN_BITS; ++bit) {
+                const unsigned with = __ballot_sync(~0u, pattern >> bit & 1);
+#pragma unroll
+                for (int i = 0; i < OWNED; ++i)
+                    if ((threadIdx.x + i * THREADS) / (GQ * PQ) % 32 == bit) has[i] = with;
+            }
 #pragma unroll
             for (int i = 0; i < OWNED; ++i) {
                 const int block = threadIdx.x + i * THREADS;
-                if (!takes[i]) continue;
-                const Quad sum =
-                    *reinterpret_cast<const Quad *>(sums + row * STRIDE + block / PQ * 4);
-                if (!IS_SHARED && i)
-                    factor = *reinterpret_cast<const Quad *>(x_row + block % PQ * 4);
-#pragma unroll
-                for (int s = 0; s < 4; ++s)
-#pragma unroll
-                    for (int f = 0; f < 4; ++f)
-                        gradient[i][s][f] += sum.element[s] * factor.element[f];
+                if (BLOCKS % THREADS && block >= BLOCKS) continue;
+                unsigned left = has[i];
+                if (block / (GQ * PQ) >= RELATIONS) left = ROWS < 32 ? (1u << ROWS) - 1 : ~0u;
+                while (left & (left - 1)) {  // two at a time, whose loads are issued together
+                    const int row = __ffs(left) - 1;
+                    left &= left - 1;
+                    add(i, row);
+                    add(i, __ffs(left) - 1);
+                    left &= left - 1;
+                }
+                if (left) add(i, __ffs(left) - 1);
             }
+        } else {
+#pragma unroll 2
+            for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+                for (int i = 0; i < OWNED; ++i)
+                    if (BLOCKS % THREADS == 0 || threadIdx.x + i * THREADS < BLOCKS) add(i, row);
         }
 #pragma unroll
         for (int i = 0; i < BIAS_EACH; ++i) {

@@ -139,19 +139,21 @@ def layer_grad(
     given: dict,
     dropout_ratio: float = 0.0,
     has_features: bool = True,
+    more: Any = None,
 ) -> dict:
     """Compute the gradients of :func:`layer`, given its result and the gradient by that.
 
     Args:
         rows (BatchedCSR or None): ``sparse.relations.transposed_rows``.
         has_features (bool): whether the gradient by x is wanted.
+        more (array or None): (n_rows, in_channels), what the gradient by x is added to.
 
     Returns:
         dict: name -> gradient, of x and of all parameters; those are :func:`sum_partials`. Where
         the layer is ``by_relation``, W and b_self are lists: of an array for each relation, and for
         each bias.
     """
-    return gpu.layer_grad(layer, rows, x, y, gy, given, dropout_ratio, has_features)
+    return gpu.layer_grad(layer, rows, x, y, gy, given, dropout_ratio, has_features, more)
 
 
 def edge_film(adj: BatchedCSR, messages: Any, film: Any) -> Any:

@@ -22,12 +22,14 @@ def gated_step(x, message, state, parameters, is_tanh):
     given = [array for array in given if array is not None]
     if x.dtype.char not in kernels.STORAGE or any(array.dtype != x.dtype for array in given):
         return None
+    is_same = x is state
     with device_of(x):
-        x, message, state = map(contiguous, (x, message, state))
+        x, message = map(contiguous, (x, message))
+        state = x if is_same else contiguous(state)
         parameters = [tuple(map(contiguous, pair)) for pair in parameters]
         widths = _widths(x, message, parameters)
         matrices, biases = _by_map(parameters)
-        plan = _plan(x, message, state, matrices, widths, False)
+        plan = _plan(x, message, state, (*matrices, *biases), widths, False)
         if plan is None or _plan(x, message, state, matrices, widths, True) is None:
             return None
         y = cuda.cupy.empty((len(x), widths[2]), x.dtype)
@@ -35,18 +37,19 @@ def gated_step(x, message, state, parameters, is_tanh):
         kept = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
         h, z, r, reset = (*kept, None, None)[:4]
         arrays = x, message, state, *matrices, *biases, y, h, z, r, reset
-        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)), ('SAME', 0)))
+        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)),))
     return y, kept
 
 
 def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
     is_same = x is state
     with device_of(x):
-        x, message, state, gy = map(contiguous, (x, message, state, gy))
+        x, message, gy = map(contiguous, (x, message, gy))
+        state = x if is_same else contiguous(state)
         parameters = [tuple(map(contiguous, pair)) for pair in parameters]
         widths = _widths(x, message, parameters)
         matrices, _ = _by_map(parameters)
-        plan = _plan(x, message, state, matrices, widths, True)
+        plan = _plan(x, message, state, (*matrices, gy), widths, True)
         n_maps = 2 + (state is not None)
         g = cuda.cupy.empty((n_maps, len(x), widths[2]), x.dtype)
         gx = cuda.cupy.empty(x.shape, x.dtype)
@@ -56,7 +59,7 @@ def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
             gs = cuda.cupy.empty(state.shape, x.dtype)
         h, z, r, reset = (*kept, None, None)[:4]
         arrays = gy, state, h, z, r, *matrices, gx, gm, gs, g
-        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)), ('SAME', int(is_same))))
+        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)),))
         of_parameters = [None] * len(dtypes)
         if any(dtypes):
             of_parameters = _weights(g, x, message, state, reset, widths, dtypes)
@@ -70,6 +73,7 @@ def _weights(g, x, message, state, reset, widths, dtypes):
         len(x),
         widths,
         has_state,
+        x is state,
         _vector(widths, (g, x, message, state, reset)),
         numpy.dtype(arithmetic(x.dtype)).itemsize,
         kernels.device(x.data.device_id),
@@ -103,15 +107,16 @@ def _by_map(parameters):
     return [W for W, _ in pairs], [b for _, b in pairs]
 
 
-def _plan(x, message, state, matrices, widths, is_gradient):
+def _plan(x, message, state, others, widths, is_gradient):
     if not (len(x) and widths[0] and widths[2]):
         return None
     return policy.gated_launch(
         len(x),
         widths,
         state is not None,
+        x is state,
         is_gradient,
-        _vector(widths, (x, message, state, *matrices)),
+        _vector(widths, (x, message, state, *others)),
         numpy.dtype(arithmetic(x.dtype)).itemsize,
         kernels.device(x.data.device_id),
     )

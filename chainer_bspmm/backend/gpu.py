@@ -41,12 +41,7 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
     n_rows, n_channels = side.n_rows, x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
-        bits = address_bits(x, y)
-        has_residual = int(residual is not None)
-        if has_residual:
-            bits |= residual.data.ptr
-        else:
-            residual = NULL
+        bits = address_bits(x, y, residual)
         weights, data, order = values_of(adj, data, trans)
         device_id, itemsize = x.data.device_id, x.itemsize
         plan = policy.bspmm_launch(
@@ -64,8 +59,8 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
             'bspmm_csr',
             x.dtype.char,
             plan,
-            (side.indptr, side.indices, data, order, x, residual, y, *plan.arguments),
-            (('WEIGHTS', weights), ('RESIDUAL', has_residual)),
+            (side.indptr, side.indices, data, order, x, or_null(residual), y, *plan.arguments),
+            (('WEIGHTS', weights), ('RESIDUAL', int(residual is not None))),
         )
     return y
 
@@ -129,7 +124,7 @@ def layer(layer, rows, x, given, dropout_ratio=0.0, draw=None, out=None):
     return y
 
 
-def layer_grad(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features=True):
+def layer_grad(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features=True, more=None):
     shapes = {}
     if layer.n_relations:
         shapes['W'] = layer.n_relations * layer.width_out, layer.width_in
@@ -142,7 +137,8 @@ def layer_grad(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features=Tru
     with device_of(x):
         x, gy = contiguous(x), contiguous(gy)
         gx = cuda.cupy.empty(x.shape, x.dtype) if has_features else None
-        partials = _layer(layer, rows, gy, y, x, given, gx, shapes, dropout_ratio, None)
+        more = contiguous(more)
+        partials = _layer(layer, rows, gy, y, x, given, gx, shapes, dropout_ratio, None, more)
         parts, first = [], 0
         for name, shape in shapes.items():
             parts += _arrays_of(layer, name, first, shape, x.dtype)
@@ -168,7 +164,7 @@ def _arrays_of(layer, name, first, shape, dtype):
     return [(first + r * size, shape, dtype) for r in range(layer.n_relations)]
 
 
-def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw):
+def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw, more=None):
     """Launch kernels/graph_linear.cu on the arrays that a direction uses.
 
     Returns:
@@ -183,7 +179,7 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
     if layer.n_relations:
         weights, data, _ = values_of(matrix)
         indptr, indices = matrix.indptr, matrix.indices
-    bits = address_bits(rows, y, x, *parameters[:2], result)
+    bits = address_bits(rows, y, x, *parameters[:2], more, result)
     itemsize, device_id = rows.itemsize, rows.data.device_id
     quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * itemsize))
     plan = policy.layer_launch(
@@ -207,6 +203,7 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
             or_null(y),
             or_null(x),
             *map(or_null, parameters),
+            or_null(more),
             or_null(result),
             or_null(partials),
             or_null(counter),

@@ -113,7 +113,7 @@ def compiled_together():
         _local.together = pool, set()
         try:
             yield
-        except BaseException:
+        except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         finally:

@@ -376,23 +376,24 @@ QUAD = 4  # elements that the kernel loads from shared memory at once, and what 
 
 
 @functools.lru_cache(maxsize=4096)
-def gated_launch(n_rows, widths, has_state, is_gradient, vector, itemsize, device):
+def gated_launch(n_rows, widths, has_state, is_same, is_gradient, vector, itemsize, device):
     """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
 
     Args:
         n_rows (int): positive.
         widths (tuple of int): of x, of the message, which may be 0, and of the result.
-        has_state, is_gradient (bool): which variant.
+        has_state, is_same, is_gradient (bool): which variant; is_same: x is the state.
         vector (int): elements per vector, at most 4.
         itemsize (int): bytes of the dtype that is calculated in.
         device (Device): the GPU.
     """
     n_maps = 2 + has_state
     x, message, out = (-(-width // QUAD) * QUAD for width in widths)
-    n_inputs = x + message + has_state * out
+    n_inputs = x + message + (has_state and not is_same) * out
+    n_parts = 3 if has_state and not is_same else 2  # of the gradient, of a thread
     per_thread = 4 if itemsize == 4 else 2  # rows; of doubles more would not fit in registers
     if is_gradient:
-        columns = -(-n_inputs // (QUAD * n_maps))
+        columns = -(-n_inputs // (QUAD * n_parts))
     else:
         columns = out // QUAD
 
@@ -408,13 +409,16 @@ def gated_launch(n_rows, widths, has_state, is_gradient, vector, itemsize, devic
             split //= 2
         for chunk, stages in GATED_CHUNKS if is_alone else GATED_CHUNKS[1:]:
             if is_gradient:
-                wide = columns * QUAD * n_maps
+                wide = columns * QUAD * n_parts
                 row = (n_maps + has_state) * out + QUAD
                 weights, sums = stages * chunk * wide, split * rows * wide
                 if has_state:
                     sums = max(sums, (stages - 1) * chunk * wide + split * rows * out)
             else:
-                row = (max(x + message, 2 * out) + out if has_state else x + message) + QUAD
+                row = x + message
+                if has_state:
+                    row = max(row, 3 * out) if is_same else max(row, 2 * out) + out
+                row += QUAD
                 weights = stages * n_maps * out * (chunk + QUAD)
                 sums = split * rows * n_maps * out
             n_shared = rows * row + has_state * out * (out + QUAD) + max(weights, sums)
@@ -429,6 +433,7 @@ def gated_launch(n_rows, widths, has_state, is_gradient, vector, itemsize, devic
                         ('VECTOR', vector),
                         *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
                         ('STATE', int(has_state)),
+                        ('SAME', int(is_same)),
                         ('GRADIENT', int(is_gradient)),
                         ('ROWS', rows),
                         ('PER', per_thread),
@@ -451,7 +456,7 @@ MIN_WEIGHT_ROWS = 64  # that a block adds up
 
 
 @functools.lru_cache(maxsize=4096)
-def gated_weights_launch(n_rows, widths, has_state, vector, itemsize, device):
+def gated_weights_launch(n_rows, widths, has_state, is_same, vector, itemsize, device):
     """Plan gated_weights: blocks for every tile of the gradients, each with a part of the rows.
 
     Arguments as :func:`gated_launch`. ``grid[1]`` is the number of parts.
@@ -459,7 +464,9 @@ def gated_weights_launch(n_rows, widths, has_state, vector, itemsize, device):
     per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # elements, along each side
     tile = 8 * per_thread
     x, message, out = (-(-width // tile) for width in widths)
-    tiles = (2 + has_state) * out * (x + message + has_state * out)
+    tiles = (2 + has_state) * out * (x + message)
+    if has_state:
+        tiles += (1 if is_same else 3) * out * out
     parts = max(WEIGHT_BLOCKS_PER_SM * device.n_sms // tiles, 1)
     each = max(-(-n_rows // parts), MIN_WEIGHT_ROWS)
     return Launch(
@@ -467,6 +474,7 @@ def gated_weights_launch(n_rows, widths, has_state, vector, itemsize, device):
             ('VECTOR', vector),
             *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
             ('STATE', int(has_state)),
+            ('SAME', int(is_same)),
             ('PER', per_thread),
         ),
         (tiles, -(-n_rows // each), 1),
@@ -516,8 +524,9 @@ Layer = collections.namedtuple(
 LAYER_THREADS = 256
 LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
 LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
-# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes.
-LAYER_BLOCKS = {4: 6, 8: 2}
+# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes: one
+# of LAYER_THREADS, and one of twice as many.
+LAYER_BLOCKS = {4: (6, 4), 8: (2, 1)}
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
@@ -555,13 +564,13 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
     gathered, produced = (n_out, n_in) if is_backward else (n_in, n_out)
     mapped = layer.n_relations + layer.has_self
     terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
-    if is_backward and mapped * n_in * n_out > LAYER_THREADS * LAYER_BLOCKS[real]:
-        return None
-    # Twice as many hide more of the latency of a single tile, and of several matrices.
+    # Twice as many hide more of the latency of several matrices, and of a single tile. There the
+    # gradient has more threads add up its weights' gradients than it gains.
     is_single = n_rows <= max(LAYER_ROWS) * device.n_sms
-    threads = LAYER_THREADS
-    if not is_backward and (is_single or mapped > 2):
-        threads *= 2
+    is_double = mapped > 2 and not is_single if is_backward else mapped > 2 or is_single
+    threads = LAYER_THREADS << is_double
+    if is_backward and mapped * n_in * n_out > threads * LAYER_BLOCKS[real][is_double]:
+        return None
 
     def shared_bytes(rows, splits):
         of_row = splits * produced * 4 + terms * gathered * 4 + 4
@@ -571,9 +580,10 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
             of_row += layer.n_relations
         return real * (mapped * n_out * 4 * (n_in * 4 + 4) + rows * of_row)
 
-    limit = device.shared_bytes - 4 * terms  # there is a little that is not dynamic
     fitting = {}  # rows -> splits
     for rows in LAYER_ROWS:
+        # Beside what is dynamic rows have patterns, and an order for each of the most warps.
+        limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // WARP)
         splits = max(1, min(threads // (produced * rows // 4), gathered))
         while splits > 1 and shared_bytes(rows, splits) > limit:
             splits //= 2

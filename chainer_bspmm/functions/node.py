@@ -49,15 +49,45 @@ class AccumulateInPlace:
         )
 
 
+class AccumulateInLaunch(AccumulateInPlace):
+    """Mixin of nodes whose first gradient a launch adds to the one that there is already.
+
+    A subclass has ``_layer``, None where no launch does the node, and hands ``_more`` to the launch
+    of its gradients: an array of the first input's shape, or None.
+    """
+
+    _more = None
+
+    def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
+        first = grad_inputs[0]
+        if (
+            self._layer is not None
+            and first is not None
+            and target_input_indexes[0] == 0
+            and not chainer.config.enable_backprop
+        ):
+            self._more = settled(first.array)
+            grad_inputs = None, *grad_inputs[1:]
+        gradients = super().backward_accumulate(target_input_indexes, grad_outputs, grad_inputs)
+        self._more = None
+        return gradients
+
+
+def settled(array):
+    """Return the array, whose sums are calculated if a step had put them off."""
+    current = step.current()
+    if current is not None and current.sums is not None:
+        current.sums.settle(array)
+    return array
+
+
 def _accumulated(old, new):
     """Return the sum of two gradients of one variable; in a step they may be put off."""
     current = step.current()
     if current is not None and current.sums is not None:
         if current.sums.chain(old.array, new.array):
             return old
-        current.sums.settle(old.array)
-        current.sums.settle(new.array)
-    return chainer.Variable(old.array + new.array, requires_grad=False)
+    return chainer.Variable(settled(old.array) + settled(new.array), requires_grad=False)
 
 
 class FusedNode(function_node.FunctionNode):

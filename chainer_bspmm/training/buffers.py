@@ -5,6 +5,7 @@ A graph reads the same memory at every launch. A batch therefore lies in buffers
 """
 
 import collections
+import functools
 import math
 
 import numpy
@@ -12,6 +13,8 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.cuda import step
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import Buffers
@@ -25,6 +28,8 @@ DEVIATIONS = 1, 4  # standard deviations above the mean batch that the two sizes
 
 ALIGNMENT = 16  # bytes, the widest load of a kernel
 N_SLOTS = 4  # of a group, which has one event; there are two groups
+# Bytes that a kernel reads over the bus sooner than a GPU has waited for its copy engine.
+FEW_BYTES = 2**14
 
 
 def needs(sizes, entries, max_atom_id):
@@ -209,9 +214,10 @@ def batch_over(buffers, form, capacity):
 class Staging:
     """Send named arrays of fixed shapes to fixed places on a device, in one copy.
 
-    The host writes into pinned memory. There are several slots of it, so that the next batches can
-    be written before the last one was copied. They are in two groups: one is written again when
-    all of it was copied, which takes one event instead of one for each batch.
+    The host writes into pinned memory, from which a kernel copies few bytes. There are several
+    slots of it, so that the next batches can be written before the last one was copied. They are in
+    two groups: one is written again when all of it was copied, which takes one event instead of one
+    for each batch.
 
     Args:
         arrays (dict): name -> (shape, dtype).
@@ -237,8 +243,18 @@ class Staging:
                 for memory in pinned
             ]
             self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+            self._launches = None  # for each slot a function of the stream
+            if self._n_bytes <= FEW_BYTES:
+                self._launches = [self._launch_of(memory.ptr) for memory in pinned]
         self.device = _views(self._buffer, places)
         self._next = 0
+
+    def _launch_of(self, address):
+        n_quads = self._n_bytes // ALIGNMENT
+        plan = policy.row_threads(n_quads)
+        kernel = kernels.load(cuda.cupy.cuda.runtime.getDevice(), 'staged_copy', 'f', plan.defines)
+        arguments = numpy.uintp(address), self._buffer, numpy.int32(n_quads)
+        return functools.partial(kernel, plan.grid, plan.block, arguments)
 
     def fill(self):
         """Return name -> host array, to be written before :meth:`send`."""
@@ -249,9 +265,11 @@ class Staging:
 
     def send(self, stream):
         """Copy what was written to the device, on a stream."""
-        self._buffer.data.copy_from_host_async(
-            self._slots[self._next][1].ptr, self._n_bytes, stream
-        )
+        if self._launches is None:
+            address = self._slots[self._next][1].ptr
+            self._buffer.data.copy_from_host_async(address, self._n_bytes, stream)
+        else:
+            self._launches[self._next](stream=stream)
         group, slot = divmod(self._next, N_SLOTS)
         if slot == N_SLOTS - 1:
             self._events[group].record(stream)

@@ -134,13 +134,7 @@ class _Program(Program):
     def _run_and_report(self):
         values = self.run()
         if self._reports is not None:
-            kind = self._context.device.xp.ndarray
-            numbers = {
-                name: value
-                for name, value in values.items()
-                if isinstance(value, kind) and self._reports.takes(value)
-            }
-            self._reports.write(numbers, self._inputs.row_address)
+            self._reports.write(self._reports.among(values), self._inputs.row_address)
         return values
 
     def run(self):

@@ -34,10 +34,14 @@ class Reports:
         self._row = N_ROWS  # the next one
         self._load()
 
-    @staticmethod
-    def takes(array):
-        """Return whether an array is a number: those of larger shapes have to be copied."""
-        return array.ndim == 0 and array.itemsize <= WIDTH
+    def among(self, values):
+        """Return those of a dict that are single numbers on the device; others must be copied."""
+        kind = self._device.xp.ndarray
+        return {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, kind) and value.ndim == 0 and value.itemsize <= WIDTH
+        }
 
     def write(self, numbers, row_address):
         """Launch the kernel that writes numbers to the row of a replay; for a capture.

@@ -157,8 +157,8 @@ class StepProgram(Program):
         finally:
             step.sums = None
         params = *self._context.optimizer.target.params(), *self._context.guards.other_params
-        gradients = [param.grad for param in params if param.is_initialized]
-        return sums, not sums.others_than(gradients)
+        own = [param.grad for param in params if param.is_initialized]
+        return sums, not sums.others_than(own)
 
     def capture(self):
         """Capture the step; nothing runs.
@@ -181,7 +181,7 @@ class StepProgram(Program):
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
         self._names = list(reported)
-        numbers = self._numbers(reported)
+        numbers = self._reports.among(_arrays_of(reported))
         self._copied = {
             name: _bare(value) for name, value in reported.items() if name not in numbers
         }
@@ -269,16 +269,9 @@ class StepProgram(Program):
     def _compute_and_report(self):
         """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
         reported, gradients = self._compute(unchain=True)
-        self._reports.write(self._numbers(reported), self._inputs.row_address)
+        numbers = self._reports.among(_arrays_of(reported))
+        self._reports.write(numbers, self._inputs.row_address)
         return reported, gradients
-
-    def _numbers(self, reported):
-        """Return name -> array of what is reported as a single number on the device."""
-        return {
-            name: array
-            for name, array in _arrays_of(reported).items()
-            if isinstance(array, self._context.device.xp.ndarray) and self._reports.takes(array)
-        }
 
     def _compute(self, unchain=False):
         """Launch the step; return what was reported, and the parameters' gradients."""

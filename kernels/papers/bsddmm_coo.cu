@@ -14,8 +14,7 @@
 // Launch: block (LANES, entries) with LANES * entries a multiple of 32, grid (ceil(nnz / entries)).
 // The lanes of one entry lie in one warp. No shared memory.
 #include "common.cuh"
-
-static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0, "LANES divides a warp");
+#include "lanes.cuh"
 
 extern "C" __global__ void bsddmm_coo(
     const int *__restrict__ ids, const int *__restrict__ entry_offsets,
@@ -23,10 +22,9 @@ extern "C" __global__ void bsddmm_coo(
     const int n_graphs, const int n_vectors)
 {
     const long long k = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    // All LANES threads of an entry leave together, so the mask names exactly those that stay.
+    // All LANES threads of an entry leave together, so the group is exactly those that stay.
     if (k >= entry_offsets[n_graphs]) return;
-    const unsigned lane = (threadIdx.y * LANES + threadIdx.x) % 32;
-    const unsigned group = (LANES == 32 ? ~0u : (1u << (LANES % 32)) - 1u) << (lane - threadIdx.x);
+    const unsigned group = lanes_of_row();
     const Vector *const left = u + (long long)ids[2 * k] * n_vectors;
     const Vector *const right = v + (long long)ids[2 * k + 1] * n_vectors;
 

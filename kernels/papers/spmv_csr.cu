@@ -17,11 +17,10 @@
 // Launch: block (LANES, rows) with LANES * rows a multiple of 32, grid (ceil(n_rows / rows)). The
 // lanes of one row lie in one warp. No shared memory. VECTOR is 1.
 #include "common.cuh"
+#include "lanes.cuh"
 
 // Entries of a lane whose loads are issued before the first is used.
 #define AHEAD 4
-
-static_assert(LANES >= 1 && LANES <= 32 && (LANES & (LANES - 1)) == 0, "LANES divides a warp");
 
 extern "C" __global__ void spmv_csr(
     const int *__restrict__ indptr, const int *__restrict__ indices,
@@ -29,7 +28,7 @@ extern "C" __global__ void spmv_csr(
     const Real alpha, const Real beta, const int n_rows)
 {
     const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    // All LANES threads of a row leave together, so the mask below names exactly those that stay.
+    // All LANES threads of a row leave together, so the group below is exactly those that stay.
     if (row >= n_rows) return;
     const unsigned end = indptr[row + 1];  // unsigned: the last step may go past 2**31
 
@@ -56,8 +55,7 @@ extern "C" __global__ void spmv_csr(
             if (column[u] >= 0) sum += value[u] * widen(gathered[u]);
     }
 #if LANES > 1
-    const unsigned lane = (threadIdx.y * LANES + threadIdx.x) % 32;
-    const unsigned group = (LANES == 32 ? ~0u : (1u << (LANES % 32)) - 1u) << (lane - threadIdx.x);
+    const unsigned group = lanes_of_row();
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2)
         sum += __shfl_down_sync(group, sum, step, LANES);

@@ -29,6 +29,7 @@ NAMES = [
     'gather_batch',
     'fused_update',
     'report',
+    'staged_copy',
     'edge_film',
     'layer_norm',
     'gated_step',
@@ -94,9 +95,10 @@ def compiled(monkeypatch):
         cuda=types.SimpleNamespace(Device=lambda device_id: contextlib.nullcontext()),
     )
     monkeypatch.setattr(cuda, 'cupy', cupy)
-    kernels._compiled.cache_clear()
+    forget = kernels._compiled.cache_clear
+    forget()
     yield found
-    kernels._compiled.cache_clear()
+    forget()
 
 
 def loaded(name):
@@ -129,6 +131,24 @@ def test_what_fails_to_compile(compiled):
     with pytest.raises(ValueError, match='wrong'):
         loaded('wrong')
     assert loaded('a')() == 'a'
+
+
+def test_an_interrupt_waits_for_no_queue(compiled, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(*key):
+        begun.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(kernels, '_compiled', slowly)
+    with pytest.raises(KeyboardInterrupt), kernels.compiled_together():
+        pool, _ = kernels._local.together
+        for i in range(100):
+            loaded(str(i))
+        begun.wait(60)
+        threading.Timer(0.1, go_on.set).start()
+        raise KeyboardInterrupt
+    assert kernels._local.together is None and pool._work_queue.qsize() <= pool._max_workers
 
 
 @pytest.mark.gpu

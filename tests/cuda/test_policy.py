@@ -386,6 +386,8 @@ def test_dropout_launch_covers_everything_once(size, width):
 
 # --- gated steps ---
 
+STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
+
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(
@@ -393,22 +395,25 @@ def test_dropout_launch_covers_everything_once(size, width):
     strategies.tuples(
         strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
     ),
-    strategies.booleans(),
+    strategies.sampled_from(STATES),
     strategies.booleans(),
     strategies.sampled_from([4, 8]),
     strategies.sampled_from([64, 99, 163, 227]),
 )
-def test_gated_launch(n_rows, widths, has_state, is_gradient, itemsize, kilobytes):
+def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     device = policy.Device(132, 60 << 20, kilobytes << 10)
-    launch = policy.gated_launch(n_rows, widths, has_state, is_gradient, 1, itemsize, device)
+    has_state, is_same = state
+    if is_same:
+        widths = widths[2], *widths[1:]
+    launch = policy.gated_launch(n_rows, widths, *state, is_gradient, 1, itemsize, device)
     if launch is None:
         return
     d = dict(launch.defines)
     assert (launch.grid[0] - 1) * d['ROWS'] < n_rows <= launch.grid[0] * d['ROWS']
     assert launch.shared_bytes <= device.shared_bytes and launch.block == (d['THREADS'], 1, 1)
     x, message, out = (-(-width // 4) for width in widths)  # in quads
-    n_inputs = x + message + has_state * out
-    columns = -(-n_inputs // (2 + has_state)) if is_gradient else out
+    n_inputs = x + message + (has_state and not is_same) * out
+    columns = -(-n_inputs // (3 if has_state and not is_same else 2)) if is_gradient else out
     # What the kernel asserts: it compiles.
     assert d['ROWS'] % d['PER'] == 0
     assert d['THREADS'] == columns * d['ROWS'] // d['PER'] * d['SPLIT'] <= policy.MAX_GATED_BLOCK
@@ -426,8 +431,9 @@ def test_gated_launch(n_rows, widths, has_state, is_gradient, itemsize, kilobyte
     ],
 )
 @pytest.mark.parametrize('is_gradient', [False, True])
-def test_gated_launch_chooses(n_rows, width, expected, is_gradient):
-    launch = policy.gated_launch(n_rows, (width,) * 3, True, is_gradient, 4, 4, H200)
+@pytest.mark.parametrize('is_same', [False, True])
+def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
+    launch = policy.gated_launch(n_rows, (width,) * 3, True, is_same, is_gradient, 4, 4, H200)
     if expected is None:
         assert launch is None
         return
@@ -441,18 +447,22 @@ def test_gated_launch_chooses(n_rows, width, expected, is_gradient):
     strategies.tuples(
         strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
     ),
-    strategies.booleans(),
+    strategies.sampled_from(STATES),
     strategies.sampled_from([4, 8]),
 )
-def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, has_state, itemsize):
-    launch = policy.gated_weights_launch(n_rows, widths, has_state, 1, itemsize, H200)
+def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, state, itemsize):
+    has_state, is_same = state
+    if is_same:
+        widths = widths[2], *widths[1:]
+    launch = policy.gated_weights_launch(n_rows, widths, *state, 1, itemsize, H200)
     tile = 8 * dict(launch.defines)['PER']
     x, message, out = (-(-width // tile) for width in widths)
-    assert launch.grid[0] == (2 + has_state) * out * (x + message + has_state * out)
+    of_W, of_U = (2 + has_state) * out * (x + message), has_state * (1 if is_same else 3) * out**2
+    assert launch.grid[0] == of_W + of_U
     _, each = launch.arguments
     assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
-    # The tile's sums and those of the biases take the place of the rows.
-    assert launch.shared_bytes >= (tile * tile + tile) * itemsize
+    # The sums of two groups, or the tile's and those of the biases, take the place of the rows.
+    assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
 
 
 # --- the gradient of embeddings, and losses ---

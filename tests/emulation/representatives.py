@@ -27,6 +27,7 @@ from chainer_bspmm.cuda import policy
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
+from chainer_bspmm.training import buffers
 from chainer_bspmm.training import reports
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
@@ -174,14 +175,21 @@ def recurrent(device):
     return _gated(device, (6, 3, 5), True)
 
 
+def recurrent_rows(device):
+    """The state is x; what a chunk has is x's and the message's."""
+    return _gated(device, (5, 30, 5), True, is_same=True)
+
+
 def gated_rows(device):
     """Without a message, and with more inputs than a chunk has."""
     return _gated(device, (37, 0, 2), False)
 
 
-def _gated(device, widths, has_state):
+def _gated(device, widths, has_state, is_same=False):
     """Which elements of the results are about right, of 19 rows in three blocks."""
-    given = arrays(19, widths, has_state)
+    given = list(arrays(19, widths, has_state))
+    if is_same:
+        given[3] = given[1]
     gy, x, message, state, pairs = [
         [tuple(device.put(array.astype('f')) for array in pair) for pair in item]
         if isinstance(item, list)
@@ -190,6 +198,7 @@ def _gated(device, widths, has_state):
         else device.put(item.astype('f'))
         for item in given
     ]
+    state = x if is_same else state
     y, kept = gated.gated_step(x, message, state, pairs, has_state)
     # Sums over the rows: the gradients of parameters are another kernel's.
     with mock.patch.object(gated, '_weights', lambda g, *_: list(g.sum(axis=1))):
@@ -205,11 +214,23 @@ def _gated(device, widths, has_state):
 
 def weights_of_gates(device):
     """Two tiles of one input, and two parts of the rows, of which the last is short."""
-    n_rows, widths = 70, (33, 3, 5)
+    return _weights_of_gates(device, (33, 3, 5), False)
+
+
+def weights_of_recurrent_rows(device):
+    """The state is x, whose width is two tiles."""
+    return _weights_of_gates(device, (33, 3, 33), True)
+
+
+def _weights_of_gates(device, widths, is_same):
+    n_rows = 70
     g = integers((3, n_rows, widths[2]), 'f', seed=1)
     x, message = (integers((n_rows, width), 'f', seed=width) for width in widths[:2])
     state, reset = (integers((n_rows, widths[2]), 'f', seed=seed) for seed in (2, 3))
-    given = map(device.put, (g, x, message, state, reset))
+    g, x, message, state, reset = map(device.put, (g, x, message, state, reset))
+    if is_same:
+        state = x
+    given = g, x, message, state, reset
     with mock.patch.object(gated.gpu, 'sum_partials', summed):
         found = gated._weights(*given, widths, ['d'] * 12)
     both = numpy.concatenate([x, message], axis=1)
@@ -562,6 +583,17 @@ def squared_error_gradient(device):
     return gpu.mean_loss_grad('SQUARED_ERROR', *arguments), x - t
 
 
+def staged(device):
+    """Bytes for two blocks, the last of which has threads left over."""
+    n_quads = policy.BLOCK + 5
+    sent = device.put(numpy.arange(4 * n_quads, dtype='u4'))
+    to = device.put(numpy.zeros_like(sent))
+    plan = policy.row_threads(n_quads)
+    kernel = buffers.kernels.load(0, 'staged_copy', 'f', plan.defines)
+    kernel(plan.grid, plan.block, (sent, to, numpy.int32(n_quads)))
+    return to, sent
+
+
 def reported(device):
     """Numbers of all sizes, to the second row, by two launches."""
     numbers = [device.put(numpy.array(5, kind)) for kind in ('f', 'd', 'e', 'i1', 'i8')]
@@ -607,6 +639,9 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
     shape = n_relations, n_rows, n_rows
     A = rng.randint(1, 3, shape) * (rng.uniform(size=shape) < 0.1)
     A[0, 32:48] = A[0, :, 16:32] = 0  # a tile each way without the first relation
+    # Rows of the others with and without entries of each relation.
+    for r in range(n_relations):
+        A[r, r::4] = A[r, :, r::4] = 0
     x, gy = rng.randint(-2, 3, (n_rows, n_in)), rng.randint(-2, 3, (n_rows, n_out))
     W, W_self = rng.randint(-2, 3, (n_relations * n_out, n_in)), rng.randint(-2, 3, (n_out, n_in))
     b, b_self = rng.randint(-2, 3, n_relations * n_out), rng.randint(-2, 3, (spec.n_biases, n_out))
@@ -628,7 +663,7 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
         mock.patch.object(gpu.kernels, 'device', lambda device_id: small),
         mock.patch.object(gpu, 'sum_partials', summed),  # another kernel's
         mock.patch.multiple(policy, LAYER_ROWS=(16,), LAYER_SLICES=(slices,)),
-        mock.patch.object(policy, 'LAYER_THREADS', 64 if slices > 1 else policy.LAYER_THREADS),
+        mock.patch.object(policy, 'LAYER_THREADS', 32 if slices > 1 else policy.LAYER_THREADS),
     ):
         policy.layer_launch.cache_clear()
         features = device.put(x.astype('f'))
@@ -641,6 +676,7 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
             device.put(gy.astype('f')),
             given,
             dropout_ratio,
+            more=features,
         )
         policy.layer_launch.cache_clear()
     A[0] += spec.loop * numpy.eye(n_rows, dtype=int)
@@ -660,7 +696,7 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
     S = numpy.einsum('rij,ic->rjc', A, z)
     axes = 'rck' if spec.by_relation else 'crk'
     expected = {
-        'x': numpy.einsum('rjc,rck->jk', S, by_relation) + has['W_self'] * (z @ W_self),
+        'x': x + numpy.einsum('rjc,rck->jk', S, by_relation) + has['W_self'] * (z @ W_self),
         'W': numpy.einsum('rjc,jk->' + axes, S, x),
         'W_self': z.T @ x,
         'b': S.sum(axis=1).T,
@@ -733,8 +769,8 @@ KERNELS = {
     'bsddmm_csr': (sampled,),
     'bsddmm_coo': (sampled_coo,),
     'edge_film': (modulated, modulated_gradients),
-    'gated_step': (recurrent, gated_rows),
-    'gated_weights': (weights_of_gates,),
+    'gated_step': (recurrent, recurrent_rows, gated_rows),
+    'gated_weights': (weights_of_gates, weights_of_recurrent_rows),
     'layer_norm': (normalised_gradients, normalised),
     'row_softmax': (summed_softmax, row_softmax_gradient),
     'degree_rows': (rows_of_degrees,),
@@ -762,4 +798,5 @@ KERNELS = {
         squared_error_gradient,
     ),
     'report': (reported,),
+    'staged_copy': (staged,),
 }

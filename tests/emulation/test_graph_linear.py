@@ -134,6 +134,9 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     gradients = gpu.layer_grad(*arguments)
     again = gpu.layer_grad(*arguments, has_features=False)
     assert again.pop('x') is None
+    more = gpu.layer_grad(*arguments, more=put(x)).pop('x')
+    bound = BOUND[dtype] * max(1, abs(gradients['x']).max())
+    numpy.testing.assert_allclose(more, gradients['x'] + x, 0, bound, err_msg='more')
     wide = [None if array is None else array.astype('d') for array in parameters]
     wanted, largest = expected(spec, A.astype('d'), x.astype('d'), wide, gy.astype('d'), kept)
     if spec.by_relation:  # an array for each relation, and for each of the equal biases

@@ -36,22 +36,23 @@ DOTS = [
 H200 = policy.Device(132, 60 << 20)
 
 
-def gated_step(n_rows, widths, has_state, is_gradient, itemsize, is_same=0):
+def gated_step(n_rows, widths, has_state, is_gradient, itemsize, is_same=False):
     """Return the constants of what the policy launches, without the vector's width."""
-    plan = policy.gated_launch(n_rows, widths, has_state, is_gradient, 1, itemsize, H200)
-    return (*plan.defines[1:], ('TANH', int(has_state)), ('SAME', is_same))
+    plan = policy.gated_launch(n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, H200)
+    return (*plan.defines[1:], ('TANH', int(has_state)))
 
 
-def gated_weights(widths, has_state, itemsize):
-    return policy.gated_weights_launch(2300, widths, has_state, 1, itemsize, H200).defines[1:]
+def gated_weights(widths, has_state, itemsize, is_same=False):
+    plan = policy.gated_weights_launch(2300, widths, has_state, is_same, 1, itemsize, H200)
+    return plan.defines[1:]
 
 
 # For each of STORAGE what needs most registers, or has widths that are not whole quads.
 GATED = [
     gated_step(2300, (64, 64, 64), True, False, 4),
     gated_step(2300, (33, 5, 7), False, True, 4),
-    gated_step(18400, (128, 128, 128), True, True, 4, is_same=1),
-    gated_step(600, (65, 1, 33), True, False, 4),
+    gated_step(18400, (128, 128, 128), True, True, 4, is_same=True),
+    gated_step(600, (65, 1, 65), True, False, 4, is_same=True),
     gated_step(18400, (64, 64, 64), True, True, 8),
     gated_step(2300, (64, 0, 33), False, False, 8),
 ]
@@ -60,7 +61,7 @@ GATED_WEIGHTS = [
     for given in (
         ((64, 64, 64), True, 4),
         ((33, 5, 7), False, 4),
-        ((64, 64, 64), True, 4),
+        ((64, 64, 64), True, 4, True),
         ((16, 0, 33), False, 4),
         ((64, 64, 64), True, 8),
         ((3, 5, 7), True, 8),
@@ -206,6 +207,7 @@ CONSTANTS = {
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
     'report': [reports.DEFINES[1:]],
+    'staged_copy': [()],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
     # As many columns of x a thread as the policy gives it.

@@ -71,6 +71,26 @@ def _ours_and_theirs(adj, loop):
     return ours, theirs
 
 
+@pytest.mark.parametrize('other_first', [False, True])
+def test_features_with_another_use(xp, other_first):
+    """Their gradients are added, by the launch of the layer if the other one is there first."""
+    adj, x, W, b, b_self = given(xp)
+    found = []
+    for function in _ours_and_theirs(adj, False):
+        h = chainer.Variable(x.copy())
+        features = functions.identity(h)
+        # Nodes of higher rank are differentiated first.
+        if other_first:
+            y = functions.sum(function(features, W, b, b_self) ** 2)
+            y += functions.sum(functions.tanh(functions.sin(features)))
+        else:
+            y = functions.sum(functions.sin(features))
+            y += functions.sum(function(functions.identity(features), W, b, b_self) ** 2)
+        y.backward()
+        found.append(h.grad)
+    assert relative_error(*found) < 1e-12
+
+
 @pytest.mark.parametrize('activation', [functions.identity, functions.tanh])
 def test_dropout_after_other_activations(xp, activation):
     adj, x, W, *_ = given(xp)

@@ -102,8 +102,8 @@ class Pinned(bytearray):
         return self
 
 
-@pytest.fixture
-def staged(monkeypatch):
+@pytest.fixture(params=[0, buffers.FEW_BYTES], ids=['copy', 'kernel'])
+def staged(request, monkeypatch):
     """A `Staging` between two places on the host, and the list of what it does there."""
     calls = []
 
@@ -133,10 +133,23 @@ def staged(monkeypatch):
         types.SimpleNamespace(
             cupy=types.SimpleNamespace(
                 zeros=lambda *arguments: numpy.zeros(*arguments).view(Buffer),
-                cuda=types.SimpleNamespace(alloc_pinned_memory=Pinned, Event=Event),
+                cuda=types.SimpleNamespace(
+                    alloc_pinned_memory=Pinned,
+                    Event=Event,
+                    runtime=types.SimpleNamespace(getDevice=lambda: 0),
+                ),
             )
         ),
     )
+    monkeypatch.setattr(buffers, 'FEW_BYTES', request.param)
+    monkeypatch.setattr(buffers.kernels, 'load', lambda *_: kernel)
+    monkeypatch.setattr(numpy, 'uintp', lambda address: address)
+
+    def kernel(grid, block, arguments, stream):
+        source, to, n_quads = arguments
+        assert (grid[0] - 1) * block[0] < n_quads <= grid[0] * block[0]
+        to.copy(source, buffers.ALIGNMENT * n_quads, stream)
+
     device = types.SimpleNamespace(device=contextlib.nullcontext())
     return buffers.Staging(ARRAYS, device), calls
 

@@ -1,5 +1,6 @@
 """Every model with every option is captured in every layout, in training and for predictions."""
 
+import copy
 import functools
 import itertools
 
@@ -80,7 +81,8 @@ class PerMolecule(GraphConvPredictor):
 def make(case, dropout_ratio=0.0):
     """Return a predictor; `dropout_ratio`: of all links that have one."""
     numpy.random.seed(0)
-    model = PerMolecule(chainer_bspmm.sparsify(case.make()), MLP(3, hidden_dim=8))
+    # A copy: the swap happens in place, and readouts among the arguments belong to all tests.
+    model = PerMolecule(chainer_bspmm.sparsify(copy.deepcopy(case.make())), MLP(3, hidden_dim=8))
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
             link.dropout_ratio = dropout_ratio

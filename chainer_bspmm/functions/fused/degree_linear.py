@@ -13,7 +13,7 @@ from chainer_bspmm.functions.bspmm import bspmm
 from chainer_bspmm.functions.fused import expect
 from chainer_bspmm.functions.fused.arrays import concat
 from chainer_bspmm.functions.fused.arrays import sigmoid
-from chainer_bspmm.functions.node import AccumulateInPlace
+from chainer_bspmm.functions.node import AccumulateInLaunch
 from chainer_bspmm.functions.node import FusedNode
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.relations import degree_rows
@@ -116,7 +116,7 @@ def _weight_gradients(degrees, x, gy, dtype):
     return tuple(gy[rows].T.dot(x[rows]).astype(dtype, copy=False) for rows in degrees.rows)
 
 
-class DegreeLinearSigmoid(AccumulateInPlace, FusedNode):
+class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
     """Inputs x, the weights, then as many biases."""
 
     def __init__(self, adj):
@@ -151,7 +151,14 @@ class DegreeLinearSigmoid(AccumulateInPlace, FusedNode):
         if self._layer is not None:
             _, rows = degree_rows(self._adj, n_types, x.dtype)
             found = backend.layer_grad(
-                self._layer, rows, x, self._y, gy, self._given, has_features=0 in wanted
+                self._layer,
+                rows,
+                x,
+                self._y,
+                gy,
+                self._given,
+                has_features=0 in wanted,
+                more=self._more,
             )
             return (found['x'], *found['W'], *found['b_self'])
         degrees = degrees_of(self._adj, n_types)

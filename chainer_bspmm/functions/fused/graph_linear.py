@@ -16,13 +16,13 @@ from chainer_bspmm.functions.fused.arrays import by_relation
 from chainer_bspmm.functions.fused.dropout_draws import dropout
 from chainer_bspmm.functions.fused.dropout_draws import dropout_relu
 from chainer_bspmm.functions.fused.dropout_draws import step_draw
-from chainer_bspmm.functions.node import AccumulateInPlace
+from chainer_bspmm.functions.node import AccumulateInLaunch
 from chainer_bspmm.functions.node import FusedNode
 from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.sparse.relations import transposed_rows
 
 
-class GraphLinear(AccumulateInPlace, FusedNode):
+class GraphLinear(AccumulateInLaunch, FusedNode):
     """y of :func:`graph_linear`; inputs x and those of W, b, W_self, b_self that `names` has."""
 
     def __init__(self, adj, names, activation, dropout_ratio, loop):
@@ -66,8 +66,9 @@ class GraphLinear(AccumulateInPlace, FusedNode):
             gy, ratio = gy * self._mask, 0.0
         if self._layer is not None:
             rows = None if self._adj is None else transposed_rows(self._adj)
+            more = None if self._more is None else self._more.reshape(x.shape)
             gradients = backend.layer_grad(
-                self._layer, rows, x, self._y, gy, given, ratio, 'x' in wanted
+                self._layer, rows, x, self._y, gy, given, ratio, 'x' in wanted, more
             )
         else:
             gy = activation_gradient(self._activation, self._y, gy, ratio)
