@@ -171,7 +171,9 @@ def _staged(case):
         {'x': (case.x.shape, case.x.dtype)}, chainer.backend.get_device_from_array(case.x)
     )
     staging.fill()['x'][...] = cuda.to_cpu(case.x)
-    staging.send(cuda.cupy.cuda.get_current_stream())
+    stream = cuda.cupy.cuda.get_current_stream()
+    staging.send(stream)
+    stream.synchronize()  # before the pinned memory is given back
     return staging.device['x']
 
 

@@ -106,7 +106,7 @@ __device__ inline Piece operator+(const Piece &a, const Piece &b)
     return result;
 }
 
-// What is brought between two calls of sent() arrives together.
+// End a group of asynchronous copies, which arrives as one.
 __device__ inline void sent()
 {
 #if __CUDA_ARCH__ >= 800
@@ -114,7 +114,7 @@ __device__ inline void sent()
 #endif
 }
 
-// Wait until all has arrived but what was sent last, `later` times.
+// Wait for all groups but the last `later`.
 template <int later> __device__ inline void arrived()
 {
 #if __CUDA_ARCH__ >= 800

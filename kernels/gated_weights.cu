@@ -6,7 +6,7 @@
 // partials, of the arithmetic dtype, has what block row p adds up over rows [p each, (p + 1) each): of
 // one map after the other gW (WIDTH_H, WIDTH_X + WIDTH_M), gU (WIDTH_H, WIDTH_H), gb (WIDTH_H). Every
 // element is written once. SAME=1: x is s, and gU of z and r are the columns of gW that x has: what is
-// summed once is written to both. Rows of g that are not rows of a batch must be 0, or NaN meets them.
+// summed once is written to both. All rows count, also spare rows of a larger buffer: there g must be 0.
 //
 // A block owns a tile of TILE x TILE elements of one matrix, 64 threads with PER x PER each; four groups
 // of 64 take the rows in turn, and are added pair by pair in a fixed order: deterministic, no atomics.

@@ -27,9 +27,9 @@
 // quads) of the arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in
 // that order and in the parameters' own layout; b_self once for all its BIASES. Every element but those
 // of the rounding is written; b and b_self are the same in all slices and written by the first. Rows
-// without entries sum to 0. Of a row that has no entries of a relation, the relation's matrix is not
-// multiplied, or by 0: infinities and NaN in it may have an effect there or not. Deterministic, no
-// atomics.
+// without entries sum to 0. A row that has no entries of a relation is not multiplied by its matrix, or
+// as zeros, and its x does not get to that matrix's gradient, or times zeros: infinities and NaN there
+// may have an effect or not. Deterministic, no atomics.
 //
 // Dropout, after a rectifier or the identity: an element is kept where random.cuh says so, times scale.
 // After a rectifier, elements that were dropped are 0 in y, which is how the gradient knows; after the
@@ -79,9 +79,12 @@ const int AHEAD = NEEDS_Y ? 2 : BACKWARD ? 3 : 4;  // entries whose loads are is
 // A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.
 const int ROW_STEP = ROWS / 4;
 const int ITEMS = PQ * ROW_STEP;
-// Of several relations a row's pattern says which it has entries of; of many, one bit stands for some.
+// Several gradients of weights leave no registers for more.
+[[maybe_unused]] const int UNROLLED = BACKWARD && RELATIONS > 1 ? 1 : 2;
+// A row's pattern says which of several relations it has entries of; r and r + 32 share a bit.
 [[maybe_unused]] const int GROUPS = PQ < 32 ? 32 / PQ : 1;  // of four rows, of a warp
 [[maybe_unused]] const int PATTERN_BITS = RELATIONS < 32 ? RELATIONS : 32;
+static_assert(ROWS <= 32 && THREADS % 32 == 0, "a tile has a lane of every warp for each row");
 static_assert(ROWS % 4 == 0 && SPLITS >= 1 && (SPLITS == 1 || SPLITS * ITEMS <= THREADS),
               "every thread has at most one part where there are several");
 
@@ -337,7 +340,7 @@ __device__ inline void sum_neighbours(
 }
 
 // The rows of a tile, ordered by their patterns, so that the four of a thread seldom have relations
-// that the others lack. Every warp finds the order alone, which takes less than waiting for one.
+// that the others lack. Every warp finds the order for itself: another barrier would take longer.
 __device__ inline void order_rows(unsigned char *order, const unsigned pattern)
 {
     const int lane = threadIdx.x % 32;
@@ -368,7 +371,7 @@ __device__ inline void multiply(
         if (RELATIONS > 1 && term < RELATIONS && !(pattern & bit_of(term))) continue;
         const Real *const of_sums = sums + term * GQ * 4;
         const Real *const matrix = matrices + term * (W_ROWS * W_STRIDE);
-#pragma unroll 2
+#pragma unroll UNROLLED
         for (int step = 0; step < (GQ + SPLITS - 1) / SPLITS; ++step) {
             const int g = step * SPLITS + part;
             if (GQ % SPLITS && g >= GQ) break;
@@ -401,8 +404,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
     const STORAGE *__restrict__ y, const STORAGE *__restrict__ x, const STORAGE *__restrict__ W,
     const STORAGE *__restrict__ W_self, const STORAGE *__restrict__ b,
     const STORAGE *__restrict__ b_self, const STORAGE *more, STORAGE *result,
-    Real *__restrict__ partials, const unsigned long long *__restrict__ counter, const int n_rows, const unsigned seed_low,
-    const unsigned seed_high, const unsigned stream, const unsigned threshold, const Real scale)
+    Real *__restrict__ partials, const unsigned long long *__restrict__ counter,
+    const int n_rows, const unsigned seed_low, const unsigned seed_high, const unsigned stream,
+    const unsigned threshold, const Real scale)
 {
     extern __shared__ Quad shared[];
     Real *const matrices = reinterpret_cast<Real *>(shared);
@@ -477,9 +481,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) graph_linear(
                 Quad total = {};
 #pragma unroll
                 for (int part = 0; part < SPLITS; ++part) {
-                    const Quad more = reinterpret_cast<const Quad *>(totals)[part * ROWS * PQ + u];
+                    const Quad sum = reinterpret_cast<const Quad *>(totals)[part * ROWS * PQ + u];
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) total.element[e] += more.element[e];
+                    for (int e = 0; e < 4; ++e) total.element[e] += sum.element[e];
                 }
 #if BACKWARD
                 if (more) {

@@ -524,9 +524,9 @@ Layer = collections.namedtuple(
 LAYER_THREADS = 256
 LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
 LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
-# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes: one
-# of LAYER_THREADS, and one of twice as many.
-LAYER_BLOCKS = {4: (6, 4), 8: (2, 1)}
+# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes; half
+# as many where there are twice the threads.
+LAYER_BLOCKS = {4: 6, 8: 2}
 LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
@@ -564,13 +564,18 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
     gathered, produced = (n_out, n_in) if is_backward else (n_in, n_out)
     mapped = layer.n_relations + layer.has_self
     terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
-    # Twice as many hide more of the latency of several matrices, and of a single tile. There the
-    # gradient has more threads add up its weights' gradients than it gains.
-    is_single = n_rows <= max(LAYER_ROWS) * device.n_sms
-    is_double = mapped > 2 and not is_single if is_backward else mapped > 2 or is_single
-    threads = LAYER_THREADS << is_double
-    if is_backward and mapped * n_in * n_out > threads * LAYER_BLOCKS[real][is_double]:
+    if is_backward and mapped * n_in * n_out > LAYER_THREADS * LAYER_BLOCKS[real]:
         return None
+    # Twice the threads hide more of the latency of several matrices, if they are not of doubles,
+    # which need too many registers, and of a multiprocessor's only tile. The gradient has no use
+    # for them there: each thread would have fewer weights to add up the tile's rows for.
+    has_one_tile = n_rows <= max(LAYER_ROWS) * device.n_sms
+    has_several_matrices = mapped > 2 and real == 4
+    if is_backward:
+        is_double = has_several_matrices and not has_one_tile
+    else:
+        is_double = has_several_matrices or has_one_tile
+    threads = LAYER_THREADS << is_double
 
     def shared_bytes(rows, splits):
         of_row = splits * produced * 4 + terms * gathered * 4 + 4

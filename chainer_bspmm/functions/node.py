@@ -63,14 +63,16 @@ class AccumulateInLaunch(AccumulateInPlace):
         if (
             self._layer is not None
             and first is not None
+            and first.dtype == self.inputs[0].dtype
             and target_input_indexes[0] == 0
             and not chainer.config.enable_backprop
         ):
             self._more = settled(first.array)
             grad_inputs = None, *grad_inputs[1:]
-        gradients = super().backward_accumulate(target_input_indexes, grad_outputs, grad_inputs)
-        self._more = None
-        return gradients
+        try:
+            return super().backward_accumulate(target_input_indexes, grad_outputs, grad_inputs)
+        finally:
+            self._more = None
 
 
 def settled(array):

@@ -221,7 +221,7 @@ class Staging:
 
     Args:
         arrays (dict): name -> (shape, dtype).
-        device (chainer.backend.GpuDevice): where to.
+        device (chainer.backend.GpuDevice): where to; the current one when batches are sent.
 
     Attributes:
         device (dict): name -> CuPy array.

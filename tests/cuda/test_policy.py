@@ -465,6 +465,39 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
     assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
 
 
+# --- layers ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**5),
+    strategies.tuples(strategies.integers(1, 300), strategies.integers(1, 300)),
+    strategies.integers(0, 12),
+    strategies.booleans(),
+    strategies.integers(0, 2),
+    strategies.sampled_from([2, 4, 8]),
+    strategies.sampled_from([48, 99, 227]),
+)
+def test_a_layer_that_fits_does_so_at_any_number_of_rows(
+    n_rows, widths, n_relations, has_self, n_biases, itemsize, kilobytes
+):
+    layer = policy.Layer(
+        *widths, n_relations, has_self or not n_relations, False, False, n_biases, False, 'relu'
+    )
+    device = policy.Device(132, 60 << 20, kilobytes << 10)
+    for is_backward in (False, True):
+        one, plan = (
+            policy.layer_launch(layer, n, itemsize, False, device, is_backward) for n in (1, n_rows)
+        )
+        assert (one is None) == (plan is None)
+        if plan is not None:
+            defines = dict(plan.defines)
+            assert plan.block[0] == defines['THREADS'] and plan.grid[1] == defines['SLICES']
+            assert plan.grid[0] * defines['ROWS'] < n_rows + 2 * defines['ROWS'] * device.n_sms
+            n_static = defines['ROWS'] * (4 + defines['THREADS'] // 32)
+            assert plan.shared_bytes + n_static <= device.shared_bytes
+
+
 # --- the gradient of embeddings, and losses ---
 
 

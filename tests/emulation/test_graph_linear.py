@@ -176,6 +176,7 @@ SPECS = {
     'loop': dict(n_relations=1, loop=True, has_relation_bias=True, n_biases=1),
     'linear': dict(n_biases=1, activation='relu'),
     'degrees': dict(n_relations=4, by_relation=True, n_biases=4, activation='sigmoid'),
+    'many relations': dict(n_relations=33, has_self=True, activation='relu'),
 }
 
 
@@ -190,6 +191,19 @@ def test_layers(device, name, dtype):
 @pytest.mark.parametrize('name', ['relations', 'loop', 'linear'])
 def test_widths(device, name, widths):
     check(device, 'f', layer(*widths, **SPECS[name]), 21)
+
+
+def test_relations_that_no_row_has_are_not_multiplied(device):
+    spec, n_rows = layer(8, 8, n_relations=3, activation='relu'), 20
+    A = matrices(n_rows, 3, 'f')
+    A[1] = 0
+    W = numpy.ones((8, 3, 8), 'f')
+    W[:, 1] = numpy.nan
+    x = device.put(numpy.ones((n_rows, 8), 'f'))
+    given = {'W': device.put(W.reshape(24, 8))}
+    y = gpu.layer(spec, side(device, A, True), x, given)
+    gradients = gpu.layer_grad(spec, side(device, A.transpose(0, 2, 1), True), x, y, x, given)
+    assert y.any() and numpy.isfinite(y).all() and numpy.isfinite(gradients['x']).all()
 
 
 @pytest.mark.parametrize('n_rows', [1, 15, 16, 17, 33])

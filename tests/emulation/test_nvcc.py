@@ -67,6 +67,24 @@ GATED_WEIGHTS = [
         ((3, 5, 7), True, 8),
     )
 ]
+
+
+def graph_linear(n_rows, is_backward, itemsize, has_quads, *layer):
+    layer = policy.Layer(*layer)
+    plan = policy.layer_launch(layer, n_rows, itemsize, has_quads, H200, is_backward)
+    has_dropout = int(layer.activation == 'relu')
+    return (*plan.defines[1:], ('WEIGHTED', 1), ('DROPOUT', has_dropout), ('FEATURES', 1))
+
+
+# As many matrices as a thread may hold gradients of, with half and with all of the threads.
+LAYERS = [
+    graph_linear(2300, True, 2, True, 64, 64, 6, False, False, False, 6, True, 'sigmoid'),
+    graph_linear(18400, True, 2, False, 63, 61, 6, False, False, True, 0, False, 'relu'),
+    graph_linear(18400, True, 4, True, 64, 64, 4, True, False, True, 1, False, 'tanh'),
+    graph_linear(18400, True, 4, False, 64, 62, 7, False, False, False, 7, True, 'sigmoid'),
+    graph_linear(18400, False, 8, True, 64, 64, 4, True, False, True, 1, False, 'tanh'),
+    graph_linear(18400, True, 8, True, 64, 96, 1, False, True, True, 1, False, 'relu'),
+]
 CONSTANTS = {
     'bspmm_csr': [
         (
@@ -105,47 +123,7 @@ CONSTANTS = {
             ('BY_MESSAGES', 0),
         )
     ],
-    'graph_linear': [
-        (
-            ('QUADS', int(name != 'degrees')),
-            ('ROWS', rows),
-            ('THREADS', threads),
-            ('SPLITS', 1),
-            ('SLICES', 1),
-            ('WIDTH_IN', width_in),
-            ('WIDTH_OUT', width_out),
-            ('RELATIONS', relations),
-            ('SELF', has_self),
-            ('LOOP', int(name == 'loop')),
-            ('RELATION_BIAS', int(name == 'relations')),
-            ('BIASES', 6 if name == 'degrees' else has_self),
-            ('BY_RELATION', int(name == 'degrees')),
-            ('ACTIVATION', activation),
-            ('BACKWARD', is_backward),
-            ('WEIGHTED', int(name != 'relations')),
-            ('DROPOUT', int(activation == 'RELU')),
-            ('FEATURES', 1),
-        )
-        # As much as a thread may hold in registers.
-        for (
-            name,
-            rows,
-            threads,
-            width_in,
-            width_out,
-            relations,
-            has_self,
-            activation,
-            is_backward,
-        ) in (
-            ('relations', 32, 256, 32, 64, 4, 1, 'TANH', 0),
-            ('degrees', 16, 256, 33, 30, 6, 0, 'SIGMOID', 1),
-            ('relations', 16, 256, 64, 64, 4, 1, 'TANH', 1),
-            ('loop', 32, 256, 64, 96, 1, 0, 'RELU', 1),
-            ('degrees', 16, 256, 16, 16, 6, 0, 'SIGMOID', 1),
-            ('relations', 16, 256, 64, 32, 3, 1, 'RELU', 1),
-        )
-    ],
+    'graph_linear': LAYERS,
     'embed_grad': [policy.embed_launch(2300, 118, 64).defines[1:]],
     'mean_loss': [
         (

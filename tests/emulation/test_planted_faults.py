@@ -59,6 +59,7 @@ PLAIN_FAULTS = [
     ('normalised_gradients', '(group, sum, step', '(~0u, sum, step'),
     ('layer', '!(pattern & bit_of(term))', '!(pattern & 1)'),
     ('layer', 'has[i] = with;', 'has[i] = 1;'),
+    ('layer', 'return 1u << relation % 32;', 'return 1u << relation % 1;'),
     ('layer', 'alike &= is_set ? with : ~with;', ''),
     ('layer', 'any |= patterns[own[i]];', 'any = patterns[own[i]];'),
     ('layer', 'load(more + to, quad', 'load(more, quad'),

@@ -4,6 +4,7 @@ import numpy
 import pytest
 
 import chainer
+from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
@@ -114,6 +115,24 @@ def test_gradients(xp, way):
         *weights,
         *biases,
     )
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_features_with_another_use(xp, way):
+    """Whose gradient is there first: this node's, of the lower rank, is added to it."""
+    rng = numpy.random.RandomState(0)
+    x = features(rng, xp, len(TYPES), 3, 'float64')
+    weights, biases = parameters(rng, xp, 3, 2, 'float64')
+    adj = adjacency(xp, 'float64', way=way)
+    found = []
+    for uses in ((True, False), (False, True), (True, True)):
+        h = chainer.Variable(x.copy())
+        y = functions.sum(functions.exp(functions.tanh(h))) if uses[0] else 0
+        if uses[1]:
+            y += functions.sum(degree_linear_sigmoid(adj, h, weights, biases) ** 2)
+        y.backward()
+        found.append(h.grad)
+    assert_close(found[2], cuda.to_cpu(found[0] + found[1]), 'float64')
 
 
 @pytest.mark.parametrize('way', WAYS)

@@ -6,9 +6,10 @@ import pytest
 import chainer
 from chainer.functions.math.basic_math import Mul
 
+from chainer_bspmm.functions.node import AccumulateInLaunch
+from chainer_bspmm.functions.node import AccumulateInPlace
 from chainer_bspmm.functions.node import apply_untracked
 from chainer_bspmm.functions.node import FusedNode
-from chainer_bspmm.functions.node import AccumulateInPlace
 
 
 class Calls(chainer.FunctionHook):
@@ -110,3 +111,68 @@ def test_fused_node_is_told_which_gradients_are_wanted(wanted):
             assert variable.grad.dtype == 'f' and variable.grad.tolist() == [4 - i, 4 - i]
         else:
             assert variable.grad is None
+
+
+class Launched(AccumulateInLaunch, Product):
+    """What stands for its launch adds to the gradient that there is."""
+
+    fails = False
+
+    def __init__(self, layer):
+        self._layer = layer
+        self.added = []
+
+    def _gradients(self, inputs, gy, wanted):
+        if self.fails:
+            raise MemoryError
+        of_first, of_second = super()._gradients(inputs, gy, wanted)
+        if self._more is not None:
+            self.added.append(self._more)
+            of_first = of_first + self._more
+        return of_first, of_second
+
+
+@pytest.mark.parametrize('layer, graph', [('launch', False), ('launch', True), (None, False)])
+def test_accumulate_in_launch(layer, graph):
+    """x has a gradient already, and is used as both inputs; y has one from another node."""
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    nodes = [Launched(layer) for _ in range(3)]
+    (z,) = nodes[0].apply((x, y))
+    (z,) = nodes[1].apply((z, x))
+    (z,) = nodes[2].apply((x, z))  # x^3 y
+    z.grad, x.grad = numpy.ones(2, 'f'), numpy.full(2, 5, 'f')
+    before = x.grad
+    z.backward(enable_double_backprop=graph)
+    assert x.grad.tolist() == [5 + 36] * 2 and y.grad.tolist() == [8, 8]
+    assert before.tolist() == [5, 5]
+    # The second one has another first input.
+    is_added = layer is not None and not graph
+    assert [len(node.added) for node in nodes] == [int(is_added), 0, int(is_added)]
+
+
+def test_a_gradient_is_forgotten_after_an_error():
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    node = Launched('launch')
+    (z,) = node.apply((x, y))
+    z.grad, x.grad = numpy.ones(2, 'f'), numpy.full(2, 100, 'f')
+    node.fails = True
+    with pytest.raises(MemoryError):
+        z.backward()
+    node.fails = False
+    for variable in (x, y):
+        variable.cleargrad()
+    z.grad = numpy.ones(2, 'f')
+    z.backward()
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_a_launch_adds_nothing_of_another_dtype():
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    node = Launched('launch')
+    (z,) = node.apply((x, y))
+    with chainer.using_config('enable_backprop', False):
+        old = chainer.Variable(numpy.full(2, 5, 'd'))
+        gx, _ = node.backward_accumulate(
+            (0, 1), (chainer.Variable(numpy.ones(2, 'f')),), (old, None)
+        )
+    assert gx.array.tolist() == [8, 8] and not node.added
