@@ -58,6 +58,13 @@ def knows_gpus():
     return False
 
 
+def is_nccl(comm):
+    """Return whether a communicator has NCCL add up arrays, which a CUDA graph may capture."""
+    from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
+
+    return type(comm) is PureNcclCommunicator
+
+
 def _check_mpi():
     try:
         from mpi4py import MPI

@@ -80,6 +80,11 @@ class Weighted:
                 lossfun(*args, **kwds)
         self._agree()
 
+    @property
+    def has_new_parameters(self):
+        """Whether parameters have been made or removed since all ranks agreed on them."""
+        return self.known != _made(self.target)
+
     def _agree(self):
         _check_device(self.communicator, self.target)
         agree(self.communicator, self.actual_optimizer)
@@ -88,7 +93,7 @@ class Weighted:
     def _mean_and_update(self, weight, loss):
         comm, optimizer = self.communicator, self.actual_optimizer
         table = numpy.empty((comm.size, N_FIELDS))
-        mine = weight, loss, self.known != _made(self.target), self._missing()
+        mine = weight, loss, self.has_new_parameters, self._missing()
         comm.mpi_comm.Allgather(numpy.array(mine, table.dtype), table)
         weights, losses, is_new, missing = table.T
         for rank in numpy.flatnonzero(~numpy.isfinite(losses)).tolist():
@@ -160,6 +165,12 @@ def weighted(create, base):
         return kind(actual_optimizer, communicator, zero_fill)
 
     return create_multi_node_optimizer
+
+
+def of_nccl(optimizer):
+    """Return an optimizer if it is a `Weighted` one that may be captured; otherwise None."""
+    is_one = isinstance(optimizer, Weighted) and communicators.is_nccl(optimizer.communicator)
+    return optimizer if is_one else None
 
 
 def n_molecules(arguments):

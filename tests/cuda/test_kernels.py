@@ -28,6 +28,7 @@ NAMES = [
     'dropout',
     'gather_batch',
     'fused_update',
+    'flat_gradients',
     'report',
     'staged_copy',
     'edge_film',

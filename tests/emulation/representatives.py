@@ -14,6 +14,7 @@ import chainer
 from chainer import optimizer_hooks
 from chainer import optimizers
 from chainer.backend import CpuDevice
+from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
@@ -29,6 +30,7 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import reports
+from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
@@ -36,6 +38,7 @@ from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
 from tests.emulation.kernel_cases import integers, transpose_on, weighted
 from tests.support import shuffled
+from tests.support.launches import DeviceArray
 
 
 def flat(arrays):
@@ -504,6 +507,54 @@ def updated(device):
     return flat(device.reachable), flat([expected, hooked, expected[:3], hooked[:3]])
 
 
+def _flat(device, values):
+    """Return `FlatGradients` of rank 1 of 3, which has a bad loss, its tables and gradients."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.v, link.w = (chainer.Parameter(device.put(value)) for value in values)
+    link.v.grad, link.w.grad = grads = [device.put(value) for value in values]
+    device.reachable = [*grads]
+    comm = types.SimpleNamespace(rank=1, size=3, allreduce_grad_dtype=None)
+    place = types.SimpleNamespace(alloc_pinned_memory=bytearray)
+    with (
+        mock.patch.object(cuda.cupy, 'cuda', place),
+        mock.patch.object(DeviceArray, 'data', property(_memory), create=True),
+    ):
+        flat_gradients = FlatGradients(types.SimpleNamespace(target=link, communicator=comm))
+        tables = flat_gradients.pack(4, device.put(numpy.array(numpy.inf, 'f')))
+    return flat_gradients, tables, grads
+
+
+def _memory(array):
+    return types.SimpleNamespace(ptr=array.ctypes.data, device_id=0)
+
+
+def packed(device):
+    """Two chunks, the last with a few elements, and a rank whose loss is not finite."""
+    values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
+    flat_gradients, _, _ = _flat(device, values)
+    return flat_gradients.sent, flat([*(4 * value for value in values), [4, 0, 1, 0]])
+
+
+def _averaged(device, flags):
+    values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
+    flat_gradients, ((dtype, table, n_chunks),), grads = _flat(device, values)
+    received = device.put(flat([*(8 * value for value in values), [2], flags]).astype('f'))
+    is_bad = device.put(numpy.zeros(3, 'i4'))
+    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
+        flat_gradients._launch(False, dtype, table, n_chunks, received, None, is_bad, 0)
+    factor = 0 if any(flags) else 4
+    return flat([*grads, is_bad]), flat([*(factor * value for value in values), flags])
+
+
+def averaged(device):
+    return _averaged(device, [0, 0, 0])
+
+
+def zeroed(device):
+    return _averaged(device, [0, 1, 0])
+
+
 def summed_by_type(device):
     """Two runs, one of two chunks, and two blocks of channels; some rows are of no type."""
     rng = numpy.random.RandomState(0)
@@ -789,6 +840,7 @@ KERNELS = {
     'relation_rows': (rows_of_relations, rows_of_scaled_relations),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
+    'flat_gradients': (packed, averaged, zeroed),
     'embed_grad': (summed_by_type,),
     'mean_loss': (
         cross_entropy,

@@ -12,6 +12,7 @@ import pytest
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training import fused_update
 from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
@@ -23,7 +24,7 @@ ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 # They add one element at a time, and have no atomics on half.
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
-NARROW = (*WITH_ATOMICS, 'embed_grad', 'mean_loss')
+NARROW = (*WITH_ATOMICS, 'embed_grad', 'mean_loss', 'flat_gradients')
 WIDEST = {**dict.fromkeys(NARROW, 1), 'dropout': 4, 'gated_step': 4, 'gated_weights': 4}
 ST_CONSTANTS = [
     (('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
@@ -185,6 +186,17 @@ CONSTANTS = {
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
     'report': [reports.DEFINES[1:]],
+    'flat_gradients': [
+        flat_gradients.defines(is_pack, numpy.dtype(flat), numpy.dtype(loss))[1:]
+        for is_pack, flat, loss in (
+            (True, 'f', 'f'),
+            (False, 'f', 'f'),
+            (True, 'e', 'd'),
+            (False, 'd', 'f'),
+            (True, 'd', 'e'),
+            (False, 'e', 'f'),
+        )
+    ],
     'staged_copy': [()],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,

@@ -1,0 +1,203 @@
+"""The mean gradient of all ranks, by one collective that a CUDA graph may capture."""
+
+import os
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda.launch import NULL
+from chainer_bspmm.multi_node import faults
+
+_THREADS, _CHUNK = 256, 1024  # as in the kernel
+# Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
+_N_PARAMETERS = 160
+_TABLE = numpy.dtype(
+    [
+        (
+            'parameter',
+            numpy.dtype(
+                [
+                    ('grad', numpy.uintp),
+                    ('offset', numpy.int32),
+                    ('size', numpy.int32),
+                    ('first_chunk', numpy.int32),
+                    ('unused', numpy.int32),
+                ],
+                align=True,
+            ),
+            _N_PARAMETERS,
+        ),
+        ('n_parameters', numpy.int32),
+        ('unused', numpy.int32),
+    ],
+    align=True,
+)
+
+
+class FlatGradients:
+    """Replace gradients by their mean over the molecules of all ranks, as `Weighted.update` does.
+
+    :meth:`pack` writes the gradients to one array, :meth:`exchange` adds up those of all ranks, in
+    one call of NCCL, and writes the mean back: on the current stream, without a synchronisation.
+    All ranks exchange as often, in captured steps or others.
+
+    A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
+    hosts notice (:meth:`raise_if_not_finite`).
+
+    Args:
+        optimizer (multi_node.optimizer.Weighted): of all ranks, over a communicator of NCCL, whose
+            parameters have been made; if more are made later, make another object.
+
+    Attributes:
+        sent (cupy.ndarray): what this rank has packed last.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self._comm = optimizer.communicator
+        self._n = sum(param.size for param in self._params())
+        size = self._n + 1 + self._comm.size
+        self.sent, self._sum = (cuda.cupy.empty(size, self._dtype()) for _ in range(2))
+        pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * self._comm.size)
+        self._is_bad = numpy.frombuffer(pinned, numpy.int32, self._comm.size)
+        self._is_bad[...] = 0
+
+    def connect(self):
+        """Let NCCL connect the ranks, if they are not; all of them call it."""
+        # While it captures, NCCL would have ranks tell each other the addresses of their arrays.
+        # They need not capture in the same step.
+        os.environ.setdefault('NCCL_GRAPH_REGISTER', '0')
+        self._comm._init_comms()
+
+    def load_kernels(self):
+        """Compile the kernels for losses of the parameters' dtypes, and float32."""
+        dtypes = {param.dtype for param in self._params()}
+        for dtype in dtypes:
+            for of_loss in {*dtypes, numpy.dtype('f')}:
+                self._load(dtype, True, of_loss)
+            self._load(dtype, False, numpy.dtype('f'))
+
+    def pack(self, n_molecules, loss):
+        """Write the gradients, times the number of molecules, where they are sent from.
+
+        One that is not C-contiguous is replaced by a copy that is.
+
+        Args:
+            n_molecules (int): of this rank's batch.
+            loss (cupy.ndarray): () or one element, any floating dtype.
+
+        Returns:
+            list: what :meth:`exchange` takes.
+        """
+        tables = self._tables()
+        for i, (dtype, table, n_chunks) in enumerate(tables):
+            self._launch(
+                True, dtype, table, n_chunks, self.sent, loss if not i else None, NULL, n_molecules
+            )
+        return tables
+
+    def exchange(self, tables):
+        """Replace the gradients that were packed by the mean over all ranks."""
+        self._add_up()
+        self._unpack(tables)
+
+    def _unpack(self, tables):
+        for i, (dtype, table, n_chunks) in enumerate(tables):
+            is_bad = numpy.uintp(self._is_bad.ctypes.data) if not i else NULL
+            self._launch(False, dtype, table, n_chunks, self._sum, None, is_bad, 0)
+
+    def raise_if_not_finite(self):
+        """Raise FloatingPointError if a loss was found not to be finite; does not synchronise."""
+        if self._is_bad.any():
+            rank = int(self._is_bad.argmax())
+            step = self._optimizer.t + 1
+            faults.raise_on(
+                self._comm,
+                rank,
+                FloatingPointError(
+                    'the loss of rank %d is not finite, noticed in step %d' % (rank, step)
+                ),
+            )
+
+    def _params(self):
+        """Return the parameters in the order of all ranks: children of a link may have another."""
+        named = self._optimizer.target.namedparams(include_uninit=False)
+        return [param for _, param in sorted(named)]
+
+    def _dtype(self):
+        if self._comm.allreduce_grad_dtype is not None:
+            return self._comm.allreduce_grad_dtype
+        return numpy.result_type('f', *(param.dtype for param in self._params()))
+
+    def _add_up(self):
+        from chainermn import nccl
+
+        kinds = {'e': nccl.NCCL_FLOAT16, 'f': nccl.NCCL_FLOAT32, 'd': nccl.NCCL_FLOAT64}
+        self._comm.nccl_comm.allReduce(
+            self.sent.data.ptr,
+            self._sum.data.ptr,
+            self.sent.size,
+            kinds[self.sent.dtype.char],
+            nccl.NCCL_SUM,
+            cuda.cupy.cuda.get_current_stream().ptr,
+        )
+
+    def _tables(self):
+        """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
+        groups, offset = {}, 0
+        for param in self._params():
+            if not param.grad.flags.c_contiguous:
+                param.grad = cuda.cupy.ascontiguousarray(param.grad)
+            groups.setdefault(param.dtype, []).append((param.grad.data.ptr, offset, param.size))
+            offset += param.size
+        tables = []
+        for dtype, parts in groups.items():
+            for start in range(0, len(parts), _N_PARAMETERS):
+                rows, n_chunks = [], 0
+                for address, offset, size in parts[start : start + _N_PARAMETERS]:
+                    rows.append((address, offset, size, n_chunks, 0))
+                    n_chunks += -(-size // _CHUNK)
+                table = numpy.zeros(1, _TABLE)
+                table['parameter'][0, : len(rows)] = rows
+                table['n_parameters'] = len(rows)
+                tables.append((dtype, table, n_chunks))
+        return tables
+
+    def _launch(self, is_pack, dtype, table, n_chunks, flat, loss, is_bad, n_molecules):
+        kernel = self._load(dtype, is_pack, numpy.dtype('f') if loss is None else loss.dtype)
+        kernel(
+            (max(n_chunks, 1), 1, 1),
+            (_THREADS, 1, 1),
+            (
+                table,
+                flat,
+                NULL if loss is None else loss,
+                is_bad,
+                numpy.int32(self._n),
+                numpy.int32(self._comm.size),
+                numpy.int32(self._comm.rank),
+                numpy.int32(n_molecules),
+            ),
+        )
+
+    def _load(self, dtype, is_pack, of_loss):
+        return kernels.load(
+            self.sent.data.device_id,
+            'flat_gradients',
+            dtype.char,
+            defines(is_pack, self.sent.dtype, of_loss),
+        )
+
+
+def defines(is_pack, flat, loss):
+    """Return the compile-time constants (tuple of (str, object)) for dtypes of arrays."""
+    return (
+        ('VECTOR', 1),
+        ('PACK', int(is_pack)),
+        ('FLAT', kernels.STORAGE[flat.char]),
+        ('LOSS', kernels.STORAGE[loss.char]),
+        ('N_PARAMETERS', _N_PARAMETERS),
+        ('TABLE_BYTES', _TABLE.itemsize),
+    )
