@@ -37,7 +37,8 @@ struct Table {
 };
 static_assert(sizeof(Table) == TABLE_BYTES, "the host has the same layout");
 
-extern "C" __global__ void __launch_bounds__(256) flat_gradients(
+// Two blocks at once, at least: otherwise the compiler spills the calls of double division.
+extern "C" __global__ void __launch_bounds__(256, 2) flat_gradients(
     const Table table, FLAT *__restrict__ flat, const LOSS *__restrict__ loss,
     int *__restrict__ is_bad, const int n, const int n_ranks, const int rank, const int n_molecules)
 {

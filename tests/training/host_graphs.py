@@ -20,7 +20,9 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
 from chainer_bspmm.functions.fused import arrays as fused_arrays
+from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import buffers
+from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training import graph_updater
 from chainer_bspmm.training import predictor
 from chainer_bspmm.training import reports
@@ -345,3 +347,47 @@ def stand_in_for_prediction(monkeypatch):
     monkeypatch.setattr(predictor, 'Capturer', graphs.capturer)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs
+
+
+class HostFlatGradients(flat_gradients.FlatGradients):
+    """`FlatGradients` in NumPy; a capture sends nothing."""
+
+    def load_kernels(self):
+        pass
+
+    def pack(self, n_molecules, loss):
+        params = self._params()
+        flags = [
+            float(rank == self._comm.rank and not numpy.isfinite(loss))
+            for rank in range(self._comm.size)
+        ]
+        parts = [n_molecules * param.grad.ravel() for param in params]
+        self.sent[...] = numpy.concatenate([*parts, [n_molecules], flags])
+        return params
+
+    def _add_up(self):
+        self._sum[...] = self.sent
+        if _tape.recorded is None:
+            self._comm.nccl_comm.allReduce(self.sent, self._sum)
+        else:
+            self._comm.n_captured += 1
+
+    def _unpack(self, params):
+        total, flags = self._sum[self._n], self._sum[self._n + 1 :]
+        start = 0
+        for param in params:
+            mean = self._sum[start : start + param.size].reshape(param.shape) / total
+            param.grad[...] = 0 if flags.any() else mean
+            start += param.size
+        if _tape.recorded is None:
+            self._is_bad[flags != 0] = 1
+
+
+def with_ranks(monkeypatch, comm):
+    """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
+    fuse(monkeypatch)
+    place = types.SimpleNamespace(empty=numpy.empty)
+    place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray)
+    monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
+    monkeypatch.setattr(graph_updater, 'FlatGradients', HostFlatGradients)
+    monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)
