@@ -356,13 +356,12 @@ class HostFlatGradients(flat_gradients.FlatGradients):
         pass
 
     def pack(self, n_molecules, loss):
+        self.sent[self._n :] = 0
+        self.sent[self._n] = n_molecules
+        self.sent[self._n + 1 + self._comm.rank] = not numpy.isfinite(loss)
         params = self._params()
-        flags = [
-            float(rank == self._comm.rank and not numpy.isfinite(loss))
-            for rank in range(self._comm.size)
-        ]
-        parts = [n_molecules * param.grad.ravel() for param in params]
-        self.sent[...] = numpy.concatenate([*parts, [n_molecules], flags])
+        for param, part in zip(params, self._parts(self.sent, params)):
+            part[...] = n_molecules * param.grad
         return params
 
     def _add_up(self):
@@ -374,13 +373,18 @@ class HostFlatGradients(flat_gradients.FlatGradients):
 
     def _unpack(self, params):
         total, flags = self._sum[self._n], self._sum[self._n + 1 :]
-        start = 0
-        for param in params:
-            mean = self._sum[start : start + param.size].reshape(param.shape) / total
-            param.grad[...] = 0 if flags.any() else mean
-            start += param.size
+        for param, part in zip(params, self._parts(self._sum, params)):
+            param.grad[...] = 0 if flags.any() else part / total
         if _tape.recorded is None:
             self._is_bad[flags != 0] = 1
+
+    @staticmethod
+    def _parts(array, params):
+        """Yield the part of every parameter, in its shape."""
+        start = 0
+        for param in params:
+            yield array[start : start + param.size].reshape(param.shape)
+            start += param.size
 
 
 def with_ranks(monkeypatch, comm):

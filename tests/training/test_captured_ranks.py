@@ -18,7 +18,7 @@ from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.step_program import StepProgram
 from tests.support import relative_error
 from tests.support.training import molecules
-from tests.support.training import small_model
+from tests.support.training import make_model
 from tests.support.training import without_dropout
 from tests.training import host_graphs
 from tests.training.host_graphs import causes
@@ -69,10 +69,12 @@ class Others:
         reporter.add_observer('main', copied)
         with reporter:
             loss_of(copied, self.batch()).backward()
-        params = [param for _, param in sorted(copied.namedparams())]
-        flags = [0, float(self.is_bad)]
-        other = numpy.concatenate([*(2 * param.grad.ravel() for param in params), [2], flags])
-        received[...] = sent + other
+        received[...] = sent
+        start = 0
+        for _, param in sorted(copied.namedparams()):
+            received[start : start + param.size] += 2 * param.grad.ravel()
+            start += param.size
+        received[start:] += 2, 0, self.is_bad
         self.sums.append(len(sent))
 
 
@@ -110,7 +112,7 @@ def made(monkeypatch, device, graphs):
     monkeypatch.setattr(faults, 'PATIENCE', 0)
 
     def of(loss_func=None, hooks=(), **kwargs):
-        model = without_dropout(small_model())
+        model = without_dropout(make_model())
         loss_of(model, molecules(3))  # makes its parameters
         comm = Others(model)
         host_graphs.with_ranks(monkeypatch, comm)
@@ -157,6 +159,7 @@ def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped):
     assert comm.told[2:] == [None] and len(tried) == 1
     assert len(comm.sums) == len(SIZES) and len(set(comm.sums)) == 1
     assert comm.n_captured == graphs[0].n_captures - len(tried)
+    assert graphs[0].n_compiled == 2
     n_replays = [program._n_replays for program in updater._programs.values()]
     assert max(n_replays) > 3 and sum(map(bool, n_replays)) > 2 and 0 in n_replays, n_replays
     comm.sums.clear()
