@@ -60,6 +60,10 @@ class GraphUpdater(StandardUpdater):
     links, converters that make no sparse batch, a CPU. Optimizers and optimizer hooks other than
     those of `fused_update.FusedUpdate` update eagerly after the replay.
 
+    With the optimizer of ``chainermn.create_multi_node_optimizer`` over a communicator of NCCL, the
+    sum of gradients over all ranks is part of the launch. They agree in the first step whether all
+    train so; what cannot be captured later is an error (docs/several_gpus.md).
+
     Dropout draws from a generator of the step (see `cuda.step`): `seed` and the number of
     the step decide the numbers, not CuPy's or Chainer's seeds.
 
@@ -80,6 +84,8 @@ class GraphUpdater(StandardUpdater):
     Raises:
         TypeError, ValueError: `seed`, `check_every` or `on_difference` is not one of these.
         StepDiffers (RuntimeError): a checked replay differs, and `on_difference` is ``'raise'``.
+        RuntimeError (by `update`): this rank cannot go on with captured steps, as the others do.
+        FloatingPointError (by `update`): the loss of a rank was not finite in an earlier step.
 
     Note:
         A snapshot of a StandardUpdater can be resumed with this updater, and the other way round.
