@@ -26,13 +26,12 @@ N_STEPS = 30
 SIZES = 7, 5  # molecules of the ranks
 
 
-def trained(kind, comm=None, sizes=None):
+def trained(kind, name, comm=None, sizes=None):
     """Return the updater after training."""
     examples = my_share(molecules(4 * N_ALL), comm, sizes)
     # Ranks start from one state, which is not that of rank 1.
-    optimizer = optimizer_of(
-        regressor('RSGCN', comm.rank if comm else 0), comm, chainer.optimizers.SGD(1e-4)
-    )
+    model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
+    optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-4))
     chainer.global_config.tested_optimizer = getattr(optimizer, 'actual_optimizer', optimizer)
     iterator = chainer.iterators.SerialIterator(examples, len(examples) // 4, shuffle=False)
     updater = kind(iterator, optimizer, converter=CONVERTERS['packed'], device='@numpy')
@@ -41,7 +40,7 @@ def trained(kind, comm=None, sizes=None):
     return updater
 
 
-def train(path):
+def train(name, path):
     comm, sent = communicator(), []
 
     def all_reduce(mine, received):
@@ -53,15 +52,20 @@ def train(path):
     with pytest.MonkeyPatch.context() as monkeypatch:
         graphs = host_graphs.stand_in(monkeypatch)
         host_graphs.with_ranks(monkeypatch, comm)
-        updater = trained(GraphUpdater, comm, SIZES)
-    assert len(sent) == N_STEPS and len(graphs) == 1 and graphs[0].n_launches > N_STEPS / 2
+        updater = trained(GraphUpdater, name, comm, SIZES)
+    assert len(graphs) == 1
+    if 'norm' in name:  # its statistics are those of all ranks: eagerly
+        assert not sent and not graphs[0].n_launches
+    else:
+        assert len(sent) == N_STEPS and graphs[0].n_launches > N_STEPS / 2
     numpy.savez(path % comm.rank, **arrays_of(updater.get_optimizer('main').target))
 
 
 @needs_mpi
-def test_captured_ranks_are_one_large_batch(tmp_path):
-    on_ranks(2, train, str(tmp_path / '%d.npz'))
-    expected = arrays_of(trained(StandardUpdater).get_optimizer('main').target)
+@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm'))
+def test_captured_ranks_are_one_large_batch(tmp_path, name):
+    on_ranks(2, train, name, str(tmp_path / '%d.npz'))
+    expected = arrays_of(trained(StandardUpdater, name).get_optimizer('main').target)
     for rank in range(2):
         with numpy.load(tmp_path / ('%d.npz' % rank)) as found:
             for name, array in expected.items():
