@@ -21,9 +21,11 @@ from tests.support.ranks import on_ranks
 from tests.support.training import MODELS
 from tests.support.training import molecules
 from tests.support.training import RELATIONS
+from tests.training import host_graphs
 
 N_RANKS = (1, 2, 3)
 N_STEPS = 50
+N_CAPTURED, CAPTURED_SIZES = 30, (7, 5)  # steps, and molecules of the ranks in each
 N_ALL = 12  # molecules of a step, on all ranks
 CONVERTERS = {
     'packed': CSRConverter('packed'),
@@ -158,6 +160,55 @@ def test_two_gpus_are_one_large_batch(tmp_path):
     with numpy.load(tmp_path / '2.npz') as file:
         for key, value in alone.items():
             assert relative_error(file[key], value) < 1e-5, key
+
+
+# --- captured steps, with stand-ins for the GPU and for NCCL ---
+
+
+def trained_with(kind, name, comm=None, sizes=None):
+    """Return the updater after training."""
+    examples = my_share(molecules(4 * N_ALL), comm, sizes)
+    # Ranks start from one state, which is not that of rank 1.
+    model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
+    optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-4))
+    chainer.global_config.tested_optimizer = getattr(optimizer, 'actual_optimizer', optimizer)
+    iterator = chainer.iterators.SerialIterator(examples, len(examples) // 4, shuffle=False)
+    updater = kind(iterator, optimizer, converter=CONVERTERS['packed'], device='@numpy')
+    for _ in range(N_CAPTURED):
+        updater.update()
+    return updater
+
+
+def train_captured(name, path):
+    comm, sent = communicator(), []
+
+    def all_reduce(mine, received):
+        sent.append(len(mine))
+        comm.mpi_comm.Allreduce(mine, received)
+
+    comm.nccl_comm = types.SimpleNamespace(allReduce=all_reduce)
+    comm._init_comms, comm.allreduce_grad_dtype, comm.n_captured = lambda: None, None, 0
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        graphs = host_graphs.stand_in(monkeypatch)
+        host_graphs.with_ranks(monkeypatch, comm)
+        updater = trained_with(GraphUpdater, name, comm, CAPTURED_SIZES)
+    assert len(graphs) == 1
+    if 'norm' in name:  # its statistics are those of all ranks: eagerly
+        assert not sent and not graphs[0].n_launches
+    else:
+        assert len(sent) == N_CAPTURED and graphs[0].n_launches > N_CAPTURED / 2
+    numpy.savez(path % comm.rank, **arrays_of(updater.get_optimizer('main').target))
+
+
+@needs_mpi
+@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm'))
+def test_captured_ranks_are_one_large_batch(tmp_path, name):
+    on_ranks(2, train_captured, name, str(tmp_path / '%d.npz'))
+    expected = arrays_of(trained_with(StandardUpdater, name).get_optimizer('main').target)
+    for rank in range(2):
+        with numpy.load(tmp_path / ('%d.npz' % rank)) as found:
+            for name, array in expected.items():
+                assert relative_error(found[name], array) < 1e-5, name
 
 
 # --- batches of different sizes, ranks without a batch ---
