@@ -13,7 +13,6 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.multi_node.optimizer import of_nccl
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training import batches
 from chainer_bspmm.training.between_steps import BetweenSteps
@@ -131,7 +130,7 @@ class GraphUpdater(StandardUpdater):
         self._between_steps = None
         self._watched = None  # what the layout of the next step has of the last, if known
         optimizer = self._optimizers['main']
-        self._ranks = of_nccl(optimizer)  # ChainerMN's optimizer, where it is replayed too
+        self._ranks = _of_ranks(optimizer)
         self._optimizer = optimizer if self._ranks is None else self._ranks.actual_optimizer
         self._do_all_capture = None  # whether all ranks do; None until they have agreed
 
@@ -418,3 +417,12 @@ class GraphUpdater(StandardUpdater):
             pass  # a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
             self._forget()  # captured steps have the old seed
+
+
+def _of_ranks(optimizer):
+    """Return ChainerMN's optimizer where it can be captured; None for any other."""
+    if getattr(optimizer, 'communicator', None) is None:
+        return None
+    from chainer_bspmm.multi_node.optimizer import of_nccl  # not without ChainerMN
+
+    return of_nccl(optimizer)
