@@ -1,7 +1,5 @@
 """The mean gradient of all ranks, by one collective that a CUDA graph may capture."""
 
-import os
-
 import numpy
 
 from chainer.backends import cuda
@@ -66,9 +64,6 @@ class FlatGradients:
 
     def connect(self):
         """Let NCCL connect the ranks, if they are not; all of them call it."""
-        # While it captures, NCCL would have ranks tell each other the addresses of their arrays.
-        # They need not capture in the same step.
-        os.environ.setdefault('NCCL_GRAPH_REGISTER', '0')
         self._comm._init_comms()
 
     def load_kernels(self):
@@ -146,12 +141,12 @@ class FlatGradients:
 
     def _tables(self):
         """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
-        groups, offset = {}, 0
+        groups, n_before = {}, 0
         for param in self._params():
             if not param.grad.flags.c_contiguous:
                 param.grad = cuda.cupy.ascontiguousarray(param.grad)
-            groups.setdefault(param.dtype, []).append((param.grad.data.ptr, offset, param.size))
-            offset += param.size
+            groups.setdefault(param.dtype, []).append((param.grad.data.ptr, n_before, param.size))
+            n_before += param.size
         tables = []
         for dtype, parts in groups.items():
             for start in range(0, len(parts), _N_PARAMETERS):
