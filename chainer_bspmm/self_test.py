@@ -21,9 +21,9 @@ from chainer_bspmm.papers import BatchedSELL
 from chainer_bspmm.papers import spmv
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import relations
+from chainer_bspmm.training.buffers import Staging
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
-from chainer_bspmm.training.buffers import Staging
 from chainer_bspmm.training.reports import Reports
 
 N_CHANNELS = 33  # more than a warp, and no multiple of one

@@ -1,4 +1,14 @@
-// Copies from global to shared memory that go on while the thread continues, where the GPU has them.
+// What a thread reads from shared memory at once, and copies to there from global memory that go on while
+// the thread continues, where the GPU has them.
+
+struct alignas(16) Quad {
+    Real element[4];
+};
+
+// A vector in the dtype of the arithmetic.
+struct alignas(sizeof(Real) * VECTOR) Piece {
+    Real element[VECTOR];
+};
 
 // Copy a vector; it is there once the thread has waited for its copies, and for others after a barrier.
 __device__ inline void bring(Real *to, const STORAGE *from)
@@ -15,4 +25,27 @@ __device__ inline void bring(Real *to, const STORAGE *from)
     const Vector vector = *reinterpret_cast<const Vector *>(from);
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) to[e] = widen(vector.element[e]);
+}
+
+__device__ inline void wait_for_copies()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// End a group of copies, which arrives as one.
+__device__ inline void sent()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait for all groups but the last `later`.
+template <int later> __device__ inline void arrived()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(later) : "memory");
+#endif
 }

@@ -40,22 +40,16 @@ constexpr int padded(int n) { return (n + 3) / 4 * 4; }
 
 constexpr int MAPS = STATE ? 3 : 2;  // h, z, r
 constexpr int X = padded(WIDTH_X), XM = X + padded(WIDTH_M), OUT = padded(WIDTH_H);
-constexpr int ALL = XM + (STATE && !SAME ? OUT : 0);  // columns of [W | U], of [W + U] if x is s
+constexpr bool APART = STATE && !SAME;  // s has columns of its own
+constexpr int ALL = XM + (APART ? OUT : 0);  // columns of [W | U], of [W + U] if x is s
 constexpr int GROUPS = ROWS / PER;           // a thread owns rows g, g + GROUPS, ...
 // Whether all rows of all matrices are whole quads, and nothing is padded.
 constexpr bool WHOLE = WIDTH_X % 4 == 0 && WIDTH_M % 4 == 0 && WIDTH_H % 4 == 0;
 // As many bytes more that the rows of eight neighbours lie in different banks.
 constexpr int PAD = 4;
 
-struct alignas(16) Quad {
-    Real element[4];
-};
-
-// What a thread combines element by element, of one row.
-struct alignas(sizeof(Real) * VECTOR) Piece {
-    Real element[VECTOR];
-};
-constexpr int PIECES = OUT / VECTOR;  // of a row
+// What a thread combines element by element is a piece of one row.
+constexpr int PIECES = OUT / VECTOR;
 
 __device__ inline Quad &quad(Real *at) { return *reinterpret_cast<Quad *>(at); }
 __device__ inline Piece &piece(Real *at) { return *reinterpret_cast<Piece *>(at); }
@@ -104,22 +98,6 @@ __device__ inline Piece operator+(const Piece &a, const Piece &b)
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) result.element[e] = a.element[e] + b.element[e];
     return result;
-}
-
-// End a group of asynchronous copies, which arrives as one.
-__device__ inline void sent()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Wait for all groups but the last `later`.
-template <int later> __device__ inline void arrived()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(later) : "memory");
-#endif
 }
 
 // Copy a quad of a row that has `left` columns from there on; zeros for those that it does not have.
@@ -290,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
     };
     fetch_rows<WIDTH_X>(rows, x, first, n_rows);
     fetch_rows<WIDTH_M>(rows + X, m, first, n_rows);
-    if (STATE && !SAME) fetch_rows<WIDTH_H>(rows + STATE_AT, s, first, n_rows);
+    if (APART) fetch_rows<WIDTH_H>(rows + STATE_AT, s, first, n_rows);
     for (int chunk = 0; chunk < STAGES - 1; ++chunk) load(chunk);
 
     const int c = threadIdx.x % COLUMNS, g = threadIdx.x / COLUMNS % GROUPS;
@@ -307,13 +285,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
         for (int q = part; q < CHUNK / 4; q += SPLIT) {
             const int k = chunk * CHUNK + 4 * q;
             if (ALL % CHUNK && k >= ALL) break;
-            const int at = ALL == XM || k < XM ? k : k + STATE_AT - XM;
+            const int at = !APART || k < XM ? k : k + STATE_AT - XM;
             Quad a[PER], b[4];
 #pragma unroll
             for (int j = 0; j < PER; ++j) a[j] = quad(rows + (g + j * GROUPS) * ROW + at);
 #pragma unroll
             for (int map = 0; map < MAPS; ++map) {
-                if (ALL > XM && map == 0 && k >= XM) continue;
+                if (APART && map == 0 && k >= XM) continue;
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     b[i] = reinterpret_cast<const Quad &>(
@@ -414,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
 
 #else
 
-constexpr int PARTS = STATE && !SAME ? 3 : 2;           // quads of the result of a thread
+constexpr int PARTS = APART ? 3 : 2;                    // quads of the result of a thread
 constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;  // it owns quads c, c + COLUMNS, ...
 constexpr int WIDE = COLUMNS * PARTS * 4;
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
@@ -578,7 +556,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_step(
                 a[j] = quad(rows + (g + j * GROUPS) * ROW + map * OUT + o);
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
-                if (ALL > XM && map == 0 && 4 * p * COLUMNS >= XM) continue;  // no U of h here
+                if (APART && map == 0 && 4 * p * COLUMNS >= XM) continue;  // no U of h here
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     b[e] = reinterpret_cast<const Quad &>(

@@ -40,22 +40,6 @@ constexpr int W_TILES = MAPS * OUT_TILES * XM_TILES;  // before those of U
 constexpr int U_AT = WIDTH_H * (WIDTH_X + WIDTH_M);
 constexpr int B_AT = U_AT + (STATE ? WIDTH_H * WIDTH_H : 0), OF_MAP = B_AT + WIDTH_H;
 
-struct alignas(16) Quad {
-    Real element[4];
-};
-
-// What a thread writes at once.
-struct alignas(sizeof(Real) * VECTOR) Piece {
-    Real element[VECTOR];
-};
-
-__device__ inline void arrived()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // Copy a vector of every STEP-th row of a chunk; zeros for those beyond the `left` that are there.
 __device__ inline void load(Real *to, const STORAGE *from, const int width, const int left)
 {
@@ -113,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gated_weights(
     int half = 0;
     fetch(0, begin);
     for (int row = begin; row < end; row += CHUNK) {
-        arrived();
+        wait_for_copies();
         __syncthreads();  // and the other half has been used
         if (row + CHUNK < end) fetch(1 - half, row + CHUNK);
         const Real *const of_g = memory + half * CHUNK * TILE;

@@ -23,11 +23,11 @@
 // -DBY_RELATION=1 row r * WIDTH_OUT + c; b (WIDTH_OUT * RELATIONS) in the same order. W_self
 // (WIDTH_OUT, WIDTH_IN), b_self (BIASES, WIDTH_OUT).
 // result (n_rows, PRODUCED): forward y, backward gx, to which `more`, if it is not NULL, is added; it
-// may be the same array. partials (grid.x, all parameters, rounded up to
-// quads) of the arithmetic dtype: what each block adds to the gradients of W, W_self, b and b_self, in
-// that order and in the parameters' own layout; b_self once for all its BIASES. Every element but those
-// of the rounding is written; b and b_self are the same in all slices and written by the first. Rows
-// without entries sum to 0. A row that has no entries of a relation is not multiplied by its matrix, or
+// may be the same array. partials (grid.x, all parameters, rounded up to quads) of the arithmetic
+// dtype: what each block adds to the gradients of W, W_self, b and b_self, in that order and in the
+// parameters' own layout; b_self once for all its BIASES. Every element but those of the rounding is
+// written; b and b_self are the same in all slices and written by the first. Rows without entries sum
+// to 0. A row that has no entries of a relation is not multiplied by its matrix, or
 // as zeros, and its x does not get to that matrix's gradient, or times zeros: infinities and NaN there
 // may have an effect or not. Deterministic, no atomics.
 //
@@ -49,6 +49,7 @@
 // W_STRIDE; a tile's products, SPLITS * ROWS * PQ * 4; its sums, ROWS * STRIDE; backward its rows of x,
 // ROWS * X_STRIDE; forward with b the degrees, ROWS * RELATIONS.
 #include "common.cuh"
+#include "copies.cuh"
 #include "random.cuh"
 
 #define IDENTITY 0
@@ -79,18 +80,14 @@ const int AHEAD = NEEDS_Y ? 2 : BACKWARD ? 3 : 4;  // entries whose loads are is
 // A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.
 const int ROW_STEP = ROWS / 4;
 const int ITEMS = PQ * ROW_STEP;
+[[maybe_unused]] const int GROUPS = PQ < 32 ? 32 / PQ : 1;  // of four rows, that a warp has
 // Several gradients of weights leave no registers for more.
 [[maybe_unused]] const int UNROLLED = BACKWARD && RELATIONS > 1 ? 1 : 2;
 // A row's pattern says which of several relations it has entries of; r and r + 32 share a bit.
-[[maybe_unused]] const int GROUPS = PQ < 32 ? 32 / PQ : 1;  // of four rows, of a warp
 [[maybe_unused]] const int PATTERN_BITS = RELATIONS < 32 ? RELATIONS : 32;
 static_assert(ROWS <= 32 && THREADS % 32 == 0, "a tile has a lane of every warp for each row");
 static_assert(ROWS % 4 == 0 && SPLITS >= 1 && (SPLITS == 1 || SPLITS * ITEMS <= THREADS),
               "every thread has at most one part where there are several");
-
-struct alignas(sizeof(Real) * 4 < 16 ? sizeof(Real) * 4 : 16) Quad {
-    Real element[4];
-};
 
 struct alignas(sizeof(STORAGE) * 4 < 16 ? sizeof(STORAGE) * 4 : 16) Stored {
     STORAGE element[4];
@@ -181,13 +178,6 @@ __device__ inline void copy_ahead(Real *to, const STORAGE *from)
                  "l"(from));
 #else
     *reinterpret_cast<Quad *>(to) = load(from, 0, 4);
-#endif
-}
-
-__device__ inline void wait_for_copies()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
@@ -345,7 +335,7 @@ __device__ inline void order_rows(unsigned char *order, const unsigned pattern)
 {
     const int lane = threadIdx.x % 32;
     const unsigned before = (1u << lane) - 1;
-    unsigned alike = ROWS < 32 ? (1u << ROWS) - 1 : ~0u;  // so far as the bits were compared
+    unsigned alike = ROWS < 32 ? (1u << ROWS) - 1 : ~0u;  // rows, in the bits compared so far
     int place = 0;
 #pragma unroll
     for (int bit = PATTERN_BITS - 1; bit >= 0; --bit) {

@@ -16,6 +16,7 @@ from torch_geometric.nn import GINConv
 from torch_geometric.nn import RGCNConv
 from torch_geometric.nn import global_add_pool
 
+from chainer.backends import cuda
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 
 from chainer_bspmm.dataset import CSRConverter
@@ -375,7 +376,7 @@ class Captured:
             program = self._programs[size]
             staged, graph, self.loss, _ = program
             self._static.write(staged.fill(), arrays)
-            staged.send()
+            staged.send(cuda.cupy.cuda.get_current_stream())
             graph.replay()
             program[3] += 1
 
@@ -384,7 +385,7 @@ class Captured:
         staged = Staging(self._static.layout(size), self._device)
         tensors = {name: torch.from_dlpack(array) for name, array in staged.device.items()}
         self._static.write(staged.fill(), arrays)
-        staged.send()
+        staged.send(cuda.cupy.cuda.get_current_stream())
         parameters = list(self.model.parameters())
         values = [parameter.detach().clone() for parameter in parameters]
         states = {

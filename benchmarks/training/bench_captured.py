@@ -471,11 +471,14 @@ def run_on_gpus(args, argv):
 
 
 def merged(results):
-    """Return the results of several methods as one, and what was not run of all of them."""
+    """Return several results as one, of which no two have the same cells, and what was not run."""
     whole, *others = results
     for result in others:
         for data, of in result['data'].items():
-            whole['data'][data]['methods'].update(of['methods'])
+            methods = whole['data'][data]['methods']
+            for method, found in of['methods'].items():
+                batches = methods.setdefault(method, found)['batches']
+                batches.update(found['batches'])
     return whole, [title for result in results for title in result['not_run']]
 
 

@@ -31,13 +31,13 @@ from chainer_bspmm.dataset import from_smiles
 from chainer_bspmm.training import captured_predict
 
 LIMIT = 1024  # different molecules of a data set
-MOLECULES = 32768  # of a pass, the different ones over and over
+MOLECULES = 131072  # of a pass, the different ones over and over
 PARSED = 262144  # of a pass with parsing: starting the processes must not decide
 PARSED_ALONE = 4096  # molecules whose parsing on one core is timed
 DENSE = 2048  # of a pass of upstream's: it takes longest
 BATCH = 1024
 ROUNDS = 3
-WARM_UP = 4  # batches until the graphs of a data set are captured and checked
+WARM_UP = 20  # batches: one eager, one captured, each of the first sixteen replays checked
 ERROR = 1e-5  # relative, float32 on both sides
 PACKED = CSRConverter('packed')  # a molecule's own answer, whatever batch it is in
 

@@ -22,11 +22,8 @@ def gated_step(x, message, state, parameters, is_tanh):
     given = [array for array in given if array is not None]
     if x.dtype.char not in kernels.STORAGE or any(array.dtype != x.dtype for array in given):
         return None
-    is_same = x is state
     with device_of(x):
-        x, message = map(contiguous, (x, message))
-        state = x if is_same else contiguous(state)
-        parameters = [tuple(map(contiguous, pair)) for pair in parameters]
+        x, message, state, parameters = _contiguous(x, message, state, parameters)
         widths = _widths(x, message, parameters)
         matrices, biases = _by_map(parameters)
         plan = _plan(x, message, state, (*matrices, *biases), widths, False)
@@ -42,11 +39,9 @@ def gated_step(x, message, state, parameters, is_tanh):
 
 
 def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
-    is_same = x is state
     with device_of(x):
-        x, message, gy = map(contiguous, (x, message, gy))
-        state = x if is_same else contiguous(state)
-        parameters = [tuple(map(contiguous, pair)) for pair in parameters]
+        x, message, state, parameters = _contiguous(x, message, state, parameters)
+        gy = contiguous(gy)
         widths = _widths(x, message, parameters)
         matrices, _ = _by_map(parameters)
         plan = _plan(x, message, state, (*matrices, gy), widths, True)
@@ -54,9 +49,7 @@ def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
         g = cuda.cupy.empty((n_maps, len(x), widths[2]), x.dtype)
         gx = cuda.cupy.empty(x.shape, x.dtype)
         gm = None if message is None else cuda.cupy.empty(message.shape, x.dtype)
-        gs = None
-        if state is not None and not is_same:
-            gs = cuda.cupy.empty(state.shape, x.dtype)
+        gs = None if state is None or state is x else cuda.cupy.empty(state.shape, x.dtype)
         h, z, r, reset = (*kept, None, None)[:4]
         arrays = gy, state, h, z, r, *matrices, gx, gm, gs, g
         _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)),))
@@ -93,6 +86,13 @@ def _weights(g, x, message, state, reset, widths, dtypes):
     for i, gradient in zip(wanted, sums):
         gradients[i] = gradient
     return gradients
+
+
+def _contiguous(x, message, state, parameters):
+    """Return C-contiguous arrays; a state that is x stays the same array as it."""
+    rows = contiguous(x)
+    state = rows if state is x else contiguous(state)
+    return rows, contiguous(message), state, [tuple(map(contiguous, pair)) for pair in parameters]
 
 
 def _widths(x, message, parameters):

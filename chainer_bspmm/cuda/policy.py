@@ -389,8 +389,9 @@ def gated_launch(n_rows, widths, has_state, is_same, is_gradient, vector, itemsi
     """
     n_maps = 2 + has_state
     x, message, out = (-(-width // QUAD) * QUAD for width in widths)
-    n_inputs = x + message + (has_state and not is_same) * out
-    n_parts = 3 if has_state and not is_same else 2  # of the gradient, of a thread
+    is_apart = has_state and not is_same  # the state has columns of its own
+    n_inputs = x + message + is_apart * out
+    n_parts = 2 + is_apart  # of the gradient, of a thread
     per_thread = 4 if itemsize == 4 else 2  # rows; of doubles more would not fit in registers
     if is_gradient:
         columns = -(-n_inputs // (QUAD * n_parts))
@@ -506,6 +507,12 @@ def gather_launch(n_graphs, device):
         0,
         (numpy.int32(n_graphs), numpy.int32(graphs_per_block)),
     )
+
+
+def one_block(n):
+    """Plan a thread for each of n elements, in one block; the largest has several for a thread."""
+    n_threads = min(-(-n // WARP) * WARP, 1024)
+    return Launch((('VECTOR', 1),), (1, 1, 1), (n_threads, 1, 1), 0, ())
 
 
 def row_threads(n_rows):

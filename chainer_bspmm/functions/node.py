@@ -67,7 +67,7 @@ class AccumulateInLaunch(AccumulateInPlace):
             and target_input_indexes[0] == 0
             and not chainer.config.enable_backprop
         ):
-            self._more = settled(first.array)
+            self._more = _settled(first.array)
             grad_inputs = None, *grad_inputs[1:]
         try:
             return super().backward_accumulate(target_input_indexes, grad_outputs, grad_inputs)
@@ -75,7 +75,7 @@ class AccumulateInLaunch(AccumulateInPlace):
             self._more = None
 
 
-def settled(array):
+def _settled(array):
     """Return the array, whose sums are calculated if a step had put them off."""
     current = step.current()
     if current is not None and current.sums is not None:
@@ -89,7 +89,7 @@ def _accumulated(old, new):
     if current is not None and current.sums is not None:
         if current.sums.chain(old.array, new.array):
             return old
-    return chainer.Variable(settled(old.array) + settled(new.array), requires_grad=False)
+    return chainer.Variable(_settled(old.array) + _settled(new.array), requires_grad=False)
 
 
 class FusedNode(function_node.FunctionNode):

@@ -87,7 +87,7 @@ class BetweenSteps:
                 return True
         if trigger is util._never_fire_trigger:
             return True
-        if type(trigger) is not IntervalTrigger or trigger.period != int(trigger.period):
+        if type(trigger) is not IntervalTrigger or trigger.period % 1:  # infinity, too
             return False
         if trigger.unit == 'epoch':
             self._at_epochs = True

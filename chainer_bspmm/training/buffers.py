@@ -214,10 +214,12 @@ def batch_over(buffers, form, capacity):
 class Staging:
     """Send named arrays of fixed shapes to fixed places on a device, in one copy.
 
-    The host writes into pinned memory, from which a kernel copies few bytes. There are several
-    slots of it, so that the next batches can be written before the last one was copied. They are in
-    two groups: one is written again when all of it was copied, which takes one event instead of one
-    for each batch.
+    The host writes into pinned memory. There are several slots of it, taken in turn, so that the
+    next batches can be written before the last one was copied. They are in two groups: one is
+    written again when all of it was copied, which takes one event instead of one for each batch.
+
+    Few bytes are copied by a kernel, which keeps count of the slots: captured in a CUDA graph, it
+    copies the next one at every launch.
 
     Args:
         arrays (dict): name -> (shape, dtype).
@@ -225,6 +227,7 @@ class Staging:
 
     Attributes:
         device (dict): name -> CuPy array.
+        is_kernel (bool): whether a kernel copies.
     """
 
     def __init__(self, arrays, device):
@@ -235,45 +238,67 @@ class Staging:
             places[name] = slice(start, stop), dtype, shape
             start = -(-stop // ALIGNMENT) * ALIGNMENT
         self._n_bytes = max(start, ALIGNMENT)
-        with device.device:
+        self.is_kernel = self._n_bytes <= FEW_BYTES
+        self._device = device.device
+        with self._device:
             self._buffer = cupy.zeros(self._n_bytes, numpy.uint8)
-            pinned = [cupy.cuda.alloc_pinned_memory(self._n_bytes) for _ in range(2 * N_SLOTS)]
-            self._slots = [
-                (_views(numpy.frombuffer(memory, numpy.uint8, self._n_bytes), places), memory)
-                for memory in pinned
-            ]
+            self._memory = cupy.cuda.alloc_pinned_memory(2 * N_SLOTS * self._n_bytes)
             self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
-            self._launches = None  # for each slot a function of the stream
-            if self._n_bytes <= FEW_BYTES:
-                self._launches = [self._launch_of(memory.ptr) for memory in pinned]
+            if self.is_kernel:
+                self._position = cupy.zeros(1, numpy.uint32)
+                self._kernel = self._copying_kernel()
+        slots = numpy.frombuffer(self._memory, numpy.uint8, 2 * N_SLOTS * self._n_bytes)
+        self._bytes = slots.reshape(2 * N_SLOTS, self._n_bytes)
+        self._slots = [_views(slot, places) for slot in self._bytes]
         self.device = _views(self._buffer, places)
         self._next = 0
+        self._is_filled = False  # the next slot, which may have been copied if there was an error
 
-    def _launch_of(self, address):
+    def _copying_kernel(self):
         n_quads = self._n_bytes // ALIGNMENT
-        plan = policy.row_threads(n_quads)
+        plan = policy.one_block(n_quads)
         kernel = kernels.load(cuda.cupy.cuda.runtime.getDevice(), 'staged_copy', 'f', plan.defines)
-        arguments = numpy.uintp(address), self._buffer, numpy.int32(n_quads)
+        sizes = numpy.int32(n_quads), numpy.int32(2 * N_SLOTS)
+        arguments = numpy.uintp(self._memory.ptr), self._buffer, *sizes, self._position
         return functools.partial(kernel, plan.grid, plan.block, arguments)
 
     def fill(self):
-        """Return name -> host array, to be written before :meth:`send`."""
+        """Return name -> host array: all of it is to be written, then to be copied."""
+        if self._is_filled:
+            self._look()
         group, slot = divmod(self._next, N_SLOTS)
         if not slot:
             self._events[group].synchronize()  # wait for the last copy from this group
-        return self._slots[self._next][0]
+        self._is_filled = True
+        return self._slots[self._next]
 
-    def send(self, stream):
-        """Copy what was written to the device, on a stream."""
-        if self._launches is None:
-            address = self._slots[self._next][1].ptr
-            self._buffer.data.copy_from_host_async(address, self._n_bytes, stream)
+    def copy(self, stream=None):
+        """Copy what was written to the device, on a stream (None: the current one)."""
+        if self.is_kernel:
+            self._kernel(stream=stream)
         else:
-            self._launches[self._next](stream=stream)
+            address = self._memory.ptr + self._next * self._n_bytes
+            self._buffer.data.copy_from_host_async(address, self._n_bytes, stream)
+
+    def copied(self, stream):
+        """Go on to the next slot: the copy of this one was launched, here or by a graph."""
         group, slot = divmod(self._next, N_SLOTS)
         if slot == N_SLOTS - 1:
             self._events[group].record(stream)
         self._next = (self._next + 1) % (2 * N_SLOTS)
+        self._is_filled = False
+
+    def send(self, stream):
+        """Copy what was written to the device, on a stream."""
+        self.copy(stream)
+        self.copied(stream)
+
+    def _look(self):
+        """Find the next slot after an error or an interrupt (synchronises)."""
+        with self._device:
+            self._device.synchronize()
+            if self.is_kernel:
+                self._next = int(self._position.get()[0]) % (2 * N_SLOTS)
 
 
 def _views(buffer, places):
@@ -320,15 +345,30 @@ class Inputs:
         self.row_address = sent['row_address']
         self.numbers = sent.get('numbers')
 
-    def send(self, batch, counter, numbers=None, row_address=0):
-        """Send a batch, the number of the step and the other numbers to the device."""
+    def send(self, batch, counter, numbers=None, row_address=0, by_graph=False):
+        """Send a batch, the number of the step and the other numbers to the device.
+
+        Args:
+            by_graph (bool): whether a graph is launched next that captured :meth:`fetch`.
+        """
         views = self._staging.fill()
         views['counter'][0] = counter
         views['row_address'][0] = row_address
         if numbers is not None:
             views['numbers'][...] = numbers
         batch.write(views)
-        self._staging.send(self._capturer.join())  # the last step may read, on another stream
+        if not (by_graph and self._staging.is_kernel):
+            self._staging.send(self._capturer.join())  # the last step may read, on another stream
+
+    def fetch(self):
+        """Copy what was sent, if a graph does that; for a capture."""
+        if self._staging.is_kernel:
+            self._staging.copy()
+
+    def fetched(self, stream):
+        """Note that a graph that captured :meth:`fetch` was launched on a stream."""
+        if self._staging.is_kernel:
+            self._staging.copied(stream)
 
     def arrays(self):
         """Return what was sent, (atoms, BatchedCSR, label...).

@@ -101,8 +101,8 @@ class Capturer:
         """Record what `function` launches; nothing runs.
 
         Returns:
-            tuple: callable that launches the graph on the current stream; what the function
-            returned.
+            tuple: callable that launches the graph on the current stream, and returns that; what
+            the function returned.
 
         Raises:
             Exception: raised by the function, or by CuPy for a call that cannot be captured.
@@ -174,14 +174,19 @@ def _give_back(pool, device):
 
 
 class _Launch:
-    """Launch a graph on the current stream. Holds the capturer, whose memory the graph uses."""
+    """Launch a graph on the current stream, and return that.
+
+    Holds the capturer, whose memory the graph uses.
+    """
 
     def __init__(self, graph, capturer):
         self._graph = graph
         self._capturer = capturer
 
     def __call__(self):
-        self._graph.launch(self._capturer.join())
+        stream = self._capturer.join()
+        self._graph.launch(stream)
+        return stream
 
 
 @contextlib.contextmanager

@@ -37,12 +37,13 @@ def _next_index(iterator):
     """Do what ``SerialIterator.__next__`` does up to the list; return the numbers (array)."""
     state = iterator._state
     position, epoch, _, order = state
-    if order is not None and (iterator.repeat or not epoch):
-        stop = position + iterator.batch_size
-        if stop < len(order):  # most batches: the state machine takes as long as all else here
-            iterator._previous_epoch_detail = epoch + position / len(order)
-            iterator._state = _statemachine.IteratorState(stop, epoch, False, order)
-            return order[position:stop]
+    n_examples = len(iterator.dataset) if order is None else len(order)
+    stop = position + iterator.batch_size
+    if stop < n_examples and (iterator.repeat or not epoch):
+        # Most batches: the state machine takes as long as all else here.
+        iterator._previous_epoch_detail = epoch + position / n_examples
+        iterator._state = _statemachine.IteratorState(stop, epoch, False, order)
+        return numpy.arange(position, stop) if order is None else order[position:stop]
     iterator._previous_epoch_detail = iterator.epoch_detail
     iterator._state, index = _statemachine.iterator_statemachine(
         state, iterator.batch_size, iterator.repeat, iterator.order_sampler, len(iterator.dataset)

@@ -9,6 +9,7 @@ import numpy
 import chainer
 from chainer.backends import cuda
 from chainer.dataset import convert
+from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
@@ -126,6 +127,7 @@ class GraphUpdater(StandardUpdater):
         self._context = None  # made at the first step: a snapshot may change the seed until then
         self._resident = None
         self._programs = Programs('step')
+        self._epoch_detail = None, None  # an iterator's state, and the epoch at that
         self._trainer = None  # a weak reference, until its evaluators are captured
         self._between_steps = None
         self._watched = None  # what the layout of the next step has of the last, if known
@@ -138,6 +140,18 @@ class GraphUpdater(StandardUpdater):
         super().connect_trainer(trainer)
         self._trainer = weakref.ref(trainer)
         self._between_steps = BetweenSteps(trainer, GraphUpdater)
+
+    @property
+    def epoch_detail(self) -> float:
+        """Epochs done (float), as StandardUpdater has it."""
+        iterator = self._iterators['main']
+        if type(iterator) is not SerialIterator:
+            return iterator.epoch_detail
+        state, found = self._epoch_detail
+        if state is not iterator._state:  # the trigger of every extension asks after every step
+            found = iterator.epoch_detail
+            self._epoch_detail = iterator._state, found
+        return found
 
     @property
     def graph_nbytes(self) -> int:

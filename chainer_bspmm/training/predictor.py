@@ -62,19 +62,7 @@ class _Outgoing:
 
 
 class _Program(Program):
-    """The prediction of one layout of a batch.
-
-    Args:
-        replays (Replays), batch, capacity: as in `Program`.
-    """
-
-    def __init__(self, replays, batch, capacity):
-        super().__init__(replays, batch, capacity)
-        self._reports = None  # made if there are numbers by name
-
-    def stage(self, batch):
-        row_address = 0 if self._reports is None else self._reports.next_row()
-        self._inputs.send(batch, 0, None, row_address)
+    """The prediction of one layout of a batch."""
 
     def capture(self, batch, examples):
         """Capture the prediction, once batches in the buffers give what they give eagerly.
@@ -114,7 +102,7 @@ class _Program(Program):
                 an unchecked one was returned. StepDiffers: a later one differs.
         """
         self.stage(batch)
-        self._replay()
+        self.launch()
         values = self._values
         if self._reports is not None:
             values = dict(values, **self._reports.numbers())
@@ -284,10 +272,10 @@ class Replays:
             return None
         if program.is_captured and not program.is_check_due():
             self._key = key
-        with self.capturer.ordered():
-            if not program.is_captured:
+        if not program.is_captured:
+            with self.capturer.ordered():
                 program.capture(batch, examples)
-            return program.replay(batch, examples)
+        return program.replay(batch, examples)
 
 
 class Predictor(Replays):

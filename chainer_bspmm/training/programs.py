@@ -68,17 +68,22 @@ class Program:
         self._inputs = Inputs(
             context.capturer, context.blas, context.seed, context.device, batch, capacity, n_numbers
         )
-        self._replay = None  # a callable, once captured
+        self._graph = None  # launches it, once captured
+        self._reports = None  # made where numbers are reported by name
         self._n_replays = 0
         self.is_first = True
 
     @property
     def is_captured(self):
-        return self._replay is not None
+        return self._graph is not None
 
     def stage(self, batch, counter=0, numbers=None):
-        """Send a batch, the number of the step and the optimizer's numbers to the device."""
-        self._inputs.send(batch, counter, numbers)
+        """Send a batch, the number of the step and the optimizer's numbers to the device.
+
+        Once captured, each batch is to be followed by one launch, which may fetch it.
+        """
+        row_address = 0 if self._reports is None else self._reports.next_row()
+        self._inputs.send(batch, counter, numbers, row_address, by_graph=self.is_captured)
 
     def compile_kernels(self, function):
         """Compile the kernels that a function launches, several at a time; change nothing.
@@ -93,16 +98,25 @@ class Program:
             self._context.capturer.compile_kernels(function)
 
     def _capture(self, function, model):
-        """Capture a function, and return what it returned; nothing runs.
+        """Capture a function of the batch, and return what it returned; nothing runs.
 
         Raises:
             CannotCapture: with the place and the link of `model` where it failed.
         """
+
+        def whole():
+            self._inputs.fetch()
+            return function()
+
         try:
-            self._replay, result = self._context.capturer.capture(function)
+            self._graph, result = self._context.capturer.capture(whole)
         except Exception as error:
             raise CannotCapture(blame(error, model)) from error
         return result
+
+    def launch(self):
+        """Launch the graph, with the batch that was staged."""
+        self._inputs.fetched(self._graph())
 
     def is_check_due(self):
         """Return whether the next replay is compared with the eager step."""

@@ -55,9 +55,6 @@ class StepProgram(Program):
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
 
-    def stage(self, batch, counter=0, numbers=None):
-        self._inputs.send(batch, counter, numbers, self._reports.next_row())
-
     def run(self, alone=False):
         """Run the step that was staged eagerly.
 
@@ -152,7 +149,7 @@ class StepProgram(Program):
             with state.untouched(context.guards.owners, context.guards.params):
                 self._capture_step(functools.partial(self._compute, unchain=True, alone=True))
         finally:
-            self._replay = None
+            self._graph = None
             context.optimizer.target.cleargrads()
 
     def _try(self):
@@ -226,7 +223,7 @@ class StepProgram(Program):
             raise
         for name, value in reported.items():
             if not isinstance(_bare(value), context.device.xp.ndarray):
-                self._replay = None
+                self._graph = None
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
@@ -246,7 +243,7 @@ class StepProgram(Program):
         if self.is_check_due():
             reported = self._checked_replay()
         else:
-            self._replay()
+            self.launch()
             reported = self._reported()
         self._n_replays += 1
         self._give_gradients()
@@ -265,7 +262,7 @@ class StepProgram(Program):
     def _checked_replay(self):
         changing = state.state_arrays(self._context.optimizer, self._context.guards.owners)
         before = state.Copies(changing)
-        self._replay()
+        self.launch()
         reported = self._reported()
         gradients = {path: gradient for path, _, gradient in self._gradients}
         replayed = self._result(changing, gradients, reported)

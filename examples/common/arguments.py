@@ -4,11 +4,14 @@ import argparse
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
+from chainer import training
+from chainer_bspmm.training import GraphUpdater
 from common.data import DataError
-from common.measure import UPDATERS
 from common.ranks import COMMUNICATORS
 from common.tasks import LAYOUTS
 from common.tasks import supported_methods
+
+UPDATERS = {'standard': training.StandardUpdater, 'graph': GraphUpdater}  # by their option
 
 
 def at_least(kind, bound, most=None):

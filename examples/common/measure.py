@@ -12,63 +12,76 @@ from chainer import training
 from chainer_bspmm.training import GraphUpdater
 
 WARM_UP = 2  # steps that allocate, compile kernels, and capture
+STEPS_A_ROUND = 100
+FIRST, LAST = 1000, -1000  # priorities of extensions
 
 
-class Timed:
-    """What an updater needs to time its steps: batch, converter, model, optimizer.
+class StepTimer(training.Extension):
+    """Time the steps of a Trainer: batch, converter, model, optimizer, and what reports each step.
 
     On a GPU a step returns before that is done. There steps are timed in rounds, from the start of
     the first until the GPU is done with the last. A round ends with the epoch at the latest,
-    before extensions do their part.
+    before other extensions do their part.
+
+    Args:
+        trainer (chainer.training.Trainer): extended by this.
+        device (chainer.backend.Device): where it trains.
 
     Attributes:
-        seconds (list of float): of each step; within a round all are its mean.
+        rounds (list): (steps (int), seconds of each of them (float)).
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.seconds = []
-        self.steps_a_round = 1 if self.input_device.xp is numpy else 100
-        self._n_steps = 0  # of the round under way
+    def __init__(self, trainer, device):
+        self.rounds = []
+        self._device = device
+        self._start = None
+        every = 1 if device.xp is numpy else STEPS_A_ROUND
+        for trigger in ((every, 'iteration'), (1, 'epoch')):
 
-    def update(self):
-        if not self._n_steps:
-            self._start = time.perf_counter()
-        super().update()
-        self._n_steps += 1
-        if self._n_steps == self.steps_a_round or self.is_new_epoch or len(self.seconds) < WARM_UP:
-            self.wait()
-            mean = (time.perf_counter() - self._start) / self._n_steps
-            self.seconds += [mean] * self._n_steps
-            self._n_steps = 0
+            def again(trainer):
+                self.initialize(trainer)
 
-    def wait(self):
-        """Wait until the GPU, if it is one, is done."""
-        if self.input_device.xp is not numpy:
-            self.input_device.device.synchronize()
+            names = ['timer: %s of rounds, %s' % (what, trigger[1]) for what in ('end', 'start')]
+            trainer.extend(self, names[0], trigger, FIRST)
+            trainer.extend(again, names[1], trigger, LAST)
 
+    def initialize(self, trainer):
+        """Start a round."""
+        self._start = trainer.updater.iteration, time.perf_counter()
 
-class TimedUpdater(Timed, training.StandardUpdater):
-    """Chainer's usual updater with :class:`Timed`."""
-
-
-class TimedGraphUpdater(Timed, GraphUpdater):
-    """The updater of captured steps with :class:`Timed`."""
-
-
-UPDATERS = {'standard': TimedUpdater, 'graph': TimedGraphUpdater}  # by their option
+    def __call__(self, trainer):
+        """End a round."""
+        if self._start is None:  # the other trigger has ended it
+            return
+        if self._device.xp is not numpy:
+            self._device.device.synchronize()
+        iteration, start = self._start
+        n_steps = trainer.updater.iteration - iteration
+        self.rounds.append((n_steps, (time.perf_counter() - start) / n_steps))
+        self._start = None
 
 
-def milliseconds_a_step(seconds):
-    """Return median, first and ninth decile of all steps but the first two; None without such."""
-    if len(seconds) <= WARM_UP:
+def milliseconds_a_step(rounds):
+    """Return mean, median, first and ninth decile of all steps but those of the first rounds.
+
+    Args:
+        rounds (list): of a `StepTimer`. Those with the first `WARM_UP` steps are left out.
+
+    Returns:
+        dict or None: None if there are no others.
+    """
+    before = numpy.cumsum([0] + [n_steps for n_steps, _ in rounds])
+    counted = [each for each, n in zip(rounds, before) if n >= WARM_UP]
+    if not counted:
         return None
-    low, median, high = 1e3 * numpy.percentile(seconds[WARM_UP:], [10, 50, 90])
+    seconds = numpy.repeat([each for _, each in counted], [n_steps for n_steps, _ in counted])
+    low, median, high = 1e3 * numpy.percentile(seconds, [10, 50, 90])
     return {
+        'mean': round(1e3 * float(seconds.mean()), 4),
         'median': round(float(median), 3),
         'low': round(float(low), 3),
         'high': round(float(high), 3),
-        'steps': len(seconds) - WARM_UP,
+        'steps': len(seconds),
     }
 
 

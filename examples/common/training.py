@@ -1,6 +1,7 @@
 """Train a model on a data set and test it: what every train_*.py does with its data."""
 
 import contextlib
+import gc
 import os
 import shlex
 import signal
@@ -22,6 +23,7 @@ from common import data
 from common import files
 from common import measure
 from common.arguments import get_device
+from common.arguments import UPDATERS
 from common.ranks import Ranks
 from common.tasks import converter_of
 from common.tasks import labels_of
@@ -88,8 +90,30 @@ class EpochsOrInterrupt(IntervalTrigger):
         signal.signal(signal.SIGINT, self._previous)  # a second Ctrl-C stops at once
 
 
+class IsSnapshotDue:
+    """Tell to take a snapshot after an epoch, but not twice in a second; always after the last.
+
+    On a GPU an epoch takes a tenth of a second, and writing a fifth of that.
+
+    Args:
+        updater (chainer.training.Updater): which counts the epochs.
+        epochs (int): of the training.
+    """
+
+    def __init__(self, updater, epochs):
+        self._updater, self._epochs = updater, epochs
+        self._next = 0  # seconds
+
+    def __call__(self):
+        now = time.perf_counter()
+        is_due = now >= self._next or self._updater.epoch >= self._epochs
+        if is_due:
+            self._next = now + 1
+        return is_due
+
+
 class Snapshots(training.Extension):
-    """Take a snapshot of this rank after each epoch.
+    """Take a snapshot of this rank after the epochs that the first rank chooses.
 
     That of the first rank is overwritten, and counts: the others have theirs of the same step,
     whenever the run is killed, because they write before the first does, and keep the last three.
@@ -98,8 +122,8 @@ class Snapshots(training.Extension):
     trigger = (1, 'epoch')
     priority, name = -100, '_Snapshot'  # as of Chainer's, also in its snapshots
 
-    def __init__(self, ranks, writer):
-        self._ranks = ranks
+    def __init__(self, ranks, writer, is_due):
+        self._ranks, self._is_due = ranks, is_due
         if ranks.is_first:
             self._snapshot = extensions.snapshot(filename=files.SNAPSHOT_FILE, writer=writer)
         else:
@@ -110,7 +134,8 @@ class Snapshots(training.Extension):
         self._snapshot.initialize(trainer)
 
     def __call__(self, trainer):
-        self._ranks.in_turn(lambda: self._snapshot(trainer))
+        if self._ranks.share(self._is_due()):
+            self._ranks.in_turn(lambda: self._snapshot(trainer))
 
     def finalize(self):
         self._snapshot.finalize()
@@ -145,12 +170,12 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
         ranks (Ranks): those that train together.
 
     Returns:
-        Trainer: it takes a snapshot after each epoch.
+        Trainer: it takes a snapshot after each epoch, of short ones once in a second.
     """
     optimizer = ranks.optimizer(optimizers.Adam())
     optimizer.setup(model)
     options = {'seed': args.seed + ranks.comm.rank} if args.updater == 'graph' else {}
-    updater = measure.UPDATERS[args.updater](
+    updater = UPDATERS[args.updater](
         ranks.iterator(train, args.batchsize),
         optimizer,
         device=device,
@@ -172,7 +197,7 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
     # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
     writer = (SimpleWriter if device.xp is numpy else ThreadWriter)(compression=False)
-    trainer.extend(Snapshots(ranks, writer))
+    trainer.extend(Snapshots(ranks, writer, IsSnapshotDue(updater, args.epoch)))
     return trainer
 
 
@@ -361,7 +386,9 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
             'Resumed from %s: epoch %d, step %d'
             % (args.resume, trainer.updater.epoch, trainer.updater.iteration)
         )
+    timer = measure.StepTimer(trainer, device)
     start = time.perf_counter()
+    gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     if trainer.updater.epoch >= args.epoch:
         print('The snapshot has all of the %d epochs: nothing to train' % args.epoch)
     elif not run_until_done(
@@ -380,7 +407,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     predictions = task.predict(model, test, converter, args.batchsize)
     # Before anything else allocates memory.
     memory = measure.peak_memory(device, trainer.updater)
-    step = measure.milliseconds_a_step(trainer.updater.seconds)
+    step = measure.milliseconds_a_step(timer.rounds)
     model.to_device('@numpy')
     lines, metrics = task.test_report(labels_of(test), predictions, train_labels)
     print()

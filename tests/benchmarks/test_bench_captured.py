@@ -227,12 +227,17 @@ def test_bars_beside_jax():
     assert bar(0.1, 0.15, None) == bar(None, 0.1, 0.1) == (None, False)
 
 
-def test_results_of_several_gpus_are_one():
-    def result(method, not_run):
-        return {'data': {'qm9': {'methods': {method: method.upper()}}}, 'not_run': not_run}
+def test_results_of_several_runs_are_one():
+    def result(method, n_batch, not_run):
+        methods = {method: {'batches': {n_batch: method + n_batch}}}
+        return {'data': {'qm9': {'methods': methods}}, 'not_run': not_run}
 
-    whole, not_run = bench.merged([result('gin', ['a']), result('nfp', ['b'])])
-    assert whole['data'] == {'qm9': {'methods': {'gin': 'GIN', 'nfp': 'NFP'}}}
+    runs = result('gin', '32', ['a']), result('nfp', '32', ['b']), result('gin', '128', [])
+    whole, not_run = bench.merged(list(runs))
+    assert whole['data']['qm9']['methods'] == {
+        'gin': {'batches': {'32': 'gin32', '128': 'gin128'}},
+        'nfp': {'batches': {'32': 'nfp32'}},
+    }
     assert not_run == ['a', 'b']
 
 

@@ -78,16 +78,42 @@ def test_what_runs_out_of_time_is_said_without_folders(runs, monkeypatch):
 
 
 def test_bars():
-    def met(upstream, captured):
+    def met(upstream, captured, an_epoch=1.0):
         times = {bench.UPSTREAM: upstream, bench.CAPTURED: captured}
         of = {name: {'warm': {'seconds': value}} for name, value in times.items() if value}
+        if captured:
+            of[bench.CAPTURED]['warm']['runs'] = [
+                {
+                    'epochs': [10.0, 10 + an_epoch, 10 + 2 * an_epoch],
+                    'steps': 300,
+                    'milliseconds a step': {'mean': 8.0},
+                }
+            ]
         found = bench.bars({'qm9': {'methods': {'gin': of}}})
         return [(bar['value'], bar['met']) for bar in found.values()]
 
-    assert met(150.0, 10.0) == [(10.0, True), (15.0, True)]
-    assert met(149.0, 13.0) == [(13.0, False), (11.5, False)]
-    assert met(None, 12.0) == [(12.0, True)]
+    assert met(150.0, 10.0) == [(10.0, True), (1.25, True), (15.0, True)]
+    assert met(149.0, 13.0, 1.2) == [(13.0, False), (1.5, False), (11.5, False)]
+    assert met(None, 12.0) == [(12.0, True), (1.25, True)]
     assert met(150.0, None) == []
+
+
+def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
+    def result(commit, **contenders):
+        data = {
+            'qm9': {'methods': {'gin': {name: {'warm': of} for name, of in contenders.items()}}}
+        }
+        return {'conditions': {'commit': commit}, 'data': data}
+
+    ours, upstream = bench.CAPTURED, bench.UPSTREAM
+    found = result('new', **{ours: 1})
+    bench.complete(found, result('old', **{ours: 2, upstream: 3}))
+    bench.complete(found, result('older', **{upstream: 4}))
+    bench.complete(found, {'conditions': {'commit': 'none'}, 'data': {}})
+    assert found['data']['qm9']['methods']['gin'] == {
+        ours: {'warm': 1},
+        upstream: {'warm': 3, 'commit': 'old'},
+    }
 
 
 def test_commands_that_fail_end_with_what_they_print(tmp_path):

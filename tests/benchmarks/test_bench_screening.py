@@ -11,7 +11,8 @@ from benchmarks.training import bench_screening as bench  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
 
 
-def test_what_is_written(tmp_path, capsys):
+def test_what_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, 'WARM_UP', 4)
     options = '--methods rsgcn relgcn --limit 24 --batch 8 --totals 16 64 48 --rounds 1'
     bench.main([*options.split(), '--commit', 'none', '--out', str(tmp_path)])
     result = json.loads((tmp_path / 'screening.json').read_text())

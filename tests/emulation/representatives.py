@@ -635,14 +635,17 @@ def squared_error_gradient(device):
 
 
 def staged(device):
-    """Bytes for two blocks, the last of which has threads left over."""
-    n_quads = policy.BLOCK + 5
-    sent = device.put(numpy.arange(4 * n_quads, dtype='u4'))
-    to = device.put(numpy.zeros_like(sent))
-    plan = policy.row_threads(n_quads)
+    """The third slot of four, then the next; a thread has two quads, or one."""
+    n_quads = 1024 + 5
+    slots = device.put(numpy.arange(4 * 4 * n_quads, dtype='u4').reshape(4, 4 * n_quads))
+    to = device.put(numpy.zeros_like(slots[:2]))
+    position = device.put(numpy.array([2**32 - 2], 'u4'))
+    plan = policy.one_block(n_quads)
     kernel = buffers.kernels.load(0, 'staged_copy', 'f', plan.defines)
-    kernel(plan.grid, plan.block, (sent, to, numpy.int32(n_quads)))
-    return to, sent
+    for row in to:
+        sizes = numpy.int32(n_quads), numpy.int32(4)
+        kernel(plan.grid, plan.block, (slots, row, *sizes, position))
+    return numpy.append(to, position), numpy.append(slots[2:], 0)
 
 
 def reported(device):

@@ -5,6 +5,7 @@ import json
 import subprocess
 import types
 
+import chainer
 import numpy
 import pytest
 
@@ -70,45 +71,74 @@ def test_a_data_set_too_large_for_the_gpu_stays_on_the_host(common, monkeypatch,
     assert 'stays on the host: expected at most 1 bytes' in capsys.readouterr().out
 
 
-def test_steps_are_timed_in_rounds(common, monkeypatch):
-    now, waited = [0.0], []
+def test_steps_are_timed_in_rounds(common, monkeypatch, tmp_path):
+    measure, now, waited = common.measure, [0.0], []
 
     class Updater:
-        n = 0
-        input_device = types.SimpleNamespace(xp='cupy')
+        iteration = 0
+        update = connect_trainer = finalize = lambda self, *args: None
+        get_all_optimizers = dict
+        epoch = property(lambda self: self.iteration // 7)
+        epoch_detail = property(lambda self: self.iteration / 7)
 
+    class Steps(Updater):
         def update(self):
-            self.n += 1
+            self.iteration += 1
             now[0] += 1
 
-        @property
-        def is_new_epoch(self):
-            return self.n % 7 == 0
+    def wait():
+        waited.append(updater.iteration)
+        now[0] += 3
 
-    class Timed(common.measure.Timed, Updater):
-        def wait(self):
-            waited.append(self.n)
-            now[0] += 3
+    def others(trainer):
+        now[0] += 50
 
-    monkeypatch.setattr(common.measure.time, 'perf_counter', lambda: now[0])
-    updater = Timed()
-    assert updater.steps_a_round > 1
-    updater.steps_a_round = 3
-    for _ in range(12):
-        updater.update()
-        now[0] += 0.5  # what the Trainer does
-    # Each of the first steps is a round, and the seventh is the last of an epoch.
-    assert waited == [1, 2, 5, 7, 10]
-    assert updater.seconds == pytest.approx([4, 4] + [7 / 3] * 3 + [2.75] * 2 + [7 / 3] * 3)
-    Updater.input_device.xp = numpy
-    assert Timed().steps_a_round == 1  # a CPU is done when a step returns
+    def run(device):
+        trainer = chainer.training.Trainer(updater, (12, 'iteration'), tmp_path)
+        timer = measure.StepTimer(trainer, device)
+        trainer.extend(others, trigger=(1, 'epoch'))
+        trainer.run()
+        return timer.rounds
+
+    monkeypatch.setattr(measure.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(measure, 'STEPS_A_ROUND', 3)
+    updater = Steps()
+    gpu = types.SimpleNamespace(xp='cupy', device=types.SimpleNamespace(synchronize=wait))
+    # The seventh step is the last of an epoch, the ninth the last of a round.
+    assert run(gpu) == [(3, 2), (3, 2), (1, 4), (2, 2.5), (3, 2)]
+    assert waited == [3, 6, 7, 9, 12]
+    updater = Steps()
+    assert run(types.SimpleNamespace(xp=numpy)) == [(1, 1)] * 12  # it is done when a step returns
 
 
-def test_updaters_go_by_name(common):
-    measure = common.measure
-    assert {
-        name: issubclass(kind, measure.GraphUpdater) for name, kind in measure.UPDATERS.items()
-    } == {'standard': False, 'graph': True}
+def test_the_first_rounds_are_not_counted(common):
+    of = common.measure.milliseconds_a_step
+    assert of([(100, 9.0)]) is None and of([(1, 9.0), (1, 9.0)]) is None
+    assert of([(100, 9.0), (3, 0.002), (1, 0.004)]) == {
+        'mean': 2.5,
+        'median': 2.0,
+        'low': 2.0,
+        'high': pytest.approx(3.4),
+        'steps': 4,
+    }
+    assert of([(1, 9.0), (1, 9.0), (1, 0.001)])['steps'] == 1
+
+
+def test_short_epochs_share_a_snapshot_and_the_last_has_one(common, monkeypatch):
+    now, updater = [5.0], types.SimpleNamespace(epoch=0)
+    monkeypatch.setattr(common.training.time, 'perf_counter', lambda: now[0])
+    is_due = common.training.IsSnapshotDue(updater, 9)
+
+    def taken(seconds):
+        found = []
+        for updater.epoch in range(1, 10):
+            now[0] += seconds
+            if is_due():
+                found.append(updater.epoch)
+        return found
+
+    assert taken(0.3) == [1, 5, 9]
+    assert taken(1.5) == list(range(1, 10))
 
 
 @pytest.mark.gpu

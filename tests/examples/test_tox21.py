@@ -93,6 +93,22 @@ def test_roc_auc_is_the_share_of_ordered_pairs_and_passes_over_missing_labels(ta
     numpy.testing.assert_allclose(tasks.roc_aucs(labels, scores), areas_by_pairs(labels, scores))
 
 
+def test_roc_auc_is_that_of_scikit_learn(tasks):
+    from sklearn.metrics import roc_auc_score
+
+    rng = numpy.random.RandomState(1)
+    labels = rng.randint(0, 2, (501, 3))
+    scores = (labels + rng.normal(size=labels.shape)).astype('f').round(1)  # with ties
+    numpy.testing.assert_allclose(
+        tasks.roc_aucs(labels, scores), roc_auc_score(labels, scores, average=None), rtol=1e-13
+    )
+
+
+def test_roc_auc_of_a_score_that_is_no_number_is_undefined(tasks):
+    areas = tasks.roc_aucs(numpy.array([[1, 1], [0, 0]]), numpy.array([[numpy.nan, 2], [1, 1]]))
+    assert numpy.isnan(areas[0]) and areas[1] == 1
+
+
 def test_roc_auc_of_one_class_is_undefined_and_left_out_of_the_mean(tasks):
     labels = numpy.array([[1, 1, -1], [0, 1, -1], [0, -1, -1]])
     areas = tasks.roc_aucs(labels, numpy.array([[3.0, 1, 1], [1, 2, 2], [2, 3, 3]]))

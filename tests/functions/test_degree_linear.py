@@ -77,6 +77,13 @@ def parameters(rng, xp, n_in, n_out, dtype):
     )
 
 
+def operands(xp, dtype):
+    """Return x, weights and biases for the nodes of `TYPES`."""
+    rng = numpy.random.RandomState(0)
+    x = features(rng, xp, len(TYPES), 3, dtype)
+    return x, *parameters(rng, xp, 3, 2, dtype)
+
+
 def loop(adj, types, x, weights, biases):
     """Return the float64 truth, a node at a time."""
     x, *parameters = (cuda.to_cpu(a).astype('d') for a in (x, *weights, *biases))
@@ -105,9 +112,7 @@ def test_values(xp, types, dtype, way):
 
 @pytest.mark.parametrize('way', WAYS)
 def test_gradients(xp, way):
-    rng = numpy.random.RandomState(0)
-    x = features(rng, xp, len(TYPES), 3, 'float64')
-    weights, biases = parameters(rng, xp, 3, 2, 'float64')
+    x, weights, biases = operands(xp, 'float64')
     given = adjacency(xp, 'float64', way=way)
     check_gradients(
         lambda x, *a: degree_linear_sigmoid(given, x, a[:N_TYPES], a[N_TYPES:]) ** 2,
@@ -120,9 +125,7 @@ def test_gradients(xp, way):
 @pytest.mark.parametrize('way', WAYS)
 def test_features_with_another_use(xp, way):
     """Whose gradient is there first: this node's, of the lower rank, is added to it."""
-    rng = numpy.random.RandomState(0)
-    x = features(rng, xp, len(TYPES), 3, 'float64')
-    weights, biases = parameters(rng, xp, 3, 2, 'float64')
+    x, weights, biases = operands(xp, 'float64')
     adj = adjacency(xp, 'float64', way=way)
     found = []
     for uses in ((True, False), (False, True), (True, True)):
@@ -138,9 +141,7 @@ def test_features_with_another_use(xp, way):
 @pytest.mark.parametrize('way', WAYS)
 def test_gradients_of_some_inputs_only(xp, way):
     """As with a layer that is not trained, or with features instead of an embedding."""
-    rng = numpy.random.RandomState(0)
-    x = features(rng, xp, len(TYPES), 3, 'float64')
-    weights, biases = parameters(rng, xp, 3, 2, 'float64')
+    x, weights, biases = operands(xp, 'float64')
     adj = adjacency(xp, 'float64', way=way)
 
     def gradients(wanted):
@@ -167,9 +168,7 @@ def test_gradients_of_some_inputs_only(xp, way):
 @pytest.mark.parametrize('higher', [False, True])
 def test_gradients_share_no_memory(xp, higher, way):
     """The biases' gradients are equal, but an optimizer hook scales each of them in place."""
-    rng = numpy.random.RandomState(0)
-    x = features(rng, xp, len(TYPES), 3, 'float32')
-    weights, biases = parameters(rng, xp, 3, 2, 'float32')
+    x, weights, biases = operands(xp, 'float32')
     given = [chainer.Variable(a) for a in biases]
     y = degree_linear_sigmoid(adjacency(xp, 'float32', way=way), x, weights, given)
     chainer.functions.sum(y).backward(enable_double_backprop=higher)

@@ -78,14 +78,14 @@ def test_features_with_another_use(xp, other_first):
     found = []
     for function in _ours_and_theirs(adj, False):
         h = chainer.Variable(x.copy())
-        features = functions.identity(h)
+        shared = functions.identity(h)
         # Nodes of higher rank are differentiated first.
         if other_first:
-            y = functions.sum(function(features, W, b, b_self) ** 2)
-            y += functions.sum(functions.tanh(functions.sin(features)))
+            y = functions.sum(function(shared, W, b, b_self) ** 2)
+            y += functions.sum(functions.tanh(functions.sin(shared)))
         else:
-            y = functions.sum(functions.sin(features))
-            y += functions.sum(function(functions.identity(features), W, b, b_self) ** 2)
+            y = functions.sum(functions.sin(shared))
+            y += functions.sum(function(functions.identity(shared), W, b, b_self) ** 2)
         y.backward()
         found.append(h.grad)
     assert relative_error(*found) < 1e-12

@@ -40,7 +40,7 @@ def prediction_graphs(device, monkeypatch):
 
         def launch():
             counts.n_launches += 1
-            replay()
+            return replay()
 
         return launch, result
 

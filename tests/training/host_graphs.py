@@ -139,18 +139,38 @@ def _python_as_it_was(links):
 
 
 class HostStaging(buffers.Staging):
+    """Slots that the copy takes in turn, as the kernel does, launched by itself or in a graph."""
+
+    is_kernel = True
+
     def __init__(self, arrays, device):
         self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
-        self._filled = {name: array.copy() for name, array in self.device.items()}
+        self._slots = [
+            {name: array.copy() for name, array in self.device.items()}
+            for _ in range(2 * buffers.N_SLOTS)
+        ]
+        self._next = self._position = 0
+        self._is_filled = False
 
     def fill(self):
-        for array in self._filled.values():
+        if self._is_filled:  # after an error
+            self._next = self._position
+        for array in self._slots[self._next].values():
             array.view('u1').fill(255)  # the host must write all of it
-        return self._filled
+        self._is_filled = True
+        return self._slots[self._next]
 
-    def send(self, stream):
-        for name, array in self._filled.items():
+    def copy(self, stream=None):
+        if _tape.recorded is not None:
+            return
+        for name, array in self._slots[self._position].items():
             self.device[name][...] = array
+        self._position = (self._position + 1) % len(self._slots)
+
+    def copied(self, stream):
+        self._next = (self._next + 1) % len(self._slots)
+        self._is_filled = False
+        assert self._next == self._position
 
 
 class HostReports(reports.Reports):

@@ -97,6 +97,7 @@ def test_extensions_that_only_report(tmp_path):
         ((1, 'epoch'), {4, 8}),
         ((2, 'epoch'), {4, 8}),  # once more than it is called
         ((0.5, 'epoch'), set(range(10))),
+        ((float('inf'), 'epoch'), set(range(10))),
         (ManualScheduleTrigger([5], 'iteration'), set(range(10))),
         (lambda trainer: False, set(range(10))),
     ],

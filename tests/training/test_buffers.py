@@ -1,7 +1,9 @@
 """Buffers of a step: their sizes, the places of arrays in them, and what waits for what."""
 
 import contextlib
+import ctypes
 import types
+from unittest import mock
 
 import numpy
 import pytest
@@ -95,11 +97,11 @@ ARRAYS = {
 
 
 class Pinned(bytearray):
-    """What ``cupy.cuda.alloc_pinned_memory`` returns; its address is itself."""
+    """What ``cupy.cuda.alloc_pinned_memory`` returns."""
 
     @property
     def ptr(self):
-        return self
+        return ctypes.addressof(ctypes.c_char.from_buffer(self))
 
 
 @pytest.fixture(params=[0, buffers.FEW_BYTES], ids=['copy', 'kernel'])
@@ -124,8 +126,15 @@ def staged(request, monkeypatch):
 
         def copy(self, source, n_bytes, stream):
             assert stream == 'the current one'
-            self[:n_bytes] = numpy.frombuffer(source, numpy.uint8, n_bytes)
+            self[:n_bytes] = numpy.frombuffer(ctypes.string_at(source, n_bytes), numpy.uint8)
             calls.append(('copy', None))
+
+        def get(self):
+            return self
+
+    class Device(contextlib.nullcontext):
+        def synchronize(self):
+            calls.append(('synchronize', None))
 
     monkeypatch.setattr(
         buffers,
@@ -143,14 +152,15 @@ def staged(request, monkeypatch):
     )
     monkeypatch.setattr(buffers, 'FEW_BYTES', request.param)
     monkeypatch.setattr(buffers.kernels, 'load', lambda *_: kernel)
-    monkeypatch.setattr(numpy, 'uintp', lambda address: address)
 
     def kernel(grid, block, arguments, stream):
-        source, to, n_quads = arguments
-        assert (grid[0] - 1) * block[0] < n_quads <= grid[0] * block[0]
-        to.copy(source, buffers.ALIGNMENT * n_quads, stream)
+        slots, to, n_quads, n_slots, position = arguments
+        assert grid == (1, 1, 1) and block[0] <= 1024
+        n_bytes = buffers.ALIGNMENT * int(n_quads)
+        to.copy(int(slots) + int(position[0] % n_slots) * n_bytes, n_bytes, stream)
+        position += 1
 
-    device = types.SimpleNamespace(device=contextlib.nullcontext())
+    device = types.SimpleNamespace(device=Device())
     return buffers.Staging(ARRAYS, device), calls
 
 
@@ -182,11 +192,28 @@ def test_the_host_waits_for_the_last_copy_from_a_group_of_slots(staged):
     assert waited == recorded and waited[:2] == waited[2:] and waited[0] is not waited[1]
 
 
-def test_a_batch_is_sent_after_the_last_step(monkeypatch):
-    """Which may run on another stream, and read what the copy would overwrite."""
-    calls = []
+@pytest.mark.parametrize('was_copied', [False, True])
+def test_after_an_error_the_host_asks_which_slot_is_next(staged, was_copied):
+    """Between the two calls a signal, for example, may raise."""
+    staged, calls = staged
+    for number in range(1, 5 * buffers.N_SLOTS):
+        for array in staged.fill().values():
+            array[...] = number
+        if number == 3:
+            if was_copied:
+                staged.copy('the current one')
+            continue
+        staged.send('the current one')
+        assert all((array == number).all() for array in staged.device.values())
+    assert [call for call, _ in calls].count('synchronize') == 1
 
-    class Recording:
+
+def make_inputs(calls, is_few):
+    """Return `Inputs` that write down what they do, and a batch for them."""
+
+    class Recording(buffers.Staging):
+        is_kernel = is_few
+
         def __init__(self, arrays, device):
             self.device = {name: numpy.zeros(*spec) for name, spec in arrays.items()}
 
@@ -194,21 +221,42 @@ def test_a_batch_is_sent_after_the_last_step(monkeypatch):
             calls.append('fill')
             return self.device
 
-        def send(self, stream):
-            calls.append('send')
+        def copy(self, stream=None):
+            calls.append('copy')
 
-    monkeypatch.setattr(buffers, 'Staging', Recording)
-    capturer = types.SimpleNamespace(join=lambda: calls.append('join'))
+        def copied(self, stream):
+            calls.append('copied')
+
     batch = types.SimpleNamespace(
         form=buffers.Form.of(1, 1, True, numpy.zeros(3, 'i'), None, ()),
         gather=None,
         staged=lambda capacity: buffers.batch_arrays(batch.form, capacity),
         write=lambda views: calls.append('write'),
     )
-    inputs = buffers.Inputs(capturer, None, 0, None, batch, Capacity(64, 64, 3, 4, 9), 2)
+    capturer = types.SimpleNamespace(join=lambda: calls.append('join'))
+    with mock.patch.object(buffers, 'Staging', Recording):
+        return buffers.Inputs(capturer, None, 0, None, batch, Capacity(64, 64, 3, 4, 9), 2), batch
+
+
+def test_a_batch_is_sent_after_the_last_step():
+    """Which may run on another stream, and read what the copy would overwrite."""
+    calls = []
+    inputs, batch = make_inputs(calls, True)
     inputs.send(batch, 5, [1.5, 2.5])
-    assert calls == ['fill', 'write', 'join', 'send']
+    assert calls == ['fill', 'write', 'join', 'copy', 'copied']
     assert inputs.step.counter.tolist() == [5] and inputs.numbers.tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize('is_few', [False, True])
+def test_a_graph_fetches_few_bytes(is_few):
+    calls = []
+    inputs, batch = make_inputs(calls, is_few)
+    inputs.fetch()
+    assert calls == ['copy'] * is_few  # captured
+    del calls[:]
+    inputs.send(batch, 5, [1.5, 2.5], by_graph=True)
+    inputs.fetched('the stream')
+    assert calls == ['fill', 'write', *([] if is_few else ['join', 'copy']), 'copied']
 
 
 # Batches.

@@ -23,7 +23,9 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import step_program
+from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.programs import Program
 from tests.support import relative_error
 from tests.support.training import BATCH
 from tests.support.training import make_model
@@ -293,6 +295,28 @@ def test_random_numbers_that_are_not_the_step_s(device, graphs):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('owner, name', [(Program, 'launch'), (Inputs, 'fetched')])
+def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
+    """Later steps have their own batches: the graph takes what the host has sent for it."""
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
+    run(updater, 20)
+    (program,) = updater._programs.values()
+    assert program.is_captured
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, interrupt)
+            run(updater, 1)
+        for _ in range(3):
+            run(updater, 1)
+            (number,) = cuda.to_cpu(program._inputs.step.counter)
+            assert number == updater.iteration - 1
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_an_attribute_that_changes_every_step(device, graphs):
     def count(link, atoms, adj):
         link.counter += 1
@@ -346,6 +370,20 @@ def test_the_last_smaller_batch(device, graphs):
     updater._iterators['main'] = SerialIterator(examples, BATCH, repeat=False)
     run(updater, 3)
     assert updater.is_new_epoch and updater.epoch == 1
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater')
+def test_the_epoch_is_the_iterator_s():
+    updater = make_updater(GraphUpdater, chainer.get_device('@numpy'), make_model(), molecules(20))
+    iterator = updater.get_iterator('main')
+    found = []
+    for _ in range(4):
+        updater.update()
+        found.append(updater.epoch_detail)
+        assert found[-1] == updater.epoch_detail == iterator.epoch_detail
+    assert len(set(found)) == 4
+    iterator.reset()
+    assert updater.epoch_detail == 0
 
 
 @pytest.mark.parametrize('seed', (-1, 2**63))
