@@ -35,9 +35,6 @@ def checked(create):
             )
         if communicator_name in ('pure_nccl', 'non_cuda_aware'):
             _check_nccl(communicator_name)
-            # Where a step is captured, NCCL would let ranks exchange the addresses of their arrays;
-            # but they need not capture in the same step.
-            os.environ.setdefault('NCCL_GRAPH_REGISTER', '0')
         comm = create(communicator_name, mpi_comm, **kwargs)
         if comm.size > 1:
             _compare_versions(comm)

@@ -1,4 +1,4 @@
-"""The mean gradient of all ranks, by one collective that a CUDA graph may capture."""
+"""The mean gradient of all ranks: one collective, between what CUDA graphs may capture."""
 
 import numpy
 
@@ -37,9 +37,11 @@ _TABLE = numpy.dtype(
 class FlatGradients:
     """Replace gradients by their mean over the molecules of all ranks, as `Weighted.update` does.
 
-    :meth:`pack` writes the gradients to one array, :meth:`exchange` adds up those of all ranks, in
-    one call of NCCL, and writes the mean back: on the current stream, without a synchronisation.
-    All ranks exchange as often, in captured steps or others.
+    :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up those of all ranks, in
+    one call of NCCL, and :meth:`unpack` writes the mean back: on the current stream, without a
+    synchronisation. The first and the last may be captured. The sum is not: NCCL wants graphs that
+    contain one to be captured by all ranks at once and launched by all at once, but each rank
+    launches the graph of its own batch's layout.
 
     A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
     hosts notice (:meth:`raise_if_not_finite`).
@@ -82,24 +84,29 @@ class FlatGradients:
         Args:
             n_molecules (int): of this rank's batch.
             loss (cupy.ndarray): () or one element, any floating dtype.
-
-        Returns:
-            list: what :meth:`exchange` takes.
         """
-        tables = self._tables()
-        for i, (dtype, table, n_chunks) in enumerate(tables):
+        for i, (dtype, table, n_chunks) in enumerate(self._tables()):
             self._launch(
                 True, dtype, table, n_chunks, self.sent, loss if not i else None, NULL, n_molecules
             )
-        return tables
 
-    def exchange(self, tables):
-        """Replace the gradients that were packed by the mean over all ranks."""
-        self._add_up()
-        self._unpack(tables)
+    def add_up(self):
+        """Add up what all ranks have packed; all of them call it as often."""
+        from chainermn import nccl
 
-    def _unpack(self, tables):
-        for i, (dtype, table, n_chunks) in enumerate(tables):
+        kinds = {'e': nccl.NCCL_FLOAT16, 'f': nccl.NCCL_FLOAT32, 'd': nccl.NCCL_FLOAT64}
+        self._comm.nccl_comm.allReduce(
+            self.sent.data.ptr,
+            self._sum.data.ptr,
+            self.sent.size,
+            kinds[self.sent.dtype.char],
+            nccl.NCCL_SUM,
+            cuda.cupy.cuda.get_current_stream().ptr,
+        )
+
+    def unpack(self):
+        """Replace the gradients, the arrays that were packed, by the mean over all ranks."""
+        for i, (dtype, table, n_chunks) in enumerate(self._tables()):
             is_bad = numpy.uintp(self._is_bad.ctypes.data) if not i else NULL
             self._launch(False, dtype, table, n_chunks, self._sum, None, is_bad, 0)
 
@@ -125,19 +132,6 @@ class FlatGradients:
         if self._comm.allreduce_grad_dtype is not None:
             return self._comm.allreduce_grad_dtype
         return numpy.result_type('f', *(param.dtype for param in self._params()))
-
-    def _add_up(self):
-        from chainermn import nccl
-
-        kinds = {'e': nccl.NCCL_FLOAT16, 'f': nccl.NCCL_FLOAT32, 'd': nccl.NCCL_FLOAT64}
-        self._comm.nccl_comm.allReduce(
-            self.sent.data.ptr,
-            self._sum.data.ptr,
-            self.sent.size,
-            kinds[self.sent.dtype.char],
-            nccl.NCCL_SUM,
-            cuda.cupy.cuda.get_current_stream().ptr,
-        )
 
     def _tables(self):
         """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""

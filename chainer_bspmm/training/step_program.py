@@ -52,6 +52,7 @@ class StepProgram(Program):
         self._reports = Reports(context.device)
         self._names = []  # of what the step reports
         self._copied = {}  # what is reported and is not a single number: name -> array
+        self._update_graph = None  # launches it: with several ranks the update has its own
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
 
@@ -198,6 +199,8 @@ class StepProgram(Program):
         links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
         reported, self._gradients = self._capture_step(self._compute_and_report)
+        if context.ranks is not None:
+            self._update_graph, _ = context.capturer.capture(self._capture_update)
         self._names = list(reported)
         numbers = self._reports.among(_arrays_of(reported))
         self._copied = {
@@ -228,6 +231,12 @@ class StepProgram(Program):
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
         return reported, found
+
+    def launch(self):
+        super().launch()
+        if self._update_graph is not None:
+            self._context.ranks.add_up()
+            self._update_graph()
 
     def replay(self):
         """Run the captured step that was staged.
@@ -320,7 +329,7 @@ class StepProgram(Program):
 
     def _compute_and_report(self):
         """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
-        reported, gradients = self._compute(unchain=True)
+        reported, gradients = self._compute(unchain=True, alone=True)
         numbers = self._reports.among(_arrays_of(reported))
         self._reports.write(numbers, self._inputs.row_address)
         return reported, gradients
@@ -352,13 +361,25 @@ class StepProgram(Program):
             self._one.take_back(params)
             gradients.zero_missing(params)
             if context.ranks is not None:
-                packed = context.ranks.pack(self._n_molecules, value)
+                context.ranks.pack(self._n_molecules, value)
                 if alone:
                     return reported, self._gradients_now()
-                context.ranks.exchange(packed)
-            if context.fused is not None:
-                context.fused.launch(self._inputs.numbers)
+                context.ranks.add_up()
+            self._update()
         return reported, self._gradients_now()
+
+    def _capture_update(self):
+        with _not_counted(self._context.fused):
+            self._update()
+        return {}, []
+
+    def _update(self):
+        """Launch what is done with the gradients, of all ranks where there are several."""
+        context = self._context
+        if context.ranks is not None:
+            context.ranks.unpack()
+        if context.fused is not None:
+            context.fused.launch(self._inputs.numbers)
 
     def _backward(self, loss):
         if not self._puts_sums_off:

@@ -84,9 +84,10 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
     optimizer, gradients = ranks(device, dtypes, shapes, dtype)
     flat = made(optimizer, [sent_by(rank, gradients, bad) for rank in (0, 2)])
     assert flat.sent.dtype == (dtype or max(dtypes, key='efd'.index))
-    tables = flat.pack(N_MOLECULES[RANK], device.put(numpy.array(loss, loss_dtype)))
+    flat.pack(N_MOLECULES[RANK], device.put(numpy.array(loss, loss_dtype)))
     numpy.testing.assert_array_equal(flat.sent, sent_by(RANK, gradients, bad))
-    flat.exchange(tables)
+    flat.add_up()
+    flat.unpack()
     for i, of_ranks in enumerate(gradients):
         param = getattr(optimizer.target, 'p%03d' % i)
         mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)

@@ -96,13 +96,14 @@ class HostCapturer:
         links = [*self._optimizer.target.links(), *(self.guards.links if self.guards else ())]
         arrays = state.state_arrays(self._optimizer, links)
         before = state.Copies(arrays)
+        had = [_variables(link) for link in links]
         try:
             with _recorded() as values:
                 reported, gradients = result = function()
         finally:
             before.put_back(arrays)
         self.n_captures += 1
-        written = [(vars(link), _variables(link)) for link in links]
+        written = [(vars(link), _variables(link, but=of)) for link, of in zip(links, had)]
 
         def launch():
             self.n_launches += 1
@@ -119,9 +120,10 @@ class HostCapturer:
         return launch, result
 
 
-def _variables(link):
-    """Return name -> variable, such as a loss: what a link keeps of a step."""
-    return {name: value for name, value in vars(link).items() if type(value) is chainer.Variable}
+def _variables(link, but=()):
+    """Return name -> variable, such as a loss: what a link keeps of a step, but those in a dict."""
+    found = {name: value for name, value in vars(link).items() if type(value) is chainer.Variable}
+    return {name: value for name, value in found.items() if dict(but).get(name) is not value}
 
 
 @contextlib.contextmanager
@@ -370,7 +372,7 @@ def stand_in_for_prediction(monkeypatch):
 
 
 class HostFlatGradients(flat_gradients.FlatGradients):
-    """`FlatGradients` in NumPy; a capture sends nothing."""
+    """`FlatGradients` in NumPy; the sum cannot be captured."""
 
     def load_kernels(self):
         pass
@@ -379,31 +381,28 @@ class HostFlatGradients(flat_gradients.FlatGradients):
         self.sent[self._n :] = 0
         self.sent[self._n] = n_molecules
         self.sent[self._n + 1 + self._comm.rank] = not numpy.isfinite(loss)
-        params = self._params()
-        for param, part in zip(params, self._parts(self.sent, params)):
+        for param, part in self._parts(self.sent):
             part[...] = n_molecules * param.grad
-        return params
 
-    def _add_up(self):
+    def add_up(self):
+        assert _tape.recorded is None and _tape.replayed is None
         self._sum[...] = self.sent
-        if _tape.recorded is None:
-            self._comm.nccl_comm.allReduce(self.sent, self._sum)
-        else:
-            self._comm.n_captured += 1
+        self._comm.nccl_comm.allReduce(self.sent, self._sum)
 
-    def _unpack(self, params):
+    def unpack(self):
         total, flags = self._sum[self._n], self._sum[self._n + 1 :]
-        for param, part in zip(params, self._parts(self._sum, params)):
+        given = read_at_capture(lambda: [param.grad for param in self._params()])()
+        for (param, part), gradient in zip(self._parts(self._sum), given):
+            param.grad = gradient
             param.grad[...] = 0 if flags.any() else part / total
         if _tape.recorded is None:
             self._is_bad[flags != 0] = 1
 
-    @staticmethod
-    def _parts(array, params):
-        """Yield the part of every parameter, in its shape."""
+    def _parts(self, array):
+        """Yield every parameter and its part, in its shape."""
         start = 0
-        for param in params:
-            yield array[start : start + param.size].reshape(param.shape)
+        for param in self._params():
+            yield param, array[start : start + param.size].reshape(param.shape)
             start += param.size
 
 
