@@ -1,4 +1,4 @@
-"""The mean gradient of all ranks: one collective, between what CUDA graphs may capture."""
+"""The mean gradient of all ranks: by memory that the GPUs of a host share, or by NCCL."""
 
 import numpy
 
@@ -7,6 +7,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.multi_node import faults
+from chainer_bspmm.training import peer_memory
 
 _THREADS, _CHUNK = 256, 1024  # as in the kernel
 # Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
@@ -37,11 +38,13 @@ _TABLE = numpy.dtype(
 class FlatGradients:
     """Replace gradients by their mean over the molecules of all ranks, as `Weighted.update` does.
 
-    :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up those of all ranks, in
-    one call of NCCL, and :meth:`unpack` writes the mean back: on the current stream, without a
-    synchronisation. The first and the last may be captured. The sum is not: NCCL wants graphs that
-    contain one to be captured by all ranks at once and launched by all at once, but each rank
-    launches the graph of its own batch's layout.
+    :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up those of all ranks, and
+    :meth:`unpack` writes the mean back: on the current stream, without a synchronisation.
+
+    On one host the ranks write to each other's memory, there is nothing left to add up, and a CUDA
+    graph may capture all three (see `peer_memory` and the kernel). Otherwise the sum is one call of
+    NCCL, which is not captured: NCCL wants graphs that contain one to be captured by all ranks at
+    once and launched by all at once, but each rank launches the graph of its own batch's layout.
 
     A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
     hosts notice (:meth:`raise_if_not_finite`).
@@ -63,10 +66,16 @@ class FlatGradients:
         pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * self._comm.size)
         self._is_bad = numpy.frombuffer(pinned, numpy.int32, self._comm.size)
         self._is_bad[...] = 0
+        self._peers = peer_memory.known(self._comm, *self._room())
+
+    @property
+    def has_sum(self):
+        """Whether the sum is part of :meth:`pack` and :meth:`unpack`, and :meth:`add_up` idle."""
+        return self._peers is not None
 
     def connect(self):
-        """Let NCCL connect the ranks, if they are not; all of them call it."""
-        self._comm._init_comms()
+        """Map the memory of the other ranks, if possible; all of them call it."""
+        self._peers = peer_memory.connected(self._comm, *self._room())
 
     def load_kernels(self):
         """Compile the kernels for losses of the parameters' dtypes, and float32."""
@@ -76,7 +85,7 @@ class FlatGradients:
                 self._load(dtype, True, of_loss)
             self._load(dtype, False, numpy.dtype('f'))
 
-    def pack(self, n_molecules, loss):
+    def pack(self, n_molecules, loss, alone=False):
         """Write the gradients, times the number of molecules, where they are sent from.
 
         One that is not C-contiguous is replaced by a copy that is.
@@ -84,15 +93,17 @@ class FlatGradients:
         Args:
             n_molecules (int): of this rank's batch.
             loss (cupy.ndarray): () or one element, any floating dtype.
+            alone (bool): whether the other ranks do not take part, and get nothing.
         """
-        for i, (dtype, table, n_chunks) in enumerate(self._tables()):
-            self._launch(
-                True, dtype, table, n_chunks, self.sent, loss if not i else None, NULL, n_molecules
-            )
+        self._launch(True, self.sent, loss, NULL, n_molecules, None if alone else self._peers)
 
     def add_up(self):
         """Add up what all ranks have packed; all of them call it as often."""
+        if self.has_sum:
+            return
         from chainermn import nccl
+
+        self._comm._init_comms()  # if they are not connected
 
         kinds = {'e': nccl.NCCL_FLOAT16, 'f': nccl.NCCL_FLOAT32, 'd': nccl.NCCL_FLOAT64}
         self._comm.nccl_comm.allReduce(
@@ -106,9 +117,8 @@ class FlatGradients:
 
     def unpack(self):
         """Replace the gradients, the arrays that were packed, by the mean over all ranks."""
-        for i, (dtype, table, n_chunks) in enumerate(self._tables()):
-            is_bad = numpy.uintp(self._is_bad.ctypes.data) if not i else NULL
-            self._launch(False, dtype, table, n_chunks, self._sum, None, is_bad, 0)
+        flat = self.sent if self.has_sum else self._sum
+        self._launch(False, flat, None, numpy.uintp(self._is_bad.ctypes.data), 0, self._peers)
 
     def raise_if_not_finite(self):
         """Raise FloatingPointError if a loss was found not to be finite; does not synchronise."""
@@ -133,6 +143,11 @@ class FlatGradients:
             return self._comm.allreduce_grad_dtype
         return numpy.result_type('f', *(param.dtype for param in self._params()))
 
+    def _room(self):
+        """Return what `PeerMemory` must have room for: elements, their dtype, chunks."""
+        n_chunks = sum(max(-(-param.size // _CHUNK), 1) for param in self._params())
+        return self.sent.size, self.sent.dtype, n_chunks
+
     def _tables(self):
         """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
         groups, n_before = {}, 0
@@ -154,12 +169,13 @@ class FlatGradients:
                 tables.append((dtype, table, n_chunks))
         return tables
 
-    def _launch(self, is_pack, dtype, table, n_chunks, flat, loss, is_bad, n_molecules):
-        kernel = self._load(dtype, is_pack, numpy.dtype('f') if loss is None else loss.dtype)
-        kernel(
-            (max(n_chunks, 1), 1, 1),
-            (_THREADS, 1, 1),
-            (
+    def _launch(self, is_pack, flat, loss, is_bad, n_molecules, peers):
+        n_before = 0
+        for dtype, table, n_chunks in self._tables():
+            kernel = self._load(
+                dtype, is_pack, numpy.dtype('f') if loss is None else loss.dtype, peers
+            )
+            arguments = [
                 table,
                 flat,
                 NULL if loss is None else loss,
@@ -168,23 +184,36 @@ class FlatGradients:
                 numpy.int32(self._comm.size),
                 numpy.int32(self._comm.rank),
                 numpy.int32(n_molecules),
-            ),
-        )
+            ]
+            if peers is not None:
+                addresses = numpy.concatenate([peers.data, peers.flags])
+                sizes = map(numpy.int32, (peers.size, peers.n_flags, n_before))
+                arguments += [addresses.view(_addresses(addresses.size)), peers.turn, *sizes]
+            kernel((max(n_chunks, 1), 1, 1), (_THREADS, 1, 1), tuple(arguments))
+            loss, is_bad = None, NULL  # what is not of a parameter is done
+            n_before += max(n_chunks, 1)
 
-    def _load(self, dtype, is_pack, of_loss):
+    def _load(self, dtype, is_pack, of_loss, peers=None):
+        n_peers = 0 if peers is None else self._comm.size
         return kernels.load(
             self.sent.data.device_id,
             'flat_gradients',
             dtype.char,
-            defines(is_pack, self.sent.dtype, of_loss),
+            defines(is_pack, self.sent.dtype, of_loss, n_peers),
         )
 
 
-def defines(is_pack, flat, loss):
+def _addresses(n):
+    """Return the dtype of n addresses that are passed by value."""
+    return numpy.dtype([('of', numpy.uint64, n)])
+
+
+def defines(is_pack, flat, loss, n_peers=0):
     """Return the compile-time constants (tuple of (str, object)) for dtypes of arrays."""
     return (
         ('VECTOR', 1),
         ('PACK', int(is_pack)),
+        ('PEERS', n_peers),
         ('FLAT', kernels.STORAGE[flat.char]),
         ('LOSS', kernels.STORAGE[loss.char]),
         ('N_PARAMETERS', _N_PARAMETERS),

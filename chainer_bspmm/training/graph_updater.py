@@ -61,8 +61,9 @@ class GraphUpdater(StandardUpdater):
     those of `fused_update.FusedUpdate` update eagerly after the replay.
 
     With the optimizer of ``chainermn.create_multi_node_optimizer`` over a communicator of NCCL, the
-    sum of gradients over all ranks lies between two launches. They agree in the first step whether
-    all train so; what cannot be captured later is an error (docs/several_gpus.md).
+    sum of gradients over all ranks is part of the launch on one host, and lies between two launches
+    elsewhere. They agree in the first step whether all train so; what cannot be captured later is
+    an error (docs/several_gpus.md).
 
     Dropout draws from a generator of the step (see `cuda.step`): `seed` and the number of
     the step decide the numbers, not CuPy's or Chainer's seeds.

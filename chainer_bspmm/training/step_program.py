@@ -199,7 +199,7 @@ class StepProgram(Program):
         links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
         reported, self._gradients = self._capture_step(self._compute_and_report)
-        if context.ranks is not None:
+        if context.ranks is not None and not context.ranks.has_sum:
             self._update_graph, _ = context.capturer.capture(self._capture_update)
         self._names = list(reported)
         numbers = self._reports.among(_arrays_of(reported))
@@ -329,7 +329,9 @@ class StepProgram(Program):
 
     def _compute_and_report(self):
         """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
-        reported, gradients = self._compute(unchain=True, alone=True)
+        ranks = self._context.ranks
+        is_part = ranks is not None and not ranks.has_sum
+        reported, gradients = self._compute(unchain=True, alone=is_part)
         numbers = self._reports.among(_arrays_of(reported))
         self._reports.write(numbers, self._inputs.row_address)
         return reported, gradients
@@ -361,7 +363,7 @@ class StepProgram(Program):
             self._one.take_back(params)
             gradients.zero_missing(params)
             if context.ranks is not None:
-                context.ranks.pack(self._n_molecules, value)
+                context.ranks.pack(self._n_molecules, value, alone)
                 if alone:
                     return reported, self._gradients_now()
                 context.ranks.add_up()

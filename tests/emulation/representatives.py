@@ -25,6 +25,7 @@ from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
@@ -36,7 +37,7 @@ from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
-from tests.emulation.kernel_cases import integers, transpose_on, weighted
+from tests.emulation.kernel_cases import integers, Peers, transpose_on, weighted
 from tests.support import shuffled
 from tests.support.launches import DeviceArray
 
@@ -508,7 +509,7 @@ def updated(device):
 
 
 def _flat(device, values):
-    """Return `FlatGradients` of rank 1 of 3, which has a bad loss, its tables and gradients."""
+    """Return `FlatGradients` of rank 1 of 3, which has a bad loss, and its gradients."""
     link = chainer.Link()
     with link.init_scope():
         link.v, link.w = (chainer.Parameter(device.put(value)) for value in values)
@@ -521,8 +522,8 @@ def _flat(device, values):
         mock.patch.object(DeviceArray, 'data', property(_memory), create=True),
     ):
         flat_gradients = FlatGradients(types.SimpleNamespace(target=link, communicator=comm))
-        tables = flat_gradients.pack(4, device.put(numpy.array(numpy.inf, 'f')))
-    return flat_gradients, tables, grads
+        flat_gradients.pack(4, device.put(numpy.array(numpy.inf, 'f')))
+    return flat_gradients, grads
 
 
 def _memory(array):
@@ -532,17 +533,17 @@ def _memory(array):
 def packed(device):
     """Two chunks, the last with a few elements, and a rank whose loss is not finite."""
     values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
-    flat_gradients, _, _ = _flat(device, values)
+    flat_gradients, _ = _flat(device, values)
     return flat_gradients.sent, flat([*(4 * value for value in values), [4, 0, 1, 0]])
 
 
 def _averaged(device, flags):
     values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
-    flat_gradients, ((dtype, table, n_chunks),), grads = _flat(device, values)
+    flat_gradients, grads = _flat(device, values)
     received = device.put(flat([*(8 * value for value in values), [2], flags]).astype('f'))
     is_bad = device.put(numpy.zeros(3, 'i4'))
     with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
-        flat_gradients._launch(False, dtype, table, n_chunks, received, None, is_bad, 0)
+        flat_gradients._launch(False, received, None, is_bad, 0, None)
     factor = 0 if any(flags) else 4
     return flat([*grads, is_bad]), flat([*(factor * value for value in values), flags])
 
@@ -553,6 +554,50 @@ def averaged(device):
 
 def zeroed(device):
     return _averaged(device, [0, 1, 0])
+
+
+SENT = {0: 2, 2: 10}  # rank -> what it sends, times the values; of two molecules each
+
+
+def _by_peers(device):
+    values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
+    flat_gradients, grads = _flat(device, values)
+    others = {
+        rank: flat([*(factor * value for value in values), [2, 0, 0, 0]]).astype('f')
+        for rank, factor in SENT.items()
+    }
+    peers = flat_gradients._peers = Peers(device, flat_gradients, 1, others, 2)
+    is_bad = device.put(numpy.zeros(3, 'i4'))
+    loss = device.put(numpy.array(1, 'f'))
+    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
+        flat_gradients._launch(True, flat_gradients.sent, loss, NULL, 4, peers)
+    return flat_gradients, peers, is_bad, values, grads
+
+
+def packed_for_peers(device):
+    """To the other ranks' half of this turn, each chunk with its flag."""
+    flat_gradients, peers, _, values, _ = _by_peers(device)
+    expected = []
+    for rank in range(3):
+        data, flags = numpy.full(peers.arrays[rank][0].shape, -3.0), numpy.zeros((2, 3, 5))
+        if rank == 1:
+            for other, factor in SENT.items():
+                data[1, other, :-2] = flat([*(factor * value for value in values), [2, 0, 0, 0]])
+                flags[1, other] = 7
+        else:
+            data[1, 1, :-2] = flat([*(4 * value for value in values), [4, 0, 0, 0]])
+            flags[1, 1, :3] = 7
+        expected += [data, flags]
+    found = [array for of_rank in peers.arrays for array in of_rank]
+    return flat([*found, peers.turn]), flat([*expected, [6, 7]])
+
+
+def averaged_of_peers(device):
+    flat_gradients, peers, is_bad, values, grads = _by_peers(device)
+    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
+        flat_gradients._launch(False, flat_gradients.sent, None, is_bad, 0, peers)
+    mean = [2 * value for value in values]  # (2 + 4 + 10) / (2 + 4 + 2)
+    return flat([*grads, is_bad, peers.turn]), flat([*mean, [0, 0, 0], [7, 7]])
 
 
 def summed_by_type(device):
@@ -843,7 +888,7 @@ KERNELS = {
     'relation_rows': (rows_of_relations, rows_of_scaled_relations),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
-    'flat_gradients': (packed, averaged, zeroed),
+    'flat_gradients': (packed, averaged, zeroed, packed_for_peers, averaged_of_peers),
     'embed_grad': (summed_by_type,),
     'mean_loss': (
         cross_entropy,

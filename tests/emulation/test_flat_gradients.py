@@ -12,6 +12,7 @@ from chainer.backends import cuda
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import Peers
 from tests.support.launches import DeviceArray
 
 SHAPES = (), (0,), (3, 5), (1024,), (1025,), (2, 0), (2, 1025)
@@ -63,7 +64,9 @@ def made(device, monkeypatch):
             total = sum(others, flat.sent.astype('d')).astype(flat.sent.dtype)
             ctypes.memmove(receive, total.ctypes.data, count * total.itemsize)
 
-        optimizer.communicator.nccl_comm = types.SimpleNamespace(allReduce=all_reduce)
+        if others:
+            optimizer.communicator.nccl_comm = types.SimpleNamespace(allReduce=all_reduce)
+        optimizer.communicator._init_comms = lambda: None
         return flat
 
     from chainermn import nccl
@@ -94,6 +97,43 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
         assert param.grad.dtype == param.dtype
         numpy.testing.assert_array_equal(param.grad, 0 * mean if bad else mean)
     return flat
+
+
+@pinned
+@pytest.mark.parametrize('n_more', (0, 5))
+@pytest.mark.parametrize('dtypes, bad', [('f', ()), ('fd', ()), ('f', (RANK,)), ('f', (2,))])
+def test_ranks_that_write_to_the_memory_of_each_other(
+    device, made, monkeypatch, dtypes, bad, n_more
+):
+    optimizer, gradients = ranks(device, dtypes)
+    flat = made(optimizer, [])
+    others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
+    flat._peers = peers = Peers(device, flat, RANK, others, n_more)
+    before = [[array.copy() for array in of_rank] for of_rank in peers.arrays]
+    loss = device.put(numpy.array(numpy.nan if RANK in bad else 1, 'f'))
+    flat.pack(N_MOLECULES[RANK], loss, alone=True)
+    for of_rank, were in zip(peers.arrays, before):
+        for array, was in zip(of_rank, were):
+            numpy.testing.assert_array_equal(array, was)
+    assert peers.turn.tolist() == [6, 6]
+    flat.pack(N_MOLECULES[RANK], loss)
+    assert peers.turn.tolist() == [6, 7]
+    sent, half = sent_by(RANK, gradients, bad), Peers.TURN % 2
+    n_chunks = sum(-(-numpy.prod(shape, dtype=int) // flat_gradients._CHUNK) for shape in SHAPES)
+    for rank in (0, 2):
+        data, flags = before[rank]
+        data[half, RANK, : sent.size], flags[half, RANK, :n_chunks] = sent, Peers.TURN
+    for of_rank, expected in zip(peers.arrays, before):
+        for array, right in zip(of_rank, expected):
+            numpy.testing.assert_array_equal(array, right)
+    flat.add_up()  # which would raise: there is no NCCL
+    flat.unpack()
+    assert peers.turn.tolist() == [7, 7]
+    assert flat._is_bad.tolist() == [int(rank in bad) for rank in range(3)]
+    for i, of_ranks in enumerate(gradients):
+        mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
+        grad = getattr(optimizer.target, 'p%03d' % i).grad
+        numpy.testing.assert_array_equal(grad, 0 * mean if bad else mean)
 
 
 @pytest.mark.parametrize('dtypes', ('f', 'd', 'fd'))

@@ -187,14 +187,16 @@ CONSTANTS = {
     ],
     'report': [reports.DEFINES[1:]],
     'flat_gradients': [
-        flat_gradients.defines(is_pack, numpy.dtype(flat), numpy.dtype(loss))[1:]
-        for is_pack, flat, loss in (
-            (True, 'f', 'f'),
-            (False, 'f', 'f'),
-            (True, 'e', 'd'),
-            (False, 'd', 'f'),
-            (True, 'd', 'e'),
-            (False, 'e', 'f'),
+        flat_gradients.defines(is_pack, numpy.dtype(flat), numpy.dtype(loss), n_peers)[1:]
+        for is_pack, flat, loss, n_peers in (
+            (True, 'f', 'f', 0),
+            (False, 'f', 'f', 0),
+            (True, 'e', 'd', 2),
+            (False, 'd', 'f', 8),
+            (True, 'd', 'e', 8),
+            (False, 'e', 'f', 2),
+            (True, 'f', 'f', 8),
+            (False, 'f', 'f', 2),
         )
     ],
     'staged_copy': [()],

@@ -45,11 +45,7 @@ class Others:
         self.mpi_comm = self.nccl_comm = self
         self._model = model
         self.sums, self.told, self.reason, self.is_bad = [], [], None, False
-        self.is_connected = False
-
-    def _init_comms(self):
-        # Before all know that none gives up, this rank might wait for ever.
-        self.is_connected = len(self.told) == 3
+        self.is_one_host = False
 
     def allgather(self, mine):
         self.told.append(mine)
@@ -61,7 +57,7 @@ class Others:
         return molecules(2, seed=100 + len(self.sums))
 
     def allReduce(self, sent, received):
-        assert self.is_connected
+        assert len(self.told) == 3  # before, this rank might wait for ever
         copied = copy.deepcopy(self._model)
         copied.cleargrads()
         reporter = chainer.Reporter()  # its own
@@ -143,11 +139,13 @@ def train(updater, sizes):
     return causes(caught)
 
 
+@pytest.mark.parametrize('is_one_host', (False, True))
 @pytest.mark.parametrize('is_clipped', (False, True))
-def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped):
+def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped, is_one_host):
     """And every step, run, captured, replayed or checked, is one collective of one size."""
     hooks = [optimizer_hooks.GradientClipping(LARGEST_NORM)] * is_clipped
     updater, comm = made(hooks=hooks)
+    comm.is_one_host = is_one_host
     tried = []
     check = StepProgram.check_alone
     monkeypatch.setattr(StepProgram, 'check_alone', lambda self: tried.append(check(self)))
@@ -160,6 +158,7 @@ def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped):
     assert graphs[0].n_compiled == 2
     n_replays = [program._n_replays for program in updater._programs.values()]
     assert max(n_replays) > 3 and sum(map(bool, n_replays)) > 2 and 0 in n_replays, n_replays
+    assert graphs[0].n_launches == sum(n_replays) * (1 if is_one_host else 2)
     comm.sums.clear()
     norms = []
     for batch in updater.get_iterator('main').given:

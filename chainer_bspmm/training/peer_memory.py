@@ -1,0 +1,87 @@
+"""Memory of the GPUs of one host, which every rank has mapped: it writes to that of the others."""
+
+import contextlib
+import weakref
+
+import numpy
+
+from chainer.backends import cuda
+
+MOST = 8  # ranks, whose addresses are arguments of a kernel
+_ALIGNMENT = 256  # bytes
+
+
+class PeerMemory:
+    """Places for what the ranks send each other, on the GPU of the receiver.
+
+    Args:
+        addresses (list of int): of the memory of every rank, as this process has mapped it.
+        size (int), dtype (numpy.dtype): of what a rank sends.
+        n_flags (int): how many flags it sends along.
+
+    Attributes:
+        data, flags (array): (n_ranks,) uint64, addresses: of (2, n_ranks, size), (2, n_ranks,
+            n_flags) uint32.
+        turn (cupy.ndarray): (2,) uint32, of this rank alone.
+    """
+
+    def __init__(self, addresses, size, dtype, n_flags):
+        self.size, self.dtype, self.n_flags = size, dtype, n_flags
+        self.data = numpy.array(addresses, numpy.uint64)
+        self.flags = self.data + numpy.uint64(_n_bytes_of_data(len(addresses), size, dtype))
+        self.turn = cuda.cupy.zeros(2, numpy.uint32)
+
+
+def connected(comm, size, dtype, n_flags):
+    """Return the `PeerMemory` of all ranks; None if it cannot be. All of them call it.
+
+    Args:
+        comm (chainermn.CommunicatorBase): with a GPU for each rank.
+        size, dtype, n_flags: as in `PeerMemory`.
+    """
+    n_ranks = comm.size
+    if not 1 < n_ranks <= MOST or comm.intra_size != n_ranks:
+        return None
+    runtime, opened, addresses = cuda.cupy.cuda.runtime, [], []
+    handle = memory = None
+    # Where GPUs cannot reach each other, or processes may not share memory.
+    with contextlib.suppress(runtime.CUDARuntimeError):
+        n_bytes = _n_bytes_of_data(n_ranks, size, dtype) + 8 * n_ranks * n_flags
+        memory = cuda.cupy.cuda.Memory(n_bytes)  # not of a pool: a handle is a whole allocation's
+        runtime.memset(memory.ptr, 0, n_bytes)
+        runtime.deviceSynchronize()
+        handle = runtime.ipcGetMemHandle(memory.ptr)
+    handles = comm.mpi_comm.allgather(handle)
+    if all(handles):
+        with contextlib.suppress(runtime.CUDARuntimeError):
+            for rank, of_rank in enumerate(handles):
+                if rank != comm.rank:
+                    opened.append(runtime.ipcOpenMemHandle(of_rank))
+                addresses.append(memory.ptr if rank == comm.rank else opened[-1])
+    have_all = comm.mpi_comm.allgather(len(addresses) == n_ranks)
+    if not all(have_all):
+        for address in opened:
+            runtime.ipcCloseMemHandle(address)
+        return None
+    found = comm._peer_memory = PeerMemory(addresses, size, dtype, n_flags)
+    weakref.finalize(found, _disconnect, memory, opened)
+    return found
+
+
+def known(comm, size, dtype, n_flags):
+    """Return the `PeerMemory` that was made for a communicator, if there is one and it has room."""
+    found = getattr(comm, '_peer_memory', None)
+    fits = found is not None and found.size >= size and found.n_flags >= n_flags
+    return found if fits and found.dtype == dtype else None
+
+
+def _n_bytes_of_data(n_ranks, size, dtype):
+    return -(-2 * n_ranks * size * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _disconnect(memory, opened):
+    runtime = cuda.cupy.cuda.runtime
+    with contextlib.suppress(runtime.CUDARuntimeError):  # the process may be ending
+        for address in opened:
+            runtime.ipcCloseMemHandle(address)
+    del memory
