@@ -114,7 +114,8 @@ def parameters_of_every_model(comm, device='@numpy'):
         model = regressor(name, 0, comm if 'norm' in name else None)
         model.to_device(device)
         part = to_sparse(my_share(examples, comm))
-        updater = (StandardUpdater if layout == 'packed' else GraphUpdater)(
+        is_eager = layout == 'packed' and device == '@numpy'
+        updater = (StandardUpdater if is_eager else GraphUpdater)(
             chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
             optimizer_of(model, comm),
             converter=CONVERTERS[layout],
