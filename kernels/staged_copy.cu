@@ -1,4 +1,4 @@
-// Copy the next of several slots of n quads of 4 bytes from the host's pinned memory, which the GPU reads
+// Copy the next of several slots of n quads of 4 words from the host's pinned memory, which the GPU reads
 // over the bus:
 //
 //     to[i] = slots[position[0] % n_slots][i], then position[0] += 1

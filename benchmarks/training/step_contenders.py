@@ -124,9 +124,7 @@ class Trainer:
         program = max(self.programs(), key=lambda program: program._n_replays)
         staging = program._inputs._staging
         if staging.is_kernel:  # a launch takes a batch
-            last = staging._bytes[staging._next - 1]
-            staging.fill()
-            staging._bytes[staging._next] = last
+            staging.again()
         program.launch()
 
     def peak_bytes(self):

@@ -510,7 +510,7 @@ def gather_launch(n_graphs, device):
 
 
 def one_block(n):
-    """Plan a thread for each of n elements, in one block; the largest has several for a thread."""
+    """Plan one block, with a thread for each of n elements if there are at most 1,024."""
     n_threads = min(-(-n // WARP) * WARP, 1024)
     return Launch((('VECTOR', 1),), (1, 1, 1), (n_threads, 1, 1), 0, ())
 

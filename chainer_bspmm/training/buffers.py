@@ -5,8 +5,10 @@ A graph reads the same memory at every launch. A batch therefore lies in buffers
 """
 
 import collections
+import contextlib
 import functools
 import math
+import weakref
 
 import numpy
 
@@ -247,9 +249,12 @@ class Staging:
             if self.is_kernel:
                 self._position = cupy.zeros(1, numpy.uint32)
                 self._kernel = self._copying_kernel()
+            self._device.synchronize()  # the first batch may be sent on another stream
+        # Pinned memory goes to another owner at once, although a copy may still have to read it.
+        error = cupy.cuda.runtime.CUDARuntimeError
+        weakref.finalize(self, _synchronize, self._device, error).atexit = False
         slots = numpy.frombuffer(self._memory, numpy.uint8, 2 * N_SLOTS * self._n_bytes)
-        self._bytes = slots.reshape(2 * N_SLOTS, self._n_bytes)
-        self._slots = [_views(slot, places) for slot in self._bytes]
+        self._slots = [_views(slot, places) for slot in slots.reshape(2 * N_SLOTS, self._n_bytes)]
         self.device = _views(self._buffer, places)
         self._next = 0
         self._is_filled = False  # the next slot, which may have been copied if there was an error
@@ -293,12 +298,23 @@ class Staging:
         self.copy(stream)
         self.copied(stream)
 
+    def again(self):
+        """Write to the next slot what the last one had."""
+        views, last = self.fill(), self._slots[self._next - 1]
+        for name, view in views.items():
+            view[...] = last[name]
+
     def _look(self):
         """Find the next slot after an error or an interrupt (synchronises)."""
         with self._device:
             self._device.synchronize()
             if self.is_kernel:
                 self._next = int(self._position.get()[0]) % (2 * N_SLOTS)
+
+
+def _synchronize(device, error):
+    with device, contextlib.suppress(error):
+        device.synchronize()
 
 
 def _views(buffer, places):

@@ -199,17 +199,18 @@ class GraphUpdater(StandardUpdater):
             self._train_eagerly(examples)
             return
         fused = self._context.fused
-        step_numbers = None if fused is None else fused.advance(is_unchanged=True)
         if fused is None or not program.is_captured or program.is_check_due():
             self._watched = None  # what runs eagerly may change it
-        difference = None
+        difference = step_numbers = None
         try:
+            if fused is not None:
+                step_numbers = fused.advance(is_unchanged=True)
             program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers as error:  # after the eager step was done, and counted
             difference, reported = error, error.reported
         except BaseException as error:
-            if fused is not None:
+            if step_numbers is not None:
                 fused.count(-1)
             if not isinstance(error, CannotCapture):
                 raise

@@ -195,6 +195,14 @@ class StepProgram(Program):
         Raises:
             CannotCapture: with the cause.
         """
+        try:
+            self._capture_all()
+        except BaseException:
+            self._graph = None
+            self._context.optimizer.target.cleargrads()  # they were never computed
+            raise
+
+    def _capture_all(self):
         context = self._context
         links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
@@ -219,14 +227,9 @@ class StepProgram(Program):
     def _capture_step(self, function):
         """Capture a function that is the step; return what it returned."""
         context = self._context
-        try:
-            reported, found = self._capture(function, context.loss_func)
-        except BaseException:
-            context.optimizer.target.cleargrads()  # they were never computed
-            raise
+        reported, found = self._capture(function, context.loss_func)
         for name, value in reported.items():
             if not isinstance(_bare(value), context.device.xp.ndarray):
-                self._graph = None
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )

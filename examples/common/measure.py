@@ -47,18 +47,22 @@ class StepTimer(training.Extension):
 
     def initialize(self, trainer):
         """Start a round."""
+        self._wait()
         self._start = trainer.updater.iteration, time.perf_counter()
 
     def __call__(self, trainer):
         """End a round."""
         if self._start is None:  # the other trigger has ended it
             return
-        if self._device.xp is not numpy:
-            self._device.device.synchronize()
+        self._wait()
         iteration, start = self._start
         n_steps = trainer.updater.iteration - iteration
         self.rounds.append((n_steps, (time.perf_counter() - start) / n_steps))
         self._start = None
+
+    def _wait(self):
+        if self._device.xp is not numpy:
+            self._device.device.synchronize()
 
 
 def milliseconds_a_step(rounds):

@@ -322,6 +322,7 @@ def run_until_done(trainer, epoch, path, command, ranks):
 
     Several ranks would not stop at the same step: mpirun ends them all at once.
     """
+    gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     try:
         with contextlib.nullcontext() if ranks.are_several else trainer.stop_trigger:
             trainer.run()
@@ -329,6 +330,8 @@ def run_until_done(trainer, epoch, path, command, ranks):
         if os.path.exists(path):
             print('\nInterrupted in a step. Continue from the last snapshot with\n  %s' % command)
         return False
+    finally:
+        gc.unfreeze()
     if trainer.updater.epoch < epoch:
         serializers.save_npz(path + '.tmp', trainer)
         os.replace(path + '.tmp', path)
@@ -388,7 +391,6 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         )
     timer = measure.StepTimer(trainer, device)
     start = time.perf_counter()
-    gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     if trainer.updater.epoch >= args.epoch:
         print('The snapshot has all of the %d epochs: nothing to train' % args.epoch)
     elif not run_until_done(

@@ -86,7 +86,7 @@ def test_bars():
                 {
                     'epochs': [10.0, 10 + an_epoch, 10 + 2 * an_epoch],
                     'steps': 300,
-                    'milliseconds a step': {'mean': 8.0},
+                    'milliseconds a step': {'median': 8.0},
                 }
             ]
         found = bench.bars({'qm9': {'methods': {'gin': of}}})
@@ -96,6 +96,14 @@ def test_bars():
     assert met(149.0, 13.0, 1.2) == [(13.0, False), (1.5, False), (11.5, False)]
     assert met(None, 12.0) == [(12.0, True), (1.25, True)]
     assert met(150.0, None) == []
+
+
+def test_how_many_times_its_steps_an_epoch_takes():
+    cost = {'epochs': [9.0, 10.0], 'steps': 200, 'milliseconds a step': {'median': 8.0}}
+    assert bench.over_steps([cost]) == 1.25
+    earlier = {key: value for key, value in cost.items() if key != 'steps'}
+    for unknown in (earlier, dict(cost, epochs=[9.0]), {**cost, 'milliseconds a step': None}):
+        assert bench.over_steps([cost, unknown]) is None
 
 
 def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
@@ -108,7 +116,14 @@ def test_contenders_that_are_not_run_are_taken_from_an_earlier_result():
     ours, upstream = bench.CAPTURED, bench.UPSTREAM
     found = result('new', **{ours: 1})
     bench.complete(found, result('old', **{ours: 2, upstream: 3}))
-    bench.complete(found, result('older', **{upstream: 4}))
+    bench.complete(found, result('older', **{upstream: 4, ours: 5}))
+    again = result('newer', **{ours: 6})
+    bench.complete(again, found)
+    kept = again['data']['qm9']['methods']['gin'][upstream]
+    assert kept == {'warm': 3, 'commit': 'old'}  # that of the run
+    failed = result('newer')
+    bench.complete(failed, found)
+    assert ours not in failed['data']['qm9']['methods']['gin']
     bench.complete(found, {'conditions': {'commit': 'none'}, 'data': {}})
     assert found['data']['qm9']['methods']['gin'] == {
         ours: {'warm': 1},

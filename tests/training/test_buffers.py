@@ -145,7 +145,9 @@ def staged(request, monkeypatch):
                 cuda=types.SimpleNamespace(
                     alloc_pinned_memory=Pinned,
                     Event=Event,
-                    runtime=types.SimpleNamespace(getDevice=lambda: 0),
+                    runtime=types.SimpleNamespace(
+                        getDevice=lambda: 0, CUDARuntimeError=RuntimeError
+                    ),
                 ),
             )
         ),
@@ -160,8 +162,9 @@ def staged(request, monkeypatch):
         to.copy(int(slots) + int(position[0] % n_slots) * n_bytes, n_bytes, stream)
         position += 1
 
-    device = types.SimpleNamespace(device=Device())
-    return buffers.Staging(ARRAYS, device), calls
+    made = buffers.Staging(ARRAYS, types.SimpleNamespace(device=Device()))
+    assert calls.pop() == ('synchronize', None) and not calls  # its memory is ready on any stream
+    return made, calls
 
 
 def test_arrays_arrive(staged):
@@ -190,6 +193,24 @@ def test_the_host_waits_for_the_last_copy_from_a_group_of_slots(staged):
         [event for call, event in calls if call == kind] for kind in ('wait', 'record')
     )
     assert waited == recorded and waited[:2] == waited[2:] and waited[0] is not waited[1]
+
+
+def test_what_was_sent_is_sent_again(staged):
+    staged, calls = staged
+    for number in range(2 * buffers.N_SLOTS + 1):
+        for array in staged.fill().values():
+            array[...] = number
+        staged.send('the current one')
+        staged.again()
+        staged.send('the current one')
+        assert all((array == number).all() for array in staged.device.values())
+
+
+def test_memory_is_given_back_when_all_copies_are_done(staged):
+    staged, calls = staged
+    another = buffers.Staging(ARRAYS, types.SimpleNamespace(device=staged._device))
+    del calls[:], another
+    assert calls == [('synchronize', None)]
 
 
 @pytest.mark.parametrize('was_copied', [False, True])
