@@ -81,9 +81,16 @@ __device__ inline unsigned published(const unsigned *flag)
 }
 #endif
 
+// What peers write while a kernel waits must not be read as if it were constant.
+#if PEERS
+#define RESTRICT
+#else
+#define RESTRICT __restrict__
+#endif
+
 // Two blocks at once, at least: otherwise the compiler spills the calls of double division.
 extern "C" __global__ void __launch_bounds__(256, 2) flat_gradients(
-    const Table table, FLAT *__restrict__ flat, const LOSS *__restrict__ loss,
+    const Table table, FLAT *RESTRICT flat, const LOSS *__restrict__ loss,
     int *__restrict__ is_bad, const int n, const int n_ranks, const int rank, const int n_molecules
 #if PEERS
     , const __grid_constant__ Peers peers, unsigned *turn, const int stride, const int n_flags, const int first_flag

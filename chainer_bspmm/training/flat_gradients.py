@@ -66,7 +66,7 @@ class FlatGradients:
         pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * self._comm.size)
         self._is_bad = numpy.frombuffer(pinned, numpy.int32, self._comm.size)
         self._is_bad[...] = 0
-        self._peers = peer_memory.known(self._comm, *self._room())
+        self._peers = peer_memory.known(self._optimizer, *self._room())
 
     @property
     def has_sum(self):
@@ -75,7 +75,7 @@ class FlatGradients:
 
     def connect(self):
         """Map the memory of the other ranks, if possible; all of them call it."""
-        self._peers = peer_memory.connected(self._comm, *self._room())
+        self._peers = peer_memory.connected(self._optimizer, self._comm, *self._room())
 
     def load_kernels(self):
         """Compile the kernels for losses of the parameters' dtypes, and float32."""

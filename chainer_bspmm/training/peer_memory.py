@@ -9,6 +9,8 @@ from chainer.backends import cuda
 
 MOST = 8  # ranks, whose addresses are arguments of a kernel
 _ALIGNMENT = 256  # bytes
+# What CUDA allocates at once: it shares all of it, with whatever else is there.
+_GRANULARITY = 2 << 20
 
 
 class PeerMemory:
@@ -32,14 +34,16 @@ class PeerMemory:
         self.turn = cuda.cupy.zeros(2, numpy.uint32)
 
 
-def connected(comm, size, dtype, n_flags):
+def connected(optimizer, comm, size, dtype, n_flags):
     """Return the `PeerMemory` of all ranks; None if it cannot be. All of them call it.
 
     Args:
+        optimizer (multi_node.optimizer.Weighted): keeps it, for :func:`known`.
         comm (chainermn.CommunicatorBase): with a GPU for each rank.
         size, dtype, n_flags: as in `PeerMemory`.
     """
     n_ranks = comm.size
+    object.__setattr__(optimizer, '_peer_memory', None)
     if not 1 < n_ranks <= MOST or comm.intra_size != n_ranks:
         return None
     runtime, opened, addresses = cuda.cupy.cuda.runtime, [], []
@@ -47,6 +51,7 @@ def connected(comm, size, dtype, n_flags):
     # Where GPUs cannot reach each other, or processes may not share memory.
     with contextlib.suppress(runtime.CUDARuntimeError):
         n_bytes = _n_bytes_of_data(n_ranks, size, dtype) + 8 * n_ranks * n_flags
+        n_bytes = -(-n_bytes // _GRANULARITY) * _GRANULARITY
         memory = cuda.cupy.cuda.Memory(n_bytes)  # not of a pool: a handle is a whole allocation's
         runtime.memset(memory.ptr, 0, n_bytes)
         runtime.deviceSynchronize()
@@ -63,14 +68,16 @@ def connected(comm, size, dtype, n_flags):
         for address in opened:
             runtime.ipcCloseMemHandle(address)
         return None
-    found = comm._peer_memory = PeerMemory(addresses, size, dtype, n_flags)
-    weakref.finalize(found, _disconnect, memory, opened)
+    found = PeerMemory(addresses, size, dtype, n_flags)
+    # Not at exit, where what this rank has launched may still write to the others.
+    weakref.finalize(found, _disconnect, memory, opened).atexit = False
+    object.__setattr__(optimizer, '_peer_memory', found)
     return found
 
 
-def known(comm, size, dtype, n_flags):
-    """Return the `PeerMemory` that was made for a communicator, if there is one and it has room."""
-    found = getattr(comm, '_peer_memory', None)
+def known(optimizer, size, dtype, n_flags):
+    """Return the `PeerMemory` that an optimizer keeps, if there is one and it has room."""
+    found = getattr(optimizer, '_peer_memory', None)
     fits = found is not None and found.size >= size and found.n_flags >= n_flags
     return found if fits and found.dtype == dtype else None
 
@@ -81,7 +88,8 @@ def _n_bytes_of_data(n_ranks, size, dtype):
 
 def _disconnect(memory, opened):
     runtime = cuda.cupy.cuda.runtime
-    with contextlib.suppress(runtime.CUDARuntimeError):  # the process may be ending
+    with contextlib.suppress(runtime.CUDARuntimeError):
+        runtime.deviceSynchronize()
         for address in opened:
             runtime.ipcCloseMemHandle(address)
     del memory

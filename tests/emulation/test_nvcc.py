@@ -364,3 +364,16 @@ def test_spill_is_noticed():
     defines = defines_of('segment_reduce', 'e', 8)
     report = compiled('segment_reduce', 'e', defines, 'sm_90', '-maxrregcount=24')
     assert usage(report)[3] > 0
+
+
+@pytest.mark.parametrize('n_peers', (0, 2, 8))
+def test_what_peers_write_meanwhile_is_not_read_as_constant(tmp_path, n_peers):
+    """Loads of constants (ld.global.nc) are in no order with the flags that a kernel waits for."""
+    if shutil.which('nvcc') is None:
+        pytest.skip('nvcc is not on the PATH')
+    f, out = numpy.dtype('f'), tmp_path / 'kernel.ptx'
+    options = kernels.options('f', flat_gradients.defines(False, f, f, n_peers))
+    words = ['nvcc', *options, '-arch=sm_90', '-ptx', '-I%s' % kernels.directory(), '-o', out]
+    subprocess.run([*map(str, words), str(kernels.paths()['flat_gradients'])], check=True)
+    text = out.read_text()
+    assert 'ld.global' in text and ('ld.global.nc' in text) == (n_peers == 0)

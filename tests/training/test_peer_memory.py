@@ -74,27 +74,27 @@ def communicator(other='handle %d', is_done=True, size=3, intra_size=3):
 
 
 def test_addresses_of_all_ranks(runtime):
-    comm = communicator()
-    found = peer_memory.connected(comm, SIZE, DTYPE, N_FLAGS)
+    comm, optimizer = communicator(), types.SimpleNamespace()
+    found = peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS)
     assert found.data.tolist() == [OTHERS[0], OWN, OTHERS[2]]
     (n_bytes,) = set((found.flags - found.data).tolist())
     assert n_bytes >= 2 * 3 * 4 * SIZE and not n_bytes % 256
     assert found.turn.tolist() == [0, 0] and found.turn.dtype == numpy.uint32
-    assert peer_memory.known(comm, SIZE, DTYPE, N_FLAGS) is found
-    assert peer_memory.known(comm, SIZE - 1, DTYPE, 1) is found
-    assert peer_memory.known(comm, SIZE + 1, DTYPE, N_FLAGS) is None
-    assert peer_memory.known(comm, SIZE, numpy.dtype('d'), N_FLAGS) is None
-    assert peer_memory.known(comm, SIZE, DTYPE, N_FLAGS + 1) is None
+    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is found
+    assert peer_memory.known(optimizer, SIZE - 1, DTYPE, 1) is found
+    assert peer_memory.known(optimizer, SIZE + 1, DTYPE, N_FLAGS) is None
+    assert peer_memory.known(optimizer, SIZE, numpy.dtype('d'), N_FLAGS) is None
+    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS + 1) is None
     assert not runtime.closed
     del found
-    vars(comm).clear()
+    del optimizer
     assert runtime.closed == runtime.opened == list(OTHERS.values())
 
 
 @pytest.mark.parametrize('size, intra_size', [(1, 1), (9, 9), (3, 2)])
 def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
-    comm = communicator(size=size, intra_size=intra_size)
-    assert peer_memory.connected(comm, SIZE, DTYPE, N_FLAGS) is None
+    comm, optimizer = communicator(size=size, intra_size=intra_size), types.SimpleNamespace()
+    assert peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS) is None
     assert not comm.told
 
 
@@ -102,7 +102,7 @@ def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
 def test_all_give_up_where_one_has_to(runtime, fails):
     runtime.fails = fails
     another = {'another, get': {'other': None}, 'another, open': {'is_done': False}}
-    comm = communicator(**another.get(fails, {}))
-    assert peer_memory.connected(comm, SIZE, DTYPE, N_FLAGS) is None
+    comm, optimizer = communicator(**another.get(fails, {})), types.SimpleNamespace()
+    assert peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS) is None
     assert len(comm.told) == 2 and runtime.closed == runtime.opened
-    assert peer_memory.known(comm, SIZE, DTYPE, N_FLAGS) is None
+    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is None
