@@ -334,17 +334,20 @@ class StepProgram(Program):
         """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
         ranks = self._context.ranks
         is_part = ranks is not None and not ranks.has_sum
-        reported, gradients = self._compute(unchain=True, alone=is_part)
+        return self._compute(unchain=True, alone=is_part, write=self._write)
+
+    def _write(self, reported):
         numbers = self._reports.among(_arrays_of(reported))
         self._reports.write(numbers, self._inputs.row_address)
-        return reported, gradients
 
-    def _compute(self, unchain=False, alone=False):
+    def _compute(self, unchain=False, alone=False, write=lambda reported: None):
         """Launch the step; return what was reported, and the parameters' gradients.
 
         Args:
             unchain (bool): whether the arrays of the graph go, even where a link keeps the loss.
             alone (bool): whether it ends where it needs other ranks, before the update.
+            write (callable): called where what was reported is as `run` returns it: with several
+                ranks before the update, where a step that is run alone ends.
         """
         context = self._context
         target = context.optimizer.target
@@ -367,10 +370,13 @@ class StepProgram(Program):
             gradients.zero_missing(params)
             if context.ranks is not None:
                 context.ranks.pack(self._n_molecules, value, alone)
+                write(reported)
                 if alone:
                     return reported, self._gradients_now()
                 context.ranks.add_up()
             self._update()
+            if context.ranks is None:
+                write(reported)
         return reported, self._gradients_now()
 
     def _capture_update(self):

@@ -212,6 +212,23 @@ def test_replay_that_differs(made):
         assert relative_error(param.array, expected) < 1e-5, path
 
 
+@pytest.mark.parametrize('is_one_host', (False, True))
+def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_host):
+    """There ends the step that a replay is compared with."""
+
+    def loss_func(model, *args):
+        _, last = max(model.namedparams())
+        chainer.report({'first': last.array.ravel()[:1].reshape(())}, model)
+        return model(*args)
+
+    updater, comm = made(loss_func)
+    comm.is_one_host = is_one_host
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', updater._optimizer.target)
+    with reporter.scope({}):
+        assert train(updater, [4] * 6) == []
+
+
 def test_layout_that_cannot_be_captured_later(made):
     def loss_func(model, *args):
         loss = model(*args)
