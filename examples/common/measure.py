@@ -36,11 +36,11 @@ class StepTimer(training.Extension):
         self._device = device
         self._start = None
         every = 1 if device.xp is numpy else STEPS_A_ROUND
+
+        def again(trainer):  # a function: Trainer gives it a name
+            self.initialize(trainer)
+
         for trigger in ((every, 'iteration'), (1, 'epoch')):
-
-            def again(trainer):
-                self.initialize(trainer)
-
             names = ['timer: %s of rounds, %s' % (what, trigger[1]) for what in ('end', 'start')]
             trainer.extend(self, names[0], trigger, FIRST)
             trainer.extend(again, names[1], trigger, LAST)
