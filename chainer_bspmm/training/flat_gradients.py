@@ -75,15 +75,24 @@ class FlatGradients:
 
     def connect(self):
         """Map the memory of the other ranks, if possible; all of them call it."""
-        self._peers = peer_memory.connected(self._optimizer, self._comm, *self._room())
+        self._peers = None
+        self._peers = peer_memory.connected(
+            self._optimizer, self._comm, *self._room(), self.load_kernels
+        )
 
-    def load_kernels(self):
-        """Compile the kernels for losses of the parameters' dtypes, and float32."""
+    def load_kernels(self, peers=None):
+        """Compile the kernels for losses of the parameters' dtypes, and float32.
+
+        Args:
+            peers (PeerMemory or None): what they write to, None: what is known.
+        """
+        peers = peers or self._peers
         dtypes = {param.dtype for param in self._params()}
         for dtype in dtypes:
             for of_loss in {*dtypes, numpy.dtype('f')}:
-                self._load(dtype, True, of_loss)
-            self._load(dtype, False, numpy.dtype('f'))
+                for of_peers in {None, peers}:
+                    self._load(dtype, True, of_loss, of_peers)
+            self._load(dtype, False, numpy.dtype('f'), peers)
 
     def pack(self, n_molecules, loss, alone=False):
         """Write the gradients, times the number of molecules, where they are sent from.
@@ -193,7 +202,7 @@ class FlatGradients:
             loss, is_bad = None, NULL  # what is not of a parameter is done
             n_before += max(n_chunks, 1)
 
-    def _load(self, dtype, is_pack, of_loss, peers=None):
+    def _load(self, dtype, is_pack, of_loss, peers):
         n_peers = 0 if peers is None else self._comm.size
         return kernels.load(
             self.sent.data.device_id,

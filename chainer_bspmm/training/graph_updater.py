@@ -136,6 +136,7 @@ class GraphUpdater(StandardUpdater):
         self._ranks = _of_ranks(optimizer)
         self._optimizer = optimizer if self._ranks is None else self._ranks.actual_optimizer
         self._do_all_capture = None  # whether all ranks do; None until they have agreed
+        self._has_sum = None  # then, whether the ranks share memory
 
     def connect_trainer(self, trainer: Any) -> None:
         super().connect_trainer(trainer)
@@ -286,6 +287,8 @@ class GraphUpdater(StandardUpdater):
         self._context.ranks.load_kernels()
         if not self._do_all_capture:
             program.check_alone()
+        elif self._context.ranks.has_sum != self._has_sum:
+            raise CannotCapture('parameters have other sizes or dtypes than in the first step')
 
     def _start(self, examples):
         """Let all ranks start alike, with all parameters made."""
@@ -302,6 +305,7 @@ class GraphUpdater(StandardUpdater):
                 if other is not None:
                     return self._give_up('%s (rank %d)' % (other, rank))
             self._context.ranks.connect()
+            self._has_sum = self._context.ranks.has_sum
         elif self._do_all_capture:
             if reason is not None:
                 self._give_up(reason)

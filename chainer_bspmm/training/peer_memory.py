@@ -17,7 +17,9 @@ class PeerMemory:
     """Places for what the ranks send each other, on the GPU of the receiver.
 
     Args:
+        memory (cupy.cuda.Memory): of this rank, which the others have mapped.
         addresses (list of int): of the memory of every rank, as this process has mapped it.
+        opened (list of int): those of them that are to be unmapped.
         size (int), dtype (numpy.dtype): of what a rank sends.
         n_flags (int): how many flags it sends along.
 
@@ -27,27 +29,34 @@ class PeerMemory:
         turn (cupy.ndarray): (2,) uint32, of this rank alone.
     """
 
-    def __init__(self, addresses, size, dtype, n_flags):
+    def __init__(self, memory, addresses, opened, size, dtype, n_flags):
+        self._memory = memory
         self.size, self.dtype, self.n_flags = size, dtype, n_flags
         self.data = numpy.array(addresses, numpy.uint64)
         self.flags = self.data + numpy.uint64(_n_bytes_of_data(len(addresses), size, dtype))
         self.turn = cuda.cupy.zeros(2, numpy.uint32)
+        # Not at exit, where what this rank has launched may still write to the others.
+        self.close = weakref.finalize(self, _unmap, opened)
+        self.close.atexit = False
 
 
-def connected(optimizer, comm, size, dtype, n_flags):
+def connected(optimizer, comm, size, dtype, n_flags, prepare):
     """Return the `PeerMemory` of all ranks; None if it cannot be. All of them call it.
 
     Args:
         optimizer (multi_node.optimizer.Weighted): keeps it, for :func:`known`.
         comm (chainermn.CommunicatorBase): with a GPU for each rank.
         size, dtype, n_flags: as in `PeerMemory`.
+        prepare (callable): called with it. What it compiles and loads is there before any rank
+            waits for this one.
     """
     n_ranks = comm.size
-    object.__setattr__(optimizer, '_peer_memory', None)
     if not 1 < n_ranks <= MOST or comm.intra_size != n_ranks:
         return None
+    _forget(optimizer, comm)
     runtime, opened, addresses = cuda.cupy.cuda.runtime, [], []
-    handle = memory = None
+    handle = memory = found = None
+    is_done = False
     # Where GPUs cannot reach each other, or processes may not share memory.
     with contextlib.suppress(runtime.CUDARuntimeError):
         n_bytes = _n_bytes_of_data(n_ranks, size, dtype) + 8 * n_ranks * n_flags
@@ -55,22 +64,22 @@ def connected(optimizer, comm, size, dtype, n_flags):
         memory = cuda.cupy.cuda.Memory(n_bytes)  # not of a pool: a handle is a whole allocation's
         runtime.memset(memory.ptr, 0, n_bytes)
         runtime.deviceSynchronize()
-        handle = runtime.ipcGetMemHandle(memory.ptr)
+        handle = runtime.ipcGetMemHandle(memory.ptr), cuda.cupy.cuda.Device().pci_bus_id
     handles = comm.mpi_comm.allgather(handle)
-    if all(handles):
+    # Ranks that wait for each other on one GPU might wait forever.
+    if all(handles) and len({gpu for _, gpu in handles}) == n_ranks:
         with contextlib.suppress(runtime.CUDARuntimeError):
-            for rank, of_rank in enumerate(handles):
+            for rank, (of_rank, _) in enumerate(handles):
                 if rank != comm.rank:
                     opened.append(runtime.ipcOpenMemHandle(of_rank))
                 addresses.append(memory.ptr if rank == comm.rank else opened[-1])
-    have_all = comm.mpi_comm.allgather(len(addresses) == n_ranks)
-    if not all(have_all):
-        for address in opened:
-            runtime.ipcCloseMemHandle(address)
+            found = PeerMemory(memory, addresses, opened, size, dtype, n_flags)
+            prepare(found)
+            is_done = True
+    if not all(comm.mpi_comm.allgather(is_done)):
+        _unmap(opened) if found is None else found.close()
+        comm.mpi_comm.Barrier()
         return None
-    found = PeerMemory(addresses, size, dtype, n_flags)
-    # Not at exit, where what this rank has launched may still write to the others.
-    weakref.finalize(found, _disconnect, memory, opened).atexit = False
     object.__setattr__(optimizer, '_peer_memory', found)
     return found
 
@@ -82,14 +91,22 @@ def known(optimizer, size, dtype, n_flags):
     return found if fits and found.dtype == dtype else None
 
 
+def _forget(optimizer, comm):
+    """Give back what an optimizer keeps: nobody may have mapped memory that is freed."""
+    found = getattr(optimizer, '_peer_memory', None)
+    if found is not None:
+        found.close()
+    object.__setattr__(optimizer, '_peer_memory', None)
+    comm.mpi_comm.Barrier()
+
+
 def _n_bytes_of_data(n_ranks, size, dtype):
     return -(-2 * n_ranks * size * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
-def _disconnect(memory, opened):
+def _unmap(opened):
     runtime = cuda.cupy.cuda.runtime
     with contextlib.suppress(runtime.CUDARuntimeError):
         runtime.deviceSynchronize()
         for address in opened:
             runtime.ipcCloseMemHandle(address)
-    del memory

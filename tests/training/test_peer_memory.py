@@ -21,7 +21,7 @@ class Runtime:
     CUDARuntimeError = CUDARuntimeError
 
     def __init__(self):
-        self.fails, self.opened, self.closed = None, [], []
+        self.fails, self.opened, self.closed, self.events = None, [], [], []
 
     def memset(self, address, value, n_bytes):
         assert address == OWN and value == 0 and n_bytes >= 2 * 3 * (4 * SIZE + 4 * N_FLAGS)
@@ -42,6 +42,7 @@ class Runtime:
 
     def ipcCloseMemHandle(self, address):
         self.closed.append(address)
+        self.events.append('unmap')
 
     def _fail(self, where):
         if self.fails == where:
@@ -51,31 +52,49 @@ class Runtime:
 @pytest.fixture
 def runtime(monkeypatch):
     found = Runtime()
+
+    class Memory:
+        ptr = OWN
+
+        def __init__(self, n_bytes):
+            pass
+
+        def __del__(self):
+            found.events.append('free')
+
     place = types.SimpleNamespace(
-        runtime=found, Memory=lambda n_bytes: types.SimpleNamespace(ptr=OWN)
+        runtime=found, Memory=Memory, Device=lambda: types.SimpleNamespace(pci_bus_id='gpu 1')
     )
     cupy = types.SimpleNamespace(cuda=place, zeros=numpy.zeros)
     monkeypatch.setattr(peer_memory, 'cuda', types.SimpleNamespace(cupy=cupy))
     return found
 
 
-def communicator(other='handle %d', is_done=True, size=3, intra_size=3):
+def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='gpu 2'):
+    """Return that of rank 1; the others tell it these."""
     told = []
 
     def allgather(mine):
         told.append(mine)
-        if len(told) == 1:
-            return [other and other % 0, mine, other and other % 2]
+        if len(told) % 2:
+            return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)]
         return [is_done, mine, True]
 
-    comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size)
-    comm.mpi_comm, comm.told = types.SimpleNamespace(allgather=allgather), told
+    comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
+    comm.mpi_comm = types.SimpleNamespace(
+        allgather=allgather, Barrier=lambda: runtime.events.append('barrier')
+    )
     return comm
 
 
+def connected(optimizer, comm, prepare=lambda found: None):
+    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS, prepare)
+
+
 def test_addresses_of_all_ranks(runtime):
-    comm, optimizer = communicator(), types.SimpleNamespace()
-    found = peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS)
+    comm, optimizer, prepared = communicator(runtime), types.SimpleNamespace(), []
+    found = connected(optimizer, comm, prepared.append)
+    assert prepared.pop() is found
     assert found.data.tolist() == [OTHERS[0], OWN, OTHERS[2]]
     (n_bytes,) = set((found.flags - found.data).tolist())
     assert n_bytes >= 2 * 3 * 4 * SIZE and not n_bytes % 256
@@ -89,20 +108,39 @@ def test_addresses_of_all_ranks(runtime):
     del found
     del optimizer
     assert runtime.closed == runtime.opened == list(OTHERS.values())
+    assert runtime.events == ['barrier', 'unmap', 'unmap', 'free']
+
+
+def test_memory_is_freed_when_nobody_has_mapped_it(runtime):
+    comm, optimizer = communicator(runtime), types.SimpleNamespace()
+    connected(optimizer, comm)
+    runtime.events.clear()
+    assert connected(optimizer, comm) is not None
+    assert runtime.events == ['unmap', 'unmap', 'barrier', 'free']
 
 
 @pytest.mark.parametrize('size, intra_size', [(1, 1), (9, 9), (3, 2)])
 def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
-    comm, optimizer = communicator(size=size, intra_size=intra_size), types.SimpleNamespace()
-    assert peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS) is None
+    comm = communicator(runtime, size=size, intra_size=intra_size)
+    assert connected(types.SimpleNamespace(), comm) is None
     assert not comm.told
 
 
-@pytest.mark.parametrize('fails', ['get', 0, 2, 'another, get', 'another, open'])
+@pytest.mark.parametrize(
+    'fails', ['get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU']
+)
 def test_all_give_up_where_one_has_to(runtime, fails):
     runtime.fails = fails
-    another = {'another, get': {'other': None}, 'another, open': {'is_done': False}}
-    comm, optimizer = communicator(**another.get(fails, {})), types.SimpleNamespace()
-    assert peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS) is None
+    another = {
+        'another, get': {'handle': None},
+        'another, open': {'is_done': False},
+        'one GPU': {'gpu': 'gpu 1'},
+    }
+    comm, optimizer = communicator(runtime, **another.get(fails, {})), types.SimpleNamespace()
+    assert connected(optimizer, comm, lambda found: runtime._fail('prepare')) is None
     assert len(comm.told) == 2 and runtime.closed == runtime.opened
+    assert bool(runtime.opened) == (fails in (2, 'prepare', 'another, open'))
     assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is None
+    # Others may have mapped this rank's until all were here.
+    after = runtime.events[runtime.events.index('barrier') + 1 :]
+    assert after[len(runtime.opened) :] == ['barrier', 'free']
