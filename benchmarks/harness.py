@@ -19,6 +19,16 @@ import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
+TITLES = {
+    'rsgcn': 'RSGCN',
+    'relgcn': 'RelGCN',
+    'ggnn': 'GGNN',
+    'gin': 'GIN',
+    'nfp': 'NFP',
+    'relgat': 'RelGAT',
+    'gnnfilm': 'GNNFiLM',
+    'mpnn': 'MPNN',
+}
 
 
 def argument_parser(doc: str) -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from matplotlib import pyplot  # NOQA: E402
 from matplotlib import ticker  # NOQA: E402
 import numpy  # NOQA: E402
 
+from benchmarks.harness import TITLES  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -532,7 +533,7 @@ def _walls(groups):
 
 
 def captured(result):
-    """Draw captured.png from a result of bench_captured."""
+    """Draw captured.png and README's speed.png from a result of bench_captured."""
     rows = [('', of) for of in result['data'].values()]
     label = 'ms a training step\n(white line: of these on the device)'
     figure, axes, cells = _step_panels(rows, 2.9, label)
@@ -544,8 +545,43 @@ def captured(result):
             if 'device' in groups[method][name]:
                 device = groups[method][name]['device']
                 panel.plot(ends, [device] * 2, color='white', linewidth=1.5)
-    legend(figure, axes.flat, CAPTURED_COLORS)
+    legend(figure, axes.flat, CAPTURED_COLORS, n_columns=4)
     save(figure, [result], 'captured')
+    _draw_speed(result)
+
+
+SPEED = {  # from top to bottom
+    'upstream dense': ('Chainer Chemistry, padded dense', ORANGE),
+    'ours eager': ('after sparsify', SKY),
+    'PyTorch Geometric captured': ('PyTorch Geometric, captured in a CUDA graph', '0.6'),
+    'ours captured, DeviceDataset': ('GraphUpdater and DeviceDataset', BLUE),
+}
+
+
+def _draw_speed(result):
+    """Draw milliseconds a step of Tox21 at batch 128, as bars with their values."""
+    methods = result['data']['tox21']['methods']
+    figure, axes = panels(1, 1, (10, 4.2))
+    panel = axes[0, 0]
+    height = 0.8 / len(SPEED)
+    for i, (name, (label, color)) in enumerate(SPEED.items()):
+        values = {
+            place: of['batches']['128']['milliseconds'][name]['wall']['median']
+            for place, of in enumerate(methods.values())
+            if name in of['batches']['128']['milliseconds']
+        }
+        places = [place + (i - (len(SPEED) - 1) / 2) * height for place in values]
+        drawn = panel.barh(places, values.values(), 0.9 * height, color=color, label=label)
+        labels = ['%.*f' % (2 - (value > 1) - (value > 10), value) for value in values.values()]
+        panel.bar_label(drawn, labels, padding=4, fontsize=9)
+    panel.set_yticks(range(len(methods)), [TITLES[method] for method in methods], fontsize=10)
+    panel.invert_yaxis()
+    panel.set_xscale('log')
+    panel.set_xlim(0.05, 100)
+    panel.xaxis.set_major_formatter(ticker.FormatStrFormatter('%g'))
+    panel.set_xlabel('milliseconds per training step, logarithmic')
+    legend(figure, [panel], n_columns=2)
+    save(figure, [result], 'speed', 'Tox21, batches of 128, 64 units, float32, Adam; medians')
 
 
 JAX_COLORS = {

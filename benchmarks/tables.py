@@ -8,7 +8,8 @@ import json
 import re
 
 from benchmarks import bench_command
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import RESULTS, ROOT, TITLES
+from benchmarks.training import bench_screening
 from benchmarks.training.bench_captured import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
 from benchmarks.training.bench_captured import over_jax, ratio
 from benchmarks.training.bench_methods import OVER_UPSTREAM, TARGETS
@@ -18,16 +19,6 @@ from benchmarks.training.subjects import GEOMETRIC, UPSTREAM
 PAGE = ROOT / 'docs' / 'performance.md'
 BLOCK = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
 
-TITLES = {
-    'rsgcn': 'RSGCN',
-    'relgcn': 'RelGCN',
-    'ggnn': 'GGNN',
-    'gin': 'GIN',
-    'nfp': 'NFP',
-    'relgat': 'RelGAT',
-    'gnnfilm': 'GNNFiLM',
-    'mpnn': 'MPNN',
-}
 NAMES = {'tox21': 'Tox21', 'qm9': 'QM9'}
 SETS = {
     'tox21': 'Tox21, mean ROC-AUC',
@@ -286,6 +277,39 @@ def methods(result):
     )
 
 
+def screening(result):
+    """Molecules a second, from data sets and from SMILES, beside what the cores can parse."""
+    rows = []
+    for data, of_data in result['data'].items():
+        for method, of in of_data['methods'].items():
+            rates = {
+                what: {name: found['median'] for name, found in several.items()}
+                for what, several in of['molecules a second'].items()
+            }
+            plain, parsed = rates['without parsing'], rates['with parsing']
+            steady = parsed[bench_screening.CAPTURED + bench_screening.STEADY]
+            cost = of['microseconds of a core to parse a molecule']
+            cores = {
+                where: 1e6 * result['n_cores'] / cost['from_smiles' + where]['median']
+                for where in (bench_screening.ALONE, bench_screening.ALL_CORES)
+            }
+            seen = [
+                plain[UPSTREAM],
+                plain[bench_screening.CAPTURED],
+                plain[bench_screening.ON_DEVICE + bench_screening.STEADY],
+                parsed[UPSTREAM],
+                steady,
+                cores[bench_screening.ALL_CORES],
+                cores[bench_screening.ALONE],
+            ]
+            digits = [round(rate, 3 - len(str(int(rate)))) for rate in seen]
+            title = '%s, %s' % (NAMES[data], TITLES[method])
+            rows.append([title, *map('{:,.0f}'.format, digits)])
+    head = ['molecules a second', 'upstream', 'ours, `SparseDataset`', '`DeviceDataset`, steady']
+    head += ['from SMILES: upstream', 'ours, steady', '%d cores parsing' % result['n_cores']]
+    return table([*head, 'one core alone, times %d' % result['n_cores']], rows)
+
+
 def quality(result):
     """Test metrics: mean and standard deviation over the seeds."""
     rows = []
@@ -311,6 +335,7 @@ TABLES = {
     'command': (command, 'nvidia-h200/command.json'),
     'layouts': (layouts, 'nvidia-h200/layouts.json'),
     'methods': (methods, 'nvidia-h200/methods.json'),
+    'screening': (screening, 'nvidia-h200/screening.json'),
     'quality': (quality, 'nvidia-h200/quality.json'),
 }
 

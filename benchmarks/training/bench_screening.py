@@ -6,7 +6,10 @@ And what RDKit takes of the time from SMILES.
 ``--device`` on the CPU; writes ``benchmarks/results/<gpu or cpu>/screening.json``.
 """
 
+import concurrent.futures
 import copy
+import multiprocessing
+import os
 import time
 import warnings
 
@@ -43,6 +46,7 @@ PACKED = CSRConverter('packed')  # a molecule's own answer, whatever batch it is
 
 EAGER, CAPTURED = 'ours eager', 'ours captured'
 ON_DEVICE, STEADY = 'ours captured, DeviceDataset', ', once captured'
+ALONE, ALL_CORES = ', one process', ', a process on every core'
 
 
 def predict(model, data, converter, n_batch):
@@ -84,20 +88,43 @@ def rdkit_alone(smiles):
                 Chem.MolFromSmiles(Chem.MolToSmiles(mol, isomericSmiles=False, canonical=True))
 
 
+def parse_ours(smiles, method):
+    """Return our data set, parsed in this process."""
+    return from_smiles(smiles, method, n_processes=1)
+
+
 def parsing_cost(smiles, method, n_rounds):
-    """Return microseconds of one core that a molecule takes: RDKit's calls, and all of ours."""
+    """Return microseconds that a molecule takes: RDKit's calls, and all of ours.
+
+    Of one process alone and, where each core has one, of all at the same time, a core's: they share
+    caches, memory and clock.
+    """
     texts = [smiles[i] for i in repeated(len(smiles), PARSED_ALONE)]
-    calls = {
-        'RDKit alone': lambda: rdkit_alone(texts),
-        'from_smiles, one process': lambda: from_smiles(texts, method, n_processes=1),
+    n_cores = len(os.sched_getaffinity(0))
+    calls = {'RDKit': (rdkit_alone, (texts,)), 'from_smiles': (parse_ours, (texts, method))}
+    found = {}
+    with concurrent.futures.ProcessPoolExecutor(
+        n_cores, multiprocessing.get_context('forkserver')
+    ) as pool:
+        for round_ in range(1 + n_rounds):  # the first starts the processes
+            for name, call in calls.items():
+                alone = pool.submit(seconds_of, *call).result()
+                all_at_once = [pool.submit(seconds_of, *call) for _ in range(n_cores)]
+                together = numpy.mean([future.result() for future in all_at_once])
+                if round_:
+                    found.setdefault(name + ALONE, []).append(alone)
+                    found.setdefault(name + ALL_CORES, []).append(together)
+    return {
+        name: harness.summary([1e6 * seconds / len(texts) for seconds in values])
+        for name, values in found.items()
     }
-    found = {name: [] for name in calls}
-    for _ in range(n_rounds):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            found[name].append(1e6 * (time.process_time() - start) / len(texts))
-    return {name: harness.summary(values) for name, values in found.items()}
+
+
+def seconds_of(call, arguments):
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - start
 
 
 def repeated(n, total):
@@ -227,6 +254,7 @@ def main(argv=None):
         'for "%s"'
         % (args.rounds, args.limit, args.batch, N_UNIT, N_LAYERS, *args.totals, STEADY.strip(', ')),
         'conditions': harness.step_conditions(args.commit, device),
+        'n_cores': len(os.sched_getaffinity(0)),
         'data': {},
     }
     sets = {'qm9': data_sets.qm9(args.limit)}

@@ -24,7 +24,7 @@ def test_figures_are_drawn(tmp_path, monkeypatch, name):
         for drawn, (_, places) in plot.DRAWN.items()
         if all((plot.RESULTS / place / (drawn + '.json')).exists() for place in places)
     }
-    names = {name} if name else {*stored, 'figures_tables'}
+    names = {name} if name else {*stored, 'figures_tables', 'speed'}
     assert {path.stem for path in tmp_path.glob('*.png')} == names
 
 

@@ -18,15 +18,6 @@ def stored(name):
     return json.loads((ROOT / 'benchmarks/results/nvidia-h200' / name).read_text())
 
 
-def rows(first, title):
-    """Return the first cell and the others of a table's rows, by the text that its head has."""
-    head = PAGE.index(title)
-    lines = PAGE[head : PAGE.index('\n\n', head)].splitlines()[2:]
-    found = [[cell.strip(' *') for cell in line.strip('|').split('|')] for line in lines]
-    assert len(found) == first
-    return {name: cells for name, *cells in found}
-
-
 def agrees(cell, value):
     """Say whether a cell is a value rounded to the cell's digits; '-' is None."""
     if cell == '-' or value is None:
@@ -70,27 +61,6 @@ def test_tables():
     text, missing = tables.page(PAGE)
     assert text == PAGE and not missing
     assert {found[2] for found in tables.BLOCK.finditer(PAGE)} == set(tables.TABLES)
-
-
-def test_screening():
-    data = stored('screening.json')['data']
-    for name, cells in rows(10, '| | upstream | ours, from `SparseDataset`').items():
-        method, data_set = name.lower().split(', ')
-        rates = data[data_set]['methods'][method]['molecules a second']
-        plain, parsed = rates['without parsing'], rates['with parsing']
-        assert_agree(
-            cells,
-            [
-                of['median']
-                for of in (
-                    plain['upstream dense'],
-                    plain['ours captured'],
-                    plain['ours captured, DeviceDataset, once captured'],
-                    parsed['upstream dense'],
-                    parsed['ours captured'],
-                )
-            ],
-        )
 
 
 @pytest.mark.parametrize(
