@@ -64,7 +64,8 @@ def communicator(name='naive'):
 
 def optimizer_of(model, comm, of=None):
     """Return an optimizer of all ranks, or Chainer's own."""
-    of = of or chainer.optimizers.Adam()
+    # By default Adam would make a whole step of a gradient that is nothing but rounding.
+    of = of or chainer.optimizers.Adam(eps=1e-3)
     if comm:
         import chainermn
 
