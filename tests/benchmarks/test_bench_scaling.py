@@ -14,11 +14,6 @@ LINKS = dict(zip(bench.LINKS, (100.0, 10.0, 5.0)))
 N_BYTES = 10**6
 
 
-def found(wall):
-    cell = {'wall': {'median': wall}, 'bytes of gradients': N_BYTES}
-    return {'methods': {'gin': {'128': cell, '256': cell}}}
-
-
 @pytest.mark.parametrize(
     'n_gpus, added',
     [
@@ -29,17 +24,39 @@ def found(wall):
     ],
 )
 def test_a_modelled_step(n_gpus, added):
-    assert bench.modelled(1.2, N_BYTES, n_gpus, LINKS) == pytest.approx(1.2 + added)
+    assert bench.modelled(1.2, 10, N_BYTES, n_gpus, LINKS) == pytest.approx(1.21 + added)
+
+
+def found(walls, exchange=None):
+    cells = {
+        str(n_batch): {'wall': {'median': wall}, 'bytes of gradients': N_BYTES}
+        for n_batch, wall in walls.items()
+    }
+    if exchange is not None:
+        cells['128']['exchange alone, us'] = exchange
+    return {'methods': {'gin': cells}}
 
 
 def test_efficiencies_and_bars():
-    summary = bench.summarized({1: found(0.93), 2: found(1.0), 4: found(1.2)}, LINKS)
-    assert summary['gin']['128']['efficiency'] == {'2': 0.93, '4': 0.775}
-    assert summary['gin']['128']['modelled']['8'] == round(0.93 / 1.06, 3)
-    (bar,) = bench.bars(summary).values()  # there is none for the other batch
-    assert bar == {'value': 0.93, 'met': True}
-    (bar,) = bench.bars(bench.summarized({1: found(0.92), 2: found(1.0)}, LINKS)).values()
-    assert not bar['met']
+    runs = {
+        1: found({128: 0.93, 256: 1.5}),
+        2: found({128: 1.0, 256: 1.6}, 10),
+        4: found({128: 1.2, 256: 1.8, 64: 0.6}),
+    }
+    summary = bench.summarized(runs, (128, 256), 256, LINKS)
+    shares = summary['gin']['weak']['128']
+    assert shares['2'] == {'measured': 0.93, 'modelled': round(0.93 / 0.94, 3)}
+    assert shares['4'] == {'measured': 0.775, 'modelled': round(0.93 / 0.96, 3)}
+    assert shares['8'] == {'modelled': 0.93}
+    assert summary['gin']['weak']['256']['4'] == {'measured': 0.833}
+    assert summary['gin']['strong'] == {'2': 1.5, '4': 2.5}
+    two, model = bench.bars(summary).values()  # there is none for the other batch
+    assert two == {'value': 0.93, 'met': True}
+    assert model == {'value': round(0.969 / 0.775 - 1, 3), 'met': False}
+    runs[1] = found({128: 0.92, 256: 1.5})
+    del runs[4]
+    two, model = bench.bars(bench.summarized(runs, (128, 256), 256, LINKS)).values()
+    assert not two['met'] and model['met']
 
 
 @ranks.needs_mpi
@@ -47,9 +64,14 @@ def test_two_ranks_of_a_cpu(tmp_path, monkeypatch):
     for name, value in ranks.SETTINGS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv('PATH', os.path.dirname(ranks.MPIRUN), prepend=os.pathsep)
-    options = '--device -1 --limit 24 --methods rsgcn --batches 8 --rounds 1 --commit none'
-    bench.main([*options.split(), '--mpirun=--oversubscribe', '--out', str(tmp_path)])
+    options = (
+        '--device -1 --limit 24 --methods rsgcn --batches 8 --total 16 --rounds 1 --commit none'
+    )
+    options = [*options.split(), '--mpirun=--oversubscribe', '--commit', 'none']
+    bench.main([*options, '--out', str(tmp_path)])
     result = json.loads((tmp_path / 'scaling.json').read_text())
     assert list(result['ranks']) == ['1', '2'] and list(result['summary']) == ['rsgcn']
     for of in result['ranks'].values():
         assert of['methods']['rsgcn']['8']['wall']['median'] > 0
+    assert result['summary']['rsgcn']['weak']['8']['2']['measured'] > 0
+    assert result['summary']['rsgcn']['strong']['2'] > 0
