@@ -41,10 +41,10 @@ class FlatGradients:
     :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up those of all ranks, and
     :meth:`unpack` writes the mean back: on the current stream, without a synchronisation.
 
-    On one host the ranks write to each other's memory, there is nothing left to add up, and a CUDA
-    graph may capture all three (see `peer_memory` and the kernel). Otherwise the sum is one call of
-    NCCL, which is not captured: NCCL wants graphs that contain one to be captured by all ranks at
-    once and launched by all at once, but each rank launches the graph of its own batch's layout.
+    On one host the ranks write to each other's memory: :meth:`pack` does all of it, in a launch
+    that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum is one call
+    of NCCL, which is not captured: NCCL wants graphs that contain one to be captured by all ranks
+    at once and launched by all at once, but each rank launches the graph of its own batch's layout.
 
     A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
     hosts notice (:meth:`raise_if_not_finite`).
@@ -70,7 +70,7 @@ class FlatGradients:
 
     @property
     def has_sum(self):
-        """Whether the sum is part of :meth:`pack` and :meth:`unpack`, and :meth:`add_up` idle."""
+        """Whether :meth:`pack` does it all, and :meth:`add_up` and :meth:`unpack` nothing."""
         return self._peers is not None
 
     def connect(self):
@@ -92,7 +92,8 @@ class FlatGradients:
             for of_loss in {*dtypes, numpy.dtype('f')}:
                 for of_peers in {None, peers}:
                     self._load(dtype, True, of_loss, of_peers)
-            self._load(dtype, False, numpy.dtype('f'), peers)
+            if peers is None:
+                self._load(dtype, False, numpy.dtype('f'))
 
     def pack(self, n_molecules, loss, alone=False):
         """Write the gradients, times the number of molecules, where they are sent from.
@@ -104,7 +105,10 @@ class FlatGradients:
             loss (cupy.ndarray): () or one element, any floating dtype.
             alone (bool): whether the other ranks do not take part, and get nothing.
         """
-        self._launch(True, self.sent, loss, NULL, n_molecules, None if alone else self._peers)
+        if alone or not self.has_sum:
+            self._launch(True, self.sent, loss, NULL, n_molecules)
+        else:
+            self._exchange(n_molecules, loss, numpy.uintp(self._is_bad.ctypes.data))
 
     def add_up(self):
         """Add up what all ranks have packed; all of them call it as often."""
@@ -126,8 +130,8 @@ class FlatGradients:
 
     def unpack(self):
         """Replace the gradients, the arrays that were packed, by the mean over all ranks."""
-        flat = self.sent if self.has_sum else self._sum
-        self._launch(False, flat, None, numpy.uintp(self._is_bad.ctypes.data), 0, self._peers)
+        if not self.has_sum:
+            self._launch(False, self._sum, None, numpy.uintp(self._is_bad.ctypes.data), 0)
 
     def raise_if_not_finite(self):
         """Raise FloatingPointError if a loss was found not to be finite; does not synchronise."""
@@ -178,31 +182,41 @@ class FlatGradients:
                 tables.append((dtype, table, n_chunks))
         return tables
 
-    def _launch(self, is_pack, flat, loss, is_bad, n_molecules, peers):
-        n_before = 0
+    def _launch(self, is_pack, flat, loss, is_bad, n_molecules):
         for dtype, table, n_chunks in self._tables():
-            kernel = self._load(
-                dtype, is_pack, numpy.dtype('f') if loss is None else loss.dtype, peers
-            )
-            arguments = [
-                table,
-                flat,
-                NULL if loss is None else loss,
-                is_bad,
-                numpy.int32(self._n),
-                numpy.int32(self._comm.size),
-                numpy.int32(self._comm.rank),
-                numpy.int32(n_molecules),
-            ]
-            if peers is not None:
-                addresses = numpy.concatenate([peers.data, peers.flags])
-                sizes = map(numpy.int32, (peers.size, peers.n_flags, n_before))
-                arguments += [addresses.view(_addresses(addresses.size)), peers.turn, *sizes]
-            kernel((max(n_chunks, 1), 1, 1), (_THREADS, 1, 1), tuple(arguments))
+            of_loss = numpy.dtype('f') if loss is None else loss.dtype
+            kernel = self._load(dtype, is_pack, of_loss)
+            arguments = self._arguments(table, flat, loss, is_bad, n_molecules)
+            kernel((max(n_chunks, 1), 1, 1), (_THREADS, 1, 1), arguments)
             loss, is_bad = None, NULL  # what is not of a parameter is done
-            n_before += max(n_chunks, 1)
 
-    def _load(self, dtype, is_pack, of_loss, peers):
+    def _exchange(self, n_molecules, loss, is_bad):
+        peers, first_flag = self._peers, 0
+        addresses = numpy.concatenate([peers.data, peers.flags]).view(
+            _addresses(2 * len(peers.data))
+        )
+        n_sms = kernels.device(self.sent.data.device_id).n_sms
+        for dtype, table, n_chunks in self._tables():
+            n_chunks = max(n_chunks, 1)
+            sizes = map(numpy.int32, (peers.size, peers.n_flags, first_flag, n_chunks))
+            self._load(dtype, True, loss.dtype, peers)(
+                (min(n_chunks, n_sms), 1, 1),
+                (_THREADS, 1, 1),
+                (
+                    *self._arguments(table, self.sent, loss, is_bad, n_molecules),
+                    addresses,
+                    peers.turn,
+                    *sizes,
+                ),
+            )
+            is_bad = NULL
+            first_flag += n_chunks
+
+    def _arguments(self, table, flat, loss, is_bad, n_molecules):
+        sizes = map(numpy.int32, (self._n, self._comm.size, self._comm.rank, n_molecules))
+        return table, flat, NULL if loss is None else loss, is_bad, *sizes
+
+    def _load(self, dtype, is_pack, of_loss, peers=None):
         n_peers = 0 if peers is None else self._comm.size
         return kernels.load(
             self.sent.data.device_id,

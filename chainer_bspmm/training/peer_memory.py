@@ -26,7 +26,7 @@ class PeerMemory:
     Attributes:
         data, flags (array): (n_ranks,) uint64, addresses: of (2, n_ranks, size), (2, n_ranks,
             n_flags) uint32.
-        turn (cupy.ndarray): (2,) uint32, of this rank alone.
+        turn (cupy.ndarray): (n_flags,) uint32, of this rank alone.
     """
 
     def __init__(self, memory, addresses, opened, size, dtype, n_flags):
@@ -34,7 +34,7 @@ class PeerMemory:
         self.size, self.dtype, self.n_flags = size, dtype, n_flags
         self.data = numpy.array(addresses, numpy.uint64)
         self.flags = self.data + numpy.uint64(_n_bytes_of_data(len(addresses), size, dtype))
-        self.turn = cuda.cupy.zeros(2, numpy.uint32)
+        self.turn = cuda.cupy.zeros(n_flags, numpy.uint32)
         # Not at exit, where what this rank has launched may still write to the others.
         self.close = weakref.finalize(self, _unmap, opened)
         self.close.atexit = False
@@ -85,10 +85,10 @@ def connected(optimizer, comm, size, dtype, n_flags, prepare):
 
 
 def known(optimizer, size, dtype, n_flags):
-    """Return the `PeerMemory` that an optimizer keeps, if there is one and it has room."""
+    """Return the `PeerMemory` that an optimizer keeps, if there is one of these sizes."""
     found = getattr(optimizer, '_peer_memory', None)
-    fits = found is not None and found.size >= size and found.n_flags >= n_flags
-    return found if fits and found.dtype == dtype else None
+    is_it = found is not None and (found.size, found.dtype, found.n_flags) == (size, dtype, n_flags)
+    return found if is_it else None
 
 
 def _forget(optimizer, comm):

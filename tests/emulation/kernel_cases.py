@@ -197,7 +197,7 @@ class Peers:
         self.data, self.flags = (
             numpy.array([of_rank[k].ctypes.data for of_rank in self.arrays], 'u8') for k in (0, 1)
         )
-        self.turn = device.put(numpy.array([self.TURN - 1] * 2, 'u4'))
+        self.turn = device.put(numpy.full(self.n_flags, self.TURN - 1, 'u4'))
         half = self.TURN % 2
         self.arrived, self.seen = (array[half] for array in self.arrays[rank])
         for other, values in others.items():

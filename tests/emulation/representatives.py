@@ -25,7 +25,6 @@ from chainer_bspmm.backend import cpu
 from chainer_bspmm.backend import gated
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
-from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
@@ -543,7 +542,7 @@ def _averaged(device, flags):
     received = device.put(flat([*(8 * value for value in values), [2], flags]).astype('f'))
     is_bad = device.put(numpy.zeros(3, 'i4'))
     with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
-        flat_gradients._launch(False, received, None, is_bad, 0, None)
+        flat_gradients._launch(False, received, None, is_bad, 0)
     factor = 0 if any(flags) else 4
     return flat([*grads, is_bad]), flat([*(factor * value for value in values), flags])
 
@@ -559,45 +558,33 @@ def zeroed(device):
 SENT = {0: 2, 2: 10}  # rank -> what it sends, times the values; of two molecules each
 
 
-def _by_peers(device):
+def exchanged(device):
+    """What is written to the other ranks' half of this turn, each chunk with its flag; the mean."""
     values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
     flat_gradients, grads = _flat(device, values)
     others = {
         rank: flat([*(factor * value for value in values), [2, 0, 0, 0]]).astype('f')
         for rank, factor in SENT.items()
     }
-    peers = flat_gradients._peers = Peers(device, flat_gradients, 1, others, 2)
+    peers = flat_gradients._peers = Peers(device, flat_gradients, 1, others)
     is_bad = device.put(numpy.zeros(3, 'i4'))
     loss = device.put(numpy.array(1, 'f'))
     with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
-        flat_gradients._launch(True, flat_gradients.sent, loss, NULL, 4, peers)
-    return flat_gradients, peers, is_bad, values, grads
-
-
-def packed_for_peers(device):
-    """To the other ranks' half of this turn, each chunk with its flag."""
-    flat_gradients, peers, _, values, _ = _by_peers(device)
+        flat_gradients._exchange(4, loss, is_bad)
     expected = []
     for rank in range(3):
-        data, flags = numpy.full(peers.arrays[rank][0].shape, -3.0), numpy.zeros((2, 3, 5))
+        data, flags = numpy.full(peers.arrays[rank][0].shape, -3.0), numpy.zeros((2, 3, 3))
         if rank == 1:
             for other, factor in SENT.items():
-                data[1, other, :-2] = flat([*(factor * value for value in values), [2, 0, 0, 0]])
+                data[1, other] = flat([*(factor * value for value in values), [2, 0, 0, 0]])
                 flags[1, other] = 7
         else:
-            data[1, 1, :-2] = flat([*(4 * value for value in values), [4, 0, 0, 0]])
-            flags[1, 1, :3] = 7
+            data[1, 1] = flat([*(4 * value for value in values), [4, 0, 0, 0]])
+            flags[1, 1] = 7
         expected += [data, flags]
     found = [array for of_rank in peers.arrays for array in of_rank]
-    return flat([*found, peers.turn]), flat([*expected, [6, 7]])
-
-
-def averaged_of_peers(device):
-    flat_gradients, peers, is_bad, values, grads = _by_peers(device)
-    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
-        flat_gradients._launch(False, flat_gradients.sent, None, is_bad, 0, peers)
     mean = [2 * value for value in values]  # (2 + 4 + 10) / (2 + 4 + 2)
-    return flat([*grads, is_bad, peers.turn]), flat([*mean, [0, 0, 0], [7, 7]])
+    return flat([*found, peers.turn, *grads, is_bad]), flat([*expected, [7] * 3, *mean, [0] * 3])
 
 
 def summed_by_type(device):
@@ -888,7 +875,7 @@ KERNELS = {
     'relation_rows': (rows_of_relations, rows_of_scaled_relations),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
-    'flat_gradients': (packed, averaged, zeroed, packed_for_peers, averaged_of_peers),
+    'flat_gradients': (packed, averaged, zeroed, exchanged),
     'embed_grad': (summed_by_type,),
     'mean_loss': (
         cross_entropy,

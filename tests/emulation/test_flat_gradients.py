@@ -9,6 +9,8 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from tests.emulation.kernel_cases import integers
@@ -99,36 +101,45 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
     return flat
 
 
+def chunks_of(shapes):
+    return [-(-numpy.prod(shape, dtype=int) // flat_gradients._CHUNK) for shape in shapes]
+
+
 @pinned
-@pytest.mark.parametrize('n_more', (0, 5))
+@pytest.mark.parametrize('n_sms', (132, 2))
 @pytest.mark.parametrize('dtypes, bad', [('f', ()), ('fd', ()), ('f', (RANK,)), ('f', (2,))])
 def test_ranks_that_write_to_the_memory_of_each_other(
-    device, made, monkeypatch, dtypes, bad, n_more
+    device, made, monkeypatch, dtypes, bad, n_sms
 ):
+    monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(n_sms, 60 << 20))
     optimizer, gradients = ranks(device, dtypes)
     flat = made(optimizer, [])
     others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
-    flat._peers = peers = Peers(device, flat, RANK, others, n_more)
+    flat._peers = peers = Peers(device, flat, RANK, others)
     before = [[array.copy() for array in of_rank] for of_rank in peers.arrays]
     loss = device.put(numpy.array(numpy.nan if RANK in bad else 1, 'f'))
     flat.pack(N_MOLECULES[RANK], loss, alone=True)
+    sent, half = sent_by(RANK, gradients, bad), Peers.TURN % 2
+    numpy.testing.assert_array_equal(flat.sent, sent)
     for of_rank, were in zip(peers.arrays, before):
         for array, was in zip(of_rank, were):
             numpy.testing.assert_array_equal(array, was)
-    assert peers.turn.tolist() == [6, 6]
+    assert set(peers.turn.tolist()) == {6}
+    flat.sent[...] = -5
     flat.pack(N_MOLECULES[RANK], loss)
-    assert peers.turn.tolist() == [6, 7]
-    sent, half = sent_by(RANK, gradients, bad), Peers.TURN % 2
-    n_chunks = sum(-(-numpy.prod(shape, dtype=int) // flat_gradients._CHUNK) for shape in SHAPES)
+    numpy.testing.assert_array_equal(flat.sent, sent)
+    n_chunks = sum(chunks_of(SHAPES))
     for rank in (0, 2):
         data, flags = before[rank]
-        data[half, RANK, : sent.size], flags[half, RANK, :n_chunks] = sent, Peers.TURN
+        data[half, RANK], flags[half, RANK, :n_chunks] = sent, Peers.TURN
     for of_rank, expected in zip(peers.arrays, before):
         for array, right in zip(of_rank, expected):
             numpy.testing.assert_array_equal(array, right)
+    by_dtype = [sum(chunks_of(SHAPES[i :: len(dtypes)])) for i in range(len(dtypes))]
+    # Each block counts.
+    assert peers.turn.tolist().count(7) == sum(min(n, n_sms) for n in by_dtype)
     flat.add_up()  # which would raise: there is no NCCL
     flat.unpack()
-    assert peers.turn.tolist() == [7, 7]
     assert flat._is_bad.tolist() == [int(rank in bad) for rank in range(3)]
     for i, of_ranks in enumerate(gradients):
         mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)

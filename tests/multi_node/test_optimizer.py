@@ -113,6 +113,9 @@ def parameters_of_every_model(comm, device='@numpy'):
     for name, layout in CASES:
         examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
         model = regressor(name, 0, comm if 'norm' in name else None)
+        if device != '@numpy':  # CuPy would draw lazy parameters by a seed of each process
+            with chainer.using_config('train', False), chainer.using_device('@numpy'):
+                model(*CONVERTERS[layout](examples[:2]))
         model.to_device(device)
         part = to_sparse(my_share(examples, comm))
         is_eager = layout == 'packed' and device == '@numpy'
