@@ -24,6 +24,8 @@ from chainer_bspmm.sparse import relations
 from chainer_bspmm.training.buffers import Staging
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.peer_memory import PeerMemory
+from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training.reports import Reports
 
 N_CHANNELS = 33  # more than a warp, and no multiple of one
@@ -91,6 +93,17 @@ def _averaged(case):
     flat._sum[...] = flat.sent
     flat.unpack()
     return link.x.grad
+
+
+def _summed_over_ranks(case):
+    """Return x's sum over the only rank there is."""
+    vectors = [(case.x.size, case.x.dtype)]
+    memory = cuda.cupy.cuda.Memory(2 * case.x.nbytes + 4096)
+    cuda.cupy.cuda.runtime.memset(memory.ptr, 0, memory.size)
+    peers = PeerMemory(memory, [memory.ptr], [], 1, case.x.dtype, 1, vectors)
+    sums = PeerSums(types.SimpleNamespace(rank=0), peers)
+    sums.begin(alone=False)
+    return sums.sum(case.x)
 
 
 def _expected_update(case):
@@ -330,6 +343,7 @@ GPU_CHECKS = {
         lambda case: _double(case.x).sum(axis=0),
     ),
     'flat_gradients': (_averaged, lambda case: _double(case.x)),
+    'peer_sum': (_summed_over_ranks, lambda case: _double(case.x)),
     'report': (_reported, lambda case: _double(case.x[0])),
     'staged_copy': (_staged, lambda case: _double(case.x)),
     'relation_rows': (_relation_rows, _expected_relation_rows),

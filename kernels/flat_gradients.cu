@@ -30,6 +30,7 @@
 // Launch: block (THREADS), grid (n_chunks, at least 1); with PEERS at most as many blocks as there are
 // multiprocessors. No dynamic shared memory.
 #include "common.cuh"
+#include "peers.cuh"
 
 const int THREADS = 256;
 const int EACH = 4;  // elements of a chunk that a thread owns
@@ -48,38 +49,12 @@ struct Table {
 };
 static_assert(sizeof(Table) == TABLE_BYTES, "the host has the same layout");
 
-#ifndef __CUDACC__  // not on a host
-#define __grid_constant__
-#endif
-
 #if PEERS
 // A constant of the grid, as the table: a copy of what is indexed would be in local memory.
 struct Peers {
     FLAT *data[PEERS];
     unsigned *flags[PEERS];
 };
-
-// What this thread has written before, and others of its block before a barrier, is there for a thread of
-// any GPU that has read this value.
-__device__ inline void publish(unsigned *flag, const unsigned value)
-{
-#if __CUDA_ARCH__
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
-#else
-    *flag = value;
-#endif
-}
-
-__device__ inline unsigned published(const unsigned *flag)
-{
-#if __CUDA_ARCH__
-    unsigned value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-    return value;
-#else
-    return *flag;
-#endif
-}
 #endif
 
 // What peers write while a kernel waits must not be read as if it were constant.

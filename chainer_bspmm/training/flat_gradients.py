@@ -8,6 +8,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.launch import NULL
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.training import peer_memory
+from chainer_bspmm.training.peer_sums import PeerSums
 
 _THREADS, _CHUNK = 256, 1024  # as in the kernel
 # Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
@@ -55,6 +56,7 @@ class FlatGradients:
 
     Attributes:
         sent (cupy.ndarray): what this rank has packed last.
+        sums (PeerSums): what else a step adds up over the ranks.
     """
 
     def __init__(self, optimizer):
@@ -67,6 +69,7 @@ class FlatGradients:
         self._is_bad = numpy.frombuffer(pinned, numpy.int32, self._comm.size)
         self._is_bad[...] = 0
         self._peers = peer_memory.known(self._optimizer, *self._room())
+        self.sums = PeerSums(self._comm, self._peers)
 
     @property
     def has_sum(self):
@@ -77,8 +80,10 @@ class FlatGradients:
         """Map the memory of the other ranks, if possible; all of them call it."""
         self._peers = None
         self._peers = peer_memory.connected(
-            self._optimizer, self._comm, *self._room(), self.load_kernels
+            self._optimizer, self._comm, *self._room(), self.sums.vectors, self.load_kernels
         )
+        if self._peers is not None:
+            self.sums = PeerSums(self._comm, self._peers)
 
     def load_kernels(self, peers=None):
         """Compile the kernels for losses of the parameters' dtypes, and float32.
@@ -87,6 +92,8 @@ class FlatGradients:
             peers (PeerMemory or None): what they write to, None: what is known.
         """
         peers = peers or self._peers
+        if peers is not None:
+            self.sums.load_kernels(peers)
         dtypes = {param.dtype for param in self._params()}
         for dtype in dtypes:
             for of_loss in {*dtypes, numpy.dtype('f')}:
@@ -192,9 +199,7 @@ class FlatGradients:
 
     def _exchange(self, n_molecules, loss, is_bad):
         peers, first_flag = self._peers, 0
-        addresses = numpy.concatenate([peers.data, peers.flags]).view(
-            _addresses(2 * len(peers.data))
-        )
+        addresses = peer_memory.addresses_by_value(peers.data, peers.flags)
         n_sms = kernels.device(self.sent.data.device_id).n_sms
         for dtype, table, n_chunks in self._tables():
             n_chunks = max(n_chunks, 1)
@@ -224,11 +229,6 @@ class FlatGradients:
             dtype.char,
             defines(is_pack, self.sent.dtype, of_loss, n_peers),
         )
-
-
-def _addresses(n):
-    """Return the dtype of n addresses that are passed by value."""
-    return numpy.dtype([('of', numpy.uint64, n)])
 
 
 def defines(is_pack, flat, loss, n_peers=0):

@@ -306,6 +306,10 @@ class GraphUpdater(StandardUpdater):
                     return self._give_up('%s (rank %d)' % (other, rank))
             self._context.ranks.connect()
             self._has_sum = self._context.ranks.has_sum
+            have_others = comm.mpi_comm.allgather(bool(self._context.ranks.sums.vectors))
+            if any(have_others) and not self._has_sum:
+                self._do_all_capture = False
+                return self._give_up('ranks without common memory have statistics of all of them')
         elif self._do_all_capture:
             if reason is not None:
                 self._give_up(reason)

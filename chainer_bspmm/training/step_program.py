@@ -101,7 +101,7 @@ class StepProgram(Program):
                 if is_first and len(results) == 1:  # and parameters that were missing are made
                     self.compile_kernels(self._try)
                 try:
-                    with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
+                    with self._under_way(alone=True), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
                         if given is None:
                             self._puts_sums_off = self._can_put_sums_off(loss)
@@ -351,11 +351,7 @@ class StepProgram(Program):
         """
         context = self._context
         target = context.optimizer.target
-        with (
-            chainer_nodes.under_way(self._inputs.step),
-            _observed() as reported,
-            _not_counted(context.fused),
-        ):
+        with self._under_way(alone), _observed() as reported, _not_counted(context.fused):
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
             self._one.give(loss)
@@ -378,6 +374,14 @@ class StepProgram(Program):
             if context.ranks is None:
                 write(reported)
         return reported, self._gradients_now()
+
+    def _under_way(self, alone):
+        """Run the step inside; alone: without other ranks."""
+        ranks = self._context.ranks
+        if ranks is not None:
+            self._inputs.step.peer_sums = ranks.sums
+            ranks.sums.begin(alone)
+        return chainer_nodes.under_way(self._inputs.step)
 
     def _capture_update(self):
         with _not_counted(self._context.fused):

@@ -29,6 +29,7 @@ NAMES = [
     'gather_batch',
     'fused_update',
     'flat_gradients',
+    'peer_sum',
     'report',
     'staged_copy',
     'edge_film',

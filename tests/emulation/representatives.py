@@ -31,6 +31,9 @@ from chainer_bspmm.sparse import build
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.peer_memory import PeerMemory
+from chainer_bspmm.training.peer_memory import SLOT_FLAGS
+from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
@@ -172,6 +175,37 @@ def _norm_arrays():
 def _rounded(arrays):
     """Up to the rounding of a square root."""
     return numpy.round(flat(arrays), 2)
+
+
+def summed_over_peers(device):
+    """Vectors of 300 elements, each of turn 3; and once more with another one of this rank."""
+    n, n_ranks, rank = 300, 3, 1
+    peers, arrays = PeerMemory.__new__(PeerMemory), []
+    vectors = [integers((n,), 'f', seed=r) for r in range(4)]
+    for _ in range(n_ranks):
+        slot = numpy.full(SLOT_FLAGS // 4 + 2 * n_ranks * n, -3, 'f')
+        slot[: SLOT_FLAGS // 4].view('u4')[...] = 0
+        arrays.append(device.put(slot))
+    device.reachable = arrays
+    flags = arrays[rank][: SLOT_FLAGS // 4].view('u4')
+    data = arrays[rank][SLOT_FLAGS // 4 :].reshape(2, n_ranks, n)
+    for other in (0, 2):
+        flags[n_ranks + other], data[1, other] = 3, vectors[other]
+    peers.slots = [None, numpy.array([array.ctypes.data for array in arrays], 'u8')]
+    peers.data, peers.vectors = peers.slots[1], [(1, numpy.dtype('d')), (n, numpy.dtype('f'))]
+    peers.turns = device.put(numpy.array([0, 2], 'u4'))
+    sums = PeerSums(types.SimpleNamespace(rank=rank), peers)
+    sums._next, sums._alone = 1, False
+    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
+        total = sums.sum(device.put(vectors[1]))
+        sums._next, sums._alone = 1, True
+        again = sums.sum(device.put(vectors[3]))
+    sent = [arrays[r][SLOT_FLAGS // 4 :].reshape(2, n_ranks, n)[1, rank] for r in (0, 2)]
+    seen = [arrays[r][: SLOT_FLAGS // 4].view('u4')[n_ranks + rank] for r in (0, 2)]
+    others = vectors[0] + vectors[2]
+    return flat([total, again, *sent, seen, peers.turns]), flat(
+        [others + vectors[1], others + vectors[3], vectors[1], vectors[1], [3, 3], [0, 3]]
+    )
 
 
 def recurrent(device):
@@ -876,6 +910,7 @@ KERNELS = {
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
     'flat_gradients': (packed, averaged, zeroed, exchanged),
+    'peer_sum': (summed_over_peers,),
     'embed_grad': (summed_by_type,),
     'mean_loss': (
         cross_entropy,

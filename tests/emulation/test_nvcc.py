@@ -13,6 +13,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.training import flat_gradients
+from chainer_bspmm.training import peer_sums
 from chainer_bspmm.training import fused_update
 from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
@@ -198,6 +199,7 @@ CONSTANTS = {
             (True, 'f', 'f', 8),
         )
     ],
+    'peer_sum': [peer_sums.defines(n)[1:] for n in (2, 8)],
     'staged_copy': [()],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,

@@ -24,6 +24,7 @@ from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training import graph_updater
+from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training import predictor
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import state
@@ -371,8 +372,28 @@ def stand_in_for_prediction(monkeypatch):
     return graphs
 
 
+class HostPeerSums(PeerSums):
+    """`PeerSums` by MPI, which is not called in a capture: nothing runs then."""
+
+    def __init__(self, comm):
+        super().__init__(comm)
+        self._sent = {}  # number of a sum -> the arrays of all ranks in the last step
+
+    def sum(self, array):
+        number = self._next
+        super().sum(array)
+        if not (self._alone or _tape.recorded is not None):
+            self._sent[number] = self._comm.mpi_comm.allgather(array)
+        arrays = self._sent.get(number, [numpy.zeros_like(array)] * self._comm.size)
+        return sum(array if r == self._comm.rank else of for r, of in enumerate(arrays))
+
+
 class HostFlatGradients(flat_gradients.FlatGradients):
     """`FlatGradients` in NumPy; only ranks of one host can capture the sum."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.sums = HostPeerSums(self._comm)
 
     @property
     def has_sum(self):

@@ -49,7 +49,8 @@ class Others:
 
     def allgather(self, mine):
         self.told.append(mine)
-        # All start alike: state, checksum. Then they tell why they cannot capture.
+        # All start alike: state, checksum. Then they tell why they cannot capture, and whether
+        # they have statistics of all ranks.
         return [mine, self.reason if len(self.told) == 3 else mine]
 
     def batch(self):
@@ -57,7 +58,7 @@ class Others:
         return molecules(2, seed=100 + len(self.sums))
 
     def allReduce(self, sent, received):
-        assert len(self.told) == 3  # before, this rank might wait for ever
+        assert len(self.told) == 4  # before, this rank might wait for ever
         copied = copy.deepcopy(self._model)
         copied.cleargrads()
         reporter = chainer.Reporter()  # its own
@@ -153,7 +154,7 @@ def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped, is_one
     for hook in hooks:
         alone.add_hook(hook)
     assert train(updater, SIZES) == []
-    assert comm.told[2:] == [None] and len(tried) == 1
+    assert comm.told[2:] == [None, False] and len(tried) == 1
     assert len(comm.sums) == len(SIZES) and len(set(comm.sums)) == 1
     assert graphs[0].n_compiled == 2
     n_replays = [program._n_replays for program in updater._programs.values()]

@@ -8,6 +8,7 @@ import pytest
 from chainer_bspmm.training import peer_memory
 
 SIZE, DTYPE, N_FLAGS = 100, numpy.dtype('f'), 3
+VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
 
@@ -24,7 +25,8 @@ class Runtime:
         self.fails, self.opened, self.closed, self.events = None, [], [], []
 
     def memset(self, address, value, n_bytes):
-        assert address == OWN and value == 0 and n_bytes >= 2 * 3 * (4 * SIZE + 4 * N_FLAGS)
+        assert address == OWN and value == 0
+        assert n_bytes >= 2 * 3 * (4 * SIZE + 4 * N_FLAGS + 4 + 8 * 70) + 2 * 64
 
     def deviceSynchronize(self):
         pass
@@ -70,15 +72,19 @@ def runtime(monkeypatch):
     return found
 
 
-def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='gpu 2'):
+def communicator(
+    runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='gpu 2', vectors=None
+):
     """Return that of rank 1; the others tell it these."""
     told = []
 
     def allgather(mine):
         told.append(mine)
-        if len(told) % 2:
-            return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)]
-        return [is_done, mine, True]
+        return [
+            [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)],
+            [mine, mine, vectors or mine],
+            [is_done, mine, True],
+        ][(len(told) - 1) % 3]
 
     comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
     comm.mpi_comm = types.SimpleNamespace(
@@ -88,7 +94,7 @@ def communicator(runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='
 
 
 def connected(optimizer, comm, prepare=lambda found: None):
-    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS, prepare)
+    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS, VECTORS, prepare)
 
 
 def test_addresses_of_all_ranks(runtime):
@@ -99,6 +105,9 @@ def test_addresses_of_all_ranks(runtime):
     (n_bytes,) = set((found.flags - found.data).tolist())
     assert n_bytes >= 2 * 3 * 4 * SIZE and not n_bytes % 256
     assert found.turn.tolist() == [0] * N_FLAGS and found.turn.dtype == numpy.uint32
+    assert found.turns.tolist() == [0, 0] and found.turns.dtype == numpy.uint32
+    first, second = (slot - found.flags for slot in found.slots)
+    assert first.tolist() == [256] * 3 and second.tolist() == [512] * 3
     assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is found
     assert peer_memory.known(optimizer, SIZE - 1, DTYPE, N_FLAGS) is None
     assert peer_memory.known(optimizer, SIZE, numpy.dtype('d'), N_FLAGS) is None
@@ -126,7 +135,7 @@ def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
 
 
 @pytest.mark.parametrize(
-    'fails', ['get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU']
+    'fails', ['get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors']
 )
 def test_all_give_up_where_one_has_to(runtime, fails):
     runtime.fails = fails
@@ -134,10 +143,11 @@ def test_all_give_up_where_one_has_to(runtime, fails):
         'another, get': {'handle': None},
         'another, open': {'is_done': False},
         'one GPU': {'gpu': 'gpu 1'},
+        'vectors': {'vectors': [(1, 'f')]},
     }
     comm, optimizer = communicator(runtime, **another.get(fails, {})), types.SimpleNamespace()
     assert connected(optimizer, comm, lambda found: runtime._fail('prepare')) is None
-    assert len(comm.told) == 2 and runtime.closed == runtime.opened
+    assert len(comm.told) == 3 and runtime.closed == runtime.opened
     assert bool(runtime.opened) == (fails in (2, 'prepare', 'another, open'))
     assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is None
     # Others may have mapped this rank's until all were here.
