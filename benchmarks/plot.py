@@ -629,13 +629,20 @@ def command(result):
                     for name, kinds in of.items()
                     if kind in kinds
                 }
-        bars(panel, groups, COMMAND_COLORS, 'ours captured', 'upstream dense')
+        places = bars(panel, groups, COMMAND_COLORS, 'ours captured', 'upstream dense')
+        for (group, name), (start, end) in places.items():
+            data, method = group.split()
+            found = result['data'][data]['methods'][method][name]
+            if 'commit' in found or found[kind].get('is_extrapolated'):
+                height = groups[group][name]['median']
+                panel.bar(start, height, end - start, align='edge', fill=False, hatch='///')
         panel.set_title(
             {'warm': 'caches of a run before', 'cold': 'empty caches'}[kind], fontsize=9
         )
     axes[0, 0].set_ylabel('seconds to the saved model', fontsize=9)
     legend(figure, axes.flat, COMMAND_COLORS)
-    save(figure, [result], 'command')
+    method = result['method'] + '. Hatched: of an earlier commit, or extrapolated'
+    save(figure, [result], 'command', method)
 
 
 def _spread(values):

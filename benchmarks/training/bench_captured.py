@@ -5,7 +5,6 @@ and captured, on a GPU: ``python -m benchmarks.training.bench_captured --tox21 t
 ``benchmarks/results/<gpu>/captured.json``; ``python -m benchmarks.plot captured`` draws it.
 ``--against jax`` times our captured steps beside those of the same networks in JAX,
 ``jax.json``; with ``--gpus 3`` each method on another GPU.
-``--epoch`` times whole epochs of QM9's number of molecules, ``captured_epoch.json``.
 """
 
 import collections
@@ -14,7 +13,6 @@ import importlib.util
 import itertools
 import json
 import pathlib
-import statistics
 import sys
 import tempfile
 import time
@@ -23,7 +21,6 @@ import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
 from chainer.backends import cuda
 import numpy
 
-from benchmarks import data_sets
 from benchmarks import gpus
 from benchmarks import harness
 from benchmarks.training import step_contenders
@@ -62,11 +59,6 @@ AGAINST = {
         (PACKED, ON_DEVICE, CAPTURED), (EAGER_PACKED, EAGER), 'jax', ('rsgcn', 'gin', 'relgcn')
     ),
 }
-
-QM9_SIZE, QM9_BATCH = 130831, 128
-EPOCHS = 4  # the first captures
-MOST_SECONDS = 90.0  # a longer epoch of upstream's is extrapolated
-PROBE = 30  # steps
 
 METHOD = (
     'Medians of interleaved rounds (low, high: 10th and 90th percentile) of as many steps as take '
@@ -482,68 +474,6 @@ def merged(results):
     return whole, [title for result in results for title in result['not_run']]
 
 
-def run_epochs(args, device):
-    """Time epochs of RSGCN on all of QM9, or on as many molecules."""
-    *read, description = data_sets.qm9(args.limit, args.qm9)
-    dense, sparse = data_sets.of_smiles(*read, 'rsgcn')
-    n = args.molecules
-    if n is None:
-        n = len(sparse) if args.qm9 else QM9_SIZE
-    if n > len(sparse):
-        description += ', %d molecules over and over' % len(sparse)
-    order = numpy.arange(n) % len(sparse)
-    model = subjects.upstream_model('rsgcn', sparse.molecules.labels[0], [dense[0]])
-    errors = step_contenders.check(model, dense, sparse, device)
-    several = [dense[i] for i in range(len(dense))]
-    makers = step_contenders.trainers(
-        model, [several[i] for i in order], sparse[order], QM9_BATCH, device
-    )
-    result = {
-        'question': 'seconds of an epoch of RSGCN on %d molecules, batches of %d' % (n, QM9_BATCH),
-        'method': 'Iterator, converter, forward, backward, Adam; to the end of the device. '
-        'Molecules: %s' % description,
-        'conditions': harness.step_conditions(args.commit, device),
-        'relative_errors': errors,
-        'seconds': {},
-    }
-    for name in (ON_DEVICE, CAPTURED, EAGER, UPSTREAM):
-        if name not in makers:
-            continue
-        trainer = makers[name]()
-        found = result['seconds'][name] = {}
-        if trainer.is_captured:
-            epochs = [trainer.epoch() for _ in range(EPOCHS)]
-            found['epochs, the first with capture'] = [round(seconds, 4) for seconds, _ in epochs]
-            found['epoch'] = round(statistics.median(seconds for seconds, _ in epochs[1:]), 4)
-            found['steps'] = epochs[-1][1]
-        else:
-            trainer.warm()
-            synchronize(device)
-            start = time.perf_counter()
-            trainer.run(PROBE)
-            synchronize(device)
-            step = (time.perf_counter() - start) / PROBE
-            expected = step * n / QM9_BATCH
-            if expected > MOST_SECONDS:
-                found['epoch'] = round(expected, 3)
-                found['extrapolated from steps'] = PROBE
-            else:
-                trainer.epoch()  # the rest of the one begun
-                seconds, found['steps'] = trainer.epoch()
-                found['epoch'] = round(seconds, 3)
-        result['over upstream'] = (
-            {
-                other: round(result['seconds'][UPSTREAM]['epoch'] / of['epoch'], 1)
-                for other, of in result['seconds'].items()
-            }
-            if name == UPSTREAM
-            else {}
-        )
-        print('%-29s %s' % (name, found), flush=True)
-        path = harness.save('captured_epoch', result, args.out)
-    print('over upstream: %s; wrote %s' % (result['over upstream'], path))
-
-
 def main(argv=None):
     parser = subjects.step_argument_parser(
         __doc__, METHODS, BATCHES, SECONDS, '0', 'number of a GPU; -1 (CPU) captures nothing'
@@ -567,15 +497,6 @@ def main(argv=None):
         default=TIME,
         help='seconds of the whole run, on each GPU; what does not fit is skipped and listed',
     )
-    parser.add_argument('--epoch', action='store_true', help='time epochs instead of steps')
-    parser.add_argument(
-        '--qm9',
-        metavar='FILE',
-        help='for such epochs: all of QM9, by '
-        "examples/qm9/make_sample.py --all; without it the sample's molecules over "
-        'and over',
-    )
-    parser.add_argument('--molecules', type=int, help='of such an epoch')
     parser.set_defaults(methods=None)
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
@@ -585,10 +506,7 @@ def main(argv=None):
     if args.gpus > 1:
         return run_on_gpus(args, argv)
     device = harness.device_of(args.device)
-    if args.epoch:
-        run_epochs(args, device)
-    else:
-        run(args, device)
+    run(args, device)
 
 
 if __name__ == '__main__':

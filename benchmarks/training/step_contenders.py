@@ -5,7 +5,6 @@ import contextlib
 import copy
 import itertools
 import os
-import time
 
 import chainer_bspmm
 import chainer
@@ -89,21 +88,12 @@ class Trainer:
 
     def run(self, n_steps):
         """Train by Chainer's loop, without extensions: reported values are not read."""
-        self._run(self.updater.iteration + n_steps, 'iteration')
-
-    def _run(self, *until):
+        until = self.updater.iteration + n_steps, 'iteration'
         with self._memory():
             chainer.training.Trainer(self.updater, until, out=os.curdir).run()
 
     def wait(self):
         synchronize(self._device)
-
-    def epoch(self):
-        """Train to the end of an epoch, and wait for the device; return seconds and steps."""
-        start, first = time.perf_counter(), self.updater.iteration
-        self._run(self.updater.epoch + 1, 'epoch')
-        self.wait()
-        return time.perf_counter() - start, self.updater.iteration - first
 
     def warm(self, n_captured=None):
         """Run the first steps: n_captured (None: `WARM_CAPTURED`) of them if it is captured."""

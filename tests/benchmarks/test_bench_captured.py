@@ -283,29 +283,6 @@ def test_a_wrong_method_is_not_timed(tmp_path, monkeypatch):
     assert [of['met'] for of in result['bars'].values()] == [False]
 
 
-@pytest.mark.parametrize('most', [pytest.param(bench.MOST_SECONDS, marks=pytest.mark.slow), 0])
-def test_epochs(tmp_path, monkeypatch, most):
-    monkeypatch.setattr(bench, 'MOST_SECONDS', most)
-    monkeypatch.setattr(bench, 'PROBE', 2)
-    run_main(tmp_path, '--epoch', '--molecules', '300')
-    result = json.loads((tmp_path / 'captured_epoch.json').read_text())
-    assert set(result['over upstream']) == {bench.UPSTREAM, bench.EAGER}
-    for found in result['seconds'].values():
-        assert found['epoch'] > 0
-        assert ('extrapolated from steps' in found) == (not most)
-        if most:  # 300 / 128, begun 5 steps before: 2 or 3
-            assert found['steps'] in (2, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-def test_an_epoch_of_captured_steps(captures):
-    trainer = step_contenders.trainers(*read('rsgcn'), 16, HOST)[bench.CAPTURED]()
-    steps = [trainer.epoch()[1] for _ in range(4)]
-    assert sum(steps) == 10 and trainer.updater.epoch == 4  # 160 / 16
-    assert trainer.programs()
-
-
 @pytest.mark.parametrize('size', [0, 1, 2])
 @pytest.mark.parametrize('method', ['rsgcn', 'gin', 'relgcn'])
 def test_static_batches_of_pytorch_geometric(method, size):
