@@ -203,6 +203,7 @@ class GraphUpdater(StandardUpdater):
         if fused is None or not program.is_captured or program.is_check_due():
             self._watched = None  # what runs eagerly may change it
         difference = step_numbers = None
+        n_before, program.is_done = self._optimizer.t, False
         try:
             if fused is not None:
                 step_numbers = fused.advance(is_unchanged=True)
@@ -211,8 +212,8 @@ class GraphUpdater(StandardUpdater):
         except StepDiffers as error:  # after the eager step was done, and counted
             difference, reported = error, error.reported
         except BaseException as error:
-            if step_numbers is not None:
-                fused.count(-1)
+            if fused is not None:  # a step that was done counts, whatever came after it
+                fused.count(n_before + program.is_done - self._optimizer.t)
             if not isinstance(error, CannotCapture):
                 raise
             self._warn('GraphUpdater trains eagerly: ' + self._give_up(str(error)))
@@ -378,7 +379,7 @@ class GraphUpdater(StandardUpdater):
         if self._resident is None:
             dataset = getattr(self._iterators['main'], 'dataset', None)
             self._resident = Resident(dataset, device)
-        self._context = Context(
+        context = Context(
             capturer,
             blas,
             self.seed,
@@ -390,8 +391,9 @@ class GraphUpdater(StandardUpdater):
             self._check_every,
             None if self._ranks is None else FlatGradients(self._ranks),
         )
-        self._made_for = self._parts(self._context.guards.key())
+        self._made_for = self._parts(context.guards.key())
         self._seen, self._variants_key = (None, None, None), None
+        self._context = context  # last: there may be an interrupt before
 
     def _parts(self, key):
         """Return what (list) a context is made for."""

@@ -150,7 +150,6 @@ class StepProgram(Program):
             with state.untouched(context.guards.owners, context.guards.params):
                 self._capture_step(functools.partial(self._compute, unchain=True, alone=True))
         finally:
-            self._graph = None
             context.optimizer.target.cleargrads()
 
     def _try(self):
@@ -198,7 +197,6 @@ class StepProgram(Program):
         try:
             self._capture_all()
         except BaseException:
-            self._graph = None
             self._context.optimizer.target.cleargrads()  # they were never computed
             raise
 
@@ -206,7 +204,7 @@ class StepProgram(Program):
         context = self._context
         links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
-        reported, self._gradients = self._capture_step(self._compute_and_report)
+        graph, reported, self._gradients = self._capture_step(self._compute_and_report)
         if context.ranks is not None and not context.ranks.has_sum:
             self._update_graph, _ = context.capturer.capture(self._capture_update)
         self._names = list(reported)
@@ -223,23 +221,26 @@ class StepProgram(Program):
             }
             if kept:
                 self._kept.append((attributes, kept))
+        self._graph = graph
 
     def _capture_step(self, function):
-        """Capture a function that is the step; return what it returned."""
+        """Capture a function that is the step; return what launches it, and what it returned."""
         context = self._context
-        reported, found = self._capture(function, context.loss_func)
+        graph, (reported, found) = self._capture(function, context.loss_func)
         for name, value in reported.items():
             if not isinstance(_bare(value), context.device.xp.ndarray):
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
-        return reported, found
+        return graph, reported, found
 
     def launch(self):
         super().launch()
         if self._update_graph is not None:
+            self.is_done = False
             self._context.ranks.add_up()
             self._update_graph()
+            self.is_done = True
 
     def replay(self):
         """Run the captured step that was staged.
@@ -290,6 +291,7 @@ class StepProgram(Program):
                 differs = state.difference(replayed, eager, NONDETERMINISTIC)
         if after is not None:
             after.put_back(changing)
+            self.is_done = True
         if differs:
             raise StepDiffers(
                 'a replay of the captured step gave another %s than the step run eagerly: the '
@@ -308,6 +310,7 @@ class StepProgram(Program):
             tuple: what it reported; `Copies` of all that it gives.
         """
         before.put_back(changing)
+        self.is_done = False
         reported = self.run(alone=True)
         gradients = {path: parameter.grad for path, parameter, _ in self._gradients}
         return reported, self._result(changing, gradients, _arrays_of(reported))
@@ -371,6 +374,7 @@ class StepProgram(Program):
                     return reported, self._gradients_now()
                 context.ranks.add_up()
             self._update()
+            self.is_done = True
             if context.ranks is None:
                 write(reported)
         return reported, self._gradients_now()
@@ -415,13 +419,15 @@ class StepProgram(Program):
 @contextlib.contextmanager
 def _not_counted(fused):
     """Let Python read the optimizer's counters as before the step, which was counted already."""
-    if fused is not None:
-        fused.count(-1)
+    if fused is None:
+        yield
+        return
+    n_before = fused.optimizer.t
     try:
+        fused.count(-1)
         yield
     finally:
-        if fused is not None:
-            fused.count(1)
+        fused.count(n_before - fused.optimizer.t)  # 0 if an interrupt came before it was counted
 
 
 @contextlib.contextmanager

@@ -219,7 +219,7 @@ class HostFused:
 
     def __init__(self, optimizer):
         type(self).made += 1
-        self._optimizer = optimizer
+        self.optimizer = optimizer
 
     def prepare(self):
         pass
@@ -231,16 +231,16 @@ class HostFused:
 
     def advance(self, is_unchanged=False):
         self.count(1)
-        return numpy.array([self._optimizer.lr])
+        return numpy.array([self.optimizer.lr])
 
     def count(self, n_steps):
-        self._optimizer.t += n_steps
-        for param in self._optimizer.target.params():
+        self.optimizer.t += n_steps
+        for param in self.optimizer.target.params():
             param.update_rule.t += n_steps
 
     def launch(self, numbers):
-        self._optimizer.call_hooks('pre')
-        for param in self._optimizer.target.params(include_uninit=False):
+        self.optimizer.call_hooks('pre')
+        for param in self.optimizer.target.params(include_uninit=False):
             param.array[...] -= numbers[0].astype(param.dtype) * param.grad
 
 
