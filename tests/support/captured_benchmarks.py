@@ -16,10 +16,10 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(bench_captured, 'TURN', 0)
     monkeypatch.setattr(step_contenders, 'can_capture', lambda device: True)
     monkeypatch.setattr(step_contenders, 'DeviceDataset', lambda sparse, device: sparse)
-    original = step_contenders.Trainer._run
+    original = step_contenders.Trainer.run
 
-    def run(self, *until):
+    def run(self, n_steps):
         chainer.global_config.tested_optimizer = self.optimizer
-        original(self, *until)
+        original(self, n_steps)
 
-    monkeypatch.setattr(step_contenders.Trainer, '_run', run)
+    monkeypatch.setattr(step_contenders.Trainer, 'run', run)
