@@ -645,6 +645,29 @@ def command(result):
     save(figure, [result], 'command', method)
 
 
+def scaling(result):
+    """Draw scaling.png from a result of bench_scaling: efficiency of ranks, measured and modelled."""
+    summary = result['summary']
+    batches = list(next(iter(summary.values()))['weak'])
+    figure, axes = panels(1, len(batches), (11, 3.6), sharey=True)
+    colors = BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE
+    for panel, n_batch in zip(axes.flat, batches):
+        for (method, of), color in zip(summary.items(), colors):
+            shares = {int(n): share for n, share in of['weak'][n_batch].items()}
+            for kind, style in (('modelled', '--'), ('measured', 'o-')):
+                known = {1: 1.0, **{n: of[kind] for n, of in shares.items() if kind in of}}
+                label = TITLES[method] if kind == 'measured' else None
+                panel.plot(*zip(*sorted(known.items())), style, color=color, label=label)
+        panel.set_xscale('log', base=2)
+        panel.set_xticks(sorted({1, *shares}), sorted({1, *shares}), fontsize=8)
+        panel.set_xlabel('GPUs', fontsize=9)
+        panel.set_ylim(0, 1.05)
+        panel.set_title('batches of %s molecules for each GPU' % n_batch, fontsize=9)
+    axes[0, 0].set_ylabel('efficiency (dashed: modelled)', fontsize=9)
+    legend(figure, axes.flat)
+    save(figure, [result], 'scaling')
+
+
 def _spread(values):
     return {'median': statistics.median(values), 'low': min(values), 'high': max(values)}
 
@@ -684,6 +707,7 @@ DRAWN = {
         (captured, ['nvidia-h200']),
         (jax, ['nvidia-h200']),
         (command, ['nvidia-h200']),
+        (scaling, ['nvidia-h200']),
     )
 }
 

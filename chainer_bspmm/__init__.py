@@ -10,6 +10,7 @@ Two lines of a training script change::
 """
 
 from chainer_bspmm import compat
+from chainer_bspmm import multi_node
 
 compat.apply()
 
@@ -40,6 +41,7 @@ __all__ = [
     'functions',
     'links',
     'models',
+    'multi_node',
     'papers',
     'sparse',
     'sparsify',

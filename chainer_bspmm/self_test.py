@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Iterator
 
 import numpy
@@ -21,7 +22,10 @@ from chainer_bspmm.papers import spmv
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import relations
 from chainer_bspmm.training.buffers import Staging
+from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.peer_memory import PeerMemory
+from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training.reports import Reports
 
 N_CHANNELS = 33  # more than a warp, and no multiple of one
@@ -75,6 +79,31 @@ def _updated(case):
     update.prepare()
     update.launch(case.adj.xp.asarray(update.advance()))
     return link.x.array
+
+
+def _averaged(case):
+    """Return x after it was the gradient that the only rank sends to itself."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.x = chainer.Parameter(case.x)
+    link.x.grad = case.x.copy()
+    comm = types.SimpleNamespace(rank=0, size=1, allreduce_grad_dtype=None)
+    flat = FlatGradients(types.SimpleNamespace(target=link, communicator=comm))
+    flat.pack(3, case.x[0, :1])
+    flat._sum[...] = flat.sent
+    flat.unpack()
+    return link.x.grad
+
+
+def _summed_over_ranks(case):
+    """Return x's sum over the only rank there is."""
+    vectors = [(case.x.size, case.x.dtype)]
+    memory = cuda.cupy.cuda.Memory(2 * case.x.nbytes + 4096)
+    cuda.cupy.cuda.runtime.memset(memory.ptr, 0, memory.size)
+    peers = PeerMemory(memory, [memory.ptr], [], 1, case.x.dtype, 1, vectors)
+    sums = PeerSums(types.SimpleNamespace(rank=0), peers)
+    sums.begin(alone=False)
+    return sums.sum(case.x)
 
 
 def _expected_update(case):
@@ -313,6 +342,8 @@ GPU_CHECKS = {
         lambda case: backend.sum_partials(_partials(case), [(0, (N_CHANNELS,), case.x.dtype)])[0],
         lambda case: _double(case.x).sum(axis=0),
     ),
+    'flat_gradients': (_averaged, lambda case: _double(case.x)),
+    'peer_sum': (_summed_over_ranks, lambda case: _double(case.x)),
     'report': (_reported, lambda case: _double(case.x[0])),
     'staged_copy': (_staged, lambda case: _double(case.x)),
     'relation_rows': (_relation_rows, _expected_relation_rows),

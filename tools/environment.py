@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-EXTRAS = 'examples', 'test', 'docs', 'dev'
+EXTRAS = 'examples', 'test', 'mpi', 'docs', 'dev'
 CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 

@@ -26,13 +26,14 @@ class Step:
             `training.chainer_nodes`); empty after the step.
         sums (cuda.partial_sums.PendingSums or None): sums that are put off to the end of the
             backward pass; None: they are done at once.
+        peer_sums (training.peer_sums.PeerSums or None): sums of vectors over several ranks.
     """
 
     def __init__(self, blas, seed, counter):
         self.blas = blas
         self.seed = seed
         self.counter = counter
-        self.one = self.sums = None
+        self.one = self.sums = self.peer_sums = None
         self.losses = []
         self._n_streams = 0
 

@@ -114,8 +114,8 @@ class Capturer:
             _no_host_copies(),
             _no_garbage_collection(),
         ):
-            self.stream.begin_capture()
             try:
+                self.stream.begin_capture()
                 result = function()
             except BaseException:
                 self._abandon()

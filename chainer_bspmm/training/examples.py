@@ -10,17 +10,18 @@ from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceDataset
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.multi_node.epochs import PartIterator
 
 
 def next_examples(iterator, converter):
     """Return ``iterator.next()``, where it can be as a `Selection` instead of a list of examples.
 
-    It can where Chainer's SerialIterator reads a `SparseDataset`, or a SubDataset of one, for a
-    `CSRConverter`: there the list would only be taken apart again. The iterator's state, order and
-    random numbers are the same.
+    It can where Chainer's SerialIterator, or a `PartIterator`, reads a `SparseDataset`, or a
+    SubDataset of one, for a `CSRConverter`: there the list would only be taken apart again. The
+    iterator's state, order and random numbers are the same.
     """
     if (
-        type(iterator) is not SerialIterator
+        type(iterator) not in (SerialIterator, PartIterator)
         or type(converter) is not CSRConverter
         or 'next' in vars(iterator)
         or not _is_numbered(iterator.dataset)

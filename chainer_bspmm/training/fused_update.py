@@ -63,6 +63,7 @@ class FusedUpdate:
             added or rules replaced later, make another object.
 
     Attributes:
+        optimizer (chainer.Optimizer): the optimizer.
         n_numbers (int): how many numbers change from step to step, as `advance` returns them.
 
     Raises:
@@ -73,7 +74,7 @@ class FusedUpdate:
         reason = why_unsupported(optimizer)
         if reason:
             raise ValueError('optimizer: ' + reason)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._method = METHODS[type(optimizer)]
         self._params = list(optimizer.target.params())
         self._rules = [param.update_rule for param in self._params]
@@ -92,7 +93,7 @@ class FusedUpdate:
         Raises:
             ValueError: a parameter that has been initialised by now is not supported.
         """
-        reason = why_unsupported(self._optimizer)
+        reason = why_unsupported(self.optimizer)
         if reason:
             raise ValueError('optimizer: ' + reason)
         groups = self._groups()
@@ -134,7 +135,7 @@ class FusedUpdate:
             self._find_plain()
         self._were_plain = self._are_plain()
         if self._were_plain:
-            variant = self._method.variant(self._optimizer.hyperparam)
+            variant = self._method.variant(self.optimizer.hyperparam)
             if variant != self._variants[0]:
                 self._variants = (variant,) * len(self._rules)
             return self._variants
@@ -167,12 +168,12 @@ class FusedUpdate:
             self._were_plain = self._are_plain()
         of_hooks = [number for hook in self._hooks for number in HOOKS[type(hook)][1](hook)]
         if self._were_plain:
-            self._optimizer.t += 1
+            self.optimizer.t += 1
             for rule in rules:
                 rule.t += 1
             steps = [rule.t for rule in rules]
             if steps.count(steps[0]) == len(steps):
-                packed = self._pack(*numbers_of(self._optimizer.hyperparam, steps[0]))
+                packed = self._pack(*numbers_of(self.optimizer.hyperparam, steps[0]))
                 packed_hooks = struct.pack('%dd' % len(of_hooks), *of_hooks)
                 return numpy.frombuffer(packed_hooks + packed * len(steps))
         else:
@@ -195,7 +196,7 @@ class FusedUpdate:
 
     def count(self, n_steps):
         """Add to the counters of the optimizer and its rules; -1 undoes `advance`."""
-        self._optimizer.t += n_steps
+        self.optimizer.t += n_steps
         for rule in self._rules:
             if rule is not None and rule.enabled:
                 rule.t += n_steps
@@ -220,7 +221,7 @@ class FusedUpdate:
                 'numbers: got %s of shape %s, expected float64 of shape (%d,)'
                 % (numbers.dtype, numbers.shape, self.n_numbers)
             )
-        self._optimizer.reallocate_cleared_grads()
+        self.optimizer.reallocate_cleared_grads()
         groups = self._groups()
         if not groups:
             return
@@ -258,7 +259,7 @@ class FusedUpdate:
 
     def _find_plain(self):
         """Find whether all parameters are updated with hyperparameters that may be inherited."""
-        rules, self._parent = self._rules, self._optimizer.hyperparam
+        rules, self._parent = self._rules, self.optimizer.hyperparam
         self._own = []  # the attributes of the rules' hyperparameters; empty: not all inherit
         if all(
             rule is not None and rule.enabled and rule.hyperparam.parent is self._parent
@@ -270,13 +271,13 @@ class FusedUpdate:
         """Return whether all parameters are updated, with the optimizer's hyperparameters."""
         return (
             bool(self._own)
-            and self._optimizer.hyperparam is self._parent
+            and self.optimizer.hyperparam is self._parent
             and max(map(len, self._own)) == 1  # the parent alone: none overrides a hyperparameter
         )
 
     def _inherits(self):
         """Return the hyperparameters' attributes of a rule that inherits all of them."""
-        return {'_parent': self._optimizer.hyperparam}
+        return {'_parent': self.optimizer.hyperparam}
 
     def _kinds(self):
         return [HOOKS[type(hook)][0] for hook in self._hooks]

@@ -21,6 +21,7 @@ from chainer_bspmm.training.captured_evaluators import capture_evaluators
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.examples import next_examples
+from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import blas_for
@@ -59,6 +60,11 @@ class GraphUpdater(StandardUpdater):
     links, converters that make no sparse batch, a CPU. Optimizers and optimizer hooks other than
     those of `fused_update.FusedUpdate` update eagerly after the replay.
 
+    With the optimizer of ``chainermn.create_multi_node_optimizer`` over a communicator of NCCL, the
+    sum of gradients over all ranks is part of the launch on one host, and lies between two launches
+    elsewhere. They agree in the first step whether all train so; what cannot be captured later is
+    an error (docs/several_gpus.md).
+
     Dropout draws from a generator of the step (see `cuda.step`): `seed` and the number of
     the step decide the numbers, not CuPy's or Chainer's seeds.
 
@@ -79,6 +85,8 @@ class GraphUpdater(StandardUpdater):
     Raises:
         TypeError, ValueError: `seed`, `check_every` or `on_difference` is not one of these.
         StepDiffers (RuntimeError): a checked replay differs, and `on_difference` is ``'raise'``.
+        RuntimeError (by `update`): this rank cannot go on with captured steps, as the others do.
+        FloatingPointError (by `update`): the loss of a rank was not finite in an earlier step.
 
     Note:
         A snapshot of a StandardUpdater can be resumed with this updater, and the other way round.
@@ -124,6 +132,11 @@ class GraphUpdater(StandardUpdater):
         self._trainer = None  # a weak reference, until its evaluators are captured
         self._between_steps = None
         self._watched = None  # what the layout of the next step has of the last, if known
+        optimizer = self._optimizers['main']
+        self._ranks = _of_ranks(optimizer)
+        self._optimizer = optimizer if self._ranks is None else self._ranks.actual_optimizer
+        self._do_all_capture = None  # whether all ranks do; None until they have agreed
+        self._has_sum = None  # then, whether the ranks share memory
 
     def connect_trainer(self, trainer: Any) -> None:
         super().connect_trainer(trainer)
@@ -163,6 +176,8 @@ class GraphUpdater(StandardUpdater):
             self._optimizers['main'].new_epoch(auto=True)
 
     def _train(self, examples):
+        if self._ranks is not None and self._do_all_capture is None:
+            self._start(examples)
         reason = self._reason
         if reason is None:
             try:
@@ -178,14 +193,17 @@ class GraphUpdater(StandardUpdater):
                     program = self._program(batch)
             except (batches.NoSparseBatch, CannotCapture) as error:
                 reason = self._give_up(str(error))
+        if self._ranks is not None:
+            reason = self._agree(reason)
         if reason is not None:
             self._warn('GraphUpdater trains eagerly: ' + reason)
             self._train_eagerly(examples)
             return
-        fused, optimizer = self._context.fused, self._optimizers['main']
+        fused = self._context.fused
         if fused is None or not program.is_captured or program.is_check_due():
             self._watched = None  # what runs eagerly may change it
         difference = step_numbers = None
+        n_before, program.is_done = self._optimizer.t, False
         try:
             if fused is not None:
                 step_numbers = fused.advance(is_unchanged=True)
@@ -194,8 +212,8 @@ class GraphUpdater(StandardUpdater):
         except StepDiffers as error:  # after the eager step was done, and counted
             difference, reported = error, error.reported
         except BaseException as error:
-            if step_numbers is not None:
-                fused.count(-1)
+            if fused is not None:  # a step that was done counts, whatever came after it
+                fused.count(n_before + program.is_done - self._optimizer.t)
             if not isinstance(error, CannotCapture):
                 raise
             self._warn('GraphUpdater trains eagerly: ' + self._give_up(str(error)))
@@ -208,7 +226,7 @@ class GraphUpdater(StandardUpdater):
             else:
                 chainer.report(reported)
         if fused is None:
-            optimizer.update()
+            self._optimizer.update()
         if difference is not None:
             reason = self._give_up(str(difference))
             if self._on_difference == 'raise':
@@ -220,14 +238,10 @@ class GraphUpdater(StandardUpdater):
         if self._context is not None:
             key = self._context.guards.key()
             seen = self._seen
-            if (
-                key is seen[0]
-                and self.loss_func is seen[1]
-                and self._optimizers['main'].target is seen[2]
-            ):
+            if key is seen[0] and self.loss_func is seen[1] and self._optimizer.target is seen[2]:
                 return key
             if self._made_for == self._parts(key):
-                self._seen = key, self.loss_func, self._optimizers['main'].target
+                self._seen = key, self.loss_func, self._optimizer.target
                 return key
         self._prepare()
         return self._context.guards.key()
@@ -249,7 +263,7 @@ class GraphUpdater(StandardUpdater):
 
     def _new_program(self, batch, capacity):
         program = StepProgram(self._context, batch, capacity)
-        fused, optimizer = self._context.fused, self._optimizers['main']
+        fused, optimizer = self._context.fused, self._optimizer
         program.stage(
             batch, self.iteration, None if fused is None else numpy.zeros(fused.n_numbers)
         )
@@ -264,13 +278,50 @@ class GraphUpdater(StandardUpdater):
             self._prepare()
             return self._new_program(batch, capacity)
         fused.prepare()
+        if self._ranks is not None:
+            self._prepare_ranks(program)
         return program
+
+    def _prepare_ranks(self, program):
+        if self._ranks.has_new_parameters:
+            raise CannotCapture('parameters were made or removed after the first step')
+        self._context.ranks.load_kernels()
+        if not self._do_all_capture:
+            program.check_alone()
+        elif self._context.ranks.has_sum != self._has_sum:
+            raise CannotCapture('parameters have other sizes or dtypes than in the first step')
+
+    def _start(self, examples):
+        """Let all ranks start alike, with all parameters made."""
+        args, kwargs = self._arguments(examples)
+        self._ranks.start(self.loss_func or self._optimizer.target, *args, **kwargs)
+
+    def _agree(self, reason):
+        """Return why (str or None) not to capture: the first of all ranks, in the first step."""
+        if self._do_all_capture is None:
+            comm = self._ranks.communicator
+            reasons = comm.mpi_comm.allgather(reason)
+            self._do_all_capture = not any(reasons)
+            for rank, other in enumerate(reasons):
+                if other is not None:
+                    return self._give_up('%s (rank %d)' % (other, rank))
+            self._context.ranks.connect()
+            self._has_sum = self._context.ranks.has_sum
+            have_others = comm.mpi_comm.allgather(bool(self._context.ranks.sums.vectors))
+            if any(have_others) and not self._has_sum:
+                self._do_all_capture = False
+                return self._give_up('ranks without common memory have statistics of all of them')
+        elif self._do_all_capture:
+            if reason is not None:
+                self._give_up(reason)
+            self._context.ranks.raise_if_not_finite()
+        return reason
 
     def _step_key(self, key):
         fused, reporters = self._context.fused, chainer.reporter._get_reporters()
         name = None  # without a reporter reports are dropped, and the target needs no name
         if reporters:
-            name = reporters[-1]._observer_names.get(id(self._optimizers['main'].target), '')
+            name = reporters[-1]._observer_names.get(id(self._optimizer.target), '')
         variants = None
         if fused is not None:
             variants = fused.variants(is_unchanged=key is self._variants_key)
@@ -282,7 +333,7 @@ class GraphUpdater(StandardUpdater):
 
     def _why_not(self):
         """Return what (str or None) rules out captured steps permanently."""
-        optimizer = self._optimizers['main']
+        optimizer = self._optimizer
         if not self._is_on_gpu():
             return 'CUDA graphs need a GPU, the device is %s' % (
                 'not given' if self.input_device is None else self.input_device.name
@@ -302,7 +353,7 @@ class GraphUpdater(StandardUpdater):
 
     def _why_not_now(self):
         """Return what (str or None) rules out a captured step at this moment."""
-        if self._optimizers['main']._loss_scale is not None:
+        if self._optimizer._loss_scale is not None:
             return 'the optimizer scales the loss'
         return self._context.guards.blocking_hook()
 
@@ -316,17 +367,19 @@ class GraphUpdater(StandardUpdater):
         reason = self._why_not()
         if reason is not None:
             raise CannotCapture(reason)
-        device, optimizer = self.input_device, self._optimizers['main']
+        device, optimizer = self.input_device, self._optimizer
         capturer = Capturer(device)
         blas = blas_for(capturer, device)
         reason = why_unsupported(optimizer)
         if reason is not None:
+            if self._ranks is not None:
+                raise CannotCapture('the update of several ranks is captured, but ' + reason)
             self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
         loss_func = self.loss_func or optimizer.target
         if self._resident is None:
             dataset = getattr(self._iterators['main'], 'dataset', None)
             self._resident = Resident(dataset, device)
-        self._context = Context(
+        context = Context(
             capturer,
             blas,
             self.seed,
@@ -336,37 +389,46 @@ class GraphUpdater(StandardUpdater):
             Guards(optimizer.target, loss_func, optimizer),
             device,
             self._check_every,
+            None if self._ranks is None else FlatGradients(self._ranks),
         )
-        self._made_for = self._parts(self._context.guards.key())
+        self._made_for = self._parts(context.guards.key())
         self._seen, self._variants_key = (None, None, None), None
+        self._context = context  # last: there may be an interrupt before
 
     def _parts(self, key):
         """Return what (list) a context is made for."""
-        return [self.loss_func, self._optimizers['main'].target, *key.update]
+        return [self.loss_func, self._optimizer.target, *key.update]
 
     def _forget(self):
         self._context = self._watched = None  # frees its memory
         self._programs.clear()
 
     def _give_up(self, reason):
-        """Capture no more, and return the reason."""
+        """Capture no more, and return the reason.
+
+        Raises:
+            RuntimeError: the other ranks do capture.
+        """
+        if self._do_all_capture:
+            raise RuntimeError(
+                'rank %d cannot go on as the other ranks do, with captured steps: %s'
+                % (self._ranks.communicator.rank, reason)
+            )
         self._forget()
         self._reason = reason
         return reason
 
-    def _convert(self, examples):
-        return convert._call_converter(self.converter, examples, self.input_device)
+    def _arguments(self, examples):
+        """Return the arguments of the loss function, (tuple, dict)."""
+        in_arrays = convert._call_converter(self.converter, examples, self.input_device)
+        if isinstance(in_arrays, tuple):
+            return in_arrays, {}
+        return ((), in_arrays) if isinstance(in_arrays, dict) else ((in_arrays,), {})
 
     def _train_eagerly(self, examples):
+        args, kwargs = self._arguments(examples)
         optimizer = self._optimizers['main']
-        loss_func = self.loss_func or optimizer.target
-        in_arrays = self._convert(examples)
-        if isinstance(in_arrays, tuple):
-            optimizer.update(loss_func, *in_arrays)
-        elif isinstance(in_arrays, dict):
-            optimizer.update(loss_func, **in_arrays)
-        else:
-            optimizer.update(loss_func, in_arrays)
+        optimizer.update(self.loss_func or optimizer.target, *args, **kwargs)
 
     def _warn(self, text):
         if text not in self._warned:
@@ -381,3 +443,12 @@ class GraphUpdater(StandardUpdater):
             pass  # a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
             self._forget()  # captured steps have the old seed
+
+
+def _of_ranks(optimizer):
+    """Return ChainerMN's optimizer where it can be captured; None for any other."""
+    if getattr(optimizer, 'communicator', None) is None:
+        return None
+    from chainer_bspmm.multi_node.optimizer import of_nccl  # not without ChainerMN
+
+    return of_nccl(optimizer)

@@ -90,7 +90,8 @@ class _Program(Program):
                 'with rows that belong to no molecule at the end of a batch the model gives '
                 'another prediction: a link treats every row as an atom: %s' % differs
             )
-        self._values = self._capture(self._run_and_report, predictor.model)
+        graph, self._values = self._capture(self._run_and_report, predictor.model)
+        self._graph = graph
 
     def replay(self, batch, examples):
         """Return the predictions of a batch, in the arrays that the next replay overwrites.
@@ -255,9 +256,10 @@ class Replays:
 
     def _captured(self, examples, key):
         if self.capturer is None:
-            self.capturer = Capturer(self.device)
-            self.blas = blas_for(self.capturer, self.device)
+            capturer = Capturer(self.device)
+            self.blas = blas_for(capturer, self.device)
             self._resident = Resident(self._dataset, self.device)
+            self.capturer = capturer
         batch = batches.batch_of(examples, self._converter, self.device, self._resident)
         is_known = isinstance(self._dataset, SparseDataset) and batch.form.layout != 'padded'
         need = batch.need if is_known else _roomy(batch.need)

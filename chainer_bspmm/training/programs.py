@@ -61,6 +61,8 @@ class Program:
     Attributes:
         is_first (bool): False if the same was captured for batches of another size, which has
             been checked more often; set by :meth:`Programs.add`.
+        is_done (bool): whether the update was run, by a launch of the graph or eagerly, since the
+            caller has set this to False.
     """
 
     def __init__(self, context, batch, capacity, n_numbers=None):
@@ -72,6 +74,7 @@ class Program:
         self._reports = None  # made where numbers are reported by name
         self._n_replays = 0
         self.is_first = True
+        self.is_done = False
 
     @property
     def is_captured(self):
@@ -98,7 +101,10 @@ class Program:
             self._context.capturer.compile_kernels(function)
 
     def _capture(self, function, model):
-        """Capture a function of the batch, and return what it returned; nothing runs.
+        """Capture a function of the batch; nothing runs.
+
+        Returns:
+            tuple: what launches it, for `_graph`; what the function returned.
 
         Raises:
             CannotCapture: with the place and the link of `model` where it failed.
@@ -109,14 +115,14 @@ class Program:
             return function()
 
         try:
-            self._graph, result = self._context.capturer.capture(whole)
+            return self._context.capturer.capture(whole)
         except Exception as error:
             raise CannotCapture(blame(error, model)) from error
-        return result
 
     def launch(self):
         """Launch the graph, with the batch that was staged."""
         self._inputs.fetched(self._graph())
+        self.is_done = True
 
     def is_check_due(self):
         """Return whether the next replay is compared with the eager step."""

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import warnings
 
 import numpy
@@ -25,9 +26,10 @@ REPEATS = 8
 # Between a batch and the same batch with spare rows: products of other shapes round differently.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
-# What all programs of an updater share. fused: FusedUpdate or None.
+# What all programs of an updater share. fused: FusedUpdate or None; ranks: FlatGradients, or None
+# where there is one process.
 Context = collections.namedtuple(
-    'Context', 'capturer blas seed optimizer loss_func fused guards device check_every'
+    'Context', 'capturer blas seed optimizer loss_func fused guards device check_every ranks'
 )
 
 
@@ -43,17 +45,22 @@ class StepProgram(Program):
     def __init__(self, context, batch, capacity):
         n_numbers = None if context.fused is None else context.fused.n_numbers
         super().__init__(context, batch, capacity, n_numbers)
+        self._n_molecules = batch.form.n_graphs
         self._deterministic = True
         self._puts_sums_off = False  # found by a trial
         self._one = self._inputs.step.one = gradients.One(context.device)
         self._reports = Reports(context.device)
         self._names = []  # of what the step reports
         self._copied = {}  # what is reported and is not a single number: name -> array
+        self._update_graph = None  # launches it: with several ranks the update has its own
         self._gradients = []  # (path, parameter, array that the graph writes)
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
 
-    def run(self):
+    def run(self, alone=False):
         """Run the step that was staged eagerly.
+
+        Args:
+            alone (bool): whether it ends where it needs other ranks, before the update.
 
         Returns:
             dict: what it reported, name -> value.
@@ -61,7 +68,7 @@ class StepProgram(Program):
         with self._context.capturer.ordered(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             with chainer.using_config('warn_nondeterministic', True):
-                reported, _ = self._compute()
+                reported, _ = self._compute(alone=alone)
         for warning in caught:
             if 'non-deterministic' in str(warning.message):
                 self._deterministic = False
@@ -94,7 +101,7 @@ class StepProgram(Program):
                 if is_first and len(results) == 1:  # and parameters that were missing are made
                     self.compile_kernels(self._try)
                 try:
-                    with chainer_nodes.under_way(self._inputs.step), _observed() as reported:
+                    with self._under_way(alone=True), _observed() as reported:
                         loss = context.loss_func(*(given or self._inputs.arrays()))
                         if given is None:
                             self._puts_sums_off = self._can_put_sums_off(loss)
@@ -123,11 +130,35 @@ class StepProgram(Program):
                 'another %s: a link or the loss treats every row as an atom' % differs
             )
 
+    def check_alone(self):
+        """Run and capture this rank's part of the step that was staged; change nothing.
+
+        A capture that fails later would leave other ranks waiting for this one.
+
+        Raises:
+            CannotCapture: with the cause.
+        """
+        context = self._context
+        arrays = state.state_arrays(context.optimizer, context.guards.owners)
+        before = state.Copies(arrays)
+        try:
+            with state.attributes_kept(context.guards.owners):
+                self.run(alone=True)  # compiles what a capture should not
+        finally:
+            before.put_back(arrays)
+        try:
+            with state.untouched(context.guards.owners, context.guards.params):
+                self._capture_step(functools.partial(self._compute, unchain=True, alone=True))
+        finally:
+            context.optimizer.target.cleargrads()
+
     def _try(self):
         if self._context.fused is not None:
             self._context.fused.load_kernels()
+        if self._context.ranks is not None:
+            self._context.ranks.load_kernels()
         try:
-            self._compute()
+            self._compute(alone=True)
         finally:
             self._context.optimizer.target.cleargrads()  # of a capture that is dropped
 
@@ -166,7 +197,6 @@ class StepProgram(Program):
         try:
             self._capture_all()
         except BaseException:
-            self._graph = None
             self._context.optimizer.target.cleargrads()  # they were never computed
             raise
 
@@ -174,12 +204,9 @@ class StepProgram(Program):
         context = self._context
         links = [vars(owner) for owner in context.guards.owners]
         before = [dict(attributes) for attributes in links]
-        reported, self._gradients = self._capture(self._compute_and_report, context.loss_func)
-        for name, value in reported.items():
-            if not isinstance(_bare(value), context.device.xp.ndarray):
-                raise CannotCapture(
-                    '%s is reported as a value on the host, which a replay would repeat' % name
-                )
+        graph, reported, self._gradients = self._capture_step(self._compute_and_report)
+        if context.ranks is not None and not context.ranks.has_sum:
+            self._update_graph, _ = context.capturer.capture(self._capture_update)
         self._names = list(reported)
         numbers = self._reports.among(_arrays_of(reported))
         self._copied = {
@@ -194,6 +221,26 @@ class StepProgram(Program):
             }
             if kept:
                 self._kept.append((attributes, kept))
+        self._graph = graph
+
+    def _capture_step(self, function):
+        """Capture a function that is the step; return what launches it, and what it returned."""
+        context = self._context
+        graph, (reported, found) = self._capture(function, context.loss_func)
+        for name, value in reported.items():
+            if not isinstance(_bare(value), context.device.xp.ndarray):
+                raise CannotCapture(
+                    '%s is reported as a value on the host, which a replay would repeat' % name
+                )
+        return graph, reported, found
+
+    def launch(self):
+        super().launch()
+        if self._update_graph is not None:
+            self.is_done = False
+            self._context.ranks.add_up()
+            self._update_graph()
+            self.is_done = True
 
     def replay(self):
         """Run the captured step that was staged.
@@ -203,7 +250,8 @@ class StepProgram(Program):
 
         Raises:
             StepDiffers: this replay was checked and differs. Parameters, states, gradients and
-                links' attributes are then those of the eager step.
+                links' attributes are then those of the eager step, with several ranks those of
+                the replay.
         """
         if self.is_check_due():
             reported = self._checked_replay()
@@ -230,7 +278,8 @@ class StepProgram(Program):
         self.launch()
         reported = self._reported()
         gradients = {path: gradient for path, _, gradient in self._gradients}
-        replayed = _result(changing, gradients, reported)
+        replayed = self._result(changing, gradients, reported)
+        after = None if self._context.ranks is None else state.Copies(changing)
         eagerly_reported, eager = self._run_again(changing, before)
         differs = state.difference(replayed, eager, 0)
         if differs:
@@ -240,6 +289,9 @@ class StepProgram(Program):
             )
             if not self._deterministic:
                 differs = state.difference(replayed, eager, NONDETERMINISTIC)
+        if after is not None:
+            after.put_back(changing)
+            self.is_done = True
         if differs:
             raise StepDiffers(
                 'a replay of the captured step gave another %s than the step run eagerly: the '
@@ -252,13 +304,28 @@ class StepProgram(Program):
     def _run_again(self, changing, before):
         """Run the step that was staged eagerly, from the state `before`.
 
+        With several ranks only up to what it sends: the others do not run it again.
+
         Returns:
-            tuple: what it reported; `Copies` of that and of the state and gradients after it.
+            tuple: what it reported; `Copies` of all that it gives.
         """
         before.put_back(changing)
-        reported = self.run()
+        self.is_done = False
+        reported = self.run(alone=True)
         gradients = {path: parameter.grad for path, parameter, _ in self._gradients}
-        return reported, _result(changing, gradients, _arrays_of(reported))
+        return reported, self._result(changing, gradients, _arrays_of(reported))
+
+    def _result(self, changing, gradients, reported):
+        """Return `Copies` of all that a step gives, with several ranks of what it sends."""
+        if self._context.ranks is not None:
+            arrays = {'gradient': self._context.ranks.sent}
+        else:
+            arrays = dict(changing)
+            arrays.update(('gradient of ' + path, array) for path, array in gradients.items())
+        for name, value in reported.items():
+            is_array = isinstance(value, chainer.get_array_types())
+            arrays[name] = value if is_array else numpy.asarray(value)
+        return state.Copies(arrays)
 
     def _give_gradients(self):
         # Hooks, other updaters and users give parameters other arrays.
@@ -268,20 +335,26 @@ class StepProgram(Program):
 
     def _compute_and_report(self):
         """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
-        reported, gradients = self._compute(unchain=True)
+        ranks = self._context.ranks
+        is_part = ranks is not None and not ranks.has_sum
+        return self._compute(unchain=True, alone=is_part, write=self._write)
+
+    def _write(self, reported):
         numbers = self._reports.among(_arrays_of(reported))
         self._reports.write(numbers, self._inputs.row_address)
-        return reported, gradients
 
-    def _compute(self, unchain=False):
-        """Launch the step; return what was reported, and the parameters' gradients."""
+    def _compute(self, unchain=False, alone=False, write=lambda reported: None):
+        """Launch the step; return what was reported, and the parameters' gradients.
+
+        Args:
+            unchain (bool): whether the arrays of the graph go, even where a link keeps the loss.
+            alone (bool): whether it ends where it needs other ranks, before the update.
+            write (callable): called where what was reported is as `run` returns it: with several
+                ranks before the update, where a step that is run alone ends.
+        """
         context = self._context
         target = context.optimizer.target
-        with (
-            chainer_nodes.under_way(self._inputs.step),
-            _observed() as reported,
-            _not_counted(context.fused),
-        ):
+        with self._under_way(alone), _observed() as reported, _not_counted(context.fused):
             loss = context.loss_func(*self._inputs.arrays())
             target.cleargrads()
             self._one.give(loss)
@@ -289,13 +362,43 @@ class StepProgram(Program):
                 self._backward(loss)
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
+            value = loss.array
             del loss
             params = list(target.params(include_uninit=False))
             self._one.take_back(params)
             gradients.zero_missing(params)
-            if context.fused is not None:
-                context.fused.launch(self._inputs.numbers)
+            if context.ranks is not None:
+                context.ranks.pack(self._n_molecules, value, alone)
+                write(reported)
+                if alone:
+                    return reported, self._gradients_now()
+                context.ranks.add_up()
+            self._update()
+            self.is_done = True
+            if context.ranks is None:
+                write(reported)
         return reported, self._gradients_now()
+
+    def _under_way(self, alone):
+        """Run the step inside; alone: without other ranks."""
+        ranks = self._context.ranks
+        if ranks is not None:
+            self._inputs.step.peer_sums = ranks.sums
+            ranks.sums.begin(alone)
+        return chainer_nodes.under_way(self._inputs.step)
+
+    def _capture_update(self):
+        with _not_counted(self._context.fused):
+            self._update()
+        return {}, []
+
+    def _update(self):
+        """Launch what is done with the gradients, of all ranks where there are several."""
+        context = self._context
+        if context.ranks is not None:
+            context.ranks.unpack()
+        if context.fused is not None:
+            context.fused.launch(self._inputs.numbers)
 
     def _backward(self, loss):
         if not self._puts_sums_off:
@@ -313,26 +416,18 @@ class StepProgram(Program):
         ]
 
 
-def _result(changing, gradients, reported):
-    """Return `Copies` of all that a step gives."""
-    arrays = dict(changing)
-    arrays.update(('gradient of ' + path, gradient) for path, gradient in gradients.items())
-    for name, value in reported.items():
-        is_array = isinstance(value, chainer.get_array_types())
-        arrays[name] = value if is_array else numpy.asarray(value)
-    return state.Copies(arrays)
-
-
 @contextlib.contextmanager
 def _not_counted(fused):
     """Let Python read the optimizer's counters as before the step, which was counted already."""
-    if fused is not None:
-        fused.count(-1)
+    if fused is None:
+        yield
+        return
+    n_before = fused.optimizer.t
     try:
+        fused.count(-1)
         yield
     finally:
-        if fused is not None:
-            fused.count(1)
+        fused.count(n_before - fused.optimizer.t)  # 0 if an interrupt came before it was counted
 
 
 @contextlib.contextmanager

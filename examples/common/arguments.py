@@ -7,6 +7,7 @@ import chainer
 from chainer import training
 from chainer_bspmm.training import GraphUpdater
 from common.data import DataError
+from common.ranks import COMMUNICATORS
 from common.tasks import LAYOUTS
 from common.tasks import supported_methods
 
@@ -63,6 +64,16 @@ def add_running_arguments(parser, batchsize=32):
         '-d',
         default='-1',
         help='-1: CPU; 0, 1, ...: that GPU; or a Chainer device specifier',
+    )
+
+
+def add_communicator_argument(parser, what):
+    """Add the option for several processes; `what` is done with the data."""
+    parser.add_argument(
+        '--communicator',
+        choices=COMMUNICATORS,
+        help='under mpirun: %s the processes that it starts. naive: on CPUs; pure_nccl: each '
+        'on the GPU of its number, whatever --device says' % what,
     )
 
 
@@ -136,6 +147,9 @@ def add_training_arguments(parser):
         default='standard',
         help="standard: Chainer's; graph: on a GPU, the data set lies there and "
         'each training step is one launch of a CUDA graph',
+    )
+    add_communicator_argument(
+        parser, 'share the molecules out to (batches of --batchsize on each of)'
     )
     parser.add_argument('--resume', metavar='SNAPSHOT', help='continue from this snapshot')
     add_common_arguments(parser, "train upstream's dense model instead, for comparison")

@@ -1,5 +1,6 @@
 """The files in the folder of a run: settings, model, snapshot, result."""
 
+import glob
 import json
 import os
 import pickle
@@ -42,9 +43,10 @@ def start_folder(out, settings):
     """
     path = os.path.join(out, SETTINGS_FILE)
     if os.path.exists(path) and load_settings(out, settings['script']) != settings:
-        for name in STALE_FILES:
-            if os.path.exists(os.path.join(out, name)):
-                os.remove(os.path.join(out, name))
+        of_ranks = glob.glob(glob.escape(os.path.join(out, SNAPSHOT_FILE)) + '.[0-9]*')
+        for name in [*(os.path.join(out, name) for name in STALE_FILES), *of_ranks]:
+            if os.path.exists(name):
+                os.remove(name)
     write_json(path, settings)
 
 
@@ -54,7 +56,8 @@ def load_settings(folder, script):
     try:
         with open(path) as f:
             # Settings that earlier versions did not write.
-            return {'script': script, 'layout': 'packed', 'padded_to': None, **json.load(f)}
+            earlier = {'script': script, 'layout': 'packed', 'padded_to': None, 'ranks': 1}
+            return {**earlier, **json.load(f)}
     except FileNotFoundError:
         raise DataError(
             '%s not found: %s is not an output folder of %s' % (path, folder, script)

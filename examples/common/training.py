@@ -1,5 +1,6 @@
 """Train a model on a data set and test it: what every train_*.py does with its data."""
 
+import contextlib
 import gc
 import os
 import shlex
@@ -23,6 +24,7 @@ from common import files
 from common import measure
 from common.arguments import get_device
 from common.arguments import UPDATERS
+from common.ranks import Ranks
 from common.tasks import converter_of
 from common.tasks import labels_of
 
@@ -89,7 +91,7 @@ class EpochsOrInterrupt(IntervalTrigger):
 
 
 class IsSnapshotDue:
-    """Take a snapshot after an epoch, but not twice in a second; always after the last.
+    """Tell to take a snapshot after an epoch, but not twice in a second; always after the last.
 
     On a GPU an epoch takes a tenth of a second, and writing a fifth of that.
 
@@ -110,6 +112,40 @@ class IsSnapshotDue:
         return is_due
 
 
+class Snapshots(training.Extension):
+    """Take a snapshot of this rank after the epochs that the first rank chooses.
+
+    That of the first rank is overwritten, and counts: the others have theirs of the same step,
+    whenever the run is killed, because they write before the first does, and keep the last three.
+    """
+
+    trigger = (1, 'epoch')
+    priority, name = -100, '_Snapshot'  # as of Chainer's, also in its snapshots
+
+    def __init__(self, ranks, writer, is_due):
+        self._ranks, self._is_due = ranks, is_due
+        if ranks.is_first:
+            self._snapshot = extensions.snapshot(filename=files.SNAPSHOT_FILE, writer=writer)
+        else:
+            name = snapshot_of(files.SNAPSHOT_FILE, '{.updater.iteration}', ranks.comm.rank)
+            self._snapshot = extensions.snapshot(filename=name, writer=writer, n_retains=3)
+
+    def initialize(self, trainer):
+        self._snapshot.initialize(trainer)
+
+    def __call__(self, trainer):
+        if self._ranks.share(self._is_due()):
+            self._ranks.in_turn(lambda: self._snapshot(trainer))
+
+    def finalize(self):
+        self._snapshot.finalize()
+
+
+def snapshot_of(path, iteration, rank):
+    """Return the path of another rank's snapshot that goes with one of the first."""
+    return '%s.%s.%d' % (path, iteration, rank)
+
+
 class PlainText:
     """Write to stdout without the codes that erase a progress bar, for pipes and files."""
 
@@ -120,7 +156,7 @@ class PlainText:
         sys.stdout.flush()
 
 
-def set_up_trainer(task, model, train, valid, args, converter, device, report_every):
+def set_up_trainer(task, model, train, valid, args, converter, device, report_every, ranks):
     """Set up upstream's usual trainer.
 
     Args:
@@ -131,15 +167,16 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
         converter (callable): of the layout.
         device (chainer.backend.Device): where to train.
         report_every (int): epochs between validations, and lines of the log.
+        ranks (Ranks): those that train together.
 
     Returns:
         Trainer: it takes a snapshot after each epoch, of short ones once in a second.
     """
-    optimizer = optimizers.Adam()
+    optimizer = ranks.optimizer(optimizers.Adam())
     optimizer.setup(model)
-    options = {'seed': args.seed} if args.updater == 'graph' else {}
+    options = {'seed': args.seed + ranks.comm.rank} if args.updater == 'graph' else {}
     updater = UPDATERS[args.updater](
-        SerialIterator(train, args.batchsize),
+        ranks.iterator(train, args.batchsize),
         optimizer,
         device=device,
         converter=converter,
@@ -147,16 +184,25 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     )
     trainer = training.Trainer(updater, EpochsOrInterrupt(args.epoch), out=args.out)
     trigger = (report_every, 'epoch')
-    trainer.extend(
-        task.evaluator(
-            SerialIterator(valid, args.batchsize, repeat=False, shuffle=False),
-            model,
-            device=device,
-            converter=converter,
-        ),
-        name='validation',
-        trigger=trigger,
+    evaluator = task.evaluator(
+        SerialIterator(valid, args.batchsize, repeat=False, shuffle=False),
+        model,
+        device=device,
+        converter=converter,
     )
+    trainer.extend(ranks.evaluator(evaluator), name='validation', trigger=trigger)
+    if ranks.is_first:
+        report(trainer, task, trigger)
+    trainer.extend(RandomState())
+    # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
+    # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
+    writer = (SimpleWriter if device.xp is numpy else ThreadWriter)(compression=False)
+    trainer.extend(Snapshots(ranks, writer, IsSnapshotDue(updater, args.epoch)))
+    return trainer
+
+
+def report(trainer, task, trigger):
+    """Let a trainer write the log and show its progress."""
     trainer.extend(extensions.LogReport(filename='log', trigger=trigger))
     is_terminal = sys.stdout.isatty()
     trainer.extend(
@@ -168,16 +214,6 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     )
     if is_terminal:
         trainer.extend(extensions.ProgressBar())
-    trainer.extend(RandomState())
-    # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
-    # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
-    writer = (SimpleWriter if device.xp is numpy else ThreadWriter)(compression=False)
-    is_due = IsSnapshotDue(updater, args.epoch)
-    trainer.extend(
-        extensions.snapshot(filename=files.SNAPSHOT_FILE, writer=writer, condition=is_due),
-        trigger=(1, 'epoch'),
-    )
-    return trainer
 
 
 def plot_learning_curve(log, path, title, panels, baseline):
@@ -269,9 +305,10 @@ def check_resumable(snapshot, settings):
             )
 
 
-def resume_command(script, parser, args):
+def resume_command(script, parser, args, ranks):
     """Return the command that continues the run."""
-    words = [sys.executable, os.path.relpath(script)]
+    words = ['mpirun', '-n', str(ranks.comm.size)] if ranks.are_several else []
+    words += [sys.executable, os.path.relpath(script)]
     for name, value in vars(args).items():
         if value != parser.get_default(name) and name != 'resume':
             words.append('--' + name.replace('_', '-'))
@@ -280,11 +317,14 @@ def resume_command(script, parser, args):
     return shlex.join(words + ['--resume', os.path.join(args.out, files.SNAPSHOT_FILE)])
 
 
-def run_until_done(trainer, epoch, path, command):
-    """Run the trainer; return whether it finished, with a snapshot and a hint if not."""
+def run_until_done(trainer, epoch, path, command, ranks):
+    """Run the trainer; return whether it finished, with a snapshot and a hint if not.
+
+    Several ranks would not stop at the same step: mpirun ends them all at once.
+    """
     gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     try:
-        with trainer.stop_trigger:
+        with contextlib.nullcontext() if ranks.are_several else trainer.stop_trigger:
             trainer.run()
     except KeyboardInterrupt:
         if os.path.exists(path):
@@ -319,60 +359,32 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     Returns:
         int: the exit status.
     """
-    device = get_device(args.device)
+    ranks = Ranks(args.communicator)
+    device = get_device(ranks.device(args.device))
     check_options(args, device)
     device.use()
-    files.make_folder(args.out)
-
-    start = time.perf_counter()
-    description, table = read()
-    dataset, table, _ = data.load(
-        description,
-        table,
-        task,
-        args.method,
-        args.num_data,
-        os.path.join(args.out, files.FAILED_FILE),
-        args.dense,
-        not args.no_cache,
-    )
-    data_seconds = time.perf_counter() - start
-    settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
-    settings.update(
-        script=os.path.basename(script),
-        n_molecules=len(dataset),
-        digest=data.digest(table, task),
-        **layout_of(args, dataset),
-    )
+    found = None
+    if ranks.is_first:
+        found = prepare(task, read, args, script, own_settings, device, ranks)
+    settings, train_labels, valid_labels, data_seconds = ranks.share(found and found[0])
+    train, valid, test = found[1] if ranks.is_first else (None, None, None)
+    train, valid = ranks.scatter(train), ranks.scatter(valid)
     converter = converter_of(settings['layout'], settings['padded_to'])
-    if args.data not in data.NAMED:
-        settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
-    if args.resume:
-        check_resumable(args.resume, settings)
-    elif os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE)):
-        print(
-            'Starting again: the snapshot of an earlier run in %s is overwritten after the first '
-            'epoch (to continue it, use --resume)' % args.out
-        )
-    files.start_folder(args.out, settings)
-    if args.updater == 'graph':
-        dataset = on_device(dataset, device)
-
-    train, valid, test = [
-        dataset[part] for part in data.split_indices(len(dataset), args.train_data_ratio, args.seed)
-    ]
-    print('Split: %d training, %d validation, %d test' % (len(train), len(valid), len(test)))
+    if args.updater == 'graph' and ranks.are_several:
+        train, valid = on_device(train, device), on_device(valid, device)
 
     numpy.random.seed(args.seed)
     if device.xp is not numpy:
         device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
-    model = task.build(settings, args.dense, labels_of(train))
+    model = task.build(settings, args.dense, train_labels)
     model.to_device(device)
+    if ranks.comm.rank:
+        numpy.random.seed((args.seed + ranks.comm.rank) % 2**32)  # other orders, other dropout
     trainer = set_up_trainer(
-        task, model, train, valid, args, converter, device, min(report_every, args.epoch)
+        task, model, train, valid, args, converter, device, min(report_every, args.epoch), ranks
     )
     if args.resume:
-        files.load_npz(args.resume, trainer)
+        resume(args.resume, trainer, ranks)
         print(
             'Resumed from %s: epoch %d, step %d'
             % (args.resume, trainer.updater.epoch, trainer.updater.iteration)
@@ -385,10 +397,13 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         trainer,
         args.epoch,
         os.path.join(args.out, files.SNAPSHOT_FILE),
-        resume_command(script, parser, args),
+        resume_command(script, parser, args, ranks),
+        ranks,
     ):
         return 130
     training_seconds = time.perf_counter() - start
+    if not ranks.is_first:
+        return 0
 
     path = files.save_model(args.out, model)
     predictions = task.predict(model, test, converter, args.batchsize)
@@ -396,7 +411,6 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
     memory = measure.peak_memory(device, trainer.updater)
     step = measure.milliseconds_a_step(timer.rounds)
     model.to_device('@numpy')
-    train_labels = labels_of(train)
     lines, metrics = task.test_report(labels_of(test), predictions, train_labels)
     print()
     print('\n'.join(lines + [''] + measure.cost_report(step, memory)))
@@ -422,10 +436,67 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         path,
         title,
         task.panels(),
-        task.baseline(model, train_labels, labels_of(valid)),
+        task.baseline(model, train_labels, valid_labels),
     )
     print('Learning curve: %s' % path)
     return 0
+
+
+def resume(path, trainer, ranks):
+    """Load the snapshot of the first rank, and those of the others that go with it."""
+    if ranks.is_first:
+        files.load_npz(path, trainer)
+    iteration = ranks.share(trainer.updater.iteration)
+    if not ranks.is_first:
+        files.load_npz(snapshot_of(path, iteration, ranks.comm.rank), trainer)
+
+
+def prepare(task, read, args, script, own_settings, device, ranks):
+    """Read the data, and start the folder of the run.
+
+    Returns:
+        tuple: what all ranks need: settings (dict), labels of training and validation part, seconds
+        for the data; the parts of the data set: training, validation, test.
+    """
+    files.make_folder(args.out)
+    start = time.perf_counter()
+    description, table = read()
+    dataset, table, _ = data.load(
+        description,
+        table,
+        task,
+        args.method,
+        args.num_data,
+        os.path.join(args.out, files.FAILED_FILE),
+        args.dense,
+        not args.no_cache,
+    )
+    data_seconds = time.perf_counter() - start
+    settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
+    settings.update(
+        script=os.path.basename(script),
+        n_molecules=len(dataset),
+        digest=data.digest(table, task),
+        ranks=ranks.comm.size,
+        **layout_of(args, dataset),
+    )
+    if args.data not in data.NAMED:
+        settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
+    if args.resume:
+        check_resumable(args.resume, settings)
+    elif os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE)):
+        print(
+            'Starting again: the snapshot of an earlier run in %s is overwritten after the first '
+            'epoch (to continue it, use --resume)' % args.out
+        )
+    files.start_folder(args.out, settings)
+    if args.updater == 'graph' and not ranks.are_several:
+        dataset = on_device(dataset, device)
+    parts = [
+        dataset[part] for part in data.split_indices(len(dataset), args.train_data_ratio, args.seed)
+    ]
+    print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
+    return (settings, labels_of(parts[0]), labels_of(parts[1]), data_seconds), parts
 
 
 def main(run):

@@ -3,15 +3,18 @@
 
     python screen_tox21.py molecules.smi --in-dir result --out scores.csv --device 0
     python screen_tox21.py --in-dir result <molecules.smi >scores.csv
+    mpirun -n 4 python screen_tox21.py molecules.smi --in-dir result --out scores.csv \\
+        --communicator pure_nccl
 
 One SMILES a line; text after a blank is ignored. A file may be compressed by gzip. Rows are written
 as they are ready, those with numbers in the order of the lines; for the others the column error
-gives the reason.
+gives the reason. Under mpirun all rows are in the order of the lines.
 """
 
 import argparse
 import contextlib
 import csv
+import functools
 import gzip
 import itertools
 import os
@@ -25,6 +28,7 @@ from common import arguments
 from common import prediction
 from common import training
 from common.data import DataError
+from common.ranks import Ranks
 
 # A character that is not UTF-8 affects its line, not the whole run.
 READING = {'encoding': 'utf-8-sig', 'errors': 'replace'}
@@ -78,7 +82,7 @@ def until_pipe_closes(file):
         sys.exit(1)
 
 
-def rows(lines, model, method, converter, batch_size):
+def rows(lines, model, method, converter, batch_size, n_processes=None):
     """Yield (position of the line, SMILES, error, list of probabilities)."""
     texts = {}  # SMILES of the lines in progress
 
@@ -94,11 +98,63 @@ def rows(lines, model, method, converter, batch_size):
         method=method,
         postprocess_fn=functions.sigmoid,
         converter=converter,
+        n_processes=n_processes,
     ):
         for failure in failures:
             yield failure.position, texts.pop(failure.position), failure.reason, []
         for position, probabilities in zip(index.tolist(), values.tolist()):
             yield position, texts.pop(position), '', probabilities
+
+
+def shared_rows(ranks, lines, batch_size, rows_of):
+    """Yield the rows of all lines in their order, on the first rank; none on the others.
+
+    The ranks take turns: each predicts every so many batches of lines, and sends the rows of a
+    batch when the first rank takes them.
+
+    Args:
+        ranks (Ranks): several.
+        lines (iterable of str): the same on all ranks.
+        batch_size (int): lines of a turn.
+        rows_of (callable): the lines of a rank -> their rows, as of :func:`rows`.
+    """
+    size, rank = ranks.comm.size, ranks.comm.rank
+    mine = (line for i, line in enumerate(lines) if i // batch_size % size == rank)
+    turns = itertools.chain(in_turns(rows_of(mine), batch_size), [None])
+    if not ranks.is_first:
+        for turn in turns:
+            ranks.comm.send_obj(turn, dest=0)
+        return
+    unfinished = list(range(size))
+    for round_ in itertools.count():
+        for other in list(unfinished):
+            turn = ranks.comm.recv_obj(source=other) if other else next(turns)
+            if turn is None:
+                unfinished.remove(other)
+            for position, *row in turn or ():
+                first = (round_ * size + other) * batch_size
+                yield (first + position % batch_size, *row)
+        if not unfinished:
+            return
+
+
+def in_turns(found, batch_size):
+    """Yield lists of rows, sorted, each of `batch_size` lines; rows of failures may come late."""
+    waiting, turn = {}, 0
+    for row in found:
+        waiting.setdefault(row[0] // batch_size, []).append(row)
+        while len(waiting.get(turn, ())) == batch_size:
+            yield sorted(waiting.pop(turn))
+            turn += 1
+    for turn in sorted(waiting):
+        yield sorted(waiting[turn])
+
+
+def processes_for(ranks):
+    """Return how many processes parse SMILES for this rank, if the ranks of a host share it."""
+    if not ranks.are_several:
+        return None
+    return max(1, os.cpu_count() // ranks.comm.intra_size)
 
 
 def run():
@@ -111,30 +167,44 @@ def run():
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
     arguments.add_layout_argument(parser)
     arguments.add_running_arguments(parser, batchsize=1024)
+    arguments.add_communicator_argument(parser, 'share the lines out to')
     args = parser.parse_args()
+    ranks = Ranks(args.communicator)
+    if ranks.are_several and args.smiles is None:
+        raise DataError('--communicator: expected a file of SMILES, which every process reads')
     settings, task, model = prediction.load(
         args.in_dir,
         'train_tox21.py',
         lambda settings: tox21_data.TASK,
         False,
-        arguments.get_device(args.device),
+        arguments.get_device(ranks.device(args.device)),
     )
     converter = prediction.converter_for(settings, args.layout)
     # Failures are in the table, and counted below.
     warnings.filterwarnings('ignore', 'captured_predict: .* could not be used')
+    rows_of = functools.partial(
+        rows,
+        model=model,
+        method=settings['method'],
+        converter=converter,
+        batch_size=args.batchsize,
+        n_processes=processes_for(ranks),
+    )
     n_rows = n_failures = 0
-    with (
-        read_from(args.smiles) as lines,
-        write_to(args.out, args.smiles) as file,
-        until_pipe_closes(file),
-    ):
+    with contextlib.ExitStack() as stack:
+        lines = stack.enter_context(read_from(args.smiles))
+        found = rows_of(lines)
+        if ranks.are_several:
+            found = shared_rows(ranks, lines, args.batchsize, rows_of)
+        if not ranks.is_first:
+            return sum(1 for _ in found)  # none
+        file = stack.enter_context(write_to(args.out, args.smiles))
+        stack.enter_context(until_pipe_closes(file))
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow(
             ['line', 'smiles', 'error', *(task.column_titles(name)[0] for name in task.names)]
         )
-        for position, smiles, error, probabilities in rows(
-            lines, model, settings['method'], converter, args.batchsize
-        ):
+        for position, smiles, error, probabilities in found:
             numbers = ['%.7g' % probability for probability in probabilities]
             writer.writerow([position + 1, smiles, error, *(numbers or [''] * len(task.names))])
             n_rows += 1

@@ -28,6 +28,8 @@ NAMES = [
     'dropout',
     'gather_batch',
     'fused_update',
+    'flat_gradients',
+    'peer_sum',
     'report',
     'staged_copy',
     'edge_film',

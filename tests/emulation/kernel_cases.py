@@ -168,3 +168,37 @@ def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
         device.put(numpy.array([padded_to], 'i')),
     )
     return buffers, expected
+
+
+class Peers:
+    """The memory of three ranks, in which the other two have sent what they send in turn 7.
+
+    Args:
+        device: of the emulator.
+        flat (FlatGradients), rank (int): of this rank.
+        others (dict): rank -> what it sends.
+        n_more (int): by how much there is more room than is needed.
+    """
+
+    TURN = 7
+
+    def __init__(self, device, flat, rank, others, n_more=0):
+        self.size, dtype, self.n_flags = flat._room()
+        self.size += n_more  # of an earlier model, for example
+        self.n_flags += n_more
+        self.arrays = [
+            (
+                device.put(numpy.full((2, 3, self.size), -3, dtype)),
+                device.put(numpy.zeros((2, 3, self.n_flags), 'u4')),
+            )
+            for _ in range(3)
+        ]
+        device.reachable += [array for of_rank in self.arrays for array in of_rank]
+        self.data, self.flags = (
+            numpy.array([of_rank[k].ctypes.data for of_rank in self.arrays], 'u8') for k in (0, 1)
+        )
+        self.turn = device.put(numpy.full(self.n_flags, self.TURN - 1, 'u4'))
+        half = self.TURN % 2
+        self.arrived, self.seen = (array[half] for array in self.arrays[rank])
+        for other, values in others.items():
+            self.arrived[other, : values.size], self.seen[other] = values, self.TURN

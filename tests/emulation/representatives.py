@@ -14,6 +14,7 @@ import chainer
 from chainer import optimizer_hooks
 from chainer import optimizers
 from chainer.backend import CpuDevice
+from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
@@ -29,13 +30,18 @@ from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import reports
+from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.peer_memory import PeerMemory
+from chainer_bspmm.training.peer_memory import SLOT_FLAGS
+from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
-from tests.emulation.kernel_cases import integers, transpose_on, weighted
+from tests.emulation.kernel_cases import integers, Peers, transpose_on, weighted
 from tests.support import shuffled
+from tests.support.launches import DeviceArray
 
 
 def flat(arrays):
@@ -169,6 +175,37 @@ def _norm_arrays():
 def _rounded(arrays):
     """Up to the rounding of a square root."""
     return numpy.round(flat(arrays), 2)
+
+
+def summed_over_peers(device):
+    """Vectors of 300 elements, each of turn 3; and once more with another one of this rank."""
+    n, n_ranks, rank = 300, 3, 1
+    peers, arrays = PeerMemory.__new__(PeerMemory), []
+    vectors = [integers((n,), 'f', seed=r) for r in range(4)]
+    for _ in range(n_ranks):
+        slot = numpy.full(SLOT_FLAGS // 4 + 2 * n_ranks * n, -3, 'f')
+        slot[: SLOT_FLAGS // 4].view('u4')[...] = 0
+        arrays.append(device.put(slot))
+    device.reachable = arrays
+    flags = arrays[rank][: SLOT_FLAGS // 4].view('u4')
+    data = arrays[rank][SLOT_FLAGS // 4 :].reshape(2, n_ranks, n)
+    for other in (0, 2):
+        flags[n_ranks + other], data[1, other] = 3, vectors[other]
+    peers.slots = [None, numpy.array([array.ctypes.data for array in arrays], 'u8')]
+    peers.data, peers.vectors = peers.slots[1], [(1, numpy.dtype('d')), (n, numpy.dtype('f'))]
+    peers.turns = device.put(numpy.array([0, 2], 'u4'))
+    sums = PeerSums(types.SimpleNamespace(rank=rank), peers)
+    sums._next, sums._alone = 1, False
+    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
+        total = sums.sum(device.put(vectors[1]))
+        sums._next, sums._alone = 1, True
+        again = sums.sum(device.put(vectors[3]))
+    sent = [arrays[r][SLOT_FLAGS // 4 :].reshape(2, n_ranks, n)[1, rank] for r in (0, 2)]
+    seen = [arrays[r][: SLOT_FLAGS // 4].view('u4')[n_ranks + rank] for r in (0, 2)]
+    others = vectors[0] + vectors[2]
+    return flat([total, again, *sent, seen, peers.turns]), flat(
+        [others + vectors[1], others + vectors[3], vectors[1], vectors[1], [3, 3], [0, 3]]
+    )
 
 
 def recurrent(device):
@@ -504,6 +541,86 @@ def updated(device):
     return flat(device.reachable), flat([expected, hooked, expected[:3], hooked[:3]])
 
 
+def _flat(device, values):
+    """Return `FlatGradients` of rank 1 of 3, which has a bad loss, and its gradients."""
+    link = chainer.Link()
+    with link.init_scope():
+        link.v, link.w = (chainer.Parameter(device.put(value)) for value in values)
+    link.v.grad, link.w.grad = grads = [device.put(value) for value in values]
+    device.reachable = [*grads]
+    comm = types.SimpleNamespace(rank=1, size=3, allreduce_grad_dtype=None)
+    place = types.SimpleNamespace(alloc_pinned_memory=bytearray)
+    with (
+        mock.patch.object(cuda.cupy, 'cuda', place),
+        mock.patch.object(DeviceArray, 'data', property(_memory), create=True),
+    ):
+        flat_gradients = FlatGradients(types.SimpleNamespace(target=link, communicator=comm))
+        flat_gradients.pack(4, device.put(numpy.array(numpy.inf, 'f')))
+    return flat_gradients, grads
+
+
+def _memory(array):
+    return types.SimpleNamespace(ptr=array.ctypes.data, device_id=0)
+
+
+def packed(device):
+    """Two chunks, the last with a few elements, and a rank whose loss is not finite."""
+    values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
+    flat_gradients, _ = _flat(device, values)
+    return flat_gradients.sent, flat([*(4 * value for value in values), [4, 0, 1, 0]])
+
+
+def _averaged(device, flags):
+    values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
+    flat_gradients, grads = _flat(device, values)
+    received = device.put(flat([*(8 * value for value in values), [2], flags]).astype('f'))
+    is_bad = device.put(numpy.zeros(3, 'i4'))
+    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
+        flat_gradients._launch(False, received, None, is_bad, 0)
+    factor = 0 if any(flags) else 4
+    return flat([*grads, is_bad]), flat([*(factor * value for value in values), flags])
+
+
+def averaged(device):
+    return _averaged(device, [0, 0, 0])
+
+
+def zeroed(device):
+    return _averaged(device, [0, 1, 0])
+
+
+SENT = {0: 2, 2: 10}  # rank -> what it sends, times the values; of two molecules each
+
+
+def exchanged(device):
+    """What is written to the other ranks' half of this turn, each chunk with its flag; the mean."""
+    values = integers((3,), 'f'), integers((1100,), 'f', seed=1)
+    flat_gradients, grads = _flat(device, values)
+    others = {
+        rank: flat([*(factor * value for value in values), [2, 0, 0, 0]]).astype('f')
+        for rank, factor in SENT.items()
+    }
+    peers = flat_gradients._peers = Peers(device, flat_gradients, 1, others)
+    is_bad = device.put(numpy.zeros(3, 'i4'))
+    loss = device.put(numpy.array(1, 'f'))
+    with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
+        flat_gradients._exchange(4, loss, is_bad)
+    expected = []
+    for rank in range(3):
+        data, flags = numpy.full(peers.arrays[rank][0].shape, -3.0), numpy.zeros((2, 3, 3))
+        if rank == 1:
+            for other, factor in SENT.items():
+                data[1, other] = flat([*(factor * value for value in values), [2, 0, 0, 0]])
+                flags[1, other] = 7
+        else:
+            data[1, 1] = flat([*(4 * value for value in values), [4, 0, 0, 0]])
+            flags[1, 1] = 7
+        expected += [data, flags]
+    found = [array for of_rank in peers.arrays for array in of_rank]
+    mean = [2 * value for value in values]  # (2 + 4 + 10) / (2 + 4 + 2)
+    return flat([*found, peers.turn, *grads, is_bad]), flat([*expected, [7] * 3, *mean, [0] * 3])
+
+
 def summed_by_type(device):
     """Two runs, one of two chunks, and two blocks of channels; some rows are of no type."""
     rng = numpy.random.RandomState(0)
@@ -792,6 +909,8 @@ KERNELS = {
     'relation_rows': (rows_of_relations, rows_of_scaled_relations),
     'gather_batch': (gathered, gathered_folded),
     'fused_update': (updated,),
+    'flat_gradients': (packed, averaged, zeroed, exchanged),
+    'peer_sum': (summed_over_peers,),
     'embed_grad': (summed_by_type,),
     'mean_loss': (
         cross_entropy,

@@ -14,6 +14,18 @@ from tests.emulation.emulator.elementwise_on_cpu import elementwise
 BOUND = {'f': 1e-5, 'd': 1e-13}
 
 
+class AsManyRanks:
+    """So many ranks with the same batch."""
+
+    def __init__(self, n, put):
+        self._n, self._put = n, put
+
+    def sum(self, array):
+        return self._put(numpy.asarray(array) * array.dtype.type(self._n))
+
+    sum_of_gradients = sum
+
+
 @pytest.fixture
 def device(device, monkeypatch):
     monkeypatch.setattr(cuda, 'elementwise', functools.partial(elementwise, device.put))
@@ -34,8 +46,8 @@ def device(device, monkeypatch):
     ids=str,
 )
 @pytest.mark.parametrize('dtype', BOUND)
-@pytest.mark.parametrize('recomputing', [False, True])
-def test_same_as_on_the_host(device, dtype, weights, n_channels, recomputing):
+@pytest.mark.parametrize('recomputing, n_ranks', [(False, 1), (True, 1), (False, 3)])
+def test_same_as_on_the_host(device, dtype, weights, n_channels, recomputing, n_ranks):
     rng = numpy.random.RandomState(0)
     weights = numpy.array(weights, dtype)[:, None]
     x, gy = (rng.uniform(-1, 2, (len(weights), n_channels)).astype(dtype) for _ in range(2))
@@ -45,18 +57,24 @@ def test_same_as_on_the_host(device, dtype, weights, n_channels, recomputing):
 
     def results(put, forward, gradients):
         running = None if recomputing else [put(array.copy()) for array in averages]
-        counts = put(weights), put(weights.sum(axis=0))
-        y, statistics = forward(put(x), put(gamma), put(beta), *counts, 1e-3, 0.8, running)
+        ranks = AsManyRanks(n_ranks, put)
+        counts = put(weights), ranks.sum(weights.sum(axis=0))
+        y, statistics = forward(put(x), put(gamma), put(beta), *counts, 1e-3, 0.8, running, ranks)
         return [
             y,
             *statistics,
-            *gradients(put(x), put(gy), put(gamma), *counts, *statistics),
+            *gradients(put(x), put(gy), put(gamma), *counts, *statistics, ranks),
             *(running or ()),
         ]
 
     actual = results(device.put, batch_norm._device_forward, batch_norm._device_gradients)
     expected = results(lambda array: array, batch_norm._host_forward, batch_norm._host_gradients)
     assert len(actual) == (6 if recomputing else 8)
+    if n_ranks > 1 and weights.sum() > 1:  # the running variance alone knows how many rows count
+        alone = batch_norm._host_forward(
+            x, gamma, beta, weights, weights.sum(axis=0), 1e-3, 0, None
+        )
+        numpy.testing.assert_allclose(expected[0], alone[0], BOUND[dtype], BOUND[dtype] * 40)
     for one, other in zip(actual, expected):
         assert one.dtype == dtype and one.shape == other.shape
         numpy.testing.assert_allclose(one, other, BOUND[dtype], BOUND[dtype] * 40)

@@ -12,6 +12,8 @@ import pytest
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import policy
+from chainer_bspmm.training import flat_gradients
+from chainer_bspmm.training import peer_sums
 from chainer_bspmm.training import fused_update
 from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
@@ -23,7 +25,7 @@ ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
 STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
 # They add one element at a time, and have no atomics on half.
 WITH_ATOMICS = ('bspmm_st_shared', 'bspmm_st_global')
-NARROW = (*WITH_ATOMICS, 'embed_grad', 'mean_loss')
+NARROW = (*WITH_ATOMICS, 'embed_grad', 'mean_loss', 'flat_gradients')
 WIDEST = {**dict.fromkeys(NARROW, 1), 'dropout': 4, 'gated_step': 4, 'gated_weights': 4}
 ST_CONSTANTS = [
     (('SUBWARP', subwarp), ('WEIGHTS', weights), ('TRANS', trans))
@@ -185,6 +187,19 @@ CONSTANTS = {
         (('LABELS_ONLY', labels), ('FOLDED', folded)) for labels, folded in ((0, 0), (1, 0), (0, 1))
     ],
     'report': [reports.DEFINES[1:]],
+    'flat_gradients': [
+        flat_gradients.defines(is_pack, numpy.dtype(flat), numpy.dtype(loss), n_peers)[1:]
+        for is_pack, flat, loss, n_peers in (
+            (True, 'f', 'f', 0),
+            (False, 'f', 'f', 0),
+            (True, 'e', 'd', 0),
+            (False, 'd', 'f', 0),
+            (True, 'd', 'e', 8),
+            (True, 'e', 'd', 2),
+            (True, 'f', 'f', 8),
+        )
+    ],
+    'peer_sum': [peer_sums.defines(n)[1:] for n in (2, 8)],
     'staged_copy': [()],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
@@ -350,3 +365,16 @@ def test_spill_is_noticed():
     defines = defines_of('segment_reduce', 'e', 8)
     report = compiled('segment_reduce', 'e', defines, 'sm_90', '-maxrregcount=24')
     assert usage(report)[3] > 0
+
+
+@pytest.mark.parametrize('n_peers', (0, 2, 8))
+def test_what_peers_write_meanwhile_is_not_read_as_constant(tmp_path, n_peers):
+    """Loads of constants (ld.global.nc) are in no order with the flags that a kernel waits for."""
+    if shutil.which('nvcc') is None:
+        pytest.skip('nvcc is not on the PATH')
+    f, out = numpy.dtype('f'), tmp_path / 'kernel.ptx'
+    options = kernels.options('f', flat_gradients.defines(True, f, f, n_peers))
+    words = ['nvcc', *options, '-arch=sm_90', '-ptx', '-I%s' % kernels.directory(), '-o', out]
+    subprocess.run([*map(str, words), str(kernels.paths()['flat_gradients'])], check=True)
+    text = out.read_text()
+    assert 'ld.global' in text and ('ld.global.nc' in text) == (n_peers == 0)

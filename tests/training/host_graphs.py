@@ -20,8 +20,11 @@ from chainer_chemistry.models.prediction import Regressor
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
 from chainer_bspmm.functions.fused import arrays as fused_arrays
+from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import buffers
+from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training import graph_updater
+from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training import predictor
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import state
@@ -94,13 +97,14 @@ class HostCapturer:
         links = [*self._optimizer.target.links(), *(self.guards.links if self.guards else ())]
         arrays = state.state_arrays(self._optimizer, links)
         before = state.Copies(arrays)
+        had = [_variables(link) for link in links]
         try:
             with _recorded() as values:
                 reported, gradients = result = function()
         finally:
             before.put_back(arrays)
         self.n_captures += 1
-        written = [(vars(link), _variables(link)) for link in links]
+        written = [(vars(link), _variables(link, but=of)) for link, of in zip(links, had)]
 
         def launch():
             self.n_launches += 1
@@ -117,9 +121,10 @@ class HostCapturer:
         return launch, result
 
 
-def _variables(link):
-    """Return name -> variable, such as a loss: what a link keeps of a step."""
-    return {name: value for name, value in vars(link).items() if type(value) is chainer.Variable}
+def _variables(link, but=()):
+    """Return name -> variable, such as a loss: what a link keeps of a step, but those in a dict."""
+    found = {name: value for name, value in vars(link).items() if type(value) is chainer.Variable}
+    return {name: value for name, value in found.items() if dict(but).get(name) is not value}
 
 
 @contextlib.contextmanager
@@ -214,7 +219,7 @@ class HostFused:
 
     def __init__(self, optimizer):
         type(self).made += 1
-        self._optimizer = optimizer
+        self.optimizer = optimizer
 
     def prepare(self):
         pass
@@ -226,16 +231,16 @@ class HostFused:
 
     def advance(self, is_unchanged=False):
         self.count(1)
-        return numpy.array([self._optimizer.lr])
+        return numpy.array([self.optimizer.lr])
 
     def count(self, n_steps):
-        self._optimizer.t += n_steps
-        for param in self._optimizer.target.params():
+        self.optimizer.t += n_steps
+        for param in self.optimizer.target.params():
             param.update_rule.t += n_steps
 
     def launch(self, numbers):
-        self._optimizer.call_hooks('pre')
-        for param in self._optimizer.target.params(include_uninit=False):
+        self.optimizer.call_hooks('pre')
+        for param in self.optimizer.target.params(include_uninit=False):
             param.array[...] -= numbers[0].astype(param.dtype) * param.grad
 
 
@@ -365,3 +370,81 @@ def stand_in_for_prediction(monkeypatch):
     monkeypatch.setattr(predictor, 'Capturer', graphs.capturer)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs
+
+
+class HostPeerSums(PeerSums):
+    """`PeerSums` by MPI, which is not called in a capture: nothing runs then."""
+
+    def __init__(self, comm):
+        super().__init__(comm)
+        self._sent = {}  # number of a sum -> the arrays of all ranks in the last step
+
+    def sum(self, array):
+        number = self._next
+        super().sum(array)
+        if not (self._alone or _tape.recorded is not None):
+            self._sent[number] = self._comm.mpi_comm.allgather(array)
+        arrays = self._sent.get(number, [numpy.zeros_like(array)] * self._comm.size)
+        return sum(array if r == self._comm.rank else of for r, of in enumerate(arrays))
+
+
+class HostFlatGradients(flat_gradients.FlatGradients):
+    """`FlatGradients` in NumPy; only ranks of one host can capture the sum."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.sums = HostPeerSums(self._comm)
+
+    @property
+    def has_sum(self):
+        return self._comm.is_one_host
+
+    def connect(self):
+        pass
+
+    def load_kernels(self):
+        pass
+
+    def pack(self, n_molecules, loss, alone=False):
+        self.sent[self._n :] = 0
+        self.sent[self._n] = n_molecules
+        self.sent[self._n + 1 + self._comm.rank] = not numpy.isfinite(loss)
+        for param, part in self._parts(self.sent):
+            part[...] = n_molecules * param.grad
+
+    def add_up(self):
+        if not self.has_sum:
+            assert _tape.recorded is None and _tape.replayed is None
+            self._add_up()
+
+    def _add_up(self):
+        self._sum[...] = self.sent
+        self._comm.nccl_comm.allReduce(self.sent, self._sum)
+
+    def unpack(self):
+        if self.has_sum and _tape.recorded is None:
+            self._add_up()
+        total, flags = self._sum[self._n], self._sum[self._n + 1 :]
+        given = read_at_capture(lambda: [param.grad for param in self._params()])()
+        for (param, part), gradient in zip(self._parts(self._sum), given):
+            param.grad = gradient
+            param.grad[...] = 0 if flags.any() else part / total
+        if _tape.recorded is None:
+            self._is_bad[flags != 0] = 1
+
+    def _parts(self, array):
+        """Yield every parameter and its part, in its shape."""
+        start = 0
+        for param in self._params():
+            yield param, array[start : start + param.size].reshape(param.shape)
+            start += param.size
+
+
+def with_ranks(monkeypatch, comm):
+    """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
+    fuse(monkeypatch)
+    place = types.SimpleNamespace(empty=numpy.empty)
+    place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray)
+    monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
+    monkeypatch.setattr(graph_updater, 'FlatGradients', HostFlatGradients)
+    monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

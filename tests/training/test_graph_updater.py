@@ -25,7 +25,9 @@ from chainer_bspmm.training import reports
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import Program
+from chainer_bspmm.training.step_program import StepProgram
 from tests.support import relative_error
 from tests.support.training import BATCH
 from tests.support.training import make_model
@@ -314,6 +316,71 @@ def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
             run(updater, 1)
             (number,) = cuda.to_cpu(program._inputs.step.counter)
             assert number == updater.iteration - 1
+
+
+HOST = chainer.get_device('@numpy')
+
+
+def copies(model):
+    return [param.array.copy() for _, param in sorted(model.namedparams(include_uninit=False))]
+
+
+@pytest.mark.parametrize(
+    'owner, name',
+    [
+        (StepProgram, 'stage'),
+        (StepProgram, 'launch'),
+        (StepProgram, '_reported'),
+        (StepProgram, '_run_again'),
+        (state, 'difference'),
+        (StepProgram, '_compute'),
+        (StepProgram, '_update'),
+        (StepProgram, '_gradients_now'),
+    ],
+)
+@pytest.mark.parametrize('n_steps', (0, 1, 2, 3, 15, 20))  # before; the 16th replay is checked
+def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, name):
+    """Parameters and the number of updates go together."""
+    graphs = host_graphs.stand_in(monkeypatch)
+    host_graphs.fuse(monkeypatch)
+    optimizer = optimizers.SGD(1e-3)
+    model = without_dropout(make_model())
+    with chainer.using_config('train', False):
+        model(*chainer_bspmm.concat_mols(same_molecules()))  # makes all parameters
+    updater = make_updater(GraphUpdater, HOST, model, same_molecules(), optimizer)
+    run(updater, n_steps)
+    before, t = copies(optimizer.target), optimizer.t
+    found = getattr(owner, name)
+
+    def interrupt(*args, **kwargs):
+        if name in ('launch', '_run_again', '_gradients_now', 'difference'):
+            found(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupt)
+        try:
+            run(updater, 1)
+        except KeyboardInterrupt:
+            pass
+    is_done = any((one != other).any() for one, other in zip(copies(model), before))
+    assert optimizer.t - t == is_done
+    assert all(param.update_rule.t == optimizer.t for param in optimizer.target.params())
+    run(updater, 20)
+    assert optimizer.t == t + is_done + 20 and graphs[0].n_launches > 10
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_an_interrupt_before_the_first_step(device, graphs, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(GraphUpdater, '_parts', interrupt)
+        run(updater, 1)
+    run(updater, 20)
+    assert all(program.is_captured for program in updater._programs.values())
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

@@ -8,28 +8,32 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.functions.fused.ranks import ONE_RANK
+from chainer_bspmm.functions.fused.ranks import Ranks
 from chainer_bspmm.functions.node import FusedNode
 
 
 class WeightedBatchNorm(FusedNode):
     """Inputs x, gamma, beta; row i counts ``weights[i]`` times, an (n_rows,) array.
 
-    `running`: the arrays of mean and variance that are updated, or None.
+    `running`: the arrays of mean and variance that are updated, or None. `ranks`: those whose rows
+    count as well.
     """
 
-    def __init__(self, weights, eps, decay, running):
+    def __init__(self, weights, eps, decay, running, ranks=ONE_RANK):
         self._weights = weights
         self._eps = eps
         self._decay = decay
         self._running = running
+        self._ranks = ranks
 
     def _output(self, inputs):
         forward = _host_forward if isinstance(inputs[0], numpy.ndarray) else _device_forward
         x, gamma, beta = _cast(inputs)
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
-        self._count = backend.row_sum(weights)
+        self._count = self._ranks.sum(backend.row_sum(weights))
         y, self._statistics = forward(
-            x, gamma, beta, weights, self._count, self._eps, self._decay, self._running
+            x, gamma, beta, weights, self._count, self._eps, self._decay, self._running, self._ranks
         )
         return y.astype(inputs[0].dtype, copy=False)
 
@@ -38,9 +42,10 @@ class WeightedBatchNorm(FusedNode):
         gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)
-        return gradients(x, gy, gamma, weights, self._count, *self._statistics)
+        return gradients(x, gy, gamma, weights, self._count, *self._statistics, self._ranks)
 
     def _composed(self, x, gamma, beta):
+        self._ranks.refuse_derivatives()
         dtype = _dtype(x, gamma)
         xp = chainer_backend.get_array_module(x)
         weights = self._weights.astype(dtype)[:, None]
@@ -72,15 +77,15 @@ def _cast(arrays):
 # the weights. On a device it stays there: it may change with each replay of a captured graph.
 
 
-def _host_forward(x, gamma, beta, weights, count, eps, decay, running):
+def _host_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
     counted = numpy.flatnonzero(weights)
     n_rows, n = len(x), max(count, 1)
     x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
-    mean = backend.row_sum(x * weights) / n
+    mean = ranks.sum(backend.row_sum(x * weights)) / n
     x -= mean
     squares = x * x
     squares *= weights
-    variance = backend.row_sum(squares) / n
+    variance = ranks.sum(backend.row_sum(squares)) / n
     inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
     if running is not None:
         for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
@@ -91,14 +96,15 @@ def _host_forward(x, gamma, beta, weights, count, eps, decay, running):
     return _spread(x, counted, n_rows), (mean, inv_std)
 
 
-def _host_gradients(x, gy, gamma, weights, count, mean, inv_std):
+def _host_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
     counted = numpy.flatnonzero(weights)
     x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
     x_hat -= mean
     x_hat *= inv_std
     ggamma, gbeta = backend.row_sum(gy * x_hat), backend.row_sum(gy)
-    x_hat *= ggamma
-    x_hat += gbeta
+    ggammas, gbetas = ranks.sum_of_gradients(numpy.stack([ggamma, gbeta]))
+    x_hat *= ggammas
+    x_hat += gbetas
     x_hat *= weights[counted] / max(count, 1)
     gy -= x_hat
     gy *= gamma * inv_std
@@ -111,25 +117,20 @@ def _spread(rows, counted, n_rows):
     return x
 
 
-def _device_forward(x, gamma, beta, weights, count, eps, decay, running):
-    total = backend.row_sum(
-        cuda.elementwise(
-            'T x, T weight',
-            'T term',
-            'term = weight > (T)0 ? weight * x : (T)0',
-            'bspmm_norm_terms',
-        )(x, weights)
-    )
-    squares = backend.row_sum(
-        cuda.elementwise(
-            'T x, T weight, T total, T count',
-            'T term',
-            """
-            const T centred = x - total / max(count, (T)1);
-            term = weight > (T)0 ? weight * centred * centred : (T)0;""",
-            'bspmm_norm_squares',
-        )(x, weights, total, count)
-    )
+def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
+    total = cuda.elementwise(
+        'T x, T weight', 'T term', 'term = weight > (T)0 ? weight * x : (T)0', 'bspmm_norm_terms'
+    )(x, weights)
+    total = ranks.sum(backend.row_sum(total))
+    squares = cuda.elementwise(
+        'T x, T weight, T total, T count',
+        'T term',
+        """
+        const T centred = x - total / max(count, (T)1);
+        term = weight > (T)0 ? weight * centred * centred : (T)0;""",
+        'bspmm_norm_squares',
+    )(x, weights, total, count)
+    squares = ranks.sum(backend.row_sum(squares))
     mean, inv_std = (cuda.cupy.empty(total.shape, total.dtype) for _ in range(2))
     if running is None:
         running = [cuda.cupy.zeros(mean.shape, mean.dtype) for _ in range(2)]
@@ -156,7 +157,7 @@ def _device_forward(x, gamma, beta, weights, count, eps, decay, running):
     return y, (mean, inv_std)
 
 
-def _device_gradients(x, gy, gamma, weights, count, mean, inv_std):
+def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
     n_rows, n_channels = x.shape
     terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
     cuda.elementwise(
@@ -168,7 +169,8 @@ def _device_gradients(x, gy, gamma, weights, count, mean, inv_std):
         'bspmm_norm_gradient_terms',
     )(x, gy, weights, mean, inv_std, terms[:, :n_channels], terms[:, n_channels:])
     sums = backend.row_sum(terms)
-    ggamma, gbeta = sums[:n_channels], sums[n_channels:]
+    ggamma, gbeta = sums.reshape(2, n_channels)
+    ggammas, gbetas = ranks.sum_of_gradients(sums).reshape(2, n_channels)
     gx = cuda.elementwise(
         'T x, T gy, T gamma, T weight, T count, T mean, T inv_std, T ggamma, T gbeta',
         'T gx',
@@ -177,7 +179,7 @@ def _device_gradients(x, gy, gamma, weights, count, mean, inv_std):
         gx = weight > (T)0 ? gamma * inv_std * (
             gy - weight * (x_hat * ggamma + gbeta) / max(count, (T)1)) : (T)0;""",
         'bspmm_norm_gradient',
-    )(x, gy, gamma, weights, count, mean, inv_std, ggamma, gbeta)
+    )(x, gy, gamma, weights, count, mean, inv_std, ggammas, gbetas)
     return gx, ggamma, gbeta
 
 
@@ -201,9 +203,14 @@ def batch_norm(adj, link, h):
     that do not count get 0 and no gradient, even if they hold NaN. Everything else is left to the
     link.
 
+    A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way
+    (ChainerMN's own forward pass counts every rank alike). Its gradients are for the mean over
+    ranks that `multi_node.optimizer` takes.
+
     Args:
         adj (BatchedCSR): the batch, n_rows rows.
-        link (chainer.links.BatchNormalization): or of a subclass, whose ``__call__`` is bypassed.
+        link (chainer.links.BatchNormalization): or of a subclass, whose ``__call__`` is bypassed;
+            or a chainermn.links.MultiNodeBatchNormalization.
         h (Variable or array): (n_rows, n_channels) floats.
 
     Returns:
@@ -223,16 +230,15 @@ def batch_norm(adj, link, h):
         functions/normalization/batch_normalization.py.
     """
     dense = chainer.links.BatchNormalization
-    if not chainer.config.train or (adj.row_weights is None and not adj.has_spare):
+    # Of ChainerMN, which is not imported where it is not used.
+    comm = None if isinstance(link, dense) else getattr(link, 'comm', None)
+    if not chainer.config.train and comm is not None:
+        return link(h)
+    if not chainer.config.train or (comm is None and adj.row_weights is None and not adj.has_spare):
         # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
         return dense.__call__(link, h)
-    if type(link).forward is not dense.forward:
-        raise ValueError(
-            'link: expected the forward pass of chainer.links.BatchNormalization, '
-            'which does not know weights of rows and is replaced, got %r' % (link,)
-        )
-    if link.axis not in (None, (0,)):
-        raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
+    if comm is None:
+        _check_link(link)
     if link.decay is None:
         raise ValueError('link.decay: expected a number, got None')
     if link.avg_mean is None:
@@ -242,8 +248,28 @@ def batch_norm(adj, link, h):
             'h: expected shape %s to go with %r and the link, got %s'
             % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
         )
-    gamma = link._get_gamma()[0] if link.gamma is None else link.gamma
-    beta = link._get_beta()[0] if link.beta is None else link.beta
+    gamma, beta = (
+        _constant(link, value) if getattr(link, name, None) is None else getattr(link, name)
+        for name, value in (('gamma', 1), ('beta', 0))
+    )
     running = None if chainer.config.in_recomputing else (link.avg_mean, link.avg_var)
-    node = WeightedBatchNorm(_weights_of(adj), link.eps, link.decay, running)
+    ranks = ONE_RANK if comm is None else Ranks(comm, adj.n_graphs)
+    node = WeightedBatchNorm(_weights_of(adj), link.eps, link.decay, running, ranks)
     return node.apply((h, gamma, beta))[0]
+
+
+def _check_link(link):
+    dense = chainer.links.BatchNormalization
+    if type(link).forward is not dense.forward:
+        raise ValueError(
+            'link: expected the forward pass of chainer.links.BatchNormalization, '
+            'which does not know weights of rows and is replaced, got %r' % (link,)
+        )
+    if link.axis not in (None, (0,)):
+        raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
+
+
+def _constant(link, value):
+    """Return what stands for a parameter that the link does not have."""
+    with chainer.using_device(link.device):
+        return link.xp.full(link.avg_mean.shape, value, link._highprec_dtype)

@@ -1,0 +1,321 @@
+"""How does a training step scale over ranks, and what would it be on more GPUs than there are?
+
+``python -m benchmarks.training.bench_scaling --tox21 tox21.csv.gz --ranks 1 2`` starts itself under
+mpirun for every number of ranks, each with a GPU of this host, captured steps from a part of the
+data set on it; with ``--device -1`` eager steps on the CPU. Writes
+``benchmarks/results/<gpu or cpu>/scaling.json``.
+
+Weak scaling: every rank has batches of the same size. Strong scaling: all ranks together have a
+batch of one size. With ``--qm9 qm9.csv.gz`` also epochs of an example, validation included. One
+rank trains without MPI.
+"""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import chainer_bspmm
+import chainer
+from chainer.training.updaters import StandardUpdater
+import numpy
+
+from benchmarks import harness
+from benchmarks.training import example_runs
+from benchmarks.training import step_contenders
+from benchmarks.training import subjects
+from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.cuda_graphs import Capturer
+
+BATCHES = 128, 1024  # of a rank
+TOTAL = 1024  # of all ranks
+EFFICIENCIES = {128: 0.93, 1024: 0.97}  # batch of a rank -> of two ranks, at least
+TURN, MIN_STEPS, MAX_STEPS = 0.1, 4, 500  # seconds, and steps, between two barriers
+ROUNDS = 15
+WARM = 2000  # steps: most are past the checks of their first 1,024 replays
+N_EXCHANGES = 200
+EPOCHS = 10  # of an example
+MODELLED = 8, 64, 512  # GPUs
+MODEL_ERROR = 0.1  # of a modelled efficiency, at most
+GPUS_A_HOST = 8
+LINKS = {
+    'GB/s between GPUs of a host': 150.0,
+    'GB/s between hosts, of a GPU': 25.0,
+    'us between hosts': 5.0,
+}
+
+
+def worker(args):
+    """Measure on this rank; the first one writes what all found."""
+    comm = None
+    if args.communicator:
+        import chainermn
+
+        comm = chainermn.create_communicator(args.communicator)
+    on_gpu = args.device != '-1'
+    device = harness.device_of(str(comm.intra_rank if comm and on_gpu else args.device))
+    *read, description = subjects.molecules('tox21', args)
+    sets, found = {}, {}
+    for method in args.methods:
+        dense, sparse = subjects.of_kind(sets, read, method)
+        model = subjects.upstream_model(method, sparse.molecules.labels[0], [dense[0]])
+        model = chainer_bspmm.sparsify(model)
+        n_ranks = 1 if comm is None else comm.size
+        for n_batch in dict.fromkeys([*args.batches, args.total // n_ranks]):
+            cell = found.setdefault(method, {})
+            cell[str(n_batch)] = measure(model, sparse, n_batch, device, comm, args.rounds)
+    if comm is None or comm.rank == 0:
+        result = {'methods': found, 'description': description}
+        pathlib.Path(args.worker).write_text(json.dumps(result))
+
+
+def measure(model, sparse, n_batch, device, comm, n_rounds):
+    """Return the milliseconds of a step of all ranks, and of their exchange alone on GPUs."""
+    on_gpu = device.xp is not numpy
+    optimizer = chainer.optimizers.Adam()
+    if comm is not None:
+        import chainermn
+
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+        sparse = chainermn.scatter_dataset(sparse if comm.rank == 0 else None, comm)
+    contender = step_contenders.Trainer(
+        GraphUpdater if on_gpu else StandardUpdater,
+        model,
+        CSRConverter('packed'),
+        lambda: DeviceDataset(sparse, device) if on_gpu else sparse,
+        n_batch,
+        device,
+        optimizer,
+    )
+    contender.run(WARM if on_gpu else 2)
+    contender.programs()
+    contender.wait()
+    start = time.perf_counter()
+    contender.run(MIN_STEPS)
+    contender.wait()
+    step = (time.perf_counter() - start) / MIN_STEPS
+    n_steps = share(comm, int(numpy.clip(TURN / step, MIN_STEPS, MAX_STEPS)))
+    times = []
+    for _ in range(n_rounds):
+        share(comm, None)  # a barrier
+        clock = [time.perf_counter()]
+        contender.run(n_steps)
+        clock.append(time.perf_counter())
+        contender.wait()
+        clock.append(time.perf_counter())
+        mine = [1e3 * (end - clock[0]) / n_steps for end in clock[1:]]
+        times.append(numpy.max([mine] if comm is None else comm.mpi_comm.allgather(mine), axis=0))
+    host, wall = map(list, zip(*times))
+    cell = {
+        'wall': harness.summary(wall),
+        'host': harness.summary(host),
+        'steps a round': n_steps,
+        'bytes of gradients': 4 * sum(param.size for param in model.params()),
+    }
+    if comm is not None and on_gpu:
+        ranks = contender.updater._context.ranks
+        cell['in the graph'] = ranks.has_sum
+        cell['exchange alone, us'] = round(exchange_us(ranks, comm, device), 2)
+    contender.free()
+    return cell
+
+
+def share(comm, value):
+    """Return the value of the first rank; all wait for each other."""
+    return value if comm is None else comm.mpi_comm.allgather(value)[0]
+
+
+def exchange_us(ranks, comm, device):
+    """Return device microseconds that it takes to replace gradients by their mean over ranks."""
+    from chainer.backends import cuda
+
+    loss = cuda.cupy.zeros((), 'f')
+    capturer = Capturer(device)
+    parts = [lambda: ranks.pack(1, loss), ranks.unpack]
+    if ranks.has_sum:
+        parts = [lambda: (ranks.pack(1, loss), ranks.unpack())]
+    else:
+        ranks.add_up()  # the first connects
+    graphs = [capturer.capture(part)[0] for part in parts]
+    start, stop = cuda.cupy.cuda.Event(), cuda.cupy.cuda.Event()
+    for _ in range(2):
+        share(comm, None)
+        start.record()
+        for _ in range(N_EXCHANGES):
+            graphs[0]()
+            ranks.add_up()
+            for graph in graphs[1:]:
+                graph()
+        stop.record()
+        stop.synchronize()
+    return 1e3 * cuda.cupy.cuda.get_elapsed_time(start, stop) / N_EXCHANGES
+
+
+def run(n_ranks, args, argv):
+    """Return what a run on so many ranks measures."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, 'found.json')
+        words = ['-m', 'benchmarks.training.bench_scaling', *argv, '--worker', out]
+        on_ranks(n_ranks, args, words)
+        found = json.loads(pathlib.Path(out).read_text())
+        if args.qm9:
+            found['epochs'] = epochs(n_ranks, args, folder)
+    return found
+
+
+def epochs(n_ranks, args, folder):
+    """Return seconds of the epochs but the first of an example on all of QM9, and how it ends."""
+    script = harness.ROOT / 'examples' / 'qm9' / 'train_qm9.py'
+    words = [script, '--data', args.qm9, '--method', 'rsgcn', '--epoch', EPOCHS, '--out', folder]
+    words += [*example_runs.OPTIONS, *example_runs.OWN_OPTIONS['qm9']]
+    words += ['--device', args.device] + (['--updater', 'graph'] if args.device != '-1' else [])
+    on_ranks(n_ranks, args, words)
+    folder = pathlib.Path(folder)
+    ends = [entry['elapsed_time'] for entry in json.loads((folder / 'log').read_text())]
+    return {
+        'seconds': harness.summary([end - start for start, end in zip(ends, ends[1:])]),
+        'test': json.loads((folder / 'result.json').read_text())['test'],
+    }
+
+
+def on_ranks(n_ranks, args, words):
+    """Run Python with these words, under mpirun if there are several ranks."""
+    words = [sys.executable, *words]
+    if n_ranks > 1:
+        name = 'naive' if args.device == '-1' else 'pure_nccl'
+        words = ['mpirun', '-n', n_ranks, *args.mpirun.split(), *words, '--communicator', name]
+    words = [str(word) for word in words]
+    subprocess.run(words, cwd=harness.ROOT, check=True, env=example_runs.environment())
+
+
+def modelled(one, exchange, n_bytes, n_gpus, links=None):
+    """Return the milliseconds of a step on n_gpus GPUs, hosts of `GPUS_A_HOST`.
+
+    What two GPUs exchange takes a latency for the most part. Each further GPU of a host sends as
+    many bytes; hosts add up in a ring and wait as often as a tree is high.
+
+    Args:
+        one (float): milliseconds of a step on one GPU.
+        exchange (float): microseconds of an exchange of two.
+        n_bytes (int): of the gradients.
+        n_gpus (int): how many, at least 2.
+        links (dict or None): None means `LINKS`.
+    """
+    inner, outer, latency = (links or LINKS).values()
+    n_hosts = -(-n_gpus // GPUS_A_HOST)
+    within = (min(n_gpus, GPUS_A_HOST) - 2) * n_bytes / (inner * 1e6)
+    between = 2 * (n_hosts - 1) / n_hosts * n_bytes / (outer * 1e6)
+    waits = 2 * math.ceil(math.log2(n_hosts)) * latency / 1e3
+    return one + exchange / 1e3 + within + between + waits
+
+
+def summarized(runs, batches, total, links=None):
+    """Summarize all runs.
+
+    Returns:
+        dict: method -> {'weak': batch -> ranks or GPUs -> {'measured', 'modelled'}, efficiencies;
+        'strong': ranks -> speed-up of batches of `total` over all ranks}.
+    """
+    found, alone = {}, runs[1]['methods']
+    for method, cells in alone.items():
+        of = {n: run['methods'][method] for n, run in runs.items() if n > 1}
+        weak = {}
+        for n_batch in map(str, batches):
+            one = cells[n_batch]['wall']['median']
+            shares = weak.setdefault(n_batch, {})
+            for n, others in of.items():
+                share_ = one / others[n_batch]['wall']['median']
+                shares[str(n)] = {'measured': round(share_, 3)}
+            exchange = of.get(2, {}).get(n_batch, {}).get('exchange alone, us')
+            if exchange is not None:
+                for n in sorted({*of, *MODELLED}):
+                    n_bytes = cells[n_batch]['bytes of gradients']
+                    share_ = one / modelled(one, exchange, n_bytes, n, links)
+                    shares.setdefault(str(n), {})['modelled'] = round(share_, 3)
+        whole = cells[str(total)]['wall']['median']
+        strong = {n: whole / cells[str(total // n)]['wall']['median'] for n, cells in of.items()}
+        found[method] = {
+            'weak': weak,
+            'strong': {str(n): round(times, 2) for n, times in strong.items()},
+        }
+    return found
+
+
+def bars(summary):
+    """Return {bar: {'value', 'met'}} of two ranks, and of the model."""
+    found = {}
+    for method, of in summary.items():
+        for n_batch, shares in of['weak'].items():
+            title = '%s, batch %s: ' % (method, n_batch)
+            if '2' in shares and int(n_batch) in EFFICIENCIES:
+                least, value = EFFICIENCIES[int(n_batch)], shares['2']['measured']
+                found[title + 'two ranks at least %s' % least] = {
+                    'value': value,
+                    'met': value >= least,
+                }
+            errors = [
+                abs(share_['modelled'] / share_['measured'] - 1)
+                for share_ in shares.values()
+                if len(share_) == 2
+            ]
+            if errors:
+                found[title + 'the model within %s' % MODEL_ERROR] = {
+                    'value': round(max(errors), 3),
+                    'met': max(errors) <= MODEL_ERROR,
+                }
+    return found
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = subjects.argument_parser(__doc__, subjects.FIVE, '0', 'a number: GPUs; -1: the CPU')
+    parser.add_argument('--batches', nargs='+', type=int, default=BATCHES)
+    parser.add_argument('--total', type=int, default=TOTAL, help='of all ranks together')
+    parser.add_argument('--qm9', help='all of QM9, by examples/qm9/make_sample.py --all')
+    parser.add_argument('--ranks', nargs='+', type=int, default=(1, 2))
+    parser.add_argument('--rounds', type=int, default=ROUNDS)
+    parser.add_argument('--mpirun', default='--bind-to none', help='further options of mpirun')
+    for name, value in LINKS.items():
+        option = '--' + name.replace('/', '-a-').replace(', ', '-').replace(' ', '-').lower()
+        parser.add_argument(option, dest=name, type=float, default=value, help=name)
+    parser.add_argument('--worker', help='file that a rank writes to; for the script itself')
+    parser.add_argument('--communicator', help='of the ranks; for the script itself')
+    args = parser.parse_args(argv)
+    if args.worker:
+        return worker(args)
+    if 1 not in args.ranks:
+        parser.error('--ranks: expected 1 among them, which the others are compared with')
+    links = {name: getattr(args, name) for name in LINKS}
+    runs = {n_ranks: run(n_ranks, args, argv) for n_ranks in args.ranks}
+    summary = summarized(runs, args.batches, args.total, links)
+    result = {
+        'question': 'milliseconds of a training step on so many ranks, batches of one size each',
+        'method': 'Packed, Adam; captured, from a DeviceDataset of the part of each rank, by the '
+        'loop of the Trainer without extensions; on the CPU eager. Medians of %d rounds, each the '
+        'slowest rank; host: until the last step was launched. weak: efficiency of batches of one '
+        'size for each rank; modelled: from the step of one rank, the exchange of two alone, and '
+        'the links, hosts of %d; strong: speed-up of batches of one size for all ranks. epochs: of '
+        'the example with validation, RSGCN' % (args.rounds, GPUS_A_HOST),
+        'conditions': harness.step_conditions(args.commit, harness.device_of(args.device)),
+        'links': links,
+        'ranks': {str(n_ranks): found for n_ranks, found in runs.items()},
+        'summary': summary,
+        'bars': bars(summary),
+    }
+    for method, of in summary.items():
+        for n_batch, shares in of['weak'].items():
+            print('%s, batch %s: %s' % (method, n_batch, shares))
+        print('%s, batch %d of all: %s' % (method, args.total, of['strong']))
+    harness.print_bars(result['bars'])
+    print('wrote', harness.save('scaling', result, args.out))
+    return None
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,71 @@
+"""ChainerMN on several ranks: what ``import chainermn`` gives once `chainer_bspmm` is imported.
+
+A script stays that of ChainerMN: ``create_communicator``, ``scatter_dataset``,
+``create_multi_node_optimizer``, ``create_multi_node_evaluator``. Here these are mended when
+ChainerMN is imported, by the table of `compat.hooks`; until then nothing of it is loaded.
+"""
+
+from typing import Any
+
+from chainer_bspmm.compat.hooks import repairs
+
+
+@repairs('chainermn.communicators')
+def check_communicators(module):
+    """Refuse what would end in a segmentation fault or hang; let a fault of a rank end all."""
+    from chainer_bspmm.multi_node import communicators
+
+    module.create_communicator = communicators.checked(module.create_communicator)
+
+
+@repairs('chainermn.optimizers')
+def weight_ranks(module):
+    """Weight gradients by molecules, start from one state without losing a step, notice NaN."""
+    from chainer_bspmm.multi_node import epochs
+    from chainer_bspmm.multi_node import optimizer
+
+    module.create_multi_node_optimizer = optimizer.weighted(
+        module.create_multi_node_optimizer, module._MultiNodeOptimizer
+    )
+    epochs.check_updaters()
+
+
+@repairs('chainermn.datasets.scatter')
+def scatter_sparse(module):
+    """Send each rank its part of a sparse data set only, as a `SparseDataset`."""
+    from chainer_bspmm.multi_node import scatter
+
+    module.scatter_dataset = scatter.sparse_too(module.scatter_dataset)
+
+
+@repairs('chainermn.extensions.multi_node_evaluator')
+def weight_evaluations(module):
+    """Weight evaluations by molecules; ROC-AUC and such are those of all ranks together."""
+    from chainer_bspmm.multi_node import evaluators
+
+    module.create_multi_node_evaluator = evaluators.create_multi_node_evaluator
+
+
+@repairs('chainermn.extensions.checkpoint')
+def keep_checkpoints(module):
+    """chainermn/extensions/checkpoint.py: a Trainer that fails deletes its snapshots.
+
+    It finalizes its extensions then, too.
+    """
+
+    def on_error(self, trainer, error, traceback):
+        self.files = []
+        self.path = self.path or trainer.out  # asserted, which would hide the error
+
+    module._MultiNodeCheckpointer.on_error = on_error
+
+
+__all__ = ['PartIterator']
+
+
+def __getattr__(name: str) -> Any:
+    if name == 'PartIterator':  # loaded when it is used
+        from chainer_bspmm.multi_node.epochs import PartIterator
+
+        return PartIterator
+    raise AttributeError(name)

@@ -1,0 +1,143 @@
+"""``chainermn.create_communicator`` with checks that come before a segmentation fault or a hang."""
+
+import ctypes
+import functools
+import os
+import platform
+
+import numpy
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.multi_node import faults
+
+# What MPI launchers tell the processes that they start.
+SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE'
+
+
+def checked(create):
+    """Wrap ``chainermn.create_communicator``: refuse what cannot work, say what to do.
+
+    Raises (in the result):
+        RuntimeError: the processes do not find each other; versions differ; more ranks on a host
+            than GPUs; no NCCL; an MPI that does not know GPUs where one must.
+        ImportError: no mpi4py, or no MPI.
+    """
+
+    @functools.wraps(create)
+    def create_communicator(communicator_name='pure_nccl', mpi_comm=None, **kwargs):
+        _check_mpi()
+        if communicator_name == 'flat' and not knows_gpus():
+            raise RuntimeError(
+                "communicator_name: 'flat' needs an MPI that was built with CUDA, which this one "
+                "was not; use 'pure_nccl' on GPUs, 'naive' on CPUs"
+            )
+        if communicator_name in ('pure_nccl', 'non_cuda_aware'):
+            _check_nccl(communicator_name)
+        comm = create(communicator_name, mpi_comm, **kwargs)
+        if comm.size > 1:
+            _compare_versions(comm)
+            if communicator_name == 'pure_nccl':
+                _check_number_of_gpus(comm)
+        return comm
+
+    return create_communicator
+
+
+def knows_gpus():
+    """Return whether MPI can send what is on a GPU."""
+    from mpi4py import MPI
+
+    for name in (None, 'libmpi.so.40', MPI.__file__):
+        try:
+            query = ctypes.CDLL(name).MPIX_Query_cuda_support
+        except (OSError, AttributeError):
+            continue
+        return bool(query())
+    return False
+
+
+def is_nccl(comm):
+    """Return whether a communicator has NCCL add up arrays, which a CUDA graph may capture."""
+    from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
+
+    return type(comm) is PureNcclCommunicator
+
+
+def _check_mpi():
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            "several ranks need MPI and mpi4py (%s); pip install 'chainer_bspmm[mpi]' brings both"
+            % error
+        ) from error
+    for name in SIZES:
+        size = os.environ.get(name, '1')
+        if size.isdigit() and int(size) > 1 and MPI.COMM_WORLD.size == 1:
+            raise RuntimeError(
+                'this is one of %s processes (%s), but MPI sees it alone: the mpirun that started '
+                'it belongs to another MPI than that of mpi4py, %s; both must be the same'
+                % (size, name, MPI.Get_library_version().split(',')[0].strip())
+            )
+    if MPI.COMM_WORLD.size > 1:
+        faults.end_all_on_error()  # before anything that not all ranks may survive
+
+
+def _check_nccl(name):
+    from chainermn import nccl
+
+    if not cuda.available:
+        raise RuntimeError(
+            "communicator_name: '%s' needs GPUs, and CuPy finds none; use 'naive' on CPUs" % name
+        )
+    if not nccl._available:
+        raise RuntimeError(
+            "communicator_name: '%s' needs NCCL, which CuPy does not find; the extras cuda12 and "
+            'cuda13 of chainer_bspmm bring it (nvidia-nccl-cu12, nvidia-nccl-cu13)' % name
+        )
+
+
+def _check_number_of_gpus(comm):
+    n_gpus = cuda.cupy.cuda.runtime.getDeviceCount()
+    hosts = comm.mpi_comm.allgather((platform.node(), comm.intra_size, n_gpus))
+    for rank, (host, n_ranks, n_gpus) in enumerate(hosts):
+        if n_ranks > n_gpus:
+            faults.raise_on(
+                comm,
+                rank,
+                RuntimeError(
+                    'expected at most one rank for each GPU, got %d ranks and %d GPUs on %s: '
+                    'start fewer (mpirun -n), or on more hosts' % (n_ranks, n_gpus, host)
+                ),
+            )
+
+
+def _versions():
+    import chainer_bspmm
+
+    return {
+        'Python': platform.python_version(),
+        'chainer_bspmm': chainer_bspmm.__version__,
+        'Chainer': chainer.__version__,
+        'NumPy': numpy.__version__,
+        'CuPy': cuda.cupy.__version__ if cuda.available else None,
+    }
+
+
+def _compare_versions(comm):
+    found = comm.mpi_comm.allgather((platform.node(), _versions()))
+    first_host, expected = found[0]
+    for rank, (host, versions) in enumerate(found):
+        for name in expected:
+            if versions[name] != expected[name]:
+                faults.raise_on(
+                    comm,
+                    0,
+                    RuntimeError(
+                        'expected one version of %s on all ranks, got %s on rank 0 (%s) and %s on '
+                        'rank %d (%s)'
+                        % (name, expected[name], first_host, versions[name], rank, host)
+                    ),
+                )

@@ -1,0 +1,74 @@
+"""``chainermn.create_multi_node_evaluator``: one result of the molecules of all ranks."""
+
+import functools
+
+import numpy
+
+from chainer.backends import cuda
+
+
+def create_multi_node_evaluator(actual_evaluator, communicator):
+    """Let an evaluator report what the molecules of all ranks give, on every rank.
+
+    What an Evaluator reports is the mean over the ranks, each counted as often as its part has
+    molecules; ChainerMN's own counts every rank once. A BatchEvaluator of Chainer Chemistry
+    (ROC-AUC, PRC-AUC, R2) gets the predictions and labels of all ranks. A part may be empty.
+
+    Args:
+        actual_evaluator (chainer.training.extensions.Evaluator): over the part of this rank.
+        communicator (chainermn.CommunicatorBase): the ranks.
+
+    Returns:
+        chainer.training.extensions.Evaluator: the same object, changed in place.
+    """
+    evaluator, comm = actual_evaluator, communicator
+    evaluator._mn_communicator = comm
+    if hasattr(evaluator, 'metrics_fun'):
+        evaluator.metrics_fun = {
+            name: functools.partial(_of_all, comm, metric)
+            for name, metric in evaluator.metrics_fun.items()
+        }
+        evaluate = _evaluate_together
+    else:
+        evaluate = _mean_of_ranks
+    # Looked up in the class at each call: `GraphUpdater` swaps it for that of captured evaluations.
+    evaluator.evaluate = functools.partial(evaluate, evaluator, comm)
+    return evaluator
+
+
+def _n_molecules(evaluator):
+    dataset = getattr(evaluator.get_iterator('main'), 'dataset', None)
+    return len(dataset) if hasattr(dataset, '__len__') else 1
+
+
+def _mean_of_ranks(evaluator, comm):
+    weight, values = _n_molecules(evaluator), {}
+    if weight:
+        found = type(evaluator).evaluate(evaluator)
+        values = {name: float(cuda.to_cpu(value)) for name, value in found.items()}
+    results = comm.mpi_comm.allgather((weight, values))
+    means = {}
+    for name in dict.fromkeys(name for _, values in results for name in values):
+        known = [(weight, values[name]) for weight, values in results if name in values]
+        total = sum(weight for weight, _ in known)
+        means[name] = sum(weight * value for weight, value in known) / total
+    return means
+
+
+def _evaluate_together(evaluator, comm):
+    found = None
+    if _n_molecules(evaluator):
+        found = type(evaluator).evaluate(evaluator)
+    else:
+        for metric in evaluator.metrics_fun.values():
+            metric(None, None)  # the other ranks wait for this one
+    results = comm.mpi_comm.allgather(found)
+    return next(found for found in results if found is not None)
+
+
+def _of_all(comm, metric, y, t):
+    """Return a metric of the predictions and labels of all ranks, in their order."""
+    parts = [part for part in comm.mpi_comm.allgather((y, t)) if part[0] is not None]
+    return metric(
+        *(numpy.concatenate([cuda.to_cpu(array) for array in arrays]) for arrays in zip(*parts))
+    )

@@ -1,0 +1,92 @@
+"""A fault of one rank ends all of them, with one message.
+
+MPI does not notice a Python process that fails: the other ranks wait for it forever, and so does
+the process itself when it exits.
+"""
+
+import atexit
+import os
+import socket
+import sys
+import time
+
+PATIENCE = 20  # seconds that a rank waits for the one that fails to end it
+
+
+def raise_on(comm, rank, error):
+    """Raise an error that all ranks know of; the others wait until the first ends them.
+
+    Args:
+        comm (chainermn.CommunicatorBase): the ranks.
+        rank (int): which of them tells the user.
+        error (Exception): what is raised.
+    """
+    if comm.rank != rank:
+        time.sleep(PATIENCE)
+    raise error
+
+
+def end_all_on_error():
+    """Let an uncaught exception, and an exit with an error, end all ranks of this MPI run.
+
+    Installed once. The traceback comes first, then a line with rank, host and error. A script that
+    raises SystemExit by itself, without ``sys.exit``, is not noticed.
+    """
+    if end_all_on_error.process == os.getpid():
+        return
+    end_all_on_error.process = os.getpid()  # its children fail alone
+    show, leave = sys.excepthook, sys.exit
+    if show.__module__ == 'chainermn.global_except_hook':  # it would end the ranks by itself
+        show = sys.__excepthook__
+    failed = []
+
+    def hook(kind, value, traceback):
+        _wait_for_lower_ranks()
+        show(kind, value, traceback)
+        _abort('%s: %s' % (kind.__name__, value))
+
+    def leaves(status=None):
+        failed[:] = [status] if status else []
+        if status:
+            _wait_for_lower_ranks()  # before Python prints what it is
+        leave(status)
+
+    def at_exit():
+        if failed:
+            _abort('exit status %s' % (failed[0] if isinstance(failed[0], int) else 1))
+
+    sys.excepthook, sys.exit = hook, leaves
+    # MPI is finalized later, where this rank would wait for the others.
+    atexit.register(at_exit)
+
+
+end_all_on_error.process = None
+
+
+def _world():
+    """Return all ranks; None where they cannot be ended from here."""
+    from mpi4py import MPI
+
+    if os.getpid() != end_all_on_error.process or MPI.Is_finalized():
+        return None
+    return MPI.COMM_WORLD
+
+
+def _wait_for_lower_ranks():
+    """Wait a little: an error of all ranks is told by the first, which ends the others."""
+    comm = _world()
+    if comm is not None and comm.rank:
+        time.sleep(1 + min(comm.rank, 20) / 10)
+
+
+def _abort(cause):
+    comm = _world()
+    if comm is None:
+        return
+    sys.stdout.flush()
+    sys.stderr.write(
+        'chainer_bspmm: rank %d of %d on %s (process %d) has failed, all ranks end: %s\n'
+        % (comm.rank, comm.size, socket.gethostname(), os.getpid(), cause)
+    )
+    sys.stderr.flush()
+    comm.Abort(1)

@@ -1,0 +1,215 @@
+"""The optimizer of ChainerMN, with gradients that are weighted by molecules."""
+
+import contextlib
+import functools
+import zlib
+
+import numpy
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.multi_node import communicators
+from chainer_bspmm.multi_node import faults
+from chainer_bspmm.multi_node.host_mean import mean_on_host
+from chainer_bspmm.multi_node.start import agree
+from chainer_bspmm.sparse import BatchedCSR
+
+# That ranks tell each other before gradients: molecules, loss, whether to start again, a checksum
+# of the names of parameters without a gradient.
+N_FIELDS = 4
+
+
+class Weighted:
+    """Update all ranks alike, by the mean gradient of the molecules in all of their batches.
+
+    ``chainermn.create_multi_node_optimizer`` makes it, of this class and ChainerMN's. In a step
+    rank i has w_i molecules, and its loss is a mean over them. The update uses
+    ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one batch of all molecules; ChainerMN's own
+    counts every rank once, whatever its batch. A rank without a batch (:meth:`join`) counts 0
+    times.
+
+    Before the first update, and whenever parameters have been made or removed, all ranks get the
+    state of one (`start.agree`). Parameters that are made by the first batch are made by a trial in
+    test mode, so that this update is not lost, as it is in ChainerMN's own.
+
+    Raises (by `update`, on all ranks):
+        FloatingPointError: a loss is not finite, unless the optimizer scales it dynamically.
+        RuntimeError: parameters are on a GPU, and the communicator cannot send them.
+        ValueError: models or optimizers differ; with ``zero_fill=False``, ranks have gradients of
+            different parameters.
+    """
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        object.__setattr__(self, 'known', None)  # the parameters that all ranks agree on
+
+    def update(self, lossfun=None, *args, **kwds):
+        """Do ``chainer.Optimizer.update`` on the batches of all ranks.
+
+        Without a loss function gradients are given, and all ranks count alike; nothing is updated
+        where parameters had to be sent first.
+        """
+        if lossfun is None:
+            self._mean_and_update(1, 0)
+            return
+        self.start(lossfun, *args, **kwds)
+        loss = lossfun(*args, **kwds)
+        if getattr(self, '_use_cleargrads', True):
+            self.target.cleargrads()
+        else:
+            self.target.zerograds()
+        loss.backward(loss_scale=self.actual_optimizer._loss_scale)
+        value = 0 if self.actual_optimizer._loss_scaling_is_dynamic else _value(loss)
+        del loss
+        self._mean_and_update(n_molecules([*args, *kwds.values()]), value)
+
+    def join(self):
+        """Take part in an update of the other ranks, without a batch."""
+        if self.known is None:
+            self._agree()
+        self.target.cleargrads()
+        self._mean_and_update(0, 0)
+
+    def start(self, lossfun, *args, **kwds):
+        """Make lazy parameters, and let all ranks start alike, if that has not been done."""
+        if self.known is not None:
+            return
+        if not all(param.is_initialized for param in self.target.params()):
+            with chainer.using_config('train', False), chainer.no_backprop_mode(), _unreported():
+                lossfun(*args, **kwds)
+        self._agree()
+
+    @property
+    def has_new_parameters(self):
+        """Whether parameters have been made or removed since all ranks agreed on them."""
+        return self.known != _made(self.target)
+
+    def _agree(self):
+        _check_device(self.communicator, self.target)
+        agree(self.communicator, self.actual_optimizer)
+        object.__setattr__(self, 'known', _made(self.target))
+
+    def _mean_and_update(self, weight, loss):
+        comm, optimizer = self.communicator, self.actual_optimizer
+        table = numpy.empty((comm.size, N_FIELDS))
+        mine = weight, loss, self.has_new_parameters, self._missing()
+        comm.mpi_comm.Allgather(numpy.array(mine, table.dtype), table)
+        weights, losses, is_new, missing = table.T
+        for rank in numpy.flatnonzero(~numpy.isfinite(losses)).tolist():
+            faults.raise_on(
+                comm,
+                rank,
+                FloatingPointError(
+                    'the loss of rank %d is %s in step %d' % (rank, losses[rank], optimizer.t + 1)
+                ),
+            )
+        if is_new.any():
+            self._agree()
+        elif weights.all() and len(set(missing)) > 1:
+            faults.raise_on(
+                comm,
+                0,
+                ValueError(
+                    'zero_fill: expected True where ranks have gradients of different parameters, '
+                    'got False'
+                ),
+            )
+        elif weights.any():
+            # Where a rank has no gradients it cannot tell which ones the others lack.
+            self._mean(weight / weights.sum(), self.zero_fill or not weights.all())
+            optimizer.update(None)
+
+    def _missing(self):
+        """Return a checksum of which parameters have no gradient, if that makes a difference."""
+        if self.zero_fill:
+            return 0
+        params = sorted(self.target.namedparams(include_uninit=False))
+        return zlib.crc32('\n'.join(path for path, p in params if p.grad is None).encode())
+
+    def _mean(self, share, zero_fill):
+        """Replace the gradients by the sum over ranks, each with its share."""
+        comm = self.communicator
+        params = [param for _, param in sorted(self.target.namedparams(include_uninit=False))]
+        for param in params:
+            if param.grad is None and zero_fill:
+                param.grad = param.xp.zeros_like(param.array)
+        params = [param for param in params if param.grad is not None]
+        if _is_naive(comm) and all(param.device.xp is numpy for param in params):
+            mean_on_host(comm, params, share)
+            return
+        if share * comm.size != 1:
+            for param in params:
+                # Not in place: gradients of several parameters may be one array.
+                param.grad = param.grad * param.dtype.type(share * comm.size)
+        comm.multi_node_mean_grad(self.target, zero_fill)
+
+
+def weighted(create, base):
+    """Wrap ``chainermn.create_multi_node_optimizer``: make a `Weighted` one.
+
+    With ``double_buffering`` it stays ChainerMN's own.
+
+    Args:
+        create (callable): the function.
+        base (type): the class of its results.
+    """
+    kind = type('MultiNodeOptimizer', (Weighted, base), {})
+
+    @functools.wraps(create)
+    def create_multi_node_optimizer(
+        actual_optimizer, communicator, double_buffering=False, zero_fill=True
+    ):
+        if double_buffering:
+            return create(actual_optimizer, communicator, double_buffering, zero_fill)
+        return kind(actual_optimizer, communicator, zero_fill)
+
+    return create_multi_node_optimizer
+
+
+def of_nccl(optimizer):
+    """Return an optimizer if it is a `Weighted` one that may be captured; otherwise None."""
+    is_one = isinstance(optimizer, Weighted) and communicators.is_nccl(optimizer.communicator)
+    return optimizer if is_one else None
+
+
+def n_molecules(arguments):
+    """Return the number of molecules in the arguments of a loss function.
+
+    Of a dense batch, in which all arrays have a row for each; 1 for anything else.
+    """
+    for value in arguments:
+        if isinstance(value, BatchedCSR):
+            return value.n_graphs
+    lengths = {len(value) for value in arguments if getattr(value, 'ndim', 0)}
+    return lengths.pop() if len(lengths) == 1 else 1
+
+
+def _unreported():
+    reporters = chainer.reporter._get_reporters()
+    return reporters[-1].scope({}) if reporters else contextlib.nullcontext()
+
+
+def _value(loss):
+    """Return the loss as a float, of several losses one that is finite if all are."""
+    return float(cuda.to_cpu(loss.array).sum())
+
+
+def _made(target):
+    return [(path, param.is_initialized) for path, param in sorted(target.namedparams())]
+
+
+def _check_device(comm, target):
+    """Refuse to send arrays of a GPU by an MPI that takes their addresses for the host's."""
+    on_gpu = [param for param in target.params() if param.device.xp is cuda.cupy]
+    if on_gpu and _is_naive(comm) and not communicators.knows_gpus():
+        raise RuntimeError(
+            "communicator: 'naive' sends arrays of the host, the model is on %s; use "
+            "create_communicator('pure_nccl')" % on_gpu[0].device.name
+        )
+
+
+def _is_naive(comm):
+    from chainermn.communicators.naive_communicator import NaiveCommunicator
+
+    return type(comm) is NaiveCommunicator

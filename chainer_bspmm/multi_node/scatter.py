@@ -1,0 +1,118 @@
+"""``chainermn.scatter_dataset`` of sparse data sets: each rank gets its molecules, no others."""
+
+import functools
+import zlib
+
+import numpy
+
+from chainer.datasets import SubDataset
+
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.multi_node import faults
+
+
+def sparse_too(scatter_dataset):
+    """Wrap ``chainermn.scatter_dataset``.
+
+    A `SparseDataset`, or a SubDataset of one, becomes a `SparseDataset` on every rank, with the
+    arrays of its part only. The parts are those of ChainerMN: with ``force_equal_length``, the
+    default, a few molecules belong to two parts if their number is no multiple of the ranks'.
+    Any other data set is scattered as ever.
+
+    Raises (in the result):
+        ValueError: another rank than the root was given another data set.
+        TypeError: the data set is on a GPU.
+    """
+
+    @functools.wraps(scatter_dataset)
+    def scatter(
+        dataset,
+        comm,
+        root=0,
+        shuffle=False,
+        seed=None,
+        max_buf_len=256 * 1024 * 1024,
+        *,
+        force_equal_length=True,
+    ):
+        selected = selection(dataset) if dataset is not None else None
+        known = comm.mpi_comm.allgather(_fingerprint(selected))
+        _check(comm, root, selected, known)
+        if known[root] is None:
+            return scatter_dataset(
+                dataset,
+                comm,
+                root,
+                shuffle,
+                seed,
+                max_buf_len,
+                force_equal_length=force_equal_length,
+            )
+        if comm.rank != root:
+            return comm.recv_obj(source=root)
+        n = len(selected)
+        order = numpy.random.RandomState(seed).permutation(n) if shuffle else numpy.arange(n)
+        from chainermn.datasets.scatter import _scatter_index
+
+        for rank, first, last in _scatter_index(n, comm.size, force_equal_length):
+            part = selected[order[first:last]]
+            if rank == root:
+                # Not a view: the rest is freed with the whole.
+                mine = SparseDataset(part._own())
+            else:
+                comm.send_obj(part, dest=rank)
+        return mine
+
+    return scatter
+
+
+def selection(dataset):
+    """Return a data set as a `SparseDataset` that shares its arrays; None: it is no sparse one."""
+    if isinstance(dataset, SparseDataset):
+        return dataset
+    if type(dataset) is not SubDataset:
+        return None
+    whole = selection(dataset._dataset)
+    if whole is None:
+        return None
+    index = numpy.arange(dataset._start, dataset._finish)
+    return whole[index if dataset._order is None else numpy.asarray(dataset._order)[index]]
+
+
+def _fingerprint(dataset):
+    """Return (number of molecules, checksum of the arrays)."""
+    if dataset is None:
+        return None
+    checksum = 0
+    fields = dataset._own().fields()
+    for name in sorted(fields):
+        values = fields[name]
+        for array in values if isinstance(values, (list, tuple)) else [values]:
+            if isinstance(array, numpy.ndarray):
+                checksum = zlib.crc32(numpy.ascontiguousarray(array).view(numpy.uint8), checksum)
+    return len(dataset), checksum
+
+
+def _check(comm, root, selected, known):
+    """Raise if the ranks do not mean the same."""
+    for rank, found in enumerate(known):
+        if found is not None and found != known[root]:
+            faults.raise_on(
+                comm,
+                root,
+                ValueError(
+                    'dataset: expected that of rank %d, or None, got another one on rank %d (%s '
+                    'and %s): read it on one rank only'
+                    % (root, rank, _in_words(known[root]), _in_words(found))
+                ),
+            )
+    if comm.rank == root and selected is not None and type(selected.molecules) is DeviceMolecules:
+        raise TypeError(
+            'dataset: expected a SparseDataset, got a DeviceDataset: make it of the part, after '
+            'scattering'
+        )
+
+
+def _in_words(fingerprint):
+    return 'no sparse one' if fingerprint is None else '%d molecules, checksum %08x' % fingerprint

@@ -1,0 +1,99 @@
+"""All ranks start from one state: parameters, optimizer."""
+
+import hashlib
+
+import numpy
+
+from chainer.serializers import DictionarySerializer
+from chainer.serializers import NpzDeserializer
+
+from chainer_bspmm.multi_node import faults
+
+
+def agree(comm, optimizer):
+    """Give all ranks the parameters, persistent values and optimizer state of one of them.
+
+    Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
+    Nothing is sent if all have the same parameters and optimizer state, such as after resuming.
+
+    Args:
+        comm (chainermn.CommunicatorBase): the ranks.
+        optimizer (chainer.Optimizer): set up with the model.
+
+    Raises:
+        ValueError: models or optimizers of ranks differ, on all ranks.
+    """
+    table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
+    kind = '%s.%s' % (type(optimizer).__module__, type(optimizer).__qualname__)
+    tables = comm.mpi_comm.allgather((table, kind, int(optimizer.t)))
+    for rank, found in enumerate(tables):
+        message = _difference(tables[0], found, rank)
+        if message:
+            faults.raise_on(comm, 0, ValueError(message))
+    counts = [sum(map(bool, table.values())) for table, _, _ in tables]
+    root = counts.index(max(counts))
+    _make_states(optimizer)
+    state = DictionarySerializer()
+    optimizer.target.serialize(state['model'])
+    optimizer.serialize(state['optimizer'])
+    digests = comm.mpi_comm.allgather(_digest(state.target, table))
+    if len(set(digests)) == 1 and min(counts) == counts[root]:
+        return
+    sent = comm.bcast_obj(state.target if comm.rank == root else None, root=root)
+    if comm.rank != root:
+        deserializer = NpzDeserializer(sent)
+        optimizer.target.serialize(deserializer['model'])
+        _make_states(optimizer)
+        optimizer.serialize(deserializer['optimizer'])
+
+
+def _make_states(optimizer):
+    """Make the states of update rules, which the first update would make."""
+    for param in optimizer.target.params(include_uninit=False):
+        if param.update_rule is not None and param.update_rule.enabled:
+            param.update_rule._init_states(param)
+
+
+def _shape(param):
+    return (param.shape, param.dtype.name) if param.is_initialized else None
+
+
+def _difference(first, other, rank):
+    """Return how a rank differs from rank 0; None if it does not."""
+    (shapes, kind, t), (other_shapes, other_kind, other_t) = first, other
+    if kind != other_kind:
+        return 'optimizer: expected one class on all ranks, got %s on rank 0 and %s on rank %d' % (
+            kind,
+            other_kind,
+            rank,
+        )
+    for path in sorted({*shapes, *other_shapes}):
+        if (path in shapes) != (path in other_shapes):
+            return "model: expected the same on all ranks, parameter '%s' is on rank %d only" % (
+                path,
+                0 if path in shapes else rank,
+            )
+        one, two = shapes[path], other_shapes[path]
+        if one and two and one != two:
+            return (
+                "model: expected the same on all ranks, parameter '%s' is %s of shape %s on rank "
+                '0 and %s of shape %s on rank %d' % (path, one[1], one[0], two[1], two[0], rank)
+            )
+    if t != other_t:
+        return (
+            'optimizer: expected as many updates on all ranks, got %d on rank 0 and %d on rank '
+            '%d; load a snapshot on every rank' % (t, other_t, rank)
+        )
+    return None
+
+
+def _digest(state, table):
+    """Return a checksum of the parameters and the optimizer's state, not of other values."""
+    found = hashlib.sha1()
+    parameters = {'model' + path for path in table}
+    for name in sorted(state):
+        if name in parameters or name.startswith('optimizer/'):
+            array = numpy.ascontiguousarray(state[name])
+            found.update(name.encode())
+            found.update(array.tobytes() if array.dtype != object else b'')
+    return found.hexdigest()

@@ -1,0 +1,244 @@
+"""The mean gradient of all ranks: by memory that the GPUs of a host share, or by NCCL."""
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda.launch import NULL
+from chainer_bspmm.multi_node import faults
+from chainer_bspmm.training import peer_memory
+from chainer_bspmm.training.peer_sums import PeerSums
+
+_THREADS, _CHUNK = 256, 1024  # as in the kernel
+# Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
+_N_PARAMETERS = 160
+_TABLE = numpy.dtype(
+    [
+        (
+            'parameter',
+            numpy.dtype(
+                [
+                    ('grad', numpy.uintp),
+                    ('offset', numpy.int32),
+                    ('size', numpy.int32),
+                    ('first_chunk', numpy.int32),
+                    ('unused', numpy.int32),
+                ],
+                align=True,
+            ),
+            _N_PARAMETERS,
+        ),
+        ('n_parameters', numpy.int32),
+        ('unused', numpy.int32),
+    ],
+    align=True,
+)
+
+
+class FlatGradients:
+    """Replace gradients by their mean over the molecules of all ranks, as `Weighted.update` does.
+
+    :meth:`pack` writes the gradients to one array, :meth:`add_up` adds up those of all ranks, and
+    :meth:`unpack` writes the mean back: on the current stream, without a synchronisation.
+
+    On one host the ranks write to each other's memory: :meth:`pack` does all of it, in a launch
+    that a CUDA graph may capture (see `peer_memory` and the kernel). Otherwise the sum is one call
+    of NCCL, which is not captured: NCCL wants graphs that contain one to be captured by all ranks
+    at once and launched by all at once, but each rank launches the graph of its own batch's layout.
+
+    A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
+    hosts notice (:meth:`raise_if_not_finite`).
+
+    Args:
+        optimizer (multi_node.optimizer.Weighted): of all ranks, over a communicator of NCCL, whose
+            parameters have been made; if more are made later, make another object.
+
+    Attributes:
+        sent (cupy.ndarray): what this rank has packed last.
+        sums (PeerSums): what else a step adds up over the ranks.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self._comm = optimizer.communicator
+        self._n = sum(param.size for param in self._params())
+        size = self._n + 1 + self._comm.size
+        self.sent, self._sum = (cuda.cupy.empty(size, self._dtype()) for _ in range(2))
+        pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * self._comm.size)
+        self._is_bad = numpy.frombuffer(pinned, numpy.int32, self._comm.size)
+        self._is_bad[...] = 0
+        self._peers = peer_memory.known(self._optimizer, *self._room())
+        self.sums = PeerSums(self._comm, self._peers)
+
+    @property
+    def has_sum(self):
+        """Whether :meth:`pack` does it all, and :meth:`add_up` and :meth:`unpack` nothing."""
+        return self._peers is not None
+
+    def connect(self):
+        """Map the memory of the other ranks, if possible; all of them call it."""
+        self._peers = None
+        self._peers = peer_memory.connected(
+            self._optimizer, self._comm, *self._room(), self.sums.vectors, self.load_kernels
+        )
+        if self._peers is not None:
+            self.sums = PeerSums(self._comm, self._peers)
+
+    def load_kernels(self, peers=None):
+        """Compile the kernels for losses of the parameters' dtypes, and float32.
+
+        Args:
+            peers (PeerMemory or None): what they write to, None: what is known.
+        """
+        peers = peers or self._peers
+        if peers is not None:
+            self.sums.load_kernels(peers)
+        dtypes = {param.dtype for param in self._params()}
+        for dtype in dtypes:
+            for of_loss in {*dtypes, numpy.dtype('f')}:
+                for of_peers in {None, peers}:
+                    self._load(dtype, True, of_loss, of_peers)
+            if peers is None:
+                self._load(dtype, False, numpy.dtype('f'))
+
+    def pack(self, n_molecules, loss, alone=False):
+        """Write the gradients, times the number of molecules, where they are sent from.
+
+        One that is not C-contiguous is replaced by a copy that is.
+
+        Args:
+            n_molecules (int): of this rank's batch.
+            loss (cupy.ndarray): () or one element, any floating dtype.
+            alone (bool): whether the other ranks do not take part, and get nothing.
+        """
+        if alone or not self.has_sum:
+            self._launch(True, self.sent, loss, NULL, n_molecules)
+        else:
+            self._exchange(n_molecules, loss, numpy.uintp(self._is_bad.ctypes.data))
+
+    def add_up(self):
+        """Add up what all ranks have packed; all of them call it as often."""
+        if self.has_sum:
+            return
+        from chainermn import nccl
+
+        self._comm._init_comms()  # if they are not connected
+
+        kinds = {'e': nccl.NCCL_FLOAT16, 'f': nccl.NCCL_FLOAT32, 'd': nccl.NCCL_FLOAT64}
+        self._comm.nccl_comm.allReduce(
+            self.sent.data.ptr,
+            self._sum.data.ptr,
+            self.sent.size,
+            kinds[self.sent.dtype.char],
+            nccl.NCCL_SUM,
+            cuda.cupy.cuda.get_current_stream().ptr,
+        )
+
+    def unpack(self):
+        """Replace the gradients, the arrays that were packed, by the mean over all ranks."""
+        if not self.has_sum:
+            self._launch(False, self._sum, None, numpy.uintp(self._is_bad.ctypes.data), 0)
+
+    def raise_if_not_finite(self):
+        """Raise FloatingPointError if a loss was found not to be finite; does not synchronise."""
+        if self._is_bad.any():
+            rank = int(self._is_bad.argmax())
+            step = self._optimizer.t + 1
+            faults.raise_on(
+                self._comm,
+                rank,
+                FloatingPointError(
+                    'the loss of rank %d is not finite, noticed in step %d' % (rank, step)
+                ),
+            )
+
+    def _params(self):
+        """Return the parameters in the order of all ranks: children of a link may have another."""
+        named = self._optimizer.target.namedparams(include_uninit=False)
+        return [param for _, param in sorted(named)]
+
+    def _dtype(self):
+        if self._comm.allreduce_grad_dtype is not None:
+            return self._comm.allreduce_grad_dtype
+        return numpy.result_type('f', *(param.dtype for param in self._params()))
+
+    def _room(self):
+        """Return what `PeerMemory` must have room for: elements, their dtype, chunks."""
+        n_chunks = sum(max(-(-param.size // _CHUNK), 1) for param in self._params())
+        return self.sent.size, self.sent.dtype, n_chunks
+
+    def _tables(self):
+        """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
+        groups, n_before = {}, 0
+        for param in self._params():
+            if not param.grad.flags.c_contiguous:
+                param.grad = cuda.cupy.ascontiguousarray(param.grad)
+            groups.setdefault(param.dtype, []).append((param.grad.data.ptr, n_before, param.size))
+            n_before += param.size
+        tables = []
+        for dtype, parts in groups.items():
+            for start in range(0, len(parts), _N_PARAMETERS):
+                rows, n_chunks = [], 0
+                for address, offset, size in parts[start : start + _N_PARAMETERS]:
+                    rows.append((address, offset, size, n_chunks, 0))
+                    n_chunks += -(-size // _CHUNK)
+                table = numpy.zeros(1, _TABLE)
+                table['parameter'][0, : len(rows)] = rows
+                table['n_parameters'] = len(rows)
+                tables.append((dtype, table, n_chunks))
+        return tables
+
+    def _launch(self, is_pack, flat, loss, is_bad, n_molecules):
+        for dtype, table, n_chunks in self._tables():
+            of_loss = numpy.dtype('f') if loss is None else loss.dtype
+            kernel = self._load(dtype, is_pack, of_loss)
+            arguments = self._arguments(table, flat, loss, is_bad, n_molecules)
+            kernel((max(n_chunks, 1), 1, 1), (_THREADS, 1, 1), arguments)
+            loss, is_bad = None, NULL  # what is not of a parameter is done
+
+    def _exchange(self, n_molecules, loss, is_bad):
+        peers, first_flag = self._peers, 0
+        addresses = peer_memory.addresses_by_value(peers.data, peers.flags)
+        n_sms = kernels.device(self.sent.data.device_id).n_sms
+        for dtype, table, n_chunks in self._tables():
+            n_chunks = max(n_chunks, 1)
+            sizes = map(numpy.int32, (peers.size, peers.n_flags, first_flag, n_chunks))
+            self._load(dtype, True, loss.dtype, peers)(
+                (min(n_chunks, n_sms), 1, 1),
+                (_THREADS, 1, 1),
+                (
+                    *self._arguments(table, self.sent, loss, is_bad, n_molecules),
+                    addresses,
+                    peers.turn,
+                    *sizes,
+                ),
+            )
+            is_bad = NULL
+            first_flag += n_chunks
+
+    def _arguments(self, table, flat, loss, is_bad, n_molecules):
+        sizes = map(numpy.int32, (self._n, self._comm.size, self._comm.rank, n_molecules))
+        return table, flat, NULL if loss is None else loss, is_bad, *sizes
+
+    def _load(self, dtype, is_pack, of_loss, peers=None):
+        n_peers = 0 if peers is None else self._comm.size
+        return kernels.load(
+            self.sent.data.device_id,
+            'flat_gradients',
+            dtype.char,
+            defines(is_pack, self.sent.dtype, of_loss, n_peers),
+        )
+
+
+def defines(is_pack, flat, loss, n_peers=0):
+    """Return the compile-time constants (tuple of (str, object)) for dtypes of arrays."""
+    return (
+        ('VECTOR', 1),
+        ('PACK', int(is_pack)),
+        ('PEERS', n_peers),
+        ('FLAT', kernels.STORAGE[flat.char]),
+        ('LOSS', kernels.STORAGE[loss.char]),
+        ('N_PARAMETERS', _N_PARAMETERS),
+        ('TABLE_BYTES', _TABLE.itemsize),
+    )

@@ -1,0 +1,98 @@
+"""Several processes under mpirun (ranks): which of them does what."""
+
+import os
+import sys
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+from common.data import DataError
+
+COMMUNICATORS = ('naive', 'pure_nccl')
+
+
+class Alone:
+    """What stands for a communicator where there is one process, without MPI."""
+
+    rank, size, intra_rank = 0, 1, 0
+
+
+class Ranks:
+    """The ranks of a run; without ``--communicator`` there is one, without MPI.
+
+    Only the first prints.
+
+    Args:
+        communicator (str or None): the option.
+
+    Attributes:
+        comm (chainermn.CommunicatorBase or Alone): as ChainerMN's functions take it.
+        is_first (bool): whether this is the one that reads, reports and writes.
+        are_several (bool): whether there is a communicator.
+    """
+
+    def __init__(self, communicator):
+        self.are_several = communicator is not None
+        self.comm = _communicator(communicator) if self.are_several else Alone
+        self.is_first = self.comm.rank == 0
+        self._is_on_gpus = communicator == 'pure_nccl'
+        if not self.is_first:
+            sys.stdout = open(os.devnull, 'w')
+
+    def device(self, specifier):
+        """Return the device of this rank, for an option ``--device``."""
+        return str(self.comm.intra_rank) if self._is_on_gpus else specifier
+
+    def share(self, value):
+        """Return what the first rank has, on every rank."""
+        if not self.are_several:
+            return value
+        return self.comm.bcast_obj(value if self.is_first else None)
+
+    def scatter(self, dataset):
+        """Return the part of this rank of the first one's data set, without duplicates."""
+        if not self.are_several:
+            return dataset
+        import chainermn
+
+        return chainermn.scatter_dataset(dataset, self.comm, force_equal_length=False)
+
+    def iterator(self, part, batchsize):
+        """Return an iterator for training; epochs of all ranks end together."""
+        from chainer.iterators import SerialIterator
+        from chainer_bspmm.multi_node import PartIterator
+
+        if not self.are_several:
+            return SerialIterator(part, batchsize)
+        return PartIterator(part, batchsize, self.comm)
+
+    def optimizer(self, optimizer):
+        """Return an optimizer that updates all ranks alike."""
+        if not self.are_several:
+            return optimizer
+        import chainermn
+
+        return chainermn.create_multi_node_optimizer(optimizer, self.comm)
+
+    def evaluator(self, evaluator):
+        """Return an evaluator whose results are those of all parts."""
+        if not self.are_several:
+            return evaluator
+        import chainermn
+
+        return chainermn.create_multi_node_evaluator(evaluator, self.comm)
+
+    def in_turn(self, function):
+        """Call a function; the first rank does when all others are done."""
+        if self.is_first and self.are_several:
+            self.comm.mpi_comm.Barrier()
+        function()
+        if not self.is_first:
+            self.comm.mpi_comm.Barrier()
+
+
+def _communicator(name):
+    import chainermn
+
+    try:
+        return chainermn.create_communicator(name)
+    except (ImportError, RuntimeError) as error:
+        raise DataError('--communicator %s: %s' % (name, error)) from error

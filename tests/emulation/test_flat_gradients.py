@@ -1,0 +1,192 @@
+"""Gradients of several ranks: packed, added up, and their mean unpacked."""
+
+import ctypes
+import types
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
+from chainer_bspmm.training import flat_gradients
+from chainer_bspmm.training.flat_gradients import FlatGradients
+from tests.emulation.kernel_cases import integers
+from tests.emulation.kernel_cases import Peers
+from tests.support.launches import DeviceArray
+
+SHAPES = (), (0,), (3, 5), (1024,), (1025,), (2, 0), (2, 1025)
+LARGEST = {'d': 200}  # sums over the ranks are exact in float16
+N_MOLECULES = 2, 6, 0  # of the ranks: their sum is a power of two, so means are exact
+RANK = 1
+# They write to memory of the host, which the process of a sanitizer has not.
+pinned = pytest.mark.parametrize('device', ['plain'], indirect=True)
+
+
+def ranks(device, dtypes, shapes=SHAPES, dtype=None):
+    """Return the optimizer of rank 1 of 3, and the gradients of all ranks."""
+    link = chainer.Link()
+    gradients = []
+    for i, shape in enumerate(shapes):
+        kind = dtypes[i % len(dtypes)]
+        gradients.append([integers(shape, 'd', LARGEST, 10 * i + rank) for rank in range(3)])
+        with link.init_scope():
+            param = chainer.Parameter(device.put(numpy.zeros(shape, kind)))
+            setattr(link, 'p%03d' % i, param)
+        param.grad = device.put(gradients[-1][RANK].astype(kind))
+        device.reachable.append(param.grad)
+    comm = types.SimpleNamespace(
+        rank=RANK, size=3, allreduce_grad_dtype=dtype and numpy.dtype(dtype)
+    )
+    return types.SimpleNamespace(target=link, communicator=comm, t=6), gradients
+
+
+def sent_by(rank, gradients, bad=()):
+    """Return what a rank sends."""
+    scaled = [N_MOLECULES[rank] * numpy.ravel(of_ranks[rank]) for of_ranks in gradients]
+    flags = [float(rank == other and rank in bad) for other in range(3)]
+    return numpy.concatenate([*scaled, [N_MOLECULES[rank]], flags])
+
+
+@pytest.fixture
+def made(device, monkeypatch):
+    """Return a function that makes `FlatGradients` whose collective adds what others send."""
+
+    def memory(array):
+        return types.SimpleNamespace(ptr=array.ctypes.data, device_id=0)
+
+    def of(optimizer, others):
+        flat = FlatGradients(optimizer)
+
+        def all_reduce(send, receive, count, kind, operation, stream):
+            assert (send, receive) == (flat.sent.ctypes.data, flat._sum.ctypes.data)
+            assert (kind, operation, stream) == (flat.sent.dtype.char, 'sum', 5)
+            total = sum(others, flat.sent.astype('d')).astype(flat.sent.dtype)
+            ctypes.memmove(receive, total.ctypes.data, count * total.itemsize)
+
+        if others:
+            optimizer.communicator.nccl_comm = types.SimpleNamespace(allReduce=all_reduce)
+        optimizer.communicator._init_comms = lambda: None
+        return flat
+
+    from chainermn import nccl
+
+    for char, name in zip('efd', ('FLOAT16', 'FLOAT32', 'FLOAT64')):
+        monkeypatch.setattr(nccl, 'NCCL_' + name, char, raising=False)
+    monkeypatch.setattr(nccl, 'NCCL_SUM', 'sum', raising=False)
+    monkeypatch.setattr(DeviceArray, 'data', property(memory))
+    monkeypatch.setattr(cuda.cupy.cuda, 'alloc_pinned_memory', bytearray, raising=False)
+    monkeypatch.setattr(
+        cuda.cupy.cuda, 'get_current_stream', lambda: types.SimpleNamespace(ptr=5), raising=False
+    )
+    return of
+
+
+def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f', bad=()):
+    """Pack, add up and unpack; compare what was sent, and the gradients."""
+    optimizer, gradients = ranks(device, dtypes, shapes, dtype)
+    flat = made(optimizer, [sent_by(rank, gradients, bad) for rank in (0, 2)])
+    assert flat.sent.dtype == (dtype or max(dtypes, key='efd'.index))
+    flat.pack(N_MOLECULES[RANK], device.put(numpy.array(loss, loss_dtype)))
+    numpy.testing.assert_array_equal(flat.sent, sent_by(RANK, gradients, bad))
+    flat.add_up()
+    flat.unpack()
+    for i, of_ranks in enumerate(gradients):
+        param = getattr(optimizer.target, 'p%03d' % i)
+        mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
+        assert param.grad.dtype == param.dtype
+        numpy.testing.assert_array_equal(param.grad, 0 * mean if bad else mean)
+    return flat
+
+
+def chunks_of(shapes):
+    return [-(-numpy.prod(shape, dtype=int) // flat_gradients._CHUNK) for shape in shapes]
+
+
+@pinned
+@pytest.mark.parametrize('n_sms', (132, 2))
+@pytest.mark.parametrize('dtypes, bad', [('f', ()), ('fd', ()), ('f', (RANK,)), ('f', (2,))])
+def test_ranks_that_write_to_the_memory_of_each_other(
+    device, made, monkeypatch, dtypes, bad, n_sms
+):
+    monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(n_sms, 60 << 20))
+    optimizer, gradients = ranks(device, dtypes)
+    flat = made(optimizer, [])
+    others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
+    flat._peers = peers = Peers(device, flat, RANK, others)
+    before = [[array.copy() for array in of_rank] for of_rank in peers.arrays]
+    loss = device.put(numpy.array(numpy.nan if RANK in bad else 1, 'f'))
+    flat.pack(N_MOLECULES[RANK], loss, alone=True)
+    sent, half = sent_by(RANK, gradients, bad), Peers.TURN % 2
+    numpy.testing.assert_array_equal(flat.sent, sent)
+    for of_rank, were in zip(peers.arrays, before):
+        for array, was in zip(of_rank, were):
+            numpy.testing.assert_array_equal(array, was)
+    assert set(peers.turn.tolist()) == {6}
+    flat.sent[...] = -5
+    flat.pack(N_MOLECULES[RANK], loss)
+    numpy.testing.assert_array_equal(flat.sent, sent)
+    n_chunks = sum(chunks_of(SHAPES))
+    for rank in (0, 2):
+        data, flags = before[rank]
+        data[half, RANK], flags[half, RANK, :n_chunks] = sent, Peers.TURN
+    for of_rank, expected in zip(peers.arrays, before):
+        for array, right in zip(of_rank, expected):
+            numpy.testing.assert_array_equal(array, right)
+    by_dtype = [sum(chunks_of(SHAPES[i :: len(dtypes)])) for i in range(len(dtypes))]
+    # Each block counts.
+    assert peers.turn.tolist().count(7) == sum(min(n, n_sms) for n in by_dtype)
+    flat.add_up()  # which would raise: there is no NCCL
+    flat.unpack()
+    assert flat._is_bad.tolist() == [int(rank in bad) for rank in range(3)]
+    for i, of_ranks in enumerate(gradients):
+        mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
+        grad = getattr(optimizer.target, 'p%03d' % i).grad
+        numpy.testing.assert_array_equal(grad, 0 * mean if bad else mean)
+
+
+@pytest.mark.parametrize('dtypes', ('f', 'd', 'fd'))
+def test_mean_over_ranks(device, made, dtypes):
+    check(device, made, dtypes).raise_if_not_finite()
+
+
+@pytest.mark.parametrize('dtype', 'efd')
+def test_dtype_of_a_communicator(device, made, dtype):
+    check(device, made, 'fd', dtype=dtype)
+
+
+def test_more_parameters_than_a_table_has_room_for(device, made, monkeypatch):
+    check(device, made, 'f', (3,) * (2 * flat_gradients._N_PARAMETERS + 1))
+    assert [launch['PACK'] for launch in device.launched] == [1, 1, 1, 0, 0, 0]
+
+
+@pinned
+@pytest.mark.parametrize('loss_dtype', 'efd')
+@pytest.mark.parametrize('loss', (numpy.nan, numpy.inf, -numpy.inf))
+def test_own_loss_is_not_finite(device, made, loss, loss_dtype):
+    flat = check(device, made, 'f', loss=loss, loss_dtype=loss_dtype, bad=(RANK,))
+    assert flat._is_bad.tolist() == [0, 1, 0]
+    with pytest.raises(FloatingPointError, match='loss of rank 1 .* noticed in step 7'):
+        flat.raise_if_not_finite()
+
+
+@pinned
+def test_loss_of_another_rank_is_not_finite(device, made, monkeypatch):
+    monkeypatch.setattr(flat_gradients.faults, 'PATIENCE', 0)
+    flat = check(device, made, 'fd', loss=-1, bad=(2,))
+    assert flat._is_bad.tolist() == [0, 0, 1]
+    with pytest.raises(FloatingPointError, match='loss of rank 2'):
+        flat.raise_if_not_finite()
+
+
+def test_gradient_that_is_a_view(device, made):
+    optimizer, gradients = ranks(device, 'f', ((3, 5),))
+    flat = made(optimizer, [])
+    optimizer.target.p000.grad = device.put(gradients[0][RANK].astype('f').T).T
+    device.reachable = []
+    put = device.put
+    device.put = lambda array: device.reachable.append(put(array)) or device.reachable[-1]
+    flat.pack(N_MOLECULES[RANK], put(numpy.array(1, 'f')))
+    numpy.testing.assert_array_equal(flat.sent, sent_by(RANK, gradients))

@@ -1,0 +1,119 @@
+"""The examples under mpirun: training, resuming, screening, options that do not go together."""
+
+import csv
+import json
+import shutil
+
+import numpy
+import pytest
+
+from tests.examples.scripts import arrays
+from tests.examples.scripts import EXAMPLES
+from tests.examples.scripts import imported
+from tests.examples.scripts import rows
+from tests.examples.scripts import run_at_once
+from tests.support.ranks import mpirun
+from tests.support.ranks import needs_mpi
+
+TRAIN = EXAMPLES / 'tox21' / 'train_tox21.py'
+SCREEN = EXAMPLES / 'tox21' / 'screen_tox21.py'
+QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16', '--method', 'nfp']
+TWO = ['--communicator', 'naive']
+
+pytestmark = needs_mpi
+
+
+@pytest.fixture(scope='module')
+def data_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp('data') / 'data.csv'
+    assays = imported(EXAMPLES / 'tox21', 'tox21_data').ASSAYS
+    rng = numpy.random.RandomState(0)
+    with open(path, 'w', newline='') as file:
+        writer = csv.writer(file)
+        writer.writerow(['smiles', *assays])
+        for i in range(101):
+            smiles = 'C' * rng.randint(1, 12) + 'NOF'[i % 3]
+            writer.writerow([smiles, *(int(i % 3 == 0) for _ in assays)])
+    return path
+
+
+@pytest.fixture(scope='module')
+def train(data_file, tmp_path_factory):
+    """Call to train on two ranks; return the folder and what was printed."""
+    folder = tmp_path_factory.mktemp('trained')
+
+    def run(name, *options):
+        out = folder / name
+        done = mpirun(2, TRAIN, '--data', data_file, *QUICK, *TWO, '--out', out, *options)
+        return out, done.stdout
+
+    return run
+
+
+@pytest.fixture(scope='module')
+def trained(train):
+    return train('whole', '--epoch', '2')
+
+
+def test_training(trained):
+    out, text = trained
+    assert text.count('Split: 70 training, 15 validation, 16 test') == 1  # the first rank prints
+    assert text.count('Model: ') == 1
+    assert sorted(path.name for path in out.iterdir()) == [
+        'learning_curve.png',
+        'log',
+        'model.npz',
+        'result.json',
+        'settings.json',
+        'snapshot.npz',
+        'snapshot.npz.3.1',
+        'snapshot.npz.6.1',
+    ]
+    result = json.loads((out / 'result.json').read_text())
+    assert result['settings']['ranks'] == 2
+    assert result['steps'] == 2 * 3  # 35 molecules a rank, at most 16 in a step
+
+
+@pytest.mark.slow
+def test_resuming_ends_with_the_same_model(train, trained):
+    out, _ = train('part', '--epoch', '1')
+    # As if the run had been killed after the second rank wrote, before the first did.
+    shutil.copy(trained[0] / 'snapshot.npz.6.1', out)
+    _, text = train('part', '--epoch', '2', '--resume', out / 'snapshot.npz')
+    assert text.count('Resumed from') == 1
+    whole, part = (arrays(folder / 'model.npz') for folder in (trained[0], out))
+    for name in whole:
+        numpy.testing.assert_array_equal(whole[name], part[name], name)
+
+
+def test_resuming_on_another_number_of_ranks_is_refused(trained, data_file):
+    out = trained[0]
+    arguments = ['--data', data_file, *QUICK, '--out', out, '--resume', out / 'snapshot.npz']
+    error = run_at_once(TRAIN, *arguments, status=1)
+    assert '--resume: ranks was 2 in the run that made' in error
+
+
+def test_screening_is_that_of_one_process(trained, tmp_path):
+    lines = ['C' * (i % 9 + 1) + 'NOF'[i % 3] for i in range(50)]
+    lines[7] = lines[31] = 'C1CC'
+    path = tmp_path / 'molecules.smi'
+    path.write_text('\n'.join(lines) + '\n')
+    options = [path, '--in-dir', trained[0], '--layout', 'packed', '-b', '4']
+    run_at_once(SCREEN, *options, '--out', tmp_path / 'one.csv')
+    done = mpirun(3, SCREEN, *options, *TWO, '--out', tmp_path / 'three.csv')
+    assert done.stderr.count('50 molecules, 2 of them could not be used') == 1
+    one, three = rows(tmp_path / 'one.csv'), rows(tmp_path / 'three.csv')
+    assert [row['line'] for row in three] == [str(i + 1) for i in range(50)]
+    one.sort(key=lambda row: int(row['line']))
+    for a, b in zip(one, three):
+        assert list(a.values())[:3] == list(b.values())[:3]
+        for x, y in zip(list(a.values())[3:], list(b.values())[3:]):
+            assert x == y == '' or abs(float(x) - float(y)) < 1e-5
+
+
+def test_what_is_refused(trained, tmp_path):
+    error = mpirun(2, SCREEN, '--in-dir', trained[0], *TWO, status=None).stderr
+    assert error.count('--communicator: expected a file of SMILES, which every process') == 1
+    done = mpirun(2, TRAIN, *TWO, '--data', 'missing.csv', '--out', tmp_path, status=None)
+    assert done.stderr.count('error: data file not found') == 1
+    assert done.stderr.count('has failed, all ranks end') == 1

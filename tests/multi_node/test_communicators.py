@@ -1,0 +1,133 @@
+"""What `create_communicator` refuses; nothing of MPI is loaded before it is called."""
+
+import os
+import subprocess
+import sys
+import types
+
+import chainer_bspmm  # noqa: F401  first
+import pytest
+from chainer.backends import cuda
+
+from chainer_bspmm.multi_node import communicators
+from chainer_bspmm.multi_node import faults
+from tests.support.processes import environment
+from tests.support.ranks import needs_mpi
+from tests.support.ranks import on_ranks
+
+
+def python(code):
+    done = subprocess.run(
+        [sys.executable, '-c', code], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_of_mpi_is_imported():
+    assert not python(
+        'import sys, chainer_bspmm, chainer_bspmm.training\n'
+        'print(*(name for name in sys.modules if name.startswith(\n'
+        '    ("mpi4py", "chainermn", "chainer_bspmm.multi_node.optimizer"))))\n'
+    ).split()
+
+
+def create(name='naive', **options):
+    return communicators.checked(lambda *args, **kwargs: pytest.fail('was created'))(
+        name, **options
+    )
+
+
+@pytest.fixture
+def mpi(monkeypatch):
+    """An mpi4py with one process, whether there is one or not."""
+    world = types.SimpleNamespace(size=1, rank=0)
+    module = types.SimpleNamespace(
+        COMM_WORLD=world, Get_library_version=lambda: 'Some MPI 1.2, 2020', __file__='/no/library'
+    )
+    monkeypatch.setitem(sys.modules, 'mpi4py', types.SimpleNamespace(MPI=module))
+    monkeypatch.setitem(sys.modules, 'mpi4py.MPI', module)
+    for name in communicators.SIZES:
+        monkeypatch.delenv(name, raising=False)
+    return module
+
+
+def test_without_mpi4py(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mpi4py', None)
+    with pytest.raises(ImportError, match=r"pip install 'chainer_bspmm\[mpi\]'"):
+        create()
+
+
+def test_flat_without_cuda_in_mpi(mpi, monkeypatch):
+    monkeypatch.setattr(communicators, 'knows_gpus', lambda: False)
+    with pytest.raises(RuntimeError, match="'flat' needs an MPI that was built with CUDA.*'naive'"):
+        create('flat')
+
+
+def test_another_mpirun(mpi, monkeypatch):
+    monkeypatch.setenv('PMI_SIZE', '4')
+    with pytest.raises(RuntimeError, match='one of 4 processes.* mpi4py, Some MPI 1.2; both'):
+        create()
+
+
+@pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware'])
+def test_nccl_needs_gpus(mpi, monkeypatch, name):
+    monkeypatch.setattr(cuda, 'available', False)
+    with pytest.raises(RuntimeError, match="'%s' needs GPUs, .*'naive' on CPUs" % name):
+        create(name)
+
+
+class Comm:
+    """Two ranks on one host, seen from the first."""
+
+    rank, size, intra_size = 0, 2, 2
+
+    def __init__(self, change=lambda found: found):
+        self.mpi_comm, self._change = self, change
+
+    def allgather(self, mine):
+        return [mine, self._change(mine)]
+
+
+def test_more_ranks_than_gpus(monkeypatch):
+    runtime = types.SimpleNamespace(getDeviceCount=lambda: 1)
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(cuda, 'cupy', cupy)
+    with pytest.raises(RuntimeError, match='got 2 ranks and 1 GPUs on .* start fewer'):
+        communicators._check_number_of_gpus(Comm())
+    runtime.getDeviceCount = lambda: 2
+    communicators._check_number_of_gpus(Comm())
+
+
+def test_versions_differ():
+    communicators._compare_versions(Comm())
+    comm = Comm(lambda found: ('elsewhere', {**found[1], 'NumPy': '0.9'}))
+    with pytest.raises(RuntimeError, match=r'NumPy on all ranks, got .* and 0.9 on rank 1 \(else'):
+        communicators._compare_versions(comm)
+
+
+def test_other_ranks_wait_for_the_one_that_tells(monkeypatch):
+    waited = []
+    monkeypatch.setattr(faults.time, 'sleep', waited.append)
+    for rank in (0, 1):
+        with pytest.raises(KeyError):
+            faults.raise_on(Comm(), rank, KeyError())
+    assert waited == [faults.PATIENCE]
+
+
+def refuse():
+    import chainermn
+
+    assert os.environ['OMPI_COMM_WORLD_SIZE'] == '2'
+    assert chainermn.create_communicator('naive').size == 2
+    assert not communicators.knows_gpus()
+    for name in ('flat', 'pure_nccl'):
+        with pytest.raises(RuntimeError, match="use 'naive' on CPUs|'naive' on CPUs"):
+            chainermn.create_communicator(name)
+
+
+@needs_mpi
+def test_refused_by_all():
+    if cuda.available:
+        pytest.skip('there is a GPU')
+    on_ranks(2, refuse)

@@ -1,0 +1,279 @@
+"""Scattered sparse data sets, epochs that end together, evaluations of all molecules."""
+
+import chainer_bspmm  # noqa: F401  first
+import chainer
+import numpy
+import pytest
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+from chainer.training import StandardUpdater
+from chainer_chemistry.models.prediction import Regressor
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import SparseDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.multi_node import PartIterator
+from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
+from chainer_bspmm.multi_node.scatter import selection
+from chainer_bspmm.training.examples import next_examples
+from tests.support.ranks import needs_mpi
+from tests.support.ranks import on_ranks
+from tests.support.training import MODELS
+from tests.support.training import molecules
+
+PACKED = CSRConverter('packed')
+
+
+def data_set(n, **options):
+    return to_sparse(molecules(n, **options))
+
+
+def labels_of(dataset):
+    return dataset.features[:, -1]
+
+
+def communicator():
+    import chainermn
+
+    return chainermn.create_communicator('naive')
+
+
+def squared_error(y, t):
+    return chainer.functions.mean_squared_error(y[:, :3], t)
+
+
+# --- scattering ---
+
+
+def scatter():
+    import chainermn
+
+    comm = communicator()
+    whole = data_set(11)
+    for root in (0, 1):
+        mine = whole if comm.rank == root else None
+        for options in ({}, {'shuffle': True, 'seed': 3}, {'shuffle': True}):
+            for equal in (True, False):
+                part = chainermn.scatter_dataset(
+                    mine, comm, root, force_equal_length=equal, **options
+                )
+                assert type(part) is SparseDataset
+                assert len(part.molecules) == len(part)  # the other molecules are not here
+                parts = comm.mpi_comm.allgather(part)
+                assert [len(p) for p in parts] == ([4, 4, 4] if equal else [4, 4, 3])
+                labels = numpy.concatenate([labels_of(p) for p in parts])
+                found = {tuple(row) for row in labels.tolist()}
+                assert found == {tuple(row) for row in labels_of(whole).tolist()}
+                if options.get('seed') is not None and not equal:
+                    order = numpy.random.RandomState(3).permutation(11)
+                    numpy.testing.assert_array_equal(labels, labels_of(whole)[order])
+                if not options and not equal:
+                    numpy.testing.assert_array_equal(labels, labels_of(whole))
+    # All ranks may have the same one; a part of one is sparse, too.
+    assert len(chainermn.scatter_dataset(whole, comm)) == 4
+    half, _ = chainer.datasets.split_dataset_random(whole, 6, seed=0)
+    part = chainermn.scatter_dataset(half, comm)
+    assert type(part) is SparseDataset
+    numpy.testing.assert_array_equal(
+        numpy.concatenate(comm.mpi_comm.allgather(labels_of(part))), [half[i][2] for i in range(6)]
+    )
+    # Others are ChainerMN's.
+    dense = chainermn.scatter_dataset(molecules(6) if comm.rank == 0 else None, comm)
+    assert type(dense) is chainer.datasets.SubDataset and len(dense) == 2
+
+
+@needs_mpi
+def test_scattered_parts_are_sparse():
+    on_ranks(3, scatter)
+
+
+def scatter_two():
+    import chainermn
+
+    comm = communicator()
+    chainermn.scatter_dataset(data_set(8 + comm.rank), comm)
+
+
+@needs_mpi
+def test_another_data_set_on_another_rank():
+    error = on_ranks(2, scatter_two, status=None).stderr
+    assert error.count('has failed, all ranks end') == 1
+    assert 'dataset: expected that of rank 0, or None, got another one on rank 1 (8 mol' in error
+
+
+def test_selection_follows_sub_data_sets():
+    whole = data_set(9)
+    first, _ = chainer.datasets.split_dataset(whole, 6)
+    odd = chainer.datasets.SubDataset(first, 0, 3, [5, 3, 1, 0, 2, 4])
+    numpy.testing.assert_array_equal(labels_of(selection(odd)), labels_of(whole)[[5, 3, 1]])
+    assert selection(whole) is whole
+    assert selection([1, 2]) is None
+    assert selection(chainer.datasets.SubDataset([1, 2], 0, 1)) is None
+
+
+# --- epochs ---
+
+
+class Comm:
+    """A communicator of ranks with parts of these sizes, seen from one of them."""
+
+    def __init__(self, sizes, rank, batch_size):
+        self.rank, self.size, self.mpi_comm = rank, len(sizes), self
+        self.sizes = [(n, batch_size) for n in sizes]
+
+    def allgather(self, mine):
+        assert mine == self.sizes[self.rank]
+        return self.sizes
+
+
+@pytest.mark.parametrize(
+    'sizes, batch_size', [([10, 7], 4), ([5, 5], 5), ([3, 4, 3], 1), ([7, 9, 8], 100)]
+)
+@pytest.mark.parametrize('repeat', [True, False])
+def test_epochs_end_together(sizes, batch_size, repeat):
+    if batch_size == 1:
+        sizes = [4, 4, 4]
+    counts = []
+    for rank, n in enumerate(sizes):
+        iterator = PartIterator(range(n), batch_size, Comm(sizes, rank, batch_size), repeat)
+        for epoch in range(2):
+            batches = [iterator.next()]
+            while not iterator.is_new_epoch:
+                batches.append(iterator.next())
+            assert sorted(sum(batches, [])) == list(range(n))
+            assert all(0 < len(batch) <= batch_size for batch in batches)
+            lengths = [len(batch) for batch in batches]
+            assert max(lengths) - min(lengths) <= 1
+            counts.append(len(batches))
+            assert iterator.epoch == epoch + 1
+            if not repeat:
+                pytest.raises(StopIteration, iterator.next)
+                break
+    assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize('shuffle', [True, False])
+def test_numbers_instead_of_examples(shuffle):
+    """`GraphUpdater` takes the molecules of a `PartIterator` by their numbers."""
+    dataset = data_set(11)
+    found = []
+    for of in (next_examples, lambda iterator, converter: iterator.next()):
+        numpy.random.seed(0)
+        iterator = PartIterator(dataset, 4, Comm([11], 0, 4), shuffle=shuffle)
+        batches = [of(iterator, PACKED) for _ in range(7)]
+        assert (type(batches[0]) is Selection) == (of is next_examples)
+        assert (iterator.epoch, iterator.is_new_epoch) == (2, False)
+        found.append([PACKED(batch)[2].tolist() for batch in batches])
+    assert found[0] == found[1]
+    assert [len(labels) for labels in found[0]] == [3, 4, 4, 3, 4, 4, 3]
+
+
+def test_a_part_with_fewer_molecules_than_batches():
+    with pytest.raises(ValueError, match='at least 3 molecules.*, got 2 on rank 1'):
+        PartIterator(range(3), 1, Comm([3, 2], 0, 1))
+
+
+def epochs(unequal):
+    import chainermn
+
+    comm = communicator()
+    part = chainermn.scatter_dataset(
+        data_set(7) if comm.rank == 0 else None, comm, force_equal_length=False
+    )
+    model = Regressor(MODELS['RSGCN'](), lossfun=lambda y, t: chainer.functions.mean(y))
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    optimizer.setup(model)
+    iterator = SerialIterator(part, 2) if unequal else PartIterator(part, 2, comm)
+    updater = StandardUpdater(iterator, optimizer, converter=PACKED)
+    trainer = chainer.training.Trainer(updater, (3, 'epoch'))
+    trainer.run()
+    assert comm.mpi_comm.allgather(updater.iteration) == [6, 6]
+    assert updater.epoch_detail == 3
+
+
+@needs_mpi
+def test_unequal_parts():
+    on_ranks(2, epochs, False)
+    error = on_ranks(2, epochs, True, status=None).stderr
+    assert error.count('has failed, all ranks end') == 1
+    assert 'got 4 examples in batches of 2 on rank 0 and 3 examples in batches of 2 on' in error
+    assert 'PartIterator' in error
+
+
+# --- evaluation ---
+
+
+def evaluate(path):
+    comm = communicator()
+    found = results(comm)
+    if comm.rank == 0:
+        numpy.savez(path, **found)
+
+
+def results(comm):
+    """Return what evaluators report on all ranks, or in this process alone."""
+    from chainer_chemistry.training.extensions import BatchEvaluator
+    from chainer_chemistry.training.extensions import R2ScoreEvaluator
+
+    if comm:
+        import chainermn
+    numpy.random.seed(0)
+    model = Regressor(MODELS['NFP'](), lossfun=squared_error, metrics_fun={'mse': squared_error})
+    found = {}
+    for n in (13, 2):  # one rank of three has none of two
+        part = data_set(n)
+        if comm:
+            part = chainermn.scatter_dataset(
+                part if comm.rank == 0 else None, comm, force_equal_length=False
+            )
+        common = {'converter': PACKED, 'device': '@numpy'}
+
+        def three_columns(*batch):
+            return model.predictor(*batch)[:, :3]
+
+        def iterate(dataset):
+            return SerialIterator(dataset, 13, repeat=False, shuffle=False)
+
+        evaluators = [
+            extensions.Evaluator(iterate(part), model, **common),
+            BatchEvaluator(
+                iterate(part),
+                model,
+                eval_func=three_columns,
+                metrics_fun={'median': lambda y, t: numpy.median(y - t), 'n': lambda y, t: y.size},
+                **common,
+            ),
+            R2ScoreEvaluator(iterate(part), model, eval_func=three_columns, **common),
+        ]
+        for i, evaluator in enumerate(evaluators):
+            if comm:
+                evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
+            for _ in range(2):
+                result = evaluator()
+                assert not comm or len({str(r) for r in comm.mpi_comm.allgather(result)}) == 1
+            found.update(('%d %d %s' % (n, i, key), value) for key, value in result.items())
+    return found
+
+
+def test_an_evaluator_may_change_its_class():
+    """As when `GraphUpdater` captures it."""
+
+    class Captured(extensions.Evaluator):
+        def evaluate(self):
+            return {'loss': numpy.float32(2)}
+
+    evaluator = extensions.Evaluator(SerialIterator([1, 2, 3], 2, repeat=False), None)
+    evaluator = create_multi_node_evaluator(evaluator, Comm([3], 0, {'loss': 2.0}))
+    evaluator.__class__ = Captured
+    assert evaluator.evaluate() == {'loss': 2}
+
+
+@needs_mpi
+def test_evaluations_are_of_all_molecules(tmp_path):
+    on_ranks(3, evaluate, tmp_path / 'of ranks.npz')
+    alone = results(None)
+    assert len(alone) == 10
+    with numpy.load(tmp_path / 'of ranks.npz') as file:
+        for key in alone:
+            numpy.testing.assert_allclose(file[key], alone[key], 1e-5, err_msg=key)

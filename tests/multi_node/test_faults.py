@@ -1,0 +1,174 @@
+"""A rank that fails in any way ends all within seconds, with one message; snapshots stay."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import chainer_bspmm  # noqa: F401  first
+import chainer
+import numpy
+import pytest
+from chainer.iterators import SerialIterator
+from chainer.training import extension
+from chainer.training import extensions
+from chainer.training import StandardUpdater
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
+from tests.support.ranks import needs_mpi
+from tests.support.ranks import on_ranks
+from tests.support.training import MODELS
+from tests.support.training import molecules
+
+SECONDS = 20  # with the start of the processes; a hang lasts forever
+N_STEPS = 8
+CHECKPOINTS, SNAPSHOTS = 'checkpointer', 'snapshots'
+
+
+class At(extension.Extension):
+    """Call something after a step."""
+
+    trigger = (1, 'iteration')
+
+    def __init__(self, step, function):
+        self.step, self.function = step, function
+
+    def __call__(self, trainer):
+        if trainer.updater.iteration == self.step:
+            self.function()
+
+
+def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):
+    import chainermn
+    from chainer_chemistry.models.prediction import Regressor
+
+    numpy.random.seed(comm.rank)
+    model = Regressor(
+        MODELS['NFP'](), lossfun=lambda y, t: chainer.functions.mean_squared_error(y[:, :3], t)
+    )
+    part = chainermn.scatter_dataset(
+        to_sparse(molecules(22)) if comm.rank == 0 else None, comm, shuffle=True, seed=0
+    )
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    optimizer.setup(model)
+    updater = StandardUpdater(
+        # Random numbers are not in a snapshot by themselves.
+        SerialIterator(part, 4, shuffle=False),
+        optimizer,
+        converter=CSRConverter('packed'),
+    )
+    trainer = chainer.training.Trainer(updater, (n_steps, 'iteration'), out=folder)
+    if kind == CHECKPOINTS:
+        saved = chainermn.create_multi_node_checkpointer('run', comm)
+        trainer.extend(saved, trigger=(2, 'iteration'))
+    else:
+        saved = extensions.snapshot(filename='snapshot_{.updater.iteration}')
+        trainer.extend(
+            chainermn.extensions.multi_node_snapshot(comm, saved, list(range(comm.size))),
+            trigger=(2, 'iteration'),
+        )
+    return trainer, model, saved
+
+
+def fail(how, folder):
+    import chainermn
+
+    comm = chainermn.create_communicator('naive')
+    trainer, model, _ = make_trainer(comm, folder, kind=CHECKPOINTS if how == 'raise' else '')
+    parts = {
+        'raise': lambda: 1 // 0,
+        'exit': lambda: sys.exit('no more disk'),
+        'killed': lambda: os.kill(os.getpid(), signal.SIGKILL),
+        'nan': lambda: model.predictor.embed.W.array.fill(numpy.nan),
+        'all raise': lambda: 1 // 0,
+    }
+    if comm.rank == 1 or how == 'all raise':
+        trainer.extend(At(5, parts[how]), priority=-1)  # after the snapshot
+    trainer.run()
+    sys.exit('was not ended')
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    'how, message',
+    [
+        ('raise', 'rank 1 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
+        ('exit', 'rank 1 of 2 on .* has failed, all ranks end: exit status 1'),
+        ('nan', 'has failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st'),
+        ('killed', 'rank 1 .*[Kk]illed'),
+        ('all raise', 'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
+    ],
+)
+def test_a_rank_that_fails_ends_all(tmp_path, how, message):
+    start = time.monotonic()
+    done = on_ranks(2, fail, how, tmp_path / 'out', status=None)
+    assert time.monotonic() - start < SECONDS
+    assert re.search(message, ' '.join(done.stderr.split()))
+    assert done.stderr.count('all ranks end') == (how != 'killed')
+    assert 'was not ended' not in done.stderr
+    if how == 'exit':
+        assert 'no more disk' in done.stderr
+    # Snapshots of two ranks after two steps and four.
+    saved = sorted(os.listdir(tmp_path / 'out'))
+    assert len(saved) == 4
+    for name in saved:
+        with numpy.load(tmp_path / 'out' / name) as file:
+            assert len([file[key] for key in file]) > 20
+
+
+# --- resuming ---
+
+
+def train(folder, *runs):
+    import chainermn
+
+    comm = chainermn.create_communicator('naive')
+    for kind in (SNAPSHOTS, CHECKPOINTS):
+        for name, n_steps, resume in runs:
+            path = os.path.join(folder, kind, name)
+            trainer, model, saved = make_trainer(comm, path, n_steps, kind)
+            if resume and kind == CHECKPOINTS:
+                saved.maybe_load(trainer)
+            elif resume:
+                snapshot = os.path.join(path, 'snapshot_%d.%d' % (resume, comm.rank))
+                chainer.serializers.load_npz(snapshot, trainer)
+            assert trainer.updater.iteration == resume
+            saved.finalize = lambda: None  # removes the checkpoints of a run that was complete
+            trainer.run()
+            chainer.serializers.save_npz(os.path.join(path, 'model.%d' % comm.rank), model)
+
+
+def continue_with_more(path):
+    import chainermn
+
+    comm = chainermn.create_communicator('naive')
+    trainer, model, _ = make_trainer(comm, os.path.dirname(path))
+    optimizer = trainer.updater.get_optimizer('main')
+    for target, name in ((model, 'model'), (optimizer, 'optimizer')):
+        chainer.serializers.load_npz(path, target, 'updater/%s:main/' % name)
+    assert optimizer.t == 4
+    trainer.run()
+    assert optimizer.t == 4 + N_STEPS
+    assert len(set(comm.mpi_comm.allgather(model.predictor.embed.W.array.tobytes()))) == 1
+
+
+def assert_same(one, two):
+    with numpy.load(one) as one, numpy.load(two) as two:
+        assert len(one.files) > 5
+        for key in one.files:
+            numpy.testing.assert_array_equal(one[key], two[key], key)
+
+
+@needs_mpi
+def test_resuming(tmp_path):
+    on_ranks(2, train, tmp_path, ('whole', N_STEPS, 0), ('part', 4, 0))
+    on_ranks(2, train, tmp_path, ('part', N_STEPS, 4))
+    for kind in (SNAPSHOTS, CHECKPOINTS):  # to the bit
+        for rank in range(2):
+            name = 'model.%d' % rank
+            assert_same(tmp_path / kind / 'whole' / name, tmp_path / kind / 'part' / name)
+        assert_same(tmp_path / kind / 'part' / 'model.0', tmp_path / kind / 'part' / 'model.1')
+    # Parameters and optimizer, on another number of ranks.
+    on_ranks(3, continue_with_more, tmp_path / SNAPSHOTS / 'part' / 'snapshot_4.0')

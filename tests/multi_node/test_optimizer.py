@@ -1,0 +1,356 @@
+"""Ranks train as one process of Chainer does with batches of all their molecules."""
+
+import types
+
+import chainer_bspmm  # noqa: F401  first
+import chainer
+import numpy
+import pytest
+from chainer import functions
+from chainer.backends import cuda
+from chainer.training import StandardUpdater
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.multi_node import optimizer
+from chainer_bspmm.multi_node.optimizer import n_molecules
+from chainer_bspmm.training import GraphUpdater
+from tests.support import relative_error
+from tests.support.ranks import needs_mpi
+from tests.support.ranks import on_ranks
+from tests.support.training import MODELS
+from tests.support.training import molecules
+from tests.support.training import RELATIONS
+from tests.training import host_graphs
+
+N_RANKS = (1, 2, 3)
+N_STEPS = 50
+N_CAPTURED, CAPTURED_SIZES = 30, (7, 5)  # steps, and molecules of the ranks in each
+N_ALL = 12  # molecules of a step, on all ranks
+CONVERTERS = {
+    'packed': CSRConverter('packed'),
+    # To the largest molecule of a batch would make results depend on the ranks.
+    'folded': CSRConverter('folded', padded_to=12),
+}
+CASES = [(name, 'packed') for name in MODELS] + [
+    (name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')
+]
+
+
+def regressor(name, seed=0, batch_norm_over=None):
+    from chainer_chemistry.models.prediction import Regressor
+
+    numpy.random.seed(seed)
+    model = MODELS[name]()
+    for link in model.links():
+        if hasattr(link, 'dropout_ratio'):
+            link.dropout_ratio = 0.0  # each rank would draw other numbers
+    if batch_norm_over:
+        from chainermn.links import create_mnbn_model
+
+        model = create_mnbn_model(model, batch_norm_over)
+    return Regressor(model, lossfun=squared_error)
+
+
+def squared_error(y, t):
+    return functions.mean_squared_error(y[:, :3], t)
+
+
+def communicator(name='naive'):
+    import chainermn
+
+    return chainermn.create_communicator(name)
+
+
+def optimizer_of(model, comm, of=None):
+    """Return an optimizer of all ranks, or Chainer's own."""
+    # By default Adam would make a whole step of a gradient that is nothing but rounding.
+    of = of or chainer.optimizers.Adam(eps=1e-3)
+    if comm:
+        import chainermn
+
+        of = chainermn.create_multi_node_optimizer(of, comm)
+    of.setup(model)
+    of.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
+    return of
+
+
+def arrays_of(model):
+    """Return parameters and persistent values."""
+    serializer = chainer.serializers.DictionarySerializer()
+    model.serialize(serializer)
+    return dict(serializer.target)
+
+
+def my_share(examples, comm, sizes=None):
+    """Return this rank's examples of each step, one step after the other."""
+    if comm is None:
+        return examples
+    sizes = sizes or [N_ALL // comm.size] * comm.size
+    first = sum(sizes[: comm.rank])
+    return [
+        example
+        for start in range(0, len(examples), N_ALL)
+        for example in examples[start + first : start + first + sizes[comm.rank]]
+    ]
+
+
+# --- equality ---
+
+
+def train_every_model(path, communicator_name='naive'):
+    comm = communicator(communicator_name)
+    device = '@numpy' if communicator_name == 'naive' else comm.intra_rank
+    found = parameters_of_every_model(comm, device)
+    if comm.rank == 0:
+        numpy.savez(path, **found)
+
+
+def parameters_of_every_model(comm, device='@numpy'):
+    """Return parameters after one step and after many."""
+    found = {}
+    chainer.get_device(device).use()
+    for name, layout in CASES:
+        examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
+        model = regressor(name, 0, comm if 'norm' in name else None)
+        if device != '@numpy':  # CuPy would draw lazy parameters by a seed of each process
+            with chainer.using_config('train', False), chainer.using_device('@numpy'):
+                model(*CONVERTERS[layout](examples[:2]))
+        model.to_device(device)
+        part = to_sparse(my_share(examples, comm))
+        is_eager = layout == 'packed' and device == '@numpy'
+        updater = (StandardUpdater if is_eager else GraphUpdater)(
+            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
+            optimizer_of(model, comm),
+            converter=CONVERTERS[layout],
+            device=device,
+        )
+        for step in range(N_STEPS):
+            updater.update()
+            if step in (0, N_STEPS - 1):
+                for key, value in arrays_of(model).items():
+                    found['%s, %s, %d %s' % (name, layout, step, key)] = value
+    return found
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """Number of ranks -> parameters; None: of Chainer alone."""
+    folder, found = tmp_path_factory.mktemp('trained'), {None: parameters_of_every_model(None)}
+    for n in N_RANKS:
+        on_ranks(n, train_every_model, folder / ('%d.npz' % n))
+        with numpy.load(folder / ('%d.npz' % n)) as file:
+            found[n] = dict(file)
+    return found
+
+
+@needs_mpi
+@pytest.mark.parametrize('n_ranks', N_RANKS)
+@pytest.mark.parametrize('name, layout', CASES)
+@pytest.mark.parametrize('step', (0, N_STEPS - 1))
+def test_ranks_are_one_large_batch(trained, n_ranks, name, layout, step):
+    prefix = '%s, %s, %d ' % (name, layout, step)
+    alone = {key: value for key, value in trained[None].items() if key.startswith(prefix)}
+    assert len(alone) > 3
+    for key, value in alone.items():
+        assert relative_error(trained[n_ranks][key], value) < 1e-5, key
+
+
+@needs_mpi
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+def test_two_gpus_are_one_large_batch(tmp_path):
+    on_ranks(2, train_every_model, tmp_path / '2.npz', 'pure_nccl')
+    alone = parameters_of_every_model(None, '@cupy:0')
+    with numpy.load(tmp_path / '2.npz') as file:
+        for key, value in alone.items():
+            assert relative_error(file[key], value) < 1e-5, key
+
+
+# --- captured steps, with stand-ins for the GPU and for NCCL ---
+
+
+def trained_with(kind, name, comm=None, sizes=None):
+    """Return the updater after training."""
+    examples = my_share(molecules(4 * N_ALL), comm, sizes)
+    # Ranks start from one state, which is not that of rank 1.
+    model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
+    optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-4))
+    chainer.global_config.tested_optimizer = getattr(optimizer, 'actual_optimizer', optimizer)
+    iterator = chainer.iterators.SerialIterator(examples, len(examples) // 4, shuffle=False)
+    updater = kind(iterator, optimizer, converter=CONVERTERS['packed'], device='@numpy')
+    for _ in range(N_CAPTURED):
+        updater.update()
+    return updater
+
+
+def train_captured(name, are_of_one_host, path):
+    comm, sent = communicator(), []
+
+    def all_reduce(mine, received):
+        sent.append(len(mine))
+        comm.mpi_comm.Allreduce(mine, received)
+
+    comm.nccl_comm = types.SimpleNamespace(allReduce=all_reduce)
+    comm.allreduce_grad_dtype, comm.is_one_host = None, are_of_one_host
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        graphs = host_graphs.stand_in(monkeypatch)
+        host_graphs.with_ranks(monkeypatch, comm)
+        updater = trained_with(GraphUpdater, name, comm, CAPTURED_SIZES)
+    assert len(graphs) == 1
+    if 'norm' in name and not are_of_one_host:  # its statistics are those of all ranks: eagerly
+        assert not sent and not graphs[0].n_launches
+    else:
+        assert len(sent) == N_CAPTURED and graphs[0].n_launches > N_CAPTURED / 2
+    numpy.savez(path % comm.rank, **arrays_of(updater.get_optimizer('main').target))
+
+
+@needs_mpi
+@pytest.mark.parametrize('are_of_one_host', (False, True))
+@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm'))
+def test_captured_ranks_are_one_large_batch(tmp_path, name, are_of_one_host):
+    on_ranks(2, train_captured, name, are_of_one_host, str(tmp_path / '%d.npz'))
+    expected = arrays_of(trained_with(StandardUpdater, name).get_optimizer('main').target)
+    for rank in range(2):
+        with numpy.load(tmp_path / ('%d.npz' % rank)) as found:
+            for name, array in expected.items():
+                assert relative_error(found[name], array) < 1e-5, name
+
+
+# --- batches of different sizes, ranks without a batch ---
+
+
+def unequal_batches(path):
+    comm = communicator()
+    found = parameters_of_unequal_batches(comm)
+    # The same everywhere, though the ranks began with other parameters.
+    bits = b''.join(numpy.asarray(found[key]).tobytes() for key in sorted(found))
+    assert len(set(comm.mpi_comm.allgather(bits))) == 1
+    if comm.rank == 0:
+        numpy.savez(path, **found)
+
+
+def parameters_of_unequal_batches(comm):
+    found, examples = {}, molecules(N_ALL)
+    for name, sizes in (
+        ('RSGCN', [1, 9, 2]),
+        ('RSGCN', [8, 0, 4]),
+        ('RSGCN, batch norm', [1, 9, 2]),
+    ):
+        model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
+        optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
+        mine = my_share(examples, comm, sizes)
+        for _ in range(2):
+            if mine:
+                optimizer.update(model, *CONVERTERS['packed'](mine))
+            else:
+                optimizer.join()
+        for key, value in arrays_of(model).items():
+            found['%s, %s %s' % (name, sizes, key)] = value
+    return found
+
+
+@needs_mpi
+def test_every_molecule_counts_alike(tmp_path):
+    on_ranks(3, unequal_batches, tmp_path / 'of ranks.npz')
+    alone = parameters_of_unequal_batches(None)
+    assert len(alone) > 20
+    with numpy.load(tmp_path / 'of ranks.npz') as file:
+        for key in alone:
+            assert relative_error(file[key], alone[key]) < 1e-5, key
+
+
+def test_naive_with_a_model_on_a_gpu(monkeypatch):
+    device = types.SimpleNamespace(xp=cuda.cupy, name='@cupy:0')
+    target = types.SimpleNamespace(params=lambda: [types.SimpleNamespace(device=device)])
+    monkeypatch.setattr(optimizer, '_is_naive', lambda comm: comm == 'naive')
+    monkeypatch.setattr(optimizer.communicators, 'knows_gpus', lambda: False)
+    with pytest.raises(RuntimeError, match="the model is on @cupy:0; use .*'pure_nccl'"):
+        optimizer._check_device('naive', target)
+    optimizer._check_device('pure_nccl', target)
+
+
+def test_number_of_molecules():
+    atoms, adj, labels = CONVERTERS['folded'](molecules(5))
+    assert n_molecules([atoms, adj, labels]) == n_molecules([adj]) == 5
+    assert n_molecules([numpy.zeros((4, 9)), numpy.zeros((4, 9, 9))]) == 4  # a dense batch
+    assert n_molecules([]) == n_molecules(['no array']) == 1
+    assert n_molecules([numpy.zeros((7, 4)), numpy.zeros(4)]) == 1  # batches along another axis
+
+
+# --- the state that ranks begin with ---
+
+
+def begin(*cases):
+    comm = communicator()
+    for case in cases:
+        begin_with(comm, case)
+
+
+def begin_with(comm, case):
+    examples = molecules(4)
+    name = 'RSGCN'
+    if case == 'models':
+        name = ('RSGCN', 'NFP')[comm.rank]
+    model = regressor(name, comm.rank)
+    kind = chainer.optimizers.Adam
+    if case == 'optimizers' and comm.rank:
+        kind = chainer.optimizers.SGD
+    optimizer = optimizer_of(model, comm, kind())
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    if case == 'updates' and comm.rank:
+        optimizer.actual_optimizer.t = 3
+    batch = CONVERTERS['packed'](examples)
+    if case == 'made on one':
+        if comm.rank:
+            with chainer.using_config('train', False):
+                model(*batch)
+    if case == 'nan' and comm.rank:
+        optimizer.update(model, *batch[:2], batch[2] * numpy.nan)
+    optimizer.update(model, *batch)
+    if case == 'no zeros':
+        object.__setattr__(optimizer, 'zero_fill', False)
+        loss = model if comm.rank else lambda atoms, adj, t: functions.sum(model.predictor.embed.W)
+        optimizer.update(loss, *batch)
+    if case == 'grown':
+        with model.init_scope():
+            model.more = chainer.links.Linear(3, 2)
+        optimizer.setup(model)
+        optimizer.update(model, *batch)
+        optimizer.update(model, *batch)
+    found = comm.mpi_comm.allgather(arrays_of(model))
+    for key, value in found[0].items():
+        numpy.testing.assert_array_equal(found[1][key], value, key)
+    assert optimizer.t > 0
+
+
+@needs_mpi
+def test_ranks_begin_alike():
+    on_ranks(2, begin, 'lazy', 'made on one', 'grown')
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    'case, message',
+    [
+        ('models', "model: expected the same on all ranks, parameter '/predictor/gconvs/0/"),
+        (
+            'optimizers',
+            'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
+            'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
+        ),
+        (
+            'updates',
+            'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
+            'load a snapshot on every rank',
+        ),
+        ('nan', 'the loss of rank 1 is nan in step 1'),
+        ('no zeros', 'zero_fill: expected True where ranks have gradients of different par'),
+    ],
+)
+def test_what_ranks_disagree_about(case, message):
+    error = on_ranks(2, begin, case, status=None).stderr
+    assert error.count('has failed, all ranks end') == 1
+    line = next(line for line in error.splitlines() if 'has failed, all ranks end' in line)
+    assert message in line
+    assert 'rank %d of 2' % (case == 'nan') in line

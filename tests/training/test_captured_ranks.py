@@ -1,0 +1,280 @@
+"""Captured steps of several ranks: one collective each, and what one batch of all would give."""
+
+import copy
+import warnings
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import optimizer_hooks
+from chainer import optimizers
+from chainer.backend import CpuDevice
+
+from chainer_bspmm.multi_node import faults
+from chainer_bspmm.multi_node import optimizer as multi_node
+from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.step_program import StepProgram
+from tests.support import relative_error
+from tests.support.training import molecules
+from tests.support.training import make_model
+from tests.support.training import without_dropout
+from tests.training import host_graphs
+from tests.training.host_graphs import causes
+from tests.training.host_graphs import read_at_capture
+
+RATE = 1e-5
+LARGEST_NORM = 1.0
+# Of this rank's batches: layouts come again, are captured, replayed, and checked.
+SIZES = [4, 4, 4, 7, 4, 7, 7, 2, 4, 2, 2, 4, 7] * 2
+
+
+class Others:
+    """A communicator of rank 0 of 2; the other one has two molecules in every step.
+
+    Attributes:
+        sums (list of int): the number of elements in every collective.
+        reason (str or None): why the other cannot capture.
+        is_bad (bool): whether the loss of the other is not finite.
+    """
+
+    rank, size, allreduce_grad_dtype = 0, 2, None
+
+    def __init__(self, model):
+        self.mpi_comm = self.nccl_comm = self
+        self._model = model
+        self.sums, self.told, self.reason, self.is_bad = [], [], None, False
+        self.is_one_host = False
+
+    def allgather(self, mine):
+        self.told.append(mine)
+        # All start alike: state, checksum. Then they tell why they cannot capture, and whether
+        # they have statistics of all ranks.
+        return [mine, self.reason if len(self.told) == 3 else mine]
+
+    def batch(self):
+        """Return the molecules of the next step."""
+        return molecules(2, seed=100 + len(self.sums))
+
+    def allReduce(self, sent, received):
+        assert len(self.told) == 4  # before, this rank might wait for ever
+        copied = copy.deepcopy(self._model)
+        copied.cleargrads()
+        reporter = chainer.Reporter()  # its own
+        reporter.add_observer('main', copied)
+        with reporter:
+            loss_of(copied, self.batch()).backward()
+        received[...] = sent
+        start = 0
+        for _, param in sorted(copied.namedparams()):
+            received[start : start + param.size] += 2 * param.grad.ravel()
+            start += param.size
+        received[start:] += 2, 0, self.is_bad
+        self.sums.append(len(sent))
+
+
+def loss_of(model, examples):
+    return model(*chainer_bspmm.concat_mols(examples))
+
+
+class Batches(chainer.dataset.Iterator):
+    """Batches of this rank, of the sizes that are to come."""
+
+    dataset = ()
+    is_new_epoch, epoch, epoch_detail = False, 0, 0.0
+
+    def __init__(self):
+        self.sizes, self.given = [], []
+
+    def __next__(self):
+        self.given.append(molecules(self.sizes.pop(0), seed=len(self.given)))
+        return self.given[-1]
+
+    next = __next__
+
+
+@pytest.fixture
+def device():
+    return CpuDevice()
+
+
+@pytest.fixture
+def made(monkeypatch, device, graphs):
+    """Return a function that makes an updater of rank 0, and the other rank."""
+    from chainermn.optimizers import _MultiNodeOptimizer
+
+    kind = type('MultiNodeOptimizer', (multi_node.Weighted, _MultiNodeOptimizer), {})
+    monkeypatch.setattr(faults, 'PATIENCE', 0)
+
+    def of(loss_func=None, hooks=(), **kwargs):
+        model = without_dropout(make_model())
+        loss_of(model, molecules(3))  # makes its parameters
+        comm = Others(model)
+        host_graphs.with_ranks(monkeypatch, comm)
+        optimizer = kind(optimizers.SGD(RATE).setup(model), comm, True)
+        for hook in hooks:
+            optimizer.add_hook(hook)
+        chainer.global_config.tested_optimizer = optimizer.actual_optimizer
+        updater = GraphUpdater(
+            Batches(),
+            optimizer,
+            device=device,
+            loss_func=loss_func and (lambda *args: loss_func(model, *args)),
+            seed=7,
+            on_difference='raise',
+            **kwargs,
+        )
+        return updater, comm
+
+    return of
+
+
+def train(updater, sizes):
+    """Update with batches of these sizes; return the causes for which steps are not captured."""
+    updater.get_iterator('main').sizes = list(sizes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in sizes:
+            updater.update()
+    return causes(caught)
+
+
+@pytest.mark.parametrize('is_one_host', (False, True))
+@pytest.mark.parametrize('is_clipped', (False, True))
+def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped, is_one_host):
+    """And every step, run, captured, replayed or checked, is one collective of one size."""
+    hooks = [optimizer_hooks.GradientClipping(LARGEST_NORM)] * is_clipped
+    updater, comm = made(hooks=hooks)
+    comm.is_one_host = is_one_host
+    tried = []
+    check = StepProgram.check_alone
+    monkeypatch.setattr(StepProgram, 'check_alone', lambda self: tried.append(check(self)))
+    alone = chainer.optimizers.SGD(RATE).setup(copy.deepcopy(updater._optimizer.target))
+    for hook in hooks:
+        alone.add_hook(hook)
+    assert train(updater, SIZES) == []
+    assert comm.told[2:] == [None, False] and len(tried) == 1
+    assert len(comm.sums) == len(SIZES) and len(set(comm.sums)) == 1
+    assert graphs[0].n_compiled == 2
+    n_replays = [program._n_replays for program in updater._programs.values()]
+    assert max(n_replays) > 3 and sum(map(bool, n_replays)) > 2 and 0 in n_replays, n_replays
+    assert graphs[0].n_launches == sum(n_replays) * (1 if is_one_host else 2)
+    comm.sums.clear()
+    norms = []
+    for batch in updater.get_iterator('main').given:
+        alone.update(loss_of, alone.target, batch + comm.batch())
+        norms.append(sum(float((p.grad**2).sum()) for p in alone.target.params()) ** 0.5)
+        comm.sums.append(0)
+    assert (min(norms) > LARGEST_NORM * 1.001) == (not is_clipped), norms
+    for (path, param), (_, expected) in zip(
+        sorted(updater._optimizer.target.namedparams()), sorted(alone.target.namedparams())
+    ):
+        assert relative_error(param.array, expected.array) < 1e-5, path
+
+
+@pytest.mark.parametrize('step', (0, 1, 9))
+def test_loss_of_another_rank_is_not_finite(made, step):
+    """Parameters stay as they are, and the next step says so: run, captured or replayed."""
+    updater, comm = made()
+    train(updater, SIZES[:1] * step)
+    comm.is_bad = True
+    before = [param.array.copy() for param in updater._optimizer.target.params()]
+    train(updater, SIZES[:1])
+    for param, array in zip(updater._optimizer.target.params(), before):
+        numpy.testing.assert_array_equal(param.array, array)
+    expected = 'loss of rank 1 is not finite, noticed in step %d' % (step + 2)
+    with pytest.raises(FloatingPointError, match=expected):
+        train(updater, SIZES[:1])
+    assert len(comm.sums) == step + 1
+
+
+def test_replay_that_differs(made):
+    """The state stays that of the replay, which the others have done too."""
+    factor = [1.0]
+    read = read_at_capture(lambda: factor[0])
+    updater, comm = made(lambda model, *args: model(*args) * read())
+    train(updater, [4] * 12)
+    model = updater._optimizer.target
+    factor[0] = 1.5
+    with pytest.raises(RuntimeError, match='rank 0 cannot go on .* another gradient'):
+        for _ in range(20):
+            replayed, n = copy.deepcopy(model), len(comm.sums)
+            train(updater, [4])
+    assert len(comm.sums) == n + 1
+    batch = updater.get_iterator('main').given[-1]
+    comm.sums.pop()
+    replayed.cleargrads()
+    (loss_of(replayed, batch) * (4 / 6) + loss_of(replayed, comm.batch()) * (2 / 6)).backward()
+    for (path, param), (_, before) in zip(
+        sorted(model.namedparams()), sorted(replayed.namedparams())
+    ):
+        expected = before.array - RATE * before.grad
+        assert relative_error(param.array, expected) < 1e-5, path
+
+
+@pytest.mark.parametrize('is_one_host', (False, True))
+def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_host):
+    """There ends the step that a replay is compared with."""
+
+    def loss_func(model, *args):
+        _, last = max(model.namedparams())
+        chainer.report({'first': last.array.ravel()[:1].reshape(())}, model)
+        return model(*args)
+
+    updater, comm = made(loss_func)
+    comm.is_one_host = is_one_host
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', updater._optimizer.target)
+    with reporter.scope({}):
+        assert train(updater, [4] * 6) == []
+
+
+def test_layout_that_cannot_be_captured_later(made):
+    def loss_func(model, *args):
+        loss = model(*args)
+        if args[1].n_graphs == 7:
+            chainer.report({'n': 7}, model)
+        return loss
+
+    updater, comm = made(loss_func)
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', updater._optimizer.target)
+    with reporter.scope({}):
+        train(updater, [4, 4, 4, 7])
+        with pytest.raises(RuntimeError, match='rank 0 cannot go on .* value on the host'):
+            train(updater, [7] * 9)
+
+
+@pytest.mark.parametrize('rank', (0, 1))
+def test_all_train_eagerly_if_one_has_to(made, monkeypatch, rank):
+    def loss_func(model, *args):
+        loss = model(*args)
+        if rank == 0:
+            chainer.report({'n': 7}, model)
+        return loss
+
+    updates = []
+    monkeypatch.setattr(multi_node.Weighted, 'update', lambda self, *args: updates.append(args))
+    updater, comm = made(loss_func)
+    comm.reason = 'a reason' if rank else None
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', updater._optimizer.target)
+    with reporter.scope({}):
+        (cause,) = train(updater, [4, 4, 7])
+    assert ('value on the host' if rank == 0 else 'a reason') in cause
+    assert '(rank %d)' % rank in cause
+    assert len(updates) == 3 and not comm.sums and len(comm.told) == 3
+
+
+def test_communicators_without_nccl_train_eagerly(made, monkeypatch):
+    updates = []
+    monkeypatch.setattr(multi_node.Weighted, 'update', lambda self, *args: updates.append(args))
+    updater, comm = made()
+    updater._ranks = None
+    monkeypatch.setattr(host_graphs.communicators, 'is_nccl', lambda comm: False)
+    again = GraphUpdater(
+        updater.get_iterator('main'), updater.get_optimizer('main'), device=CpuDevice()
+    )
+    (cause,) = train(again, [4, 4])
+    assert 'MultiNodeOptimizer' in cause and len(updates) == 2 and not comm.told

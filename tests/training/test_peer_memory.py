@@ -1,0 +1,155 @@
+"""`peer_memory`: what a rank maps, and that all give up where one has to."""
+
+import types
+
+import numpy
+import pytest
+
+from chainer_bspmm.training import peer_memory
+
+SIZE, DTYPE, N_FLAGS = 100, numpy.dtype('f'), 3
+VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
+OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+class Runtime:
+    """Of rank 1 of 3."""
+
+    CUDARuntimeError = CUDARuntimeError
+
+    def __init__(self):
+        self.fails, self.opened, self.closed, self.events = None, [], [], []
+
+    def memset(self, address, value, n_bytes):
+        assert address == OWN and value == 0
+        assert n_bytes >= 2 * 3 * (4 * SIZE + 4 * N_FLAGS + 4 + 8 * 70) + 2 * 64
+
+    def deviceSynchronize(self):
+        pass
+
+    def ipcGetMemHandle(self, address):
+        assert address == OWN
+        self._fail('get')
+        return 'handle 1'
+
+    def ipcOpenMemHandle(self, handle):
+        rank = int(handle.split()[1])
+        self._fail(rank)
+        self.opened.append(OTHERS[rank])
+        return OTHERS[rank]
+
+    def ipcCloseMemHandle(self, address):
+        self.closed.append(address)
+        self.events.append('unmap')
+
+    def _fail(self, where):
+        if self.fails == where:
+            raise CUDARuntimeError
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    found = Runtime()
+
+    class Memory:
+        ptr = OWN
+
+        def __init__(self, n_bytes):
+            pass
+
+        def __del__(self):
+            found.events.append('free')
+
+    place = types.SimpleNamespace(
+        runtime=found, Memory=Memory, Device=lambda: types.SimpleNamespace(pci_bus_id='gpu 1')
+    )
+    cupy = types.SimpleNamespace(cuda=place, zeros=numpy.zeros)
+    monkeypatch.setattr(peer_memory, 'cuda', types.SimpleNamespace(cupy=cupy))
+    return found
+
+
+def communicator(
+    runtime, handle=True, is_done=True, size=3, intra_size=3, gpu='gpu 2', vectors=None
+):
+    """Return that of rank 1; the others tell it these."""
+    told = []
+
+    def allgather(mine):
+        told.append(mine)
+        return [
+            [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)],
+            [mine, mine, vectors or mine],
+            [is_done, mine, True],
+        ][(len(told) - 1) % 3]
+
+    comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
+    comm.mpi_comm = types.SimpleNamespace(
+        allgather=allgather, Barrier=lambda: runtime.events.append('barrier')
+    )
+    return comm
+
+
+def connected(optimizer, comm, prepare=lambda found: None):
+    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS, VECTORS, prepare)
+
+
+def test_addresses_of_all_ranks(runtime):
+    comm, optimizer, prepared = communicator(runtime), types.SimpleNamespace(), []
+    found = connected(optimizer, comm, prepared.append)
+    assert prepared.pop() is found
+    assert found.data.tolist() == [OTHERS[0], OWN, OTHERS[2]]
+    (n_bytes,) = set((found.flags - found.data).tolist())
+    assert n_bytes >= 2 * 3 * 4 * SIZE and not n_bytes % 256
+    assert found.turn.tolist() == [0] * N_FLAGS and found.turn.dtype == numpy.uint32
+    assert found.turns.tolist() == [0, 0] and found.turns.dtype == numpy.uint32
+    first, second = (slot - found.flags for slot in found.slots)
+    assert first.tolist() == [256] * 3 and second.tolist() == [512] * 3
+    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is found
+    assert peer_memory.known(optimizer, SIZE - 1, DTYPE, N_FLAGS) is None
+    assert peer_memory.known(optimizer, SIZE, numpy.dtype('d'), N_FLAGS) is None
+    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS + 1) is None
+    assert not runtime.closed
+    del found
+    del optimizer
+    assert runtime.closed == runtime.opened == list(OTHERS.values())
+    assert runtime.events == ['barrier', 'unmap', 'unmap', 'free']
+
+
+def test_memory_is_freed_when_nobody_has_mapped_it(runtime):
+    comm, optimizer = communicator(runtime), types.SimpleNamespace()
+    connected(optimizer, comm)
+    runtime.events.clear()
+    assert connected(optimizer, comm) is not None
+    assert runtime.events == ['unmap', 'unmap', 'barrier', 'free']
+
+
+@pytest.mark.parametrize('size, intra_size', [(1, 1), (9, 9), (3, 2)])
+def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
+    comm = communicator(runtime, size=size, intra_size=intra_size)
+    assert connected(types.SimpleNamespace(), comm) is None
+    assert not comm.told
+
+
+@pytest.mark.parametrize(
+    'fails', ['get', 0, 2, 'prepare', 'another, get', 'another, open', 'one GPU', 'vectors']
+)
+def test_all_give_up_where_one_has_to(runtime, fails):
+    runtime.fails = fails
+    another = {
+        'another, get': {'handle': None},
+        'another, open': {'is_done': False},
+        'one GPU': {'gpu': 'gpu 1'},
+        'vectors': {'vectors': [(1, 'f')]},
+    }
+    comm, optimizer = communicator(runtime, **another.get(fails, {})), types.SimpleNamespace()
+    assert connected(optimizer, comm, lambda found: runtime._fail('prepare')) is None
+    assert len(comm.told) == 3 and runtime.closed == runtime.opened
+    assert bool(runtime.opened) == (fails in (2, 'prepare', 'another, open'))
+    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is None
+    # Others may have mapped this rank's until all were here.
+    after = runtime.events[runtime.events.index('barrier') + 1 :]
+    assert after[len(runtime.opened) :] == ['barrier', 'free']
