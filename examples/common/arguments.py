@@ -152,6 +152,9 @@ def add_training_arguments(parser):
         parser, 'share the molecules out to (batches of --batchsize on each of)'
     )
     parser.add_argument('--resume', metavar='SNAPSHOT', help='continue from this snapshot')
+    parser.add_argument(
+        '--force', action='store_true', help='overwrite a longer run in the folder of --out'
+    )
     add_common_arguments(parser, "train upstream's dense model instead, for comparison")
 
 

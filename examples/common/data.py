@@ -111,6 +111,17 @@ def digest(table, task):
     return state.hexdigest()[:16]
 
 
+def other_columns(path, table):
+    """Return what the file of a table of :func:`read_csv` has besides, as text, row by row."""
+    if not os.path.isfile(path):  # one of NAMED
+        return pandas.DataFrame(index=table.index)
+    raw = pandas.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
+    rows = [int(where.rpartition(' ')[2]) - 2 for where in table['where']]
+    raw = raw.loc[rows].set_index(table.index)
+    known = {*table.columns, *(name for name in raw if (raw[name] == table['smiles']).all())}
+    return raw[[name for name in raw if name not in known]]
+
+
 def thin_out(table, num_data):
     """Return `num_data` rows spread evenly over the table; -1 means all of them.
 

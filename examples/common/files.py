@@ -15,6 +15,7 @@ SETTINGS_FILE = 'settings.json'
 SNAPSHOT_FILE = 'snapshot.npz'
 RESULT_FILE = 'result.json'
 FAILED_FILE = 'failed.csv'
+LOG_FILE = 'log'  # LogReport's name
 # Files that become invalid when the settings change.
 STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
 
@@ -48,6 +49,15 @@ def start_folder(out, settings):
             if os.path.exists(name):
                 os.remove(name)
     write_json(path, settings)
+
+
+def n_epochs(out):
+    """Return how many epochs the log of a run in a folder has; 0 where there is none."""
+    try:
+        with open(os.path.join(out, LOG_FILE)) as f:
+            return int(json.load(f)[-1]['epoch'])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
 
 
 def load_settings(folder, script):

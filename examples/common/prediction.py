@@ -140,6 +140,8 @@ def predict(args, script, task_of, read):
     converter = converter_for(settings, args.layout, args.dense)
     predictions = task.predict(model, dataset, converter, args.batchsize)
     result = pandas.DataFrame({'smiles': table['smiles']})
+    if args.data:
+        result = result.join(data.other_columns(args.data, table))
     for name, values in zip(task.names, predictions.T):
         predicted, true = task.column_titles(name)
         # One row for each molecule of the input, empty where there is no prediction.

@@ -484,6 +484,12 @@ def prepare(task, read, args, script, own_settings, device, ranks):
         settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
     if args.resume:
         check_resumable(args.resume, settings)
+    elif not args.force and files.n_epochs(args.out) > args.epoch:
+        raise data.DataError(
+            '--out: %s has a run of %d epochs, and this one would overwrite it with %d; use '
+            'another folder, --resume to continue it, or --force'
+            % (args.out, files.n_epochs(args.out), args.epoch)
+        )
     elif os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE)):
         print(
             'Starting again: the snapshot of an earlier run in %s is overwritten after the first '

@@ -87,9 +87,23 @@ def test_regression(regression_file, tmp_path, dense):
         'mass true',
     ]
     path = tmp_path / 'new.csv'
-    path.write_text('Structure\nCCO\n')
+    path.write_text('id,Structure,mass\n7,CCO,46\n')
     run('predict_own.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'q.csv', *dense)
-    assert list(rows(tmp_path / 'q.csv')[0]) == ['smiles', 'log S predicted', 'mass predicted']
+    (row,) = rows(tmp_path / 'q.csv')
+    names = ['smiles', 'id', 'log S predicted', 'mass predicted', 'mass true']
+    assert list(row) == names and row['id'] == '7'
+
+
+def test_a_longer_run_is_not_overwritten(regression_file, tmp_path):
+    words = ['--data', regression_file, '--smiles-column', 'Structure', '--labels', 'mass']
+    words += ['--task', 'regression', '--out', tmp_path, *QUICK]
+    run('train_own.py', *words, '--epoch', '2')
+    before = (tmp_path / 'model.npz').read_bytes()
+    error = run('train_own.py', *words, '--epoch', '1', status=1)
+    assert 'has a run of 2 epochs, and this one would overwrite it with 1; use' in error
+    assert (tmp_path / 'model.npz').read_bytes() == before
+    run('train_own.py', *words, '--epoch', '1', '--force')
+    assert (tmp_path / 'model.npz').read_bytes() != before
 
 
 def test_classification(classification_file, tmp_path):
