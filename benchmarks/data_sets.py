@@ -68,19 +68,16 @@ def chain(rng, n_atoms):
     return ''.join(parts)
 
 
-def qm9(limit=None, path=None):
-    """Return SMILES (list), standardised targets (M, 15) float32, and a description.
+def qm9(limit=None):
+    """Return SMILES (list), standardised targets (M, 15) float32, and a description, of a sample.
 
     Args:
         limit (int or None): largest number of molecules; they are drawn at random.
-        path (str or None): all of QM9, from ``examples/qm9/make_sample.py --all``; None means
-            the sample in this repository.
     """
-    frame = _limited(pandas.read_csv(path or QM9_SAMPLE), limit)
+    frame = _limited(pandas.read_csv(QM9_SAMPLE), limit)
     targets = frame.drop(columns=['index', 'smiles']).to_numpy()
     targets = (targets - targets.mean(axis=0)) / targets.std(axis=0)
-    description = 'all of QM9' if path else "QM9's sample in this repository"
-    return frame['smiles'].tolist(), targets.astype('f'), description
+    return frame['smiles'].tolist(), targets.astype('f'), "QM9's sample in this repository"
 
 
 def _limited(frame, limit):

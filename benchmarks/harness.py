@@ -57,6 +57,13 @@ def relative_error(actual, expected) -> float:
     return float(((actual - expected) ** 2).sum() ** 0.5) / (norm or 1.0)
 
 
+def number(value):
+    """Return a value with two or three digits; None stays None."""
+    if value is None:
+        return None
+    return '%.*f' % (2 if value < 1 else 1 if value < 10 else 0, value)
+
+
 def gate(errors: dict, limit: float) -> None:
     """Raise AssertionError unless all relative errors are below a limit; NaN never is."""
     if not all(error < limit for error in errors.values()):

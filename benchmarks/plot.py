@@ -17,12 +17,10 @@ from matplotlib import pyplot  # NOQA: E402
 from matplotlib import ticker  # NOQA: E402
 import numpy  # NOQA: E402
 
-from benchmarks.harness import TITLES  # NOQA: E402
+from benchmarks.harness import number, RESULTS, ROOT, TITLES  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / 'docs'
-RESULTS = ROOT / 'benchmarks' / 'results'
 
 # Okabe and Ito's colours, which are safe for colour-blind readers.
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
@@ -572,8 +570,7 @@ def _draw_speed(result):
         }
         places = [place + (i - (len(SPEED) - 1) / 2) * height for place in values]
         drawn = panel.barh(places, values.values(), 0.9 * height, color=color, label=label)
-        labels = ['%.*f' % (2 - (value > 1) - (value > 10), value) for value in values.values()]
-        panel.bar_label(drawn, labels, padding=4, fontsize=9)
+        panel.bar_label(drawn, [number(value) for value in values.values()], padding=4, fontsize=9)
     panel.set_yticks(range(len(methods)), [TITLES[method] for method in methods], fontsize=10)
     panel.invert_yaxis()
     panel.set_xscale('log')

@@ -8,7 +8,7 @@ import json
 import re
 
 from benchmarks import bench_command
-from benchmarks.harness import RESULTS, ROOT, TITLES
+from benchmarks.harness import number, RESULTS, ROOT, TITLES
 from benchmarks.training import bench_screening
 from benchmarks.training.bench_captured import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
 from benchmarks.training.bench_captured import over_jax, ratio
@@ -34,13 +34,6 @@ def table(head, rows):
     """Return lines of a table; a cell that is None becomes a dash."""
     cells = [head, ['---'] * len(head), *rows]
     return ['| %s |' % ' | '.join('-' if cell is None else cell for cell in row) for row in cells]
-
-
-def number(value):
-    """Return a value with two or three digits; None stays None."""
-    if value is None:
-        return None
-    return '%.*f' % (2 if value < 1 else 1 if value < 10 else 0, value)
 
 
 def over(one, other):
@@ -221,10 +214,7 @@ def command(result):
                 row.append(ratio and number(ratio))
             rows.append(row)
     head = [*bench_command.OPTIONS, 'faster']
-    lines = table(
-        ['seconds', *head, *('empty caches: ' * (not i) + name for i, name in enumerate(head))],
-        rows,
-    )
+    lines = table(['seconds', *head, 'empty caches: ' + head[0], *head[1:]], rows)
     picture = ['![Seconds from the command to the model](command.png)', '']
     return [*picture, *lines, '', '*: of an earlier commit. About: extrapolated from fewer epochs.']
 
@@ -295,7 +285,6 @@ def screening(result):
                 for what, several in of['molecules a second'].items()
             }
             plain, parsed = rates['without parsing'], rates['with parsing']
-            steady = parsed[bench_screening.CAPTURED + bench_screening.STEADY]
             cost = of['microseconds of a core to parse a molecule']
             cores = {
                 where: 1e6 * result['n_cores'] / cost['from_smiles' + where]['low']
@@ -306,7 +295,7 @@ def screening(result):
                 plain[bench_screening.CAPTURED + bench_screening.STEADY],
                 plain[bench_screening.ON_DEVICE + bench_screening.STEADY],
                 parsed[UPSTREAM],
-                steady,
+                parsed[bench_screening.CAPTURED + bench_screening.STEADY],
                 cores[bench_screening.ALL_CORES],
                 cores[bench_screening.ALONE],
             ]
