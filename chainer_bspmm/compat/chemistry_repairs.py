@@ -4,6 +4,7 @@ import functools
 
 import numpy
 
+from chainer_bspmm.compat.hooks import explain_absence
 from chainer_bspmm.compat.hooks import repairs
 from chainer_bspmm.compat.module_view import ModuleView, give_back_numpy_names
 
@@ -217,6 +218,25 @@ def gnn_film_update_has_no_state(module):
         module.GNNFiLMUpdate.reset_state = lambda self: None
 
 
+# --- a table that all data sets of graphs share ---
+
+
+@repairs('chainer_chemistry.dataset.graph_dataset.base_graph_dataset')
+def graph_datasets_have_their_own_features(module):
+    """dataset/graph_dataset/base_graph_dataset.py: register_feature adds to lists of the class.
+
+    So a SparseGraphDataset cannot convert a batch after a PaddingGraphDataset was made.
+    """
+    init = module.BaseGraphDataset.__init__
+
+    @functools.wraps(init)
+    def init_with_own_lists(self, *args, **kwargs):
+        self._feature_entries, self._feature_batch_method = [], []
+        init(self, *args, **kwargs)
+
+    module.BaseGraphDataset.__init__ = init_with_own_lists
+
+
 # --- GIN's first_mlp, which is never called ---
 
 
@@ -256,3 +276,18 @@ def gin_initializes_first_mlp(module):
     """
     _initialize_first_mlp(module.GIN, lambda atom_array, *_, **__: atom_array)
     _initialize_first_mlp(module.GINSparse, lambda sparse_batch, *_, **__: sparse_batch.x)
+
+
+# --- network graphs ---
+
+# Their folders have no __init__.py, so that upstream's setup.py left them out of the wheel.
+for _name in (
+    'chainer_chemistry.dataset.networkx_preprocessors',
+    'chainer_chemistry.datasets.citation_network',
+    'chainer_chemistry.datasets.reddit',
+):
+    explain_absence(
+        _name,
+        'the wheel of Chainer Chemistry lacks it. Clone '
+        'https://github.com/chainer/chainer-chemistry and put that folder first on PYTHONPATH',
+    )

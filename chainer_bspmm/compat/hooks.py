@@ -8,6 +8,8 @@ import sys
 _repairs = {}
 # Upstream module name -> context manager factories, entered while it is being executed.
 _surroundings = {}
+# Upstream module name -> what the error says where there is no such module.
+_absences = {}
 
 
 def repairs(module_name):
@@ -45,6 +47,16 @@ def surrounds(*module_names):
     return register
 
 
+def explain_absence(module_name, text):
+    """Let the import of an upstream module say more, where no finder has it.
+
+    Args:
+        module_name (str): Full name of the upstream module.
+        text (str): What to do.
+    """
+    _absences[module_name] = text
+
+
 def repair(module):
     """Apply the repairs of one upstream module that has been executed."""
     for function in _repairs.get(module.__name__, ()):
@@ -55,7 +67,8 @@ class _RepairingFinder(importlib.abc.MetaPathFinder):
     """Find upstream modules by the other finders, and repair them once executed."""
 
     def find_spec(self, name, path, target=None):
-        if name not in _repairs and name not in _surroundings:
+        is_changed = name in _repairs or name in _surroundings
+        if not is_changed and name not in _absences:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, 'find_spec'):
@@ -64,7 +77,12 @@ class _RepairingFinder(importlib.abc.MetaPathFinder):
             if spec is not None:
                 break
         else:
+            if name in _absences:
+                text = 'No module named %r: %s' % (name, _absences[name])
+                raise ModuleNotFoundError(text, name=name)
             return None
+        if not is_changed:
+            return spec
         execute = spec.loader.exec_module
 
         def execute_and_repair(module):

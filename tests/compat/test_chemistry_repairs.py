@@ -15,7 +15,7 @@ import pytest
 
 rdkit = pytest.importorskip('rdkit')
 
-from chainer_chemistry import dataset  # noqa: E402
+from chainer_chemistry import dataset, datasets  # noqa: E402
 from chainer_chemistry.dataset.converters import concat_mols  # noqa: E402
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData  # noqa: E402
 from chainer_chemistry.dataset.parsers import CSVFileParser, SmilesParser  # noqa: E402
@@ -81,6 +81,49 @@ def test_network_graphs_of_a_checkout_read_int(tmp_path, monkeypatch):
     finally:
         for imported in (name, name.rpartition('.')[0]):
             sys.modules.pop(imported, None)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'chainer_chemistry.dataset.networkx_preprocessors.base_networkx',
+        'chainer_chemistry.datasets.citation_network.citation',
+        'chainer_chemistry.datasets.reddit.reddit',
+    ],
+)
+def test_network_graphs_that_the_wheel_lacks(name):
+    missing = name.rpartition('.')[0]
+    message = (
+        "No module named '%s': the wheel .* Clone https://github.com/chainer/chainer-chemistry"
+    )
+    with pytest.raises(ModuleNotFoundError, match=message % missing) as caught:
+        importlib.import_module(name)
+    assert caught.value.name == missing
+
+
+def test_network_graphs_of_a_checkout_without_init(tmp_path, monkeypatch):
+    (tmp_path / 'citation_network').mkdir()
+    (tmp_path / 'citation_network' / 'citation.py').write_text('found = True\n')
+    monkeypatch.setattr(datasets, '__path__', [*datasets.__path__, str(tmp_path)])
+    name = 'chainer_chemistry.datasets.citation_network.citation'
+    try:
+        assert importlib.import_module(name).found
+    finally:
+        for imported in (name, name.rpartition('.')[0]):
+            sys.modules.pop(imported, None)
+
+
+def test_graph_datasets_of_both_kinds():
+    """Their tables of features are not shared."""
+    from chainer_chemistry.dataset.graph_dataset import base_graph_data, base_graph_dataset
+
+    x = numpy.zeros(2, 'i')
+    padding = base_graph_data.PaddingGraphData(x=x, adj=numpy.zeros((2, 2), 'f'))
+    edges = base_graph_data.SparseGraphData(x=x, edge_index=numpy.zeros((2, 1), int))
+    kinds = base_graph_dataset.PaddingGraphDataset, base_graph_dataset.SparseGraphDataset
+    sets = [kind([data]) for kind, data in zip(kinds, (padding, edges))]
+    batches = [one.converter(one.data_list, device=-1) for one in sets]
+    assert not hasattr(batches[1], 'adj') and not hasattr(batches[0], 'edge_index')
 
 
 def test_sparse_graph_dataset():
