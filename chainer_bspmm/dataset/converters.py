@@ -80,7 +80,7 @@ class CSRConverter(chainer.dataset.Converter):
         Args:
             batch (sequence): examples, each a tuple of
                 atoms: (n,) integer atom ids, or (n, channels) floating node features;
-                adj: (n, n) or (R, n, n) dense array, or SciPy sparse matrix;
+                adj: (n, n) or (R, n, n) dense array, SciPy sparse matrix, or list of R of them;
                 any number of labels: scalars or arrays, of one shape in each column; the features
                 of a super node are one of these. Columns with a row for each atom come first.
                 A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.

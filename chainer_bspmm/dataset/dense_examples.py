@@ -2,6 +2,7 @@
 
 import collections
 
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData
 import numpy
 
 from chainer_bspmm.sparse import BatchedCSR
@@ -143,9 +144,10 @@ def _columns(examples, name, first):
         raise ValueError('%s: expected at least one example, got none' % name)
     for i, example in enumerate(examples):
         if not isinstance(example, tuple):
+            hint = '; dataset.to_sparse takes these' * isinstance(example, BaseGraphData)
             raise TypeError(
-                '%s[%d]: expected a tuple (atoms, adj, label...), got %s'
-                % (name, first + i, type(example).__name__)
+                '%s[%d]: expected a tuple (atoms, adj, label...), got %s%s'
+                % (name, first + i, type(example).__name__, hint)
             )
     n_columns = max(len(examples[0]), 2)
     if set(map(len, examples)) != {n_columns}:
@@ -164,17 +166,18 @@ def _molecules(atoms, matrices, name, first):
         matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix for matrix in matrices
     ]
     for i, (ids, matrix) in enumerate(zip(atoms, matrices)):
-        if not hasattr(ids, 'dtype') or not hasattr(matrix, 'shape'):
-            raise TypeError(
-                '%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
-                % (name, first + i, type(ids).__name__, type(matrix).__name__)
-            )
-        if matrix.shape[-2:] != ids.shape[:1] * 2:
-            raise ValueError(
-                '%s[%d]: expected a row and a column of the adjacency for each '
-                'atom, got atoms of shape %s and adjacency of shape %s'
-                % (name, first + i, ids.shape, matrix.shape)
-            )
+        for part in matrix if isinstance(matrix, list) else [matrix]:
+            if not hasattr(ids, 'dtype') or not hasattr(part, 'shape'):
+                raise TypeError(
+                    '%s[%d]: expected arrays of atoms and adjacency, got %s and %s'
+                    % (name, first + i, type(ids).__name__, type(part).__name__)
+                )
+            if part.shape[-2:] != ids.shape[:1] * 2:
+                raise ValueError(
+                    '%s[%d]: expected a row and a column of the adjacency for each '
+                    'atom, got atoms of shape %s and adjacency of shape %s'
+                    % (name, first + i, ids.shape, part.shape)
+                )
     kinds = {('id' if ids.dtype.kind in 'iu' else ids.dtype.kind, ids.ndim) for ids in atoms}
     if kinds != {('id', 1)} and kinds != {('f', 2)}:
         raise ValueError(

@@ -13,10 +13,12 @@ from tqdm import tqdm
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset.converters import concat_mols
 from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.dataset.graph_data import example_of
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_example import no_array
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
+from chainer_bspmm.sparse import validate
 
 try:
     from chainer_chemistry.datasets.numpy_tuple_dataset import NumpyTupleDataset
@@ -168,7 +170,7 @@ class SparseDataset(Selection, NumpyTupleDataset):
         )
 
 
-def to_sparse(dataset: Any) -> SparseDataset:
+def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     """Convert a dense data set to a sparse one, which stores every molecule once, as CSR.
 
     Shows a progress bar on a terminal.
@@ -177,21 +179,30 @@ def to_sparse(dataset: Any) -> SparseDataset:
         dataset (sequence): examples ``(atoms, adj, label...)`` as `CSRConverter` takes them: a
             NumpyTupleDataset of Chainer Chemistry, a SubDataset or a list. Of trailing atoms of id
             0 without bonds only the number is stored; `CSRConverter` decides what they are
-            (``strip_padding``), and makes the same batches as of the dense data set.
+            (``strip_padding``), and makes the same batches as of the dense data set. Or of graph
+            data: a SparseGraphDataset, whose batches are to be packed, a PaddingGraphDataset, a
+            list of such data. ``x``, the edges or ``adj``, and ``y``, if it is not None, are used.
+        n_edge_types (int or None): of a SparseGraphDataset, into how many relations ``edge_attr``
+            divides the edges; None: all are of one.
 
     Returns:
         SparseDataset: as many examples; the labels of a column are one array.
 
     Raises:
-        TypeError: an example is not a tuple of arrays.
+        TypeError: an example is neither a tuple of arrays nor graph data.
         ValueError: no examples, or one that `CSRConverter` refuses; the message names it.
     """
     if isinstance(dataset, SparseDataset):
         return dataset
+    if n_edge_types is not None:
+        validate.count('n_edge_types', n_edge_types, 1)
     parts, columns = [], []
     with tqdm(total=len(dataset), desc='to_sparse', leave=False, disable=None) as bar:
         for first in range(0, max(len(dataset), 1), CHUNK):
-            examples = [dataset[i] for i in range(first, min(first + CHUNK, len(dataset)))]
+            examples = [
+                example_of(dataset[i], 'dataset[%d]' % i, n_edge_types)
+                for i in range(first, min(first + CHUNK, len(dataset)))
+            ]
             part, labels = Molecules.from_examples(examples, 'dataset', first)
             parts.append(part)
             columns.append(labels)

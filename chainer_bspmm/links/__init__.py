@@ -2,7 +2,9 @@
 
 from chainer_bspmm.links.general_readout import GeneralReadout
 from chainer_bspmm.links.ggnn_readout import GGNNReadout
+from chainer_bspmm.links.ggnn_readout import ScatterGGNNReadout
 from chainer_bspmm.links.ggnn_update import GGNNUpdate
+from chainer_bspmm.links.gin_update import GINSparseUpdate
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.gnn_film_update import GNNFiLMUpdate
 from chainer_bspmm.links.graph_convolution import GraphConvolution
@@ -12,12 +14,14 @@ from chainer_bspmm.links.mpnn_readout import MPNNReadout
 from chainer_bspmm.links.nfp_readout import NFPReadout
 from chainer_bspmm.links.nfp_update import NFPUpdate
 from chainer_bspmm.links.relgat_update import RelGATUpdate
+from chainer_bspmm.links.relgcn_update import RelGCNSparseUpdate
 from chainer_bspmm.links.relgcn_update import RelGCNUpdate
 from chainer_bspmm.links.rsgcn_update import RSGCNUpdate
 
 __all__ = [
     'GGNNReadout',
     'GGNNUpdate',
+    'GINSparseUpdate',
     'GINUpdate',
     'GNNFiLMUpdate',
     'GWM',
@@ -29,5 +33,7 @@ __all__ = [
     'NFPUpdate',
     'RSGCNUpdate',
     'RelGATUpdate',
+    'RelGCNSparseUpdate',
     'RelGCNUpdate',
+    'ScatterGGNNReadout',
 ]

@@ -10,8 +10,10 @@ from chainer_bspmm.functions.fused.embed_rows import embed_rows
 from chainer_bspmm.links.rows import node_shape
 
 
-def embed_atoms(embed, atom_array, adj):
+def embed_atoms(embed, atom_array, adj, any_width=False):
     """Return (n_rows, channels) node features of atom ids; features pass through, flattened.
+
+    Features are as wide as the embedding, or of `any_width`.
 
     Ids are checked on the host: against the batch's stored maximum, or if that is unknown in the
     array itself, which synchronises if it is on a device.
@@ -29,7 +31,7 @@ def embed_atoms(embed, atom_array, adj):
     flat = atom_array.reshape((adj.n_rows,) + atom_array.shape[len(lead) :])
     n_atom_types, n_channels = embed.W.shape
     if not is_ids:
-        if flat.shape[1] != n_channels:
+        if flat.shape[1] != n_channels and not any_width:
             raise ValueError(
                 'atom_array: expected features of %d channels, got shape %s'
                 % (n_channels, atom_array.shape)

@@ -5,6 +5,7 @@ from typing import Any
 from chainer import functions
 from chainer import Variable
 from chainer_chemistry.links.readout import ggnn_readout
+from chainer_chemistry.links.readout import scatter_ggnn_readout
 
 from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import segment_sum
@@ -17,11 +18,10 @@ from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
 
 
-class GGNNReadout(Sparse, ggnn_readout.GGNNReadout):
+class GatedReadout(Sparse):
     """Compute ``activation_agg(sum_i sigmoid(W_i [h[i]; h0[i]]) * activation(W_j [h[i]; h0[i]]))``.
 
-    The sum is over the nodes of every graph. Arguments and parameters are upstream's, but
-    ``activation`` gets two dimensions here, three there: a softmax would go over the nodes there.
+    The sum is over the nodes of every graph.
 
     Source:
         Li et al. 2015 (arXiv:1511.05493), equation 7.
@@ -61,6 +61,27 @@ class GGNNReadout(Sparse, ggnn_readout.GGNNReadout):
         h = functions.concat(parts, axis=1)
         gate, value = (linear_rows(layer, h) for layer in layers)
         return functions.sigmoid(gate) * _apply(self.activation, value)
+
+
+class GGNNReadout(GatedReadout, ggnn_readout.GGNNReadout):
+    """Reduce as :class:`GatedReadout`; arguments and parameters are upstream's.
+
+    But ``activation`` gets two dimensions here, three there: a softmax would go over the nodes
+    there.
+    """
+
+
+class ScatterGGNNReadout(GatedReadout, scatter_ggnn_readout.ScatterGGNNReadout):
+    """Reduce as :class:`GatedReadout`; arguments and parameters are upstream's.
+
+    Raises:
+        ValueError: ``concat_n_info``, which no model of Chainer Chemistry uses.
+    """
+
+    @staticmethod
+    def check(link):
+        if link.concat_n_info:
+            raise ValueError('concat_n_info: expected False, got True')
 
 
 def _apply(activation, x):

@@ -53,3 +53,31 @@ class RelGCNUpdate(Sparse, relgcn_update.RelGCNUpdate):
         own = parameters_of(self.graph_linear_self, h.shape[-1])
         edge = parameters_of(self.graph_linear_edge, h.shape[-1])
         return relation_linear(adj, h, *edge, *own, activation)
+
+
+class RelGCNSparseUpdate(Sparse, relgcn_update.RelGCNSparseUpdate):
+    """Compute what :class:`RelGCNUpdate` does, with ``A_r[i, j]`` the edges of type r from j to i.
+
+    Arguments and parameters are upstream's; rows of ``edge_weight/W`` have the relation as their
+    major index, and are put into the other order in each forward pass.
+
+    Source:
+        As :class:`RelGCNUpdate`.
+    """
+
+    def forward(
+        self, h: Any, adj: BatchedCSR, activation: Callable[[Any], Variable] = functions.identity
+    ) -> Variable:
+        """Update the nodes: arguments, result and errors as of :meth:`RelGCNUpdate.forward`."""
+        check_relations(adj, self.n_edge_types)
+        own = parameters_of(self.root_weight, h.shape[-1])
+        edge = parameters_of(self.edge_weight, h.shape[-1])
+        edge = (_relation_last(array, self.n_edge_types) for array in edge)
+        return relation_linear(adj, h, *edge, *own, activation)
+
+
+def _relation_last(array, n_relations):
+    """Return (R * C, ...) with rows r * C + c in the order c * R + r."""
+    shape = array.shape
+    array = functions.reshape(array, (n_relations, -1) + shape[1:])
+    return functions.reshape(functions.swapaxes(array, 0, 1), shape)

@@ -3,6 +3,7 @@
 from chainer_bspmm.models.dense_calls import refuse_sparse_batches
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.gin import GINSparse
 from chainer_bspmm.models.gnn_film import GNNFiLM
 from chainer_bspmm.models.gwm import GGNN_GWM
 from chainer_bspmm.models.gwm import GIN_GWM
@@ -11,8 +12,10 @@ from chainer_bspmm.models.gwm import NFP_GWM
 from chainer_bspmm.models.gwm import RSGCN_GWM
 from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
+from chainer_bspmm.models.node_classifier import NodeClassifier
 from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
+from chainer_bspmm.models.relgcn import RelGCNSparse
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.saliency import take_sparse_batches
 from chainer_bspmm.models.set_up_predictor import METHODS
@@ -45,6 +48,7 @@ __all__ = [
     'GGNN_GWLE',
     'GGNN_GWM',
     'GIN',
+    'GINSparse',
     'GIN_CWLE',
     'GIN_GWLE',
     'GIN_GWM',
@@ -57,6 +61,7 @@ __all__ = [
     'NFP_CWLE',
     'NFP_GWLE',
     'NFP_GWM',
+    'NodeClassifier',
     'RSGCN',
     'RSGCN_CWLE',
     'RSGCN_GWLE',
@@ -65,6 +70,7 @@ __all__ = [
     'RelGAT_CWLE',
     'RelGAT_GWLE',
     'RelGCN',
+    'RelGCNSparse',
     'RelGCN_CWLE',
     'RelGCN_GWLE',
     'densify',

@@ -2,10 +2,15 @@
 
 import functools
 
+from chainer_bspmm.links.swaps import EDGE_LIST_UPDATES
+from chainer_bspmm.models.node_classifier import NodeClassifier
 from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.sparsify import EDGE_LIST_MODELS
 from chainer_bspmm.models.sparsify import SWAPS
 from chainer_bspmm.models.sparsify import why_not
 from chainer_bspmm.sparse.batch import Batch
+
+OF_GRAPH_DATA = {kind.upstream for kind in (*EDGE_LIST_MODELS, *EDGE_LIST_UPDATES, NodeClassifier)}
 
 
 def refuse_sparse_batches():
@@ -33,6 +38,11 @@ def _refusing(call):
 def _advice(kind, given):
     if kind not in SWAPS:
         return 'got a %s, but %s' % (given, why_not(kind))
+    if kind in OF_GRAPH_DATA:
+        return (
+            '%s of Chainer Chemistry takes its own graph data, got a %s: call '
+            'chainer_bspmm.sparsify(model) first' % (kind.__name__, given)
+        )
     return (
         '%s of Chainer Chemistry takes dense adjacency matrices, got a %s: call '
         'chainer_bspmm.sparsify(model) first, or use '

@@ -1,16 +1,21 @@
-"""GIN (graph isomorphism network) on sparse batches."""
+"""GIN (graph isomorphism network) on sparse batches: upstream's two models."""
 
 from typing import Any
 
 import chainer
+from chainer import functions
 from chainer_chemistry.models import gin
 
 from chainer_bspmm.links.embed import embed_atoms
+from chainer_bspmm.links.ggnn_readout import ScatterGGNNReadout
+from chainer_bspmm.links.gin_update import GINSparseUpdate
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.linear import zero_unused
+from chainer_bspmm.links.mlp import MLP
 from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.message_passing import MessagePassing
+from chainer_bspmm.models.sparse_model import EdgeListModel
 from chainer_bspmm.sparse import BatchedCSR
 
 
@@ -52,8 +57,8 @@ class GIN(MessagePassing, gin.GIN):
     ) -> chainer.Variable:
         """Predict; with ``node_embedding`` return (n_nodes, out_channels) features of the nodes.
 
-        If ``adj`` is padded, these are (n_graphs, N, out_channels). Everything else is as in
-        :meth:`MessagePassing.forward`.
+        If ``adj`` is padded, these are (n_graphs, N, out_channels). The features that are given
+        may then have any width. Everything else is as in :meth:`MessagePassing.forward`.
         """
         for layer in self.first_mlp.layers:
             zero_unused(layer, self.hidden_channels)
@@ -61,8 +66,66 @@ class GIN(MessagePassing, gin.GIN):
         # rectifies, and dropout only scales.
         if not self.node_embedding:
             return self._predict(atom_array, adj, is_real_node=is_real_node)
-        h = embed_atoms(self.embed, atom_array, adj)
+        h = embed_atoms(self.embed, atom_array, adj, any_width=True)
         adj = adj.astype(h.dtype)
         for step in range(self.n_update_layers):
             h = self.update_layers[0 if self.weight_tying else step](h, adj)
         return as_given(h, node_shape(adj))
+
+
+class GINSparse(EdgeListModel, gin.GINSparse):
+    """Predict a vector per graph, or per node, as Chainer Chemistry's GINSparse does.
+
+    Arguments and parameters are upstream's, and so are these differences from :class:`GIN`: the
+    last update is not rectified, features of nodes go through ``first_mlp``, and with
+    ``weight_tying`` there is only one update. With atom ids ``first_mlp`` is never used; its
+    weights become zeros in the first forward pass.
+
+    Raises:
+        ValueError: ``concat_hidden``, with which upstream fails at the first call.
+
+    Source:
+        As :class:`GIN`.
+    """
+
+    parts = {
+        'first_mlp': (MLP,),
+        'update_layers': (GINSparseUpdate,),
+        'readout_layers': (ScatterGGNNReadout,),
+    }
+
+    @staticmethod
+    def check(link):
+        if link.concat_hidden:
+            raise ValueError(
+                'concat_hidden: expected False, got True, with which Chainer Chemistry fails in '
+                'its forward pass'
+            )
+
+    def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
+        """Predict; with ``node_embedding`` return (n_nodes, out_channels) features of the nodes.
+
+        Args:
+            x (array): (n_nodes,) int32 ids, or (n_nodes, channels) features of any width.
+            adj (BatchedCSR): packed, of one relation; ``A[i, j]`` is the number of edges from j to
+                i. Values of another dtype than the features' are converted.
+
+        Returns:
+            Variable: (n_graphs, out_dim), or (n_nodes, out_channels).
+
+        Raises:
+            TypeError: ``adj`` is no BatchedCSR.
+            ValueError: ``adj`` is not packed, shapes do not fit, or an id is outside of the
+                embedding.
+        """
+        h = embed_atoms(self.embed, x, adj, any_width=True)
+        if x.dtype.kind in 'iu':
+            for layer in (*self.first_mlp.layers, self.first_mlp.l_out):
+                zero_unused(layer, self.hidden_channels)
+        else:
+            h = self.first_mlp(h)
+        h0, adj = h, adj.astype(h.dtype)
+        last = len(self.update_layers) - 1
+        for i, update in enumerate(self.update_layers):
+            h = update(h, adj, functions.identity if i == last else functions.relu)
+        return h if self.node_embedding else self.readout_layers[0](h, adj, h0)

@@ -1,18 +1,14 @@
 """Graph convolutions of Chainer Chemistry that no sparse product can replace, and why."""
 
 from chainer_chemistry.links.update.cgcnn_update import CGCNNUpdate
-from chainer_chemistry.links.update.gin_update import GINSparseUpdate
 from chainer_chemistry.links.update.megnet_update import MEGNetUpdate
 from chainer_chemistry.links.update.mpnn_update import EdgeNet
 from chainer_chemistry.links.update.mpnn_update import MPNNUpdate
-from chainer_chemistry.links.update.relgcn_update import RelGCNSparseUpdate
 from chainer_chemistry.links.update.schnet_update import CFConv
 from chainer_chemistry.links.update.schnet_update import SchNetUpdate
 from chainer_chemistry.models.cgcnn import CGCNN
 from chainer_chemistry.models.ggnn import SparseGGNN
-from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.megnet import MEGNet
-from chainer_chemistry.models.relgcn import RelGCNSparse
 from chainer_chemistry.models.schnet import SchNet
 from chainer_chemistry.models.weavenet import WeaveModule
 from chainer_chemistry.models.weavenet import WeaveNet
@@ -31,7 +27,6 @@ INDEXED = (
     'has no adjacency matrix: it gathers and adds features by index, along a list of %s, '
     'and needs the batches of its own converter'
 )
-EDGES = (INDEXED % 'edges') + '; %s can be swapped'
 
 # What to do with such a model, and where the others are listed.
 UNSWAPPED = "It runs unswapped, with upstream's converter: python -m chainer_bspmm run SCRIPT.py"
@@ -50,10 +45,6 @@ REFUSALS = {
     MEGNetUpdate: INDEXED % 'pairs',
     CGCNN: INDEXED % 'neighbours',
     CGCNNUpdate: INDEXED % 'neighbours',
-    RelGCNSparse: EDGES % 'RelGCN',
-    RelGCNSparseUpdate: EDGES % 'RelGCN',
-    GINSparse: EDGES % 'GIN',
-    GINSparseUpdate: EDGES % 'GIN',
     SparseGGNN: 'multiplies by a chainer.utils.CooMatrix already; GGNN, which has the same '
     'parameters, can be swapped',
 }

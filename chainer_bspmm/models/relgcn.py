@@ -1,4 +1,4 @@
-"""RelGCN (relational graph convolution) on sparse batches."""
+"""RelGCN (relational graph convolution) on sparse batches: upstream's two models."""
 
 from typing import Any
 
@@ -9,25 +9,19 @@ from chainer_chemistry.models import relgcn
 from chainer_bspmm.backend import check
 from chainer_bspmm.backend.scale_adj import scale_adj
 from chainer_bspmm.links import GGNNReadout
+from chainer_bspmm.links import RelGCNSparseUpdate
 from chainer_bspmm.links import RelGCNUpdate
+from chainer_bspmm.links import ScatterGGNNReadout
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.rows import node_shape
+from chainer_bspmm.models.sparse_model import EdgeListModel
 from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse import BatchedCSR
 
 
-class RelGCN(SparseModel, relgcn.RelGCN):
-    """Predict a vector per molecule with the relational graph convolution.
-
-    Arguments and parameters are upstream's; with ``scale_adj`` the adjacency matrices are divided
-    by the source's degree (:func:`~chainer_bspmm.backend.scale_adj.scale_adj`).
-
-    Source:
-        Schlichtkrull et al. 2017 (arXiv:1703.06103); Chainer Chemistry 0.7.1, models/relgcn.py.
-    """
-
-    parts = {'rgcn_convs': (RelGCNUpdate,), 'rgcn_readout': (GGNNReadout,)}
+class RelationalModel(SparseModel):
+    """The forward pass that RelGCN and RelGCNSparse have in common."""
 
     def forward(self, x: Any, adj: BatchedCSR) -> Variable:
         """Predict.
@@ -75,3 +69,29 @@ class RelGCN(SparseModel, relgcn.RelGCN):
                 % (lead, adj, x.shape)
             )
         return linear_rows(self.embed, x.reshape((adj.n_rows, x.shape[-1])))
+
+
+class RelGCN(RelationalModel, relgcn.RelGCN):
+    """Predict a vector per molecule with the relational graph convolution.
+
+    Arguments and parameters are upstream's; with ``scale_adj`` the adjacency matrices are divided
+    by the source's degree (:func:`~chainer_bspmm.backend.scale_adj.scale_adj`).
+
+    Source:
+        Schlichtkrull et al. 2017 (arXiv:1703.06103); Chainer Chemistry 0.7.1, models/relgcn.py.
+    """
+
+    parts = {'rgcn_convs': (RelGCNUpdate,), 'rgcn_readout': (GGNNReadout,)}
+
+
+class RelGCNSparse(EdgeListModel, RelationalModel, relgcn.RelGCNSparse):
+    """Predict as :class:`RelGCN`, with the parameters of Chainer Chemistry's RelGCNSparse.
+
+    Batches are packed, with a relation for each type of edge: ``to_sparse(data, n_edge_types)``.
+    With ``scale_adj`` upstream fails at the first call.
+
+    Source:
+        As :class:`RelGCN`.
+    """
+
+    parts = {'rgcn_convs': (RelGCNSparseUpdate,), 'rgcn_readout': (ScatterGGNNReadout,)}

@@ -6,13 +6,11 @@ import chainer
 from chainer_chemistry.config import MAX_ATOMIC_NUM
 from chainer_chemistry.models.cgcnn import CGCNN
 from chainer_chemistry.models.cwle.cwle_graph_conv_model import MAX_WLE_NUM
-from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.megnet import MEGNet
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction.set_up_predictor import (
     set_up_predictor as set_up_dense_predictor,
 )
-from chainer_chemistry.models.relgcn import RelGCNSparse
 from chainer_chemistry.models.schnet import SchNet
 from chainer_chemistry.models.weavenet import WeaveNet
 
@@ -33,15 +31,11 @@ VARIANTS = {
 }
 METHODS = tuple(base + variant for base, variants in VARIANTS.items() for variant in variants)
 
+# Methods whose batches are packed, since upstream's are lists of edges.
+EDGE_LIST_METHODS = ('relgcn_sparse', 'gin_sparse')
+
 # Methods of Chainer Chemistry that have no sparse form.
-REFUSED = {
-    'schnet': SchNet,
-    'weavenet': WeaveNet,
-    'megnet': MEGNet,
-    'cgcnn': CGCNN,
-    'relgcn_sparse': RelGCNSparse,
-    'gin_sparse': GINSparse,
-}
+REFUSED = {'schnet': SchNet, 'weavenet': WeaveNet, 'megnet': MEGNet, 'cgcnn': CGCNN}
 
 
 def set_up_predictor(
@@ -60,10 +54,11 @@ def set_up_predictor(
     ``sparsify`` of what ``chainer_chemistry.models.prediction.set_up_predictor`` returns for the
     same arguments; random numbers are drawn in the same order. Batches come from
     ``chainer_bspmm.concat_mols``; packed ones of ``'*_wle'``, whose labels begin at 0,
-    from ``CSRConverter('packed', strip_padding=False)``.
+    from ``CSRConverter('packed', strip_padding=False)``; those of ``'gin_sparse'`` and
+    ``'relgcn_sparse'`` from ``CSRConverter('packed')``.
 
     Args:
-        method (str): one of `METHODS`.
+        method (str): one of `METHODS`, ``'gin_sparse'`` or ``'relgcn_sparse'``.
         n_unit (int): width of the hidden layers. ``'relgcn'`` has widths 16, 128 and 64, and uses
             ``n_unit`` for the result only, as upstream.
         conv_layers (int): number of updates; ignored by ``'relgcn'``.
@@ -91,8 +86,9 @@ def set_up_predictor(
         raise ValueError(
             'method: %r %s. %s. %s' % (method, REFUSALS[REFUSED[method]], UNSWAPPED, LISTED)
         )
-    if method not in METHODS:
-        methods = ', '.join(map(repr, METHODS))
+    known = METHODS + EDGE_LIST_METHODS
+    if method not in known:
+        methods = ', '.join(map(repr, known))
         raise ValueError('method: expected one of %s, got %r' % (methods, method))
     return sparsify(
         set_up_dense_predictor(

@@ -19,9 +19,11 @@ class SparseModel(Sparse):
             last; those of padded batches are written as those of folded ones, which give the same
             numbers. None: it was not trained, or its parameters are from an ``.npz`` file, which
             does not say. A prediction from batches of another layout warns, once for each model.
+        upstreams_layout (tuple): what that is after a training of upstream's model.
     """
 
     trained_with = None
+    upstreams_layout = 'folded', None
 
     def __call__(self, *args, **kwargs):
         y = super().__call__(*args, **kwargs)
@@ -68,19 +70,39 @@ class SparseModel(Sparse):
         return True
 
 
+class EdgeListModel(SparseModel):
+    """Base of the models whose upstream takes a list of edges, and so pads nothing."""
+
+    upstreams_layout = 'packed', None
+
+    def __call__(self, x, adj=None):
+        if adj is None:
+            raise TypeError(
+                "%s: expected node features and a BatchedCSR, which CSRConverter('packed') makes "
+                'of dataset.to_sparse(data), got only a %s'
+                % (type(self).__name__, type(x).__name__)
+            )
+        if getattr(adj, 'layout', 'packed') != 'packed':
+            raise ValueError(
+                "adj: expected a packed batch, as CSRConverter('packed') makes it, because %s of "
+                'Chainer Chemistry pads nothing, got %r' % (type(self).__name__, adj)
+            )
+        return super().__call__(x, adj)
+
+
 def _size(padded_to):
     return '' if padded_to is None else ' (padded_to=%d)' % padded_to
 
 
 def remember_dense_training(model: SparseModel) -> None:
-    """Note that a model was trained as upstream's, on padded batches, before it was swapped.
+    """Note that a model was trained as upstream's, on its batches, before it was swapped.
 
     Known from the optimizer's counts, which a pickle keeps, if they are others than when
     :func:`leave_note` was called.
     """
     trained_with, n_updates = vars(model).pop('_when_densified', (None, 0))
     if _n_updates(model) != n_updates:
-        trained_with = 'folded', None
+        trained_with = model.upstreams_layout
     if trained_with is not None:
         model.trained_with = trained_with
 

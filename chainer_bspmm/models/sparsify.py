@@ -8,28 +8,36 @@ from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links.mlp import MLP
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.links.sparse import swaps_at
+from chainer_bspmm.links.swaps import EDGE_LIST_UPDATES
 from chainer_bspmm.links.swaps import UPDATES
 from chainer_bspmm.models import gwm
 from chainer_bspmm.models import wle
 from chainer_bspmm.models.ggnn import GGNN
 from chainer_bspmm.models.gin import GIN
+from chainer_bspmm.models.gin import GINSparse
 from chainer_bspmm.models.gnn_film import GNNFiLM
 from chainer_bspmm.models.mpnn import MPNN
 from chainer_bspmm.models.nfp import NFP
+from chainer_bspmm.models.node_classifier import NodeClassifier
 from chainer_bspmm.models.refusals import LISTED
 from chainer_bspmm.models.refusals import REFUSALS
 from chainer_bspmm.models.refusals import UNSWAPPED
 from chainer_bspmm.models.relgat import RelGAT
 from chainer_bspmm.models.relgcn import RelGCN
+from chainer_bspmm.models.relgcn import RelGCNSparse
 from chainer_bspmm.models.rsgcn import RSGCN
 from chainer_bspmm.models.sparse_model import leave_note
 from chainer_bspmm.models.sparse_model import remember_dense_training
 from chainer_bspmm.models.sparse_model import SparseModel
 
 MODELS = (RSGCN, GIN, NFP, RelGCN, GGNN, MPNN, RelGAT, GNNFiLM) + gwm.MODELS + wle.MODELS
+EDGE_LIST_MODELS = (GINSparse, RelGCNSparse)
 
 # Chainer Chemistry's class -> ours, for all classes that are swapped anywhere in a tree of links.
-SWAPS = {kind.upstream: kind for kind in MODELS + UPDATES + (MLP,)}
+SWAPS = {
+    kind.upstream: kind
+    for kind in (*MODELS, *UPDATES, *EDGE_LIST_MODELS, *EDGE_LIST_UPDATES, MLP, NodeClassifier)
+}
 
 # Modules of links that multiply by an adjacency matrix, and modules below them that hold others.
 GRAPH_MODULES = ('chainer_chemistry.models.', 'chainer_chemistry.links.update.')
@@ -125,6 +133,10 @@ def _collect(link, path, swaps):
     A head does not count: it multiplies by no adjacency.
     """
     kind = type(link)
+    if isinstance(link, NodeClassifier.upstream):  # ours as well: its predictor may be dense
+        if kind is NodeClassifier.upstream:
+            swaps.append((link, NodeClassifier))
+        return _collect(link.predictor, path + '.predictor', swaps)
     if kind in SWAPS:
         swaps += swaps_at(path, link, (SWAPS[kind],))
         return kind is not MLP.upstream

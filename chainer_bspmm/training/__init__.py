@@ -3,6 +3,13 @@
 from chainer_bspmm.training.captured_predict import captured_predict
 from chainer_bspmm.training.captured_predict import Predictions
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.node_classification import run_node_classification_train
 from chainer_bspmm.training.programs import StepDiffers
 
-__all__ = ['GraphUpdater', 'Predictions', 'StepDiffers', 'captured_predict']
+__all__ = [
+    'GraphUpdater',
+    'Predictions',
+    'StepDiffers',
+    'captured_predict',
+    'run_node_classification_train',
+]

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from chainer_bspmm.models import METHODS
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS
 from chainer_bspmm.models.set_up_predictor import REFUSED
 from chainer_bspmm.sparse.validate import LAYOUTS
 
@@ -28,6 +29,11 @@ def test_swapped(method):
     assert sorted(re.split(', *', layouts)) == sorted(LAYOUTS)
 
 
+@pytest.mark.parametrize('method', EDGE_LIST_METHODS)
+def test_lists_of_edges(method):
+    assert ROWS[method] == ['yes', "`CSRConverter('packed')`", 'packed', 'yes']
+
+
 @pytest.mark.parametrize('method', REFUSED)
 def test_refused(method):
     swapped, converter, *others = ROWS[method]
@@ -36,4 +42,4 @@ def test_refused(method):
 
 def test_no_other_methods():
     labelled = {'*' + method[method.index('_') :] for method in METHODS if 'wle' in method}
-    assert set(ROWS) <= {*METHODS, *REFUSED, *labelled, 'mpnn'}
+    assert set(ROWS) <= {*METHODS, *EDGE_LIST_METHODS, *REFUSED, *labelled, 'mpnn'}

@@ -11,6 +11,7 @@ from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mol
 from chainer_chemistry.links.update.gnn_film_update import GNNFiLMUpdate
 from chainer_chemistry.links.update.rsgcn_update import RSGCNUpdate
 from chainer_chemistry.models import prediction
+from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import concat_mols
@@ -18,6 +19,7 @@ from chainer_bspmm import densify
 from chainer_bspmm import models
 from chainer_bspmm import sparsify
 from chainer_bspmm.models.refusals import REFUSALS
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS
 from chainer_bspmm.models.set_up_predictor import METHODS
 from chainer_bspmm.models.set_up_predictor import REFUSED
 from chainer_bspmm.models.sparsify import SWAPS
@@ -84,6 +86,16 @@ def test_another_container():
 def test_an_update_link(make):
     link, h = make(), numpy.zeros((len(ATOMS), 6), 'f')
     assert message_of(lambda: link(h, ADJ)) == ADVICE % (type(link).__name__, 'BatchedCSR')
+
+
+@pytest.mark.parametrize('method', EDGE_LIST_METHODS)
+def test_a_model_of_graph_data(method):
+    model = set_up(method).graph_conv
+    for call in (lambda: model(ATOMS, ADJ), lambda: NodeClassifier(model)(ATOMS, ADJ, ())):
+        assert message_of(call).endswith(
+            ' of Chainer Chemistry takes its own graph data, got a BatchedCSR: call '
+            'chainer_bspmm.sparsify(model) first'
+        )
 
 
 @pytest.mark.parametrize('method', [method for method in REFUSED if method != 'cgcnn'])

@@ -1,4 +1,4 @@
-"""GIN: features of the nodes, dropout, the widths that are refused."""
+"""GIN: features of the nodes, dropout, the widths that are refused; GINSparse."""
 
 import numpy
 import pytest
@@ -6,15 +6,22 @@ import pytest
 import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models import GIN as DenseGIN
+from chainer_chemistry.models.gin import GINSparse as DenseGINSparse
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import GIN
+from chainer_bspmm.models import layout_of
 from tests.support import draw_as_chainer
 from tests.support import parity
 from tests.support import relative_error
+from tests.support.graph_data import edge_lists
+from tests.support.graph_data import outcome
+from tests.support.graph_data import SIZES
 from tests.support.molecules import molecules
 
 
@@ -83,3 +90,99 @@ def test_out_channels_that_do_not_fit(options, message):
             make(3, out_channels=5, **options)
     # With one update the tied one does not take its own result.
     GIN(3, out_channels=5, node_embedding=True, weight_tying=True, n_update_layers=1)
+
+
+def test_features_of_any_width(device):
+    """With node_embedding, as upstream; the readout takes the width of the embedding only."""
+    examples = [(numpy.random.RandomState(0).rand(7, 11).astype('f'), numpy.eye(7, dtype='f'))]
+    dense = DenseGIN(3, True, dropout_ratio=0.0)
+    with chainer.no_backprop_mode():
+        expected = dense(*dense_concat_mols(examples)).array[0]
+    model = parity.swapped(dense, device)
+    assert relative_error(model(*PACKED(examples, device)).array, expected) < 1e-5
+    with pytest.raises(ValueError, match='expected features of 16 channels'):
+        GIN(3)(*PACKED(examples))
+
+
+# --- GINSparse ---
+
+OF_EDGES = {
+    'ids': (None, {}),
+    'ids of the nodes': (None, {'node_embedding': True, 'out_channels': 5}),
+    'features': (7, {}),
+    'features of the nodes': (7, {'node_embedding': True, 'out_channels': 5}),
+    'one update': (None, {'n_update_layers': 1}),
+    'no update': (7, {'n_update_layers': 0}),
+    'tied: one update': (7, {'weight_tying': True}),
+    'activated': (7, {'activation': chainer.functions.tanh}),
+}
+
+
+def sparse_pair(data, device, ratio=0.0, **options):
+    """Return upstream's GINSparse and ours, with the same random parameters, and batches."""
+    batch = SparseGraphDataset(data).converter(data, -1)
+    numpy.random.seed(0)
+    dense = DenseGINSparse(3, dropout_ratio=ratio, **options)
+    dense(batch)
+    parity.randomised(dense)
+    return dense, parity.swapped(dense, device), batch, PACKED(to_sparse(data), device)
+
+
+@pytest.mark.parametrize('case', OF_EDGES)
+@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
+def test_list_of_edges(device, sizes, case):
+    n_channels, options = OF_EDGES[case]
+    dense, model, batch, ours = sparse_pair(
+        edge_lists(sizes, n_channels=n_channels), device, **options
+    )
+    expected, found = outcome(dense, dense(batch)), outcome(model, model(*ours))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-5, name
+
+
+def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
+    draw_as_chainer(monkeypatch)
+    dense, model, batch, ours = sparse_pair(
+        edge_lists([9, 5]), chainer.get_device('@numpy'), 0.5, hidden_channels=8
+    )
+    numpy.random.seed(0)
+    expected = outcome(dense, dense(batch))
+    numpy.random.seed(0)
+    found = outcome(model, model(*ours))
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-5, name
+
+
+def test_gin_sparse_remembers_its_training_on_lists_of_edges():
+    data = edge_lists([5, 3])
+    dense, _, batch, _ = sparse_pair(data, chainer.get_device('@numpy'))
+    optimizer = chainer.optimizers.SGD().setup(dense)
+    optimizer.update(lambda: chainer.functions.sum(dense(batch)))
+    assert layout_of(sparsify(dense)) == ('packed', None)
+
+
+@pytest.mark.parametrize(
+    'make, error, message',
+    [
+        (lambda model: model(SparseGraphDataset(edge_lists([3]))), TypeError, 'got only a Sparse'),
+        (
+            lambda model: model(*concat_mols(to_sparse(edge_lists([3])))),
+            ValueError,
+            'adj: expected a packed batch, .* because GINSparse .* pads nothing, got .*folded',
+        ),
+        (
+            lambda model: sparsify(DenseGINSparse(3, concat_hidden=True)),
+            ValueError,
+            'concat_hidden: expected False, got True',
+        ),
+        (
+            lambda model: model(*PACKED(to_sparse(edge_lists([3], 2), n_edge_types=2))),
+            ValueError,
+            'adj: expected a matrix of one relation',
+        ),
+    ],
+)
+def test_what_gin_sparse_refuses(make, error, message):
+    with pytest.raises(error, match=message):
+        make(sparsify(DenseGINSparse(3)))

@@ -1,11 +1,13 @@
-"""RelGCN: the scaled adjacency, features instead of ids, inputs that are refused."""
+"""RelGCN: the scaled adjacency, features instead of ids, inputs that are refused; RelGCNSparse."""
 
 import numpy
 import pytest
 
 import chainer
 from chainer.backends import cuda
+from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models import RelGCN as DenseRelGCN
+from chainer_chemistry.models.relgcn import RelGCNSparse as DenseRelGCNSparse
 from chainer_chemistry.models.relgcn import rescale_adj
 
 from chainer_bspmm import BatchedCSR
@@ -13,7 +15,10 @@ from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
 from chainer_bspmm.backend.scale_adj import scale_adj
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import RelGCN
+from chainer_bspmm.models import RelGCNSparse
+from tests.support import graph_data
 from tests.support import parity
 from tests.support import relative_error
 from tests.support.molecules import molecules
@@ -113,3 +118,71 @@ def test_features_with_a_dense_adjacency():
     _, adj, _ = molecules([3])[0]
     with pytest.raises(TypeError, match='adj: expected a BatchedCSR .*concat_mols'):
         RelGCN(input_type='float')(numpy.ones((1, 3, 2), 'f'), adj[None])
+
+
+@pytest.mark.parametrize(
+    'n_channels, options',
+    [
+        (None, {}),
+        (7, {'input_type': 'float'}),
+        (None, {'n_edge_types': 1}),
+        (None, {'n_edge_types': 9, 'hidden_channels': 33, 'n_update_layers': 3}),
+    ],
+    ids=['ids', 'features', 'one type', 'nine types'],
+)
+@pytest.mark.parametrize('sizes', graph_data.SIZES.values(), ids=graph_data.SIZES)
+def test_list_of_edges(device, sizes, n_channels, options):
+    """RelGCNSparse, whose parameters have another order."""
+    n_edge_types = options.get('n_edge_types', 4)
+    data = graph_data.edge_lists(sizes, n_edge_types, n_channels)
+    batch = SparseGraphDataset(data).converter(data, -1)
+    dense = DenseRelGCNSparse(5, **options)
+    dense(batch)
+    parity.randomised(dense)
+    model = parity.swapped(dense, device)
+    ours = CSRConverter('packed')(to_sparse(data, n_edge_types), device)
+    expected = graph_data.outcome(dense, dense(batch))
+    found = graph_data.outcome(model, model(*ours))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-5, name
+
+
+def test_first_call_of_relgcn_sparse_draws_as_upstream():
+    data = graph_data.edge_lists([5, 3], 4, 6)
+    models = []
+    for make, batch in (
+        (DenseRelGCNSparse, (SparseGraphDataset(data).converter(data, -1),)),
+        (RelGCNSparse, CSRConverter('packed')(to_sparse(data, 4))),
+    ):
+        numpy.random.seed(0)
+        models.append(make(3, input_type='float'))
+        models[-1](*batch)
+    for (name, expected), (_, found) in zip(*(model.namedparams() for model in models)):
+        numpy.testing.assert_array_equal(found.array, expected.array, name)
+
+
+def test_relgcn_sparse_scaled(device):
+    """Upstream raises NotImplementedError: the same as RelGCN with the rows in its order."""
+    data = graph_data.edge_lists([6, 4], 4)
+    batch = CSRConverter('packed')(to_sparse(data, 4), device)
+    model = RelGCNSparse(3, scale_adj=True)
+    other = RelGCN(3, scale_adj=True)
+    for link in (model, other):
+        parity.randomised(link)
+        link.to_device(device)
+    for own, conv in zip(other.rgcn_convs, model.rgcn_convs):
+        for name in 'W', 'b':
+            getattr(own.graph_linear_self, name).array = getattr(conv.root_weight, name).array
+            edge = getattr(conv.edge_weight, name).array
+            edge = edge.reshape((4, -1) + edge.shape[1:]).swapaxes(0, 1).reshape(edge.shape)
+            getattr(own.graph_linear_edge, name).array = edge
+    for name in 'i_layer', 'j_layer':
+        getattr(other.rgcn_readout, name).W.array = getattr(model.rgcn_readout, name).W.array
+    other.embed.W.array = model.embed.W.array
+    assert relative_error(model(*batch).array, cuda.to_cpu(other(*batch).array)) < 1e-6
+
+
+def test_relgcn_sparse_without_types():
+    with pytest.raises(ValueError, match='adj: expected 4 relations, the n_edge_types of the link'):
+        RelGCNSparse(3)(*CSRConverter('packed')(to_sparse(graph_data.edge_lists([3], 4))))

@@ -341,9 +341,6 @@ LISTS = 'it gathers and adds features by index, along a list of %s'
         (lambda: update.mpnn_update.MPNNUpdate(4), '.* gives %s, bonded or not' % PAIRS),
         (lambda: dense.megnet.MEGNet(4), '.*' + LISTS % 'pairs'),
         (lambda: dense.cgcnn.CGCNN(4), '.*' + LISTS % 'neighbours'),
-        (lambda: dense.relgcn.RelGCNSparse(4), '.*%s.* RelGCN can be swapped' % LISTS % 'edges'),
-        (lambda: dense.gin.GINSparse(4), '.*%s.* GIN can be swapped' % LISTS % 'edges'),
-        (lambda: update.gin_update.GINSparseUpdate(), '.*' + LISTS % 'edges'),
         (lambda: dense.ggnn.SparseGGNN(4), '.*CooMatrix already; GGNN, .* same parameters'),
         (lambda: type('Mine', (SchNet,), {})(4), r'\S*\.Mine has no adjacency matrix: its'),
         (

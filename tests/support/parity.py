@@ -550,7 +550,7 @@ def sparse_link(kind, dense):
 def randomised(model):
     """Give every parameter random values: biases start at 0, where mistakes hide."""
     rng = numpy.random.RandomState(0)
-    for _, parameter in sorted(model.namedparams()):
+    for _, parameter in sorted(model.namedparams(include_uninit=False)):
         parameter.array[...] = rng.normal(
             scale=1 / parameter.shape[-1] ** 0.5, size=parameter.shape
         )

@@ -15,16 +15,20 @@ from chainer.backends import cuda
 from chainer.training.updaters import StandardUpdater
 from chainer_chemistry import functions as chemistry_functions
 from chainer_chemistry import models
+from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import GraphConvPredictor
 from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.relgcn import RelGCNSparse
 
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import GraphUpdater
 from tests.support import parity
 from tests.support import relative_error
+from tests.support.graph_data import edge_lists
 from tests.support.training import assert_same_update
 from tests.support.training import make_updater
 from tests.support.training import parameters
@@ -127,6 +131,17 @@ def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap
 @cases(parity.CASES + NINE)
 def test_training(device, monkeypatch, no_causes, case, layout):
     check_training(device, monkeypatch, case, layout, examples_of(case))
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('kind, n_edge_types', [(GINSparse, None), (RelGCNSparse, 4)])
+def test_lists_of_edges(device, monkeypatch, no_causes, kind, n_edge_types):
+    rng = numpy.random.RandomState(1)
+    data = edge_lists(SIZES, n_edge_types)
+    for graph in data:
+        graph.y = rng.normal(size=3).astype('f')
+    case = parity.new_case(kind.__name__, 'defaults', kind, 'edges', out_dim=3)
+    check_training(device, monkeypatch, case, 'packed', to_sparse(data, n_edge_types))
 
 
 @cases(parity.CASES + NINE)

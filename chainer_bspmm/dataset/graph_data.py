@@ -1,0 +1,84 @@
+"""`example_of`: graph data of Chainer Chemistry as an example of a data set."""
+
+from chainer.utils import CooMatrix
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
+import numpy
+import scipy.sparse
+
+from chainer_bspmm.sparse.build import to_host
+
+
+def example_of(data, name, n_edge_types=None):
+    """Return ``(x, adj)``, or ``(x, adj, y)`` where the data has a label.
+
+    Args:
+        data (SparseGraphData, PaddingGraphData or any): anything else is returned as it is. Of its
+            attributes only those of the example are used.
+        name (str): what errors call it.
+        n_edge_types (int or None): number of relations that ``edge_attr`` chooses from; None
+            ignores it.
+
+    Returns:
+        tuple: x as given; the adjacency as an array, SciPy matrix or list of such, one for each
+        relation: ``A[i, j]`` is the number of columns ``(j, i)`` of ``edge_index``; y.
+
+    Raises:
+        ValueError: edges of another shape, or outside of the graph or of the types; a CooMatrix of
+            several graphs.
+    """
+    if isinstance(data, SparseGraphData):
+        adj = _of_edges(data, name, n_edge_types)
+    elif isinstance(data, PaddingGraphData):
+        adj = _of_coo(data.adj, name) if isinstance(data.adj, CooMatrix) else data.adj
+    else:
+        return data
+    return (data.x, adj) if data.y is None else (data.x, adj, data.y)
+
+
+def _of_edges(data, name, n_edge_types):
+    n_nodes, edges = len(data.x), to_host(data.edge_index)
+    if edges.ndim != 2 or len(edges) != 2:
+        raise ValueError('%s.edge_index: expected shape (2, n_edges), got %s' % (name, edges.shape))
+    _check_range('%s.edge_index' % name, edges, n_nodes, 'the number of nodes')
+    if n_edge_types is None:
+        return _counts(edges, n_nodes)
+    if data.edge_attr is None:
+        raise ValueError(
+            '%s.edge_attr: expected the types of the edges, for n_edge_types = %d, got None'
+            % (name, n_edge_types)
+        )
+    types = to_host(data.edge_attr)
+    if types.shape != edges.shape[1:]:
+        raise ValueError(
+            '%s.edge_attr: expected a type for each of %d edges, got shape %s'
+            % (name, edges.shape[1], types.shape)
+        )
+    _check_range('%s.edge_attr' % name, types, n_edge_types, 'n_edge_types')
+    return [_counts(edges[:, types == r], n_nodes) for r in range(n_edge_types)]
+
+
+def _check_range(name, array, bound, what):
+    if array.dtype.kind not in 'iu' or not ((0 <= array) & (array < bound)).all():
+        raise ValueError(
+            '%s: expected integers of at least 0 and less than %d, %s' % (name, bound, what)
+        )
+
+
+def _counts(edges, n_nodes):
+    """Return the matrix of edges, (2, n_edges); those that are given twice add up."""
+    sources, receivers = edges
+    ones = numpy.ones(len(sources), numpy.float32)
+    return scipy.sparse.coo_matrix((ones, (receivers, sources)), (n_nodes, n_nodes))
+
+
+def _of_coo(matrix, name):
+    arrays = [to_host(array) for array in (matrix.data.array, matrix.row, matrix.col)]
+    if arrays[0].ndim == 2 and len(arrays[0]) == 1:  # as GIN of Chainer Chemistry leaves it
+        arrays = [array[0] for array in arrays]
+    data, row, col = arrays
+    if data.ndim != 1:
+        raise ValueError(
+            '%s.adj: expected the CooMatrix of one graph, got data of shape %s' % (name, data.shape)
+        )
+    return scipy.sparse.coo_matrix((data, (row, col)), matrix.shape)

@@ -1,0 +1,128 @@
+"""`run_node_classification_train`: upstream's function, in captured steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+from chainer import training
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
+from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
+import numpy
+
+from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.dataset.sparse_dataset import to_sparse
+from chainer_bspmm.models.node_classifier import NodeClassifier
+from chainer_bspmm.training.graph_updater import GraphUpdater
+
+
+def run_node_classification_train(
+    model: NodeClassifier,
+    data: Any,
+    train_mask: Any,
+    valid_mask: Any,
+    epoch: int = 10,
+    optimizer: chainer.Optimizer | None = None,
+    out: str = 'result',
+    extensions_list: Sequence[Any] | None = None,
+    device: Any = -1,
+    use_default_extensions: bool = True,
+    resume_path: str | None = None,
+) -> None:
+    """Train a model of one graph on the labels of some of its nodes.
+
+    Replaces ``chainer_chemistry.utils.train_utils.run_node_classification_train`` for a swapped
+    model: same arguments, but for ``converter``, which is ignored there. On a GPU the graph lies
+    there, and each step, which is an epoch, is one launch (:class:`GraphUpdater`).
+
+    Args:
+        model (NodeClassifier): of ``sparsify``; its predictor takes the features and a BatchedCSR.
+        data (SparseGraphData or PaddingGraphData): one graph; ``adj`` of the latter is an array or
+            a CooMatrix. ``y`` is (n_nodes,), the labels. Types of edges are not used.
+        train_mask, valid_mask (array): (n_nodes,) bool, or (k,) integers: nodes to train on, and
+            nodes that are reported on.
+        epoch (int): how many steps to train.
+        optimizer (chainer.Optimizer or None): None means Adam.
+        out (str): folder of the Trainer.
+        extensions_list (sequence or None): further extensions.
+        device: as for ``chainer.get_device``.
+        use_default_extensions (bool): whether to log and print, with a progress bar.
+        resume_path (str or None): snapshot of a Trainer to go on from.
+
+    Raises:
+        TypeError: the model is not swapped, ``data`` is no graph data, or a mask has another dtype.
+        ValueError: a label or a bool is missing, a number is that of no node; see also
+            :func:`~chainer_bspmm.dataset.to_sparse`.
+    """
+    if not isinstance(model, NodeClassifier):
+        raise TypeError(
+            'model: expected the NodeClassifier of chainer_bspmm.sparsify(model), got %s.%s'
+            % (type(model).__module__, type(model).__name__)
+        )
+    optimizer = (optimizer or chainer.optimizers.Adam()).setup(model)
+    device = chainer.get_device(device)
+    kind = StandardUpdater if device.xp is numpy else GraphUpdater
+    updater = kind(
+        SerialIterator(_one_graph(data, train_mask=train_mask, valid_mask=valid_mask), 1),
+        optimizer,
+        converter=CSRConverter('packed', strip_padding=False),
+        device=device,
+    )
+    trainer = training.Trainer(updater, (epoch, 'epoch'), out=out)
+    defaults = ()
+    if use_default_extensions:
+        defaults = (
+            extensions.LogReport(),
+            AutoPrintReport(),
+            extensions.ProgressBar(update_interval=10),
+        )
+    for extension in (*defaults, *(extensions_list or ())):
+        trainer.extend(extension)
+    if resume_path:
+        chainer.serializers.load_npz(resume_path, trainer)
+    trainer.run()
+
+
+def _one_graph(data, **masks):
+    """Return a `SparseDataset` of one graph: its labels, and numbers of nodes for each mask."""
+    if not isinstance(data, (SparseGraphData, PaddingGraphData)):
+        raise TypeError(
+            'data: expected SparseGraphData or PaddingGraphData, got %s' % type(data).__name__
+        )
+    n_nodes = len(data.x)
+    if numpy.shape(data.y) != (n_nodes,):
+        raise ValueError(
+            'data.y: expected a label for each of %d nodes, got shape %s'
+            % (n_nodes, numpy.shape(data.y))
+        )
+    nodes = [_numbers(name, numpy.asarray(mask), n_nodes)[None] for name, mask in masks.items()]
+    fields = to_sparse([data]).molecules.fields()
+    fields['labels'] = [*fields['labels'], *nodes]
+    return SparseDataset(Molecules(**fields))
+
+
+def _numbers(name, mask, n_nodes):
+    """Return which nodes a mask selects, (k,) int32: their count is known without a device."""
+    if mask.dtype == bool:
+        if mask.shape != (n_nodes,):
+            raise ValueError(
+                '%s: expected a bool for each of %d nodes, got shape %s'
+                % (name, n_nodes, mask.shape)
+            )
+        return numpy.flatnonzero(mask).astype(numpy.int32)
+    if mask.dtype.kind not in 'iu' or mask.ndim != 1:
+        raise TypeError(
+            '%s: expected bools or integers of one dimension, got %s of shape %s'
+            % (name, mask.dtype, mask.shape)
+        )
+    if mask.size and not 0 <= mask.min() <= mask.max() < n_nodes:
+        wrong = mask.min() if mask.min() < 0 else mask.max()
+        raise ValueError(
+            '%s: expected numbers of at least 0 and less than %d, got %d' % (name, n_nodes, wrong)
+        )
+    return mask.astype(numpy.int32)

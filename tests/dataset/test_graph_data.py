@@ -1,0 +1,126 @@
+"""Graph data of Chainer Chemistry to sparse batches: the same nodes, edges and labels."""
+
+import numpy
+import pytest
+
+from chainer.backends import cuda
+from chainer.utils import CooMatrix
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
+from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import PaddingGraphDataset
+from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
+
+from chainer_bspmm import concat_mols
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
+from tests.support.graph_data import edge_lists
+from tests.support.graph_data import padding_data
+from tests.support.graph_data import SIZES
+
+PACKED = CSRConverter('packed')
+
+
+def entries(adj):
+    """Return the block-diagonal matrix, dense."""
+    return adj.to_scipy().toarray()
+
+
+@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize('n_channels', [None, 5])
+def test_edge_lists(device, sizes, n_channels):
+    dataset = SparseGraphDataset(edge_lists(sizes, n_channels=n_channels))
+    theirs = dataset.converter(dataset.data_list, -1)
+    x, adj = PACKED(to_sparse(dataset), device)
+    numpy.testing.assert_array_equal(cuda.to_cpu(x), theirs.x)
+    assert numpy.diff(cuda.to_cpu(adj.row_offsets)).tolist() == sizes
+    expected = numpy.zeros((len(theirs.x),) * 2)
+    numpy.add.at(expected, (theirs.edge_index[1], theirs.edge_index[0]), 1)
+    numpy.testing.assert_array_equal(entries(adj), expected)
+
+
+def test_edge_types():
+    sizes = SIZES['several']
+    dataset = SparseGraphDataset(edge_lists(sizes, n_edge_types=3))
+    theirs = dataset.converter(dataset.data_list, -1)
+    _, adj = PACKED(to_sparse(dataset, n_edge_types=5))
+    assert adj.n_relations == 5
+    n = sum(sizes)
+    expected = numpy.zeros((n, n * 5))
+    columns = theirs.edge_index[0] * 5 + theirs.edge_attr
+    numpy.add.at(expected, (theirs.edge_index[1], columns), 1)
+    numpy.testing.assert_array_equal(entries(adj), expected)
+    _, adj = PACKED(to_sparse(dataset))  # without types
+    assert adj.n_relations == 1 and adj.nnz == len(theirs.edge_attr)
+
+
+def test_labels():
+    data = edge_lists([3, 5])
+    for graph, y in zip(data, ([1.0, 2.0], [3.0, 4.0])):
+        graph.y = numpy.array(y, 'f')
+    dataset = to_sparse(SparseGraphDataset(data))
+    numpy.testing.assert_array_equal(PACKED(dataset)[2], [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize('as_coo', [False, True])
+def test_padding_data(as_coo):
+    data = [padding_data(graph) for graph in edge_lists([5, 9, 1])]
+    theirs = PaddingGraphDataset(data).converter(data, -1)
+    data = [padding_data(graph, as_coo) for graph in edge_lists([5, 9, 1])]
+    x, adj = CSRConverter('padded')(to_sparse(data))
+    numpy.testing.assert_array_equal(x, theirs.x)
+    numpy.testing.assert_array_equal(adj.to_dense(), theirs.adj)
+
+
+def test_coo_matrix_that_upstream_has_changed():
+    """Its GIN gives the arrays of the matrix of one graph another dimension."""
+    data = padding_data(edge_lists([7])[0], as_coo=True)
+    expected = entries(to_sparse([data])[0][1])
+    for name in ('data', 'row', 'col'):
+        setattr(data.adj, name, getattr(data.adj, name)[None])
+    numpy.testing.assert_array_equal(entries(to_sparse([data])[0][1]), expected)
+
+
+def broken(**changed):
+    fields = {'x': numpy.zeros(3, 'i'), 'edge_index': numpy.array([[0, 1], [1, 2]])}
+    return SparseGraphData(**{**fields, **changed})
+
+
+COO = CooMatrix(*(numpy.zeros((2, 4), dtype) for dtype in 'fii'), (3, 3))
+
+
+@pytest.mark.parametrize(
+    'data, options, message',
+    [
+        (broken(edge_index=numpy.zeros(4, 'i')), {}, r'edge_index: expected shape \(2, n_edges'),
+        (broken(edge_index=numpy.array([[0], [3]])), {}, 'edge_index: .* less than 3, the number'),
+        (broken(edge_index=numpy.array([[0], [-1]])), {}, 'edge_index: .* of at least 0'),
+        (broken(edge_index=numpy.zeros((2, 1))), {}, 'edge_index: expected integers'),
+        (broken(), {'n_edge_types': 2}, 'edge_attr: expected the types .* = 2, got None'),
+        (
+            broken(edge_attr=numpy.array([0])),
+            {'n_edge_types': 2},
+            r'edge_attr: expected a type for each of 2 edges, got shape \(1,\)',
+        ),
+        (
+            broken(edge_attr=numpy.array([0, 2])),
+            {'n_edge_types': 2},
+            'edge_attr: .* less than 2, n_edge_types',
+        ),
+        (
+            PaddingGraphData(x=numpy.zeros(3, 'i'), adj=COO),
+            {},
+            'adj: expected the CooMatrix of one',
+        ),
+    ],
+)
+def test_errors(data, options, message):
+    with pytest.raises(ValueError, match=r'^dataset\[1\]\.' + message):
+        to_sparse([broken(edge_attr=numpy.array([0, 1])), data], **options)
+
+
+def test_other_errors():
+    with pytest.raises(ValueError, match='n_edge_types: expected at least 1, got 0'):
+        to_sparse([broken()], n_edge_types=0)
+    message = r'batch\[0\]: .* got SparseGraphData; dataset.to_sparse takes these'
+    with pytest.raises(TypeError, match=message):
+        concat_mols([broken()])

@@ -1,0 +1,182 @@
+"""run_node_classification_train: the results of upstream's, in captured steps."""
+
+import copy
+import json
+
+import numpy
+import pytest
+
+import chainer
+from chainer.training import extensions
+from chainer_chemistry.models import GIN
+from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
+from chainer_chemistry.utils import train_utils
+
+from chainer_bspmm import sparsify
+from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training import node_classification
+from chainer_bspmm.training import run_node_classification_train
+from tests.support import relative_error
+from tests.support.graph_data import edge_lists
+from tests.support.graph_data import padding_data
+from tests.training import host_graphs
+
+N, N_CLASSES, EPOCHS = 80, 4, 6
+DATA = {
+    'GINSparse': lambda data: data,
+    'GIN, dense': padding_data,
+    'GIN, CooMatrix': lambda data: padding_data(data, as_coo=True),
+}
+MASK = numpy.random.RandomState(1).uniform(size=N) < 0.4
+
+
+class OfPaddingData(chainer.Chain):
+    """Takes features and matrix from the data, for upstream's classifier; has its parameters."""
+
+    def __init__(self, model):
+        super().__init__()
+        with self.init_scope():
+            self.inner = model
+
+    def forward(self, data):
+        return self.inner(data.x, data.adj)
+
+
+def graph(kind='GINSparse', **options):
+    options = {'n_channels': 7, 'n_classes': N_CLASSES, **options}
+    return DATA[kind](edge_lists([N], **options)[0])
+
+
+def make_model(kind='GINSparse', dropout_ratio=0.0):
+    """Return upstream's model as its example has it, with a readout that never gets parameters."""
+    numpy.random.seed(0)
+    return (GINSparse if kind == 'GINSparse' else GIN)(
+        out_dim=None,
+        node_embedding=True,
+        out_channels=N_CLASSES,
+        hidden_channels=8,
+        n_update_layers=2,
+        dropout_ratio=dropout_ratio,
+    )
+
+
+@pytest.fixture
+def captured(device, monkeypatch):
+    """Let the function train in captured steps, on the host too; return the updaters it makes."""
+    made = []
+
+    class Updater(GraphUpdater):
+        def __init__(self, iterator, optimizer, **kwargs):
+            chainer.global_config.tested_optimizer = optimizer
+            super().__init__(iterator, optimizer, on_difference='raise', **kwargs)
+            made.append(self)
+
+    if device.xp is numpy:
+        host_graphs.stand_in(monkeypatch)
+    monkeypatch.setattr(node_classification, 'StandardUpdater', Updater)
+    monkeypatch.setattr(node_classification, 'GraphUpdater', Updater)
+    return made
+
+
+def train(function, model, data, out, **options):
+    """Train, return the log: a dict for each epoch."""
+    numpy.random.seed(0)  # layers that learn their input size start in the first step
+    optimizer = chainer.optimizers.SGD(0.1)
+    log = [extensions.LogReport(trigger=(1, 'iteration'))]
+    options = {'epoch': EPOCHS, 'extensions_list': log, 'optimizer': optimizer, **options}
+    function(model, data, MASK, ~MASK, out=str(out), use_default_extensions=False, **options)
+    return json.loads((out / 'log').read_text())
+
+
+def assert_same_training(ours, theirs):
+    """Compare two logs, but for their times."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs):
+        assert one.keys() == other.keys()
+        for name in one.keys() - {'elapsed_time'}:
+            assert abs(one[name] - other[name]) <= 1e-5 * abs(other[name]), name
+
+
+def make_pair(kind='GINSparse', **options):
+    """Return upstream's classifier and ours with the same parameters."""
+    theirs = make_model(kind, **options)
+    classifier = NodeClassifier(theirs if kind == 'GINSparse' else OfPaddingData(theirs))
+    with chainer.no_backprop_mode():
+        classifier(graph(kind), MASK, ~MASK)
+    return classifier, sparsify(NodeClassifier(copy.deepcopy(theirs)))
+
+
+def assert_same_parameters(ours, theirs):
+    for one, other in zip(ours.params(), theirs.params()):
+        if other.is_initialized:  # upstream leaves those of first_mlp open
+            assert relative_error(one.array, other.array) < 1e-5
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('kind', DATA)
+def test_results_are_upstreams(device, captured, no_causes, tmp_path, kind):
+    theirs, ours = make_pair(kind)
+    expected = train(train_utils.run_node_classification_train, theirs, graph(kind), tmp_path)
+    found = train(run_node_classification_train, ours, graph(kind), tmp_path, device=device)
+    assert_same_training(found, expected)
+    assert_same_parameters(ours, theirs)
+    (updater,) = captured
+    (program,) = updater._programs.values()  # one graph is one layout
+    assert program.is_captured
+
+
+def test_on_a_cpu_steps_are_chainers(tmp_path, recwarn):
+    theirs, ours = make_pair()
+    expected = train(train_utils.run_node_classification_train, theirs, graph(), tmp_path)
+    found = train(run_node_classification_train, ours, graph(), tmp_path)
+    assert_same_training(found, expected)
+    assert not [warning for warning in recwarn if 'GraphUpdater' in str(warning.message)]
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_dropout(device, captured, no_causes, tmp_path):
+    _, model = make_pair(dropout_ratio=0.5)
+    train(run_node_classification_train, model, graph(), tmp_path, device=device)
+    assert any(program.is_captured for program in captured[0]._programs.values())
+
+
+def test_resume(tmp_path):
+    """Parameters that are never used are in no snapshot."""
+    logs = {}
+    for name, first in (('at once', None), ('resumed', 3)):
+        _, model = make_pair()
+        options, out = {'optimizer': chainer.optimizers.Adam()}, tmp_path / name
+        if first is not None:
+            snapshot = extensions.snapshot(filename='snapshot')
+            log = extensions.LogReport(trigger=(1, 'iteration'))
+            more = {'epoch': first, 'extensions_list': [snapshot, log]}
+            train(run_node_classification_train, model, graph(), out, **options, **more)
+            _, model = make_pair()
+            options = {'optimizer': chainer.optimizers.Adam(), 'resume_path': out / 'snapshot'}
+        logs[name] = train(run_node_classification_train, model, graph(), out, **options)
+    assert_same_training(logs['resumed'], logs['at once'])
+
+
+def test_default_extensions(tmp_path):
+    _, model = make_pair()
+    numbers = numpy.flatnonzero(MASK), numpy.flatnonzero(~MASK)
+    run_node_classification_train(model, graph(), *numbers, epoch=2, out=str(tmp_path))
+    assert len(json.loads((tmp_path / 'log').read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        ({'model': make_pair()[0]}, TypeError, 'model: expected the NodeClassifier of chainer_b'),
+        ({'data': graph(n_classes=None)}, ValueError, 'data.y: expected a label for each of 80'),
+        ({'data': (1, 2)}, TypeError, 'data: expected SparseGraphData or PaddingGraphData, got tu'),
+        ({'valid_mask': MASK[1:]}, ValueError, r'valid_mask: expected .* 80 nodes, .* \(79,\)'),
+        ({'train_mask': numpy.array([80])}, ValueError, 'train_mask: .* less than 80, got 80'),
+        ({'train_mask': MASK * 1.0}, TypeError, 'train_mask: expected bools or integers .* got fl'),
+    ],
+)
+def test_errors(tmp_path, change, error, message):
+    given = {'model': make_pair()[1], 'data': graph(), 'train_mask': MASK, 'valid_mask': ~MASK}
+    with pytest.raises(error, match='^' + message):
+        run_node_classification_train(**{**given, **change}, out=str(tmp_path))
