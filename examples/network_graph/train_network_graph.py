@@ -1,0 +1,184 @@
+#!/usr/bin/env python
+"""Classify the nodes of a citation network with one graph convolution network of all of it.
+
+python train_network_graph.py                         # Cora if it is there, else generated
+python train_network_graph.py --dataset citeseer --method gin --epoch 300 --device 0
+"""
+
+import argparse
+import os
+import time
+
+import network_data  # before common, which it finds
+import chainer_bspmm
+import chainer
+import numpy
+from chainer.training import extensions
+from chainer.utils import CooMatrix
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import run_node_classification_train
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
+from chainer_chemistry.models.gin import GIN
+from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
+from common import arguments
+from common import files
+from common import training
+from sklearn.linear_model import LogisticRegression
+
+METHODS = {'gin_sparse': GINSparse, 'gin': GIN}
+
+
+def make_parser():
+    at_least = arguments.at_least
+    parser = argparse.ArgumentParser(
+        description='Classification of the nodes of a citation network.', allow_abbrev=False
+    )
+    parser.add_argument(
+        '--dataset',
+        choices=('auto', *network_data.CITATIONS, 'generated'),
+        default='auto',
+        help='cora, citeseer: where Chainer Chemistry keeps them; generated: not real; auto: '
+        'cora if it is there, else generated',
+    )
+    parser.add_argument('--method', '-m', choices=METHODS, default='gin_sparse', help='method name')
+    parser.add_argument(
+        '--conv-layers', '-c', type=at_least(int, 1), default=2, help='number of convolution layers'
+    )
+    parser.add_argument(
+        '--unit-num', '-u', type=at_least(int, 1), default=32, help='number of units in one layer'
+    )
+    parser.add_argument(
+        '--dropout', type=at_least(float, 0, 0.99), default=0.5, help='dropout ratio'
+    )
+    parser.add_argument(
+        '--epoch', '-e', type=at_least(int, 1), default=200, help='number of epochs, of a step each'
+    )
+    parser.add_argument(
+        '--seed',
+        '-s',
+        type=at_least(int, 0, 2**32 - 1),
+        default=777,
+        help='decides the generated network, the split and the start',
+    )
+    parser.add_argument(
+        '--train-data-ratio',
+        '-r',
+        type=arguments.ratio,
+        default=0.2,
+        help='share of the training nodes; validation and test halve the rest',
+    )
+    parser.add_argument(
+        '--device',
+        '-d',
+        default='-1',
+        help='-1: CPU; 0, 1, ...: that GPU, where each step is one launch of a CUDA graph; or a '
+        'Chainer device specifier',
+    )
+    parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
+    return parser
+
+
+def graph_data(network, method):
+    """Return upstream's data of a network: a list of edges, or for GIN a CooMatrix."""
+    if method == 'gin_sparse':
+        return SparseGraphData(x=network.x, edge_index=network.edges, y=network.y)
+    col, row = network.edges
+    ones = numpy.ones(row.size, numpy.float32)
+    n_nodes = len(network.y)
+    return PaddingGraphData(x=network.x, adj=CooMatrix(ones, row, col, (n_nodes,) * 2), y=network.y)
+
+
+def train(args, network, masks, device):
+    """Return the trained classifier, and the data it was trained on."""
+    numpy.random.seed(args.seed)
+    if device.xp is not numpy:
+        device.xp.random.seed(args.seed)  # layers that learn their input size start on the device
+    model = NodeClassifier(
+        METHODS[args.method](
+            out_dim=None,  # of a readout, which nodes do not need
+            node_embedding=True,
+            hidden_channels=args.unit_num,
+            out_channels=int(network.y.max()) + 1,
+            n_update_layers=args.conv_layers,
+            dropout_ratio=args.dropout,
+        )
+    )
+    chainer_bspmm.sparsify(model)
+    data = graph_data(network, args.method)
+    every = max(args.epoch // 10, 1), 'epoch'
+    names = [
+        'main/%s(%s)' % (name, of) for name in ('loss', 'accuracy') for of in ('train', 'valid')
+    ]
+    run_node_classification_train(
+        model,
+        data,
+        *masks[:2],
+        epoch=args.epoch,
+        out=args.out,
+        device=device,
+        use_default_extensions=False,
+        extensions_list=[
+            extensions.LogReport(filename=files.LOG_FILE, trigger=every),
+            extensions.PrintReport(['epoch', *names, 'elapsed_time'], out=training.PlainText()),
+        ],
+    )
+    return model, data
+
+
+def predict(model, data, device):
+    """Return the class of every node, (n_nodes,)."""
+    x, adj, _ = chainer_bspmm.CSRConverter('packed')(to_sparse([data]), device)
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        return chainer.backends.cuda.to_cpu(model.predictor(x, adj).array).argmax(axis=1)
+
+
+def accuracies(network, masks, predicted):
+    """Return the share of test nodes that the model has right, and those of two without edges."""
+    train_part, _, test = masks
+    x, y = network.x, network.y
+    regression = LogisticRegression(max_iter=1000).fit(x[train_part], y[train_part])
+    answers = {
+        'graph convolution': predicted,
+        'logistic regression of the words, without edges': regression.predict(x),
+        'always the largest class': numpy.full(len(y), numpy.bincount(y[train_part]).argmax()),
+    }
+    return {name: float((answer == y)[test].mean()) for name, answer in answers.items()}
+
+
+def run(argv=None):
+    """Train, test, and write the model; return the exit status."""
+    args = make_parser().parse_args(argv)
+    device = arguments.get_device(args.device)
+    device.use()
+    network = network_data.load(args.dataset, args.seed)
+    n_nodes = len(network.y)
+    print('Data: %s' % network.description)
+    print(
+        '%d nodes of %d classes, %d edges, %d words'
+        % (n_nodes, network.y.max() + 1, network.edges.shape[1] // 2, network.x.shape[1])
+    )
+    masks = network_data.split(n_nodes, args.train_data_ratio, args.seed)
+    print('Split: %d training, %d validation, %d test' % tuple(mask.sum() for mask in masks))
+    files.make_folder(args.out)
+    start = time.perf_counter()
+    model, data = train(args, network, masks, device)
+    predicted = predict(model, data, device)
+    seconds = time.perf_counter() - start
+    found = accuracies(network, masks, predicted)
+    print('\nShare of the %d test nodes that are classified right:' % masks[2].sum())
+    for name, share in found.items():
+        print('%6.1f %%  %s' % (100 * share, name))
+    print('%.1f s for %d epochs and the prediction' % (seconds, args.epoch))
+    model.to_device('@numpy')
+    print('Model: %s' % files.save_model(args.out, model))
+    files.write_json(
+        os.path.join(args.out, files.RESULT_FILE),
+        {'settings': vars(args), 'data': network.description, 'test': found},
+    )
+    return 0
+
+
+if __name__ == '__main__':
+    training.main(run)

@@ -1,0 +1,109 @@
+"""examples/network_graph: a generated network, files like Cora's, and what is refused."""
+
+import json
+
+from chainer import serializers
+from chainer.dataset import download
+from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
+import numpy
+import pytest
+
+from tests.examples.scripts import EXAMPLES
+from tests.examples.scripts import imported
+from tests.examples.scripts import run
+from tests.examples.scripts import run_at_once
+
+FOLDER = EXAMPLES / 'network_graph'
+SCRIPT = FOLDER / 'train_network_graph.py'
+MODEL, REGRESSION, LARGEST = (
+    'graph convolution',
+    'logistic regression of the words, without edges',
+    'always the largest class',
+)
+
+
+@pytest.fixture(scope='module')
+def network_data():
+    return imported(FOLDER, 'network_data')
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of Cora in Chainer's cache, empty."""
+    monkeypatch.setenv('CHAINER_DATASET_ROOT', str(tmp_path / 'cache'))
+    monkeypatch.setattr(download, '_dataset_root', str(tmp_path / 'cache'))
+    folder = tmp_path / 'cache' / 'pfnet' / 'chainer' / 'cora'
+    folder.mkdir(parents=True)
+    return folder
+
+
+def write_cora(folder):
+    """Write twelve papers of three classes, told by their words, in a ring."""
+    papers = ['p%d' % i for i in range(12)]
+    (folder / 'cora.content').write_text(
+        ''.join(
+            '%s\t%s\tclass_%d\n'
+            % (paper, '\t'.join(str(int(i % 3 == word)) for word in range(5)), i % 3)
+            for i, paper in enumerate(papers)
+        )
+    )
+    pairs = list(zip(papers, papers[1:] + papers[:1]))
+    pairs += [('p0', 'p0'), ('p1', 'p0'), ('p3', 'unknown')]
+    (folder / 'cora.cites').write_text(''.join('%s\t%s\n' % pair for pair in pairs))
+
+
+@pytest.mark.parametrize('method', ['gin_sparse', 'gin'])
+def test_generated(tmp_path, method):
+    out = tmp_path / 'out'
+    text = run_at_once(SCRIPT, '--dataset', 'generated', '--out', out, '--method', method)
+    assert text.startswith('Data: generated, not real')
+    assert 'Split: 400 training, 800 validation, 800 test' in text
+    result = json.loads((out / 'result.json').read_text())
+    test = result['test']
+    assert test[MODEL] > 0.8 > 0.6 > test[REGRESSION] > 2 * test[LARGEST]
+    assert '%6.1f %%  %s' % (100 * test[MODEL], MODEL) in text
+    log = json.loads((out / 'log').read_text())
+    assert [entry['epoch'] for entry in log] == list(range(20, 201, 20))
+    assert {'main/loss(train)', 'main/accuracy(valid)'} <= log[0].keys()
+
+
+def test_model_fits_upstreams(tmp_path):
+    options = '--dataset', 'generated', '--epoch', 1, '--unit-num', 8
+    run_at_once(SCRIPT, '--out', tmp_path, *options)
+    model = NodeClassifier(
+        GINSparse(None, True, hidden_channels=8, out_channels=7, n_update_layers=2)
+    )
+    serializers.load_npz(tmp_path / 'model.npz', model)
+    assert model.predictor.first_mlp.layers[0].W.shape == (8, 500)
+
+
+def test_cora_in_the_cache(cache, tmp_path, network_data):
+    write_cora(cache)
+    network = network_data.load('auto', 0)
+    assert network.description == 'cora' and network.x.shape == (12, 5)
+    numpy.testing.assert_array_equal(network.y, numpy.arange(12) % 3)
+    numpy.testing.assert_array_equal(network.x, numpy.eye(5)[network.y])
+    ring = {(i, (i + 1) % 12) for i in range(12)}
+    assert set(map(tuple, network.edges.T)) == ring | {(b, a) for a, b in ring}
+    assert network.edges.shape == (2, 24)
+    options = '--out', tmp_path / 'out', '--epoch', 2, '--train-data-ratio', 0.5
+    assert 'Data: cora\n12 nodes of 3 classes, 12 edges, 5 words' in run(SCRIPT, *options)
+
+
+def test_data_that_cannot_be_used(cache, tmp_path, network_data):
+    error = run(SCRIPT, '--out', tmp_path / 'out', '--dataset', 'cora', status=1)
+    assert 'cora.content not found. Unpack https://' in error and error.count('\n') == 1
+    assert not (tmp_path / 'out').exists()
+    assert network_data.load('auto', 0).description.startswith('generated, not real')
+    for name, line in (('cora.cites', 'p0 p1 p2\n'), ('cora.content', 'p0 1 0 a\np1 1 a\n')):
+        write_cora(cache)
+        (cache / name).write_text(line)
+        with pytest.raises(network_data.DataError, match=name + ' is not as in https://'):
+            network_data.load('auto', 0)
+
+
+def test_split(network_data):
+    masks = network_data.split(101, 0.2, 3)
+    numpy.testing.assert_array_equal(sum(mask.astype(int) for mask in masks), 1)
+    assert [mask.sum() for mask in masks] == [20, 40, 41]
