@@ -79,11 +79,15 @@ class DeviceBatch:
         molecules (DeviceMolecules): gathered from.
         index (array): (n_graphs,) their numbers.
         layout (str), padded_to (int or None): as in `CSRConverter`.
+
+    Attributes:
+        is_fixed (bool): whether all batches of this form are the same, so that it is gathered once.
     """
 
     def __init__(self, molecules, index, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
+        self.is_fixed = len(molecules) == 1 and layout == 'packed'
         tables = _tables_of(molecules)
         rows, entries = divmod(int(numpy.add.reduce(tables.sizes.take(index))), _PACKED)
         max_rows = tables.max_rows

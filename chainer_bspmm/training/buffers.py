@@ -357,6 +357,12 @@ class Inputs:
                     name: device.xp.zeros(shape, dtype) for name, (shape, dtype) in layout.items()
                 }
         self._buffers = buffers_of(buffers)
+        if self._gather is not None and batch.is_fixed:
+            # One warp copies a molecule: a large graph would take longer than its step. What is
+            # sent is still zeros, the number of the only molecule.
+            with capturer.ordered():
+                self._gather(sent, self._buffers)
+            self._gather = None
         self.step = step.Step(blas, seed, sent['counter'])
         self.row_address = sent['row_address']
         self.numbers = sent.get('numbers')

@@ -66,13 +66,13 @@ def run_node_classification_train(
         )
     optimizer = (optimizer or chainer.optimizers.Adam()).setup(model)
     device = chainer.get_device(device)
-    kind = StandardUpdater if device.xp is numpy else GraphUpdater
-    updater = kind(
-        SerialIterator(_one_graph(data, train_mask=train_mask, valid_mask=valid_mask), 1),
-        optimizer,
-        converter=CSRConverter('packed', strip_padding=False),
-        device=device,
-    )
+    dataset = _one_graph(data, train_mask=train_mask, valid_mask=valid_mask)
+    kind, converter = GraphUpdater, CSRConverter('packed', strip_padding=False)
+    if device.xp is numpy:
+        batch = converter(dataset)
+        kind, converter = StandardUpdater, lambda examples, device: batch  # always the same
+    iterator = SerialIterator(dataset, 1)
+    updater = kind(iterator, optimizer, converter=converter, device=device)
     trainer = training.Trainer(updater, (epoch, 'epoch'), out=out)
     defaults = ()
     if use_default_extensions:

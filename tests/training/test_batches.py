@@ -222,10 +222,11 @@ def test_rows_for_padding_stay_on_the_host(gpu, dataset):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+@pytest.mark.parametrize('n_molecules', [40, 1])
 @pytest.mark.parametrize('layout', ['folded', 'packed'])
-def test_training_is_the_same_to_the_bit(device, graphs, request, layout):
+def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_molecules):
     """From numbers and the copy, as from a list of examples that come from the host."""
-    examples = to_sparse(molecules(40))
+    examples = to_sparse(molecules(n_molecules))
     if graphs is not None:
         request.getfixturevalue('gpu')
         device = Gpu()
@@ -248,6 +249,27 @@ def test_training_is_the_same_to_the_bit(device, graphs, request, layout):
         results.append((reported, parameters(updater)))
     assert results[0][0] == results[1][0]
     assert_same_bits(results[0][1], results[1][1])
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_the_only_molecule_is_gathered_once(device, graphs, request, monkeypatch):
+    if graphs is not None:
+        request.getfixturevalue('gpu')
+        device = Gpu()
+    n_calls, gather_one = [], DeviceMolecules.gather
+    monkeypatch.setattr(
+        DeviceMolecules, 'gather', lambda self, *args: n_calls.append(1) or gather_one(self, *args)
+    )
+    updater = make_updater(
+        GraphUpdater,
+        device,
+        make_model(),
+        to_sparse(molecules(1)),
+        converter=CSRConverter('packed'),
+    )
+    run(updater, 6)
+    (program,) = updater._programs.values()
+    assert program.is_captured and len(n_calls) == 1
 
 
 def test_prediction_gathers_there_too(device, prediction_graphs, request, monkeypatch):

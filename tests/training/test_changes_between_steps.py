@@ -264,6 +264,8 @@ def test_an_optimizer_with_an_update_of_its_own(device, graphs):
 class Gathered:
     """A `DeviceBatch` on the host: `source` a tuple of batches, of which it sends the number."""
 
+    is_fixed = False
+
     def __init__(self, source, number):
         host = source[number]
         self.source, self._number = source, number
