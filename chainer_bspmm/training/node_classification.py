@@ -18,6 +18,7 @@ from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
 from chainer_bspmm.models.node_classifier import NodeClassifier
+from chainer_bspmm.sparse.build import to_host
 from chainer_bspmm.training.graph_updater import GraphUpdater
 
 
@@ -64,9 +65,9 @@ def run_node_classification_train(
             'model: expected the NodeClassifier of chainer_bspmm.sparsify(model), got %s.%s'
             % (type(model).__module__, type(model).__name__)
         )
+    dataset = _one_graph(data, train_mask=train_mask, valid_mask=valid_mask)
     optimizer = (optimizer or chainer.optimizers.Adam()).setup(model)
     device = chainer.get_device(device)
-    dataset = _one_graph(data, train_mask=train_mask, valid_mask=valid_mask)
     kind, converter = GraphUpdater, CSRConverter('packed', strip_padding=False)
     if device.xp is numpy:
         batch = converter(dataset)
@@ -100,7 +101,9 @@ def _one_graph(data, **masks):
             'data.y: expected a label for each of %d nodes, got shape %s'
             % (n_nodes, numpy.shape(data.y))
         )
-    nodes = [_numbers(name, numpy.asarray(mask), n_nodes)[None] for name, mask in masks.items()]
+    nodes = [
+        _numbers(name, numpy.asarray(to_host(mask)), n_nodes)[None] for name, mask in masks.items()
+    ]
     fields = to_sparse([data]).molecules.fields()
     fields['labels'] = [*fields['labels'], *nodes]
     return SparseDataset(Molecules(**fields))

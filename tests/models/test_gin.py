@@ -6,6 +6,7 @@ import pytest
 import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import PaddingGraphDataset
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models import GIN as DenseGIN
 from chainer_chemistry.models.gin import GINSparse as DenseGINSparse
@@ -21,6 +22,7 @@ from tests.support import parity
 from tests.support import relative_error
 from tests.support.graph_data import edge_lists
 from tests.support.graph_data import outcome
+from tests.support.graph_data import padding_data
 from tests.support.graph_data import SIZES
 from tests.support.molecules import molecules
 
@@ -186,3 +188,20 @@ def test_gin_sparse_remembers_its_training_on_lists_of_edges():
 def test_what_gin_sparse_refuses(make, error, message):
     with pytest.raises(error, match=message):
         make(sparsify(DenseGINSparse(3)))
+
+
+@pytest.mark.parametrize('as_coo', [False, True])
+def test_padding_data_set(device, as_coo):
+    """Folded, GIN gives what upstream's gives for the padded batch of dense matrices."""
+    data = [padding_data(graph) for graph in edge_lists([5, 9, 1])]
+    batch = PaddingGraphDataset(data).converter(data, -1)
+    dense = DenseGIN(3, dropout_ratio=0.0)
+    dense(batch.x, batch.adj)
+    parity.randomised(dense)
+    model = parity.swapped(dense, device)
+    data = [padding_data(graph, as_coo) for graph in edge_lists([5, 9, 1])]
+    expected = outcome(dense, dense(batch.x, batch.adj))
+    found = outcome(model, model(*concat_mols(to_sparse(data), device)))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert relative_error(found[name], expected[name]) < 1e-5, name

@@ -23,6 +23,7 @@ from chainer_bspmm.models import NodeClassifier
 from tests.support import parity
 from tests.support import relative_error
 from tests.support.graph_data import edge_lists
+from tests.support.graph_data import OfPaddingData
 from tests.support.graph_data import padding_data
 
 N, N_CHANNELS, N_CLASSES = 60, 9, 4
@@ -43,18 +44,6 @@ OPTIONS = {
     },
     'no metrics': {'metrics_fun': None},
 }
-
-
-class OfPaddingData(chainer.Chain):
-    """Takes features and matrix from the data, for upstream's classifier."""
-
-    def __init__(self, predictor):
-        super().__init__()
-        with self.init_scope():
-            self.predictor = predictor
-
-    def forward(self, data):
-        return self.predictor(data.x, data.adj)
 
 
 def graph(kind):

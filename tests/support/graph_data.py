@@ -1,5 +1,6 @@
 """Graph data of Chainer Chemistry, its batches, and what a model gives for them."""
 
+import chainer
 from chainer import functions
 from chainer.backends import cuda
 from chainer.utils import CooMatrix
@@ -50,6 +51,18 @@ def padding_data(data, as_coo=False):
         row, col = adj.nonzero()
         adj = CooMatrix(adj[row, col], row, col, adj.shape, order='C')
     return PaddingGraphData(x=data.x, adj=adj, y=data.y)
+
+
+class OfPaddingData(chainer.Chain):
+    """Takes features and matrix from the data, for upstream's NodeClassifier."""
+
+    def __init__(self, model):
+        super().__init__()
+        with self.init_scope():
+            self.model = model
+
+    def forward(self, data):
+        return self.model(data.x, data.adj)
 
 
 def outcome(model, y):

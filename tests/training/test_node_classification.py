@@ -19,6 +19,7 @@ from chainer_bspmm.training import node_classification
 from chainer_bspmm.training import run_node_classification_train
 from tests.support import relative_error
 from tests.support.graph_data import edge_lists
+from tests.support.graph_data import OfPaddingData
 from tests.support.graph_data import padding_data
 from tests.training import host_graphs
 
@@ -29,18 +30,6 @@ DATA = {
     'GIN, CooMatrix': lambda data: padding_data(data, as_coo=True),
 }
 MASK = numpy.random.RandomState(1).uniform(size=N) < 0.4
-
-
-class OfPaddingData(chainer.Chain):
-    """Takes features and matrix from the data, for upstream's classifier; has its parameters."""
-
-    def __init__(self, model):
-        super().__init__()
-        with self.init_scope():
-            self.inner = model
-
-    def forward(self, data):
-        return self.inner(data.x, data.adj)
 
 
 def graph(kind='GINSparse', **options):
