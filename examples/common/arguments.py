@@ -125,6 +125,12 @@ def add_training_arguments(parser):
         default=-1,
         help='number of molecules to use, spread evenly over the data; -1: all',
     )
+    parser.add_argument(
+        '--skip-missing',
+        action='store_true',
+        help='leave out, and count, molecules without a label: in a regression without one of '
+        'them, in a classification without any',
+    )
     parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
     parser.add_argument(
         '--layout',
@@ -152,10 +158,15 @@ def add_training_arguments(parser):
         parser, 'share the molecules out to (batches of --batchsize on each of)'
     )
     parser.add_argument('--resume', metavar='SNAPSHOT', help='continue from this snapshot')
+    add_force_argument(parser)
+    add_common_arguments(parser, "train upstream's dense model instead, for comparison")
+
+
+def add_force_argument(parser):
+    """Add the option to overwrite a longer run."""
     parser.add_argument(
         '--force', action='store_true', help='overwrite a longer run in the folder of --out'
     )
-    add_common_arguments(parser, "train upstream's dense model instead, for comparison")
 
 
 def add_prediction_arguments(parser, script, data_help):

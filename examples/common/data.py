@@ -20,11 +20,14 @@ from tqdm import tqdm
 NAMED = ('sample', 'full', 'download')  # values of --data that are not files
 
 
+MISSING = ('', 'na', 'n/a', 'nan', 'none', 'null')  # cells without a label, in any case
+
+
 class DataError(ValueError):
     """Data or options that cannot be used; the message is meant for the user."""
 
 
-def read_csv(path, smiles_column, columns, task, need_labels=True):
+def read_csv(path, smiles_column, columns, task, missing='refuse'):
     """Read the SMILES and the labels of a CSV file, plain or compressed.
 
     Args:
@@ -32,7 +35,8 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
         smiles_column (str): name of the column of SMILES.
         columns (dict): {label: name of its column}.
         task (tasks.Regression or tasks.Classification): says which labels are good.
-        need_labels (bool): if not, missing columns and empty cells of labels become NaN.
+        missing (str): what becomes of a molecule without a label that the task needs: 'refuse' the
+            file, 'skip' the molecule, or 'keep' it, even if the file lacks the column.
 
     Returns:
         pandas.DataFrame: columns `where` ('FILE row N', the header being row 1), `smiles` (str),
@@ -54,16 +58,22 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
             skip_blank_lines=False,
             usecols=[name for name in header if name in wanted],
         )
+    except UnicodeDecodeError as error:
+        raise DataError(
+            '%s cannot be read as CSV: it is not text in UTF-8; a compressed file needs the ending '
+            'of its kind, such as .gz' % path
+        ) from error
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
-    missing = [name for name in (wanted if need_labels else wanted[:1]) if name not in header]
-    if missing:
+    needed = wanted[:1] if missing == 'keep' else wanted
+    lacking = [name for name in needed if name not in header]
+    if lacking:
         separated = len(header) == 1 and any(character in header[0] for character in ';\t|')
         raise DataError(
             '%s has no column %s; expected the columns %s, found %s%s'
             % (
                 path,
-                ', '.join(missing),
+                ', '.join(lacking),
                 ', '.join(wanted),
                 ', '.join(header),
                 '; columns must be separated by commas' if separated else '',
@@ -85,15 +95,52 @@ def read_csv(path, smiles_column, columns, task, need_labels=True):
         values = pandas.to_numeric(raw[column], errors='coerce').to_numpy(dtype=numpy.float64)
         bad = numpy.flatnonzero(~task.is_good(values))
         text = raw[column].iloc[bad].str.strip().to_numpy()
-        if task.may_be_missing or not need_labels:
-            bad, text = bad[text != ''], text[text != '']
+        is_missing = numpy.isin([word.lower() for word in text], MISSING)
+        if task.may_be_missing or missing != 'refuse':
+            bad, text, is_missing = bad[~is_missing], text[~is_missing], ()
         if bad.size:
             raise DataError(
-                '%s: target %s is %r, expected %s (%d such rows)'
-                % (frame['where'][bad[0]], column, text[0], task.expected, bad.size)
+                '%s: target %s is %r, expected %s (%d such rows%s)'
+                % (
+                    frame['where'][bad[0]],
+                    column,
+                    text[0],
+                    task.expected,
+                    bad.size,
+                    '; --skip-missing leaves empty ones out' if any(is_missing) else '',
+                )
             )
         frame[label] = values
-    return frame
+    return without_missing(frame, task) if missing == 'skip' else frame
+
+
+def without_missing(table, task):
+    """Return the rows of a table that have the labels that their task needs; count the others."""
+    known = table[list(task.names)].notna()
+    kept = known.any(axis=1) if task.may_be_missing else known.all(axis=1)
+    if not kept.all():
+        print(
+            'Skipped %d molecule(s) without %s of %s, the first: %s'
+            % (
+                (~kept).sum(),
+                'any label' if task.may_be_missing else 'each label',
+                ', '.join(task.names),
+                table['where'][~kept].iloc[0],
+            )
+        )
+    return table[kept].reset_index(drop=True)
+
+
+def report_duplicates(table):
+    """Print how many molecules have the SMILES of an earlier one."""
+    again = table['smiles'].duplicated()
+    if again.any():
+        smiles = table['smiles'][again].iloc[0]
+        print(
+            'Duplicates: %d molecule(s) have the SMILES of an earlier one, the first: %s: %r; '
+            'test molecules may be among those of the training'
+            % (again.sum(), ' and '.join(table['where'][table['smiles'] == smiles][:2]), smiles)
+        )
 
 
 def typed_smiles(smiles, names):
@@ -113,12 +160,22 @@ def digest(table, task):
 
 def other_columns(path, table):
     """Return what the file of a table of :func:`read_csv` has besides, as text, row by row."""
-    if not os.path.isfile(path):  # one of NAMED
+    if path in NAMED:
         return pandas.DataFrame(index=table.index)
-    raw = pandas.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
+    raw = pandas.read_csv(
+        path,
+        dtype=str,
+        keep_default_na=False,
+        skip_blank_lines=False,
+        encoding_errors='replace',  # only SMILES and labels need be UTF-8
+    )
     rows = [int(where.rpartition(' ')[2]) - 2 for where in table['where']]
     raw = raw.loc[rows].set_index(table.index)
-    known = {*table.columns, *(name for name in raw if (raw[name] == table['smiles']).all())}
+    known = {
+        'smiles',
+        *table.columns[2:],
+        *(name for name in raw if (raw[name] == table['smiles']).all()),
+    }
     return raw[[name for name in raw if name not in known]]
 
 

@@ -1,9 +1,13 @@
 """The files in the folder of a run: settings, model, snapshot, result."""
 
+import contextlib
 import glob
 import json
 import os
 import pickle
+import re
+import shutil
+import tempfile
 import zipfile
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
@@ -16,8 +20,22 @@ SNAPSHOT_FILE = 'snapshot.npz'
 RESULT_FILE = 'result.json'
 FAILED_FILE = 'failed.csv'
 LOG_FILE = 'log'  # LogReport's name
+PLOT_FILE = 'learning_curve.png'
+RUN_FILES = [
+    MODEL_FILE,
+    SETTINGS_FILE,
+    SNAPSHOT_FILE,
+    RESULT_FILE,
+    FAILED_FILE,
+    LOG_FILE,
+    PLOT_FILE,
+]
 # Files that become invalid when the settings change.
 STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
+# Folders of LogReport and of a file with this name, with eight characters of `tempfile`.
+TEMPORARY = re.compile(re.escape(LOG_FILE) + r'[a-z0-9_]{8}|tmp(.+\..+)[a-z0-9_]{8}')
+# Settings that earlier versions did not write.
+EARLIER = {'layout': 'packed', 'padded_to': None, 'ranks': 1, 'skip_missing': False}
 
 
 def make_folder(out):
@@ -30,9 +48,35 @@ def make_folder(out):
         raise DataError('--out: cannot write into the folder %s' % out)
 
 
+def of_run(folder):
+    """Return the paths of what a training writes into its folder."""
+    return [os.path.join(folder, name) for name in RUN_FILES]
+
+
+def is_one_of(path, others):
+    """Tell whether a file that exists is one of some others, by whatever names."""
+    return os.path.exists(path) and any(
+        os.path.exists(other) and os.path.samefile(path, other) for other in others
+    )
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """Give a path to write to; the file there takes the place of `path` only when it is whole."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
+        yield path
+        return
+    folder, name = os.path.split(path)
+    # The prefix is that of Chainer's snapshots; the ending of the name may decide a compression.
+    with tempfile.TemporaryDirectory(prefix='tmp' + name, dir=folder) as temporary:
+        yield os.path.join(temporary, name)
+        os.replace(os.path.join(temporary, name), path)
+
+
 def write_json(path, value):
     """Write a dict to a readable file."""
-    with open(path, 'w') as f:
+    with replacing(path) as new, open(new, 'w') as f:
         json.dump(value, f, indent=1)
         f.write('\n')
 
@@ -40,15 +84,36 @@ def write_json(path, value):
 def start_folder(out, settings):
     """Write the settings of a run to OUT/settings.json.
 
-    The files of an earlier run with other settings are removed.
+    The files of an earlier run with other settings are removed, and what a killed one has left.
     """
+    remove_leftovers(out)
     path = os.path.join(out, SETTINGS_FILE)
-    if os.path.exists(path) and load_settings(out, settings['script']) != settings:
+    here = {'folder': os.path.abspath(out)}
+    settings = {**settings, **here}
+    if os.path.exists(path) and {**load_settings(out, settings['script']), **here} != settings:
         of_ranks = glob.glob(glob.escape(os.path.join(out, SNAPSHOT_FILE)) + '.[0-9]*')
         for name in [*(os.path.join(out, name) for name in STALE_FILES), *of_ranks]:
             if os.path.exists(name):
                 os.remove(name)
     write_json(path, settings)
+
+
+def remove_leftovers(out):
+    """Remove the temporary folders of a run that was killed: Chainer's and those of `replacing`."""
+    for entry in list(os.scandir(out)):
+        found = TEMPORARY.fullmatch(entry.name)
+        if found and entry.is_dir(follow_symlinks=False):
+            if set(os.listdir(entry)) <= {found[1] or 'log.json'}:
+                shutil.rmtree(entry)
+
+
+def check_not_longer(out, epochs, force):
+    """Refuse to overwrite a run in a folder with one of fewer epochs, unless `force`."""
+    if not force and n_epochs(out) > epochs:
+        raise DataError(
+            '--out: %s has a run of %d epochs, and this one would overwrite it with %d; use '
+            'another folder, or --force' % (out, n_epochs(out), epochs)
+        )
 
 
 def n_epochs(out):
@@ -65,21 +130,27 @@ def load_settings(folder, script):
     path = os.path.join(folder, SETTINGS_FILE)
     try:
         with open(path) as f:
-            # Settings that earlier versions did not write.
-            earlier = {'script': script, 'layout': 'packed', 'padded_to': None, 'ranks': 1}
-            return {**earlier, **json.load(f)}
+            settings = {**EARLIER, 'script': script, **json.load(f)}
     except FileNotFoundError:
         raise DataError(
             '%s not found: %s is not an output folder of %s' % (path, folder, script)
         ) from None
     except ValueError as error:
         raise DataError('%s cannot be read: %s' % (path, error)) from error
+    before = settings.pop('folder', None)
+    if before and os.path.isabs(settings['data']) and not os.path.exists(settings['data']):
+        # The folder may have moved together with the data.
+        near = os.path.join(folder, os.path.relpath(settings['data'], before))
+        if os.path.exists(near):
+            settings['data'] = os.path.abspath(near)
+    return settings
 
 
 def save_model(out, model):
     """Write the parameters, and the scaler of the labels if there is one, to OUT/model.npz."""
     path = os.path.join(out, MODEL_FILE)
-    serializers.save_npz(path, model)
+    with replacing(path) as new:
+        serializers.save_npz(new, model)
     return path
 
 

@@ -79,11 +79,12 @@ def molecules(args, settings, task, read, failed_file):
         data.report_failures(failures, failed_file)
         return dataset, table, kept
     if args.data:
-        description, table = read(args.data, settings, task, False)
+        description, table = read(args.data, settings, task, 'keep')
         return data.load(
             description, table, task, method, -1, failed_file, args.dense, not args.no_cache
         )
-    description, table = read(settings['data'], settings, task, True)
+    missing = 'skip' if settings['skip_missing'] else 'refuse'
+    description, table = read(settings['data'], settings, task, missing)
     dataset, table, kept = data.load(
         description,
         table,
@@ -118,7 +119,8 @@ def predict(args, script, task_of, read):
         args (argparse.Namespace): the options, those of `arguments.add_prediction_arguments`.
         script (str): name of the script that trains.
         task_of (callable): settings of the training -> Regression or Classification.
-        read (callable): (data, settings, task, need_labels) -> (description, table).
+        read (callable): (data, settings, task, missing) -> (description, table); `missing` as of
+            `data.read_csv`.
 
     Returns:
         int: the exit status.
@@ -130,18 +132,19 @@ def predict(args, script, task_of, read):
         raise data.DataError('--out: no such folder: %s' % folder)
     if os.path.isdir(out) or not os.access(out if os.path.exists(out) else folder, os.W_OK):
         raise data.DataError('--out: cannot write the file %s' % out)
-    for source in filter(None, (args.data, settings['data'])):
-        if os.path.exists(out) and os.path.exists(source) and os.path.samefile(out, source):
-            raise data.DataError('--out: %s holds the data that are read' % out)
     # Neither the training's file nor another one in the folder.
     failed_file = os.path.splitext(out)[0] + '_failed.csv'
+    sources = [*filter(None, (args.data, settings['data'])), *files.of_run(args.in_dir)]
+    for path in (out, failed_file):
+        if files.is_one_of(path, sources):
+            raise data.DataError('--out: %s holds the data that are read' % path)
     dataset, table, kept = molecules(args, settings, task, read, failed_file)
 
     converter = converter_for(settings, args.layout, args.dense)
     predictions = task.predict(model, dataset, converter, args.batchsize)
     result = pandas.DataFrame({'smiles': table['smiles']})
-    if args.data:
-        result = result.join(data.other_columns(args.data, table))
+    if not args.smiles:
+        result = result.join(data.other_columns(args.data or settings['data'], table))
     for name, values in zip(task.names, predictions.T):
         predicted, true = task.column_titles(name)
         # One row for each molecule of the input, empty where there is no prediction.
@@ -150,7 +153,8 @@ def predict(args, script, task_of, read):
         )
         if table[name].notna().any():
             result[true] = table[name]
-    result.to_csv(out, index=False, float_format='%.7g')
+    with files.replacing(out) as new:
+        result.to_csv(new, index=False, float_format='%.7g')
     if args.smiles:
         print(result.to_string(index=False))
     for line in task.prediction_report(table[task.names].to_numpy()[kept], predictions):

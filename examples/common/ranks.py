@@ -61,7 +61,8 @@ class Ranks:
         from chainer_bspmm.multi_node import PartIterator
 
         if not self.are_several:
-            return SerialIterator(part, batchsize)
+            # A larger batch would hold molecules more than once.
+            return SerialIterator(part, min(batchsize, len(part)))
         return PartIterator(part, batchsize, self.comm)
 
     def optimizer(self, optimizer):

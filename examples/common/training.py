@@ -1,6 +1,7 @@
 """Train a model on a data set and test it: what every train_*.py does with its data."""
 
 import contextlib
+import errno
 import gc
 import os
 import shlex
@@ -28,7 +29,6 @@ from common.ranks import Ranks
 from common.tasks import converter_of
 from common.tasks import labels_of
 
-PLOT_FILE = 'learning_curve.png'
 # Settings that a resumed run must share with the run that made the snapshot, in every example.
 FIXED_SETTINGS = (
     'method',
@@ -39,7 +39,9 @@ FIXED_SETTINGS = (
     'train_data_ratio',
     'data',
     'num_data',
+    'skip_missing',
 )
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # no space left, for one reason or another
 
 
 class RandomState(training.Extension):
@@ -325,7 +327,7 @@ def run_until_done(trainer, epoch, path, command, ranks):
     gc.freeze()  # modules and molecules stay: searching them for garbage takes as long as an epoch
     try:
         with contextlib.nullcontext() if ranks.are_several else trainer.stop_trigger:
-            trainer.run()
+            trainer.run(show_loop_exception_msg=False)  # what it would show follows anyway
     except KeyboardInterrupt:
         if os.path.exists(path):
             print('\nInterrupted in a step. Continue from the last snapshot with\n  %s' % command)
@@ -333,8 +335,8 @@ def run_until_done(trainer, epoch, path, command, ranks):
     finally:
         gc.unfreeze()
     if trainer.updater.epoch < epoch:
-        serializers.save_npz(path + '.tmp', trainer)
-        os.replace(path + '.tmp', path)
+        with files.replacing(path) as new:
+            serializers.save_npz(new, trainer)
         print(
             '\nInterrupted in epoch %d, after step %d. Continue exactly there with\n  %s'
             % (trainer.updater.epoch + 1, trainer.updater.iteration, command)
@@ -348,7 +350,8 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
 
     Args:
         task (Regression or Classification): the task.
-        read (callable): returns (description of the data (str), table as of `data.read_csv`).
+        read (callable): what to do about missing labels, as of `data.read_csv` ->
+            (description of the data (str), its table).
         args (argparse.Namespace): the options, those of `arguments.add_training_arguments`.
         parser (argparse.ArgumentParser): it has parsed `args`.
         script (str): the script's file.
@@ -430,7 +433,7 @@ def train(task, read, args, parser, script, title, own_settings=(), report_every
         },
     )
     print('Model: %s' % path)
-    path = os.path.join(args.out, PLOT_FILE)
+    path = os.path.join(args.out, files.PLOT_FILE)
     plot_learning_curve(
         trainer.get_extension('LogReport').log,
         path,
@@ -459,9 +462,14 @@ def prepare(task, read, args, script, own_settings, device, ranks):
         for the data; the parts of the data set: training, validation, test.
     """
     files.make_folder(args.out)
+    if files.is_one_of(args.data, files.of_run(args.out)):
+        raise data.DataError('--data: %s would be overwritten, use another --out' % args.data)
+    is_continued = args.resume and files.is_one_of(os.path.dirname(args.resume) or '.', [args.out])
+    if not is_continued:
+        files.check_not_longer(args.out, args.epoch, args.force)
     start = time.perf_counter()
-    description, table = read()
-    dataset, table, _ = data.load(
+    description, table = read('skip' if args.skip_missing else 'refuse')
+    dataset, table, kept = data.load(
         description,
         table,
         task,
@@ -471,6 +479,9 @@ def prepare(task, read, args, script, own_settings, device, ranks):
         args.dense,
         not args.no_cache,
     )
+    if not table[task.names].notna().to_numpy().any():
+        raise data.DataError('%s: no molecule has a label' % description)
+    data.report_duplicates(table.iloc[kept])
     data_seconds = time.perf_counter() - start
     settings = {name: getattr(args, name) for name in (*FIXED_SETTINGS, *own_settings)}
     settings.update(
@@ -484,12 +495,6 @@ def prepare(task, read, args, script, own_settings, device, ranks):
         settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
     if args.resume:
         check_resumable(args.resume, settings)
-    elif not args.force and files.n_epochs(args.out) > args.epoch:
-        raise data.DataError(
-            '--out: %s has a run of %d epochs, and this one would overwrite it with %d; use '
-            'another folder, --resume to continue it, or --force'
-            % (args.out, files.n_epochs(args.out), args.epoch)
-        )
     elif os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE)):
         print(
             'Starting again: the snapshot of an earlier run in %s is overwritten after the first '
@@ -502,6 +507,8 @@ def prepare(task, read, args, script, own_settings, device, ranks):
         dataset[part] for part in data.split_indices(len(dataset), args.train_data_ratio, args.seed)
     ]
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
+    if args.batchsize > len(parts[0]):
+        print('Batches of all %d training molecules' % len(parts[0]))
     return (settings, labels_of(parts[0]), labels_of(parts[1]), data_seconds), parts
 
 
@@ -511,5 +518,9 @@ def main(run):
         sys.exit(run())
     except data.DataError as error:
         sys.exit('error: %s' % error)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        sys.exit('error: cannot write: %s' % error.strerror)
     except KeyboardInterrupt:
         sys.exit('interrupted')

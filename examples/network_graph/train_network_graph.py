@@ -77,6 +77,7 @@ def make_parser():
         'Chainer device specifier',
     )
     parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
+    arguments.add_force_argument(parser)
     return parser
 
 
@@ -162,6 +163,7 @@ def run(argv=None):
     masks = network_data.split(n_nodes, args.train_data_ratio, args.seed)
     print('Split: %d training, %d validation, %d test' % tuple(mask.sum() for mask in masks))
     files.make_folder(args.out)
+    files.check_not_longer(args.out, args.epoch, args.force)
     start = time.perf_counter()
     model, data = train(args, network, masks, device)
     predicted = predict(model, data, device)

@@ -14,11 +14,11 @@ def task_of(kind, labels):
     return TASKS[kind](labels)
 
 
-def read_own(path, smiles_column, task, need_labels=True):
-    """Read the CSV file, plain or compressed.
+def read_own(path, smiles_column, task, missing='refuse'):
+    """Read the CSV file, plain or compressed; `missing` as of `common.data.read_csv`.
 
     Returns:
         tuple: (description (str), table as of `common.data.read_csv`).
     """
     columns = {name: name for name in task.names}
-    return path, read_csv(path, smiles_column, columns, task, need_labels)
+    return path, read_csv(path, smiles_column, columns, task, missing)

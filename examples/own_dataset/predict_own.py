@@ -26,8 +26,8 @@ def run():
         parser.parse_args(),
         'train_own.py',
         lambda settings: own_data.task_of(settings['task'], settings['labels']),
-        lambda data, settings, task, need_labels: own_data.read_own(
-            data, settings['smiles_column'], task, need_labels
+        lambda data, settings, task, missing: own_data.read_own(
+            data, settings['smiles_column'], task, missing
         ),
     )
 

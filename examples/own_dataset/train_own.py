@@ -34,7 +34,7 @@ def run(argv=None):
     task = own_data.task_of(args.task, args.labels)
     return training.train(
         task,
-        lambda: own_data.read_own(args.data, args.smiles_column, task),
+        lambda missing: own_data.read_own(args.data, args.smiles_column, task, missing),
         args,
         parser,
         __file__,

@@ -26,7 +26,7 @@ def run():
         parser.parse_args(),
         'train_qm9.py',
         lambda settings: qm9_data.task_of(settings['label']),
-        lambda data, settings, task, need_labels: qm9_data.read_qm9(data, task, need_labels),
+        lambda data, settings, task, missing: qm9_data.read_qm9(data, task, missing),
     )
 
 

@@ -54,14 +54,14 @@ def qm9pack_files():
     return paths if all(os.path.exists(path) for path in paths) else []
 
 
-def read_qm9(data, task, need_labels=True):
+def read_qm9(data, task, missing='refuse'):
     """Read the table that `--data` names.
 
     Args:
         data (str): 'sample', 'full' or the path of a CSV file with a column `smiles` and one for
             each target.
         task (Regression): the targets.
-        need_labels (bool): if not, a file of the user's own may lack them.
+        missing (str): what becomes of a molecule without a label, as of `common.data.read_csv`.
 
     Returns:
         tuple: (description (str), table as of `common.data.read_csv`).
@@ -70,7 +70,7 @@ def read_qm9(data, task, need_labels=True):
     if data == 'sample':
         return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', same, task)
     if data != 'full':
-        return data, read_csv(data, 'smiles', same, task, need_labels)
+        return data, read_csv(data, 'smiles', same, task, missing)
     paths = qm9pack_files()
     if paths:
         columns = {name: TARGETS[name][1] for name in task.names}

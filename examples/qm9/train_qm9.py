@@ -43,7 +43,7 @@ def run(argv=None, report_every=1):
         title = '%s, %s' % (args.label, qm9_data.TARGETS[args.label][2])
     return training.train(
         task,
-        lambda: qm9_data.read_qm9(args.data, task),
+        lambda missing: qm9_data.read_qm9(args.data, task, missing),
         args,
         parser,
         __file__,

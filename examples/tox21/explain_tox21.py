@@ -115,6 +115,8 @@ def run():
         os.makedirs(out, exist_ok=True)
     except OSError as error:
         raise DataError('--out: cannot make the folder %s: %s' % (out, error.strerror)) from error
+    if os.path.samefile(out, args.in_dir):
+        raise DataError('--out: %s is the folder of the training' % out)
     dataset, table, kept = prediction.molecules(
         args, settings, task, None, os.path.join(out, 'failed.csv')
     )

@@ -26,7 +26,7 @@ def run():
         parser.parse_args(),
         'train_tox21.py',
         lambda settings: tox21_data.TASK,
-        lambda data, settings, task, need_labels: tox21_data.read_tox21(data, need_labels),
+        lambda data, settings, task, missing: tox21_data.read_tox21(data, missing),
     )
 
 

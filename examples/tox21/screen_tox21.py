@@ -25,6 +25,7 @@ import tox21_data  # before common, which it finds
 from chainer import functions
 from chainer_bspmm.training import captured_predict
 from common import arguments
+from common import files
 from common import prediction
 from common import training
 from common.data import DataError
@@ -50,7 +51,8 @@ def read_from(path):
     with file as lines:
         first = list(itertools.islice(lines, 1))
         text = ''.join(first)
-        if ',' in (text.split() or [''])[0] or '\x1f' in text:
+        # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.
+        if set((text.split() or [''])[0]) & set(',;') or set(text) & set('\x1f\0'):
             raise DataError(
                 '%s: expected one SMILES a line, got %r; for a CSV file use predict_tox21.py '
                 '--data' % (path or 'standard input', text[:40].rstrip())
@@ -58,11 +60,11 @@ def read_from(path):
         yield itertools.chain(first, lines)
 
 
-def write_to(path, source):
-    """Return a context with a file for a CSV table, or with standard output."""
+def write_to(path, sources):
+    """Return a context with a file for a CSV table, none of `sources`, or with standard output."""
     if path is None:
         return contextlib.nullcontext(sys.stdout)
-    if source is not None and os.path.exists(path) and os.path.samefile(path, source):
+    if files.is_one_of(path, sources):
         raise DataError('--out: %s is the file to read' % path)
     try:
         return open(path, 'w', encoding='utf-8', newline='')
@@ -198,7 +200,8 @@ def run():
             found = shared_rows(ranks, lines, args.batchsize, rows_of)
         if not ranks.is_first:
             return sum(1 for _ in found)  # none
-        file = stack.enter_context(write_to(args.out, args.smiles))
+        sources = [*filter(None, [args.smiles]), *files.of_run(args.in_dir)]
+        file = stack.enter_context(write_to(args.out, sources))
         stack.enter_context(until_pipe_closes(file))
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow(

@@ -35,13 +35,13 @@ def download():
         ) from error
 
 
-def read_tox21(data, need_labels=True):
+def read_tox21(data, missing='refuse'):
     """Read the table that `--data` names.
 
     Args:
         data (str): 'download', or the path of a CSV file with a column `smiles` and one for each
             assay: 1 active, 0 inactive, nothing where it was not measured.
-        need_labels (bool): if not, the file may lack assays.
+        missing (str): what becomes of a molecule without any label, as of `common.data.read_csv`.
 
     Returns:
         tuple: (description (str), table as of `common.data.read_csv`).
@@ -50,4 +50,4 @@ def read_tox21(data, need_labels=True):
     if data == 'download':
         path = download()
         description = "Tox21 from Chainer Chemistry's download, %s" % path
-    return description, read_csv(path, 'smiles', {name: name for name in ASSAYS}, TASK, need_labels)
+    return description, read_csv(path, 'smiles', {name: name for name in ASSAYS}, TASK, missing)

@@ -25,7 +25,7 @@ def run(argv=None):
     args = parser.parse_args(argv)
     return training.train(
         tox21_data.TASK,
-        lambda: tox21_data.read_tox21(args.data),
+        lambda missing: tox21_data.read_tox21(args.data, missing),
         args,
         parser,
         __file__,

@@ -107,3 +107,11 @@ def test_split(network_data):
     masks = network_data.split(101, 0.2, 3)
     numpy.testing.assert_array_equal(sum(mask.astype(int) for mask in masks), 1)
     assert [mask.sum() for mask in masks] == [20, 40, 41]
+
+
+def test_a_longer_run_is_not_overwritten(tmp_path):
+    words = '--dataset', 'generated', '--out', tmp_path, '--epoch'
+    run_at_once(SCRIPT, *words, '2')
+    error = run_at_once(SCRIPT, *words, '1', status=1)
+    assert 'has a run of 2 epochs, and this one would overwrite it with 1' in error
+    run_at_once(SCRIPT, *words, '1', '--force')

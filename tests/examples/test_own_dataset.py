@@ -1,6 +1,9 @@
 """The scripts of examples/own_dataset, run as a user runs them."""
 
+import gzip
 import json
+import resource
+import shutil
 import signal
 import subprocess
 
@@ -81,6 +84,7 @@ def test_regression(regression_file, tmp_path, dense):
     table = rows(tmp_path / 'p.csv')
     assert list(table[0]) == [
         'smiles',
+        'name',
         'log S predicted',
         'log S true',
         'mass predicted',
@@ -258,3 +262,189 @@ def test_training_data_that_changed_or_moved(regression_file, tmp_path):
     assert 'in another order' in run(*predict, status=1)
     resume = ['--resume', tmp_path / 'result' / 'snapshot.npz']
     assert '--resume: digest was' in run('train_own.py', *options, *resume, status=1, cwd=tmp_path)
+
+
+def train_on(folder, text, *arguments, **options):
+    """Train on a CSV file of this text in a folder, into the folder `result` there."""
+    folder.mkdir(exist_ok=True)
+    (folder / 'mine.csv').write_text(text)
+    words = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', *QUICK]
+    return run('train_own.py', *words, '--out', 'result', *arguments, cwd=folder, **options)
+
+
+TABLE = 'smiles,y,name\n' + ''.join(
+    '%s,%d,m%d\n' % (smiles, i, i) for i, smiles in enumerate(CHAINS)
+)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A folder with mine.csv and, of a training on it, result."""
+    folder = tmp_path_factory.mktemp('trained')
+    train_on(folder, TABLE)
+    return folder
+
+
+def copy_of(trained, folder):
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize('name', ['model.npz', 'settings.json', 'snapshot.npz', 'log'])
+def test_predictions_overwrite_no_file_of_the_training(trained, name):
+    before = (trained / 'result' / name).read_bytes()
+    options = ['--in-dir', 'result', '--smiles', 'C', '--out', trained / 'result' / name]
+    text = run('predict_own.py', *options, cwd=trained, status=1)
+    assert text.startswith('error: --out: ') and 'holds the data that are read' in text
+    assert (trained / 'result' / name).read_bytes() == before
+
+
+def test_the_list_of_failures_is_no_file_that_is_read(trained, tmp_path):
+    """Whoever mends the molecules of p_failed.csv and predicts again into p.csv keeps them."""
+    folder = copy_of(trained, tmp_path)
+    for script, name in (('predict_own.py', 'p_failed.csv'), ('train_own.py', 'failed.csv')):
+        path = folder / 'result' / name
+        path.write_text(TABLE)
+        options = ['--data', path]
+        if script == 'predict_own.py':
+            options += ['--in-dir', folder / 'result', '--out', folder / 'result' / 'p.csv']
+        else:
+            options += ['--labels', 'y', '--task', 'regression', '--out', folder / 'result', *QUICK]
+        assert run(script, *options, status=1).startswith('error: --')
+        assert path.read_text() == TABLE
+
+
+def test_predictions_of_the_test_part_keep_the_columns_of_the_data(trained, tmp_path):
+    text = 'where,smiles,y,name\n' + ''.join(
+        'x%d,%s,%d,\xe4%d\n' % (i, smiles, i, i) for i, smiles in enumerate(CHAINS)
+    )
+    other = tmp_path / 'latin.csv'
+    other.write_text(text, encoding='latin-1')
+    run('predict_own.py', '--in-dir', 'result', '--out', tmp_path / 'p.csv', cwd=trained)
+    table = rows(tmp_path / 'p.csv')
+    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true']
+    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table) and len(table) == 14
+    options = ['--in-dir', 'result', '--data', other, '--out', tmp_path / 'q.csv']
+    run('predict_own.py', *options, cwd=trained)
+    table = rows(tmp_path / 'q.csv')
+    assert len(table) == 90 and table[3]['where'] == 'x3' and table[3]['name'] == '\ufffd3'
+
+
+def test_molecules_without_labels_are_skipped_and_counted(tmp_path):
+    text = 'smiles,y\n' + ''.join(
+        '%s,%s\n' % (smiles, {0: '', 1: 'NaN', 2: ' n/a '}.get(i % 30, i))
+        for i, smiles in enumerate(CHAINS)
+    )
+    error = train_on(tmp_path, text, status=1)
+    assert "row 2: target y is '', expected a finite number (9 such rows; --skip-missing" in error
+    printed = train_on(tmp_path, text, '--skip-missing')
+    assert 'Skipped 9 molecule(s) without each label of y, the first: mine.csv row 2\n' in printed
+    assert '81 molecules' in printed
+    mae = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']['MAE']['y']
+    predict = ['predict_own.py', '--in-dir', tmp_path / 'result']
+    assert 'MAE of y: %.6g ' % mae in run(*predict)
+    run(*predict, '--data', tmp_path / 'mine.csv')  # such labels are no errors in a prediction
+    assert len(rows(tmp_path / 'result' / 'predictions.csv')) == 90
+
+
+def test_a_classification_needs_some_label(tmp_path):
+    words = '--task', 'classification', '--labels', 'y'
+    nothing = ''.join('%s,\n' % smiles for smiles in CHAINS)
+    error = train_on(tmp_path, 'smiles,y\n' + nothing, *words, status=1)
+    assert error == 'error: mine.csv: no molecule has a label\n'
+    some = ''.join('%s,%d\n' % (smiles, 'N' in smiles) for smiles in CHAINS)
+    printed = train_on(tmp_path, 'smiles,y\n' + nothing + some, *words, '--skip-missing')
+    assert 'Skipped 90 molecule(s) without any label of y' in printed and '90 molecules' in printed
+
+
+def test_duplicates_are_named(trained, tmp_path):
+    printed = train_on(tmp_path, TABLE + 'CN,7,a\nCN,8,b\nC1C,1,c\nC1C,1,d\n')
+    assert (
+        'Duplicates: 2 molecule(s) have the SMILES of an earlier one, the first: mine.csv row 3 '
+        "and mine.csv row 92: 'CN'; test molecules may be among those of the training\n"
+    ) in printed
+
+
+def test_batches_have_a_molecule_once(tmp_path):
+    printed = train_on(tmp_path, TABLE, '--batchsize', '100000')
+    assert 'Batches of all 62 training molecules\n' in printed
+    log = json.loads((tmp_path / 'result' / 'log').read_text())
+    assert [(entry['epoch'], entry['iteration']) for entry in log] == [(1, 1), (2, 2)]
+
+
+def test_folder_and_data_may_move_together(trained, tmp_path):
+    moved = copy_of(trained, tmp_path / 'before')
+    settings = json.loads((moved / 'result' / 'settings.json').read_text())
+    for name in ('data', 'folder'):
+        settings[name] = settings[name].replace(str(trained), '/nowhere/project')
+    (moved / 'result' / 'settings.json').write_text(json.dumps(settings))
+    printed = run('predict_own.py', '--in-dir', moved / 'result', cwd=tmp_path)
+    assert 'Data: %s: 90 molecules' % (moved / 'mine.csv') in printed
+    (moved / 'mine.csv').unlink()
+    error = run('predict_own.py', '--in-dir', moved / 'result', cwd=tmp_path, status=1)
+    assert error == 'error: data file not found: /nowhere/project/mine.csv\n'
+
+
+def test_a_longer_run_in_another_folder_than_the_snapshots(trained, tmp_path):
+    folder = copy_of(trained, tmp_path)
+    resume = ['--resume', trained / 'result' / 'snapshot.npz', '--data', trained / 'mine.csv']
+    error = train_on(folder, TABLE, *resume, '--epoch', '1', status=1)
+    assert 'has a run of 2 epochs, and this one would overwrite it with 1; use another' in error
+
+
+def test_what_a_killed_run_left_is_removed(trained, tmp_path):
+    folder = copy_of(trained, tmp_path) / 'result'
+    left = {
+        'tmpsnapshot.npzabcd_123': 'snapshot.npz',
+        'tmpsnapshot.npz.12.1abcd_123': 'snapshot.npz.12.1',
+        'tmpmodel.npzabcd_123': 'model.npz',
+        'logabcd_123': 'log.json',
+    }
+    mine = {'log20240101': 'mine', 'logs': 'log.json', 'tmpmodel.npzabcd_124': 'mine'}
+    for name, file in {**left, **mine}.items():
+        (folder / name).mkdir()
+        (folder / name / file).write_text('')
+    train_on(tmp_path, TABLE)
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(mine)
+
+
+@pytest.mark.parametrize('most', [0, 3000, 10000])
+def test_a_full_disk_is_one_line(trained, tmp_path, most):
+    """A limit of the size of files stands for the disk: of settings, snapshot, model."""
+    folder = copy_of(trained, tmp_path)
+    before = sorted(path.name for path in (folder / 'result').iterdir())
+    model = (folder / 'result' / 'model.npz').read_bytes()
+    words = ['--data', trained / 'mine.csv', '--labels', 'y', '--task', 'regression']
+    words += ['--out', folder / 'result', '--no-cache', *QUICK]
+    predict = ['--in-dir', folder / 'result', '--data', folder / 'mine.csv', '--no-cache']
+    scripts = [('train_own.py', words)]
+    if not most:
+        (folder / 'result' / 'predictions.csv').write_text('good')
+        before = sorted([*before, 'predictions.csv'])
+        scripts.append(('predict_own.py', predict))
+    for script, arguments in scripts:
+        done = subprocess.run(
+            command(OWN / script, arguments),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+        )
+        assert done.returncode == 1
+        assert done.stderr == 'error: cannot write: File too large\n'
+        assert sorted(path.name for path in (folder / 'result').iterdir()) == before
+    assert (folder / 'result' / 'model.npz').read_bytes() == model
+    if not most:
+        assert (folder / 'result' / 'predictions.csv').read_text() == 'good'
+        error = run_by_python('predict_own.py', *predict, '--out', '/dev/full', status=1)
+        assert error == 'error: cannot write: No space left on device\n'
+
+
+@pytest.mark.parametrize(
+    'text', [TABLE.encode('utf-16'), gzip.compress(TABLE.encode()), b'smiles,y\nC\xe4,1\n']
+)
+def test_other_encodings_are_named(tmp_path, text):
+    (tmp_path / 'other.csv').write_bytes(text)
+    error = train_on(tmp_path, TABLE, '--data', 'other.csv', status=1)
+    assert error.startswith('error: other.csv cannot be read as CSV: it is not text in UTF-8; a')
+    assert error.count('\n') == 1

@@ -278,6 +278,8 @@ def test_saliency_of_each_atom(trained, tmp_path, calculator):
     assert names == {'1.svg', '1.png', '3.svg', '3.png', 'saliency.csv', 'failed.csv'}
     assert '<svg' in (tmp_path / 'a' / '1.svg').read_text()
     assert (tmp_path / 'a' / '3.png').read_bytes()[1:4] == b'PNG'
+    error = run('explain_tox21.py', *options, '--out', out, '--smiles', 'CCO', status=1)
+    assert 'is the folder of the training' in error and (out / 'failed.csv').exists()
 
 
 # Screening
@@ -369,10 +371,17 @@ def test_screening_of_compressed_and_of_other_files(trained, tmp_path, monkeypat
 def test_screening_says_what_it_cannot_read_or_write(trained, tmp_path):
     path = tmp_path / 'molecules.smi'
     path.write_text('CCO\n')
+    separated, wide = tmp_path / 'semicolons.csv', tmp_path / 'utf16.smi'
+    separated.write_text('smiles;name\nCCO;ethanol\n')
+    wide.write_text('CCO\n', encoding='utf-16')
     for arguments, words in (
         ([tmp_path / 'none.smi'], 'error: cannot read'),
         ([path, '--out', path], 'is the file to read'),
+        ([path, '--out', trained[0] / 'model.npz'], 'is the file to read'),
         ([path, '--out', tmp_path], 'error: --out: cannot write'),
+        ([path, '--out', '/dev/full'], 'error: cannot write: No space left on device'),
+        ([separated], "expected one SMILES a line, got 'smiles;name'"),
+        ([wide], 'expected one SMILES a line'),
     ):
         assert words in run('screen_tox21.py', '--in-dir', trained[0], *arguments, status=1)
     assert path.read_text() == 'CCO\n'
