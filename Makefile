@@ -12,7 +12,7 @@ help:
 	@echo 'make lint    check the style'
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
 	@echo 'make docs    build the pages and the API reference into site/'
-	@echo 'make wheel   build the sdist and the wheel into dist/'
+	@echo 'make wheel   build the sdist and the wheel into dist/, and check them'
 	@echo 'make clean   remove the environments and everything that was built'
 	@echo 'Add PYTHON=python3.13 to any of them to use that interpreter, in a separate environment.'
 
@@ -43,7 +43,9 @@ docs: $(READY)
 
 wheel: $(READY)
 	@rm -rf dist
-	@$(VENV)/bin/python -m build --no-isolation --quiet
+	@$(VENV)/bin/python tools/package.py
+	@$(VENV)/bin/python -m twine check --strict dist/*
+	@$(VENV)/bin/check-wheel-contents dist/*.whl
 
 clean:
 	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache .cache site

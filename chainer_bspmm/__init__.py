@@ -28,7 +28,7 @@ from chainer_bspmm.papers import BatchedCOO  # NOQA: E402
 from chainer_bspmm.papers import BatchedSELL  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 __all__ = [
     'BatchedCOO',

@@ -27,6 +27,15 @@ PACKAGES = (
     'matplotlib',
     'tqdm',
 )
+# What Chainer and Chainer Chemistry use if it is there -> for what.
+OPTIONAL = {
+    'cairosvg': 'saliency as PNG',
+    'networkx': 'network graphs, with a checkout of Chainer Chemistry',
+    'pymatgen': 'crystals',
+    'seaborn': "plot scripts of Chainer Chemistry's examples",
+    'h5py': 'HDF5 snapshots',
+    'mpi4py': 'several processes',
+}
 ADVICE = {
     'rdkit': "pip install rdkit    (SMILES and Chainer Chemistry's preprocessors need it)",
     'chainer': "pip install 'setuptools<81' wheel; pip install --no-build-isolation chainer==7.8.1",
@@ -108,6 +117,8 @@ def versions():
         if found is None:
             found = 'missing: %s' % ADVICE.get(package, 'pip install ' + package)
         yield '  %-18s %s' % (package, found)
+    for package, use in OPTIONAL.items():
+        yield '  %-18s %s' % (package, version(package) or 'not installed; for %s' % use)
     for name in VARIABLES:
         if name in os.environ:
             yield '  %s=%s' % (name, os.environ[name])

@@ -138,6 +138,16 @@ def test_missing_packages_are_named_with_a_remedy(monkeypatch):
     assert len(lines) == 1 and 'rdkit' in lines[0] and 'pip install rdkit' in lines[0]
 
 
+def test_optional_packages_are_named(monkeypatch):
+    original = info.version
+    monkeypatch.setattr(
+        info, 'version', lambda name: {'cairosvg': '2.7', 'h5py': None}.get(name, original(name))
+    )
+    lines = list(info.versions())
+    assert '  cairosvg           2.7' in lines
+    assert '  h5py               not installed; for HDF5 snapshots' in lines
+
+
 @pytest.mark.parametrize(
     'packages, driver, expected',
     [

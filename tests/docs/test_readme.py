@@ -1,0 +1,34 @@
+"""README.md: its script runs as printed, and predicts what it says."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.examples.scripts import environment
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_script(tmp_path):
+    pytest.importorskip('rdkit')
+    page = (ROOT / 'README.md').read_text()
+    ((script, text),) = re.findall(r'```python\n(.*?)```\n\n(.*?)\n', page, re.DOTALL)
+    assert len([line for line in script.splitlines() if line]) <= 20
+    (tmp_path / 'examples').symlink_to(ROOT / 'examples')  # what it writes stays here
+    done = subprocess.run(
+        [sys.executable, '-c', script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    numbers = [re.findall(r'\d+\.\d+', line) for line in done.stdout.splitlines()[-3:]]
+    stated = re.findall(r'([\d.]+) and ([\d.]+)[,.]', text)
+    assert [line[0] for line in numbers] == [true for true, _ in stated]
+    for (_, predicted), (_, expected) in zip(numbers, stated):
+        assert float(predicted) == pytest.approx(float(expected), rel=0.05)

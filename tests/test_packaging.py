@@ -1,0 +1,77 @@
+"""The version has one source, and the sdist and the wheel depend on the sources only."""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+
+import pytest
+
+import chainer_bspmm
+from tests.examples.scripts import imported
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+VERSION = chainer_bspmm.__version__
+
+
+def test_version():
+    assert 'version = attr: chainer_bspmm.__version__\n' in (ROOT / 'setup.cfg').read_text()
+    assert f'\nversion: {VERSION}\n' in (ROOT / 'CITATION.cff').read_text()
+    assert f'\n## [{VERSION}]' in (ROOT / 'CHANGELOG.md').read_text()
+
+
+def test_an_sdist_depends_on_its_files_only(tmp_path):
+    package = imported(ROOT / 'tools', 'package')
+    digests = set()
+    for names, seconds, mode in (('ab', 10, 0o644), ('ba', 20, 0o664)):
+        path = tmp_path / f'{names}.tar.gz'
+        with tarfile.open(path, 'w:gz') as archive:
+            for name in names:
+                file = tmp_path / name
+                file.write_text(name)
+                file.chmod(mode)
+                os.utime(file, (seconds, seconds))
+                archive.add(file, name)
+        package.rewrite(path, 5)
+        digests.add(hashlib.sha256(path.read_bytes()).digest())
+        with tarfile.open(path) as archive:
+            assert [(m.name, m.mtime, m.mode, m.uid) for m in archive.getmembers()] == [
+                ('a', 5, 0o644, 0),
+                ('b', 5, 0o644, 0),
+            ]
+            assert archive.extractfile('b').read() == b'b'
+    assert len(digests) == 1
+
+
+def build(checkout, out):
+    subprocess.run(
+        [sys.executable, 'tools/package.py', out],
+        cwd=checkout,
+        check=True,
+        capture_output=True,
+        env={**os.environ, 'SOURCE_DATE_EPOCH': '1735689600', 'PYTHONPATH': ''},
+    )
+    return {path.name: hashlib.sha256(path.read_bytes()).digest() for path in out.iterdir()}
+
+
+@pytest.mark.slow
+def test_two_builds_are_equal(tmp_path):
+    pytest.importorskip('build')
+    ignored = shutil.ignore_patterns('.git', '.venv*', 'site', 'dist', 'build', '*.egg-info')
+    found = []
+    for name in 'ab':
+        shutil.copytree(ROOT, tmp_path / name, ignore=ignored)
+        found.append(build(tmp_path / name, tmp_path / f'dist-{name}'))
+        time.sleep(1)
+    assert found[0] == found[1]
+    sdist, wheel = f'chainer_bspmm-{VERSION}.tar.gz', f'chainer_bspmm-{VERSION}-py3-none-any.whl'
+    assert set(found[0]) == {sdist, wheel}
+    with zipfile.ZipFile(tmp_path / 'dist-a' / wheel) as archive:
+        metadata = archive.read(f'chainer_bspmm-{VERSION}.dist-info/METADATA').decode()
+    assert re.search(f'^Version: {VERSION}$', metadata, re.MULTILINE)
