@@ -1,6 +1,8 @@
 """Repairs of Chainer Chemistry 0.7.1."""
 
 import functools
+import inspect
+import types
 
 import numpy
 
@@ -216,6 +218,44 @@ def gnn_film_update_has_no_state(module):
     """links/update/gnn_film_update.py: GNNFiLM.reset_state calls reset_state of its layers."""
     if not hasattr(module.GNNFiLMUpdate, 'reset_state'):
         module.GNNFiLMUpdate.reset_state = lambda self: None
+
+
+# --- MPNN, which examples/own_dataset offers, but nothing sets up ---
+
+
+@repairs('chainer_chemistry.dataset.preprocessors')
+def mpnn_has_a_preprocessor(module):
+    """dataset/preprocessors/__init__.py: preprocess_method_dict lacks 'mpnn'."""
+    module.preprocess_method_dict.setdefault('mpnn', module.GGNNPreprocessor)
+
+
+@repairs('chainer_chemistry.models.prediction.set_up_predictor')
+def mpnn_can_be_set_up(module):
+    """models/prediction/set_up_predictor.py: 'mpnn' is no method."""
+    set_up = module.set_up_predictor
+    signature = inspect.signature(set_up)
+
+    @functools.wraps(set_up)
+    def set_up_predictor(*args, **kwargs):
+        options = signature.bind(*args, **kwargs)
+        options.apply_defaults()
+        options = types.SimpleNamespace(**options.arguments)
+        if options.method != 'mpnn':
+            return set_up(*args, **kwargs)
+        from chainer_chemistry.models.mpnn import MPNN
+
+        print('Set up MPNN predictor...')
+        head = module.MLP(out_dim=options.class_num, hidden_dim=options.n_unit)
+        model = MPNN(
+            out_dim=options.n_unit,
+            hidden_channels=options.n_unit,
+            n_update_layers=options.conv_layers,
+            n_atom_types=options.n_atom_types,
+            **options.conv_kwargs or {},
+        )
+        return module.GraphConvPredictor(model, head, options.label_scaler, options.postprocess_fn)
+
+    module.set_up_predictor = set_up_predictor
 
 
 # --- a table that all data sets of graphs share ---

@@ -9,13 +9,9 @@ from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import GGNNUpdate
 from chainer_bspmm.links import MPNNReadout
 from chainer_bspmm.models.message_passing import MessagePassing
+from chainer_bspmm.models.refusals import EDGENET
+from chainer_bspmm.models.refusals import UNSWAPPED
 from chainer_bspmm.sparse import BatchedCSR
-
-# Why the other message function has no sparse form.
-EDGENET = (
-    'gives every pair of atoms, bonded or not, a separate matrix, made by a network with '
-    'biases: its messages come from all atoms, and no entry is zero'
-)
 
 
 class MPNN(MessagePassing, mpnn.MPNN):
@@ -36,7 +32,8 @@ class MPNN(MessagePassing, mpnn.MPNN):
     def check(link):
         if link.message_func != 'ggnn':
             raise ValueError(
-                "message_func: expected 'ggnn', got %r, which %s" % (link.message_func, EDGENET)
+                "message_func: expected 'ggnn', got %r, which %s.\n%s"
+                % (link.message_func, EDGENET, UNSWAPPED)
             )
 
     def forward(self, atom_array: Any, adj: BatchedCSR) -> Variable:

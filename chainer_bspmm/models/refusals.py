@@ -13,8 +13,6 @@ from chainer_chemistry.models.schnet import SchNet
 from chainer_chemistry.models.weavenet import WeaveModule
 from chainer_chemistry.models.weavenet import WeaveNet
 
-from chainer_bspmm.models.mpnn import EDGENET
-
 SCHNET = (
     'has no adjacency matrix: its filters are functions of the distances between atoms, and '
     'every pair of atoms has one'
@@ -26,6 +24,11 @@ WEAVENET = (
 INDEXED = (
     'has no adjacency matrix: it gathers and adds features by index, along a list of %s, '
     'and needs the batches of its own converter'
+)
+
+EDGENET = (
+    'gives every pair of atoms, bonded or not, a separate matrix, made by a network with '
+    'biases: its messages come from all atoms, and no entry is zero'
 )
 
 # What to do with such a model, and where the others are listed.

@@ -58,7 +58,8 @@ def set_up_predictor(
     ``'relgcn_sparse'`` from ``CSRConverter('packed')``.
 
     Args:
-        method (str): one of `METHODS`, ``'gin_sparse'`` or ``'relgcn_sparse'``.
+        method (str): one of `METHODS`, ``'gin_sparse'``, ``'relgcn_sparse'``, or ``'mpnn'`` with
+            ``conv_kwargs={'message_func': 'ggnn'}``.
         n_unit (int): width of the hidden layers. ``'relgcn'`` has widths 16, 128 and 64, and uses
             ``n_unit`` for the result only, as upstream.
         conv_layers (int): number of updates; ignored by ``'relgcn'``.
@@ -84,9 +85,9 @@ def set_up_predictor(
     """
     if method in REFUSED:
         raise ValueError(
-            'method: %r %s. %s. %s' % (method, REFUSALS[REFUSED[method]], UNSWAPPED, LISTED)
+            'method: %r %s.\n%s. %s' % (method, REFUSALS[REFUSED[method]], UNSWAPPED, LISTED)
         )
-    known = METHODS + EDGE_LIST_METHODS
+    known = METHODS + EDGE_LIST_METHODS + ('mpnn',)
     if method not in known:
         methods = ', '.join(map(repr, known))
         raise ValueError('method: expected one of %s, got %r' % (methods, method))

@@ -161,7 +161,7 @@ def why_not(kind: type) -> str:
     """Return why a class of Chainer Chemistry, or a subclass of one, is not swapped."""
     for base in kind.__mro__:
         if base in REFUSALS:
-            return '%s %s. %s' % (_full_name(kind), REFUSALS[base], UNSWAPPED)
+            return '%s %s.\n%s' % (_full_name(kind), REFUSALS[base], UNSWAPPED)
         if base in SWAPS:
             package = '.'.join(SWAPS[base].__module__.split('.')[:2])
             return (

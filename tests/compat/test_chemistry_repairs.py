@@ -489,6 +489,12 @@ def test_gnnfilm_resets_its_state():
     model.graph_conv.reset_state()
 
 
+def test_mpnn_has_a_way_in():
+    dataset = make_dataset('mpnn')
+    model = Regressor(set_up_predictor('mpnn', 8, 2, 2), lossfun=functions.mean_squared_error)
+    assert numpy.isfinite(model(*concat_mols(list(dataset))).array)
+
+
 def test_csv_parser(tmp_path):
     path = tmp_path / 'molecules.csv'
     path.write_text('smiles,y\n' + ''.join(f'{smiles},{i}\n' for i, smiles in enumerate(SMILES)))

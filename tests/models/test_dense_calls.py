@@ -102,7 +102,7 @@ def test_a_model_of_graph_data(method):
 def test_a_model_that_cannot_be_swapped(method):
     message = message_of(lambda: set_up(method)(ATOMS, ADJ))
     assert message.startswith('got a BatchedCSR, but chainer_chemistry.models.')
-    assert REFUSALS[REFUSED[method]] + '. It runs unswapped, with upstream' in message
+    assert REFUSALS[REFUSED[method]] + '.\nIt runs unswapped, with upstream' in message
     assert 'sparsify(model)' not in message
 
 

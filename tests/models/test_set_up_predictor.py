@@ -98,10 +98,30 @@ def test_methods_without_a_sparse_form(method, reason):
     assert method in REFUSED
     with pytest.raises(
         ValueError,
-        match="^method: '%s' .*%s.* It runs unswapped, with upstream's converter: python -m .*"
+        match="^method: '%s' .*%s.*\nIt runs unswapped, with upstream's converter: python -m .*"
         'docs/methods.md lists' % (method, reason),
     ):
         set_up_predictor(method, 6, 2, 3)
+
+
+def test_mpnn():
+    """Chainer Chemistry's examples/own_dataset offers it; upstream cannot set it up."""
+    examples = molecules([5, 3], n_relations=4)
+    predictors = []
+    for make, convert in (
+        (set_up_predictor, concat_mols),
+        (set_up_dense_predictor, dense_concat_mols),
+    ):
+        numpy.random.seed(1)
+        predictors.append(make('mpnn', 6, 2, 3, conv_kwargs={'message_func': 'ggnn'}))
+        y = predictors[-1](*convert(examples)[:2])
+        assert y.shape == (2, 3)
+    for (name, ours), (_, theirs) in zip(*[p.namedparams() for p in predictors]):
+        numpy.testing.assert_array_equal(ours.array, theirs.array, name)
+    edge_network = set_up_dense_predictor('mpnn', n_unit=6, conv_layers=2, class_num=3)
+    assert edge_network(*dense_concat_mols(examples)[:2]).shape == (2, 3)
+    with pytest.raises(ValueError, match='no entry is zero.\nIt runs unswapped'):
+        set_up_predictor('mpnn', 6, 2, 3)
 
 
 def test_unknown_method():
