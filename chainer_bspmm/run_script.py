@@ -9,6 +9,8 @@ import pathlib
 import sys
 import types
 
+from chainer_bspmm.compat import script_repairs  # noqa: F401  fills the table of repairs
+
 
 def repair_child_processes():
     """Make processes of multiprocessing import chainer_bspmm before the script.

@@ -187,6 +187,15 @@ def test_upstreams_own_script_style_runs_unchanged(tmp_path):
     assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
 
 
+def test_upstreams_plot_scripts_annotate(command, tmp_path):
+    (tmp_path / 'script.py').write_text(
+        'import matplotlib\nmatplotlib.use("agg")\nimport matplotlib.pyplot as plt\n'
+        'text = plt.figure().gca().annotate(s="1.5", xy=(0, 0), ha="left")\n'
+        'print(text.get_text(), plt.annotate("2", (0, 0)).get_text())\n'
+    )
+    assert command('run', 'script.py').stdout == '1.5 2\n'
+
+
 def test_a_link_to_a_script_is_on_the_path_of_what_it_links_to(command, tmp_path):
     (tmp_path / 'real').mkdir()
     (tmp_path / 'real' / 'neighbour.py').write_text('value = 7\n')
