@@ -229,6 +229,12 @@ def mpnn_has_a_preprocessor(module):
     module.preprocess_method_dict.setdefault('mpnn', module.GGNNPreprocessor)
 
 
+@repairs('chainer_chemistry.dataset.converters')
+def mpnn_has_a_converter(module):
+    """dataset/converters/__init__.py: converter_method_dict lacks 'mpnn'."""
+    module.converter_method_dict.setdefault('mpnn', module.concat_mols)
+
+
 @repairs('chainer_chemistry.models.prediction.set_up_predictor')
 def mpnn_can_be_set_up(module):
     """models/prediction/set_up_predictor.py: 'mpnn' is no method."""

@@ -16,7 +16,7 @@ import pytest
 rdkit = pytest.importorskip('rdkit')
 
 from chainer_chemistry import dataset, datasets  # noqa: E402
-from chainer_chemistry.dataset.converters import concat_mols  # noqa: E402
+from chainer_chemistry.dataset.converters import concat_mols, converter_method_dict  # noqa: E402
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData  # noqa: E402
 from chainer_chemistry.dataset.parsers import CSVFileParser, SmilesParser  # noqa: E402
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict, wle  # noqa: E402
@@ -490,9 +490,9 @@ def test_gnnfilm_resets_its_state():
 
 
 def test_mpnn_has_a_way_in():
-    dataset = make_dataset('mpnn')
+    dataset, convert = make_dataset('mpnn'), converter_method_dict['mpnn']
     model = Regressor(set_up_predictor('mpnn', 8, 2, 2), lossfun=functions.mean_squared_error)
-    assert numpy.isfinite(model(*concat_mols(list(dataset))).array)
+    assert numpy.isfinite(model(*convert(list(dataset))).array)
 
 
 def test_csv_parser(tmp_path):

@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from chainer_bspmm.models import METHODS
+from chainer_bspmm.models.set_up_predictor import EDGE_LIST_METHODS
+from chainer_bspmm.models.set_up_predictor import REFUSED
+
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / 'docs' / 'upstream.md'
 LISTINGS = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', PAGE.read_text(), re.DOTALL)
@@ -24,6 +28,13 @@ def printed(program):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_scripts_name_every_method():
+    section = PAGE.read_text().split("## Upstream's example scripts")[1].split('\n## ')[0]
+    named = set(re.findall(r'`(\w+)`', section))
+    variants = {base + end for base in named for end in ('_wle', '_cwle', '_gwle') if end in named}
+    assert {*METHODS, *EDGE_LIST_METHODS, *REFUSED, 'mpnn'} <= named | variants
 
 
 def test_every_program_has_its_output():

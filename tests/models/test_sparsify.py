@@ -356,7 +356,9 @@ LISTS = 'it gathers and adds features by index, along a list of %s'
     ],
 )
 def test_what_cannot_be_swapped(model, reason):
-    with pytest.raises(ValueError, match='(?s)^model: %s.* docs/methods.md lists what .*$' % reason):
+    with pytest.raises(
+        ValueError, match='(?s)^model: %s.* docs/methods.md lists what .*$' % reason
+    ):
         sparsify(model())
 
 
