@@ -24,6 +24,14 @@ def module_reads_int(module):
     give_back_numpy_names(module, 'numpy', 'int')
 
 
+@repairs('chainer_chemistry.datasets.reddit.reddit')  # not in the wheel
+def reddit_reads_from_scipy_sparse_matrix(module):
+    """datasets/reddit/reddit.py: networkx.from_scipy_sparse_matrix (gone in networkx 3)."""
+    if not hasattr(module.nx, 'from_scipy_sparse_matrix'):
+        read = module.nx.from_scipy_sparse_array
+        module.nx = ModuleView(module.nx, from_scipy_sparse_matrix=read)
+
+
 @repairs('chainer_chemistry.dataset.preprocessors.common')
 def supernode_feature_reads_float(module):
     """dataset/preprocessors/common.py: numpy.float (gone in NumPy 1.24).

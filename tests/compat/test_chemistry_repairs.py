@@ -1,5 +1,6 @@
 """Each repair of Chainer Chemistry, on its real code path."""
 
+import contextlib
 import importlib
 import json
 import pickle
@@ -66,21 +67,38 @@ def make_dataset(method, dtype=numpy.float32):
 # --- names that NumPy or Python lost ---
 
 
-def test_network_graphs_of_a_checkout_read_int(tmp_path, monkeypatch):
-    """The wheel lacks dataset/networkx_preprocessors."""
-    folder = tmp_path / 'networkx_preprocessors'
-    folder.mkdir()
-    (folder / '__init__.py').write_text('')
-    (folder / 'base_networkx.py').write_text(
-        'import numpy\n\n\ndef ids(values):\n    return numpy.array(values, dtype=numpy.int)\n'
-    )
-    monkeypatch.setattr(dataset, '__path__', [*dataset.__path__, str(tmp_path)])
-    name = 'chainer_chemistry.dataset.networkx_preprocessors.base_networkx'
+@contextlib.contextmanager
+def module_of_a_checkout(package, name, text, tmp_path, monkeypatch):
+    """A module of Chainer Chemistry that its wheel lacks."""
+    *folders, file = name.split('.')
+    folder = tmp_path.joinpath(*folders)
+    folder.mkdir(parents=True)
+    (folder / f'{file}.py').write_text(text)
+    monkeypatch.setattr(package, '__path__', [*package.__path__, str(tmp_path)])
+    name = f'{package.__name__}.{name}'
     try:
-        assert importlib.import_module(name).ids([1, 2]).tolist() == [1, 2]
+        yield importlib.import_module(name)
     finally:
         for imported in (name, name.rpartition('.')[0]):
             sys.modules.pop(imported, None)
+
+
+def test_network_graphs_of_a_checkout_read_int(tmp_path, monkeypatch):
+    text = 'import numpy\n\n\ndef ids(values):\n    return numpy.array(values, dtype=numpy.int)\n'
+    with module_of_a_checkout(
+        dataset, 'networkx_preprocessors.base_networkx', text, tmp_path, monkeypatch
+    ) as module:
+        assert module.ids([1, 2]).tolist() == [1, 2]
+
+
+def test_reddit_of_a_checkout_reads_sparse_matrices(tmp_path, monkeypatch):
+    """networkx is not installed here: a module of its version 3 stands for it."""
+    text = (
+        'import types\nnx = types.ModuleType("networkx")\nnx.from_scipy_sparse_array = str\n\n\n'
+        'def read(x):\n    return nx.from_scipy_sparse_matrix(x)\n'
+    )
+    with module_of_a_checkout(datasets, 'reddit.reddit', text, tmp_path, monkeypatch) as module:
+        assert module.read(3) == '3'
 
 
 @pytest.mark.parametrize(
