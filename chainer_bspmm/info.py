@@ -27,7 +27,7 @@ PACKAGES = (
     'matplotlib',
     'tqdm',
 )
-# What Chainer and Chainer Chemistry use if it is there -> for what.
+# What Chainer and Chainer Chemistry use only if it is installed -> for what.
 OPTIONAL = {
     'cairosvg': 'saliency as PNG',
     'networkx': 'network graphs, with a checkout of Chainer Chemistry',

@@ -300,7 +300,7 @@ def test_predictions_overwrite_no_file_of_the_training(trained, name):
 
 
 def test_the_list_of_failures_is_no_file_that_is_read(trained, tmp_path):
-    """Whoever mends the molecules of p_failed.csv and predicts again into p.csv keeps them."""
+    """The molecules of p_failed.csv may have been mended, and are predicted into p.csv again."""
     folder = copy_of(trained, tmp_path)
     for script, name in (('predict_own.py', 'p_failed.csv'), ('train_own.py', 'failed.csv')):
         path = folder / 'result' / name
