@@ -105,7 +105,7 @@ class FlatGradients:
     def pack(self, n_molecules, loss, alone=False):
         """Write the gradients, times the number of molecules, where they are sent from.
 
-        One that is not C-contiguous is replaced by a copy that is.
+        One that is not C-contiguous, or shares memory with another one, is replaced by a copy.
 
         Args:
             n_molecules (int): of this rank's batch.
@@ -170,10 +170,9 @@ class FlatGradients:
 
     def _tables(self):
         """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
-        groups, n_before = {}, 0
-        for param in self._params():
-            if not param.grad.flags.c_contiguous:
-                param.grad = cuda.cupy.ascontiguousarray(param.grad)
+        groups, n_before, params = {}, 0, self._params()
+        _own_gradients(params)
+        for param in params:
             groups.setdefault(param.dtype, []).append((param.grad.data.ptr, n_before, param.size))
             n_before += param.size
         tables = []
@@ -229,6 +228,19 @@ class FlatGradients:
             dtype.char,
             defines(is_pack, self.sent.dtype, of_loss, n_peers),
         )
+
+
+def _own_gradients(params):
+    """Let each parameter have a C-contiguous gradient of its own: the mean is written to it.
+
+    The parameters of a sum, such as ``V + W``, have one array for a gradient.
+    """
+    end = 0
+    for param in sorted(params, key=lambda param: param.grad.data.ptr):
+        is_shared = param.grad.data.ptr < end
+        end = max(end, param.grad.data.ptr + param.grad.nbytes)
+        if is_shared or not param.grad.flags.c_contiguous:
+            param.grad = cuda.cupy.array(param.grad, order='C')
 
 
 def defines(is_pack, flat, loss, n_peers=0):

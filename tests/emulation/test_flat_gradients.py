@@ -101,6 +101,12 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
     return flat
 
 
+def find_copies(device):
+    """Let the kernel's table have addresses of arrays that are made from now on."""
+    put = device.put
+    device.put = lambda array: device.reachable.append(put(array)) or device.reachable[-1]
+
+
 def chunks_of(shapes):
     return [-(-numpy.prod(shape, dtype=int) // flat_gradients._CHUNK) for shape in shapes]
 
@@ -185,8 +191,29 @@ def test_gradient_that_is_a_view(device, made):
     optimizer, gradients = ranks(device, 'f', ((3, 5),))
     flat = made(optimizer, [])
     optimizer.target.p000.grad = device.put(gradients[0][RANK].astype('f').T).T
-    device.reachable = []
-    put = device.put
-    device.put = lambda array: device.reachable.append(put(array)) or device.reachable[-1]
-    flat.pack(N_MOLECULES[RANK], put(numpy.array(1, 'f')))
+    loss = device.put(numpy.array(1, 'f'))
+    find_copies(device)
+    flat.pack(N_MOLECULES[RANK], loss)
     numpy.testing.assert_array_equal(flat.sent, sent_by(RANK, gradients))
+
+
+@pinned
+@pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
+def test_parameters_with_one_gradient(device, made, monkeypatch, n_params):
+    """As those of a sum have it; the last one has a part of it."""
+    monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
+    optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))
+    params = [getattr(optimizer.target, 'p%03d' % i) for i in (0, n_params - 2, n_params - 1)]
+    params[1].grad = params[0].grad
+    params[2].grad = params[0].grad[:, 2:]
+    gradients[n_params - 2] = gradients[0]
+    gradients[n_params - 1] = [array[:, 2:] for array in gradients[0]]
+    flat = made(optimizer, [])
+    others = {rank: sent_by(rank, gradients) for rank in (0, 2)}
+    flat._peers = Peers(device, flat, RANK, others)
+    loss = device.put(numpy.array(1, 'f'))
+    find_copies(device)
+    flat.pack(N_MOLECULES[RANK], loss)
+    for i, of_ranks in enumerate(gradients):
+        mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
+        numpy.testing.assert_array_equal(getattr(optimizer.target, 'p%03d' % i).grad, mean)
