@@ -600,7 +600,7 @@ def exchanged(device):
         rank: flat([*(factor * value for value in values), [2, 0, 0, 0]]).astype('f')
         for rank, factor in SENT.items()
     }
-    peers = flat_gradients._peers = Peers(device, flat_gradients, 1, others)
+    peers = flat_gradients.peers = Peers(device, flat_gradients, 1, others)
     is_bad = device.put(numpy.zeros(3, 'i4'))
     loss = device.put(numpy.array(1, 'f'))
     with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):

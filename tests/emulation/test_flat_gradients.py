@@ -13,6 +13,7 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from tests.emulation.kernel_cases import integers
 from tests.emulation.kernel_cases import Peers
 from tests.support.launches import DeviceArray
@@ -121,7 +122,7 @@ def test_ranks_that_write_to_the_memory_of_each_other(
     optimizer, gradients = ranks(device, dtypes)
     flat = made(optimizer, [])
     others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
-    flat._peers = peers = Peers(device, flat, RANK, others)
+    flat.peers = peers = Peers(device, flat, RANK, others)
     before = [[array.copy() for array in of_rank] for of_rank in peers.arrays]
     loss = device.put(numpy.array(numpy.nan if RANK in bad else 1, 'f'))
     flat.pack(N_MOLECULES[RANK], loss, alone=True)
@@ -155,7 +156,7 @@ def test_ranks_that_write_to_the_memory_of_each_other(
 
 @pytest.mark.parametrize('dtypes', ('f', 'd', 'fd'))
 def test_mean_over_ranks(device, made, dtypes):
-    check(device, made, dtypes).raise_if_not_finite()
+    raise_if_not_finite(check(device, made, dtypes)._optimizer)
 
 
 @pytest.mark.parametrize('dtype', 'efd')
@@ -174,8 +175,9 @@ def test_more_parameters_than_a_table_has_room_for(device, made, monkeypatch):
 def test_own_loss_is_not_finite(device, made, loss, loss_dtype):
     flat = check(device, made, 'f', loss=loss, loss_dtype=loss_dtype, bad=(RANK,))
     assert flat._is_bad.tolist() == [0, 1, 0]
-    with pytest.raises(FloatingPointError, match='loss of rank 1 .* noticed in step 7'):
-        flat.raise_if_not_finite()
+    with pytest.raises(FloatingPointError, match='loss of rank 1 .* noticed after step 6'):
+        raise_if_not_finite(flat._optimizer)
+    raise_if_not_finite(flat._optimizer)  # once
 
 
 @pinned
@@ -184,7 +186,7 @@ def test_loss_of_another_rank_is_not_finite(device, made, monkeypatch):
     flat = check(device, made, 'fd', loss=-1, bad=(2,))
     assert flat._is_bad.tolist() == [0, 0, 1]
     with pytest.raises(FloatingPointError, match='loss of rank 2'):
-        flat.raise_if_not_finite()
+        raise_if_not_finite(flat._optimizer)
 
 
 def test_gradient_that_is_a_view(device, made):
@@ -210,7 +212,7 @@ def test_parameters_with_one_gradient(device, made, monkeypatch, n_params):
     gradients[n_params - 1] = [array[:, 2:] for array in gradients[0]]
     flat = made(optimizer, [])
     others = {rank: sent_by(rank, gradients) for rank in (0, 2)}
-    flat._peers = Peers(device, flat, RANK, others)
+    flat.peers = Peers(device, flat, RANK, others)
     loss = device.put(numpy.array(1, 'f'))
     find_copies(device)
     flat.pack(N_MOLECULES[RANK], loss)

@@ -228,7 +228,7 @@ class Device:
             'cupy',
             types.SimpleNamespace(
                 empty=self._empty,
-                array=lambda array, order: self.put(array),
+                array=lambda *array, **options: self.put(numpy.array(*array, **options)),
                 ascontiguousarray=self._ascontiguousarray,
                 zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
                 cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)),
