@@ -37,11 +37,23 @@ CASES = [(name, 'packed') for name in MODELS] + [
 ]
 
 
+class NormOfHead(chainer.Chain):
+    """Batch normalisation of molecules instead of atoms."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.predictor, self.norm = MODELS['RSGCN'](), chainer.links.BatchNormalization(5)
+
+    def forward(self, atoms, adj):
+        return self.norm(self.predictor(atoms, adj))
+
+
 def regressor(name, seed=0, batch_norm_over=None):
     from chainer_chemistry.models.prediction import Regressor
 
     numpy.random.seed(seed)
-    model = MODELS[name]()
+    model = NormOfHead() if name == 'norm of head' else MODELS[name]()
     for link in model.links():
         if hasattr(link, 'dropout_ratio'):
             link.dropout_ratio = 0.0  # each rank would draw other numbers
@@ -207,7 +219,7 @@ def train_captured(name, are_of_one_host, path):
 
 @needs_mpi
 @pytest.mark.parametrize('are_of_one_host', (False, True))
-@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm'))
+@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm', 'norm of head'))
 def test_captured_ranks_are_one_large_batch(tmp_path, name, are_of_one_host):
     on_ranks(2, train_captured, name, are_of_one_host, str(tmp_path / '%d.npz'))
     expected = arrays_of(trained_with(StandardUpdater, name).get_optimizer('main').target)
@@ -236,6 +248,7 @@ def parameters_of_unequal_batches(comm):
         ('RSGCN', [1, 9, 2]),
         ('RSGCN', [8, 0, 4]),
         ('RSGCN, batch norm', [1, 9, 2]),
+        ('norm of head', [1, 9, 2]),
     ):
         model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
         optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
@@ -258,6 +271,24 @@ def test_every_molecule_counts_alike(tmp_path):
     with numpy.load(tmp_path / 'of ranks.npz') as file:
         for key in alone:
             assert relative_error(file[key], alone[key]) < 1e-5, key
+
+
+def join_with_statistics():
+    comm = communicator()
+    model = regressor('norm of head', 0, comm)
+    optimizer = optimizer_of(model, comm)
+    batch = CONVERTERS['packed'](molecules(4))
+    optimizer.update(model, *batch)
+    if comm.rank:
+        optimizer.join()
+    optimizer.update(model, *batch)
+
+
+@needs_mpi
+def test_rank_without_a_batch_and_statistics_of_all():
+    """It would not take part in their sums."""
+    error = on_ranks(2, join_with_statistics, status=None).stderr
+    assert "join: expected a batch, because the link '/predictor/norm' has statistics over th" in error
 
 
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
@@ -354,3 +385,30 @@ def test_what_ranks_disagree_about(case, message):
     line = next(line for line in error.splitlines() if 'has failed, all ranks end' in line)
     assert message in line
     assert 'rank %d of 2' % (case == 'nan') in line
+
+
+# --- batch normalisation of ChainerMN ---
+
+
+@needs_mpi
+@pytest.mark.parametrize('size, shape', [(3, (5, 3)), (3, (4, 3, 2, 5)), ((3, 2), (6, 3, 2))])
+def test_batch_normalisation_of_one_rank(size, shape):
+    from chainermn.links import MultiNodeBatchNormalization
+
+    links = chainer.links.BatchNormalization(size), MultiNodeBatchNormalization(size, communicator())
+    results = []
+    for link in links:
+        rng = numpy.random.RandomState(0)
+        x = chainer.Variable(rng.uniform(-1, 2, shape).astype('f'))
+        y = [link(x), link(x, finetune=True), link(x, finetune=True)]
+        with chainer.using_config('train', False):
+            y.append(link(x))
+        link.cleargrads()
+        for part in y:
+            part.grad = rng.uniform(-1, 1, shape).astype('f')
+            part.backward()
+        results.append([*[part.array for part in y], x.grad, link.gamma.grad, link.avg_var, link.N])
+    for expected, found in zip(*results):
+        assert relative_error(found, expected) < 1e-5
+    with pytest.raises(ValueError, match=r'x: expected shape \(n, 3.*got \(4, 7'):
+        links[1](numpy.zeros((4, 7, *shape[2:]), 'f'))
