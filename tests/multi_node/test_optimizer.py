@@ -328,7 +328,12 @@ def begin_with(comm, case):
     if case == 'optimizers' and comm.rank:
         kind = chainer.optimizers.SGD
     optimizer = optimizer_of(model, comm, kind())
-    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    decays = case == 'decays' and comm.rank
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3 if decays else 1e-4))
+    if case == 'hooks' and comm.rank:
+        optimizer.remove_hook('WeightDecay')
+    if case == 'rates' and comm.rank:
+        optimizer.alpha = 0.5
     if case == 'updates' and comm.rank:
         optimizer.actual_optimizer.t = 3
     batch = CONVERTERS['packed'](examples)
@@ -370,6 +375,9 @@ def test_ranks_begin_alike():
             'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
             'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
         ),
+        ('rates', 'optimizer: expected one alpha on all ranks, got 0.001 on rank 0 and 0.5 on ra'),
+        ('hooks', 'one hook WeightDecay on all ranks, got chainer.optimizer_hooks.weight_decay.W'),
+        ('decays', 'one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 and 0.001 on'),
         (
             'updates',
             'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
