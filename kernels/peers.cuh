@@ -1,7 +1,8 @@
 // What kernels need that write to the memory of other GPUs and wait for what those write here.
 #pragma once
 
-#ifndef __CUDACC__  // not on a host
+#ifndef __CUDACC__  // on a host, where ranks share the cores
+#include <sched.h>
 #define __grid_constant__
 #endif
 
@@ -12,7 +13,7 @@ __device__ inline void publish(unsigned *flag, const unsigned value)
 #if __CUDA_ARCH__
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 #else
-    *flag = value;
+    __atomic_store_n(flag, value, __ATOMIC_RELEASE);
 #endif
 }
 
@@ -23,6 +24,7 @@ __device__ inline unsigned published(const unsigned *flag)
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
     return value;
 #else
-    return *flag;
+    sched_yield();
+    return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 #endif
 }
