@@ -643,7 +643,7 @@ def command(result):
 
 
 def scaling(result):
-    """Draw scaling.png from a result of bench_scaling: efficiency of ranks, measured and modelled."""
+    """Draw scaling.png from a result of bench_scaling: efficiency, measured and modelled."""
     summary = result['summary']
     batches = list(next(iter(summary.values()))['weak'])
     figure, axes = panels(1, len(batches), (11, 3.6), sharey=True)

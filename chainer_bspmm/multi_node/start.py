@@ -64,7 +64,9 @@ def _settings(optimizer):
         for name, hook in hooks.items():
             found['hook ' + name] = _kind_of(hook)
             values = _plain_of(hook).items()
-            found.update(('%s of hook %s' % (attribute, name), value) for attribute, value in values)
+            found.update(
+                ('%s of hook %s' % (attribute, name), value) for attribute, value in values
+            )
     return found
 
 

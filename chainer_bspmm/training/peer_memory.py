@@ -102,7 +102,9 @@ def connected(optimizer, comm, size, dtype, n_flags, vectors, prepare):
     found = handle = None
     # Where GPUs cannot reach each other, or processes may not share memory.
     with contextlib.suppress(refused):
-        found = kept[fitting[0]] if fitting else PeerMemory(comm.size, size, dtype, n_flags, vectors)
+        found = (
+            kept[fitting[0]] if fitting else PeerMemory(comm.size, size, dtype, n_flags, vectors)
+        )
         handle = found.handle()
     handles = comm.mpi_comm.allgather(handle)
     is_done = False

@@ -16,7 +16,6 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from tests.emulation.emulator import cuda_on_cpu
 from tests.support.launches import DeviceArray
@@ -24,6 +23,7 @@ from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
 
 N_TURNS = 20
+HALF = 'const int half = now % 2 * PEERS;\n    '
 SECONDS = 15  # after which a rank that waits in vain is ended
 SHAPES = (3, 5), (1025,), (0,), (2,)
 VECTORS = 3, 70  # elements of the vectors that are added up besides
@@ -188,11 +188,11 @@ def test_every_turn(gxx, tmp_path, n_ranks, replaced):
     [
         ('while (r != rank && published(flag) != now) {}', ''),
         ('r < PEERS && r != rank)\n            publish', 'r < 0)\n            publish'),
-        ('const int half = now % 2 * PEERS;\n    const bool', 'const int half = 0;\n    const bool'),
+        (HALF + 'const bool', 'const int half = 0; const bool'),
         ('threadIdx.x < PEERS ? 0 : first_flag + chunk', '0'),
         ('*my_turn = now;', ''),
         ('while (published(flag) != now) {}', ''),
-        ('const int half = now % 2 * PEERS;\n    if (!alone)', 'const int half = 0;\n    if (!alone)'),
+        (HALF + 'if (!alone)', 'const int half = 0; if (!alone)'),
         ('__syncthreads();  // all is written', ''),
         ('*turn = now;', ''),
     ],
