@@ -10,7 +10,7 @@ from chainer_bspmm.multi_node import faults
 from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.peer_sums import PeerSums
 
-_THREADS, _CHUNK = 256, 1024  # as in the kernel
+_THREADS, _CHUNK, _RESIDENT = 256, 1024, 2  # as in the kernel
 # Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
 _N_PARAMETERS = 160
 _TABLE = numpy.dtype(
@@ -183,24 +183,21 @@ class FlatGradients:
             loss, is_bad = None, NULL  # what is not of a parameter is done
 
     def _exchange(self, n_molecules, loss, is_bad):
-        peers, first_flag = self.peers, 0
-        addresses = peer_memory.addresses_by_value(peers.data, peers.flags)
-        n_sms = kernels.device(self.sent.data.device_id).n_sms
+        peers, first_chunk = self.peers, 0
+        data = peer_memory.addresses_by_value(peers.data)
+        stride = numpy.int64(peers.size * peer_memory.words_of(self.sent.dtype))
+        most = _RESIDENT * kernels.device(self.sent.data.device_id).n_sms
         for dtype, table, n_chunks in self._tables():
             n_chunks = max(n_chunks, 1)
-            sizes = map(numpy.int32, (peers.size, peers.n_flags, first_flag, n_chunks))
+            arguments = self._arguments(table, self.sent, loss, is_bad, n_molecules)
+            of_chunks = map(numpy.int32, (first_chunk, n_chunks))
             self._load(dtype, True, loss.dtype, peers)(
-                (min(n_chunks, n_sms), 1, 1),
+                (min(n_chunks, most), 1, 1),
                 (_THREADS, 1, 1),
-                (
-                    *self._arguments(table, self.sent, loss, is_bad, n_molecules),
-                    addresses,
-                    peers.turn,
-                    *sizes,
-                ),
+                (*arguments, data, peers.turn, stride, *of_chunks),
             )
             is_bad = NULL
-            first_flag += n_chunks
+            first_chunk += n_chunks
 
     def _arguments(self, table, flat, loss, is_bad, n_molecules):
         sizes = map(numpy.int32, (self._n, self._comm.size, self._comm.rank, n_molecules))

@@ -8,7 +8,6 @@ import numpy
 from chainer.backends import cuda
 
 MOST = 8  # ranks, whose addresses are arguments of a kernel
-SLOT_FLAGS = 64  # bytes of the flags of a vector's slot, as in the kernel
 _ALIGNMENT = 256  # bytes
 # What CUDA allocates at once: it shares all of it, with whatever else is there.
 _GRANULARITY = 2 << 20
@@ -22,38 +21,37 @@ class PeerMemory:
     Args:
         n_ranks (int): of the host.
         size (int), dtype (numpy.dtype): of what a rank sends.
-        n_flags (int): how many flags it sends along.
+        n_chunks (int): in how many parts.
         vectors (list): (n, dtype) of the vectors that are added up besides.
 
     Attributes:
-        data, flags (array): (n_ranks,) uint64, addresses: of (2, n_ranks, size), (2, n_ranks,
-            n_flags) uint32.
+        data (array): (n_ranks,) uint64, addresses of (2, n_ranks, size) elements, as words.
         slots (list): (n_ranks,) uint64 addresses of each vector's slot (see kernels/peer_sum.cu).
-        turn (cupy.ndarray): (n_flags,) uint32, of this rank alone.
+        turn (cupy.ndarray): (n_chunks,) uint32, of this rank alone.
         turns (cupy.ndarray): (n_vectors,) uint32, likewise.
 
     Raises:
         cupy.cuda.runtime.CUDARuntimeError: there is no room.
     """
 
-    def __init__(self, n_ranks, size, dtype, n_flags, vectors=()):
-        self.size, self.dtype, self.n_flags, self.vectors = size, dtype, n_flags, list(vectors)
-        *self._starts, n_bytes = _starts(n_ranks, size, dtype, n_flags, vectors)
+    def __init__(self, n_ranks, size, dtype, n_chunks, vectors=()):
+        self.size, self.dtype, self.n_chunks, self.vectors = size, dtype, n_chunks, list(vectors)
+        *self._starts, n_bytes = _starts(n_ranks, size, dtype, vectors)
         n_bytes = -(-n_bytes // _GRANULARITY) * _GRANULARITY
         # Not of a pool: a handle is a whole allocation's.
         self._memory = cuda.cupy.cuda.Memory(n_bytes)
         runtime = cuda.cupy.cuda.runtime
         runtime.memset(self._memory.ptr, 0, n_bytes)
         runtime.deviceSynchronize()
-        self.turn, self.turns = (cuda.cupy.zeros(n, numpy.uint32) for n in (n_flags, len(vectors)))
+        self.turn, self.turns = (cuda.cupy.zeros(n, numpy.uint32) for n in (n_chunks, len(vectors)))
         self._opened = []
         # Not at exit, where what this rank has launched may still write to the others.
         self.close = weakref.finalize(self, _unmap, self._opened)
         self.close.atexit = False
 
-    def fits(self, size, dtype, n_flags):
+    def fits(self, size, dtype, n_chunks):
         """Return whether it has these sizes."""
-        return (self.size, self.dtype, self.n_flags) == (size, dtype, n_flags)
+        return (self.size, self.dtype, self.n_chunks) == (size, dtype, n_chunks)
 
     def handle(self):
         """Return what another process can map, and the address of its GPU on the bus."""
@@ -72,12 +70,12 @@ class PeerMemory:
             if other != rank:
                 self._opened.append(cuda.cupy.cuda.runtime.ipcOpenMemHandle(handle))
             addresses.append(self._memory.ptr if other == rank else self._opened[-1])
-        self.data, self.flags, *self.slots = (
+        self.data, *self.slots = (
             numpy.array(addresses, numpy.uint64) + numpy.uint64(start) for start in self._starts
         )
 
 
-def connected(optimizer, comm, size, dtype, n_flags, vectors, prepare):
+def connected(optimizer, comm, size, dtype, n_chunks, vectors, prepare):
     """Return the `PeerMemory` of all ranks; None if it cannot be. All of them call it.
 
     The optimizer keeps it for good: others have mapped it, and a graph that was captured may still
@@ -86,7 +84,7 @@ def connected(optimizer, comm, size, dtype, n_flags, vectors, prepare):
     Args:
         optimizer (multi_node.optimizer.Weighted): of the ranks.
         comm (chainermn.CommunicatorBase): with a GPU for each rank.
-        size, dtype, n_flags, vectors: as in `PeerMemory`.
+        size, dtype, n_chunks, vectors: as in `PeerMemory`.
         prepare (callable): called with it. What it compiles and loads is there before any rank
             waits for this one.
     """
@@ -94,7 +92,7 @@ def connected(optimizer, comm, size, dtype, n_flags, vectors, prepare):
         return None
     kept, refused = _kept(optimizer), cuda.cupy.cuda.runtime.CUDARuntimeError
     fitting = [
-        i for i, of in enumerate(kept) if of.fits(size, dtype, n_flags) and of.vectors == vectors
+        i for i, of in enumerate(kept) if of.fits(size, dtype, n_chunks) and of.vectors == vectors
     ]
     choices = comm.mpi_comm.allgather((fitting, [(n, of.char) for n, of in vectors]))
     if choices.count(choices[0]) < comm.size:
@@ -103,7 +101,7 @@ def connected(optimizer, comm, size, dtype, n_flags, vectors, prepare):
     # Where GPUs cannot reach each other, or processes may not share memory.
     with contextlib.suppress(refused):
         found = (
-            kept[fitting[0]] if fitting else PeerMemory(comm.size, size, dtype, n_flags, vectors)
+            kept[fitting[0]] if fitting else PeerMemory(comm.size, size, dtype, n_chunks, vectors)
         )
         handle = found.handle()
     handles = comm.mpi_comm.allgather(handle)
@@ -138,10 +136,14 @@ def addresses_by_value(*arrays):
     return found.view(numpy.dtype([('of', numpy.uint64, found.size)]))
 
 
-def _starts(n_ranks, size, dtype, n_flags, vectors):
-    """Return where data, flags and each slot begin, and the end, in bytes."""
-    sizes = [2 * n_ranks * size * dtype.itemsize, 8 * n_ranks * n_flags]
-    sizes += [SLOT_FLAGS + 2 * n_ranks * n * of.itemsize for n, of in vectors]
+def words_of(dtype):
+    """Return how many words of 8 bytes an element takes: each has 32 bits of it, and a number."""
+    return -(-dtype.itemsize // 4)
+
+
+def _starts(n_ranks, size, dtype, vectors):
+    """Return where data and each slot begin, and the end, in bytes."""
+    sizes = [16 * n_ranks * n * words_of(of) for n, of in [(size, dtype), *vectors]]
     return numpy.cumsum([0, *(-(-n // _ALIGNMENT) * _ALIGNMENT for n in sizes)]).tolist()
 
 

@@ -23,8 +23,9 @@ from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
 
 N_TURNS = 20
+RECEIVE = 'receive(received + r * stride, i, now, value[r][e])'
 HALF = 'const int half = now % 2 * PEERS;\n    '
-SECONDS = 15  # after which a rank that waits in vain is ended
+SECONDS = 20  # after which a rank that waits in vain is ended
 SHAPES = (3, 5), (1025,), (0,), (2,)
 VECTORS = 3, 70  # elements of the vectors that are added up besides
 MOST = 1e-3  # seconds that a rank is late, at most
@@ -186,14 +187,15 @@ def test_every_turn(gxx, tmp_path, n_ranks, replaced):
 @pytest.mark.parametrize(
     'text, fault',
     [
-        ('while (r != rank && published(flag) != now) {}', ''),
-        ('r < PEERS && r != rank)\n            publish', 'r < 0)\n            publish'),
+        (RECEIVE, '(%s, true)' % RECEIVE),
+        ('receive(from, n, now, weight) &&', ''),
+        ('if (r != rank) send(peers', 'if (r < 0) send(peers'),
         (HALF + 'const bool', 'const int half = 0; const bool'),
-        ('threadIdx.x < PEERS ? 0 : first_flag + chunk', '0'),
+        ('(half + rank) * stride, at', 'half * stride, at'),
         ('*my_turn = now;', ''),
-        ('while (published(flag) != now) {}', ''),
-        (HALF + 'if (!alone)', 'const int half = 0; if (!alone)'),
-        ('__syncthreads();  // all is written', ''),
+        ('while (r != rank && !receive(slots', 'if (r != rank && !receive(slots'),
+        (HALF + 'const long long', 'const int half = 0; const long long'),
+        ('*turn + !alone', '*turn + 1'),
         ('*turn = now;', ''),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from chainer_bspmm.training import peer_memory
 
-SIZE, DTYPE, N_FLAGS = 100, numpy.dtype('f'), 3
+SIZE, DTYPE, N_CHUNKS = 100, numpy.dtype('f'), 3
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
@@ -26,7 +26,7 @@ class Runtime:
 
     def memset(self, address, value, n_bytes):
         assert address == OWN and value == 0
-        assert n_bytes >= 2 * 3 * (4 * SIZE + 4 * N_FLAGS + 4 + 8 * 70) + 2 * 64
+        assert n_bytes >= 2 * 3 * 8 * (SIZE + 1 + 2 * 70)  # 32 bits of an element in 8 bytes
 
     def deviceSynchronize(self):
         pass
@@ -94,7 +94,7 @@ def communicator(
 
 
 def connected(optimizer, comm, prepare=lambda found: None):
-    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS, VECTORS, prepare)
+    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_CHUNKS, VECTORS, prepare)
 
 
 def test_addresses_of_all_ranks(runtime):
@@ -102,14 +102,12 @@ def test_addresses_of_all_ranks(runtime):
     found = connected(optimizer, comm, prepared.append)
     assert prepared.pop() is found
     assert found.data.tolist() == [OTHERS[0], OWN, OTHERS[2]]
-    (n_bytes,) = set((found.flags - found.data).tolist())
-    assert n_bytes >= 2 * 3 * 4 * SIZE and not n_bytes % 256
-    assert found.turn.tolist() == [0] * N_FLAGS and found.turn.dtype == numpy.uint32
+    assert found.turn.tolist() == [0] * N_CHUNKS and found.turn.dtype == numpy.uint32
     assert found.turns.tolist() == [0, 0] and found.turns.dtype == numpy.uint32
-    first, second = (slot - found.flags for slot in found.slots)
-    assert first.tolist() == [256] * 3 and second.tolist() == [512] * 3
-    assert found.fits(SIZE, DTYPE, N_FLAGS)
-    for other in (SIZE - 1, DTYPE, N_FLAGS), (SIZE, VECTORS[1][1], N_FLAGS), (SIZE, DTYPE, 4):
+    first, second = (slot - found.data for slot in found.slots)
+    assert first.tolist() == [19 * 256] * 3 and second.tolist() == [20 * 256] * 3
+    assert found.fits(SIZE, DTYPE, N_CHUNKS)
+    for other in (SIZE - 1, DTYPE, N_CHUNKS), (SIZE, VECTORS[1][1], N_CHUNKS), (SIZE, DTYPE, 4):
         assert not found.fits(*other)
     assert not runtime.closed
     del found
@@ -123,7 +121,7 @@ def test_the_same_memory_for_the_same_sizes(runtime):
     comm, optimizer, prepared = communicator(runtime), types.SimpleNamespace(), []
     first = connected(optimizer, comm)
     assert connected(optimizer, comm, prepared.append) is first and prepared.pop() is first
-    others = peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS, [], prepared.append)
+    others = peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_CHUNKS, [], prepared.append)
     assert others is not first and prepared == [others]
     assert connected(optimizer, comm) is first
     assert not runtime.events

@@ -166,7 +166,9 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
             words.append(','.join([sent(argument), *pointers]))
         elif isinstance(argument, numpy.ndarray):
             words.append(sent(argument))
-        elif isinstance(argument, (numpy.int32, numpy.uint32, numpy.float32, numpy.float64)):
+        elif isinstance(
+            argument, (numpy.int32, numpy.int64, numpy.uint32, numpy.float32, numpy.float64)
+        ):
             words.append(str(argument))
         else:
             assert isinstance(argument, numpy.uintp)
