@@ -101,4 +101,6 @@ def _length(iterator):
     dataset = getattr(iterator, 'dataset', None)
     if not hasattr(dataset, '__len__') or not hasattr(iterator, 'batch_size'):
         return None
+    if not len(dataset) % iterator.batch_size:
+        return '%d batches' % (len(dataset) // iterator.batch_size)
     return '%d examples in batches of %d' % (len(dataset), iterator.batch_size)
