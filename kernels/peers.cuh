@@ -1,10 +1,9 @@
 // What kernels need that send numbers to other GPUs, and wait for those that these send.
 #pragma once
 
-#include <string.h>
-
 #ifndef __CUDACC__  // on a host, where ranks share the cores
 #include <sched.h>
+#include <string.h>
 #define __grid_constant__
 #endif
 
