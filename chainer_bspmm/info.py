@@ -127,7 +127,7 @@ def versions():
 def cublas():
     """Return how captured training steps call cuBLAS, or why they cannot."""
     try:
-        library = gemm.library()
+        library = gemm.cublas()
     except Exception as error:  # any problem here belongs in the report
         return 'nothing: %s: %s' % (type(error).__name__, error)
     if isinstance(library, gemm.Library):

@@ -4,7 +4,16 @@ import sys
 import warnings
 
 LIBRARIES = frozenset(
-    ('chainer', 'chainer_chemistry', 'chainer_bspmm', 'cupy', 'cupy_backends', 'numpy', 'scipy')
+    (
+        'chainer',
+        'chainer_chemistry',
+        'chainermn',
+        'chainer_bspmm',
+        'cupy',
+        'cupy_backends',
+        'numpy',
+        'scipy',
+    )
 )
 NOT_USER_CODE = LIBRARIES | sys.stdlib_module_names
 

@@ -74,7 +74,7 @@ const int TERMS = MAPPED + LONE;
 const int W_STRIDE = (SLICE_IN + 3) / 4 * 4 + 4, W_ROWS = (SLICE_OUT + 3) / 4 * 4;
 const int STRIDE = TERMS * GQ * 4 + 4;
 [[maybe_unused]] const int X_STRIDE = PQ * 4 + 4;
-const int AHEAD = NEEDS_Y ? 2 : BACKWARD ? 3 : 4;  // entries whose loads are issued together
+[[maybe_unused]] const int AHEAD = NEEDS_Y ? 2 : BACKWARD ? 3 : 4;  // entries whose loads are issued together
 [[maybe_unused]] const int BIAS_COLUMNS = BACKWARD && (BIASES || RELATION_BIAS) ? TERMS * GQ * 4 : 0;
 
 // A thread calculates 4 x 4 elements of a tile's product, from one part in SPLITS of the sums.

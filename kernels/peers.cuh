@@ -1,28 +1,61 @@
-// What kernels need that write to the memory of other GPUs and wait for what those write here.
+// What kernels need that send numbers to other GPUs, and wait for those that these send.
 #pragma once
 
-#ifndef __CUDACC__  // not on a host
+#ifndef __CUDACC__  // on a host, where ranks share the cores
+#include <sched.h>
+#include <string.h>
 #define __grid_constant__
 #endif
 
-// What this thread has written before, and others of its block before a barrier, is there for a thread of
-// any GPU that has read this value.
-__device__ inline void publish(unsigned *flag, const unsigned value)
+// 32 bits and the number of the turn in which they are sent: both are there at once, so nobody has to wait until
+// what was written before is visible.
+using PeerWord = unsigned long long;
+
+template <typename T> __device__ constexpr int words_of() { return (sizeof(T) + 3) / 4; }
+
+__device__ inline void store_word(PeerWord *const to, const PeerWord word)
 {
 #if __CUDA_ARCH__
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 #else
-    *flag = value;
+    __atomic_store_n(to, word, __ATOMIC_RELAXED);
 #endif
 }
 
-__device__ inline unsigned published(const unsigned *flag)
+__device__ inline PeerWord load_word(const PeerWord *const from)
 {
 #if __CUDA_ARCH__
-    unsigned value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-    return value;
+    PeerWord word;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    return word;
 #else
-    return *flag;
+    sched_yield();
+    return __atomic_load_n(from, __ATOMIC_RELAXED);
 #endif
+}
+
+// Send element i to memory of another GPU.
+template <typename T> __device__ inline void send(PeerWord *const to, const int i, const T value, const unsigned turn)
+{
+    unsigned bits[words_of<T>()] = {};
+    memcpy(bits, &value, sizeof(T));
+#pragma unroll
+    for (int w = 0; w < words_of<T>(); ++w)
+        store_word(to + (long long)i * words_of<T>() + w, PeerWord(turn) << 32 | bits[w]);
+}
+
+// Return whether element i of a turn is here, and if so give it.
+template <typename T>
+__device__ inline bool receive(const PeerWord *const from, const int i, const unsigned turn, T &value)
+{
+    unsigned bits[words_of<T>()];
+    bool is_here = true;
+#pragma unroll
+    for (int w = 0; w < words_of<T>(); ++w) {
+        const PeerWord word = load_word(from + (long long)i * words_of<T>() + w);
+        bits[w] = unsigned(word);
+        is_here = is_here && unsigned(word >> 32) == turn;
+    }
+    memcpy(&value, bits, sizeof(T));
+    return is_here;
 }

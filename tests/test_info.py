@@ -191,7 +191,7 @@ def test_devices_are_listed():
 @pytest.mark.parametrize('nvmath', (True, False))
 def test_what_captured_steps_call_cublas_through(monkeypatch, nvmath):
     library = object() if nvmath else object.__new__(gemm.Library)
-    monkeypatch.setattr(gemm, 'library', lambda: library)
+    monkeypatch.setattr(gemm, 'cublas', lambda: library)
     monkeypatch.setattr(info, 'version', {'nvmath-python': '1.0'}.get)
     assert info.cublas().startswith('nvmath-python 1.0' if nvmath else 'ctypes; pip install ')
 
@@ -200,7 +200,7 @@ def test_a_cublas_that_is_not_found_is_named(monkeypatch):
     def fail():
         raise OSError('no libcublas')
 
-    monkeypatch.setattr(gemm, 'library', fail)
+    monkeypatch.setattr(gemm, 'cublas', fail)
     assert info.cublas() == 'nothing: OSError: no libcublas'
 
 

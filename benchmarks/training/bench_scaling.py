@@ -36,9 +36,11 @@ from chainer_bspmm.training.cuda_graphs import Capturer
 BATCHES = 128, 1024  # of a rank
 TOTAL = 1024  # of all ranks
 EFFICIENCIES = {128: 0.93, 1024: 0.97}  # batch of a rank -> of two ranks, at least
-TURN, MIN_STEPS, MAX_STEPS = 0.1, 4, 500  # seconds, and steps, between two barriers
-ROUNDS = 15
-WARM = 2000  # steps: most are past the checks of their first 1,024 replays
+# Seconds, and steps, between two barriers: so short that few rounds have a check, which takes as
+# long as dozens of steps and comes with one in 2,000 replays of a layout.
+TURN, MIN_STEPS, MAX_STEPS = 0.05, 4, 500
+ROUNDS = 31
+WARM = 3000  # steps: most layouts are past the checks of their first 1,024 replays
 N_EXCHANGES = 200
 EPOCHS = 10  # of an example
 MODELLED = 8, 64, 512  # GPUs

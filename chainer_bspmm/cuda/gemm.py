@@ -139,13 +139,13 @@ def _checked(symbol, function, *arguments):
 
 
 @functools.lru_cache(maxsize=None)
-def library():
+def cublas():
     """Return ``nvmath.bindings.cublas``, or a `Library` if that is not available."""
     try:
-        from nvmath.bindings import cublas
+        from nvmath.bindings import cublas as found
 
-        cublas.get_cudart_version()  # loads the library, or raises
-        return cublas
+        found.get_cudart_version()  # loads the library, or raises
+        return found
     except Exception:  # not installed, or without the packages or the libraries that it needs
         cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))  # makes CuPy load cuBLAS
         return Library(name_of_library())
@@ -181,7 +181,7 @@ class Blas:
     def __init__(self):
         self.device = cuda.cupy.cuda.runtime.getDevice()
         self._stream = None
-        self._library = library()
+        self._library = cublas()
         self._workspace = cuda.cupy.empty(WORKSPACE, numpy.uint8)
         self._handle = self._library.create()
         # Not at exit, when CUDA itself may be gone; the driver cleans up then.

@@ -30,6 +30,23 @@ def weight_ranks(module):
     epochs.check_updaters()
 
 
+@repairs('chainermn.links.batch_normalization')
+def count_rows(module):
+    """Weight gradients of statistics as `weight_ranks` does; let a CUDA graph contain them."""
+    import chainer
+
+    from chainer_bspmm.functions.fused.batch_norm import batch_norm_of_ranks
+
+    kind = module.MultiNodeBatchNormalization
+    call = kind.__call__
+
+    def __call__(self, x, finetune=False):
+        forward = batch_norm_of_ranks if chainer.config.train else call
+        return forward(self, x, finetune)
+
+    kind.__call__ = __call__
+
+
 @repairs('chainermn.datasets.scatter')
 def scatter_sparse(module):
     """Send each rank its part of a sparse data set only, as a `SparseDataset`."""

@@ -12,8 +12,8 @@ from chainer.backends import cuda
 
 from chainer_bspmm.multi_node import faults
 
-# What MPI launchers tell the processes that they start.
-SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE'
+# What launchers tell the processes that they start: Open MPI, MPICH, Slurm.
+SIZES = 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS'
 
 
 def checked(create):
@@ -65,6 +65,13 @@ def is_nccl(comm):
     return type(comm) is PureNcclCommunicator
 
 
+def n_started():
+    """Return how many processes a launcher says that it has started, and where (str) it says so."""
+    told = ((os.environ.get(name, ''), name) for name in SIZES)
+    found = [(int(size), name) for size, name in told if size.isdigit()]
+    return max(found, default=(1, ''))
+
+
 def _check_mpi():
     try:
         from mpi4py import MPI
@@ -73,14 +80,13 @@ def _check_mpi():
             "several ranks need MPI and mpi4py (%s); pip install 'chainer_bspmm[mpi]' brings both"
             % error
         ) from error
-    for name in SIZES:
-        size = os.environ.get(name, '1')
-        if size.isdigit() and int(size) > 1 and MPI.COMM_WORLD.size == 1:
-            raise RuntimeError(
-                'this is one of %s processes (%s), but MPI sees it alone: the mpirun that started '
-                'it belongs to another MPI than that of mpi4py, %s; both must be the same'
-                % (size, name, MPI.Get_library_version().split(',')[0].strip())
-            )
+    size, name = n_started()
+    if size > 1 and MPI.COMM_WORLD.size == 1:
+        raise RuntimeError(
+            'this is one of %d processes (%s), but MPI sees it alone: what started it belongs to '
+            'another MPI than that of mpi4py, %s; both must be the same, and srun needs --mpi=pmix'
+            % (size, name, MPI.Get_library_version().split(',')[0].strip())
+        )
     if MPI.COMM_WORLD.size > 1:
         faults.end_all_on_error()  # before anything that not all ranks may survive
 
@@ -100,9 +106,12 @@ def _check_nccl(name):
 
 
 def _check_number_of_gpus(comm):
-    n_gpus = cuda.cupy.cuda.runtime.getDeviceCount()
-    hosts = comm.mpi_comm.allgather((platform.node(), comm.intra_size, n_gpus))
-    for rank, (host, n_ranks, n_gpus) in enumerate(hosts):
+    runtime, host = cuda.cupy.cuda.runtime, platform.node()
+    visible = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
+    ranks = comm.mpi_comm.allgather((host, comm.intra_size, visible))
+    for rank, (host, n_ranks, _) in enumerate(ranks):
+        # Each rank may see one of its own.
+        n_gpus = len({gpu for of, _, gpus in ranks if of == host for gpu in gpus})
         if n_ranks > n_gpus:
             faults.raise_on(
                 comm,

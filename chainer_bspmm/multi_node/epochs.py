@@ -76,11 +76,11 @@ def check_updaters():
 
 
 def _check_epochs(updater):
-    optimizer, iterator = updater.get_optimizer('main'), updater.get_iterator('main')
-    comm = getattr(optimizer, 'communicator', None)
-    if comm is None or comm.size == 1:
+    comms = [getattr(of, 'communicator', None) for of in updater.get_all_optimizers().values()]
+    comm = next((comm for comm in comms if comm is not None and comm.size > 1), None)
+    if comm is None:
         return
-    lengths = comm.mpi_comm.allgather(_length(iterator))
+    lengths = comm.mpi_comm.allgather(_length(updater._iterators.get('main')))
     for rank, length in enumerate(lengths):
         if length != lengths[0]:
             faults.raise_on(
@@ -101,4 +101,6 @@ def _length(iterator):
     dataset = getattr(iterator, 'dataset', None)
     if not hasattr(dataset, '__len__') or not hasattr(iterator, 'batch_size'):
         return None
+    if not len(dataset) % iterator.batch_size:
+        return '%d batches' % (len(dataset) // iterator.batch_size)
     return '%d examples in batches of %d' % (len(dataset), iterator.batch_size)

@@ -9,6 +9,7 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.functions.fused.ranks import weighted_by
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.multi_node.host_mean import mean_on_host
@@ -54,18 +55,30 @@ class Weighted:
             self._mean_and_update(1, 0)
             return
         self.start(lossfun, *args, **kwds)
-        loss = lossfun(*args, **kwds)
-        if getattr(self, '_use_cleargrads', True):
-            self.target.cleargrads()
-        else:
-            self.target.zerograds()
-        loss.backward(loss_scale=self.actual_optimizer._loss_scale)
+        weight = n_molecules([*args, *kwds.values()])
+        with weighted_by(weight):
+            loss = lossfun(*args, **kwds)
+            if getattr(self, '_use_cleargrads', True):
+                self.target.cleargrads()
+            else:
+                self.target.zerograds()
+            loss.backward(loss_scale=self.actual_optimizer._loss_scale)
         value = 0 if self.actual_optimizer._loss_scaling_is_dynamic else _value(loss)
         del loss
-        self._mean_and_update(n_molecules([*args, *kwds.values()]), value)
+        self._mean_and_update(weight, value)
 
     def join(self):
-        """Take part in an update of the other ranks, without a batch."""
+        """Take part in an update of the other ranks, without a batch.
+
+        Raises:
+            RuntimeError: the model has batch normalisation over all ranks, which wants one.
+        """
+        for path, link in self.target.namedlinks():
+            if _has_ranks(link):
+                raise RuntimeError(
+                    "join: expected a batch, because the link '%s' has statistics over those of "
+                    'all ranks' % path
+                )
         if self.known is None:
             self._agree()
         self.target.cleargrads()
@@ -207,6 +220,12 @@ def _check_device(comm, target):
             "communicator: 'naive' sends arrays of the host, the model is on %s; use "
             "create_communicator('pure_nccl')" % on_gpu[0].device.name
         )
+
+
+def _has_ranks(link):
+    from chainermn.links import MultiNodeBatchNormalization
+
+    return isinstance(link, MultiNodeBatchNormalization)
 
 
 def _is_naive(comm):

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy
 
+import chainer
 from chainer.serializers import DictionarySerializer
 from chainer.serializers import NpzDeserializer
 
@@ -24,8 +25,7 @@ def agree(comm, optimizer):
         ValueError: models or optimizers of ranks differ, on all ranks.
     """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
-    kind = '%s.%s' % (type(optimizer).__module__, type(optimizer).__qualname__)
-    tables = comm.mpi_comm.allgather((table, kind, int(optimizer.t)))
+    tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))
     for rank, found in enumerate(tables):
         message = _difference(tables[0], found, rank)
         if message:
@@ -54,19 +54,50 @@ def _make_states(optimizer):
             param.update_rule._init_states(param)
 
 
+def _settings(optimizer):
+    """Return what a user chooses of an optimizer, as name -> text."""
+    found = {'class': _kind_of(optimizer)}
+    if isinstance(optimizer, chainer.GradientMethod):
+        found.update(_plain_of(optimizer.hyperparam))
+    hookable = optimizer._hookable
+    for hooks in (hookable._pre_update_hooks, hookable._post_update_hooks):
+        for name, hook in hooks.items():
+            found['hook ' + name] = _kind_of(hook)
+            values = _plain_of(hook).items()
+            found.update(
+                ('%s of hook %s' % (attribute, name), value) for attribute, value in values
+            )
+    return found
+
+
+def _kind_of(thing):
+    return '%s.%s' % (type(thing).__module__, type(thing).__qualname__)
+
+
+def _plain_of(thing):
+    return {
+        name: repr(value)
+        for name, value in getattr(thing, '__dict__', {}).items()
+        if isinstance(value, (bool, int, float, str))
+    }
+
+
 def _shape(param):
     return (param.shape, param.dtype.name) if param.is_initialized else None
 
 
 def _difference(first, other, rank):
     """Return how a rank differs from rank 0; None if it does not."""
-    (shapes, kind, t), (other_shapes, other_kind, other_t) = first, other
-    if kind != other_kind:
-        return 'optimizer: expected one class on all ranks, got %s on rank 0 and %s on rank %d' % (
-            kind,
-            other_kind,
-            rank,
-        )
+    (shapes, settings, t), (other_shapes, other_settings, other_t) = first, other
+    for name in dict.fromkeys([*settings, *other_settings]):
+        value, other_value = settings.get(name), other_settings.get(name)
+        if value != other_value:
+            return 'optimizer: expected one %s on all ranks, got %s on rank 0 and %s on rank %d' % (
+                name,
+                value,
+                other_value,
+                rank,
+            )
     for path in sorted({*shapes, *other_shapes}):
         if (path in shapes) != (path in other_shapes):
             return "model: expected the same on all ranks, parameter '%s' is on rank %d only" % (

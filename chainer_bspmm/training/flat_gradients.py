@@ -10,7 +10,7 @@ from chainer_bspmm.multi_node import faults
 from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.peer_sums import PeerSums
 
-_THREADS, _CHUNK = 256, 1024  # as in the kernel
+_THREADS, _CHUNK, _RESIDENT = 256, 1024, 2  # as in the kernel
 # Kernel arguments are 4 KB at most: these parameters take 3848 bytes of them.
 _N_PARAMETERS = 160
 _TABLE = numpy.dtype(
@@ -48,42 +48,41 @@ class FlatGradients:
     at once and launched by all at once, but each rank launches the graph of its own batch's layout.
 
     A loss that is not finite makes all gradients 0, on all ranks: parameters stay finite until the
-    hosts notice (:meth:`raise_if_not_finite`).
+    hosts notice (:func:`raise_if_not_finite`).
 
     Args:
         optimizer (multi_node.optimizer.Weighted): of all ranks, over a communicator of NCCL, whose
             parameters have been made; if more are made later, make another object.
+        peers (PeerMemory or None): that the ranks share; not taken if it has other sizes.
 
     Attributes:
+        peers (PeerMemory or None): what is used.
         sent (cupy.ndarray): what this rank has packed last.
         sums (PeerSums): what else a step adds up over the ranks.
     """
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer, peers=None):
         self._optimizer = optimizer
         self._comm = optimizer.communicator
         self._n = sum(param.size for param in self._params())
         size = self._n + 1 + self._comm.size
         self.sent, self._sum = (cuda.cupy.empty(size, self._dtype()) for _ in range(2))
-        pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * self._comm.size)
-        self._is_bad = numpy.frombuffer(pinned, numpy.int32, self._comm.size)
-        self._is_bad[...] = 0
-        self._peers = peer_memory.known(self._optimizer, *self._room())
-        self.sums = PeerSums(self._comm, self._peers)
+        self._is_bad = _flags_of(optimizer)
+        self.peers = peers if peers is not None and peers.fits(*self._room()) else None
+        self.sums = PeerSums(self._comm, self.peers)
 
     @property
     def has_sum(self):
         """Whether :meth:`pack` does it all, and :meth:`add_up` and :meth:`unpack` nothing."""
-        return self._peers is not None
+        return self.peers is not None
 
     def connect(self):
         """Map the memory of the other ranks, if possible; all of them call it."""
-        self._peers = None
-        self._peers = peer_memory.connected(
+        self.peers = peer_memory.connected(
             self._optimizer, self._comm, *self._room(), self.sums.vectors, self.load_kernels
         )
-        if self._peers is not None:
-            self.sums = PeerSums(self._comm, self._peers)
+        if self.peers is not None:
+            self.sums = PeerSums(self._comm, self.peers)
 
     def load_kernels(self, peers=None):
         """Compile the kernels for losses of the parameters' dtypes, and float32.
@@ -91,7 +90,7 @@ class FlatGradients:
         Args:
             peers (PeerMemory or None): what they write to, None: what is known.
         """
-        peers = peers or self._peers
+        peers = peers or self.peers
         if peers is not None:
             self.sums.load_kernels(peers)
         dtypes = {param.dtype for param in self._params()}
@@ -105,7 +104,7 @@ class FlatGradients:
     def pack(self, n_molecules, loss, alone=False):
         """Write the gradients, times the number of molecules, where they are sent from.
 
-        One that is not C-contiguous is replaced by a copy that is.
+        One that is not C-contiguous, or shares memory with another one, is replaced by a copy.
 
         Args:
             n_molecules (int): of this rank's batch.
@@ -140,19 +139,6 @@ class FlatGradients:
         if not self.has_sum:
             self._launch(False, self._sum, None, numpy.uintp(self._is_bad.ctypes.data), 0)
 
-    def raise_if_not_finite(self):
-        """Raise FloatingPointError if a loss was found not to be finite; does not synchronise."""
-        if self._is_bad.any():
-            rank = int(self._is_bad.argmax())
-            step = self._optimizer.t + 1
-            faults.raise_on(
-                self._comm,
-                rank,
-                FloatingPointError(
-                    'the loss of rank %d is not finite, noticed in step %d' % (rank, step)
-                ),
-            )
-
     def _params(self):
         """Return the parameters in the order of all ranks: children of a link may have another."""
         named = self._optimizer.target.namedparams(include_uninit=False)
@@ -170,10 +156,9 @@ class FlatGradients:
 
     def _tables(self):
         """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
-        groups, n_before = {}, 0
-        for param in self._params():
-            if not param.grad.flags.c_contiguous:
-                param.grad = cuda.cupy.ascontiguousarray(param.grad)
+        groups, n_before, params = {}, 0, self._params()
+        _own_gradients(params)
+        for param in params:
             groups.setdefault(param.dtype, []).append((param.grad.data.ptr, n_before, param.size))
             n_before += param.size
         tables = []
@@ -198,24 +183,21 @@ class FlatGradients:
             loss, is_bad = None, NULL  # what is not of a parameter is done
 
     def _exchange(self, n_molecules, loss, is_bad):
-        peers, first_flag = self._peers, 0
-        addresses = peer_memory.addresses_by_value(peers.data, peers.flags)
-        n_sms = kernels.device(self.sent.data.device_id).n_sms
+        peers, first_chunk = self.peers, 0
+        data = peer_memory.addresses_by_value(peers.data)
+        stride = numpy.int64(peers.size * peer_memory.words_of(self.sent.dtype))
+        most = _RESIDENT * kernels.device(self.sent.data.device_id).n_sms
         for dtype, table, n_chunks in self._tables():
             n_chunks = max(n_chunks, 1)
-            sizes = map(numpy.int32, (peers.size, peers.n_flags, first_flag, n_chunks))
+            arguments = self._arguments(table, self.sent, loss, is_bad, n_molecules)
+            of_chunks = map(numpy.int32, (first_chunk, n_chunks))
             self._load(dtype, True, loss.dtype, peers)(
-                (min(n_chunks, n_sms), 1, 1),
+                (min(n_chunks, most), 1, 1),
                 (_THREADS, 1, 1),
-                (
-                    *self._arguments(table, self.sent, loss, is_bad, n_molecules),
-                    addresses,
-                    peers.turn,
-                    *sizes,
-                ),
+                (*arguments, data, peers.turn, stride, *of_chunks),
             )
             is_bad = NULL
-            first_flag += n_chunks
+            first_chunk += n_chunks
 
     def _arguments(self, table, flat, loss, is_bad, n_molecules):
         sizes = map(numpy.int32, (self._n, self._comm.size, self._comm.rank, n_molecules))
@@ -229,6 +211,56 @@ class FlatGradients:
             dtype.char,
             defines(is_pack, self.sent.dtype, of_loss, n_peers),
         )
+
+
+def raise_if_not_finite(optimizer, wait=False):
+    """Raise FloatingPointError, once, if a loss was found not to be finite.
+
+    Args:
+        optimizer (multi_node.optimizer.Weighted): of all ranks.
+        wait (bool): whether for all that was launched; otherwise the last steps may be missing.
+    """
+    if wait:
+        cuda.cupy.cuda.get_current_stream().synchronize()
+    flags = _flags_of(optimizer)
+    if flags.any():
+        rank = int(flags.argmax())
+        flags[...] = 0
+        faults.raise_on(
+            optimizer.communicator,
+            rank,
+            FloatingPointError(
+                'the loss of rank %d is not finite, noticed after step %d' % (rank, optimizer.t)
+            ),
+        )
+
+
+def _flags_of(optimizer):
+    """Return (n_ranks,) int32 of the host, which kernels write to.
+
+    The optimizer keeps them: kernels may run when the object is gone that has launched them, and
+    what they have found is not forgotten.
+    """
+    if not hasattr(optimizer, '_is_bad'):
+        n_ranks = optimizer.communicator.size
+        pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * n_ranks)
+        flags = numpy.frombuffer(pinned, numpy.int32, n_ranks)
+        flags[...] = 0
+        object.__setattr__(optimizer, '_is_bad', flags)
+    return optimizer._is_bad
+
+
+def _own_gradients(params):
+    """Let each parameter have a C-contiguous gradient of its own: the mean is written to it.
+
+    The parameters of a sum, such as ``V + W``, have one array for a gradient.
+    """
+    end = 0
+    for param in sorted(params, key=lambda param: param.grad.data.ptr):
+        is_shared = param.grad.data.ptr < end
+        end = max(end, param.grad.data.ptr + param.grad.nbytes)
+        if is_shared or not param.grad.flags.c_contiguous:
+            param.grad = cuda.cupy.array(param.grad, order='C')
 
 
 def defines(is_pack, flat, loss, n_peers=0):

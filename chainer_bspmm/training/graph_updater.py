@@ -22,6 +22,7 @@ from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.examples import next_examples
 from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import blas_for
@@ -136,7 +137,7 @@ class GraphUpdater(StandardUpdater):
         self._ranks = _of_ranks(optimizer)
         self._optimizer = optimizer if self._ranks is None else self._ranks.actual_optimizer
         self._do_all_capture = None  # whether all ranks do; None until they have agreed
-        self._has_sum = None  # then, whether the ranks share memory
+        self._peers = None  # then, the memory that they share, if they do
 
     def connect_trainer(self, trainer: Any) -> None:
         super().connect_trainer(trainer)
@@ -288,7 +289,7 @@ class GraphUpdater(StandardUpdater):
         self._context.ranks.load_kernels()
         if not self._do_all_capture:
             program.check_alone()
-        elif self._context.ranks.has_sum != self._has_sum:
+        elif self._context.ranks.peers is not self._peers:
             raise CannotCapture('parameters have other sizes or dtypes than in the first step')
 
     def _start(self, examples):
@@ -306,15 +307,15 @@ class GraphUpdater(StandardUpdater):
                 if other is not None:
                     return self._give_up('%s (rank %d)' % (other, rank))
             self._context.ranks.connect()
-            self._has_sum = self._context.ranks.has_sum
+            self._peers = self._context.ranks.peers
             have_others = comm.mpi_comm.allgather(bool(self._context.ranks.sums.vectors))
-            if any(have_others) and not self._has_sum:
+            if any(have_others) and self._peers is None:
                 self._do_all_capture = False
                 return self._give_up('ranks without common memory have statistics of all of them')
         elif self._do_all_capture:
             if reason is not None:
                 self._give_up(reason)
-            self._context.ranks.raise_if_not_finite()
+            raise_if_not_finite(self._ranks)
         return reason
 
     def _step_key(self, key):
@@ -389,7 +390,7 @@ class GraphUpdater(StandardUpdater):
             Guards(optimizer.target, loss_func, optimizer),
             device,
             self._check_every,
-            None if self._ranks is None else FlatGradients(self._ranks),
+            None if self._ranks is None else FlatGradients(self._ranks, self._peers),
         )
         self._made_for = self._parts(context.guards.key())
         self._seen, self._variants_key = (None, None, None), None
@@ -435,7 +436,21 @@ class GraphUpdater(StandardUpdater):
             self._warned.add(text)
             warn(text)
 
+    def finalize(self) -> None:
+        try:
+            self._raise_if_not_finite()
+        finally:
+            super().finalize()
+
+    def _raise_if_not_finite(self):
+        """Raise if a loss was not finite in any of the captured steps of all ranks."""
+        if self._do_all_capture:
+            with using(self.input_device):
+                raise_if_not_finite(self._ranks, wait=True)
+
     def serialize(self, serializer: Any) -> None:
+        if not isinstance(serializer, chainer.Deserializer):
+            self._raise_if_not_finite()
         super().serialize(serializer)
         try:
             self.seed = int(serializer('seed', numpy.int64(self.seed)))

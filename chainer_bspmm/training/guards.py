@@ -19,7 +19,7 @@ BY_ID = (numpy.ndarray, cuda.ndarray, chainer.UpdateRule)
 OPAQUE = chainer.Variable, dict, list
 
 # Their code keeps no arrays but in attributes.
-KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainer_bspmm', 'numpy', 'cupy'
+KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm', 'numpy', 'cupy'
 
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 

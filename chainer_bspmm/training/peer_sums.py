@@ -79,4 +79,4 @@ class PeerSums:
 
 def defines(n_ranks):
     """Return the compile-time constants (tuple of (str, object)) for so many ranks."""
-    return ('VECTOR', 1), ('PEERS', n_ranks), ('SLOT_FLAGS', peer_memory.SLOT_FLAGS)
+    return ('VECTOR', 1), ('PEERS', n_ranks)

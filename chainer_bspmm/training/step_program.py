@@ -10,6 +10,7 @@ import numpy
 import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
+from chainer_bspmm.functions.fused.ranks import weighted_by
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import gradients
 from chainer_bspmm.training import state
@@ -379,13 +380,15 @@ class StepProgram(Program):
                 write(reported)
         return reported, self._gradients_now()
 
+    @contextlib.contextmanager
     def _under_way(self, alone):
         """Run the step inside; alone: without other ranks."""
         ranks = self._context.ranks
         if ranks is not None:
             self._inputs.step.peer_sums = ranks.sums
             ranks.sums.begin(alone)
-        return chainer_nodes.under_way(self._inputs.step)
+        with chainer_nodes.under_way(self._inputs.step), weighted_by(self._n_molecules):
+            yield
 
     def _capture_update(self):
         with _not_counted(self._context.fused):

@@ -4,6 +4,8 @@ import os
 import sys
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
+from chainer.backends import cuda
+from chainer_bspmm.multi_node.communicators import n_started
 from common.data import DataError
 
 COMMUNICATORS = ('naive', 'pure_nccl')
@@ -31,6 +33,11 @@ class Ranks:
 
     def __init__(self, communicator):
         self.are_several = communicator is not None
+        if not self.are_several and n_started()[0] > 1:
+            raise DataError(
+                'expected --communicator in each of %d processes (%s): otherwise all would do the '
+                'same' % n_started()
+            )
         self.comm = _communicator(communicator) if self.are_several else Alone
         self.is_first = self.comm.rank == 0
         self._is_on_gpus = communicator == 'pure_nccl'
@@ -39,7 +46,10 @@ class Ranks:
 
     def device(self, specifier):
         """Return the device of this rank, for an option ``--device``."""
-        return str(self.comm.intra_rank) if self._is_on_gpus else specifier
+        if not self._is_on_gpus:
+            return specifier
+        # Of those that this rank sees, which may be one.
+        return str(self.comm.intra_rank % cuda.cupy.cuda.runtime.getDeviceCount())
 
     def share(self, value):
         """Return what the first rank has, on every rank."""

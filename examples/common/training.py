@@ -198,7 +198,9 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     trainer.extend(RandomState())
     # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
     # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
-    writer = (SimpleWriter if device.xp is numpy else ThreadWriter)(compression=False)
+    # The first rank writes when the others have: not only begun to.
+    is_behind = device.xp is not numpy and ranks.is_first
+    writer = (ThreadWriter if is_behind else SimpleWriter)(compression=False)
     trainer.extend(Snapshots(ranks, writer, IsSnapshotDue(updater, args.epoch)))
     return trainer
 

@@ -20,6 +20,7 @@ import itertools
 import os
 import sys
 import warnings
+import zlib
 
 import tox21_data  # before common, which it finds
 from chainer import functions
@@ -140,6 +141,19 @@ def shared_rows(ranks, lines, batch_size, rows_of):
             return
 
 
+def check_source(ranks, path):
+    """Refuse what the processes cannot share out, because they do not read the same."""
+    if path is None:
+        raise DataError('--communicator: expected a file of SMILES, which every process reads')
+    checksum = None  # not to be read: told later
+    with contextlib.suppress(OSError), open(path, 'rb') as file:
+        checksum = 0
+        while part := file.read(1 << 24):
+            checksum = zlib.crc32(part, checksum)
+    if len(set(ranks.comm.mpi_comm.allgather(checksum))) > 1:
+        raise DataError('--communicator: %s is not the same for all processes' % path)
+
+
 def in_turns(found, batch_size):
     """Yield lists of rows, sorted, each of `batch_size` lines; rows of failures may come late."""
     waiting, turn = {}, 0
@@ -172,8 +186,8 @@ def run():
     arguments.add_communicator_argument(parser, 'share the lines out to')
     args = parser.parse_args()
     ranks = Ranks(args.communicator)
-    if ranks.are_several and args.smiles is None:
-        raise DataError('--communicator: expected a file of SMILES, which every process reads')
+    if ranks.are_several:
+        check_source(ranks, args.smiles)
     settings, task, model = prediction.load(
         args.in_dir,
         'train_tox21.py',

@@ -34,7 +34,7 @@ class OnDevice:
     def __init__(self, monkeypatch, library):
         poisoned(monkeypatch, cuda.cupy)
         self.put, self.empty = cuda.cupy.asarray, cuda.cupy.empty
-        monkeypatch.setattr(gemm, 'library', lambda: library)
+        monkeypatch.setattr(gemm, 'cublas', lambda: library)
 
 
 def by_ctypes():
@@ -467,6 +467,6 @@ def test_name_is_that_of_a_library_that_is_loaded():
 
 @pytest.mark.gpu
 def test_library_is_one_of_the_two():
-    library = gemm.library()
+    library = gemm.cublas()
     assert isinstance(library, gemm.Library) or library.__name__ == 'nvmath.bindings.cublas'
-    assert library is gemm.library()
+    assert library is gemm.cublas()

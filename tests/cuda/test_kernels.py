@@ -54,6 +54,9 @@ def test_directory_holds_every_source():
 def test_source_contains_each_header_once(name):
     text = kernels.source(name)
     assert text.count('using Real') == 1 and not re.search('#include ".*cuh"', text)
+    # Nothing of a host's: CuPy's compiler has only CUDA's own headers.
+    of_device = re.sub('#ifndef __CUDACC__.*?#endif', '', text, flags=re.DOTALL)
+    assert set(re.findall('#include <(.*)>', of_device)) == {'cuda_fp16.h'}
     assert re.search(
         r'extern "C" __global__ void (__launch_bounds__\([\w, ]+\) )?%s\(' % name, text
     )

@@ -17,6 +17,7 @@ from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import Buffers
+from chainer_bspmm.training.peer_memory import words_of
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
@@ -170,6 +171,12 @@ def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
     return buffers, expected
 
 
+def words(values, turn):
+    """Return (n,) uint64: 32 bits of the values in each, and the number of a turn."""
+    bits = values.view('u2').astype('u4') if values.itemsize == 2 else values.view('u4')
+    return bits.ravel().astype('u8') | numpy.uint64(turn << 32)
+
+
 class Peers:
     """The memory of three ranks, in which the other two have sent what they send in turn 7.
 
@@ -183,22 +190,14 @@ class Peers:
     TURN = 7
 
     def __init__(self, device, flat, rank, others, n_more=0):
-        self.size, dtype, self.n_flags = flat._room()
+        self.size, dtype, n_chunks = flat._room()
         self.size += n_more  # of an earlier model, for example
-        self.n_flags += n_more
         self.arrays = [
-            (
-                device.put(numpy.full((2, 3, self.size), -3, dtype)),
-                device.put(numpy.zeros((2, 3, self.n_flags), 'u4')),
-            )
-            for _ in range(3)
+            device.put(numpy.zeros((2, 3, self.size * words_of(dtype)), 'u8')) for _ in range(3)
         ]
-        device.reachable += [array for of_rank in self.arrays for array in of_rank]
-        self.data, self.flags = (
-            numpy.array([of_rank[k].ctypes.data for of_rank in self.arrays], 'u8') for k in (0, 1)
-        )
-        self.turn = device.put(numpy.full(self.n_flags, self.TURN - 1, 'u4'))
-        half = self.TURN % 2
-        self.arrived, self.seen = (array[half] for array in self.arrays[rank])
+        device.reachable += self.arrays
+        self.data = numpy.array([array.ctypes.data for array in self.arrays], 'u8')
+        self.turn = device.put(numpy.full(n_chunks + n_more, self.TURN - 1, 'u4'))
         for other, values in others.items():
-            self.arrived[other, : values.size], self.seen[other] = values, self.TURN
+            sent = words(values.astype(dtype), self.TURN)
+            self.arrays[rank][self.TURN % 2, other, : sent.size] = sent

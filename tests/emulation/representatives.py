@@ -32,14 +32,13 @@ from chainer_bspmm.training import buffers
 from chainer_bspmm.training import reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.peer_memory import PeerMemory
-from chainer_bspmm.training.peer_memory import SLOT_FLAGS
 from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
 from tests.support.data_sets import molecule_set
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
-from tests.emulation.kernel_cases import integers, Peers, transpose_on, weighted
+from tests.emulation.kernel_cases import integers, Peers, transpose_on, weighted, words
 from tests.support import shuffled
 from tests.support.launches import DeviceArray
 
@@ -180,17 +179,12 @@ def _rounded(arrays):
 def summed_over_peers(device):
     """Vectors of 300 elements, each of turn 3; and once more with another one of this rank."""
     n, n_ranks, rank = 300, 3, 1
-    peers, arrays = PeerMemory.__new__(PeerMemory), []
+    peers = PeerMemory.__new__(PeerMemory)
     vectors = [integers((n,), 'f', seed=r) for r in range(4)]
-    for _ in range(n_ranks):
-        slot = numpy.full(SLOT_FLAGS // 4 + 2 * n_ranks * n, -3, 'f')
-        slot[: SLOT_FLAGS // 4].view('u4')[...] = 0
-        arrays.append(device.put(slot))
+    arrays = [device.put(numpy.zeros((2, n_ranks, n), 'u8')) for _ in range(n_ranks)]
     device.reachable = arrays
-    flags = arrays[rank][: SLOT_FLAGS // 4].view('u4')
-    data = arrays[rank][SLOT_FLAGS // 4 :].reshape(2, n_ranks, n)
     for other in (0, 2):
-        flags[n_ranks + other], data[1, other] = 3, vectors[other]
+        arrays[rank][1, other] = words(vectors[other], 3)
     peers.slots = [None, numpy.array([array.ctypes.data for array in arrays], 'u8')]
     peers.data, peers.vectors = peers.slots[1], [(1, numpy.dtype('d')), (n, numpy.dtype('f'))]
     peers.turns = device.put(numpy.array([0, 2], 'u4'))
@@ -200,11 +194,11 @@ def summed_over_peers(device):
         total = sums.sum(device.put(vectors[1]))
         sums._next, sums._alone = 1, True
         again = sums.sum(device.put(vectors[3]))
-    sent = [arrays[r][SLOT_FLAGS // 4 :].reshape(2, n_ranks, n)[1, rank] for r in (0, 2)]
-    seen = [arrays[r][: SLOT_FLAGS // 4].view('u4')[n_ranks + rank] for r in (0, 2)]
+    sent = numpy.zeros((2, 2, n_ranks, n), 'u8')
+    sent[:, 1, rank] = words(vectors[1], 3)
     others = vectors[0] + vectors[2]
-    return flat([total, again, *sent, seen, peers.turns]), flat(
-        [others + vectors[1], others + vectors[3], vectors[1], vectors[1], [3, 3], [0, 3]]
+    return flat([total, again, arrays[0], arrays[2], peers.turns]), flat(
+        [others + vectors[1], others + vectors[3], *sent, [0, 3]]
     )
 
 
@@ -600,25 +594,19 @@ def exchanged(device):
         rank: flat([*(factor * value for value in values), [2, 0, 0, 0]]).astype('f')
         for rank, factor in SENT.items()
     }
-    peers = flat_gradients._peers = Peers(device, flat_gradients, 1, others)
+    peers = flat_gradients.peers = Peers(device, flat_gradients, 1, others)
     is_bad = device.put(numpy.zeros(3, 'i4'))
     loss = device.put(numpy.array(1, 'f'))
     with mock.patch.object(DeviceArray, 'data', property(_memory), create=True):
         flat_gradients._exchange(4, loss, is_bad)
-    expected = []
-    for rank in range(3):
-        data, flags = numpy.full(peers.arrays[rank][0].shape, -3.0), numpy.zeros((2, 3, 3))
-        if rank == 1:
-            for other, factor in SENT.items():
-                data[1, other] = flat([*(factor * value for value in values), [2, 0, 0, 0]])
-                flags[1, other] = 7
-        else:
-            data[1, 1] = flat([*(4 * value for value in values), [4, 0, 0, 0]])
-            flags[1, 1] = 7
-        expected += [data, flags]
-    found = [array for of_rank in peers.arrays for array in of_rank]
+    expected = numpy.zeros((3, *peers.arrays[0].shape), 'u8')
+    for other in SENT:
+        expected[1, 1, other] = words(others[other], 7)
+        mine = flat([*(4 * value for value in values), [4, 0, 0, 0]]).astype('f')
+        expected[other, 1, 1] = words(mine, 7)
     mean = [2 * value for value in values]  # (2 + 4 + 10) / (2 + 4 + 2)
-    return flat([*found, peers.turn, *grads, is_bad]), flat([*expected, [7] * 3, *mean, [0] * 3])
+    found = flat([*peers.arrays, peers.turn, *grads, is_bad])
+    return found, flat([*expected, [7] * 3, *mean, [0] * 3])
 
 
 def summed_by_type(device):

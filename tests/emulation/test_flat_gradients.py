@@ -13,8 +13,10 @@ from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from tests.emulation.kernel_cases import integers
 from tests.emulation.kernel_cases import Peers
+from tests.emulation.kernel_cases import words
 from tests.support.launches import DeviceArray
 
 SHAPES = (), (0,), (3, 5), (1024,), (1025,), (2, 0), (2, 1025)
@@ -101,12 +103,18 @@ def check(device, made, dtypes, shapes=SHAPES, dtype=None, loss=1, loss_dtype='f
     return flat
 
 
+def find_copies(device):
+    """Let the kernel's table have addresses of arrays that are made from now on."""
+    put = device.put
+    device.put = lambda array: device.reachable.append(put(array)) or device.reachable[-1]
+
+
 def chunks_of(shapes):
     return [-(-numpy.prod(shape, dtype=int) // flat_gradients._CHUNK) for shape in shapes]
 
 
 @pinned
-@pytest.mark.parametrize('n_sms', (132, 2))
+@pytest.mark.parametrize('n_sms', (132, 1))
 @pytest.mark.parametrize('dtypes, bad', [('f', ()), ('fd', ()), ('f', (RANK,)), ('f', (2,))])
 def test_ranks_that_write_to_the_memory_of_each_other(
     device, made, monkeypatch, dtypes, bad, n_sms
@@ -115,29 +123,25 @@ def test_ranks_that_write_to_the_memory_of_each_other(
     optimizer, gradients = ranks(device, dtypes)
     flat = made(optimizer, [])
     others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
-    flat._peers = peers = Peers(device, flat, RANK, others)
-    before = [[array.copy() for array in of_rank] for of_rank in peers.arrays]
+    flat.peers = peers = Peers(device, flat, RANK, others)
+    expected = [array.copy() for array in peers.arrays]
     loss = device.put(numpy.array(numpy.nan if RANK in bad else 1, 'f'))
     flat.pack(N_MOLECULES[RANK], loss, alone=True)
-    sent, half = sent_by(RANK, gradients, bad), Peers.TURN % 2
+    sent = sent_by(RANK, gradients, bad)
     numpy.testing.assert_array_equal(flat.sent, sent)
-    for of_rank, were in zip(peers.arrays, before):
-        for array, was in zip(of_rank, were):
-            numpy.testing.assert_array_equal(array, was)
+    for found, of_rank in zip(peers.arrays, expected):
+        numpy.testing.assert_array_equal(found, of_rank)
     assert set(peers.turn.tolist()) == {6}
     flat.sent[...] = -5
     flat.pack(N_MOLECULES[RANK], loss)
     numpy.testing.assert_array_equal(flat.sent, sent)
-    n_chunks = sum(chunks_of(SHAPES))
     for rank in (0, 2):
-        data, flags = before[rank]
-        data[half, RANK], flags[half, RANK, :n_chunks] = sent, Peers.TURN
-    for of_rank, expected in zip(peers.arrays, before):
-        for array, right in zip(of_rank, expected):
-            numpy.testing.assert_array_equal(array, right)
+        expected[rank][Peers.TURN % 2, RANK] = words(flat.sent, Peers.TURN)
+    for found, of_rank in zip(peers.arrays, expected):
+        numpy.testing.assert_array_equal(found, of_rank)
     by_dtype = [sum(chunks_of(SHAPES[i :: len(dtypes)])) for i in range(len(dtypes))]
     # Each block counts.
-    assert peers.turn.tolist().count(7) == sum(min(n, n_sms) for n in by_dtype)
+    assert peers.turn.tolist().count(7) == sum(min(n, 2 * n_sms) for n in by_dtype)
     flat.add_up()  # which would raise: there is no NCCL
     flat.unpack()
     assert flat._is_bad.tolist() == [int(rank in bad) for rank in range(3)]
@@ -149,7 +153,7 @@ def test_ranks_that_write_to_the_memory_of_each_other(
 
 @pytest.mark.parametrize('dtypes', ('f', 'd', 'fd'))
 def test_mean_over_ranks(device, made, dtypes):
-    check(device, made, dtypes).raise_if_not_finite()
+    raise_if_not_finite(check(device, made, dtypes)._optimizer)
 
 
 @pytest.mark.parametrize('dtype', 'efd')
@@ -168,8 +172,9 @@ def test_more_parameters_than_a_table_has_room_for(device, made, monkeypatch):
 def test_own_loss_is_not_finite(device, made, loss, loss_dtype):
     flat = check(device, made, 'f', loss=loss, loss_dtype=loss_dtype, bad=(RANK,))
     assert flat._is_bad.tolist() == [0, 1, 0]
-    with pytest.raises(FloatingPointError, match='loss of rank 1 .* noticed in step 7'):
-        flat.raise_if_not_finite()
+    with pytest.raises(FloatingPointError, match='loss of rank 1 .* noticed after step 6'):
+        raise_if_not_finite(flat._optimizer)
+    raise_if_not_finite(flat._optimizer)  # once
 
 
 @pinned
@@ -178,15 +183,36 @@ def test_loss_of_another_rank_is_not_finite(device, made, monkeypatch):
     flat = check(device, made, 'fd', loss=-1, bad=(2,))
     assert flat._is_bad.tolist() == [0, 0, 1]
     with pytest.raises(FloatingPointError, match='loss of rank 2'):
-        flat.raise_if_not_finite()
+        raise_if_not_finite(flat._optimizer)
 
 
 def test_gradient_that_is_a_view(device, made):
     optimizer, gradients = ranks(device, 'f', ((3, 5),))
     flat = made(optimizer, [])
     optimizer.target.p000.grad = device.put(gradients[0][RANK].astype('f').T).T
-    device.reachable = []
-    put = device.put
-    device.put = lambda array: device.reachable.append(put(array)) or device.reachable[-1]
-    flat.pack(N_MOLECULES[RANK], put(numpy.array(1, 'f')))
+    loss = device.put(numpy.array(1, 'f'))
+    find_copies(device)
+    flat.pack(N_MOLECULES[RANK], loss)
     numpy.testing.assert_array_equal(flat.sent, sent_by(RANK, gradients))
+
+
+@pinned
+@pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
+def test_parameters_with_one_gradient(device, made, monkeypatch, n_params):
+    """As those of a sum have it; the last one has a part of it."""
+    monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
+    optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))
+    params = [getattr(optimizer.target, 'p%03d' % i) for i in (0, n_params - 2, n_params - 1)]
+    params[1].grad = params[0].grad
+    params[2].grad = params[0].grad[:, 2:]
+    gradients[n_params - 2] = gradients[0]
+    gradients[n_params - 1] = [array[:, 2:] for array in gradients[0]]
+    flat = made(optimizer, [])
+    others = {rank: sent_by(rank, gradients) for rank in (0, 2)}
+    flat.peers = Peers(device, flat, RANK, others)
+    loss = device.put(numpy.array(1, 'f'))
+    find_copies(device)
+    flat.pack(N_MOLECULES[RANK], loss)
+    for i, of_ranks in enumerate(gradients):
+        mean = numpy.average(of_ranks, axis=0, weights=N_MOLECULES)
+        numpy.testing.assert_array_equal(getattr(optimizer.target, 'p%03d' % i).grad, mean)

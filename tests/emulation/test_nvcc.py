@@ -367,14 +367,20 @@ def test_spill_is_noticed():
     assert usage(report)[3] > 0
 
 
-@pytest.mark.parametrize('n_peers', (0, 2, 8))
-def test_what_peers_write_meanwhile_is_not_read_as_constant(tmp_path, n_peers):
-    """Loads of constants (ld.global.nc) are in no order with the flags that a kernel waits for."""
+@pytest.mark.parametrize(
+    'name, n_peers', [('flat_gradients', n) for n in (0, 2, 8)] + [('peer_sum', n) for n in (2, 8)]
+)
+def test_what_peers_write_meanwhile_is_read(tmp_path, name, n_peers):
+    """32 bits and the number of the turn at once, and not from a cache of constants."""
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     f, out = numpy.dtype('f'), tmp_path / 'kernel.ptx'
-    options = kernels.options('f', flat_gradients.defines(True, f, f, n_peers))
+    defines = peer_sums.defines(n_peers)
+    if name == 'flat_gradients':
+        defines = flat_gradients.defines(True, f, f, n_peers)
+    options = kernels.options('f', defines)
     words = ['nvcc', *options, '-arch=sm_90', '-ptx', '-I%s' % kernels.directory(), '-o', out]
-    subprocess.run([*map(str, words), str(kernels.paths()['flat_gradients'])], check=True)
+    subprocess.run([*map(str, words), str(kernels.paths()[name])], check=True)
     text = out.read_text()
-    assert 'ld.global' in text and ('ld.global.nc' in text) == (n_peers == 0)
+    for access in ('st.relaxed.sys.global.u64', 'ld.relaxed.sys.global.u64'):
+        assert (access in text) == (n_peers > 0)

@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import types
+import zlib
 
 import numpy
 import pytest
@@ -117,3 +119,22 @@ def test_what_is_refused(trained, tmp_path):
     done = mpirun(2, TRAIN, *TWO, '--data', 'missing.csv', '--out', tmp_path, status=None)
     assert done.stderr.count('error: data file not found') == 1
     assert done.stderr.count('has failed, all ranks end') == 1
+    error = mpirun(2, SCREEN, 'x.smi', '--in-dir', trained[0], status=None).stderr
+    assert 'error: expected --communicator in each of 2 processes (OMPI_COMM_WORLD_SIZE)' in error
+
+
+def test_processes_that_read_different_files(tmp_path):
+    screen = imported(EXAMPLES / 'tox21', 'screen_tox21')
+    path = tmp_path / 'molecules.smi'
+    path.write_text('CCO\n')
+    checksum = zlib.crc32(b'CCO\n')
+
+    def ranks(other):
+        comm = types.SimpleNamespace(allgather=lambda mine: [mine, other])
+        return types.SimpleNamespace(comm=types.SimpleNamespace(mpi_comm=comm))
+
+    screen.check_source(ranks(checksum), path)
+    screen.check_source(ranks(None), tmp_path / 'missing')
+    for other in (checksum + 1, None):
+        with pytest.raises(screen.DataError, match='is not the same for all processes'):
+            screen.check_source(ranks(other), path)

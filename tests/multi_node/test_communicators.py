@@ -64,8 +64,9 @@ def test_flat_without_cuda_in_mpi(mpi, monkeypatch):
         create('flat')
 
 
-def test_another_mpirun(mpi, monkeypatch):
-    monkeypatch.setenv('PMI_SIZE', '4')
+@pytest.mark.parametrize('name', communicators.SIZES)
+def test_another_mpirun(mpi, monkeypatch, name):
+    monkeypatch.setenv(name, '4')
     with pytest.raises(RuntimeError, match='one of 4 processes.* mpi4py, Some MPI 1.2; both'):
         create()
 
@@ -90,11 +91,17 @@ class Comm:
 
 
 def test_more_ranks_than_gpus(monkeypatch):
-    runtime = types.SimpleNamespace(getDeviceCount=lambda: 1)
+    runtime = types.SimpleNamespace(
+        getDeviceCount=lambda: 1, deviceGetPCIBusId=lambda i: '0000:%d' % i
+    )
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
     monkeypatch.setattr(cuda, 'cupy', cupy)
     with pytest.raises(RuntimeError, match='got 2 ranks and 1 GPUs on .* start fewer'):
         communicators._check_number_of_gpus(Comm())
+    other = Comm(lambda found: (*found[:2], ['0000:7']))  # of which each rank sees its own
+    communicators._check_number_of_gpus(other)
+    with pytest.raises(RuntimeError, match='got 2 ranks and 1 GPUs'):
+        communicators._check_number_of_gpus(Comm(lambda found: ('elsewhere', 2, ['0000:7'])))
     runtime.getDeviceCount = lambda: 2
     communicators._check_number_of_gpus(Comm())
 

@@ -14,6 +14,7 @@ from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node import PartIterator
+from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import selection
 from chainer_bspmm.training.examples import next_examples
@@ -197,8 +198,30 @@ def test_unequal_parts():
     on_ranks(2, epochs, False)
     error = on_ranks(2, epochs, True, status=None).stderr
     assert error.count('has failed, all ranks end') == 1
-    assert 'got 4 examples in batches of 2 on rank 0 and 3 examples in batches of 2 on' in error
+    assert 'got 2 batches on rank 0 and 3 examples in batches of 2 on rank 1' in error
     assert 'PartIterator' in error
+
+
+def test_lengths_of_epochs():
+    """Batches may differ if as many make an epoch; several optimizers need no main one."""
+
+    class Optimizer(chainer.optimizers.SGD):
+        communicator = Comm([0, 0], 0, None)
+
+    def check(n, batch_size, others, optimizers=('main',)):
+        Optimizer.communicator.allgather = lambda mine: [mine, others]
+        _check_epochs(
+            StandardUpdater(
+                SerialIterator(range(n), batch_size), {name: Optimizer() for name in optimizers}
+            )
+        )
+
+    check(28, 7, '4 batches')
+    check(28, 7, '4 batches', ('gen', 'dis'))
+    check(29, 7, '29 examples in batches of 7')
+    for optimizers in ('main',), ('gen', 'dis'):
+        with pytest.raises(ValueError, match='got 4 batches on rank 0 and 5 batches on rank 1'):
+            check(28, 7, '5 batches', optimizers)
 
 
 # --- evaluation ---

@@ -11,12 +11,12 @@ import chainer
 import numpy
 import pytest
 from chainer.iterators import SerialIterator
-from chainer.training import extension
 from chainer.training import extensions
 from chainer.training import StandardUpdater
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
+from tests.multi_node.models import At
 from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
 from tests.support.training import MODELS
@@ -25,19 +25,6 @@ from tests.support.training import molecules
 SECONDS = 20  # with the start of the processes; a hang lasts forever
 N_STEPS = 8
 CHECKPOINTS, SNAPSHOTS = 'checkpointer', 'snapshots'
-
-
-class At(extension.Extension):
-    """Call something after a step."""
-
-    trigger = (1, 'iteration')
-
-    def __init__(self, step, function):
-        self.step, self.function = step, function
-
-    def __call__(self, trainer):
-        if trainer.updater.iteration == self.step:
-            self.function()
 
 
 def make_trainer(comm, folder, n_steps=N_STEPS, kind=SNAPSHOTS):

@@ -10,127 +10,37 @@ from chainer import functions
 from chainer.backends import cuda
 from chainer.training import StandardUpdater
 
-from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.multi_node import optimizer
 from chainer_bspmm.multi_node.optimizer import n_molecules
 from chainer_bspmm.training import GraphUpdater
+from tests.multi_node.models import arrays_of
+from tests.multi_node.models import CASES
+from tests.multi_node.models import communicator
+from tests.multi_node.models import CONVERTERS
+from tests.multi_node.models import my_share
+from tests.multi_node.models import N_ALL
+from tests.multi_node.models import N_STEPS
+from tests.multi_node.models import optimizer_of
+from tests.multi_node.models import parameters_of_every_model
+from tests.multi_node.models import regressor
 from tests.support import relative_error
 from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
-from tests.support.training import MODELS
 from tests.support.training import molecules
-from tests.support.training import RELATIONS
 from tests.training import host_graphs
 
 N_RANKS = (1, 2, 3)
-N_STEPS = 50
 N_CAPTURED, CAPTURED_SIZES = 30, (7, 5)  # steps, and molecules of the ranks in each
-N_ALL = 12  # molecules of a step, on all ranks
-CONVERTERS = {
-    'packed': CSRConverter('packed'),
-    # To the largest molecule of a batch would make results depend on the ranks.
-    'folded': CSRConverter('folded', padded_to=12),
-}
-CASES = [(name, 'packed') for name in MODELS] + [
-    (name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')
-]
-
-
-def regressor(name, seed=0, batch_norm_over=None):
-    from chainer_chemistry.models.prediction import Regressor
-
-    numpy.random.seed(seed)
-    model = MODELS[name]()
-    for link in model.links():
-        if hasattr(link, 'dropout_ratio'):
-            link.dropout_ratio = 0.0  # each rank would draw other numbers
-    if batch_norm_over:
-        from chainermn.links import create_mnbn_model
-
-        model = create_mnbn_model(model, batch_norm_over)
-    return Regressor(model, lossfun=squared_error)
-
-
-def squared_error(y, t):
-    return functions.mean_squared_error(y[:, :3], t)
-
-
-def communicator(name='naive'):
-    import chainermn
-
-    return chainermn.create_communicator(name)
-
-
-def optimizer_of(model, comm, of=None):
-    """Return an optimizer of all ranks, or Chainer's own."""
-    # By default Adam would make a whole step of a gradient that is nothing but rounding.
-    of = of or chainer.optimizers.Adam(eps=1e-3)
-    if comm:
-        import chainermn
-
-        of = chainermn.create_multi_node_optimizer(of, comm)
-    of.setup(model)
-    of.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
-    return of
-
-
-def arrays_of(model):
-    """Return parameters and persistent values."""
-    serializer = chainer.serializers.DictionarySerializer()
-    model.serialize(serializer)
-    return dict(serializer.target)
-
-
-def my_share(examples, comm, sizes=None):
-    """Return this rank's examples of each step, one step after the other."""
-    if comm is None:
-        return examples
-    sizes = sizes or [N_ALL // comm.size] * comm.size
-    first = sum(sizes[: comm.rank])
-    return [
-        example
-        for start in range(0, len(examples), N_ALL)
-        for example in examples[start + first : start + first + sizes[comm.rank]]
-    ]
 
 
 # --- equality ---
 
 
-def train_every_model(path, communicator_name='naive'):
-    comm = communicator(communicator_name)
-    device = '@numpy' if communicator_name == 'naive' else comm.intra_rank
-    found = parameters_of_every_model(comm, device)
+def train_every_model(path):
+    comm = communicator()
+    found = parameters_of_every_model(comm)
     if comm.rank == 0:
         numpy.savez(path, **found)
-
-
-def parameters_of_every_model(comm, device='@numpy'):
-    """Return parameters after one step and after many."""
-    found = {}
-    chainer.get_device(device).use()
-    for name, layout in CASES:
-        examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
-        model = regressor(name, 0, comm if 'norm' in name else None)
-        if device != '@numpy':  # CuPy would draw lazy parameters by a seed of each process
-            with chainer.using_config('train', False), chainer.using_device('@numpy'):
-                model(*CONVERTERS[layout](examples[:2]))
-        model.to_device(device)
-        part = to_sparse(my_share(examples, comm))
-        is_eager = layout == 'packed' and device == '@numpy'
-        updater = (StandardUpdater if is_eager else GraphUpdater)(
-            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
-            optimizer_of(model, comm),
-            converter=CONVERTERS[layout],
-            device=device,
-        )
-        for step in range(N_STEPS):
-            updater.update()
-            if step in (0, N_STEPS - 1):
-                for key, value in arrays_of(model).items():
-                    found['%s, %s, %d %s' % (name, layout, step, key)] = value
-    return found
 
 
 @pytest.fixture(scope='module')
@@ -154,17 +64,6 @@ def test_ranks_are_one_large_batch(trained, n_ranks, name, layout, step):
     assert len(alone) > 3
     for key, value in alone.items():
         assert relative_error(trained[n_ranks][key], value) < 1e-5, key
-
-
-@needs_mpi
-@pytest.mark.gpu
-@pytest.mark.multi_gpu
-def test_two_gpus_are_one_large_batch(tmp_path):
-    on_ranks(2, train_every_model, tmp_path / '2.npz', 'pure_nccl')
-    alone = parameters_of_every_model(None, '@cupy:0')
-    with numpy.load(tmp_path / '2.npz') as file:
-        for key, value in alone.items():
-            assert relative_error(file[key], value) < 1e-5, key
 
 
 # --- captured steps, with stand-ins for the GPU and for NCCL ---
@@ -207,7 +106,7 @@ def train_captured(name, are_of_one_host, path):
 
 @needs_mpi
 @pytest.mark.parametrize('are_of_one_host', (False, True))
-@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm'))
+@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm', 'norm of head'))
 def test_captured_ranks_are_one_large_batch(tmp_path, name, are_of_one_host):
     on_ranks(2, train_captured, name, are_of_one_host, str(tmp_path / '%d.npz'))
     expected = arrays_of(trained_with(StandardUpdater, name).get_optimizer('main').target)
@@ -236,6 +135,7 @@ def parameters_of_unequal_batches(comm):
         ('RSGCN', [1, 9, 2]),
         ('RSGCN', [8, 0, 4]),
         ('RSGCN, batch norm', [1, 9, 2]),
+        ('norm of head', [1, 9, 2]),
     ):
         model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
         optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-3))
@@ -258,6 +158,26 @@ def test_every_molecule_counts_alike(tmp_path):
     with numpy.load(tmp_path / 'of ranks.npz') as file:
         for key in alone:
             assert relative_error(file[key], alone[key]) < 1e-5, key
+
+
+def join_with_statistics():
+    comm = communicator()
+    model = regressor('norm of head', 0, comm)
+    optimizer = optimizer_of(model, comm)
+    batch = CONVERTERS['packed'](molecules(4))
+    optimizer.update(model, *batch)
+    if comm.rank:
+        optimizer.join()
+    optimizer.update(model, *batch)
+
+
+@needs_mpi
+def test_rank_without_a_batch_and_statistics_of_all():
+    """It would not take part in their sums."""
+    error = on_ranks(2, join_with_statistics, status=None).stderr
+    assert (
+        "join: expected a batch, because the link '/predictor/norm' has statistics over th" in error
+    )
 
 
 def test_naive_with_a_model_on_a_gpu(monkeypatch):
@@ -297,7 +217,12 @@ def begin_with(comm, case):
     if case == 'optimizers' and comm.rank:
         kind = chainer.optimizers.SGD
     optimizer = optimizer_of(model, comm, kind())
-    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    decays = case == 'decays' and comm.rank
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3 if decays else 1e-4))
+    if case == 'hooks' and comm.rank:
+        optimizer.remove_hook('WeightDecay')
+    if case == 'rates' and comm.rank:
+        optimizer.alpha = 0.5
     if case == 'updates' and comm.rank:
         optimizer.actual_optimizer.t = 3
     batch = CONVERTERS['packed'](examples)
@@ -339,6 +264,9 @@ def test_ranks_begin_alike():
             'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
             'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
         ),
+        ('rates', 'optimizer: expected one alpha on all ranks, got 0.001 on rank 0 and 0.5 on ra'),
+        ('hooks', 'one hook WeightDecay on all ranks, got chainer.optimizer_hooks.weight_decay.W'),
+        ('decays', 'one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 and 0.001 on'),
         (
             'updates',
             'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
@@ -354,3 +282,33 @@ def test_what_ranks_disagree_about(case, message):
     line = next(line for line in error.splitlines() if 'has failed, all ranks end' in line)
     assert message in line
     assert 'rank %d of 2' % (case == 'nan') in line
+
+
+# --- batch normalisation of ChainerMN ---
+
+
+@needs_mpi
+@pytest.mark.parametrize('size, shape', [(3, (5, 3)), (3, (4, 3, 2, 5)), ((3, 2), (6, 3, 2))])
+def test_batch_normalisation_of_one_rank(size, shape):
+    from chainermn.links import MultiNodeBatchNormalization
+
+    links = (
+        chainer.links.BatchNormalization(size),
+        MultiNodeBatchNormalization(size, communicator()),
+    )
+    results = []
+    for link in links:
+        rng = numpy.random.RandomState(0)
+        x = chainer.Variable(rng.uniform(-1, 2, shape).astype('f'))
+        y = [link(x), link(x, finetune=True), link(x, finetune=True)]
+        with chainer.using_config('train', False):
+            y.append(link(x))
+        link.cleargrads()
+        for part in y:
+            part.grad = rng.uniform(-1, 1, shape).astype('f')
+            part.backward()
+        results.append([*[part.array for part in y], x.grad, link.gamma.grad, link.avg_var, link.N])
+    for expected, found in zip(*results):
+        assert relative_error(found, expected) < 1e-5
+    with pytest.raises(ValueError, match=r'x: expected shape \(n, 3.*got \(4, 7'):
+        links[1](numpy.zeros((4, 7, *shape[2:]), 'f'))

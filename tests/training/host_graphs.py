@@ -391,16 +391,13 @@ class HostPeerSums(PeerSums):
 class HostFlatGradients(flat_gradients.FlatGradients):
     """`FlatGradients` in NumPy; only ranks of one host can capture the sum."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer, peers=None):
         super().__init__(optimizer)
         self.sums = HostPeerSums(self._comm)
-
-    @property
-    def has_sum(self):
-        return self._comm.is_one_host
+        self.peers = peers
 
     def connect(self):
-        pass
+        self.peers = 'memory of all' if self._comm.is_one_host else None
 
     def load_kernels(self):
         pass
@@ -444,7 +441,10 @@ def with_ranks(monkeypatch, comm):
     """Let `GraphUpdater` take a communicator (any object) for one of NCCL, updates being fused."""
     fuse(monkeypatch)
     place = types.SimpleNamespace(empty=numpy.empty)
-    place.cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray)
+    stream = types.SimpleNamespace(synchronize=lambda: None)
+    place.cuda = types.SimpleNamespace(
+        alloc_pinned_memory=bytearray, get_current_stream=lambda: stream
+    )
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
     monkeypatch.setattr(graph_updater, 'FlatGradients', HostFlatGradients)
     monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

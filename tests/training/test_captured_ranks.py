@@ -85,7 +85,10 @@ class Batches(chainer.dataset.Iterator):
     is_new_epoch, epoch, epoch_detail = False, 0, 0.0
 
     def __init__(self):
-        self.sizes, self.given = [], []
+        self.sizes, self.given, self.is_over = [], [], False
+
+    def finalize(self):
+        self.is_over = True
 
     def __next__(self):
         self.given.append(molecules(self.sizes.pop(0), seed=len(self.given)))
@@ -183,10 +186,27 @@ def test_loss_of_another_rank_is_not_finite(made, step):
     train(updater, SIZES[:1])
     for param, array in zip(updater._optimizer.target.params(), before):
         numpy.testing.assert_array_equal(param.array, array)
-    expected = 'loss of rank 1 is not finite, noticed in step %d' % (step + 2)
+    n_before = len(updater._programs)
+    updater._prepare()  # as after a change of the optimizer; what was found is not forgotten
+    assert n_before and not updater._programs
+    expected = 'loss of rank 1 is not finite, noticed after step %d' % (step + 1)
     with pytest.raises(FloatingPointError, match=expected):
         train(updater, SIZES[:1])
     assert len(comm.sums) == step + 1
+
+
+@pytest.mark.parametrize('end', ('snapshot', 'finalize'))
+def test_loss_of_the_last_step_is_not_finite(made, end):
+    updater, comm = made()
+    train(updater, SIZES[:3])
+    comm.is_bad = True
+    train(updater, SIZES[:1])
+    with pytest.raises(FloatingPointError, match='loss of rank 1 .* noticed after step 4'):
+        if end == 'finalize':
+            updater.finalize()
+        else:
+            updater.serialize(chainer.serializers.DictionarySerializer())
+    assert updater.get_iterator('main').is_over == (end == 'finalize')
 
 
 def test_replay_that_differs(made):

@@ -7,7 +7,7 @@ import pytest
 
 from chainer_bspmm.training import peer_memory
 
-SIZE, DTYPE, N_FLAGS = 100, numpy.dtype('f'), 3
+SIZE, DTYPE, N_CHUNKS = 100, numpy.dtype('f'), 3
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
@@ -26,7 +26,7 @@ class Runtime:
 
     def memset(self, address, value, n_bytes):
         assert address == OWN and value == 0
-        assert n_bytes >= 2 * 3 * (4 * SIZE + 4 * N_FLAGS + 4 + 8 * 70) + 2 * 64
+        assert n_bytes >= 2 * 3 * 8 * (SIZE + 1 + 2 * 70)  # 32 bits of an element in 8 bytes
 
     def deviceSynchronize(self):
         pass
@@ -80,11 +80,11 @@ def communicator(
 
     def allgather(mine):
         told.append(mine)
-        return [
-            [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)],
-            [mine, mine, vectors or mine],
-            [is_done, mine, True],
-        ][(len(told) - 1) % 3]
+        if len(told) % 3 == 1:
+            return [mine, mine, (mine[0], vectors or mine[1])]
+        if len(told) % 3 == 2:
+            return [handle and ('handle 0', 'gpu 0'), mine, handle and ('handle 2', gpu)]
+        return [is_done, mine, True]
 
     comm = types.SimpleNamespace(rank=1, size=size, intra_size=intra_size, told=told)
     comm.mpi_comm = types.SimpleNamespace(
@@ -94,7 +94,7 @@ def communicator(
 
 
 def connected(optimizer, comm, prepare=lambda found: None):
-    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_FLAGS, VECTORS, prepare)
+    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_CHUNKS, VECTORS, prepare)
 
 
 def test_addresses_of_all_ranks(runtime):
@@ -102,29 +102,29 @@ def test_addresses_of_all_ranks(runtime):
     found = connected(optimizer, comm, prepared.append)
     assert prepared.pop() is found
     assert found.data.tolist() == [OTHERS[0], OWN, OTHERS[2]]
-    (n_bytes,) = set((found.flags - found.data).tolist())
-    assert n_bytes >= 2 * 3 * 4 * SIZE and not n_bytes % 256
-    assert found.turn.tolist() == [0] * N_FLAGS and found.turn.dtype == numpy.uint32
+    assert found.turn.tolist() == [0] * N_CHUNKS and found.turn.dtype == numpy.uint32
     assert found.turns.tolist() == [0, 0] and found.turns.dtype == numpy.uint32
-    first, second = (slot - found.flags for slot in found.slots)
-    assert first.tolist() == [256] * 3 and second.tolist() == [512] * 3
-    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is found
-    assert peer_memory.known(optimizer, SIZE - 1, DTYPE, N_FLAGS) is None
-    assert peer_memory.known(optimizer, SIZE, numpy.dtype('d'), N_FLAGS) is None
-    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS + 1) is None
+    first, second = (slot - found.data for slot in found.slots)
+    assert first.tolist() == [19 * 256] * 3 and second.tolist() == [20 * 256] * 3
+    assert found.fits(SIZE, DTYPE, N_CHUNKS)
+    for other in (SIZE - 1, DTYPE, N_CHUNKS), (SIZE, VECTORS[1][1], N_CHUNKS), (SIZE, DTYPE, 4):
+        assert not found.fits(*other)
     assert not runtime.closed
     del found
     del optimizer
     assert runtime.closed == runtime.opened == list(OTHERS.values())
-    assert runtime.events == ['barrier', 'unmap', 'unmap', 'free']
+    assert runtime.events == ['unmap', 'unmap', 'free']
 
 
-def test_memory_is_freed_when_nobody_has_mapped_it(runtime):
-    comm, optimizer = communicator(runtime), types.SimpleNamespace()
-    connected(optimizer, comm)
-    runtime.events.clear()
-    assert connected(optimizer, comm) is not None
-    assert runtime.events == ['unmap', 'unmap', 'barrier', 'free']
+def test_the_same_memory_for_the_same_sizes(runtime):
+    """And what was made before stays: graphs may write to it."""
+    comm, optimizer, prepared = communicator(runtime), types.SimpleNamespace(), []
+    first = connected(optimizer, comm)
+    assert connected(optimizer, comm, prepared.append) is first and prepared.pop() is first
+    others = peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_CHUNKS, [], prepared.append)
+    assert others is not first and prepared == [others]
+    assert connected(optimizer, comm) is first
+    assert not runtime.events
 
 
 @pytest.mark.parametrize('size, intra_size', [(1, 1), (9, 9), (3, 2)])
@@ -147,9 +147,11 @@ def test_all_give_up_where_one_has_to(runtime, fails):
     }
     comm, optimizer = communicator(runtime, **another.get(fails, {})), types.SimpleNamespace()
     assert connected(optimizer, comm, lambda found: runtime._fail('prepare')) is None
-    assert len(comm.told) == 3 and runtime.closed == runtime.opened
+    assert runtime.closed == runtime.opened and not optimizer._peer_memory
     assert bool(runtime.opened) == (fails in (2, 'prepare', 'another, open'))
-    assert peer_memory.known(optimizer, SIZE, DTYPE, N_FLAGS) is None
-    # Others may have mapped this rank's until all were here.
-    after = runtime.events[runtime.events.index('barrier') + 1 :]
-    assert after[len(runtime.opened) :] == ['barrier', 'free']
+    if fails == 'vectors':
+        assert len(comm.told) == 1 and not runtime.events
+        return
+    assert len(comm.told) == 3
+    # Others may have mapped this rank's until all are here.
+    assert runtime.events == ['unmap'] * len(runtime.opened) + ['barrier', 'free']

@@ -248,13 +248,54 @@ def batch_norm(adj, link, h):
             'h: expected shape %s to go with %r and the link, got %s'
             % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
         )
+    return _normalise(link, h, _weights_of(adj), link.decay, comm)
+
+
+def batch_norm_of_ranks(link, x, finetune=False):
+    """Normalise an array of any rows over the batches of all ranks, in training.
+
+    What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
+    :func:`batch_norm`: those of ChainerMN's own count every rank alike.
+
+    Args:
+        link (chainermn.links.MultiNodeBatchNormalization): of channels of shape (c, ...).
+        x (Variable or array): (n, c, ...) floats; what follows the channels are further rows.
+        finetune (bool): whether running averages are means of all batches since
+            ``link.start_finetuning()``.
+
+    Returns:
+        Variable: of x's shape and dtype.
+    """
+    decay = link.decay
+    if finetune:
+        link.N += 1
+        decay = 1 - 1 / link.N
+    n_axes = link.avg_mean.ndim
+    if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
+        raise ValueError(
+            'x: expected shape (n, %s, ...), got %s'
+            % (', '.join(map(str, link.avg_mean.shape)), x.shape)
+        )
+    order = (0, *range(1 + n_axes, x.ndim), *range(1, 1 + n_axes))
+    rows = functions.transpose(x, order)
+    h = functions.reshape(rows, (-1, link.avg_mean.size))
+    with chainer.using_device(link.device):
+        weights = link.xp.ones(len(h), numpy.float32)
+    y = functions.reshape(_normalise(link, h, weights, decay, link.comm), rows.shape)
+    return functions.transpose(y, numpy.argsort(order).tolist())
+
+
+def _normalise(link, h, weights, decay, comm):
+    """Return h (n, c) normalised as a link in training does it, with weights of rows."""
     gamma, beta = (
         _constant(link, value) if getattr(link, name, None) is None else getattr(link, name)
         for name, value in (('gamma', 1), ('beta', 0))
     )
-    running = None if chainer.config.in_recomputing else (link.avg_mean, link.avg_var)
-    ranks = ONE_RANK if comm is None else Ranks(comm, adj.n_graphs)
-    node = WeightedBatchNorm(_weights_of(adj), link.eps, link.decay, running, ranks)
+    parts = gamma, beta, link.avg_mean, link.avg_var
+    gamma, beta, *running = (part.reshape(h.shape[1]) for part in parts)
+    if chainer.config.in_recomputing:
+        running = None
+    node = WeightedBatchNorm(weights, link.eps, decay, running, Ranks(comm))
     return node.apply((h, gamma, beta))[0]
 
 

@@ -1,8 +1,31 @@
 """Sums over the ranks of ChainerMN, for nodes that look at the batches of all of them."""
 
+import contextlib
+import threading
+
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import step
+
+
+class _Local(threading.local):
+    weight = 1
+
+
+_local = _Local()
+
+
+@contextlib.contextmanager
+def weighted_by(n_molecules):
+    """Let the loss of this thread's step count as often as its batch has molecules.
+
+    Elsewhere the losses of all ranks count alike.
+    """
+    previous, _local.weight = _local.weight, max(n_molecules, 1)
+    try:
+        yield
+    finally:
+        _local.weight = previous
 
 
 class Ranks:
@@ -10,12 +33,10 @@ class Ranks:
 
     Args:
         comm (chainermn.CommunicatorBase or None): all ranks; None means this one.
-        n_molecules (int): in the batch of this rank.
     """
 
-    def __init__(self, comm=None, n_molecules=1):
+    def __init__(self, comm=None):
         self._comm = None if comm is None or comm.size == 1 else comm
-        self._n_molecules = max(n_molecules, 1)
 
     def sum(self, array):
         """Return the sum of the ranks' arrays, of one shape and dtype.
@@ -41,13 +62,13 @@ class Ranks:
     def sum_of_gradients(self, array):
         """Return the sum of gradients of the ranks' losses, as a part of the gradient of this one.
 
-        The loss of all ranks is the mean of theirs, weighted by their numbers of molecules w.
+        The loss of all ranks is the mean of theirs, with the weights w of :func:`weighted_by`.
         Gradients of rank i are later multiplied by ``w_i / sum(w)``; here those of rank j must be
         by ``w_j / sum(w)``.
         """
         if self._comm is None:
             return array
-        return self.sum(array * array.dtype.type(self._n_molecules)) / self._n_molecules
+        return self.sum(array * array.dtype.type(_local.weight)) / _local.weight
 
     def refuse_derivatives(self):
         if self._comm is not None:

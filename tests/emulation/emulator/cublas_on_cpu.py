@@ -83,5 +83,5 @@ def install(monkeypatch):
     )
     monkeypatch.setattr(gemm, 'cuda', types.SimpleNamespace(cupy=module))
     library = gemm.Library(path())
-    monkeypatch.setattr(gemm, 'library', lambda: library)
+    monkeypatch.setattr(gemm, 'cublas', lambda: library)
     return streams

@@ -166,11 +166,11 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
             words.append(','.join([sent(argument), *pointers]))
         elif isinstance(argument, numpy.ndarray):
             words.append(sent(argument))
-        elif isinstance(argument, (numpy.int32, numpy.uint32, numpy.float32, numpy.float64)):
-            words.append(str(argument))
-        else:
-            assert isinstance(argument, numpy.uintp)
+        elif isinstance(argument, numpy.uintp):
             words.append('@%d' % argument)
+        else:
+            assert isinstance(argument, (numpy.integer, numpy.floating))
+            words.append(str(argument))
     words = [*map(str, (*grid, *block, shared_bytes)), *words]
     if in_process:
         argv = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
@@ -228,6 +228,7 @@ class Device:
             'cupy',
             types.SimpleNamespace(
                 empty=self._empty,
+                array=lambda *array, **options: self.put(numpy.array(*array, **options)),
                 ascontiguousarray=self._ascontiguousarray,
                 zeros=lambda shape, dtype: self.put(numpy.zeros(shape, dtype)),
                 cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0)),

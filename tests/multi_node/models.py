@@ -1,0 +1,137 @@
+"""Models, batches and optimizers that ranks share, and training of every model."""
+
+import chainer_bspmm  # noqa: F401  first
+import chainer
+import numpy
+from chainer import functions
+from chainer.training import extension
+from chainer.training import StandardUpdater
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import GraphUpdater
+from tests.support.training import MODELS
+from tests.support.training import molecules
+from tests.support.training import RELATIONS
+
+N_STEPS = 50
+N_ALL = 12  # molecules of a step, on all ranks
+CONVERTERS = {
+    'packed': CSRConverter('packed'),
+    # To the largest molecule of a batch would make results depend on the ranks.
+    'folded': CSRConverter('folded', padded_to=12),
+}
+CASES = [(name, 'packed') for name in MODELS] + [
+    (name, 'folded') for name in ('RSGCN, batch norm', 'RelGCN')
+]
+
+
+class NormOfHead(chainer.Chain):
+    """Batch normalisation of molecules instead of atoms."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.predictor, self.norm = MODELS['RSGCN'](), chainer.links.BatchNormalization(5)
+
+    def forward(self, atoms, adj):
+        return self.norm(self.predictor(atoms, adj))
+
+
+def regressor(name, seed=0, batch_norm_over=None):
+    from chainer_chemistry.models.prediction import Regressor
+
+    numpy.random.seed(seed)
+    model = NormOfHead() if name == 'norm of head' else MODELS[name]()
+    for link in model.links():
+        if hasattr(link, 'dropout_ratio'):
+            link.dropout_ratio = 0.0  # each rank would draw other numbers
+    if batch_norm_over:
+        from chainermn.links import create_mnbn_model
+
+        model = create_mnbn_model(model, batch_norm_over)
+    return Regressor(model, lossfun=squared_error)
+
+
+def squared_error(y, t):
+    return functions.mean_squared_error(y[:, :3], t)
+
+
+def communicator(name='naive'):
+    import chainermn
+
+    return chainermn.create_communicator(name)
+
+
+def optimizer_of(model, comm, of=None):
+    """Return an optimizer of all ranks, or Chainer's own."""
+    # By default Adam would make a whole step of a gradient that is nothing but rounding.
+    of = of or chainer.optimizers.Adam(eps=1e-3)
+    if comm:
+        import chainermn
+
+        of = chainermn.create_multi_node_optimizer(of, comm)
+    of.setup(model)
+    of.add_hook(chainer.optimizer_hooks.GradientClipping(1))  # by the norm of the mean
+    return of
+
+
+def arrays_of(model):
+    """Return parameters and persistent values."""
+    serializer = chainer.serializers.DictionarySerializer()
+    model.serialize(serializer)
+    return dict(serializer.target)
+
+
+def my_share(examples, comm, sizes=None):
+    """Return this rank's examples of each step, one step after the other."""
+    if comm is None:
+        return examples
+    sizes = sizes or [N_ALL // comm.size] * comm.size
+    first = sum(sizes[: comm.rank])
+    return [
+        example
+        for start in range(0, len(examples), N_ALL)
+        for example in examples[start + first : start + first + sizes[comm.rank]]
+    ]
+
+
+def parameters_of_every_model(comm, device='@numpy', check=lambda updater: None):
+    """Return parameters after one step and after many."""
+    found = {}
+    chainer.get_device(device).use()
+    for name, layout in CASES:
+        examples = molecules(4 * N_ALL, RELATIONS.get(name, 1))
+        model = regressor(name, 0, comm if 'norm' in name else None)
+        if device != '@numpy':  # CuPy would draw lazy parameters by a seed of each process
+            with chainer.using_config('train', False), chainer.using_device('@numpy'):
+                model(*CONVERTERS[layout](examples[:2]))
+        model.to_device(device)
+        part = to_sparse(my_share(examples, comm))
+        is_eager = layout == 'packed' and device == '@numpy'
+        updater = (StandardUpdater if is_eager else GraphUpdater)(
+            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
+            optimizer_of(model, comm),
+            converter=CONVERTERS[layout],
+            device=device,
+        )
+        for step in range(N_STEPS):
+            updater.update()
+            if step in (0, N_STEPS - 1):
+                check(updater)
+                for key, value in arrays_of(model).items():
+                    found['%s, %s, %d %s' % (name, layout, step, key)] = value
+    return found
+
+
+class At(extension.Extension):
+    """Call something after a step."""
+
+    trigger = (1, 'iteration')
+
+    def __init__(self, step, function):
+        self.step, self.function = step, function
+
+    def __call__(self, trainer):
+        if trainer.updater.iteration == self.step:
+            self.function()

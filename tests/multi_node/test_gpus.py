@@ -1,0 +1,144 @@
+"""Two GPUs: captured steps of ranks that share memory, and what ends them."""
+
+import os
+import re
+import signal
+import time
+
+import chainer_bspmm  # noqa: F401  first
+import chainer
+import numpy
+import pytest
+from chainer.backends import cuda
+
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.step_program import StepProgram
+from tests.multi_node.models import At
+from tests.multi_node.models import arrays_of
+from tests.multi_node.models import communicator
+from tests.multi_node.models import CONVERTERS
+from tests.multi_node.models import my_share
+from tests.multi_node.models import N_ALL
+from tests.multi_node.models import optimizer_of
+from tests.multi_node.models import parameters_of_every_model
+from tests.multi_node.models import regressor
+from tests.support import relative_error
+from tests.support.ranks import needs_mpi
+from tests.support.ranks import on_ranks
+from tests.support.training import molecules
+
+pytestmark = [needs_mpi, pytest.mark.gpu, pytest.mark.multi_gpu]
+N_STEPS = 40
+SECONDS = 60  # with the start of processes on GPUs; a hang lasts forever
+
+
+def bits_of(arrays):
+    return b''.join(cuda.to_cpu(arrays[name]).tobytes() for name in sorted(arrays))
+
+
+def train_every_model(path):
+    comm = communicator('pure_nccl')
+
+    def check(updater):
+        assert updater._peers is not None  # one launch does it all
+        bits = bits_of(arrays_of(updater.get_optimizer('main').target))
+        assert len(set(comm.mpi_comm.allgather(bits))) == 1
+
+    found = parameters_of_every_model(comm, comm.intra_rank, check)
+    if comm.rank == 0:
+        numpy.savez(path, **{name: cuda.to_cpu(array) for name, array in found.items()})
+
+
+def test_two_gpus_are_one_large_batch(tmp_path):
+    on_ranks(2, train_every_model, tmp_path / '2.npz', timeout=400)
+    alone = parameters_of_every_model(None, '@cupy:0')
+    with numpy.load(tmp_path / '2.npz') as file:
+        assert len(file.files) == len(alone) > 50
+        for key, value in alone.items():
+            assert relative_error(file[key], cuda.to_cpu(value)) < 1e-5, key
+
+
+# --- captured steps and the same steps run eagerly ---
+
+
+def updater_of(comm, name):
+    """Return one over batches of a few layouts, and a second one of the same optimizer."""
+    device = chainer.get_device(comm.intra_rank)
+    model = regressor(name, 0, comm if 'norm' in name else None)
+    with chainer.using_config('train', False):
+        model(*CONVERTERS['packed'](molecules(2)))
+    model.to_device(device)
+    part = to_sparse(my_share(molecules(4 * N_ALL), comm, (7, 5)))
+    optimizer = optimizer_of(model, comm)
+    return [
+        GraphUpdater(
+            chainer.iterators.SerialIterator(part, len(part) // 4, shuffle=False),
+            optimizer,
+            converter=CONVERTERS['packed'],
+            device=device,
+            on_difference='raise',
+        )
+        for _ in range(2)
+    ]
+
+
+def train_both_ways():
+    comm = communicator('pure_nccl')
+    chainer.get_device(comm.intra_rank).use()
+    capture = StepProgram.capture
+    for name in ('RSGCN', 'RSGCN, batch norm', 'norm of head', 'GIN'):
+        found = []
+        for is_captured in (True, False):
+            StepProgram.capture = capture if is_captured else lambda self: None
+            first, second = updater_of(comm, name)
+            for _ in range(N_STEPS):  # in turns: one's memory is still that of the other
+                first.update()
+                second.update()
+            n_captured = [of.is_captured for of in first._programs.values()].count(True)
+            assert bool(n_captured) == is_captured and first._peers is second._peers is not None
+            found.append(bits_of(arrays_of(first.get_optimizer('main').target)))
+        assert found[0] == found[1], name
+        assert len(set(comm.mpi_comm.allgather(found[0]))) == 1, name
+
+
+def test_captured_steps_are_those_run_eagerly():
+    on_ranks(2, train_both_ways, timeout=300)
+
+
+# --- faults while the GPU of the other rank waits ---
+
+
+def fail(how):
+    comm = communicator('pure_nccl')
+    chainer.get_device(comm.intra_rank).use()
+    updater, _ = updater_of(comm, 'RSGCN')
+    trainer = chainer.training.Trainer(updater, (10**6, 'iteration'), out='/nowhere')
+    model = updater.get_optimizer('main').target
+    parts = {
+        'raise': lambda: 1 // 0,
+        'killed': lambda: os.kill(os.getpid(), signal.SIGKILL),
+        'nan': lambda: model.predictor.embed.W.array.fill(numpy.nan),
+        'nan in the last step': lambda: model.predictor.embed.W.array.fill(numpy.nan),
+    }
+    if comm.rank == 1:
+        trainer.extend(At(N_STEPS, parts[how]))
+    if how == 'nan in the last step':
+        trainer.stop_trigger = chainer.training.get_trigger((N_STEPS + 1, 'iteration'))
+    trainer.run()
+
+
+@pytest.mark.parametrize(
+    'how, message',
+    [
+        ('raise', 'rank 1 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
+        ('killed', 'rank 1 .*[Kk]illed'),
+        ('nan', 'FloatingPointError: the loss of rank 1 is not finite, noticed after step 4[1-9]'),
+        ('nan in the last step', 'loss of rank 1 is not finite, noticed after step 41'),
+    ],
+)
+def test_a_rank_that_fails_ends_all(how, message):
+    start = time.monotonic()
+    error = on_ranks(2, fail, how, status=None).stderr
+    assert time.monotonic() - start < SECONDS
+    assert re.search(message, ' '.join(error.split()))
