@@ -97,7 +97,7 @@ def _averaged(case):
 
 def _summed_over_ranks(case):
     """Return x's sum over the only rank there is."""
-    peers = PeerMemory(1, 1, case.x.dtype, 1, [(case.x.size, case.x.dtype)])
+    peers = PeerMemory(1, 1, case.x.dtype, (), [(case.x.size, case.x.dtype)])
     peers.map([peers.handle()], 0)
     sums = PeerSums(types.SimpleNamespace(rank=0), peers)
     sums.begin(alone=False)

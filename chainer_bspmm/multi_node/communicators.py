@@ -67,9 +67,13 @@ def is_nccl(comm):
 
 def n_started():
     """Return how many processes a launcher says that it has started, and where (str) it says so."""
-    told = ((os.environ.get(name, ''), name) for name in SIZES)
-    found = [(int(size), name) for size, name in told if size.isdigit()]
-    return max(found, default=(1, ''))
+    for name in SIZES:
+        size = os.environ.get(name, '')
+        if size.isdigit():
+            # A shell that Slurm has started on several nodes is one process.
+            is_shell = name.startswith('SLURM') and 'SLURM_PTY_PORT' in os.environ
+            return (1 if is_shell else int(size)), name
+    return 1, ''
 
 
 def _check_mpi():

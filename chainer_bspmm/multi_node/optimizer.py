@@ -45,6 +45,12 @@ class Weighted:
         super().__init__(*args)
         object.__setattr__(self, 'known', None)  # the parameters that all ranks agree on
 
+    def setup(self, link):
+        """Do ``chainer.Optimizer.setup``; the ranks have to agree on another model."""
+        super().setup(link)
+        object.__setattr__(self, 'known', None)
+        return self
+
     def update(self, lossfun=None, *args, **kwds):
         """Do ``chainer.Optimizer.update`` on the batches of all ranks.
 
@@ -52,7 +58,10 @@ class Weighted:
         where parameters had to be sent first.
         """
         if lossfun is None:
-            self._mean_and_update(1, 0)
+            if self.known is None:
+                self._take_part()
+            else:
+                self._mean_and_update(1, 0)
             return
         self.start(lossfun, *args, **kwds)
         weight = n_molecules([*args, *kwds.values()])
@@ -79,10 +88,7 @@ class Weighted:
                     "join: expected a batch, because the link '%s' has statistics over those of "
                     'all ranks' % path
                 )
-        if self.known is None:
-            self._agree()
-        self.target.cleargrads()
-        self._mean_and_update(0, 0)
+        self._take_part()
 
     def start(self, lossfun, *args, **kwds):
         """Make lazy parameters, and let all ranks start alike, if that has not been done."""
@@ -97,6 +103,12 @@ class Weighted:
     def has_new_parameters(self):
         """Whether parameters have been made or removed since all ranks agreed on them."""
         return self.known != _made(self.target)
+
+    def _take_part(self):
+        if self.known is None:
+            self._agree()
+        self.target.cleargrads()
+        self._mean_and_update(0, 0)
 
     def _agree(self):
         _check_device(self.communicator, self.target)
@@ -225,7 +237,7 @@ def _check_device(comm, target):
 def _has_ranks(link):
     from chainermn.links import MultiNodeBatchNormalization
 
-    return isinstance(link, MultiNodeBatchNormalization)
+    return isinstance(link, MultiNodeBatchNormalization) and link.comm.size > 1
 
 
 def _is_naive(comm):

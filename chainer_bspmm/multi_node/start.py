@@ -9,6 +9,7 @@ from chainer.serializers import DictionarySerializer
 from chainer.serializers import NpzDeserializer
 
 from chainer_bspmm.multi_node import faults
+from chainer_bspmm.user_code import is_user_code
 
 
 def agree(comm, optimizer):
@@ -55,28 +56,36 @@ def _make_states(optimizer):
 
 
 def _settings(optimizer):
-    """Return what a user chooses of an optimizer, as name -> text."""
+    """Return what a user chooses of an optimizer, name -> value."""
     found = {'class': _kind_of(optimizer)}
     if isinstance(optimizer, chainer.GradientMethod):
         found.update(_plain_of(optimizer.hyperparam))
     hookable = optimizer._hookable
-    for hooks in (hookable._pre_update_hooks, hookable._post_update_hooks):
-        for name, hook in hooks.items():
-            found['hook ' + name] = _kind_of(hook)
-            values = _plain_of(hook).items()
-            found.update(
-                ('%s of hook %s' % (attribute, name), value) for attribute, value in values
-            )
+    hooks = [*hookable._pre_update_hooks.items(), *hookable._post_update_hooks.items()]
+    found['list of hooks'] = [name for name, _ in hooks]
+    for name, hook in hooks:
+        found['hook ' + name] = _kind_of(hook)
+        if is_user_code(type(hook).__module__):  # its attributes may be those of a rank
+            continue
+        for attribute, value in _plain_of(hook).items():
+            found['%s of hook %s' % (attribute, name)] = value
+    for path, param in optimizer.target.namedparams():
+        rule = param.update_rule
+        if rule is not None:
+            found["enabled of parameter '%s'" % path] = rule.enabled
+            for name, value in _plain_of(rule.hyperparam).items():
+                found["%s of parameter '%s'" % (name, path)] = value
     return found
 
 
 def _kind_of(thing):
-    return '%s.%s' % (type(thing).__module__, type(thing).__qualname__)
+    kind = thing if hasattr(thing, '__qualname__') else type(thing)  # a hook may be a function
+    return '%s.%s' % (kind.__module__, kind.__qualname__)
 
 
 def _plain_of(thing):
     return {
-        name: repr(value)
+        name: repr(value)  # NumPy calculates otherwise with its own numbers than with Python's
         for name, value in getattr(thing, '__dict__', {}).items()
         if isinstance(value, (bool, int, float, str))
     }
@@ -89,15 +98,6 @@ def _shape(param):
 def _difference(first, other, rank):
     """Return how a rank differs from rank 0; None if it does not."""
     (shapes, settings, t), (other_shapes, other_settings, other_t) = first, other
-    for name in dict.fromkeys([*settings, *other_settings]):
-        value, other_value = settings.get(name), other_settings.get(name)
-        if value != other_value:
-            return 'optimizer: expected one %s on all ranks, got %s on rank 0 and %s on rank %d' % (
-                name,
-                value,
-                other_value,
-                rank,
-            )
     for path in sorted({*shapes, *other_shapes}):
         if (path in shapes) != (path in other_shapes):
             return "model: expected the same on all ranks, parameter '%s' is on rank %d only" % (
@@ -109,6 +109,15 @@ def _difference(first, other, rank):
             return (
                 "model: expected the same on all ranks, parameter '%s' is %s of shape %s on rank "
                 '0 and %s of shape %s on rank %d' % (path, one[1], one[0], two[1], two[0], rank)
+            )
+    for name in dict.fromkeys([*settings, *other_settings]):
+        value, other_value = settings.get(name), other_settings.get(name)
+        if value != other_value:
+            return 'optimizer: expected one %s on all ranks, got %s on rank 0 and %s on rank %d' % (
+                name,
+                value,
+                other_value,
+                rank,
             )
     if t != other_t:
         return (

@@ -79,7 +79,7 @@ class FlatGradients:
     def connect(self):
         """Map the memory of the other ranks, if possible; all of them call it."""
         self.peers = peer_memory.connected(
-            self._optimizer, self._comm, *self._room(), self.sums.vectors, self.load_kernels
+            self._comm, *self._room(), self.sums.vectors, self.load_kernels
         )
         if self.peers is not None:
             self.sums = PeerSums(self._comm, self.peers)
@@ -151,27 +151,37 @@ class FlatGradients:
 
     def _room(self):
         """Return what `PeerMemory` must have room for: elements, their dtype, chunks."""
-        n_chunks = sum(max(-(-param.size // _CHUNK), 1) for param in self._params())
-        return self.sent.size, self.sent.dtype, n_chunks
+        chunks = tuple(
+            (dtype.char, max(sum(-(-param.size // _CHUNK) for param, _ in parts), 1))
+            for dtype, parts in self._groups()
+        )
+        return self.sent.size, self.sent.dtype, chunks
+
+    def _groups(self):
+        """Return [(dtype, [(parameter, its offset)])], those of each launch."""
+        of_dtype, n_before = {}, 0
+        for param in self._params():
+            of_dtype.setdefault(param.dtype, []).append((param, n_before))
+            n_before += param.size
+        return [
+            (dtype, parts[start : start + _N_PARAMETERS])
+            for dtype, parts in of_dtype.items()
+            for start in range(0, len(parts), _N_PARAMETERS)
+        ]
 
     def _tables(self):
         """Return [(dtype, the kernel's Table as CuPy passes it by value, its chunks)]."""
-        groups, n_before, params = {}, 0, self._params()
-        _own_gradients(params)
-        for param in params:
-            groups.setdefault(param.dtype, []).append((param.grad.data.ptr, n_before, param.size))
-            n_before += param.size
+        _own_gradients(self._params())
         tables = []
-        for dtype, parts in groups.items():
-            for start in range(0, len(parts), _N_PARAMETERS):
-                rows, n_chunks = [], 0
-                for address, offset, size in parts[start : start + _N_PARAMETERS]:
-                    rows.append((address, offset, size, n_chunks, 0))
-                    n_chunks += -(-size // _CHUNK)
-                table = numpy.zeros(1, _TABLE)
-                table['parameter'][0, : len(rows)] = rows
-                table['n_parameters'] = len(rows)
-                tables.append((dtype, table, n_chunks))
+        for dtype, parts in self._groups():
+            rows, n_chunks = [], 0
+            for param, offset in parts:
+                rows.append((param.grad.data.ptr, offset, param.size, n_chunks, 0))
+                n_chunks += -(-param.size // _CHUNK)
+            table = numpy.zeros(1, _TABLE)
+            table['parameter'][0, : len(rows)] = rows
+            table['n_parameters'] = len(rows)
+            tables.append((dtype, table, max(n_chunks, 1)))
         return tables
 
     def _launch(self, is_pack, flat, loss, is_bad, n_molecules):
@@ -179,7 +189,7 @@ class FlatGradients:
             of_loss = numpy.dtype('f') if loss is None else loss.dtype
             kernel = self._load(dtype, is_pack, of_loss)
             arguments = self._arguments(table, flat, loss, is_bad, n_molecules)
-            kernel((max(n_chunks, 1), 1, 1), (_THREADS, 1, 1), arguments)
+            kernel((n_chunks, 1, 1), (_THREADS, 1, 1), arguments)
             loss, is_bad = None, NULL  # what is not of a parameter is done
 
     def _exchange(self, n_molecules, loss, is_bad):
@@ -188,7 +198,6 @@ class FlatGradients:
         stride = numpy.int64(peers.size * peer_memory.words_of(self.sent.dtype))
         most = _RESIDENT * kernels.device(self.sent.data.device_id).n_sms
         for dtype, table, n_chunks in self._tables():
-            n_chunks = max(n_chunks, 1)
             arguments = self._arguments(table, self.sent, loss, is_bad, n_molecules)
             of_chunks = map(numpy.int32, (first_chunk, n_chunks))
             self._load(dtype, True, loss.dtype, peers)(

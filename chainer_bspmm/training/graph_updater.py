@@ -84,7 +84,8 @@ class GraphUpdater(StandardUpdater):
         *args, **kwargs: as StandardUpdater has them.
 
     Raises:
-        TypeError, ValueError: `seed`, `check_every` or `on_difference` is not one of these.
+        TypeError, ValueError: `seed`, `check_every` or `on_difference` is not one of these; no
+            optimizer is named 'main'.
         StepDiffers (RuntimeError): a checked replay differs, and `on_difference` is ``'raise'``.
         RuntimeError (by `update`): this rank cannot go on with captured steps, as the others do.
         FloatingPointError (by `update`): the loss of a rank was not finite in an earlier step.
@@ -133,6 +134,10 @@ class GraphUpdater(StandardUpdater):
         self._trainer = None  # a weak reference, until its evaluators are captured
         self._between_steps = None
         self._watched = None  # what the layout of the next step has of the last, if known
+        if 'main' not in self._optimizers:
+            raise ValueError(
+                "optimizer: expected one named 'main', got %s" % ', '.join(self._optimizers)
+            )
         optimizer = self._optimizers['main']
         self._ranks = _of_ranks(optimizer)
         self._optimizer = optimizer if self._ranks is None else self._ranks.actual_optimizer

@@ -16,6 +16,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
+from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from tests.emulation.emulator import cuda_on_cpu
 from tests.support.launches import DeviceArray
@@ -30,8 +31,9 @@ SHAPES = (3, 5), (1025,), (0,), (2,)
 VECTORS = 3, 70  # elements of the vectors that are added up besides
 MOST = 1e-3  # seconds that a rank is late, at most
 # A rank that reads late what others have sent, who are ahead then.
-READ = 'Sum total = 0;'
-SLOW = READ, 'for (volatile int i = 0; rank && i < 20000; ++i) {}\n' + READ
+READ = 'Sum total = 0;', 'STORAGE value = x[i];'
+DELAY = 'for (volatile int d = 0; rank && d < 20000; ++d) {} '
+SLOW = READ[0], DELAY + READ[0], READ[1], DELAY + READ[1]
 
 
 class Runtime:
@@ -142,7 +144,8 @@ def exchange(folder, *replaced):
                 check_vectors(flat, device, turn, numbers, pace)
         assert set(loaded) == ready  # nothing is compiled while another rank waits
         comm.mpi_comm.Barrier()  # another may still read this rank's memory
-        flat.peers.close()
+        flat.peers.unmap()
+        peer_memory._kept.clear()
 
 
 def check_vectors(flat, device, turn, numbers, pace):
@@ -192,14 +195,15 @@ def test_every_turn(gxx, tmp_path, n_ranks, replaced):
         ('if (r != rank) send(peers', 'if (r < 0) send(peers'),
         (HALF + 'const bool', 'const int half = 0; const bool'),
         ('(half + rank) * stride, at', 'half * stride, at'),
-        ('*my_turn = now;', ''),
+        ('*my_turn = now;', ';'),
         ('while (r != rank && !receive(slots', 'if (r != rank && !receive(slots'),
         (HALF + 'const long long', 'const int half = 0; const long long'),
         ('*turn + !alone', '*turn + 1'),
-        ('*turn = now;', ''),
+        ('*turn = now;', ';'),
     ],
 )
 def test_what_is_noticed(gxx, tmp_path, text, fault):
     sources = [kernels.source(name) for name in ('flat_gradients', 'peer_sum')]
     assert sum(source.count(text) for source in sources) == 1
-    on_ranks(2, exchange, tmp_path, text, fault, *SLOW, status=None)
+    done = on_ranks(2, exchange, tmp_path, text, fault, *SLOW, status=None)
+    assert ' error: ' not in done.stderr  # it was compiled

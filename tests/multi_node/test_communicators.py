@@ -66,9 +66,22 @@ def test_flat_without_cuda_in_mpi(mpi, monkeypatch):
 
 @pytest.mark.parametrize('name', communicators.SIZES)
 def test_another_mpirun(mpi, monkeypatch, name):
+    monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
     monkeypatch.setenv(name, '4')
     with pytest.raises(RuntimeError, match='one of 4 processes.* mpi4py, Some MPI 1.2; both'):
         create()
+
+
+def test_one_process_of_a_step_of_slurm(mpi, monkeypatch):
+    """That of an mpirun, or of a shell, inside of one."""
+    monkeypatch.delenv('SLURM_PTY_PORT', raising=False)
+    monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '4')
+    assert communicators.n_started() == (4, 'SLURM_STEP_NUM_TASKS')
+    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '1')
+    assert communicators.n_started()[0] == 1
+    monkeypatch.delenv('OMPI_COMM_WORLD_SIZE')
+    monkeypatch.setenv('SLURM_PTY_PORT', '1234')
+    assert communicators.n_started()[0] == 1
 
 
 @pytest.mark.parametrize('name', ['pure_nccl', 'non_cuda_aware'])

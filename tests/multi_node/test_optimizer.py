@@ -201,6 +201,42 @@ def test_number_of_molecules():
 # --- the state that ranks begin with ---
 
 
+class OfRank:
+    """A hook of a user's, which differs between ranks."""
+
+    name = 'OfRank'
+
+    def __init__(self, rank):
+        self.path = 'log of %d' % rank
+
+    def __call__(self, optimizer):
+        pass
+
+
+def begin_with_given_gradients():
+    """Nothing is updated: the ranks do not have one state yet."""
+    comm = communicator()
+    model = chainer.links.Linear(3, 2)
+    optimizer = optimizer_of(model, comm)
+    if comm.rank:
+        optimizer.join()
+    else:
+        model.cleargrads()
+        functions.sum(model(numpy.ones((1, 3), 'f'))).backward()
+        optimizer.update()
+    assert optimizer.t == 0
+    weights = comm.mpi_comm.allgather(model.W.array)
+    numpy.testing.assert_array_equal(*weights)
+    functions.sum(model(numpy.ones((1, 3), 'f'))).backward()
+    optimizer.update()
+    assert optimizer.t == 1 and (model.W.array != weights[0]).all()
+
+
+@needs_mpi
+def test_given_gradients_in_the_first_step():
+    on_ranks(2, begin_with_given_gradients)
+
+
 def begin(*cases):
     comm = communicator()
     for case in cases:
@@ -223,6 +259,15 @@ def begin_with(comm, case):
         optimizer.remove_hook('WeightDecay')
     if case == 'rates' and comm.rank:
         optimizer.alpha = 0.5
+    if case == 'own rates' and comm.rank:
+        model.predictor.embed.W.update_rule.hyperparam.alpha = 0.5
+    if case == 'frozen' and comm.rank:
+        model.predictor.embed.W.update_rule.enabled = False
+    if case == 'order of hooks' and comm.rank:
+        optimizer.remove_hook('GradientClipping')
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))
+    if case == 'of a rank':  # which is no reason to refuse
+        optimizer.add_hook(OfRank(comm.rank))
     if case == 'updates' and comm.rank:
         optimizer.actual_optimizer.t = 3
     batch = CONVERTERS['packed'](examples)
@@ -233,6 +278,10 @@ def begin_with(comm, case):
     if case == 'nan' and comm.rank:
         optimizer.update(model, *batch[:2], batch[2] * numpy.nan)
     optimizer.update(model, *batch)
+    if case == 'another model':
+        model = regressor(name, 7 + comm.rank)
+        optimizer.setup(model)
+        optimizer.update(model, *batch)
     if case == 'no zeros':
         object.__setattr__(optimizer, 'zero_fill', False)
         loss = model if comm.rank else lambda atoms, adj, t: functions.sum(model.predictor.embed.W)
@@ -251,7 +300,7 @@ def begin_with(comm, case):
 
 @needs_mpi
 def test_ranks_begin_alike():
-    on_ranks(2, begin, 'lazy', 'made on one', 'grown')
+    on_ranks(2, begin, 'lazy', 'made on one', 'grown', 'another model', 'of a rank')
 
 
 @needs_mpi
@@ -265,7 +314,10 @@ def test_ranks_begin_alike():
             'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
         ),
         ('rates', 'optimizer: expected one alpha on all ranks, got 0.001 on rank 0 and 0.5 on ra'),
-        ('hooks', 'one hook WeightDecay on all ranks, got chainer.optimizer_hooks.weight_decay.W'),
+        ('own rates', "one alpha of parameter '/predictor/embed/W' on all ranks, got None on ran"),
+        ('frozen', "one enabled of parameter '/predictor/embed/W' on all ranks, got True on rank"),
+        ('hooks', "one list of hooks on all ranks, got ['GradientClipping', 'WeightDecay'] on ra"),
+        ('order of hooks', "one list of hooks on all ranks, got ['GradientClipping', 'WeightDec"),
         ('decays', 'one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 and 0.001 on'),
         (
             'updates',

@@ -298,3 +298,8 @@ def test_communicators_without_nccl_train_eagerly(made, monkeypatch):
     )
     (cause,) = train(again, [4, 4])
     assert 'MultiNodeOptimizer' in cause and len(updates) == 2 and not comm.told
+
+
+def test_no_optimizer_is_the_main_one():
+    with pytest.raises(ValueError, match="optimizer: expected one named 'main', got gen, dis"):
+        GraphUpdater(Batches(), {name: optimizers.SGD() for name in ('gen', 'dis')})

@@ -7,7 +7,7 @@ import pytest
 
 from chainer_bspmm.training import peer_memory
 
-SIZE, DTYPE, N_CHUNKS = 100, numpy.dtype('f'), 3
+SIZE, DTYPE, CHUNKS = 100, numpy.dtype('f'), (('f', 2), ('d', 1))
 VECTORS = [(1, DTYPE), (70, numpy.dtype('d'))]
 OWN, OTHERS = 4096, {0: 10**6, 2: 2 * 10**6}  # addresses
 
@@ -69,6 +69,7 @@ def runtime(monkeypatch):
     )
     cupy = types.SimpleNamespace(cuda=place, zeros=numpy.zeros)
     monkeypatch.setattr(peer_memory, 'cuda', types.SimpleNamespace(cupy=cupy))
+    monkeypatch.setattr(peer_memory, '_kept', [])
     return found
 
 
@@ -93,44 +94,48 @@ def communicator(
     return comm
 
 
-def connected(optimizer, comm, prepare=lambda found: None):
-    return peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_CHUNKS, VECTORS, prepare)
+def connected(comm, prepare=lambda found: None):
+    return peer_memory.connected(comm, SIZE, DTYPE, CHUNKS, VECTORS, prepare)
 
 
 def test_addresses_of_all_ranks(runtime):
-    comm, optimizer, prepared = communicator(runtime), types.SimpleNamespace(), []
-    found = connected(optimizer, comm, prepared.append)
+    comm, prepared = communicator(runtime), []
+    found = connected(comm, prepared.append)
     assert prepared.pop() is found
     assert found.data.tolist() == [OTHERS[0], OWN, OTHERS[2]]
-    assert found.turn.tolist() == [0] * N_CHUNKS and found.turn.dtype == numpy.uint32
+    assert found.turn.tolist() == [0] * 3 and found.turn.dtype == numpy.uint32
     assert found.turns.tolist() == [0, 0] and found.turns.dtype == numpy.uint32
     first, second = (slot - found.data for slot in found.slots)
     assert first.tolist() == [19 * 256] * 3 and second.tolist() == [20 * 256] * 3
-    assert found.fits(SIZE, DTYPE, N_CHUNKS)
-    for other in (SIZE - 1, DTYPE, N_CHUNKS), (SIZE, VECTORS[1][1], N_CHUNKS), (SIZE, DTYPE, 4):
+    assert found.fits(SIZE, DTYPE, CHUNKS)
+    # Blocks count their turns: the same chunks in other launches are not the same.
+    for other in (
+        (SIZE - 1, DTYPE, CHUNKS),
+        (SIZE, VECTORS[1][1], CHUNKS),
+        (SIZE, DTYPE, CHUNKS[::-1]),
+    ):
         assert not found.fits(*other)
-    assert not runtime.closed
-    del found
-    del optimizer
-    assert runtime.closed == runtime.opened == list(OTHERS.values())
-    assert runtime.events == ['unmap', 'unmap', 'free']
+    del found, comm
+    assert runtime.opened == list(OTHERS.values())
+    assert not runtime.events  # others may have mapped it
 
 
 def test_the_same_memory_for_the_same_sizes(runtime):
     """And what was made before stays: graphs may write to it."""
-    comm, optimizer, prepared = communicator(runtime), types.SimpleNamespace(), []
-    first = connected(optimizer, comm)
-    assert connected(optimizer, comm, prepared.append) is first and prepared.pop() is first
-    others = peer_memory.connected(optimizer, comm, SIZE, DTYPE, N_CHUNKS, [], prepared.append)
+    comm, prepared = communicator(runtime), []
+    first = connected(comm)
+    assert connected(comm, prepared.append) is first and prepared.pop() is first
+    others = peer_memory.connected(comm, SIZE, DTYPE, CHUNKS, [], prepared.append)
     assert others is not first and prepared == [others]
-    assert connected(optimizer, comm) is first
+    assert connected(comm) is first
+    assert connected(communicator(runtime)) is not first
     assert not runtime.events
 
 
 @pytest.mark.parametrize('size, intra_size', [(1, 1), (9, 9), (3, 2)])
 def test_one_rank_many_or_several_hosts(runtime, size, intra_size):
     comm = communicator(runtime, size=size, intra_size=intra_size)
-    assert connected(types.SimpleNamespace(), comm) is None
+    assert connected(comm) is None
     assert not comm.told
 
 
@@ -145,9 +150,9 @@ def test_all_give_up_where_one_has_to(runtime, fails):
         'one GPU': {'gpu': 'gpu 1'},
         'vectors': {'vectors': [(1, 'f')]},
     }
-    comm, optimizer = communicator(runtime, **another.get(fails, {})), types.SimpleNamespace()
-    assert connected(optimizer, comm, lambda found: runtime._fail('prepare')) is None
-    assert runtime.closed == runtime.opened and not optimizer._peer_memory
+    comm = communicator(runtime, **another.get(fails, {}))
+    assert connected(comm, lambda found: runtime._fail('prepare')) is None
+    assert runtime.closed == runtime.opened[::-1] and not peer_memory._kept
     assert bool(runtime.opened) == (fails in (2, 'prepare', 'another, open'))
     if fails == 'vectors':
         assert len(comm.told) == 1 and not runtime.events
