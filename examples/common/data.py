@@ -20,6 +20,10 @@ from tqdm import tqdm
 NAMED = ('sample', 'full', 'download')  # values of --data that are not files
 
 
+NOT_TEXT = (
+    '%s cannot be read as CSV: it is not text in UTF-8; a compressed file needs the ending of its '
+    'kind, such as .gz'
+)
 MISSING = ('', 'na', 'n/a', 'nan', 'none', 'null')  # cells without a label, in any case
 
 
@@ -49,7 +53,8 @@ def read_csv(path, smiles_column, columns, task, missing='refuse'):
         raise DataError('data file not found: %s' % os.path.abspath(path))
     wanted = [smiles_column] + list(columns.values())
     try:
-        header = list(pandas.read_csv(path, nrows=0).columns)
+        # Cells that are not needed may hold anything.
+        header = list(pandas.read_csv(path, nrows=0, encoding_errors='replace').columns)
         # As text, so that a bad label can be shown as it stands in the file.
         raw = pandas.read_csv(
             path,
@@ -57,14 +62,12 @@ def read_csv(path, smiles_column, columns, task, missing='refuse'):
             keep_default_na=False,
             skip_blank_lines=False,
             usecols=[name for name in header if name in wanted],
+            encoding_errors='replace',
         )
-    except UnicodeDecodeError as error:
-        raise DataError(
-            '%s cannot be read as CSV: it is not text in UTF-8; a compressed file needs the ending '
-            'of its kind, such as .gz' % path
-        ) from error
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise DataError('%s cannot be read as CSV: %s' % (path, error)) from error
+    if '\ufffd' in ''.join(header) or any(raw[name].str.contains('\ufffd').any() for name in raw):
+        raise DataError(NOT_TEXT % path)
     needed = wanted[:1] if missing == 'keep' else wanted
     lacking = [name for name in needed if name not in header]
     if lacking:

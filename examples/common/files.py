@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import gzip
 import json
 import os
 import pickle
@@ -72,6 +73,15 @@ def replacing(path):
     with tempfile.TemporaryDirectory(prefix='tmp' + name, dir=folder) as temporary:
         yield os.path.join(temporary, name)
         os.replace(os.path.join(temporary, name), path)
+
+
+def text_file(path):
+    """Open a file of text to write to, compressed by gzip if its name ends in .gz.
+
+    pandas before 1.5 swallows an error at the end, such as of a full disk, in files that it opens.
+    """
+    opened = gzip.open if path.endswith('.gz') else open
+    return opened(path, 'wt', encoding='utf-8', newline='')
 
 
 def write_json(path, value):

@@ -153,8 +153,8 @@ def predict(args, script, task_of, read):
         )
         if table[name].notna().any():
             result[true] = table[name]
-    with files.replacing(out) as new:
-        result.to_csv(new, index=False, float_format='%.7g')
+    with files.replacing(out) as new, files.text_file(new) as file:
+        result.to_csv(file, index=False, float_format='%.7g')
     if args.smiles:
         print(result.to_string(index=False))
     for line in task.prediction_report(table[task.names].to_numpy()[kept], predictions):

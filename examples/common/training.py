@@ -523,6 +523,7 @@ def main(run):
     except OSError as error:
         if error.errno not in FULL:
             raise
+        sys.unraisablehook = lambda _: None  # a half-written archive complains, too, when it goes
         sys.exit('error: cannot write: %s' % error.strerror)
     except KeyboardInterrupt:
         sys.exit('interrupted')

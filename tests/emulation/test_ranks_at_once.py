@@ -26,13 +26,13 @@ from tests.support.ranks import on_ranks
 N_TURNS = 20
 RECEIVE = 'receive(received + r * stride, i, now, value[r][e])'
 HALF = 'const int half = now % 2 * PEERS;\n    '
-SECONDS = 20  # after which a rank that waits in vain is ended
+SECONDS, SOON = 80, 15  # after which a rank that waits in vain is ended
 SHAPES = (3, 5), (1025,), (0,), (2,)
 VECTORS = 3, 70  # elements of the vectors that are added up besides
 MOST = 1e-3  # seconds that a rank is late, at most
 # A rank that reads late what others have sent, who are ahead then.
 READ = 'Sum total = 0;', 'STORAGE value = x[i];'
-DELAY = 'for (volatile int d = 0; rank && d < 20000; ++d) {} '
+DELAY = 'for (volatile int d = 0; rank && d < 5000; ++d) {} '
 SLOW = READ[0], DELAY + READ[0], READ[1], DELAY + READ[1]
 
 
@@ -111,7 +111,7 @@ def n_molecules(rank, turn):
     return (turn + 3 * rank) % 4 + (rank == 0)
 
 
-def exchange(folder, *replaced):
+def exchange(folder, seconds, *replaced):
     """Exchange gradients and vectors many times, each rank at its own pace.
 
     Texts in the kernels are replaced, each by the next one.
@@ -135,7 +135,7 @@ def exchange(folder, *replaced):
         flat.connect()
         assert flat.has_sum and flat.peers.vectors == [(n, numpy.dtype('f')) for n in VECTORS]
         ready, loss = set(loaded), device.put(numpy.array(1, 'f'))
-        signal.alarm(SECONDS)
+        signal.alarm(seconds)
         # One after the other: a sum between two exchanges would keep the ranks together.
         for turn in range(N_TURNS):
             check_gradients(flat, device, turn, loss, pace)
@@ -182,7 +182,7 @@ def check_gradients(flat, device, turn, loss, pace):
 @needs_mpi
 @pytest.mark.parametrize('n_ranks, replaced', [(2, ()), (3, ()), (2, SLOW)])
 def test_every_turn(gxx, tmp_path, n_ranks, replaced):
-    on_ranks(n_ranks, exchange, tmp_path, *replaced)
+    on_ranks(n_ranks, exchange, tmp_path, SECONDS, *replaced)
 
 
 @needs_mpi
@@ -205,5 +205,5 @@ def test_every_turn(gxx, tmp_path, n_ranks, replaced):
 def test_what_is_noticed(gxx, tmp_path, text, fault):
     sources = [kernels.source(name) for name in ('flat_gradients', 'peer_sum')]
     assert sum(source.count(text) for source in sources) == 1
-    done = on_ranks(2, exchange, tmp_path, text, fault, *SLOW, status=None)
+    done = on_ranks(2, exchange, tmp_path, SOON, text, fault, *SLOW, status=None)
     assert ' error: ' not in done.stderr  # it was compiled
