@@ -14,8 +14,9 @@
 // rank, then adds up what it receives, in the order of the ranks, and flat for this one's part: all ranks get the
 // same bits. data (2, n_ranks, stride) words of a rank has places for two turns: a rank may be one ahead of another,
 // which still reads, but not two: for that it needs what the other sends when that kernel is over. turn (n_chunks of
-// all tables) uint32 of this rank, 0 at first as the words are: how many turns each block has done. All ranks make the same launches as often, or the others wait forever; no block waits before
-// it has sent, and all of a grid are resident. first_chunk: chunks of the tables before this one.
+// all tables) uint32 of this rank, 0 at first as the words are: how many turns each block has done. All ranks make the
+// same launches as often, or the others wait forever; no block waits before it has sent, and all of a grid are
+// resident. first_chunk: chunks of the tables before this one.
 //
 // table, passed by value: the parameters of this launch, whose gradients are C-contiguous arrays of
 // `size` elements, in chunks of CHUNK elements: [first_chunk, that of the next), none for an empty one.
