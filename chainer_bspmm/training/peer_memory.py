@@ -97,8 +97,11 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None
     refused, sizes = cuda.cupy.cuda.runtime.CUDARuntimeError, (size, dtype, chunks)
-    fitting = [i for i, (of, known) in enumerate(_kept) if of is comm and known.fits(*sizes)]
-    fitting = [i for i in fitting if _kept[i][1].vectors == vectors]
+    fitting = [
+        i
+        for i, (of, known) in enumerate(_kept)
+        if of is comm and known.fits(*sizes) and known.vectors == vectors
+    ]
     choices = comm.mpi_comm.allgather((fitting, [(n, of.char) for n, of in vectors]))
     if choices.count(choices[0]) < comm.size:
         return None

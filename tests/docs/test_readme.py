@@ -1,15 +1,11 @@
 """README.md: its script runs as printed, and predicts what it says."""
 
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.examples.scripts import environment
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.examples.scripts import ROOT
+from tests.examples.scripts import run
 
 
 def test_script(tmp_path):
@@ -18,16 +14,8 @@ def test_script(tmp_path):
     ((script, text),) = re.findall(r'```python\n(.*?)```\n\n(.*?)\n', page, re.DOTALL)
     assert len([line for line in script.splitlines() if line]) <= 20
     (tmp_path / 'examples').symlink_to(ROOT / 'examples')  # what it writes stays here
-    done = subprocess.run(
-        [sys.executable, '-c', script],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    numbers = [re.findall(r'\d+\.\d+', line) for line in done.stdout.splitlines()[-3:]]
+    lines = run('-c', script, cwd=tmp_path).splitlines()
+    numbers = [re.findall(r'\d+\.\d+', line) for line in lines[-3:]]
     stated = re.findall(r'([\d.]+) and ([\d.]+)[,.]', text)
     assert [line[0] for line in numbers] == [true for true, _ in stated]
     for (_, predicted), (_, expected) in zip(numbers, stated):
