@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import gzip
 import json
 import os
 import pickle
@@ -35,6 +34,7 @@ RUN_FILES = [
 STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
 # Folders of LogReport and of a file with this name, with eight characters of `tempfile`.
 TEMPORARY = re.compile(re.escape(LOG_FILE) + r'[a-z0-9_]{8}|tmp(.+\..+)[a-z0-9_]{8}')
+COMPRESSED = '.gz', '.bz2', '.zip', '.xz', '.zst'  # endings that pandas knows
 # Settings that earlier versions did not write.
 EARLIER = {'layout': 'packed', 'padded_to': None, 'ranks': 1, 'skip_missing': False}
 
@@ -75,13 +75,14 @@ def replacing(path):
         os.replace(os.path.join(temporary, name), path)
 
 
-def text_file(path):
-    """Open a file of text to write to, compressed by gzip if its name ends in .gz.
+def table_file(path):
+    """Return a context with what a table of pandas is written to: a file, or a path to compress.
 
     pandas before 1.5 swallows an error at the end, such as of a full disk, in files that it opens.
     """
-    opened = gzip.open if path.endswith('.gz') else open
-    return opened(path, 'wt', encoding='utf-8', newline='')
+    if path.endswith(COMPRESSED):
+        return contextlib.nullcontext(path)
+    return open(path, 'w', encoding='utf-8', newline='')
 
 
 def write_json(path, value):

@@ -153,7 +153,7 @@ def predict(args, script, task_of, read):
         )
         if table[name].notna().any():
             result[true] = table[name]
-    with files.replacing(out) as new, files.text_file(new) as file:
+    with files.replacing(out) as new, files.table_file(new) as file:
         result.to_csv(file, index=False, float_format='%.7g')
     if args.smiles:
         print(result.to_string(index=False))
