@@ -8,14 +8,18 @@
 // (indptr[n_rows] < nnz) the rest is left as it is. Deterministic: the lanes add in a fixed tree; no
 // atomics.
 //
+// -DPIECES=1: rows of more than `piece` entries are left out, and done in pieces by other threads; see
+// pieces.cuh. Without it the kernel has no such arguments.
 // -DLANES=n: threads that share a row, a power of two up to 32.
 // -DTILE=n: vectors of a row that a lane loads at once. With fewer lanes and more of them the same
 // loads are in flight, and fewer partial sums pass through shuffles.
 //
-// Launch: block (LANES, rows) with LANES * rows a multiple of 32, grid (ceil(n_rows / rows)). The
-// lanes of one row lie in one warp. No shared memory.
+// Launch: block (LANES, rows) with LANES * rows a multiple of 32, grid (ceil(n_rows / rows)); with
+// PIECES ceil(n_pieces / rows) blocks come before these. The lanes of one row lie in one warp. No
+// shared memory.
 #include "common.cuh"
 #include "lanes.cuh"
+#include "pieces.cuh"
 
 // Entries of a row that go together: their loads are in flight at once, and share those of u.
 #define AHEAD 4
@@ -23,17 +27,41 @@
 extern "C" __global__ void bsddmm_csr(
     const int *__restrict__ indptr, const int *__restrict__ indices,
     const Vector *__restrict__ u, const Vector *__restrict__ v, STORAGE *__restrict__ w,
-    const int n_rows, const int n_vectors)
+    const int n_rows, const int n_vectors
+#if PIECES
+    , const int piece, const unsigned n_pieces
+#endif
+    )
 {
-    const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
     // All LANES threads of a row leave together, so the group below is exactly those that stay.
+#if PIECES
+    const unsigned piece_blocks = (n_pieces + blockDim.y - 1) / blockDim.y;
+    long long row;
+    int begin, end;
+    if (blockIdx.x < piece_blocks) {
+        const unsigned number = blockIdx.x * blockDim.y + threadIdx.y;
+        if (number >= n_pieces) return;
+        const RowPiece of_row = piece_of(indptr, n_rows, number, piece);
+        if (of_row.row < 0) return;
+        row = of_row.row, begin = of_row.begin, end = of_row.end;
+    } else {
+        row = (long long)(blockIdx.x - piece_blocks) * blockDim.y + threadIdx.y;
+        if (row >= n_rows) return;
+        begin = indptr[row], end = indptr[row + 1];
+        if (end - begin > piece) return;
+    }
+#else
+    const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= n_rows) return;
+#endif
     const unsigned group = lanes_of_row();
     const Vector *const left = u + row * n_vectors;
-    const int end = indptr[row + 1];
+#if !PIECES
+    const int end = indptr[row + 1], begin = indptr[row];
+#endif
 
     // k stops at end: a step past it could overflow where the batch is as large as allowed.
-    for (int k = indptr[row]; k < end; k = end - k > AHEAD ? k + AHEAD : end) {
+    for (int k = begin; k < end; k = end - k > AHEAD ? k + AHEAD : end) {
         int column[AHEAD];
         Real sum[AHEAD] = {};
 #pragma unroll

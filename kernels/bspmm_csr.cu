@@ -11,6 +11,10 @@
 // Empty rows give the residual or 0. Entries of a row are added to the residual in their order:
 // deterministic, no atomics. y is written once and never read; it must not overlap the inputs.
 //
+// -DPIECES=1: rows of more than `piece` entries are treated as empty here, and walked in pieces by
+// other threads, which leave sums for kernels/sum_pieces.cu: partial (n_pieces, n_B) of the arithmetic
+// dtype, begun (n_pieces / 2) int32; see pieces.cuh. Without it the kernel has no such arguments.
+//
 // -DWEIGHTS=0: value(k) = 1, data and order are not read.
 // -DWEIGHTS=1: value(k) = data[k], order is not read.
 // -DWEIGHTS=2: value(k) = data[order[k]], the values of a matrix seen through its transpose.
@@ -26,9 +30,16 @@
 // Launch: block (columns, rows), grid (row blocks, y, z) with at least ceil(n_vectors / (columns *
 // COLUMNS)) blocks in y and z together, and row_blocks * rows * rows_per_thread >= n_rows (< 2^31;
 // rows_per_thread is 1 unless PIPELINED). Thread (x, y) of block (b, t) owns the rows
-// (b * rows_per_thread + i) * rows + y and the vectors (t * COLUMNS + j) * columns + x. No shared
-// memory.
+// (b * rows_per_thread + i) * rows + y and the vectors (t * COLUMNS + j) * columns + x. With PIECES
+// ceil(n_pieces / rows) blocks come before these in x: long walks begin first. No shared memory.
 #include "common.cuh"
+#include "pieces.cuh"
+
+#if PIECES
+#define OWN_ENTRIES(length) ((length) > piece ? 0 : (length))
+#else
+#define OWN_ENTRIES(length) (length)
+#endif
 
 struct Entries {
     int column[AHEAD];
@@ -84,28 +95,78 @@ __device__ inline void add(
                     sum[j][e] += entries.value[u] * widen(gathered[u][j].element[e]);
 }
 
+// Add the entries from k on. What is loaded is kept where the caller has room for it: registers of its
+// own would be more than those.
+__device__ inline void walk(
+    Real (&sum)[COLUMNS][VECTOR], Entries &entries, Vector (&gathered)[AHEAD][COLUMNS], int k,
+    int left, const int *__restrict__ indices, const STORAGE *__restrict__ data,
+    const int *__restrict__ order, const Vector *__restrict__ x, const unsigned c,
+    const unsigned n_vectors)
+{
+#pragma unroll 1
+    for (; left > 0; k += AHEAD, left -= AHEAD) {
+        load(entries, k, left, indices, data, order);
+        gather(gathered, entries, left, x, c, n_vectors);
+        add(sum, entries, left, gathered, c, n_vectors);
+    }
+}
+
 extern "C" __global__ void bspmm_csr(
     const int *__restrict__ indptr, const int *__restrict__ indices,
     const STORAGE *__restrict__ data, const int *__restrict__ order,
     const Vector *__restrict__ x, const Vector *__restrict__ residual, Vector *__restrict__ y,
-    const unsigned n_rows, const unsigned n_vectors, const unsigned rows_per_thread)
+#if PIECES
+    Wide *__restrict__ partial, int *__restrict__ begun,
+#endif
+    const unsigned n_rows, const unsigned n_vectors, const unsigned rows_per_thread
+#if PIECES
+    , const int piece, const unsigned n_pieces
+#endif
+    )
 {
     const unsigned step = blockDim.y;
-    unsigned row = blockIdx.x * step * rows_per_thread + threadIdx.y;
+#if PIECES
+    const unsigned piece_blocks = (n_pieces + step - 1) / step;
+    const unsigned block = blockIdx.x - piece_blocks;
+#else
+    const unsigned block = blockIdx.x;
+#endif
+    unsigned row = block * step * rows_per_thread + threadIdx.y;
     const unsigned tile = blockIdx.z * gridDim.y + blockIdx.y;
     const unsigned c = tile * blockDim.x * COLUMNS + threadIdx.x;
-    if (row >= n_rows || c >= n_vectors) return;
-    indptr += row;
-    int k = indptr[0], left = indptr[1] - k;
     Entries entries;
     Vector gathered[AHEAD][COLUMNS];
+#if PIECES
+    if (blockIdx.x < piece_blocks) {
+        const unsigned number = blockIdx.x * step + threadIdx.y;
+        if (number >= n_pieces || c >= n_vectors) return;
+        const RowPiece of_row = piece_of(indptr, n_rows, number, piece);
+        if (number % 2 && c == 0) begun[number / 2] = of_row.row;
+        if (of_row.row < 0) return;
+        Real sum[COLUMNS][VECTOR] = {};
+        const int k = of_row.begin, left = of_row.end - k;
+        walk(sum, entries, gathered, k, left, indices, data, order, x, c, n_vectors);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+            if (OWNS(j)) {
+                Wide total;
+#pragma unroll
+                for (int e = 0; e < VECTOR; ++e) total.element[e] = sum[j][e];
+                partial[(size_t)number * n_vectors + (c + j * blockDim.x)] = total;
+            }
+        return;
+    }
+#endif
+    if (row >= n_rows || c >= n_vectors) return;
+    indptr += row;
+    int k = indptr[0], left = OWN_ENTRIES(indptr[1] - k);
 #if PIPELINED
-    const unsigned after = (blockIdx.x + 1) * step * rows_per_thread;
+    const unsigned after = (block + 1) * step * rows_per_thread;
     const unsigned stop = after < n_rows ? after : n_rows;
     int next_k = 0, next_left = 0;
     if (row + step < stop) {
         next_k = indptr[step];
-        next_left = indptr[step + 1] - next_k;
+        next_left = OWN_ENTRIES(indptr[step + 1] - next_k);
     }
     if (left > 0) load(entries, k, left, indices, data, order);
     for (;;) {
@@ -134,12 +195,7 @@ extern "C" __global__ void bspmm_csr(
         k += AHEAD;
         left -= AHEAD;
 #endif
-#pragma unroll 1
-        for (; left > 0; k += AHEAD, left -= AHEAD) {
-            load(entries, k, left, indices, data, order);
-            gather(gathered, entries, left, x, c, n_vectors);
-            add(sum, entries, left, gathered, c, n_vectors);
-        }
+        walk(sum, entries, gathered, k, left, indices, data, order, x, c, n_vectors);
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j)
             if (OWNS(j)) {
@@ -154,7 +210,7 @@ extern "C" __global__ void bspmm_csr(
         indptr += step;
         entries = next;
         k = next_k, left = next_left;
-        next_k = later_k, next_left = later_end - later_k;
+        next_k = later_k, next_left = OWN_ENTRIES(later_end - later_k);
     }
 #endif
 }

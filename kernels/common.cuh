@@ -27,6 +27,11 @@ struct alignas(sizeof(STORAGE) * VECTOR) Vector {
     STORAGE element[VECTOR];
 };
 
+// A vector in the arithmetic dtype: what is not rounded yet.
+struct alignas(sizeof(Real) * VECTOR < 16 ? sizeof(Real) * VECTOR : 16) Wide {
+    Real element[VECTOR];
+};
+
 static_assert((VECTOR & (VECTOR - 1)) == 0, "VECTOR is a power of two");
 static_assert(sizeof(Vector) <= 16, "no load is wider than 16 bytes");
 

@@ -48,11 +48,6 @@ __device__ inline int holder_of(const int *offsets, const int n_segments, const 
     return offsets ? segment_of(offsets, n_segments, row) : 0;
 }
 
-// A vector in the arithmetic dtype.
-struct alignas(sizeof(Real) * VECTOR < 16 ? sizeof(Real) * VECTOR : 16) Wide {
-    Real element[VECTOR];
-};
-
 // What is loaded of a row.
 struct Row {
     Vector vector;

@@ -1,4 +1,4 @@
-"""The products on CuPy arrays: one kernel launch each, on the device that holds the matrix.
+"""The products on CuPy arrays: one kernel launch each, two where rows are long.
 
 A call launches on the current stream, does not synchronise and copies nothing to the device. Inputs
 that are not C-contiguous are copied first.
@@ -36,7 +36,7 @@ def bspmm(adj, x, data, residual, trans, algorithm='auto'):
 
 
 def _csr(adj, x, data, residual, trans, algorithm='auto'):
-    """A thread per vector of a row, or of several rows, kernels/bspmm_csr.cu."""
+    """A thread per vector of a row, of several rows, or of a piece, kernels/bspmm_csr.cu."""
     side = adj.T if trans else adj
     n_rows, n_channels = side.n_rows, x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
@@ -44,24 +44,43 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
         bits = address_bits(x, y, residual)
         weights, data, order = values_of(adj, data, trans)
         device_id, itemsize = x.data.device_id, x.itemsize
+        device = kernels.device(device_id)
+        width = policy.vector_width(n_channels, itemsize, bits)
         plan = policy.bspmm_launch(
-            n_rows,
-            side.n_cols,
-            side.nnz,
-            n_channels,
-            policy.vector_width(n_channels, itemsize, bits),
-            itemsize,
-            kernels.device(device_id),
-            algorithm,
+            n_rows, side.n_cols, side.nnz, n_channels, width, itemsize, device, algorithm
         )
+        piece = 0
+        if algorithm == 'auto':
+            piece = policy.piece_length(side.nnz, side.max_row_nnz, n_channels // width, device)
+        sums = ()
+        if piece:
+            plan, n_pieces = policy.with_pieces(plan, side.nnz, piece)
+            sums = (
+                cuda.cupy.empty((n_pieces, n_channels), arithmetic(x.dtype)),
+                cuda.cupy.empty(n_pieces // 2, numpy.int32),
+            )
         run(
             device_id,
             'bspmm_csr',
             x.dtype.char,
             plan,
-            (side.indptr, side.indices, data, order, x, or_null(residual), y, *plan.arguments),
+            (
+                side.indptr,
+                side.indices,
+                data,
+                order,
+                x,
+                or_null(residual),
+                y,
+                *sums,
+                *plan.arguments,
+            ),
             (('WEIGHTS', weights), ('RESIDUAL', int(residual is not None))),
         )
+        if piece:
+            plan = policy.sum_pieces_launch(n_pieces, n_channels, piece)
+            arguments = side.indptr, *sums, y, *plan.arguments
+            run(device_id, 'sum_pieces', x.dtype.char, plan, arguments)
     return y
 
 
@@ -90,6 +109,10 @@ def bsddmm(adj, u, v):
         if n_channels and w.size:
             width = policy.vector_width(n_channels, u.itemsize, address_bits(u, v))
             plan = policy.dot_launch(adj.n_rows, n_channels, width)
+            device = kernels.device(u.data.device_id)
+            piece = policy.piece_length(adj.nnz, adj.max_row_nnz, n_channels // width, device)
+            if piece:
+                plan, _ = policy.with_pieces(plan, adj.nnz, piece)
             arguments = adj.indptr, adj.indices, u, v, w, *plan.arguments
             run(u.data.device_id, 'bsddmm_csr', u.dtype.char, plan, arguments)
     return w

@@ -190,6 +190,64 @@ def dot_launch(n_rows, n_channels, width, tile=CSR_TILE):
     )
 
 
+# Estimates: a thread takes about 0.05 us for every entry of its row, one after the other. Molecules
+# have no long rows, and no policy of theirs depends on these.
+LONG_ROW = 128  # entries of a row that one thread may walk in any case
+PIECE = 64  # entries of a piece, at least
+RESIDENT = 1024  # threads of a multiprocessor
+
+
+def piece_length(nnz, longest, n_vectors, device):
+    """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
+
+    Pieces are no shorter than twice the share of the entries that each thread of the GPU gets: a
+    longer walk costs nothing where all have as much to do, and sums of pieces take little memory.
+
+    Args:
+        nnz (int): entries.
+        longest (int): a bound of the entries of a row.
+        n_vectors (int): vectors of a row of features.
+        device (Device): the GPU.
+    """
+    if longest <= LONG_ROW:
+        return 0
+    piece = PIECE
+    while piece * device.n_sms * RESIDENT < 2 * nnz * n_vectors and 2 * piece < longest:
+        piece *= 2
+    return piece if 2 * piece < longest else 0
+
+
+def with_pieces(launch, nnz, piece):
+    """Return a plan of bspmm_csr or bsddmm_csr with rows in pieces, and the number of pieces.
+
+    Args:
+        launch (Launch): a plan with whole rows.
+        nnz, piece (int): entries of the matrix, and of a piece.
+    """
+    n_pieces = 2 * -(-nnz // piece)
+    rows = launch.block[1]
+    launch = launch._replace(
+        defines=launch.defines + (('PIECES', 1),),
+        grid=(launch.grid[0] + -(-n_pieces // rows), *launch.grid[1:]),
+        arguments=(*launch.arguments, numpy.int32(piece), numpy.uint32(n_pieces)),
+    )
+    return launch, n_pieces
+
+
+SUM_COLUMNS, SUM_LANES = 32, 8  # threads of a block of sum_pieces, as in the kernel
+
+
+def sum_pieces_launch(n_pieces, n_channels, piece):
+    """Plan a block per chunk and 32 channels of sum_pieces."""
+    return Launch(
+        (('VECTOR', 1),),
+        (n_pieces // 2, -(-n_channels // SUM_COLUMNS), 1),
+        (SUM_COLUMNS, SUM_LANES, 1),
+        0,
+        (numpy.int32(n_channels), numpy.int32(piece)),
+    )
+
+
 SEGMENT_ROWS = 8  # rows of the mean segment that a lane gets, and the most it has in flight at once
 SEGMENT_BLOCK = 64  # threads; more only where the lanes of one segment are more
 MAX_SEGMENT_BLOCK = 256

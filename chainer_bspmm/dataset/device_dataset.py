@@ -144,6 +144,7 @@ class DeviceMolecules(Molecules):
             layout=layout,
             row_weights=buffers.row_weights,
             padded_to=padded_to,
+            longest=self.longest,
         )
         return buffers.atoms, adj, list(buffers.labels)
 

@@ -49,7 +49,8 @@ class Molecules:
         self.starts = starts[:-1]
         self.entry_starts = entry_starts[:-1]
         self.nnz = numpy.diff(entry_starts)
-        self._symmetric = self._has_padding = self._is_padding = None  # found when asked for
+        # Found when asked for.
+        self._symmetric = self._has_padding = self._is_padding = self._longest = None
 
     def __len__(self):
         return self.sizes.size
@@ -121,6 +122,19 @@ class Molecules:
     def is_symmetric(self, index):
         """Return whether all of these molecules, (n_graphs,) integers, are :attr:`symmetric`."""
         return bool(self.symmetric[index].all())
+
+    @property
+    def longest(self):
+        """Bounds (int, int) of the entries that a row and a column of a molecule have."""
+        if self._longest is None:
+            shifts = self.starts * self.n_relations
+            self._longest = build.longest(
+                int(self.nnz.max(initial=0)),
+                lambda: self.row_nnz,
+                lambda: self.columns + numpy.repeat(shifts, self.nnz),
+                self.symmetric.all(),
+            )
+        return self._longest
 
     def near(self, device):
         """Return the copy of these molecules to gather from for a device: the only one."""

@@ -115,7 +115,9 @@ def bspmm(
     Note:
         Deterministic, except with a BatchedCOO on a GPU: atomics add in any order, of which
         ``chainer.config.warn_nondeterministic`` warns. Does not synchronise. Arrays that are not
-        C-contiguous are copied. On a GPU float32 denormals are flushed to zero.
+        C-contiguous are copied. On a GPU float32 denormals are flushed to zero. There rows far
+        longer than the others, of more than 128 entries, are summed in pieces by several threads,
+        and a second launch adds these up.
 
     Source:
         Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating

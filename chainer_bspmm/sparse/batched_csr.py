@@ -58,6 +58,8 @@ class BatchedCSR(Batch):
         indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floating).
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
         max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
+        max_row_nnz, max_col_nnz (int): bounds of the entries that a row and a column have; products
+            are quicker the closer they are.
         is_symmetric (bool): whether the matrix of every relation is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
@@ -138,6 +140,9 @@ class BatchedCSR(Batch):
         if is_symmetric is None:
             is_symmetric = self._find_symmetry()
         self.is_symmetric = is_symmetric
+        self.max_row_nnz, self.max_col_nnz = build.longest(
+            self.max_nnz, lambda: numpy.diff(indptr), lambda: indices, is_symmetric
+        )
 
     def _find_symmetry(self):
         n_relations = self.n_relations
@@ -179,6 +184,7 @@ class BatchedCSR(Batch):
         layout='packed',
         row_weights=None,
         padded_to=None,
+        longest=None,
     ):
         """Make a batch of arrays that may be larger than it, and may be filled again.
 
@@ -204,6 +210,8 @@ class BatchedCSR(Batch):
                 features have two dimensions, N rows for each graph.
             row_weights (array or None): (n_rows,) float32, with ``'folded'``; 0 for spare rows.
             padded_to (int or None): see the class.
+            longest (tuple of int or None): bounds of the entries that a row and a column have;
+                None: those of a graph.
 
         Returns:
             BatchedCSR: on the device of the arrays, which it shares. What is derived from it and
@@ -217,6 +225,7 @@ class BatchedCSR(Batch):
         self.n_graphs, self.n_rows, self.nnz = row_offsets.size - 1, indptr.size - 1, indices.size
         self.n_cols = self.n_rows * n_relations
         self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
+        self.max_row_nnz, self.max_col_nnz = longest or (max_nnz, max_nnz)
         self.is_symmetric, self.has_spare = is_symmetric, has_spare
         self._cache = {}
         return self
@@ -337,6 +346,8 @@ class BatchedCSR(Batch):
             n_cols=self.n_rows,
             max_rows=self.max_cols,
             max_cols=self.max_rows,
+            max_row_nnz=self.max_col_nnz,
+            max_col_nnz=self.max_row_nnz,
             n_relations=1,  # rows are pairs of node and relation, columns have no relations
             row_weights=None,
         )

@@ -315,6 +315,22 @@ def _fields(sizes, layout, padded_to, n_relations, entries, is_symmetric):
     }
 
 
+def longest(max_nnz, row_nnz, columns, is_symmetric):
+    """Return bounds of the entries that a row and a column have (int).
+
+    Args:
+        max_nnz (int): the most entries of a graph. Few are the bounds: a batch of molecules is not
+            looked through.
+        row_nnz, columns (callable): return the entries of every row, and the column of every entry
+            in a numbering without gaps, (n_rows,) and (nnz,).
+        is_symmetric (bool): whether the matrix of every relation is.
+    """
+    if max_nnz <= policy.LONG_ROW:
+        return max_nnz, max_nnz
+    of_row = int(row_nnz().max(initial=0))
+    return of_row, of_row if is_symmetric else int(numpy.bincount(columns()).max(initial=0))
+
+
 def rows_of(sizes, layout, n=None):
     """Return how many rows graphs own, (n_graphs,).
 

@@ -43,6 +43,7 @@ class HostBatch:
             atoms,
             adj.data,
             labels,
+            (adj.max_row_nnz, adj.max_col_nnz),
             adj.layout,
             adj.padded_to,
             n_node_columns,
@@ -105,6 +106,7 @@ class DeviceBatch:
                 molecules.atoms,
                 molecules.data,
                 molecules.labels,
+                molecules.longest,
                 layout,
                 padded_to,
             )

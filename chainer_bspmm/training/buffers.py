@@ -132,18 +132,21 @@ class Capacities:
 class Form(
     collections.namedtuple(
         'Form',
-        'n_graphs n_relations is_symmetric atoms data labels layout padded_to n_node_columns',
+        'n_graphs n_relations is_symmetric atoms data labels longest layout padded_to '
+        'n_node_columns',
         defaults=('packed', None, 0),
     )
 ):
     """What determines the places of a batch's arrays, except for the capacity.
 
     atoms, and each of the labels: (dtype, shape of a row); data: dtype or None. The first
-    n_node_columns labels have a row for each node. layout, padded_to: of the `BatchedCSR`.
+    n_node_columns labels have a row for each node. longest: bounds of the entries that a row and a
+    column have, rounded up, since most batches are to have the same. layout, padded_to: of the
+    `BatchedCSR`.
     """
 
     @classmethod
-    def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels, *layout):
+    def of(cls, n_graphs, n_relations, is_symmetric, atoms, data, labels, longest, *layout):
         """Make one from arrays of a batch, or of a data set that batches are gathered from."""
         return cls(
             n_graphs,
@@ -152,6 +155,7 @@ class Form(
             _row(atoms),
             None if data is None else data.dtype,
             tuple(map(_row, labels)),
+            tuple(max(policy.LONG_ROW, 1 << (n - 1).bit_length()) for n in longest),
             *layout,
         )
 
@@ -209,6 +213,7 @@ def batch_over(buffers, form, capacity):
         layout='unfolded' if form.layout == 'padded' else form.layout,
         row_weights=buffers.row_weights,
         padded_to=form.padded_to,
+        longest=form.longest,
     )
     return (buffers.atoms, adj, *buffers.labels)
 

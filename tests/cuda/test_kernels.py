@@ -39,6 +39,7 @@ NAMES = [
     'embed_grad',
     'mean_loss',
     'sum_partials',
+    'sum_pieces',
     'graph_linear',
     'relation_rows',
     'degree_rows',

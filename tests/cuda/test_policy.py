@@ -548,3 +548,32 @@ def test_loss_grad_launch():
         launch = policy.loss_grad_launch(size)
         (threads, *_), (blocks, *_) = launch.block, launch.grid
         assert (blocks - 1) * threads < size <= blocks * threads < 2**32
+
+
+# --- long rows ---
+
+
+@pytest.mark.parametrize(
+    'nnz, longest, n_vectors, piece',
+    [
+        (100_000, policy.LONG_ROW, 32, 0),
+        (100_000, policy.LONG_ROW + 1, 32, 64),
+        (200_000, 3000, 32, 128),  # each of the GPU's threads has 47 entries anyway
+        (200_000, 200, 32, 0),  # not much longer than that
+        (2_000, 2_000, 16, 64),
+        (115_000_000, 21_657, 151, 0),  # Reddit: all threads have far more to do
+    ],
+)
+def test_piece_length(nnz, longest, n_vectors, piece):
+    assert policy.piece_length(nnz, longest, n_vectors, H200) == piece
+
+
+@pytest.mark.parametrize('nnz', [1, 64, 65, 1000])
+def test_every_piece_has_threads(nnz):
+    for plan in (policy.csr_launch(100, 100, 64, 4, 32), policy.dot_launch(100, 64, 4)):
+        launch, n_pieces = policy.with_pieces(plan, nnz, 64)
+        assert n_pieces == 2 * -(-nnz // 64) and launch.block == plan.block
+        more = (launch.grid[0] - plan.grid[0]) * plan.block[1]
+        assert n_pieces <= more < n_pieces + plan.block[1]
+        assert launch.arguments == (*plan.arguments, 64, n_pieces)
+        assert policy.sum_pieces_launch(n_pieces, 65, 64).grid == (n_pieces // 2, 3, 1)

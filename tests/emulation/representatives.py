@@ -64,6 +64,47 @@ def pipelined(device):
         return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
 
 
+def _long_rows():
+    """Rows that begin with a chunk of four, end with one, meet in one, and cover several."""
+    lengths = numpy.array([0, 5, 6, 1, 0, 8, 12, 2, 13, 4, 0])
+    rng = numpy.random.RandomState(0)
+    return BatchedCSR(
+        numpy.append(0, numpy.cumsum(lengths)),
+        rng.randint(0, lengths.size, lengths.sum()),
+        numpy.array([0, lengths.size]),
+        integers(lengths.sum(), 'f', {'f': 63}, seed=1),
+    )
+
+
+def in_pieces(device):
+    """A vector and three lanes, with a residual."""
+    adj = _long_rows()
+    x, residual = (
+        device.put(integers((adj.n_rows, 36), 'f', {'f': 63}, seed=seed)) for seed in (2, 3)
+    )
+    with mock.patch.object(policy, 'piece_length', lambda *_: 4):
+        y = gpu.bspmm(adj, x, None, residual, False)
+    return y, reference.bspmm(adj, x, residual=residual)
+
+
+def in_pieces_pipelined(device):
+    adj = _long_rows()
+    plan = policy.csr_launch(
+        adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=3, block=6
+    )
+    with mock.patch.object(policy, 'bspmm_launch', lambda *_: plan):
+        with mock.patch.object(policy, 'piece_length', lambda *_: 4):
+            x = device.put(integers((adj.n_cols, 24), 'f', {'f': 63}, seed=2))
+            return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
+
+
+def sampled_in_pieces(device):
+    adj = _long_rows()
+    u, v = (device.put(integers((adj.n_rows, 36), 'f', {'f': 63}, seed=seed)) for seed in (2, 3))
+    with mock.patch.object(policy, 'piece_length', lambda *_: 4):
+        return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+
+
 def sampled(device):
     adj = batch('mixed', 'f')
     u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
@@ -873,8 +914,9 @@ def rows_of_scaled_relations(device):
 
 # kernel -> what uses it; the first of them goes through most of its code.
 KERNELS = {
-    'bspmm_csr': (pipelined, product),
-    'bsddmm_csr': (sampled,),
+    'bspmm_csr': (pipelined, product, in_pieces, in_pieces_pipelined),
+    'sum_pieces': (in_pieces,),
+    'bsddmm_csr': (sampled, sampled_in_pieces),
     'bsddmm_coo': (sampled_coo,),
     'edge_film': (modulated, modulated_gradients),
     'gated_step': (recurrent, recurrent_rows, gated_rows),

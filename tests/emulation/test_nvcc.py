@@ -146,6 +146,7 @@ CONSTANTS = {
             ('BINARY_ACCURACY', 0, 1, 0, 1, 0),
         )
     ],
+    'sum_pieces': [()],
     'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
     'gated_step': GATED,
     'gated_weights': GATED_WEIGHTS,
@@ -311,7 +312,19 @@ def test_every_kernel_is_compiled():
     'name, architecture, dtype, width', [case for name in CONSTANTS for case in variants(name)]
 )
 def test_kernel_compiles_without_a_warning_or_a_spill(nvcc_usage, name, dtype, width, architecture):
-    defines = defines_of(name, dtype, width)
+    check_compiled(nvcc_usage, name, dtype, defines_of(name, dtype, width), architecture)
+
+
+@pytest.mark.parametrize(
+    'name, architecture, dtype, width',
+    [case for name in ('bspmm_csr', 'bsddmm_csr') for case in variants(name)],
+)
+def test_rows_in_pieces_compile(nvcc_usage, name, dtype, width, architecture):
+    defines = (*defines_of(name, dtype, width), ('PIECES', 1))
+    check_compiled(nvcc_usage, name, dtype, defines, architecture)
+
+
+def check_compiled(nvcc_usage, name, dtype, defines, architecture):
     registers, shared, stack, spilled = usage(compiled(name, dtype, defines, architecture))
     nvcc_usage.append(
         (

@@ -22,14 +22,38 @@ SUMS_TAKE_THE_PLACE = """    __syncthreads();  // the sums take the weights' pla
 PLAIN_FAULTS = [
     ('product', 'indices[at]', 'indices[k]'),
     ('product', 'left > 0; k += AHEAD', 'left > 1; k += AHEAD'),
-    ('product', 'c >= n_vectors)', 'c + 1 >= n_vectors)'),
-    ('product', 'row >= n_rows', 'row > n_rows'),
+    ('product', 'n_rows || c >= n_vectors', 'n_rows || c + 1 >= n_vectors'),
+    ('product', 'row >= n_rows ||', 'row > n_rows ||'),
     ('product', 'x[(OFFSET)entries', 'x[1 + (OFFSET)entries'),
     ('product', 'tile * blockDim.x * COLUMNS + threadIdx.x', '0'),
     ('pipelined', 'entries = next;', ''),
-    ('pipelined', 'next_left = later_end - later_k;', 'next_left = 0;'),
+    ('pipelined', 'next_left = OWN_ENTRIES(later_end - later_k);', 'next_left = 0;'),
     ('pipelined', 'row >= stop', 'row + step >= stop'),
     ('pipelined', 'after : n_rows;', 'after : n_rows + 1;'),
+    ('in_pieces', '(length) > piece ? 0', '(length) > piece + 1 ? 0'),
+    ('in_pieces', 'number % 2 ? after - 1 : first', 'first'),
+    ('in_pieces', 'begins_here ? begin : first', 'begin'),
+    ('in_pieces', 'end < after ? end : after', 'end'),
+    ('in_pieces', 'end < after ? end : after', 'after'),
+    ('in_pieces', 'begins_here == (number % 2 == 1)', 'begins_here'),
+    ('in_pieces', 'end - begin > piece &&', 'end - begin >= piece &&'),
+    ('in_pieces', 'partial[(size_t)number', 'partial[(size_t)(number / 2 * 2)'),
+    ('in_pieces', 'if (number % 2 && c == 0) begun', 'if (c == 0) begun'),
+    ('in_pieces', '(at == chunk)', '1'),
+    ('in_pieces', 'at <= last;', 'at < last;'),
+    ('in_pieces', '(indptr[row + 1] - 1) / piece', 'indptr[row + 1] / piece'),
+    ('in_pieces', 'sum = widen(to);', 'sum = 0;'),
+    (
+        'in_pieces',
+        '    __syncthreads();\n    if (threadIdx.y == 0 && c',
+        '    if (threadIdx.y == 0 && c',
+    ),
+    ('in_pieces_pipelined', 'next_left = OWN_ENTRIES(later_end', 'next_left = (later_end'),
+    ('in_pieces_pipelined', 'next_left = OWN_ENTRIES(indptr[step', 'next_left = (indptr[step'),
+    ('in_pieces_pipelined', '(block + 1) * step', '(blockIdx.x + 1) * step'),
+    ('sampled_in_pieces', 'if (end - begin > piece) return;', ''),
+    ('sampled_in_pieces', 'row = of_row.row,', 'row = 0,'),
+    ('sampled_in_pieces', '(blockIdx.x - piece_blocks) *', 'blockIdx.x *'),
     ('sampled', 'sum[n], step, LANES', 'sum[n], step / 2, LANES'),
     ('sampled', 'c = threadIdx.x;', 'c = 0;'),
     ('sampled', 'n < end - k ? indices[k + n]', 'true ? indices[k + n]'),
@@ -390,6 +414,7 @@ PLAIN_FAULTS = [
 MEMORY_FAULTS = [
     ('product', '(left - 1 < u ? left - 1 : u)', 'u'),
     ('pipelined', 'row + 2 * step < stop', 'true'),
+    ('in_pieces', 'number >= n_pieces ||', ''),
     ('sampled_coo', 'k >= entry_offsets', 'k > entry_offsets'),
     ('layer', 'begin + a < last ? begin + a : last', 'begin + a'),
     ('layer', 'unit < UNITS && row < n_rows;', 'unit < UNITS;'),
@@ -443,7 +468,11 @@ RACES_FAULTS = [
 
 
 def calculated(make_device, sanitizer, name, old, new):
-    return getattr(representatives, name)(make_device(sanitizer, (old, new)))
+    device = make_device(sanitizer, (old, new))
+    try:
+        return getattr(representatives, name)(device)
+    finally:
+        assert device.n_replaced, 'expected in a kernel: ' + old
 
 
 @pytest.mark.parametrize('name, old, new', PLAIN_FAULTS)

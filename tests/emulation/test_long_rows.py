@@ -1,0 +1,157 @@
+"""Rows in pieces, by kernels/bspmm_csr.cu, bsddmm_csr.cu and sum_pieces.cu."""
+
+import numpy
+import pytest
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import reference
+from chainer_bspmm.backend import gpu
+from chainer_bspmm.cuda import policy
+
+from tests.emulation.kernel_cases import DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers
+
+PIECE = 4
+# Lengths of rows. A long row begins with a chunk, ends with one, is followed by another or by empty
+# ones, comes first or last, and has one entry more than a piece or many.
+ROWS = {
+    'first': [5, 0, 1],
+    'last': [3, 5],
+    'side by side': [1, 6, 5, 5, 2, 0, 0, 7],
+    'whole chunks': [4, 8, 4, 12],
+    'short ones': [3, 4, 0, 1],
+    'one': [23],
+    'none': [0, 0],
+    'empty ones around': [0, 0, 9, 0, 0, 0, 30, 0],
+}
+
+
+def rows_of(lengths, dtype, n_cols=None):
+    """Return one graph with rows of these lengths; entries may name the same place."""
+    n_rows = max(len(lengths), n_cols or 0)
+    lengths = numpy.pad(lengths, (0, n_rows - len(lengths)))
+    nnz = int(lengths.sum())
+    return BatchedCSR(
+        numpy.append(0, numpy.cumsum(lengths)),
+        numpy.random.RandomState(0).randint(0, n_rows, nnz),
+        numpy.array([0, n_rows]),
+        integers(nnz, dtype, {'e': 7, 'f': 63, 'd': 2**20}, seed=1),
+    )
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch):
+    monkeypatch.setattr(policy, 'piece_length', lambda *_: PIECE)
+
+
+def check(device, adj, dtype, n_channels, data=None, with_residual=False, trans=False):
+    factor = {'e': 7, 'f': 63, 'd': 2**20}
+    n_in, n_out = (adj.n_rows, adj.n_cols) if trans else (adj.n_cols, adj.n_rows)
+    x = device.put(integers((n_in, n_channels), dtype, factor, seed=2))
+    residual = None
+    if with_residual:
+        residual = device.put(integers((n_out, n_channels), dtype, seed=3))
+    y = gpu.bspmm(adj, x, data, residual, trans)
+    assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
+    defines = [launched for launched in device.launched if 'WEIGHTS' in launched]
+    assert defines[-1]['PIECES'] == 1 and device.launched[-1] is not defines[-1]
+
+
+@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_rows(device, name, dtype):
+    adj = rows_of(ROWS[name], dtype)
+    check(device, adj, dtype, 5, with_residual=True)
+    check(device, adj, dtype, 8)
+    check(device, adj, dtype, 3, trans=True)
+
+
+@pytest.mark.parametrize('n_channels', [1, 31, 33, 64, 200])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_channels(device, dtype, n_channels):
+    check(device, rows_of(ROWS['side by side'], dtype), dtype, n_channels, with_residual=True)
+
+
+@pytest.mark.parametrize('trans', [False, True])
+def test_given_values(device, trans):
+    adj = rows_of(ROWS['side by side'], 'f', 12)
+    check(device, adj, 'f', 4, integers(adj.nnz, 'f', seed=4), True, trans)
+    check(device, adj.replace(data=None), 'f', 4, trans=trans)
+
+
+@pytest.mark.parametrize(
+    'dtype, n_channels, options',
+    [
+        ('f', 36, {'lanes': 8, 'columns': 2}),
+        ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
+        ('f', 132, {'lanes': 8, 'columns': 4, 'rows_per_thread': 3, 'stream': True}),
+        ('e', 8, {'lanes': 1, 'rows_per_thread': 16, 'stream': True}),
+        ('d', 6, {'lanes': 4, 'ahead': 8, 'rows_per_thread': 5}),
+    ],
+)
+@pytest.mark.parametrize('name', ['side by side', 'empty ones around'])
+def test_variants(device, monkeypatch, name, dtype, n_channels, options):
+    adj = rows_of(ROWS[name], dtype)
+    width = policy.vector_width(n_channels, numpy.dtype(dtype).itemsize, 0)
+    plan = policy.csr_launch(adj.n_rows, adj.n_cols, n_channels, width, block=32, **options)
+    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan)
+    check(device, adj, dtype, n_channels, with_residual=True)
+
+
+@pytest.mark.parametrize('name', ['mixed', 'relations', 'padded', 'duplicates'])
+def test_batches(device, name):
+    check(device, batch(name, 'f'), 'f', 3, with_residual=True)
+
+
+def with_room(adj, spare):
+    """Return the matrix in larger arrays; spare columns do not exist, spare values are NaN."""
+    return adj.replace(
+        n_rows=adj.n_rows + spare,
+        n_cols=adj.n_cols + spare,
+        nnz=adj.nnz + spare,
+        indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
+        indices=numpy.pad(adj.indices, (0, spare), constant_values=2**30),
+        data=numpy.pad(adj.data, (0, spare), constant_values=numpy.nan),
+        has_spare=True,
+    )
+
+
+@pytest.mark.parametrize('name', ['last', 'one', 'none', 'whole chunks'])
+def test_capacity_beyond_the_batch(device, name):
+    adj = rows_of(ROWS[name], 'f')
+    check(device, with_room(adj, 3 * PIECE + 1), 'f', 4)
+
+
+def test_nan_reaches_its_rows_only(device):
+    adj = rows_of(ROWS['side by side'], 'f')
+    x = device.put(integers((adj.n_cols, 3), 'f'))
+    x[adj.indices[3], 1] = numpy.nan
+    y = gpu.bspmm(adj, x, None, None, False)
+    assert numpy.isnan(y).any() and not numpy.isnan(y[:, [0, 2]]).any()
+    assert_exact(y, reference.bspmm(adj, x), 'f')
+
+
+@pytest.mark.parametrize('n_channels', [4, 7, 40, 132])
+@pytest.mark.parametrize('name', ROWS)
+def test_sampled_products(device, name, n_channels):
+    adj = rows_of(ROWS[name], 'f')
+    u, v = (
+        device.put(integers((adj.n_rows, n_channels), 'f', {'f': 63}, seed=seed)) for seed in (2, 3)
+    )
+    assert_exact(gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v), 'f')
+    if adj.nnz:
+        assert device.launched[-1]['PIECES'] == 1
+
+
+def test_sampled_products_beyond_the_batch(device):
+    adj = rows_of(ROWS['side by side'], 'f')
+    u = device.put(integers((adj.n_rows + 9, 40), 'f', {'f': 63}, seed=2))
+    w = gpu.bsddmm(with_room(adj, 9), u, u)
+    expected = reference.bsddmm(adj, u[: adj.n_rows], u[: adj.n_rows])
+    assert_exact(w, numpy.pad(expected, (0, 9)), 'f')
+
+
+def test_pieces_longer_than_what_is_left_of_the_numbers(device, monkeypatch):
+    """The end of a chunk may lie past 2^31."""
+    monkeypatch.setattr(policy, 'piece_length', lambda *_: 2**31 - 1)
+    check(device, rows_of(ROWS['one'], 'f'), 'f', 4)
