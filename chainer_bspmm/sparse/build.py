@@ -30,12 +30,15 @@ def entry_rows(xp, indptr, nnz, has_spare=False):
 
 
 def group(xp, keys, n_groups):
-    """Sort entries by an integer key; entries with the same key keep their order.
+    """Sort entries by an integer key, 0 to n_groups; entries with the same key keep their order.
 
     Returns where the entries of every key start, (n_groups + 1,), and the order, (nnz,), both
     int32. The result does not depend on timing.
     """
     nnz = keys.size
+    if xp is numpy:
+        starts, order, _ = transpose(numpy, numpy.arange(nnz + 1), keys, n_groups + 1)
+        return starts[:-1], order
     # Unique keys: the order is fixed whether or not the device's sort is stable.
     order = xp.argsort(keys.astype(numpy.int64) * max(nnz, 1) + xp.arange(nnz)).astype(numpy.int32)
     starts = xp.searchsorted(keys[order], xp.arange(n_groups + 1, dtype=numpy.int32))
@@ -267,27 +270,33 @@ def _from_arrays(matrices, layout, padded_to):
 
 def _from_scipy(matrices, layout, padded_to):
     n_relations, sizes, stacks, dtype = validate.sparse_matrices(matrices)
-    parts = []
-    for graph, stack in enumerate(stacks):
-        for relation, matrix in enumerate(stack):
-            coo = matrix.tocoo()
-            parts.append(
-                (
-                    numpy.full(coo.nnz, graph),
-                    coo.row,
-                    coo.col,
-                    numpy.full(coo.nnz, relation),
-                    coo.data,
-                )
-            )
-    graph, row, column, relation, data = (numpy.concatenate(part) for part in zip(*parts))
-    order = numpy.lexsort((column, relation, row, graph))
-    graph, row, column, relation = (
-        array[order].astype(numpy.int64) for array in (graph, row, column, relation)
+    parts = [matrix.tocoo() for stack in stacks for matrix in stack]
+    row, column, data = (
+        numpy.concatenate([getattr(part, name) for part in parts])
+        for name in ('row', 'col', 'data')
     )
+    number = numpy.arange(len(parts), dtype=numpy.int32).repeat([part.nnz for part in parts])
+    graph, relation = numpy.divmod(number, numpy.int32(n_relations))
+    del parts, number
+    starts = starts_of(sizes)
+    validate.fits_int32('nodes times relations', int(starts[-1]) * n_relations)
+    validate.fits_int32('non-zeros', row.size)
+    # By graph, row, relation and column: each sort keeps the order of the ones before.
+    order = group(numpy, column, int(sizes.max()))[1]
+    if n_relations > 1:
+        order = order[group(numpy, relation[order], n_relations)[1]]
+    order = order[group(numpy, (starts[graph] + row)[order], int(starts[-1]))[1]]
+    relation = relation[order] if n_relations > 1 else 0
     data = data[order].astype(dtype, copy=False)
-    entries = graph, row, column, relation, data
-    return _fields(sizes, layout, padded_to, n_relations, entries, None)
+    # Graphs were in order before.
+    return _fields(
+        sizes,
+        layout,
+        padded_to,
+        n_relations,
+        (graph, row[order], column[order], relation, data),
+        None,
+    )
 
 
 def _fields(sizes, layout, padded_to, n_relations, entries, is_symmetric):
