@@ -34,6 +34,7 @@ GPU = {
 LONG = {
     'bench_command': 'trains whole models',
     'products.bench_roofline': 'takes several minutes',
+    'products.bench_large': 'takes several minutes',
     'products.bench_sell': 'needs --tox21 FILE',
     'products.profile_figure6b': 'needs Nsight Compute',
     'products.profile_roofline': 'needs Nsight Compute',

@@ -74,3 +74,14 @@ def test_power_law_lengths_follow_the_law(rng):
     for length in (8, 16, 32, 64):  # P(row longer than length) = (mean / 2 / length) ^ 2
         assert abs((lengths >= length).mean() / (mean / 2 / length) ** 2 - 1) < 0.2, length
     assert abs(numpy.corrcoef(numpy.arange(n_rows), lengths)[0, 1]) < 0.05  # in random order
+
+
+def test_rmat_has_hubs(rng):
+    matrix = matrices.rmat(rng, 12, 8)
+    lengths = numpy.diff(matrix.indptr)
+    assert matrix.shape == (4096, 4096) and 6 < lengths.mean() < 8
+    assert lengths.max() > 20 * lengths.mean() and (lengths == 0).any()
+    # Both ways: hubs are in rows and in columns.
+    assert numpy.diff(matrix.tocsc().indptr).max() > 20 * lengths.mean()
+    quadrants = numpy.add.reduceat(numpy.sort(lengths), [0, 2048])
+    assert 0.7 < quadrants[1] / lengths.sum()
