@@ -83,7 +83,13 @@ def bsddmm(adj: BatchedCSR | papers.BatchedCOO, u: Any, v: Any) -> Any:
 
 
 def layer_of(
-    x: Any, given: dict, n_relations: int, loop: bool, activation: str, by_relation: bool = False
+    x: Any,
+    given: dict,
+    n_relations: int,
+    loop: bool,
+    activation: str,
+    by_relation: bool = False,
+    longest: int = 0,
 ) -> Any:
     """Describe a layer of a graph convolution, if that is one launch.
 
@@ -96,13 +102,14 @@ def layer_of(
         activation (str): ``'identity'``, ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
         by_relation (bool): whether W is one matrix (out_channels, in_channels) after the other, not
             with the relation as the minor index of its rows.
+        longest (int): a bound of the entries of a row, and of its transpose's.
 
     Returns:
-        cuda.policy.Layer or None: None on a host, and where the matrices do not fit into the shared
-        memory of a GPU.
+        cuda.policy.Layer or None: None on a host, where the matrices do not fit into the shared
+        memory of a GPU, and where rows are long, for which all rows of a tile would wait.
     """
     if isinstance(x, cuda.ndarray):
-        return gpu.layer_of(x, given, n_relations, loop, activation, by_relation)
+        return gpu.layer_of(x, given, n_relations, loop, activation, by_relation, longest)
     return None
 
 

@@ -118,7 +118,9 @@ def bsddmm(adj, u, v):
     return w
 
 
-def layer_of(x, given, n_relations, loop, activation, by_relation=False):
+def layer_of(x, given, n_relations, loop, activation, by_relation=False, longest=0):
+    if longest > policy.LONG_ROW:
+        return None
     n_all, width_in = given['W' if n_relations else 'W_self'].shape
     width_out = n_all // max(n_relations, 1)
     layer = policy.Layer(

@@ -29,7 +29,7 @@ def order(request, monkeypatch):
     if not request.param:
         monkeypatch.setattr(layer_products, '_is_on_host', lambda x: False)
         monkeypatch.setattr(layer_products, 'aggregates_first', lambda *_: True)
-        monkeypatch.setattr(module.backend, 'layer_of', lambda *_: None)
+        monkeypatch.setattr(module.backend, 'layer_of', lambda *_, **__: None)
 
 
 def given(xp):

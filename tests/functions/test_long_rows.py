@@ -4,12 +4,16 @@ import numpy
 import pytest
 import scipy.sparse
 
+from chainer import functions
+
+from chainer_bspmm import backend
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.functions import bspmm
+from chainer_bspmm.functions.fused.graph_linear import graph_linear
 from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.training.batches import HostBatch
 from chainer_bspmm.training.buffers import batch_over, buffers_of, batch_arrays
@@ -74,6 +78,19 @@ def test_gradients(xp, both_ways):
     x = features(rng, xp, adj.n_cols, 2, 'float64')
     data = features(rng, xp, adj.nnz, 1, 'float64')[:, 0]
     check_gradients(lambda x, data: bspmm(adj, x, data) ** 2, x, data)
+
+
+@pytest.mark.parametrize('both_ways', [False, True])
+def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
+    """Products, not one launch in whose tiles the other rows would wait."""
+    monkeypatch.setattr(backend.gpu, 'layer', lambda *_: pytest.fail('one launch'))
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([star(150, both_ways)])
+    adj = adj if xp is numpy else adj.to_device(0)
+    x, W = features(rng, xp, 151, 6, 'float64'), features(rng, xp, 3, 6, 'float64')
+    y = graph_linear(adj, x, W, activation=functions.relu).array
+    expected = numpy.maximum(reference.bspmm(adj, x @ W.T), 0)
+    assert_close(y, expected, 'float64')
 
 
 def longest(adj):

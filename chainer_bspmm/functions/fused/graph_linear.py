@@ -38,7 +38,15 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         xp = chainer_backend.get_array_module(x)
         if self._adj is not None:
             backend.check.features(self._adj, x)
-        self._layer = backend.layer_of(x, given, self._n_relations, self._loop, self._activation)
+        adj = self._adj
+        self._layer = backend.layer_of(
+            x,
+            given,
+            self._n_relations,
+            self._loop,
+            self._activation,
+            longest=0 if adj is None else max(adj.max_row_nnz, adj.max_col_nnz),
+        )
         is_drawn = bool(self._ratio) and self._layer is not None and step_for(x) is not None
         if self._layer is not None:
             rows = None if self._adj is None else relation_rows(self._adj)
@@ -140,9 +148,9 @@ def graph_linear(
 ):
     """Compute ``act(sum_r sum_j A_r[i, j] (W_r x[j] + b_r) + W_self x[i] + b_self)``, then dropout.
 
-    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory
-    (kernels/graph_linear.cu); else, and on a host, products. Differentiable to any order with
-    respect to all but ``adj``.
+    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory and no
+    row has more than 128 entries (kernels/graph_linear.cu); else, and on a host, products.
+    Differentiable to any order with respect to all but ``adj``.
 
     Args:
         adj (BatchedCSR or None): n_nodes x (n_nodes * R), entry (i, j * R + r) is ``A_r[i, j]``,
