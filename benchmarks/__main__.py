@@ -38,6 +38,7 @@ LONG = {
     'products.bench_sell': 'needs --tox21 FILE',
     'products.profile_figure6b': 'needs Nsight Compute',
     'products.profile_roofline': 'needs Nsight Compute',
+    'training.bench_network': 'a graph of 115 million edges',
     'training.bench_quality': 'trains to the end',
     'parity': 'compares numbers, not times',
 }

@@ -1,0 +1,271 @@
+"""How fast is a step of node classification on one large graph?
+
+GINSparse by upstream's list of edges, GIN by its CooMatrix, ours, and PyTorch Geometric, on graphs
+of the size of Cora and of Reddit; the graphs are generated. ``python -m
+benchmarks.training.bench_network --device 0`` writes ``benchmarks/results/<gpu>/network.json``.
+"""
+
+import collections
+import gc
+import tempfile
+import time
+
+import chainer_bspmm
+import chainer
+from chainer.backends import cuda
+from chainer.utils import CooMatrix
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import PaddingGraphData
+from chainer_chemistry.dataset.graph_dataset.base_graph_data import SparseGraphData
+from chainer_chemistry.models.gin import GIN
+from chainer_chemistry.models.gin import GINSparse
+from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
+from chainer_chemistry.utils.train_utils import run_node_classification_train as upstreams
+import numpy
+
+from benchmarks import harness
+from chainer_bspmm.training import run_node_classification_train as ours
+
+try:
+    from benchmarks.peers import geometric_nodes
+except ImportError as error:
+    geometric_nodes, no_torch = None, str(error)
+
+# nodes, edges in one direction, words, classes; steps that are timed in a round, rounds
+Size = collections.namedtuple('Size', 'nodes citations words classes steps rounds')
+SIZES = {
+    'Cora': Size(2_708, 5_278, 1_433, 7, 100, 5),
+    'Reddit': Size(232_965, 57_307_946, 602, 41, 5, 1),
+}
+N_UNIT, N_LAYERS, DROPOUT = 32, 2, 0.5
+WARM = 10  # steps that are not timed: of them ours are captured
+LOSS_ERROR = 1e-4
+
+SCATTER, COO, OURS = 'upstream, scatter_add', 'upstream, CooMatrix', 'ours'
+GEOMETRIC, GEOMETRIC_CAPTURED = 'PyTorch Geometric', 'PyTorch Geometric, captured'
+
+Network = collections.namedtuple('Network', 'x edges y train valid')
+
+
+def generate(size, seed=0):
+    """Return a random `Network`, in which some nodes are cited far more often than others.
+
+    Node i, before they are mixed, takes part in a citation with a probability that falls as
+    (i + 10)^-1/2; both ends are drawn alike. Citations that coincide count twice.
+    """
+    rng = numpy.random.RandomState(seed)
+    until = numpy.cumsum((numpy.arange(size.nodes) + 10) ** -0.5)
+    names = rng.permutation(size.nodes).astype(numpy.int32)
+    ends = [
+        names[numpy.searchsorted(until, rng.uniform(0, until[-1], size.citations))]
+        for _ in range(2)
+    ]
+    edges = numpy.stack([numpy.append(*ends), numpy.append(*ends[::-1])])
+    x = (rng.uniform(size=(size.nodes, size.words)) < 0.02).astype(numpy.float32)
+    y = rng.randint(0, size.classes, size.nodes).astype(numpy.int32)
+    order = rng.permutation(size.nodes)
+    return Network(x, edges, y, order < size.nodes // 5, order >= size.nodes * 4 // 5)
+
+
+class OfPaddingData(chainer.Chain):
+    """Give a model features and matrix of the data, as upstream's wrapper does."""
+
+    def __init__(self, model):
+        super().__init__()
+        with self.init_scope():
+            self.model = model
+
+    def forward(self, data):
+        return self.model(data.x, data.adj)
+
+
+def edge_list(network):
+    return SparseGraphData(x=network.x, edge_index=network.edges, y=network.y)
+
+
+def coo_matrix(network):
+    col, row = network.edges
+    adj = CooMatrix(numpy.ones(row.size, 'f'), row, col, (len(network.y),) * 2)
+    return PaddingGraphData(x=network.x[None], adj=adj, y=network.y)
+
+
+def classifier(kind, network, dropout=DROPOUT):
+    numpy.random.seed(0)
+    model = kind(
+        out_dim=None,
+        node_embedding=True,
+        hidden_channels=N_UNIT,
+        out_channels=int(network.y.max()) + 1,
+        n_update_layers=N_LAYERS,
+        dropout_ratio=dropout,
+    )
+    return NodeClassifier(OfPaddingData(model) if kind is GIN else model)
+
+
+def wait(device):
+    if device.xp is not numpy:
+        device.device.synchronize()
+
+
+class Timer(chainer.training.Extension):
+    """Take the time after the steps that warm up and after the last, and losses of all of them."""
+
+    trigger = 1, 'iteration'
+
+    def __init__(self, device, last):
+        self._device, self._last = device, last
+        self.times, self.loss = [], None
+
+    def __call__(self, trainer):
+        if trainer.updater.iteration == 1:
+            self.loss = float(trainer.observation['main/loss(train)'])
+        if trainer.updater.iteration in (WARM, self._last):
+            wait(self._device)
+            self.times.append(time.perf_counter())
+
+
+def train(run, model, data, network, device, n_steps):
+    """Train by a function of users; return milliseconds a step, and the first loss."""
+    timer = Timer(device, WARM + n_steps)
+    with tempfile.TemporaryDirectory() as out:
+        run(
+            model,
+            data,
+            network.train,
+            network.valid,
+            epoch=WARM + n_steps,
+            out=out,
+            device=device,
+            use_default_extensions=False,
+            extensions_list=[timer],
+        )
+    start, stop = timer.times
+    return (stop - start) * 1e3 / n_steps, timer.loss
+
+
+def contenders(network, device):
+    """Return name -> function of a number of steps that returns milliseconds a step."""
+
+    def chainers(run, kind, data, prepare=lambda model: model):
+        def call(n_steps):
+            model = prepare(classifier(kind, network))
+            return train(run, model, data(network), network, device, n_steps)[0]
+
+        return call
+
+    def geometric(is_captured):
+        def call(n_steps):
+            trainer = geometric_nodes.Trainer(
+                network.x,
+                network.edges,
+                network.y,
+                numpy.flatnonzero(network.train),
+                numpy.flatnonzero(network.valid),
+                N_UNIT,
+                N_LAYERS,
+                DROPOUT,
+                'cpu' if device.xp is numpy else 'cuda',
+                is_captured,
+            )
+            trainer.run(WARM)
+            trainer.wait()
+            start = time.perf_counter()
+            trainer.run(n_steps)
+            trainer.wait()
+            return (time.perf_counter() - start) * 1e3 / n_steps
+
+        return call
+
+    found = {
+        OURS: chainers(ours, GINSparse, edge_list, chainer_bspmm.sparsify),
+        SCATTER: chainers(upstreams, GINSparse, edge_list),
+        COO: chainers(upstreams, GIN, coo_matrix),
+    }
+    if geometric_nodes:
+        found[GEOMETRIC] = geometric(False)
+        if device.xp is not numpy:
+            found[GEOMETRIC_CAPTURED] = geometric(True)
+    return found
+
+
+def check(network, device):
+    """Raise AssertionError unless our first loss is upstream's, without dropout."""
+    losses = [
+        train(
+            run,
+            prepare(classifier(GINSparse, network, 0.0)),
+            edge_list(network),
+            network,
+            device,
+            1,
+        )[1]
+        for run, prepare in ((ours, chainer_bspmm.sparsify), (upstreams, lambda model: model))
+    ]
+    errors = {'loss': abs(losses[0] - losses[1]) / abs(losses[1])}
+    harness.gate(errors, LOSS_ERROR)
+    return errors
+
+
+def run_size(name, size, device):
+    start = time.perf_counter()
+    network = generate(size)
+    print('%s: generated in %.0f s' % (name, time.perf_counter() - start), flush=True)
+    start = time.perf_counter()
+    adj = chainer_bspmm.dataset.to_sparse([edge_list(network)]).molecules
+    seconds = time.perf_counter() - start
+    longest = adj.longest[0]
+    del adj
+    times, not_run = collections.defaultdict(list), {}
+    errors = check(network, device)
+    for _ in range(size.rounds):
+        for contender, call in contenders(network, device).items():
+            if contender in not_run:
+                continue
+            try:
+                times[contender].append(call(size.steps))
+            except Exception as error:  # of a peer: what it has no memory or no function for
+                if contender == OURS:
+                    raise
+                not_run[contender] = '%s: %s' % (type(error).__name__, str(error)[:200])
+            gc.collect()
+            if device.xp is not numpy:
+                cuda.cupy.get_default_memory_pool().free_all_blocks()
+                if geometric_nodes:
+                    geometric_nodes.torch.cuda.empty_cache()
+    medians = {name: harness.summary(values) for name, values in times.items()}
+    print(name, {key: value['median'] for key, value in medians.items()}, not_run, flush=True)
+    return {
+        'size': size._asdict(),
+        'longest_row': longest,
+        'seconds_to_build': round(seconds, 2),
+        'errors': errors,
+        'milliseconds': medians,
+        'times_faster': {
+            key: round(value['median'] / medians[OURS]['median'], 2)
+            for key, value in medians.items()
+            if key != OURS
+        },
+        'not_run': not_run,
+    }
+
+
+def main(argv=None):
+    parser = harness.argument_parser(__doc__)
+    parser.add_argument('--device', default='-1', help='-1 or that of a GPU')
+    parser.add_argument('--networks', nargs='+', choices=SIZES, default=list(SIZES))
+    args = parser.parse_args(argv)
+    device = harness.device_of(args.device)
+    result = {
+        'question': 'a step of node classification: %d layers of %d units, Adam, dropout, losses '
+        'and accuracies of training and validation nodes' % (N_LAYERS, N_UNIT),
+        'method': 'wall time of steps after %d others, by the functions that users call; medians '
+        'of interleaved rounds; graphs are generated, of the size of the networks that name them'
+        % WARM,
+        'conditions': harness.step_conditions(args.commit, device),
+        'not_run': {} if geometric_nodes else {GEOMETRIC: no_torch},
+        'networks': {name: run_size(name, SIZES[name], device) for name in args.networks},
+    }
+    print('wrote', harness.save('network', result, args.out))
+
+
+if __name__ == '__main__':
+    main()
