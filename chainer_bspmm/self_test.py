@@ -14,6 +14,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import backend
 from chainer_bspmm import reference
+from chainer_bspmm.cuda.policy import LONG_ROW
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.papers import BatchedCOO
@@ -204,6 +205,20 @@ def _staged(case):
     return found
 
 
+def _long_row(case):
+    """Return a matrix of the same size whose only row with entries is done in pieces."""
+    n_rows, n_entries = len(case.x), 3 * LONG_ROW
+    indptr = numpy.zeros(n_rows + 1, numpy.int32)
+    indptr[N_TYPES + 1 :] = n_entries
+    adj = BatchedCSR(
+        indptr,
+        numpy.arange(n_entries, dtype=numpy.int32) % n_rows,
+        numpy.array([0, n_rows]),
+        cuda.to_cpu(case.x).ravel()[:n_entries],
+    )
+    return adj.to_device(chainer.backend.get_device_from_array(case.x))
+
+
 def _rows_times(rows, case):
     """Multiply a matrix with N_TYPES rows for every node by x, on the host."""
     data, indices, indptr = map(cuda.to_cpu, (rows.data, rows.indices, rows.indptr))
@@ -260,6 +275,10 @@ GPU_CHECKS = {
     'bspmm_csr': (
         lambda case: backend.bspmm(case.adj, case.x),
         lambda case: reference.bspmm(case.adj, case.x),
+    ),
+    'sum_pieces': (
+        lambda case: backend.bspmm(_long_row(case), case.x),
+        lambda case: reference.bspmm(_long_row(case), case.x),
     ),
     'transpose_csr': (
         lambda case: backend.bspmm(case.adj, case.x, trans=True),
