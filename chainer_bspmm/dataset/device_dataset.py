@@ -46,6 +46,7 @@ class DeviceMolecules(Molecules):
         self.host = host
         self.device = device
         self._max_ids = _max_ids(host)
+        self._batch = None  # of the only molecule
         arrays = _source_arrays(host)
         *plain, labels = arrays
         self.device_nbytes = sum(array.nbytes for array in [*plain, *labels] if array is not None)
@@ -118,6 +119,8 @@ class DeviceMolecules(Molecules):
             atoms, adj, labels = self.host.batch(index, layout, padded_to, keep_padding)
             atoms, *labels = send([atoms] + labels, self.device)
             return atoms, adj.to_device(self.device), labels
+        if len(self) == index.size == 1 and layout == 'packed':
+            return self._only()
         folded = layout == 'folded'
         sizes, nnz = build.rows_of(self.sizes[index], layout), self.nnz[index]
         n_rows, n_entries = int(sizes.sum()), int(nnz.sum())
@@ -147,6 +150,35 @@ class DeviceMolecules(Molecules):
             longest=self.longest,
         )
         return buffers.atoms, adj, list(buffers.labels)
+
+    def _only(self):
+        """Return the batch of the only molecule: what lies on the GPU, since a warp would copy it.
+
+        It is kept, and with it what is derived from it.
+        """
+        source, n_rows, nnz = self._source, int(self.sizes[0]), int(self.nnz[0])
+        if self._batch is None:
+            validate.fits_int32('nodes times relations', n_rows * self.n_relations)
+            validate.fits_int32('non-zeros', nnz)
+            with chainer.using_device(self.device):
+                indptr = cuda.cupy.append(source.row_starts, numpy.int32(nnz))
+                self._batch = BatchedCSR.in_buffers(
+                    indptr,
+                    source.columns,
+                    *(
+                        self.device.send(numpy.array([0, n], numpy.int32))
+                        for n in (n_rows, n_rows * self.n_relations)
+                    ),
+                    source.data,
+                    self.n_relations,
+                    n_rows,
+                    nnz,
+                    self.max_atom_id,
+                    self.is_symmetric([0]),
+                    has_spare=False,
+                    longest=self.longest,
+                )
+        return source.atoms, self._batch, list(source.labels)
 
     def _buffers(self, n_graphs, n_rows, nnz, folded=False):
         """Return new, uninitialized `Buffers` of these sizes."""

@@ -82,7 +82,7 @@ class DeviceBatch:
         layout (str), padded_to (int or None): as in `CSRConverter`.
 
     Attributes:
-        is_fixed (bool): whether all batches of this form are the same, so that it is gathered once.
+        is_fixed (bool): whether all batches of this form are the same.
     """
 
     def __init__(self, molecules, index, layout, padded_to):
@@ -136,6 +136,10 @@ class DeviceBatch:
             buffers (Buffers): to be filled.
         """
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
+
+    def fill(self, buffers):
+        """Copy the molecules to buffers, once for all batches of a fixed form."""
+        fill_buffers(buffers, *self._molecules.batch(self._index, *self._layout))
 
 
 # What batches of some molecules on a GPU need: sizes, (M,), the nodes of every molecule times

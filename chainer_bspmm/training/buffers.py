@@ -363,10 +363,9 @@ class Inputs:
                 }
         self._buffers = buffers_of(buffers)
         if self._gather is not None and batch.is_fixed:
-            # One warp copies a molecule: a large graph would take longer than its step. What is
-            # sent is still zeros, the number of the only molecule.
+            # One warp gathers a molecule: a large graph would take longer than its step.
             with capturer.ordered():
-                self._gather(sent, self._buffers)
+                batch.fill(self._buffers)
             self._gather = None
         self.step = step.Step(blas, seed, sent['counter'])
         self.row_address = sent['row_address']

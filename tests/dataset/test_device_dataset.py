@@ -228,6 +228,29 @@ def test_sizes_of_a_gathered_batch(resident, monkeypatch, layout, padded_to):
     assert (adj.layout, adj.padded_to, adj.has_spare) == (layout, padded_to, False)
 
 
+@pytest.mark.parametrize('n_relations', [1, 3])
+def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
+    if device.xp is numpy:
+        monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
+    monkeypatch.setattr('chainer_bspmm.backend.gather_batch', lambda *_: pytest.fail('gathered'))
+    host = molecule_set(n_relations=n_relations)
+    host = host.take(numpy.array([host.nnz.argmax()]))
+    only, index = DeviceMolecules(host, device), numpy.zeros(1, 'l')
+    atoms, adj, labels = only.batch(index, 'packed')
+    expected = host.batch(index, 'packed')
+    assert_same_batch(
+        (cuda.to_cpu(atoms), adj.to_device(-1), *map(cuda.to_cpu, labels)),
+        (*expected[:2], *expected[2]),
+    )
+    for name in ('n_rows', 'n_cols', 'nnz', 'max_rows', 'max_cols', 'max_nnz', 'max_atom_id'):
+        assert getattr(adj, name) == getattr(expected[1], name), name
+    assert adj.is_symmetric == expected[1].is_symmetric and not adj.has_spare
+    assert only.batch(index, 'packed')[1] is adj
+    for more in (numpy.zeros(2, 'l'), numpy.array([1])):
+        with pytest.raises((pytest.fail.Exception, IndexError)):
+            only.batch(more, 'packed')
+
+
 def test_load_gives_what_was_saved(resident, tmp_path):
     SparseDataset.save(str(tmp_path / 'set.npz'), SparseDataset(resident))
     again = DeviceDataset.load(str(tmp_path / 'set.npz'))  # inherited: on the host

@@ -16,6 +16,7 @@ from tests.examples.scripts import run_at_once
 
 FOLDER = EXAMPLES / 'network_graph'
 SCRIPT = FOLDER / 'train_network_graph.py'
+RESULTS = EXAMPLES.parent / 'benchmarks' / 'results' / 'cpu'
 MODEL, REGRESSION, LARGEST = (
     'graph convolution',
     'logistic regression of the words, without edges',
@@ -115,3 +116,10 @@ def test_a_longer_run_is_not_overwritten(tmp_path):
     error = run_at_once(SCRIPT, *words, '1', status=1)
     assert 'has a run of 2 epochs, and this one would overwrite it with 1' in error
     run_at_once(SCRIPT, *words, '1', '--force')
+
+
+def test_readme_has_the_stored_shares():
+    stored = json.loads((RESULTS / 'example_network_graph.json').read_text())
+    readme = ' '.join((FOLDER / 'README.md').read_text().split())
+    shares = ['%.1f %%' % (100 * share) for share in stored['test'].values()]
+    assert 'these are %s, %s and %s ' % tuple(shares) in readme

@@ -14,6 +14,7 @@ from chainer.datasets import split_dataset_random
 from chainer.datasets import SubDataset
 from chainer.iterators import SerialIterator
 
+from chainer_bspmm import backend
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
@@ -24,6 +25,7 @@ from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.training import batches
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import resident
+from chainer_bspmm.training.batches import DeviceBatch
 from chainer_bspmm.training.examples import next_examples
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.resident import Resident
@@ -252,13 +254,14 @@ def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_mole
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-def test_the_only_molecule_is_gathered_once(device, graphs, request, monkeypatch):
+def test_the_only_molecule_is_copied_once(device, graphs, request, monkeypatch):
     if graphs is not None:
         request.getfixturevalue('gpu')
         device = Gpu()
-    n_calls, gather_one = [], DeviceMolecules.gather
+    n_calls, fill = [], DeviceBatch.fill
+    monkeypatch.setattr(backend, 'gather_batch', lambda *_: pytest.fail('by one warp'))
     monkeypatch.setattr(
-        DeviceMolecules, 'gather', lambda self, *args: n_calls.append(1) or gather_one(self, *args)
+        DeviceBatch, 'fill', lambda self, *args: n_calls.append(1) or fill(self, *args)
     )
     updater = make_updater(
         GraphUpdater,
