@@ -50,6 +50,7 @@ LINKS = {
     'GB/s between GPUs of a host': 150.0,
     'GB/s between hosts, of a GPU': 25.0,
     'us between hosts': 5.0,
+    'us of a second launch': 10.0,
 }
 
 
@@ -200,7 +201,7 @@ def modelled(one, exchange, n_bytes, n_gpus, links=None):
     """Return the milliseconds of a step on n_gpus GPUs, hosts of `GPUS_A_HOST`.
 
     What two GPUs exchange takes a latency for the most part. Each further GPU of a host sends as
-    many bytes; hosts add up in a ring and wait as often as a tree is high.
+    many bytes; hosts add up in a ring and wait as often as a tree is high, between two launches.
 
     Args:
         one (float): milliseconds of a step on one GPU.
@@ -209,11 +210,11 @@ def modelled(one, exchange, n_bytes, n_gpus, links=None):
         n_gpus (int): how many, at least 2.
         links (dict or None): None means `LINKS`.
     """
-    inner, outer, latency = (links or LINKS).values()
+    inner, outer, latency, launch = (links or LINKS).values()
     n_hosts = -(-n_gpus // GPUS_A_HOST)
     within = (min(n_gpus, GPUS_A_HOST) - 2) * n_bytes / (inner * 1e6)
     between = 2 * (n_hosts - 1) / n_hosts * n_bytes / (outer * 1e6)
-    waits = 2 * math.ceil(math.log2(n_hosts)) * latency / 1e3
+    waits = 2 * math.ceil(math.log2(n_hosts)) * latency / 1e3 + (n_hosts > 1) * launch / 1e3
     return one + exchange / 1e3 + within + between + waits
 
 
@@ -274,6 +275,22 @@ def bars(summary):
     return found
 
 
+def measured(args, argv):
+    """Return what is measured, and how."""
+    runs = {str(n_ranks): run(n_ranks, args, argv) for n_ranks in args.ranks}
+    return {
+        'question': 'milliseconds of a training step on so many ranks, batches of one size each',
+        'method': 'Packed, Adam; captured, from a DeviceDataset of the part of each rank, by the '
+        'loop of the Trainer without extensions; on the CPU eager. Medians of %d rounds, each the '
+        'slowest rank; host: until the last step was launched. weak: efficiency of batches of one '
+        'size for each rank; modelled: from the step of one rank, the exchange of two alone, and '
+        'the links, hosts of %d; strong: speed-up of batches of one size for all ranks. epochs: of '
+        'the example with validation, RSGCN' % (args.rounds, GPUS_A_HOST),
+        'conditions': harness.step_conditions(args.commit, harness.device_of(args.device)),
+        'ranks': runs,
+    }
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = subjects.argument_parser(__doc__, subjects.FIVE, '0', 'a number: GPUs; -1: the CPU')
@@ -286,6 +303,7 @@ def main(argv=None):
     for name, value in LINKS.items():
         option = '--' + name.replace('/', '-a-').replace(', ', '-').replace(' ', '-').lower()
         parser.add_argument(option, dest=name, type=float, default=value, help=name)
+    parser.add_argument('--again', help='an earlier result, which is summarized again, with links')
     parser.add_argument('--worker', help='file that a rank writes to; for the script itself')
     parser.add_argument('--communicator', help='of the ranks; for the script itself')
     args = parser.parse_args(argv)
@@ -294,22 +312,12 @@ def main(argv=None):
     if 1 not in args.ranks:
         parser.error('--ranks: expected 1 among them, which the others are compared with')
     links = {name: getattr(args, name) for name in LINKS}
-    runs = {n_ranks: run(n_ranks, args, argv) for n_ranks in args.ranks}
+    result = (
+        json.loads(pathlib.Path(args.again).read_text()) if args.again else measured(args, argv)
+    )
+    runs = {int(n_ranks): found for n_ranks, found in result['ranks'].items()}
     summary = summarized(runs, args.batches, args.total, links)
-    result = {
-        'question': 'milliseconds of a training step on so many ranks, batches of one size each',
-        'method': 'Packed, Adam; captured, from a DeviceDataset of the part of each rank, by the '
-        'loop of the Trainer without extensions; on the CPU eager. Medians of %d rounds, each the '
-        'slowest rank; host: until the last step was launched. weak: efficiency of batches of one '
-        'size for each rank; modelled: from the step of one rank, the exchange of two alone, and '
-        'the links, hosts of %d; strong: speed-up of batches of one size for all ranks. epochs: of '
-        'the example with validation, RSGCN' % (args.rounds, GPUS_A_HOST),
-        'conditions': harness.step_conditions(args.commit, harness.device_of(args.device)),
-        'links': links,
-        'ranks': {str(n_ranks): found for n_ranks, found in runs.items()},
-        'summary': summary,
-        'bars': bars(summary),
-    }
+    result.update(links=links, summary=summary, bars=bars(summary))
     for method, of in summary.items():
         for n_batch, shares in of['weak'].items():
             print('%s, batch %s: %s' % (method, n_batch, shares))

@@ -10,7 +10,7 @@ pytest.importorskip('rdkit')
 from benchmarks.training import bench_scaling as bench  # NOQA: E402
 from tests.support import ranks  # NOQA: E402
 
-LINKS = dict(zip(bench.LINKS, (100.0, 10.0, 5.0)))
+LINKS = dict(zip(bench.LINKS, (100.0, 10.0, 5.0, 20.0)))
 N_BYTES = 10**6
 
 
@@ -19,8 +19,11 @@ N_BYTES = 10**6
     [
         (2, 0),
         (8, 6 * 0.01),  # six more GPUs send a megabyte each
-        (16, 6 * 0.01 + 0.1 + 0.01),  # two hosts send half of it twice, and wait twice
-        (64, 6 * 0.01 + 0.175 + 0.03),
+        (
+            16,
+            6 * 0.01 + 0.1 + 0.01 + 0.02,
+        ),  # two hosts send half of it twice, wait twice, launch again
+        (64, 6 * 0.01 + 0.175 + 0.03 + 0.02),
     ],
 )
 def test_a_modelled_step(n_gpus, added):
@@ -57,6 +60,19 @@ def test_efficiencies_and_bars():
     del runs[4]
     two, model = bench.bars(bench.summarized(runs, (128, 256), 256, LINKS)).values()
     assert not two['met'] and model['met']
+
+
+def test_other_links_for_an_earlier_result(tmp_path):
+    stored = bench.harness.RESULTS / 'nvidia-h200' / 'scaling.json'
+    before = json.loads(stored.read_text())
+    options = ['--again', str(stored), '--out', str(tmp_path)]
+    bench.main(options)
+    assert json.loads((tmp_path / 'scaling.json').read_text()) == before
+    bench.main([*options, '--us-of-a-second-launch', '100'])
+    after = json.loads((tmp_path / 'scaling.json').read_text())
+    assert after['ranks'] == before['ranks'] and after['conditions'] == before['conditions']
+    old, new = (of['summary']['rsgcn']['weak']['128'] for of in (before, after))
+    assert new['8'] == old['8'] and new['64']['modelled'] < old['64']['modelled'] / 1.5
 
 
 @ranks.needs_mpi
