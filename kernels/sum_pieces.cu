@@ -7,33 +7,42 @@
 // y (n_rows, n_B). Pieces are numbered as in pieces.cuh. Every element is summed in a fixed order:
 // lanes take the pieces of a row in turn, and are added one after the other. Deterministic, no atomics.
 //
-// Launch: block (COLUMNS, LANES), grid (n_chunks, y) with at least ceil(n_B / COLUMNS) blocks in y. No
-// dynamic shared memory.
+// Launch: block (COLUMNS, LANES), grid (ceil(n_chunks / CHUNKS), y) with at least ceil(n_B / COLUMNS)
+// blocks in y. No dynamic shared memory.
 #include "common.cuh"
 
 const int COLUMNS = 32;
 const int LANES = 8;
+const int CHUNKS = 8;  // of a block: in most of them no long row begins
 
 extern "C" __global__ void __launch_bounds__(256) sum_pieces(
     const int *__restrict__ indptr, const Real *__restrict__ partial,
-    const int *__restrict__ begun, STORAGE *__restrict__ y, const int n_channels, const int piece)
+    const int *__restrict__ begun, STORAGE *__restrict__ y, const int n_channels, const int piece,
+    const int n_chunks)
 {
     __shared__ Real of_lane[LANES][COLUMNS];
-    const int chunk = blockIdx.x, row = begun[chunk];
-    if (row < 0) return;
-    const int last = (indptr[row + 1] - 1) / piece;  // the chunk in which the row ends
-    const int c = blockIdx.y * COLUMNS + threadIdx.x;
-    Real sum = 0;
-    if (c < n_channels)
-        for (int at = chunk + threadIdx.y; at <= last; at += LANES)
-            sum += partial[(2ll * at + (at == chunk)) * n_channels + c];
-    of_lane[threadIdx.y][threadIdx.x] = sum;
+    __shared__ int rows[CHUNKS];
+    const int first = blockIdx.x * CHUNKS, thread = threadIdx.y * COLUMNS + threadIdx.x;
+    if (thread < CHUNKS) rows[thread] = first + thread < n_chunks ? begun[first + thread] : -1;
     __syncthreads();
-    if (threadIdx.y == 0 && c < n_channels) {
-        STORAGE &to = y[(long long)row * n_channels + c];
-        sum = widen(to);
+    const int c = blockIdx.y * COLUMNS + threadIdx.x;
+    for (int chunk = first; chunk < first + CHUNKS; ++chunk) {
+        const int row = rows[chunk - first];
+        if (row < 0) continue;
+        const int last = (indptr[row + 1] - 1) / piece;  // the chunk in which the row ends
+        Real sum = 0;
+        if (c < n_channels)
+            for (int at = chunk + threadIdx.y; at <= last; at += LANES)
+                sum += partial[(2ll * at + (at == chunk)) * n_channels + c];
+        of_lane[threadIdx.y][threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.y == 0 && c < n_channels) {
+            STORAGE &to = y[(long long)row * n_channels + c];
+            sum = widen(to);
 #pragma unroll
-        for (int lane = 0; lane < LANES; ++lane) sum += of_lane[lane][threadIdx.x];
-        narrow(to, sum);
+            for (int lane = 0; lane < LANES; ++lane) sum += of_lane[lane][threadIdx.x];
+            narrow(to, sum);
+        }
+        __syncthreads();  // before the next row's sums
     }
 }

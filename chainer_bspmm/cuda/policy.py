@@ -234,17 +234,19 @@ def with_pieces(launch, nnz, piece):
     return launch, n_pieces
 
 
-SUM_COLUMNS, SUM_LANES = 32, 8  # threads of a block of sum_pieces, as in the kernel
+# Threads of a block of sum_pieces, and chunks that it looks at, as in the kernel.
+SUM_COLUMNS, SUM_LANES, SUM_CHUNKS = 32, 8, 8
 
 
 def sum_pieces_launch(n_pieces, n_channels, piece):
-    """Plan a block per chunk and 32 channels of sum_pieces."""
+    """Plan a block per several chunks and 32 channels of sum_pieces."""
+    n_chunks = n_pieces // 2
     return Launch(
         (('VECTOR', 1),),
-        (n_pieces // 2, -(-n_channels // SUM_COLUMNS), 1),
+        (-(-n_chunks // SUM_CHUNKS), -(-n_channels // SUM_COLUMNS), 1),
         (SUM_COLUMNS, SUM_LANES, 1),
         0,
-        (numpy.int32(n_channels), numpy.int32(piece)),
+        tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
     )
 
 

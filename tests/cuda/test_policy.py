@@ -576,4 +576,5 @@ def test_every_piece_has_threads(nnz):
         more = (launch.grid[0] - plan.grid[0]) * plan.block[1]
         assert n_pieces <= more < n_pieces + plan.block[1]
         assert launch.arguments == (*plan.arguments, 64, n_pieces)
-        assert policy.sum_pieces_launch(n_pieces, 65, 64).grid == (n_pieces // 2, 3, 1)
+        sums = policy.sum_pieces_launch(n_pieces, 65, 64)
+        assert sums.grid == (-(-n_pieces // 16), 3, 1) and sums.arguments == (65, 64, n_pieces // 2)
