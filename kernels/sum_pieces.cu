@@ -7,15 +7,13 @@
 // y (n_rows, n_B). Pieces are numbered as in pieces.cuh. Every element is summed in a fixed order:
 // lanes take the pieces of a row in turn, and are added one after the other. Deterministic, no atomics.
 //
+// -DCOLUMNS=n, -DLANES=n: threads of a block. -DCHUNKS=n: chunks that it looks at, at most as many.
+//
 // Launch: block (COLUMNS, LANES), grid (ceil(n_chunks / CHUNKS), y) with at least ceil(n_B / COLUMNS)
 // blocks in y. No dynamic shared memory.
 #include "common.cuh"
 
-const int COLUMNS = 32;
-const int LANES = 8;
-const int CHUNKS = 8;  // of a block: in most of them no long row begins
-
-extern "C" __global__ void __launch_bounds__(256) sum_pieces(
+extern "C" __global__ void __launch_bounds__(COLUMNS * LANES) sum_pieces(
     const int *__restrict__ indptr, const Real *__restrict__ partial,
     const int *__restrict__ begun, STORAGE *__restrict__ y, const int n_channels, const int piece,
     const int n_chunks)

@@ -5,6 +5,7 @@
 """
 
 import time
+from unittest import mock
 
 import chainer_bspmm  # noqa: F401  first: repairs Chainer
 import cupy
@@ -43,10 +44,12 @@ CASES = {
 
 def contenders(adj, x):
     """Return name -> function that returns A x; each of cuSPARSE has an array of its own for it."""
-    calls = {
-        AUTO: lambda: backend.bspmm(adj, x),
-        WHOLE: lambda: backend.bspmm(adj, x, algorithm='vector'),
-    }
+
+    def whole():
+        with mock.patch.object(policy, 'piece_length', lambda *_: 0):
+            return backend.bspmm(adj, x)
+
+    calls = {AUTO: lambda: backend.bspmm(adj, x), WHOLE: whole}
     matrix = cusparse.csr(adj.indptr, adj.indices, adj.data, adj.n_cols)
     for name in CUSPARSE:
         y = cupy.full((adj.n_rows, x.shape[1]), numpy.nan, 'f')
@@ -78,7 +81,7 @@ def run_point(adj, n_b):
     return {
         'n_B': n_b,
         'piece': policy.piece_length(
-            adj.nnz, adj.max_row_nnz, n_b // width, kernels.device(cupy.cuda.Device().id)
+            adj.nnz, adj.longest, n_b // width, kernels.device(cupy.cuda.Device().id)
         ),
         'relative_error': max(errors.values()),
         'microseconds': times,
@@ -119,7 +122,7 @@ def run_case(name, matrix):
         'name': name,
         'rows': adj.n_rows,
         'nnz': adj.nnz,
-        'longest_row': adj.max_row_nnz,
+        'longest_row': adj.longest,
         'seconds_to_build': round(seconds, 3),
         'points': [run_point(adj, n_b) for n_b in WIDTHS],
     }

@@ -102,7 +102,7 @@ def layer_of(
         activation (str): ``'identity'``, ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
         by_relation (bool): whether W is one matrix (out_channels, in_channels) after the other, not
             with the relation as the minor index of its rows.
-        longest (int): a bound of the entries of a row, and of its transpose's.
+        longest (int): of the matrix, see ``BatchedCSR``.
 
     Returns:
         cuda.policy.Layer or None: None on a host, where the matrices do not fit into the shared

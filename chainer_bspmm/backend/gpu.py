@@ -51,7 +51,7 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
         )
         piece = 0
         if algorithm == 'auto':
-            piece = policy.piece_length(side.nnz, side.max_row_nnz, n_channels // width, device)
+            piece = policy.piece_length(side.nnz, side.longest, n_channels // width, device)
         sums = ()
         if piece:
             plan, n_pieces = policy.with_pieces(plan, side.nnz, piece)
@@ -110,7 +110,7 @@ def bsddmm(adj, u, v):
             width = policy.vector_width(n_channels, u.itemsize, address_bits(u, v))
             plan = policy.dot_launch(adj.n_rows, n_channels, width)
             device = kernels.device(u.data.device_id)
-            piece = policy.piece_length(adj.nnz, adj.max_row_nnz, n_channels // width, device)
+            piece = policy.piece_length(adj.nnz, adj.longest, n_channels // width, device)
             if piece:
                 plan, _ = policy.with_pieces(plan, adj.nnz, piece)
             arguments = adj.indptr, adj.indices, u, v, w, *plan.arguments

@@ -202,17 +202,20 @@ def piece_length(nnz, longest, n_vectors, device):
 
     Pieces are no shorter than twice the share of the entries that each thread of the GPU gets: a
     longer walk costs nothing where all have as much to do, and sums of pieces take little memory.
+    Nor are they shorter than a row has of them: a thread walks these sums, too.
 
     Args:
         nnz (int): entries.
-        longest (int): a bound of the entries of a row.
+        longest (int): a bound of the entries of a row; may be more than there are.
         n_vectors (int): vectors of a row of features.
         device (Device): the GPU.
     """
+    longest = min(longest, nnz)
     if longest <= LONG_ROW:
         return 0
+    share = 2 * nnz * n_vectors // (device.n_sms * RESIDENT)
     piece = PIECE
-    while piece * device.n_sms * RESIDENT < 2 * nnz * n_vectors and 2 * piece < longest:
+    while (piece < share or piece * piece < longest) and 2 * piece < longest:
         piece *= 2
     return piece if 2 * piece < longest else 0
 
@@ -234,7 +237,7 @@ def with_pieces(launch, nnz, piece):
     return launch, n_pieces
 
 
-# Threads of a block of sum_pieces, and chunks that it looks at, as in the kernel.
+# Threads of a block of sum_pieces, and chunks that it looks at: in most no long row begins.
 SUM_COLUMNS, SUM_LANES, SUM_CHUNKS = 32, 8, 8
 
 
@@ -242,7 +245,7 @@ def sum_pieces_launch(n_pieces, n_channels, piece):
     """Plan a block per several chunks and 32 channels of sum_pieces."""
     n_chunks = n_pieces // 2
     return Launch(
-        (('VECTOR', 1),),
+        (('VECTOR', 1), ('COLUMNS', SUM_COLUMNS), ('LANES', SUM_LANES), ('CHUNKS', SUM_CHUNKS)),
         (-(-n_chunks // SUM_CHUNKS), -(-n_channels // SUM_COLUMNS), 1),
         (SUM_COLUMNS, SUM_LANES, 1),
         0,

@@ -9,6 +9,7 @@ from chainer import backend as chainer_backend
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
+from chainer_bspmm.dataset.molecules import largest
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
@@ -46,7 +47,6 @@ class DeviceMolecules(Molecules):
         self.host = host
         self.device = device
         self._max_ids = _max_ids(host)
-        self._batch = None  # of the only molecule
         arrays = _source_arrays(host)
         *plain, labels = arrays
         self.device_nbytes = sum(array.nbytes for array in [*plain, *labels] if array is not None)
@@ -147,38 +147,32 @@ class DeviceMolecules(Molecules):
             layout=layout,
             row_weights=buffers.row_weights,
             padded_to=padded_to,
-            longest=self.longest,
+            longest=int(self.longest[index].max()),
         )
         return buffers.atoms, adj, list(buffers.labels)
 
     def _only(self):
-        """Return the batch of the only molecule: what lies on the GPU, since a warp would copy it.
-
-        It is kept, and with it what is derived from it.
-        """
+        """Return the batch of the only molecule, from arrays that lie there: a warp gathers one."""
         source, n_rows, nnz = self._source, int(self.sizes[0]), int(self.nnz[0])
-        if self._batch is None:
-            validate.fits_int32('nodes times relations', n_rows * self.n_relations)
-            validate.fits_int32('non-zeros', nnz)
-            with chainer.using_device(self.device):
-                indptr = cuda.cupy.append(source.row_starts, numpy.int32(nnz))
-                self._batch = BatchedCSR.in_buffers(
-                    indptr,
-                    source.columns,
-                    *(
-                        self.device.send(numpy.array([0, n], numpy.int32))
-                        for n in (n_rows, n_rows * self.n_relations)
-                    ),
-                    source.data,
-                    self.n_relations,
-                    n_rows,
-                    nnz,
-                    self.max_atom_id,
-                    self.is_symmetric([0]),
-                    has_spare=False,
-                    longest=self.longest,
-                )
-        return source.atoms, self._batch, list(source.labels)
+        validate.fits_int32('nodes times relations', n_rows * self.n_relations)
+        validate.fits_int32('non-zeros', nnz)
+        offsets = numpy.array([[0, n_rows], [0, n_rows * self.n_relations]], numpy.int32)
+        with chainer.using_device(self.device):
+            adj = BatchedCSR.in_buffers(
+                cuda.cupy.append(source.row_starts, numpy.int32(nnz)),
+                source.columns,
+                *self.device.send(offsets),
+                source.data,
+                self.n_relations,
+                n_rows,
+                nnz,
+                self.max_atom_id,
+                self.is_symmetric([0]),
+                has_spare=False,
+                longest=int(self.longest[0]),
+            )
+            # The matrix is not to be changed, unlike these.
+            return source.atoms.copy(), adj, [label.copy() for label in source.labels]
 
     def _buffers(self, n_graphs, n_rows, nnz, folded=False):
         """Return new, uninitialized `Buffers` of these sizes."""
@@ -224,11 +218,7 @@ def _max_ids(host):
     """Return (M,) the largest atom id of every molecule, 0 without atoms; None for features."""
     if host.atoms.ndim != 1:
         return None
-    largest = numpy.zeros(len(host), numpy.int32)
-    used = numpy.flatnonzero(host.sizes)
-    if used.size:
-        largest[used] = numpy.maximum.reduceat(host.atoms, host.starts[used])
-    return largest
+    return largest(host.atoms, host.starts, host.sizes)
 
 
 def _source_arrays(host):

@@ -2,6 +2,7 @@
 
 import numpy
 
+from chainer_bspmm.cuda.policy import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
@@ -125,15 +126,17 @@ class Molecules:
 
     @property
     def longest(self):
-        """Bounds (int, int) of the entries that a row and a column of a molecule have."""
+        """(M,) integers: a bound of the entries that a row or a column of each molecule has."""
         if self._longest is None:
-            shifts = self.starts * self.n_relations
-            self._longest = build.longest(
-                int(self.nnz.max(initial=0)),
-                lambda: self.row_nnz,
-                lambda: self.columns + numpy.repeat(shifts, self.nnz),
-                self.symmetric.all(),
-            )
+            self._longest = self.nnz
+            if self.nnz.max(initial=0) > LONG_ROW:
+                self._longest = largest(self.row_nnz, self.starts, self.sizes)
+                if not self.symmetric.all():
+                    starts = self.starts * self.n_relations
+                    columns = self.columns + numpy.repeat(starts, self.nnz)
+                    counts = numpy.bincount(columns, minlength=self.row_nnz.size * self.n_relations)
+                    of_column = largest(counts, starts, self.sizes)
+                    self._longest = numpy.maximum(self._longest, of_column)
         return self._longest
 
     def near(self, device):
@@ -424,6 +427,15 @@ def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels
             'columns: expected less than %d, relations times the nodes of the '
             'molecule, at position %d, got %d' % (widths[i], i, columns[i])
         )
+
+
+def largest(values, starts, sizes):
+    """Return the largest value of every molecule, 0 where it has none, (M,)."""
+    found = numpy.zeros(sizes.size, values.dtype)
+    used = numpy.flatnonzero(sizes)
+    if used.size:
+        found[used] = numpy.maximum.reduceat(values, starts[used])
+    return found
 
 
 def _ranges(starts, lengths):

@@ -115,8 +115,8 @@ def bspmm(
     Note:
         Deterministic, except with a BatchedCOO on a GPU: atomics add in any order, of which
         ``chainer.config.warn_nondeterministic`` warns. Does not synchronise. Arrays that are not
-        C-contiguous are copied. On a GPU float32 denormals are flushed to zero. There rows far
-        longer than the others, of more than 128 entries, are summed in pieces by several threads,
+        C-contiguous are copied. On a GPU float32 denormals are flushed to zero. There rows of
+        a graph that has one of more than 128 entries may be summed in pieces, by several threads,
         and a second launch adds these up.
 
     Source:

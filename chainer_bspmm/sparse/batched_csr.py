@@ -58,8 +58,8 @@ class BatchedCSR(Batch):
         indptr, indices, data, row_offsets, col_offsets: the arrays (int32; ``data`` floating).
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
         max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
-        max_row_nnz, max_col_nnz (int): bounds of the entries that a row and a column have; products
-            are quicker the closer they are.
+        longest (int): a bound of the entries that a row or a column has; what is launched for a
+            product depends on it, its result does not.
         is_symmetric (bool): whether the matrix of every relation is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
@@ -140,9 +140,7 @@ class BatchedCSR(Batch):
         if is_symmetric is None:
             is_symmetric = self._find_symmetry()
         self.is_symmetric = is_symmetric
-        self.max_row_nnz, self.max_col_nnz = build.longest(
-            self.max_nnz, lambda: numpy.diff(indptr), lambda: indices, is_symmetric
-        )
+        self.longest = build.longest(self.max_nnz, indptr, indices, is_symmetric)
 
     def _find_symmetry(self):
         n_relations = self.n_relations
@@ -210,8 +208,7 @@ class BatchedCSR(Batch):
                 features have two dimensions, N rows for each graph.
             row_weights (array or None): (n_rows,) float32, with ``'folded'``; 0 for spare rows.
             padded_to (int or None): see the class.
-            longest (tuple of int or None): bounds of the entries that a row and a column have;
-                None: those of a graph.
+            longest (int or None): see the class; None: as many as a graph has.
 
         Returns:
             BatchedCSR: on the device of the arrays, which it shares. What is derived from it and
@@ -225,7 +222,7 @@ class BatchedCSR(Batch):
         self.n_graphs, self.n_rows, self.nnz = row_offsets.size - 1, indptr.size - 1, indices.size
         self.n_cols = self.n_rows * n_relations
         self.max_rows, self.max_cols, self.max_nnz = max_rows, max_rows * n_relations, max_nnz
-        self.max_row_nnz, self.max_col_nnz = longest or (max_nnz, max_nnz)
+        self.longest = max_nnz if longest is None else longest
         self.is_symmetric, self.has_spare = is_symmetric, has_spare
         self._cache = {}
         return self
@@ -346,8 +343,6 @@ class BatchedCSR(Batch):
             n_cols=self.n_rows,
             max_rows=self.max_cols,
             max_cols=self.max_rows,
-            max_row_nnz=self.max_col_nnz,
-            max_col_nnz=self.max_row_nnz,
             n_relations=1,  # rows are pairs of node and relation, columns have no relations
             row_weights=None,
         )
@@ -397,9 +392,10 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
     Everything is written, so that nothing remains of what the arrays held before.
 
     Args:
-        buffers (Buffers): NumPy arrays to fill, for example views of page-locked memory.
-        atoms (array): (n_rows,) int32 or (n_rows, channels), on the host.
-        adj (BatchedCSR): packed or folded, on the host.
+        buffers (Buffers): arrays to fill, for example views of page-locked memory; on the device
+            of the batch.
+        atoms (array): (n_rows,) int32 or (n_rows, channels).
+        adj (BatchedCSR): packed or folded; of ones on a host only where the buffers have values.
         labels (sequence of array): (n_graphs, ...); or (n_rows, ...), where the buffer has as many
             rows as that of the atoms.
 

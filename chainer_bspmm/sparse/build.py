@@ -13,6 +13,9 @@ from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.device import values_of
 
 
+MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
+
+
 def to_host(array):
     """Return a CuPy array's copy on the host, anything else as it is; quicker than Chainer's."""
     return array.get() if isinstance(array, cuda.ndarray) else array
@@ -36,7 +39,7 @@ def group(xp, keys, n_groups):
     int32. The result does not depend on timing.
     """
     nnz = keys.size
-    if xp is numpy:
+    if xp is numpy and nnz >= MANY_KEYS:
         starts, order, _ = transpose(numpy, numpy.arange(nnz + 1), keys, n_groups + 1)
         return starts[:-1], order
     # Unique keys: the order is fixed whether or not the device's sort is stable.
@@ -324,20 +327,24 @@ def _fields(sizes, layout, padded_to, n_relations, entries, is_symmetric):
     }
 
 
-def longest(max_nnz, row_nnz, columns, is_symmetric):
-    """Return bounds of the entries that a row and a column have (int).
+def longest(max_nnz, indptr, indices, is_symmetric):
+    """Return a bound of the entries that a row or a column has (int).
 
     Args:
-        max_nnz (int): the most entries of a graph. Few are the bounds: a batch of molecules is not
+        max_nnz (int): the most entries of a graph. Few are the bound: a batch of molecules is not
             looked through.
-        row_nnz, columns (callable): return the entries of every row, and the column of every entry
-            in a numbering without gaps, (n_rows,) and (nnz,).
+        indptr, indices (array): of all graphs, on the host.
         is_symmetric (bool): whether the matrix of every relation is.
     """
     if max_nnz <= policy.LONG_ROW:
-        return max_nnz, max_nnz
-    of_row = int(row_nnz().max(initial=0))
-    return of_row, of_row if is_symmetric else int(numpy.bincount(columns()).max(initial=0))
+        return max_nnz
+    of_row = int(numpy.diff(indptr).max(initial=0))
+    return of_row if is_symmetric else max(of_row, int(numpy.bincount(indices).max(initial=0)))
+
+
+def times(longest, n):
+    """Return n times a bound of what a row has, unless it is that of graphs without long rows."""
+    return longest * n if longest > policy.LONG_ROW else longest
 
 
 def rows_of(sizes, layout, n=None):

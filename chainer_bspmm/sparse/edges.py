@@ -59,7 +59,7 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
         max_rows=max_rows,
         max_cols=max_cols,
         max_nnz=max_rows * width,
-        max_row_nnz=width,
+        longest=max(width, entries.longest),
     )
 
 

@@ -43,6 +43,7 @@ def _with_rows(adj, made):
         n_cols=adj.n_cols // n_relations,
         max_rows=adj.max_rows * n_relations,
         max_cols=adj.max_cols // n_relations,
+        longest=adj.longest if adj.is_symmetric else build.times(adj.longest, n_relations),
         n_relations=1,
         is_symmetric=False,
         row_weights=None,

@@ -6,6 +6,7 @@ import numpy
 
 from chainer.dataset import convert
 
+from chainer_bspmm.cuda.policy import LONG_ROW
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_example import Selection
@@ -19,6 +20,7 @@ from chainer_bspmm.training.buffers import Capacities
 from chainer_bspmm.training.buffers import Capacity
 from chainer_bspmm.training.buffers import Form
 from chainer_bspmm.training.buffers import needs
+from chainer_bspmm.training.buffers import rounded
 from chainer_bspmm.training.resident import molecules_of
 
 
@@ -43,7 +45,7 @@ class HostBatch:
             atoms,
             adj.data,
             labels,
-            (adj.max_row_nnz, adj.max_col_nnz),
+            adj.longest,
             adj.layout,
             adj.padded_to,
             n_node_columns,
@@ -96,7 +98,10 @@ class DeviceBatch:
             rows, max_rows = rows + index.size, max_rows + 1
         self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
-        key = index.size, is_symmetric, layout, padded_to
+        longest = tables.longest
+        if longest > LONG_ROW:
+            longest = rounded(int(molecules.longest[index].max()))
+        key = index.size, is_symmetric, longest, layout, padded_to
         self.form = tables.forms.get(key)
         if self.form is None:
             self.form = tables.forms[key] = Form.of(
@@ -106,7 +111,7 @@ class DeviceBatch:
                 molecules.atoms,
                 molecules.data,
                 molecules.labels,
-                molecules.longest,
+                longest,
                 layout,
                 padded_to,
             )
@@ -144,9 +149,9 @@ class DeviceBatch:
 
 # What batches of some molecules on a GPU need: sizes, (M,), the nodes of every molecule times
 # _PACKED plus its entries, because each NumPy call takes a microsecond at every step; the largest;
-# whether all are symmetric; forms, a dict of those that batches had.
+# the longest row; whether all are symmetric; forms, a dict of those that batches had.
 _Tables = collections.namedtuple(
-    '_Tables', 'sizes max_rows max_entries max_atom_id are_symmetric forms'
+    '_Tables', 'sizes max_rows max_entries max_atom_id longest are_symmetric forms'
 )
 _PACKED = 2**32  # the entries of a batch are fewer: their numbers are int32
 
@@ -159,6 +164,7 @@ def _tables_of(molecules):
             int(molecules.sizes.max(initial=0)),
             int(molecules.nnz.max(initial=0)),
             -1 if molecules.max_atom_id is None else molecules.max_atom_id,
+            int(molecules.longest.max(initial=0)),
             bool(molecules.symmetric.all()),
             {},
         )

@@ -140,9 +140,8 @@ class Form(
     """What determines the places of a batch's arrays, except for the capacity.
 
     atoms, and each of the labels: (dtype, shape of a row); data: dtype or None. The first
-    n_node_columns labels have a row for each node. longest: bounds of the entries that a row and a
-    column have, rounded up, since most batches are to have the same. layout, padded_to: of the
-    `BatchedCSR`.
+    n_node_columns labels have a row for each node. longest: `rounded`. longest, layout, padded_to:
+    of the `BatchedCSR`.
     """
 
     @classmethod
@@ -155,9 +154,14 @@ class Form(
             _row(atoms),
             None if data is None else data.dtype,
             tuple(map(_row, labels)),
-            tuple(max(policy.LONG_ROW, 1 << (n - 1).bit_length()) for n in longest),
+            rounded(longest),
             *layout,
         )
+
+
+def rounded(longest):
+    """Return a bound of the entries that rows have which most batches share."""
+    return max(policy.LONG_ROW, 1 << (longest - 1).bit_length())
 
 
 def _row(array):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.training import bench_network
 
-SMALL = bench_network.Size(60, 150, 9, 3, steps=2, rounds=1)
+SMALL = bench_network.Size(60, 150, 9, 3, warm=1, steps=2, rounds=1)
 
 
 def test_generated_network():
@@ -40,3 +40,16 @@ def test_a_wrong_loss_is_noticed(monkeypatch):
     monkeypatch.setattr(bench_network, 'edge_list', lambda _: next(turns))
     with pytest.raises(AssertionError, match='relative errors'):
         bench_network.check(network, chainer.get_device('@numpy'))
+
+
+def test_no_timed_step_is_a_check():
+    """Of the first layout at each of 16 replays, then at powers of two, to 1,024."""
+    checks = {*range(17), *(2**i for i in range(11))}
+    for size in bench_network.SIZES.values():
+        # The first steps are eager or captured: one replay fewer, or two.
+        replays = {
+            step - eager
+            for step in range(size.warm + 1, size.warm + size.steps + 1)
+            for eager in (0, 1, 2)
+        }
+        assert not checks & replays

@@ -59,7 +59,7 @@ def test_source_contains_each_header_once(name):
     of_device = re.sub('#ifndef __CUDACC__.*?#endif', '', text, flags=re.DOTALL)
     assert set(re.findall('#include <(.*)>', of_device)) == {'cuda_fp16.h'}
     assert re.search(
-        r'extern "C" __global__ void (__launch_bounds__\([\w, ]+\) )?%s\(' % name, text
+        r'extern "C" __global__ void (__launch_bounds__\([\w,* ]+\) )?%s\(' % name, text
     )
     # Compiler messages name the right line of the right file.
     original = kernels.paths()[name].read_text().splitlines()

@@ -561,6 +561,10 @@ def test_loss_grad_launch():
         (200_000, 3000, 32, 128),  # each of the GPU's threads has 47 entries anyway
         (200_000, 200, 32, 0),  # not much longer than that
         (2_000, 2_000, 16, 64),
+        (0, 2_000, 16, 0),  # of a batch without the long row
+        (1_000, 2_000, 16, 64),
+        (4_000, 1_000_000, 1, 64),
+        (10**6, 10**6, 1, 1024),  # as many sums as entries of a piece
         (115_000_000, 21_657, 151, 0),  # Reddit: all threads have far more to do
     ],
 )

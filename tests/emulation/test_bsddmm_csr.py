@@ -81,6 +81,7 @@ def test_capacity_beyond_the_batch(device):
         n_rows=adj.n_rows + spare,
         nnz=adj.nnz + spare,
         has_spare=True,
+        longest=adj.longest,
         indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
         # A row of v that does not exist, so that reading it would be an error.
         indices=numpy.pad(adj.indices, (0, spare), constant_values=2**30),

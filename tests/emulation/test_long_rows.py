@@ -12,6 +12,7 @@ from tests.emulation.kernel_cases import DTYPES
 from tests.emulation.kernel_cases import assert_exact, batch, integers
 
 PIECE = 4
+PIECE_LENGTH = policy.piece_length
 # Lengths of rows. A long row begins with a chunk, ends with one, is followed by another or by empty
 # ones, comes first or last, and has one entry more than a piece or many.
 ROWS = {
@@ -41,7 +42,7 @@ def rows_of(lengths, dtype, n_cols=None):
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(policy, 'piece_length', lambda *_: PIECE)
+    monkeypatch.setattr(policy, 'piece_length', lambda nnz, *_: PIECE if nnz else 0)
 
 
 def check(device, adj, dtype, n_channels, data=None, with_residual=False, trans=False):
@@ -54,7 +55,8 @@ def check(device, adj, dtype, n_channels, data=None, with_residual=False, trans=
     y = gpu.bspmm(adj, x, data, residual, trans)
     assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
     defines = [launched for launched in device.launched if 'WEIGHTS' in launched]
-    assert defines[-1]['PIECES'] == 1 and device.launched[-1] is not defines[-1]
+    assert defines[-1].get('PIECES', 0) == (adj.nnz > 0)
+    assert (device.launched[-1] is defines[-1]) == (adj.nnz == 0)
 
 
 @pytest.mark.parametrize('name', ROWS)
@@ -149,6 +151,16 @@ def test_sampled_products_beyond_the_batch(device):
     w = gpu.bsddmm(with_room(adj, 9), u, u)
     expected = reference.bsddmm(adj, u[: adj.n_rows], u[: adj.n_rows])
     assert_exact(w, numpy.pad(expected, (0, 9)), 'f')
+
+
+@pytest.mark.parametrize('n_entries, n_launched', [(129, 2), (128, 1), (0, 1)])
+def test_what_the_policy_launches(device, monkeypatch, n_entries, n_launched):
+    """Of a batch whose bound says that there may be long rows."""
+    monkeypatch.setattr(policy, 'piece_length', PIECE_LENGTH)
+    adj = rows_of([0, n_entries], 'f').replace(longest=1000)
+    x = device.put(integers((adj.n_cols, 4), 'f', {'f': 63}, seed=2))
+    assert_exact(gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x), 'f')
+    assert len(device.launched) == n_launched
 
 
 def test_pieces_longer_than_what_is_left_of_the_numbers(device, monkeypatch):

@@ -146,7 +146,7 @@ CONSTANTS = {
             ('BINARY_ACCURACY', 0, 1, 0, 1, 0),
         )
     ],
-    'sum_pieces': [()],
+    'sum_pieces': [policy.sum_pieces_launch(2, 64, 64).defines[1:]],
     'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
     'gated_step': GATED,
     'gated_weights': GATED_WEIGHTS,

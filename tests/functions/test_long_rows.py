@@ -4,22 +4,30 @@ import numpy
 import pytest
 import scipy.sparse
 
+import chainer
 from chainer import functions
+from chainer.backends import cuda
 
 from chainer_bspmm import backend
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import reference
 from chainer_bspmm.cuda import policy
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.functions import bsddmm
 from chainer_bspmm.functions import bspmm
+from chainer_bspmm.functions.fused.attention_pattern import AttentionPattern
 from chainer_bspmm.functions.fused.graph_linear import graph_linear
+from chainer_bspmm.sparse.edges import edges_of
 from chainer_bspmm.sparse.relations import relation_rows
+from chainer_bspmm.sparse.relations import transposed_rows
+from chainer_bspmm.training.batches import DeviceBatch
 from chainer_bspmm.training.batches import HostBatch
 from chainer_bspmm.training.buffers import batch_over, buffers_of, batch_arrays
 from tests.support import assert_close
 from tests.support import DTYPES
 from tests.support import features
+from tests.support import random_matrix
 from tests.support.gradients import check_gradients
 
 H200 = policy.Device(132, 60 << 20)
@@ -46,7 +54,7 @@ def power_law_batch(xp, dtype):
     rng = numpy.random.RandomState(0)
     matrices = [power_law(rng, 2000), star(5), power_law(rng, 700)]
     adj = BatchedCSR.from_matrices(matrices).astype(dtype)
-    assert policy.piece_length(adj.nnz, adj.max_row_nnz, 1, H200)
+    assert policy.piece_length(adj.nnz, adj.longest, 1, H200)
     return rng, adj if xp is numpy else adj.to_device(0)
 
 
@@ -83,52 +91,113 @@ def test_gradients(xp, both_ways):
 @pytest.mark.parametrize('both_ways', [False, True])
 def test_layer_of_a_graph_with_long_rows(xp, monkeypatch, both_ways):
     """Products, not one launch in whose tiles the other rows would wait."""
-    monkeypatch.setattr(backend.gpu, 'layer', lambda *_: pytest.fail('one launch'))
+    given = []
+
+    def layer_of(*args, found=backend.layer_of, **options):
+        given.append((found(*args, **options), args[6:] or tuple(options.values())))
+        return given[-1][0]
+
+    monkeypatch.setattr(backend, 'layer_of', layer_of)
     rng = numpy.random.RandomState(0)
     adj = BatchedCSR.from_matrices([star(150, both_ways)])
     adj = adj if xp is numpy else adj.to_device(0)
     x, W = features(rng, xp, 151, 6, 'float64'), features(rng, xp, 3, 6, 'float64')
     y = graph_linear(adj, x, W, activation=functions.relu).array
-    expected = numpy.maximum(reference.bspmm(adj, x @ W.T), 0)
-    assert_close(y, expected, 'float64')
+    assert given == [(None, (150,))]
+    assert_close(y, numpy.maximum(reference.bspmm(adj, x @ W.T), 0), 'float64')
 
 
-def longest(adj):
-    return adj.max_row_nnz, adj.max_col_nnz
+def test_no_layer_of_long_rows():
+    """Whatever its widths are; the device is not even asked about."""
+    for longest in (policy.LONG_ROW + 1, 10**6):
+        assert backend.gpu.layer_of(None, {}, 1, False, 'relu', False, longest) is None
 
 
-def test_bounds_of_rows_and_columns():
+def test_bounds():
     few = BatchedCSR.from_matrices([star(policy.LONG_ROW // 2)])
-    assert longest(few) == (few.nnz, few.nnz) and few.nnz == policy.LONG_ROW  # not looked through
+    assert few.longest == few.nnz == policy.LONG_ROW  # not looked through
     one_way, both = (
         BatchedCSR.from_matrices([star(5), star(200, both_ways)]) for both_ways in (False, True)
     )
-    assert longest(one_way) == (200, 5) and longest(one_way.T) == (5, 200)
-    assert longest(both) == (200, 200) and both.T is both
-    relations = BatchedCSR.from_matrices([[star(200), star(200)]])
-    assert longest(relations) == longest(relations.T) == (400, 400)
-    assert longest(relation_rows(relations))[1] == 400
+    for adj in (one_way, one_way.T, both, both.astype('float32'), both.replace(data=None)):
+        assert adj.longest == 200
+    assert both.T is both
+    many = BatchedCSR.from_matrices([[star(200), star(200)]])
+    assert many.longest == many.T.longest == relation_rows(many).longest == 400
 
 
+def counted(adj):
+    """Return the most entries that a row or a column has."""
+    n_true = adj._n_true_entries()
+    columns = numpy.bincount(adj.indices[:n_true], minlength=1)
+    return max(numpy.diff(adj.indptr).max(initial=0), columns.max())
+
+
+@pytest.mark.parametrize('n_relations', [1, 3])
 @pytest.mark.parametrize('both_ways', [False, True])
-def test_bounds_in_data_sets_and_captured_batches(both_ways):
+def test_bounds_of_matrices_that_are_made_of_it(both_ways, n_relations):
+    """At least as many as there are: what is launched for long rows is then launched for them."""
+    graph = star(500, both_ways)
+    graph = graph if both_ways else graph + scipy.sparse.eye(501)
+    adj = BatchedCSR.from_matrices([[graph] * n_relations, [star(3)] * n_relations])
+    edges = edges_of(adj)
+    made = [adj, adj.T, relation_rows(adj), transposed_rows(adj)]
+    made += [edges.from_source, edges.from_receiver, edges.to_node]
+    for within in (False, True):
+        for side_by_side in (False, True):
+            pattern = AttentionPattern(adj, 4, within, side_by_side, 'f')
+            made += [pattern.product, pattern.gathers(adj, 4)]
+            made += [] if pattern.isolated is None else [pattern.isolated]
+    for matrix in made:
+        assert matrix.longest >= counted(matrix) and matrix.T.longest >= counted(matrix.T)
+
+
+def test_matrices_that_are_made_of_molecules_have_no_long_rows():
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4, True, 0.02) for n in (9, 30)] * 5)
+    assert adj.longest <= policy.LONG_ROW // 8 < policy.LONG_ROW < adj.nnz
+    adj = adj.replace(longest=policy.LONG_ROW)  # as in captured steps
+    edges, pattern = edges_of(adj), AttentionPattern(adj, 8, True, False, 'f')
+    for matrix in (
+        relation_rows(adj),
+        relation_rows(adj.replace(is_symmetric=False)),
+        edges.from_source,
+        edges.from_receiver,
+        edges.to_node,
+        pattern.product,
+        pattern.gathers(adj, 8),
+    ):
+        assert matrix.longest <= policy.LONG_ROW
+
+
+def test_bounds_in_data_sets_and_captured_batches(monkeypatch):
+    monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
+    monkeypatch.setattr(backend, 'gather_batch', lambda *_: None)
     examples = [
-        (numpy.zeros(n + 1, 'i'), star(n, both_ways).toarray(), numpy.zeros(1, 'f'))
-        for n in (3, 150, 20)
+        (numpy.ones(n + 1, 'i'), star(n, both_ways).toarray(), numpy.zeros(1, 'f'))
+        for n, both_ways in ((3, True), (150, True), (20, True), (300, False))
     ]
-    molecules = to_sparse(examples).molecules
-    assert molecules.longest == ((150, 150) if both_ways else (150, 1))
-    atoms, adj, labels = molecules.batch(numpy.array([0, 1]), 'packed')
-    batch = HostBatch(atoms, adj, labels)
-    # Rounded up: batches whose longest rows are about as long take the same buffers.
-    assert batch.form.longest == ((256, 256) if both_ways else (256, policy.LONG_ROW))
-    arrays = {
-        name: numpy.zeros(*array) for name, array in batch_arrays(batch.form, batch.need).items()
-    }
-    _, placed, _ = batch_over(buffers_of(arrays), batch.form, batch.need)
-    assert longest(placed) == batch.form.longest
-    smaller = molecules.batch(numpy.array([0, 2]), 'packed')
-    assert HostBatch(*smaller).form.longest == (policy.LONG_ROW, policy.LONG_ROW)
+    molecules = DeviceMolecules(to_sparse(examples).molecules, chainer.get_device('@numpy'))
+    assert molecules.longest.tolist() == [3, 150, 20, 300]
+    for index, bound, in_buffers in (
+        ([0, 2], 20, policy.LONG_ROW),
+        ([0, 1], 150, 256),
+        ([3, 0], 300, 512),
+        ([1, 1], 150, 256),
+    ):
+        index = numpy.array(index)
+        on_host, there = (of.batch(index, 'packed') for of in (molecules.host, molecules))
+        assert on_host[1].longest == bound if bound > 20 else on_host[1].nnz
+        assert there[1].longest == bound
+        batches = HostBatch(*on_host), DeviceBatch(molecules, index, 'packed', None)
+        # Rounded up: batches whose longest rows are about as long take the same buffers.
+        assert [batch.form.longest for batch in batches] == [in_buffers] * 2
+        arrays = batch_arrays(batches[0].form, batches[0].need)
+        arrays = {name: numpy.zeros(*array) for name, array in arrays.items()}
+        _, adj, _ = batch_over(buffers_of(arrays), batches[0].form, batches[0].need)
+        assert adj.longest == in_buffers
+    only = DeviceMolecules(molecules.host.take(numpy.array([3])), chainer.get_device('@numpy'))
+    assert only.batch(numpy.array([0]), 'packed')[1].longest == 300
 
 
 def test_rows_of_molecules_stay_whole():
@@ -136,8 +205,9 @@ def test_rows_of_molecules_stay_whole():
     chain = scipy.sparse.diags([1.0, 1.0], [-1, 1], shape=(500, 500)).toarray()
     relations = numpy.stack([chain, chain])
     adj = BatchedCSR.from_matrices([relations] * 3)
-    assert longest(adj) == (4, 4)
-    molecules = to_sparse([(numpy.zeros(500, 'i'), relations)] * 3).molecules
+    assert adj.longest == adj.T.longest == 4
+    molecules = to_sparse([(numpy.ones(500, 'i'), relations)] * 3).molecules
+    assert molecules.longest.tolist() == [4, 4, 4]
     batch = HostBatch(*molecules.batch(numpy.arange(3), 'packed'))
-    for bounds in (longest(adj), longest(adj.T), molecules.longest, batch.form.longest):
-        assert not any(policy.piece_length(10**9, bound, 32, H200) for bound in bounds)
+    assert batch.form.longest == policy.LONG_ROW
+    assert not policy.piece_length(10**9, policy.LONG_ROW, 32, H200)

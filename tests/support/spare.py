@@ -42,6 +42,6 @@ def with_spare(adj, spare_rows, spare_nnz, xp=numpy):
         max_nnz=adj.max_nnz + 2,
         max_atom_id=9,
         is_symmetric=adj.is_symmetric,
-        longest=(adj.max_row_nnz, adj.max_col_nnz),
+        longest=adj.longest,
         **arrays,
     )

@@ -249,7 +249,7 @@ def make_inputs(calls, is_few):
             calls.append('copied')
 
     batch = types.SimpleNamespace(
-        form=buffers.Form.of(1, 1, True, numpy.zeros(3, 'i'), None, (), (1, 1)),
+        form=buffers.Form.of(1, 1, True, numpy.zeros(3, 'i'), None, (), 1),
         gather=None,
         staged=lambda capacity: buffers.batch_arrays(batch.form, capacity),
         write=lambda views: calls.append('write'),

@@ -57,6 +57,7 @@ class AttentionPattern:
             n_cols=n_nodes * width,
             max_cols=adj.max_cols * n_heads,
             max_nnz=adj.max_nnz * n_heads,
+            longest=build.times(adj.longest, 1 if side_by_side else n_heads),
         )
         isolated = _isolated_on_host if on_host else _isolated_on_device
         entries = isolated(
@@ -75,6 +76,7 @@ class AttentionPattern:
                 n_cols=adj.n_graphs * width,
                 max_cols=width,
                 max_nnz=adj.max_rows * width,
+                longest=max(width, adj.max_rows * rows_per_node),
             )
 
     def gathers(self, adj, n_heads):

@@ -129,7 +129,9 @@ class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
         if self._has_relations(x):
             backend.check.features(self._adj, x)
             self._given = _joined(x, weights, biases)
-            self._layer = backend.layer_of(x, self._given, n_types, False, 'sigmoid', True)
+            self._layer = backend.layer_of(
+                x, self._given, n_types, False, 'sigmoid', True, self._adj.longest
+            )
         if self._layer is not None:
             rows, _ = degree_rows(self._adj, n_types, x.dtype)
             self._y = backend.layer(self._layer, rows, x, self._given)

@@ -45,7 +45,7 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             self._n_relations,
             self._loop,
             self._activation,
-            longest=0 if adj is None else max(adj.max_row_nnz, adj.max_col_nnz),
+            longest=0 if adj is None else adj.longest,
         )
         is_drawn = bool(self._ratio) and self._layer is not None and step_for(x) is not None
         if self._layer is not None:
@@ -148,8 +148,8 @@ def graph_linear(
 ):
     """Compute ``act(sum_r sum_j A_r[i, j] (W_r x[j] + b_r) + W_self x[i] + b_self)``, then dropout.
 
-    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory and no
-    row has more than 128 entries (kernels/graph_linear.cu); else, and on a host, products.
+    On a GPU one launch, and one for its gradients, if the matrices fit into shared memory and
+    ``adj.longest`` is at most 128 (kernels/graph_linear.cu); else, and on a host, products.
     Differentiable to any order with respect to all but ``adj``.
 
     Args:

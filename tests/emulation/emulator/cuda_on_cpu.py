@@ -260,6 +260,8 @@ class Device:
         program = build(text, name, kernels.options(dtype_char, defines), self._sanitizer)
 
         def kernel(grid, block, arguments, shared_mem=0):
+            if min(*grid, *block) < 1:
+                raise KernelError('%s: expected a block at least, got grid %s' % (name, grid))
             self.launched.append(dict(defines))
             self.names.add(name)
             run(program, grid, block, arguments, shared_mem, self.reachable)
