@@ -24,6 +24,7 @@ import numpy
 
 from benchmarks import harness
 from chainer_bspmm.training import run_node_classification_train as ours
+from tests.support.graph_data import OfPaddingData
 
 try:
     from benchmarks.peers import geometric_nodes
@@ -65,18 +66,6 @@ def generate(size, seed=0):
     y = rng.randint(0, size.classes, size.nodes).astype(numpy.int32)
     order = rng.permutation(size.nodes)
     return Network(x, edges, y, order < size.nodes // 5, order >= size.nodes * 4 // 5)
-
-
-class OfPaddingData(chainer.Chain):
-    """Give a model features and matrix of the data, as upstream's wrapper does."""
-
-    def __init__(self, model):
-        super().__init__()
-        with self.init_scope():
-            self.model = model
-
-    def forward(self, data):
-        return self.model(data.x, data.adj)
 
 
 def edge_list(network):
