@@ -13,6 +13,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
+from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.step_program import StepProgram
 from tests.multi_node.models import At
 from tests.multi_node.models import arrays_of
@@ -57,6 +58,45 @@ def test_two_gpus_are_one_large_batch(tmp_path):
         assert len(file.files) == len(alone) > 50
         for key, value in alone.items():
             assert relative_error(file[key], cuda.to_cpu(value)) < 1e-5, key
+
+
+# --- the exchange alone ---
+
+
+def exchange(n_turns):
+    """Replace gradients by their mean, with either rank late now and then: integers, exact."""
+    comm = communicator('pure_nccl')
+    device = chainer.get_device(comm.intra_rank)
+    device.use()
+    link, sizes = chainer.Link(), (1, 1023, 1025, 70_001)
+    with link.init_scope():
+        for i, size in enumerate(sizes):
+            setattr(link, 'p%d' % i, chainer.Parameter(numpy.zeros(size, 'f')))
+    link.to_device(device)
+    flat = FlatGradients(optimizer_of(link, comm))
+    flat.connect()
+    flat.load_kernels()
+    assert flat.has_sum
+    loss, params = device.xp.zeros((), 'f'), [param for _, param in sorted(link.namedparams())]
+    mine = numpy.random.RandomState(comm.rank)
+    for turn in range(n_turns):
+        rng = numpy.random.RandomState(turn)
+        weights = rng.randint(1, 8, comm.size)
+        given = [[rng.randint(-999, 1000, n).astype('f') for n in sizes] for _ in weights]
+        if mine.uniform() < 0.1:
+            time.sleep(mine.uniform(0, 2e-3))
+        for param, gradient in zip(params, given[comm.rank]):
+            param.grad = device.send(gradient)
+        flat.pack(int(weights[comm.rank]), loss)
+        flat.unpack()
+        for param, gradients in zip(params, zip(*given)):
+            total = sum(int(weight) * gradient for weight, gradient in zip(weights, gradients))
+            expected = total / numpy.float32(weights.sum())
+            numpy.testing.assert_array_equal(cuda.to_cpu(param.grad), expected)
+
+
+def test_many_exchanges():
+    on_ranks(2, exchange, 1000, timeout=200)
 
 
 # --- captured steps and the same steps run eagerly ---
