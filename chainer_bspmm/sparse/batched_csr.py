@@ -59,7 +59,7 @@ class BatchedCSR(Batch):
         n_graphs, n_rows, n_cols, nnz, n_relations (int): sizes.
         max_rows, max_cols, max_nnz (int): the most rows, columns, entries that a graph has.
         longest (int): a bound of the entries that a row or a column has; what is launched for a
-            product depends on it, its result does not.
+            product depends on it, and so the order in which long rows are summed.
         is_symmetric (bool): whether the matrix of every relation is known to equal its transpose.
         has_spare (bool): whether the arrays may be larger than the batch; see :meth:`in_buffers`.
         layout, max_atom_id: as given.
