@@ -119,13 +119,13 @@ class DeviceMolecules(Molecules):
             atoms, adj, labels = self.host.batch(index, layout, padded_to, keep_padding)
             atoms, *labels = send([atoms] + labels, self.device)
             return atoms, adj.to_device(self.device), labels
-        if len(self) == index.size == 1 and layout == 'packed':
-            return self._only()
         folded = layout == 'folded'
         sizes, nnz = build.rows_of(self.sizes[index], layout), self.nnz[index]
         n_rows, n_entries = int(sizes.sum()), int(nnz.sum())
         validate.fits_int32('nodes times relations', n_rows * self.n_relations)
         validate.fits_int32('non-zeros', n_entries)
+        if len(self) == index.size == 1 and not folded:
+            return self._only(n_rows, n_entries)
         n = self.padded_size(index, padded_to) if folded else 0
         with chainer.using_device(self.device):
             buffers = self._buffers(index.size, n_rows, n_entries, folded)
@@ -151,11 +151,9 @@ class DeviceMolecules(Molecules):
         )
         return buffers.atoms, adj, list(buffers.labels)
 
-    def _only(self):
+    def _only(self, n_rows, nnz):
         """Return the batch of the only molecule, from arrays that lie there: a warp gathers one."""
-        source, n_rows, nnz = self._source, int(self.sizes[0]), int(self.nnz[0])
-        validate.fits_int32('nodes times relations', n_rows * self.n_relations)
-        validate.fits_int32('non-zeros', nnz)
+        source = self._source
         offsets = numpy.array([[0, n_rows], [0, n_rows * self.n_relations]], numpy.int32)
         with chainer.using_device(self.device):
             adj = BatchedCSR.in_buffers(

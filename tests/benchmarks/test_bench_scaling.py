@@ -19,10 +19,8 @@ N_BYTES = 10**6
     [
         (2, 0),
         (8, 6 * 0.01),  # six more GPUs send a megabyte each
-        (
-            16,
-            6 * 0.01 + 0.1 + 0.01 + 0.02,
-        ),  # two hosts send half of it twice, wait twice, launch again
+        # Two hosts send half of it twice, wait twice, and launch again.
+        (16, 6 * 0.01 + 0.1 + 0.01 + 0.02),
         (64, 6 * 0.01 + 0.175 + 0.03 + 0.02),
     ],
 )

@@ -247,9 +247,9 @@ def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
     assert adj.is_symmetric == expected[1].is_symmetric and not adj.has_spare
     others, again, _ = only.batch(index, 'packed')
     assert again.indices is adj.indices and others is not atoms  # which may be changed
-    for more in (numpy.zeros(2, 'l'), numpy.array([1])):
-        with pytest.raises((pytest.fail.Exception, IndexError)):
-            only.batch(more, 'packed')
+    for other, error in ((numpy.zeros(2, 'l'), pytest.fail.Exception), (index + 1, IndexError)):
+        with pytest.raises(error):
+            only.batch(other, 'packed')
 
 
 def test_load_gives_what_was_saved(resident, tmp_path):

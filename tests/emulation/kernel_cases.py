@@ -25,6 +25,17 @@ CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
 # between 2**24 and 2**53), and where values alone are.
 FACTOR = {'e': 31, 'f': 255, 'd': 2**20}
 TERM = {'e': 2000, 'f': 2**19, 'd': 2**40}
+# dtype, n_B, options of `policy.csr_launch`: variants that the policy gives to larger batches.
+CSR_VARIANTS = [
+    ('f', 36, {'lanes': 8, 'columns': 2}),
+    ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
+    ('f', 132, {'lanes': 8, 'columns': 4, 'rows_per_thread': 3, 'stream': True}),
+    ('e', 8, {'lanes': 1, 'rows_per_thread': 16, 'stream': True}),
+    ('e', 3, {'lanes': 2, 'columns': 2, 'stream': True}),
+    ('e', 4, {'lanes': 32, 'rows_per_thread': 4}),
+    ('d', 6, {'lanes': 4, 'ahead': 8, 'rows_per_thread': 5}),
+    ('d', 5, {'lanes': 2, 'ahead': 8, 'stream': True}),
+]
 BATCHES = ('mixed', 'one node', 'no edges', 'empty graphs', 'duplicates', 'relations', 'padded')
 
 
@@ -84,6 +95,19 @@ def batch(name, dtype):
         }[name]
     layout = 'padded' if name == 'padded' else 'packed'
     return BatchedCSR.from_matrices(matrices, layout).astype(dtype)
+
+
+def with_room(adj, spare):
+    """Return the matrix in larger arrays; spare columns do not exist, spare values are NaN."""
+    return adj.replace(
+        n_rows=adj.n_rows + spare,
+        n_cols=adj.n_cols + spare,
+        nnz=adj.nnz + spare,
+        indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
+        indices=numpy.pad(adj.indices, (0, spare), constant_values=2**30),
+        data=numpy.pad(adj.data, (0, spare), constant_values=numpy.nan),
+        has_spare=True,
+    )
 
 
 def film_arrays(adj, n_channels, dtype):

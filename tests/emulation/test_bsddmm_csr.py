@@ -1,5 +1,3 @@
-import types
-
 import numpy
 import pytest
 
@@ -8,7 +6,7 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 
 from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
-from tests.emulation.kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import assert_exact, batch, integers, with_room
 
 
 def check(device, adj, dtype, n_channels, shifts=(0, 0)):
@@ -77,15 +75,7 @@ def test_three_dimensional_input_that_is_not_contiguous(device):
 def test_capacity_beyond_the_batch(device):
     adj = batch('small', 'f')
     spare = 5
-    larger = types.SimpleNamespace(
-        n_rows=adj.n_rows + spare,
-        nnz=adj.nnz + spare,
-        has_spare=True,
-        longest=adj.longest,
-        indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
-        # A row of v that does not exist, so that reading it would be an error.
-        indices=numpy.pad(adj.indices, (0, spare), constant_values=2**30),
-    )
+    larger = with_room(adj, spare)
     u = device.put(integers((larger.n_rows, 40), 'f', seed=2))
     v = device.put(integers((adj.n_cols, 40), 'f', seed=3))
     w = gpu.bsddmm(larger, u, v)

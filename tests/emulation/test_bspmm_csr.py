@@ -6,8 +6,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
-from tests.emulation.kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, CSR_VARIANTS, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers, with_room
 
 
 def check(device, adj, dtype, n_channels, values='own', with_residual=False, trans=False, shift=0):
@@ -102,19 +102,7 @@ def test_input_that_is_not_contiguous(device):
     )
 
 
-@pytest.mark.parametrize(
-    'dtype, n_channels, options',
-    [
-        ('f', 36, {'lanes': 8, 'columns': 2}),
-        ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
-        ('f', 132, {'lanes': 8, 'columns': 4, 'rows_per_thread': 3, 'stream': True}),
-        ('e', 8, {'lanes': 1, 'rows_per_thread': 16, 'stream': True}),
-        ('e', 3, {'lanes': 2, 'columns': 2, 'stream': True}),
-        ('e', 4, {'lanes': 32, 'rows_per_thread': 4}),
-        ('d', 6, {'lanes': 4, 'ahead': 8, 'rows_per_thread': 5}),
-        ('d', 5, {'lanes': 2, 'ahead': 8, 'stream': True}),
-    ],
-)
+@pytest.mark.parametrize('dtype, n_channels, options', CSR_VARIANTS)
 @pytest.mark.parametrize('values, trans', [('ones', False), ('own', False), ('given', True)])
 @pytest.mark.parametrize('name', ['mixed', 'duplicates', 'empty graphs', 'relations'])
 def test_variants(device, monkeypatch, name, values, trans, dtype, n_channels, options):
@@ -152,14 +140,7 @@ def test_offsets_of_64_bits(device, monkeypatch):
 @pytest.mark.parametrize('algorithm', ['vector', 'pipelined'])
 def test_capacity_beyond_the_batch(device, algorithm):
     adj = batch('small', 'f')
-    spare = 5
-    larger = adj.replace()
-    larger.n_rows, larger.n_cols = adj.n_rows + spare, adj.n_cols + spare
-    larger.indptr = numpy.pad(adj.indptr, (0, spare), mode='edge')
-    # A column that does not exist, so that reading it would be an error.
-    larger.indices = numpy.pad(adj.indices, (0, spare), constant_values=2**30)
-    larger.data = numpy.pad(adj.data, (0, spare), constant_values=numpy.nan)
-    larger.nnz += spare
+    larger = with_room(adj, 5)
     x = device.put(integers((larger.n_cols, 4), 'f'))
     y = gpu.bspmm(larger, x, None, None, False, algorithm)
     assert_exact(y, reference.bspmm(larger, x), 'f')

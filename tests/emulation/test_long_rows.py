@@ -8,8 +8,8 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from tests.emulation.kernel_cases import DTYPES
-from tests.emulation.kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import CSR_VARIANTS, DTYPES
+from tests.emulation.kernel_cases import assert_exact, batch, integers, with_room
 
 PIECE = 4
 PIECE_LENGTH = policy.piece_length
@@ -81,16 +81,7 @@ def test_given_values(device, trans):
     check(device, adj.replace(data=None), 'f', 4, trans=trans)
 
 
-@pytest.mark.parametrize(
-    'dtype, n_channels, options',
-    [
-        ('f', 36, {'lanes': 8, 'columns': 2}),
-        ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
-        ('f', 132, {'lanes': 8, 'columns': 4, 'rows_per_thread': 3, 'stream': True}),
-        ('e', 8, {'lanes': 1, 'rows_per_thread': 16, 'stream': True}),
-        ('d', 6, {'lanes': 4, 'ahead': 8, 'rows_per_thread': 5}),
-    ],
-)
+@pytest.mark.parametrize('dtype, n_channels, options', CSR_VARIANTS)
 @pytest.mark.parametrize('name', ['side by side', 'empty ones around'])
 def test_variants(device, monkeypatch, name, dtype, n_channels, options):
     adj = rows_of(ROWS[name], dtype)
@@ -103,19 +94,6 @@ def test_variants(device, monkeypatch, name, dtype, n_channels, options):
 @pytest.mark.parametrize('name', ['mixed', 'relations', 'padded', 'duplicates'])
 def test_batches(device, name):
     check(device, batch(name, 'f'), 'f', 3, with_residual=True)
-
-
-def with_room(adj, spare):
-    """Return the matrix in larger arrays; spare columns do not exist, spare values are NaN."""
-    return adj.replace(
-        n_rows=adj.n_rows + spare,
-        n_cols=adj.n_cols + spare,
-        nnz=adj.nnz + spare,
-        indptr=numpy.pad(adj.indptr, (0, spare), mode='edge'),
-        indices=numpy.pad(adj.indices, (0, spare), constant_values=2**30),
-        data=numpy.pad(adj.data, (0, spare), constant_values=numpy.nan),
-        has_spare=True,
-    )
 
 
 @pytest.mark.parametrize('name', ['last', 'one', 'none', 'whole chunks'])

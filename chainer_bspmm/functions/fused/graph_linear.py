@@ -38,14 +38,13 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
         xp = chainer_backend.get_array_module(x)
         if self._adj is not None:
             backend.check.features(self._adj, x)
-        adj = self._adj
         self._layer = backend.layer_of(
             x,
             given,
             self._n_relations,
             self._loop,
             self._activation,
-            longest=0 if adj is None else adj.longest,
+            longest=0 if self._adj is None else self._adj.longest,
         )
         is_drawn = bool(self._ratio) and self._layer is not None and step_for(x) is not None
         if self._layer is not None:
