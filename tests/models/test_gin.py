@@ -108,17 +108,6 @@ def test_features_of_any_width(device):
 
 # --- GINSparse ---
 
-OF_EDGES = {
-    'ids': (None, {}),
-    'ids of the nodes': (None, {'node_embedding': True, 'out_channels': 5}),
-    'features': (7, {}),
-    'features of the nodes': (7, {'node_embedding': True, 'out_channels': 5}),
-    'one update': (None, {'n_update_layers': 1}),
-    'no update': (7, {'n_update_layers': 0}),
-    'tied: one update': (7, {'weight_tying': True}),
-    'activated': (7, {'activation': chainer.functions.tanh}),
-}
-
 
 def sparse_pair(data, device, ratio=0.0, **options):
     """Return upstream's GINSparse and ours, with the same random parameters, and batches."""
@@ -130,13 +119,9 @@ def sparse_pair(data, device, ratio=0.0, **options):
     return dense, parity.swapped(dense, device), batch, PACKED(to_sparse(data), device)
 
 
-@pytest.mark.parametrize('case', OF_EDGES)
 @pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
-def test_list_of_edges(device, sizes, case):
-    n_channels, options = OF_EDGES[case]
-    dense, model, batch, ours = sparse_pair(
-        edge_lists(sizes, n_channels=n_channels), device, **options
-    )
+def test_list_of_edges(device, sizes):
+    dense, model, batch, ours = sparse_pair(edge_lists(sizes), device)
     expected, found = outcome(dense, dense(batch)), outcome(model, model(*ours))
     assert found.keys() == expected.keys()
     for name in expected:

@@ -1,8 +1,9 @@
 """Every model with every option that Chainer Chemistry can run, and how ours is compared with it.
 
 Outputs, and the gradient of every parameter, of the sparse model against the dense one: packed
-batches against each molecule alone, folded and padded ones against the dense batch. The truth is
-the dense model in float64, and the measure its own error in float32.
+batches against each molecule alone, folded and padded ones against the dense batch, lists of edges
+against upstream's own batch of them. The truth is the dense model in float64, and the measure its
+own error in float32.
 """
 
 import collections
@@ -18,19 +19,24 @@ from chainer import functions
 from chainer.backends import cuda
 from chainer_chemistry import models
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.links import GeneralReadout
 from chainer_chemistry.links.readout.ggnn_readout import GGNNReadout
 from chainer_chemistry.links.update.ggnn_update import GGNNUpdate
 from chainer_chemistry.links.update.relgcn_update import RelGCNUpdate
 from chainer_chemistry.models.cwle import cwle_net
 from chainer_chemistry.models.cwle.cwle_graph_conv_model import CWLEGraphConvModel
+from chainer_chemistry.models.gin import GINSparse
 from chainer_chemistry.models.gwle import gwle_net
 from chainer_chemistry.models.gwm import gwm_net
 from chainer_chemistry.models.gwm.gwm_graph_conv_model import GWMGraphConvModel
+from chainer_chemistry.models.relgcn import RelGCNSparse
 import numpy
 
 from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.sparse.validate import LAYOUTS
+from tests.support.graph_data import edge_lists
 from tests.support.molecules import adjacency
 from tests.support.molecules import folded_mask_of
 from tests.support.molecules import mask_of
@@ -52,7 +58,8 @@ ZERO = 1e-9
 
 # --- what is compared ---
 
-# model, options: names; make: () -> Chainer Chemistry's model; adjacency: kind of matrices;
+# model, options: names; make: () -> Chainer Chemistry's model; adjacency: kind of matrices, or
+# 'edges' for lists of them, which upstream packs; either with features of the nodes for ids;
 # column: what comes after them, if anything; sizes: numbers of atoms; packed_sizes: those of packed
 # batches, all equal where the atoms of other molecules count; masked: with is_real_node as well.
 Case = collections.namedtuple(
@@ -297,7 +304,36 @@ def _wrapper_cases():
     )
 
 
-CASES = tuple(_base_cases()) + tuple(_wrapper_cases())
+def _edge_cases():
+    for options, given in {
+        'defaults': {},
+        'node embedding': {'node_embedding': True, 'out_channels': 5},
+        'features': {},
+        'features, node embedding': {'node_embedding': True, 'out_channels': 5},
+        'no layer, features': {'n_update_layers': 0},
+        'one layer': {'n_update_layers': 1},
+        'wide': {'hidden_channels': 33, 'n_update_layers': 3},
+        'tied, features': {'weight_tying': True},
+        'activated, features': {'activation': ACTIVATION},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        kind = 'edges, features' if 'features' in options else 'edges'
+        given = dict({'out_dim': 3, 'dropout_ratio': 0.0}, **given)
+        yield new_case('GINSparse', options, GINSparse, kind, None, **given)
+    for options, given in {
+        'defaults': {},
+        'features': {'input_type': 'float'},
+        'number of layers': {'hidden_channels': 33, 'n_update_layers': 3},
+        'one relation': {'n_edge_types': 1},
+        'nine relations': {'n_edge_types': 9},
+        'atom types': {'n_atom_types': 25},
+    }.items():
+        kind = 'edges, features' if options == 'features' else 'edges'
+        yield new_case('RelGCNSparse', options, RelGCNSparse, kind, 4, out_dim=3, **given)
+
+
+CASES = tuple(_base_cases()) + tuple(_wrapper_cases())  # of molecules
+ALL_CASES = CASES + tuple(_edge_cases())
 
 # One of each model, by its name.
 DEFAULTS = {case.model: case for case in reversed(CASES)}
@@ -326,8 +362,11 @@ CRASHES = (
 
 
 def examples_of(case, seed=0):
-    """Return random molecules: atoms, adjacency, and what else the case takes."""
+    """Return random molecules: atoms, adjacency, and what else the case takes; or edge lists."""
     rng = numpy.random.RandomState(seed)
+    if case.adjacency.startswith('edges'):
+        n_channels = 6 if case.adjacency == 'edges, features' else None
+        return edge_lists(case.sizes, case.n_relations, n_channels, seed=seed)
     is_float = case.adjacency == 'features'
     examples = []
     for n in case.sizes:
@@ -347,6 +386,13 @@ def examples_of(case, seed=0):
 # --- how it is compared ---
 
 
+def dense_batch(examples):
+    """Return a batch for Chainer Chemistry's model, of molecules or of lists of edges."""
+    if isinstance(examples[0], tuple):
+        return dense_concat_mols(examples)
+    return (SparseGraphDataset(examples).converter(examples, -1),)
+
+
 def initialised(make, examples):
     """Return a model with all parameters, whose biases are not 0 and whose norms not the identity.
 
@@ -355,7 +401,7 @@ def initialised(make, examples):
     numpy.random.seed(0)
     model = make()
     with chainer.no_backprop_mode():
-        model(*dense_concat_mols(examples[:1]))
+        model(*dense_batch(examples[:1]))
     for link in model.links():
         if isinstance(link, chainer.links.GRU) and link.W_r.W.array is None:
             link.W_r.W.initialize(link.W.W.shape)  # takes no part where there never is a state
@@ -389,26 +435,36 @@ def to_double(model):
 
 def double(batch):
     """Convert what holds float32; an adjacency takes the dtype of the features by itself."""
-    return tuple(
-        array.astype('d') if getattr(array, 'dtype', None) == numpy.float32 else array
-        for array in batch
-    )
+    if len(batch) == 1:  # upstream's, of lists of edges
+        data = copy.copy(batch[0])
+        data.x = _double(data.x)
+        return (data,)
+    return tuple(map(_double, batch))
+
+
+def _double(array):
+    return array.astype('d') if getattr(array, 'dtype', None) == numpy.float32 else array
 
 
 @contextlib.contextmanager
 def dense_models_in_float64():
     """Let Chainer Chemistry's links that mix float32 constants into any dtype run in float64."""
-    where, lstm = functions.where, chainer.links.NStepLSTM.forward
+    where, scatter_add = functions.where, functions.scatter_add
+    lstm = chainer.links.NStepLSTM.forward
 
     def cast_where(condition, x, y):
         dtype = numpy.promote_types(x.dtype, y.dtype)
         return where(condition, functions.cast(x, dtype), functions.cast(y, dtype))
+
+    def cast_scatter_add(a, slices, b):
+        return scatter_add(functions.cast(chainer.as_variable(a), b.dtype), slices, b)
 
     def cast_lstm(self, hx, cx, xs):
         return lstm(self, hx, cx, [functions.cast(x, self.ws[0][0].dtype) for x in xs])
 
     with (
         unittest.mock.patch.object(functions, 'where', cast_where),
+        unittest.mock.patch.object(functions, 'scatter_add', cast_scatter_add),
         unittest.mock.patch.object(chainer.links.NStepLSTM, 'forward', cast_lstm),
     ):
         yield
@@ -419,7 +475,7 @@ def outcome(model, batches):
     model.cleargrads()
     outputs = []
     for inputs in batches:
-        y = unfolded(model(*inputs), inputs[1])
+        y = unfolded(model(*inputs), inputs[1] if len(inputs) > 1 else None)
         weight = numpy.linspace(0.5, 1.5, y.shape[-1]).astype(y.dtype)
         functions.sum(y * y * model.xp.asarray(weight)).backward()
         outputs.append(cuda.to_cpu(y.array).reshape(-1, y.shape[-1]))
@@ -472,8 +528,12 @@ def compare(case, device, with_own=True):
         with_own (bool): see :func:`upstream`.
     """
     examples = examples_of(case)
-    packed = examples_of(case._replace(sizes=case.packed_sizes))
     dense = initialised(case.make, examples)
+    if case.adjacency.startswith('edges'):
+        truth = upstream(dense, [dense_batch(examples)], with_own)
+        batch = CSRConverter('packed')(to_sparse(examples, case.n_relations), device)
+        return {'packed': measure(dense, truth, batch, device)}
+    packed = examples_of(case._replace(sizes=case.packed_sizes))
     one_size = len(set(case.packed_sizes)) == 1
     alone = [packed] if one_size else [[example] for example in packed]
     padded = [dense_concat_mols(examples)]
