@@ -1,5 +1,6 @@
 """Read CSV files, turn SMILES into graphs, split data sets."""
 
+import csv
 import hashlib
 import os
 import zlib
@@ -302,7 +303,8 @@ def report_failures(failures, path, shown=10):
         os.remove(path)  # of an earlier run
     if not failures:
         return
-    pandas.DataFrame(failures, columns=['row', 'smiles', 'reason']).to_csv(path, index=False)
+    with open(path, 'w', encoding='utf-8', newline='') as f:
+        csv.writer(f, lineterminator='\n').writerows([('row', 'smiles', 'reason'), *failures])
     print('%d molecule(s) could not be used, all listed in %s' % (len(failures), path))
     for where, smiles, reason in failures[:shown]:
         short = smiles if len(smiles) <= 60 else smiles[:57] + '...'

@@ -14,6 +14,7 @@ import os
 
 import tox21_data  # before common, which it finds
 from common import arguments
+from common import files
 from common import prediction
 from common import training
 from common.data import DataError
@@ -137,7 +138,8 @@ def run():
             for atom, value in zip(mol.GetAtoms(), values.tolist())
         ]
     table = pandas.DataFrame(rows, columns=['molecule', 'smiles', 'atom', 'element', 'saliency'])
-    table.to_csv(os.path.join(out, 'saliency.csv'), index=False, float_format='%.6g')
+    with files.table_file(os.path.join(out, 'saliency.csv')) as file:
+        table.to_csv(file, index=False, float_format='%.6g')
     print('Pictures of %d molecules, and saliency.csv: %s' % (len(found), out))
     return 0
 

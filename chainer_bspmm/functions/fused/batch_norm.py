@@ -266,16 +266,16 @@ def batch_norm_of_ranks(link, x, finetune=False):
     Returns:
         Variable: of x's shape and dtype.
     """
-    decay = link.decay
-    if finetune:
-        link.N += 1
-        decay = 1 - 1 / link.N
     n_axes = link.avg_mean.ndim
     if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
         raise ValueError(
             'x: expected shape (n, %s, ...), got %s'
             % (', '.join(map(str, link.avg_mean.shape)), x.shape)
         )
+    decay = link.decay
+    if finetune:
+        link.N += 1
+        decay = 1 - 1 / link.N
     order = (0, *range(1 + n_axes, x.ndim), *range(1, 1 + n_axes))
     rows = functions.transpose(x, order)
     h = functions.reshape(rows, (-1, link.avg_mean.size))
