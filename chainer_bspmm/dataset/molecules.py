@@ -313,6 +313,8 @@ class Molecules:
             csr.n_relations,
             [],
         )
+        if csr.is_symmetric or len(molecules) == 1:
+            molecules._symmetric = numpy.full(len(molecules), csr.is_symmetric)
         return molecules, found.labels
 
     @classmethod
@@ -359,12 +361,15 @@ class Molecules:
                     for part in parts
                 ]
             )
-        return cls(
+        molecules = cls(
             data=data,
             n_relations=parts[0].n_relations,
             labels=list(map(numpy.concatenate, zip(*[part.labels for part in parts]))),
             **columns,
         )
+        if all(part._symmetric is not None for part in parts):
+            molecules._symmetric = numpy.concatenate([part._symmetric for part in parts])
+        return molecules
 
 
 def _check(atoms, sizes, full_sizes, row_nnz, columns, data, n_relations, labels):

@@ -267,57 +267,69 @@ def _from_arrays(matrices, layout, padded_to):
     data = flat[place].astype(dtype, copy=False)
     mirrored = flat[starts[graph] + (column * n_relations + relation) * size + row]
     symmetric = numpy.array_equal(mirrored, data)
-    entries = graph, row, column, relation, data
-    return _fields(sizes, layout, padded_to, n_relations, entries, symmetric)
+    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
+    first = offsets[graph]
+    row_nnz = numpy.bincount(first + row, minlength=int(offsets[-1]))
+    indices = (first + column) * n_relations + relation
+    return _fields(
+        sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, data, symmetric
+    )
 
 
 def _from_scipy(matrices, layout, padded_to):
     n_relations, sizes, stacks, dtype = validate.sparse_matrices(matrices)
-    parts = [matrix.tocoo() for stack in stacks for matrix in stack]
-    row, column, data = (
-        numpy.concatenate([getattr(part, name) for part in parts])
-        for name in ('row', 'col', 'data')
-    )
-    number = numpy.arange(len(parts), dtype=numpy.int32).repeat([part.nnz for part in parts])
-    graph, relation = numpy.divmod(number, numpy.int32(n_relations))
-    del parts, number
     starts = starts_of(sizes)
-    validate.fits_int32('nodes times relations', int(starts[-1]) * n_relations)
-    validate.fits_int32('non-zeros', row.size)
-    # By graph, row, relation and column: each sort keeps the order of the ones before.
-    order = group(numpy, column, int(sizes.max()))[1]
+    n_rows = int(starts[-1])
+    validate.fits_int32('nodes times relations', n_rows * n_relations)
+    # One matrix of all: a graph has the columns of its first relation, then those of the second.
+    parts = [matrix.tocoo() for stack in stacks for matrix in stack]
+    first_rows = numpy.repeat(starts[:-1], n_relations).tolist()
+    first_columns = starts_of(numpy.repeat(sizes, n_relations)).tolist()
+    rows = numpy.concatenate([part.row + n for part, n in zip(parts, first_rows)])
+    columns = numpy.concatenate([part.col + n for part, n in zip(parts, first_columns)])
+    data = numpy.concatenate([part.data for part in parts]).astype(dtype, copy=False)
+    validate.fits_int32('non-zeros', data.size)
+    del parts
+    if (data == 1).all():
+        data = None
+    indptr, indices, data = _sorted_entries(rows, columns, data, (n_rows, n_rows * n_relations))
+    row_nnz = numpy.diff(indptr)
+    graph_nnz = numpy.diff(indptr[starts])
     if n_relations > 1:
-        order = order[group(numpy, relation[order], n_relations)[1]]
-    order = order[group(numpy, (starts[graph] + row)[order], int(starts[-1]))[1]]
-    relation = relation[order] if n_relations > 1 else 0
-    data = data[order].astype(dtype, copy=False)
-    # Graphs were in order before.
-    return _fields(
-        sizes,
-        layout,
-        padded_to,
-        n_relations,
-        (graph, row[order], column[order], relation, data),
-        None,
-    )
+        graph = numpy.repeat(numpy.arange(sizes.size), graph_nnz)
+        relation, column = numpy.divmod(indices - (starts * n_relations)[graph], sizes[graph])
+        indices = (starts[graph] + column) * n_relations + relation
+    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
+    if layout != 'packed':
+        n_before = (offsets - starts)[:-1]  # rows of phantom nodes
+        indices = indices + numpy.repeat(n_before * n_relations, graph_nnz)
+        of_real, row_nnz = row_nnz, numpy.zeros(int(offsets[-1]), row_nnz.dtype)
+        row_nnz[numpy.arange(of_real.size) + numpy.repeat(n_before, sizes)] = of_real
+    return _fields(sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, data, None)
 
 
-def _fields(sizes, layout, padded_to, n_relations, entries, is_symmetric):
-    """Number the entries, sorted by (graph, row, relation, column), through the whole batch."""
-    graph, row, column, relation, data = entries
+def _sorted_entries(rows, columns, data, shape):
+    """Return indptr, columns and data by row, then column; entries at one place keep their order.
+
+    Two counting sorts, which take the values along; `data` None is that of ones.
+    """
+    values = numpy.zeros(rows.size, 'i1') if data is None else data.view('i%d' % data.itemsize)
+    matrix = scipy.sparse.coo_matrix((values, (rows, columns)), shape)
+    matrix.has_canonical_format = True  # else it would add up what is at one place
+    matrix = matrix.tocsc().tocsr()
+    return matrix.indptr, matrix.indices, None if data is None else matrix.data.view(data.dtype)
+
+
+def _fields(sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, data, is_symmetric):
     weights = None
     if layout == 'folded':
         weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
-    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
-    n_rows = int(offsets[-1])
-    validate.fits_int32('nodes times relations', n_rows * n_relations)
-    validate.fits_int32('non-zeros', data.size)
-    indices = (offsets[graph] + column) * n_relations + relation
-    counts = numpy.bincount(offsets[graph] + row, minlength=n_rows)
+    validate.fits_int32('nodes times relations', int(offsets[-1]) * n_relations)
+    validate.fits_int32('non-zeros', indices.size)
     return {
-        'indptr': starts_of(counts).astype(numpy.int32),
-        'indices': indices.astype(numpy.int32),
-        'data': None if (data == 1).all() else data,
+        'indptr': starts_of(row_nnz).astype(numpy.int32),
+        'indices': indices.astype(numpy.int32, copy=False),
+        'data': None if data is None or (data == 1).all() else data,
         'row_offsets': offsets.astype(numpy.int32),
         'col_offsets': (offsets * n_relations).astype(numpy.int32),
         'n_relations': n_relations,

@@ -68,9 +68,12 @@ def test_batches_are_those_of_the_dense_data_set(layout, n_labels, n_relations, 
 
 
 @pytest.mark.parametrize('part', [1, 2, 4, 100])
+@pytest.mark.parametrize('chunk', [1, 2, 100])
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_symmetry_is_known_for_every_batch(layout, part, monkeypatch):
+def test_symmetry_is_known_for_every_batch(layout, chunk, part, monkeypatch):
+    """Chunks of one molecule know it from the start, and so do those whose molecules all are."""
     monkeypatch.setattr('chainer_bspmm.dataset.molecules.SYMMETRY_PART', part)
+    monkeypatch.setattr(sparse_dataset, 'CHUNK', chunk)
     rng = numpy.random.RandomState(0)
     examples = [
         (numpy.ones(n, 'i'), random_matrix(rng, n, symmetric=symmetric).astype('f'))

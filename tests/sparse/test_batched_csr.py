@@ -77,6 +77,17 @@ def test_from_scipy_matrices(n_relations):
             numpy.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
+@pytest.mark.parametrize('dtype', ['f', 'd'])
+def test_entries_of_a_scipy_matrix_at_one_place_keep_their_order(dtype):
+    row, column, data = [1, 0, 1, 0, 1], [1, 1, 0, 1, 1], numpy.array([5, 3, -0.0, 2, 4], dtype)
+    matrix = scipy.sparse.coo_matrix((data, (row, column)), (2, 2))
+    adj = BatchedCSR.from_matrices([matrix, matrix])
+    numpy.testing.assert_array_equal(adj.indptr, [0, 2, 5, 7, 10])
+    numpy.testing.assert_array_equal(adj.indices, [1, 1, 0, 1, 1, 3, 3, 2, 3, 3])
+    numpy.testing.assert_array_equal(adj.data, [3, 2, 0, 5, 4] * 2)
+    assert adj.data.dtype == dtype and numpy.signbit(adj.data[2])
+
+
 @pytest.mark.parametrize('n_relations', [1, 3])
 def test_from_padded_dense_batch(xp, n_relations):
     dense = padded(matrices(n_relations), 6)
