@@ -6,6 +6,7 @@ calculates here for the rows of a batch is given back in that shape.
 
 import functools
 import itertools
+import re
 import sys
 
 import numpy
@@ -15,7 +16,11 @@ from chainer.backends import cuda
 from chainer_chemistry.models.prediction import base
 
 from chainer_bspmm.compat import hooks
+from chainer_bspmm.models.sparse_model import SparseModel
 from chainer_bspmm.sparse.batch import Batch
+
+# Links of a model that give an array of molecules; others give one of atoms.
+OF_MOLECULES = re.compile(r'readout(_layers/\d+(/linear\d)?)?$|super')
 
 
 def take_sparse_batches():
@@ -37,9 +42,16 @@ class Places:
 
     Args:
         adj (Batch): the batch, of any layout.
+
+    Attributes:
+        n_atoms (array): (n_graphs,) atoms of each molecule, with phantom atoms in a padded batch.
+        layout (str): the batch's.
+        is_clear (bool): whether the length of an array tells rows from molecules. It does not
+            where each molecule has one atom.
     """
 
     def __init__(self, adj):
+        self.layout = adj.layout
         offsets = cuda.to_cpu(adj.row_offsets)
         self._n_rows, self._shape = int(offsets[-1]), (adj.n_graphs, adj.max_rows)
         graph = numpy.repeat(numpy.arange(adj.n_graphs), numpy.diff(offsets))
@@ -54,14 +66,21 @@ class Places:
             self._shape = adj.n_graphs, n
             self._phantoms = last, weights[last]
         self._graph, self._atom = graph[self._rows], atom[self._rows]
+        self.n_atoms = numpy.bincount(self._graph, minlength=adj.n_graphs)
+        self.is_clear = self._n_rows != adj.n_graphs
 
     def of_graphs(self):
         """Return the rows (array) of each molecule's atoms."""
         return [self._rows[self._graph == i] for i in range(self._shape[0])]
 
-    def are_rows(self, array):
-        """Return whether an array has a row for each row of the batch."""
-        return array.ndim > 0 and len(array) == self._n_rows
+    def are_rows(self, array, otherwise):
+        """Return whether an array has a row for each row of the batch.
+
+        Args:
+            otherwise (bool): the answer where its length does not tell.
+        """
+        is_long = array.ndim > 0 and len(array) == self._n_rows
+        return is_long and (self.is_clear or otherwise)
 
     def spread(self, rows, phantoms=False):
         """Return (n_graphs, N, ...) of (n_rows, ...), with zeros where there is no atom.
@@ -78,6 +97,14 @@ class Places:
         found[xp.asarray(self._graph), xp.asarray(self._atom)] = rows[xp.asarray(self._rows)]
         return found
 
+    def of_adjacency(self, adj):
+        """Return the batch as an array (n_graphs, ..., N, N) on the host, without phantom rows."""
+        dense, n = cuda.to_cpu(adj.to_dense()), self._shape[1]
+        found = numpy.zeros(dense.shape[:-2] + (n, n), dense.dtype)
+        known = min(n, dense.shape[-1])
+        found[..., :known, :known] = dense[..., :known, :known]
+        return found
+
     def gather(self, padded, rows):
         """Return a copy of `rows`, (n_rows, ...), with the atoms of (n_graphs, N, ...)."""
         xp = cuda.get_array_module(rows)
@@ -91,21 +118,38 @@ def _batch_in(inputs):
     return next((value for value in inputs if isinstance(value, Batch)), None)
 
 
-def _padded(inputs):
-    """Return inputs of a batch as upstream has them: arrays of molecules, padded."""
+def _on_host(inputs):
+    """Return the `Places` of a batch, None for upstream's, and its inputs as arrays on the host."""
     adj = _batch_in(inputs)
-    if adj is None:
-        return [cuda.to_cpu(_bare(value)) for value in inputs]
-    places, found = Places(adj), []
-    for value in inputs:
-        if isinstance(value, Batch):
-            dense = cuda.to_cpu(value.to_dense())
-            n = places._shape[1]  # without the row of phantom atoms
-            found.append(dense[..., :n, :n] if adj.layout == 'folded' else dense)
-            continue
-        array = cuda.to_cpu(_bare(value))
-        found.append(places.spread(array) if places.are_rows(array) else array)
-    return found
+    places = None if adj is None else Places(adj)
+    return places, [
+        places.of_adjacency(value) if isinstance(value, Batch) else cuda.to_cpu(_bare(value))
+        for value in inputs
+    ]
+
+
+def _padded(kept):
+    """Return inputs of batches, of :func:`_on_host`, as upstream has them: of molecules, padded."""
+    places = [of for of, _ in kept]
+    return [
+        _stacked(_of_column(places, arrays, i == 0))
+        for i, arrays in enumerate(zip(*[arrays for _, arrays in kept]))
+    ]
+
+
+def _of_column(places, arrays, are_atoms):
+    """Return the arrays of one input, padded where they have a row for each atom."""
+    # The inputs of a padded batch are padded.
+    pairs = [
+        (None if of is None or of.layout == 'padded' else of, array)
+        for of, array in zip(places, arrays)
+    ]
+    # Where no batch tells: integers are labels of atoms, what else there is belongs to molecules.
+    of_atoms = are_atoms or (arrays[0].ndim == 1 and arrays[0].dtype.kind == 'i')
+    told = (of.are_rows(array, False) for of, array in pairs if of is not None and of.is_clear)
+    if not next(told, of_atoms):
+        return arrays
+    return [array if of is None else of.spread(array) for of, array in pairs]
 
 
 def _bare(value):
@@ -125,11 +169,11 @@ def _keeping_inputs(forward):
             if preprocess_fn is not None:
                 inputs = preprocess_fn(*inputs)
                 inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-            kept.append(_padded(inputs))
+            kept.append(_on_host(inputs))
             return inputs
 
         result = forward(self, data, *args, preprocess_fn=keep, **kwargs)
-        self.inputs = [_stacked(arrays) for arrays in zip(*kept)]
+        self.inputs = _padded(kept)
         return result
 
     return _forward
@@ -168,27 +212,57 @@ def _repair_base(module):
     kind.get_target_var = checked
 
 
+class _Now:
+    """What a calculator is about.
+
+    Attributes:
+        models (list of SparseModel): those that it looks into.
+        places (Places or None): of its batch; None for upstream's.
+        is_spread (bool): whether the result has the shape of molecules already.
+    """
+
+    def __init__(self, calculator):
+        self.places, self.is_spread = None, False
+        self._target = getattr(calculator.target_extractor, 'target_link', None)
+        self.models = [link for link in calculator.model.links() if isinstance(link, SparseModel)]
+
+    def begin(self, adj):
+        self.places, self.is_spread = None if adj is None else Places(adj), False
+
+    def are_rows(self, array):
+        return self.places is not None and self.places.are_rows(array, self._has_rows())
+
+    def _has_rows(self):
+        """Return whether the target is of atoms."""
+        if self._target is None:  # the first input
+            return self.places.layout != 'padded'
+        return any(
+            link is self._target and not OF_MOLECULES.search(name)
+            for model in self.models
+            for name, link in model.namedlinks(skipself=True)
+        )
+
+
 def _of_molecules(forward):
     """Wrap `BaseCalculator._forward`: what is calculated for rows is given back for molecules."""
 
     @functools.wraps(forward)
     def _forward(self, data, *args, **kwargs):
         preprocess, postprocess = kwargs.get('preprocess_fn'), kwargs.get('postprocess_fn')
-        sampler, now = kwargs.get('noise_sampler'), {}
+        sampler = kwargs.get('noise_sampler')
+        now = self._now = _Now(self)
 
         def begin(*inputs):
             if preprocess is not None:
                 inputs = preprocess(*inputs)
                 inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-            adj = _batch_in(inputs)
-            now['places'] = None if adj is None else Places(adj)
+            now.begin(_batch_in(inputs))
             return inputs
 
         def end(*outputs):
-            places = now['places']
-            if places is not None:
+            if not now.is_spread:
                 outputs = tuple(
-                    places.spread(output, phantoms=True) if places.are_rows(output) else output
+                    now.places.spread(output, phantoms=True) if now.are_rows(output) else output
                     for output in outputs
                 )
             return outputs if postprocess is None else postprocess(*outputs)
@@ -198,10 +272,14 @@ def _of_molecules(forward):
             kwargs['noise_sampler'] = _Sampler(sampler, now)
         active = chainer._get_link_hooks()
         before = dict(active)
+        # Sampled with dropout, as in training, a model has not learned anything.
+        learned = [(model, model.trained_with) for model in now.models]
         try:
             return forward(self, data, *args, **kwargs)
-        finally:  # upstream leaves its own where there is an error
-            active.clear()
+        finally:
+            for model, trained_with in learned:
+                model.trained_with = trained_with
+            active.clear()  # upstream leaves its own where there is an error
             active.update(before)
 
     return _forward
@@ -214,11 +292,10 @@ class _Sampler:
         self._sampler, self._now = sampler, now
 
     def sample(self, array):
-        places = self._now['places']
-        if places is None or not places.are_rows(array):
+        if not self._now.are_rows(array):
             return self._sampler.sample(array)
         noise = cuda.get_array_module(array).zeros_like(array)
-        for rows in places.of_graphs():
+        for rows in self._now.places.of_graphs():
             noise[rows] = self._sampler.sample(array[rows][None])[0]
         return noise
 
@@ -236,9 +313,10 @@ def _repair_occlusion(module):
         with chainer.using_config('enable_backprop', self.enable_backprop):
             result = self.eval_fun(*inputs)
         target = self.get_target_var(inputs)
-        places, rows = Places(adj), target.array.copy()
-        if not places.are_rows(rows):
+        now, rows = self._now, target.array.copy()
+        if not now.are_rows(rows):
             return compute(self, *inputs)
+        places = now.places
         atoms, score = places.spread(rows), self.get_output_var(result).array
         xp = cuda.get_array_module(rows)
         shape = [
@@ -252,8 +330,12 @@ def _repair_occlusion(module):
                 window[axis] = slice(start, start + size)
             masked = atoms.copy()
             masked[tuple(window)] = 0
-            occluded = self._score_of(inputs, places.gather(masked, rows))
-            scores[tuple(window)] += (score - occluded).reshape((-1,) + (1,) * (atoms.ndim - 1))
+            difference = score - self._score_of(inputs, places.gather(masked, rows))
+            if places.layout == 'packed' and 1 in self.slide_axis:
+                # Alone, a molecule has no window that reaches past its last atom.
+                difference[xp.asarray(places.n_atoms < window[1].stop)] = 0
+            scores[tuple(window)] += difference.reshape((-1,) + (1,) * (atoms.ndim - 1))
+        now.is_spread = True
         return (scores,)
 
     def _score_of(self, inputs, array):

@@ -17,6 +17,8 @@ from chainer_chemistry.saliency.calculator.integrated_gradients_calculator impor
 )
 from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
 
+from chainer_bspmm.models import layout_of
+from tests.support.molecules import molecules as molecules_of_sizes
 from tests.support.training import molecules
 
 METHODS = 'nfp', 'ggnn', 'rsgcn', 'relgcn', 'gin', 'relgat', 'gnnfilm'
@@ -172,6 +174,107 @@ def test_predictions_keep_inputs(method, layout):
     for array, expected in zip(found, concat_mols(data), strict=True):
         numpy.testing.assert_array_equal(array, expected)
     ours.predict(data, converter=chainer_bspmm.concat_mols)
+
+
+# Of batches of 1 and of 2 some have molecules of one atom only.
+ONE_ATOM = [
+    [example[:2] for example in molecules_of_sizes(sizes, 'bonds')]
+    for sizes in ((1,), (4, 3, 1), (1, 1, 2))
+]
+
+
+@pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
+@pytest.mark.parametrize('layout', ('packed', 'folded', 'padded'))
+@pytest.mark.parametrize('kind, options', CALCULATORS[2:4])
+def test_batches_of_one_atom(kind, options, layout, data):
+    """They have as many rows as molecules."""
+    upstream, ours = pair('ggnn', data)
+    converter = chainer_bspmm.CSRConverter(layout)
+    for batchsize in 1, 2:
+        _, found = compute(kind, ours, data, converter, batchsize, options=options)
+        _, expected = compute(
+            kind,
+            upstream,
+            data,
+            concat_mols,
+            1 if layout == 'packed' else batchsize,
+            options=options,
+        )
+        assert found.shape == expected.shape
+        if layout == 'folded':  # a window hides only atoms
+            for values, right, (atoms, _) in zip(found[0], expected[0], data):
+                values[len(atoms) :] = right[len(atoms) :] = 0
+        assert errors(found, expected) < BOUND.get(kind, 1e-5)
+
+
+@pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
+def test_a_layer_of_molecules(data):
+    def link(model):
+        return model.predictor.mlp.layers[0]
+
+    upstream, ours = pair('ggnn', data)
+    packed = chainer_bspmm.CSRConverter('packed')
+    _, found = compute(GradientCalculator, ours, data, packed, 1, link)
+    _, expected = compute(GradientCalculator, upstream, data, concat_mols, 1, link)
+    assert found.shape == expected.shape and errors(found, expected) < 1e-5
+
+
+def test_windows_of_several_atoms_are_those_of_the_molecule():
+    """Upstream's fail along the atoms."""
+    data = examples('ggnn')
+    _, ours = pair('ggnn', data)
+    packed = chainer_bspmm.CSRConverter('packed')
+    options = {'slide_axis': 1, 'size': 2}
+    _, found = compute(OcclusionCalculator, ours, data, packed, len(data), options=options)
+    for values, example in zip(found[0], data):
+        _, alone = compute(OcclusionCalculator, ours, [example], packed, options=options)
+        assert errors(values[: len(example[0])], alone[0, 0]) < 1e-4
+        assert not values[len(example[0]) :].any()
+
+
+def test_dropout_is_no_training():
+    data = examples('gin')
+    _, ours = pair('gin', data)
+    optimizer = chainer.optimizers.SGD().setup(ours)
+    batch = chainer_bspmm.concat_mols(data)
+    optimizer.update(ours, *batch, numpy.zeros((len(data), 1), 'f'))
+    assert layout_of(ours.predictor) == ('folded', None)
+    packed = chainer_bspmm.CSRConverter('packed')
+    compute(GradientCalculator, ours, data, packed, train=True, M=2)
+    assert layout_of(ours.predictor) == ('folded', None)
+
+
+@pytest.mark.parametrize('column', ('none', 'super', 'labels'))
+@pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
+@pytest.mark.parametrize('layout', ('packed', 'folded', 'padded', 'padded_to'))
+def test_inputs_of_batches_of_one_atom(layout, data, column):
+    rng = numpy.random.RandomState(0)
+    columns = {
+        'none': lambda atoms: (),
+        'super': lambda atoms: (rng.uniform(size=3).astype('f'),),
+        'labels': lambda atoms: (rng.randint(1, 9, len(atoms)).astype('i'),),
+    }
+    data = [(atoms, adj, *columns[column](atoms)) for atoms, adj in data]
+    options = {'n_node_columns': 1} if column == 'labels' else {}
+    options.update({'padded_to': 5} if layout == 'padded_to' else {'layout': layout})
+    model = Regressor(ZeroForEach(), device=-1)
+    model.predict(
+        data, batchsize=2, converter=chainer_bspmm.CSRConverter(**options), retain_inputs=True
+    )
+    expected = list(concat_mols(data))
+    if layout == 'padded_to':
+        room = (0, 5 - expected[0].shape[1])
+        expected[0] = numpy.pad(expected[0], [(0, 0), room])
+        expected[1] = numpy.pad(expected[1], [(0, 0), (0, 0), room, room])
+        if column == 'labels':
+            expected[2] = numpy.pad(expected[2], [(0, 0), room])
+    for array, right in zip(model.inputs, expected, strict=True):
+        numpy.testing.assert_array_equal(array, right)
+
+
+class ZeroForEach(chainer.Chain):
+    def forward(self, atoms, adj, *columns):
+        return chainer.Variable(numpy.zeros((adj.n_graphs, 1), 'f'))
 
 
 def test_a_link_that_is_not_called():
