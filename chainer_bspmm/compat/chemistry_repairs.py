@@ -74,6 +74,18 @@ def sparse_utils_need_no_distutils(module):
     module.sparse_utils_available = lambda: module._coomatrix_imported
 
 
+@repairs('chainer_chemistry.saliency.visualizer.mol_visualizer')
+def colours_are_floats(module):
+    """saliency/visualizer/mol_visualizer.py: colours are NumPy's float32, which RDKit refuses."""
+    visualize = module.MolVisualizer.visualize
+
+    @functools.wraps(visualize)
+    def visualize_in_double(self, saliency, *args, **kwargs):
+        return visualize(self, numpy.asarray(saliency, float), *args, **kwargs)
+
+    module.MolVisualizer.visualize = visualize_in_double
+
+
 # --- lists of arrays of different shapes, which NumPy 1.24 no longer turns into arrays ---
 
 

@@ -74,6 +74,10 @@ class CSRConverter(chainer.dataset.Converter):
         self.n_node_columns = n_node_columns
         self.strip_padding = None if strip_padding is None else bool(strip_padding)  # of NumPy, too
 
+    def __repr__(self):
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return 'CSRConverter(%s)' % ', '.join('%s=%r' % pair for pair in given.items())
+
     def __call__(self, batch: Any, device: Any = None) -> tuple:
         """Convert a batch.
 

@@ -37,7 +37,8 @@ def strip(found):
             if ids.size and not ids[-1]:
                 matrices[i] = to_host(matrices[i])
                 n = _used(ids, matrices[i])
-                atoms[i], matrices[i] = ids[:n], matrices[i][..., :n, :n]
+                if n < len(ids):
+                    atoms[i], matrices[i] = ids[:n], matrices[i][..., :n, :n]
     return found._replace(atoms=atoms, matrices=matrices)
 
 
@@ -191,7 +192,8 @@ def _molecules(atoms, matrices, name, first):
 def _used(ids, matrix):
     """Return the number of nodes without trailing padding: id 0, no entry in row or column.
 
-    Id 0 alone does not mean padding: it is also RDKit's atomic number of a dummy atom.
+    Id 0 alone does not mean padding: it is also RDKit's atomic number of a dummy atom. Sparse
+    matrices have none: upstream pads arrays.
     """
     if not isinstance(matrix, numpy.ndarray):
         return len(ids)

@@ -24,8 +24,8 @@ def example_of(data, name, n_edge_types=None):
         relation: ``A[i, j]`` is the number of columns ``(j, i)`` of ``edge_index``; y.
 
     Raises:
-        ValueError: edges of another shape, or outside of the graph or of the types; a CooMatrix of
-            several graphs.
+        ValueError: edges of another shape or dtype, or outside of the graph or of the types; a
+            CooMatrix of several graphs.
     """
     if isinstance(data, SparseGraphData):
         adj = _of_edges(data, name, n_edge_types)
@@ -37,7 +37,7 @@ def example_of(data, name, n_edge_types=None):
 
 
 def _of_edges(data, name, n_edge_types):
-    n_nodes, edges = len(data.x), to_host(data.edge_index)
+    n_nodes, edges = len(data.x), numpy.asarray(to_host(data.edge_index))
     if edges.ndim != 2 or len(edges) != 2:
         raise ValueError('%s.edge_index: expected shape (2, n_edges), got %s' % (name, edges.shape))
     _check_range('%s.edge_index' % name, edges, n_nodes, 'the number of nodes')
@@ -48,7 +48,7 @@ def _of_edges(data, name, n_edge_types):
             '%s.edge_attr: expected the types of the edges, for n_edge_types = %d, got None'
             % (name, n_edge_types)
         )
-    types = to_host(data.edge_attr)
+    types = numpy.asarray(to_host(data.edge_attr))
     if types.shape != edges.shape[1:]:
         raise ValueError(
             '%s.edge_attr: expected a type for each of %d edges, got shape %s'
@@ -59,9 +59,13 @@ def _of_edges(data, name, n_edge_types):
 
 
 def _check_range(name, array, bound, what):
-    if array.dtype.kind not in 'iu' or not ((0 <= array) & (array < bound)).all():
+    if array.dtype.kind not in 'iu':
+        raise ValueError('%s: expected integers, got %s' % (name, array.dtype))
+    is_wrong = (array < 0) | (array >= bound)
+    if is_wrong.any():
         raise ValueError(
-            '%s: expected integers of at least 0 and less than %d, %s' % (name, bound, what)
+            '%s: expected integers of at least 0 and less than %d, %s, got %d'
+            % (name, bound, what, array[is_wrong][0])
         )
 
 
@@ -81,4 +85,6 @@ def _of_coo(matrix, name):
         raise ValueError(
             '%s.adj: expected the CooMatrix of one graph, got data of shape %s' % (name, data.shape)
         )
+    for part, array, n in ('row', row, matrix.shape[0]), ('col', col, matrix.shape[1]):
+        _check_range('%s.adj.%s' % (name, part), array, n, 'its shape')
     return scipy.sparse.coo_matrix((data, (row, col)), matrix.shape)

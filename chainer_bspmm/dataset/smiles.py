@@ -293,7 +293,9 @@ def preprocessor_of(argument, method):
             '%s: SMILES need RDKit: pip install rdkit (%s)' % (argument, error)
         ) from error
     if isinstance(method, str):
-        validate.one_of(argument, method, preprocess_method_dict)
+        if method not in preprocess_method_dict:
+            known = [key for key, kind in preprocess_method_dict.items() if kind.__name__ in KINDS]
+            validate.one_of(argument, method, known)
         method = preprocess_method_dict[method]()
     name = type(method).__name__
     if name not in KINDS or not type(method).__module__.startswith('chainer_chemistry.'):
@@ -433,6 +435,8 @@ def from_smiles(
         needs ``if __name__ == '__main__':``.
     """
     preprocessor = preprocessor_of('preprocessor', preprocessor)
+    if isinstance(smiles, str):
+        raise TypeError('smiles: expected a sequence of SMILES, got one: %r' % smiles)
     smiles = list(smiles)
     if labels is not None and len(labels) != len(smiles):
         raise ValueError(

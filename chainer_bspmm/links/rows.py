@@ -79,7 +79,7 @@ def real_nodes(is_real_node, adj, dtype):
     shapes = list(dict.fromkeys([(adj.n_rows,), node_shape(adj)]))
     if is_real_node.shape not in shapes:
         raise ValueError(
-            'is_real_node: expected shape %s to go with %r, got %s'
-            % (' or '.join(map(str, shapes)), adj, is_real_node.shape)
+            'is_real_node: expected shape %s to go with %r, got %s; labels are not inputs of a '
+            'predictor' % (' or '.join(map(str, shapes)), adj, is_real_node.shape)
         )
     return is_real_node.reshape(adj.n_rows, 1).astype(dtype, copy=False)

@@ -204,7 +204,7 @@ def _repair_base(module):
         if target is None and _batch_in(inputs) is not None:
             raise ValueError(
                 'target_extractor: %s is part of a larger operation on sparse batches, and is not '
-                'called; expected an embedding, an update layer, a readout or a linear layer'
+                'called; expected an embedding, an update layer, a readout or a layer of an MLP'
                 % type(self.target_extractor.target_link).__name__
             )
         return target

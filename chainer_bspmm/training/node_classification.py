@@ -14,7 +14,6 @@ from chainer_chemistry.training.extensions.auto_print_report import AutoPrintRep
 import numpy
 
 from chainer_bspmm.dataset.converters import CSRConverter
-from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
 from chainer_bspmm.models.node_classifier import NodeClassifier
@@ -96,17 +95,19 @@ def _one_graph(data, **masks):
             'data: expected SparseGraphData or PaddingGraphData, got %s' % type(data).__name__
         )
     n_nodes = len(data.x)
-    if numpy.shape(data.y) != (n_nodes,):
+    if data.y is None or numpy.shape(data.y) != (n_nodes,):
         raise ValueError(
-            'data.y: expected a label for each of %d nodes, got shape %s'
-            % (n_nodes, numpy.shape(data.y))
+            'data.y: expected a label for each of %d nodes, got %s'
+            % (n_nodes, 'None' if data.y is None else 'shape %s' % (numpy.shape(data.y),))
         )
     nodes = [
         _numbers(name, numpy.asarray(to_host(mask)), n_nodes)[None] for name, mask in masks.items()
     ]
-    fields = to_sparse([data]).molecules.fields()
-    fields['labels'] = [*fields['labels'], *nodes]
-    return SparseDataset(Molecules(**fields))
+    if not nodes[0].size:
+        raise ValueError('train_mask: expected nodes to train on, got none')
+    molecules = to_sparse([data]).molecules
+    molecules.labels += nodes
+    return SparseDataset(molecules)
 
 
 def _numbers(name, mask, n_nodes):

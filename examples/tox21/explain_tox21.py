@@ -53,8 +53,8 @@ def saliency(model, dataset, column, name, converter, batchsize):
     """
     kind, options = CALCULATORS[name]
 
-    def score(atoms, adj, *labels):
-        scores = model.predictor(atoms, adj)[:, column : column + 1]
+    def score(*batch):
+        scores = model.predictor(*batch[:-1])[:, column : column + 1]  # without the labels
         # The gradient of the sum holds that of each molecule.
         return scores if kind is OcclusionCalculator else functions.sum(scores)
 

@@ -209,6 +209,14 @@ def test_sparse_utils_and_extend():
     assert extend_adj([numpy.ones((2, 2), 'f')], 3).sum() == 4
 
 
+def test_saliency_in_single_precision_is_drawn():
+    from chainer_chemistry.saliency.visualizer.mol_visualizer import SmilesVisualizer
+
+    saliency = numpy.array([0.1, 0.2, -0.3], 'f')
+    assert '<svg' in SmilesVisualizer().visualize(saliency, 'CCO')
+    assert saliency.dtype == numpy.float32
+
+
 # --- lists of arrays of different shapes ---
 
 

@@ -570,3 +570,8 @@ def test_kept_atoms_of_id_0_are_no_part_of_the_weight():
         assert numpy.diff(adj.row_offsets).tolist() == [4, 3, 2]
         assert adj.row_weights.tolist() == [1, 1, 1, 0, 1, 1, 0, 1, 1]
         assert atoms.shape == (adj.n_rows,) and adj.to_dense().shape == (3, 4, 4)
+
+
+def test_repr():
+    converter = CSRConverter(padded_to=9, strip_padding=False)
+    assert repr(converter) == "CSRConverter(layout='folded', padded_to=9, strip_padding=False)"

@@ -86,15 +86,20 @@ def broken(**changed):
 
 
 COO = CooMatrix(*(numpy.zeros((2, 4), dtype) for dtype in 'fii'), (3, 3))
+FAR = CooMatrix(numpy.ones(1, 'f'), numpy.array([0], 'i'), numpy.array([7], 'i'), (3, 3))
 
 
 @pytest.mark.parametrize(
     'data, options, message',
     [
         (broken(edge_index=numpy.zeros(4, 'i')), {}, r'edge_index: expected shape \(2, n_edges'),
-        (broken(edge_index=numpy.array([[0], [3]])), {}, 'edge_index: .* less than 3, the number'),
-        (broken(edge_index=numpy.array([[0], [-1]])), {}, 'edge_index: .* of at least 0'),
-        (broken(edge_index=numpy.zeros((2, 1))), {}, 'edge_index: expected integers'),
+        (
+            broken(edge_index=numpy.array([[0], [3]])),
+            {},
+            'edge_index: .* less than 3, the number of nodes, got 3',
+        ),
+        (broken(edge_index=numpy.array([[0], [-1]])), {}, 'edge_index: .* of at least 0 .* got -1'),
+        (broken(edge_index=numpy.zeros((2, 1))), {}, 'edge_index: expected integers, got float64'),
         (broken(), {'n_edge_types': 2}, 'edge_attr: expected the types .* = 2, got None'),
         (
             broken(edge_attr=numpy.array([0])),
@@ -104,18 +109,32 @@ COO = CooMatrix(*(numpy.zeros((2, 4), dtype) for dtype in 'fii'), (3, 3))
         (
             broken(edge_attr=numpy.array([0, 2])),
             {'n_edge_types': 2},
-            'edge_attr: .* less than 2, n_edge_types',
+            'edge_attr: .* less than 2, n_edge_types, got 2',
         ),
         (
             PaddingGraphData(x=numpy.zeros(3, 'i'), adj=COO),
             {},
             'adj: expected the CooMatrix of one',
         ),
+        (
+            PaddingGraphData(x=numpy.zeros(3, 'i'), adj=FAR),
+            {},
+            'adj.col: .* less than 3, its shape, got 7',
+        ),
     ],
 )
 def test_errors(data, options, message):
     with pytest.raises(ValueError, match=r'^dataset\[1\]\.' + message):
         to_sparse([broken(edge_attr=numpy.array([0, 1])), data], **options)
+
+
+@pytest.mark.parametrize('n_edge_types', [None, 2])
+def test_ids_of_0_and_lists_of_edges(n_edge_types):
+    """A last node of id 0 is no padding: upstream pads no lists of edges."""
+    data = broken(edge_index=[[0, 1], [1, 0]], edge_attr=[0, 1])
+    x, adj = to_sparse([data], n_edge_types)[0]
+    assert x.tolist() == [0, 0, 0]
+    assert adj.to_dense().sum() == 2 and adj.to_dense().shape[-1] == 3
 
 
 def test_other_errors():

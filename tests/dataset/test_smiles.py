@@ -233,8 +233,11 @@ def test_failures_of_padding_and_super_nodes():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="preprocessor: expected one of 'ecfp', .* got 'gcn'"):
+    with pytest.raises(ValueError, match="preprocessor: expected one of 'nfp', .* got 'gcn'") as e:
         from_smiles(SMILES, 'gcn')
+    assert 'schnet' not in str(e.value)
+    with pytest.raises(TypeError, match="smiles: expected a sequence of SMILES, got one: 'CCO'"):
+        from_smiles('CCO', 'nfp')
     for method in ('schnet', 'gin_sparse', 'relgcn_sparse'):
         with pytest.raises(TypeError, match='preprocessor: expected one of .*; for another one'):
             from_smiles(SMILES, method)

@@ -282,6 +282,18 @@ def test_saliency_of_each_atom(trained, tmp_path, calculator):
     assert 'is the folder of the training' in error and (out / 'failed.csv').exists()
 
 
+@pytest.mark.parametrize('calculator', ('gradient', 'occlusion'))
+def test_saliency_of_a_super_node_and_of_single_atoms(data_file, tmp_path, calculator):
+    """A batch of methane has as many rows as molecules."""
+    options = '--method', 'ggnn_gwm', '--layout', 'packed', '--epoch', '1'
+    run('train_tox21.py', '--data', data_file, '--out', tmp_path, *options, *QUICK)
+    options = '--in-dir', tmp_path, '--calculator', calculator, '--batchsize', '1'
+    run('explain_tox21.py', *options, '--smiles', 'CCO', 'C')
+    table = rows(tmp_path / 'saliency' / 'saliency.csv')
+    assert [row['molecule'] for row in table] == 3 * ['1'] + ['2']
+    assert any(float(row['saliency']) for row in table)
+
+
 # Screening
 
 
