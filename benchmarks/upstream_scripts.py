@@ -8,7 +8,7 @@ would download its data: molecules of QM9's sample, and labels and graphs that a
 
 writes ``benchmarks/results/cpu/upstream_scripts.json`` and prints a line for each run. A script
 under ``python -m chainer_bspmm run`` is as it is; for the two lines a copy is edited: its predictor
-goes through ``sparsify``, and its converter is ``chainer_bspmm.concat_mols``.
+goes through ``sparsify``, and its converter is the one that ``docs/methods.md`` names.
 """
 
 import ast
@@ -129,11 +129,17 @@ def methods_of(source):
     raise ValueError('the script has no method_list')
 
 
-CONVERTERS = re.compile(r'\b(?:\w+\.converter|converter_method_dict\[[\w.]+\])(?![\w(])')
+# Converters of the methods that take lists of edges.
+OF_EDGES = {
+    method: '(lambda batch, device=None: chainer_bspmm.CSRConverter("packed")('
+    'chainer_bspmm.dataset.to_sparse(batch, %s), device))' % n_edge_types
+    for method, n_edge_types in (('gin_sparse', None), ('relgcn_sparse', 4))
+}
+CONVERTERS = re.compile(r'(?<![\w.])(?:\w+\.converter\b|converter_method_dict\[[\w.]+\])')
 
 
-def with_two_lines(source):
-    """Return a script with the edits of README.
+def with_two_lines(source, method):
+    """Return a script with the edits of README, for one of its methods.
 
     Raises:
         ValueError: there is neither a predictor nor a converter to be seen in it.
@@ -141,7 +147,8 @@ def with_two_lines(source):
     source, n_models = re.subn(
         r'\b(Regressor|Classifier)\((\w+),', r'\1(chainer_bspmm.sparsify(\2),', source
     )
-    source, n_converters = CONVERTERS.subn('chainer_bspmm.concat_mols', source)
+    converter = OF_EDGES.get(method, 'chainer_bspmm.concat_mols')
+    source, n_converters = CONVERTERS.subn(lambda match: converter, source)
     source, n_imports = re.subn(
         r'from chainer_chemistry\.dataset\.converters import concat_mols\b',
         'from chainer_bspmm import concat_mols',
@@ -174,7 +181,7 @@ def run_example(checkout, data, example, method):
                 name, *options = line.format(method=method, data=data).split()
                 script = place / name
                 if way == 'two lines':
-                    script.write_text(with_two_lines(script.read_text()))
+                    script.write_text(with_two_lines(script.read_text(), method))
                 argv = [str(script), *options]
                 if way == 'unchanged':
                     argv = ['-m', 'chainer_bspmm', 'run', *argv]

@@ -49,7 +49,6 @@ import argparse
 import os
 
 from chainer_chemistry import datasets as D
-from chainer_chemistry.dataset.converters import concat_mols
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.models.prediction import Regressor
 
@@ -63,7 +62,7 @@ regressor = Regressor.load_pickle(os.path.join(args.in_dir, 'regressor.pkl'))
 
 
 def inputs(batch, device=None):
-    return concat_mols(batch, device=device)[:-1]
+    return dataset.converter(batch, device=device)[:-1]
 
 
 assert regressor.predict(dataset, converter=inputs).shape == (len(dataset), 1)
@@ -97,17 +96,21 @@ def test_scripts_in_upstreams_style(checkout, tmp_path, capsys):
 
 
 def test_edits():
-    edited = upstream_scripts.with_two_lines(TRAIN)
+    edited = upstream_scripts.with_two_lines(TRAIN, 'rsgcn')
     assert edited.splitlines()[:3] == TRAIN.splitlines()[:2] + ['import chainer_bspmm']
     assert 'Regressor(chainer_bspmm.sparsify(predictor), lossfun' in edited
     assert 'converter=chainer_bspmm.concat_mols)' in edited and 'dataset.converter' not in edited
-    edited = upstream_scripts.with_two_lines(PREDICT)
+    edited = upstream_scripts.with_two_lines(PREDICT, 'rsgcn')
     assert edited.startswith('import chainer_bspmm\n') and 'sparsify' not in edited
-    assert 'from chainer_bspmm import concat_mols\n' in edited
-    chosen = upstream_scripts.with_two_lines('converter = converter_method_dict[method]\n')
+    assert 'return chainer_bspmm.concat_mols(batch, device=device)[:-1]' in edited
+    edited = upstream_scripts.with_two_lines(PREDICT, 'relgcn_sparse')
+    assert (
+        'chainer_bspmm.dataset.to_sparse(batch, 4), device))(batch, device=device)[:-1]' in edited
+    )
+    chosen = upstream_scripts.with_two_lines('converter = converter_method_dict[method]\n', 'nfp')
     assert chosen == 'import chainer_bspmm\nconverter = chainer_bspmm.concat_mols\n'
     with pytest.raises(ValueError, match='found nothing to edit'):
-        upstream_scripts.with_two_lines('print(1)')
+        upstream_scripts.with_two_lines('print(1)', 'rsgcn')
 
 
 def test_a_script_without_methods():
