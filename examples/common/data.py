@@ -25,6 +25,7 @@ NOT_TEXT = (
     '%s cannot be read as CSV: it is not text in UTF-8; a compressed file needs the ending of its '
     'kind, such as .gz'
 )
+OWN_COLUMNS = 'where', 'smiles'  # of a table of molecules, before the labels
 MISSING = ('', 'na', 'n/a', 'nan', 'none', 'null')  # cells without a label, in any case
 
 
@@ -52,10 +53,16 @@ def read_csv(path, smiles_column, columns, task, missing='refuse'):
     """
     if not os.path.isfile(path):
         raise DataError('data file not found: %s' % os.path.abspath(path))
+    for label in columns:
+        if label in OWN_COLUMNS:
+            raise DataError(
+                'a label cannot be called %s, as the table of molecules has a column of that name; '
+                'rename it in the file' % label
+            )
     wanted = [smiles_column] + list(columns.values())
     try:
         # Cells that are not needed may hold anything.
-        header = list(pandas.read_csv(path, nrows=0, encoding_errors='replace').columns)
+        header = _header(path)
         # As text, so that a bad label can be shown as it stands in the file.
         raw = pandas.read_csv(
             path,
@@ -83,6 +90,9 @@ def read_csv(path, smiles_column, columns, task, missing='refuse'):
                 '; columns must be separated by commas' if separated else '',
             )
         )
+    for column in wanted:
+        if header.count(column) > 1:
+            raise DataError('%s has %d columns %s' % (path, header.count(column), column))
     raw = raw.fillna('').astype(object)
     raw = raw[(raw != '').any(axis=1)]  # drops blank lines; the other rows keep their numbers
     name = os.path.basename(path)
@@ -116,6 +126,14 @@ def read_csv(path, smiles_column, columns, task, missing='refuse'):
             )
         frame[label] = values
     return without_missing(frame, task) if missing == 'skip' else frame
+
+
+def _header(path):
+    """Return the names of the columns of a CSV file (list of str), even if one is there twice."""
+    row = pandas.read_csv(
+        path, nrows=1, header=None, dtype=str, keep_default_na=False, encoding_errors='replace'
+    )
+    return row.iloc[0].tolist()
 
 
 def without_missing(table, task):
@@ -171,6 +189,7 @@ def other_columns(path, table):
         dtype=str,
         keep_default_na=False,
         skip_blank_lines=False,
+        usecols=range(len(_header(path))),  # without it, a row with more cells would be an error
         encoding_errors='replace',  # only SMILES and labels need be UTF-8
     )
     rows = [int(where.rpartition(' ')[2]) - 2 for where in table['where']]
@@ -289,10 +308,12 @@ def preprocess(table, method, labels, dense=False, cache=False):
         (table['where'].iloc[i], table['smiles'].iloc[i], reasons[i]) for i in sorted(reasons)
     ]
     kept = [i for i in range(len(table)) if i not in reasons]
+    if not reasons and not kept:
+        raise DataError('the data have no molecules')
     if not kept:
         raise DataError(
-            'none of the %d molecules can be used%s'
-            % (len(table), ', the first: %s: %r: %s' % failures[0] if failures else '')
+            'none of the %d molecule(s) can be used%s'
+            % (len(table), ', the first: %s: %r: %s' % failures[0])
         )
     return dataset, kept, failures
 
@@ -335,7 +356,7 @@ def split_indices(n, train_data_ratio, seed):
     """Split range(n) randomly into training, validation and test part.
 
     Args:
-        n (int): number of molecules.
+        n (int): number of molecules or nodes.
         train_data_ratio (float): share of the training part; the others halve the rest.
         seed (int): decides the split.
 
@@ -350,8 +371,7 @@ def split_indices(n, train_data_ratio, seed):
     n_valid = (n - n_train) // 2
     if min(n_train, n_valid) < 1:
         raise DataError(
-            '%d molecules with --train-data-ratio %g leave a part of the split empty; '
-            'expected at least one molecule each for training, validation and test'
-            % (n, train_data_ratio)
+            '--train-data-ratio: %g of %d leaves a part of the split empty; expected at least one '
+            'each for training, validation and test' % (train_data_ratio, n)
         )
     return numpy.split(order, [n_train, n_train + n_valid])

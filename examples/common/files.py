@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+import zlib
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer import serializers
@@ -34,6 +35,7 @@ RUN_FILES = [
 STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
 # Folders of LogReport and of a file with this name, with eight characters of `tempfile`.
 TEMPORARY = re.compile(re.escape(LOG_FILE) + r'[a-z0-9_]{8}|tmp(.+\..+)[a-z0-9_]{8}')
+DAMAGED = '%s cannot be loaded, it is damaged or another kind of file: %s'
 COMPRESSED = '.gz', '.bz2', '.zip', '.xz', '.zst'  # endings that pandas knows
 # Settings that earlier versions did not write.
 EARLIER = {'layout': 'packed', 'padded_to': None, 'ranks': 1, 'skip_missing': False}
@@ -64,10 +66,10 @@ def is_one_of(path, others):
 @contextlib.contextmanager
 def replacing(path):
     """Give a path to write to; the file there takes the place of `path` only when it is whole."""
-    path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
         yield path
         return
+    path = os.path.realpath(path)
     folder, name = os.path.split(path)
     # The prefix is that of Chainer's snapshots; the ending of the name may decide a compression.
     with tempfile.TemporaryDirectory(prefix='tmp' + name, dir=folder) as temporary:
@@ -165,6 +167,17 @@ def save_model(out, model):
     return path
 
 
+def check_npz(path):
+    """Refuse a damaged file before anything depends on it."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(DAMAGED % (path, error)) from error
+    if damaged:
+        raise DataError(DAMAGED % (path, damaged))
+
+
 def load_npz(path, target):
     """Load a model or a trainer from its file."""
     try:
@@ -177,9 +190,7 @@ def load_npz(path, target):
         pickle.UnpicklingError,
         zipfile.BadZipFile,
     ) as error:
-        raise DataError(
-            '%s cannot be loaded, it is damaged or another kind of file: %s' % (path, error)
-        ) from error
+        raise DataError(DAMAGED % (path, error)) from error
 
 
 def load_model(folder, task, settings, dense, device):

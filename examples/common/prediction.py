@@ -140,11 +140,19 @@ def predict(args, script, task_of, read):
             raise data.DataError('--out: %s holds the data that are read' % path)
     dataset, table, kept = molecules(args, settings, task, read, failed_file)
 
+    others = data.other_columns(args.data or settings['data'], table) if not args.smiles else ()
+    for name in task.names:
+        for title in task.column_titles(name):
+            if title in others:
+                raise data.DataError(
+                    'the data have a column %r, which the predictions would replace; rename it'
+                    % title
+                )
     converter = converter_for(settings, args.layout, args.dense)
     predictions = task.predict(model, dataset, converter, args.batchsize)
     result = pandas.DataFrame({'smiles': table['smiles']})
     if not args.smiles:
-        result = result.join(data.other_columns(args.data or settings['data'], table))
+        result = result.join(others)
     for name, values in zip(task.names, predictions.T):
         predicted, true = task.column_titles(name)
         # One row for each molecule of the input, empty where there is no prediction.

@@ -99,7 +99,7 @@ def labels_of(examples):
 
 
 class Regression:
-    """Numbers, learnt with the mean squared error; reported as the mean absolute error (MAE).
+    """Numbers, learned with the mean squared error; reported as the mean absolute error (MAE).
 
     Args:
         names (list of str): the targets.

@@ -194,7 +194,8 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     )
     trainer.extend(ranks.evaluator(evaluator), name='validation', trigger=trigger)
     if ranks.is_first:
-        report(trainer, task, trigger)
+        # mpirun gives the first rank a terminal, whatever its own output is.
+        report(trainer, task, trigger, sys.stdout.isatty() and not ranks.are_several)
     trainer.extend(RandomState())
     # Compressing a hundred thousand numbers, the order of the molecules, takes 0.1 s. What was on a
     # GPU was copied and can be written while training continues; a CPU goes on writing to its own.
@@ -205,10 +206,9 @@ def set_up_trainer(task, model, train, valid, args, converter, device, report_ev
     return trainer
 
 
-def report(trainer, task, trigger):
+def report(trainer, task, trigger, is_terminal):
     """Let a trainer write the log and show its progress."""
     trainer.extend(extensions.LogReport(filename='log', trigger=trigger))
-    is_terminal = sys.stdout.isatty()
     trainer.extend(
         extensions.PrintReport(
             ['epoch', *task.log_keys, 'elapsed_time'],
@@ -300,8 +300,14 @@ def check_resumable(snapshot, settings):
     """Refuse to continue from a snapshot of a run with other settings."""
     if not os.path.isfile(snapshot):
         raise data.DataError('--resume: snapshot not found: %s' % snapshot)
+    files.check_npz(snapshot)
     before = files.load_settings(os.path.dirname(snapshot) or '.', settings['script'])
     for name in settings:
+        if name == 'digest' and settings[name] != before.get(name):
+            raise data.DataError(
+                '--resume: the data have other molecules or labels, or in another order, than in '
+                'the run that made %s' % snapshot
+            )
         if settings[name] != before.get(name):
             raise data.DataError(
                 '--resume: %s was %r in the run that made %s, and is %r now; both must be the same'

@@ -13,6 +13,7 @@ import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python
 import chainer
 import numpy
 from common.data import DataError
+from common.data import split_indices
 
 CITATIONS = ('cora', 'citeseer')
 URL = 'https://linqs-data.soe.ucsc.edu/public/lbc/%s.tgz'
@@ -104,8 +105,5 @@ def _both_ways(pairs):
 
 def split(n_nodes, train_ratio, seed):
     """Return (n_nodes,) bool for training, validation and test; the latter two halve the rest."""
-    order = numpy.random.RandomState(seed).permutation(n_nodes)
-    n_train = int(train_ratio * n_nodes)
-    ends = n_train, n_train + (n_nodes - n_train) // 2
-    parts = numpy.split(order, ends)
+    parts = split_indices(n_nodes, train_ratio, seed)
     return [numpy.isin(numpy.arange(n_nodes), part) for part in parts]

@@ -164,6 +164,11 @@ def run(argv=None):
     print('Split: %d training, %d validation, %d test' % tuple(mask.sum() for mask in masks))
     files.make_folder(args.out)
     files.check_not_longer(args.out, args.epoch, args.force)
+    settings = {
+        name: value for name, value in vars(args).items() if name not in ('out', 'device', 'force')
+    }
+    settings.update(script=os.path.basename(__file__), data=network.description)
+    files.start_folder(args.out, settings)
     start = time.perf_counter()
     model, data = train(args, network, masks, device)
     predicted = predict(model, data, device)

@@ -10,7 +10,7 @@ from common.tasks import TASKS
 
 
 def task_of(kind, labels):
-    """Return what is learnt: 'regression' or 'classification' of the columns `labels`."""
+    """Return what is learned: 'regression' or 'classification' of the columns `labels`."""
     return TASKS[kind](labels)
 
 

@@ -11,6 +11,7 @@ import argparse
 import own_data  # before common, which it finds
 from common import arguments
 from common import training
+from common.data import DataError
 from common.tasks import TASKS
 
 
@@ -31,6 +32,9 @@ def run(argv=None):
     )
     arguments.add_training_arguments(parser)
     args = parser.parse_args(argv)
+    for name in args.labels:
+        if args.labels.count(name) > 1:
+            raise DataError('--labels: %s is named twice' % name)
     task = own_data.task_of(args.task, args.labels)
     return training.train(
         task,

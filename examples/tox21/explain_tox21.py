@@ -140,7 +140,7 @@ def run():
     table = pandas.DataFrame(rows, columns=['molecule', 'smiles', 'atom', 'element', 'saliency'])
     with files.table_file(os.path.join(out, 'saliency.csv')) as file:
         table.to_csv(file, index=False, float_format='%.6g')
-    print('Pictures of %d molecules, and saliency.csv: %s' % (len(found), out))
+    print('Pictures of %d molecule(s), and saliency.csv: %s' % (len(found), out))
     return 0
 
 

@@ -110,6 +110,22 @@ def test_split(network_data):
     assert [mask.sum() for mask in masks] == [20, 40, 41]
 
 
+@pytest.mark.parametrize('ratio', ['0.00001', '0.9999'])
+def test_a_split_with_an_empty_part(tmp_path, ratio):
+    words = '--dataset', 'generated', '--out', tmp_path, '-r', ratio
+    error = run_at_once(SCRIPT, *words, status=1)
+    assert 'leaves a part of the split empty' in error and error.count('\n') == 1
+
+
+def test_another_runs_files_do_not_stay(tmp_path):
+    for name in 'settings.json', 'snapshot.npz':
+        (tmp_path / name).write_text('{"script": "train_qm9.py", "data": "sample"}')
+    run_at_once(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '--epoch', '1')
+    assert not (tmp_path / 'snapshot.npz').exists()
+    settings = json.loads((tmp_path / 'settings.json').read_text())
+    assert settings['script'] == 'train_network_graph.py' and settings['unit_num'] == 32
+
+
 def test_a_longer_run_is_not_overwritten(tmp_path):
     words = '--dataset', 'generated', '--out', tmp_path, '--epoch'
     run_at_once(SCRIPT, *words, '2')

@@ -186,21 +186,19 @@ def test_interrupted_training_goes_on_with_the_command_that_is_printed(regressio
         (['--task', 'classification'], "mine.csv row 2: target log S is '-0.5', expected 0, 1 or"),
         (['--labels', 'name'], "mine.csv row 2: target name is 'm0', expected a finite number"),
         (['--data', 'missing.csv'], 'data file not found: /'),
+        (['--data', 'where.csv', '--labels', 'where'], 'a label cannot be called where'),
+        (['--data', 'where.csv', '--labels', 'smiles'], 'a label cannot be called smiles'),
+        (['--data', 'where.csv', '--labels', 'log S'], 'where.csv has 2 columns log S'),
+        (['--labels', 'mass', 'mass'], '--labels: mass is named twice'),
         (['--data', 'separated.csv'], 'found Structure;log S; columns must be separated by commas'),
     ],
 )
 def test_errors_of_the_user_have_no_traceback(regression_file, tmp_path, change, message):
     (tmp_path / 'separated.csv').write_text('Structure;log S\nCCO;1\n')
-    options = {
-        '--data': regression_file,
-        '--smiles-column': 'Structure',
-        '--labels': 'log S',
-        '--task': 'regression',
-        '--out': tmp_path / 'result',
-        **dict([change]),
-    }
-    words = [word for pair in options.items() for word in pair]
-    text = run('train_own.py', *words, status=1, cwd=tmp_path)
+    (tmp_path / 'where.csv').write_text('Structure,where,smiles,log S,log S\nCCO,1,2,3,4\n')
+    options = ['--data', regression_file, '--smiles-column', 'Structure', '--labels', 'log S']
+    options += ['--task', 'regression', '--out', tmp_path / 'result']
+    text = run('train_own.py', *options, *change, status=1, cwd=tmp_path)
     assert text.startswith('error: ') and message in text and text.count('\n') == 1
 
 
@@ -261,7 +259,8 @@ def test_training_data_that_changed_or_moved(regression_file, tmp_path):
     regression_file.write_text(header + ''.join(lines[::-1]))
     assert 'in another order' in run(*predict, status=1)
     resume = ['--resume', tmp_path / 'result' / 'snapshot.npz']
-    assert '--resume: digest was' in run('train_own.py', *options, *resume, status=1, cwd=tmp_path)
+    error = run('train_own.py', *options, *resume, status=1, cwd=tmp_path)
+    assert '--resume: the data have other molecules' in error
 
 
 def train_on(folder, text, *arguments, **options):
@@ -288,6 +287,60 @@ def trained(tmp_path_factory):
 def copy_of(trained, folder):
     shutil.copytree(trained, folder, dirs_exist_ok=True)
     return folder
+
+
+def test_rows_with_more_cells_than_the_header(tmp_path):
+    train_on(tmp_path, TABLE.replace('m7\n', 'm7,5,6\n'))
+    out = tmp_path / 'all.csv'
+    run('predict_own.py', '--in-dir', 'result', '--data', 'mine.csv', '--out', out, cwd=tmp_path)
+    assert [row['name'] for row in rows(out)] == ['m%d' % i for i in range(len(CHAINS))]
+
+
+def test_earlier_predictions_are_not_replaced(trained, tmp_path):
+    predict = 'predict_own.py', '--in-dir', trained / 'result', '--data'
+    first, second = tmp_path / 'first.csv', tmp_path / 'second.csv'
+    run(*predict, trained / 'mine.csv', '--out', first)
+    error = run(*predict, first, '--out', second, status=1)
+    assert "a column 'y predicted', which the predictions would replace; rename it" in error
+    first.write_text(first.read_text().replace('y predicted', 'before').replace('y true', 'y'))
+    run(*predict, first, '--out', second)
+    assert {'before', 'y predicted', 'y true', 'name'} < set(rows(second)[0])
+
+
+def test_predictions_into_a_pipe(trained):
+    done = subprocess.run(
+        command(
+            OWN / 'predict_own.py',
+            ['--in-dir', trained / 'result', '--data', trained / 'mine.csv', '-o', '/dev/stdout'],
+        ),
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode and 'smiles,name,y predicted,y true\n' in done.stdout, done.stderr
+
+
+def test_a_damaged_snapshot_removes_no_other_run(trained, tmp_path):
+    copy_of(trained, tmp_path)
+    damaged = tmp_path / 'damaged'
+    damaged.mkdir()
+    for name in 'settings.json', 'snapshot.npz':
+        content = (tmp_path / 'result' / name).read_bytes()
+        (damaged / name).write_bytes(content)
+    for broken in (content[:-9], content[:200] + b'abcd' + content[204:]):
+        (damaged / 'snapshot.npz').write_bytes(broken)
+        error = train_on(
+            tmp_path,
+            TABLE,
+            '--force',
+            '--resume',
+            damaged / 'snapshot.npz',
+            '--seed',
+            '1',
+            status=1,
+        )
+        assert 'snapshot.npz cannot be loaded, it is damaged' in error
+        assert (tmp_path / 'result' / 'model.npz').exists()
 
 
 @pytest.mark.parametrize('name', ['model.npz', 'settings.json', 'snapshot.npz', 'log'])

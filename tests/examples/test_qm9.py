@@ -424,12 +424,12 @@ def test_broken_molecules_are_counted_and_listed(tmp_path):
         ('smiles,homo\nCC,1\n', 'has no column gap; expected the columns smiles, gap, found'),
         ('SMILES,gap\nCC,1\n', 'has no column smiles'),
         ('', 'cannot be read as CSV'),
-        ('smiles,gap\n', 'none of the 0 molecules can be used'),
+        ('smiles,gap\n', 'the data have no molecules'),
         (
             'smiles,gap\nC1,1\n',
-            "none of the 1 molecules can be used, the first: mine.csv row 2: 'C1'",
+            "none of the 1 molecule(s) can be used, the first: mine.csv row 2: 'C1'",
         ),
-        ('smiles,gap\nCC,1\n', 'leave a part of the split empty'),
+        ('smiles,gap\nCC,1\n', 'leaves a part of the split empty'),
     ],
 )
 def test_bad_files(qm9_data, data, tmp_path, text, message):
@@ -470,7 +470,7 @@ def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeyp
     table = data.typed_smiles(['CC', 'C1'], ['gap'])
     with pytest.raises(ValueError, match='something else'):
         data.preprocess(table, 'rsgcn', table[['gap']].to_numpy('f'))
-    with pytest.raises(data.DataError, match='none of the 1 molecules can be used'):
+    with pytest.raises(data.DataError, match=r'none of the 1 molecule\(s\) can be used'):
         data.preprocess(table[1:], 'rsgcn', table[['gap']].to_numpy('f')[1:])
 
 
