@@ -42,32 +42,20 @@ SECONDS = 600  # after which a run is given up
 # train, predict: script and options; {data} stands for the folder of the data. at_root: it wants
 # the checkout's root as folder, modules that the wheel lacks, and other lines than the two.
 Example = collections.namedtuple('Example', 'train predict at_root', defaults=(None, False))
-SMALL = '-e 1 -b 32 -u 8 -c 2'
+SMALL = ' -e 1 -b 32 -u 8 -c 2 -m {method}'
+OWN = ' --label value1 value2 --datafile {data}/own.csv'
 EXAMPLES = {
-    'qm9': Example(
-        'train_qm9.py %s -l A --num-data %d -m {method}' % (SMALL, N_MOLECULES),
-        'predict_qm9.py -l A --num-data %d -m {method} --in-dir result' % N_MOLECULES,
-    ),
-    'tox21': Example(
-        'train_tox21.py %s -l NR-AR --num-data %d -m {method}' % (SMALL, N_MOLECULES),
-        'predict_tox21_with_classifier.py --num-data %d --in-dir result' % N_MOLECULES,
-    ),
+    'qm9': Example('train_qm9.py -l A' + SMALL, 'predict_qm9.py -l A -m {method}'),
+    'tox21': Example('train_tox21.py -l NR-AR' + SMALL, 'predict_tox21_with_classifier.py'),
     'own_dataset': Example(
-        'train_own_dataset.py %s --label value1 value2 --datafile {data}/own.csv -m {method}'
-        % SMALL,
-        'predict_own_dataset.py --label value1 value2 --datafile {data}/own.csv --in-dir result'
-        ' -m {method}',
+        'train_own_dataset.py' + SMALL + OWN, 'predict_own_dataset.py -m {method}' + OWN
     ),
-    'molnet': Example(
-        'train_molnet.py %s -d bbbp --num-data %d -m {method}' % (SMALL, N_MOLECULES),
-        'predict_molnet.py -d bbbp --num-data %d -m {method} --in-dir result' % N_MOLECULES,
-    ),
+    'molnet': Example('train_molnet.py -d bbbp' + SMALL, 'predict_molnet.py -d bbbp -m {method}'),
     'molnet_wle': Example(
-        'train_molnet_wle.py %s -d bbbp --num-data %d -m {method}' % (SMALL, N_MOLECULES),
-        'predict_molnet_wle.py -d bbbp --num-data %d -m {method} --in-dir result' % N_MOLECULES,
+        'train_molnet_wle.py -d bbbp' + SMALL, 'predict_molnet_wle.py -d bbbp -m {method}'
     ),
-    'network_graph': Example('train_network_graph.py -e 1 -m {method}', None, True),
-    'network_graph, --coo': Example('train_network_graph.py -e 1 --coo -m {method}', None, True),
+    'network_graph': Example('train_network_graph.py -e 1 -m {method}', at_root=True),
+    'network_graph, --coo': Example('train_network_graph.py -e 1 --coo -m {method}', at_root=True),
 }
 
 

@@ -29,13 +29,8 @@ parser.add_argument('--method', '-m', choices=method_list)
 parser.add_argument('--label', '-l')
 for short, name in (('-e', '--epoch'), ('-b', '--batch'), ('-u', '--unit'), ('-c', '--conv')):
     parser.add_argument(short, name, type=int)
-parser.add_argument('--num-data', type=int)
 args = parser.parse_args()
-dataset = D.get_qm9(
-    preprocess_method_dict[args.method](),
-    labels=args.label,
-    target_index=numpy.arange(args.num_data),
-)
+dataset = D.get_qm9(preprocess_method_dict[args.method](), labels=args.label)
 scaler = StandardScaler()
 scaler.fit(numpy.array([example[-1] for example in dataset]))
 predictor = set_up_predictor(args.method, args.unit, args.conv, 1, scaler)
@@ -53,12 +48,11 @@ from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from chainer_chemistry.models.prediction import Regressor
 
 parser = argparse.ArgumentParser()
-for short, name in ('-m', '--method'), ('-l', '--label'), ('-i', '--in-dir'):
+for short, name in ('-m', '--method'), ('-l', '--label'):
     parser.add_argument(short, name)
-parser.add_argument('--num-data', type=int)
 args = parser.parse_args()
 dataset = D.get_qm9(preprocess_method_dict[args.method](), labels=args.label)
-regressor = Regressor.load_pickle(os.path.join(args.in_dir, 'regressor.pkl'))
+regressor = Regressor.load_pickle(os.path.join('result', 'regressor.pkl'))
 
 
 def inputs(batch, device=None):
