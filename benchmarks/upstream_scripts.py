@@ -39,9 +39,9 @@ from benchmarks.training.example_runs import THREADS
 N_MOLECULES, N_NODES = 120, 60
 SECONDS = 600  # after which a run is given up
 
-# train, predict: script and options; {data} stands for the folder of the data. at_root: it wants
-# the checkout's root as folder, modules that the wheel lacks, and other lines than the two.
-Example = collections.namedtuple('Example', 'train predict at_root', defaults=(None, False))
+# train, predict: script and options; {data} stands for the folder of the data. of_networks: it
+# wants modules of the checkout, which the wheel lacks, and other lines than the two.
+Example = collections.namedtuple('Example', 'train predict of_networks', defaults=(None, False))
 SMALL = ' -e 1 -b 32 -u 8 -c 2 -m {method}'
 OWN = ' --label value1 value2 --datafile {data}/own.csv'
 EXAMPLES = {
@@ -54,8 +54,10 @@ EXAMPLES = {
     'molnet_wle': Example(
         'train_molnet_wle.py -d bbbp' + SMALL, 'predict_molnet_wle.py -d bbbp -m {method}'
     ),
-    'network_graph': Example('train_network_graph.py -e 1 -m {method}', at_root=True),
-    'network_graph, --coo': Example('train_network_graph.py -e 1 --coo -m {method}', at_root=True),
+    'network_graph': Example('train_network_graph.py -e 1 -m {method}', of_networks=True),
+    'network_graph, --coo': Example(
+        'train_network_graph.py -e 1 --coo true -m {method}', of_networks=True
+    ),
 }
 
 
@@ -70,7 +72,7 @@ def write_data(root):
         _write_molecules(root)
     finally:
         download.set_dataset_root(previous)
-    _write_citations(root / 'cora')
+    _write_citations(root / 'pfnet' / 'chainer' / 'cora')
 
 
 def _write_molecules(root):
@@ -96,7 +98,7 @@ def _write_molecules(root):
 
 def _write_citations(folder):
     """Write a graph in Cora's format: names, words and topic of each node; links."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     nodes = [
         '%d\t%s\ttopic%d\n' % (i, '\t'.join('01'[i // 8 % 2] * 6), i % 3) for i in range(N_NODES)
     ]
@@ -158,13 +160,11 @@ def run_example(checkout, data, example, method):
     of = EXAMPLES[example]
     folder = example.partition(',')[0]
     found = {}
-    for way in ('unchanged',) if of.at_root else ('unchanged', 'two lines'):
+    for way in ('unchanged',) if of.of_networks else ('unchanged', 'two lines'):
         found[way] = {}
         with tempfile.TemporaryDirectory() as root:
-            place = pathlib.Path(root) / 'examples' / folder
+            place = pathlib.Path(root) / folder
             shutil.copytree(checkout / 'examples' / folder, place)
-            if of.at_root:
-                shutil.copytree(data / 'cora', place / 'cora', dirs_exist_ok=True)
             for line in filter(None, (of.train, of.predict)):
                 name, *options = line.format(method=method, data=data).split()
                 script = place / name
@@ -173,8 +173,8 @@ def run_example(checkout, data, example, method):
                 argv = [str(script), *options]
                 if way == 'unchanged':
                     argv = ['-m', 'chainer_bspmm', 'run', *argv]
-                path = [root, str(checkout)] if of.at_root else []
-                found[way][name] = run(argv, root if of.at_root else place, path, data)
+                path = [str(checkout)] if of.of_networks else []
+                found[way][name] = run(argv, place, path, data)
                 if found[way][name]:
                     break
     return found
@@ -185,7 +185,9 @@ def run(argv, cwd, path, data):
     environment = dict(
         os.environ,
         CHAINER_DATASET_ROOT=str(data),
-        PYTHONPATH=os.pathsep.join([*path, str(harness.ROOT)]),
+        PYTHONPATH=os.pathsep.join(
+            [*path, str(harness.ROOT), *filter(None, [os.environ.get('PYTHONPATH')])]
+        ),
         **THREADS,
     )
     try:

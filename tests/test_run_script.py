@@ -196,6 +196,17 @@ def test_upstreams_plot_scripts_annotate(command, tmp_path):
     assert command('run', 'script.py').stdout == '1.5 2\n'
 
 
+def test_upstreams_network_script_reads_a_bool(command, tmp_path):
+    (tmp_path / 'script.py').write_text(
+        'from distutils.util import strtobool\n'
+        'print([int(strtobool(text)) for text in ("yes", "True", "off", "0")])\n'
+        'strtobool("maybe")\n'
+    )
+    done = command('run', 'script.py')
+    assert done.stdout == '[1, 1, 0, 0]\n'
+    assert done.stderr.rstrip().endswith("ValueError: invalid truth value 'maybe'")
+
+
 def test_a_link_to_a_script_is_on_the_path_of_what_it_links_to(command, tmp_path):
     (tmp_path / 'real').mkdir()
     (tmp_path / 'real' / 'neighbour.py').write_text('value = 7\n')

@@ -1,6 +1,9 @@
-"""A repair for what the example scripts of Chainer Chemistry call themselves: only under `run`."""
+"""Repairs for what the example scripts of Chainer Chemistry call themselves: only under `run`."""
 
 import functools
+import importlib.util
+import sys
+import types
 
 from chainer_bspmm.compat.hooks import repairs
 
@@ -17,3 +20,24 @@ def annotate_takes_s(module):
         return annotate(self, *args, **kwargs)
 
     module.Axes.annotate = annotate_with_s
+
+
+def strtobool(text):
+    """Act as ``distutils.util.strtobool``: return 1 for yes and 0 for no.
+
+    Raises:
+        ValueError: another text.
+    """
+    word = text.lower()
+    if word in ('y', 'yes', 't', 'true', 'on', '1'):
+        return 1
+    if word in ('n', 'no', 'f', 'false', 'off', '0'):
+        return 0
+    raise ValueError('invalid truth value %r' % word)
+
+
+# network_graph/train_network_graph.py. Python 3.12 lacks distutils, setuptools may bring it.
+if importlib.util.find_spec('distutils') is None:
+    sys.modules['distutils'] = types.ModuleType('distutils')
+    sys.modules['distutils.util'] = util = types.ModuleType('distutils.util')
+    sys.modules['distutils'].util, util.strtobool = util, strtobool
