@@ -70,6 +70,7 @@ def read_csv(path, smiles_column, columns, task, missing='refuse'):
             keep_default_na=False,
             skip_blank_lines=False,
             usecols=[name for name in header if name in wanted],
+            index_col=False,  # no index of the first column where the first row has more cells
             encoding_errors='replace',
         )
     except (ValueError, OSError, EOFError, zlib.error) as error:
@@ -189,7 +190,9 @@ def other_columns(path, table):
         dtype=str,
         keep_default_na=False,
         skip_blank_lines=False,
-        usecols=range(len(_header(path))),  # without it, a row with more cells would be an error
+        # Without these, rows with more cells would be an error, or shift the columns.
+        usecols=range(len(_header(path))),
+        index_col=False,
         encoding_errors='replace',  # only SMILES and labels need be UTF-8
     )
     rows = [int(where.rpartition(' ')[2]) - 2 for where in table['where']]
