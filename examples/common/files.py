@@ -32,7 +32,7 @@ RUN_FILES = [
     PLOT_FILE,
 ]
 # Files that become invalid when the settings change.
-STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE]
+STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE, PLOT_FILE]
 # Folders of LogReport and of a file with this name, with eight characters of `tempfile`.
 TEMPORARY = re.compile(re.escape(LOG_FILE) + r'[a-z0-9_]{8}|tmp(.+\..+)[a-z0-9_]{8}')
 DAMAGED = '%s cannot be loaded, it is damaged or another kind of file: %s'
@@ -103,7 +103,8 @@ def start_folder(out, settings):
     path = os.path.join(out, SETTINGS_FILE)
     here = {'folder': os.path.abspath(out)}
     settings = {**settings, **here}
-    if os.path.exists(path) and {**load_settings(out, settings['script']), **here} != settings:
+    before = os.path.exists(path) and {**load_settings(out, settings['script']), **here}
+    if before and before != {**EARLIER, **settings}:
         of_ranks = glob.glob(glob.escape(os.path.join(out, SNAPSHOT_FILE)) + '.[0-9]*')
         for name in [*(os.path.join(out, name) for name in STALE_FILES), *of_ranks]:
             if os.path.exists(name):

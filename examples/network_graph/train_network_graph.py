@@ -25,6 +25,7 @@ from chainer_chemistry.models.prediction.node_classifier import NodeClassifier
 from common import arguments
 from common import files
 from common import training
+from common.data import DataError
 from sklearn.linear_model import LogisticRegression
 
 METHODS = {'gin_sparse': GINSparse, 'gin': GIN}
@@ -162,6 +163,10 @@ def run(argv=None):
     )
     masks = network_data.split(n_nodes, args.train_data_ratio, args.seed)
     print('Split: %d training, %d validation, %d test' % tuple(mask.sum() for mask in masks))
+    if len(numpy.unique(network.y[masks[0]])) < 2:
+        raise DataError(
+            '--train-data-ratio: the training nodes are of one class, expected two or more'
+        )
     files.make_folder(args.out)
     files.check_not_longer(args.out, args.epoch, args.force)
     settings = {

@@ -110,20 +110,39 @@ def test_split(network_data):
     assert [mask.sum() for mask in masks] == [20, 40, 41]
 
 
-@pytest.mark.parametrize('ratio', ['0.00001', '0.9999'])
-def test_a_split_with_an_empty_part(tmp_path, ratio):
+@pytest.mark.parametrize(
+    'ratio, message',
+    [
+        ('0.00001', 'leaves a part of the split empty'),
+        ('0.9999', 'leaves a part of the split empty'),
+        ('0.0005', 'the training nodes are of one class'),
+    ],
+)
+def test_splits_that_are_refused(tmp_path, ratio, message):
     words = '--dataset', 'generated', '--out', tmp_path, '-r', ratio
     error = run_at_once(SCRIPT, *words, status=1)
-    assert 'leaves a part of the split empty' in error and error.count('\n') == 1
+    assert message in error and error.count('\n') == 1
 
 
 def test_another_runs_files_do_not_stay(tmp_path):
-    for name in 'settings.json', 'snapshot.npz':
+    for name in 'settings.json', 'snapshot.npz', 'learning_curve.png':
         (tmp_path / name).write_text('{"script": "train_qm9.py", "data": "sample"}')
     run_at_once(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '--epoch', '1')
-    assert not (tmp_path / 'snapshot.npz').exists()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {'log', 'model.npz', 'result.json', 'settings.json'}
     settings = json.loads((tmp_path / 'settings.json').read_text())
     assert settings['script'] == 'train_network_graph.py' and settings['unit_num'] == 32
+
+
+def test_the_model_stays_until_a_run_with_the_same_settings_has_another(tmp_path, network_data):
+    from common import files
+
+    run_at_once(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '--epoch', '1')
+    settings = json.loads((tmp_path / 'settings.json').read_text())
+    files.start_folder(tmp_path, settings)
+    assert (tmp_path / 'model.npz').exists()
+    files.start_folder(tmp_path, {**settings, 'epoch': 2})
+    assert not (tmp_path / 'model.npz').exists()
 
 
 def test_a_longer_run_is_not_overwritten(tmp_path):
