@@ -35,6 +35,16 @@ RUN_FILES = [
 STALE_FILES = [MODEL_FILE, SNAPSHOT_FILE, RESULT_FILE, PLOT_FILE]
 # Folders of LogReport and of a file with this name, with eight characters of `tempfile`.
 TEMPORARY = re.compile(re.escape(LOG_FILE) + r'[a-z0-9_]{8}|tmp(.+\..+)[a-z0-9_]{8}')
+UNREADABLE = (  # of an archive that is damaged or another kind of file, when it is read
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    RuntimeError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 DAMAGED = '%s cannot be loaded, it is damaged or another kind of file: %s'
 COMPRESSED = '.gz', '.bz2', '.zip', '.xz', '.zst'  # endings that pandas knows
 # Settings that earlier versions did not write.
@@ -168,12 +178,13 @@ def save_model(out, model):
     return path
 
 
-def check_npz(path):
-    """Refuse a damaged file before anything depends on it."""
+def check_snapshot(path):
+    """Refuse a file that is no whole snapshot of a trainer before anything depends on it."""
     try:
         with zipfile.ZipFile(path) as file:
+            file.getinfo('updater/iteration.npy')  # a model has none
             damaged = file.testzip()
-    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise DataError(DAMAGED % (path, error)) from error
     if damaged:
         raise DataError(DAMAGED % (path, damaged))
@@ -183,14 +194,7 @@ def load_npz(path, target):
     """Load a model or a trainer from its file."""
     try:
         serializers.load_npz(path, target)
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        ValueError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
+    except UNREADABLE as error:
         raise DataError(DAMAGED % (path, error)) from error
 
 

@@ -298,9 +298,6 @@ def on_device(dataset, device):
 
 def check_resumable(snapshot, settings):
     """Refuse to continue from a snapshot of a run with other settings."""
-    if not os.path.isfile(snapshot):
-        raise data.DataError('--resume: snapshot not found: %s' % snapshot)
-    files.check_npz(snapshot)
     before = files.load_settings(os.path.dirname(snapshot) or '.', settings['script'])
     for name in settings:
         if name == 'digest' and settings[name] != before.get(name):
@@ -469,6 +466,10 @@ def prepare(task, read, args, script, own_settings, device, ranks):
         tuple: what all ranks need: settings (dict), labels of training and validation part, seconds
         for the data; the parts of the data set: training, validation, test.
     """
+    if args.resume:  # before it takes the time that the data take, and a file is removed
+        if not os.path.isfile(args.resume):
+            raise data.DataError('--resume: snapshot not found: %s' % args.resume)
+        files.check_snapshot(args.resume)
     files.make_folder(args.out)
     if files.is_one_of(args.data, files.of_run(args.out)):
         raise data.DataError('--data: %s would be overwritten, use another --out' % args.data)

@@ -322,13 +322,21 @@ def test_predictions_into_a_pipe(trained):
 
 
 def test_a_damaged_snapshot_removes_no_other_run(trained, tmp_path):
-    copy_of(trained, tmp_path)
+    result = copy_of(trained, tmp_path) / 'result'
+    (result / 'failed.csv').write_text('of the other run')
+    before = sorted(result.iterdir())
     damaged = tmp_path / 'damaged'
     damaged.mkdir()
     for name in 'settings.json', 'snapshot.npz':
-        content = (tmp_path / 'result' / name).read_bytes()
+        content = (result / name).read_bytes()
         (damaged / name).write_bytes(content)
-    for broken in (content[:-9], content[:200] + b'abcd' + content[204:]):
+    flags = content.index(b'PK\1\2') + 8  # in the directory at the end
+    for broken in (
+        content[:-9],
+        content[:200] + b'abcd' + content[204:],
+        content[:flags] + b'\1' + content[flags + 1 :],  # seems encrypted
+        (result / 'model.npz').read_bytes(),
+    ):
         (damaged / 'snapshot.npz').write_bytes(broken)
         error = train_on(
             tmp_path,
@@ -341,7 +349,7 @@ def test_a_damaged_snapshot_removes_no_other_run(trained, tmp_path):
             status=1,
         )
         assert 'snapshot.npz cannot be loaded, it is damaged' in error
-        assert (tmp_path / 'result' / 'model.npz').exists()
+        assert sorted(result.iterdir()) == before
 
 
 @pytest.mark.parametrize('name', ['model.npz', 'settings.json', 'snapshot.npz', 'log'])
