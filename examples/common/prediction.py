@@ -126,14 +126,16 @@ def predict(args, script, task_of, read):
         int: the exit status.
     """
     settings, task, model = load(args.in_dir, script, task_of, args.dense, get_device(args.device))
-    out = args.out or os.path.join(args.in_dir, 'predictions.csv')
+    in_folder = os.path.join(args.in_dir, 'predictions.csv')
+    out = args.out or in_folder
     folder = os.path.dirname(out) or '.'
     if not os.path.isdir(folder):
         raise data.DataError('--out: no such folder: %s' % folder)
     if os.path.isdir(out) or not os.access(out if os.path.exists(out) else folder, os.W_OK):
         raise data.DataError('--out: cannot write the file %s' % out)
-    # Neither the training's file nor another one in the folder.
-    failed_file = os.path.splitext(out)[0] + '_failed.csv'
+    # Neither the training's file nor another one in the folder, nor one beside /dev/stdout.
+    is_special = os.path.exists(out) and not os.path.isfile(out)
+    failed_file = os.path.splitext(in_folder if is_special else out)[0] + '_failed.csv'
     sources = [*filter(None, (args.data, settings['data'])), *files.of_run(args.in_dir)]
     for path in (out, failed_file):
         if files.is_one_of(path, sources):
@@ -142,7 +144,8 @@ def predict(args, script, task_of, read):
 
     others = data.other_columns(args.data or settings['data'], table) if not args.smiles else ()
     for name in task.names:
-        for title in task.column_titles(name):
+        predicted, true = task.column_titles(name)
+        for title in (predicted, true) if table[name].notna().any() else (predicted,):
             if title in others:
                 raise data.DataError(
                     'the data have a column %r, which the predictions would replace; rename it'

@@ -303,22 +303,28 @@ def test_earlier_predictions_are_not_replaced(trained, tmp_path):
     run(*predict, trained / 'mine.csv', '--out', first)
     error = run(*predict, first, '--out', second, status=1)
     assert "a column 'y predicted', which the predictions would replace; rename it" in error
-    first.write_text(first.read_text().replace('y predicted', 'before').replace('y true', 'y'))
+    text = first.read_text().replace('y predicted', 'before')
+    first.write_text(text)
+    run(*predict, first, '--out', second)  # no label y here: nothing replaces y true
+    assert list(rows(second)[0]) == ['smiles', 'name', 'before', 'y true', 'y predicted']
+    first.write_text(text.replace('y true', 'y'))
     run(*predict, first, '--out', second)
-    assert {'before', 'y predicted', 'y true', 'name'} < set(rows(second)[0])
+    assert list(rows(second)[0]) == ['smiles', 'name', 'before', 'y predicted', 'y true']
+    first.write_text(text.replace('name', 'y'))
+    first.write_text(first.read_text().replace(',m', ','))
+    error = run(*predict, first, '--out', second, status=1)
+    assert "a column 'y true', which the predictions would replace; rename it" in error
 
 
-def test_predictions_into_a_pipe(trained):
+def test_predictions_into_a_pipe(trained, tmp_path):
+    result = copy_of(trained, tmp_path) / 'result'
+    (tmp_path / 'new.csv').write_text('smiles,name\nCCO,a\nC1,b\n')
+    words = ['--in-dir', result, '--data', tmp_path / 'new.csv', '-o', '/dev/stdout']
     done = subprocess.run(
-        command(
-            OWN / 'predict_own.py',
-            ['--in-dir', trained / 'result', '--data', trained / 'mine.csv', '-o', '/dev/stdout'],
-        ),
-        env=environment(),
-        capture_output=True,
-        text=True,
+        command(OWN / 'predict_own.py', words), env=environment(), capture_output=True, text=True
     )
-    assert not done.returncode and 'smiles,name,y predicted,y true\n' in done.stdout, done.stderr
+    assert not done.returncode and 'smiles,name,y predicted\nCCO,a,' in done.stdout, done.stderr
+    assert [row['smiles'] for row in rows(result / 'predictions_failed.csv')] == ['C1']
 
 
 def test_a_damaged_snapshot_removes_no_other_run(trained, tmp_path):
