@@ -40,7 +40,6 @@ UNREADABLE = (  # of an archive that is damaged or another kind of file, when it
     EOFError,
     KeyError,
     ValueError,
-    RuntimeError,
     pickle.UnpicklingError,
     zipfile.BadZipFile,
     zlib.error,
@@ -184,7 +183,7 @@ def check_snapshot(path):
         with zipfile.ZipFile(path) as file:
             file.getinfo('updater/iteration.npy')  # a model has none
             damaged = file.testzip()
-    except UNREADABLE as error:
+    except (*UNREADABLE, RuntimeError) as error:  # the latter where a part seems encrypted
         raise DataError(DAMAGED % (path, error)) from error
     if damaged:
         raise DataError(DAMAGED % (path, damaged))
