@@ -125,7 +125,9 @@ OF_EDGES = {
     'chainer_bspmm.dataset.to_sparse(batch, %s), device))' % n_edge_types
     for method, n_edge_types in (('gin_sparse', None), ('relgcn_sparse', 4))
 }
-CONVERTERS = re.compile(r'(?<![\w.])(?:\w+\.converter\b|converter_method_dict\[[\w.]+\])')
+CONVERTERS = re.compile(  # where they are read
+    r'(?<![\w.])(?:\w+\.converter\b|converter_method_dict\[[\w.]+\])(?!\s*=[^=])'
+)
 
 
 def with_two_lines(source, method):

@@ -101,8 +101,11 @@ def test_edits():
     assert (
         'chainer_bspmm.dataset.to_sparse(batch, 4), device))(batch, device=device)[:-1]' in edited
     )
-    chosen = upstream_scripts.with_two_lines('converter = converter_method_dict[method]\n', 'nfp')
-    assert chosen == 'import chainer_bspmm\nconverter = chainer_bspmm.concat_mols\n'
+    chosen = 'converter_method_dict[key] = own\nconverter = converter_method_dict[method]\n'
+    edited = upstream_scripts.with_two_lines(chosen, 'nfp')
+    assert edited == 'import chainer_bspmm\n' + chosen.replace(
+        'converter_method_dict[method]', 'chainer_bspmm.concat_mols'
+    )
     with pytest.raises(ValueError, match='found nothing to edit'):
         upstream_scripts.with_two_lines('print(1)', 'rsgcn')
 
