@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from chainer_bspmm.compat import script_repairs
 from tests.support.processes import Forks, environment
 
 # As the interpreter does for -m.
@@ -196,15 +197,19 @@ def test_upstreams_plot_scripts_annotate(command, tmp_path):
     assert command('run', 'script.py').stdout == '1.5 2\n'
 
 
-def test_upstreams_network_script_reads_a_bool(command, tmp_path):
+def test_upstreams_network_script_reads_a_bool(tmp_path, monkeypatch):
+    monkeypatch.setenv('SETUPTOOLS_USE_DISTUTILS', 'stdlib')  # no distutils from Python 3.12 on
     (tmp_path / 'script.py').write_text(
         'from distutils.util import strtobool\n'
         'print([int(strtobool(text)) for text in ("yes", "True", "off", "0")])\n'
         'strtobool("maybe")\n'
     )
-    done = command('run', 'script.py')
+    done = run('-m', 'chainer_bspmm', 'run', 'script.py', cwd=tmp_path)
     assert done.stdout == '[1, 1, 0, 0]\n'
     assert done.stderr.rstrip().endswith("ValueError: invalid truth value 'maybe'")
+    assert [script_repairs.strtobool(text) for text in ('yes', 'True', 'off', '0')] == [1, 1, 0, 0]
+    with pytest.raises(ValueError, match="invalid truth value 'maybe'"):
+        script_repairs.strtobool('maybe')
 
 
 def test_a_link_to_a_script_is_on_the_path_of_what_it_links_to(command, tmp_path):
