@@ -34,7 +34,7 @@ from rdkit import Chem
 
 from benchmarks import data_sets
 from benchmarks import harness
-from benchmarks.training.example_runs import THREADS
+from benchmarks.training import example_runs
 
 N_MOLECULES, N_NODES = 120, 60
 SECONDS = 600  # after which a run is given up
@@ -99,9 +99,7 @@ def _write_molecules(root):
 def _write_citations(folder):
     """Write a graph in Cora's format: names, words and topic of each node; links."""
     folder.mkdir(parents=True)
-    nodes = [
-        '%d\t%s\ttopic%d\n' % (i, '\t'.join('01'[i // 8 % 2] * 6), i % 3) for i in range(N_NODES)
-    ]
+    nodes = ['%d\t%d\t%d\t1\ttopic%d\n' % (i, i % 2, i % 5 == 0, i % 3) for i in range(N_NODES)]
     (folder / 'cora.content').write_text(''.join(nodes))
     rng = numpy.random.RandomState(0)
     links = ['%d\t%d\n' % tuple(pair) for pair in rng.randint(0, N_NODES, (3 * N_NODES, 2))]
@@ -184,14 +182,8 @@ def run_example(checkout, data, example, method):
 
 def run(argv, cwd, path, data):
     """Run one script; return None, or the end of what it printed."""
-    environment = dict(
-        os.environ,
-        CHAINER_DATASET_ROOT=str(data),
-        PYTHONPATH=os.pathsep.join(
-            [*path, str(harness.ROOT), *filter(None, [os.environ.get('PYTHONPATH')])]
-        ),
-        **THREADS,
-    )
+    environment = dict(example_runs.environment(), CHAINER_DATASET_ROOT=str(data))
+    environment['PYTHONPATH'] = os.pathsep.join([*path, environment['PYTHONPATH']])
     try:
         done = subprocess.run(
             [sys.executable, *argv],
@@ -215,7 +207,6 @@ def main(argv=None):
     parser = harness.argument_parser(__doc__)
     parser.add_argument('--checkout', type=pathlib.Path, required=True, help='of Chainer Chemistry')
     parser.add_argument('--examples', nargs='+', choices=EXAMPLES, default=list(EXAMPLES))
-    parser.add_argument('--methods', nargs='+', help='only these; default: all of each script')
     args = parser.parse_args(argv)
     checkout = args.checkout.resolve()
     result = {
@@ -237,10 +228,7 @@ def main(argv=None):
                 name = script.relative_to(checkout).as_posix()
                 result['scripts'][name] = hashlib.sha256(script.read_bytes()).hexdigest()
             for method in methods_of((folder / EXAMPLES[example].train.split()[0]).read_text()):
-                if args.methods is None or method in args.methods:
-                    runs[example, method] = pool.submit(
-                        run_example, checkout, data, example, method
-                    )
+                runs[example, method] = pool.submit(run_example, checkout, data, example, method)
         for (example, method), future in runs.items():
             found = result['examples'][example][method] = future.result()
             for way, scripts in found.items():

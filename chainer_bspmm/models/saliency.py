@@ -222,25 +222,26 @@ class _Now:
     """
 
     def __init__(self, calculator):
-        self.places, self.is_spread = None, False
-        self._target = getattr(calculator.target_extractor, 'target_link', None)
+        self.begin(None)
         self.models = [link for link in calculator.model.links() if isinstance(link, SparseModel)]
+        target = getattr(calculator.target_extractor, 'target_link', None)
+        self._is_input = target is None  # the first one
+        self._is_of_atoms = any(
+            link is target and not OF_MOLECULES.search(name)
+            for model in self.models
+            for name, link in model.namedlinks(skipself=True)
+        )
 
     def begin(self, adj):
         self.places, self.is_spread = None if adj is None else Places(adj), False
 
     def are_rows(self, array):
-        return self.places is not None and self.places.are_rows(array, self._has_rows())
-
-    def _has_rows(self):
-        """Return whether the target is of atoms."""
-        if self._target is None:  # the first input
-            return self.places.layout != 'padded'
-        return any(
-            link is self._target and not OF_MOLECULES.search(name)
-            for model in self.models
-            for name, link in model.namedlinks(skipself=True)
-        )
+        """Return whether the target, or what has its shape, is of atoms and to be padded."""
+        if self.places is None:
+            return False
+        is_padded = self._is_input and self.places.layout == 'padded'
+        of_atoms = self._is_input or self._is_of_atoms
+        return self.places.are_rows(array, of_atoms and not is_padded)
 
 
 def _of_molecules(forward):

@@ -271,6 +271,8 @@ def _from_arrays(matrices, layout, padded_to):
     first = offsets[graph]
     row_nnz = numpy.bincount(first + row, minlength=int(offsets[-1]))
     indices = (first + column) * n_relations + relation
+    if (data == 1).all():
+        data = None
     return _fields(
         sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, data, symmetric
     )
@@ -329,7 +331,7 @@ def _fields(sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, da
     return {
         'indptr': starts_of(row_nnz).astype(numpy.int32),
         'indices': indices.astype(numpy.int32, copy=False),
-        'data': None if data is None or (data == 1).all() else data,
+        'data': data,
         'row_offsets': offsets.astype(numpy.int32),
         'col_offsets': (offsets * n_relations).astype(numpy.int32),
         'n_relations': n_relations,

@@ -311,7 +311,7 @@ def preprocess(table, method, labels, dense=False, cache=False):
         (table['where'].iloc[i], table['smiles'].iloc[i], reasons[i]) for i in sorted(reasons)
     ]
     kept = [i for i in range(len(table)) if i not in reasons]
-    if not reasons and not kept:
+    if table.empty:
         raise DataError('the data have no molecules')
     if not kept:
         raise DataError(

@@ -142,7 +142,9 @@ def predict(args, script, task_of, read):
             raise data.DataError('--out: %s holds the data that are read' % path)
     dataset, table, kept = molecules(args, settings, task, read, failed_file)
 
-    others = data.other_columns(args.data or settings['data'], table) if not args.smiles else ()
+    others = pandas.DataFrame(index=table.index)
+    if not args.smiles:
+        others = data.other_columns(args.data or settings['data'], table)
     for name in task.names:
         predicted, true = task.column_titles(name)
         for title in (predicted, true) if table[name].notna().any() else (predicted,):
@@ -153,9 +155,7 @@ def predict(args, script, task_of, read):
                 )
     converter = converter_for(settings, args.layout, args.dense)
     predictions = task.predict(model, dataset, converter, args.batchsize)
-    result = pandas.DataFrame({'smiles': table['smiles']})
-    if not args.smiles:
-        result = result.join(others)
+    result = pandas.DataFrame({'smiles': table['smiles']}).join(others)
     for name, values in zip(task.names, predictions.T):
         predicted, true = task.column_titles(name)
         # One row for each molecule of the input, empty where there is no prediction.

@@ -300,16 +300,17 @@ def check_resumable(snapshot, settings):
     """Refuse to continue from a snapshot of a run with other settings."""
     before = files.load_settings(os.path.dirname(snapshot) or '.', settings['script'])
     for name in settings:
-        if name == 'digest' and settings[name] != before.get(name):
+        if settings[name] == before.get(name):
+            continue
+        if name == 'digest':
             raise data.DataError(
                 '--resume: the data have other molecules or labels, or in another order, than in '
                 'the run that made %s' % snapshot
             )
-        if settings[name] != before.get(name):
-            raise data.DataError(
-                '--resume: %s was %r in the run that made %s, and is %r now; both must be the same'
-                % (name, before.get(name), snapshot, settings[name])
-            )
+        raise data.DataError(
+            '--resume: %s was %r in the run that made %s, and is %r now; both must be the same'
+            % (name, before.get(name), snapshot, settings[name])
+        )
 
 
 def resume_command(script, parser, args, ranks):
