@@ -7,11 +7,11 @@ stored results in ``benchmarks/results`` come from the whole ones, run one by on
 import subprocess
 import sys
 
-from benchmarks.harness import ROOT
+from benchmarks import harness
 from benchmarks.data_sets import QM9_SAMPLE
 from chainer_bspmm import info
 
-OUT = ROOT / 'build' / 'bench'
+OUT = harness.ROOT / 'build' / 'bench'
 
 # module -> arguments of a short run
 CPU = {
@@ -45,17 +45,20 @@ LONG = {
 
 
 def main():
+    args = harness.argument_parser(__doc__).parse_args()
+    out = args.out or str(OUT)
     n_gpus, reason = info.count_gpus()
     skipped = dict(LONG if n_gpus else {**dict.fromkeys(GPU, 'needs a GPU: %s' % reason), **LONG})
     failed = []
     for name, arguments in {**CPU, **(GPU if n_gpus else {})}.items():
-        command = ['-m', 'benchmarks.' + name, '--out', str(OUT), *map(str, arguments)]
+        command = ['-m', 'benchmarks.' + name, '--commit', args.commit, '--out', out]
+        command += map(str, arguments)
         print('\n== python %s' % ' '.join(command), flush=True)
-        if subprocess.run([sys.executable, *command], cwd=ROOT).returncode:
+        if subprocess.run([sys.executable, *command], cwd=harness.ROOT).returncode:
             failed.append(name)
     for name, why in skipped.items():
         print('skipped: python -m benchmarks.%s (%s)' % (name, why))
-    print('results: %s%s' % (OUT, '; failed: ' + ', '.join(failed) if failed else ''))
+    print('results: %s%s' % (out, '; failed: ' + ', '.join(failed) if failed else ''))
     return 1 if failed else 0
 
 

@@ -34,7 +34,12 @@ TITLES = {
 def argument_parser(doc: str) -> argparse.ArgumentParser:
     """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument('--commit', help='commit to record in the result; default: ask git')
+    parser.add_argument(
+        '--commit',
+        type=_commit,
+        default='',  # which argparse passes on to the type, before the benchmark begins
+        help='commit to record in the result; default: ask git',
+    )
     parser.add_argument('--out', help='folder of the result; default: results/<gpu or cpu>')
     return parser
 
@@ -80,24 +85,30 @@ def summary(values) -> dict:
     }
 
 
-def git_describe() -> str:
-    """Return the commit of this checkout, with ``-dirty`` where files differ from it."""
+def _commit(name: str) -> str:
+    """Return a commit's name; '' asks git, which adds ``-dirty`` where files differ from it."""
+    if name:
+        return name
     command = ['git', 'describe', '--always', '--dirty']
-    return subprocess.run(
-        command, cwd=ROOT, text=True, capture_output=True, check=True
-    ).stdout.strip()
+    try:
+        found = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise argparse.ArgumentTypeError(
+            f'git does not name the commit of {ROOT}; name what is measured, such as --commit v1.0'
+        ) from None
+    return found.stdout.strip()
 
 
 def conditions(commit, data=None, n_molecules=None, device=None) -> dict:
     """Return what a result depends on.
 
     Args:
-        commit (str or None): None asks git.
+        commit (str): its name.
         data (str or None): file of the molecules, where there is one.
         n_molecules (int or None): their number.
         device (chainer.backend.Device or None): None describes the host.
     """
-    found = {'date': datetime.date.today().isoformat(), 'commit': commit or git_describe()}
+    found = {'date': datetime.date.today().isoformat(), 'commit': commit}
     if device is None or device.xp is numpy:
         found.update(cpu=_cpu(), n_cpus=os.cpu_count())
     else:

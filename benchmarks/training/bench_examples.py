@@ -23,7 +23,7 @@ def run(args):
     options += ['--num-data', args.num_data]
     return {
         'date': datetime.date.today().isoformat(),
-        'commit': args.commit or harness.git_describe(),
+        'commit': args.commit,
         'methods': {
             method: {
                 name: example_runs.train(args.example, ['--method', method, *options, *more])

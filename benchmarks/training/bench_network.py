@@ -79,7 +79,9 @@ def coo_matrix(network):
 
 
 def classifier(kind, network, dropout=DROPOUT):
-    numpy.random.seed(0)
+    # Layers that learn their input size draw their weights where the input is.
+    for xp in (numpy, cuda.cupy) if cuda.available else (numpy,):
+        xp.random.seed(0)
     model = kind(
         out_dim=None,
         node_embedding=True,

@@ -211,7 +211,6 @@ def main(argv=None):
     args = parse(argv)
     start = time.perf_counter()
     conditions = harness.step_conditions(args.commit, harness.device_of(args.devices[0]))
-    args.commit = conditions['commit']
     args.machine = conditions.get('gpu') or conditions['cpu']
     stored = {}
     if args.merge:

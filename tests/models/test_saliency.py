@@ -6,6 +6,12 @@ import chainer_bspmm
 import chainer
 import numpy
 import pytest
+
+try:
+    import rdkit.Chem.Draw  # NOQA: F401  (upstream's package of saliency imports it)
+except ImportError as error:
+    pytest.skip(f'RDKit cannot draw here: {error}', allow_module_level=True)
+
 from chainer_chemistry.dataset.converters import concat_mols
 from chainer_chemistry.link_hooks import VariableMonitorLinkHook
 from chainer_chemistry.models.prediction import Regressor

@@ -97,7 +97,9 @@ def without_dropout(model):
     return model
 
 
-def make_updater(kind, device, model, examples, optimizer=None, hooks=(), **kwargs):
+def make_updater(
+    kind, device, model, examples, optimizer=None, hooks=(), batch_size=BATCH, **kwargs
+):
     optimizer = (optimizer or optimizers.Adam()).setup(model)
     for hook in hooks:
         optimizer.add_hook(hook)
@@ -105,7 +107,7 @@ def make_updater(kind, device, model, examples, optimizer=None, hooks=(), **kwar
     numpy.random.seed(3)
     if device.xp is not numpy:
         device.xp.random.seed(3)  # layers that learn their input size start on the device
-    iterator = SerialIterator(examples, BATCH)
+    iterator = SerialIterator(examples, batch_size)
     kwargs.setdefault('converter', chainer_bspmm.concat_mols)
     if kind is GraphUpdater:
         kwargs.setdefault('seed', 7)

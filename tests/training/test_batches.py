@@ -16,6 +16,7 @@ from chainer.iterators import SerialIterator
 
 from chainer_bspmm import backend
 from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import device_dataset
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
@@ -165,11 +166,17 @@ def gather(self, index, buffers, padded_to=None):
 @pytest.fixture
 def gpu(monkeypatch):
     """Take the host for a GPU; its kernel that gathers is NumPy's."""
-    monkeypatch.setattr(resident, 'cuda', types.SimpleNamespace(cupy=numpy))
+    for module in (resident, device_dataset):
+        monkeypatch.setattr(module, 'cuda', types.SimpleNamespace(cupy=numpy))
     monkeypatch.setattr(DeviceMolecules, 'gather', gather)
-    monkeypatch.setattr(
-        DeviceMolecules, 'batch', lambda self, index, *options: self.host.batch(index, *options)
-    )
+    batch = DeviceMolecules.batch
+
+    def batch_on_host(self, index, *options):
+        if len(self) == len(index) == 1:  # no kernel gathers it
+            return batch(self, index, *options)
+        return self.host.batch(index, *options)
+
+    monkeypatch.setattr(DeviceMolecules, 'batch', batch_on_host)
     return Gpu()
 
 
@@ -269,6 +276,7 @@ def test_the_only_molecule_is_copied_once(device, graphs, request, monkeypatch):
         make_model(),
         to_sparse(molecules(1)),
         converter=CSRConverter('packed'),
+        batch_size=1,
     )
     run(updater, 6)
     (program,) = updater._programs.values()

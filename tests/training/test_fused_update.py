@@ -406,7 +406,7 @@ def test_graph_with_changing_numbers_equals_eager(make, add_hooks):
     give_gradients(0, captured.target, eager.target)
     for update in updates:
         update.prepare()
-        update._optimizer.reallocate_cleared_grads()
+        update.optimizer.reallocate_cleared_grads()
     numbers = cuda.cupy.zeros(updates[0].n_numbers)
     stream = cuda.cupy.cuda.Stream(non_blocking=True)
     cuda.cupy.cuda.Device().synchronize()
