@@ -14,6 +14,7 @@
 // -DPIECES=1: rows of more than `piece` entries are treated as empty here, and walked in pieces by
 // other threads, which leave sums for kernels/sum_pieces.cu: partial (n_pieces, n_B) of the arithmetic
 // dtype, begun (n_pieces / 2) int32; see pieces.cuh. Without it the kernel has no such arguments.
+// Not with PIPELINED.
 //
 // -DWEIGHTS=0: value(k) = 1, data and order are not read.
 // -DWEIGHTS=1: value(k) = data[k], order is not read.
@@ -35,10 +36,8 @@
 #include "common.cuh"
 #include "pieces.cuh"
 
-#if PIECES
-#define OWN_ENTRIES(length) ((length) > piece ? 0 : (length))
-#else
-#define OWN_ENTRIES(length) (length)
+#if PIECES && PIPELINED
+#error "a thread that is given rows in pieces has one row"
 #endif
 
 struct Entries {
@@ -159,14 +158,17 @@ extern "C" __global__ void bspmm_csr(
 #endif
     if (row >= n_rows || c >= n_vectors) return;
     indptr += row;
-    int k = indptr[0], left = OWN_ENTRIES(indptr[1] - k);
+    int k = indptr[0], left = indptr[1] - k;
+#if PIECES
+    if (left > piece) left = 0;
+#endif
 #if PIPELINED
     const unsigned after = (block + 1) * step * rows_per_thread;
     const unsigned stop = after < n_rows ? after : n_rows;
     int next_k = 0, next_left = 0;
     if (row + step < stop) {
         next_k = indptr[step];
-        next_left = OWN_ENTRIES(indptr[step + 1] - next_k);
+        next_left = indptr[step + 1] - next_k;
     }
     if (left > 0) load(entries, k, left, indices, data, order);
     for (;;) {
@@ -210,7 +212,7 @@ extern "C" __global__ void bspmm_csr(
         indptr += step;
         entries = next;
         k = next_k, left = next_left;
-        next_k = later_k, next_left = OWN_ENTRIES(later_end - later_k);
+        next_k = later_k, next_left = later_end - later_k;
     }
 #endif
 }

@@ -46,12 +46,12 @@ def _csr(adj, x, data, residual, trans, algorithm='auto'):
         device_id, itemsize = x.data.device_id, x.itemsize
         device = kernels.device(device_id)
         width = policy.vector_width(n_channels, itemsize, bits)
-        plan = policy.bspmm_launch(
-            n_rows, side.n_cols, side.nnz, n_channels, width, itemsize, device, algorithm
-        )
         piece = 0
         if algorithm == 'auto':
             piece = policy.piece_length(side.nnz, side.longest, n_channels // width, device)
+        plan = policy.bspmm_launch(
+            n_rows, side.n_cols, side.nnz, n_channels, width, itemsize, device, algorithm, piece
+        )
         sums = ()
         if piece:
             plan, n_pieces = policy.with_pieces(plan, side.nnz, piece)

@@ -104,7 +104,9 @@ NARROW = 8  # vectors per row; below, two vectors per thread would leave warps h
 
 
 @functools.lru_cache(maxsize=4096)
-def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto'):
+def bspmm_launch(
+    n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto', piece=0
+):
     """Plan a product on a GPU: a small model of what was measured, not a table of it.
 
     Args:
@@ -113,6 +115,7 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
         width, itemsize (int): elements per vector, bytes per element.
         device (Device): the GPU.
         algorithm (str): ``'vector'`` and ``'pipelined'`` force one row per thread, or several.
+        piece (int): from :func:`piece_length`; the plan is for :func:`with_pieces` unless it is 0.
     """
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
@@ -126,6 +129,8 @@ def bspmm_launch(n_rows, n_cols, nnz, n_channels, width, itemsize, device, algor
         # A result that does not fit in L2 together with x would push x out of it.
         stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2,
     )
+    if piece:  # a warp with rows of different lengths waits for the longest
+        return plan(WARP, ahead=AHEAD_LONG)
     lanes, columns, rows, options = _csr_settings(
         work, length, n_vectors, width * itemsize, itemsize
     )
@@ -190,19 +195,17 @@ def dot_launch(n_rows, n_channels, width, tile=CSR_TILE):
     )
 
 
-# Estimates: a thread takes about 0.05 us for every entry of its row, one after the other. Molecules
-# have no long rows, and no policy of theirs depends on these.
-LONG_ROW = 128  # entries of a row that one thread may walk in any case
-PIECE = 64  # entries of a piece, at least
+LONG_ROW = 128  # entries that a row of a molecule never has: no policy of theirs depends on these
+PIECE = 128  # entries of a piece, at least
+FEW_ENTRIES = 22  # vectors gathered by a thread of a full GPU, below which half as many are better
 RESIDENT = 1024  # threads of a multiprocessor
 
 
 def piece_length(nnz, longest, n_vectors, device):
     """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
 
-    Pieces are no shorter than twice the share of the entries that each thread of the GPU gets: a
-    longer walk costs nothing where all have as much to do, and sums of pieces take little memory.
-    Nor are they shorter than a row has of them: a thread walks these sums, too.
+    Pieces are no shorter than a row has of them: a thread walks their sums, too. The rest was
+    measured on an H200: benchmarks/products/bench_large.py.
 
     Args:
         nnz (int): entries.
@@ -213,9 +216,9 @@ def piece_length(nnz, longest, n_vectors, device):
     longest = min(longest, nnz)
     if longest <= LONG_ROW:
         return 0
-    share = 2 * nnz * n_vectors // (device.n_sms * RESIDENT)
-    piece = PIECE
-    while (piece < share or piece * piece < longest) and 2 * piece < longest:
+    few = nnz * n_vectors < FEW_ENTRIES * RESIDENT * device.n_sms
+    piece = PIECE // 2 if few else PIECE
+    while piece * piece < longest:
         piece *= 2
     return piece if 2 * piece < longest else 0
 
@@ -237,17 +240,13 @@ def with_pieces(launch, nnz, piece):
     return launch, n_pieces
 
 
-# Threads of a block of sum_pieces, and chunks that it looks at: in most no long row begins.
-SUM_COLUMNS, SUM_LANES, SUM_CHUNKS = 32, 8, 8
-
-
 def sum_pieces_launch(n_pieces, n_channels, piece):
-    """Plan a block per several chunks and 32 channels of sum_pieces."""
-    n_chunks = n_pieces // 2
+    """Plan a thread per chunk and channel of sum_pieces."""
+    n_chunks, n_at_once = n_pieces // 2, 8
     return Launch(
-        (('VECTOR', 1), ('COLUMNS', SUM_COLUMNS), ('LANES', SUM_LANES), ('CHUNKS', SUM_CHUNKS)),
-        (-(-n_chunks // SUM_CHUNKS), -(-n_channels // SUM_COLUMNS), 1),
-        (SUM_COLUMNS, SUM_LANES, 1),
+        (('VECTOR', 1), ('AHEAD', 8)),
+        (-(-n_chunks // n_at_once), -(-n_channels // WARP), 1),
+        (WARP, n_at_once, 1),
         0,
         tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
     )

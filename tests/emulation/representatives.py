@@ -87,17 +87,6 @@ def in_pieces(device):
     return y, reference.bspmm(adj, x, residual=residual)
 
 
-def in_pieces_pipelined(device):
-    adj = _long_rows()
-    plan = policy.csr_launch(
-        adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=3, block=6
-    )
-    with mock.patch.object(policy, 'bspmm_launch', lambda *_: plan):
-        with mock.patch.object(policy, 'piece_length', lambda *_: 4):
-            x = device.put(integers((adj.n_cols, 24), 'f', {'f': 63}, seed=2))
-            return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
-
-
 def sampled_in_pieces(device):
     adj = _long_rows()
     u, v = (device.put(integers((adj.n_rows, 36), 'f', {'f': 63}, seed=seed)) for seed in (2, 3))
@@ -914,7 +903,7 @@ def rows_of_scaled_relations(device):
 
 # kernel -> what uses it; the first of them goes through most of its code.
 KERNELS = {
-    'bspmm_csr': (pipelined, product, in_pieces, in_pieces_pipelined),
+    'bspmm_csr': (pipelined, product, in_pieces),
     'sum_pieces': (in_pieces,),
     'bsddmm_csr': (sampled, sampled_in_pieces),
     'bsddmm_coo': (sampled_coo,),

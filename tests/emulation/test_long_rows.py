@@ -8,7 +8,7 @@ from chainer_bspmm import reference
 from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import policy
 
-from tests.emulation.kernel_cases import CSR_VARIANTS, DTYPES
+from tests.emulation.kernel_cases import DTYPES
 from tests.emulation.kernel_cases import assert_exact, batch, integers, with_room
 
 PIECE = 4
@@ -79,16 +79,6 @@ def test_given_values(device, trans):
     adj = rows_of(ROWS['side by side'], 'f', 12)
     check(device, adj, 'f', 4, integers(adj.nnz, 'f', seed=4), True, trans)
     check(device, adj.replace(data=None), 'f', 4, trans=trans)
-
-
-@pytest.mark.parametrize('dtype, n_channels, options', CSR_VARIANTS)
-@pytest.mark.parametrize('name', ['side by side', 'empty ones around'])
-def test_variants(device, monkeypatch, name, dtype, n_channels, options):
-    adj = rows_of(ROWS[name], dtype)
-    width = policy.vector_width(n_channels, numpy.dtype(dtype).itemsize, 0)
-    plan = policy.csr_launch(adj.n_rows, adj.n_cols, n_channels, width, block=32, **options)
-    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan)
-    check(device, adj, dtype, n_channels, with_residual=True)
 
 
 @pytest.mark.parametrize('name', ['mixed', 'relations', 'padded', 'duplicates'])
