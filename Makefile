@@ -9,7 +9,7 @@ help:
 	@echo 'make demo    train on a sample of QM9, compare with the dense model, draw the learning curve'
 	@echo 'make test    run the tests that are not slow, a few minutes'
 	@echo 'make test-all  run every test, about ten minutes'
-	@echo 'make lint    check the style'
+	@echo 'make lint    check the style, the imports, and by mypy what no CPU runs'
 	@echo 'make bench   run short versions of the benchmarks that make sense here'
 	@echo 'make docs    build the pages and the API reference into site/'
 	@echo 'make wheel   build the sdist and the wheel into dist/, and check them'
@@ -34,6 +34,7 @@ lint: $(READY)
 	@$(VENV)/bin/python -m ruff check .
 	@$(VENV)/bin/python -m ruff format --quiet --check . || { echo "make lint: run ruff format ." >&2; exit 1; }
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
+	@$(VENV)/bin/python -m mypy --no-error-summary
 
 bench: $(READY)
 	@$(VENV)/bin/python -m benchmarks
@@ -48,7 +49,7 @@ wheel: $(READY)
 	@$(VENV)/bin/check-wheel-contents dist/*.whl
 
 clean:
-	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache .cache site
+	rm -rf .venv .venv-* build dist chainer_bspmm.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache .cache site
 
 # Recreate the environment if it is not this checkout's: its interpreter was replaced or removed, or
 # the folder was copied or moved, so that the environment would run the code in the old place.

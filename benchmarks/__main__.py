@@ -14,14 +14,14 @@ from chainer_bspmm import info
 OUT = harness.ROOT / 'build' / 'bench'
 
 # module -> arguments of a short run
-CPU = {
+CPU: dict[str, list] = {
     'training.bench_converter': ['--data', QM9_SAMPLE, '--limit', 1000, '--rounds', 3],
     'training.bench_training': ['--limit', 500, '--batches', 128, '--seconds', 2]
     + ['--methods', 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'],
     'training.bench_screening': ['--limit', 256, '--totals', 512, 2048, 2048, '--rounds', 2],
     'training.bench_examples': ['qm9', '--data', 'sample'],
 }
-GPU = {
+GPU: dict[str, list] = {
     'products.bench_figures': ['--figures', '6b'],
     'products.bench_gradients': [],
     'products.bench_host': [],

@@ -272,7 +272,7 @@ def main(argv=None):
         for method in args.methods
     ]
     device = harness.device_of('0' if args.gpus else '-1')
-    result = {
+    result: dict = {
         'question': 'seconds from the start of a command to the saved model, %d epochs' % EPOCHS,
         'method': 'Each run is a new process; the median of the runs counts. Options %s. cold: '
         'empty folders for the kernels (CUPY_CACHE_DIR) and the data sets (XDG_CACHE_HOME); warm: '

@@ -67,7 +67,7 @@ Options that Chainer Chemistry's constructor accepts, but its forward pass does 
 
 
 def run(device, commit):
-    result = {
+    result: dict = {
         'method': 'Relative error norms against the dense model in float64. Bounds: float32 '
         'max(%g, %g x the error of the dense model in float32), float64 %g'
         % (FLOAT32, OWN_ERRORS, FLOAT64),

@@ -97,8 +97,7 @@ def captured(result):
             n_batch: {name: found['wall']['median'] for name, found in cell.items()}
             for n_batch, cell in times.items()
         }
-        faster = ['%.0f' % over(wall[UPSTREAM], wall[ON_DEVICE]) for wall in walls.values()]
-        faster = dict(zip(walls, faster))
+        faster = {n: '%.0f' % over(wall[UPSTREAM], wall[ON_DEVICE]) for n, wall in walls.items()}
         rows.append(
             [
                 TITLES[method],

@@ -72,10 +72,10 @@ def run_script(path, arguments):
         source = f.read()
     main = types.ModuleType('__main__')
     main.__file__ = full_path
-    main.__builtins__ = sys.modules['builtins']
     main.__loader__ = importlib.machinery.SourceFileLoader('__main__', full_path)
+    vars(main)['__builtins__'] = sys.modules['builtins']
     # Some of these exist only in some versions of Python.
-    main.__dict__.update(
+    vars(main).update(
         {
             name: value
             for name, value in [('__annotations__', {}), ('__cached__', None)]

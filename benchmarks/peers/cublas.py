@@ -32,7 +32,7 @@ class BatchedGemm:
 
     def __call__(self):
         self._handle.use(cupy.cuda.get_current_stream().ptr)
-        self._multiply(*self._a.shape, self._x.shape[2])
+        self._multiply(*self._a.shape, n=self._x.shape[2])
         return self.c
 
     def _multiply(self, batch, m, k, n):

@@ -4,6 +4,7 @@ CuPy refuses its own cuSPARSE calls during capture, so this calls the library th
 through its generic interface. All arrays are float32 or float64 and C-contiguous, indices int32.
 """
 
+import collections.abc
 import ctypes
 import functools
 import pathlib
@@ -89,6 +90,11 @@ class _Product:
         x, y (cupy.ndarray): factor and result.
         algorithm (str): a key of the ALGORITHMS of the operation.
     """
+
+    _name: str
+    _algorithms: dict
+    _n_operations: int
+    _dense: collections.abc.Callable
 
     def __init__(self, matrix, x, y, algorithm):
         scalar = SCALARS[x.dtype.char]

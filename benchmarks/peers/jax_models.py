@@ -162,7 +162,7 @@ def host_batches(iterator, n_batches):
     batches = [convert(iterator.next()) for _ in range(n_batches)]
     n_rows = buffers.round_up(max(len(atoms) for atoms, _, _ in batches) + 1)
     n_edges = buffers.round_up(max(adj.nnz for _, adj, _ in batches))
-    return [_padded(*batch, n_rows, n_edges) for batch in batches]
+    return [_padded(*batch, n_rows=n_rows, n_edges=n_edges) for batch in batches]
 
 
 def _padded(atoms, adj, labels, n_rows, n_edges):

@@ -327,7 +327,7 @@ def run(args, device):
         if (data, method) not in ready:
             found = subjects.of_kind(sets.setdefault(data, {}), read[data], method)
             of_data['n_molecules'] = len(found[0])
-            ready[data, method] = prepared(method, *found, device, args)
+            ready[data, method] = prepared(method, *found, device=device, args=args)
             of_data['methods'][method] = ready[data, method].result
         subject = ready[data, method]
         if 'wrong' in subject.result or n_batch > len(subject.sparse):

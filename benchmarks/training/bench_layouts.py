@@ -40,7 +40,7 @@ def compared(found, device, seconds):
 def run(args, device):
     """Measure all cells; the file is written after every one."""
     start = time.perf_counter()
-    result = {
+    result: dict = {
         'question': 'a captured step folded and packed: milliseconds, and the ratio of turns that '
         'follow one another',
         'method': 'Interleaved rounds, medians (low, high: 10th and 90th percentile); iterator, '

@@ -383,7 +383,7 @@ def main(argv=None):
         __doc__, METHODS, BATCHES, SECONDS, '-1', '-1 (CPU) or the number of a GPU'
     ).parse_args(argv)
     device = harness.device_of(args.device)
-    result = {
+    result: dict = {
         'method': 'Medians of interleaved rounds (low, high: 10th and 90th percentile); every '
         'round takes other molecules, the same for all; %d units, %d layers, float32, '
         'Adam; parts are host time, "forward" waits for the device because loss and '

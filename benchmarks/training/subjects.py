@@ -65,7 +65,7 @@ def of_kind(sets, read, method):
     """Return a method's data set, dense and sparse, from `sets` where one like it was made."""
     kind = smiles.KINDS[preprocess_method_dict[method].__name__]
     if kind not in sets:
-        sets[kind] = data_sets.of_smiles(*read, method)
+        sets[kind] = data_sets.of_smiles(*read, method=method)
     return sets[kind]
 
 

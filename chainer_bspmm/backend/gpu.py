@@ -4,9 +4,12 @@ A call launches on the current stream, does not synchronise and copies nothing t
 that are not C-contiguous are copied first.
 """
 
+from __future__ import annotations
+
 import collections
 import functools
 import math
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -27,15 +30,18 @@ from chainer_bspmm.papers.gpu import SWA_ALGORITHMS
 from chainer_bspmm.sparse import operands
 from chainer_bspmm.sparse.device import values_of
 
+if TYPE_CHECKING:
+    from chainer_bspmm.sparse import BatchedCSR
 
-def bspmm(adj, x, data, residual, trans, algorithm='auto'):
+
+def bspmm(adj: BatchedCSR, x, data, residual, trans, algorithm='auto'):
     product = _csr if algorithm == 'auto' else algorithms(adj)[algorithm]
     with device_of(x):
         y = product(adj, contiguous(x), contiguous(data), contiguous(residual), trans)
     return y if x.ndim == 2 else y.reshape(operands.result_shape(adj, len(y), x))
 
 
-def _csr(adj, x, data, residual, trans, algorithm='auto'):
+def _csr(adj: BatchedCSR, x, data, residual, trans, algorithm='auto'):
     """A thread per vector of a row, of several rows, or of a piece, kernels/bspmm_csr.cu."""
     side = adj.T if trans else adj
     n_rows, n_channels = side.n_rows, x.shape[-1]
@@ -99,7 +105,7 @@ def algorithms(adj):
     return {name: ALGORITHMS[name] for name in ALGORITHMS if name not in SWA_ALGORITHMS}
 
 
-def bsddmm(adj, u, v):
+def bsddmm(adj: BatchedCSR, u, v):
     n_channels = u.shape[-1]
     with device_of(u):
         u, v = contiguous(u), contiguous(v)
@@ -256,14 +262,14 @@ def _drawn(seed, stream, ratio, dtype):
     )
 
 
-def edge_film(adj, messages, film):
+def edge_film(adj: BatchedCSR, messages, film):
     with device_of(messages):
         return _film(
             'OUTPUT', adj, adj.n_relations, adj.n_rows, contiguous(messages), contiguous(film), None
         )
 
 
-def edge_film_grad(adj, messages, film, gy):
+def edge_film_grad(adj: BatchedCSR, messages, film, gy):
     with device_of(messages):
         messages, film, gy = (contiguous(array) for array in (messages, film, gy))
         return (

@@ -263,9 +263,9 @@ def mpnn_can_be_set_up(module):
 
     @functools.wraps(set_up)
     def set_up_predictor(*args, **kwargs):
-        options = signature.bind(*args, **kwargs)
-        options.apply_defaults()
-        options = types.SimpleNamespace(**options.arguments)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        options = types.SimpleNamespace(**bound.arguments)
         if options.method != 'mpnn':
             return set_up(*args, **kwargs)
         from chainer_chemistry.models.mpnn import MPNN
@@ -312,8 +312,9 @@ def zero_unused_layers(mlp, n_channels):
 
     for link in mlp.links():
         if isinstance(link, chainer.links.Linear) and link.W.array is None:
-            link.W.initializer = chainer.initializers.Zero()
-            link.W.initialize((link.out_size, n_channels))
+            weight: chainer.Parameter = link.W
+            weight.initializer = chainer.initializers.Zero()
+            weight.initialize((link.out_size, n_channels))
             link.cleargrads()
 
 

@@ -54,13 +54,17 @@ def _import(name, when_absent):
         raise ImportError(_RESTART.format(name=name, error=error), name=name) from error
 
 
+_is_done = False
+
+
 def import_upstream():
     """Import chainer and chainer_chemistry, repaired.
 
     Raises:
         ImportError: If one of them is missing or cannot be imported.
     """
-    if import_upstream.done:
+    global _is_done
+    if _is_done:
         return
     _purge_leftovers('chainer', ('chainer', 'chainerx', 'chainermn', 'chainer_chemistry'))
     _purge_leftovers('chainer_chemistry', ('chainer_chemistry',))
@@ -71,7 +75,4 @@ def import_upstream():
     except ImportError:
         hooks.uninstall()
         raise
-    import_upstream.done = True
-
-
-import_upstream.done = False
+    _is_done = True

@@ -38,6 +38,7 @@ def strtobool(text):
 
 # network_graph/train_network_graph.py. Python 3.12 lacks distutils, setuptools may bring it.
 if importlib.util.find_spec('distutils') is None:
-    sys.modules['distutils'] = types.ModuleType('distutils')
+    sys.modules['distutils'] = distutils = types.ModuleType('distutils')
     sys.modules['distutils.util'] = util = types.ModuleType('distutils.util')
-    sys.modules['distutils'].util, util.strtobool = util, strtobool
+    vars(distutils).update(util=util)
+    vars(util).update(strtobool=strtobool)

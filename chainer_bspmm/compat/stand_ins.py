@@ -76,11 +76,13 @@ class _WorkingSet:
 
 def _make_pkg_resources():
     module = types.ModuleType('pkg_resources')
-    module.ResolutionError = _ResolutionError
-    module.DistributionNotFound = _DistributionNotFound
-    module.VersionConflict = _VersionConflict
-    module.WorkingSet = _WorkingSet
-    module.require = _require_nothing
+    vars(module).update(
+        ResolutionError=_ResolutionError,
+        DistributionNotFound=_DistributionNotFound,
+        VersionConflict=_VersionConflict,
+        WorkingSet=_WorkingSet,
+        require=_require_nothing,
+    )
     return module
 
 

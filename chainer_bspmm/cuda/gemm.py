@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 import weakref
 
@@ -33,7 +34,7 @@ LARGEST_INT = 2**31 - 1
 CUPY_PEDANTIC, CUPY_TF32 = 2, 7
 
 # alpha and beta, adjacent in memory, in the compute type; cuBLAS reads them during the call.
-FACTORS = {
+FACTORS: dict[str, numpy.ndarray] = {
     'e': numpy.array([1, 0], numpy.float32),
     'f': numpy.array([1, 0], numpy.float32),
     'd': numpy.array([1, 0], numpy.float64),
@@ -62,6 +63,14 @@ class Library:
         OSError: it cannot be loaded.
         RuntimeError: from every call that fails, with the name of cuBLAS's status.
     """
+
+    _create: Callable
+    destroy: Callable
+    set_stream: Callable
+    set_workspace: Callable
+    set_math_mode: Callable
+    gemm_ex: Callable
+    gemm_strided_batched_ex: Callable
 
     _int, _long, _pointer = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
     _matrix = [_pointer, _int, _int]  # where, type, leading dimension

@@ -7,6 +7,7 @@ nothing changes. Captured or not, a step runs the same kernels: the results have
 
 import contextlib
 import threading
+from typing import Any
 
 import chainer
 
@@ -28,6 +29,10 @@ class Step:
             backward pass; None: they are done at once.
         peer_sums (training.peer_sums.PeerSums or None): sums of vectors over several ranks.
     """
+
+    one: Any
+    sums: Any
+    peer_sums: Any
 
     def __init__(self, blas, seed, counter):
         self.blas = blas

@@ -41,7 +41,9 @@ class DeviceMolecules(Molecules):
         sizes, nnz, symmetric, max_atom_id: as in `Molecules`, on the host.
     """
 
-    def __init__(self, host, device, max_bytes=None):
+    tables: Any = None  # what captured steps derive from the sizes: training/batches.py
+
+    def __init__(self, host: Molecules, device: chainer.backend.GpuDevice, max_bytes=None):
         super().__init__(**host.fields())
         self._symmetric = host.symmetric
         self.host = host
@@ -156,10 +158,12 @@ class DeviceMolecules(Molecules):
         source = self._source
         offsets = numpy.array([[0, n_rows], [0, n_rows * self.n_relations]], numpy.int32)
         with chainer.using_device(self.device):
+            row_offsets, col_offsets = self.device.send(offsets)
             adj = BatchedCSR.in_buffers(
                 cuda.cupy.append(source.row_starts, numpy.int32(nnz)),
                 source.columns,
-                *self.device.send(offsets),
+                row_offsets,
+                col_offsets,
                 source.data,
                 self.n_relations,
                 n_rows,
@@ -315,6 +319,8 @@ class DeviceDataset(SparseDataset):
     Note:
         Sends the whole data set (synchronises, once).
     """
+
+    molecules: DeviceMolecules
 
     def __init__(self, dataset: Any, device: Any, max_bytes: int | None = None):
         if not (cuda.available and cuda.cupy.cuda.is_available()):

@@ -4,6 +4,9 @@ Primitives (products, segment reductions) are differentiated by each other's nod
 are :class:`FusedNode`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import chainer
 from chainer import function_node
 from chainer import functions
@@ -36,6 +39,8 @@ class AccumulateInPlace:
     If no graph of the gradients is built, these are added without a node for every sum.
     """
 
+    backward: Callable
+
     def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
         gradients = self.backward(target_input_indexes, grad_outputs)
         if chainer.config.enable_backprop:
@@ -56,6 +61,8 @@ class AccumulateInLaunch(AccumulateInPlace):
     of its gradients: an array of the first input's shape, or None.
     """
 
+    inputs: tuple
+    _layer: Any
     _more = None
 
     def backward_accumulate(self, target_input_indexes, grad_outputs, grad_inputs):
@@ -104,6 +111,10 @@ class FusedNode(function_node.FunctionNode):
       by the index of the input; needed are those of the indexes in ``wanted``.
     - ``_composed(*variables)``: the output, from nodes that are differentiable to any order.
     """
+
+    _output: Callable
+    _gradients: Callable
+    _composed: Callable
 
     def forward(self, inputs):
         self.retain_inputs(tuple(range(len(inputs))))

@@ -1,8 +1,10 @@
 """Gated readout of a batch of graphs."""
 
+from collections.abc import Callable
 from typing import Any
 
 from chainer import functions
+from chainer import Link
 from chainer import Variable
 from chainer_chemistry.links.readout import ggnn_readout
 from chainer_chemistry.links.readout import scatter_ggnn_readout
@@ -26,6 +28,11 @@ class GatedReadout(Sparse):
     Source:
         Li et al. 2015 (arXiv:1511.05493), equation 7.
     """
+
+    activation: Callable
+    activation_agg: Callable
+    i_layer: Link
+    j_layer: Link
 
     def forward(
         self, h: Any, adj: BatchedCSR, h0: Any = None, is_real_node: Any = None
@@ -55,9 +62,8 @@ class GatedReadout(Sparse):
         layers = self.i_layer, self.j_layer
         if self.activation in ACTIVATIONS and not hooked(*layers):
             n_inputs = sum(part.shape[1] for part in parts)
-            return gated_linear(
-                parts, *(parameters_of(layer, n_inputs) for layer in layers), self.activation
-            )
+            gate, value = (parameters_of(layer, n_inputs) for layer in layers)
+            return gated_linear(parts, gate, value, self.activation)
         h = functions.concat(parts, axis=1)
         gate, value = (linear_rows(layer, h) for layer in layers)
         return functions.sigmoid(gate) * _apply(self.activation, value)

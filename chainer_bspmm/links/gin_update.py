@@ -79,5 +79,5 @@ def _mlp_of_sums(layers, activation, h, adj, last, dropout_ratio):
     h, lead = node_rows(h, adj)
     for i, linear in enumerate(layers, 1):
         of_last = (last, dropout_ratio) if i == len(layers) else (activation, 0.0)
-        h = activated(linear, h, *of_last, adj if i == 1 else None)
+        h = activated(linear, h, *of_last, adj=adj if i == 1 else None)
     return as_given(h, lead)

@@ -35,11 +35,11 @@ class MPNNReadout(Sparse, mpnn_readout.MPNNReadout):
             for kind in 'wb'
         )
         with chainer.using_device(self.device):
-            state = [self.xp.zeros((self.n_layers, n_graphs, self.in_channels), h.dtype)] * 2
+            hx = cx = self.xp.zeros((self.n_layers, n_graphs, self.in_channels), h.dtype)
             query = self.xp.zeros((n_graphs, 2 * self.in_channels), h.dtype)
         for _ in range(self.processing_steps):
-            *state, (q,) = functions.n_step_lstm(
-                self.n_layers, 0.0, *state, ws, bs, [chainer.as_variable(query)]
+            hx, cx, (q,) = functions.n_step_lstm(
+                self.n_layers, 0.0, hx, cx, ws, bs, [chainer.as_variable(query)]
             )
             scores = functions.sum(h * segment_broadcast(adj, q), axis=1, keepdims=True)
             r = segment_sum(adj, node_softmax(adj, scores) * h)

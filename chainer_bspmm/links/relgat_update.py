@@ -60,10 +60,13 @@ class RelGATUpdate(Sparse, relgat_update.RelGATUpdate):
         """
         check_relations(adj, self.n_edge_types)
         h, lead = node_rows(h, adj)
+        messages = linear_rows(self.message_layer, h)
+        W, b = parameters_of(self.attention_layer, 2 * self.out_channels)
         h = relation_attention(
             adj,
-            linear_rows(self.message_layer, h),
-            *parameters_of(self.attention_layer, 2 * self.out_channels),
+            messages,
+            W,
+            b,
             self.n_heads,
             self.softmax_mode == 'within',
             self.concat_heads,

@@ -52,7 +52,7 @@ class RelGCNUpdate(Sparse, relgcn_update.RelGCNUpdate):
         # In upstream's order, so that one seed gives the same parameters.
         own = parameters_of(self.graph_linear_self, h.shape[-1])
         edge = parameters_of(self.graph_linear_edge, h.shape[-1])
-        return relation_linear(adj, h, *edge, *own, activation)
+        return relation_linear(adj, h, *edge, *own, activation=activation)
 
 
 class RelGCNSparseUpdate(Sparse, relgcn_update.RelGCNSparseUpdate):
@@ -73,7 +73,7 @@ class RelGCNSparseUpdate(Sparse, relgcn_update.RelGCNSparseUpdate):
         own = parameters_of(self.root_weight, h.shape[-1])
         edge = parameters_of(self.edge_weight, h.shape[-1])
         edge = (_relation_last(array, self.n_edge_types) for array in edge)
-        return relation_linear(adj, h, *edge, *own, activation)
+        return relation_linear(adj, h, *edge, *own, activation=activation)
 
 
 def _relation_last(array, n_relations):

@@ -1,6 +1,9 @@
 """What makes a link of Chainer Chemistry compute on sparse batches."""
 
+from __future__ import annotations
+
 import functools
+from typing import Any
 
 import chainer
 
@@ -26,8 +29,8 @@ class Sparse:
             are swapped together with the link that owns them.
     """
 
-    upstream = None
-    parts = {}
+    upstream: Any = None
+    parts: dict[str, tuple[type[Sparse], ...]] = {}
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -69,7 +72,7 @@ class Sparse:
         return pairs
 
 
-def swaps_at(path: str, link: chainer.Link, kinds: tuple[type, ...]):
+def swaps_at(path: str, link: chainer.Link, kinds: tuple[type[Sparse], ...]):
     """Return :meth:`Sparse.swaps` of a link at a path; it must be of one of the sparse classes."""
     if isinstance(link, kinds):
         return []

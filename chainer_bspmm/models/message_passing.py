@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from chainer import ChainList
 from chainer import functions
+from chainer import Link
 from chainer import Variable
 
 from chainer_bspmm.links.embed import embed_atoms
@@ -16,6 +18,13 @@ class MessagePassing(SparseModel):
 
     A subclass names the class of its updates in `parts`.
     """
+
+    concat_hidden: bool
+    embed: Link
+    n_update_layers: int
+    readout_layers: ChainList
+    update_layers: ChainList
+    weight_tying: bool
 
     parts = {'readout_layers': (GGNNReadout,)}
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from chainer import ChainList
 from chainer import functions
+from chainer import Link
 from chainer import Variable
 from chainer_chemistry.models import relgcn
 
@@ -22,6 +24,12 @@ from chainer_bspmm.sparse import BatchedCSR
 
 class RelationalModel(SparseModel):
     """The forward pass that RelGCN and RelGCNSparse have in common."""
+
+    embed: Link
+    input_type: str
+    rgcn_convs: ChainList
+    rgcn_readout: Link
+    scale_adj: bool
 
     def forward(self, x: Any, adj: BatchedCSR) -> Variable:
         """Predict.

@@ -1,6 +1,7 @@
 """`SparseModel`: a model remembers the layout of the batches that it was trained with."""
 
 import weakref
+from collections.abc import Callable
 
 import chainer
 
@@ -22,6 +23,9 @@ class SparseModel(Sparse):
         upstreams_layout (tuple): what that is after a training of upstream's model.
     """
 
+    links: Callable
+    namedlinks: Callable
+    params: Callable
     trained_with = None
     upstreams_layout = 'folded', None
 
@@ -100,7 +104,7 @@ def remember_dense_training(model: SparseModel) -> None:
     Known from the optimizer's counts, which a pickle keeps, if they are others than when
     :func:`leave_note` was called.
     """
-    trained_with, n_updates = vars(model).pop('_when_densified', (None, 0))
+    trained_with, n_updates = model.__dict__.pop('_when_densified', (None, 0))
     if _n_updates(model) != n_updates:
         trained_with = model.upstreams_layout
     if trained_with is not None:
@@ -109,7 +113,7 @@ def remember_dense_training(model: SparseModel) -> None:
 
 def leave_note(model: SparseModel) -> None:
     """Keep what a model was trained with until it is swapped again."""
-    model._when_densified = vars(model).pop('trained_with', None), _n_updates(model)
+    model.__dict__['_when_densified'] = model.__dict__.pop('trained_with', None), _n_updates(model)
 
 
 def _n_updates(model):

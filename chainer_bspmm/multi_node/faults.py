@@ -26,15 +26,19 @@ def raise_on(comm, rank, error):
     raise error
 
 
+_process = None  # the one that end_all_on_error was installed in
+
+
 def end_all_on_error():
     """Let an uncaught exception, and an exit with an error, end all ranks of this MPI run.
 
     Installed once. The traceback comes first, then a line with rank, host and error. A script that
     raises SystemExit by itself, without ``sys.exit``, is not noticed.
     """
-    if end_all_on_error.process == os.getpid():
+    global _process
+    if _process == os.getpid():
         return
-    end_all_on_error.process = os.getpid()  # its children fail alone
+    _process = os.getpid()  # its children fail alone
     show, leave = sys.excepthook, sys.exit
     if show.__module__ == 'chainermn.global_except_hook':  # it would end the ranks by itself
         show = sys.__excepthook__
@@ -60,14 +64,11 @@ def end_all_on_error():
     atexit.register(at_exit)
 
 
-end_all_on_error.process = None
-
-
 def _world():
     """Return all ranks; None where they cannot be ended from here."""
     from mpi4py import MPI
 
-    if os.getpid() != end_all_on_error.process or MPI.Is_finalized():
+    if os.getpid() != _process or MPI.Is_finalized():
         return None
     return MPI.COMM_WORLD
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import zlib
+from typing import Any
 
 import numpy
 
@@ -40,6 +41,13 @@ class Weighted:
         ValueError: models or optimizers differ; with ``zero_fill=False``, ranks have gradients of
             different parameters.
     """
+
+    # Of ChainerMN's class, beside which it is a base.
+    actual_optimizer: chainer.Optimizer
+    communicator: Any
+    target: chainer.Link
+    zero_fill: bool
+    known: list | None
 
     def __init__(self, *args):
         super().__init__(*args)

@@ -32,6 +32,10 @@ class Batch:
     ``BatchedCSR.in_buffers``, which may be filled again.
     """
 
+    nnz: int
+    entry_rows: Callable[[], Any]
+    entry_columns: Callable[[], Any]
+    _cache: dict[Hashable, Any]
     _integers = ()
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
     row_weights = None

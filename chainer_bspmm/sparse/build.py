@@ -177,7 +177,7 @@ def launch_relation_rows(adj, reciprocals=None):
             ),
             (('VALUES', 'NONE' if dtype is None else 'RECIPROCALS' if reciprocals else 'GIVEN'),),
         )
-    return RelationRows(indptr, indices, data, *offsets, transposed)
+    return RelationRows(indptr, indices, data, *offsets, transposed_data=transposed)
 
 
 def relation_rows(adj, reciprocals=None):

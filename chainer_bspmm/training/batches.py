@@ -1,6 +1,9 @@
 """Where a captured step's batch comes from: the host, or a data set on the same GPU."""
 
+from __future__ import annotations
+
 import collections
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -23,6 +26,10 @@ from chainer_bspmm.training.buffers import needs
 from chainer_bspmm.training.buffers import rounded
 from chainer_bspmm.training.resident import molecules_of
 
+if TYPE_CHECKING:
+    import chainer
+    from chainer_bspmm.training.resident import Resident
+
 
 class HostBatch:
     """Atoms, matrix and labels that a converter made, which are sent to the device.
@@ -32,7 +39,7 @@ class HostBatch:
         n_node_columns (int): how many of the labels, the first ones, have a row for each node.
     """
 
-    def __init__(self, atoms, adj, labels, n_node_columns=0):
+    def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
         self._arrays = atoms, adj, labels
         if adj.layout == 'padded':
             atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
@@ -67,7 +74,8 @@ class HostBatch:
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
         fill_buffers(buffers_of(views), *self._rows)
 
-    source = gather = None
+    source = gather = fill = None
+    is_fixed = False
 
 
 def _as_rows(array):
@@ -87,7 +95,7 @@ class DeviceBatch:
         is_fixed (bool): whether all batches of this form are the same.
     """
 
-    def __init__(self, molecules, index, layout, padded_to):
+    def __init__(self, molecules: DeviceMolecules, index: numpy.ndarray, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
         self.is_fixed = len(molecules) == 1 and layout == 'packed'
@@ -156,10 +164,10 @@ _Tables = collections.namedtuple(
 _PACKED = 2**32  # the entries of a batch are fewer: their numbers are int32
 
 
-def _tables_of(molecules):
-    found = getattr(molecules, '_tables', None)
+def _tables_of(molecules: DeviceMolecules) -> _Tables:
+    found = molecules.tables
     if found is None:  # kept there: a weak dictionary takes as long as the sums
-        found = molecules._tables = _Tables(
+        found = molecules.tables = _Tables(
             molecules.sizes.astype('q') * _PACKED + molecules.nnz,
             int(molecules.sizes.max(initial=0)),
             int(molecules.nnz.max(initial=0)),
@@ -175,7 +183,9 @@ class NoSparseBatch(TypeError):
     """The converter makes batches that cannot be captured."""
 
 
-def batch_of(examples, converter, device, resident=None):
+def batch_of(
+    examples, converter, device: chainer.backend.GpuDevice, resident: Resident | None = None
+) -> DeviceBatch | HostBatch:
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
 
     Args:

@@ -4,10 +4,13 @@ A graph reads the same memory at every launch. A batch therefore lies in buffers
 `Capacity`, a little larger than itself; rows and entries past the batch are called spare.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import functools
 import math
+from typing import TYPE_CHECKING
 import weakref
 
 import numpy
@@ -20,6 +23,11 @@ from chainer_bspmm.cuda import policy
 from chainer_bspmm.cuda import step
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import Buffers
+
+if TYPE_CHECKING:
+    from chainer_bspmm.cuda.gemm import Blas
+    from chainer_bspmm.training.batches import DeviceBatch, HostBatch
+    from chainer_bspmm.training.cuda_graphs import Capturer
 
 # Sizes of the buffers of a batch.
 Capacity = collections.namedtuple('Capacity', 'rows entries max_rows max_entries max_atom_id')
@@ -349,7 +357,16 @@ class Inputs:
         numbers (array or None): (n_numbers,) float64 on the device.
     """
 
-    def __init__(self, capturer, blas, seed, device, batch, capacity, n_numbers=None):
+    def __init__(
+        self,
+        capturer: Capturer,
+        blas: Blas,
+        seed: int,
+        device: chainer.backend.GpuDevice,
+        batch: DeviceBatch | HostBatch,
+        capacity: Capacity,
+        n_numbers: int | None = None,
+    ):
         self._capturer = capturer
         self._form, self._capacity = batch.form, capacity
         self._gather = batch.gather

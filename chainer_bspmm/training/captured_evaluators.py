@@ -1,6 +1,7 @@
 """Chainer's and Chainer Chemistry's evaluators on captured batches."""
 
 import functools
+from collections.abc import Callable
 
 import chainer
 from chainer import reporter
@@ -28,6 +29,7 @@ BATCH_EVALUATORS = {
 class _Evaluation(Replays):
     """Evaluate batch after batch: the first of a layout eagerly, the others by replays."""
 
+    _called: Callable  # of the arrays of a batch: name -> value
     what, who = 'evaluation', 'GraphUpdater: an evaluator evaluates'
     eager_after = *Replays.eager_after, StepDiffers
 
@@ -72,6 +74,14 @@ class _Outputs(_Evaluation):
 class _Captured:
     """The loop over the batches, in place of that of an evaluator."""
 
+    converter: Callable
+    device: chainer.backend.Device
+    eval_func: Callable
+    eval_hook: Callable
+    metrics_fun: dict[str, Callable]  # of Chainer Chemistry's
+    name: str
+    _iterators: dict
+    _targets: dict
     _evaluation, _parts = None, ()
 
     def _results(self, kind):

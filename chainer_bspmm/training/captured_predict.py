@@ -4,7 +4,7 @@ import collections
 import contextlib
 import functools
 import warnings
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Generator, NamedTuple
 
 import numpy
 from tqdm import tqdm
@@ -184,7 +184,7 @@ def captured_predict(
     converter: Callable | None = None,
     n_inputs: int | None = None,
     n_processes: int | None = None,
-) -> Iterator[Predictions]:
+) -> Generator[Predictions, None, None]:
     """Predict for many molecules with a model in test mode, batch by batch as they are ready.
 
     On a GPU the first batch of a layout (number of molecules, and one of a few buffer sizes) is

@@ -68,7 +68,7 @@ from chainer_bspmm.functions.fused.dropout_draws import step_dropout
 from chainer_bspmm.functions.fused.standardize import standardize
 
 
-def _linear(node, step, inputs):
+def _linear(node, step: steps.Step, inputs):
     x, W, *b = inputs
     node._config_use_ideep = chainer.config.use_ideep  # its backward reads this
     given = dict(zip(('W_self', 'b_self'), (W, *b)))
@@ -83,7 +83,7 @@ def _linear(node, step, inputs):
     return (y,)
 
 
-def _linear_backward(node, step, indexes, grad_outputs):
+def _linear_backward(node, step: steps.Step, indexes, grad_outputs):
     """All gradients by one launch, where they are not differentiated again."""
     if chainer.config.enable_backprop:
         return None
@@ -107,21 +107,21 @@ def _layer_of(x, given):
     return backend.layer_of(x, given, 0, False, 'identity')
 
 
-def _linear_grad_data(node, step, inputs):
+def _linear_grad_data(node, step: steps.Step, inputs):
     W, gy = inputs
     node._config_use_ideep = chainer.config.use_ideep
     node.retain_inputs((0, 1))
     return (step.blas.dot(gy, W).astype(gy.dtype, copy=False),)
 
 
-def _linear_grad_weight(node, step, inputs):
+def _linear_grad_weight(node, step: steps.Step, inputs):
     x, gy = inputs
     node._config_use_ideep = chainer.config.use_ideep
     node.retain_inputs((0, 1))
     return (step.blas.dot(gy.T, x).astype(node._w_dtype, copy=False),)
 
 
-def _matmul(node, step, inputs):
+def _matmul(node, step: steps.Step, inputs):
     node.retain_inputs((0, 1))
     (a, b), trans_a, trans_b = inputs, node.transa, node.transb
     if node.transc:  # (op(a) op(b))^T = op(b)^T op(a)^T
@@ -135,18 +135,18 @@ def _matmul(node, step, inputs):
     return (y.astype(node.dtype or y.dtype, copy=False),)
 
 
-def _sum(node, step, inputs):
+def _sum(node, step: steps.Step, inputs):
     (x,) = inputs
     if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
         return (backend.row_sum(x),)  # the gradient of a bias
     return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
 
 
-def _concat(node, step, inputs):
+def _concat(node, step: steps.Step, inputs):
     return (_joined(inputs, node.axis % inputs[0].ndim),)
 
 
-def _stack(node, step, inputs):
+def _stack(node, step: steps.Step, inputs):
     axis = node.axis % (inputs[0].ndim + 1)
     shape = inputs[0].shape
     shape = shape[:axis] + (1,) + shape[axis:]
@@ -166,7 +166,7 @@ def _joined(inputs, axis):
 _Loss = collections.namedtuple('_Loss', 'kind x t divisor ignore_nan accuracy gx')
 
 
-def _loss(step, kind, x, t, divisor, ignore_nan=False):
+def _loss(step: steps.Step, kind, x, t, divisor, ignore_nan=False):
     """Return a loss and its divisor, and keep for later what came along with it.
 
     That is for the same array objects: nobody may write to them in between, as for any node.
@@ -179,7 +179,7 @@ def _loss(step, kind, x, t, divisor, ignore_nan=False):
     return loss, divisor
 
 
-def _loss_grad(step, kind, x, t, gy, divisor, ignore_nan=False):
+def _loss_grad(step: steps.Step, kind, x, t, gy, divisor, ignore_nan=False):
     if step.one is not None and step.one.gave(gy):
         wanted = kind, ignore_nan, type(divisor)  # counted or not
         for place, loss in enumerate(step.losses):
@@ -190,13 +190,14 @@ def _loss_grad(step, kind, x, t, gy, divisor, ignore_nan=False):
     return backend.mean_loss_grad(kind, x, t, gy, divisor, ignore_nan)
 
 
-def _mean_error(kind, node, step, inputs):
+def _mean_error(kind, node, step: steps.Step, inputs):
     node.retain_inputs((0, 1))
-    loss, _ = _loss(step, kind, *inputs, inputs[0].size, getattr(node, 'ignore_nan', False))
+    x, t = inputs
+    loss, _ = _loss(step, kind, x, t, x.size, getattr(node, 'ignore_nan', False))
     return (loss,)
 
 
-def _mean_error_backward(kind, node, step, indexes, grad_outputs):
+def _mean_error_backward(kind, node, step: steps.Step, indexes, grad_outputs):
     x, t = (variable.array for variable in node.get_retained_inputs())
     if chainer.config.enable_backprop:
         node.diff = x - t  # Chainer's MeanAbsoluteError keeps it
@@ -207,17 +208,18 @@ def _mean_error_backward(kind, node, step, indexes, grad_outputs):
     return tuple(chainer.Variable(-gx if i else gx, requires_grad=False) for i in indexes)
 
 
-def _sigmoid_cross_entropy(node, step, inputs):
+def _sigmoid_cross_entropy(node, step: steps.Step, inputs):
     if node.reduce != 'mean' or node.ignore_label != -1:
         return None
     node.retain_inputs((0, 1))
-    divisor = None if node.normalize else max(1, len(inputs[0]))
-    loss, node.count = _loss(step, 'SIGMOID_CROSS_ENTROPY', *inputs, divisor)
+    x, t = inputs
+    divisor = None if node.normalize else max(1, len(x))
+    loss, node.count = _loss(step, 'SIGMOID_CROSS_ENTROPY', x, t, divisor)
     node.ignore_mask = None
     return (loss,)
 
 
-def _sigmoid_cross_entropy_grad(node, step, inputs):
+def _sigmoid_cross_entropy_grad(node, step: steps.Step, inputs):
     if node.ignore_mask is not None:  # Chainer's forward came before
         return None
     node.retain_inputs((0, 1))
@@ -227,7 +229,7 @@ def _sigmoid_cross_entropy_grad(node, step, inputs):
     return (_loss_grad(step, 'SIGMOID_CROSS_ENTROPY', x, node.t, gy, node.count),)
 
 
-def _binary_accuracy(node, step, inputs):
+def _binary_accuracy(node, step: steps.Step, inputs):
     if node.ignore_label != -1:
         return None
     x, t = inputs
@@ -246,7 +248,7 @@ def _without_nan(node, x):
     return xp.where(xp.isnan(x), x.dtype.type(0), x)
 
 
-def _r2_score(node, step, inputs):
+def _r2_score(node, step: steps.Step, inputs):
     true = inputs[1]
     xp = chainer.backend.get_array_module(true)
     residuals, total = (
@@ -260,7 +262,7 @@ def _r2_score(node, step, inputs):
     return (utils.force_array(scores.mean() if node.multioutput == 'uniform_average' else scores),)
 
 
-def _accuracy(node, step, inputs):
+def _accuracy(node, step: steps.Step, inputs):
     y, t = inputs
     is_right = y.argmax(axis=1).reshape(t.shape) == t
     if node.ignore_label is None:
@@ -270,7 +272,7 @@ def _accuracy(node, step, inputs):
     return (utils.force_array(share, y.dtype),)
 
 
-def _softmax_cross_entropy(node, step, inputs):
+def _softmax_cross_entropy(node, step: steps.Step, inputs):
     x, t = inputs
     if node.normalize or node.reduce != 'mean' or x.shape == t.shape:  # the latter: soft targets
         return None
@@ -285,7 +287,7 @@ def _softmax_cross_entropy(node, step, inputs):
     return (utils.force_array(losses.sum(dtype=dtype) * node._coeff, x.dtype),)
 
 
-def _softmax_cross_entropy_grad(node, step, inputs):
+def _softmax_cross_entropy_grad(node, step: steps.Step, inputs):
     x, t, gy = inputs
     if node.coeff is None and x.size:
         node.coeff = chainer.backend.get_array_module(gy).ones((), gy.dtype)
@@ -293,13 +295,13 @@ def _softmax_cross_entropy_grad(node, step, inputs):
     return FunctionNode.forward(node, (x, t, gy))
 
 
-def _standardize(inverse, scaler, step, x, axis=1):
+def _standardize(inverse, scaler, step: steps.Step, x, axis=1):
     if scaler.mean is None:
         return None  # which raises
     is_array = not isinstance(x, chainer.Variable)
     to_2d = ShapeTransformerTo2D(axis=axis)
     x = to_2d.transform(format_x(x))
-    x = standardize(x, *_mean_and_deviation(scaler, x.shape[1]), inverse)
+    x = standardize(x, *_mean_and_deviation(scaler, x.shape[1]), inverse=inverse)
     x = to_2d.inverse_transform(x)
     return x.array if is_array else x
 

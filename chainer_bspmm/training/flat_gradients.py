@@ -78,8 +78,9 @@ class FlatGradients:
 
     def connect(self):
         """Map the memory of the other ranks, if possible; all of them call it."""
+        size, dtype, chunks = self._room()
         self.peers = peer_memory.connected(
-            self._comm, *self._room(), self.sums.vectors, self.load_kernels
+            self._comm, size, dtype, chunks, self.sums.vectors, self.load_kernels
         )
         if self.peers is not None:
             self.sums = PeerSums(self._comm, self.peers)

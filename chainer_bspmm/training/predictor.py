@@ -1,5 +1,7 @@
 """Predict batches: the first of a layout eagerly, the others by a captured CUDA graph."""
 
+from __future__ import annotations
+
 import numpy
 
 import chainer
@@ -63,6 +65,9 @@ class _Outgoing:
 
 class _Program(Program):
     """The prediction of one layout of a batch."""
+
+    _context: Replays
+    _reports: Reports | None
 
     def capture(self, batch, examples):
         """Capture the prediction, once batches in the buffers give what they give eagerly.

@@ -1,6 +1,9 @@
 """What captured training and prediction have in common: programs, and which of them are kept."""
 
+from __future__ import annotations
+
 import collections
+from typing import TYPE_CHECKING
 
 import chainer
 
@@ -9,6 +12,10 @@ from chainer_bspmm.training import state
 from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.user_code import is_user_code
+
+if TYPE_CHECKING:
+    from chainer_bspmm.training.batches import DeviceBatch, HostBatch
+    from chainer_bspmm.training.buffers import Capacity
 
 CHECK_EVERY = 2000  # replays
 MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
@@ -65,7 +72,7 @@ class Program:
             caller has set this to False.
     """
 
-    def __init__(self, context, batch, capacity, n_numbers=None):
+    def __init__(self, context, batch: DeviceBatch | HostBatch, capacity: Capacity, n_numbers=None):
         self._context = context
         self._inputs = Inputs(
             context.capturer, context.blas, context.seed, context.device, batch, capacity, n_numbers

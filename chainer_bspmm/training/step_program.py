@@ -1,9 +1,13 @@
 """One training step over buffers of a fixed layout: run eagerly, captured, replayed, checked."""
 
-import collections
+from __future__ import annotations
+
 import contextlib
 import functools
 import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -20,6 +24,15 @@ from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
 
+if TYPE_CHECKING:
+    from chainer_bspmm.cuda.gemm import Blas
+    from chainer_bspmm.training.batches import DeviceBatch, HostBatch
+    from chainer_bspmm.training.buffers import Capacity
+    from chainer_bspmm.training.cuda_graphs import Capturer
+    from chainer_bspmm.training.flat_gradients import FlatGradients
+    from chainer_bspmm.training.fused_update import FusedUpdate
+    from chainer_bspmm.training.guards import Guards
+
 # If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
 # such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
 NONDETERMINISTIC = 1e-3
@@ -27,11 +40,20 @@ REPEATS = 8
 # Between a batch and the same batch with spare rows: products of other shapes round differently.
 SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 
-# What all programs of an updater share. fused: FusedUpdate or None; ranks: FlatGradients, or None
-# where there is one process.
-Context = collections.namedtuple(
-    'Context', 'capturer blas seed optimizer loss_func fused guards device check_every ranks'
-)
+
+class Context(NamedTuple):
+    """What all programs of an updater share."""
+
+    capturer: Capturer
+    blas: Blas
+    seed: int
+    optimizer: chainer.Optimizer
+    loss_func: Callable
+    fused: FusedUpdate | None
+    guards: Guards
+    device: chainer.backend.GpuDevice
+    check_every: int
+    ranks: FlatGradients | None  # None where there is one process
 
 
 class StepProgram(Program):
@@ -43,7 +65,10 @@ class StepProgram(Program):
         capacity (Capacity): of the buffers.
     """
 
-    def __init__(self, context, batch, capacity):
+    _context: Context
+    _reports: Reports
+
+    def __init__(self, context: Context, batch: DeviceBatch | HostBatch, capacity: Capacity):
         n_numbers = None if context.fused is None else context.fused.n_numbers
         super().__init__(context, batch, capacity, n_numbers)
         self._n_molecules = batch.form.n_graphs

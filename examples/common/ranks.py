@@ -38,7 +38,7 @@ class Ranks:
                 'expected --communicator in each of %d processes (%s): otherwise all would do the '
                 'same' % n_started()
             )
-        self.comm = _communicator(communicator) if self.are_several else Alone
+        self.comm = _communicator(communicator)
         self.is_first = self.comm.rank == 0
         self._is_on_gpus = communicator == 'pure_nccl'
         if not self.is_first:
@@ -101,6 +101,8 @@ class Ranks:
 
 
 def _communicator(name):
+    if name is None:
+        return Alone
     import chainermn
 
     try:

@@ -16,6 +16,7 @@ import contextlib
 import csv
 import functools
 import gzip
+import io
 import itertools
 import os
 import sys
@@ -33,23 +34,22 @@ from common.data import DataError
 from common.ranks import Ranks
 
 # A character that is not UTF-8 affects its line, not the whole run.
-READING = {'encoding': 'utf-8-sig', 'errors': 'replace'}
+as_text = functools.partial(io.TextIOWrapper, encoding='utf-8-sig', errors='replace')
 
 
 @contextlib.contextmanager
 def read_from(path):
     """Give the lines of a file, plain or compressed, or of standard input."""
     if path is None:
-        sys.stdin.reconfigure(**READING)
-        file = contextlib.nullcontext(sys.stdin)
+        file = sys.stdin.buffer
     else:
         try:
             with open(path, 'rb') as raw:
                 is_compressed = raw.read(2) == b'\x1f\x8b'
-            file = gzip.open(path, 'rt', **READING) if is_compressed else open(path, **READING)
+            file = gzip.open(path) if is_compressed else open(path, 'rb')
         except OSError as error:
             raise DataError('cannot read %s: %s' % (path, error.strerror)) from error
-    with file as lines:
+    with as_text(file) as lines:
         first = list(itertools.islice(lines, 1))
         text = ''.join(first)
         # Neither in SMILES: separators of a table, bytes of gzip and of UTF-16.

@@ -18,7 +18,7 @@ from tests.support import relative_error
 )
 def test_values(xp, shape, dtype):
     # Positive values: otherwise a sum could be small compared with the rounding of its terms.
-    x = features(numpy.random.RandomState(0), xp, *shape, dtype) + 2
+    x = features(numpy.random.RandomState(0), xp, *shape, dtype=dtype) + 2
     assert_close(row_sum(x), cuda.to_cpu(x).astype('d').sum(axis=0), dtype)
     assert_close(row_sum(x[::-1, ::-1]), cuda.to_cpu(x).astype('d').sum(axis=0)[::-1], dtype)
 

@@ -58,7 +58,7 @@ def test_both_ways_of_reading_agree(method):
     ],
 )
 def test_steps_agree(captures, method):
-    found = step_contenders.check(*read(method), HOST)
+    found = step_contenders.check(*read(method), device=HOST)
     assert set(found) == {
         bench.EAGER,
         bench.EAGER_PACKED,
@@ -87,7 +87,7 @@ def test_steps_that_differ_are_refused(captures, monkeypatch, name):
 
     monkeypatch.setattr(step_contenders, 'trainers', trainers)
     with pytest.raises(AssertionError, match='relative errors'):
-        step_contenders.check(*sets, HOST)
+        step_contenders.check(*sets, device=HOST)
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
     sets = read('rsgcn')
     monkeypatch.setattr(host_graphs.HostCapturer, 'capture', lambda *_: 1 / 0)
     with pytest.raises(AssertionError, match='trains eagerly.*ZeroDivisionError'):
-        step_contenders.check(*sets, HOST)
-    makers = step_contenders.trainers(*sets, 8, HOST)
+        step_contenders.check(*sets, device=HOST)
+    makers = step_contenders.trainers(*sets, n_batch=8, device=HOST)
     monkeypatch.setattr(bench, 'replay_ms', lambda contender: 1.0)
     cell, _ = bench.run_cell(makers, N, 8, HOST, 0)
     assert set(cell['milliseconds']) == {bench.UPSTREAM, bench.EAGER, bench.EAGER_PACKED}
@@ -108,7 +108,8 @@ def test_eager_steps_are_not_timed_as_captured(captures, monkeypatch):
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 def test_cell(captures, monkeypatch):
     monkeypatch.setattr(bench, 'replay_ms', lambda contender: contender.replay() or 0.01)
-    cell, eager = bench.run_cell(step_contenders.trainers(*read('rsgcn'), 8, HOST), N, 8, HOST, 0)
+    makers = step_contenders.trainers(*read('rsgcn'), n_batch=8, device=HOST)
+    cell, eager = bench.run_cell(makers, N, 8, HOST, 0)
     assert cell['n_rounds'] == bench.MIN_ROUNDS and not cell['not_run']
     assert set(eager) == {bench.UPSTREAM, bench.EAGER, bench.EAGER_PACKED}
     for name, times in cell['milliseconds'].items():

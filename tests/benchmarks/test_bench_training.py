@@ -47,7 +47,7 @@ def test_every_method_on_both_data_sets(tmp_path, capsys):
 
 
 def test_wrong_models_are_refused(sets):
-    found = bench.contenders('rsgcn', *sets, HOST)
+    found = bench.contenders('rsgcn', *sets, device=HOST)
     index = list(range(6))
     bench.check(found, index)
     for name in bench.LAYOUTS:
@@ -59,7 +59,7 @@ def test_wrong_models_are_refused(sets):
 
 @pytest.mark.slow
 def test_contenders_get_the_same_molecules_and_train(sets):
-    found = bench.contenders('rsgcn', *sets, HOST)
+    found = bench.contenders('rsgcn', *sets, device=HOST)
     before = {
         name: [p.array.copy() for p in contender.model.params()]
         for name, contender in found.items()
@@ -99,7 +99,7 @@ def test_what_does_not_fit_into_memory_is_left_out(sets, monkeypatch):
     assert bench.fits('rsgcn', 10**6, 132, HOST)
     assert bench.fits('relgat', 1, 10, HOST) and not bench.fits('relgat', 10**6, 132, HOST)
     monkeypatch.setattr(bench, 'fits', lambda *_: False)
-    result = bench.run_method('rsgcn', *sets, HOST, [8], 0)
+    result = bench.run_method('rsgcn', *sets, device=HOST, batches=[8], seconds=0)
     batch = result['batches']['8']
     assert bench.UPSTREAM in batch['not_run'] and bench.UPSTREAM not in batch['milliseconds']
     assert 'nan' in ' '.join(bench.table({'rsgcn': result}))

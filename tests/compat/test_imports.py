@@ -229,7 +229,7 @@ def test_import_after_a_failed_import_of_chainer_chemistry(run):
     from chainer_bspmm.compat import imports
     for name in [name for name in sys.modules if name.startswith('chainer_chemistry')]:
         del sys.modules[name]
-    imports.import_upstream.done = False
+    imports._is_done = False
     HIDE.add('chainer_chemistry.training')
     try:
         import chainer_chemistry

@@ -148,7 +148,7 @@ def test_an_interrupt_waits_for_no_queue(compiled, monkeypatch):
 
     monkeypatch.setattr(kernels, '_compiled', slowly)
     with pytest.raises(KeyboardInterrupt), kernels.compiled_together():
-        pool, _ = kernels._local.together
+        pool = kernels._local.together[0]
         for i in range(100):
             loaded(str(i))
         begun.wait(60)

@@ -481,8 +481,8 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
 def test_a_layer_that_fits_does_so_at_any_number_of_rows(
     n_rows, widths, n_relations, has_self, n_biases, itemsize, kilobytes
 ):
-    layer = policy.Layer(
-        *widths, n_relations, has_self or not n_relations, False, False, n_biases, False, 'relu'
+    layer = policy.Layer._make(
+        [*widths, n_relations, has_self or not n_relations, False, False, n_biases, False, 'relu']
     )
     device = policy.Device(132, 60 << 20, kilobytes << 10)
     for is_backward in (False, True):

@@ -123,9 +123,11 @@ def host_buffers(resident, n_graphs=2, n_rows=9, nnz=20):
     source = resident._source
     return Buffers(
         numpy.zeros((n_rows,) + source.atoms.shape[1:], source.atoms.dtype),
-        *(numpy.zeros(n, 'i') for n in (n_rows + 1, nnz)),
+        numpy.zeros(n_rows + 1, 'i'),
+        numpy.zeros(nnz, 'i'),
         numpy.zeros(nnz, 'f'),
-        *(numpy.zeros(n_graphs + 1, 'i') for _ in range(2)),
+        numpy.zeros(n_graphs + 1, 'i'),
+        numpy.zeros(n_graphs + 1, 'i'),
         None,
         [numpy.zeros((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels],
     )

@@ -85,7 +85,7 @@ def broken(**changed):
     return SparseGraphData(**{**fields, **changed})
 
 
-COO = CooMatrix(*(numpy.zeros((2, 4), dtype) for dtype in 'fii'), (3, 3))
+COO = CooMatrix(*(numpy.zeros((2, 4), dtype) for dtype in 'fii'), shape=(3, 3))
 FAR = CooMatrix(numpy.ones(1, 'f'), numpy.array([0], 'i'), numpy.array([7], 'i'), (3, 3))
 
 

@@ -104,7 +104,7 @@ def test_equals_upstream(method):
     assert_same(from_smiles(SMILES, method), upstream(SMILES, preprocess_method_dict[method]()))
 
 
-OPTIONS = [
+OPTIONS: list[dict] = [
     {'add_Hs': True},
     {'kekulize': True},
     {'max_atoms': 6},

@@ -123,7 +123,7 @@ def modulated_gradients(device):
 def normalised(device):
     """Rows of -1 and 1 in equal numbers, so that every mean is exact."""
     x, gamma, beta = _norm_arrays()
-    y, statistics = gpu.layer_norm(*map(device.put, (x, gamma, beta)), 0.25)
+    y, statistics = gpu.layer_norm(*map(device.put, (x, gamma, beta)), eps=0.25)
     inv_std = 1 / numpy.sqrt(1.25)
     return _rounded([y, statistics]), _rounded(
         [gamma * (x * inv_std) + beta, numpy.tile([0, inv_std], (len(x), 1))]
@@ -266,7 +266,7 @@ def _gated(device, widths, has_state, is_same=False):
         *rows, biases = gated.gated_step_grad(
             x, message, state, pairs, kept, gy, has_state, ['f'] * 2 * len(pairs)
         )
-    reference = expected(*given, has_state)
+    reference = expected(*given, is_tanh=has_state)
     of_biases = reference[5::2][: len(biases)]
     found = flat([array for array in (y, *rows, *biases) if array is not None])
     wanted = flat([array for array in (*reference[:4], *of_biases) if array is not None])
@@ -782,7 +782,8 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
         A[r, r::4] = A[r, :, r::4] = 0
     x, gy = rng.randint(-2, 3, (n_rows, n_in)), rng.randint(-2, 3, (n_rows, n_out))
     W, W_self = rng.randint(-2, 3, (n_relations * n_out, n_in)), rng.randint(-2, 3, (n_out, n_in))
-    b, b_self = rng.randint(-2, 3, n_relations * n_out), rng.randint(-2, 3, (spec.n_biases, n_out))
+    b = rng.randint(-2, 3, (n_relations * n_out,))
+    b_self = rng.randint(-2, 3, (spec.n_biases, n_out))
     has = dict(W=True, W_self=spec.has_self, b=spec.has_relation_bias, b_self=spec.n_biases)
     given = {'W': W, 'W_self': W_self, 'b': b, 'b_self': b_self.ravel()}
     given = {name: device.put(given[name].astype('f')) for name in given if has[name]}

@@ -34,7 +34,7 @@ def check(device, monkeypatch, dtype, n_rows, widths, state=None, is_tanh=True, 
     actual = [y, by_x, by_message, by_state, *by_parameters]
     wide = [plain(array) for array in (gy, x, message, s)]
     wide[3] = wide[1] if state == 'x' else wide[3]
-    reference = expected(*wide, [tuple(map(plain, pair)) for pair in given], is_tanh)
+    reference = expected(*wide, pairs=[tuple(map(plain, pair)) for pair in given], is_tanh=is_tanh)
     assert len(actual) == len(reference)
     for i, (ours, theirs) in enumerate(zip(actual, reference)):
         assert (ours is None) == (theirs is None), i
@@ -105,7 +105,8 @@ def test_nan_stays_in_its_row(device):
     _, x, message, state, pairs = arrays(9, (6, 6, 6), True)
     x[4, 2] = numpy.nan
     given = [tuple(device.put(array) for array in pair) for pair in pairs]
-    y, _ = gated.gated_step(*map(device.put, (x, message, state)), given, True)
+    x, message, state = map(device.put, (x, message, state))
+    y, _ = gated.gated_step(x, message, state, given, True)
     assert (numpy.isnan(y).any(axis=1) == (numpy.arange(9) == 4)).all()
 
 
@@ -113,7 +114,8 @@ def test_what_no_kernel_does(device):
     for n_rows, width in ((3, 200), (0, 4)):
         _, x, message, state, pairs = arrays(n_rows, (width,) * 3, True)
         given = [tuple(device.put(array) for array in pair) for pair in pairs]
-        assert gated.gated_step(*map(device.put, (x, message, state)), given, True) is None
+        x, message, state = map(device.put, (x, message, state))
+        assert gated.gated_step(x, message, state, given, True) is None
     assert not device.launched
 
 

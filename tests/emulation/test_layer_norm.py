@@ -16,8 +16,8 @@ def check(device, dtype, shape, shift=0):
     x[:, ::2] += 3  # or a deviation of almost nothing would magnify roundings
     gamma, beta = (rng.uniform(0.5, 2, shape[1]).astype(dtype) for _ in range(2))
     given = [device.put(array, shift) for array in (x, gamma, beta)]
-    y, statistics = gpu.layer_norm(*given, 1e-3)
-    gradients = gpu.layer_norm_grad(*given[:2], device.put(gy, shift), statistics)
+    y, statistics = gpu.layer_norm(*given, eps=1e-3)
+    gradients = gpu.layer_norm_grad(given[0], given[1], device.put(gy, shift), statistics)
     x, gamma, beta, gy = (array.astype('d') for array in (x, gamma, beta, gy))
     expected_y, expected = cpu.layer_norm(x, gamma, beta, 1e-3)
     assert statistics.dtype == ('d' if dtype == 'd' else 'f')

@@ -68,7 +68,7 @@ def test_rows_without_edges(device, name, within, rows_per_node, spare):
     width = adj.n_relations * n_heads
     arrays = [numpy.zeros(size, 'i') for size in (2 * [adj.nnz * n_heads])]
     by_receiver = numpy.zeros(adj.n_cols * n_heads + 1, 'i')
-    attention_pattern._fill_on_host(adj, n_heads, *arrays, by_receiver)
+    attention_pattern._fill_on_host(adj, n_heads, *arrays, by_receiver=by_receiver)
     given = adj, n_heads, within, rows_per_node, by_receiver, numpy.dtype('d')
     shape = adj.n_rows * rows_per_node, adj.n_graphs * width
     expected = attention_pattern._isolated_on_host(*given)

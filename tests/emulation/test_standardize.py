@@ -20,8 +20,8 @@ def test_same_as_on_the_host(device, monkeypatch, shape, inverse):
     x, mean, std = (rng.uniform(0, 9, n).astype('f') for n in (shape, shape[1], shape[1]))
     std[1::3] = 0
     for arguments in ((x, mean, std), (x, numpy.float32(0), std)):  # value and gradient
-        expected = standardize._on_host(*arguments, inverse)
+        expected = standardize._on_host(*arguments, inverse=inverse)
         given = [numpy.asarray(array) for array in arguments]
-        actual = standardize._on_device(*map(device.put, given), inverse)
+        actual = standardize._on_device(*map(device.put, given), inverse=inverse)
         assert actual.dtype == expected.dtype == 'float32'
         numpy.testing.assert_array_equal(actual, expected)

@@ -42,7 +42,7 @@ def run_at_once(script, *arguments, status=0, cwd=None):
     # The server starts with the first process; all of them have its environment.
     with mock.patch.dict(os.environ, environment()), tempfile.TemporaryDirectory() as folder:
         paths = [os.path.join(folder, name) for name in ('stdout', 'stderr')]
-        exit_status = run_preloaded(command(script, arguments)[1:], *paths, cwd, timeout=300)
+        exit_status = run_preloaded(command(script, arguments)[1:], *paths, cwd=cwd, timeout=300)
         out, err = [Path(path).read_text() for path in paths]
     assert exit_status == status, out + err
     return err if status else out

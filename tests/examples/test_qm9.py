@@ -394,7 +394,7 @@ def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, 
         run('predict_qm9.py', '--in-dir', tmp_path, '--out', tmp_path / 'p.csv', *dense)
         predictions.append([float(row['mu predicted [D]']) for row in rows(tmp_path / 'p.csv')])
     assert len(predictions[0]) == 9 and numpy.std(predictions[0]) > 0
-    numpy.testing.assert_allclose(*predictions, rtol=1e-4)
+    numpy.testing.assert_allclose(predictions[0], predictions[1], rtol=1e-4)
 
 
 # Data of the user's own

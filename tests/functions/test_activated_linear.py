@@ -46,7 +46,7 @@ CASES = [(dtype, shape, (0, 1, 2)) for dtype in DTYPES for shape in SHAPES] + [
 @pytest.mark.parametrize('dtype, shape, wanted', CASES, ids=str)
 @pytest.mark.parametrize('fused, activation', PAIRS)
 def test_same_as_two_functions(xp, fused, activation, shape, dtype, wanted):
-    given = inputs(xp, *shape, dtype)[: 3 if 2 in wanted else 2]
+    given = inputs(xp, *shape, dtype=dtype)[: 3 if 2 in wanted else 2]
     weights = xp.arange(1, shape[2] + 1, dtype=dtype)
     ours = outcome(fused, given, wanted, weights)
     theirs = outcome(lambda *a: activation(functions.linear(*a)), given, wanted, weights)

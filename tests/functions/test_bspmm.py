@@ -36,7 +36,7 @@ from tests.support.gradients import GRADIENT_BATCHES
 # --- every container, with every algorithm that the backend has for it ---
 
 # All tests below include a new algorithm automatically. Other forms of SELL: test_bspmm_sell.
-ALGORITHMS = {
+ALGORITHMS: dict[str, dict] = {
     'csr': gpu.ALGORITHMS,
     'coo': papers.gpu.ST_ALGORITHMS,
     'sell': papers.gpu.SELL_ALGORITHMS,

@@ -127,10 +127,10 @@ def test_features_with_another_use(xp, way):
     """Whose gradient is there first: this node's, of the lower rank, is added to it."""
     x, weights, biases = operands(xp, 'float64')
     adj = adjacency(xp, 'float64', way=way)
-    found = []
+    found, zero = [], chainer.Variable(xp.zeros(()))
     for uses in ((True, False), (False, True), (True, True)):
         h = chainer.Variable(x.copy())
-        y = functions.sum(functions.exp(functions.tanh(h))) if uses[0] else 0
+        y = functions.sum(functions.exp(functions.tanh(h))) if uses[0] else zero
         if uses[1]:
             y += functions.sum(degree_linear_sigmoid(adj, h, weights, biases) ** 2)
         y.backward()

@@ -278,7 +278,7 @@ def test_attention(xp):
 
     def function(*given):
         with under_way(step):
-            return relation_attention(adj, *given, 2, dropout_ratio=0.4)
+            return relation_attention(adj, *given, n_heads=2, dropout_ratio=0.4)
 
     node = function(*given).creator_node
     for stream, mask in enumerate((node._edge_mask, node._slot_mask)):

@@ -79,9 +79,9 @@ def test_another_activation(xp, name):
     given = arguments(adj, xp, 'float64')
 
     def function(*given):
-        return edge_film(adj, *given, chainer.functions.tanh)
+        return edge_film(adj, *given, activation=chainer.functions.tanh)
 
-    assert relative_error(function(*given).array, truth(adj, *given, numpy.tanh)) < 1e-14
+    assert relative_error(function(*given).array, truth(adj, *given, activation=numpy.tanh)) < 1e-14
     check_gradients(function, *given)
 
 

@@ -36,7 +36,8 @@ def test_values_and_gradients_are_chainers(xp, dtype, bound, shape):
 
 
 def test_gradients(xp):
-    check_gradients(lambda *given: layer_norm(*given, 1e-3) ** 2, *arguments(xp, 'float64', (3, 4)))
+    given = arguments(xp, 'float64', (3, 4))
+    check_gradients(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-3) ** 2, *given)
 
 
 def test_rows_of_one_value_in_half_precision(xp):
@@ -53,7 +54,7 @@ def test_rows_of_one_value_in_half_precision(xp):
 
 def test_parameters_of_another_dtype_are_converted(xp):
     variables = [chainer.Variable(array) for array in arguments(xp, 'float32')]
-    y = layer_norm(variables[0].array.astype('e'), *variables[1:], 1e-6)
+    y = layer_norm(variables[0].array.astype('e'), *variables[1:], eps=1e-6)
     y.grad = xp.ones((7, 5), 'e')
     y.backward()
     assert y.dtype == numpy.float16 and variables[1].grad.dtype == numpy.float32

@@ -90,8 +90,8 @@ def test_values_of_other_dtypes(xp, name, dtype, n_heads):
 def check_values(xp, name, options, n_heads, dtype):
     adj = relation_batch_on(name, xp, dtype)
     given = arguments(adj, xp, dtype, n_heads)
-    y = relation_attention(adj, *given, n_heads, **OPTIONS[options]).array
-    expected = truth(adj, *given, n_heads, **OPTIONS[options])
+    y = relation_attention(adj, *given, n_heads=n_heads, **OPTIONS[options]).array
+    expected = truth(adj, *given, n_heads=n_heads, **OPTIONS[options])
     assert y.dtype == dtype and y.shape == expected.shape
     assert relative_error(y, expected) < BOUNDS[dtype]
 
@@ -122,8 +122,8 @@ def folded_batch(xp, padded_to):
 def test_folded(xp, options, padded_to):
     adj = folded_batch(xp, padded_to)
     given = arguments(adj, xp, 'float64', 2)
-    y = relation_attention(adj, *given, 2, **OPTIONS[options]).array
-    assert relative_error(y, truth(adj, *given, 2, **OPTIONS[options])) < BOUNDS['float64']
+    y = relation_attention(adj, *given, n_heads=2, **OPTIONS[options]).array
+    assert relative_error(y, truth(adj, *given, n_heads=2, **OPTIONS[options])) < BOUNDS['float64']
     check_gradients(lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]), *given)
 
 
@@ -131,7 +131,7 @@ def test_no_weight_at_all(xp):
     """Padded to nothing: a phantom row has nothing to look at."""
     adj = BatchedCSR.from_matrices([numpy.zeros((2, 0, 0))] * 2, 'folded')
     adj = adj if xp is numpy else adj.to_device('@cupy:0')
-    y = relation_attention(adj, *arguments(adj, xp, 'float32', 2), 2).array
+    y = relation_attention(adj, *arguments(adj, xp, 'float32', 2), n_heads=2).array
     assert y.shape == (2, 3) and not y.any()
 
 
@@ -149,15 +149,13 @@ def test_gradients_under_dropout(xp, options):
 def test_dropout(xp):
     """Nothing outside of training; in training weights are kept or not, and right on average."""
     adj = relation_batch_on('four relations', xp, 'float64')
-    given = arguments(adj, xp, 'float64', 2)
-    expected = relation_attention(adj, *given, 2).array
+    given = adj, *arguments(adj, xp, 'float64', 2), 2
+    expected = relation_attention(*given).array
     with chainer.using_config('train', False):
-        assert (relation_attention(adj, *given, 2, dropout_ratio=0.5).array == expected).all()
-    assert (relation_attention(adj, *given, 2, dropout_ratio=0.0).array == expected).all()
+        assert (relation_attention(*given, dropout_ratio=0.5).array == expected).all()
+    assert (relation_attention(*given, dropout_ratio=0.0).array == expected).all()
     xp.random.seed(0)
-    draws = xp.stack(
-        [relation_attention(adj, *given, 2, dropout_ratio=0.5).array for _ in range(400)]
-    )
+    draws = xp.stack([relation_attention(*given, dropout_ratio=0.5).array for _ in range(400)])
     deviation = draws.std(axis=0) / 20
     assert (abs(draws.mean(axis=0) - expected) <= 5 * deviation + 1e-12).all()
     assert (deviation > 0).all()
@@ -172,7 +170,7 @@ def test_dropout_that_drops_nothing(xp, name, options):
     results = []
     for ratio in (0, 1e-12):
         variables = [chainer.Variable(array) for array in given]
-        y = relation_attention(adj, *variables, 2, dropout_ratio=ratio, **OPTIONS[options])
+        y = relation_attention(adj, *variables, n_heads=2, dropout_ratio=ratio, **OPTIONS[options])
         y.grad = xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)
         y.backward()
         results.append([y.array] + [v.grad for v in variables])
@@ -225,7 +223,7 @@ def test_gradients_are_those_of_float64(xp, dtype):
     results = []
     for kind in (dtype, 'float64'):
         variables = [chainer.Variable(array.astype(kind)) for array in given]
-        y = relation_attention(adj, *variables, 3)
+        y = relation_attention(adj, *variables, n_heads=3)
         y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape)).astype(kind)
         y.backward()
         assert all(v.grad.dtype == kind for v in variables)
@@ -238,7 +236,7 @@ def test_parameters_of_another_dtype_are_converted(xp):
     adj = relation_batch_on('four relations', xp, 'float16')
     m, W, b = arguments(adj, xp, 'float32', 2)
     variables = [chainer.Variable(array) for array in (m.astype('e'), W, b)]
-    y = relation_attention(adj, *variables, 2)
+    y = relation_attention(adj, *variables, n_heads=2)
     assert y.dtype == numpy.float16
     chainer.functions.sum(y).backward()
     assert [v.grad.dtype.char for v in variables] == ['e', 'f', 'f']
@@ -247,7 +245,7 @@ def test_parameters_of_another_dtype_are_converted(xp):
 def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
     adj = relation_batch_on('four relations', xp, 'float32')
     given = [chainer.Variable(array) for array in arguments(adj, xp, 'float32', 2)]
-    y = relation_attention(adj, *given, 2)
+    y = relation_attention(adj, *given, n_heads=2)
     assert [
         v is node for v, node in zip((variable.node for variable in given), y.creator_node.inputs)
     ] == [True] * 3

@@ -57,8 +57,8 @@ def test_both_layouts(device, options):
     rng = numpy.random.RandomState(0)
     h, h_new = features(rng, len(SIZES) * max(SIZES))
     g = rng.uniform(-1, 1, (len(SIZES), 5)).astype('f')
-    expected = dense_steps(dense, *(x.reshape(len(SIZES), -1, 6) for x in (h, h_new)), g)
-    actual = steps(link, *map(device.send, (h, h_new, g)), batch('padded').to_device(device))
+    expected = dense_steps(dense, *(x.reshape(len(SIZES), -1, 6) for x in (h, h_new)), g=g)
+    actual = steps(link, *map(device.send, (h, h_new, g)), adj=batch('padded').to_device(device))
     assert relative_error(actual[0], expected[0].reshape(-1, 6)) < 1e-5
     assert relative_error(actual[1], expected[1]) < 1e-5
     h, h_new = features(rng, sum(SIZES))
@@ -67,7 +67,7 @@ def test_both_layouts(device, options):
         dense_steps(dense, h[None, end - n : end], h_new[None, end - n : end], g[i : i + 1])
         for i, (n, end) in enumerate(zip(SIZES, ends))
     ]
-    actual = steps(link, *map(device.send, (h, h_new, g)), batch('packed').to_device(device))
+    actual = steps(link, *map(device.send, (h, h_new, g)), adj=batch('packed').to_device(device))
     assert relative_error(actual[0], numpy.concatenate([x[0] for x, _ in alone])) < 1e-5
     assert relative_error(actual[1], numpy.concatenate([x for _, x in alone])) < 1e-5
 

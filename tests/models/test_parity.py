@@ -161,7 +161,9 @@ def test_a_mistake_is_found(monkeypatch):
     monkeypatch.setattr(
         relgcn_update,
         'relation_linear',
-        lambda adj, h, W, b, *own: relation_linear(adj, h, W, b * 0.9999, *own),
+        lambda adj, h, W, b, *own, **options: relation_linear(
+            adj, h, W, b * 0.9999, *own, **options
+        ),
     )
     beyond = parity.check(parity.DEFAULTS['RelGCN'], chainer.get_device('@numpy'))
     assert any(line.startswith('packed output: ') for line in beyond)

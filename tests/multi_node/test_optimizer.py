@@ -75,7 +75,6 @@ def trained_with(kind, name, comm=None, sizes=None):
     # Ranks start from one state, which is not that of rank 1.
     model = regressor(name, comm.rank if comm else 0, comm if 'norm' in name else None)
     optimizer = optimizer_of(model, comm, chainer.optimizers.SGD(1e-4))
-    chainer.global_config.tested_optimizer = getattr(optimizer, 'actual_optimizer', optimizer)
     iterator = chainer.iterators.SerialIterator(examples, len(examples) // 4, shuffle=False)
     updater = kind(iterator, optimizer, converter=CONVERTERS['packed'], device='@numpy')
     for _ in range(N_CAPTURED):

@@ -302,11 +302,11 @@ def test_attention(pair, within, concat_heads, dropout_ratio):
     if pair[1].nnz and not pair[1].n_rows:
         return  # spare entries name row 0: no buffer is without rows
 
-    def function(adj, *given):  # the generator of a step draws the same for both
+    def function(adj, m, W, b):  # the generator of a step draws the same for both
         blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b))
         with under_way(Step(blas, 1, adj.xp.full(1, 2, numpy.uint64))):
             return relation_attention(
-                adj, *given, 2, within, concat_heads, dropout_ratio=dropout_ratio
+                adj, m, W, b, 2, within, concat_heads, dropout_ratio=dropout_ratio
             )
 
     W = numpy.random.RandomState(1).uniform(-1, 1, (1, 6))
@@ -330,7 +330,9 @@ def test_matrices_of_attention(pair, side_by_side):
 def test_modulated_messages(pair, activation):
     rng, n_relations = numpy.random.RandomState(1), pair[0].n_relations
     W, W_g = (rng.uniform(-1, 1, (n * n_relations, 4)) for n in (3, 6))
-    check_function(pair, lambda adj, *given: edge_film(adj, *given, activation), n_nodes, 4, W, W_g)
+    check_function(
+        pair, lambda adj, *given: edge_film(adj, *given, activation=activation), n_nodes, 4, W, W_g
+    )
 
 
 def test_matrices_of_edges(pair):

@@ -220,7 +220,7 @@ def _wrapper_cases():
         'two relations': {'n_edge_types': 2},
         'off': {'off': True},
     }
-    options = {
+    options: dict[str, dict] = {
         'GGNN': relations,
         'RelGCN': relations,
         'RelGAT': relations,
@@ -377,7 +377,7 @@ def examples_of(case, seed=0):
         column = {
             'super': lambda: (rng.uniform(-1, 1, 7).astype('f'),),
             None: lambda: (),
-            'labels': lambda n=n: (rng.randint(0, N_LABELS, n).astype('i'),),
+            'labels': lambda n=n: (rng.randint(0, N_LABELS, (n,)).astype('i'),),
         }[case.column]()
         examples.append((atoms, adj) + column)
     return examples
@@ -404,7 +404,7 @@ def initialised(make, examples):
         model(*dense_batch(examples[:1]))
     for link in model.links():
         if isinstance(link, chainer.links.GRU) and link.W_r.W.array is None:
-            link.W_r.W.initialize(link.W.W.shape)  # takes no part where there never is a state
+            link.W_r._initialize_params(link.W.W.shape[1])  # takes no part without states
     rng = numpy.random.RandomState(5)
     for name, parameter in sorted(model.namedparams()):
         if re.search(r'/b\d*$', name):

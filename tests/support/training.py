@@ -103,7 +103,6 @@ def make_updater(
     optimizer = (optimizer or optimizers.Adam()).setup(model)
     for hook in hooks:
         optimizer.add_hook(hook)
-    chainer.global_config.tested_optimizer = optimizer
     numpy.random.seed(3)
     if device.xp is not numpy:
         device.xp.random.seed(3)  # layers that learn their input size start on the device

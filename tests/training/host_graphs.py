@@ -77,10 +77,9 @@ def _capture_and_drop(graphs, function):
 class HostCapturer:
     nbytes = 1
 
-    def __init__(self, optimizer):
+    def __init__(self):
         self.stream = contextlib.nullcontext()
-        self._optimizer = optimizer
-        self.guards = None
+        self.optimizer = self.guards = None  # of the updater
         self.n_captures = 0
         self.n_launches = 0
         self.n_compiled = 0
@@ -94,8 +93,8 @@ class HostCapturer:
     compile_kernels = _capture_and_drop
 
     def capture(self, function):
-        links = [*self._optimizer.target.links(), *(self.guards.links if self.guards else ())]
-        arrays = state.state_arrays(self._optimizer, links)
+        links = [*self.optimizer.target.links(), *self.guards.links]
+        arrays = state.state_arrays(self.optimizer, links)
         before = state.Copies(arrays)
         had = [_variables(link) for link in links]
         try:
@@ -292,12 +291,12 @@ def stand_in(monkeypatch):
     made = []
 
     def capturer(device):
-        made.append(HostCapturer(chainer.global_config.tested_optimizer))
+        made.append(HostCapturer())
         return made[-1]
 
     def context(capturer, *rest):
         made = step_program.Context(capturer, *rest)
-        capturer.guards = made.guards
+        capturer.optimizer, capturer.guards = made.optimizer, made.guards
         return made
 
     monkeypatch.setattr(graph_updater, 'Capturer', capturer)

@@ -188,9 +188,9 @@ def test_values_are_their_own(device, graphs):
     for part in captured_predict(model, data, batch_size=8):
         parts.append(part.values)
         copies.append(part.values.copy())
-    for part, copy in zip(parts, copies):
-        numpy.testing.assert_array_equal(part, copy)
-        assert part.flags.writeable
+    for values, copy in zip(parts, copies):
+        numpy.testing.assert_array_equal(values, copy)
+        assert values.flags.writeable
 
 
 def test_values_on_the_host_are_their_own():

@@ -118,7 +118,6 @@ def made(monkeypatch, device, graphs):
         optimizer = kind(optimizers.SGD(RATE).setup(model), comm, True)
         for hook in hooks:
             optimizer.add_hook(hook)
-        chainer.global_config.tested_optimizer = optimizer.actual_optimizer
         updater = GraphUpdater(
             Batches(),
             optimizer,

@@ -65,7 +65,7 @@ def matmul(**options):
 
 
 # name -> (function, shapes of the inputs)
-CASES = {
+CASES: dict[str, tuple] = {
     'linear': (functions.linear, [(5, 7), (3, 7), (3,)]),
     'linear without bias': (functions.linear, [(5, 7), (3, 7)]),
     'linear of no rows': (functions.linear, [(0, 7), (3, 7), (3,)]),

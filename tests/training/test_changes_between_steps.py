@@ -10,6 +10,7 @@ import chainer
 from chainer import functions
 from chainer import optimizer_hooks
 from chainer import optimizers
+from chainer.backend import GpuDevice
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
@@ -396,7 +397,7 @@ def test_two_updaters_of_one_model(device, graphs, no_causes):
 @pytest.mark.gpu
 def test_from_stream_to_stream(no_causes):
     """Every step on another stream, without any synchronisation of the user's."""
-    device, results = chainer.get_device('@cupy:0'), []
+    device, results = GpuDevice.from_device_id(0), []
     for n_streams in (1, 3):
         updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
         with device.device:

@@ -36,10 +36,14 @@ pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 
 class Slotted:
     __slots__ = ('value',)
+    value: float
 
 
 class Weighing:
     """Where a loss may read its weight from; `updater` and `trainer` are set later."""
+
+    updater: StandardUpdater
+    trainer: types.SimpleNamespace
 
     def __init__(self):
         self.values = {'weight': 0.0}

@@ -205,7 +205,7 @@ class PinnedPool:
 
 
 class PooledMemory(PinnedMemory):
-    pass
+    pool: weakref.ref
 
 
 @pytest.mark.parametrize('kind', ('default', 'own', 'none'))

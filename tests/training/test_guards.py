@@ -73,10 +73,6 @@ def guarded():
     return model, optimizer, Guards(model, model, optimizer)
 
 
-def set_global(model, optimizer):
-    chainer.global_config.guarded = 0.5
-
-
 CHANGES = {
     'a number': lambda model, _: setattr(model.predictor, 'counter', 1),
     'a flag for a number': lambda model, _: setattr(model.predictor, 'counter', False),
@@ -106,7 +102,7 @@ CHANGES = {
     'a hook of an update rule': lambda model, _: model.predictor.inner.embed.W.update_rule.add_hook(
         optimizer_hooks.WeightDecay(0.1)
     ),
-    'configuration': set_global,
+    'configuration': lambda *_: setattr(chainer.global_config, 'guarded', 0.5),
 }
 
 

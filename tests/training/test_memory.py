@@ -76,7 +76,6 @@ def test_a_sparse_data_set(device, monkeypatch, name, layout, padded_to):
     dataset = to_sparse(molecules(40, RELATIONS.get(name, 1)))
     for part in (dataset, dataset[:25]):
         updater = make(name, device.name, dataset=part, converter=converter)
-        chainer.global_config.tested_optimizer = updater.get_optimizer('main')
         step(updater)
         (capacities,) = updater._programs.capacities.values()
         if layout != 'padded':
@@ -250,7 +249,6 @@ def test_an_interrupt_during_capture(device, monkeypatch):
         with chainer.no_backprop_mode():  # or layers that learn their size would start on a GPU
             model.predictor.inner(*chainer_bspmm.concat_mols(ring_molecules(2))[:2])
         optimizer = optimizers.Adam().setup(model)
-        chainer.global_config.tested_optimizer = optimizer
         iterator = SerialIterator(ring_molecules(40), BATCH, shuffle=False)
         return GraphUpdater(iterator, optimizer, device=device, seed=7), function
 

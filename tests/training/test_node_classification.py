@@ -57,7 +57,6 @@ def captured(device, monkeypatch):
 
     class Updater(GraphUpdater):
         def __init__(self, iterator, optimizer, **kwargs):
-            chainer.global_config.tested_optimizer = optimizer
             super().__init__(iterator, optimizer, on_difference='raise', **kwargs)
             made.append(self)
 

@@ -42,7 +42,7 @@ class WeightedBatchNorm(FusedNode):
         gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
         weights = self._weights.astype(x.dtype, copy=False)[:, None]
         gy = gy.astype(x.dtype, copy=False)
-        return gradients(x, gy, gamma, weights, self._count, *self._statistics, self._ranks)
+        return gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
 
     def _composed(self, x, gamma, beta):
         self._ranks.refuse_derivatives()

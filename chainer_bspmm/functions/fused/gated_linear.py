@@ -29,7 +29,7 @@ class GatedLinear(FusedNode):
         parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
         self._is_whole = False
         if self._n_parts <= 2:
-            done = backend.gated_step(*self._operands(inputs), self._is_tanh)
+            done = backend.gated_step(*self._operands(inputs), is_tanh=self._is_tanh)
             self._is_whole = done is not None
         if self._is_whole:
             y, self._kept = done
@@ -59,8 +59,12 @@ class GatedLinear(FusedNode):
             inputs[i].dtype if i in wanted else None for i in range(first, n)
         )
         b_gate, b_value = biases or (None, None)
+        x, other, state, parameters = self._operands(inputs)
         by_x, by_other, _, (gW_value, gb_value, gW_gate, gb_gate) = backend.gated_step_grad(
-            *self._operands(inputs),
+            x,
+            other,
+            state,
+            parameters,
             self._kept,
             gy,
             self._is_tanh,

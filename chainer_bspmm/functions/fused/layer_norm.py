@@ -26,8 +26,8 @@ class LayerNorm(FusedNode):
         return backend.layer_norm_grad(inputs[0], gamma, gy, self._statistics)
 
     def _composed(self, x, *parameters):
-        parameters = (functions.cast(parameter, x.dtype) for parameter in parameters)
-        return functions.layer_normalization(x, *parameters, self._eps)
+        gamma, beta = (functions.cast(parameter, x.dtype) for parameter in parameters)
+        return functions.layer_normalization(x, gamma, beta, self._eps)
 
 
 def layer_norm(x, gamma, beta, eps):
