@@ -226,6 +226,37 @@ def _seconds(of, kind):
     return about + number(of[kind]['seconds']) + '*' * ('commit' in of)
 
 
+def large(result):
+    """Products with one large graph beside cuSPARSE's."""
+    rows = []
+    for case in result['cases']:
+        for point in case['points']:
+            times = {name: of['median'] for name, of in point['microseconds'].items()}
+            rows.append(
+                [
+                    case['name'],
+                    str(point['n_B']),
+                    '%.0f' % times['auto'],
+                    '%.2f' % (times['cuSPARSE csr alg3'] / times['auto']),
+                    '%.2f' % point['times_faster']['cuSPARSE, best'],
+                ]
+            )
+    head = ['matrix', 'n_B', 'ours, us', "cuSPARSE's deterministic algorithm", 'its fastest']
+    return table(head, rows)
+
+
+def network(result):
+    """A captured step on one large graph beside upstream's and PyTorch Geometric's."""
+    rows = []
+    for name, of in result['networks'].items():
+        size, times = of['size'], of['milliseconds']
+        size = '{nodes:,} nodes, {citations:,} edges'.format(**size)
+        row = [f'{name}: {size}']
+        row += [number(time['median']) for time in times.values()]
+        rows.append(row)
+    return table(['size of', *times], rows)
+
+
 def layouts(result):
     """Captured steps folded and packed; the ratio with its 10th and 90th percentile."""
     methods = result['data']['tox21']['methods']
@@ -329,6 +360,8 @@ TABLES = {
     'jax_cpu': (jax_cpu, 'cpu/jax.json'),
     'floors': (floors, 'nvidia-h200/floors.json'),
     'command': (command, 'nvidia-h200/command.json'),
+    'large': (large, 'nvidia-h200/large.json'),
+    'network': (network, 'nvidia-h200/network.json'),
     'layouts': (layouts, 'nvidia-h200/layouts.json'),
     'methods': (methods, 'nvidia-h200/methods.json'),
     'screening': (screening, 'nvidia-h200/screening.json'),

@@ -1,6 +1,6 @@
 """How fast is bspmm on one large graph, with rows of all lengths, against cuSPARSE and PyTorch?
 
-``python -m benchmarks.products.bench_large`` on a GPU takes about two minutes and writes
+``python -m benchmarks.products.bench_large`` on a GPU takes about 40 seconds and writes
 ``benchmarks/results/<gpu>/large.json``.
 """
 

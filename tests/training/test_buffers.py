@@ -288,7 +288,7 @@ def test_what_a_batch_of_a_device_dataset_sends(layout, padded_to):
     molecules = to_sparse(examples(40)).molecules
     index = numpy.array([7, 3, 3])
     gathered = []
-    molecules.gather = lambda *arguments: gathered.append(arguments)  # type: ignore[attr-defined]
+    vars(molecules).update(tables=None, gather=lambda *arguments: gathered.append(arguments))
     batch = batches.DeviceBatch(molecules, index, layout, padded_to)
     atoms, adj, _ = molecules.batch(index, layout, padded_to)
     as_host = batches.HostBatch(atoms, adj, molecules.labels)
