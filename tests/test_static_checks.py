@@ -1,0 +1,88 @@
+"""What `make lint` finds in code that only a GPU runs."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CHECKED = 'chainer_bspmm', 'benchmarks', 'examples', 'tests', 'tools', 'docs'
+N_IGNORED = 1  # in tests; it only shrinks, as mypy refuses comments that are not needed
+
+# file, a line's text, what it becomes, code of mypy's message
+ROT = [
+    (
+        'chainer_bspmm/training/cuda_graphs.py',
+        'return _Launch(graph, self), result',
+        'return _Launch(graph), result',
+        'call-arg',
+    ),
+    (
+        'chainer_bspmm/training/predictor.py',
+        'CannotCapture)(text)\n        self._n_replays += 1',
+        'CannotCapture)(text)\n        self._count_replays += 1',
+        'attr-defined',
+    ),
+    (
+        'chainer_bspmm/backend/gpu.py',
+        'policy.sum_pieces_launch(n_pieces, n_channels, piece)',
+        'policy.sum_pieces_launch(n_pieces, n_channels, length=piece)',
+        'call-arg',
+    ),
+    (
+        'chainer_bspmm/training/flat_gradients.py',
+        'self._arguments(table, flat, loss, is_bad, n_molecules)',
+        'self._arguments(table, flat, loss, is_bad, n_molecules, NULL)',
+        'call-arg',
+    ),
+    (
+        'tests/training/test_fused_update.py',
+        'update.optimizer.reallocate_cleared_grads()',
+        'update._optimizer.reallocate_cleared_grads()',
+        'attr-defined',
+    ),
+    (
+        'benchmarks/products/bench_large.py',
+        'measure.replay_times(graphs, ROUNDS)',
+        'measure.replayed_times(graphs, ROUNDS)',
+        'attr-defined',
+    ),
+]
+
+
+def sources():
+    for folder in CHECKED:
+        yield from sorted((ROOT / folder).rglob('*.py'))
+
+
+def test_nothing_is_silenced():
+    ignored = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if path != pathlib.Path(__file__)
+        for line in path.read_text(encoding='utf-8').splitlines()
+        if re.search('# *(type: *ignore|mypy:)', line)
+    ]
+    assert len(ignored) <= N_IGNORED and all(name.startswith('tests/') for name in ignored)
+
+
+@pytest.mark.slow
+def test_rot_is_found(tmp_path):
+    pytest.importorskip('mypy')
+    for path in (*sources(), ROOT / 'pyproject.toml'):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    expected = set()
+    for name, before, after, code in ROT:
+        text = (tmp_path / name).read_text(encoding='utf-8')
+        assert text.count(before) == 1, (name, before)
+        (tmp_path / name).write_text(text.replace(before, after), encoding='utf-8')
+        expected.add((name, code))
+    command = [sys.executable, '-m', 'mypy', '--cache-dir', str(tmp_path / 'cache')]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True)
+    found = re.findall(r'^(.+?):\d+: error: .*\[(.+?)\]$', done.stdout, re.MULTILINE)
+    assert set(found) == expected and len(found) == len(ROT), done.stdout
