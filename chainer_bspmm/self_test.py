@@ -207,7 +207,7 @@ def _staged(case):
 
 def _long_row(case):
     """Return a matrix of the same size whose only row with entries is done in pieces."""
-    n_rows, n_entries = len(case.x), 3 * LONG_ROW
+    n_rows, n_entries = len(case.x), 16 * LONG_ROW
     indptr = numpy.zeros(n_rows + 1, numpy.int32)
     indptr[N_TYPES + 1 :] = n_entries
     adj = BatchedCSR(

@@ -9,8 +9,9 @@
 //
 // -DAHEAD=n: pieces whose loads are issued before the first is used.
 //
-// Launch: block (columns, chunks), grid (x, y) with at least ceil(n_chunks / chunks) blocks in x and
-// ceil(n_B / columns) in y. The thread of chunk i and column c owns y[begun[i], c]. No shared memory.
+// Launch: block (columns, chunks), grid (x, y, z) with at least ceil(n_chunks / chunks) blocks in x and
+// ceil(n_B / columns) in y and z together. The thread of chunk i and column c owns y[begun[i], c]. No
+// shared memory.
 #include "common.cuh"
 
 extern "C" __global__ void sum_pieces(
@@ -19,7 +20,7 @@ extern "C" __global__ void sum_pieces(
     const int n_chunks)
 {
     const int chunk = blockIdx.x * blockDim.y + threadIdx.y;
-    const int c = blockIdx.y * blockDim.x + threadIdx.x;
+    const int c = (blockIdx.z * gridDim.y + blockIdx.y) * blockDim.x + threadIdx.x;
     if (chunk >= n_chunks || c >= n_channels) return;
     const int row = begun[chunk];
     if (row < 0) return;

@@ -10,7 +10,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CHECKED = 'chainer_bspmm', 'benchmarks', 'examples', 'tests', 'tools', 'docs'
-N_IGNORED = 1  # in tests; it only shrinks, as mypy refuses comments that are not needed
+DISABLED = {  # codes of mypy's messages that are not reported; fewer are welcome
+    'arg-type', 'assignment', 'dict-item', 'func-returns-value', 'has-type', 'index', 'list-item',
+    'method-assign', 'misc', 'operator', 'override', 'type-var', 'var-annotated',
+}  # fmt: skip
 
 # file, a line's text, what it becomes, code of mypy's message
 ROT = [
@@ -31,6 +34,18 @@ ROT = [
         'policy.sum_pieces_launch(n_pieces, n_channels, piece)',
         'policy.sum_pieces_launch(n_pieces, n_channels, length=piece)',
         'call-arg',
+    ),
+    (
+        'chainer_bspmm/backend/gpu.py',
+        'plan = policy.dot_launch(adj.n_rows, n_channels, width)',
+        'plan = policy.dot_launch(adj.n_rows, n_channels)',
+        'call-arg',
+    ),
+    (
+        'chainer_bspmm/backend/gpu.py',
+        'arguments = side.indptr, *sums, y, *plan.arguments',
+        'arguments = side.indptr, *sums, y, *plan.sizes',
+        'attr-defined',
     ),
     (
         'chainer_bspmm/training/flat_gradients.py',
@@ -66,7 +81,10 @@ def test_nothing_is_silenced():
         for line in path.read_text(encoding='utf-8').splitlines()
         if re.search('# *(type: *ignore|mypy:)', line)
     ]
-    assert len(ignored) <= N_IGNORED and all(name.startswith('tests/') for name in ignored)
+    assert not ignored
+    config = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
+    disabled = re.search(r'disable_error_code = \[(.*?)\]', config, re.DOTALL)[1]
+    assert set(re.findall('"(.+?)"', disabled)) <= DISABLED
 
 
 @pytest.mark.slow

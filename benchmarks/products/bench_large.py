@@ -81,7 +81,12 @@ def run_point(adj, n_b):
     return {
         'n_B': n_b,
         'piece': policy.piece_length(
-            adj.nnz, adj.longest, n_b // width, kernels.device(cupy.cuda.Device().id)
+            adj.n_rows,
+            adj.n_cols,
+            adj.nnz,
+            adj.longest,
+            n_b // width,
+            kernels.device(cupy.cuda.Device().id),
         ),
         'relative_error': max(errors.values()),
         'microseconds': times,

@@ -54,7 +54,9 @@ def _csr(adj: BatchedCSR, x, data, residual, trans, algorithm='auto'):
         width = policy.vector_width(n_channels, itemsize, bits)
         piece = 0
         if algorithm == 'auto':
-            piece = policy.piece_length(side.nnz, side.longest, n_channels // width, device)
+            piece = policy.piece_length(
+                n_rows, side.n_cols, side.nnz, side.longest, n_channels // width, device
+            )
         plan = policy.bspmm_launch(
             n_rows, side.n_cols, side.nnz, n_channels, width, itemsize, device, algorithm, piece
         )
@@ -116,7 +118,9 @@ def bsddmm(adj: BatchedCSR, u, v):
             width = policy.vector_width(n_channels, u.itemsize, address_bits(u, v))
             plan = policy.dot_launch(adj.n_rows, n_channels, width)
             device = kernels.device(u.data.device_id)
-            piece = policy.piece_length(adj.nnz, adj.longest, n_channels // width, device)
+            piece = policy.piece_length(
+                adj.n_rows, adj.n_cols, adj.nnz, adj.longest, n_channels // width, device
+            )
             if piece:
                 plan, _ = policy.with_pieces(plan, adj.nnz, piece)
             arguments = adj.indptr, adj.indices, u, v, w, *plan.arguments

@@ -4,15 +4,43 @@ Nothing here needs a GPU. Kernels take their tile sizes from the constants decid
 grid and tile cannot disagree.
 """
 
+from __future__ import annotations
+
 import collections
+from collections.abc import Callable
 import functools
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy
 
-# defines: compile-time constants of the kernel; grid, block: in CUDA's order (x, y, z);
-# shared_bytes: dynamic shared memory of a block; arguments: the sizes among the kernel's arguments,
-# which follow its arrays.
-Launch = collections.namedtuple('Launch', 'defines grid block shared_bytes arguments')
+Parameters = ParamSpec('Parameters')
+Plan = TypeVar('Plan', covariant=True)
+
+
+class Launch(NamedTuple):
+    """How a kernel is compiled and launched."""
+
+    defines: tuple  # compile-time constants, pairs of name and value
+    grid: tuple[int, int, int]  # in CUDA's order (x, y, z), as block
+    block: tuple[int, int, int]
+    shared_bytes: int  # dynamic shared memory of a block
+    arguments: tuple  # the sizes among the kernel's arguments, which follow its arrays
+
+
+class Kept(Protocol[Parameters, Plan]):
+    """What :func:`functools.lru_cache` returns; its own annotation takes any arguments."""
+
+    __wrapped__: Callable[Parameters, Plan]
+
+    def cache_clear(self) -> None: ...
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Plan: ...
+
+
+def kept(function: Callable[Parameters, Plan]) -> Kept[Parameters, Plan]:
+    """Keep up to 4,096 plans."""
+    return functools.lru_cache(maxsize=4096)(function)
+
 
 BLOCK = 128  # threads; large enough for full occupancy, small enough for batches of few rows
 WARP = 32
@@ -20,7 +48,7 @@ VECTOR_BYTES = 16  # the widest load of one thread
 MAX_GRID_Y = 65535
 
 
-def vector_width(n_channels, itemsize, address_bits):
+def vector_width(n_channels, itemsize, address_bits) -> int:
     """Return how many elements one thread moves at a time.
 
     The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
@@ -54,7 +82,7 @@ def csr_launch(
     block=BLOCK,
     ahead=AHEAD,
     stream=False,
-):
+) -> Launch:
     """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
 
     Args:
@@ -103,10 +131,10 @@ SHORT, MEDIUM, LONG, VERY_LONG = 1.5, 3, 4, 10  # length
 NARROW = 8  # vectors per row; below, two vectors per thread would leave warps half empty
 
 
-@functools.lru_cache(maxsize=4096)
+@kept
 def bspmm_launch(
     n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto', piece=0
-):
+) -> Launch:
     """Plan a product on a GPU: a small model of what was measured, not a table of it.
 
     Args:
@@ -171,8 +199,8 @@ def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
 CSR_TILE = 2
 
 
-@functools.lru_cache(maxsize=4096)
-def dot_launch(n_rows, n_channels, width, tile=CSR_TILE):
+@kept
+def dot_launch(n_rows, n_channels, width, tile=CSR_TILE) -> Launch:
     """Plan a sub-warp per row, whose lanes stride over the vectors: the grid of bsddmm_csr.
 
     Args:
@@ -201,14 +229,15 @@ FEW_ENTRIES = 22  # vectors gathered by a thread of a full GPU, below which half
 RESIDENT = 1024  # threads of a multiprocessor
 
 
-def piece_length(nnz, longest, n_vectors, device):
+def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
     """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
 
-    Pieces are no shorter than a row has of them: a thread walks their sums, too. The rest was
-    measured on an H200: benchmarks/products/bench_large.py.
+    Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
+    many that their sums take more than twice the memory of both features. The rest was measured on
+    an H200, for bspmm in float32: benchmarks/products/bench_large.py.
 
     Args:
-        nnz (int): entries.
+        n_rows, n_cols, nnz (int): of the matrix.
         longest (int): a bound of the entries of a row; may be more than there are.
         n_vectors (int): vectors of a row of features.
         device (Device): the GPU.
@@ -218,12 +247,12 @@ def piece_length(nnz, longest, n_vectors, device):
         return 0
     few = nnz * n_vectors < FEW_ENTRIES * RESIDENT * device.n_sms
     piece = PIECE // 2 if few else PIECE
-    while piece * piece < longest:
+    while piece * piece < longest or piece * (n_rows + n_cols) < nnz:
         piece *= 2
     return piece if 2 * piece < longest else 0
 
 
-def with_pieces(launch, nnz, piece):
+def with_pieces(launch: Launch, nnz, piece) -> tuple[Launch, int]:
     """Return a plan of bspmm_csr or bsddmm_csr with rows in pieces, and the number of pieces.
 
     Args:
@@ -240,12 +269,13 @@ def with_pieces(launch, nnz, piece):
     return launch, n_pieces
 
 
-def sum_pieces_launch(n_pieces, n_channels, piece):
+def sum_pieces_launch(n_pieces, n_channels, piece) -> Launch:
     """Plan a thread per chunk and channel of sum_pieces."""
-    n_chunks, n_at_once = n_pieces // 2, 8
+    n_chunks, n_at_once, tiles = n_pieces // 2, 8, -(-n_channels // WARP)
+    y = min(tiles, MAX_GRID_Y)
     return Launch(
         (('VECTOR', 1), ('AHEAD', 8)),
-        (-(-n_chunks // n_at_once), -(-n_channels // WARP), 1),
+        (-(-n_chunks // n_at_once), y, -(-tiles // y)),
         (WARP, n_at_once, 1),
         0,
         tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
@@ -260,8 +290,10 @@ MAX_CHUNKS = 512  # about four blocks for each multiprocessor of a large GPU, on
 MAX_BLOCK_Z = 64
 
 
-@functools.lru_cache(maxsize=4096)
-def reduce_launches(n_rows, n_segments, n_channels, width, itemsize, max_rows=None):
+@kept
+def reduce_launches(
+    n_rows, n_segments, n_channels, width, itemsize, max_rows=None
+) -> tuple[Launch, ...]:
     """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
 
     The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
@@ -298,8 +330,8 @@ def reduce_launches(n_rows, n_segments, n_channels, width, itemsize, max_rows=No
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None):
+@kept
+def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> Launch:
     """Plan segment_broadcast; arguments as :func:`reduce_launches`.
 
     Every chunk of rows has a unit of threads even if no segment is long: rows past the last segment
@@ -339,8 +371,8 @@ def _segments(n_rows, n_segments, n_channels, width, max_rows):
     return n_vectors, min(tiles, MAX_GRID_Y), (columns, lanes, units), chunk, has_long
 
 
-@functools.lru_cache(maxsize=4096)
-def softmax_launch(n_rows, n_segments, n_channels, width):
+@kept
+def softmax_launch(n_rows, n_segments, n_channels, width) -> Launch:
     """Plan a thread per (segment, vector): the grid of segment_softmax.
 
     Args:
@@ -354,7 +386,7 @@ def softmax_launch(n_rows, n_segments, n_channels, width):
     return _vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
 
 
-def _vector_threads(n_units, n_vectors, width, arguments):
+def _vector_threads(n_units, n_vectors, width, arguments) -> Launch:
     """Plan a thread per (unit, vector), in blocks of as many columns as leave few threads idle."""
     tiles = -(-n_vectors // WARP)
     columns = -(-n_vectors // tiles)
@@ -368,8 +400,8 @@ def _vector_threads(n_units, n_vectors, width, arguments):
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def dropout_launch(size, width):
+@kept
+def dropout_launch(size, width) -> Launch:
     """Plan a thread for every four elements of dropout.
 
     Args:
@@ -386,8 +418,8 @@ def dropout_launch(size, width):
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def film_launch(n_units, n_channels, width, n_relations):
+@kept
+def film_launch(n_units, n_channels, width, n_relations) -> Launch:
     """Plan a thread per (row of the result, vector) of edge_film.
 
     Args:
@@ -404,8 +436,8 @@ TRANSPOSE_SHARED_BYTES = 47 * 1024
 TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block
 
 
-@functools.lru_cache(maxsize=4096)
-def transpose_launch(n_graphs, max_cols, max_nnz):
+@kept
+def transpose_launch(n_graphs, max_cols, max_nnz) -> Launch:
     """Plan a block per graph of transpose_csr, or return None where the largest does not fit.
 
     Args:
@@ -437,8 +469,10 @@ MAX_GATED_BLOCK = 512  # threads have about a hundred registers
 QUAD = 4  # elements that the kernel loads from shared memory at once, and what it pads with
 
 
-@functools.lru_cache(maxsize=4096)
-def gated_launch(n_rows, widths, has_state, is_same, is_gradient, vector, itemsize, device):
+@kept
+def gated_launch(
+    n_rows, widths, has_state, is_same, is_gradient, vector, itemsize, device
+) -> Launch | None:
     """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
 
     Args:
@@ -518,8 +552,8 @@ WEIGHT_BLOCKS_PER_SM = 2
 MIN_WEIGHT_ROWS = 64  # that a block adds up
 
 
-@functools.lru_cache(maxsize=4096)
-def gated_weights_launch(n_rows, widths, has_state, is_same, vector, itemsize, device):
+@kept
+def gated_weights_launch(n_rows, widths, has_state, is_same, vector, itemsize, device) -> Launch:
     """Plan gated_weights: blocks for every tile of the gradients, each with a part of the rows.
 
     Arguments as :func:`gated_launch`. ``grid[1]`` is the number of parts.
@@ -551,8 +585,8 @@ GATHER_WARPS, MAX_GATHER_WARPS = 8, 16  # of a block
 GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
 
 
-@functools.lru_cache(maxsize=4096)
-def gather_launch(n_graphs, device):
+@kept
+def gather_launch(n_graphs, device) -> Launch:
     """Plan a warp per graph of gather_batch, or per several graphs if that made too many blocks.
 
     Args:
@@ -571,13 +605,13 @@ def gather_launch(n_graphs, device):
     )
 
 
-def one_block(n):
+def one_block(n) -> Launch:
     """Plan one block, with a thread for each of n elements if there are at most 1,024."""
     n_threads = min(-(-n // WARP) * WARP, 1024)
     return Launch((('VECTOR', 1),), (1, 1, 1), (n_threads, 1, 1), 0, ())
 
 
-def row_threads(n_rows):
+def row_threads(n_rows) -> Launch:
     """Plan a thread for each row."""
     return Launch((('VECTOR', 1),), (-(-n_rows // BLOCK), 1, 1), (BLOCK, 1, 1), 0, ())
 
@@ -600,8 +634,8 @@ LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 
-@functools.lru_cache(maxsize=4096)
-def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
+@kept
+def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> Launch | None:
     """Plan a layer, or its gradient, as one launch.
 
     Args:
@@ -623,7 +657,7 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward):
     return None
 
 
-def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices):
+def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -> Launch | None:
     real = max(itemsize, 4)
     n_in, n_out = -(-layer.width_in // 4), -(-layer.width_out // 4)  # in quads
     if is_backward:
@@ -703,8 +737,8 @@ EMBED_RUNS = 128  # at most, about one for each multiprocessor
 EMBED_SUMS = 2**21  # elements of all runs together, at most
 
 
-@functools.lru_cache(maxsize=4096)
-def embed_launch(n_rows, n_types, n_channels):
+@kept
+def embed_launch(n_rows, n_types, n_channels) -> Launch:
     """Plan a block per run of rows and 32 channels of embed_grad.
 
     Args:
@@ -726,8 +760,8 @@ LOSS_ALONG = 2**12  # elements up to which that block's second pass takes less t
 MAX_BLOCK = 1024
 
 
-@functools.lru_cache(maxsize=4096)
-def loss_launches(size):
+@kept
+def loss_launches(size) -> tuple[Launch, ...]:
     """Plan mean_loss: one launch, or two where the elements are more than a block's.
 
     Args:
@@ -747,8 +781,8 @@ def loss_launches(size):
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def loss_grad_launch(size):
+@kept
+def loss_grad_launch(size) -> Launch:
     """Plan a thread for every element of the gradient of mean_loss; size as there, positive."""
     return Launch(
         (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', 0)),

@@ -224,10 +224,10 @@ def test_segment_launches_cover_everything_once(n_rows, n_segments, n_vectors, w
         assert n_chunks == 0 and not second
         return
     assert (n_chunks - 1) * chunk < n_rows <= n_chunks * chunk
-    (second,) = second
-    assert second.grid == (chunk_blocks, tiles, 1) and dict(second.defines)['COMBINE'] == 1
+    (combining,) = second
+    assert combining.grid == (chunk_blocks, tiles, 1) and dict(combining.defines)['COMBINE'] == 1
     for field in ('block', 'shared_bytes', 'arguments'):
-        assert getattr(second, field) == getattr(first, field)
+        assert getattr(combining, field) == getattr(first, field)
 
 
 @hypothesis.settings(deadline=None)
@@ -405,7 +405,9 @@ def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
     has_state, is_same = state
     if is_same:
         widths = widths[2], *widths[1:]
-    launch = policy.gated_launch(n_rows, widths, *state, is_gradient, 1, itemsize, device)
+    launch = policy.gated_launch(
+        n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, device
+    )
     if launch is None:
         return
     d = dict(launch.defines)
@@ -454,7 +456,7 @@ def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, sta
     has_state, is_same = state
     if is_same:
         widths = widths[2], *widths[1:]
-    launch = policy.gated_weights_launch(n_rows, widths, *state, 1, itemsize, H200)
+    launch = policy.gated_weights_launch(n_rows, widths, has_state, is_same, 1, itemsize, H200)
     tile = 8 * dict(launch.defines)['PER']
     x, message, out = (-(-width // tile) for width in widths)
     of_W, of_U = (2 + has_state) * out * (x + message), has_state * (1 if is_same else 3) * out**2
@@ -554,22 +556,29 @@ def test_loss_grad_launch():
 
 
 @pytest.mark.parametrize(
-    'nnz, longest, n_vectors, piece',
+    'n_nodes, nnz, longest, n_vectors, piece',
     [
-        (100_000, policy.LONG_ROW, 16, 0),
-        (100_000, policy.LONG_ROW + 1, 16, 64),
-        (200_000, 3000, 32, 128),  # each of the GPU's threads has 47 entries anyway
-        (200_000, 200, 32, 0),  # not much longer than that
-        (2_000, 2_000, 16, 64),
-        (0, 2_000, 16, 0),  # of a batch without the long row
-        (1_000, 2_000, 16, 64),
-        (4_000, 1_000_000, 1, 64),
-        (10**6, 10**6, 1, 1024),  # as many sums as entries of a piece
-        (115_000_000, 21_657, 151, 256),  # Reddit
+        (50_000, 100_000, policy.LONG_ROW, 16, 0),
+        (50_000, 100_000, policy.LONG_ROW + 1, 16, 64),
+        (50_000, 92_927, 3000, 32, 64),
+        (50_000, 92_928, 3000, 32, 128),  # a thread of a full GPU gathers 22 vectors
+        (50_000, 200_000, 200, 32, 0),  # not much longer than a piece
+        (1_000, 2_000, 2_000, 16, 64),
+        (1_000, 0, 2_000, 16, 0),  # of a batch without the long row
+        (1_000, 1_000, 2_000, 16, 64),
+        (1_000, 4_000, 1_000_000, 1, 64),
+        (10**6, 10**6, 10**6, 1, 1024),  # as many sums as entries of a piece
+        (232_965, 114_615_892, 37_454, 8, 256),  # Reddit
+        (100_000, 79_000_000, 7_750, 64, 512),  # sums of at most twice the rows of both features
     ],
 )
-def test_piece_length(nnz, longest, n_vectors, piece):
-    assert policy.piece_length(nnz, longest, n_vectors, H200) == piece
+def test_piece_length(n_nodes, nnz, longest, n_vectors, piece):
+    assert policy.piece_length(n_nodes, n_nodes, nnz, longest, n_vectors, H200) == piece
+
+
+def test_sums_of_wide_features_have_a_grid():
+    sums = policy.sum_pieces_launch(2, 32 * policy.MAX_GRID_Y + 1, 64)
+    assert sums.grid == (1, policy.MAX_GRID_Y, 2)
 
 
 @pytest.mark.parametrize('nnz', [1, 64, 65, 1000])

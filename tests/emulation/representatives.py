@@ -65,8 +65,8 @@ def pipelined(device):
 
 
 def _long_rows():
-    """Rows that begin with a chunk of four, end with one, meet in one, and cover several."""
-    lengths = numpy.array([0, 5, 6, 1, 0, 8, 12, 2, 13, 4, 0])
+    """Rows that begin with a chunk of four, end with one, meet in one, cover several, or many."""
+    lengths = numpy.array([0, 5, 6, 1, 0, 8, 12, 2, 37, 4, 0])
     rng = numpy.random.RandomState(0)
     return BatchedCSR(
         numpy.append(0, numpy.cumsum(lengths)),

@@ -22,6 +22,7 @@ ROWS = {
     'whole chunks': [4, 8, 4, 12],
     'short ones': [3, 4, 0, 1],
     'one': [23],
+    'many pieces': [3, 71, 2, 33, 0, 37, 4, 36, 41],
     'none': [0, 0],
     'empty ones around': [0, 0, 9, 0, 0, 0, 30, 0],
 }
@@ -42,7 +43,7 @@ def rows_of(lengths, dtype, n_cols=None):
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(policy, 'piece_length', lambda nnz, *_: PIECE if nnz else 0)
+    monkeypatch.setattr(policy, 'piece_length', lambda n_rows, n_cols, nnz, *_: PIECE if nnz else 0)
 
 
 def check(device, adj, dtype, n_channels, data=None, with_residual=False, trans=False):
@@ -79,6 +80,19 @@ def test_given_values(device, trans):
     adj = rows_of(ROWS['side by side'], 'f', 12)
     check(device, adj, 'f', 4, integers(adj.nnz, 'f', seed=4), True, trans)
     check(device, adj.replace(data=None), 'f', 4, trans=trans)
+
+
+@pytest.mark.parametrize('options', [{'stream': True}, {'lanes': 2}, {'OFFSET': 'size_t'}], ids=str)
+def test_variants(device, monkeypatch, options):
+    """Results written past the cache, several blocks side by side, more vectors than 2^32."""
+    adj, constants = rows_of(ROWS['many pieces'], 'f'), {}
+    if 'OFFSET' in options:
+        options, constants = {}, options
+    options = {'lanes': policy.WARP, 'ahead': policy.AHEAD_LONG, **options}
+    plan = policy.csr_launch(adj.n_rows, adj.n_cols, 32, 4, **options)
+    plan = plan._replace(defines=tuple(dict(plan.defines, **constants).items()))
+    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan)
+    check(device, adj, 'f', 32, with_residual=True)
 
 
 @pytest.mark.parametrize('name', ['mixed', 'relations', 'padded', 'duplicates'])

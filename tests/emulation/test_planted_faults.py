@@ -41,6 +41,7 @@ PLAIN_FAULTS = [
     ('in_pieces', 'if (number % 2 && c == 0) begun', 'if (c == 0) begun'),
     ('in_pieces', '(2ll * chunk + 1)', '(2ll * chunk)'),
     ('in_pieces', 'at = chunk + 1', 'at = chunk'),
+    ('in_pieces', 'at += AHEAD', 'at += last'),
     ('in_pieces', 'if (at + u <= last) sum', 'if (at + u < last) sum'),
     ('in_pieces', '(indptr[row + 1] - 1) / piece', 'indptr[row + 1] / piece'),
     ('in_pieces', 'widen(to) + partial', 'partial'),

@@ -92,7 +92,7 @@ def test_weights(device, dtype, n_channels, sizes):
     y = gpu.segment_softmax(device.put(x), offsets, weights)
     assert y.dtype == dtype and not y[uncounted].any()
     expected = reference.segment_softmax(x, offsets, weights)
-    last_place = numpy.finfo(dtype).smallest_subnormal  # a large weight makes y that small
+    last_place = float(numpy.finfo(dtype).smallest_subnormal)  # a large weight makes y that small
     numpy.testing.assert_allclose(y, expected, rtol=BOUND[dtype], atol=last_place)
     check_gradient(device, y, gy, offsets, weights)
 

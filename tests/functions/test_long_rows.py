@@ -54,7 +54,7 @@ def power_law_batch(xp, dtype):
     rng = numpy.random.RandomState(0)
     matrices = [power_law(rng, 2000), star(5), power_law(rng, 700)]
     adj = BatchedCSR.from_matrices(matrices).astype(dtype)
-    assert policy.piece_length(adj.nnz, adj.longest, 1, H200)
+    assert policy.piece_length(*adj.shape, adj.nnz, adj.longest, 1, H200)
     return rng, adj if xp is numpy else adj.to_device(0)
 
 
@@ -211,4 +211,4 @@ def test_rows_of_molecules_stay_whole():
     assert molecules.longest.tolist() == [4, 4, 4]
     batch = HostBatch(*molecules.batch(numpy.arange(3), 'packed'))
     assert batch.form.longest == policy.LONG_ROW
-    assert not policy.piece_length(10**9, policy.LONG_ROW, 32, H200)
+    assert not policy.piece_length(10**6, 10**6, 10**9, policy.LONG_ROW, 32, H200)

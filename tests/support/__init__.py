@@ -37,8 +37,8 @@ def assert_close(actual, expected, dtype):
     assert actual.shape == expected.shape
     actual = actual.astype(numpy.float64)
     assert (numpy.isnan(actual) == numpy.isnan(expected)).all()
-    error = numpy.linalg.norm(numpy.nan_to_num(actual - expected))
-    scale = numpy.linalg.norm(numpy.nan_to_num(expected))
+    error = float(numpy.linalg.norm(numpy.nan_to_num(actual - expected)))
+    scale = float(numpy.linalg.norm(numpy.nan_to_num(expected)))
     assert error <= TOLERANCE[numpy.dtype(dtype).name] * scale, error / max(scale, 1e-300)
 
 
