@@ -299,6 +299,7 @@ class StepProgram(Program):
         return reported
 
     def _checked_replay(self):
+        self._context.capturer.join()  # the last step may still write, on another stream
         changing = state.state_arrays(self._context.optimizer, self._context.guards.owners)
         before = state.Copies(changing)
         self.launch()

@@ -394,17 +394,28 @@ def test_two_updaters_of_one_model(device, graphs, no_causes):
         assert relative_error(results[1][name], expected) < 1e-5, name
 
 
+SPIN = """
+extern "C" __global__ void spin(long long n_clocks) {
+    const long long start = clock64();
+    while (clock64() - start < n_clocks) {}
+}
+"""
+
+
 @pytest.mark.gpu
 def test_from_stream_to_stream(no_causes):
-    """Every step on another stream, without any synchronisation of the user's."""
+    """Every step on another stream, half of them late, without a synchronisation of the user's."""
     device, results = GpuDevice.from_device_id(0), []
     for n_streams in (1, 3):
         updater = make_updater(GraphUpdater, device, make_model(), molecules(40))
         with device.device:
             streams = [device.xp.cuda.Stream(non_blocking=True) for _ in range(n_streams)]
+            spin = device.xp.RawKernel(SPIN, 'spin')
             device.device.synchronize()
             for i in range(60):
                 with streams[i % n_streams]:
+                    if i % 2 == 0:
+                        spin((1,), (1,), (numpy.int64(4_000_000),))  # about 2 ms
                     updater.update()
             device.device.synchronize()
         results.append(parameters(updater))

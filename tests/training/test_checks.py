@@ -13,9 +13,11 @@ from chainer import optimizers
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training import captured_predict
+from chainer_bspmm.training import cuda_graphs
 from chainer_bspmm.training import state
 from chainer_bspmm.training import StepDiffers
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.step_program import StepProgram
 from tests.support import relative_error
 from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
@@ -103,6 +105,34 @@ def train(updater, place, n_steps):
             place.next()
             run(updater, 1)
     return causes(caught)
+
+
+def test_a_check_waits_for_the_last_step(device, graphs, monkeypatch):
+    """Which may have been launched on another stream; then all that is checked is copied."""
+    capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
+    calls, join, checked_replay = [], capturer.join, StepProgram._checked_replay
+    copy = state.Copies.__init__
+
+    def joined(self, *args):
+        calls.append('join')
+        return join(self, *args)
+
+    def copied(self, arrays):
+        calls.append('copies')
+        copy(self, arrays)
+
+    def checked(self):
+        calls.append('check')
+        return checked_replay(self)
+
+    updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
+    run(updater, 2)
+    monkeypatch.setattr(capturer, 'join', joined)
+    monkeypatch.setattr(state.Copies, '__init__', copied)
+    monkeypatch.setattr(StepProgram, '_checked_replay', checked)
+    run(updater, 2)
+    first = calls.index('check')
+    assert calls[first : first + 3] == ['check', 'join', 'copies']
 
 
 @pytest.mark.parametrize('is_fused', (False, True))
