@@ -432,6 +432,8 @@ class GraphUpdater(StandardUpdater):
         return ((), in_arrays) if isinstance(in_arrays, dict) else ((in_arrays,), {})
 
     def _train_eagerly(self, examples):
+        if self._context is not None:  # other steps are captured, and may be on another stream
+            self._context.capturer.join()
         args, kwargs = self._arguments(examples)
         optimizer = self._optimizers['main']
         optimizer.update(self.loss_func or optimizer.target, *args, **kwargs)

@@ -135,6 +135,17 @@ def test_a_check_waits_for_the_last_step(device, graphs, monkeypatch):
     assert calls[first : first + 3] == ['check', 'join', 'copies']
 
 
+def test_an_eager_step_between_captured_ones_waits_too(device, graphs, monkeypatch):
+    capturer = host_graphs.HostCapturer if graphs is not None else cuda_graphs.Capturer
+    calls, join = [], capturer.join
+    updater = make_updater(GraphUpdater, device, small_model(), molecules(BATCH))
+    run(updater, 2)
+    monkeypatch.setattr(capturer, 'join', lambda self, *args: calls.append(1) or join(self, *args))
+    with pytest.warns(UserWarning, match='hook'), chainer.function_hooks.TimerHook():
+        run(updater, 1)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize('is_fused', (False, True))
 @pytest.mark.parametrize('name', READINGS)
 def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name, is_fused):
