@@ -224,8 +224,8 @@ def dot_launch(n_rows, n_channels, width, tile=CSR_TILE) -> Launch:
 
 
 LONG_ROW = 128  # entries that a row of a molecule never has: no policy of theirs depends on these
-PIECE = 128  # entries of a piece, at least
-FEW_ENTRIES = 22  # vectors gathered by a thread of a full GPU, below which half as many are better
+PIECE = 128  # entries of a piece, at least; half of it where each thread has few
+FEW_ENTRIES = 22  # for each thread of a full GPU, counted for every vector of a row
 RESIDENT = 1024  # threads of a multiprocessor
 
 
