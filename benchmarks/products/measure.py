@@ -37,7 +37,7 @@ extern "C" __global__ void copy(
 
 
 def conditions(commit):
-    """Return what a result of the first GPU depends on; `commit` None asks git."""
+    """Return what a result of the first GPU depends on; see `harness.conditions`."""
     return harness.conditions(commit, device=chainer.get_device('@cupy:0'))
 
 

@@ -78,7 +78,6 @@ class _Captured:
     device: chainer.backend.Device
     eval_func: Callable
     eval_hook: Callable
-    metrics_fun: dict[str, Callable]  # of Chainer Chemistry's
     name: str
     _iterators: dict
     _targets: dict
@@ -136,6 +135,8 @@ class _CapturedReports(_Captured):
 
 class _CapturedOutputs(_Captured):
     """Copies what was predicted to the host once, at the end."""
+
+    metrics_fun: dict[str, Callable]
 
     def evaluate(self):
         results = [state.copies(values) for values in self._results(_Outputs)]
