@@ -1,0 +1,305 @@
+"""`check_swap`: does a swapped model give the loss and gradients that it gave before the swap?"""
+
+import contextlib
+import copy
+import random
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+import chainer
+from chainer.dataset.convert import concat_examples
+
+from chainer_bspmm.dataset import concat_mols
+from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.models import densify
+from chainer_bspmm.models import sparsify
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.build import to_host
+
+N_MOLECULES = 4
+MAX_ATOMS = 128  # of a molecule: dense, it takes n**2
+# Relative differences. Where the model runs in float64 rounding is far below; what casts to float32
+# inside of it is not.
+TOLERANCE = {'float64': 1e-4, 'float32': 1e-2}
+SMALL = 1e-3  # gradients below this share of all are compared with the share
+PAGE = 'docs/migration.md, "A Chain of your own"'
+
+
+class SwapCheck(NamedTuple):
+    """What `check_swap` found.
+
+    Attributes:
+        equal (bool or None): whether loss and gradients are those of the dense model; None: it
+            cannot be told.
+        text (str): by how much they differ and the likely cause, or why it cannot be told.
+        loss, dense_loss (float or None): of the molecules that were compared.
+    """
+
+    equal: bool | None
+    text: str = ''
+    loss: float | None = None
+    dense_loss: float | None = None
+
+
+class _CannotTell(Exception):
+    """The reason, for the user."""
+
+
+def check_swap(
+    model: chainer.Link,
+    examples: Any,
+    converter: Callable = concat_mols,
+    loss_func: Callable | None = None,
+) -> SwapCheck:
+    """Compare a swapped model with the dense one: the loss of a few molecules, and its gradients.
+
+    Up to four molecules of different sizes go through a copy of the model on the host, swapped and
+    dense, with the same parameters, in test mode (no dropout), in float64 if the model can.
+
+        print(check_swap(model, train[:32]).text or 'equal')
+
+    Args:
+        model (chainer.Link): what is trained, such as a Regressor or a Chain of your own: it
+            returns the loss of a batch, unless ``loss_func`` does. On any device.
+        examples (sequence): a batch of the training set, dense or sparse.
+        converter (callable): that of the training.
+        loss_func (callable or None): as an updater has it; None means the model.
+
+    Returns:
+        SwapCheck: it cannot be told for other converters than `CSRConverter`, packed batches
+        (which are not upstream's, on purpose), molecules of more than 128 atoms, models without a
+        dense form or that the dense batch does not fit, and losses that are random in test mode.
+
+    Note:
+        Changes nothing: neither the model nor what it reports, nor the random numbers of NumPy and
+        Python. Takes tens of milliseconds.
+    """
+    try:
+        return _compared(model, examples, converter, loss_func)
+    except _CannotTell as error:
+        return SwapCheck(None, str(error))
+
+
+def _compared(model, examples, converter, loss_func):
+    if type(converter) is not CSRConverter:
+        raise _CannotTell('the converter is not a CSRConverter')
+    if converter.layout == 'packed':
+        raise _CannotTell("packed batches have no phantom atoms, unlike upstream's")
+    if chainer.get_function_hooks() or chainer._get_link_hooks():
+        raise _CannotTell('a hook has to see every call, and only those of the training')
+    chosen = _chosen([_dense_example(examples[i]) for i in range(len(examples))])
+    if converter.padded_to is not None:
+        chosen[0] = _padded(chosen[0], converter.padded_to)
+        if any(len(example[0]) > converter.padded_to for example in chosen):
+            raise _CannotTell('molecules have more atoms than padded_to')
+    with _random_numbers_kept():
+        run = _run(model, loss_func, chosen, converter)
+        sparse, dense, dtype = run.results
+        differs = _difference(sparse, dense, dtype)
+        if not differs:
+            return SwapCheck(True, '', sparse[0], dense[0])
+        if _difference(run.sparse(converter), sparse, dtype):
+            raise _CannotTell('the loss is random')
+        cause = _cause(run, converter)
+    text = (
+        'the swap changes the numbers of this model: of %d molecules the loss is %.6g, before the '
+        'swap it was %.6g; %s. %s See %s' % (len(chosen), sparse[0], dense[0], differs, cause, PAGE)
+    )
+    return SwapCheck(False, text, sparse[0], dense[0])
+
+
+def _run(model, loss_func, examples, converter):
+    """Return a `_Run` that has run both ways, in float64 if the model can."""
+    for dtype in TOLERANCE:
+        run = _Run(model, loss_func, examples, dtype)
+        try:
+            run.results = run.sparse(converter), run.dense(), dtype
+        except Exception as error:
+            failure = error
+        else:
+            return run
+    # What the swapped model raises the training raises as well, with its traceback.
+    raise _CannotTell('it runs only on one kind of batch: %r' % failure)
+
+
+def _dense_example(example):
+    """Return an example with arrays on the host, the adjacency dense."""
+    atoms, adj, *labels = map(to_host, example)
+    if isinstance(adj, BatchedCSR):
+        adj = adj.to_dense()[0]
+    if not isinstance(adj, numpy.ndarray):
+        raise _CannotTell('the adjacency of a molecule is %s' % type(adj).__name__)
+    return (atoms, adj, *labels)
+
+
+def _chosen(examples):
+    """Return up to N_MOLECULES examples, from the smallest molecule to the largest allowed."""
+    examples = sorted(examples, key=lambda example: len(example[0]))
+    examples = [example for example in examples if 0 < len(example[0]) <= MAX_ATOMS]
+    if not examples:
+        raise _CannotTell('no molecule has 1 to %d atoms' % MAX_ATOMS)
+    places = numpy.linspace(0, len(examples) - 1, min(N_MOLECULES, len(examples)))
+    return [examples[round(place)] for place in places]
+
+
+def _padded(example, n):
+    """Return an example with phantom atoms up to n."""
+    atoms, adj, *labels = example
+    more = max(n - len(atoms), 0)
+    atoms = numpy.pad(atoms, [(0, more)] + [(0, 0)] * (atoms.ndim - 1))
+    return (atoms, numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, more)] * 2), *labels)
+
+
+class _Run:
+    """A copy of a model on the host, and the molecules that it is run on."""
+
+    def __init__(self, model, loss_func, examples, dtype):
+        memo: dict = {}
+        try:
+            self._model = copy.deepcopy(model, memo)
+            self._function = _rebound(loss_func, memo) if loss_func else self._model
+            self._model.to_device('@numpy')
+        except Exception as error:
+            raise _CannotTell('the model cannot be copied to the host: %r' % error) from error
+        for link in self._model.links():
+            for name, value in vars(link).items():
+                if isinstance(value, numpy.ndarray):
+                    vars(link)[name] = _cast(value, dtype)
+        for param in self._model.params(include_uninit=False):
+            param.array = _cast(param.array, dtype)
+        self._examples = [tuple(_cast(value, dtype) for value in example) for example in examples]
+        self._dtype = numpy.dtype(dtype)
+        # An earlier run may leave its state, such as that of a GRU, in attributes.
+        self._attributes = [(vars(link), dict(vars(link))) for link in self._model.links()]
+        self.sizes = [len(example[0]) for example in examples]
+
+    def sparse(self, converter):
+        """Return the loss (float) and path -> gradient of the swapped model."""
+        return self._outcome(converter(self._examples))
+
+    def dense(self):
+        """Return the same of the model before the swap."""
+        densify(self._model)
+        try:
+            return self._outcome(concat_examples(self._examples, padding=0))
+        finally:
+            sparsify(self._model)
+
+    def _outcome(self, batch):
+        model = self._model
+        for attributes, before in self._attributes:
+            attributes.clear()
+            attributes.update(before)
+        reporter = chainer.Reporter()
+        reporter.add_observer('main', model)
+        reporter.add_observers('main', model.namedlinks(skipself=True))
+        model.cleargrads()
+        with (
+            warnings.catch_warnings(),
+            reporter.scope({}),
+            chainer.using_config('train', False),
+            chainer.using_config('enable_backprop', True),
+            chainer.using_config('dtype', self._dtype),
+        ):
+            warnings.simplefilter('ignore')  # what there is to say, the training says
+            loss = self._function(*batch)
+            loss.backward()
+        gradients = {path: param.grad for path, param in model.namedparams(include_uninit=False)}
+        return float(loss.array), {
+            path: gradient for path, gradient in gradients.items() if gradient is not None
+        }
+
+
+def _cast(value, dtype):
+    if getattr(value, 'dtype', None) is not None and value.dtype.kind == 'f':
+        return value.astype(dtype)
+    return value.copy() if isinstance(value, numpy.ndarray) else value
+
+
+def _rebound(function, memo):
+    """Return a copy of a function that reads copies of the links in its closure and globals."""
+    if not isinstance(function, types.FunctionType):
+        return copy.deepcopy(function, memo)  # of a method, an object or a partial
+
+    def copied(value):
+        if isinstance(value, types.FunctionType) and value is not function:
+            return _rebound(value, memo) if value.__closure__ else value
+        is_link = isinstance(value, (chainer.Link, types.MethodType))
+        return copy.deepcopy(value, memo) if is_link else value
+
+    around = function.__globals__
+    used = {name: copied(around[name]) for name in function.__code__.co_names if name in around}
+    cells = tuple(types.CellType(copied(cell.cell_contents)) for cell in function.__closure__ or ())
+    rebound = types.FunctionType(
+        function.__code__, {**around, **used}, function.__name__, function.__defaults__, cells
+    )
+    rebound.__kwdefaults__ = function.__kwdefaults__
+    return rebound
+
+
+@contextlib.contextmanager
+def _random_numbers_kept():
+    ours, pythons = numpy.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        numpy.random.set_state(ours)
+        random.setstate(pythons)
+
+
+def _difference(found, expected, dtype):
+    """Return how (str) two outcomes differ, '' if they do not beyond rounding."""
+    tolerance = TOLERANCE[dtype]
+    if not _are_close(found[0], expected[0], tolerance):
+        return 'off by %.2g of it' % (abs(found[0] - expected[0]) / max(abs(expected[0]), 1e-30))
+    norms = {path: numpy.linalg.norm(gradient) for path, gradient in expected[1].items()}
+    least = SMALL * max(norms.values(), default=0)
+    worst, where = 0.0, None
+    for path in {**found[1], **expected[1]}:
+        if path not in found[1] or path not in expected[1]:
+            return 'the gradient of %s is there only %s the swap' % (
+                path,
+                'after' if path in found[1] else 'before',
+            )
+        error = numpy.linalg.norm(found[1][path] - expected[1][path])
+        error /= max(norms[path], least) or 1
+        if not error <= worst:  # NaN as well
+            worst, where = error, path
+    if worst <= tolerance or (not numpy.isfinite(expected[0]) and numpy.isnan(worst)):
+        return ''
+    return 'its gradient by %s is off by %.2g of it' % (where, worst)
+
+
+def _are_close(a, b, tolerance):
+    return abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-12) or not (
+        numpy.isfinite(a) or numpy.isfinite(b)
+    )
+
+
+def _cause(run, converter):
+    """Return a sentence about the likely cause of a difference."""
+    sparse, dense, dtype = run.results
+    n, n_rows = len(run.sizes), sum(run.sizes)
+    if converter.layout == 'folded':
+        n_rows += n
+    for ratio in (n / n_rows, n_rows / n):
+        if abs(sparse[0] - ratio * dense[0]) <= 1e-4 * abs(sparse[0]):
+            return (
+                'It is off by the number of rows over that of molecules: len(atoms) and '
+                'atoms.shape[0] count the rows of a sparse batch; use len(t) or adj.n_graphs.'
+            )
+    with contextlib.suppress(Exception):
+        if not _difference(run.sparse(CSRConverter('padded')), dense, dtype):
+            return (
+                'In padded batches it is equal: something of your own reduces over rows, or '
+                'expects (molecules, atoms, channels); use the readouts of Chainer Chemistry, '
+                "chainer_bspmm.functions.segment_sum, or CSRConverter('padded')."
+            )
+    return (
+        'The loss or the model treats rows as molecules, or reads the shape of atoms or adj; or '
+        'columns of labels were taken for columns of atoms (CSRConverter(n_node_columns=0)).'
+    )

@@ -1,0 +1,279 @@
+"""`check_swap`: silent where nothing differs, a text where something does, and no trace of itself."""
+
+import random
+import warnings
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+import chainer
+from chainer import functions as F
+from chainer import links as L
+from chainer_chemistry.links import EmbedAtomID
+from chainer_chemistry.links import GGNNUpdate
+from chainer_chemistry.links import RSGCNUpdate
+from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import set_up_predictor
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm import functions
+from chainer_bspmm import sparsify
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import check_swap
+from tests.support import parity
+
+
+def examples(n=12, n_labels=1):
+    rng = numpy.random.RandomState(0)
+    found = []
+    for size in rng.randint(1, 12, n):
+        adj = (rng.uniform(size=(4, size, size)) < 0.2).astype('f')
+        label = rng.uniform(1, 2, n_labels).astype('f')
+        found.append((rng.randint(1, 9, size).astype('i'), adj + adj.transpose(0, 2, 1), label))
+    return found
+
+
+def one_relation(found):
+    return [(atoms, adj[0], *labels) for atoms, adj, *labels in found]
+
+
+class Own(chainer.Chain):
+    """A Chain of a user around a predictor; `loss` is a function of self, y, and the batch."""
+
+    def __init__(self, loss, method='ggnn', n_out=1):
+        super().__init__()
+        self.loss = loss
+        with self.init_scope():
+            self.predictor = set_up_predictor(method, 8, 2, n_out)
+            self.weight = chainer.Parameter(2.0, (1,))
+            self.late = L.Linear(None, 1)
+
+    def __call__(self, atoms, adj, t):
+        loss = self.loss(self, self.predictor(atoms, adj), atoms, adj, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+def squares(y, t):
+    return F.sum((y - t) ** 2)
+
+
+@pytest.mark.parametrize(
+    'case', parity.CASES, ids=lambda case: '%s %s' % (case.model, case.options)
+)
+def test_every_model_is_equal(case):
+    found = parity.examples_of(case)
+    model = parity.initialised(case.make, found)
+    sparsify(model)
+
+    def loss(*batch):
+        y = model(*batch)
+        return F.sum(y * y) / y.shape[0]
+
+    # Features of atoms have no form in which a loss of the user would be equal but the padded one.
+    layout = 'padded' if 'node embedding' in case.options else 'folded'
+    converter = CSRConverter(layout, n_node_columns=int(case.column == 'labels'))
+    found = check_swap(model, found, converter, loss)
+    assert found.equal, found.text
+
+
+EQUAL = {
+    'a mean over labels': lambda self, y, x, adj, t: squares(y, t) / len(t),
+    'a mean of y': lambda self, y, x, adj, t: F.mean(y - t),
+    'its molecules': lambda self, y, x, adj, t: squares(y, t) / y.shape[0],
+    'a lazy layer': lambda self, y, x, adj, t: F.mean(self.late(y) - t),
+    'a parameter': lambda self, y, x, adj, t: F.mean(F.broadcast_to(self.weight, y.shape) * y),
+    'dropout': lambda self, y, x, adj, t: F.sum(F.dropout(y - t)),
+    'NaN': lambda self, y, x, adj, t: F.mean(y) * numpy.float32('nan'),
+}
+
+
+@pytest.mark.parametrize('name', EQUAL)
+def test_losses_of_ones_own_are_equal(name):
+    found = check_swap(sparsify(Own(EQUAL[name])), examples())
+    assert found.equal, found.text
+
+
+ROWS = {
+    'len(atoms)': lambda self, y, x, adj, t: squares(y, t) / len(x),
+    'atoms.shape': lambda self, y, x, adj, t: squares(y, t) / x.shape[0],
+    'atoms.size': lambda self, y, x, adj, t: squares(y, t) / x.size,
+    'times len(atoms)': lambda self, y, x, adj, t: F.mean(y - t) * numpy.float32(len(x)),
+    'a penalty by len(atoms)': lambda self, y, x, adj, t: F.mean(y) + numpy.float32(0.01 * len(x)),
+    'a root': lambda self, y, x, adj, t: (squares(y, t) / len(x)) ** 0.5,
+    'a weight that learns': lambda self, y, x, adj, t: F.sum(self.weight * len(x)) + F.mean(y),
+    'the share of atoms': lambda self, y, x, adj, t: F.mean(y) * numpy.float32((x > 0).mean()),
+    'the mean id': lambda self, y, x, adj, t: F.mean(y) * numpy.float32(x.astype('f').mean()),
+    'atoms.ndim': lambda self, y, x, adj, t: F.mean(y - t) * numpy.float32(x.ndim),
+    'copies of y': lambda self, y, x, adj, t: F.mean(F.tile(y, (len(x), 1))) * len(x) ** 0.5,
+    'only the gradient': lambda self, y, x, adj, t: (
+        F.mean(y) + 0 * len(x) * F.sum(y) if x.ndim == 2 else F.mean(y) + F.sum(y - y.array)
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_rows_taken_for_molecules(name):
+    found = check_swap(sparsify(Own(ROWS[name])), examples())
+    assert found.equal is False
+    assert 'docs/migration.md' in found.text
+    if name in ('len(atoms)', 'atoms.shape'):
+        assert 'use len(t)' in found.text and found.loss < found.dense_loss
+
+
+class Layers(chainer.Chain):
+    """Layers of Chainer Chemistry and a reduction of a user."""
+
+    def __init__(self, update, reduce):
+        super().__init__()
+        self.reduce = reduce
+        with self.init_scope():
+            self.embed = EmbedAtomID(8)
+            self.update = update
+
+    def __call__(self, x, adj, t):
+        return self.reduce(self.update(self.embed(x), adj))
+
+
+REDUCTIONS = {
+    'mean': F.mean,
+    'sum of squares': lambda h: F.sum(h * h) / len(h),
+    'maximum': lambda h: F.sum(F.max(h, axis=0)),
+    'mean over the first axis': lambda h: F.sum(F.mean(h, axis=0)),
+    'norm': lambda h: F.mean(F.normalize(h, axis=1)),
+    'variance': lambda h: F.mean((h - F.broadcast_to(F.mean(h), h.shape)) ** 2),
+}
+
+
+@pytest.mark.parametrize('name', REDUCTIONS)
+def test_reductions_over_rows(name):
+    model = sparsify(Layers(GGNNUpdate(8, 8), REDUCTIONS[name]))
+    found = check_swap(model, examples())
+    assert found.equal is False and 'In padded batches it is equal' in found.text
+    assert check_swap(model, examples(), CSRConverter('padded')).equal
+
+
+def test_update_of_one_relation_and_readout():
+    model = sparsify(
+        Layers(RSGCNUpdate(8, 8), lambda h: F.mean(F.sum(h, axis=1 if h.ndim == 3 else 0)))
+    )
+    assert check_swap(model, one_relation(examples())).equal is False
+
+
+def test_scaler_of_atoms():
+    model = Own(lambda self, y, x, adj, t: F.mean(y) / numpy.float32(x.astype('f').std()))
+    assert check_swap(sparsify(model), examples()).equal is False
+
+
+def test_labels_of_atoms():
+    """Labels taken for columns of atoms have other rows."""
+    found = [(*example[:2], numpy.arange(len(example[0]), dtype='f')) for example in examples()]
+    model = sparsify(Own(lambda self, y, x, adj, t: F.mean(y) * numpy.float32(t.mean())))
+    assert check_swap(model, found).equal is False
+
+
+def test_loss_function_beside_the_model():
+    model = sparsify(set_up_predictor('rsgcn', 8, 2, 1))
+    scale = 2
+
+    def right(atoms, adj, t):
+        return scale * squares(model(atoms, adj), t) / len(t)
+
+    def wrong(atoms, adj, t):
+        return right(atoms, adj, t) * len(atoms)
+
+    found = one_relation(examples())
+    assert check_swap(model, found, loss_func=right).equal
+    assert check_swap(model, found, loss_func=wrong).equal is False
+
+
+def test_sparse_and_padded_data_sets():
+    model = sparsify(Own(ROWS['len(atoms)']))
+    found = to_sparse(examples())
+    assert check_swap(model, found).equal is False
+    assert check_swap(model, found[:7], CSRConverter(padded_to=20)).equal is False
+    right = sparsify(Own(EQUAL['its molecules']))
+    assert check_swap(right, found, CSRConverter(padded_to=20)).equal
+    assert check_swap(right, examples(), CSRConverter('padded')).equal
+
+
+def _random_loss(self, y, x, adj, t):
+    return F.mean(y) * numpy.float32(numpy.random.uniform())
+
+
+def _sparse_only(self, y, x, adj, t):
+    return F.mean(y) * adj.n_graphs
+
+
+@pytest.mark.parametrize(
+    'loss, converter, reason',
+    [
+        ('len(atoms)', CSRConverter('packed'), 'packed'),
+        ('len(atoms)', CSRConverter(padded_to=2), 'more atoms'),
+        ('len(atoms)', lambda batch, device=None: batch, 'CSRConverter'),
+        (_random_loss, CSRConverter(), 'random'),
+        (_sparse_only, CSRConverter(), 'n_graphs'),
+    ],
+)
+def test_what_cannot_be_told(loss, converter, reason):
+    found = check_swap(sparsify(Own(ROWS.get(loss, loss))), examples(), converter)
+    assert found.equal is None and reason in found.text
+
+
+def test_large_molecules_cannot_be_told():
+    large = (numpy.ones(200, 'i'), numpy.zeros((4, 200, 200), 'f'), numpy.ones(1, 'f'))
+    found = check_swap(sparsify(Own(ROWS['len(atoms)'])), [large])
+    assert found.equal is None and '128' in found.text
+
+
+class Counting(Own):
+    """Leaves traces of every call."""
+
+    def __init__(self):
+        super().__init__(EQUAL['a lazy layer'])
+        self.n_calls, self.losses, self.array = 0, [], numpy.zeros(3)
+
+    def __call__(self, *batch):
+        self.n_calls += 1
+        self.array += 1
+        random.random()
+        numpy.random.uniform()
+        warnings.warn('a call')
+        loss = super().__call__(*batch)
+        self.losses.append(loss)
+        return loss
+
+
+def test_it_leaves_no_trace():
+    model = sparsify(Counting())
+    classes = [type(link) for link in model.links()]
+    for param in model.params():
+        param.grad = numpy.full_like(param.array, 7) if param.is_initialized else None
+    before = numpy.random.get_state()[1].tolist(), random.getstate(), dict(vars(model))
+    reporter = chainer.Reporter()
+    with warnings.catch_warnings(), reporter:
+        warnings.simplefilter('error')
+        assert check_swap(model, examples()).equal
+    assert before == (numpy.random.get_state()[1].tolist(), random.getstate(), dict(vars(model)))
+    assert model.n_calls == 0 and not model.losses and not model.array.any()
+    assert not reporter.observation
+    assert [type(link) for link in model.links()] == classes
+    assert model.late.W.array is None
+    assert all((param.grad == 7).all() for param in model.params(include_uninit=False))
+
+
+def test_models_that_were_dense_or_hold_what_cannot_be_copied():
+    dense = Regressor(set_up_predictor('ggnn', 8, 2, 1), lossfun=F.mean_squared_error)
+    assert check_swap(dense, examples()).equal is None
+    model = sparsify(Own(EQUAL['NaN']))
+    model.file = (i for i in range(3))
+    found = check_swap(model, examples())
+    assert found.equal is None and 'copied' in found.text
+
+
+def test_a_readout_of_our_own_functions_cannot_be_told():
+    model = Layers(GGNNUpdate(8, 8), F.mean)
+    sparsify(model)
+    model.reduce = lambda h: F.mean(functions.segment_sum(h, numpy.array([0, len(h)], 'i')))
+    assert check_swap(model, examples()).equal is None
