@@ -1,4 +1,4 @@
-"""`check_swap`: silent where nothing differs, a text where something does, and no trace of itself."""
+"""`check_swap`: silent where nothing differs, a text where something does, and it leaves no trace."""
 
 import random
 import warnings
@@ -239,7 +239,7 @@ class Counting(Own):
         self.array += 1
         random.random()
         numpy.random.uniform()
-        warnings.warn('a call')
+        warnings.warn('a call', stacklevel=2)
         loss = super().__call__(*batch)
         self.losses.append(loss)
         return loss
