@@ -10,7 +10,7 @@ from chainer.training.extensions import Evaluator
 
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import state
-from chainer_bspmm.training.examples import next_examples
+from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.predictor import Replays
 from chainer_bspmm.training.programs import StepDiffers
 
@@ -82,6 +82,7 @@ class _Captured:
     _iterators: dict
     _targets: dict
     _evaluation, _parts = None, ()
+    _examples = None  # made at the first evaluation
 
     def _results(self, kind):
         """Yield name -> value for each batch, from a `kind` of evaluation.
@@ -98,31 +99,31 @@ class _Captured:
             function, dataset = self.eval_func or target, getattr(iterator, 'dataset', None)
             self._evaluation, self._parts = kind(target, function, self.converter, dataset), parts
         iterator.reset()
+        if self._examples is None:
+            self._examples = Examples()
         with (
             chainer.using_device(self.device),
             chainer.using_config('train', False),
             chainer.no_backprop_mode(),
         ):
             self._evaluation.look_again()
-            for examples in _batches_of(iterator, self.converter):
+            while True:
+                try:
+                    examples = self._examples.next(iterator, self.converter)
+                except StopIteration:
+                    return
                 yield self._evaluation.evaluate(examples)
 
     def finalize(self):
         super().finalize()
         self._close()
+        if self._examples is not None:
+            self._examples.close()
 
     def _close(self):
         if self._evaluation is not None:
             self._evaluation.close()
         self._evaluation, self._parts = None, ()
-
-
-def _batches_of(iterator, converter):
-    try:
-        while True:
-            yield next_examples(iterator, converter)
-    except StopIteration:
-        return
 
 
 class _CapturedReports(_Captured):

@@ -1,11 +1,10 @@
-"""`next_examples`: what an iterator gives, as numbers where a list of examples is not needed."""
+"""`Examples`: what an iterator gives, as numbers where a list of examples is not needed."""
 
-import numpy
-
-from chainer.datasets import SubDataset
 from chainer.iterators import _statemachine
 from chainer.iterators import SerialIterator
+import numpy
 
+from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceDataset
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
@@ -13,24 +12,75 @@ from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node.epochs import PartIterator
 
 
-def next_examples(iterator, converter):
-    """Return ``iterator.next()``, where it can be as a `Selection` instead of a list of examples.
+class Examples:
+    """What an iterator gives for a converter, as a `Selection` where it can be.
 
-    It can where Chainer's SerialIterator, or a `PartIterator`, reads a `SparseDataset`, or a
-    SubDataset of one, for a `CSRConverter`: there the list would only be taken apart again. The
-    iterator's state, order and random numbers are the same.
+    It can where Chainer's SerialIterator, or a `PartIterator`, reads for a `CSRConverter` a
+    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one: there the
+    list would only be taken apart again. The iterator's state, order and random numbers are the
+    same.
     """
-    if (
-        type(iterator) not in (SerialIterator, PartIterator)
-        or type(converter) is not CSRConverter
-        or 'next' in vars(iterator)
-        or not _is_numbered(iterator.dataset)
-    ):
-        return iterator.next()
-    dataset = iterator.dataset
-    index = _next_index(iterator)
-    selection = _selected(dataset, index)
-    return [dataset[i] for i in index] if selection is None else selection
+
+    def __init__(self):
+        self._parts = None, None, None  # the iterator, its data set, the converter
+        self._form = None  # of a dense data set
+        self._is_numbered = False
+
+    def next(self, iterator, converter):
+        """Return the next list of examples or `Selection`.
+
+        Raises:
+            StopIteration: the iterator has ended.
+        """
+        dataset = getattr(iterator, 'dataset', None)
+        was = self._parts
+        if iterator is not was[0] or dataset is not was[1] or converter is not was[2]:
+            self._look(iterator, dataset, converter)
+        if not self._is_numbered or 'next' in vars(iterator):
+            return iterator.next()
+        index = _next_index(iterator)
+        selection = self._selected(dataset, index)
+        return [dataset[i] for i in index] if selection is None else selection
+
+    def close(self):
+        """Let arrays of dense examples be written again."""
+        if self._form is not None:
+            self._form.close()
+        self.__init__()
+
+    def _look(self, iterator, dataset, converter):
+        self.close()
+        self._parts = iterator, dataset, converter
+        if type(iterator) not in (SerialIterator, PartIterator) or type(converter) is not (
+            CSRConverter
+        ):
+            return
+        base = sparse_form.base_of(dataset)
+        if type(base) not in (SparseDataset, DeviceDataset):
+            self._form = sparse_form.open_form(base)
+            if self._form is None:
+                return
+            if not sparse_form.suits(converter, self._form.molecules):
+                self._form.close()
+                self._form = None
+                return
+        self._is_numbered = True
+
+    def _selected(self, dataset, index):
+        """Return the `Selection` of examples; None if there are none, or a number is wrong."""
+        if not index.size or index.dtype.kind not in 'iu':
+            return None
+        index = sparse_form.position_in_base(dataset, index)
+        if index is None:
+            return None
+        if self._form is None:
+            base = sparse_form.base_of(dataset)
+            return Selection(base.molecules, base.order.take(index))
+        if not self._form.is_current(index):
+            self._form.close()
+            self._form, self._is_numbered = None, False
+            return None
+        return Selection(self._form.molecules, index)
 
 
 def _next_index(iterator):
@@ -51,29 +101,3 @@ def _next_index(iterator):
     if index is None:
         raise StopIteration
     return index
-
-
-def _is_numbered(dataset):
-    """Return whether examples are those of a sparse data set, by an order that is an array."""
-    while type(dataset) is SubDataset:
-        order = dataset._order
-        if order is not None and not (isinstance(order, numpy.ndarray) and order.ndim == 1):
-            return False
-        dataset = dataset._dataset
-    return type(dataset) in (SparseDataset, DeviceDataset)
-
-
-def _selected(dataset, index):
-    """Return the `Selection` of these examples; None if there are none, or a number is wrong."""
-    if not index.size or index.dtype.kind not in 'iu':
-        return None
-    while type(dataset) is SubDataset:
-        if index.min() < 0 or index.max() >= len(dataset):
-            return None
-        index = index + dataset._start
-        if dataset._order is not None:
-            index = dataset._order.take(index)
-            if index.dtype.kind not in 'iu':
-                return None
-        dataset = dataset._dataset
-    return Selection(dataset.molecules, dataset.order.take(index))

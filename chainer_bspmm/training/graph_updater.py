@@ -20,7 +20,7 @@ from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.captured_evaluators import capture_evaluators
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.cuda_graphs import using
-from chainer_bspmm.training.examples import next_examples
+from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from chainer_bspmm.training.fused_update import FusedUpdate
@@ -123,6 +123,7 @@ class GraphUpdater(StandardUpdater):
         self.seed = seed
         self._check_every = validate.count('check_every', check_every, 1)
         self._on_difference = on_difference
+        self._examples = Examples()
         self._warned = set()
         self._reason = None  # why no step can be captured
         self._variants_key = None  # the guards' key when the update was asked for its variants
@@ -173,7 +174,7 @@ class GraphUpdater(StandardUpdater):
             self._trainer = None
         is_known = self._between_steps is not None and self._between_steps.had_no_effect(self)
         iterator = self._iterators['main']
-        examples = next_examples(iterator, self.converter)
+        examples = self._examples.next(iterator, self.converter)
         if not is_known or type(examples) is not Selection:  # a list may come from a user's code
             self._watched = None
         with using(self.input_device):  # its current stream is used throughout
@@ -447,6 +448,7 @@ class GraphUpdater(StandardUpdater):
         try:
             self._raise_if_not_finite()
         finally:
+            self._examples.close()
             super().finalize()
 
     def _raise_if_not_finite(self):

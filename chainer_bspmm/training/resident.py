@@ -3,6 +3,8 @@
 import operator
 import weakref
 
+import numpy
+
 from chainer.backends import cuda
 from chainer.datasets import SubDataset
 
@@ -11,15 +13,20 @@ from chainer_bspmm.dataset.device_dataset import SHARE
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import SparseExample
+from chainer_bspmm.dataset.sparse_form import base_of
+from chainer_bspmm.dataset.sparse_form import form_of
+from chainer_bspmm.dataset.sparse_form import position_in_base
 
 
 def molecules_of(dataset):
-    """Return the molecules of a data set and their order; None if it is not sparse."""
+    """Return the molecules of a data set and their order; None if they are not kept sparse."""
     if isinstance(dataset, SparseDataset):
         return locate(dataset)
     if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
         return locate(dataset[:])  # as made by Chainer's functions that split data sets
-    return None
+    form = form_of(base_of(dataset))
+    order = form and position_in_base(dataset, numpy.arange(len(dataset)))
+    return None if form is None or order is None else (form.molecules, order)
 
 
 class Resident:

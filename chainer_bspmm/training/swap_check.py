@@ -97,14 +97,14 @@ def _compared(model, examples, converter, loss_func):
         if any(len(example[0]) > converter.padded_to for example in chosen):
             raise _CannotTell('molecules have more atoms than padded_to')
     with _random_numbers_kept():
-        run = _run(model, loss_func, chosen, converter)
-        sparse, dense, dtype = run.results
+        run, sparse, dense = _both_ways(model, loss_func, chosen, converter)
+        dtype = run.dtype
         differs = _difference(sparse, dense, dtype)
         if not differs:
             return SwapCheck(True, '', sparse[0], dense[0])
         if _difference(run.sparse(converter), sparse, dtype):
             raise _CannotTell('the loss is random')
-        cause = _cause(run, converter)
+        cause = _cause(run, converter, sparse, dense)
     text = (
         'the swap changes the numbers of this model: of %d molecules the loss is %.6g, before the '
         'swap it was %.6g; %s. %s See %s' % (len(chosen), sparse[0], dense[0], differs, cause, PAGE)
@@ -112,16 +112,14 @@ def _compared(model, examples, converter, loss_func):
     return SwapCheck(False, text, sparse[0], dense[0])
 
 
-def _run(model, loss_func, examples, converter):
-    """Return a `_Run` that has run both ways, in float64 if the model can."""
+def _both_ways(model, loss_func, examples, converter):
+    """Return a `_Run`, in float64 if the model can, and its outcomes swapped and dense."""
     for dtype in TOLERANCE:
         run = _Run(model, loss_func, examples, dtype)
         try:
-            run.results = run.sparse(converter), run.dense(), dtype
+            return run, run.sparse(converter), run.dense()
         except Exception as error:
             failure = error
-        else:
-            return run
     # What the swapped model raises the training raises as well, with its traceback.
     raise _CannotTell('it runs only on one kind of batch: %r' % failure)
 
@@ -172,7 +170,7 @@ class _Run:
         for param in self._model.params(include_uninit=False):
             param.array = _cast(param.array, dtype)
         self._examples = [tuple(_cast(value, dtype) for value in example) for example in examples]
-        self._dtype = numpy.dtype(dtype)
+        self.dtype = dtype
         # An earlier run may leave its state, such as that of a GRU, in attributes.
         self._attributes = [(vars(link), dict(vars(link))) for link in self._model.links()]
         self.sizes = [len(example[0]) for example in examples]
@@ -203,7 +201,7 @@ class _Run:
             reporter.scope({}),
             chainer.using_config('train', False),
             chainer.using_config('enable_backprop', True),
-            chainer.using_config('dtype', self._dtype),
+            chainer.using_config('dtype', numpy.dtype(self.dtype)),
         ):
             warnings.simplefilter('ignore')  # what there is to say, the training says
             loss = self._function(*batch)
@@ -280,9 +278,8 @@ def _are_close(a, b, tolerance):
     )
 
 
-def _cause(run, converter):
+def _cause(run, converter, sparse, dense):
     """Return a sentence about the likely cause of a difference."""
-    sparse, dense, dtype = run.results
     n, n_rows = len(run.sizes), sum(run.sizes)
     if converter.layout == 'folded':
         n_rows += n
@@ -293,7 +290,7 @@ def _cause(run, converter):
                 'atoms.shape[0] count the rows of a sparse batch; use len(t) or adj.n_graphs.'
             )
     with contextlib.suppress(Exception):
-        if not _difference(run.sparse(CSRConverter('padded')), dense, dtype):
+        if not _difference(run.sparse(CSRConverter('padded')), dense, run.dtype):
             return (
                 'In padded batches it is equal: something of your own reduces over rows, or '
                 'expects (molecules, atoms, channels); use the readouts of Chainer Chemistry, '

@@ -17,7 +17,7 @@ from chainer_bspmm.multi_node import PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
 from chainer_bspmm.multi_node.scatter import selection
-from chainer_bspmm.training.examples import next_examples
+from chainer_bspmm.training.examples import Examples
 from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
 from tests.support.training import MODELS
@@ -159,11 +159,11 @@ def test_numbers_instead_of_examples(shuffle):
     """`GraphUpdater` takes the molecules of a `PartIterator` by their numbers."""
     dataset = data_set(11)
     found = []
-    for of in (next_examples, lambda iterator, converter: iterator.next()):
+    for of in (Examples().next, lambda iterator, converter: iterator.next()):
         numpy.random.seed(0)
         iterator = PartIterator(dataset, 4, Comm([11], 0, 4), shuffle=shuffle)
         batches = [of(iterator, PACKED) for _ in range(7)]
-        assert (type(batches[0]) is Selection) == (of is next_examples)
+        assert (type(batches[0]) is Selection) == (not found)
         assert (iterator.epoch, iterator.is_new_epoch) == (2, False)
         found.append([PACKED(batch)[2].tolist() for batch in batches])
     assert found[0] == found[1]

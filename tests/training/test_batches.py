@@ -27,7 +27,7 @@ from chainer_bspmm.training import batches
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import resident
 from chainer_bspmm.training.batches import DeviceBatch
-from chainer_bspmm.training.examples import next_examples
+from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.resident import Resident
 from tests.support.data_sets import molecule_set
@@ -95,7 +95,7 @@ def snapshot(iterator):
 @pytest.mark.parametrize('name', DATA_SETS)
 def test_the_same_molecules_and_states(dataset, name, options):
     part, found = DATA_SETS[name](dataset), []
-    for take in (SerialIterator.next, lambda iterator: next_examples(iterator, CONVERTER)):
+    for take in (SerialIterator.next, lambda iterator: Examples().next(iterator, CONVERTER)):
         numpy.random.seed(0)
         iterator = SerialIterator(part, **ITERATORS[options])
         steps = []
@@ -121,7 +121,7 @@ class Converting(CSRConverter):
 
 def test_lists_of_everything_else(dataset):
     def given(iterator, converter=CONVERTER):
-        return type(next_examples(iterator, converter))
+        return type(Examples().next(iterator, converter))
 
     assert given(SerialIterator(dataset, 3)) is Selection
     assert given(OfUser(dataset, 3)) is list
@@ -138,7 +138,7 @@ def test_lists_of_everything_else(dataset):
 def test_a_number_that_is_wrong(dataset, name, wrong):
     part = DATA_SETS[name](dataset)
     wrong = wrong if isinstance(wrong, int) else len(part)
-    for take in (SerialIterator.next, lambda iterator: next_examples(iterator, CONVERTER)):
+    for take in (SerialIterator.next, lambda iterator: Examples().next(iterator, CONVERTER)):
         iterator = SerialIterator(part, len(part), order_sampler=lambda order, _: order * 0 + wrong)
         with pytest.raises(IndexError):
             take(iterator)

@@ -288,7 +288,7 @@ def test_guards_look_where_they_must(
 def test_examples_of_a_user(device, graphs, no_causes, tmp_path, monkeypatch, looks):
     if graphs is not None:
         host_graphs.fuse(monkeypatch)
-    trained(GraphUpdater, device, tmp_path, a_users, list)
+    trained(GraphUpdater, device, tmp_path, a_users, type('OfUser', (list,), {}))
     assert looks == list(range(60))
 
 

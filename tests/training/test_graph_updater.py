@@ -12,6 +12,7 @@ from chainer import functions
 from chainer import optimizer_hooks
 from chainer import optimizers
 from chainer.backends import cuda
+from chainer.datasets import TransformDataset
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 from chainer.training.updaters import StandardUpdater
@@ -105,6 +106,7 @@ def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
 
     monkeypatch.setattr(kernels, '_compiled', noted)
     examples = molecules(40, RELATIONS.get(name, 1), classes=True)
+    examples = TransformDataset(examples, lambda example: example)  # sizes are not known beforehand
     updater = make_updater(GraphUpdater, device, make_model(name, classes=True), examples)
     run(updater, 1)
     if graphs is None:

@@ -1,4 +1,4 @@
-"""`check_swap`: silent where nothing differs, a text where something does, and it leaves no trace."""
+"""`check_swap`: silent where nothing differs, a text where something does, no trace of itself."""
 
 import random
 import warnings

@@ -1,0 +1,204 @@
+"""`SparseForm`: the molecules of a dense data set, converted once and kept while they are read."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import operator
+from typing import Any
+import weakref
+
+from chainer.datasets import ConcatenatedDataset
+from chainer.datasets import SubDataset
+import numpy
+
+from chainer_bspmm.dataset.converters import CSRConverter
+from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.sparse_dataset import NumpyTupleDataset
+from chainer_bspmm.dataset.sparse_dataset import to_sparse
+
+# id of an array -> how many forms keep it from being written.
+_locks: collections.Counter[int] = collections.Counter()
+# id of a data set -> its form.
+_forms: weakref.WeakValueDictionary[int, SparseForm] = weakref.WeakValueDictionary()
+
+
+class CannotKeep(Exception):
+    """The data set may give other examples later, or has no sparse form."""
+
+
+class SparseForm:
+    """The molecules of a list, a NumpyTupleDataset, or several joined, each converted once.
+
+    Until :meth:`close` the arrays of the examples are read-only: a change in place is an error
+    rather than missed. Whether the items of a list were replaced is looked at for each batch.
+
+    Args:
+        dataset (object): exactly of one of these classes; others may run a user's code.
+
+    Raises:
+        CannotKeep: it is not, or its examples have no form that stays.
+    """
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset
+        self._locked: dict[int, numpy.ndarray] = {}
+        self._n_users = 0
+        self._columns = columns_of(dataset)
+        self._items = list(dataset) if type(dataset) is list else None
+        try:
+            for column in self._columns:
+                self._lock(column)
+            dtypes = _dtypes(dataset[0])
+            for i in range(len(dataset)):
+                example = dataset[i]
+                if _dtypes(example) != dtypes:
+                    raise CannotKeep('dtypes differ')
+                for value in example:
+                    if isinstance(value, numpy.ndarray):
+                        self._lock(value)
+            self.molecules: Molecules = to_sparse(dataset).molecules
+            _refuse_node_columns(self.molecules)
+        except (CannotKeep, IndexError, TypeError, ValueError) as error:
+            self._unlock()
+            raise CannotKeep(str(error)) from error
+
+    def is_current(self, index: numpy.ndarray) -> bool:
+        """Return whether the data set still has these examples, (n,) integers."""
+        if self._items is None:
+            columns = columns_of(self._dataset)
+            return len(columns) == len(self._columns) and all(
+                map(operator.is_, columns, self._columns)
+            )
+        numbers = index.tolist()
+        return len(self._dataset) == len(self._items) and all(
+            map(
+                operator.is_,
+                map(self._dataset.__getitem__, numbers),
+                map(self._items.__getitem__, numbers),
+            )
+        )
+
+    def close(self) -> None:
+        """Let the arrays be written again, once all who opened the form have closed it."""
+        self._n_users -= 1
+        if not self._n_users:
+            _forms.pop(id(self._dataset), None)
+            self._unlock()
+
+    def _lock(self, array):
+        chain = []
+        while isinstance(array, numpy.ndarray):
+            chain.append(array)
+            array = array.base
+        if array is not None and not isinstance(array, bytes):  # which unpickled arrays are of
+            raise CannotKeep('an array is in memory of something else: %s' % type(array).__name__)
+        for array in reversed(chain):
+            is_known = id(array) in self._locked
+            if not is_known and (array.flags.writeable or id(array) in _locks):
+                _locks[id(array)] += 1
+                array.flags.writeable = False
+                self._locked[id(array)] = array
+
+    def _unlock(self):
+        for key, array in self._locked.items():  # a view after what it is of
+            _locks[key] -= 1
+            if not _locks[key]:
+                del _locks[key]
+                with contextlib.suppress(ValueError):  # unpickled: NumPy does not let them
+                    array.flags.writeable = True
+        self._locked = {}
+
+    def __del__(self):
+        with contextlib.suppress(Exception):  # at the end of the interpreter
+            self._unlock()
+
+
+def columns_of(dataset):
+    """Return the columns (list) in which a data set keeps its examples; none of a list.
+
+    Raises:
+        CannotKeep: it keeps them in something else.
+    """
+    kind = type(dataset)
+    if kind is list:
+        return []
+    if kind is ConcatenatedDataset and all(type(part) is not list for part in dataset._datasets):
+        return [column for part in dataset._datasets for column in columns_of(part)]
+    if kind is not NumpyTupleDataset:
+        raise CannotKeep('it is a %s' % kind.__name__)
+    columns = list(dataset._datasets)
+    if any(type(column) is not numpy.ndarray for column in columns):
+        raise CannotKeep('a column is no array')
+    return columns
+
+
+def _dtypes(example):
+    """Return the dtypes that a batch keeps, of a tuple of arrays on the host."""
+    if type(example) is not tuple or len(example) < 2:
+        raise CannotKeep('an example is no tuple of atoms, adjacency and labels')
+    if not all(isinstance(value, numpy.ndarray) for value in example[:2]) or not all(
+        isinstance(value, (numpy.ndarray, numpy.generic)) for value in example[2:]
+    ):
+        raise CannotKeep('an example is not of arrays')
+    return [value.dtype for value in example[1:]]
+
+
+def _refuse_node_columns(molecules):
+    """Raise where a converter may take labels for those of atoms, as in molecules of one size."""
+    sizes = set(molecules.full_sizes.tolist())
+    for label in molecules.labels[:-1]:
+        if len(sizes) == 1 and label.ndim == 2 and label.shape[1:] == (*sizes,):
+            raise CannotKeep('labels may be those of atoms')
+
+
+def open_form(dataset: Any) -> SparseForm | None:
+    """Return the form of a dense data set, to be closed; None: it is converted batch by batch."""
+    form = _forms.get(id(dataset))
+    if form is None:
+        try:
+            form = SparseForm(dataset)
+        except CannotKeep:
+            return None
+        _forms[id(dataset)] = form
+    form._n_users += 1
+    return form
+
+
+def base_of(dataset: Any) -> Any:
+    """Return the data set that SubDatasets of it select from, by arrays; None: by other things."""
+    while type(dataset) is SubDataset:
+        order = dataset._order
+        if order is not None and not (isinstance(order, numpy.ndarray) and order.ndim == 1):
+            return None
+        dataset = dataset._dataset
+    return dataset
+
+
+def position_in_base(dataset: Any, index: numpy.ndarray) -> numpy.ndarray | None:
+    """Return the numbers of examples in the base; None where one is out of range."""
+    while type(dataset) is SubDataset:
+        if index.size and (index.min() < 0 or index.max() >= len(dataset)):
+            return None
+        index = index + dataset._start
+        if dataset._order is not None:
+            index = dataset._order.take(index)
+            if index.dtype.kind not in 'iu':
+                return None
+        dataset = dataset._dataset
+    return index
+
+
+def form_of(dataset: Any) -> SparseForm | None:
+    """Return the form of a data set that somebody has opened."""
+    return _forms.get(id(dataset))
+
+
+def suits(converter: CSRConverter, molecules: Molecules) -> bool:
+    """Return whether a converter makes the same batches of molecules as of the dense examples."""
+    return not converter.n_node_columns and not (
+        converter.strip_padding is None
+        and converter._loses
+        and molecules.has_padding
+        and not molecules.is_padding
+    )

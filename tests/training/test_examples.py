@@ -1,0 +1,305 @@
+"""Dense data sets are converted once; what changes in them is an error, or is seen."""
+
+import gc
+import pickle
+
+import numpy
+import pytest
+
+import chainer_bspmm  # NOQA: F401  (repairs Chainer before anything imports it)
+from chainer.datasets import ConcatenatedDataset
+from chainer.datasets import split_dataset_random
+from chainer.datasets import SubDataset
+from chainer.datasets import TransformDataset
+from chainer.iterators import MultithreadIterator
+from chainer.iterators import SerialIterator
+from chainer_chemistry.datasets import NumpyTupleDataset
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import sparse_form
+from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.training.examples import Examples
+from chainer_bspmm.training.resident import molecules_of
+from tests.support.molecules import molecules
+
+CONVERTER = CSRConverter()
+SIZES = (3, 1, 7, 4, 4, 2, 9, 5, 3, 6, 1)
+
+
+def examples(kind='relations', n_relations=4, dtype='f'):
+    """A list of (atoms, adjacency, label)."""
+    rng = numpy.random.RandomState(1)
+    found = molecules(SIZES, kind, n_relations)
+    return [(atoms, adj.astype(dtype), rng.uniform(size=2).astype('f')) for atoms, adj, *_ in found]
+
+
+def column(values):
+    found = numpy.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+def tuples(found=None):
+    """Chainer Chemistry's data set, as its parsers make it."""
+    atoms, adj, labels = zip(*(found or examples()))
+    return NumpyTupleDataset(column(atoms), column(adj), numpy.array(labels))
+
+
+def of_one_size(n=5, m=6):
+    rng = numpy.random.RandomState(2)
+    return NumpyTupleDataset(
+        rng.randint(1, 9, (m, n)).astype('i'),
+        (rng.uniform(size=(m, n, n)) < 0.4).astype('f'),
+        rng.uniform(size=(m, 1)).astype('f'),
+    )
+
+
+KEPT = {
+    'list': examples,
+    'NumpyTupleDataset': tuples,
+    'of one size': of_one_size,
+    'SubDataset': lambda: split_dataset_random(tuples(), 8, seed=0)[0],
+    'SubDataset of SubDataset': lambda: SubDataset(split_dataset_random(examples(), 8)[0], 1, 7),
+    'ConcatenatedDataset': lambda: ConcatenatedDataset(tuples(), tuples(examples()[:4])),
+    'values': lambda: tuples(examples('normalised', 1)),
+    'float64': lambda: tuples(examples(dtype='d')),
+    'unpickled': lambda: pickle.loads(pickle.dumps(tuples())),
+}
+
+
+def assert_equal_batches(found, expected):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        if isinstance(a, BatchedCSR):
+            assert (a.layout, a.n_relations, a.padded_to) == (b.layout, b.n_relations, b.padded_to)
+            names = 'indptr', 'indices', 'row_offsets', 'row_weights'
+            pairs = [(getattr(a, name), getattr(b, name)) for name in names]
+            pairs.append((a.to_dense(), b.to_dense()))
+            assert a.is_symmetric == b.is_symmetric
+        else:
+            pairs = [(a, b)]
+        for mine, other in pairs:
+            numpy.testing.assert_array_equal(mine, other)
+            assert getattr(mine, 'dtype', None) == getattr(other, 'dtype', None)
+
+
+@pytest.mark.parametrize('converter', [CONVERTER, CSRConverter('packed'), CSRConverter('padded')])
+@pytest.mark.parametrize('name', KEPT)
+def test_the_same_batches(name, converter):
+    dataset, taken, found = KEPT[name](), Examples(), []
+    for take in (lambda iterator: taken.next(iterator, converter), SerialIterator.next):
+        numpy.random.seed(0)
+        iterator = SerialIterator(dataset, 3)
+        steps = [(take(iterator), iterator.epoch_detail) for _ in range(12)]
+        found.append(steps)
+    assert all(type(batch) is Selection for batch, _ in found[0])
+    for (mine, epoch), (other, expected) in zip(*found):
+        assert_equal_batches(converter(mine), converter(other))
+        assert epoch == expected
+    taken.close()
+
+
+def test_it_is_converted_once(monkeypatch):
+    n_conversions, to_sparse = 0, sparse_form.to_sparse
+
+    def counted(dataset):
+        nonlocal n_conversions
+        n_conversions += 1
+        return to_sparse(dataset)
+
+    monkeypatch.setattr(sparse_form, 'to_sparse', counted)
+    train, valid = split_dataset_random(tuples(), 8)
+    one, two = Examples(), Examples()
+    iterators = SerialIterator(train, 3), SerialIterator(valid, 3)
+    for _ in range(9):
+        for taken, iterator in zip((one, two), iterators):
+            taken.next(iterator, CONVERTER)
+    assert n_conversions == 1
+    assert molecules_of(train)[0] is molecules_of(valid)[0]
+    numpy.testing.assert_array_equal(molecules_of(train)[1], train._order[:8])
+    one.close(), two.close()
+    assert molecules_of(train) is None
+
+
+class Own(NumpyTupleDataset):
+    pass
+
+
+def with_list_as_column():
+    dataset = tuples()
+    return NumpyTupleDataset(dataset._datasets[0], list(dataset._datasets[1]))
+
+
+def with_mapped_memory(tmp_path):
+    dataset = of_one_size()
+    numpy.save(tmp_path / 'adj.npy', dataset._datasets[1])
+    mapped = numpy.load(tmp_path / 'adj.npy', mmap_mode='r+')
+    return NumpyTupleDataset(dataset._datasets[0], mapped, dataset._datasets[2])
+
+
+NOT_KEPT = {
+    'a function': lambda path: TransformDataset(tuples(), lambda example: example),
+    'a class of a user': lambda path: Own(*tuples()._datasets),
+    'a column that is a list': lambda path: with_list_as_column(),
+    'joined lists': lambda path: ConcatenatedDataset(examples(), examples()),
+    'lists': lambda path: [list(example) for example in examples()],
+    'mapped memory': with_mapped_memory,
+    'dtypes that differ': lambda path: examples() + examples(dtype='d'),
+    'labels of atoms': lambda path: [(*e[:2], numpy.arange(len(e[0])), e[2]) for e in examples()],
+    'what may be labels of atoms': lambda path: [
+        (*e[:2], numpy.arange(5), e[2]) for e in of_one_size()
+    ],
+    'a Python number': lambda path: [(*example[:2], 1.0) for example in examples()],
+    'nothing': lambda path: [],
+}
+
+
+@pytest.mark.parametrize('name', NOT_KEPT)
+def test_what_is_not_kept(name, tmp_path):
+    dataset = NOT_KEPT[name](tmp_path)
+    assert type(sparse_form.open_form(dataset)) is type(None)
+    assert not sparse_form._locks
+    if len(dataset):
+        assert type(Examples().next(SerialIterator(dataset, 3), CONVERTER)) is list
+        dataset[0][0].flags.writeable  # NOQA: B018
+
+
+def test_iterators_and_converters_that_are_not_ours():
+    dataset = tuples()
+    for iterator in (
+        MultithreadIterator(dataset, 3),
+        type('It', (SerialIterator,), {})(dataset, 3),
+    ):
+        assert type(Examples().next(iterator, CONVERTER)) is list
+        iterator.finalize()
+    for converter in (CSRConverter(n_node_columns=1), lambda batch, device=None: batch):
+        assert type(Examples().next(SerialIterator(dataset, 3), converter)) is list
+    assert not sparse_form._locks
+
+
+def test_padding_that_may_be_atoms():
+    """A packed batch of these is an error or not by the batch: as before."""
+    found = [
+        (numpy.append(atoms, numpy.int32(0)), numpy.pad(adj, ((0, 0), (0, 1), (0, 1))), label)
+        for atoms, adj, label in examples()
+    ]
+    assert type(Examples().next(SerialIterator(found, 3), CSRConverter('packed'))) is list
+    assert not sparse_form._locks
+
+
+# Examples that change.
+
+
+def opened(dataset):
+    taken = Examples()
+    assert type(taken.next(SerialIterator(dataset, 3, shuffle=False), CONVERTER)) is Selection
+    return taken
+
+
+@pytest.mark.parametrize('name', KEPT)
+@pytest.mark.parametrize('place', [0, 1, 2])
+def test_an_edit_in_place_is_an_error_until_the_end(name, place):
+    dataset = KEPT[name]()
+    taken = opened(dataset)
+    with pytest.raises(ValueError, match='read-only'):
+        dataset[0][place][...] = 1
+    taken.close()
+    if name == 'unpickled' and place < 2:
+        return  # NumPy does not let them be written again
+    dataset[0][place][...] = 1
+    assert (dataset[0][place] == 1).all()
+    again = opened(dataset)  # converted anew
+    atoms, adj, labels = CONVERTER(
+        Selection(molecules_of(dataset)[0], molecules_of(dataset)[1][:1])
+    )
+    if place == 0:
+        assert (atoms[:-1] == 1).all()
+    elif place == 1:
+        assert adj.to_dense()[0][..., :-1, :-1].all()
+    else:
+        assert (labels == 1).all()
+    again.close()
+
+
+def test_the_owner_of_a_view_is_locked_too():
+    owner = numpy.random.RandomState(0).randint(1, 9, (6, 5)).astype('i')
+    _, adj, labels = of_one_size()._datasets
+    found = list(zip(owner, adj, labels))
+    taken = opened(found)
+    for array in (owner, adj, labels):
+        with pytest.raises(ValueError, match='read-only'):
+            array[0] = 0
+    taken.close()
+    owner[0] = adj[0] = labels[0] = 1
+    found[1][0][...] = 2
+    assert (owner[1] == 2).all()
+
+
+def test_columns_cannot_be_replaced_within():
+    dataset = tuples()
+    taken = opened(dataset)
+    with pytest.raises(ValueError, match='read-only'):
+        dataset._datasets[1][0] = dataset._datasets[1][1]
+    taken.close()
+
+
+@pytest.mark.parametrize('base', [False, True])
+def test_a_list_whose_items_are_replaced(base):
+    found = examples()
+    dataset = SubDataset(found, 0, len(found), numpy.arange(len(found))[::-1]) if base else found
+    taken = Examples()
+    iterator = SerialIterator(dataset, len(found), shuffle=False)
+    assert type(taken.next(iterator, CONVERTER)) is Selection
+    found[4] = (found[4][0] + 1, *found[4][1:])
+    assert taken.next(iterator, CONVERTER)[-5 if base else 4] is found[4]
+    found[3][0][...] = 1  # no longer locked
+
+
+def test_a_list_that_grows():
+    found = examples()
+    taken, iterator = Examples(), SerialIterator(found, 3)
+    assert type(taken.next(iterator, CONVERTER)) is Selection
+    found.append(found[0])
+    assert type(taken.next(iterator, CONVERTER)) is list
+
+
+def test_columns_that_are_replaced():
+    dataset = tuples()
+    taken, iterator = Examples(), SerialIterator(dataset, 3)
+    assert type(taken.next(iterator, CONVERTER)) is Selection
+    dataset._datasets = tuples(examples()[::-1])._datasets
+    assert type(taken.next(iterator, CONVERTER)) is list
+
+
+def test_another_data_set_of_the_iterator():
+    taken, iterator = Examples(), SerialIterator(tuples(), 3, shuffle=False)
+    taken.next(iterator, CONVERTER)
+    iterator.dataset = tuples(examples()[::-1])
+    found = taken.next(iterator, CONVERTER)
+    assert type(found) is Selection
+    assert_equal_batches(CONVERTER(found), CONVERTER([iterator.dataset[i] for i in (3, 4, 5)]))
+    taken.close()
+    assert not sparse_form._locks
+
+
+def test_arrays_that_are_shared_or_were_read_only():
+    found = examples()
+    found[0][0].flags.writeable = False
+    one, two = opened(found), opened(found[:5])
+    one.close()
+    with pytest.raises(ValueError, match='read-only'):
+        found[1][1][...] = 0
+    found[8][1][...] = 0
+    two.close()
+    found[1][1][...] = 0
+    assert not found[0][0].flags.writeable
+
+
+def test_what_nobody_closes_ends_with_its_owner():
+    found = examples()
+    taken = opened(found)
+    del taken
+    gc.collect()
+    found[0][1][...] = 0
+    assert not sparse_form._locks
