@@ -31,7 +31,7 @@ class _Evaluation(Replays):
 
     _called: Callable  # of the arrays of a batch: name -> value
     what, who = 'evaluation', 'GraphUpdater: an evaluator evaluates'
-    eager_after = *Replays.eager_after, StepDiffers
+    raised = *Replays.raised, StepDiffers
 
     def evaluate(self, examples):
         """Return name -> value of a batch; the next one may overwrite the arrays.
@@ -43,8 +43,8 @@ class _Evaluation(Replays):
             return values
         values = self.eager(examples)
         for name, value in values.items():
-            if self._reason is None and not isinstance(value, self.device.xp.ndarray):
-                self._give_up('%s is a value on the host, which a replay would repeat' % name)
+            if self.reason is None and not isinstance(value, self.device.xp.ndarray):
+                self.give_up('%s is a value on the host, which a replay would repeat' % name)
         return values
 
     def values(self, arrays, n_graphs=None):
@@ -103,7 +103,7 @@ class _Captured:
             chainer.using_config('train', False),
             chainer.no_backprop_mode(),
         ):
-            self._evaluation.look_again()
+            self._evaluation.watched = None  # other code has run since
             for examples in _batches_of(iterator, self.converter):
                 yield self._evaluation.evaluate(examples)
 
