@@ -104,9 +104,11 @@ class Trainer:
         """Return the captured steps; raise AssertionError where there should be some."""
         if not self.is_captured:
             return []
-        found = [program for program in self.updater._programs.values() if program.is_captured]
+        found = [
+            program for program in self.updater._driver.programs.values() if program.is_captured
+        ]
         if not found:
-            raise AssertionError('trains eagerly: %s' % self.updater._reason)
+            raise AssertionError('trains eagerly: %s' % self.updater._driver.reason)
         return found
 
     def replay(self):

@@ -10,7 +10,6 @@ from chainer.training.extensions import Evaluator
 
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.training import state
-from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.predictor import Replays
 from chainer_bspmm.training.programs import StepDiffers
 
@@ -31,7 +30,7 @@ class _Evaluation(Replays):
 
     _called: Callable  # of the arrays of a batch: name -> value
     what, who = 'evaluation', 'GraphUpdater: an evaluator evaluates'
-    eager_after = *Replays.eager_after, StepDiffers
+    raised = *Replays.raised, StepDiffers
 
     def evaluate(self, examples):
         """Return name -> value of a batch; the next one may overwrite the arrays.
@@ -43,8 +42,8 @@ class _Evaluation(Replays):
             return values
         values = self.eager(examples)
         for name, value in values.items():
-            if self._reason is None and not isinstance(value, self.device.xp.ndarray):
-                self._give_up('%s is a value on the host, which a replay would repeat' % name)
+            if self.reason is None and not isinstance(value, self.device.xp.ndarray):
+                self.give_up('%s is a value on the host, which a replay would repeat' % name)
         return values
 
     def values(self, arrays, n_graphs=None):
@@ -82,7 +81,6 @@ class _Captured:
     _iterators: dict
     _targets: dict
     _evaluation, _parts = None, ()
-    _examples = None  # made at the first evaluation
 
     def _results(self, kind):
         """Yield name -> value for each batch, from a `kind` of evaluation.
@@ -99,17 +97,15 @@ class _Captured:
             function, dataset = self.eval_func or target, getattr(iterator, 'dataset', None)
             self._evaluation, self._parts = kind(target, function, self.converter, dataset), parts
         iterator.reset()
-        if self._examples is None:
-            self._examples = Examples()
         with (
             chainer.using_device(self.device),
             chainer.using_config('train', False),
             chainer.no_backprop_mode(),
         ):
-            self._evaluation.look_again()
+            self._evaluation.watched = None  # other code has run since
             while True:
                 try:
-                    examples = self._examples.next(iterator, self.converter)
+                    examples = self._evaluation.examples.next(iterator, self.converter)
                 except StopIteration:
                     return
                 yield self._evaluation.evaluate(examples)
@@ -117,8 +113,6 @@ class _Captured:
     def finalize(self):
         super().finalize()
         self._close()
-        if self._examples is not None:
-            self._examples.close()
 
     def _close(self):
         if self._evaluation is not None:

@@ -1,6 +1,5 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 
-import numbers
 import weakref
 from typing import Any, Callable
 
@@ -14,27 +13,13 @@ from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.sparse import validate
-from chainer_bspmm.training import batches
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.captured_evaluators import capture_evaluators
-from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.cuda_graphs import using
-from chainer_bspmm.training.examples import Examples
-from chainer_bspmm.training.flat_gradients import FlatGradients
-from chainer_bspmm.training.flat_gradients import raise_if_not_finite
-from chainer_bspmm.training.fused_update import FusedUpdate
-from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.programs import blas_for
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
-from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.programs import StepDiffers
-from chainer_bspmm.training.resident import Resident
-from chainer_bspmm.training.step_program import Context
-from chainer_bspmm.training.step_program import StepProgram
-from chainer_bspmm.training.supported import why_unsupported
-from chainer_bspmm.user_code import warn
+from chainer_bspmm.training.step_driver import StepDriver
 
 
 class GraphUpdater(StandardUpdater):
@@ -96,6 +81,11 @@ class GraphUpdater(StandardUpdater):
         to the host: reported values are device arrays until they are read.
     """
 
+    _driver: StepDriver
+    _trainer: Any = None  # a weak reference, until its evaluators are captured
+    _between_steps: BetweenSteps | None = None
+    _epoch_detail: tuple[Any, Any] = None, None  # an iterator's state, and the epoch at that
+
     def __init__(
         self,
         iterator: Any,
@@ -110,40 +100,13 @@ class GraphUpdater(StandardUpdater):
         **kwargs: Any,
     ) -> None:
         super().__init__(iterator, optimizer, converter, device, loss_func, *args, **kwargs)
-        if seed is None:
-            # From a copy of the state: the batches must come in StandardUpdater's order.
-            generator = numpy.random.RandomState()
-            generator.set_state(numpy.random.get_state())
-            seed = int(generator.randint(2**63, dtype=numpy.int64))
-        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-            raise TypeError('seed: expected an integer or None, got %r' % (seed,))
-        if not 0 <= seed < 2**63:
-            raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
-        validate.one_of('on_difference', on_difference, ('warn', 'raise'))
-        self.seed = seed
-        self._check_every = validate.count('check_every', check_every, 1)
-        self._on_difference = on_difference
-        self._examples = Examples()
-        self._warned = set()
-        self._reason = None  # why no step can be captured
-        self._variants_key = None  # the guards' key when the update was asked for its variants
-        self._seen = None, None, None  # key, loss_func, target that fitted the context last
-        self._context = None  # made at the first step: a snapshot may change the seed until then
-        self._resident = None
-        self._programs = Programs('step')
-        self._epoch_detail = None, None  # an iterator's state, and the epoch at that
-        self._trainer = None  # a weak reference, until its evaluators are captured
-        self._between_steps = None
-        self._watched = None  # what the layout of the next step has of the last, if known
         if 'main' not in self._optimizers:
             raise ValueError(
                 "optimizer: expected one named 'main', got %s" % ', '.join(self._optimizers)
             )
-        optimizer = self._optimizers['main']
-        self._ranks = _of_ranks(optimizer)
-        self._optimizer = optimizer if self._ranks is None else self._ranks.actual_optimizer
-        self._do_all_capture = None  # whether all ranks do; None until they have agreed
-        self._peers = None  # then, the memory that they share, if they do
+        self._driver = StepDriver(
+            self._optimizers['main'], self.input_device, seed, check_every, on_difference
+        )
 
     def connect_trainer(self, trainer: Any) -> None:
         super().connect_trainer(trainer)
@@ -165,52 +128,54 @@ class GraphUpdater(StandardUpdater):
     @property
     def graph_nbytes(self) -> int:
         """Bytes on the GPU (int) that captured steps take, which CuPy's own pool does not count."""
-        return 0 if self._context is None else self._context.capturer.nbytes
+        return 0 if self._driver.capturer is None else self._driver.capturer.nbytes
+
+    @property
+    def seed(self) -> int:
+        """Of the random numbers (int)."""
+        return self._driver.seed
+
+    @seed.setter
+    def seed(self, seed):
+        self._driver.seed = seed
 
     def update_core(self) -> None:
         if self._trainer is not None:
-            if self._is_on_gpu():
+            if self.input_device is not None and self.input_device.xp is cuda.cupy:
                 capture_evaluators(self._trainer(), self.input_device)
             self._trainer = None
         is_known = self._between_steps is not None and self._between_steps.had_no_effect(self)
         iterator = self._iterators['main']
-        examples = self._examples.next(iterator, self.converter)
+        examples = self._driver.examples.next(iterator, self.converter)
         if not is_known or type(examples) is not Selection:  # a list may come from a user's code
-            self._watched = None
+            self._driver.watched = None
         with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
 
     def _train(self, examples):
-        if self._ranks is not None and self._do_all_capture is None:
-            self._start(examples)
-        reason = self._reason
-        if reason is None:
-            try:
-                if self._watched is None:
-                    key = self._refresh()
-                    reason = self._why_not_now()
-                    if reason is None:
-                        self._watched = self._step_key(key)
-                if reason is None:
-                    batch = batches.batch_of(
-                        examples, self.converter, self.input_device, self._resident
-                    )
-                    program = self._program(batch)
-            except (batches.NoSparseBatch, CannotCapture) as error:
-                reason = self._give_up(str(error))
-        if self._ranks is not None:
-            reason = self._agree(reason)
+        driver = self._driver
+        target = driver.target = driver.optimizer.target
+        loss_func = self.loss_func or target
+        if driver.together is not None and driver.do_all_capture is None:
+            args, kwargs = self._arguments(examples)
+            driver.together.start(loss_func, *args, **kwargs)  # all alike, all parameters made
+        dataset = getattr(self._iterators['main'], 'dataset', None)
+        reason, program, batch = driver.program(
+            examples, self.converter, dataset, loss_func, self.iteration
+        )
+        if driver.together is not None:
+            reason = driver.agree(reason)
         if reason is not None:
-            self._warn('GraphUpdater trains eagerly: ' + reason)
+            driver.warn_of(reason)
             self._train_eagerly(examples)
             return
-        fused = self._context.fused
-        if fused is None or not program.is_captured or program.is_check_due():
-            self._watched = None  # what runs eagerly may change it
+        fused, optimizer = driver.fused, driver.optimizer
+        if fused is None:
+            driver.watched = None  # the update may change it
         difference = step_numbers = None
-        n_before, program.is_done = self._optimizer.t, False
+        n_before, program.is_done = optimizer.t, False
         try:
             if fused is not None:
                 step_numbers = fused.advance(is_unchanged=True)
@@ -220,10 +185,10 @@ class GraphUpdater(StandardUpdater):
             difference, reported = error, error.reported
         except BaseException as error:
             if fused is not None:  # a step that was done counts, whatever came after it
-                fused.count(n_before + program.is_done - self._optimizer.t)
+                fused.count(n_before + program.is_done - optimizer.t)
             if not isinstance(error, CannotCapture):
                 raise
-            self._warn('GraphUpdater trains eagerly: ' + self._give_up(str(error)))
+            driver.warn_of(driver.give_up(str(error)))
             self._train_eagerly(examples)
             return
         reporters = chainer.reporter._get_reporters()
@@ -233,197 +198,12 @@ class GraphUpdater(StandardUpdater):
             else:
                 chainer.report(reported)
         if fused is None:
-            self._optimizer.update()
+            optimizer.update()
         if difference is not None:
-            reason = self._give_up(str(difference))
-            if self._on_difference == 'raise':
+            reason = driver.give_up(str(difference))
+            if driver.on_difference == 'raise':
                 raise difference
-            self._warn('GraphUpdater trains eagerly: ' + reason)
-
-    def _refresh(self):
-        """Return the guards' key; make the context where there is none, or an outdated one."""
-        if self._context is not None:
-            key = self._context.guards.key()
-            seen = self._seen
-            if key is seen[0] and self.loss_func is seen[1] and self._optimizer.target is seen[2]:
-                return key
-            if self._made_for == self._parts(key):
-                self._seen = key, self.loss_func, self._optimizer.target
-                return key
-        self._prepare()
-        return self._context.guards.key()
-
-    def _program(self, batch):
-        """Return the program for a batch, captured if the layout was seen before."""
-        dataset = getattr(self._iterators['main'], 'dataset', None)
-        capacity = self._programs.capacity(batch.form, batch.need, dataset)
-        layout = batch.form, batch.source, capacity
-        program = self._programs.find((*layout, *self._watched))
-        if program is None:
-            program = self._new_program(batch, capacity)
-            # Parameters and states may have been made.
-            self._watched = self._step_key(self._context.guards.key())
-            self._programs.add((*layout, *self._watched), program)
-        elif not program.is_captured:
-            program.capture()
-        return program
-
-    def _new_program(self, batch, capacity):
-        program = StepProgram(self._context, batch, capacity)
-        fused, optimizer = self._context.fused, self._optimizer
-        program.stage(
-            batch, self.iteration, None if fused is None else numpy.zeros(fused.n_numbers)
-        )
-        program.check_spare_rows(lambda: batch.arrays_on(self.input_device), not self._programs)
-        # Lazy links have made their parameters now.
-        for param in optimizer.target.params(include_uninit=False):
-            if param.update_rule is not None and param.update_rule.enabled:
-                param.update_rule._init_states(param)
-        if fused is None:
-            return program
-        if why_unsupported(optimizer) is not None:  # because of a parameter that was just made
-            self._prepare()
-            return self._new_program(batch, capacity)
-        fused.prepare()
-        if self._ranks is not None:
-            self._prepare_ranks(program)
-        return program
-
-    def _prepare_ranks(self, program):
-        if self._ranks.has_new_parameters:
-            raise CannotCapture('parameters were made or removed after the first step')
-        self._context.ranks.load_kernels()
-        if not self._do_all_capture:
-            program.check_alone()
-        elif self._context.ranks.peers is not self._peers:
-            raise CannotCapture('parameters have other sizes or dtypes than in the first step')
-
-    def _start(self, examples):
-        """Let all ranks start alike, with all parameters made."""
-        args, kwargs = self._arguments(examples)
-        self._ranks.start(self.loss_func or self._optimizer.target, *args, **kwargs)
-
-    def _agree(self, reason):
-        """Return why (str or None) not to capture: the first of all ranks, in the first step."""
-        if self._do_all_capture is None:
-            comm = self._ranks.communicator
-            reasons = comm.mpi_comm.allgather(reason)
-            self._do_all_capture = not any(reasons)
-            for rank, other in enumerate(reasons):
-                if other is not None:
-                    return self._give_up('%s (rank %d)' % (other, rank))
-            self._context.ranks.connect()
-            self._peers = self._context.ranks.peers
-            have_others = comm.mpi_comm.allgather(bool(self._context.ranks.sums.vectors))
-            if any(have_others) and self._peers is None:
-                self._do_all_capture = False
-                return self._give_up('ranks without common memory have statistics of all of them')
-        elif self._do_all_capture:
-            if reason is not None:
-                self._give_up(reason)
-            raise_if_not_finite(self._ranks)
-        return reason
-
-    def _step_key(self, key):
-        fused, reporters = self._context.fused, chainer.reporter._get_reporters()
-        name = None  # without a reporter reports are dropped, and the target needs no name
-        if reporters:
-            name = reporters[-1]._observer_names.get(id(self._optimizer.target), '')
-        variants = None
-        if fused is not None:
-            variants = fused.variants(is_unchanged=key is self._variants_key)
-            self._variants_key = key
-        return variants, name, key
-
-    def _is_on_gpu(self):
-        return self.input_device is not None and self.input_device.xp is cuda.cupy
-
-    def _why_not(self):
-        """Return what (str or None) rules out captured steps permanently."""
-        optimizer = self._optimizer
-        if not self._is_on_gpu():
-            return 'CUDA graphs need a GPU, the device is %s' % (
-                'not given' if self.input_device is None else self.input_device.name
-            )
-        if not isinstance(optimizer, chainer.GradientMethod):
-            return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
-        if type(optimizer).update is not chainer.GradientMethod.update:
-            return 'the optimizer, %s, overrides the method update' % type(optimizer).__name__
-        for path, param in optimizer.target.namedparams(include_uninit=False):
-            if param.device != self.input_device:
-                return "parameter '%s' is on %s, the device is %s" % (
-                    path,
-                    param.device.name,
-                    self.input_device.name,
-                )
-        return None
-
-    def _why_not_now(self):
-        """Return what (str or None) rules out a captured step at this moment."""
-        if self._optimizer._loss_scale is not None:
-            return 'the optimizer scales the loss'
-        return self._context.guards.blocking_hook()
-
-    def _prepare(self):
-        """Make what all programs share, discarding the old one.
-
-        Raises:
-            CannotCapture: it cannot be made.
-        """
-        self._forget()
-        reason = self._why_not()
-        if reason is not None:
-            raise CannotCapture(reason)
-        device, optimizer = self.input_device, self._optimizer
-        capturer = Capturer(device)
-        blas = blas_for(capturer, device)
-        reason = why_unsupported(optimizer)
-        if reason is not None:
-            if self._ranks is not None:
-                raise CannotCapture('the update of several ranks is captured, but ' + reason)
-            self._warn('GraphUpdater updates eagerly after each replay: ' + reason)
-        loss_func = self.loss_func or optimizer.target
-        if self._resident is None:
-            dataset = getattr(self._iterators['main'], 'dataset', None)
-            self._resident = Resident(dataset, device)
-        context = Context(
-            capturer,
-            blas,
-            self.seed,
-            optimizer,
-            loss_func,
-            FusedUpdate(optimizer) if reason is None else None,
-            Guards(optimizer.target, loss_func, optimizer),
-            device,
-            self._check_every,
-            None if self._ranks is None else FlatGradients(self._ranks, self._peers),
-        )
-        self._made_for = self._parts(context.guards.key())
-        self._seen, self._variants_key = (None, None, None), None
-        self._context = context  # last: there may be an interrupt before
-
-    def _parts(self, key):
-        """Return what (list) a context is made for."""
-        return [self.loss_func, self._optimizer.target, *key.update]
-
-    def _forget(self):
-        self._context = self._watched = None  # frees its memory
-        self._programs.clear()
-
-    def _give_up(self, reason):
-        """Capture no more, and return the reason.
-
-        Raises:
-            RuntimeError: the other ranks do capture.
-        """
-        if self._do_all_capture:
-            raise RuntimeError(
-                'rank %d cannot go on as the other ranks do, with captured steps: %s'
-                % (self._ranks.communicator.rank, reason)
-            )
-        self._forget()
-        self._reason = reason
-        return reason
+            driver.warn_of(reason)
 
     def _arguments(self, examples):
         """Return the arguments of the loss function, (tuple, dict)."""
@@ -433,46 +213,27 @@ class GraphUpdater(StandardUpdater):
         return ((), in_arrays) if isinstance(in_arrays, dict) else ((in_arrays,), {})
 
     def _train_eagerly(self, examples):
-        if self._context is not None:  # other steps are captured, and may be on another stream
-            self._context.capturer.join()
+        if self._driver.capturer is not None:  # other steps are captured, maybe on another stream
+            self._driver.capturer.join()
         args, kwargs = self._arguments(examples)
         optimizer = self._optimizers['main']
         optimizer.update(self.loss_func or optimizer.target, *args, **kwargs)
 
-    def _warn(self, text):
-        if text not in self._warned:
-            self._warned.add(text)
-            warn(text)
-
     def finalize(self) -> None:
         try:
-            self._raise_if_not_finite()
+            self._driver.raise_if_not_finite()
         finally:
-            self._examples.close()
+            self._driver.examples.close()
             super().finalize()
 
-    def _raise_if_not_finite(self):
-        """Raise if a loss was not finite in any of the captured steps of all ranks."""
-        if self._do_all_capture:
-            with using(self.input_device):
-                raise_if_not_finite(self._ranks, wait=True)
-
     def serialize(self, serializer: Any) -> None:
+        driver = self._driver
         if not isinstance(serializer, chainer.Deserializer):
-            self._raise_if_not_finite()
+            driver.raise_if_not_finite()
         super().serialize(serializer)
         try:
             self.seed = int(serializer('seed', numpy.int64(self.seed)))
         except KeyError:
             pass  # a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
-            self._forget()  # captured steps have the old seed
-
-
-def _of_ranks(optimizer):
-    """Return ChainerMN's optimizer where it can be captured; None for any other."""
-    if getattr(optimizer, 'communicator', None) is None:
-        return None
-    from chainer_bspmm.multi_node.optimizer import of_nccl  # not without ChainerMN
-
-    return of_nccl(optimizer)
+            driver.forget()  # captured steps have the old seed

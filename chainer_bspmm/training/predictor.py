@@ -9,23 +9,15 @@ from chainer.backends import cuda
 from chainer.dataset import convert
 
 from chainer_bspmm.dataset import CSRConverter
-from chainer_bspmm.dataset.sparse_dataset import SparseDataset
-from chainer_bspmm.training import batches
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import state
-from chainer_bspmm.training.cuda_graphs import Capturer
-from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.driver import Driver
 from chainer_bspmm.training.programs import blame
-from chainer_bspmm.training.programs import blas_for
 from chainer_bspmm.training.programs import CannotCapture
-from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
-from chainer_bspmm.training.programs import Programs
+from chainer_bspmm.training.programs import spare_tolerance
 from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
-from chainer_bspmm.training.resident import Resident
-from chainer_bspmm.training.step_program import SPARE_TOLERANCE
-from chainer_bspmm.user_code import warn
 
 
 class _Host:
@@ -66,36 +58,34 @@ class _Outgoing:
 class _Program(Program):
     """The prediction of one layout of a batch."""
 
-    _context: Replays
+    _driver: Replays
     _reports: Reports | None
 
-    def capture(self, batch, examples):
-        """Capture the prediction, once batches in the buffers give what they give eagerly.
-
-        Raises:
-            CannotCapture: with the cause.
-        """
-        predictor = self._context
-        expected = predictor.eager(examples)
+    def check_spare_rows(self, batch, examples):
+        """Run a batch twice eagerly, then in the buffers; raise CannotCapture if they differ."""
+        driver = self._driver
+        expected = driver.eager(examples)
         if isinstance(expected, dict):
-            self._reports = Reports(predictor.device)
-        again = predictor.eager(examples)
-        differs = _difference(again, expected, predictor.model)
+            self._reports = Reports(driver.device)
+        differs = _difference(driver.eager(examples), expected, driver.target)
         if differs:
             raise CannotCapture(
                 'one batch gives another prediction when it is run twice: %s' % differs
             )
         self.stage(batch)
         try:
-            differs = _difference(self.run(), expected, predictor.model)
+            differs = _difference(self.run(), expected, driver.target)
         except Exception as error:
-            raise CannotCapture(blame(error, predictor.model)) from error
+            raise CannotCapture(blame(error, driver.target)) from error
         if differs:
             raise CannotCapture(
                 'with rows that belong to no molecule at the end of a batch the model gives '
                 'another prediction: a link treats every row as an atom: %s' % differs
             )
-        graph, self._values = self._capture(self._run_and_report, predictor.model)
+
+    def capture(self):
+        """Capture the prediction; nothing runs."""
+        graph, self._values = self._capture(self._run_and_report, self._driver.target)
         self._graph = graph
 
     def replay(self, batch, examples):
@@ -113,8 +103,8 @@ class _Program(Program):
         if self._reports is not None:
             values = dict(values, **self._reports.numbers())
         if self.is_check_due():
-            predictor = self._context
-            differs = _difference(values, predictor.eager(examples), predictor.model)
+            driver = self._driver
+            differs = _difference(values, driver.eager(examples), driver.target)
             if differs:
                 text = (
                     'a replay gave another prediction than the model run eagerly: the model reads '
@@ -134,9 +124,9 @@ class _Program(Program):
     def run(self):
         """Return what is made of the batch in the buffers."""
         # What the model leaves in attributes, such as a loss, is memory of the graph.
-        owners = self._context.guards.owners
+        owners = self._driver.guards.owners
         with chainer_nodes.under_way(self._inputs.step), state.attributes_kept(owners):
-            return self._context.values(self._inputs.arrays())
+            return self._driver.values(self._inputs.arrays())
 
 
 def _difference(found, expected, model):
@@ -164,22 +154,11 @@ def _difference_of_arrays(found, expected, model):
     if found.dtype.kind != 'f':  # classes, where rounding may decide a tie
         n_wrong = numpy.count_nonzero(found != expected)
         return None if n_wrong <= found.size * 0.01 else '%d of %d values' % (n_wrong, found.size)
-    dtypes = found.dtype, *(param.dtype for param in model.params(include_uninit=False))
-    return state.difference(
-        {'values': found},
-        {'values': expected},
-        max(SPARE_TOLERANCE[dtype.name] for dtype in dtypes),
-    )
+    tolerance = spare_tolerance(found.dtype, model)
+    return state.difference({'values': found}, {'values': expected}, tolerance)
 
 
-def _roomy(need):
-    """Return a `Capacity` that leaves room for larger molecules, where the largest is unknown."""
-    return need._replace(
-        max_rows=1 << need.max_rows.bit_length(), max_entries=1 << need.max_entries.bit_length()
-    )
-
-
-class Replays:
+class Replays(Driver):
     """Replay what a model makes of batch after batch; the first of a layout is run eagerly.
 
     Args:
@@ -189,28 +168,22 @@ class Replays:
         dataset: what the batches are from; the sizes of a `SparseDataset` are known beforehand.
     """
 
-    seed, check_every = 0, CHECK_EVERY  # which programs ask for
-    what, who = 'prediction', 'captured_predict predicts'  # for messages
-    eager_after = batches.NoSparseBatch, CannotCapture  # errors after which nothing is captured
+    what, who = 'prediction', 'captured_predict predicts'
+    knows_sizes = False
+    raised: tuple[type[Exception], ...] = (CannotCapture,)  # by a replay: nothing more is captured
 
     def __init__(self, model, function, converter, dataset):
-        self.model = model
-        self.device = model.device
+        super().__init__(model.device)
+        self.target = model
         self._function = function
         self._converter = converter
         self._dataset = dataset
-        self._resident = None  # made with the capturer
-        self.guards = Guards(model, function)
-        self._key = None  # the guards', as long as nothing can have changed since
-        self._reason = None  # why nothing can be captured
-        self._warned = set()
-        self._programs = Programs(self.what)
-        self.capturer = self.blas = None
 
     def close(self):
         """Give back the graphs and their memory, once nothing reads their results any more."""
-        self._programs.clear()  # they refer to this object
-        self._resident = None
+        self.forget()
+        self.examples.close()
+        self.resident = None
         if self.capturer is not None:
             capturer, self.capturer, self.blas = self.capturer, None, None
             capturer.free_unused()
@@ -229,60 +202,34 @@ class Replays:
         """
         raise NotImplementedError
 
-    def look_again(self):
-        """Have the guards look before the next batch: other code may have run since the last."""
-        self._key = None
-
     def _replayed(self, examples):
         """Return the values of a batch, which the next replay overwrites; None: run it eagerly.
 
         Called in test mode.
         """
-        reason, key = self._reason, self._key
-        if reason is None and key is None:
-            key = self.guards.key()
-            reason = self.guards.blocking_hook()
-        self._key = None  # unless nothing runs eagerly
+        reason, program, batch = self.program(
+            examples, self._converter, self._dataset, self._function
+        )
         if reason is None:
+            if not program.is_captured:
+                return None
             try:
-                return self._captured(examples, key)
-            except self.eager_after as error:
-                reason = self._give_up(str(error))
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warn('%s eagerly: %s' % (self.who, reason))
+                return program.replay(batch, examples)
+            except self.raised as error:
+                reason = self.give_up(str(error))
+        self.warn_of(reason)
         return None
 
-    def _give_up(self, reason):
-        """Capture no more, and return the reason."""
-        self._reason = reason
-        self._programs.clear()
-        return reason
+    def _new(self, batch, capacity, counter):
+        program = _Program(self, batch, capacity)
+        if not self.programs:
+            program.compile_kernels(program.run)
+        return program
 
-    def _captured(self, examples, key):
-        if self.capturer is None:
-            capturer = Capturer(self.device)
-            self.blas = blas_for(capturer, self.device)
-            self._resident = Resident(self._dataset, self.device)
-            self.capturer = capturer
-        batch = batches.batch_of(examples, self._converter, self.device, self._resident)
-        is_known = isinstance(self._dataset, SparseDataset) and batch.form.layout != 'padded'
-        need = batch.need if is_known else _roomy(batch.need)
-        capacity = self._programs.capacity(batch.form, need, self._dataset)
-        layout = batch.form, batch.source, capacity, key
-        program = self._programs.find(layout)
-        if program is None:
-            program = _Program(self, batch, capacity)
-            if not self._programs:
-                program.compile_kernels(program.run)
-            self._programs.add(layout, program)
-            return None
-        if program.is_captured and not program.is_check_due():
-            self._key = key
-        if not program.is_captured:
-            with self.capturer.ordered():
-                program.capture(batch, examples)
-        return program.replay(batch, examples)
+    def _capture(self, program, batch, examples):
+        with self.capturer.ordered():
+            program.check_spare_rows(batch, examples)
+            program.capture()
 
 
 class Predictor(Replays):
@@ -307,7 +254,7 @@ class Predictor(Replays):
         Returns:
             object: its method ``wait`` returns the values, a new NumPy array.
         """
-        self.look_again()
+        self.watched = None
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
         with chainer.using_device(self.device):  # its current stream is used throughout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from typing import TYPE_CHECKING
+import weakref
 
 import chainer
 
@@ -16,9 +17,12 @@ from chainer_bspmm.user_code import is_user_code
 if TYPE_CHECKING:
     from chainer_bspmm.training.batches import DeviceBatch, HostBatch
     from chainer_bspmm.training.buffers import Capacity
+    from chainer_bspmm.training.driver import Driver
 
 CHECK_EVERY = 2000  # replays
 MAX_PROGRAMS = 16  # that are kept; the least recently used is dropped
+# Between a batch and the same batch with spare rows: products of other shapes round differently.
+SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
 MAX_NEW = 32  # new layouts in a row; more mean that something changes with every step
 
 
@@ -36,6 +40,12 @@ class StepDiffers(RuntimeError):
     def __init__(self, message: str, reported: dict | None = None):
         super().__init__(message)
         self.reported = reported or {}
+
+
+def spare_tolerance(dtype, model):
+    """Return how much (float) spare rows may change results of a dtype."""
+    dtypes = dtype, *(param.dtype for param in model.params(include_uninit=False))
+    return max(SPARE_TOLERANCE[each.name] for each in dtypes)
 
 
 def blas_for(capturer, device):
@@ -60,7 +70,7 @@ class Program:
     """What is run for the batches of one layout: captured once, then replayed and checked.
 
     Args:
-        context: with the attributes capturer, blas, seed, device, guards, and check_every.
+        driver (Driver): that it belongs to.
         batch (HostBatch or DeviceBatch): the first of this layout.
         capacity (Capacity): of the buffers.
         n_numbers (int or None): how many float64 are sent along with every batch.
@@ -72,10 +82,14 @@ class Program:
             caller has set this to False.
     """
 
-    def __init__(self, context, batch: DeviceBatch | HostBatch, capacity: Capacity, n_numbers=None):
-        self._context = context
+    def __init__(
+        self, driver: Driver, batch: DeviceBatch | HostBatch, capacity: Capacity, n_numbers=None
+    ):
+        # A driver has its programs: no garbage collection is needed to free the memory of both.
+        self._driver = weakref.proxy(driver)
+        self._check_every = driver.check_every
         self._inputs = Inputs(
-            context.capturer, context.blas, context.seed, context.device, batch, capacity, n_numbers
+            driver.capturer, driver.blas, driver.seed, driver.device, batch, capacity, n_numbers
         )
         self._graph = None  # launches it, once captured
         self._reports = None  # made where numbers are reported by name
@@ -101,11 +115,11 @@ class Program:
         Ends at the first parameter that is still to be made. Does nothing where a user's code would
         run: it may keep arrays, such as constants, that nothing has written to.
         """
-        guards = self._context.guards
+        guards = self._driver.guards
         if guards.has_user_code:
             return
         with state.untouched(guards.owners, guards.params):
-            self._context.capturer.compile_kernels(function)
+            self._driver.capturer.compile_kernels(function)
 
     def _capture(self, function, model):
         """Capture a function of the batch; nothing runs.
@@ -122,7 +136,7 @@ class Program:
             return function()
 
         try:
-            return self._context.capturer.capture(whole)
+            return self._driver.capturer.capture(whole)
         except Exception as error:
             raise CannotCapture(blame(error, model)) from error
 
@@ -136,7 +150,7 @@ class Program:
         number = self._n_replays + 1
         is_power = number & (number - 1) == 0
         is_early = (number <= 1024 and is_power) or (number <= 16 and self.is_first)
-        return is_early or not number % self._context.check_every
+        return is_early or not number % self._check_every
 
 
 class Programs(collections.OrderedDict):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable
-from typing import NamedTuple
 from typing import TYPE_CHECKING
 
 import numpy
@@ -21,61 +19,41 @@ from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import blame
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import Program
+from chainer_bspmm.training.programs import spare_tolerance
 from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
 
 if TYPE_CHECKING:
-    from chainer_bspmm.cuda.gemm import Blas
     from chainer_bspmm.training.batches import DeviceBatch, HostBatch
     from chainer_bspmm.training.buffers import Capacity
-    from chainer_bspmm.training.cuda_graphs import Capturer
-    from chainer_bspmm.training.flat_gradients import FlatGradients
-    from chainer_bspmm.training.fused_update import FusedUpdate
-    from chainer_bspmm.training.guards import Guards
+    from chainer_bspmm.training.step_driver import StepDriver
 
 # If a kernel adds with atomics, two runs differ by rounding. Steps whose kernels do not declare it,
 # such as chainer.functions.get_item's, are recognised by running them eagerly this many times.
 NONDETERMINISTIC = 1e-3
 REPEATS = 8
-# Between a batch and the same batch with spare rows: products of other shapes round differently.
-SPARE_TOLERANCE = {'float16': 3e-2, 'float32': 1e-3, 'float64': 1e-6}
-
-
-class Context(NamedTuple):
-    """What all programs of an updater share."""
-
-    capturer: Capturer
-    blas: Blas
-    seed: int
-    optimizer: chainer.Optimizer
-    loss_func: Callable
-    fused: FusedUpdate | None
-    guards: Guards
-    device: chainer.backend.GpuDevice
-    check_every: int
-    ranks: FlatGradients | None  # None where there is one process
 
 
 class StepProgram(Program):
     """The training step of one layout of a batch.
 
     Args:
-        context (Context): of the updater.
+        driver (StepDriver): of the updater.
         batch (HostBatch or DeviceBatch): the first of this layout.
         capacity (Capacity): of the buffers.
     """
 
-    _context: Context
+    _driver: StepDriver
     _reports: Reports
 
-    def __init__(self, context: Context, batch: DeviceBatch | HostBatch, capacity: Capacity):
-        n_numbers = None if context.fused is None else context.fused.n_numbers
-        super().__init__(context, batch, capacity, n_numbers)
+    def __init__(self, driver: StepDriver, batch: DeviceBatch | HostBatch, capacity: Capacity):
+        n_numbers = None if driver.fused is None else driver.fused.n_numbers
+        super().__init__(driver, batch, capacity, n_numbers)
         self._n_molecules = batch.form.n_graphs
         self._deterministic = True
         self._puts_sums_off = False  # found by a trial
-        self._one = self._inputs.step.one = gradients.One(context.device)
-        self._reports = Reports(context.device)
+        self._one = self._inputs.step.one = gradients.One(driver.device)
+        self._reports = Reports(driver.device)
         self._names = []  # of what the step reports
         self._copied = {}  # what is reported and is not a single number: name -> array
         self._update_graph = None  # launches it: with several ranks the update has its own
@@ -91,7 +69,7 @@ class StepProgram(Program):
         Returns:
             dict: what it reported, name -> value.
         """
-        with self._context.capturer.ordered(), warnings.catch_warnings(record=True) as caught:
+        with self._driver.capturer.ordered(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             with chainer.using_config('warn_nondeterministic', True):
                 reported, _ = self._compute(alone=alone)
@@ -115,11 +93,11 @@ class StepProgram(Program):
             CannotCapture: they differ, or the loss raises; an error in user code is raised again
                 by the eager step.
         """
-        context = self._context
-        arrays = state.state_arrays(context.optimizer, context.guards.owners)
+        driver = self._driver
+        arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
         before = state.Copies(arrays)
         results = []
-        with context.capturer.ordered(), state.attributes_kept(context.guards.owners):
+        with driver.capturer.ordered(), state.attributes_kept(driver.guards.owners):
             if is_first:
                 self.compile_kernels(self._try)
             in_arrays = ordinary()
@@ -128,20 +106,16 @@ class StepProgram(Program):
                     self.compile_kernels(self._try)
                 try:
                     with self._under_way(alone=True), _observed() as reported:
-                        loss = context.loss_func(*(given or self._inputs.arrays()))
+                        loss = driver.function(*(given or self._inputs.arrays()))
                         if given is None:
                             self._puts_sums_off = self._can_put_sums_off(loss)
                     results.append(dict(_arrays_of(reported), loss=loss.array))
                 except Exception as error:
-                    raise CannotCapture(blame(error, context.loss_func)) from error
+                    raise CannotCapture(blame(error, driver.function)) from error
                 finally:
                     before.put_back(arrays)
                 del loss
-        params = context.optimizer.target.params(include_uninit=False)
-        tolerance = max(
-            SPARE_TOLERANCE[dtype.name]
-            for dtype in (results[0]['loss'].dtype, *(param.dtype for param in params))
-        )
+        tolerance = spare_tolerance(results[0]['loss'].dtype, driver.target)
         differs = state.difference(results[1], results[0], tolerance)
         if differs:
             raise CannotCapture(
@@ -164,29 +138,29 @@ class StepProgram(Program):
         Raises:
             CannotCapture: with the cause.
         """
-        context = self._context
-        arrays = state.state_arrays(context.optimizer, context.guards.owners)
+        driver = self._driver
+        arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
         before = state.Copies(arrays)
         try:
-            with state.attributes_kept(context.guards.owners):
+            with state.attributes_kept(driver.guards.owners):
                 self.run(alone=True)  # compiles what a capture should not
         finally:
             before.put_back(arrays)
         try:
-            with state.untouched(context.guards.owners, context.guards.params):
+            with state.untouched(driver.guards.owners, driver.guards.params):
                 self._capture_step(functools.partial(self._compute, unchain=True, alone=True))
         finally:
-            context.optimizer.target.cleargrads()
+            driver.target.cleargrads()
 
     def _try(self):
-        if self._context.fused is not None:
-            self._context.fused.load_kernels()
-        if self._context.ranks is not None:
-            self._context.ranks.load_kernels()
+        if self._driver.fused is not None:
+            self._driver.fused.load_kernels()
+        if self._driver.ranks is not None:
+            self._driver.ranks.load_kernels()
         try:
             self._compute(alone=True)
         finally:
-            self._context.optimizer.target.cleargrads()  # of a capture that is dropped
+            self._driver.target.cleargrads()  # of a capture that is dropped
 
     def _can_put_sums_off(self, loss):
         """Return whether all gradients that are sums are those of parameters, read by nothing else.
@@ -194,8 +168,8 @@ class StepProgram(Program):
         They are read where a parameter is also used by a node of another kind, or where the loss
         contains gradients.
         """
-        with _gradients_kept(self._context.guards.other_params):
-            target = self._context.optimizer.target
+        with _gradients_kept(self._driver.guards.other_params):
+            target = self._driver.target
             target.cleargrads()
             self._one.give(loss)
             _, is_safe = self._backward_without_sums(loss)
@@ -210,7 +184,7 @@ class StepProgram(Program):
             loss.backward()
         finally:
             step.sums = None
-        params = *self._context.optimizer.target.params(), *self._context.guards.other_params
+        params = *self._driver.target.params(), *self._driver.guards.other_params
         own = [param.grad for param in params if param.is_initialized]
         return sums, not sums.others_than(own)
 
@@ -223,16 +197,16 @@ class StepProgram(Program):
         try:
             self._capture_all()
         except BaseException:
-            self._context.optimizer.target.cleargrads()  # they were never computed
+            self._driver.target.cleargrads()  # they were never computed
             raise
 
     def _capture_all(self):
-        context = self._context
-        links = [vars(owner) for owner in context.guards.owners]
+        driver = self._driver
+        links = [vars(owner) for owner in driver.guards.owners]
         before = [dict(attributes) for attributes in links]
         graph, reported, self._gradients = self._capture_step(self._compute_and_report)
-        if context.ranks is not None and not context.ranks.has_sum:
-            self._update_graph, _ = context.capturer.capture(self._capture_update)
+        if driver.ranks is not None and not driver.ranks.has_sum:
+            self._update_graph, _ = driver.capturer.capture(self._capture_update)
         self._names = list(reported)
         numbers = self._reports.among(_arrays_of(reported))
         self._copied = {
@@ -251,10 +225,10 @@ class StepProgram(Program):
 
     def _capture_step(self, function):
         """Capture a function that is the step; return what launches it, and what it returned."""
-        context = self._context
-        graph, (reported, found) = self._capture(function, context.loss_func)
+        driver = self._driver
+        graph, (reported, found) = self._capture(function, driver.function)
         for name, value in reported.items():
-            if not isinstance(_bare(value), context.device.xp.ndarray):
+            if not isinstance(_bare(value), driver.device.xp.ndarray):
                 raise CannotCapture(
                     '%s is reported as a value on the host, which a replay would repeat' % name
                 )
@@ -264,7 +238,7 @@ class StepProgram(Program):
         super().launch()
         if self._update_graph is not None:
             self.is_done = False
-            self._context.ranks.add_up()
+            self._driver.ranks.add_up()
             self._update_graph()
             self.is_done = True
 
@@ -299,14 +273,14 @@ class StepProgram(Program):
         return reported
 
     def _checked_replay(self):
-        self._context.capturer.join()  # the last step may still write, on another stream
-        changing = state.state_arrays(self._context.optimizer, self._context.guards.owners)
+        self._driver.capturer.join()  # the last step may still write, on another stream
+        changing = state.state_arrays(self._driver.optimizer, self._driver.guards.owners)
         before = state.Copies(changing)
         self.launch()
         reported = self._reported()
         gradients = {path: gradient for path, _, gradient in self._gradients}
         replayed = self._result(changing, gradients, reported)
-        after = None if self._context.ranks is None else state.Copies(changing)
+        after = None if self._driver.ranks is None else state.Copies(changing)
         eagerly_reported, eager = self._run_again(changing, before)
         differs = state.difference(replayed, eager, 0)
         if differs:
@@ -344,8 +318,8 @@ class StepProgram(Program):
 
     def _result(self, changing, gradients, reported):
         """Return `Copies` of all that a step gives, with several ranks of what it sends."""
-        if self._context.ranks is not None:
-            arrays = {'gradient': self._context.ranks.sent}
+        if self._driver.ranks is not None:
+            arrays = {'gradient': self._driver.ranks.sent}
         else:
             arrays = dict(changing)
             arrays.update(('gradient of ' + path, array) for path, array in gradients.items())
@@ -362,7 +336,7 @@ class StepProgram(Program):
 
     def _compute_and_report(self):
         """Do what a graph does: as :meth:`_compute`, and write the reported numbers to a row."""
-        ranks = self._context.ranks
+        ranks = self._driver.ranks
         is_part = ranks is not None and not ranks.has_sum
         return self._compute(unchain=True, alone=is_part, write=self._write)
 
@@ -379,13 +353,13 @@ class StepProgram(Program):
             write (callable): called where what was reported is as `run` returns it: with several
                 ranks before the update, where a step that is run alone ends.
         """
-        context = self._context
-        target = context.optimizer.target
-        with self._under_way(alone), _observed() as reported, _not_counted(context.fused):
-            loss = context.loss_func(*self._inputs.arrays())
+        driver = self._driver
+        target = driver.target
+        with self._under_way(alone), _observed() as reported, _not_counted(driver.fused):
+            loss = driver.function(*self._inputs.arrays())
             target.cleargrads()
             self._one.give(loss)
-            with _gradients_kept(context.guards.other_params):
+            with _gradients_kept(driver.guards.other_params):
                 self._backward(loss)
             if unchain:
                 loss.unchain_backward()  # links may keep the loss, and all arrays with it
@@ -394,22 +368,22 @@ class StepProgram(Program):
             params = list(target.params(include_uninit=False))
             self._one.take_back(params)
             gradients.zero_missing(params)
-            if context.ranks is not None:
-                context.ranks.pack(self._n_molecules, value, alone)
+            if driver.ranks is not None:
+                driver.ranks.pack(self._n_molecules, value, alone)
                 write(reported)
                 if alone:
                     return reported, self._gradients_now()
-                context.ranks.add_up()
+                driver.ranks.add_up()
             self._update()
             self.is_done = True
-            if context.ranks is None:
+            if driver.ranks is None:
                 write(reported)
         return reported, self._gradients_now()
 
     @contextlib.contextmanager
     def _under_way(self, alone):
         """Run the step inside; alone: without other ranks."""
-        ranks = self._context.ranks
+        ranks = self._driver.ranks
         if ranks is not None:
             self._inputs.step.peer_sums = ranks.sums
             ranks.sums.begin(alone)
@@ -417,17 +391,17 @@ class StepProgram(Program):
             yield
 
     def _capture_update(self):
-        with _not_counted(self._context.fused):
+        with _not_counted(self._driver.fused):
             self._update()
         return {}, []
 
     def _update(self):
         """Launch what is done with the gradients, of all ranks where there are several."""
-        context = self._context
-        if context.ranks is not None:
-            context.ranks.unpack()
-        if context.fused is not None:
-            context.fused.launch(self._inputs.numbers)
+        driver = self._driver
+        if driver.ranks is not None:
+            driver.ranks.unpack()
+        if driver.fused is not None:
+            driver.fused.launch(self._inputs.numbers)
 
     def _backward(self, loss):
         if not self._puts_sums_off:
@@ -441,7 +415,7 @@ class StepProgram(Program):
     def _gradients_now(self):
         return [
             (path, parameter, parameter.grad)
-            for path, parameter in self._context.optimizer.target.namedparams(include_uninit=False)
+            for path, parameter in self._driver.target.namedparams(include_uninit=False)
         ]
 
 

@@ -42,7 +42,7 @@ def train_every_model(path):
     comm = communicator('pure_nccl')
 
     def check(updater):
-        assert updater._peers is not None  # one launch does it all
+        assert updater._driver.peers is not None  # one launch does it all
         bits = bits_of(arrays_of(updater.get_optimizer('main').target))
         assert len(set(comm.mpi_comm.allgather(bits))) == 1
 
@@ -135,7 +135,7 @@ def train_both_ways():
             for _ in range(N_STEPS):  # in turns: one's memory is still that of the other
                 first.update()
                 second.update()
-            n_captured = [of.is_captured for of in first._programs.values()].count(True)
+            n_captured = [of.is_captured for of in first._driver.programs.values()].count(True)
             assert bool(n_captured) == is_captured and first._peers is second._peers is not None
             found.append(bits_of(arrays_of(first.get_optimizer('main').target)))
         assert found[0] == found[1], name

@@ -152,7 +152,7 @@ def assert_same_bits(found, expected):
 
 def n_keys(updater):
     """Return how many different keys of the guards there are programs for."""
-    return len({layout[-1] for layout in updater._programs})
+    return len({layout[-1] for layout in updater._driver.programs})
 
 
 def assert_same_update(ours, theirs, bounds):

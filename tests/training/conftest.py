@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.training import predictor
+from chainer_bspmm.training.cuda_graphs import Capturer
 from tests.training import host_graphs
 
 
@@ -32,7 +32,7 @@ def prediction_graphs(device, monkeypatch):
     if device.xp is numpy:
         return host_graphs.stand_in_for_prediction(monkeypatch)
     counts = types.SimpleNamespace(n_captures=0, n_launches=0)
-    capture = predictor.Capturer.capture
+    capture = Capturer.capture
 
     def counted(self, function):
         replay, result = capture(self, function)
@@ -44,5 +44,5 @@ def prediction_graphs(device, monkeypatch):
 
         return launch, result
 
-    monkeypatch.setattr(predictor.Capturer, 'capture', counted)
+    monkeypatch.setattr(Capturer, 'capture', counted)
     return counts

@@ -9,6 +9,7 @@ import contextlib
 import re
 import sys
 import types
+import weakref
 
 import numpy
 
@@ -22,12 +23,14 @@ from chainer_bspmm.cuda import step
 from chainer_bspmm.functions.fused import arrays as fused_arrays
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import buffers
+from chainer_bspmm.training import driver
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training import graph_updater
 from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training import predictor
 from chainer_bspmm.training import reports
 from chainer_bspmm.training import state
+from chainer_bspmm.training import step_driver
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.cuda_graphs import HostCopyError
 
@@ -77,9 +80,9 @@ def _capture_and_drop(graphs, function):
 class HostCapturer:
     nbytes = 1
 
-    def __init__(self):
+    def __init__(self, of):
         self.stream = contextlib.nullcontext()
-        self.optimizer = self.guards = None  # of the updater
+        self._driver = weakref.proxy(of)
         self.n_captures = 0
         self.n_launches = 0
         self.n_compiled = 0
@@ -93,8 +96,9 @@ class HostCapturer:
     compile_kernels = _capture_and_drop
 
     def capture(self, function):
-        links = [*self.optimizer.target.links(), *self.guards.links]
-        arrays = state.state_arrays(self.optimizer, links)
+        optimizer = self._driver.optimizer
+        links = [*optimizer.target.links(), *self._driver.guards.links]
+        arrays = state.state_arrays(optimizer, links)
         before = state.Copies(arrays)
         had = [_variables(link) for link in links]
         try:
@@ -245,8 +249,8 @@ class HostFused:
 
 def fuse(monkeypatch):
     """Let updates of SGD be launched with the step, on the stand-ins too."""
-    monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: None)
-    monkeypatch.setattr(graph_updater, 'FusedUpdate', HostFused)
+    monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: None)
+    monkeypatch.setattr(step_driver, 'FusedUpdate', HostFused)
     monkeypatch.setattr(HostFused, 'made', 0)
 
 
@@ -286,21 +290,27 @@ def stand_in(monkeypatch):
     Fused updates are left out (see :func:`fuse`). Evaluators are captured, too.
     """
     stand_in_for_prediction(monkeypatch)
-    monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: 'this is the host')
-    monkeypatch.setattr(graph_updater, 'cuda', types.SimpleNamespace(cupy=numpy))
+    monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is the host')
+    for module in (graph_updater, step_driver):
+        monkeypatch.setattr(module, 'cuda', types.SimpleNamespace(cupy=numpy))
     made = []
+    why_not = step_driver.StepDriver._why_not
 
-    def capturer(device):
-        made.append(HostCapturer())
-        return made[-1]
+    def asked(self):
+        """Let the capturer that is made next be one of steps, if one is made."""
+        reason = why_not(self)
+        if reason is None:
+            others = driver.Capturer
 
-    def context(capturer, *rest):
-        made = step_program.Context(capturer, *rest)
-        capturer.optimizer, capturer.guards = made.optimizer, made.guards
-        return made
+            def capturer(device):
+                monkeypatch.setattr(driver, 'Capturer', others)
+                made.append(HostCapturer(self))
+                return made[-1]
 
-    monkeypatch.setattr(graph_updater, 'Capturer', capturer)
-    monkeypatch.setattr(graph_updater, 'Context', context)
+            monkeypatch.setattr(driver, 'Capturer', capturer)
+        return reason
+
+    monkeypatch.setattr(step_driver.StepDriver, '_why_not', asked)
     return made
 
 
@@ -366,7 +376,7 @@ def stand_in_for_prediction(monkeypatch):
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
     monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
-    monkeypatch.setattr(predictor, 'Capturer', graphs.capturer)
+    monkeypatch.setattr(driver, 'Capturer', graphs.capturer)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs
 
@@ -445,5 +455,5 @@ def with_ranks(monkeypatch, comm):
         alloc_pinned_memory=bytearray, get_current_stream=lambda: stream
     )
     monkeypatch.setattr(flat_gradients, 'cuda', types.SimpleNamespace(cupy=place))
-    monkeypatch.setattr(graph_updater, 'FlatGradients', HostFlatGradients)
+    monkeypatch.setattr(step_driver, 'FlatGradients', HostFlatGradients)
     monkeypatch.setattr(communicators, 'is_nccl', lambda given: given is comm)

@@ -109,7 +109,7 @@ def test_without_a_gpu_it_warns_once_and_trains_the_same(tmp_path):
 def test_on_a_gpu_it_captures(tmp_path):
     pytest.importorskip('rdkit')
     script = changed(CAPTURED, ('device = -1', 'device = 0')) + (
-        'print(any(program.is_captured for program in updater._programs.values()))\n'
+        'print(any(program.is_captured for program in updater._driver.programs.values()))\n'
     )
     printed, warned, arrays = run(script, tmp_path / 'graph')
     assert printed.splitlines()[-1] == 'True' and 'GraphUpdater' not in warned

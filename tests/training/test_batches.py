@@ -251,9 +251,9 @@ def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_mole
         if kind is OfUser:
             numpy.random.seed(3)
             updater._iterators['main'] = OfUser(examples, 8)
-            updater._resident = types.SimpleNamespace(of=lambda molecules: molecules)
+            updater._driver.resident = types.SimpleNamespace(of=lambda molecules: molecules)
         reported = run(updater, 20)
-        sources = {type(key[1]) for key in updater._programs}
+        sources = {type(key[1]) for key in updater._driver.programs}
         assert sources == {type(None) if kind is OfUser else DeviceMolecules}
         results.append((reported, parameters(updater)))
     assert results[0][0] == results[1][0]
@@ -279,7 +279,7 @@ def test_the_only_molecule_is_copied_once(device, graphs, request, monkeypatch):
         batch_size=1,
     )
     run(updater, 6)
-    (program,) = updater._programs.values()
+    (program,) = updater._driver.programs.values()
     assert program.is_captured and len(n_calls) == 1
 
 

@@ -14,7 +14,7 @@ from chainer.training import extensions
 from chainer.training.triggers import ManualScheduleTrigger
 from chainer.training.updaters import StandardUpdater
 
-from chainer_bspmm.training import graph_updater
+from chainer_bspmm.training import step_driver
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
@@ -227,13 +227,13 @@ def test_a_run_that_was_interrupted(tmp_path):
 def looks(monkeypatch):
     """The numbers of the steps at which the guards looked."""
     found = []
-    refresh = GraphUpdater._refresh
+    look = step_driver.StepDriver._look
 
-    def noted(self):
-        found.append(self.iteration)
-        return refresh(self)
+    def noted(self, function):
+        found.append(self.optimizer.t)
+        return look(self, function)
 
-    monkeypatch.setattr(GraphUpdater, '_refresh', noted)
+    monkeypatch.setattr(step_driver.StepDriver, '_look', noted)
     return found
 
 
@@ -263,7 +263,7 @@ def test_guards_look_where_they_must(
     if graphs is not None and is_fused:
         host_graphs.fuse(monkeypatch)
     if not is_fused:
-        monkeypatch.setattr(graph_updater, 'why_unsupported', lambda optimizer: 'this is a test')
+        monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is a test')
 
     def change(trainer):
         trainer.updater.get_optimizer('main').target.predictor.counter = 1

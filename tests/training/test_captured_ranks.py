@@ -152,14 +152,14 @@ def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped, is_one
     tried = []
     check = StepProgram.check_alone
     monkeypatch.setattr(StepProgram, 'check_alone', lambda self: tried.append(check(self)))
-    alone = chainer.optimizers.SGD(RATE).setup(copy.deepcopy(updater._optimizer.target))
+    alone = chainer.optimizers.SGD(RATE).setup(copy.deepcopy(updater._driver.optimizer.target))
     for hook in hooks:
         alone.add_hook(hook)
     assert train(updater, SIZES) == []
     assert comm.told[2:] == [None, False] and len(tried) == 1
     assert len(comm.sums) == len(SIZES) and len(set(comm.sums)) == 1
     assert graphs[0].n_compiled == 2
-    n_replays = [program._n_replays for program in updater._programs.values()]
+    n_replays = [program._n_replays for program in updater._driver.programs.values()]
     assert max(n_replays) > 3 and sum(map(bool, n_replays)) > 2 and 0 in n_replays, n_replays
     assert graphs[0].n_launches == sum(n_replays) * (1 if is_one_host else 2)
     comm.sums.clear()
@@ -170,7 +170,7 @@ def test_ranks_are_one_large_batch(made, graphs, monkeypatch, is_clipped, is_one
         comm.sums.append(0)
     assert (min(norms) > LARGEST_NORM * 1.001) == (not is_clipped), norms
     for (path, param), (_, expected) in zip(
-        sorted(updater._optimizer.target.namedparams()), sorted(alone.target.namedparams())
+        sorted(updater._driver.optimizer.target.namedparams()), sorted(alone.target.namedparams())
     ):
         assert relative_error(param.array, expected.array) < 1e-5, path
 
@@ -181,13 +181,14 @@ def test_loss_of_another_rank_is_not_finite(made, step):
     updater, comm = made()
     train(updater, SIZES[:1] * step)
     comm.is_bad = True
-    before = [param.array.copy() for param in updater._optimizer.target.params()]
+    before = [param.array.copy() for param in updater._driver.optimizer.target.params()]
     train(updater, SIZES[:1])
-    for param, array in zip(updater._optimizer.target.params(), before):
+    for param, array in zip(updater._driver.optimizer.target.params(), before):
         numpy.testing.assert_array_equal(param.array, array)
-    n_before = len(updater._programs)
-    updater._prepare()  # as after a change of the optimizer; what was found is not forgotten
-    assert n_before and not updater._programs
+    n_before = len(updater._driver.programs)
+    # As after a change of the optimizer; what was found is not forgotten.
+    updater._driver._prepare(updater._driver.function)
+    assert n_before and not updater._driver.programs
     expected = 'loss of rank 1 is not finite, noticed after step %d' % (step + 1)
     with pytest.raises(FloatingPointError, match=expected):
         train(updater, SIZES[:1])
@@ -214,7 +215,7 @@ def test_replay_that_differs(made):
     read = read_at_capture(lambda: factor[0])
     updater, comm = made(lambda model, *args: model(*args) * read())
     train(updater, [4] * 12)
-    model = updater._optimizer.target
+    model = updater._driver.optimizer.target
     factor[0] = 1.5
     with pytest.raises(RuntimeError, match='rank 0 cannot go on .* another gradient'):
         for _ in range(20):
@@ -244,7 +245,7 @@ def test_a_view_of_a_parameter_is_reported_as_before_the_update(made, is_one_hos
     updater, comm = made(loss_func)
     comm.is_one_host = is_one_host
     reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._optimizer.target)
+    reporter.add_observer('main', updater._driver.optimizer.target)
     with reporter.scope({}):
         assert train(updater, [4] * 6) == []
 
@@ -258,7 +259,7 @@ def test_layout_that_cannot_be_captured_later(made):
 
     updater, comm = made(loss_func)
     reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._optimizer.target)
+    reporter.add_observer('main', updater._driver.optimizer.target)
     with reporter.scope({}):
         train(updater, [4, 4, 4, 7])
         with pytest.raises(RuntimeError, match='rank 0 cannot go on .* value on the host'):
@@ -278,7 +279,7 @@ def test_all_train_eagerly_if_one_has_to(made, monkeypatch, rank):
     updater, comm = made(loss_func)
     comm.reason = 'a reason' if rank else None
     reporter = chainer.Reporter()
-    reporter.add_observer('main', updater._optimizer.target)
+    reporter.add_observer('main', updater._driver.optimizer.target)
     with reporter.scope({}):
         (cause,) = train(updater, [4, 4, 7])
     assert ('value on the host' if rank == 0 else 'a reason') in cause
@@ -290,7 +291,7 @@ def test_communicators_without_nccl_train_eagerly(made, monkeypatch):
     updates = []
     monkeypatch.setattr(multi_node.Weighted, 'update', lambda self, *args: updates.append(args))
     updater, comm = made()
-    updater._ranks = None
+    updater._driver.together = None
     monkeypatch.setattr(host_graphs.communicators, 'is_nccl', lambda comm: False)
     again = GraphUpdater(
         updater.get_iterator('main'), updater.get_optimizer('main'), device=CpuDevice()

@@ -15,7 +15,7 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.training import batches as training_batches
-from chainer_bspmm.training import graph_updater
+from chainer_bspmm.training import step_driver
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training import supported
@@ -224,7 +224,7 @@ def test_another_loss_function(device, graphs, no_causes):
     updater.loss_func = lambda *args: 100 * model(*args)
     loss_func = updater.loss_func
     run(updater, 3)
-    assert updater._context.loss_func is loss_func
+    assert updater._driver.function is loss_func
 
 
 def test_the_optimizer_is_set_up_again(device, graphs, no_causes):
@@ -234,7 +234,7 @@ def test_the_optimizer_is_set_up_again(device, graphs, no_causes):
             optimizer.setup(optimizer.target)
         elif updater.iteration == 4 and isinstance(updater, GraphUpdater):
             rules = [param.update_rule for param in optimizer.target.params()]
-            assert updater._context.guards.key().update == rules
+            assert updater._driver.guards.key().update == rules
 
     compare(device, change, optimizer=optimizers.Adam)
 
@@ -351,7 +351,7 @@ def test_counters_after_a_step_that_failed(graphs, monkeypatch):
 def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
-    monkeypatch.setattr(graph_updater, 'why_unsupported', supported.why_unsupported)
+    monkeypatch.setattr(step_driver, 'why_unsupported', supported.why_unsupported)
     with chainer.using_config('dtype', numpy.dtype('e')):
         model = small_model()
         with model.init_scope():

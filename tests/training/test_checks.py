@@ -160,7 +160,7 @@ def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name
         texts = train(updater, place, 8)
         results.append(parameters(updater))
     assert len(texts) == 1 and 'a replay of the captured step gave another' in texts[0]
-    assert updater._context is None and updater.graph_nbytes == 0
+    assert updater._driver.capturer is None and updater.graph_nbytes == 0
     assert updater.iteration == updater.get_optimizer('main').t == 8
     for key, expected in results[0].items():
         assert relative_error(results[1][key], expected) < 1e-5, key
@@ -243,7 +243,7 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
     results = []
     for is_eager in (False, True):
         updater, place = fallen_back(device, monkeypatch, is_eager, check_every=5)
-        program = list(updater._programs.values())[0]
+        program = list(updater._driver.programs.values())[0]
         place.next()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
@@ -253,8 +253,8 @@ def test_it_goes_on_from_the_eager_result(device, graphs, monkeypatch, is_fused)
                 reported = run(updater, 1)
         assert bool(causes(caught)) != is_eager
         if is_eager:
-            updater._reason = 'from here on'
-            updater._forget()
+            updater._driver.reason = 'from here on'
+            updater._driver.forget()
         optimizer = updater.get_optimizer('main')
         gradients = {
             path: chainer.backends.cuda.to_cpu(param.grad).copy()
@@ -331,7 +331,7 @@ def test_a_step_that_is_not_deterministic_and_does_not_say_so(device, graphs):
     )
     run(updater, 6)
     if graphs:
-        (program,) = updater._programs.values()
+        (program,) = updater._driver.programs.values()
         assert not program._deterministic
 
 

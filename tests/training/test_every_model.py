@@ -120,7 +120,7 @@ def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap
         )
         run(updater, 5)
         trained.append(updater.get_optimizer('main').target)
-    assert any(program.is_captured for program in updater._programs.values())
+    assert any(program.is_captured for program in updater._driver.programs.values())
     # Losses were compared with and without spare rows, gradients not yet.
     expected, found = trained
     assert_same_update(found, expected, dict.fromkeys('efd', bound))
@@ -193,7 +193,7 @@ def test_dropout(device, graphs, no_causes, case, layout):
         converter=converter_for(case, layout),
     )
     run(updater, 5)
-    assert any(program.is_captured for program in updater._programs.values())
+    assert any(program.is_captured for program in updater._driver.programs.values())
 
 
 def class_label(rng):

@@ -26,6 +26,7 @@ from chainer_bspmm.training import reports
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.graph_updater import GraphUpdater
+from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training import state
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.step_program import StepProgram
@@ -86,7 +87,7 @@ def test_captured_as_eager_to_the_bit(device, graphs, name, monkeypatch):
             updater.get_optimizer('main').alpha *= 0.999
             reported += run(updater, 1)
         results.append((parameters(updater), reported))
-        programs = list(updater._programs.values())
+        programs = list(updater._driver.programs.values())
         assert any(program.is_captured for program in programs) == captured
     (found, own), (expected, reports) = results
     assert own == reports
@@ -112,7 +113,7 @@ def test_kernels_are_compiled_together(device, graphs, name, monkeypatch):
     if graphs is None:
         assert sum(in_threads.values()) > len(in_threads) / 3
     run(updater, 20)
-    assert len(updater._programs) > 1
+    assert len(updater._driver.programs) > 1
     if graphs is not None:
         assert graphs[0].n_compiled == 2
 
@@ -138,7 +139,7 @@ def test_reports_keep_their_values(device, graphs, monkeypatch):
             updater.update()
         kept.append({name: getattr(value, 'array', value) for name, value in observation.items()})
         seen.append({name: cuda.to_cpu(array).copy() for name, array in kept[-1].items()})
-    assert sum(program.is_captured for program in updater._programs.values())
+    assert sum(program.is_captured for program in updater._driver.programs.values())
     for arrays, values in zip(kept, seen):
         assert list(arrays) == ['main/loss', 'main/mae', 'main/double', 'main/labels']
         assert arrays['main/double'].dtype == 'd' and arrays['main/labels'].shape[1:] == (3,)
@@ -181,7 +182,7 @@ def test_numbers_of_a_fused_update(device, graphs, monkeypatch):
         updater = make_updater(
             kind, device, without_dropout(make_model()), same_molecules(), optimizers.SGD(0.01)
         )
-        optimizer, contexts = updater.get_optimizer('main'), []
+        optimizer, capturers = updater.get_optimizer('main'), []
         for i in range(9):
             optimizer.lr *= 0.9
             if i == 4:
@@ -189,10 +190,11 @@ def test_numbers_of_a_fused_update(device, graphs, monkeypatch):
             if i == 7:
                 optimizer.target.predictor.mlp.layers[0].W.update_rule.add_hook(lambda *_: None)
             run(updater, 1)
-            contexts.append(getattr(updater, '_context', None))
+            if kind is GraphUpdater:
+                capturers.append(updater._driver.capturer)
         results.append(parameters(updater))
-    assert len(set(map(id, contexts))) == 3  # one until each hook came
-    assert all(contexts)
+    assert len(set(map(id, capturers))) == 3  # one until each hook came
+    assert all(capturers)
     for name, expected in results[0].items():
         assert relative_error(results[1][name], expected) < 1e-5, name
 
@@ -307,7 +309,7 @@ def test_an_interrupt_around_a_launch(device, graphs, monkeypatch, owner, name):
 
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     run(updater, 20)
-    (program,) = updater._programs.values()
+    (program,) = updater._driver.programs.values()
     assert program.is_captured
     for _ in range(2):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -378,10 +380,10 @@ def test_an_interrupt_before_the_first_step(device, graphs, monkeypatch):
 
     updater = make_updater(GraphUpdater, device, make_model(), same_molecules())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(GraphUpdater, '_parts', interrupt)
+        patch.setattr(Guards, 'key', interrupt)
         run(updater, 1)
     run(updater, 20)
-    assert all(program.is_captured for program in updater._programs.values())
+    assert all(program.is_captured for program in updater._driver.programs.values())
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')

@@ -307,8 +307,9 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
     row.factor = row.factor.copy()
     model.lossfun = chainer.functions.mean_squared_error
     run(updater, 3)
-    assert len(updater._programs) == 2 and all(reference() is not None for reference in references)
-    updater._programs.popitem(last=False)
+    assert len(updater._driver.programs) == 2
+    assert all(reference() is not None for reference in references)
+    updater._driver.programs.popitem(last=False)
     gc.collect()
     assert all(reference() is None for reference in references)
 

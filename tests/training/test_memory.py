@@ -60,8 +60,8 @@ def trained(*args, **kwargs):
 
 
 def checked_parameters(updater):
-    assert updater._reason is None
-    assert any(program.is_captured for program in updater._programs.values())
+    assert updater._driver.reason is None
+    assert any(program.is_captured for program in updater._driver.programs.values())
     return parameters(updater)
 
 
@@ -77,7 +77,7 @@ def test_a_sparse_data_set(device, monkeypatch, name, layout, padded_to):
     for part in (dataset, dataset[:25]):
         updater = make(name, device.name, dataset=part, converter=converter)
         step(updater)
-        (capacities,) = updater._programs.capacities.values()
+        (capacities,) = updater._driver.programs.capacities.values()
         if layout != 'padded':
             assert len(capacities._levels) == 2  # from the data set, none from a batch
             largest = part.molecules.sizes[part.order].max() + (layout == 'folded')
@@ -100,7 +100,7 @@ def test_memory_is_given_back(on_device):
     before = used()
     updater = make(on_device=on_device)
     step(updater)
-    pool = updater._context.capturer._pool
+    pool = updater._driver.capturer._pool
     assert updater.graph_nbytes == pool.total_bytes()
     assert checked_parameters(updater) and pool.used_bytes() > 0
     assert used() > before

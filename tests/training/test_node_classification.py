@@ -110,7 +110,7 @@ def test_results_are_upstreams(device, captured, no_causes, tmp_path, kind):
     assert_same_training(found, expected)
     assert_same_parameters(ours, theirs)
     (updater,) = captured
-    (program,) = updater._programs.values()  # one graph is one layout
+    (program,) = updater._driver.programs.values()  # one graph is one layout
     assert program.is_captured
 
 
@@ -126,7 +126,7 @@ def test_on_a_cpu_steps_are_chainers(tmp_path, recwarn):
 def test_dropout(device, captured, no_causes, tmp_path):
     _, model = make_pair(dropout_ratio=0.5)
     train(run_node_classification_train, model, graph(), tmp_path, device=device)
-    assert any(program.is_captured for program in captured[0]._programs.values())
+    assert any(program.is_captured for program in captured[0]._driver.programs.values())
 
 
 def test_resume(tmp_path):

@@ -11,6 +11,7 @@ import chainer
 from chainer_bspmm.training import programs as training_programs
 from chainer_bspmm.training import state
 from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.driver import Driver
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import MAX_NEW
 from chainer_bspmm.training.programs import MAX_PROGRAMS
@@ -66,11 +67,10 @@ def test_something_that_changes_every_time():
 )
 def test_which_replays_are_checked(monkeypatch, every, expected):
     monkeypatch.setattr(training_programs, 'Inputs', lambda *args: None)
-    context = types.SimpleNamespace(
-        capturer=None, blas=None, seed=0, device=None, check_every=every
-    )
+    driver = Driver(None)
+    driver.check_every = every
     for is_first in (True, False):
-        program, checked = training_programs.Program(context, None, None), []
+        program, checked = training_programs.Program(driver, None, None), []
         program.is_first = is_first
         for number in range(1, 5001):
             if program.is_check_due():

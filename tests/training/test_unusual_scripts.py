@@ -251,7 +251,7 @@ def test_a_loss_that_is_none(device, graphs):
 def test_memory_goes_when_steps_turn_eager(device, graphs):
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
     run(updater, 3)
-    capturer = weakref.ref(updater._context.capturer)
+    capturer = weakref.ref(updater._driver.capturer)
     if graphs:
         graphs.clear()
     updater.converter = of_variables
@@ -271,7 +271,7 @@ def test_no_cublas(device, graphs, monkeypatch):
     updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
     with pytest.warns(UserWarning, match='trains eagerly: no cuBLAS handle .*proc/self/maps'):
         run(updater, 2)
-    assert updater._context is None
+    assert updater._driver.capturer is None
 
 
 def test_parameters_elsewhere(monkeypatch):
@@ -279,8 +279,8 @@ def test_parameters_elsewhere(monkeypatch):
     updater = make_updater(
         GraphUpdater, chainer.get_device('@numpy'), small_model(), same_molecules()
     )
-    updater._input_device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
-    assert updater._why_not() == (
+    updater._driver.device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
+    assert updater._driver._why_not() == (
         "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
     )
 

@@ -1,0 +1,174 @@
+"""`Driver`: which program runs a batch, for training, evaluations and predictions alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from typing import TYPE_CHECKING
+
+from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.training.batches import batch_of
+from chainer_bspmm.training.batches import NoSparseBatch
+from chainer_bspmm.training.cuda_graphs import Capturer
+from chainer_bspmm.training.examples import Examples
+from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.programs import blas_for
+from chainer_bspmm.training.programs import CannotCapture
+from chainer_bspmm.training.programs import CHECK_EVERY
+from chainer_bspmm.training.programs import Program
+from chainer_bspmm.training.programs import Programs
+from chainer_bspmm.training.resident import Resident
+from chainer_bspmm.user_code import warn
+
+if TYPE_CHECKING:
+    import chainer
+
+
+class Driver:
+    """Find the program for batch after batch: new, or captured where its layout was seen before.
+
+    The loop around it runs the program, or the batch eagerly where there is none. What a program
+    is, and what it needs besides, subclasses say.
+
+    Attributes:
+        target (chainer.Link): that is trained, or predicts.
+        optimizer (chainer.Optimizer or None): of the target, where it is trained.
+        function (callable): what runs on the arrays of a batch; with capturer, blas and guards
+            from the first batch on.
+        watched (tuple or None): what the layout of the next batch has of the last. None has the
+            guards look again, because other code may have run since.
+        reason (str or None): why nothing can be captured any more.
+    """
+
+    what, who = 'step', 'GraphUpdater trains'  # for messages
+    seed, check_every = 0, CHECK_EVERY
+    knows_sizes = True  # whether buffers need no more room than the first batch and the data ask
+
+    target: chainer.Link
+    optimizer: chainer.Optimizer | None = None
+    function: Callable
+    blas: Any = None
+    guards: Guards
+
+    def __init__(self, device: chainer.backend.Device | None):
+        self.programs = Programs(self.what)
+        self.capturer: Capturer | None = None
+        self.device = device
+        self.examples = Examples()
+        self.resident: Resident | None = None
+        self.watched: tuple | None = None
+        self.reason: str | None = None
+        self._seen: tuple = ()
+        self._warned: set[str] = set()
+
+    def program(self, examples, converter, dataset, function, counter=0):
+        """Return why a batch is to be run eagerly (str or None), its program, and the batch.
+
+        The program is captured if the layout was seen before. `dataset` is what the examples are
+        from, `counter` the number of the step.
+        """
+        program = batch = None
+        reason = self.reason
+        if reason is not None:
+            return reason, program, batch
+        try:
+            if self.watched is None:
+                key = self._look(function)
+                reason = self._why_not_now()
+                if reason is not None:
+                    return reason, program, batch
+                if self.resident is None:
+                    self.resident = Resident(dataset, self.device)
+                self.watched = self._watch(key)
+            batch = batch_of(examples, converter, self.device, self.resident)
+            form, need = batch.form, batch.need
+            if not self.knows_sizes and (
+                not isinstance(examples, Selection) or form.layout == 'padded'
+            ):
+                need = _roomy(need)
+            capacity = self.programs.capacity(form, need, dataset)
+            layout = form, batch.source, capacity
+            program = self.programs.find((*layout, *self.watched))
+            if program is None:
+                program = self._new(batch, capacity, counter)
+                # Parameters and states may have been made.
+                self.watched = self._watch(self.guards.key())
+                self.programs.add((*layout, *self.watched), program)
+            elif not program.is_captured:
+                self._capture(program, batch, examples)
+        except (NoSparseBatch, CannotCapture) as error:
+            return self.give_up(str(error)), None, None
+        if not program.is_captured or program.is_check_due():
+            self.watched = None  # what runs eagerly may change it
+        return reason, program, batch
+
+    def _look(self, function):
+        """Return the guards' key; start anew where that, function or target are others."""
+        if self.capturer is not None:
+            key, target = self.guards.key(), self.target
+            last, *others = self._seen
+            if key is last and function is others[0] and target is others[1]:
+                return key
+            if [function, target, *key.update] == [*others, *last.update]:
+                self._seen = key, function, target
+                return key
+        self._prepare(function)
+        return self._seen[0]
+
+    def _prepare(self, function):
+        """Make what all programs share, discarding the old one; raise CannotCapture if it fails."""
+        self.forget()
+        self.capturer = None
+        capturer = Capturer(self.device)
+        self.blas = blas_for(capturer, self.device)
+        self.function = function
+        self._make()
+        self.guards = Guards(self.target, function, self.optimizer)
+        self._seen = self.guards.key(), function, self.target
+        self.capturer = capturer  # last: there may be an interrupt before
+
+    def _make(self):
+        """Make what else they share."""
+
+    def _why_not_now(self):
+        """Return what (str or None) rules out replays at this moment."""
+        return self.guards.blocking_hook()
+
+    def _watch(self, key):
+        """Return what (tuple) programs differ by, apart from the batch; the guards' key is last."""
+        return (key,)
+
+    def _new(self, batch, capacity, counter) -> Program:
+        """Return the program for a batch of a new layout."""
+        raise NotImplementedError
+
+    def _capture(self, program, batch, examples):
+        program.capture()
+
+    def forget(self):
+        """Drop the programs."""
+        self.watched = None
+        self.programs.clear()
+
+    def give_up(self, reason):
+        """Capture no more, and return the reason."""
+        self.forget()
+        self.reason = reason
+        return reason
+
+    def warn(self, text):
+        """Warn, once for each text."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warn(text)
+
+    def warn_of(self, reason):
+        """Warn that it goes on eagerly."""
+        self.warn('%s eagerly: %s' % (self.who, reason))
+
+
+def _roomy(need):
+    """Return a `Capacity` that leaves room for larger molecules, where the largest is unknown."""
+    return need._replace(
+        max_rows=1 << need.max_rows.bit_length(), max_entries=1 << need.max_entries.bit_length()
+    )

@@ -1,0 +1,196 @@
+"""`StepDriver`: the driver of training steps, on one GPU or several ranks."""
+
+from __future__ import annotations
+
+import numbers
+from typing import TYPE_CHECKING
+
+import numpy
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.sparse import validate
+from chainer_bspmm.training.cuda_graphs import using
+from chainer_bspmm.training.driver import Driver
+from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.flat_gradients import raise_if_not_finite
+from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.programs import CannotCapture
+from chainer_bspmm.training.programs import CHECK_EVERY
+from chainer_bspmm.training.step_program import StepProgram
+from chainer_bspmm.training.supported import why_unsupported
+
+if TYPE_CHECKING:
+    from chainer_bspmm.multi_node.optimizer import Weighted
+
+
+class StepDriver(Driver):
+    """All that a GraphUpdater has besides what a StandardUpdater has.
+
+    Args:
+        optimizer (chainer.Optimizer): set up with the model; one of ChainerMN if there are ranks.
+        device (chainer.backend.Device or None): of the updater's batches.
+        seed, check_every, on_difference: as in `GraphUpdater`.
+
+    Attributes:
+        optimizer (chainer.Optimizer): that updates.
+        together (Weighted or None): ChainerMN's around it, if its sums can be captured.
+        do_all_capture (bool or None): whether all ranks do; None until they have agreed.
+        fused (FusedUpdate or None): the update, if it is launched with the step.
+        ranks (FlatGradients or None): the sums, with several ranks.
+    """
+
+    optimizer: chainer.Optimizer
+    together: Weighted | None
+    fused: FusedUpdate | None = None
+    ranks: FlatGradients | None = None
+
+    def __init__(
+        self, optimizer, device, seed=None, check_every=CHECK_EVERY, on_difference='warn'
+    ) -> None:
+        if seed is None:
+            # From a copy of the state: the batches must come in StandardUpdater's order.
+            generator = numpy.random.RandomState()
+            generator.set_state(numpy.random.get_state())
+            seed = int(generator.randint(2**63, dtype=numpy.int64))
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+            raise TypeError('seed: expected an integer or None, got %r' % (seed,))
+        if not 0 <= seed < 2**63:
+            raise ValueError('seed: expected at least 0 and below 2**63, got %d' % seed)
+        super().__init__(device)
+        validate.one_of('on_difference', on_difference, ('warn', 'raise'))
+        self.on_difference = on_difference
+        self.seed = seed  # a snapshot may change it
+        self.check_every = validate.count('check_every', check_every, 1)
+        self.together = _of_ranks(optimizer)
+        self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
+        self.target = self.optimizer.target  # the updater looks at every step
+        self.do_all_capture = None
+        self.peers = None  # then, the memory that they share, if they do
+        self._variants_key = None  # the guards' key when the update was asked for its variants
+
+    def _why_not(self):
+        """Return what (str or None) rules out captured steps permanently."""
+        optimizer, device = self.optimizer, self.device
+        if device is None or device.xp is not cuda.cupy:
+            return 'CUDA graphs need a GPU, the device is %s' % (
+                'not given' if device is None else device.name
+            )
+        if not isinstance(optimizer, chainer.GradientMethod):
+            return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
+        if type(optimizer).update is not chainer.GradientMethod.update:
+            return 'the optimizer, %s, overrides the method update' % type(optimizer).__name__
+        for path, param in optimizer.target.namedparams(include_uninit=False):
+            if param.device != device:
+                return "parameter '%s' is on %s, the device is %s" % (
+                    path,
+                    param.device.name,
+                    device.name,
+                )
+        return None
+
+    def _prepare(self, function):
+        reason = self._why_not()
+        if reason is not None:
+            raise CannotCapture(reason)
+        super()._prepare(function)
+
+    def _make(self):
+        reason = why_unsupported(self.optimizer)
+        if reason is not None:
+            if self.together is not None:
+                raise CannotCapture('the update of several ranks is captured, but ' + reason)
+            self.warn('GraphUpdater updates eagerly after each replay: ' + reason)
+        self._variants_key = None
+        self.fused = FusedUpdate(self.optimizer) if reason is None else None
+        self.ranks = None if self.together is None else FlatGradients(self.together, self.peers)
+
+    def _why_not_now(self):
+        if self.optimizer._loss_scale is not None:
+            return 'the optimizer scales the loss'
+        return self.guards.blocking_hook()
+
+    def _watch(self, key):
+        reporters = chainer.reporter._get_reporters()
+        name = None  # without a reporter reports are dropped, and the target needs no name
+        if reporters:
+            name = reporters[-1]._observer_names.get(id(self.optimizer.target), '')
+        variants = None
+        if self.fused is not None:
+            variants = self.fused.variants(is_unchanged=key is self._variants_key)
+            self._variants_key = key
+        return variants, name, key
+
+    def _new(self, batch, capacity, counter):
+        program = StepProgram(self, batch, capacity)
+        fused = self.fused
+        program.stage(batch, counter, None if fused is None else numpy.zeros(fused.n_numbers))
+        program.check_spare_rows(lambda: batch.arrays_on(self.device), not self.programs)
+        # Lazy links have made their parameters now.
+        for param in self.target.params(include_uninit=False):
+            if param.update_rule is not None and param.update_rule.enabled:
+                param.update_rule._init_states(param)
+        if fused is None:
+            return program
+        if why_unsupported(self.optimizer) is not None:  # because of a parameter just made
+            self._prepare(self.function)
+            return self._new(batch, capacity, counter)
+        fused.prepare()
+        if self.ranks is not None:
+            if self.together.has_new_parameters:
+                raise CannotCapture('parameters were made or removed after the first step')
+            self.ranks.load_kernels()
+            if not self.do_all_capture:
+                program.check_alone()
+            elif self.ranks.peers is not self.peers:
+                raise CannotCapture('parameters have other sizes or dtypes than in the first step')
+        return program
+
+    def agree(self, reason):
+        """Return why (str or None) not to capture: the first of all ranks, in the first step."""
+        if self.do_all_capture is None:
+            comm = self.together.communicator
+            reasons = comm.mpi_comm.allgather(reason)
+            self.do_all_capture = not any(reasons)
+            for rank, other in enumerate(reasons):
+                if other is not None:
+                    return self.give_up('%s (rank %d)' % (other, rank))
+            self.ranks.connect()
+            self.peers = self.ranks.peers
+            have_others = comm.mpi_comm.allgather(bool(self.ranks.sums.vectors))
+            if any(have_others) and self.peers is None:
+                self.do_all_capture = False
+                return self.give_up('ranks without common memory have statistics of all of them')
+        elif self.do_all_capture:
+            if reason is not None:
+                self.give_up(reason)
+            raise_if_not_finite(self.together)
+        return reason
+
+    def raise_if_not_finite(self):
+        """Raise if a loss was not finite in any of the captured steps of all ranks."""
+        if self.do_all_capture:
+            with using(self.device):
+                raise_if_not_finite(self.together, wait=True)
+
+    def forget(self):
+        super().forget()
+        self.capturer = self.blas = self.guards = self.fused = self.ranks = None  # frees memory
+
+    def give_up(self, reason):
+        if self.do_all_capture:
+            raise RuntimeError(
+                'rank %d cannot go on as the other ranks do, with captured steps: %s'
+                % (self.together.communicator.rank, reason)
+            )
+        return super().give_up(reason)
+
+
+def _of_ranks(optimizer):
+    """Return ChainerMN's optimizer where it can be captured; None for any other."""
+    if getattr(optimizer, 'communicator', None) is None:
+        return None
+    from chainer_bspmm.multi_node.optimizer import of_nccl  # not without ChainerMN
+
+    return of_nccl(optimizer)
