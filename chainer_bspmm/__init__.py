@@ -14,6 +14,7 @@ from chainer_bspmm import multi_node
 
 compat.apply()
 
+from chainer_bspmm import adoption  # NOQA: E402
 from chainer_bspmm import dataset  # NOQA: E402
 from chainer_bspmm import functions  # NOQA: E402
 from chainer_bspmm import links  # NOQA: E402
@@ -27,6 +28,8 @@ from chainer_bspmm.models import sparsify  # NOQA: E402
 from chainer_bspmm.papers import BatchedCOO  # NOQA: E402
 from chainer_bspmm.papers import BatchedSELL  # NOQA: E402
 from chainer_bspmm.sparse import BatchedCSR  # NOQA: E402
+
+adoption.install()
 
 __version__ = '0.2.0'
 

@@ -18,6 +18,10 @@ from chainer_bspmm.dataset import cache
 from tests.support import poisoned
 
 
+# Chainer's own classes are what most tests compare with; tests/training/test_two_lines.py adopts.
+vars(chainer.global_config)['bspmm_capture'] = False
+
+
 @pytest.fixture(autouse=True, scope='session')
 def cache_of_the_tests(tmp_path_factory):
     """Keep parsed SMILES, also those of processes that tests start, out of the user's cache."""

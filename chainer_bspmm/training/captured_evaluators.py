@@ -164,24 +164,19 @@ def _captured_form(kind):
     return type('Captured' + kind.__name__, (loop, kind), {})
 
 
-def capture_evaluators(trainer, device):
-    """Swap the evaluators of a trainer that can be captured, as `sparsify` swaps links.
+def capture_evaluator(evaluator: Evaluator) -> None:
+    """Swap an evaluator that can be captured, as `sparsify` swaps links.
 
-    Those are left as they are whose class or converter is a user's, that are for another device,
-    or that show a progress bar.
-
-    Args:
-        trainer (chainer.training.Trainer): with its extensions.
-        device (chainer.backend.GpuDevice): where it trains.
+    It is left as it is where its class or converter is a user's, it is for no GPU, or it shows a
+    progress bar.
     """
-    for entry in trainer._extensions.values():
-        evaluator = entry.extension
-        captured = _captured_form(type(evaluator))
-        if (
-            captured is not None
-            and evaluator.device == device
-            and type(evaluator.converter) is CSRConverter
-            and hasattr(evaluator.get_iterator('main'), 'reset')
-            and not evaluator._progress_bar
-        ):
-            evaluator.__class__ = captured
+    captured = _captured_form(type(evaluator))
+    if (
+        captured is not None
+        and evaluator.device is not None
+        and evaluator.device.xp is cuda.cupy
+        and type(evaluator.converter) is CSRConverter
+        and hasattr(evaluator.get_iterator('main'), 'reset')
+        and not evaluator._progress_bar
+    ):
+        evaluator.__class__ = captured

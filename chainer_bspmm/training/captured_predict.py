@@ -114,7 +114,8 @@ def _converter_for(model):
     return CSRConverter(layout, padded_to=padded_to)
 
 
-def _composed(model, predict, postprocess_fn):
+def composed(model, predict, postprocess_fn):
+    """Return what (callable) predicts: a row for each molecule of (atoms, adj, ...)."""
     if predict is None:
         predict = getattr(model, 'predictor', model)
         if postprocess_fn is None and isinstance(model, Classifier):
@@ -279,6 +280,6 @@ def captured_predict(
     if converter is None:
         converter = _converter_for(model)
     predictor = Predictor(
-        model, _composed(model, predict, postprocess_fn), converter, n_inputs, data
+        model, composed(model, predict, postprocess_fn), converter, n_inputs, data
     )
     return _stream(predictor, batches, total)

@@ -1,25 +1,26 @@
 """`GraphUpdater`: Chainer's StandardUpdater, each training step one launch of a CUDA graph."""
 
-import weakref
 from typing import Any, Callable
 
 import numpy
 
 import chainer
-from chainer.backends import cuda
 from chainer.dataset import convert
 from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset.sparse_example import Selection
+from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.training.between_steps import BetweenSteps
-from chainer_bspmm.training.captured_evaluators import capture_evaluators
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.step_driver import StepDriver
+from chainer_bspmm.training.swap_check import check_swap
+
+N_EXAMPLES = 32  # of the first batch, among which the swap is checked
 
 
 class GraphUpdater(StandardUpdater):
@@ -82,7 +83,8 @@ class GraphUpdater(StandardUpdater):
     """
 
     _driver: StepDriver
-    _trainer: Any = None  # a weak reference, until its evaluators are captured
+    _is_asked_for = True  # or was adopted
+    _is_checked = False  # whether the swap was, at the first step
     _between_steps: BetweenSteps | None = None
     _epoch_detail: tuple[Any, Any] = None, None  # an iterator's state, and the epoch at that
 
@@ -110,7 +112,6 @@ class GraphUpdater(StandardUpdater):
 
     def connect_trainer(self, trainer: Any) -> None:
         super().connect_trainer(trainer)
-        self._trainer = weakref.ref(trainer)
         self._between_steps = BetweenSteps(trainer, GraphUpdater)
 
     @property
@@ -140,19 +141,32 @@ class GraphUpdater(StandardUpdater):
         self._driver.seed = seed
 
     def update_core(self) -> None:
-        if self._trainer is not None:
-            if self.input_device is not None and self.input_device.xp is cuda.cupy:
-                capture_evaluators(self._trainer(), self.input_device)
-            self._trainer = None
         is_known = self._between_steps is not None and self._between_steps.had_no_effect(self)
         iterator = self._iterators['main']
         examples = self._driver.examples.next(iterator, self.converter)
         if not is_known or type(examples) is not Selection:  # a list may come from a user's code
             self._driver.watched = None
+        if not self._is_checked:
+            self._is_checked = True
+            self._check_swap(examples)
         with using(self.input_device):  # its current stream is used throughout
             self._train(examples)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self._optimizers['main'].new_epoch(auto=True)
+
+    def _check_swap(self, examples):
+        """Warn if the swap changes the loss or the gradients of a few molecules."""
+        driver = self._driver
+        if not chainer.config.bspmm_check_swap or hasattr(driver.optimizer, 'communicator'):
+            return
+        if isinstance(examples, Selection):
+            source = examples.molecules
+            examples = [SparseExample(source, i) for i in examples.order[:N_EXAMPLES].tolist()]
+        found = check_swap(
+            driver.optimizer.target, examples[:N_EXAMPLES], self.converter, self.loss_func
+        )
+        if found.equal is False:
+            driver.warn(found.text)
 
     def _train(self, examples):
         driver = self._driver
@@ -168,7 +182,8 @@ class GraphUpdater(StandardUpdater):
         if driver.together is not None:
             reason = driver.agree(reason)
         if reason is not None:
-            driver.warn_of(reason)
+            if self._is_asked_for or driver.is_on_gpu:
+                driver.warn_of(reason)
             self._train_eagerly(examples)
             return
         fused, optimizer = driver.fused, driver.optimizer
@@ -237,3 +252,10 @@ class GraphUpdater(StandardUpdater):
             pass  # a snapshot of a StandardUpdater
         if isinstance(serializer, chainer.Deserializer):
             driver.forget()  # captured steps have the old seed
+
+
+def adopt(updater: StandardUpdater) -> None:
+    """Make a GraphUpdater of a StandardUpdater that has an optimizer named 'main'."""
+    driver = StepDriver(updater.get_optimizer('main'), updater.input_device)
+    vars(updater).update(_driver=driver, _is_asked_for=False)
+    updater.__class__ = GraphUpdater

@@ -70,10 +70,15 @@ class StepDriver(Driver):
         self.peers = None  # then, the memory that they share, if they do
         self._variants_key = None  # the guards' key when the update was asked for its variants
 
+    @property
+    def is_on_gpu(self):
+        """Whether batches are on a GPU."""
+        return self.device is not None and self.device.xp is cuda.cupy
+
     def _why_not(self):
         """Return what (str or None) rules out captured steps permanently."""
         optimizer, device = self.optimizer, self.device
-        if device is None or device.xp is not cuda.cupy:
+        if not self.is_on_gpu:
             return 'CUDA graphs need a GPU, the device is %s' % (
                 'not given' if device is None else device.name
             )

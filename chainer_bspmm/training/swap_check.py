@@ -15,6 +15,7 @@ from chainer.dataset.convert import concat_examples
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import densify
 from chainer_bspmm.models import sparsify
 from chainer_bspmm.sparse import BatchedCSR
@@ -85,6 +86,8 @@ def check_swap(
 
 
 def _compared(model, examples, converter, loss_func):
+    if not any(isinstance(link, Sparse) for link in model.links()):
+        raise _CannotTell('nothing in the model is swapped')
     if type(converter) is not CSRConverter:
         raise _CannotTell('the converter is not a CSRConverter')
     if converter.layout == 'packed':

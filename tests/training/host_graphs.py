@@ -23,9 +23,10 @@ from chainer_bspmm.cuda import step
 from chainer_bspmm.functions.fused import arrays as fused_arrays
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import buffers
+from chainer_bspmm.training import captured_evaluators
 from chainer_bspmm.training import driver
 from chainer_bspmm.training import flat_gradients
-from chainer_bspmm.training import graph_updater
+from chainer_bspmm.training import forward
 from chainer_bspmm.training.peer_sums import PeerSums
 from chainer_bspmm.training import predictor
 from chainer_bspmm.training import reports
@@ -291,8 +292,7 @@ def stand_in(monkeypatch):
     """
     stand_in_for_prediction(monkeypatch)
     monkeypatch.setattr(step_driver, 'why_unsupported', lambda optimizer: 'this is the host')
-    for module in (graph_updater, step_driver):
-        monkeypatch.setattr(module, 'cuda', types.SimpleNamespace(cupy=numpy))
+    monkeypatch.setattr(step_driver, 'cuda', types.SimpleNamespace(cupy=numpy))
     made = []
     why_not = step_driver.StepDriver._why_not
 
@@ -375,7 +375,9 @@ def stand_in_for_prediction(monkeypatch):
     """Make captured_predict take the host for a GPU; return the stand-in for its graphs."""
     _stand_in_everywhere(monkeypatch)
     graphs = PredictionGraphs()
-    monkeypatch.setattr(predictor, 'cuda', types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu))
+    for module in (captured_evaluators, forward, predictor):
+        stand_in = types.SimpleNamespace(cupy=numpy, to_cpu=cuda.to_cpu)
+        monkeypatch.setattr(module, 'cuda', stand_in)
     monkeypatch.setattr(driver, 'Capturer', graphs.capturer)
     monkeypatch.setattr(predictor, '_Outgoing', graphs.outgoing)
     return graphs

@@ -1,6 +1,5 @@
 """Evaluators of a GraphUpdater's trainer: captured, with the results of eager ones."""
 
-import types
 import warnings
 
 import numpy
@@ -19,7 +18,7 @@ from chainer_chemistry.training.extensions.prc_auc_evaluator import PRCAUCEvalua
 
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
-from chainer_bspmm.training.captured_evaluators import capture_evaluators
+from chainer_bspmm.training.captured_evaluators import capture_evaluator
 from chainer_bspmm.training.guards import Guards
 from tests.support.training import BATCH
 from tests.support.training import make_model
@@ -39,12 +38,6 @@ def make(device, model, kind=extensions.Evaluator, dataset=VALIDATION, **kwargs)
     )
     evaluator.name = 'validation'  # as Trainer.extend names it
     return evaluator
-
-
-def capture(device, *evaluators):
-    """Do what GraphUpdater does with the extensions of its trainer."""
-    entries = [types.SimpleNamespace(extension=evaluator) for evaluator in evaluators]
-    capture_evaluators(types.SimpleNamespace(_extensions=dict(enumerate(entries))), device)
 
 
 def evaluated(evaluator):
@@ -75,7 +68,7 @@ def test_same_numbers_as_eager(device, prediction_graphs, no_causes, where):
         dataset = DeviceDataset(VALIDATION, device)
     model = on(device, make_model('RSGCN, batch norm'))
     own, theirs = (make(device, model, dataset=dataset) for _ in range(2))
-    capture(device, own)
+    capture_evaluator(own)
     for _ in range(3):
         expected = evaluated(theirs)
         assert {'validation/main/loss', 'validation/main/mae'} == set(expected)
@@ -106,7 +99,7 @@ def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
         make(device, model, kind, dataset, eval_func=model.predictor, **options) for _ in range(2)
     )
     own.name = theirs.name = 'other'
-    capture(device, own)
+    capture_evaluator(own)
     for _ in range(2):
         expected = evaluated(theirs)
         assert_close(evaluated(own), expected, 1e-4)
@@ -119,7 +112,9 @@ def test_predictions_are_collected(device, prediction_graphs, no_causes, kind):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path):
+def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path, monkeypatch):
+    monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
+
     class Own(extensions.Evaluator):
         pass
 
@@ -149,6 +144,7 @@ def test_those_of_a_trainer(device, graphs, prediction_graphs, tmp_path):
     changed = [type(evaluator) is not kind for evaluator, kind in zip(evaluators, kinds)]
     assert changed == [True, True] + [False] * 5
     assert len(log.log) == 6 and prediction_graphs.n_launches > 20
+    monkeypatch.setattr(chainer.global_config, 'bspmm_capture', False)
     expected = evaluated(make(device, model))
     for name in ('loss', 'mae'):
         assert log.log[-1]['evaluator_0/main/' + name] == pytest.approx(
@@ -180,7 +176,7 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
 
     model.predictor.function = forward
     own, theirs = (make(device, model) for _ in range(2))
-    capture(device, own)
+    capture_evaluator(own)
     for factor in (1.0, 2.0):
         model.predictor.factor = factor
         for _ in range(2):
@@ -215,7 +211,7 @@ def test_what_is_not_watched_is_found(device, prediction_graphs):
 
     model = on(device, small_model(forward))
     own, theirs = (make(device, model) for _ in range(2))
-    capture(device, own)
+    capture_evaluator(own)
     assert not warned(own)
     factors[0] = 3.0
     (cause,) = warned(own)
@@ -231,7 +227,7 @@ def test_guards_look_once_an_evaluation(device, prediction_graphs, no_causes, mo
     monkeypatch.setattr(Guards, 'key', lambda self: looks.append(self) or key(self))
     model = on(device, small_model(forward))
     own, theirs = (make(device, model) for _ in range(2))
-    capture(device, own)
+    capture_evaluator(own)
     for _ in range(40):  # until most replays are not compared with eager evaluations
         evaluated(own)
     looks.clear()
@@ -248,7 +244,7 @@ def test_values_on_the_host(device, prediction_graphs):
         chainer.report({'constant': 3.0, 'loss': model(*arrays)})
 
     own, theirs = (make(device, model, eval_func=report) for _ in range(2))
-    capture(device, own)
+    capture_evaluator(own)
     (cause,) = warned(own)
     assert 'constant is a value on the host' in cause
     assert_close(evaluated(own), evaluated(theirs))
@@ -261,7 +257,7 @@ def test_rows_that_belong_to_no_molecule(device, prediction_graphs):
         return functions.broadcast_to(h[None, :3], (adj.n_graphs, 3))
 
     own, theirs = (make(device, on(device, small_model(mean))) for _ in range(2))
-    capture(device, own)
+    capture_evaluator(own)
     (cause,) = warned(own)
     assert 'belong to no molecule' in cause
     assert_close(evaluated(own), evaluated(theirs))
@@ -271,7 +267,7 @@ def test_the_loss_of_the_step_stays(device, prediction_graphs):
     """A replay overwrites memory of its graph; no attribute refers to it."""
     model = on(device, make_model())
     evaluator = make(device, model, dataset=VALIDATION[: 2 * BATCH])
-    capture(device, evaluator)
+    capture_evaluator(evaluator)
     for _ in range(20):  # until replays are no longer compared with eager evaluations
         evaluated(evaluator)
     n_launches = prediction_graphs.n_launches
@@ -290,7 +286,7 @@ def test_eval_hook_and_an_iterator_of_another_class(device, prediction_graphs, n
     own, theirs = (make(device, model, eval_hook=called.append) for _ in range(2))
     iterator = Iterator(VALIDATION, BATCH, repeat=False, shuffle=False)
     own._iterators['main'] = iterator
-    capture(device, own)
+    capture_evaluator(own)
     for _ in range(2):
         assert_close(evaluated(own), evaluated(theirs))
     assert called == [own, theirs] * 2

@@ -1,0 +1,276 @@
+"""The two lines of a script reach captured steps, evaluations and predictions."""
+
+import warnings
+
+import numpy
+import pytest
+
+import chainer_bspmm
+import chainer
+from chainer import functions as F
+from chainer import optimizers
+from chainer import training
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
+from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.utils import run_train
+
+from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import sparse_form
+from chainer_bspmm.training import GraphUpdater
+from tests.support.training import assert_same_bits
+from tests.support.training import BATCH
+from tests.support.training import make_model
+from tests.support.training import molecules
+from tests.support.training import parameters
+from tests.support.training import run
+from tests.support.training import without_dropout
+
+pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+EXAMPLES = molecules(5 * BATCH + 3)
+HOST = chainer.get_device('@numpy')
+
+
+@pytest.fixture(autouse=True)
+def adopting(monkeypatch):
+    monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
+
+
+def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, **kwargs):
+    """Return the updater of a script, as it is made there."""
+    model = model or make_model(seed=0)
+    optimizer = optimizers.Adam().setup(model)
+    numpy.random.seed(3)
+    iterator = SerialIterator(examples, BATCH)
+    converter = converter or chainer_bspmm.concat_mols
+    return kind(iterator, optimizer, converter=converter, device=device, **kwargs)
+
+
+def test_a_standard_updater_trains_captured(device, graphs, no_causes):
+    """With the bits of a GraphUpdater, and those of the same steps run eagerly."""
+    found = []
+    for kind in (StandardUpdater, GraphUpdater):
+        updater = script(device, kind, model=without_dropout(make_model(seed=0)))
+        assert type(updater) is GraphUpdater
+        run(updater, 30)
+        found.append(parameters(updater))
+        assert updater._driver.capturer is not None
+        if graphs is not None:
+            assert graphs[-1].n_launches > 20
+        updater.finalize()
+    assert_same_bits(*found)
+    with chainer.using_config('bspmm_capture', False):
+        updater = script(device, model=without_dropout(make_model(seed=0)))
+    assert type(updater) is StandardUpdater
+    run(updater, 30)
+    for name, value in parameters(updater).items():
+        numpy.testing.assert_allclose(found[0][name], value, rtol=2e-4, atol=1e-5)
+
+
+class Own(StandardUpdater):
+    pass
+
+
+@pytest.mark.parametrize(
+    'kind, converter',
+    [
+        (Own, None),
+        (StandardUpdater, dense_concat_mols),
+        (StandardUpdater, lambda batch, device=None: chainer_bspmm.concat_mols(batch, device)),
+        (StandardUpdater, type('OfUser', (CSRConverter,), {})()),
+    ],
+)
+def test_what_stays_as_it_is(kind, converter):
+    assert type(script(HOST, kind, converter=converter)) is kind
+
+
+def test_several_optimizers_and_parallel_updaters_stay():
+    model = make_model()
+    optimizer = optimizers.Adam().setup(model)
+    iterator, converter = SerialIterator(EXAMPLES, BATCH), chainer_bspmm.concat_mols
+    updater = StandardUpdater(iterator, {'generator': optimizer}, converter=converter)
+    assert type(updater) is StandardUpdater
+    updater = training.updaters.ParallelUpdater(
+        iterator, optimizer, converter=converter, devices={'main': HOST}
+    )
+    assert type(updater) is training.updaters.ParallelUpdater
+
+
+def test_without_a_gpu_it_trains_as_before():
+    """Not a word, the same bits, and dense examples are converted once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        adopted = script(HOST)
+        run(adopted, 9)
+    assert sparse_form._locks
+    with chainer.using_config('bspmm_capture', False):
+        own = script(HOST)
+    run(own, 9)
+    assert_same_bits(parameters(adopted), parameters(own))
+    adopted.finalize()
+    assert not sparse_form._locks
+
+
+def trained(device, folder, n_steps, resume=None, captured=True):
+    """Train with upstream's extensions, as a Trainer by hand; return the updater."""
+    with chainer.using_config('bspmm_capture', captured):
+        updater = script(device)
+    model = updater.get_optimizer('main').target
+    trainer = training.Trainer(updater, (n_steps, 'iteration'), out=str(folder))
+    valid = SerialIterator(EXAMPLES[:11], 4, repeat=False, shuffle=False)
+    converter = chainer_bspmm.concat_mols
+    trainer.extend(extensions.Evaluator(valid, model, device=device, converter=converter))
+    trainer.extend(extensions.snapshot(filename='{.updater.iteration}'), trigger=(5, 'iteration'))
+    if resume is not None:
+        if captured:
+            updater.seed = 9  # the snapshot's counts
+        chainer.serializers.load_npz(resume, trainer)
+    trainer.run()
+    return updater
+
+
+def test_snapshots_are_resumed_both_ways(device, graphs, no_causes, tmp_path):
+    whole = trained(device, tmp_path / 'whole', 10)
+    again = trained(device, tmp_path / 'again', 10, tmp_path / 'whole' / '5')
+    assert_same_bits(parameters(whole), parameters(again))
+    assert again.seed == whole.seed
+    for captured in (True, False):
+        trained(device, tmp_path / 'one', 5, captured=captured)
+        other = trained(device, tmp_path / 'other', 5, tmp_path / 'one' / '5', not captured)
+        saved = numpy.load(tmp_path / 'one' / '5')
+        for name, value in parameters(other).items():
+            numpy.testing.assert_array_equal(
+                value, saved['updater/model:main' + name], err_msg=name
+            )
+
+
+def test_run_train_of_upstream(device, graphs, no_causes, prediction_graphs, tmp_path, monkeypatch):
+    made, connect = [], GraphUpdater.connect_trainer
+
+    def noted(self, trainer):
+        made.append(self)
+        connect(self, trainer)
+
+    monkeypatch.setattr(GraphUpdater, 'connect_trainer', noted)
+    model = make_model()
+    run_train(
+        model,
+        EXAMPLES,
+        valid=EXAMPLES[:20],
+        batch_size=BATCH,
+        epoch=4,
+        out=str(tmp_path),
+        converter=chainer_bspmm.concat_mols,
+        device=device,
+        extensions_list=[extensions.LogReport()],
+    )
+    assert len(made) == 1 and made[0].iteration > 20
+
+
+def predictions(model, how, n=40 * 3, **kwargs):
+    data = [example[:2] for example in molecules(n, seed=4)]
+    return getattr(model, how)(data, batchsize=3, converter=chainer_bspmm.concat_mols, **kwargs)
+
+
+@pytest.mark.parametrize('how', ['predict', 'predict_proba'])
+def test_predictions_of_upstream_replay(device, prediction_graphs, no_causes, how, monkeypatch):
+    is_classes = how == 'predict_proba'
+    model = make_model(classes=is_classes)
+    model.to_device(device)
+    found = predictions(model, how)
+    assert prediction_graphs.n_launches > 20
+    n_launches = prediction_graphs.n_launches
+    with chainer.using_config('bspmm_capture', False):
+        expected = predictions(model, how)
+    assert prediction_graphs.n_launches == n_launches
+    assert found.dtype == expected.dtype
+    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_causes):
+    """Few batches, inputs that are kept, functions on the way, and other shapes."""
+    model = make_model()
+    model.to_device(device)
+    data = [example[:2] for example in molecules(120, seed=4)]
+    expected = predictions(model, 'predict')
+    n_launches = prediction_graphs.n_launches
+    numpy.testing.assert_allclose(predictions(model, 'predict', 9), expected[:9], rtol=1e-4)
+    given = dict(batchsize=3, converter=chainer_bspmm.concat_mols)
+    found = model.predict(data, preprocess_fn=lambda *inputs: inputs, **given)
+    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    dense = chainer_bspmm.densify(model)
+    found = dense.predict(data, batchsize=3, converter=dense_concat_mols)
+    numpy.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    assert prediction_graphs.n_launches == n_launches
+
+
+def test_predictions_of_several_outputs(device, prediction_graphs):
+    model = make_model()
+    model.to_device(device)
+    data = [example[:2] for example in molecules(120, seed=4)]
+
+    def both(*inputs):
+        y = model.predictor(*inputs)
+        return y, F.exp(y)
+
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        first, second = model._forward(data, both, 3, chainer_bspmm.concat_mols)
+    numpy.testing.assert_allclose(numpy.exp(first), second, rtol=1e-4)
+
+
+# A swap proves itself.
+
+
+class Loss(chainer.Chain):
+    def __init__(self, divisor):
+        super().__init__()
+        self.divisor = divisor
+        with self.init_scope():
+            self.predictor = chainer_bspmm.sparsify(set_up_predictor('rsgcn', 8, 2, 1))
+
+    def __call__(self, atoms, adj, t):
+        y = self.predictor(atoms, adj)
+        loss = F.sum(y * y) / self.divisor(atoms, t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
+def of_rows(atoms, t):
+    return len(atoms)
+
+
+def of_molecules(atoms, t):
+    return len(t)
+
+
+def checked(device, model, kind=StandardUpdater):
+    """Return the warnings of the first steps that name the swap."""
+    updater = script(device, kind, model=model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        run(updater, 2)
+    return [str(w.message) for w in caught if 'the swap changes' in str(w.message)]
+
+
+@pytest.mark.parametrize('kind', [StandardUpdater, GraphUpdater])
+def test_the_first_step_checks_the_swap(device, graphs, kind):
+    (text,) = checked(device, Loss(of_rows), kind)
+    assert 'use len(t)' in text
+    assert not checked(device, Loss(of_molecules), kind)
+    with chainer.using_config('bspmm_check_swap', False):
+        assert not checked(device, Loss(of_rows), kind)
+    dataset = chainer_bspmm.dataset.to_sparse(EXAMPLES)
+    updater = script(device, kind, dataset, model=Loss(of_rows))
+    with pytest.warns(UserWarning, match='the swap changes'):
+        run(updater, 1)
+
+
+@pytest.mark.parametrize('classes', [False, True])
+def test_models_of_upstream_pass(device, graphs, no_causes, classes):
+    examples = molecules(9, classes=classes)
+    updater = script(device, examples=examples, model=make_model(classes=classes))
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', 'the swap changes')
+        run(updater, 1)
