@@ -31,7 +31,7 @@ def main():
         'script as `python SCRIPT ARGS...` does.',
     )
     run.add_argument('script', metavar='SCRIPT')
-    run.add_argument('args', metavar='ARGS', nargs='*')
+    run.add_argument('args', metavar='ARGS', nargs='*', default=[])
     words = sys.argv[1:]
     # argparse would remove a leading `--` from the script's arguments.
     rest = words[2:] if words[:1] == ['run'] else []

@@ -231,7 +231,7 @@ def test_other_encodings(command, tmp_path):
     [
         (['run', 'missing.py', '--epoch', '3'], "got 'missing.py': No such file or directory"),
         (['run', '.'], "got '.': Is a directory"),
-        (['run'], 'the following arguments are required: SCRIPT'),
+        (['run'], 'the following arguments are required: SCRIPT\n'),
         (['walk'], "invalid choice: 'walk'"),
         ([], 'the following arguments are required: COMMAND'),
     ],

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pkgutil
+import re
 import tempfile
 import warnings
 
@@ -19,13 +20,14 @@ from chainer_bspmm.dataset.molecules import Molecules
 SOURCES = ('cache.py', 'molecules.py', 'smiles.py')
 VARIABLE = 'CHAINER_BSPMM_CACHE_DIR'
 NAME_LENGTH, SUFFIX = 40, '.npz'
+OWN_NAME = re.compile(r'[0-9a-f]{%d}(\.npz|\w{8}\.tmp)' % NAME_LENGTH)
 MOST_BYTES = 2 * 2**30  # of all files; those not used for the longest time are removed
 
 
 def directory():
     """Return the folder (pathlib.Path): $CHAINER_BSPMM_CACHE_DIR, else the user's cache folder."""
     if os.environ.get(VARIABLE):
-        return pathlib.Path(os.environ[VARIABLE])
+        return pathlib.Path(os.environ[VARIABLE]).expanduser()
     base = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
     return pathlib.Path(base, 'chainer_bspmm')
 
@@ -109,7 +111,7 @@ def _remove_oldest(folder):
     with contextlib.suppress(OSError):  # another process removes files, too
         # By name, the unfinished ones of processes that were killed, too: the folder that a user
         # names may hold other files.
-        files = folder.glob('[0-9a-f]' * NAME_LENGTH + '*')
+        files = [file for file in folder.iterdir() if OWN_NAME.fullmatch(file.name)]
         for file in sorted(files, key=lambda file: -file.stat().st_mtime):
             total += file.stat().st_size
             if total > MOST_BYTES:

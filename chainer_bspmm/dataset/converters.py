@@ -42,8 +42,9 @@ class CSRConverter(chainer.dataset.Converter):
             atom, such as the labels of the ``*_cwle`` and ``*_gwle`` methods. They are laid out as
             the atoms are, with 0 for phantom atoms. None: those first columns whose values are
             arrays as long as their molecules. If all molecules of a batch have one size (a batch of
-            one, stored padding), the label of a molecule may be as long by chance: only arrays of
-            integers of one dimension count then, and the last column does not.
+            one, stored padding), the label of a molecule may be as long by chance: then the last
+            batch of such columns whose molecules differ in size tells, and before there was one
+            only arrays of integers of one dimension count, and the last column does not.
         strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
             the data set. True: they are, and get no rows. False: they are atoms, as where ids begin
             at 0 (labels of the ``*_wle`` methods). None: they are, but if that is not sure, because
@@ -78,7 +79,7 @@ class CSRConverter(chainer.dataset.Converter):
         given = {name: value for name, value in vars(self).items() if value is not None}
         return 'CSRConverter(%s)' % ', '.join('%s=%r' % pair for pair in given.items())
 
-    def __call__(self, batch: Any, device: Any = None) -> tuple:
+    def __call__(self, batch: Any, device: Any = None, padding: int | None = None) -> tuple:
         """Convert a batch.
 
         Args:
@@ -89,6 +90,7 @@ class CSRConverter(chainer.dataset.Converter):
                 of a super node are one of these. Columns with a row for each atom come first.
                 A list, a SubDataset, a NumpyTupleDataset or a SparseDataset.
             device (None, int, str or chainer.backend.Device): of the result; None means the host.
+            padding (int or None): as upstream's converter has it: None or 0, the only ones.
 
         Returns:
             tuple: atoms, (n_rows,) int32, or (n_graphs, N) where padded, 0 for phantom atoms
@@ -97,10 +99,12 @@ class CSRConverter(chainer.dataset.Converter):
 
         Raises:
             TypeError: the examples are not tuples of arrays.
-            ValueError: empty batch, tuples of different lengths, a negative atom id, atoms and
-                adjacency of different sizes, padding that may be atoms; the message names the
-                example.
+            ValueError: another padding, empty batch, tuples of different lengths, a negative atom
+                id, atoms and adjacency of different sizes, padding that may be atoms; the message
+                names the example.
         """
+        if padding not in (None, 0):
+            raise ValueError('padding: expected None or 0, got %r' % (padding,))
         atoms, adj, labels, _ = self.convert(batch, device)
         return (atoms, adj, *labels)
 

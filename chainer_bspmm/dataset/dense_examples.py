@@ -61,11 +61,28 @@ def join_atoms(atoms, name='batch', first=0):
 def count_node_columns(found, last_too=False):
     """Return how many of the first columns of labels have a row for each atom.
 
-    Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
-    column of one-dimensional integer arrays counts, and the last column, or one of molecules of one
-    atom, only with `last_too`.
+    Where all molecules have one size, a label of a molecule may have as many rows by chance: an
+    earlier batch of columns of these kinds tells. If there was none, only a column of
+    one-dimensional integer arrays counts, and the last column, or one of molecules of one atom,
+    only with `last_too`.
     """
-    one_size = len(set(found.full_sizes)) == 1
+    kinds = tuple(
+        (getattr(column[0], 'ndim', 0), getattr(column[0], 'dtype', None))
+        for column in found.labels
+    )
+    if len(set(found.full_sizes)) == 1:
+        if kinds in _told and not last_too:
+            return _told[kinds]
+        return _count_node_columns(found, last_too, True)
+    _told[kinds] = _count_node_columns(found, last_too, False)
+    return _told[kinds]
+
+
+# Kinds of columns -> how many of them belong to atoms, in the last batch that told.
+_told: dict[tuple, int] = {}
+
+
+def _count_node_columns(found, last_too, one_size):
     for i, column in enumerate(found.labels):
         if any(
             getattr(values, 'shape', ())[:1] != (n,) for values, n in zip(column, found.full_sizes)
@@ -133,6 +150,8 @@ def stack(column, name, position, sizes=None):
             (n,) for n in sizes
         ]:
             hint = '; for one row per atom use CSRConverter(n_node_columns=%d)' % (position - 1)
+        elif all(numpy.ndim(label) == 1 for label in column):
+            hint = '; a second molecule needs another converter (docs/migration.md)'
         raise ValueError(
             '%s[...][%d]: expected labels of one shape, got %s%s'
             % (name, position, ', '.join(kinds), hint)

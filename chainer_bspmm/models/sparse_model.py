@@ -56,9 +56,9 @@ class SparseModel(Sparse):
                 % (
                     type(self).__name__,
                     layout,
-                    _size(padded_to),
+                    _size(padded_to, layout == given[0]),
                     'padded' if adj.layout == 'unfolded' else adj.layout,
-                    _size(given[1]),
+                    _size(given[1], layout == given[0]),
                     layout,
                     more,
                 )
@@ -94,8 +94,10 @@ class EdgeListModel(SparseModel):
         return super().__call__(x, adj)
 
 
-def _size(padded_to):
-    return '' if padded_to is None else ' (padded_to=%d)' % padded_to
+def _size(padded_to, has_to_tell):
+    if padded_to is None and not has_to_tell:
+        return ''
+    return ' (padded_to=%s)' % padded_to
 
 
 def remember_dense_training(model: SparseModel) -> None:

@@ -165,7 +165,7 @@ def why_not(kind: type) -> str:
         if base in SWAPS:
             package = '.'.join(SWAPS[base].__module__.split('.')[:2])
             return (
-                '%s, a subclass of %s, has methods that a swap would lose: derive it from '
+                '%s is a subclass of %s, whose class and methods a swap would lose: derive it from '
                 "%s.%s, or run it unswapped, with upstream's converter"
                 % (_full_name(kind), _full_name(base), package, base.__name__)
             )

@@ -164,14 +164,15 @@ def test_what_was_not_used_for_the_longest_time_is_removed(folder, monkeypatch):
         files.append(new)
         os.utime(new, (i, i))
     from_smiles(['C'], 'nfp', cache=True)  # used again
-    other = folder / 'results.npz'  # a user's
-    other.write_bytes(files[0].read_bytes())
-    os.utime(other, (0, 0))
+    others = {folder / 'results.npz', folder / ('a' * 64), folder / ('a' * 40)}  # a user's
+    for other in others:
+        other.write_bytes(files[0].read_bytes())
+        os.utime(other, (0, 0))
     size = files[0].stat().st_size
     monkeypatch.setattr(cache, 'MOST_BYTES', int(3.5 * size))
     from_smiles(['CCCC'], 'nfp', cache=True)
-    assert set(folder.iterdir()) > {files[0], files[2], other} and not files[1].exists()
-    assert len(list(folder.iterdir())) == 4
+    assert set(folder.iterdir()) > {files[0], files[2], *others} and not files[1].exists()
+    assert len(list(folder.iterdir())) == 6
 
 
 def test_not_only_strings_are_not_kept(folder):
@@ -187,5 +188,8 @@ def test_folder(monkeypatch):
     monkeypatch.setenv('HOME', '/home/me')
     monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
     assert cache.directory() == pathlib.Path('/home/me/.cache/chainer_bspmm')
+    monkeypatch.setenv(cache.VARIABLE, '~/x')
+    assert cache.directory() == pathlib.Path('/home/me/x')
+    monkeypatch.delenv(cache.VARIABLE)
     monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
     assert cache.directory() == pathlib.Path('/var/cache/me/chainer_bspmm')

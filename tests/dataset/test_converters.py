@@ -15,6 +15,7 @@ from chainer_chemistry.models import GGNN
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import sparsify
 from tests.support import parity
@@ -325,6 +326,44 @@ def test_node_columns(device, channels, out_size):
     assert adj.n_rows == (24 if out_size else 12)
 
 
+@pytest.fixture
+def nothing_told(monkeypatch):
+    """No earlier batch tells which columns belong to atoms."""
+    monkeypatch.setattr(dense_examples, '_told', {})
+
+
+def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
+    """Weights of four tasks are no labels of atoms where all molecules happen to have four."""
+    both = [
+        [(*e[:2], numpy.arange(4, dtype='i'), numpy.ones(4, 'f')) for e in molecules(sizes)]
+        for sizes in ((4, 4), (3, 1, 7))
+    ]
+    assert concat_mols.convert(both[0])[3] == 1  # a guess
+    assert concat_mols.convert(both[1])[3] == 0
+    *_, labels, weights = concat_mols(both[0])
+    assert labels.shape == weights.shape == (2, 4)
+    of_atoms = [(*e[:2], numpy.arange(len(e[0]), dtype='i'), e[2]) for e in molecules((3, 1, 7))]
+    assert concat_mols.convert(of_atoms)[3] == 1
+
+
+def test_padding_of_upstreams_converter():
+    examples = molecules()
+    for found, expected in zip(concat_mols(examples, padding=0), concat_mols(examples)):
+        numpy.testing.assert_array_equal(
+            getattr(found, 'indices', found), getattr(expected, 'indices', expected)
+        )
+    with pytest.raises(ValueError, match='padding: expected None or 0, got -1'):
+        concat_mols(examples, None, padding=-1)
+
+
+def test_two_molecules_in_an_example():
+    """They need a converter of the user, which the error and docs/migration.md tell."""
+    pairs = [(*a[:2], *b) for a, b in zip(molecules((3, 1, 7)), molecules((2, 5, 4)))]
+    pairs = [(*pair[:2], pair[2], *pair[3:]) for pair in pairs]
+    with pytest.raises(ValueError, match='a second molecule needs another converter'):
+        CSRConverter(n_node_columns=0)(pairs)
+
+
 def on_host(array):
     return array.to_device(-1) if hasattr(array, 'indptr') else cuda.to_cpu(array)
 
@@ -346,7 +385,7 @@ def on_host(array):
     ids=str,
 )
 @pytest.mark.parametrize('layout', ['packed', 'folded', 'padded'])
-def test_node_columns_are_recognised(layout, options, n_node_columns):
+def test_node_columns_are_recognised(layout, options, n_node_columns, nothing_told):
     examples = with_column(**options)
     converter = CSRConverter(layout)
     atoms, adj, labels, n_found = converter.convert(examples)

@@ -81,8 +81,9 @@ def test_the_size_of_padding():
         model(*folded(None))
         model(*folded(17))
     assert [str(warning.message) for warning in caught] == [
-        'RelGCN was trained on folded batches (padded_to=29) and predicts on folded ones: its '
-        "predictions may be far off; use CSRConverter(layout='folded', padded_to=29)"
+        'RelGCN was trained on folded batches (padded_to=29) and predicts on folded ones '
+        '(padded_to=None): its predictions may be far off; '
+        "use CSRConverter(layout='folded', padded_to=29)"
     ]
     model(*folded(None))
     assert layout_of(model) == ('folded', None)

@@ -345,7 +345,7 @@ LISTS = 'it gathers and adds features by index, along a list of %s'
         (lambda: type('Mine', (SchNet,), {})(4), r'\S*\.Mine has no adjacency matrix: its'),
         (
             lambda: type('Mine', (dense.RSGCN,), {})(4),
-            r'\S*Mine, a subclass of \S*rsgcn.RSGCN, .* from chainer_bspmm.models.RSGCN, or run',
+            r'\S*Mine is a subclass of \S*rsgcn.RSGCN, .* from chainer_bspmm.models.RSGCN, or run',
         ),
         (lambda: GWM(hidden_dim=4), 'chainer_chemistry.models.gwm.gwm.GWM has no sparse form'),
         (
