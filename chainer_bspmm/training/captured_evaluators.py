@@ -174,10 +174,6 @@ def capture_evaluators(trainer, device):
 
     Those are left as they are whose class or converter is a user's, that are for another device,
     or that show a progress bar.
-
-    Args:
-        trainer (chainer.training.Trainer): with its extensions.
-        device (chainer.backend.GpuDevice): where it trains.
     """
     for entry in trainer._extensions.values():
         evaluator = entry.extension

@@ -169,7 +169,7 @@ class GraphUpdater(StandardUpdater):
         if driver.together is not None:
             reason = driver.agree(reason)
         if reason is not None:
-            driver.warn_of(reason)
+            driver.warn(reason)
             self._train_eagerly(examples)
             return
         fused, optimizer = driver.fused, driver.optimizer
@@ -189,7 +189,7 @@ class GraphUpdater(StandardUpdater):
                 fused.count(n_before + program.is_done - optimizer.t)
             if not isinstance(error, CannotCapture):
                 raise
-            driver.warn_of(driver.give_up(str(error)))
+            driver.warn(driver.give_up(str(error)))
             self._train_eagerly(examples)
             return
         reporters = chainer.reporter._get_reporters()
@@ -204,7 +204,7 @@ class GraphUpdater(StandardUpdater):
             reason = driver.give_up(str(difference))
             if driver.on_difference == 'raise':
                 raise difference
-            driver.warn_of(reason)
+            driver.warn(reason)
 
     def _arguments(self, examples):
         """Return the arguments of the loss function, (tuple, dict)."""
