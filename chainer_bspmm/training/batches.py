@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 class HostBatch:
     """Atoms, matrix and labels that a converter made, which are sent to the device.
 
-    Args:
-        atoms (array), adj (BatchedCSR), labels (list of array): on the host.
-        n_node_columns (int): how many of the labels, the first ones, have a row for each node.
+    The first n_node_columns labels have a row for each node.
     """
 
     def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
@@ -84,20 +82,12 @@ def _as_rows(array):
 
 
 class DeviceBatch:
-    """Molecules of a `DeviceDataset`; only their numbers are sent.
-
-    Args:
-        molecules (DeviceMolecules): gathered from.
-        index (array): (n_graphs,) their numbers.
-        layout (str), padded_to (int or None): as in `CSRConverter`.
-
-    Attributes:
-        is_fixed (bool): whether all batches of this form are the same.
-    """
+    """Molecules of a `DeviceDataset`; only their numbers, (n_graphs,), are sent."""
 
     def __init__(self, molecules: DeviceMolecules, index: numpy.ndarray, layout, padded_to):
         self.source = self._molecules = molecules
         self._index, self._layout = index, (layout, padded_to)
+        # Whether all batches of this form are the same.
         self.is_fixed = len(molecules) == 1 and layout == 'packed'
         tables = _tables_of(molecules)
         rows, entries = divmod(int(numpy.add.reduce(tables.sizes.take(index))), _PACKED)
@@ -142,12 +132,7 @@ class DeviceBatch:
         return self._layout[0] == 'folded'
 
     def gather(self, sent, buffers):
-        """Launch the kernels that gather the molecules.
-
-        Args:
-            sent (dict): the arrays of :meth:`staged`, on the device.
-            buffers (Buffers): to be filled.
-        """
+        """Launch the kernels that gather the molecules; sent: what :meth:`staged` names."""
         self._molecules.gather(sent['index'], buffers, sent.get('padded_to'))
 
     def fill(self, buffers):
@@ -187,11 +172,6 @@ def batch_of(
     examples, converter, device: chainer.backend.GpuDevice, resident: Resident | None = None
 ) -> DeviceBatch | HostBatch:
     """Return the `DeviceBatch` or `HostBatch` of what an iterator gave.
-
-    Args:
-        examples (list or Selection): of any data set.
-        converter (callable), device (chainer.backend.GpuDevice): of the updater.
-        resident (Resident or None): the data set's copy on the device, to gather from.
 
     Raises:
         NoSparseBatch: the converter makes something other than a sparse batch.

@@ -43,12 +43,7 @@ FEW_BYTES = 2**14
 
 
 def needs(sizes, entries, max_atom_id):
-    """Return the `Capacity` that a batch just fills.
-
-    Args:
-        sizes, entries (array): (n_graphs,) nodes and adjacency entries of its molecules.
-        max_atom_id (int or None): the largest atom id; None where nodes have features.
-    """
+    """Return the `Capacity` that a batch of molecules of these sizes and entries just fills."""
     return Capacity(
         int(sizes.sum()),
         int(entries.sum()),
@@ -59,16 +54,7 @@ def needs(sizes, entries, max_atom_id):
 
 
 def bound(values, n_graphs, deviations):
-    """Return a size that holds most sums of n_graphs values drawn from a data set.
-
-    Args:
-        values (array): (M,) the number of rows or entries of every molecule of the data set.
-        n_graphs (int): molecules in a batch.
-        deviations (float): how many standard deviations above the mean sum are held.
-
-    Returns:
-        int: a positive multiple of ``STEP``.
-    """
+    """Return a multiple of ``STEP`` that holds most sums of n_graphs of the values, (M,)."""
     # A batch without repeated molecules holds at most the n_graphs largest.
     return round_up(
         min(
@@ -86,15 +72,10 @@ def round_up(number):
 class Capacities:
     """Choose a capacity for each batch of n_graphs molecules.
 
-    Args:
-        n_graphs (int): molecules in a batch.
-        sizes, entries (array or None): (M,) nodes and adjacency entries of all molecules of the
-            data set, if known. Sums over n_graphs of them drawn at random are close to normal: one
-            size holds five batches in six, the next all but one in 30,000.
-        largest (Capacity or None): of their largest molecule or a larger one, and the largest atom
-            id; rows and entries are not used.
-
-    Without a data set's sizes, or if a batch exceeds both, a size is derived from the batch.
+    `sizes` and `entries`, (M,), are those of all molecules of the data set, if known, `largest` the
+    bounds of a molecule. Sums over n_graphs of them drawn at random are close to normal: one size
+    holds five batches in six, the next all but one in 30,000. Without a data set's sizes, or if a
+    batch exceeds both, a size is derived from the batch.
     """
 
     def __init__(self, n_graphs, sizes=None, entries=None, largest=None):
@@ -108,12 +89,8 @@ class Capacities:
     def of(self, need):
         """Return the smallest known capacity that holds a batch, or add one.
 
-        Args:
-            need (Capacity): from :func:`needs`.
-
-        Returns:
-            Capacity: at least ``need`` in every number. There is always a spare row and entry,
-            so that the check with and without them detects a model that they affect.
+        There is always a spare row and entry, so that the check with and without them detects a
+        model that they affect.
         """
         for level in self._levels:
             if (
@@ -240,13 +217,8 @@ class Staging:
     Few bytes are copied by a kernel, which keeps count of the slots: captured in a CUDA graph, it
     copies the next one at every launch.
 
-    Args:
-        arrays (dict): name -> (shape, dtype).
-        device (chainer.backend.GpuDevice): where to; the current one when batches are sent.
-
-    Attributes:
-        device (dict): name -> CuPy array.
-        is_kernel (bool): whether a kernel copies.
+    `arrays` is name -> (shape, dtype), the attribute `device` name -> CuPy array. `device` is the
+    current one when batches are sent.
     """
 
     def __init__(self, arrays, device):
@@ -342,20 +314,7 @@ def _views(buffer, places):
 
 
 class Inputs:
-    """What a captured step reads: a batch of one layout, the number of the step, other numbers.
-
-    Args:
-        capturer (Capturer), blas (cuda.gemm.Blas), seed (int): of the step.
-        device (chainer.backend.GpuDevice): where to.
-        batch (HostBatch or DeviceBatch): the first of this layout.
-        capacity (Capacity): of the buffers.
-        n_numbers (int or None): how many float64 are sent along with every batch.
-
-    Attributes:
-        step (cuda.step.Step): to be current when the step is run.
-        row_address (array): (1,) uint64 on the device, where the step reports (see `reports`).
-        numbers (array or None): (n_numbers,) float64 on the device.
-    """
+    """What a captured step reads: a batch of one layout, the number of the step, other numbers."""
 
     def __init__(
         self,
@@ -388,16 +347,12 @@ class Inputs:
             with capturer.ordered():
                 batch.fill(self._buffers)
             self._gather = None
-        self.step = step.Step(blas, seed, sent['counter'])
-        self.row_address = sent['row_address']
-        self.numbers = sent.get('numbers')
+        self.step = step.Step(blas, seed, sent['counter'])  # to be current when it is run
+        self.row_address = sent['row_address']  # (1,) uint64, where the step reports: `reports`
+        self.numbers = sent.get('numbers')  # (n_numbers,) float64 or None
 
     def send(self, batch, counter, numbers=None, row_address=0, by_graph=False):
-        """Send a batch, the number of the step and the other numbers to the device.
-
-        Args:
-            by_graph (bool): whether a graph is launched next that captured :meth:`fetch`.
-        """
+        """Send all to the device; by_graph: a graph that captured :meth:`fetch` comes next."""
         views = self._staging.fill()
         views['counter'][0] = counter
         views['row_address'][0] = row_address

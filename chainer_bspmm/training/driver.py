@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from typing import TYPE_CHECKING
 
+import chainer
+
+from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.batches import batch_of
 from chainer_bspmm.training.batches import NoSparseBatch
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.guards import Guards
-from chainer_bspmm.training.programs import blas_for
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
@@ -20,45 +21,34 @@ from chainer_bspmm.training.programs import Programs
 from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.user_code import warn
 
-if TYPE_CHECKING:
-    import chainer
-
 
 class Driver:
     """Find the program for batch after batch: new, or captured where its layout was seen before.
 
-    The loop around it runs the program, or the batch eagerly where there is none. What a program
-    is, and what it needs besides, subclasses say.
-
-    Attributes:
-        target (chainer.Link): that is trained, or predicts.
-        optimizer (chainer.Optimizer or None): of the target, where it is trained.
-        function (callable): what runs on the arrays of a batch; with capturer, blas and guards
-            from the first batch on.
-        watched (tuple or None): what the layout of the next batch has of the last. None has the
-            guards look again, because other code may have run since.
-        reason (str or None): why nothing can be captured any more.
+    The loop around it runs the program, or the batch eagerly where there is none. Subclasses say
+    what a program is, and what it needs besides.
     """
 
     what, who = 'step', 'GraphUpdater trains'  # for messages
     seed, check_every = 0, CHECK_EVERY
-    knows_sizes = True  # whether buffers need no more room than the first batch and the data ask
+    knows_sizes = True  # False: buffers have room for larger molecules than those of a first batch
 
-    target: chainer.Link
-    optimizer: chainer.Optimizer | None = None
-    function: Callable
+    target: chainer.Link  # that is trained, or predicts
+    optimizer: chainer.Optimizer | None = None  # of the target
+    function: Callable  # what runs on the arrays of a batch
     blas: Any = None
     guards: Guards
 
     def __init__(self, device: chainer.backend.Device | None):
-        self.programs = Programs(self.what)
-        self.capturer: Capturer | None = None
         self.device = device
         self.examples = Examples()
+        self.programs = Programs(self.what)
+        self.capturer: Capturer | None = None  # with function, blas and guards at the first batch
         self.resident: Resident | None = None
+        # What the layout of the next batch has of the last; None where other code has run since.
         self.watched: tuple | None = None
-        self.reason: str | None = None
-        self._seen: tuple = ()
+        self.reason: str | None = None  # why nothing can be captured any more
+        self._seen: tuple = ()  # key, function and target that what is shared was made for
         self._warned: set[str] = set()
 
     def program(self, examples, converter, dataset, function, counter=0):
@@ -106,10 +96,10 @@ class Driver:
         """Return the guards' key; start anew where that, function or target are others."""
         if self.capturer is not None:
             key, target = self.guards.key(), self.target
-            last, *others = self._seen
-            if key is last and function is others[0] and target is others[1]:
+            last, *made_for = self._seen
+            if key is last and function is made_for[0] and target is made_for[1]:
                 return key
-            if [function, target, *key.update] == [*others, *last.update]:
+            if [*key.update, function, target] == [*last.update, *made_for]:
                 self._seen = key, function, target
                 return key
         self._prepare(function)
@@ -120,7 +110,7 @@ class Driver:
         self.forget()
         self.capturer = None
         capturer = Capturer(self.device)
-        self.blas = blas_for(capturer, self.device)
+        self.blas = _blas_for(capturer, self.device)
         self.function = function
         self._make()
         self.guards = Guards(self.target, function, self.optimizer)
@@ -156,15 +146,27 @@ class Driver:
         self.reason = reason
         return reason
 
-    def warn(self, text):
-        """Warn, once for each text."""
+    def warn(self, reason):
+        """Say, once for each reason, that it goes on eagerly."""
+        self.warn_once('%s eagerly: %s' % (self.who, reason))
+
+    def warn_once(self, text):
         if text not in self._warned:
             self._warned.add(text)
             warn(text)
 
-    def warn_of(self, reason):
-        """Warn that it goes on eagerly."""
-        self.warn('%s eagerly: %s' % (self.who, reason))
+
+def _blas_for(capturer, device):
+    try:
+        with chainer.using_device(device), capturer.stream:
+            blas = gemm.Blas()
+            blas.use(capturer.stream)
+    except Exception as error:
+        raise CannotCapture(
+            'no cuBLAS handle could be made with nvmath-python or the library that CuPy has '
+            'loaded: %r' % error
+        ) from error
+    return blas
 
 
 def _roomy(need):

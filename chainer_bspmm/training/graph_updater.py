@@ -166,7 +166,7 @@ class GraphUpdater(StandardUpdater):
             driver.optimizer.target, examples[:N_EXAMPLES], self.converter, self.loss_func
         )
         if found.equal is False:
-            driver.warn(found.text)
+            driver.warn_once(found.text)
 
     def _train(self, examples):
         driver = self._driver
@@ -183,7 +183,7 @@ class GraphUpdater(StandardUpdater):
             reason = driver.agree(reason)
         if reason is not None:
             if self._is_asked_for or driver.is_on_gpu:
-                driver.warn_of(reason)
+                driver.warn(reason)
             self._train_eagerly(examples)
             return
         fused, optimizer = driver.fused, driver.optimizer
@@ -203,7 +203,7 @@ class GraphUpdater(StandardUpdater):
                 fused.count(n_before + program.is_done - optimizer.t)
             if not isinstance(error, CannotCapture):
                 raise
-            driver.warn_of(driver.give_up(str(error)))
+            driver.warn(driver.give_up(str(error)))
             self._train_eagerly(examples)
             return
         reporters = chainer.reporter._get_reporters()
@@ -218,7 +218,7 @@ class GraphUpdater(StandardUpdater):
             reason = driver.give_up(str(difference))
             if driver.on_difference == 'raise':
                 raise difference
-            driver.warn_of(reason)
+            driver.warn(reason)
 
     def _arguments(self, examples):
         """Return the arguments of the loss function, (tuple, dict)."""

@@ -89,13 +89,10 @@ class _Program(Program):
         self._graph = graph
 
     def replay(self, batch, examples):
-        """Return the predictions of a batch, in the arrays that the next replay overwrites.
+        """Return the values of a batch: numbers, and arrays that the next replay overwrites.
 
-        Single numbers, of a dict, are in arrays that last.
-
-        Raises:
-            CannotCapture: the first or second replay differs from the eager prediction, before
-                an unchecked one was returned. StepDiffers: a later one differs.
+        A replay that differs is CannotCapture before an unchecked one was returned, then
+        StepDiffers.
         """
         self.stage(batch)
         self.launch()
@@ -159,14 +156,7 @@ def _difference_of_arrays(found, expected, model):
 
 
 class Replays(Driver):
-    """Replay what a model makes of batch after batch; the first of a layout is run eagerly.
-
-    Args:
-        model (chainer.Link): on its device.
-        function (callable): what is run on the columns of a batch.
-        converter (callable): makes the batches.
-        dataset: what the batches are from; the sizes of a `SparseDataset` are known beforehand.
-    """
+    """Replay what a function makes of batch after batch; the first of a layout is run eagerly."""
 
     what, who = 'prediction', 'captured_predict predicts'
     knows_sizes = False
@@ -194,12 +184,7 @@ class Replays(Driver):
         return self.values(arrays if isinstance(arrays, tuple) else (arrays,), len(examples))
 
     def values(self, arrays, n_graphs=None):
-        """Return what is made of a batch: an array, or name -> array.
-
-        Args:
-            arrays (tuple): the batch.
-            n_graphs (int or None): its molecules, if its second array does not tell.
-        """
+        """Return what is made of a batch, an array or name -> array; n_graphs None: see adj."""
         raise NotImplementedError
 
     def _replayed(self, examples):
@@ -217,7 +202,7 @@ class Replays(Driver):
                 return program.replay(batch, examples)
             except self.raised as error:
                 reason = self.give_up(str(error))
-        self.warn_of(reason)
+        self.warn(reason)
         return None
 
     def _new(self, batch, capacity, counter):
@@ -233,12 +218,7 @@ class Replays(Driver):
 
 
 class Predictor(Replays):
-    """Predict batch after batch.
-
-    Args:
-        model, function, converter, dataset: as in `Replays`.
-        n_inputs (int or None): how many columns go to ``function``; None means all.
-    """
+    """Predict batch after batch, from the first n_inputs columns (None: all)."""
 
     def __init__(self, model, function, converter, n_inputs, dataset):
         super().__init__(model, function, converter, dataset)
@@ -246,14 +226,7 @@ class Predictor(Replays):
         self._outgoing = None  # of the last batch
 
     def predict(self, examples):
-        """Launch the prediction of a batch.
-
-        Args:
-            examples (list or SparseDataset): the batch.
-
-        Returns:
-            object: its method ``wait`` returns the values, a new NumPy array.
-        """
+        """Launch the prediction of a batch; ``wait()`` of what is returned gives a NumPy array."""
         self.watched = None
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]

@@ -8,7 +8,6 @@ import weakref
 
 import chainer
 
-from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training import state
 from chainer_bspmm.training.batches import capacities
 from chainer_bspmm.training.buffers import Inputs
@@ -48,38 +47,10 @@ def spare_tolerance(dtype, model):
     return max(SPARE_TOLERANCE[each.name] for each in dtypes)
 
 
-def blas_for(capturer, device):
-    """Return a `Blas` for what a capturer captures.
-
-    Raises:
-        CannotCapture: no cuBLAS handle can be made.
-    """
-    try:
-        with chainer.using_device(device), capturer.stream:
-            blas = gemm.Blas()
-            blas.use(capturer.stream)
-    except Exception as error:
-        raise CannotCapture(
-            'no cuBLAS handle could be made with nvmath-python or the library that CuPy has '
-            'loaded: %r' % error
-        ) from error
-    return blas
-
-
 class Program:
     """What is run for the batches of one layout: captured once, then replayed and checked.
 
-    Args:
-        driver (Driver): that it belongs to.
-        batch (HostBatch or DeviceBatch): the first of this layout.
-        capacity (Capacity): of the buffers.
-        n_numbers (int or None): how many float64 are sent along with every batch.
-
-    Attributes:
-        is_first (bool): False if the same was captured for batches of another size, which has
-            been checked more often; set by :meth:`Programs.add`.
-        is_done (bool): whether the update was run, by a launch of the graph or eagerly, since the
-            caller has set this to False.
+    `batch` is the first of this layout; `n_numbers` float64 are sent along with every batch.
     """
 
     def __init__(
@@ -94,8 +65,9 @@ class Program:
         self._graph = None  # launches it, once captured
         self._reports = None  # made where numbers are reported by name
         self._n_replays = 0
-        self.is_first = True
-        self.is_done = False
+        # False where the same was captured for batches of another size, and checked more often.
+        self.is_first = True  # set by Programs.add
+        self.is_done = False  # whether an update was run since the caller has set this to False
 
     @property
     def is_captured(self):
@@ -122,13 +94,9 @@ class Program:
             self._driver.capturer.compile_kernels(function)
 
     def _capture(self, function, model):
-        """Capture a function of the batch; nothing runs.
+        """Capture a function of the batch; return what launches it, and what it returned.
 
-        Returns:
-            tuple: what launches it, for `_graph`; what the function returned.
-
-        Raises:
-            CannotCapture: with the place and the link of `model` where it failed.
+        What it raises leads to CannotCapture, with the place and the link of `model`.
         """
 
         def whole():
@@ -158,21 +126,15 @@ class Programs(collections.OrderedDict):
 
     A layout is a tuple (form, source, capacity, ..., key): a `Form`, where batches are gathered
     from, a `Capacity`; what else programs differ by; a `guards.Key`.
-
-    Args:
-        what (str): what a program does, for the message.
-
-    Attributes:
-        capacities (dict): (number of graphs, layout) -> `Capacities`.
     """
 
     def __init__(self, what):
         super().__init__()
-        self._what = what
+        self._what = what  # a program does, for the message
         self._n_new = 0
         self._last_key = None
         self._last = None, None  # layout and program that were found last
-        self.capacities = {}
+        self.capacities = {}  # (number of graphs, layout) -> Capacities
 
     def clear(self):
         super().clear()
@@ -187,11 +149,7 @@ class Programs(collections.OrderedDict):
         return self.capacities[key].of(need)
 
     def find(self, layout):
-        """Return the program of a layout; None: it is new.
-
-        Raises:
-            CannotCapture: there were too many new layouts in a row.
-        """
+        """Return the program of a layout; None: it is new. Too many in a row are CannotCapture."""
         last, program = self._last
         if layout == last:  # mostly the same objects: no need to hash them
             return program

@@ -44,11 +44,9 @@ class Reports:
         }
 
     def write(self, numbers, row_address):
-        """Launch the kernel that writes numbers to the row of a replay; for a capture.
+        """Launch the kernel that writes numbers of shape () to the row of a replay; for a capture.
 
-        Args:
-            numbers (dict): name -> array of shape (); nothing else.
-            row_address (cupy.ndarray): (1,) uint64 on the device: what :meth:`next_row` returned.
+        `row_address`, (1,) uint64 on the device, has what :meth:`next_row` returned.
         """
         self._kinds = [(name, array.dtype) for name, array in numbers.items()]
         arrays = list(numbers.values())

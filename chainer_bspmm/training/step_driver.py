@@ -106,7 +106,7 @@ class StepDriver(Driver):
         if reason is not None:
             if self.together is not None:
                 raise CannotCapture('the update of several ranks is captured, but ' + reason)
-            self.warn('GraphUpdater updates eagerly after each replay: ' + reason)
+            self.warn_once('GraphUpdater updates eagerly after each replay: ' + reason)
         self._variants_key = None
         self.fused = FusedUpdate(self.optimizer) if reason is None else None
         self.ranks = None if self.together is None else FlatGradients(self.together, self.peers)

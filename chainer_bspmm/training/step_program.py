@@ -35,13 +35,7 @@ REPEATS = 8
 
 
 class StepProgram(Program):
-    """The training step of one layout of a batch.
-
-    Args:
-        driver (StepDriver): of the updater.
-        batch (HostBatch or DeviceBatch): the first of this layout.
-        capacity (Capacity): of the buffers.
-    """
+    """The training step of one layout of a batch."""
 
     _driver: StepDriver
     _reports: Reports
@@ -61,13 +55,9 @@ class StepProgram(Program):
         self._kept = []  # (attributes of a link, those that the step sets, such as a loss)
 
     def run(self, alone=False):
-        """Run the step that was staged eagerly.
+        """Run the step that was staged eagerly; return what it reported, name -> value.
 
-        Args:
-            alone (bool): whether it ends where it needs other ranks, before the update.
-
-        Returns:
-            dict: what it reported, name -> value.
+        Alone it ends where it needs other ranks, before the update.
         """
         with self._driver.capturer.ordered(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
@@ -85,13 +75,8 @@ class StepProgram(Program):
     def check_spare_rows(self, ordinary, is_first):
         """Compare the losses of the staged batch with and without spare rows; change nothing.
 
-        Args:
-            ordinary (callable): returns the same batch (tuple) without any, on the device.
-            is_first (bool): whether kernels of the step may still have to be compiled.
-
-        Raises:
-            CannotCapture: they differ, or the loss raises; an error in user code is raised again
-                by the eager step.
+        `ordinary` returns it without any, on the device. Kernels are compiled where it is the first
+        of all layouts. What the loss raises leads to CannotCapture; the eager step raises it again.
         """
         driver = self._driver
         arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
@@ -134,9 +119,6 @@ class StepProgram(Program):
         """Run and capture this rank's part of the step that was staged; change nothing.
 
         A capture that fails later would leave other ranks waiting for this one.
-
-        Raises:
-            CannotCapture: with the cause.
         """
         driver = self._driver
         arrays = state.state_arrays(driver.optimizer, driver.guards.owners)
@@ -189,11 +171,7 @@ class StepProgram(Program):
         return sums, not sums.others_than(own)
 
     def capture(self):
-        """Capture the step; nothing runs.
-
-        Raises:
-            CannotCapture: with the cause.
-        """
+        """Capture the step; nothing runs."""
         try:
             self._capture_all()
         except BaseException:
@@ -243,15 +221,10 @@ class StepProgram(Program):
             self.is_done = True
 
     def replay(self):
-        """Run the captured step that was staged.
+        """Run the captured step that was staged; return what it reported, name -> a new array.
 
-        Returns:
-            dict: what it reported, name -> a new array.
-
-        Raises:
-            StepDiffers: this replay was checked and differs. Parameters, states, gradients and
-                links' attributes are then those of the eager step, with several ranks those of
-                the replay.
+        After StepDiffers parameters, states, gradients and links' attributes are those of the eager
+        step, with several ranks those of the replay.
         """
         if self.is_check_due():
             reported = self._checked_replay()
@@ -303,12 +276,9 @@ class StepProgram(Program):
         return reported
 
     def _run_again(self, changing, before):
-        """Run the step that was staged eagerly, from the state `before`.
+        """Run the step that was staged eagerly, from the state `before`; return reports and result.
 
         With several ranks only up to what it sends: the others do not run it again.
-
-        Returns:
-            tuple: what it reported; `Copies` of all that it gives.
         """
         before.put_back(changing)
         self.is_done = False
@@ -347,11 +317,9 @@ class StepProgram(Program):
     def _compute(self, unchain=False, alone=False, write=lambda reported: None):
         """Launch the step; return what was reported, and the parameters' gradients.
 
-        Args:
-            unchain (bool): whether the arrays of the graph go, even where a link keeps the loss.
-            alone (bool): whether it ends where it needs other ranks, before the update.
-            write (callable): called where what was reported is as `run` returns it: with several
-                ranks before the update, where a step that is run alone ends.
+        `unchain`: the arrays of the graph go, even where a link keeps the loss. `alone`: see `run`.
+        `write` is called where what was reported is as `run` returns it: with several ranks before
+        the update.
         """
         driver = self._driver
         target = driver.target

@@ -136,7 +136,10 @@ def train_both_ways():
                 first.update()
                 second.update()
             n_captured = [of.is_captured for of in first._driver.programs.values()].count(True)
-            assert bool(n_captured) == is_captured and first._peers is second._peers is not None
+            assert (
+                bool(n_captured) == is_captured
+                and first._driver.peers is second._driver.peers is not None
+            )
             found.append(bits_of(arrays_of(first.get_optimizer('main').target)))
         assert found[0] == found[1], name
         assert len(set(comm.mpi_comm.allgather(found[0]))) == 1, name

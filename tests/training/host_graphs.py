@@ -83,7 +83,7 @@ class HostCapturer:
 
     def __init__(self, of):
         self.stream = contextlib.nullcontext()
-        self._driver = weakref.proxy(of)
+        self._driver = of
         self.n_captures = 0
         self.n_launches = 0
         self.n_compiled = 0
@@ -300,11 +300,11 @@ def stand_in(monkeypatch):
         """Let the capturer that is made next be one of steps, if one is made."""
         reason = why_not(self)
         if reason is None:
-            others = driver.Capturer
+            others, of = driver.Capturer, weakref.proxy(self)
 
             def capturer(device):
                 monkeypatch.setattr(driver, 'Capturer', others)
-                made.append(HostCapturer(self))
+                made.append(HostCapturer(of))
                 return made[-1]
 
             monkeypatch.setattr(driver, 'Capturer', capturer)

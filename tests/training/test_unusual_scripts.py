@@ -22,7 +22,9 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import batches
+from chainer_bspmm.training.step_driver import StepDriver
 from tests.support import relative_error
+from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
 from tests.support.training import make_updater
 from tests.support.training import molecules
@@ -259,6 +261,38 @@ def test_memory_goes_when_steps_turn_eager(device, graphs):
         run(updater, 1)
     gc.collect()
     assert updater.graph_nbytes == 0 and capturer() is None
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_memory_goes_with_the_updater(monkeypatch):
+    """Not with the next garbage collection: a driver and its programs are no cycle."""
+    host_graphs.stand_in(monkeypatch)
+    device = chainer.get_device('@numpy')
+    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    run(updater, 3)
+    assert any(program.is_captured for program in updater._driver.programs.values())
+    driver = weakref.ref(updater._driver)
+    gc.disable()
+    try:
+        del updater
+        assert driver() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
+def test_made_of_a_standard_updater(device, graphs, no_causes):
+    """All that it has besides is one object, which can be made late."""
+    results = []
+    for kind in (GraphUpdater, StandardUpdater):
+        updater = make_updater(kind, device, without_dropout(small_model()), same_molecules())
+        if kind is StandardUpdater:
+            updater.__class__ = GraphUpdater
+            updater._driver = StepDriver(updater.get_optimizer('main'), updater.input_device)
+        run(updater, 6)
+        assert any(program.is_captured for program in updater._driver.programs.values())
+        results.append(parameters(updater))
+    assert_same_bits(*results)
 
 
 def test_no_cublas(device, graphs, monkeypatch):
