@@ -18,7 +18,6 @@ from chainer_chemistry.models.prediction import set_up_predictor
 from chainer_chemistry.utils import run_train
 
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.training import GraphUpdater
 from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
@@ -104,13 +103,13 @@ def test_without_a_gpu_it_trains_as_before():
         warnings.simplefilter('error')
         adopted = script(HOST)
         run(adopted, 9)
-    assert sparse_form._locks
+    assert not EXAMPLES[0][0].flags.writeable
     with chainer.using_config('bspmm_capture', False):
         own = script(HOST)
     run(own, 9)
     assert_same_bits(parameters(adopted), parameters(own))
     adopted.finalize()
-    assert not sparse_form._locks
+    assert EXAMPLES[0][0].flags.writeable
 
 
 def trained(device, folder, n_steps, resume=None, captured=True):
