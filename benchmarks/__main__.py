@@ -16,6 +16,7 @@ OUT = harness.ROOT / 'build' / 'bench'
 # module -> arguments of a short run
 CPU: dict[str, list] = {
     'training.bench_converter': ['--data', QM9_SAMPLE, '--limit', 1000, '--rounds', 3],
+    'training.bench_two_lines': ['--data', 'qm9', '--limit', 300, '--rounds', 1],
     'training.bench_training': ['--limit', 500, '--batches', 128, '--seconds', 2]
     + ['--methods', 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'],
     'training.bench_screening': ['--limit', 256, '--totals', 512, 2048, 2048, '--rounds', 2],

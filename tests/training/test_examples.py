@@ -71,6 +71,7 @@ KEPT = {
     'ConcatenatedDataset': lambda: ConcatenatedDataset(tuples(), tuples(examples()[:4])),
     'values': lambda: tuples(examples('normalised', 1)),
     'float64': lambda: tuples(examples(dtype='d')),
+    'columns that are lists': lambda: NumpyTupleDataset(*map(list, tuples()._datasets)),
     'unpickled': lambda: pickle.loads(pickle.dumps(tuples())),
 }
 
@@ -133,11 +134,6 @@ class Own(NumpyTupleDataset):
     pass
 
 
-def with_list_as_column():
-    dataset = tuples()
-    return NumpyTupleDataset(dataset._datasets[0], list(dataset._datasets[1]))
-
-
 def with_mapped_memory(tmp_path):
     dataset = of_one_size()
     numpy.save(tmp_path / 'adj.npy', dataset._datasets[1])
@@ -148,7 +144,7 @@ def with_mapped_memory(tmp_path):
 NOT_KEPT = {
     'a function': lambda path: TransformDataset(tuples(), lambda example: example),
     'a class of a user': lambda path: Own(*tuples()._datasets),
-    'a column that is a list': lambda path: with_list_as_column(),
+    'a column of another kind': lambda path: NumpyTupleDataset(*map(tuple, tuples()._datasets)),
     'joined lists': lambda path: ConcatenatedDataset(examples(), examples()),
     'lists': lambda path: [list(example) for example in examples()],
     'mapped memory': with_mapped_memory,
@@ -261,6 +257,14 @@ def test_a_list_whose_items_are_replaced(base):
     found[4] = (found[4][0] + 1, *found[4][1:])
     assert taken.next(iterator, CONVERTER)[-5 if base else 4] is found[4]
     found[3][0][...] = 1  # no longer locked
+
+
+def test_a_column_whose_items_are_replaced():
+    dataset = NumpyTupleDataset(*map(list, tuples()._datasets))
+    taken, iterator = Examples(), SerialIterator(dataset, len(dataset), shuffle=False)
+    assert type(taken.next(iterator, CONVERTER)) is Selection
+    dataset._datasets[1][5] = dataset._datasets[1][5].copy()
+    assert type(taken.next(iterator, CONVERTER)) is list
 
 
 def test_a_list_that_grows():
