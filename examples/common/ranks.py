@@ -5,6 +5,7 @@ import sys
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer.backends import cuda
+from chainer.iterators import SerialIterator
 from chainer_bspmm.multi_node.communicators import n_started
 from common.data import DataError
 
@@ -67,12 +68,11 @@ class Ranks:
 
     def iterator(self, part, batchsize):
         """Return an iterator for training; epochs of all ranks end together."""
-        from chainer.iterators import SerialIterator
-        from chainer_bspmm.multi_node import PartIterator
-
         if not self.are_several:
             # A larger batch would hold molecules more than once.
             return SerialIterator(part, min(batchsize, len(part)))
+        from chainer_bspmm.multi_node import PartIterator
+
         return PartIterator(part, batchsize, self.comm)
 
     def optimizer(self, optimizer):
