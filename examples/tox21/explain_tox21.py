@@ -125,7 +125,7 @@ def run():
         values = values[: mol.GetNumAtoms()]
         for extension in ('svg', 'png'):
             path = os.path.join(out, '%d.%s' % (kept[i] + 1, extension))
-            legend = '%s: probability %.2f; red raises it, blue lowers it; full colour: %.2g'
+            legend = '%s: probability %.2f\nred raises it, blue lowers it, full colour: %.2g'
             draw(mol, values, path, legend % (args.assay, probability, abs(values).max()))
         rows += [
             (kept[i] + 1, smiles, atom.GetIdx(), atom.GetSymbol(), value)
