@@ -1,7 +1,6 @@
 """The folder of a run: it belongs to one run, which writes settings, snapshots, models, results."""
 
 import contextlib
-import errno
 import glob
 import gzip
 import json
@@ -36,7 +35,6 @@ UNREADABLE = (  # RuntimeError: a part seems to be encrypted
     *(OSError, EOFError, LookupError, RuntimeError, ValueError),
     *(zipfile.BadZipFile, zlib.error),
 )
-FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # no space left, for one reason or another
 
 
 class Settings(dict):
@@ -67,34 +65,25 @@ def check_folder(out, force, resume=False):
         )
 
 
-def make_folder(out):
-    """Make a folder for output, if it does not exist."""
-    try:
-        os.makedirs(out, exist_ok=True)
-    except OSError as error:
-        raise DataError('--out: cannot make the folder %s: %s' % (out, error.strerror)) from error
-
-
 def start_run(out, settings):
     """Make the folder of a run and claim it, by its settings; what a run has left there is removed.
 
     Only one of several runs that start at the same time creates the file.
     """
-    make_folder(out)
     path = os.path.join(out, SETTINGS_FILE)
-    settings = {**settings, 'folder': os.path.abspath(out)}
-    try:
+    with writing(path):
+        os.makedirs(out, exist_ok=True)
         if os.path.exists(path):  # --force, or check_folder would have refused it
             snapshots = glob.glob(os.path.join(glob.escape(out), SNAPSHOT_FILE + '*'))
             for name in (*(os.path.join(out, name) for name in RUN_FILES), *snapshots):
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(name)
-        with writing(path), open(path, 'x') as file:
-            _dump(settings, file)
-    except FileExistsError:
-        raise DataError('--out: another run has just started in the folder %s' % out) from None
-    except OSError as error:
-        raise DataError('--out: cannot write %s: %s' % (path, error.strerror)) from error
+        try:
+            file = open(path, 'x')
+        except FileExistsError:
+            raise DataError('--out: another run has just started in the folder %s' % out) from None
+        with file:
+            _dump({**settings, 'folder': os.path.abspath(out)}, file)
 
 
 def continue_run(out, settings):
@@ -141,14 +130,12 @@ def load_settings(folder, script):
 
 @contextlib.contextmanager
 def writing(path):
-    """Say what could not be written where a disk is full."""
+    """Say in one line what could not be written: a disk is full, or a folder is another user's."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
-            raise
         sys.unraisablehook = lambda _: None  # a half-written archive complains, too, when it goes
-        raise DataError('cannot write %s: %s' % (path, error.strerror)) from error
+        raise DataError('cannot write %s: %s' % (path, error.strerror or error)) from error
 
 
 def write_table(path, table):
@@ -168,14 +155,11 @@ def write_table(path, table):
 
 
 def check_new_file(path, force):
-    """Refuse a file for output that exists, unless `force`, or that cannot be written."""
-    folder = os.path.dirname(path) or '.'
-    if not os.path.isdir(folder):
-        raise DataError('--out: no such folder: %s' % folder)
+    """Refuse a file for output that exists, unless `force`, or that is in no folder."""
+    if not os.path.isdir(os.path.dirname(path) or '.') or os.path.isdir(path):
+        raise DataError('--out: cannot write the file %s: it, or its folder, is none' % path)
     if os.path.isfile(path) and not force:
         raise DataError('--out: %s exists; expected a new file, or --force to replace it' % path)
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise DataError('--out: cannot write the file %s' % path)
 
 
 def report_failures(failures, path=None, shown=10):

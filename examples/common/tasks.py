@@ -71,23 +71,38 @@ def labels_of(examples):
     return numpy.array([example[-1] for example in examples], dtype=numpy.float64)
 
 
-class Regression:
-    """Numbers, learned with the mean squared error; reported as the mean absolute error (MAE).
+class Task:
+    """What is learned.
 
     Args:
         names (list of str): the targets.
         units (dict or None): {target: unit}.
     """
 
+    answer = 'predicted'  # what a prediction is called
+
+    def __init__(self, names, units=None):
+        self.names = list(names)
+        self.units = units or {}
+
+    def titles(self):
+        """Return the names of the targets with their units."""
+        return ['%s (%s)' % (n, self.units[n]) if n in self.units else n for n in self.names]
+
+    def column_titles(self, name):
+        """Return what the columns of predicted and of true values are called in a CSV file."""
+        unit = ' [%s]' % self.units[name] if name in self.units else ''
+        return ['%s %s%s' % (name, what, unit) for what in (self.answer, 'true')]
+
+
+class Regression(Task):
+    """Numbers, learned with the mean squared error; reported as the mean absolute error (MAE)."""
+
     kind = 'regression'
     expected = 'a finite number'
     may_be_missing = False
     log_keys = ('main/loss', 'validation/main/loss', 'main/mae', 'validation/main/mae')
     best = 'validation/main/loss', min
-
-    def __init__(self, names, units=None):
-        self.names = list(names)
-        self.units = units or {}
 
     def is_good(self, values):
         """Return for an array of values from a file which are labels: finite in float32."""
@@ -96,13 +111,6 @@ class Regression:
     def labels(self, values):
         """Return the labels of values from a file, (M, T) float32."""
         return values.astype(numpy.float32)
-
-    def titles(self):
-        """Return the names of the targets with their units."""
-        return [
-            '%s (%s)' % (name, self.units[name]) if name in self.units else name
-            for name in self.names
-        ]
 
     def build(self, settings, dense, train_labels=None):
         """Build the model; without `train_labels` its parameters are about to be loaded.
@@ -169,11 +177,6 @@ class Regression:
             lines.append(line + ')')
         return lines, {'MAE': maes, **({'MAE of the mean alone': of_mean} if of_mean else {})}
 
-    def column_titles(self, name):
-        """Return what the columns of predicted and of true values are called in a CSV file."""
-        unit = ' [%s]' % self.units[name] if name in self.units else ''
-        return '%s predicted%s' % (name, unit), '%s true%s' % (name, unit)
-
 
 def roc_aucs(labels, scores):
     """Return the area under the ROC curve of each label, (T,) float64.
@@ -206,21 +209,15 @@ def mean_of_known(areas):
     return float(areas.mean()) if areas.size else float('nan')
 
 
-class Classification:
-    """Labels that are yes, no or unknown; reported as the area under the ROC curve (ROC-AUC).
-
-    Args:
-        names (list of str): the labels.
-    """
+class Classification(Task):
+    """Labels that are yes, no or unknown; reported as the area under the ROC curve (ROC-AUC)."""
 
     kind = 'classification'
+    answer = 'probability'
     expected = '0, 1 or nothing'
     may_be_missing = True
     log_keys = ('main/loss', 'validation/main/loss', 'validation/main/roc_auc')
     best = 'validation/main/roc_auc', max
-
-    def __init__(self, names):
-        self.names = list(names)
 
     def is_good(self, values):
         """Return for an array of values from a file which are labels."""
@@ -229,10 +226,6 @@ class Classification:
     def labels(self, values):
         """Return the labels of values from a file, (M, T) int32, -1 where one is missing."""
         return numpy.where(numpy.isnan(values), -1, values).astype(numpy.int32)
-
-    def titles(self):
-        """Return the names of the labels."""
-        return self.names
 
     def build(self, settings, dense, train_labels=None):
         """Build the model; the loss passes over labels of -1."""
@@ -287,10 +280,6 @@ class Classification:
             lines.append('mean ROC-AUC: %.4f' % mean_of_known(areas))
         per_label = dict(zip(self.names, areas.tolist()))
         return lines, {'ROC-AUC': per_label, 'mean ROC-AUC': mean_of_known(areas)}
-
-    def column_titles(self, name):
-        """Return what the columns of predicted and of true values are called in a CSV file."""
-        return '%s probability' % name, '%s true' % name
 
 
 TASKS = {task.kind: task for task in (Regression, Classification)}

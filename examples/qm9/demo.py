@@ -38,6 +38,7 @@ METHOD = 'relgcn'
 LABEL = 'alpha'
 SCRIPT = 'train_qm9.py'
 TASK = qm9_data.task_of(LABEL)
+OUT = os.path.join('result', 'demo')
 MAX_DIFFERENCE = 1e-5
 BATCHSIZE = 128
 LARGEST = 9  # atoms of the largest molecule of QM9; hydrogens are not counted
@@ -46,8 +47,7 @@ N_PARTNER = 30  # atoms of a larger molecule to share a batch with
 
 def parse_arguments():
     parser = make_parser(__doc__.split('\n')[0])
-    out = os.path.join('result', 'demo')
-    parser.add_argument('--out', '-o', default=out, help='folder for pictures, log and models')
+    parser.add_argument('--out', '-o', default=OUT, help='folder for pictures, log and models')
     positive = number(int, 1)
     parser.add_argument('--epoch', '-e', type=positive, default=30, help='number of epochs')
     parser.add_argument(
@@ -204,7 +204,8 @@ def main():
     headline('1. RelGCN learns from real molecules')
     words = ['--method', METHOD, '--label', LABEL, '--unit-num', 64, '--epoch', args.epoch]
     # Upstream's padding, to compare with it.
-    words += ['--padded-to', 'batch', '--num-data', args.num_data, '--out', args.out, '--force']
+    words += ['--padded-to', 'batch', '--num-data', args.num_data, '--out', args.out]
+    words += ['--force'] if args.out == OUT else []  # the folder of an earlier demo
     status = train_qm9.run([str(word) for word in words], report_every=10)
     if status:
         return status

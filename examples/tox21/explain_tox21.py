@@ -112,7 +112,8 @@ def run():
         args, 'train_tox21.py', lambda settings: tox21_data.TASK, device
     )
     molecules, dataset, kept, failures = prediction.from_smiles(args, settings, task)
-    files.make_folder(out)
+    with files.writing(out):
+        os.makedirs(out, exist_ok=True)
     files.report_failures(failures, os.path.join(out, files.FAILED_FILE))
     converter = prediction.converter_for(settings, args.layout)
     column = tox21_data.ASSAYS.index(args.assay)

@@ -120,13 +120,7 @@ def test_steps_are_timed_in_rounds(common, monkeypatch, tmp_path):
 def test_the_first_rounds_are_not_counted(common):
     of = common.measure.milliseconds_a_step
     assert of([(100, 9.0)]) is None and of([(1, 9.0), (1, 9.0)]) is None
-    assert of([(100, 9.0), (3, 0.002), (1, 0.004)]) == {
-        'mean': 2.5,
-        'median': 2.0,
-        'low': 2.0,
-        'high': pytest.approx(3.4),
-        'steps': 4,
-    }
+    assert of([(100, 9.0), (3, 0.002), (1, 0.004)]) == {'median': 2.0, 'steps': 4}
     assert of([(1, 9.0), (1, 9.0), (1, 0.001)])['steps'] == 1
 
 
