@@ -279,21 +279,10 @@ def what_is_wrong(n_atoms, largest):
 
 
 def preprocess(rows, method, labels, dense=False, cache=False):
-    """Turn molecules into the data set of a method.
+    """Return (the data set of a method, the rows that it holds, a table of those that failed).
 
-    Args:
-        rows (Rows): the molecules.
-        method (str): a key of upstream's `preprocess_method_dict`.
-        labels (numpy.ndarray): (M, T), as the task needs them.
-        dense (bool): upstream's dense data set instead of the sparse one.
-        cache (bool): whether to keep the molecules of the sparse one on disk, and look there.
-
-    Returns:
-        tuple: (SparseDataset or NumpyTupleDataset of (atoms, adj, ..., labels); the rows that it
-        holds, (n,) int64; failures: DataFrame of row, smiles, reason).
-
-    Raises:
-        DataError: no molecule is left.
+    The data set is sparse, or upstream's dense one; `labels` (M, T) are as the task needs them.
+    `cache` keeps the molecules of a sparse one on disk.
     """
     if not len(rows.smiles):
         raise DataError('the data have no molecules')
@@ -314,12 +303,7 @@ def preprocess(rows, method, labels, dense=False, cache=False):
 
 
 def load(description, rows, task, method, num_data, dense, cache=False):
-    """Preprocess the molecules of a run, and print what there is.
-
-    Returns:
-        tuple: (data set, the rows (Rows) of `num_data` molecules, and what :func:`preprocess`
-        returns of these: the rows that it holds, failures).
-    """
+    """Print what there is of `num_data` molecules; return (data set, rows, kept, failures)."""
     n_rows = len(rows.smiles)
     rows = rows.take(spread(n_rows, num_data))
     dataset, kept, failures = preprocess(rows, method, task.labels(rows.labels), dense, cache)
@@ -330,20 +314,9 @@ def load(description, rows, task, method, num_data, dense, cache=False):
 
 
 def split_indices(n, train_data_ratio, seed, smiles=None):
-    """Split range(n) into training, validation and test part.
+    """Split range(n) into training, validation and test part; the latter halve the rest.
 
-    Args:
-        n (int): number of molecules or nodes.
-        train_data_ratio (float): share of the training part; the others halve the rest.
-        seed (int): decides the split.
-        smiles (sequence of str or None): to split by scaffold, Chainer Chemistry's way: molecules
-            with one scaffold are in one part. None: randomly.
-
-    Returns:
-        list: three int arrays, [train, validation, test].
-
-    Raises:
-        DataError: one of the parts would be empty.
+    With `smiles` by scaffold, Chainer Chemistry's way: molecules with one scaffold are in one part.
     """
     if smiles is None:
         order = numpy.random.RandomState(seed).permutation(n)
@@ -361,3 +334,14 @@ def split_indices(n, train_data_ratio, seed, smiles=None):
             % ('random' if smiles is None else 'scaffold', n, train_data_ratio)
         )
     return [numpy.asarray(part, int) for part in parts]
+
+
+def split(smiles, settings):
+    """Split molecules into training, validation and test part as the settings of a run say."""
+    is_by_scaffold = settings.get('split') == 'scaffold'
+    return split_indices(
+        len(smiles),
+        settings['train_data_ratio'],
+        settings['seed'],
+        smiles if is_by_scaffold else None,
+    )

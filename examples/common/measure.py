@@ -66,14 +66,7 @@ class StepTimer(training.Extension):
 
 
 def milliseconds_a_step(rounds):
-    """Return the median of all steps but those of the first rounds, and their number.
-
-    Args:
-        rounds (list): of a `StepTimer`. Those with the first `WARM_UP` steps are left out.
-
-    Returns:
-        dict or None: None if there are no others.
-    """
+    """Return the median of all steps but those of the first rounds, and their number."""
     before = numpy.cumsum([0] + [n_steps for n_steps, _ in rounds])
     counted = [each for each, n in zip(rounds, before) if n >= WARM_UP]
     if not counted:
@@ -84,12 +77,9 @@ def milliseconds_a_step(rounds):
 
 
 def peak_memory(device, updater):
-    """Return the most memory that this process has held, in bytes.
+    """Return the most memory that this process has held, in bytes: the host's, where Linux tells.
 
-    Returns:
-        dict: 'host', resident, where Linux tells. On a GPU also 'GPU pool': what CuPy's memory pool
-        holds, which does not shrink by itself; and with captured steps 'CUDA graphs': the memory of
-        the graphs themselves.
+    On a GPU also what CuPy's pool holds, which does not shrink by itself, and that of CUDA graphs.
     """
     found = {}
     if os.path.exists('/proc/self/status'):

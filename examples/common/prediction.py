@@ -15,17 +15,10 @@ from common.tasks import METHODS
 
 
 def load(args, script, task_of, device, dense=False):
-    """Load what a training left in a folder.
+    """Return (settings (dict), task, model) of the training in `args.in_dir`.
 
-    Args:
-        args (argparse.Namespace): `in_dir`, `model`.
-        script (str): name of the script that trains.
-        task_of (callable): settings of the training -> Regression or Classification.
-        device (chainer.backend.Device): of the model; it becomes the current one.
-        dense (bool): into upstream's dense model instead of the sparse one.
-
-    Returns:
-        tuple: settings (dict), task, model.
+    `script` is the name of the one that trains, `task_of` makes the task of its settings, `dense`
+    asks for upstream's model, and `device` becomes the current one.
     """
     device.use()
     settings = files.load_settings(args.in_dir, script)
@@ -43,13 +36,7 @@ def load(args, script, task_of, device, dense=False):
 
 
 def converter_for(settings, layout=None, dense=False):
-    """Return the converter of a prediction; warn where the model was trained on other batches.
-
-    Args:
-        settings (dict): of the training.
-        layout (str or None): None means the training's.
-        dense (bool): predict with upstream's dense model.
-    """
+    """Return the converter of a prediction; warn where the model was trained on other batches."""
     if dense:
         layout = 'dense'
     elif layout is None:  # folded batches have the results of dense ones
@@ -82,11 +69,7 @@ def from_smiles(args, settings, task):
 
 
 def test_part(settings, task, read, options):
-    """Return the test molecules of the training, as :func:`data.load` without the data set first.
-
-    Raises:
-        DataError: the data are others than those of the training.
-    """
+    """Return the test molecules of the training: (data set, rows, kept, failures)."""
     missing = 'skip' if settings['skip_missing'] else 'refuse'
     description, rows = read(settings['data'], settings, task, missing)
     dataset, rows, kept, failures = data.load(
@@ -97,13 +80,7 @@ def test_part(settings, task, read, options):
             '%s has other molecules or labels, or in another order, than when the model was '
             'trained: the test part cannot be found again' % settings['data']
         )
-    is_by_scaffold = settings.get('split') == 'scaffold'
-    test = data.split_indices(
-        len(dataset),
-        settings['train_data_ratio'],
-        settings['seed'],
-        rows.smiles[kept] if is_by_scaffold else None,
-    )[2]
+    test = data.split(rows.smiles[kept], settings)[2]
     print('%d molecules of the test part' % len(test))
     return dataset[test], rows.take(kept[test]), numpy.arange(len(test)), failures
 
@@ -111,15 +88,8 @@ def test_part(settings, task, read, options):
 def predict(args, script, task_of, read):
     """Predict, print the errors where the truth is known, and write the CSV file.
 
-    Args:
-        args (argparse.Namespace): the options, those of `arguments.add_prediction_arguments`.
-        script (str): name of the script that trains.
-        task_of (callable): settings of the training -> Regression or Classification.
-        read (callable): (data, settings, task, missing) -> (description, rows with all columns);
-            `missing` as of `data.read_csv`.
-
-    Returns:
-        int: the exit status.
+    `task_of` makes the task of the settings of `script`; `read` takes (data, settings, task,
+    missing) and returns (description, rows with all columns).
     """
     out = args.out
     if out is None and not args.smiles:
@@ -142,25 +112,24 @@ def predict(args, script, task_of, read):
         )
     else:
         dataset, rows, kept, failures = test_part(settings, task, read, options)
+    others = rows.others.reset_index(drop=True).drop(columns='smiles', errors='ignore')
+    has_truth = ~numpy.isnan(rows.labels).all(axis=0)
+    titles = [task.column_titles(name)[: 1 + known] for name, known in zip(task.names, has_truth)]
+    for title in sum(titles, []):
+        if title in others:
+            raise DataError(
+                'the data have a column %r, which the predictions would replace; rename it' % title
+            )
     files.report_failures(failures, failed_file)
-
-    result = pandas.DataFrame({'smiles': rows.smiles})
-    result = result.join(rows.others.reset_index(drop=True).drop(columns='smiles', errors='ignore'))
     converter = converter_for(settings, args.layout, args.dense)
     predictions = task.predict(model, dataset, converter, args.batchsize)
-    for i, name in enumerate(task.names):
-        # One row for each molecule of the input, empty where there is no prediction.
-        values = numpy.full(len(result), numpy.nan)
-        values[kept] = predictions[:, i]
-        for title, column in zip(task.column_titles(name), (values, rows.labels[:, i])):
-            if column is not values and numpy.isnan(column).all():
-                continue
-            if title in rows.others:
-                raise DataError(
-                    'the data have a column %r, which the predictions would replace; rename it'
-                    % title
-                )
-            result[title] = column
+    # One row for each molecule of the input, empty where there is no prediction.
+    every = numpy.full(rows.labels.shape, numpy.nan)
+    every[kept] = predictions
+    result = pandas.DataFrame({'smiles': rows.smiles}).join(others)
+    for i, of_label in enumerate(titles):
+        for title, values in zip(of_label, (every, rows.labels)):
+            result[title] = values[:, i]
     if args.smiles:
         print(result.to_string(index=False))
     for line in task.report(rows.labels[kept], predictions)[0]:

@@ -27,14 +27,7 @@ LAYOUTS = ('folded', 'packed', 'padded')
 
 
 def build_predictor(settings, dense, n_out, **options):
-    """Build upstream's model, and swap in the sparse products unless `dense`.
-
-    Args:
-        settings (dict): 'method', 'unit_num', 'conv_layers'.
-        dense (bool): keep upstream's dense model.
-        n_out (int): number of labels.
-        options: further arguments of upstream's `set_up_predictor`.
-    """
+    """Build upstream's model, and swap in the sparse products unless `dense`."""
     with contextlib.redirect_stdout(io.StringIO()):  # which prints what it builds
         predictor = set_up_predictor(
             settings['method'], settings['unit_num'], settings['conv_layers'], n_out, **options
@@ -43,13 +36,7 @@ def build_predictor(settings, dense, n_out, **options):
 
 
 def converter_of(layout, padded_to=None):
-    """Return the converter of a layout; ``'dense'`` is upstream's.
-
-    Args:
-        layout (str): ``'dense'`` or one of LAYOUTS.
-        padded_to (int or None): atoms of every molecule of a folded batch; None means those of its
-            largest.
-    """
+    """Return the converter of a layout; ``'dense'`` is upstream's."""
     if layout == 'dense':
         return dense_concat_mols
     return chainer_bspmm.CSRConverter(layout, padded_to=padded_to)

@@ -60,14 +60,8 @@ class RandomState(training.Extension):
 class BestModel(training.Extension):
     """Save the model after the epochs whose validation is the best so far.
 
-    Not a MinValueTrigger: a captured step takes another look at the model after each step that a
-    trigger of an unknown kind may follow with anything.
-
-    Args:
-        model (chainer.Link): the model.
-        best (tuple): (key of the value, min or max).
-        writer (snapshot_writers.Writer): of the file.
-        every (int): epochs between validations.
+    Not a MinValueTrigger: captured steps take another look at the model after every step where a
+    trigger may be due that is no interval. `best` is (key of the value, min or max).
     """
 
     name, priority = 'best_model', -90  # after the validation, before the snapshot
@@ -95,11 +89,9 @@ class BestModel(training.Extension):
 class Snapshots(training.Extension):
     """Take a snapshot of this rank after an epoch, but not twice in a second; after the last, too.
 
-    On a GPU an epoch takes a tenth of a second, and writing a fifth of that.
-
-    The snapshot of the first rank is overwritten, and counts: the others have theirs of the same
-    step, whenever the run is killed, because they write before the first does, and keep the last
-    three.
+    On a GPU an epoch takes a tenth of a second, and writing a fifth of that. The first rank's
+    snapshot is overwritten, and counts: the others have theirs of the same step, whenever the run
+    is killed, because they write before the first does, and keep the last three.
     """
 
     trigger = (1, 'epoch')
@@ -191,18 +183,7 @@ def on_device(dataset, device):
 
 
 def set_up_trainer(task, model, parts, args, converter, device, report_every, ranks):
-    """Return upstream's usual trainer, which also takes snapshots.
-
-    Args:
-        task (Regression or Classification): the task.
-        model (Regressor or Classifier): on its device.
-        parts (tuple): data sets of (atoms, adj, ..., labels): training, validation.
-        args (argparse.Namespace): `updater`, `seed`, `batchsize`, `epoch`, `out`.
-        converter (callable): of the layout.
-        device (chainer.backend.Device): where to train.
-        report_every (int): epochs between validations, and lines of the log.
-        ranks (Ranks): those that train together.
-    """
+    """Return upstream's usual trainer, with snapshots; `parts` are training and validation."""
     optimizer = ranks.optimizer(optimizers.Adam())
     optimizer.setup(model)
     of_both = {'device': device, 'converter': converter}
@@ -282,9 +263,8 @@ def plot_fit(path, truth, predictions, titles):
 def prepare(task, read, args, script, own_settings, device, ranks):
     """Read the data, and start or continue the run in its folder.
 
-    Returns:
-        tuple: what all ranks need: settings (dict), labels of the training part, seconds for the
-        data; the parts of the data set: training, validation, test.
+    Returns what all ranks need (settings, labels of the training part, seconds for the data), and
+    the three parts of the data set.
     """
     files.check_folder(args.out, args.force, args.resume)
     start = time.perf_counter()
@@ -304,13 +284,7 @@ def prepare(task, read, args, script, own_settings, device, ranks):
     )
     if args.data not in data.NAMED:
         settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
-    is_by_scaffold = args.split == 'scaffold'
-    indices = data.split_indices(
-        len(dataset),
-        args.train_data_ratio,
-        args.seed,
-        rows.smiles[kept] if is_by_scaffold else None,
-    )
+    indices = data.split(rows.smiles[kept], settings)
     (files.continue_run if args.resume else files.start_run)(args.out, settings)
     files.report_failures(failures, os.path.join(args.out, files.FAILED_FILE))
     data.report_duplicates(rows.take(kept))
@@ -318,31 +292,23 @@ def prepare(task, read, args, script, own_settings, device, ranks):
     if args.updater == 'graph' and not ranks.are_several:
         dataset = on_device(dataset, device)
     parts = [dataset[part] for part in indices]
+    train_labels = labels_of(parts[0])
     if task.kind == 'regression':
-        for name, values in zip(task.names, labels_of(parts[0]).T):
+        for name, values in zip(task.names, train_labels.T):
             if values.min() == values.max():
                 print('All training molecules have one value of %s: nothing to learn' % name)
     print('Split: %d training, %d validation, %d test' % tuple(map(len, parts)))
     if args.batchsize > len(parts[0]):
         print('Batches of all %d training molecules' % len(parts[0]))
-    return (settings, labels_of(parts[0]), seconds), parts
+    return (settings, train_labels, seconds), parts
 
 
 def train(task, read, args, script, title, own_settings=(), report_every=1):
-    """Train, test, and write models and results.
+    """Train, test, and write models and results; return the exit status.
 
-    Args:
-        task (Regression or Classification): the task.
-        read (callable): what to do about missing labels, as of `data.read_csv` ->
-            (description of the data (str), their rows).
-        args (argparse.Namespace): the options, those of `arguments.add_training_arguments`.
-        script (str): the script's file.
-        title (str): of the learning curve.
-        own_settings (sequence of str): further names of `args` that decide the model or the data.
-        report_every (int): epochs between validations.
-
-    Returns:
-        int: the exit status.
+    `read` takes what to do about missing labels, and returns (description, rows). `own_settings`
+    are further names of `args` that decide the model or the data, `report_every` epochs between
+    validations.
     """
     ranks = Ranks(args.communicator)
     device = get_device(ranks.device(args.device))

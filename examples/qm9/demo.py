@@ -215,7 +215,7 @@ def main():
     rows = rows.take(data.spread(len(rows.smiles), args.num_data))
     dataset, _, _ = data.preprocess(rows, METHOD, TASK.labels(rows.labels), dense=True)
     examples = [dataset[i] for i in range(len(dataset))]
-    test = data.split_indices(len(examples), settings['train_data_ratio'], settings['seed'])[2]
+    test = data.split(rows.smiles, settings)[2]
     test_examples = [examples[i] for i in test]
 
     headline("2. Same parameters, same predictions as upstream's dense model")
