@@ -347,7 +347,11 @@ def train(task, read, args, script, title, own_settings=(), report_every=1):
         else:
             print('The run has all of the %d epochs: nothing to train' % args.epoch)
     except KeyboardInterrupt:
-        print('\nInterrupted. The same command with --resume continues from the last snapshot')
+        has_snapshot = os.path.exists(os.path.join(args.out, files.SNAPSHOT_FILE))
+        way = (
+            '--resume continues from the last snapshot' if has_snapshot else '--force starts again'
+        )
+        print('\nInterrupted. The same command with ' + way)
         return 130
     finally:
         gc.unfreeze()

@@ -191,26 +191,28 @@ def test_of_runs_that_start_together_one_has_the_folder(common, tmp_path, monkey
     assert json.loads((tmp_path / 'settings.json').read_text())['seed'] == 1
 
 
-@pytest.mark.parametrize('how', [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_stopped_continues(folder, how):
+def test_a_run_that_was_stopped_twice_continues(folder):
     """It ends with the bits of a run that was not stopped."""
-    options = [*WORDS, '--batchsize', '2', '--epoch', '120', '--out', 'stopped']
-    process = subprocess.Popen(
-        command(OWN / 'train_own.py', options),
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not (folder / 'stopped' / 'snapshot.npz').exists():
-        time.sleep(0.01)
-    process.send_signal(how)
-    text, error = process.communicate()
-    assert process.returncode == (130 if how == signal.SIGINT else -how), text + error
-    assert not (folder / 'stopped' / 'model.npz').exists() and error == ''
-    if how == signal.SIGINT:
-        assert text.endswith('The same command with --resume continues from the last snapshot\n')
+    options = [*WORDS, '--batchsize', '2', '--epoch', '40', '--out', 'stopped']
+    path, before = folder / 'stopped' / 'snapshot.npz', 0
+    for how, more in ((signal.SIGINT, []), (signal.SIGKILL, ['--resume'])):
+        process = subprocess.Popen(
+            command(OWN / 'train_own.py', options + more),
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while process.poll() is None and not (path.exists() and path.stat().st_mtime > before):
+            time.sleep(0.01)
+        process.send_signal(how)
+        text, error = process.communicate()
+        assert process.returncode == (130 if how == signal.SIGINT else -how), text + error
+        assert not (folder / 'stopped' / 'model.npz').exists() and error == ''
+        if how == signal.SIGINT:
+            assert text.endswith('command with --resume continues from the last snapshot\n')
+        before = path.stat().st_mtime
     run('train_own.py', *options, '--resume', cwd=folder)
     run('train_own.py', *options, '--out', 'whole', cwd=folder)
     for name in ('model.npz', 'best_model.npz'):

@@ -4,15 +4,12 @@ import gzip
 import hashlib
 import json
 import re
-import subprocess
 import types
 
 import numpy
 import pytest
 
 from tests.examples.scripts import arrays
-from tests.examples.scripts import command
-from tests.examples.scripts import environment
 from tests.examples.scripts import EXAMPLES
 from tests.examples.scripts import imported
 from tests.examples.scripts import rows
@@ -217,25 +214,29 @@ def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     assert 'MAE of alpha: %.6g ' % result['test']['MAE']['alpha'] in again
 
 
-def test_predictions_are_in_the_layout_of_the_training(tmp_path):
+def test_predictions_are_in_the_layout_of_the_training(data, tmp_path, capsys):
     """A model trained dense has learned with padding: it is predicted with it, or warned of."""
+    from common import prediction
+
     run('train_qm9.py', '--dense', '--method', 'ggnn', '--out', tmp_path, *ALPHA)
-    assert json.loads((tmp_path / 'settings.json').read_text())['layout'] == 'dense'
+    settings = json.loads((tmp_path / 'settings.json').read_text())
+    assert settings['layout'] == 'dense'
     mae = json.loads((tmp_path / 'result.json').read_text())['test']['MAE']['alpha']
-    predict = command(QM9 / 'predict_qm9.py', ['--in-dir', tmp_path, '--force'])
-    for more, differs in (
-        ([], False),
-        (['--dense'], False),
-        (['--layout', 'folded'], False),
-        (['--layout', 'packed'], True),
+    for dense, layout, differs in (
+        (False, None, False),
+        (True, None, False),
+        (False, 'folded', False),
+        (False, 'packed', True),
     ):
-        done = subprocess.run(
-            predict + more, env=environment(), capture_output=True, text=True, check=True
-        )
-        found = float(re.search('MAE of alpha: ([0-9.]+) ', done.stdout).group(1))
+        more = ['--dense'] * dense + (['--layout', layout] if layout else [])
+        text = run('predict_qm9.py', '--in-dir', tmp_path, '--force', *more)
+        found = float(re.search('MAE of alpha: ([0-9.]+) ', text).group(1))
         assert (abs(found / mae - 1) > 1e-3) == differs
+        prediction.converter_for(settings, layout, dense)
         warning = 'Warning: the model was trained on dense batches; predictions from packed ones'
-        assert done.stderr.count('\n') == done.stderr.count(warning) == differs
+        assert (warning in capsys.readouterr().err) == differs
+    prediction.converter_for({'layout': 'folded', 'padded_to': 9}, dense=True)
+    assert 'trained on folded batches of 9 atoms a molecule' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
