@@ -65,15 +65,15 @@ def check_folder(out, force, resume=False):
         )
 
 
-def start_run(out, settings):
-    """Make the folder of a run and claim it, by its settings; what a run has left there is removed.
+def start_run(out, settings, force):
+    """Make the folder of a run and claim it, by its settings; `force` removes a run that is there.
 
     Only one of several runs that start at the same time creates the file.
     """
     path = os.path.join(out, SETTINGS_FILE)
     with writing(path):
         os.makedirs(out, exist_ok=True)
-        if os.path.exists(path):  # --force, or check_folder would have refused it
+        if force and os.path.exists(path):
             snapshots = glob.glob(os.path.join(glob.escape(out), SNAPSHOT_FILE + '*'))
             for name in (*(os.path.join(out, name) for name in RUN_FILES), *snapshots):
                 with contextlib.suppress(FileNotFoundError):

@@ -285,7 +285,10 @@ def prepare(task, read, args, script, own_settings, device, ranks):
     if args.data not in data.NAMED:
         settings['data'] = os.path.abspath(args.data)  # predictions may run in another folder
     indices = data.split(rows.smiles[kept], settings)
-    (files.continue_run if args.resume else files.start_run)(args.out, settings)
+    if args.resume:
+        files.continue_run(args.out, settings)
+    else:
+        files.start_run(args.out, settings, args.force)
     files.report_failures(failures, os.path.join(args.out, files.FAILED_FILE))
     data.report_duplicates(rows.take(kept))
     seconds = time.perf_counter() - start

@@ -137,7 +137,7 @@ def run(argv=None):
         name: value for name, value in vars(args).items() if name not in ('out', 'device', 'force')
     }
     settings.update(script=os.path.basename(__file__), data=network.description)
-    files.start_run(args.out, settings)
+    files.start_run(args.out, settings, args.force)
     start = time.perf_counter()
     model, data = train(args, network, masks, device)
     predicted = predict(model, data, device)

@@ -181,14 +181,37 @@ def test_a_folder_belongs_to_one_run(folder):
     assert json.loads(after['settings.json'])['unit_num'] == 4
 
 
-def test_of_runs_that_start_together_one_has_the_folder(common, tmp_path, monkeypatch):
-    """The second one has found an empty folder, too."""
-    common.files.check_folder(str(tmp_path), force=False)
-    common.files.start_run(str(tmp_path), {'seed': 1})
-    monkeypatch.setattr(common.files.os.path, 'exists', lambda path: False)  # as it was before
-    with pytest.raises(common.files.DataError, match='another run has just started'):
-        common.files.start_run(str(tmp_path), {'seed': 2})
+def test_of_runs_that_start_together_one_has_the_folder(folder):
+    """They find no folder, all of them, and then take their time to read the data."""
+    processes = [
+        subprocess.Popen(
+            command(OWN / 'train_own.py', [*WORDS, '--out', 'new', '--seed', seed]),
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in (1, 2)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1]
+    seed = 1 + bool(errors[0])
+    assert errors[2 - seed].startswith('error: --out: ') and errors[2 - seed].count('\n') == 1
+    for name in ('settings.json', 'result.json'):
+        found = json.loads((folder / 'new' / name).read_text())
+        assert found.get('settings', found)['seed'] == seed
+
+
+def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
+    for _ in range(2):  # two runs, before either starts
+        common.files.check_folder(str(tmp_path), force=False)
+    common.files.start_run(str(tmp_path), {'seed': 1}, force=False)
+    (tmp_path / 'log').write_text('of the first')
+    with pytest.raises(common.files.DataError, match='another run has just started in the folder'):
+        common.files.start_run(str(tmp_path), {'seed': 2}, force=False)
     assert json.loads((tmp_path / 'settings.json').read_text())['seed'] == 1
+    assert (tmp_path / 'log').exists()
 
 
 def test_a_run_that_was_stopped_twice_continues(folder):
