@@ -196,7 +196,8 @@ def bars(result, on_gpu):
 
 def main():
     parser = subjects.argument_parser(__doc__, subjects.FIVE, '-1', 'such as 0; default: the CPU')
-    parser.add_argument('--data', nargs='+', default=['tox21', 'qm9'], choices=['tox21', 'qm9'])
+    sets = ['tox21', 'nci', 'qm9']
+    parser.add_argument('--data', nargs='+', default=sets, choices=sets)
     parser.add_argument('--batches', nargs='+', type=int)
     parser.add_argument('--rounds', type=int, default=2)
     parser.add_argument('--predictions', type=int, help='molecules; default: 100,000 on a GPU')

@@ -102,7 +102,7 @@ def step_argument_parser(doc, methods, batches, seconds, device, device_help):
 
 
 def molecules(name, args):
-    """Return SMILES, labels and a description of ``tox21`` or ``qm9`` as the arguments ask."""
+    """Return SMILES, labels and a description of a data set as the arguments ask."""
     if name == 'tox21':
         return data_sets.tox21(args.tox21, args.limit)
-    return data_sets.qm9(args.limit)
+    return {'qm9': data_sets.qm9, 'nci': data_sets.nci}[name](args.limit)
