@@ -20,13 +20,18 @@ from chainer_bspmm.models import densify
 from chainer_bspmm.models import sparsify
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import to_host
+from chainer_bspmm.user_code import is_user_code
 
-N_MOLECULES = 4
-MAX_ATOMS = 128  # of a molecule: dense, it takes n**2
+N_MOLECULES = 3
+FEW_ATOMS, MAX_ATOMS = 16, 64  # of a molecule: dense, it takes n**2; the second for lack of smaller
 # Relative differences. Where the model runs in float64 rounding is far below; what casts to float32
 # inside of it is not.
-TOLERANCE = {'float64': 1e-4, 'float32': 1e-2}
+TOLERANCE = {'float64': 1e-4, 'float32': 1e-3}
+FLOOR = {'float64': 1e-6, 'float32': 1e-2}  # losses and gradients below are compared with it
 SMALL = 1e-3  # gradients below this share of all are compared with the share
+MAX_NODES, MAX_BYTES = 2000, 10_000_000  # of what the model and the loss refer to, to be copied
+PLAIN = (type(None), bool, int, float, complex, str, bytes, numpy.generic, numpy.dtype)
+SHARED = types.ModuleType, types.BuiltinFunctionType, numpy.ufunc, type
 PAGE = 'docs/migration.md, "A Chain of your own"'
 
 
@@ -58,8 +63,9 @@ def check_swap(
 ) -> SwapCheck:
     """Compare a swapped model with the dense one: the loss of a few molecules, and its gradients.
 
-    Up to four molecules of different sizes go through a copy of the model on the host, swapped and
-    dense, with the same parameters, in test mode (no dropout), in float64 if the model can.
+    Up to three small molecules of different sizes go through a copy of the model on the host,
+    swapped and dense, with the same parameters, in test mode (no dropout), in float64 if the model
+    can.
 
         print(check_swap(model, train[:32]).text or 'equal')
 
@@ -72,17 +78,21 @@ def check_swap(
 
     Returns:
         SwapCheck: it cannot be told for other converters than `CSRConverter`, packed batches
-        (which are not upstream's, on purpose), molecules of more than 128 atoms, models without a
-        dense form or that the dense batch does not fit, and losses that are random in test mode.
+        (which are not upstream's, on purpose), molecules of more than 64 atoms, models without a
+        dense form or that the dense batch does not fit, losses that are random in test mode, and
+        code of a user that reads globals other than modules, functions, numbers and strings, or
+        much data.
 
     Note:
-        Changes nothing: neither the model nor what it reports, nor the random numbers of NumPy and
-        Python. Takes tens of milliseconds.
+        Runs copies of the model and of what the loss function refers to: neither they change, nor
+        what is reported, nor the random numbers of NumPy and Python. What code of a user does
+        besides, such as printing, it does here as well. Mostly takes tens of milliseconds.
     """
     try:
         return _compared(model, examples, converter, loss_func)
-    except _CannotTell as error:
-        return SwapCheck(None, str(error))
+    except Exception as error:  # the training raises what is wrong
+        text = str(error) if isinstance(error, _CannotTell) else repr(error)
+        return SwapCheck(None, text)
 
 
 def _compared(model, examples, converter, loss_func):
@@ -138,11 +148,16 @@ def _dense_example(example):
 
 
 def _chosen(examples):
-    """Return up to N_MOLECULES examples, from the smallest molecule to the largest allowed."""
+    """Return up to N_MOLECULES examples: of those with few atoms, from the smallest to the largest.
+
+    Where there are not two with few atoms, the two smallest.
+    """
     examples = sorted(examples, key=lambda example: len(example[0]))
     examples = [example for example in examples if 0 < len(example[0]) <= MAX_ATOMS]
     if not examples:
         raise _CannotTell('no molecule has 1 to %d atoms' % MAX_ATOMS)
+    few = [example for example in examples if len(example[0]) <= FEW_ATOMS]
+    examples = few if len(few) > 1 else examples[:2]
     places = numpy.linspace(0, len(examples) - 1, min(N_MOLECULES, len(examples)))
     return [examples[round(place)] for place in places]
 
@@ -160,16 +175,27 @@ class _Run:
 
     def __init__(self, model, loss_func, examples, dtype):
         memo: dict = {}
+        for link in model.links():
+            for kind in type(link).__mro__:
+                _look_at_code(kind)
+            _weigh(list(vars(link).values()), model)
         try:
             self._model = copy.deepcopy(model, memo)
-            self._function = _rebound(loss_func, memo) if loss_func else self._model
+            self._function = _copied(loss_func, memo, model) if loss_func else self._model
             self._model.to_device('@numpy')
+            for link in self._model.links():
+                for name, value in vars(link).items():
+                    if isinstance(value, numpy.ndarray):
+                        vars(link)[name] = _cast(value, dtype)
+                    elif isinstance(value, dict):
+                        for key in value:
+                            value[key] = _with_copies(value[key], memo, model)
+                    else:
+                        vars(link)[name] = _with_copies(value, memo, model)
+        except _CannotTell:
+            raise
         except Exception as error:
             raise _CannotTell('the model cannot be copied to the host: %r' % error) from error
-        for link in self._model.links():
-            for name, value in vars(link).items():
-                if isinstance(value, numpy.ndarray):
-                    vars(link)[name] = _cast(value, dtype)
         for param in self._model.params(include_uninit=False):
             param.array = _cast(param.array, dtype)
         self._examples = [tuple(_cast(value, dtype) for value in example) for example in examples]
@@ -221,25 +247,81 @@ def _cast(value, dtype):
     return value.copy() if isinstance(value, numpy.ndarray) else value
 
 
-def _rebound(function, memo):
-    """Return a copy of a function that reads copies of the links in its closure and globals."""
-    if not isinstance(function, types.FunctionType):
-        return copy.deepcopy(function, memo)  # of a method, an object or a partial
+def _with_copies(value, memo, model):
+    """Return a user's function with copies of what it refers to, any other value as it is."""
+    is_users = isinstance(value, types.FunctionType) and is_user_code(value.__module__)
+    return _copied(value, memo, model) if is_users else value
 
-    def copied(value):
-        if isinstance(value, types.FunctionType) and value is not function:
-            return _rebound(value, memo) if value.__closure__ else value
-        is_link = isinstance(value, (chainer.Link, types.MethodType))
-        return copy.deepcopy(value, memo) if is_link else value
 
-    around = function.__globals__
-    used = {name: copied(around[name]) for name in function.__code__.co_names if name in around}
-    cells = tuple(types.CellType(copied(cell.cell_contents)) for cell in function.__closure__ or ())
-    rebound = types.FunctionType(
-        function.__code__, {**around, **used}, function.__name__, function.__defaults__, cells
-    )
-    rebound.__kwdefaults__ = function.__kwdefaults__
-    return rebound
+def _copied(value, memo, model):
+    """Return a deep copy of a value; a user's function refers to copies.
+
+    Raises:
+        _CannotTell: it refers to too much.
+    """
+    if id(value) in memo:
+        return memo[id(value)]
+    if not isinstance(value, types.FunctionType):
+        if isinstance(value, SHARED) or value is None:
+            return value
+        _weigh([value], model)
+        return copy.deepcopy(value, memo)
+    if not is_user_code(value.__module__):
+        return value
+    around, cells = value.__globals__, value.__closure__ or ()
+    used = {name: around[name] for name in value.__code__.co_names if name in around}
+    used = {name: of for name, of in used.items() if of is not value}
+    new_cells = tuple(types.CellType() for _ in cells)
+    changed = dict(around)
+    made = types.FunctionType(value.__code__, changed, value.__name__, None, new_cells)
+    memo[id(value)] = made
+    for cell, new in zip(cells, new_cells):
+        new.cell_contents = _copied(cell.cell_contents, memo, model)
+    for name, of in used.items():
+        changed[name] = _copied(of, memo, model)
+    made.__defaults__ = _copied(value.__defaults__, memo, model)
+    made.__kwdefaults__ = _copied(value.__kwdefaults__, memo, model)
+    return made
+
+
+def _look_at_code(kind):
+    """Raise _CannotTell if methods of a user's class read globals that may change or be changed."""
+    if not is_user_code(kind.__module__):
+        return
+    for method in vars(kind).values():
+        if isinstance(method, types.FunctionType) and method.__name__ != '__init__':
+            around = method.__globals__
+            for name in method.__code__.co_names:
+                value = around.get(name)
+                if not isinstance(value, (*PLAIN, *SHARED, types.FunctionType)):
+                    raise _CannotTell(
+                        '%s.%s reads the global %s, a %s'
+                        % (kind.__name__, method.__name__, name, type(value).__name__)
+                    )
+
+
+def _weigh(values, model):
+    """Raise _CannotTell if values, and what they hold, are too much to copy; links do not count."""
+    seen, n_bytes = set(), 0
+    while values:
+        value = values.pop()
+        if id(value) in seen or isinstance(value, (*PLAIN, *SHARED, chainer.Variable)):
+            continue
+        seen.add(id(value))
+        if hasattr(value, 'nbytes'):
+            n_bytes += value.nbytes
+        elif isinstance(value, chainer.Link):
+            pass  # weighed by itself, or of another model, as large as that
+        elif isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, (list, tuple, set)):
+            values += value
+        elif isinstance(value, types.MethodType):
+            values.append(value.__self__)
+        elif hasattr(value, '__dict__') and not isinstance(value, types.FunctionType):
+            values += vars(value).values()
+        if len(seen) + len(values) > MAX_NODES or n_bytes > MAX_BYTES:
+            raise _CannotTell('the model or the loss refers to much data')
 
 
 @contextlib.contextmanager
@@ -255,10 +337,14 @@ def _random_numbers_kept():
 def _difference(found, expected, dtype):
     """Return how (str) two outcomes differ, '' if they do not beyond rounding."""
     tolerance = TOLERANCE[dtype]
-    if not _are_close(found[0], expected[0], tolerance):
-        return 'off by %.2g of it' % (abs(found[0] - expected[0]) / max(abs(expected[0]), 1e-30))
     norms = {path: numpy.linalg.norm(gradient) for path, gradient in expected[1].items()}
-    least = SMALL * max(norms.values(), default=0)
+    # What the loss is made of may cancel: it is compared with a change of it, too.
+    largest = max(norms.values(), default=0)
+    scale = max(abs(found[0]), abs(expected[0]), 1e-2 * largest, FLOOR[dtype])
+    is_finite = numpy.isfinite(found[0]) or numpy.isfinite(expected[0])
+    if is_finite and not abs(found[0] - expected[0]) <= tolerance * scale:
+        return 'off by %.2g of it' % (abs(found[0] - expected[0]) / max(abs(expected[0]), 1e-30))
+    least = max(SMALL * largest, FLOOR[dtype])
     worst, where = 0.0, None
     for path in {**found[1], **expected[1]}:
         if path not in found[1] or path not in expected[1]:
@@ -266,19 +352,15 @@ def _difference(found, expected, dtype):
                 path,
                 'after' if path in found[1] else 'before',
             )
-        error = numpy.linalg.norm(found[1][path] - expected[1][path])
-        error /= max(norms[path], least) or 1
+        both = numpy.isnan(found[1][path]) & numpy.isnan(expected[1][path])
+        error = numpy.linalg.norm(numpy.where(both, 0, found[1][path] - expected[1][path]))
+        if numpy.isfinite(norms[path]):
+            error /= max(norms[path], least)
         if not error <= worst:  # NaN as well
             worst, where = error, path
-    if worst <= tolerance or (not numpy.isfinite(expected[0]) and numpy.isnan(worst)):
+    if worst <= tolerance:
         return ''
     return 'its gradient by %s is off by %.2g of it' % (where, worst)
-
-
-def _are_close(a, b, tolerance):
-    return abs(a - b) <= tolerance * max(abs(a), abs(b), 1e-12) or not (
-        numpy.isfinite(a) or numpy.isfinite(b)
-    )
 
 
 def _cause(run, converter, sparse, dense):

@@ -1,6 +1,8 @@
 """`check_swap`: silent where nothing differs, a text where something does, no trace of itself."""
 
 import random
+import time
+import types
 import warnings
 
 import numpy
@@ -22,6 +24,7 @@ from chainer_bspmm import sparsify
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import check_swap
 from tests.support import parity
+from tests.support.molecules import molecules
 
 
 def examples(n=12, n_labels=1):
@@ -224,7 +227,7 @@ def test_what_cannot_be_told(loss, converter, reason):
 def test_large_molecules_cannot_be_told():
     large = (numpy.ones(200, 'i'), numpy.zeros((4, 200, 200), 'f'), numpy.ones(1, 'f'))
     found = check_swap(sparsify(Own(ROWS['len(atoms)'])), [large])
-    assert found.equal is None and '128' in found.text
+    assert found.equal is None and '64' in found.text
 
 
 class Counting(Own):
@@ -261,6 +264,84 @@ def test_it_leaves_no_trace():
     assert [type(link) for link in model.links()] == classes
     assert model.late.W.array is None
     assert all((param.grad == 7).all() for param in model.params(include_uninit=False))
+
+
+def test_what_a_loss_refers_to_stays():
+    """Counters, generators, and models in closures, default arguments and attributes."""
+    model = sparsify(set_up_predictor('rsgcn', 8, 2, 1))
+    count: dict = {'n': 0, 'list': []}
+    noise = numpy.random.default_rng(0)
+    holder = types.SimpleNamespace(model=model)
+    before = noise.bit_generator.state
+
+    def loss(atoms, adj, t, m=model):
+        count['n'] += 1
+        count['list'].append(1)
+        noise.normal()
+        return squares(m(atoms, adj), t) / len(t) + F.mean(holder.model(atoms, adj))
+
+    for param in model.params(include_uninit=False):
+        param.grad = numpy.full_like(param.array, 7)
+    attributes = dict(vars(model))
+    assert check_swap(model, one_relation(examples()), loss_func=loss).equal
+    assert (
+        count == {'n': 0, 'list': []}
+        and vars(model) == attributes
+        and noise.bit_generator.state == before
+    )
+    weighted = Regressor(
+        model,
+        lossfun=lambda y, t: (
+            F.mean_squared_error(y, t) + sum(F.sum(param**2) for param in model.params())
+        ),
+        metrics_fun={'n': lambda y, t: count.update(n=9) or F.mean(y)},
+    )
+    assert check_swap(weighted, one_relation(examples())).equal
+    assert count['n'] == 0
+    assert all((param.grad == 7).all() for param in model.params(include_uninit=False))
+
+
+COUNT = {'n': 0}
+
+
+class ReadsGlobal(Own):
+    def __call__(self, *batch):
+        COUNT['n'] += 1
+        return super().__call__(*batch)
+
+
+def test_what_is_not_copied():
+    model = sparsify(ReadsGlobal(EQUAL['a mean of y']))
+    found = check_swap(model, examples())
+    assert found.equal is None and 'reads the global COUNT, a dict' in found.text
+    assert not COUNT['n']
+    model = sparsify(Own(EQUAL['a mean of y']))
+    model.data = [examples() for _ in range(1000)]
+    found = check_swap(model, examples())
+    assert found.equal is None and 'much data' in found.text
+
+
+@pytest.mark.parametrize('batch', [[], [1], [(numpy.int32(1), 2)], [(None,)]])
+def test_wrong_examples_are_for_the_converter_to_refuse(batch):
+    assert check_swap(sparsify(Own(EQUAL['a mean of y'])), batch).equal is None
+
+
+def test_large_molecules_take_no_time():
+    sizes = 100, 64, 60, 40, 30
+    found = [(*e[:2], numpy.ones(1, 'f')) for e in molecules(sizes, 'relations', 4)]
+    model = sparsify(Own(EQUAL['a mean of y'], 'relgat'))
+    start = time.perf_counter()
+    assert check_swap(model, found).equal
+    assert time.perf_counter() - start < 2  # a batch of all takes much longer
+    found += [(*e[:2], numpy.ones(1, 'f')) for e in molecules((3, 7, 9, 11), 'relations', 4)]
+    assert check_swap(model, found).equal
+
+
+def test_a_loss_that_cancels():
+    loss = Own(
+        lambda self, y, x, adj, t: 1e3 * F.sum(y - F.broadcast_to(F.mean(y, axis=0), y.shape))
+    )
+    assert check_swap(sparsify(loss), examples()).equal
 
 
 def test_models_that_were_dense_or_hold_what_cannot_be_copied():
