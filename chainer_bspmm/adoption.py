@@ -16,16 +16,28 @@ from chainer_chemistry.models.prediction.base import BaseForwardModel
 from chainer_bspmm.dataset.converters import CSRConverter
 
 
+# The loops that are replaced, unless somebody else has replaced them.
+_LOOPS = {StandardUpdater: StandardUpdater.update_core, Evaluator: Evaluator.evaluate}
+
+
 def _is_ours(converter):
     return type(converter) is CSRConverter and chainer.config.bspmm_capture
+
+
+def _can_adopt(updater):
+    return (
+        type(updater) is StandardUpdater
+        and _is_ours(updater.converter)
+        and StandardUpdater.update_core is _LOOPS[StandardUpdater]
+        and hasattr(updater.get_all_optimizers().get('main'), 'target')
+    )
 
 
 def _adopting_updaters(init):
     @functools.wraps(init)
     def __init__(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        optimizers = self.get_all_optimizers()
-        if type(self) is StandardUpdater and _is_ours(self.converter) and 'main' in optimizers:
+        if _can_adopt(self):
             # Imported where it is needed: it would make the first import of the package longer.
             from chainer_bspmm.training.graph_updater import adopt
 
@@ -37,7 +49,7 @@ def _adopting_updaters(init):
 def _adopting_evaluators(call):
     @functools.wraps(call)
     def __call__(self, trainer=None):
-        if _is_ours(self.converter):
+        if _is_ours(getattr(self, 'converter', None)) and Evaluator.evaluate is _LOOPS[Evaluator]:
             from chainer_bspmm.training.captured_evaluators import capture_evaluator
 
             capture_evaluator(self)

@@ -42,9 +42,9 @@ class CSRConverter(chainer.dataset.Converter):
             atom, such as the labels of the ``*_cwle`` and ``*_gwle`` methods. They are laid out as
             the atoms are, with 0 for phantom atoms. None: those first columns whose values are
             arrays as long as their molecules. If all molecules of a batch have one size (a batch of
-            one, stored padding), the label of a molecule may be as long by chance: then the last
-            batch of such columns whose molecules differ in size tells, and before there was one
-            only arrays of integers of one dimension count, and the last column does not.
+            one, stored padding), the label of a molecule may be as long by chance: only arrays of
+            integers of one dimension count then, that had another shape in earlier batches of
+            molecules that differed in size, and the last column does not.
         strip_padding (bool or None): whether trailing atoms of id 0 without bonds are padding of
             the data set. True: they are, and get no rows. False: they are atoms, as where ids begin
             at 0 (labels of the ``*_wle`` methods). None: they are, but if that is not sure, because

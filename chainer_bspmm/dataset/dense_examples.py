@@ -61,39 +61,30 @@ def join_atoms(atoms, name='batch', first=0):
 def count_node_columns(found, last_too=False):
     """Return how many of the first columns of labels have a row for each atom.
 
-    Where all molecules have one size, a label of a molecule may have as many rows by chance: an
-    earlier batch of columns of these kinds tells. If there was none, only a column of
-    one-dimensional integer arrays counts, and the last column, or one of molecules of one atom,
-    only with `last_too`.
+    Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
+    column of one-dimensional integer arrays counts, unless it had the same shape in a batch of
+    molecules that differed in size; the last column, or one of molecules of one atom, counts only
+    with `last_too`.
     """
-    kinds = tuple(
-        (getattr(column[0], 'ndim', 0), getattr(column[0], 'dtype', None))
-        for column in found.labels
-    )
-    if len(set(found.full_sizes)) == 1:
-        if kinds in _told and not last_too:
-            return _told[kinds]
-        return _count_node_columns(found, last_too, True)
-    _told[kinds] = _count_node_columns(found, last_too, False)
-    return _told[kinds]
-
-
-# Kinds of columns -> how many of them belong to atoms, in the last batch that told.
-_told: dict[tuple, int] = {}
-
-
-def _count_node_columns(found, last_too, one_size):
+    one_size = len(set(found.full_sizes)) == 1
     for i, column in enumerate(found.labels):
-        if any(
-            getattr(values, 'shape', ())[:1] != (n,) for values, n in zip(column, found.full_sizes)
-        ):
+        shapes = [getattr(values, 'shape', ()) for values in column]
+        kind = i, shapes[0], getattr(column[0], 'dtype', None)
+        if any(shape[:1] != (n,) for shape, n in zip(shapes, found.full_sizes)):
+            if not one_size and set(shapes) == {shapes[0]}:
+                _of_molecules.add(kind)
             return i
         if one_size and (
             any(values.ndim != 1 or values.dtype.kind not in 'iu' for values in column)
             or (not last_too and (i == len(found.labels) - 1 or found.full_sizes[0] == 1))
+            or kind in _of_molecules
         ):
             return i
     return len(found.labels)
+
+
+# Column, shape and dtype of labels that belonged to molecules.
+_of_molecules: set[tuple] = set()
 
 
 def is_padding(atoms, full_sizes):

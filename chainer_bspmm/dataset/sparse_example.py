@@ -18,6 +18,9 @@ class Selection:
     def __len__(self):
         return self.order.size
 
+    def __getitem__(self, index):
+        return SparseExample(self.molecules, int(self.order[index]))
+
 
 class SparseExample(collections.abc.Sequence):
     """One example ``(atoms, adj, label...)`` of a `SparseDataset`: a reference to its arrays.

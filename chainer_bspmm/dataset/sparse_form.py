@@ -19,6 +19,8 @@ from chainer_bspmm.dataset.sparse_dataset import to_sparse
 
 # id of an array -> how many forms keep it from being written.
 _locks: collections.Counter[int] = collections.Counter()
+# id of an array that is locked -> views of it that are no longer.
+_waiting: dict[int, list[numpy.ndarray]] = {}
 # id of a data set -> its form.
 _forms: weakref.WeakValueDictionary[int, SparseForm] = weakref.WeakValueDictionary()
 
@@ -59,8 +61,10 @@ class SparseForm:
                         self._lock(value)
             self.molecules: Molecules = to_sparse(dataset).molecules
             _refuse_node_columns(self.molecules)
-        except (CannotKeep, IndexError, TypeError, ValueError) as error:
+        except BaseException as error:
             self._unlock()
+            if not isinstance(error, Exception):
+                raise
             raise CannotKeep(str(error)) from error
 
     def is_current(self, index: numpy.ndarray) -> bool:
@@ -99,17 +103,28 @@ class SparseForm:
                 self._locked[id(array)] = array
 
     def _unlock(self):
-        for key, array in self._locked.items():  # a view after what it is of
+        locked, self._locked = self._locked, {}
+        for key, array in locked.items():  # a view after what it is of
             _locks[key] -= 1
             if not _locks[key]:
                 del _locks[key]
-                with contextlib.suppress(ValueError):  # unpickled: NumPy does not let them
-                    array.flags.writeable = True
-        self._locked = {}
+                _make_writeable(array)
 
     def __del__(self):
         with contextlib.suppress(Exception):  # at the end of the interpreter
             self._unlock()
+
+
+def _make_writeable(array):
+    try:
+        array.flags.writeable = True
+    except ValueError:
+        # A view of what another form still locks; or unpickled: NumPy does not let it be written.
+        if id(array.base) in _locks:
+            _waiting.setdefault(id(array.base), []).append(array)
+        return
+    for view in _waiting.pop(id(array), ()):
+        _make_writeable(view)
 
 
 def columns_of(dataset):
@@ -143,13 +158,14 @@ def _dtypes(example):
         isinstance(value, (numpy.ndarray, numpy.generic)) for value in example[2:]
     ):
         raise CannotKeep('an example is not of arrays')
-    return [value.dtype for value in example[1:]]
+    atoms = example[0].dtype
+    return [atoms if atoms.kind == 'f' else None, *(value.dtype for value in example[1:])]
 
 
 def _refuse_node_columns(molecules):
     """Raise where a converter may take labels for those of atoms, as in molecules of one size."""
     sizes = set(molecules.full_sizes.tolist())
-    for label in molecules.labels[:-1]:
+    for label in molecules.labels if molecules.has_padding else molecules.labels[:-1]:
         if len(sizes) == 1 and label.ndim == 2 and label.shape[1:] == (*sizes,):
             raise CannotKeep('labels may be those of atoms')
 
@@ -198,9 +214,8 @@ def form_of(dataset: Any) -> SparseForm | None:
 
 def suits(converter: CSRConverter, molecules: Molecules) -> bool:
     """Return whether a converter makes the same batches of molecules as of the dense examples."""
-    return not converter.n_node_columns and not (
-        converter.strip_padding is None
-        and converter._loses
-        and molecules.has_padding
-        and not molecules.is_padding
-    )
+    if converter.n_node_columns:
+        return False
+    if converter.strip_padding is None:
+        return not converter._loses or not molecules.has_padding or molecules.is_padding
+    return converter.strip_padding or not molecules.has_padding

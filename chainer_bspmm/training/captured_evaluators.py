@@ -80,7 +80,7 @@ class _Captured:
     name: str
     _iterators: dict
     _targets: dict
-    _evaluation, _parts = None, ()
+    _evaluation, _parts, _has_trainer = None, (), False
 
     def _results(self, kind):
         """Yield name -> value for each batch, from a `kind` of evaluation.
@@ -105,10 +105,22 @@ class _Captured:
             self._evaluation.watched = None  # other code has run since
             while True:
                 try:
-                    examples = self._evaluation.examples.next(iterator, self.converter)
+                    examples = self._evaluation.examples.next(
+                        iterator, self.converter, self._has_trainer
+                    )
                 except StopIteration:
                     return
                 yield self._evaluation.evaluate(examples)
+
+    def __call__(self, trainer=None):
+        self._has_trainer = trainer is not None  # which says when the training ends
+        return super().__call__(trainer)
+
+    def __reduce_ex__(self, protocol):
+        """A copy is of the class that this had, and captured at its first call."""
+        own = '_evaluation', '_parts', '_has_trainer'
+        state = {name: value for name, value in vars(self).items() if name not in own}
+        return _made, (type(self).__bases__[1], state)
 
     def finalize(self):
         super().finalize()
@@ -118,6 +130,12 @@ class _Captured:
         if self._evaluation is not None:
             self._evaluation.close()
         self._evaluation, self._parts = None, ()
+
+
+def _made(kind, state):
+    evaluator = kind.__new__(kind)
+    vars(evaluator).update(state)
+    return evaluator
 
 
 class _CapturedReports(_Captured):

@@ -12,6 +12,9 @@ from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node.epochs import PartIterator
 
 
+MOST_FORMS = 4  # that are opened: a script that changes its data set all the time converts batches
+
+
 class Examples:
     """What an iterator gives for a converter, as a `Selection` where it can be.
 
@@ -25,9 +28,18 @@ class Examples:
         self._parts = None, None, None  # the iterator, its data set, the converter
         self._form = None  # of a dense data set
         self._is_numbered = False
+        self._n_forms = 0  # that were opened
 
-    def next(self, iterator, converter):
+    def __reduce__(self):
+        return Examples, ()  # a copy opens its own
+
+    def next(self, iterator, converter, may_keep=True):
         """Return the next list of examples or `Selection`.
+
+        Args:
+            iterator (Iterator), converter (callable): of an updater or evaluator.
+            may_keep (bool): whether dense data sets may be kept: their arrays are read-only until
+                :meth:`close`, which the caller must be sure to reach.
 
         Raises:
             StopIteration: the iterator has ended.
@@ -35,7 +47,7 @@ class Examples:
         dataset = getattr(iterator, 'dataset', None)
         was = self._parts
         if iterator is not was[0] or dataset is not was[1] or converter is not was[2]:
-            self._look(iterator, dataset, converter)
+            self._look(iterator, dataset, converter, may_keep)
         if not self._is_numbered or 'next' in vars(iterator):
             return iterator.next()
         index = _next_index(iterator)
@@ -44,27 +56,26 @@ class Examples:
 
     def close(self):
         """Let arrays of dense examples be written again."""
-        if self._form is not None:
-            self._form.close()
-        self.__init__()
+        form, self._form = self._form, None
+        self._parts, self._is_numbered = (None, None, None), False
+        if form is not None:
+            form.close()
 
-    def _look(self, iterator, dataset, converter):
-        self.close()
-        self._parts = iterator, dataset, converter
-        if type(iterator) not in (SerialIterator, PartIterator) or type(converter) is not (
-            CSRConverter
-        ):
-            return
-        base = sparse_form.base_of(dataset)
-        if type(base) not in (SparseDataset, DeviceDataset):
-            self._form = sparse_form.open_form(base)
-            if self._form is None:
-                return
-            if not sparse_form.suits(converter, self._form.molecules):
-                self._form.close()
-                self._form = None
-                return
-        self._is_numbered = True
+    def _look(self, iterator, dataset, converter, may_keep):
+        last, self._form = self._form, None  # closed at the end: it may be the same again
+        self._parts, self._is_numbered = (iterator, dataset, converter), False
+        if type(iterator) in (SerialIterator, PartIterator) and type(converter) is CSRConverter:
+            base = sparse_form.base_of(dataset)
+            self._is_numbered = type(base) in (SparseDataset, DeviceDataset)
+            if not self._is_numbered and may_keep and self._n_forms < MOST_FORMS:
+                form = sparse_form.open_form(base)
+                self._n_forms += form is not None
+                if form is not None and sparse_form.suits(converter, form.molecules):
+                    self._form, self._is_numbered = form, True
+                elif form is not None:
+                    form.close()
+        if last is not None:
+            last.close()
 
     def _selected(self, dataset, index):
         """Return the `Selection` of examples; None if there are none, or a number is wrong."""
@@ -93,11 +104,13 @@ def _next_index(iterator):
         # Most batches: the state machine takes as long as all else here.
         iterator._previous_epoch_detail = epoch + position / n_examples
         iterator._state = _statemachine.IteratorState(stop, epoch, False, order)
-        return numpy.arange(position, stop) if order is None else order[position:stop]
+        return (
+            numpy.arange(position, stop) if order is None else numpy.asarray(order[position:stop])
+        )
     iterator._previous_epoch_detail = iterator.epoch_detail
     iterator._state, index = _statemachine.iterator_statemachine(
         state, iterator.batch_size, iterator.repeat, iterator.order_sampler, len(iterator.dataset)
     )
     if index is None:
         raise StopIteration
-    return index
+    return numpy.asarray(index)

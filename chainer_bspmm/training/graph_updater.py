@@ -138,12 +138,21 @@ class GraphUpdater(StandardUpdater):
 
     @seed.setter
     def seed(self, seed):
-        self._driver.seed = seed
+        if seed != self._driver.seed:
+            self._driver.seed = seed
+            self._driver.forget()  # captured steps have the old one
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != '_between_steps'}
 
     def update_core(self) -> None:
         is_known = self._between_steps is not None and self._between_steps.had_no_effect(self)
         iterator = self._iterators['main']
-        examples = self._driver.examples.next(iterator, self.converter)
+        if self._optimizers['main'] is not self._driver.given:  # replaced
+            self._driver = StepDriver(*self._driver.options(self._optimizers['main']))
+        # Without a Trainer nobody may say when the training ends.
+        may_keep = self._between_steps is not None
+        examples = self._driver.examples.next(iterator, self.converter, may_keep)
         if not is_known or type(examples) is not Selection:  # a list may come from a user's code
             self._driver.watched = None
         if not self._is_checked:

@@ -63,12 +63,20 @@ class StepDriver(Driver):
         self.on_difference = on_difference
         self.seed = seed  # a snapshot may change it
         self.check_every = validate.count('check_every', check_every, 1)
+        self.given = optimizer
         self.together = _of_ranks(optimizer)
         self.optimizer = optimizer if self.together is None else self.together.actual_optimizer
         self.target = self.optimizer.target  # the updater looks at every step
         self.do_all_capture = None
         self.peers = None  # then, the memory that they share, if they do
         self._variants_key = None  # the guards' key when the update was asked for its variants
+
+    def options(self, optimizer):
+        """Return the arguments of a driver like this one, for an optimizer."""
+        return optimizer, self.device, self.seed, self.check_every, self.on_difference
+
+    def __reduce__(self):
+        return StepDriver, self.options(self.given)  # a copy captures anew
 
     @property
     def is_on_gpu(self):

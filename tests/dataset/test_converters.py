@@ -329,7 +329,7 @@ def test_node_columns(device, channels, out_size):
 @pytest.fixture
 def nothing_told(monkeypatch):
     """No earlier batch tells which columns belong to atoms."""
-    monkeypatch.setattr(dense_examples, '_told', {})
+    monkeypatch.setattr(dense_examples, '_of_molecules', set())
 
 
 def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
@@ -342,8 +342,9 @@ def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
     assert concat_mols.convert(both[1])[3] == 0
     *_, labels, weights = concat_mols(both[0])
     assert labels.shape == weights.shape == (2, 4)
-    of_atoms = [(*e[:2], numpy.arange(len(e[0]), dtype='i'), e[2]) for e in molecules((3, 1, 7))]
-    assert concat_mols.convert(of_atoms)[3] == 1
+    for sizes in ((3, 1, 7), (3, 3), (5,)):
+        of_atoms = [(*e[:2], numpy.arange(len(e[0]), dtype='i'), e[2]) for e in molecules(sizes)]
+        assert concat_mols.convert(of_atoms)[3] == 1
 
 
 def test_padding_of_upstreams_converter():

@@ -1,5 +1,6 @@
 """Dense data sets are converted once; what changes in them is an error, or is seen."""
 
+import copy
 import gc
 import pickle
 
@@ -305,6 +306,64 @@ def test_arrays_that_are_shared_or_were_read_only():
     two.close()
     found[1][1][...] = 0
     assert not found[0][0].flags.writeable
+
+
+def test_views_of_one_array_in_two_trainings(locked):
+    labels = numpy.random.RandomState(0).uniform(size=(len(SIZES), 2)).astype('f')
+    found = [(*example[:2], label) for example, label in zip(examples(), labels)]
+    one, two = opened(found[:5]), opened(found[5:])
+    one.close()
+    with pytest.raises(ValueError, match='read-only'):
+        found[0][2][...] = 0  # a view of what the other still locks
+    two.close()
+    for example in found:
+        example[2][...] = 1
+    assert not locked() and not sparse_form._waiting
+
+
+def test_a_copy_has_its_own_form(locked):
+    taken = opened(examples())
+    other = copy.deepcopy(taken)
+    del other
+    taken.close()
+    assert not locked()
+
+
+def test_an_interrupt_while_it_is_converted(monkeypatch, locked):
+    def interrupted(dataset):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sparse_form, 'to_sparse', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Examples().next(SerialIterator(examples(), 3), CONVERTER)
+    assert not locked()
+    monkeypatch.setattr(sparse_form, 'to_sparse', lambda dataset: bytearray(2**62))
+    assert type(Examples().next(SerialIterator(examples(), 3), CONVERTER)) is list
+
+
+def test_data_sets_that_take_turns(locked):
+    """They are converted a few times, then batch by batch; one that comes back at once, once."""
+    taken, iterators = Examples(), [SerialIterator(examples(), 3) for _ in range(2)]
+    kinds = [type(taken.next(iterators[i % 2], CONVERTER)) for i in range(9)]
+    assert kinds == [Selection] * 4 + [list] * 5
+    taken.close()
+    assert not locked()
+
+
+def test_samplers_that_give_lists():
+    def sampled(order, position):
+        return list(range(len(order)))
+
+    iterator = SerialIterator(tuples(), 3, shuffle=None, order_sampler=sampled)
+    assert type(Examples().next(iterator, CONVERTER)) is Selection
+
+
+def test_a_selection_is_a_sequence():
+    taken = opened(tuples())
+    found = taken.next(SerialIterator(tuples(), 3, shuffle=False), CONVERTER)
+    assert [len(example) for example in found] == [3] * 3
+    numpy.testing.assert_array_equal(found[0][0], examples()[0][0])
+    taken.close()
 
 
 def test_what_nobody_closes_ends_with_its_owner(locked):

@@ -1,5 +1,7 @@
 """The two lines of a script reach captured steps, evaluations and predictions."""
 
+import copy
+import pickle
 import warnings
 
 import numpy
@@ -98,19 +100,94 @@ def test_several_optimizers_and_parallel_updaters_stay():
     assert type(updater) is training.updaters.ParallelUpdater
 
 
-def test_without_a_gpu_it_trains_as_before():
+def test_without_a_gpu_it_trains_as_before(tmp_path):
     """Not a word, the same bits, and dense examples are converted once."""
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        adopted = script(HOST)
-        run(adopted, 9)
-    assert not EXAMPLES[0][0].flags.writeable
-    with chainer.using_config('bspmm_capture', False):
-        own = script(HOST)
-    run(own, 9)
-    assert_same_bits(parameters(adopted), parameters(own))
-    adopted.finalize()
-    assert EXAMPLES[0][0].flags.writeable
+    seen, found = [], []
+    for captured in (True, False):
+        with warnings.catch_warnings(), chainer.using_config('bspmm_capture', captured):
+            warnings.simplefilter('error')
+            updater = script(HOST)
+            trainer = training.Trainer(updater, (9, 'iteration'), out=str(tmp_path))
+            trainer.extend(lambda _: seen.append(EXAMPLES[0][0].flags.writeable))
+            trainer.run()
+        assert EXAMPLES[0][0].flags.writeable
+        found.append(parameters(updater))
+    assert seen == [False] * (len(seen) // 2) + [True] * (len(seen) // 2)
+    assert_same_bits(*found)
+
+
+def test_a_loop_without_a_trainer_locks_nothing():
+    updater = script(HOST)
+    run(updater, 9)
+    EXAMPLES[0][0][...] = EXAMPLES[0][0]
+
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_updaters_and_evaluators_are_copied(device, graphs, copied, tmp_path):
+    updater = script(device, model=make_model('GIN'))
+    trainer = training.Trainer(updater, (20, 'iteration'), out=str(tmp_path))
+    evaluator = extensions.Evaluator(
+        SerialIterator(EXAMPLES, 4, repeat=False, shuffle=False),
+        updater.get_optimizer('main').target,
+        converter=chainer_bspmm.concat_mols,
+        device=device,
+    )
+    trainer.extend(evaluator, trigger=(5, 'iteration'))
+    trainer.run()
+    other = copied(updater)
+    assert type(other) is GraphUpdater and other.seed == updater.seed
+    run(other, 3)
+    assert type(copied(evaluator)) is extensions.Evaluator
+    name, value = next(iter(parameters(updater).items()))
+    assert (parameters(other)[name] != value).any()
+
+
+def test_an_optimizer_that_is_replaced(device, graphs, no_causes):
+    updater = script(device)
+    run(updater, 5)
+    before = parameters(updater)
+    model = make_model(seed=1)
+    model.to_device(device)
+    updater._optimizers['main'] = optimizers.Adam().setup(model)
+    updater.get_optimizer('main').use_auto_new_epoch = True
+    run(updater, 5)
+    assert updater.get_optimizer('main').t == 5
+    assert_same_bits(before, before)
+
+
+class Gan(StandardUpdater):
+    """Uses names before they are there."""
+
+    def __init__(self, optimizer, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.generator = optimizer
+
+    def get_all_optimizers(self):
+        return {'main': self.generator}
+
+
+class OwnEvaluator(extensions.Evaluator):
+    def __init__(self, model):
+        self._targets, self.name = {'main': model}, None
+
+    def evaluate(self):
+        return {'x': 1}
+
+
+def test_subclasses_that_are_made_in_their_own_way():
+    model = make_model()
+    optimizer = optimizers.Adam().setup(model)
+    iterator = SerialIterator(EXAMPLES, BATCH)
+    assert type(Gan(optimizer, iterator, optimizer)) is Gan
+    assert OwnEvaluator(model)() == {'x': 1}
+
+
+def test_loops_that_somebody_else_replaced_are_used(monkeypatch):
+    called = []
+    monkeypatch.setattr(StandardUpdater, 'update_core', lambda self: called.append(self))
+    updater = script(HOST)
+    updater.update()
+    assert called == [updater] and type(updater) is StandardUpdater
 
 
 def trained(device, folder, n_steps, resume=None, captured=True):
