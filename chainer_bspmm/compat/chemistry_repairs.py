@@ -86,6 +86,24 @@ def colours_are_floats(module):
     module.MolVisualizer.visualize = visualize_in_double
 
 
+@repairs('chainer_chemistry.saliency.calculator.occlusion_calculator')
+def windows_have_several_elements(module):
+    """saliency/calculator/occlusion_calculator.py: it reshapes one score to the whole window.
+
+    That fails unless a window has one element along each axis that it slides on. A score for each
+    molecule is broadcast.
+    """
+    get_array_module = module.cuda.get_array_module
+
+    def reshape(scores, shape):
+        return scores.reshape([len(scores)] + [1] * (len(shape) - 1))
+
+    module.cuda = ModuleView(
+        module.cuda,
+        get_array_module=lambda *args: ModuleView(get_array_module(*args), reshape=reshape),
+    )
+
+
 # --- lists of arrays of different shapes, which NumPy 1.24 no longer turns into arrays ---
 
 
