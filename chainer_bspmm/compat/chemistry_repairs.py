@@ -183,16 +183,8 @@ def roc_auc_of_one_class_raises(module):
 def _convert_to_scalar(self, value):
     """Convert a reported value to a scalar, but leave CuPy arrays on their device.
 
-    Args:
-        value (chainer.Variable, array or scalar): Holds one number.
-
-    Returns:
-        scalar or cupy.ndarray: A Python scalar for an array on the host. For a CuPy array a
-        zero-dimensional one, which the reporter accumulates on the device and LogReport reads
-        when it logs: no synchronization here.
-
-    Raises:
-        ValueError: If the array holds more than one number.
+    Those, of one element, become zero-dimensional: the reporter accumulates them on the device, and
+    LogReport reads them when it logs, so nothing is synchronised here.
     """
     from chainer import Variable
     from chainer.backends import cuda

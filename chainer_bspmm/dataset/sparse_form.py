@@ -115,11 +115,7 @@ class SparseForm:
 
 
 def columns_of(dataset):
-    """Return the columns (list) in which a data set keeps its examples; none of a list.
-
-    Raises:
-        CannotKeep: it keeps them in something else.
-    """
+    """Return the columns in which a data set keeps its examples (a list has none)."""
     kind = type(dataset)
     if kind is list:
         return []
