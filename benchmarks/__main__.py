@@ -16,6 +16,7 @@ OUT = harness.ROOT / 'build' / 'bench'
 # module -> arguments of a short run
 CPU: dict[str, list] = {
     'training.bench_converter': ['--data', QM9_SAMPLE, '--limit', 1000, '--rounds', 3],
+    'training.bench_two_lines': ['--data', 'qm9', '--limit', 300, '--rounds', 1],
     'training.bench_training': ['--limit', 500, '--batches', 128, '--seconds', 2]
     + ['--methods', 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp'],
     'training.bench_screening': ['--limit', 256, '--totals', 512, 2048, 2048, '--rounds', 2],
@@ -23,9 +24,6 @@ CPU: dict[str, list] = {
 }
 GPU: dict[str, list] = {
     'products.bench_figures': ['--figures', '6b'],
-    'products.bench_gradients': [],
-    'products.bench_host': [],
-    'products.bench_policy': ['--shapes', 5],
     'training.bench_captured': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 90],
     'training.bench_layouts': ['--limit', 1000, '--batches', 128, '--data', 'tox21', '--time', 60],
     'training.bench_methods': ['--limit', 1000, '--time', 60],
@@ -33,11 +31,7 @@ GPU: dict[str, list] = {
 }
 LONG = {
     'bench_command': 'trains whole models',
-    'products.bench_roofline': 'takes several minutes',
     'products.bench_large': 'takes several minutes',
-    'products.bench_sell': 'needs --tox21 FILE',
-    'products.profile_figure6b': 'needs Nsight Compute',
-    'products.profile_roofline': 'needs Nsight Compute',
     'training.bench_network': 'a graph of 115 million edges',
     'training.bench_quality': 'trains to the end',
     'parity': 'compares numbers, not times',

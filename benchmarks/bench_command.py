@@ -29,7 +29,12 @@ from benchmarks.training import example_runs
 METHODS = ('rsgcn', 'relgcn')
 EPOCHS = 20
 UPSTREAM, EAGER, CAPTURED = 'upstream dense', 'ours eager', 'ours captured'
-OPTIONS = {UPSTREAM: ['--dense'], EAGER: [], CAPTURED: ['--updater', 'graph']}
+PADDED = ['--padded-to', 'batch']  # as upstream
+OPTIONS = {
+    UPSTREAM: ['--dense'],
+    EAGER: ['--updater', 'standard', *PADDED],
+    CAPTURED: ['--updater', 'graph', *PADDED],
+}
 COLD, WARM = 'cold', 'warm'
 
 MOST_SECONDS, OVER_UPSTREAM = 12, 15  # of captured runs with warm caches

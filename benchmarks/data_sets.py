@@ -1,5 +1,7 @@
 """Data sets of molecules for the benchmarks: QM9's sample, Tox21 from a file or generated."""
 
+import os
+
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer_chemistry.dataset.parsers import SmilesParser
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
@@ -7,6 +9,7 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 import numpy
 import pandas
 from rdkit import rdBase
+from rdkit import RDConfig
 
 from benchmarks.harness import ROOT
 from chainer_bspmm.dataset import from_smiles
@@ -78,6 +81,18 @@ def qm9(limit=None):
     targets = frame.drop(columns=['index', 'smiles']).to_numpy()
     targets = (targets - targets.mean(axis=0)) / targets.std(axis=0)
     return frame['smiles'].tolist(), targets.astype('f'), "QM9's sample in this repository"
+
+
+def nci(limit=None):
+    """Return SMILES (list), random targets (M, 1) float32, and a description, of NCI compounds.
+
+    Args:
+        limit (int or None): largest number of molecules; they are drawn at random.
+    """
+    path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
+    frame = _limited(pandas.read_csv(path, sep=r'\s+', names=['smiles', 'id'], usecols=[0]), limit)
+    targets = numpy.random.RandomState(0).normal(size=(len(frame), 1))
+    return frame['smiles'].tolist(), targets.astype('f'), 'NCI compounds shipped with RDKit'
 
 
 def _limited(frame, limit):

@@ -10,6 +10,7 @@ import re
 from benchmarks import bench_command
 from benchmarks.harness import number, RESULTS, ROOT, TITLES
 from benchmarks.training import bench_screening
+from benchmarks.training import bench_two_lines
 from benchmarks.training.bench_captured import CAPTURED, EAGER, GEOMETRIC_CAPTURED, ON_DEVICE
 from benchmarks.training.bench_captured import over_jax, ratio
 from benchmarks.training.bench_methods import OVER_UPSTREAM, TARGETS
@@ -355,7 +356,29 @@ def quality(result):
     return table(['', 'upstream dense', 'folded', 'folded to the largest', 'packed'], rows)
 
 
+def two_lines(result):
+    """Epochs with validation, and predictions, of upstream's scripts with the two lines."""
+    names, rows = (bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES), []
+    for data, of_methods in result['data'].items():
+        for method, of_batches in of_methods.items():
+            for n_batch, cell in of_batches.items():
+                epochs = {name: of['median'] for name, of in cell['seconds an epoch'].items()}
+                predicting = cell['seconds of predict']
+                times = [epochs[name] for name in names]
+                rows.append(
+                    [
+                        '%s, %s, batch %s' % (data, TITLES[method], n_batch),
+                        *map(number, times),
+                        '%.1f' % (times[0] / times[1]),
+                        '%.1f' % (predicting[names[0]] / predicting[names[1]]),
+                    ]
+                )
+    head = ['', 'upstream, s an epoch', 'two lines, s an epoch', 'faster', '`predict`, faster']
+    return table(head, rows)
+
+
 TABLES = {
+    'two_lines_cpu': (two_lines, 'cpu/two_lines.json'),
     'training_cpu': (training_cpu, 'cpu/training.json'),
     'captured': (captured, 'nvidia-h200/captured.json'),
     'jax': (jax, 'nvidia-h200/jax.json'),

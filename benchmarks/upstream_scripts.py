@@ -6,7 +6,8 @@ would download its data: molecules of QM9's sample, and labels and graphs that a
 
     python -m benchmarks.upstream_scripts --checkout chainer-chemistry
 
-writes ``benchmarks/results/cpu/upstream_scripts.json`` and prints a line for each run. A script
+writes ``benchmarks/results/cpu/upstream_scripts.json`` and prints a line for each run, in about 20
+minutes on two cores. A script
 under ``python -m chainer_bspmm run`` is as it is; for the two lines a copy is edited: its predictor
 goes through ``sparsify``, and its converter is the one that ``docs/methods.md`` names.
 """

@@ -61,11 +61,17 @@ def _replaying(forward):
     return _forward
 
 
+_is_installed = False
+
+
 def install() -> None:
     """Adopt from now on, unless that was done before."""
-    if hasattr(chainer.global_config, 'bspmm_capture'):
+    global _is_installed
+    if _is_installed:
         return
-    vars(chainer.global_config).update(bspmm_capture=True, bspmm_check_swap=True)
+    _is_installed = True
+    for name in ('bspmm_capture', 'bspmm_check_swap'):
+        vars(chainer.global_config).setdefault(name, True)
     StandardUpdater.__init__ = _adopting_updaters(StandardUpdater.__init__)
     Evaluator.__call__ = _adopting_evaluators(Evaluator.__call__)
     BaseForwardModel._forward = _replaying(BaseForwardModel._forward)

@@ -17,7 +17,6 @@ import numpy
 INDEX_32I, INDEX_BASE_ZERO, NON_TRANSPOSE, ORDER_ROW = 2, 0, 0, 2
 VALUE_TYPES = {'f': 0, 'd': 1}  # CUDA_R_32F, CUDA_R_64F
 SPMM_ALGORITHMS = {'csr alg1': 4, 'csr alg2': 6, 'csr alg3': 12, 'bsr alg1': 14}
-SPMV_ALGORITHMS = {'csr alg1': 2, 'csr alg2': 3, 'sell alg1': 5}
 SCALARS = {'f': ctypes.c_float, 'd': ctypes.c_double}
 
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
@@ -54,26 +53,6 @@ def bsr(indptr, indices, data, n_block_cols):
     )
 
 
-def sliced_ell(slice_starts, column, data, n_rows, n_cols, nnz, slice_size):
-    """Describe an (n_rows, n_cols) matrix in sliced ELLPACK.
-
-    Args:
-        slice_starts (cupy.ndarray): (ceil(n_rows / slice_size) + 1,) int32, first element of a
-            slice.
-        column, data (cupy.ndarray): (n_stored,), the slices one after the other, each of them
-            column-major and slice_size rows high, the last one too; the column of padding is -1.
-        nnz (int): non-zeros without padding.
-    """
-    return _Descriptor(
-        'cusparseCreateSlicedEll',
-        'cusparseDestroySpMat',
-        data.dtype,
-        [_int64(n_rows), _int64(n_cols), _int64(nnz), _int64(data.size), _int64(slice_size)],
-        [slice_starts, column, data],
-        [INDEX_32I, INDEX_32I, INDEX_BASE_ZERO, VALUE_TYPES[data.dtype.char]],
-    )
-
-
 def version():
     """Return the version of the library (int), such as 12603."""
     number = ctypes.c_int()
@@ -85,7 +64,7 @@ class _Product:
     """Compute y = A x by cuSPARSE, with descriptors, buffer and analysis made once.
 
     Args:
-        matrix: from :func:`csr`, :func:`bsr` or :func:`sliced_ell`; one for every product, as the
+        matrix: from :func:`csr` or :func:`bsr`; one for every product, as the
             analysis is kept in it.
         x, y (cupy.ndarray): factor and result.
         algorithm (str): a key of the ALGORITHMS of the operation.
@@ -145,23 +124,6 @@ class SpMM(_Product):
             [_int64(array.shape[0]), _int64(array.shape[1]), _int64(array.shape[1])],
             [array],
             [VALUE_TYPES[array.dtype.char], ORDER_ROW],
-        )
-
-
-class SpMV(_Product):
-    """The product with a vector: x (n_cols,), y (n_rows,); arguments as above."""
-
-    _name, _algorithms, _n_operations = 'cusparseSpMV', SPMV_ALGORITHMS, 1
-
-    @staticmethod
-    def _dense(array):
-        return _Descriptor(
-            'cusparseCreateDnVec',
-            'cusparseDestroyDnVec',
-            array.dtype,
-            [_int64(array.size)],
-            [array],
-            [VALUE_TYPES[array.dtype.char]],
         )
 
 

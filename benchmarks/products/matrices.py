@@ -53,34 +53,6 @@ def single(matrix):
     )
 
 
-def molecules(smiles):
-    """Return the normalised adjacency matrices D^-1/2 (A + I) D^-1/2 of molecules.
-
-    As the RSGCN preprocessor of Chainer Chemistry makes them: heavy atoms in the order of the
-    canonical SMILES, all types of bonds equal.
-
-    Args:
-        smiles (iterable of str): those that RDKit cannot parse or that have no atom are skipped.
-
-    Returns:
-        list of numpy.ndarray: (n, n) float64, in the order of `smiles`.
-    """
-    from rdkit import Chem
-    from rdkit import rdBase
-
-    matrices = []
-    with rdBase.BlockLogs():
-        for text in smiles:
-            molecule = Chem.MolFromSmiles(text)
-            if molecule is None or not molecule.GetNumAtoms():
-                continue
-            molecule = Chem.MolFromSmiles(Chem.MolToSmiles(molecule))
-            adjacency = Chem.GetAdjacencyMatrix(molecule) + numpy.eye(molecule.GetNumAtoms())
-            scale = 1 / numpy.sqrt(adjacency.sum(axis=1))
-            matrices.append(scale[:, None] * adjacency * scale)
-    return matrices
-
-
 def banded(rng, n_rows, half_width):
     """Return (n_rows, n_rows) float64 with every diagonal from -half_width to half_width full."""
     offsets = range(-half_width, half_width + 1)

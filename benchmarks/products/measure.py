@@ -193,24 +193,3 @@ def wall_times(calls, n_rounds, n_calls=5):
                 device.synchronize()
             times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
     return {name: summary(values) for name, values in times.items()}
-
-
-def host_times(calls, n_calls=100):
-    """Measure host microseconds until a call returns, interleaved; the device is never waited for.
-
-    Args, Returns:
-        as :func:`device_times`; n_calls calls make one round.
-    """
-    times = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(20):
-            call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            cupy.cuda.Device().synchronize()
-            start = time.perf_counter()
-            for _ in range(n_calls):
-                call()
-            times[name].append((time.perf_counter() - start) * 1e6 / n_calls)
-    cupy.cuda.Device().synchronize()
-    return {name: summary(values) for name, values in times.items()}

@@ -20,7 +20,7 @@ EPOCHS = {'tox21': 20, 'qm9': 1}
 def run(args):
     """Train every method dense and sparse, and return what is stored."""
     options = ['--data', args.data, '--epoch', args.epoch or EPOCHS[args.example]]
-    options += ['--num-data', args.num_data]
+    options += ['--num-data', args.num_data, '--updater', 'standard', '--padded-to', 'batch']
     return {
         'date': datetime.date.today().isoformat(),
         'commit': args.commit,

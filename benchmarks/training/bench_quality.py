@@ -37,7 +37,7 @@ DATA = {
 }
 ARMS = {
     'dense': ['--dense'],
-    'folded': ['--layout', 'folded'],
+    'folded': ['--layout', 'folded', '--padded-to', 'batch'],
     'folded to the largest': ['--layout', 'folded', '--padded-to', 'largest'],
     'packed': ['--layout', 'packed'],
 }

@@ -168,7 +168,7 @@ def run(n_ranks, args, argv):
         on_ranks(n_ranks, args, words)
         found = json.loads(pathlib.Path(out).read_text())
         if args.qm9:
-            found['epochs'] = epochs(n_ranks, args, folder)
+            found['epochs'] = epochs(n_ranks, args, os.path.join(folder, 'out'))
     return found
 
 
@@ -177,7 +177,7 @@ def epochs(n_ranks, args, folder):
     script = harness.ROOT / 'examples' / 'qm9' / 'train_qm9.py'
     words = [script, '--data', args.qm9, '--method', 'rsgcn', '--epoch', EPOCHS, '--out', folder]
     words += [*example_runs.OPTIONS, *example_runs.OWN_OPTIONS['qm9']]
-    words += ['--device', args.device] + (['--updater', 'graph'] if args.device != '-1' else [])
+    words += ['--device', args.device, '--padded-to', 'batch']
     on_ranks(n_ranks, args, words)
     folder = pathlib.Path(folder)
     ends = [entry['elapsed_time'] for entry in json.loads((folder / 'log').read_text())]

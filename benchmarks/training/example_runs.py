@@ -85,7 +85,8 @@ def train(example, options, preloaded=False, cpus=None):
     """
     script = ROOT / 'examples' / example / ('train_%s.py' % example)
     with tempfile.TemporaryDirectory() as folder:
-        argv = [str(script), '--out', folder, *OPTIONS, *OWN_OPTIONS[example]]
+        out = pathlib.Path(folder) / 'out'
+        argv = [str(script), '--out', str(out), *OPTIONS, *OWN_OPTIONS[example]]
         argv += [str(option) for option in options]
         if preloaded:
             printed = pathlib.Path(folder) / 'stderr'
@@ -96,7 +97,7 @@ def train(example, options, preloaded=False, cpus=None):
                 )
         else:
             subprocess.run([sys.executable, *argv], check=True, env=environment())
-        result = json.loads((pathlib.Path(folder) / 'result.json').read_text())
-        result['log'] = json.loads((pathlib.Path(folder) / 'log').read_text())
+        result = json.loads((out / 'result.json').read_text())
+        result['log'] = json.loads((out / 'log').read_text())
     result['settings']['data'] = os.path.basename(result['settings']['data'])
     return result

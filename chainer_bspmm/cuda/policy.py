@@ -107,9 +107,9 @@ def csr_launch(
     )
 
 
-# The model of bspmm_launch, fitted to 177 random shapes on an H200; how far it is from the best on
-# others: benchmarks/products/bench_policy.py. `work`: vectors of the result per multiprocessor,
-# that is threads if each had one vector of one row; `length`: mean entries per row.
+# The model of bspmm_launch, fitted to 177 random shapes on an H200; policy_2.json of it tells how
+# far it is from the best on others. `work`: vectors of the result per multiprocessor, that is
+# threads if each had one vector of one row; `length`: mean entries per row.
 SMALL = 1800  # work, up to about what is resident at once
 PIPELINED = 3400  # work from which a thread is given several rows
 LARGE = 6800  # work from which it is also given two vectors of 16 bytes

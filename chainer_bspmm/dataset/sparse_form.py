@@ -45,7 +45,7 @@ class SparseForm:
         self._locked: dict[int, numpy.ndarray] = {}
         self._n_users = 0
         self._columns = columns_of(dataset)
-        self._items = list(dataset) if type(dataset) is list else None
+        self._items = [(column, list(column)) for column in self._columns if type(column) is list]
         try:
             for column in self._columns:
                 self._lock(column)
@@ -65,18 +65,16 @@ class SparseForm:
 
     def is_current(self, index: numpy.ndarray) -> bool:
         """Return whether the data set still has these examples, (n,) integers."""
-        if self._items is None:
-            columns = columns_of(self._dataset)
-            return len(columns) == len(self._columns) and all(
-                map(operator.is_, columns, self._columns)
+        columns = columns_of(self._dataset)
+        if len(columns) != len(self._columns) or not all(map(operator.is_, columns, self._columns)):
+            return False
+        numbers = index.tolist() if self._items else ()
+        return all(
+            len(column) == len(items)
+            and all(
+                map(operator.is_, map(column.__getitem__, numbers), map(items.__getitem__, numbers))
             )
-        numbers = index.tolist()
-        return len(self._dataset) == len(self._items) and all(
-            map(
-                operator.is_,
-                map(self._dataset.__getitem__, numbers),
-                map(self._items.__getitem__, numbers),
-            )
+            for column, items in self._items
         )
 
     def close(self) -> None:
@@ -91,7 +89,7 @@ class SparseForm:
         while isinstance(array, numpy.ndarray):
             chain.append(array)
             array = array.base
-        if array is not None and not isinstance(array, bytes):  # which unpickled arrays are of
+        if array is not None and type(array) not in (bytes, list):  # unpickled arrays are of bytes
             raise CannotKeep('an array is in memory of something else: %s' % type(array).__name__)
         for array in reversed(chain):
             is_known = id(array) in self._locked
@@ -115,16 +113,20 @@ class SparseForm:
 
 
 def columns_of(dataset):
-    """Return the columns in which a data set keeps its examples (a list has none)."""
+    """Return the arrays and lists in which a data set keeps its examples, or raise CannotKeep."""
     kind = type(dataset)
     if kind is list:
-        return []
-    if kind is ConcatenatedDataset and all(type(part) is not list for part in dataset._datasets):
-        return [column for part in dataset._datasets for column in columns_of(part)]
-    if kind is not NumpyTupleDataset:
+        return [dataset]
+    columns, allowed = [], [numpy.ndarray]
+    if kind is ConcatenatedDataset:
+        for part in dataset._datasets:
+            columns += columns_of(part)
+    elif kind is NumpyTupleDataset:
+        columns += dataset._datasets
+        allowed += [list]
+    else:
         raise CannotKeep('it is a %s' % kind.__name__)
-    columns = list(dataset._datasets)
-    if any(type(column) is not numpy.ndarray for column in columns):
+    if any(type(column) not in allowed for column in columns):
         raise CannotKeep('a column is no array')
     return columns
 

@@ -4,38 +4,27 @@ import argparse
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
-from chainer import training
-from chainer_bspmm.training import GraphUpdater
 from common.data import DataError
 from common.ranks import COMMUNICATORS
 from common.tasks import LAYOUTS
-from common.tasks import supported_methods
-
-UPDATERS = {'standard': training.StandardUpdater, 'graph': GraphUpdater}  # by their option
+from common.tasks import METHODS
 
 
-def at_least(kind, bound, most=None):
-    """Return a converter of command line values between two bounds, the second of them optional."""
+def number(kind, low, high=None, words=()):
+    """Return a converter of command line values: a number from low to high, or one of the words."""
 
     def convert(text):
+        if text in words:
+            return text
         value = kind(text)
-        if value < bound or (most is not None and value > most):
-            limits = 'at least %s' % bound if most is None else 'from %s to %s' % (bound, most)
-            raise argparse.ArgumentTypeError('got %s, expected %s' % (text, limits))
+        if value < low or (high is not None and value > high):
+            expected = 'at least %s' % low if high is None else 'from %s to %s' % (low, high)
+            expected = ' or '.join([expected, *words])
+            raise argparse.ArgumentTypeError('got %s, expected %s' % (text, expected))
         return value
 
     convert.__name__ = kind.__name__  # argparse shows it where the text is not a number
     return convert
-
-
-def size_or_largest(text):
-    """Return a number of atoms of at least 1, or the word ``largest``."""
-    if text == 'largest':
-        return text
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError('got %s, expected at least 1, or largest' % text)
-    return value
 
 
 def number_or_all(text):
@@ -54,17 +43,27 @@ def ratio(text):
     return value
 
 
-def add_running_arguments(parser, batchsize=32):
-    """Add the options of every script."""
-    parser.add_argument(
-        '--batchsize', '-b', type=at_least(int, 1), default=batchsize, help='batch size'
-    )
+def make_parser(description):
+    """Return a parser without abbreviations: they would change with every new option."""
+    return argparse.ArgumentParser(description=description, allow_abbrev=False)
+
+
+def add_device_argument(parser):
+    """Add the option for the device."""
     parser.add_argument(
         '--device',
         '-d',
         default='-1',
         help='-1: CPU; 0, 1, ...: that GPU; or a Chainer device specifier',
     )
+
+
+def add_running_arguments(parser, batchsize=32):
+    """Add the options of every script with batches."""
+    parser.add_argument(
+        '--batchsize', '-b', type=number(int, 1), default=batchsize, help='batch size'
+    )
+    add_device_argument(parser)
 
 
 def add_communicator_argument(parser, what):
@@ -75,6 +74,11 @@ def add_communicator_argument(parser, what):
         help='under mpirun: %s the processes that it starts. naive: on CPUs; pure_nccl: each '
         'on the GPU of its number, whatever --device says' % what,
     )
+
+
+def add_force_argument(parser, what):
+    """Add the option to write where there is something already."""
+    parser.add_argument('--force', action='store_true', help=what)
 
 
 def add_common_arguments(parser, dense_help):
@@ -89,36 +93,40 @@ def add_common_arguments(parser, dense_help):
     parser.add_argument('--dense', action='store_true', help=dense_help)
 
 
-def add_training_arguments(parser):
-    """Add the options of every train_*.py."""
-    parser.add_argument(
-        '--method', '-m', choices=supported_methods(), default='rsgcn', help='method name'
-    )
-    parser.add_argument(
-        '--conv-layers', '-c', type=at_least(int, 1), default=4, help='number of convolution layers'
-    )
-    parser.add_argument(
-        '--unit-num',
-        '-u',
-        type=at_least(int, 1),
-        default=16,
-        help='number of units in one layer of the model',
-    )
-    parser.add_argument('--epoch', '-e', type=at_least(int, 1), default=20, help='number of epochs')
+def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_data_ratio):
+    """Add the options of every training; the numbers are defaults."""
+    positive = number(int, 1)
+    parser.add_argument('--method', '-m', choices=methods, default=methods[0], help='method name')
+    for name, default, what in (
+        ('--conv-layers', conv_layers, 'number of convolution layers'),
+        ('--unit-num', unit_num, 'number of units in one layer'),
+        ('--epoch', epoch, 'number of epochs'),
+    ):
+        parser.add_argument(name, name[1:3], type=positive, default=default, help=what)
     parser.add_argument(
         '--seed',
         '-s',
-        type=at_least(int, 0, 2**32 - 1),
+        type=number(int, 0, 2**32 - 1),
         default=777,
-        help='decides the split, the start and the order of the batches',
+        help='decides everything random: the split, the start, the order of the batches',
     )
     parser.add_argument(
         '--train-data-ratio',
         '-r',
         type=ratio,
-        default=0.7,
+        default=train_data_ratio,
         help='share of the training data; validation and test halve the rest',
     )
+    parser.add_argument(
+        '--out', '-o', default='result', help='folder of the run, which must be empty or new'
+    )
+    add_force_argument(parser, 'start again in the folder of --out; its run is removed')
+
+
+def add_training_arguments(parser):
+    """Add the options of every train_*.py on molecules."""
+    add_model_arguments(parser, METHODS, 4, 16, 20, 0.7)
+    parser.set_defaults(split='random')
     parser.add_argument(
         '--num-data',
         type=number_or_all,
@@ -131,69 +139,81 @@ def add_training_arguments(parser):
         help='leave out, and count, molecules without a label: in a regression without one of '
         'them, in a classification without any',
     )
-    parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
     parser.add_argument(
         '--layout',
         choices=LAYOUTS,
         default='folded',
-        help="folded, the default: upstream's results, the phantom atoms of its dense batches "
-        'folded into one row a molecule; padded: the same, with all of them; packed: none, each '
+        help='folded, the default: each molecule is filled up with phantom atoms, as upstream '
+        'does, but in one row; padded: the same, with a row for each of them; packed: none, each '
         'molecule as it is',
     )
     parser.add_argument(
         '--padded-to',
-        type=size_or_largest,
+        type=number(int, 1, words=('largest', 'batch')),
         metavar='N',
-        help='atoms to which folded batches fill up their molecules; largest: those of '
-        "the data set's largest molecule; default: of each batch's, as upstream",
+        help='atoms to which folded batches fill up their molecules. largest, the default: those '
+        "of the data set's largest molecule, so that no result depends on the rest of the batch; "
+        "batch: those of each batch's largest, which gives upstream's numbers",
     )
     parser.add_argument(
         '--updater',
-        choices=sorted(UPDATERS),
-        default='standard',
-        help="standard: Chainer's; graph: on a GPU, the data set lies there and "
-        'each training step is one launch of a CUDA graph',
+        choices=('auto', 'graph', 'standard'),
+        default='auto',
+        help='graph: on a GPU, the data set lies there and each training step is one launch of a '
+        "CUDA graph; standard: Chainer's updater; auto, the default: graph on a GPU, standard on "
+        'a CPU and with --dense',
     )
     add_communicator_argument(
         parser, 'share the molecules out to (batches of --batchsize on each of)'
     )
-    parser.add_argument('--resume', metavar='SNAPSHOT', help='continue from this snapshot')
-    add_force_argument(parser)
-    add_common_arguments(parser, "train upstream's dense model instead, for comparison")
-
-
-def add_force_argument(parser):
-    """Add the option to overwrite a longer run."""
     parser.add_argument(
-        '--force', action='store_true', help='overwrite a longer run in the folder of --out'
+        '--resume',
+        action='store_true',
+        help='continue the run in the folder of --out from its last snapshot',
     )
+    add_common_arguments(parser, "train upstream's dense model instead, for comparison")
 
 
 def add_prediction_arguments(parser, script, data_help):
     """Add the options of every predict_*.py; `script` is the one that trains."""
-    parser.add_argument('--in-dir', '-i', default='result', help='output folder of ' + script)
+    add_trained_arguments(parser, script)
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         '--data',
         help=data_help + '; errors are reported for the targets that it contains; '
         'default: the test part',
     )
-    source.add_argument('--smiles', nargs='+', help='molecules')
+    source.add_argument('--smiles', nargs='+', help='molecules; writes a file only with --out')
     parser.add_argument('--out', '-o', help='CSV file to write (IN_DIR/predictions.csv)')
-    add_layout_argument(parser)
+    add_force_argument(parser, 'replace the file of --out')
     add_common_arguments(parser, "use upstream's dense model, with the same parameters")
 
 
-def add_layout_argument(parser):
-    """Add the layout of predictions."""
+def add_trained_arguments(parser, script):
+    """Add the options that say which model predicts, and how; `script` has trained it."""
+    parser.add_argument('--in-dir', '-i', default='result', help='output folder of ' + script)
+    parser.add_argument(
+        '--model',
+        choices=('last', 'best'),
+        default='last',
+        help='last, the default: of the last epoch, whose test errors the training has printed; '
+        'best: of the epoch with the best validation',
+    )
     parser.add_argument('--layout', choices=LAYOUTS, help="another layout than the training's")
 
 
 def get_device(specifier):
-    """Return the Chainer device of `--device`: a negative number is the CPU, another a GPU."""
+    """Return the Chainer device of `--device`: -1 is the CPU, another number a GPU."""
+    expected = '-1 (CPU), 0, 1, ... (that GPU; needs CuPy: docs/install.md) or a Chainer device'
     try:
+        if specifier.lstrip('-').isdigit() and int(specifier) < -1:
+            raise ValueError('no GPU has this number')
         return chainer.get_device(int(specifier) if specifier.lstrip('-').isdigit() else specifier)
     except Exception as error:
+        if specifier.startswith('cuda:'):
+            expected = specifier[5:] + ' for that GPU'
+        reason = str(error).strip().split('\n')[0]
         raise DataError(
-            '--device %s cannot be used: %s: %s' % (specifier, type(error).__name__, error)
+            '--device %s cannot be used (%s: %s); expected %s'
+            % (specifier, type(error).__name__, reason, expected)
         ) from error

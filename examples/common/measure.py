@@ -66,38 +66,27 @@ class StepTimer(training.Extension):
 
 
 def milliseconds_a_step(rounds):
-    """Return mean, median, first and ninth decile of all steps but those of the first rounds.
-
-    Args:
-        rounds (list): of a `StepTimer`. Those with the first `WARM_UP` steps are left out.
-
-    Returns:
-        dict or None: None if there are no others.
-    """
+    """Return the median of all steps but those of the first rounds, and their number."""
     before = numpy.cumsum([0] + [n_steps for n_steps, _ in rounds])
     counted = [each for each, n in zip(rounds, before) if n >= WARM_UP]
     if not counted:
         return None
-    seconds = numpy.repeat([each for _, each in counted], [n_steps for n_steps, _ in counted])
-    low, median, high = 1e3 * numpy.percentile(seconds, [10, 50, 90])
-    return {
-        'mean': round(1e3 * float(seconds.mean()), 4),
-        'median': round(float(median), 3),
-        'low': round(float(low), 3),
-        'high': round(float(high), 3),
-        'steps': len(seconds),
-    }
+    n_steps, seconds = zip(*counted)
+    median = 1e3 * numpy.median(numpy.repeat(seconds, n_steps))
+    return {'median': round(float(median), 3), 'steps': sum(n_steps)}
 
 
 def peak_memory(device, updater):
-    """Return the most memory that this process has held, in bytes.
+    """Return the most memory that this process has held, in bytes: the host's, where Linux tells.
 
-    Returns:
-        dict: 'host', resident; None where the system does not tell. On a GPU also 'GPU pool': what
-        CuPy's memory pool holds, which does not shrink by itself; and with captured steps
-        'CUDA graphs': the memory of the graphs themselves.
+    On a GPU also what CuPy's pool holds, which does not shrink by itself, and that of CUDA graphs.
     """
-    found = {'host': _peak_resident()}
+    found = {}
+    if os.path.exists('/proc/self/status'):
+        # Not getrusage: its number starts with that of the process that started this one.
+        with open('/proc/self/status') as f:
+            line = next(line for line in f if line.startswith('VmHWM'))
+        found['host'] = 1024 * int(line.split()[1])
     if device.xp is not numpy:
         found['GPU pool'] = device.xp.get_default_memory_pool().total_bytes()
     if isinstance(updater, GraphUpdater):
@@ -105,45 +94,18 @@ def peak_memory(device, updater):
     return found
 
 
-def _peak_resident():
-    try:
-        # Not getrusage: its number starts with that of the process that started this one.
-        with open('/proc/self/status') as f:
-            return next(1024 * int(line.split()[1]) for line in f if line.startswith('VmHWM'))
-    except (OSError, StopIteration):
-        pass
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if platform.system() == 'Darwin' else 1024 * peak
-
-
 def conditions(device):
-    """Return where a run took place: processor, threads, versions."""
-    threads = {
-        name: os.environ[name]
-        for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS')
-        if name in os.environ
-    }
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open('/proc/cpuinfo') as f:
-            cpu = next(line.split(':')[1].strip() for line in f if line.startswith('model name'))
-    except (OSError, StopIteration):
-        pass
+    """Return where a run took place: machine, threads, versions."""
+    names = 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'
     found = {
-        'cpu': cpu,
+        'cpu': platform.processor() or platform.machine(),
         'n_cpus': os.cpu_count(),
-        'threads': threads,
+        'threads': {name: os.environ[name] for name in names if name in os.environ},
         'device': str(device),
         'python': platform.python_version(),
-        'numpy': numpy.__version__,
-        'chainer': chainer.__version__,
-        'chainer_chemistry': chainer_chemistry.__version__,
-        'chainer_bspmm': chainer_bspmm.__version__,
     }
+    for module in (numpy, chainer, chainer_chemistry, chainer_bspmm):
+        found[module.__name__] = module.__version__
     if device.xp is not numpy:
         found['cupy'] = device.xp.__version__
         properties = device.xp.cuda.runtime.getDeviceProperties(device.device.id)
@@ -159,7 +121,5 @@ def cost_report(step, memory):
             'Time a step: %.2f ms, median of %d (batch, converter, forward, backward, '
             'update)' % (step['median'], step['steps'])
         )
-    parts = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items() if size is not None]
-    if parts:
-        lines.append('Peak memory: %s' % ', '.join(parts))
-    return lines
+    parts = ['%s %.0f MB' % (name, size / 1e6) for name, size in memory.items()]
+    return lines + ['Peak memory: ' + ', '.join(parts)] if parts else lines

@@ -2,9 +2,12 @@
 
 import os
 import sys
+import typing
 
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer.backends import cuda
+from chainer.iterators import SerialIterator
+from chainer_bspmm.multi_node import PartIterator
 from chainer_bspmm.multi_node.communicators import n_started
 from common.data import DataError
 
@@ -18,18 +21,7 @@ class Alone:
 
 
 class Ranks:
-    """The ranks of a run; without ``--communicator`` there is one, without MPI.
-
-    Only the first prints.
-
-    Args:
-        communicator (str or None): the option.
-
-    Attributes:
-        comm (chainermn.CommunicatorBase or Alone): as ChainerMN's functions take it.
-        is_first (bool): whether this is the one that reads, reports and writes.
-        are_several (bool): whether there is a communicator.
-    """
+    """The ranks of a run; without ``--communicator`` there is one. Only the first prints."""
 
     def __init__(self, communicator):
         self.are_several = communicator is not None
@@ -38,9 +30,17 @@ class Ranks:
                 'expected --communicator in each of %d processes (%s): otherwise all would do the '
                 'same' % n_started()
             )
-        self.comm = _communicator(communicator)
-        self.is_first = self.comm.rank == 0
         self._is_on_gpus = communicator == 'pure_nccl'
+        self.comm: typing.Any = Alone  # as ChainerMN's functions take it
+        if self.are_several:
+            import chainermn
+
+            self._chainermn = chainermn
+            try:
+                self.comm = chainermn.create_communicator(communicator)
+            except (ImportError, RuntimeError) as error:
+                raise DataError('--communicator %s: %s' % (communicator, error)) from error
+        self.is_first = self.comm.rank == 0  # it reads, reports and writes
         if not self.is_first:
             sys.stdout = open(os.devnull, 'w')
 
@@ -61,15 +61,10 @@ class Ranks:
         """Return the part of this rank of the first one's data set, without duplicates."""
         if not self.are_several:
             return dataset
-        import chainermn
-
-        return chainermn.scatter_dataset(dataset, self.comm, force_equal_length=False)
+        return self._chainermn.scatter_dataset(dataset, self.comm, force_equal_length=False)
 
     def iterator(self, part, batchsize):
         """Return an iterator for training; epochs of all ranks end together."""
-        from chainer.iterators import SerialIterator
-        from chainer_bspmm.multi_node import PartIterator
-
         if not self.are_several:
             # A larger batch would hold molecules more than once.
             return SerialIterator(part, min(batchsize, len(part)))
@@ -79,17 +74,13 @@ class Ranks:
         """Return an optimizer that updates all ranks alike."""
         if not self.are_several:
             return optimizer
-        import chainermn
-
-        return chainermn.create_multi_node_optimizer(optimizer, self.comm)
+        return self._chainermn.create_multi_node_optimizer(optimizer, self.comm)
 
     def evaluator(self, evaluator):
         """Return an evaluator whose results are those of all parts."""
         if not self.are_several:
             return evaluator
-        import chainermn
-
-        return chainermn.create_multi_node_evaluator(evaluator, self.comm)
+        return self._chainermn.create_multi_node_evaluator(evaluator, self.comm)
 
     def in_turn(self, function):
         """Call a function; the first rank does when all others are done."""
@@ -98,14 +89,3 @@ class Ranks:
         function()
         if not self.is_first:
             self.comm.mpi_comm.Barrier()
-
-
-def _communicator(name):
-    if name is None:
-        return Alone
-    import chainermn
-
-    try:
-        return chainermn.create_communicator(name)
-    except (ImportError, RuntimeError) as error:
-        raise DataError('--communicator %s: %s' % (name, error)) from error

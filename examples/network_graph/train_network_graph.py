@@ -5,7 +5,6 @@ python train_network_graph.py                         # Cora if it is there, els
 python train_network_graph.py --dataset citeseer --method gin --epoch 300 --device 0
 """
 
-import argparse
 import os
 import time
 
@@ -32,10 +31,7 @@ METHODS = {'gin_sparse': GINSparse, 'gin': GIN}
 
 
 def make_parser():
-    at_least = arguments.at_least
-    parser = argparse.ArgumentParser(
-        description='Classification of the nodes of a citation network.', allow_abbrev=False
-    )
+    parser = arguments.make_parser('Classification of the nodes of a citation network.')
     parser.add_argument(
         '--dataset',
         choices=('auto', *network_data.CITATIONS, 'generated'),
@@ -43,42 +39,11 @@ def make_parser():
         help='cora, citeseer: where Chainer Chemistry keeps them; generated: not real; auto: '
         'cora if it is there, else generated',
     )
-    parser.add_argument('--method', '-m', choices=METHODS, default='gin_sparse', help='method name')
+    arguments.add_model_arguments(parser, [*METHODS], 2, 32, 200, 0.2)
     parser.add_argument(
-        '--conv-layers', '-c', type=at_least(int, 1), default=2, help='number of convolution layers'
+        '--dropout', type=arguments.number(float, 0, 0.99), default=0.5, help='dropout ratio'
     )
-    parser.add_argument(
-        '--unit-num', '-u', type=at_least(int, 1), default=32, help='number of units in one layer'
-    )
-    parser.add_argument(
-        '--dropout', type=at_least(float, 0, 0.99), default=0.5, help='dropout ratio'
-    )
-    parser.add_argument(
-        '--epoch', '-e', type=at_least(int, 1), default=200, help='number of epochs, of a step each'
-    )
-    parser.add_argument(
-        '--seed',
-        '-s',
-        type=at_least(int, 0, 2**32 - 1),
-        default=777,
-        help='decides the generated network, the split and the start',
-    )
-    parser.add_argument(
-        '--train-data-ratio',
-        '-r',
-        type=arguments.ratio,
-        default=0.2,
-        help='share of the training nodes; validation and test halve the rest',
-    )
-    parser.add_argument(
-        '--device',
-        '-d',
-        default='-1',
-        help='-1: CPU; 0, 1, ...: that GPU, where each step is one launch of a CUDA graph; or a '
-        'Chainer device specifier',
-    )
-    parser.add_argument('--out', '-o', default='result', help='folder for what the run writes')
-    arguments.add_force_argument(parser)
+    arguments.add_device_argument(parser)
     return parser
 
 
@@ -154,6 +119,7 @@ def run(argv=None):
     args = make_parser().parse_args(argv)
     device = arguments.get_device(args.device)
     device.use()
+    files.check_folder(args.out, args.force)
     network = network_data.load(args.dataset, args.seed)
     n_nodes = len(network.y)
     print('Data: %s' % network.description)
@@ -167,13 +133,11 @@ def run(argv=None):
         raise DataError(
             '--train-data-ratio: the training nodes are of one class, expected two or more'
         )
-    files.make_folder(args.out)
-    files.check_not_longer(args.out, args.epoch, args.force)
     settings = {
         name: value for name, value in vars(args).items() if name not in ('out', 'device', 'force')
     }
     settings.update(script=os.path.basename(__file__), data=network.description)
-    files.start_folder(args.out, settings)
+    files.start_run(args.out, settings, args.force)
     start = time.perf_counter()
     model, data = train(args, network, masks, device)
     predicted = predict(model, data, device)
@@ -185,9 +149,8 @@ def run(argv=None):
     print('%.1f s for %d epochs and the prediction' % (seconds, args.epoch))
     model.to_device('@numpy')
     print('Model: %s' % files.save_model(args.out, model))
-    files.write_json(
-        os.path.join(args.out, files.RESULT_FILE),
-        {'settings': vars(args), 'data': network.description, 'test': found},
+    files.write_result(
+        args.out, {'settings': vars(args), 'data': network.description, 'test': found}
     )
     return 0
 

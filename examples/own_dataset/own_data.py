@@ -5,6 +5,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
+import common  # noqa: F401  first: Ctrl-C is one line from here on
 from common.data import read_csv
 from common.tasks import TASKS
 
@@ -14,11 +15,6 @@ def task_of(kind, labels):
     return TASKS[kind](labels)
 
 
-def read_own(path, smiles_column, task, missing='refuse'):
-    """Read the CSV file, plain or compressed; `missing` as of `common.data.read_csv`.
-
-    Returns:
-        tuple: (description (str), table as of `common.data.read_csv`).
-    """
-    columns = {name: name for name in task.names}
-    return path, read_csv(path, smiles_column, columns, task, missing)
+def read_own(path, smiles_column, task, missing='refuse', others=False):
+    """Return (description (str), rows) of a CSV file, as :func:`common.data.read_csv` reads it."""
+    return path, read_csv(path, smiles_column, task.names, task, missing, others)

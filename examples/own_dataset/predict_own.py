@@ -6,8 +6,6 @@ python predict_own.py --in-dir result --data molecules.csv # a file with the col
 python predict_own.py --in-dir result --smiles CCO c1ccccc1
 """
 
-import argparse
-
 import own_data  # before common, which it finds
 from common import arguments
 from common import prediction
@@ -16,9 +14,7 @@ from common import training
 
 def run():
     """Predict, and write the CSV file."""
-    parser = argparse.ArgumentParser(
-        description='Prediction with a model of your own.', allow_abbrev=False
-    )
+    parser = arguments.make_parser('Prediction with a model of your own.')
     arguments.add_prediction_arguments(
         parser, 'train_own.py', 'a CSV file with the column of SMILES'
     )
@@ -27,7 +23,7 @@ def run():
         'train_own.py',
         lambda settings: own_data.task_of(settings['task'], settings['labels']),
         lambda data, settings, task, missing: own_data.read_own(
-            data, settings['smiles_column'], task, missing
+            data, settings['smiles_column'], task, missing, others=True
         ),
     )
 

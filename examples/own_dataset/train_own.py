@@ -6,8 +6,6 @@
         --task classification --method gin --out result
 """
 
-import argparse
-
 import own_data  # before common, which it finds
 from common import arguments
 from common import training
@@ -17,9 +15,7 @@ from common.tasks import TASKS
 
 def run(argv=None):
     """Train, test, and write the model; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description='Training on a CSV file of your own.', allow_abbrev=False
-    )
+    parser = arguments.make_parser('Training on a CSV file of your own.')
     parser.add_argument('--data', required=True, help='CSV file, plain or compressed')
     parser.add_argument('--smiles-column', default='smiles', help='name of the column of SMILES')
     parser.add_argument('--labels', nargs='+', required=True, help='names of the columns to learn')
@@ -31,6 +27,13 @@ def run(argv=None):
         'nothing where it is unknown',
     )
     arguments.add_training_arguments(parser)
+    parser.add_argument(
+        '--split',
+        choices=('random', 'scaffold'),
+        default='random',
+        help='scaffold: molecules with the same ring systems and linkers are in one part, so that '
+        'the test molecules are unlike those of the training',
+    )
     args = parser.parse_args(argv)
     for name in args.labels:
         if args.labels.count(name) > 1:
@@ -40,7 +43,6 @@ def run(argv=None):
         task,
         lambda missing: own_data.read_own(args.data, args.smiles_column, task, missing),
         args,
-        parser,
         __file__,
         '%s: %s' % (args.data, ', '.join(args.labels)),
         own_settings=['task', 'labels', 'smiles_column'],

@@ -7,10 +7,8 @@ time of a training step, the size of the adjacency. Everything printed is measur
 Exits with 1 if the predictions differ.
 """
 
-import argparse
 import os
 import platform
-import sys
 import time
 
 # Such small products are not faster on several threads, and much slower on a busy machine.
@@ -28,62 +26,62 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
 from common import data
 from common import files
-from common.arguments import at_least
+from common import training
+from common.arguments import make_parser
+from common.arguments import number
 from common.arguments import number_or_all
 from common.tasks import converter_of
 from common.tasks import labels_of
-from matplotlib.figure import Figure
 from rdkit import RDConfig
 
 METHOD = 'relgcn'
 LABEL = 'alpha'
 SCRIPT = 'train_qm9.py'
 TASK = qm9_data.task_of(LABEL)
+OUT = os.path.join('result', 'demo')
 MAX_DIFFERENCE = 1e-5
 BATCHSIZE = 128
 LARGEST = 9  # atoms of the largest molecule of QM9; hydrogens are not counted
 N_PARTNER = 30  # atoms of a larger molecule to share a batch with
 
 
-def parse_arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0], allow_abbrev=False)
-    parser.add_argument(
-        '--out',
-        '-o',
-        default=os.path.join('result', 'demo'),
-        help='folder for the pictures, the log and the model',
-    )
-    parser.add_argument('--epoch', '-e', type=at_least(int, 1), default=30, help='number of epochs')
+def parse_arguments():
+    parser = make_parser(__doc__.split('\n')[0])
+    parser.add_argument('--out', '-o', default=OUT, help='folder for pictures, log and models')
+    positive = number(int, 1)
+    parser.add_argument('--epoch', '-e', type=positive, default=30, help='number of epochs')
     parser.add_argument(
         '--num-data', type=number_or_all, default=-1, help='molecules of the sample to use; -1: all'
     )
     parser.add_argument(
-        '--repeats', type=at_least(int, 1), default=25, help='measurements of each step time'
+        '--repeats', type=positive, default=25, help='measurements of each step time'
     )
-    return parser.parse_args(argv)
+    return parser.parse_args()
 
 
 def headline(text):
     print('\n%s\n%s' % (text, '-' * len(text)))
 
 
-def trained_models(folder):
+def trained_models(folder, settings):
     """Return the trained model twice, sparse and in upstream's dense code."""
-    device, settings = chainer.get_device('@numpy'), files.load_settings(folder, SCRIPT)
-    return [files.load_model(folder, TASK, settings, dense, device) for dense in (False, True)]
+    models = [TASK.build(settings, dense) for dense in (False, True)]
+    for model in models:
+        files.load_npz(os.path.join(folder, files.MODEL_FILE), model)
+    return models
 
 
-def nci_molecules(method, out):
+def nci_molecules(method):
     """Return graphs of the larger molecules that RDKit ships, or None if it does not."""
     path = os.path.join(RDConfig.RDDataDir, 'NCI', 'first_5K.smi')
     if not os.path.exists(path):
         return None
-    table = pandas.read_csv(path, sep='\t', header=None, names=['smiles', 'where'], dtype=str)
-    table['where'] = 'first_5K.smi compound ' + table['where']
+    smiles = pandas.read_csv(path, sep='\t', header=None, usecols=[0], dtype=str)[0].tolist()
+    rows = data.typed_smiles(smiles, 1)
     # Any number as label: the time of a step does not depend on it.
-    labels = table['smiles'].str.len().to_numpy('f')[:, None]
-    dataset, _, failures = data.preprocess(table, method, labels, dense=True)
-    data.report_failures(failures, os.path.join(out, 'nci_failed.csv'), shown=0)
+    labels = numpy.array([[len(text)] for text in smiles], 'f')
+    dataset, _, failures = data.preprocess(rows, method, labels, dense=True)
+    files.report_failures(failures, shown=0)
     return [dataset[i] for i in range(len(dataset))]
 
 
@@ -165,25 +163,6 @@ def measure_steps(settings, examples, repeats):
     return 1e3 * numpy.median(times[2:], axis=0), numpy.mean(sizes, axis=0), numpy.mean(padded)
 
 
-def plot_fit(path, truth, predictions):
-    """Draw predicted against true values."""
-    unit, _, description = qm9_data.TARGETS[LABEL]
-    figure = Figure(figsize=(4.6, 4.4), layout='constrained')
-    ax = figure.subplots()
-    low = min(truth.min(), predictions.min())
-    high = max(truth.max(), predictions.max())
-    ax.plot([low, high], [low, high], color='gray', linewidth=1)
-    ax.scatter(truth, predictions, s=8, alpha=0.5)
-    ax.set(
-        xlabel='DFT [%s]' % unit,
-        ylabel='predicted [%s]' % unit,
-        aspect='equal',
-        title='%s of %d test molecules' % (description, len(truth)),
-    )
-    ax.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-
-
 def print_steps(name, settings, examples, repeats):
     """Measure and print one comparison."""
     n_atoms = numpy.array([len(example[0]) for example in examples])
@@ -223,42 +202,21 @@ def main():
     )
 
     headline('1. RelGCN learns from real molecules')
-    status = train_qm9.run(
-        [
-            '--method',
-            METHOD,
-            '--layout',
-            'folded',
-            '--label',
-            LABEL,
-            '--unit-num',
-            '64',
-            '--epoch',
-            str(args.epoch),
-            '--num-data',
-            str(args.num_data),
-            '--out',
-            args.out,
-        ],
-        report_every=10,
-    )
+    words = ['--method', METHOD, '--label', LABEL, '--unit-num', 64, '--epoch', args.epoch]
+    # Upstream's padding, to compare with it.
+    words += ['--padded-to', 'batch', '--num-data', args.num_data, '--out', args.out]
+    words += ['--force'] if args.out == OUT else []  # the folder of an earlier demo
+    status = train_qm9.run([str(word) for word in words], report_every=10)
     if status:
         return status
-    sparse, dense = trained_models(args.out)
     settings = files.load_settings(args.out, SCRIPT)
-    _, table = qm9_data.read_qm9('sample', TASK)
-    table = data.thin_out(table, args.num_data)
-    dataset, _, _ = data.preprocess(table, settings['method'], TASK.labels(table), dense=True)
+    sparse, dense = trained_models(args.out, settings)
+    _, rows = qm9_data.read_qm9('sample', TASK)
+    rows = rows.take(data.spread(len(rows.smiles), args.num_data))
+    dataset, _, _ = data.preprocess(rows, METHOD, TASK.labels(rows.labels), dense=True)
     examples = [dataset[i] for i in range(len(dataset))]
-    test = data.split_indices(len(examples), settings['train_data_ratio'], settings['seed'])[2]
+    test = data.split(rows.smiles, settings)[2]
     test_examples = [examples[i] for i in test]
-    path = os.path.join(args.out, 'fit.png')
-    plot_fit(
-        path,
-        labels_of(test_examples)[:, 0],
-        TASK.predict(sparse, test_examples, converter_of('folded'), BATCHSIZE)[:, 0],
-    )
-    print('Predicted against true: %s' % path)
 
     headline("2. Same parameters, same predictions as upstream's dense model")
     difference = compare_predictions(sparse, dense, test_examples)
@@ -276,7 +234,7 @@ def main():
     )
     print_steps('QM9 sample', settings, examples, args.repeats)
     print()
-    larger = nci_molecules(settings['method'], args.out)
+    larger = nci_molecules(METHOD)
     if larger is not None:
         print_steps('NCI compounds shipped with RDKit', settings, larger, args.repeats)
     print('\nThe demo took %.0f seconds.' % (time.perf_counter() - start))
@@ -284,7 +242,4 @@ def main():
 
 
 if __name__ == '__main__':
-    try:
-        sys.exit(main())
-    except data.DataError as error:
-        sys.exit('error: %s' % error)
+    training.main(main)

@@ -6,8 +6,6 @@ python predict_qm9.py --in-dir result --data molecules.csv # a file with a colum
 python predict_qm9.py --in-dir result --smiles CCO c1ccccc1
 """
 
-import argparse
-
 import qm9_data  # before common, which it finds
 from common import arguments
 from common import prediction
@@ -16,9 +14,7 @@ from common import training
 
 def run():
     """Predict, and write the CSV file."""
-    parser = argparse.ArgumentParser(
-        description='Prediction with a model trained on QM9.', allow_abbrev=False
-    )
+    parser = arguments.make_parser('Prediction with a model trained on QM9.')
     arguments.add_prediction_arguments(
         parser, 'train_qm9.py', 'sample, full, or a CSV file with a column smiles'
     )
@@ -26,7 +22,7 @@ def run():
         parser.parse_args(),
         'train_qm9.py',
         lambda settings: qm9_data.task_of(settings['label']),
-        lambda data, settings, task, missing: qm9_data.read_qm9(data, task, missing),
+        lambda data, settings, task, missing: qm9_data.read_qm9(data, task, missing, others=True),
     )
 
 

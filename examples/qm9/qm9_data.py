@@ -7,9 +7,10 @@ import tarfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
+import common  # noqa: F401  first: Ctrl-C is one line from here on
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
-import pandas
 from common.data import DataError
+from common.data import join
 from common.data import read_csv
 from common.tasks import Regression
 
@@ -54,28 +55,27 @@ def qm9pack_files():
     return paths if all(os.path.exists(path) for path in paths) else []
 
 
-def read_qm9(data, task, missing='refuse'):
-    """Read the table that `--data` names.
+def read_qm9(data, task, missing='refuse', others=False):
+    """Read the molecules that `--data` names.
 
     Args:
         data (str): 'sample', 'full' or the path of a CSV file with a column `smiles` and one for
             each target.
         task (Regression): the targets.
-        missing (str): what becomes of a molecule without a label, as of `common.data.read_csv`.
+        missing, others: as of `common.data.read_csv`; of files only.
 
     Returns:
-        tuple: (description (str), table as of `common.data.read_csv`).
+        tuple: (description (str), Rows).
     """
-    same = {name: name for name in task.names}
     if data == 'sample':
-        return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', same, task)
+        return 'the sample of QM9 in this repository', read_csv(SAMPLE, 'smiles', task.names, task)
     if data != 'full':
-        return data, read_csv(data, 'smiles', same, task, missing)
+        return data, read_csv(data, 'smiles', task.names, task, missing, others)
     paths = qm9pack_files()
     if paths:
-        columns = {name: TARGETS[name][1] for name in task.names}
-        tables = [read_csv(path, 'SMILES', columns, task) for path in paths]
-        return "QM9 from qm9pack's files", pandas.concat(tables, ignore_index=True)
+        columns = [TARGETS[name][1] for name in task.names]
+        parts = [read_csv(path, 'SMILES', columns, task) for path in paths]
+        return "QM9 from qm9pack's files", join(parts)
     from chainer_chemistry.datasets import get_qm9_filepath
 
     print("qm9pack is not installed: using upstream's download of QM9 (once, about 90 MB) ...")
@@ -85,4 +85,4 @@ def read_qm9(data, task, missing='refuse'):
         raise DataError(
             'the download of QM9 failed (%s); `pip install qm9pack` brings the data, too' % error
         ) from error
-    return "QM9 from upstream's download, %s" % path, read_csv(path, 'SMILES1', same, task)
+    return "QM9 from upstream's download, %s" % path, read_csv(path, 'SMILES1', task.names, task)

@@ -1,20 +1,18 @@
 #!/usr/bin/env python
 """Train a graph convolution network on QM9 with batched sparse products.
 
-    python train_qm9.py --label gap --epoch 50 --unit-num 64 --out result
-    python train_qm9.py --label gap --epoch 100 --unit-num 64 --out result \\
-        --resume result/snapshot.npz
+python train_qm9.py --label gap --epoch 50 --unit-num 64 --out result
+python train_qm9.py --label gap --epoch 100 --unit-num 64 --out result --resume
 """
-
-import argparse
 
 import qm9_data  # before common, which it finds
 from common import arguments
 from common import training
 
 
-def make_parser():
-    parser = argparse.ArgumentParser(description='Regression on QM9.', allow_abbrev=False)
+def run(argv=None, report_every=1):
+    """Train, test, and write the model; return the exit status."""
+    parser = arguments.make_parser('Regression on QM9.')
     parser.add_argument(
         '--label',
         '-l',
@@ -30,12 +28,6 @@ def make_parser():
         'with the columns smiles and the target(s)',
     )
     arguments.add_training_arguments(parser)
-    return parser
-
-
-def run(argv=None, report_every=1):
-    """Train, test, and write the model; return the exit status."""
-    parser = make_parser()
     args = parser.parse_args(argv)
     task = qm9_data.task_of(args.label)
     title = 'all 15 targets'
@@ -45,7 +37,6 @@ def run(argv=None, report_every=1):
         task,
         lambda missing: qm9_data.read_qm9(args.data, task, missing),
         args,
-        parser,
         __file__,
         'QM9: ' + title,
         own_settings=['label'],

@@ -9,7 +9,6 @@ of the assay (the logit of its probability) and blue where it lowers it, and the
 saliency.csv.
 """
 
-import argparse
 import os
 
 import tox21_data  # before common, which it finds
@@ -17,7 +16,6 @@ from common import arguments
 from common import files
 from common import prediction
 from common import training
-from common.data import DataError
 
 import numpy
 import pandas
@@ -38,7 +36,7 @@ CALCULATORS = {
     'integrated': (IntegratedGradientsCalculator, {'steps': 25}),
     'occlusion': (OcclusionCalculator, {'slide_axis': 1}),
 }
-SIZE = 500, 375  # pixels
+SIZE = 500, 375  # pixels, of a molecule of up to 40 atoms
 
 
 def saliency(model, dataset, column, name, converter, batchsize):
@@ -82,7 +80,9 @@ def molecule(smiles):
 def draw(mol, values, path, legend):
     """Draw a molecule to an .svg or .png file, its atoms coloured by their values."""
     is_svg = path.endswith('.svg')
-    drawer = (rdMolDraw2D.MolDraw2DSVG if is_svg else rdMolDraw2D.MolDraw2DCairo)(*SIZE)
+    scale = max(1, mol.GetNumAtoms() / 40) ** 0.5  # a larger molecule gets a larger picture
+    width, height = (int(scale * pixels) for pixels in SIZE)
+    drawer = (rdMolDraw2D.MolDraw2DSVG if is_svg else rdMolDraw2D.MolDraw2DCairo)(width, height)
     colors = {i: red_blue_cmap(value) for i, value in enumerate(abs_max_scaler(values).tolist())}
     rdMolDraw2D.PrepareAndDrawMolecule(
         drawer, mol, legend, list(colors), highlightAtomColors=colors, highlightBonds=[]
@@ -95,51 +95,45 @@ def draw(mol, values, path, legend):
 
 def run():
     """Explain, and write pictures and numbers."""
-    parser = argparse.ArgumentParser(
-        description='Saliency of the atoms for a model trained on Tox21.', allow_abbrev=False
-    )
-    parser.add_argument('--in-dir', '-i', default='result', help='output folder of train_tox21.py')
+    parser = arguments.make_parser('Saliency of the atoms for a model trained on Tox21.')
+    arguments.add_trained_arguments(parser, 'train_tox21.py')
     parser.add_argument('--smiles', nargs='+', required=True, help='molecules')
     parser.add_argument('--assay', default=tox21_data.ASSAYS[0], choices=tox21_data.ASSAYS)
     parser.add_argument('--calculator', default='gradient', choices=CALCULATORS)
     parser.add_argument('--out', '-o', help='folder to write (IN_DIR/saliency)')
-    arguments.add_layout_argument(parser)
+    arguments.add_force_argument(parser, 'write into a folder that is not empty')
     arguments.add_running_arguments(parser)
+    parser.set_defaults(dense=False)
     args = parser.parse_args()
-    args.data, args.dense = None, False
+    out = os.path.join(args.in_dir, 'saliency') if args.out is None else args.out
+    files.check_folder(out, args.force)
     device = arguments.get_device(args.device)
     settings, task, model = prediction.load(
-        args.in_dir, 'train_tox21.py', lambda settings: tox21_data.TASK, False, device
+        args, 'train_tox21.py', lambda settings: tox21_data.TASK, device
     )
-    out = args.out or os.path.join(args.in_dir, 'saliency')
-    try:
+    molecules, dataset, kept, failures = prediction.from_smiles(args, settings, task)
+    with files.writing(out):
         os.makedirs(out, exist_ok=True)
-    except OSError as error:
-        raise DataError('--out: cannot make the folder %s: %s' % (out, error.strerror)) from error
-    if os.path.samefile(out, args.in_dir):
-        raise DataError('--out: %s is the folder of the training' % out)
-    dataset, table, kept = prediction.molecules(
-        args, settings, task, None, os.path.join(out, 'failed.csv')
-    )
+    files.report_failures(failures, os.path.join(out, files.FAILED_FILE))
     converter = prediction.converter_for(settings, args.layout)
     column = tox21_data.ASSAYS.index(args.assay)
     found = saliency(model, dataset, column, args.calculator, converter, args.batchsize)
     probabilities = task.predict(model, dataset, converter, args.batchsize)[:, column]
     rows = []
     for i, (values, probability) in enumerate(zip(found, probabilities)):
-        smiles = table['smiles'].iloc[kept[i]]
+        smiles = molecules.smiles[kept[i]]
         mol = molecule(smiles)
         values = values[: mol.GetNumAtoms()]
         for extension in ('svg', 'png'):
             path = os.path.join(out, '%d.%s' % (kept[i] + 1, extension))
-            draw(mol, values, path, '%s: probability %.2f' % (args.assay, probability))
+            legend = '%s: probability %.2f\nred raises it, blue lowers it, full colour: %.2g'
+            draw(mol, values, path, legend % (args.assay, probability, abs(values).max()))
         rows += [
             (kept[i] + 1, smiles, atom.GetIdx(), atom.GetSymbol(), value)
             for atom, value in zip(mol.GetAtoms(), values.tolist())
         ]
     table = pandas.DataFrame(rows, columns=['molecule', 'smiles', 'atom', 'element', 'saliency'])
-    with files.table_file(os.path.join(out, 'saliency.csv')) as file:
-        table.to_csv(file, index=False, float_format='%.6g')
+    files.write_table(os.path.join(out, 'saliency.csv'), table)
     print('Pictures of %d molecule(s), and saliency.csv: %s' % (len(found), out))
     return 0
 

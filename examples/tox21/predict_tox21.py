@@ -6,8 +6,6 @@ python predict_tox21.py --in-dir result --data molecules.csv # a file with a col
 python predict_tox21.py --in-dir result --smiles CCO 'Oc1ccc(cc1)C(C)(C)c1ccc(O)cc1'
 """
 
-import argparse
-
 import tox21_data  # before common, which it finds
 from common import arguments
 from common import prediction
@@ -16,9 +14,7 @@ from common import training
 
 def run():
     """Predict, and write the CSV file."""
-    parser = argparse.ArgumentParser(
-        description='Prediction with a model trained on Tox21.', allow_abbrev=False
-    )
+    parser = arguments.make_parser('Prediction with a model trained on Tox21.')
     arguments.add_prediction_arguments(
         parser, 'train_tox21.py', 'download, or a CSV file with a column smiles'
     )
@@ -26,7 +22,7 @@ def run():
         parser.parse_args(),
         'train_tox21.py',
         lambda settings: tox21_data.TASK,
-        lambda data, settings, task, missing: tox21_data.read_tox21(data, missing),
+        lambda data, settings, task, missing: tox21_data.read_tox21(data, missing, others=True),
     )
 
 

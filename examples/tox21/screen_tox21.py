@@ -11,7 +11,6 @@ as they are ready, those with numbers in the order of the lines; for the others 
 gives the reason. Under mpirun all rows are in the order of the lines.
 """
 
-import argparse
 import contextlib
 import csv
 import functools
@@ -40,7 +39,7 @@ as_text = functools.partial(io.TextIOWrapper, encoding='utf-8-sig', errors='repl
 @contextlib.contextmanager
 def read_from(path):
     """Give the lines of a file, plain or compressed, or of standard input."""
-    if path is None:
+    if path in (None, '-'):
         file = sys.stdin.buffer
     else:
         try:
@@ -61,16 +60,11 @@ def read_from(path):
         yield itertools.chain(first, lines)
 
 
-def write_to(path, sources):
-    """Return a context with a file for a CSV table, none of `sources`, or with standard output."""
+def write_to(path):
+    """Return a context with a file for a CSV table, or with standard output."""
     if path is None:
         return contextlib.nullcontext(sys.stdout)
-    if files.is_one_of(path, sources):
-        raise DataError('--out: %s is the file to read' % path)
-    try:
-        return open(path, 'w', encoding='utf-8', newline='')
-    except OSError as error:
-        raise DataError('--out: cannot write %s: %s' % (path, error.strerror)) from error
+    return open(path, 'w', encoding='utf-8', newline='')
 
 
 @contextlib.contextmanager
@@ -143,7 +137,7 @@ def shared_rows(ranks, lines, batch_size, rows_of):
 
 def check_source(ranks, path):
     """Refuse what the processes cannot share out, because they do not read the same."""
-    if path is None:
+    if path in (None, '-'):
         raise DataError('--communicator: expected a file of SMILES, which every process reads')
     checksum = None  # not to be read: told later
     with contextlib.suppress(OSError), open(path, 'rb') as file:
@@ -175,25 +169,24 @@ def processes_for(ranks):
 
 def run():
     """Screen, and write the CSV file."""
-    parser = argparse.ArgumentParser(
-        description='Screening with a model trained on Tox21.', allow_abbrev=False
+    parser = arguments.make_parser('Screening with a model trained on Tox21.')
+    parser.add_argument(
+        'smiles', nargs='?', help='file of SMILES; without it, or -: standard input'
     )
-    parser.add_argument('smiles', nargs='?', help='file of SMILES; without it: standard input')
-    parser.add_argument('--in-dir', '-i', default='result', help='output folder of train_tox21.py')
+    arguments.add_trained_arguments(parser, 'train_tox21.py')
     parser.add_argument('--out', '-o', help='CSV file to write; without it: standard output')
-    arguments.add_layout_argument(parser)
+    arguments.add_force_argument(parser, 'replace the file of --out')
     arguments.add_running_arguments(parser, batchsize=1024)
     arguments.add_communicator_argument(parser, 'share the lines out to')
     args = parser.parse_args()
     ranks = Ranks(args.communicator)
+    if args.out is not None and ranks.is_first:
+        files.check_new_file(args.out, args.force)
     if ranks.are_several:
         check_source(ranks, args.smiles)
+    device = arguments.get_device(ranks.device(args.device))
     settings, task, model = prediction.load(
-        args.in_dir,
-        'train_tox21.py',
-        lambda settings: tox21_data.TASK,
-        False,
-        arguments.get_device(ranks.device(args.device)),
+        args, 'train_tox21.py', lambda settings: tox21_data.TASK, device
     )
     converter = prediction.converter_for(settings, args.layout)
     # Failures are in the table, and counted below.
@@ -214,8 +207,8 @@ def run():
             found = shared_rows(ranks, lines, args.batchsize, rows_of)
         if not ranks.is_first:
             return sum(1 for _ in found)  # none
-        sources = [*filter(None, [args.smiles]), *files.of_run(args.in_dir)]
-        file = stack.enter_context(write_to(args.out, sources))
+        stack.enter_context(files.writing(args.out or 'standard output'))
+        file = stack.enter_context(write_to(args.out))
         stack.enter_context(until_pipe_closes(file))
         writer = csv.writer(file, lineterminator='\n')
         writer.writerow(

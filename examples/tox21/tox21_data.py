@@ -5,6 +5,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
+import common  # noqa: F401  first: Ctrl-C is one line from here on
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer_chemistry.datasets.molnet import molnet
 from chainer_chemistry.datasets.molnet.molnet_config import molnet_default_config
@@ -35,19 +36,19 @@ def download():
         ) from error
 
 
-def read_tox21(data, missing='refuse'):
-    """Read the table that `--data` names.
+def read_tox21(data, missing='refuse', others=False):
+    """Read the molecules that `--data` names.
 
     Args:
         data (str): 'download', or the path of a CSV file with a column `smiles` and one for each
             assay: 1 active, 0 inactive, nothing where it was not measured.
-        missing (str): what becomes of a molecule without any label, as of `common.data.read_csv`.
+        missing, others: as of `common.data.read_csv`.
 
     Returns:
-        tuple: (description (str), table as of `common.data.read_csv`).
+        tuple: (description (str), Rows).
     """
     path, description = data, data
     if data == 'download':
         path = download()
         description = "Tox21 from Chainer Chemistry's download, %s" % path
-    return description, read_csv(path, 'smiles', {name: name for name in ASSAYS}, TASK, missing)
+    return description, read_csv(path, 'smiles', ASSAYS, TASK, missing, others)

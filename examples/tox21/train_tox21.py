@@ -5,8 +5,6 @@ python train_tox21.py --epoch 20 --unit-num 64 --batchsize 128 --out result
 python train_tox21.py --data tox21.csv.gz --method relgcn --device 0 --out result
 """
 
-import argparse
-
 import tox21_data  # before common, which it finds
 from common import arguments
 from common import training
@@ -14,7 +12,7 @@ from common import training
 
 def run(argv=None):
     """Train, test, and write the model; return the exit status."""
-    parser = argparse.ArgumentParser(description='Classification on Tox21.', allow_abbrev=False)
+    parser = arguments.make_parser('Classification on Tox21.')
     parser.add_argument(
         '--data',
         default='download',
@@ -27,7 +25,6 @@ def run(argv=None):
         tox21_data.TASK,
         lambda missing: tox21_data.read_tox21(args.data, missing),
         args,
-        parser,
         __file__,
         'Tox21: 12 assays',
     )

@@ -40,15 +40,6 @@ def test_single_is_one_graph_with_the_same_entries(rng):
     numpy.testing.assert_array_equal(adj.to_scipy().toarray(), matrix.toarray())
 
 
-def test_molecules_are_normalised_and_the_unreadable_left_out():
-    pytest.importorskip('rdkit')
-    chain, atom = matrices.molecules(['CCO', 'not a molecule', '', 'C'])
-    # C-C-O with self-loops: degrees 2, 3, 2.
-    expected = numpy.array([[1 / 2, 6**-0.5, 0], [6**-0.5, 1 / 3, 6**-0.5], [0, 6**-0.5, 1 / 2]])
-    numpy.testing.assert_allclose(chain, expected, atol=1e-15)
-    assert atom.tolist() == [[1]]
-
-
 def test_banded_fills_its_diagonals(rng):
     dense = matrices.banded(rng, 20, 2).toarray()
     row, column = numpy.indices(dense.shape)

@@ -6,7 +6,7 @@ import pytest
 from benchmarks import plot
 
 
-@pytest.mark.parametrize('name', ['host', pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['jax', pytest.param(None, marks=pytest.mark.slow)])
 def test_figures_are_drawn(tmp_path, monkeypatch, name):
     monkeypatch.setattr(plot, 'FOLDER', tmp_path)
     close = pyplot.close

@@ -113,8 +113,8 @@ def test_split(network_data):
 @pytest.mark.parametrize(
     'ratio, message',
     [
-        ('0.00001', 'leaves a part of the split empty'),
-        ('0.9999', 'leaves a part of the split empty'),
+        ('0.00001', 'with --train-data-ratio'),
+        ('0.9999', 'with --train-data-ratio'),
         ('0.0005', 'the training nodes are of one class'),
     ],
 )
@@ -124,33 +124,17 @@ def test_splits_that_are_refused(tmp_path, ratio, message):
     assert message in error and error.count('\n') == 1
 
 
-def test_another_runs_files_do_not_stay(tmp_path):
-    for name in 'settings.json', 'snapshot.npz', 'learning_curve.png':
-        (tmp_path / name).write_text('{"script": "train_qm9.py", "data": "sample"}')
-    run_at_once(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '--epoch', '1')
+def test_a_folder_belongs_to_one_run(tmp_path):
+    words = '--dataset', 'generated', '--out', tmp_path, '--epoch'
+    run_at_once(SCRIPT, *words, '1')
+    error = run_at_once(SCRIPT, *words, '2', status=1)
+    assert 'is not empty; expected a new one, or --force to start again in it' in error
+    (tmp_path / 'snapshot.npz').write_text('of a run of train_qm9.py')
+    run_at_once(SCRIPT, *words, '2', '--force')
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {'log', 'model.npz', 'result.json', 'settings.json'}
     settings = json.loads((tmp_path / 'settings.json').read_text())
-    assert settings['script'] == 'train_network_graph.py' and settings['unit_num'] == 32
-
-
-def test_the_model_stays_until_a_run_with_the_same_settings_has_another(tmp_path, network_data):
-    from common import files
-
-    run_at_once(SCRIPT, '--dataset', 'generated', '--out', tmp_path, '--epoch', '1')
-    settings = json.loads((tmp_path / 'settings.json').read_text())
-    files.start_folder(tmp_path, settings)
-    assert (tmp_path / 'model.npz').exists()
-    files.start_folder(tmp_path, {**settings, 'epoch': 2})
-    assert not (tmp_path / 'model.npz').exists()
-
-
-def test_a_longer_run_is_not_overwritten(tmp_path):
-    words = '--dataset', 'generated', '--out', tmp_path, '--epoch'
-    run_at_once(SCRIPT, *words, '2')
-    error = run_at_once(SCRIPT, *words, '1', status=1)
-    assert 'has a run of 2 epochs, and this one would overwrite it with 1' in error
-    run_at_once(SCRIPT, *words, '1', '--force')
+    assert settings['script'] == 'train_network_graph.py' and settings['epoch'] == 2
 
 
 def test_readme_has_the_stored_shares():

@@ -1,11 +1,16 @@
-"""The scripts of examples/own_dataset, run as a user runs them."""
+"""The scripts of examples/own_dataset, run as a user runs them; what a run does with its folder."""
 
 import gzip
 import json
+import os
+import pickle
 import resource
 import shutil
 import signal
 import subprocess
+import sys
+import time
+import zipfile
 
 import numpy
 import pytest
@@ -14,266 +19,28 @@ from tests.examples.scripts import arrays
 from tests.examples.scripts import command
 from tests.examples.scripts import environment
 from tests.examples.scripts import EXAMPLES
+from tests.examples.scripts import imported
 from tests.examples.scripts import rows
-from tests.examples.scripts import run as run_script
 from tests.examples.scripts import run_at_once
 
 OWN = EXAMPLES / 'own_dataset'
-QUICK = ['--unit-num', '8', '--conv-layers', '2', '--batchsize', '16', '--epoch', '2']
+QUICK = '--unit-num 8 --conv-layers 2 --batchsize 16 --epoch 2'.split()
 CHAINS = ['C' * n + end for n in range(1, 31) for end in ('', 'N', 'O')]
+TABLE = 'smiles,y,name\n' + ''.join(
+    '%s,%d,m%d\n' % (smiles, i, i) for i, smiles in enumerate(CHAINS)
+)
+WORDS = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', '--out', 'result', *QUICK]
 
 
 def run(script, *arguments, **options):
     return run_at_once(OWN / script, *arguments, **options)
 
 
-def run_by_python(script, *arguments, **options):
-    return run_script(OWN / script, *arguments, **options)
-
-
-@pytest.fixture
-def regression_file(tmp_path):
-    path = tmp_path / 'mine.csv'
-    path.write_text(
-        'name,Structure,log S,mass\n'
-        + ''.join(
-            'm%d,%s,%s,%d\n' % (i, smiles, -len(smiles) / 2, 14 * len(smiles))
-            for i, smiles in enumerate(CHAINS)
-        )
-    )
-    return path
-
-
-@pytest.fixture
-def classification_file(tmp_path):
-    path = tmp_path / 'mine.csv'
-    path.write_text(
-        'smiles,amine\n'
-        + ''.join(
-            '%s,%s\n' % (smiles, '' if i % 5 == 0 else int('N' in smiles))
-            for i, smiles in enumerate(CHAINS)
-        )
-    )
-    return path
-
-
-@pytest.mark.parametrize('dense', [[], pytest.param(['--dense'], marks=pytest.mark.slow)])
-def test_regression(regression_file, tmp_path, dense):
-    out = tmp_path / 'result'
-    text = run(
-        'train_own.py',
-        '--data',
-        regression_file,
-        '--smiles-column',
-        'Structure',
-        '--labels',
-        'log S',
-        'mass',
-        '--task',
-        'regression',
-        '--out',
-        out,
-        *QUICK,
-        *dense,
-    )
-    assert '90 molecules' in text and 'Targets: log S, mass' in text
-    test = json.loads((out / 'result.json').read_text())['test']
-    assert list(test['MAE']) == ['log S', 'mass'] and 'Time a step' in text
-    printed = run('predict_own.py', '--in-dir', out, '--out', tmp_path / 'p.csv', *dense)
-    assert 'MAE of mass: %.6g (14 molecules)' % test['MAE']['mass'] in printed
-    table = rows(tmp_path / 'p.csv')
-    assert list(table[0]) == [
-        'smiles',
-        'name',
-        'log S predicted',
-        'log S true',
-        'mass predicted',
-        'mass true',
-    ]
-    path = tmp_path / 'new.csv'
-    path.write_text('id,Structure,mass\n7,CCO,46\n')
-    run('predict_own.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'q.csv', *dense)
-    (row,) = rows(tmp_path / 'q.csv')
-    names = ['smiles', 'id', 'log S predicted', 'mass predicted', 'mass true']
-    assert list(row) == names and row['id'] == '7'
-
-
-def test_a_longer_run_is_not_overwritten(regression_file, tmp_path):
-    words = ['--data', regression_file, '--smiles-column', 'Structure', '--labels', 'mass']
-    words += ['--task', 'regression', '--out', tmp_path, *QUICK]
-    run('train_own.py', *words, '--epoch', '2')
-    before = (tmp_path / 'model.npz').read_bytes()
-    error = run('train_own.py', *words, '--epoch', '1', status=1)
-    assert 'has a run of 2 epochs, and this one would overwrite it with 1; use' in error
-    assert (tmp_path / 'model.npz').read_bytes() == before
-    run('train_own.py', *words, '--epoch', '1', '--force')
-    assert (tmp_path / 'model.npz').read_bytes() != before
-
-
-def test_classification(classification_file, tmp_path):
-    out = tmp_path / 'result'
-    text = run(
-        'train_own.py',
-        '--data',
-        classification_file,
-        '--labels',
-        'amine',
-        '--task',
-        'classification',
-        '--out',
-        out,
-        *QUICK,
-    )
-    assert 'test ROC-AUC' in text
-    area = json.loads((out / 'result.json').read_text())['test']['mean ROC-AUC']
-    assert 0 <= area <= 1
-    printed = run_by_python('predict_own.py', '--in-dir', out, '--out', tmp_path / 'p.csv')
-    assert 'mean ROC-AUC: %.4f' % area in printed
-
-
-def test_interrupted_training_goes_on_with_the_command_that_is_printed(regression_file, tmp_path):
-    options = [
-        '--data',
-        regression_file,
-        '--smiles-column',
-        'Structure',
-        '--labels',
-        'log S',
-        'mass',
-        '--task',
-        'regression',
-        '--unit-num',
-        '8',
-        '--conv-layers',
-        '2',
-        '--batchsize',
-        '1',
-        '--epoch',
-        '8',
-    ]
-    out = tmp_path / 'with space'
-    with subprocess.Popen(
-        command(OWN / 'train_own.py', options + ['--out', out]),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        text = ''
-        for line in process.stdout:
-            text += line
-            if line.startswith('2 '):
-                process.send_signal(signal.SIGINT)
-    assert process.returncode == 130, text
-    assert not (out / 'model.npz').exists()
-    # As a shell would run it.
-    subprocess.run(
-        text.splitlines()[-1], shell=True, check=True, env=environment(), capture_output=True
-    )
-    run('train_own.py', '--out', tmp_path / 'whole', *options)
-    ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'whole' / 'model.npz')
-    for name in ours:
-        numpy.testing.assert_array_equal(ours[name], other[name])
-
-
-@pytest.mark.parametrize(
-    'change, message',
-    [
-        (
-            ['--labels', 'logS'],
-            'has no column logS; expected the columns Structure, logS, found name,',
-        ),
-        (['--smiles-column', 'smiles'], 'has no column smiles'),
-        (['--task', 'classification'], "mine.csv row 2: target log S is '-0.5', expected 0, 1 or"),
-        (['--labels', 'name'], "mine.csv row 2: target name is 'm0', expected a finite number"),
-        (['--data', 'missing.csv'], 'data file not found: /'),
-        (['--data', 'where.csv', '--labels', 'where'], 'a label cannot be called where'),
-        (['--data', 'where.csv', '--labels', 'smiles'], 'a label cannot be called smiles'),
-        (['--data', 'where.csv', '--labels', 'log S'], 'where.csv has 2 columns log S'),
-        (['--labels', 'mass', 'mass'], '--labels: mass is named twice'),
-        (['--data', 'separated.csv'], 'found Structure;log S; columns must be separated by commas'),
-    ],
-)
-def test_errors_of_the_user_have_no_traceback(regression_file, tmp_path, change, message):
-    (tmp_path / 'separated.csv').write_text('Structure;log S\nCCO;1\n')
-    (tmp_path / 'where.csv').write_text('Structure,where,smiles,log S,log S\nCCO,1,2,3,4\n')
-    options = ['--data', regression_file, '--smiles-column', 'Structure', '--labels', 'log S']
-    options += ['--task', 'regression', '--out', tmp_path / 'result']
-    text = run('train_own.py', *options, *change, status=1, cwd=tmp_path)
-    assert text.startswith('error: ') and message in text and text.count('\n') == 1
-
-
-def test_resume_refuses_other_labels(regression_file, tmp_path):
-    out = tmp_path / 'result'
-    options = [
-        '--data',
-        regression_file,
-        '--smiles-column',
-        'Structure',
-        '--task',
-        'regression',
-        '--out',
-        out,
-        *QUICK,
-    ]
-    run('train_own.py', '--labels', 'mass', *options)
-    text = run(
-        'train_own.py', '--labels', 'log S', '--resume', out / 'snapshot.npz', *options, status=1
-    )
-    assert "labels was ['mass']" in text and "is ['log S'] now" in text
-
-
-@pytest.mark.parametrize(
-    'option, message',
-    [
-        (['--seed', '99999999999'], 'got 99999999999, expected from 0 to 4294967295'),
-        (['--num-data', '0'], 'got 0, expected at least 1, or -1 for all'),
-        (['--num-data', '-2'], 'got -2, expected at least 1, or -1 for all'),
-    ],
-)
-def test_numbers_out_of_range(regression_file, option, message):
-    text = run('train_own.py', '--data', regression_file, *option, status=2)
-    assert message in text.splitlines()[-1] and 'Traceback' not in text
-
-
-def test_training_data_that_changed_or_moved(regression_file, tmp_path):
-    """Predictions never overwrite data; the test part is refused where the data are others."""
-    folder = tmp_path / 'elsewhere'
-    folder.mkdir()
-    options = ['--smiles-column', 'Structure', '--labels', 'mass', '--task', 'regression']
-    options += ['--data', 'mine.csv', '--out', 'result', *QUICK]
-    assert 'Starting again' not in run('train_own.py', *options, cwd=tmp_path)
-    assert 'Starting again: the snapshot' in run('train_own.py', *options, cwd=tmp_path)
-    predict = ['predict_own.py', '--in-dir', tmp_path / 'result']
-    run(*predict, cwd=folder)  # by the absolute path of the data
-    text = regression_file.read_text()
-    other = tmp_path / 'other.csv'
-    other.write_text(text)
-    for more in (
-        ['--out', regression_file],
-        ['--data', other, '--out', other],
-        ['--data', other, '--out', tmp_path / 'elsewhere' / '..' / 'other.csv'],
-    ):
-        assert 'holds the data that are read' in run(*predict, *more, status=1)
-    assert regression_file.read_text() == other.read_text() == text
-    header, *lines = text.splitlines(keepends=True)
-    regression_file.write_text(header + ''.join(lines[::-1]))
-    assert 'in another order' in run(*predict, status=1)
-    resume = ['--resume', tmp_path / 'result' / 'snapshot.npz']
-    error = run('train_own.py', *options, *resume, status=1, cwd=tmp_path)
-    assert '--resume: the data have other molecules' in error
-
-
 def train_on(folder, text, *arguments, **options):
     """Train on a CSV file of this text in a folder, into the folder `result` there."""
     folder.mkdir(exist_ok=True)
     (folder / 'mine.csv').write_text(text)
-    words = ['--data', 'mine.csv', '--labels', 'y', '--task', 'regression', *QUICK]
-    return run('train_own.py', *words, '--out', 'result', *arguments, cwd=folder, **options)
-
-
-TABLE = 'smiles,y,name\n' + ''.join(
-    '%s,%d,m%d\n' % (smiles, i, i) for i, smiles in enumerate(CHAINS)
-)
+    return run('train_own.py', *WORDS, *arguments, cwd=folder, **options)
 
 
 @pytest.fixture(scope='module')
@@ -284,17 +51,407 @@ def trained(tmp_path_factory):
     return folder
 
 
-def copy_of(trained, folder):
-    shutil.copytree(trained, folder, dirs_exist_ok=True)
-    return folder
+@pytest.fixture
+def folder(trained, tmp_path):
+    """A copy of it."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / 'result' / 'settings.json'
+    path.write_text(path.read_text().replace(str(trained), str(tmp_path)))
+    return tmp_path
 
 
-def test_rows_with_more_cells_than_the_header(tmp_path):
+@pytest.fixture(scope='module')
+def common():
+    imported(OWN, 'own_data')
+    import common.files
+    import common.training
+
+    return common
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_regression_of_several_labels(tmp_path):
+    lines = ['m%d,%s,%s,%d\n' % (i, s, -len(s) / 2, 14 * len(s)) for i, s in enumerate(CHAINS)]
+    (tmp_path / 'mine.csv').write_text('name,Structure,log S,mass\n' + ''.join(lines))
+    train = ['train_own.py', *WORDS, '--smiles-column', 'Structure', '--labels', 'log S', 'mass']
+    text = run(*train, cwd=tmp_path)
+    assert '90 molecules' in text and 'Targets: log S, mass' in text
+    test = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']
+    assert list(test['MAE']) == ['log S', 'mass']
+    printed = run('predict_own.py', '--out', 'p.csv', cwd=tmp_path)
+    assert 'MAE of mass: %.6g (14 molecules)' % test['MAE']['mass'] in printed
+    names = ['smiles', 'name', 'log S predicted', 'log S true', 'mass predicted', 'mass true']
+    assert list(rows(tmp_path / 'p.csv')[0]) == names
+    (tmp_path / 'new.csv').write_text('id,Structure,mass\n7,CCO,46\n')
+    run('predict_own.py', '--data', 'new.csv', '--out', 'q.csv', cwd=tmp_path)
+    (row,) = rows(tmp_path / 'q.csv')
+    names = ['smiles', 'id', 'log S predicted', 'mass predicted', 'mass true']
+    assert list(row) == names and row['id'] == '7'
+
+
+def test_classification_by_scaffold(tmp_path):
+    """Molecules with one scaffold are in one part; predictions find the test part again."""
+    rings = [
+        'C1CCCCC1',
+        'c1ccccc1',
+        'c1ccncc1',
+        'C1CCCC1',
+        'C1CCC1',
+        'C1CC1',
+        'C1CCNCC1',
+        'c1ccoc1',
+    ]
+    smiles = [end + ring for ring in rings for end in ('C', 'CC', 'N', 'O', 'F', 'CN')]
+    lines = [
+        '%s,%s,%s\n' % (each, '' if i % 5 == 0 else int('N' in each), rings[i // 6])
+        for i, each in enumerate(smiles)
+    ]
+    text = 'smiles,y,ring\n' + ''.join(lines)
+    printed = train_on(tmp_path, text, '--task', 'classification', '--split', 'scaffold')
+    assert 'Split: 36 training, 6 validation, 6 test' in printed
+    area = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']['mean ROC-AUC']
+    printed = run('predict_own.py', cwd=tmp_path)
+    assert 'mean ROC-AUC: %.4f' % area in printed
+    assert len({row['ring'] for row in rows(tmp_path / 'result' / 'predictions.csv')}) == 1
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (['--labels', 'log S'], "has no column 'log S'; expected the columns 'Structure', 'log S'"),
+        (['--smiles-column', 'x'], "has no column 'x'"),
+        (['--task', 'classification'], "mine.csv row 2: target y is '2', expected 0, 1 or nothing"),
+        (['--labels', 'name'], "mine.csv row 2: target name is 'm0', expected a finite number"),
+        (['--labels', 'twice'], "mine.csv has 2 columns 'twice'"),
+        (['--labels', 'y', 'y'], '--labels: y is named twice'),
+        (['--data', 'separated.csv'], "found 'Structure;y'; columns must be separated by commas"),
+        (['--data', 'utf16.csv'], 'utf16.csv cannot be read as CSV: it is not text in UTF-8; a'),
+        (['--data', 'gzip.csv'], 'gzip.csv cannot be read as CSV: it is not text in UTF-8; a'),
+        (['--data', 'latin.csv'], 'latin.csv cannot be read as CSV: it is not text in UTF-8; a'),
+    ],
+)
+def test_errors_of_the_user_have_no_traceback(tmp_path, change, message):
+    (tmp_path / 'separated.csv').write_text('Structure;y\nCCO;1\n')
+    (tmp_path / 'utf16.csv').write_text(TABLE, encoding='utf-16')
+    (tmp_path / 'gzip.csv').write_bytes(gzip.compress(TABLE.encode()))
+    (tmp_path / 'latin.csv').write_bytes(b'Structure,y\nC\xe4,1\n')
+    (tmp_path / 'mine.csv').write_text('Structure,y,name,twice,twice\nCCO,2,m0,3,4\n')
+    words = *WORDS, '--smiles-column', 'Structure', *change
+    text = run('train_own.py', *words, status=1, cwd=tmp_path)
+    assert text.startswith('error: ') and message in text and text.count('\n') == 1
+    assert not (tmp_path / 'result').exists()
+
+
+@pytest.mark.parametrize(
+    'option, message',
+    [
+        (['--seed', '99999999999'], 'got 99999999999, expected from 0 to 4294967295'),
+        (['--num-data', '0'], 'got 0, expected at least 1, or -1 for all'),
+        (['--padded-to', '0'], 'got 0, expected at least 1 or largest or batch'),
+    ],
+)
+def test_numbers_out_of_range(option, message):
+    text = run('train_own.py', *option, status=2)
+    assert message in text.splitlines()[-1] and 'Traceback' not in text
+
+
+# The folder of a run
+
+
+def test_a_folder_belongs_to_one_run(folder):
+    before = content(folder / 'result')
+    train = ['train_own.py', *WORDS]
+    for words in ([], ['--unit-num', '4'], ['--epoch', '1'], ['--data', 'result/failed.csv']):
+        error = run(*train, *words, cwd=folder, status=1)
+        assert error == (
+            'error: --out: the folder result is not empty; expected a new one, --resume to '
+            'continue its run, or --force to start again in it\n'
+        )
+    error = run(*train, '--out', '.', cwd=folder, status=1)  # the data are there, but no run
+    assert 'the folder . is not empty; expected a new one, or --force' in error
+    assert content(folder / 'result') == before
+    (folder / 'result' / 'failed.csv').write_text('of the run before')
+    (folder / 'result' / 'mine.txt').write_text('mine')
+    run(*train, '--force', '--unit-num', '4', cwd=folder)
+    after = content(folder / 'result')
+    assert after.pop('mine.txt') == b'mine' and after.keys() == before.keys()
+    assert json.loads(after['settings.json'])['unit_num'] == 4
+
+
+def test_of_runs_that_start_together_one_has_the_folder(folder):
+    """They find no folder, all of them, and then take their time to read the data."""
+    processes = [
+        subprocess.Popen(
+            command(OWN / 'train_own.py', [*WORDS, '--out', 'new', '--seed', seed]),
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in (1, 2)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 1]
+    seed = 1 + bool(errors[0])
+    assert errors[2 - seed].startswith('error: --out: ') and errors[2 - seed].count('\n') == 1
+    for name in ('settings.json', 'result.json'):
+        found = json.loads((folder / 'new' / name).read_text())
+        assert found.get('settings', found)['seed'] == seed
+
+
+def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
+    for _ in range(2):  # two runs, before either starts
+        common.files.check_folder(str(tmp_path), force=False)
+    common.files.start_run(str(tmp_path), {'seed': 1}, force=False)
+    (tmp_path / 'log').write_text('of the first')
+    with pytest.raises(common.files.DataError, match='another run has just started in the folder'):
+        common.files.start_run(str(tmp_path), {'seed': 2}, force=False)
+    assert json.loads((tmp_path / 'settings.json').read_text())['seed'] == 1
+    assert (tmp_path / 'log').exists()
+
+
+def test_a_run_that_was_stopped_twice_continues(folder):
+    """It ends with the bits of a run that was not stopped."""
+    options = [*WORDS, '--batchsize', '2', '--epoch', '40', '--out', 'stopped']
+    path, before = folder / 'stopped' / 'snapshot.npz', 0
+    for how, more in ((signal.SIGINT, []), (signal.SIGKILL, ['--resume'])):
+        process = subprocess.Popen(
+            command(OWN / 'train_own.py', options + more),
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while process.poll() is None and not (path.exists() and path.stat().st_mtime > before):
+            time.sleep(0.01)
+        process.send_signal(how)
+        text, error = process.communicate()
+        assert process.returncode == (130 if how == signal.SIGINT else -how), text + error
+        assert not (folder / 'stopped' / 'model.npz').exists() and error == ''
+        if how == signal.SIGINT:
+            assert text.endswith('command with --resume continues from the last snapshot\n')
+        before = path.stat().st_mtime
+    run('train_own.py', *options, '--resume', cwd=folder)
+    run('train_own.py', *options, '--out', 'whole', cwd=folder)
+    for name in ('model.npz', 'best_model.npz'):
+        ours, other = (arrays(folder / part / name) for part in ('stopped', 'whole'))
+        for key in ours:
+            numpy.testing.assert_array_equal(ours[key], other[key])
+
+
+def test_an_interrupt_during_the_imports_is_one_line(tmp_path):
+    code = 'import sys; sys.path.insert(0, %r); import common; raise KeyboardInterrupt'
+    done = subprocess.run(
+        [sys.executable, '-c', code % str(EXAMPLES)], capture_output=True, text=True
+    )
+    assert done.stderr == 'interrupted\n' and done.returncode == -signal.SIGINT
+    for name in ('qm9/qm9_data', 'tox21/tox21_data', 'own_dataset/own_data'):
+        text = (EXAMPLES / (name + '.py')).read_text()
+        assert text.index('import common  #') < text.index('from common.data import ')
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ('evil',)
+
+
+@pytest.mark.parametrize('name', ['model.npz', 'best_model.npz', 'snapshot.npz', 'pickle'])
+def test_objects_in_files_are_refused_before_they_run(common, folder, name):
+    path = folder / 'result' / ('model.npz' if name == 'pickle' else name)
+    common.files.check_arrays(path)  # has a None
+    evil = numpy.array(None, object)
+    evil[()] = Evil()
+    if name == 'pickle':  # which NumPy would load, though an archive follows
+        whole = path.read_bytes()
+        with open(path, 'wb') as file:
+            pickle.dump(Evil(), file)
+            file.write(whole)
+        assert zipfile.is_zipfile(path)
+    else:
+        saved = arrays(path)
+        numpy.savez(path, **{**saved, list(saved)[-1]: evil})
+    if name == 'snapshot.npz':
+        error = run('train_own.py', *WORDS, '--resume', cwd=folder, status=1)
+    else:
+        model = 'best' if name.startswith('best') else 'last'
+        error = run('predict_own.py', '--smiles', 'C', '--model', model, cwd=folder, status=1)
+    assert not (folder / 'evil').exists()
+    assert 'cannot be loaded, it is damaged or another kind of file: ' in error
+    assert error.startswith('error: result/') and error.count('\n') == 1
+
+
+def test_none_of_every_pickle_protocol_is_no_object(common):
+    for protocol in range(2, 6):
+        for module in (b'numpy.core', b'numpy._core'):
+            text = pickle.dumps(numpy.array(None, object), protocol)
+            for old in (b'numpy._core', b'numpy.core'):
+                # The length of the text is before it.
+                text = text.replace(
+                    bytes([len(old) + 11]) + old, bytes([len(module) + 11]) + module
+                ).replace(b'c' + old, b'c' + module)
+            assert common.files._opcodes(text) in common.files.NONES
+    text = pickle.dumps(numpy.array(1.5, object), 4)
+    assert common.files._opcodes(text) not in common.files.NONES
+
+
+@pytest.mark.parametrize('change', ['truncated', 'garbled', 'encrypted', 'model'])
+def test_a_damaged_snapshot_is_one_line(folder, change):
+    path = folder / 'result' / 'snapshot.npz'
+    whole = path.read_bytes()
+    flags = whole.index(b'PK\1\2') + 8  # in the directory at the end
+    path.write_bytes(
+        {
+            'truncated': whole[:-9],
+            'garbled': whole[:200] + b'abcd' + whole[204:],
+            'encrypted': whole[:flags] + b'\1' + whole[flags + 1 :],
+            'model': (folder / 'result' / 'model.npz').read_bytes(),
+        }[change]
+    )
+    before = content(folder / 'result')
+    error = run('train_own.py', *WORDS, '--resume', cwd=folder, status=1)
+    assert 'snapshot.npz cannot be loaded, it is damaged or' in error and error.count('\n') == 1
+    assert content(folder / 'result') == before
+
+
+@pytest.mark.parametrize('most', [0, 3000, 10000])
+def test_a_full_disk_is_one_line(trained, tmp_path, most):
+    """A limit of the size of files stands for the disk: of settings, snapshot, model."""
+    words = ['--data', trained / 'mine.csv', '--out', tmp_path / 'out', '--no-cache']
+    predict = ['--in-dir', trained / 'result', '--out', tmp_path / 'p.csv', '--no-cache']
+    scripts = [('train_own.py', WORDS + words, 'out')]
+    scripts += [] if most else [('predict_own.py', predict, 'p.csv')]
+    for script, arguments, name in scripts:
+        done = subprocess.run(
+            command(OWN / script, arguments),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+        )
+        assert done.returncode == 1 and done.stderr.count('\n') == 1
+        assert done.stderr.startswith('error: cannot write ')
+        assert done.stderr.endswith(': File too large\n') and str(tmp_path / name) in done.stderr
+    assert not (tmp_path / 'out' / 'model.npz').exists() and not (tmp_path / 'p.csv').exists()
+
+
+def test_a_loss_that_is_not_finite_is_an_error(common, folder, monkeypatch):
+    from common.tasks import Regression
+
+    build = Regression.build
+
+    def broken(self, settings, dense, train_labels=None):
+        model = build(self, settings, dense, train_labels)
+        model.predictor.graph_conv.embed.W.array[...] = numpy.nan
+        return model
+
+    monkeypatch.setattr(Regression, 'build', broken)
+    monkeypatch.chdir(folder)
+    with pytest.raises(common.files.DataError, match=r'the last losses are \[nan, nan\]'):
+        imported(OWN, 'train_own').run([*WORDS, '--out', 'new'])
+    assert not (folder / 'new' / 'model.npz').exists()
+
+
+def test_results_are_valid_json(common, tmp_path):
+    common.files.write_result(tmp_path, {'a': {'b': numpy.nan, 'c': -numpy.inf}, 'd': 1.5})
+    text = (tmp_path / 'result.json').read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {'a': {'b': None, 'c': None}, 'd': 1.5}
+
+
+# What is read
+
+
+def test_the_test_part_is_refused_when_the_data_have_changed(folder):
+    header, *lines = TABLE.splitlines(keepends=True)
+    (folder / 'mine.csv').write_text(header + ''.join(lines[::-1]))
+    assert 'in another order' in run('predict_own.py', cwd=folder, status=1)
+    error = run('train_own.py', *WORDS, '--resume', cwd=folder, status=1)
+    assert '--resume: the data have other molecules' in error
+
+
+def test_folder_and_data_may_move_together(folder):
+    path = folder / 'result' / 'settings.json'
+    path.write_text(path.read_text().replace(str(folder), '/nowhere/project'))
+    printed = run('predict_own.py', '--in-dir', folder / 'result')
+    assert 'Data: %s: 90 molecules' % (folder / 'mine.csv') in printed
+    (folder / 'mine.csv').unlink()
+    error = run('predict_own.py', '--force', cwd=folder, status=1)
+    assert error == 'error: data file not found: /nowhere/project/mine.csv\n'
+
+
+def test_rows_with_more_cells_than_the_header(trained, tmp_path):
     # With the first row among them, pandas would take the first column for an index.
-    train_on(tmp_path, TABLE.replace('m0\n', 'm0,4\n').replace('m7\n', 'm7,5,6\n'))
-    out = tmp_path / 'all.csv'
-    run('predict_own.py', '--in-dir', 'result', '--data', 'mine.csv', '--out', out, cwd=tmp_path)
-    assert [row['name'] for row in rows(out)] == ['m%d' % i for i in range(len(CHAINS))]
+    (tmp_path / 'mine.csv').write_text(TABLE.replace('m0\n', 'm0,4\n').replace('m7\n', 'm7,5,6\n'))
+    predict = 'predict_own.py', '--in-dir', trained / 'result', '--data', 'mine.csv'
+    run(*predict, '--out', 'all.csv', cwd=tmp_path)
+    assert [row['name'] for row in rows(tmp_path / 'all.csv')] == ['m%d' % i for i in range(90)]
+
+
+def test_molecules_that_are_not_learned_from(tmp_path):
+    """Those that cannot be used, those without labels, duplicates; large batches are cut."""
+    text = 'smiles,y\n' + ''.join(
+        '%s,%s\n' % (smiles, {0: '', 1: 'NaN', 2: ' n/a '}.get(i % 30, i))
+        for i, smiles in enumerate(CHAINS)
+    )
+    text += 'C1CC,1\n[Og],1\nC1CC,2\nOC,1\nOC,2\n'
+    error = train_on(tmp_path, text, status=1)
+    assert "row 2: target y is '', expected a finite number (9 such rows; --skip-missing" in error
+    printed = train_on(tmp_path, text, '--skip-missing', '--batchsize', '100000')
+    for line in (
+        'Skipped 9 molecule(s) without each label of y, the first: mine.csv row 2\n',
+        '86 molecules, 83 of them used',
+        '3 molecule(s) could not be used, all listed in result/failed.csv',
+        "mine.csv row 92: 'C1CC': RDKit cannot parse it",
+        "mine.csv row 93: '[Og]': atomic number 118",
+        'Duplicates: 1 molecule(s) have the SMILES of an earlier one, the first: mine.csv row 95 '
+        "and mine.csv row 96: 'OC'; test molecules may be among those of the training\n",
+        'Batches of all 58 training molecules\n',
+    ):
+        assert line in printed
+    failed = rows(tmp_path / 'result' / 'failed.csv')
+    assert [row['row'] for row in failed] == ['mine.csv row %d' % i for i in (92, 93, 94)]
+    log = json.loads((tmp_path / 'result' / 'log').read_text())
+    assert [(entry['epoch'], entry['iteration']) for entry in log] == [(1, 1), (2, 2)]
+    mae = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']['MAE']['y']
+    assert 'MAE of y: %.6g ' % mae in run('predict_own.py', cwd=tmp_path)
+    run('predict_own.py', '--data', 'mine.csv', '--force', cwd=tmp_path)  # labels are not needed
+    assert len(rows(tmp_path / 'result' / 'predictions.csv')) == 95
+
+
+def test_labels_from_which_nothing_is_learned(tmp_path):
+    words = '--task', 'classification'
+    nothing = ''.join('%s,\n' % smiles for smiles in CHAINS)
+    error = train_on(tmp_path, 'smiles,y\n' + nothing, *words, status=1)
+    assert error == 'error: mine.csv: no molecule has a label\n'
+    some = ''.join('%s,%d\n' % (smiles, 'N' in smiles) for smiles in CHAINS)
+    printed = train_on(tmp_path, 'smiles,y\n' + nothing + some, *words, '--skip-missing')
+    assert 'Skipped 90 molecule(s) without any label of y' in printed and '90 molecules' in printed
+    constant = 'smiles,y\n' + ''.join('%s,3\n' % smiles for smiles in CHAINS)
+    printed = train_on(tmp_path, constant, '--out', 'constant')
+    assert 'All training molecules have one value of y: nothing to learn\n' in printed
+    assert 'std was 0' not in printed
+
+
+# What is predicted
+
+
+def test_predictions_keep_the_other_columns(trained, tmp_path):
+    text = 'where,smiles,y,name\n' + ''.join(
+        'x%d,%s,%d,\xe4%d\n' % (i, smiles, i, i) for i, smiles in enumerate(CHAINS)
+    )
+    (tmp_path / 'latin.csv').write_text(text, encoding='latin-1')
+    predict = 'predict_own.py', '--in-dir', trained / 'result'
+    run(*predict, '--out', 'p.csv', cwd=tmp_path)
+    table = rows(tmp_path / 'p.csv')
+    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true']
+    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table) and len(table) == 14
+    run(*predict, '--data', 'latin.csv', '--out', 'q.csv', cwd=tmp_path)
+    lines = (tmp_path / 'q.csv').read_bytes().split(b'\n')  # copied byte by byte
+    assert len(lines) == 92 and lines[4].startswith(b'CC,x3,\xe43,')
 
 
 def test_earlier_predictions_are_not_replaced(trained, tmp_path):
@@ -303,216 +460,52 @@ def test_earlier_predictions_are_not_replaced(trained, tmp_path):
     run(*predict, trained / 'mine.csv', '--out', first)
     error = run(*predict, first, '--out', second, status=1)
     assert "a column 'y predicted', which the predictions would replace; rename it" in error
+    for path in (first, trained / 'mine.csv', trained / 'result' / 'model.npz'):
+        before = path.read_bytes()
+        error = run(*predict, first, '--out', path, status=1)
+        assert error.startswith('error: --out: %s exists; expected a new file' % path)
+        assert path.read_bytes() == before
     text = first.read_text().replace('y predicted', 'before')
     first.write_text(text)
     run(*predict, first, '--out', second)  # no label y here: nothing replaces y true
     assert list(rows(second)[0]) == ['smiles', 'name', 'before', 'y true', 'y predicted']
     first.write_text(text.replace('y true', 'y'))
-    run(*predict, first, '--out', second)
+    run(*predict, first, '--out', second, '--force')
     assert list(rows(second)[0]) == ['smiles', 'name', 'before', 'y predicted', 'y true']
-    first.write_text(text.replace('name', 'y'))
-    first.write_text(first.read_text().replace(',m', ','))
-    error = run(*predict, first, '--out', second, status=1)
-    assert "a column 'y true', which the predictions would replace; rename it" in error
 
 
-def test_predictions_into_a_pipe(trained, tmp_path):
-    result = copy_of(trained, tmp_path) / 'result'
-    (tmp_path / 'new.csv').write_text('smiles,name\nCCO,a\nC1,b\n')
-    words = ['--in-dir', result, '--data', tmp_path / 'new.csv', '-o', '/dev/stdout']
+def test_predictions_into_a_pipe(folder):
+    (folder / 'new.csv').write_text('smiles,name\nCCO,a\nC1,b\n')
+    words = ['--data', 'new.csv', '-o', '/dev/stdout']
     done = subprocess.run(
-        command(OWN / 'predict_own.py', words), env=environment(), capture_output=True, text=True
+        command(OWN / 'predict_own.py', words),
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert not done.returncode and 'smiles,name,y predicted\nCCO,a,' in done.stdout, done.stderr
-    assert [row['smiles'] for row in rows(result / 'predictions_failed.csv')] == ['C1']
+    table = rows(folder / 'result' / 'predictions_failed.csv')
+    assert [row['smiles'] for row in table] == ['C1']
 
 
-def test_a_damaged_snapshot_removes_no_other_run(trained, tmp_path):
-    result = copy_of(trained, tmp_path) / 'result'
-    (result / 'failed.csv').write_text('of the other run')
-    before = sorted(result.iterdir())
-    damaged = tmp_path / 'damaged'
-    damaged.mkdir()
-    for name in 'settings.json', 'snapshot.npz':
-        content = (result / name).read_bytes()
-        (damaged / name).write_bytes(content)
-    flags = content.index(b'PK\1\2') + 8  # in the directory at the end
-    for broken in (
-        content[:-9],
-        content[:200] + b'abcd' + content[204:],
-        content[:flags] + b'\1' + content[flags + 1 :],  # seems encrypted
-        (result / 'model.npz').read_bytes(),
-    ):
-        (damaged / 'snapshot.npz').write_bytes(broken)
-        error = train_on(
-            tmp_path,
-            TABLE,
-            '--force',
-            '--resume',
-            damaged / 'snapshot.npz',
-            '--seed',
-            '1',
-            status=1,
-        )
-        assert 'snapshot.npz cannot be loaded, it is damaged' in error
-        assert sorted(result.iterdir()) == before
-
-
-@pytest.mark.parametrize('name', ['model.npz', 'settings.json', 'snapshot.npz', 'log'])
-def test_predictions_overwrite_no_file_of_the_training(trained, name):
-    before = (trained / 'result' / name).read_bytes()
-    options = ['--in-dir', 'result', '--smiles', 'C', '--out', trained / 'result' / name]
-    text = run('predict_own.py', *options, cwd=trained, status=1)
-    assert text.startswith('error: --out: ') and 'holds the data that are read' in text
-    assert (trained / 'result' / name).read_bytes() == before
-
-
-def test_the_list_of_failures_is_no_file_that_is_read(trained, tmp_path):
-    """The molecules of p_failed.csv may have been mended, and are predicted into p.csv again."""
-    folder = copy_of(trained, tmp_path)
-    for script, name in (('predict_own.py', 'p_failed.csv'), ('train_own.py', 'failed.csv')):
-        path = folder / 'result' / name
-        path.write_text(TABLE)
-        options = ['--data', path]
-        if script == 'predict_own.py':
-            options += ['--in-dir', folder / 'result', '--out', folder / 'result' / 'p.csv']
-        else:
-            options += ['--labels', 'y', '--task', 'regression', '--out', folder / 'result', *QUICK]
-        assert run(script, *options, status=1).startswith('error: --')
-        assert path.read_text() == TABLE
-
-
-def test_predictions_of_the_test_part_keep_the_columns_of_the_data(trained, tmp_path):
-    text = 'where,smiles,y,name\n' + ''.join(
-        'x%d,%s,%d,\xe4%d\n' % (i, smiles, i, i) for i, smiles in enumerate(CHAINS)
+def test_pictures(common, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        'matplotlib.figure.Figure.savefig', lambda self, *_, **__: figures.append(self)
     )
-    other = tmp_path / 'latin.csv'
-    other.write_text(text, encoding='latin-1')
-    run('predict_own.py', '--in-dir', 'result', '--out', tmp_path / 'p.csv', cwd=trained)
-    table = rows(tmp_path / 'p.csv')
-    assert list(table[0]) == ['smiles', 'name', 'y predicted', 'y true']
-    assert all(row['name'] == 'm%d' % float(row['y true']) for row in table) and len(table) == 14
-    options = ['--in-dir', 'result', '--data', other, '--out', tmp_path / 'q.csv']
-    run('predict_own.py', *options, cwd=trained)
-    table = rows(tmp_path / 'q.csv')
-    assert len(table) == 90 and table[3]['where'] == 'x3' and table[3]['name'] == '\ufffd3'
-
-
-def test_molecules_without_labels_are_skipped_and_counted(tmp_path):
-    text = 'smiles,y\n' + ''.join(
-        '%s,%s\n' % (smiles, {0: '', 1: 'NaN', 2: ' n/a '}.get(i % 30, i))
-        for i, smiles in enumerate(CHAINS)
-    )
-    error = train_on(tmp_path, text, status=1)
-    assert "row 2: target y is '', expected a finite number (9 such rows; --skip-missing" in error
-    printed = train_on(tmp_path, text, '--skip-missing')
-    assert 'Skipped 9 molecule(s) without each label of y, the first: mine.csv row 2\n' in printed
-    assert '81 molecules' in printed
-    mae = json.loads((tmp_path / 'result' / 'result.json').read_text())['test']['MAE']['y']
-    predict = ['predict_own.py', '--in-dir', tmp_path / 'result']
-    assert 'MAE of y: %.6g ' % mae in run(*predict)
-    run(*predict, '--data', tmp_path / 'mine.csv')  # such labels are no errors in a prediction
-    assert len(rows(tmp_path / 'result' / 'predictions.csv')) == 90
-
-
-def test_a_classification_needs_some_label(tmp_path):
-    words = '--task', 'classification', '--labels', 'y'
-    nothing = ''.join('%s,\n' % smiles for smiles in CHAINS)
-    error = train_on(tmp_path, 'smiles,y\n' + nothing, *words, status=1)
-    assert error == 'error: mine.csv: no molecule has a label\n'
-    some = ''.join('%s,%d\n' % (smiles, 'N' in smiles) for smiles in CHAINS)
-    printed = train_on(tmp_path, 'smiles,y\n' + nothing + some, *words, '--skip-missing')
-    assert 'Skipped 90 molecule(s) without any label of y' in printed and '90 molecules' in printed
-
-
-def test_duplicates_are_named(trained, tmp_path):
-    printed = train_on(tmp_path, TABLE + 'CN,7,a\nCN,8,b\nC1C,1,c\nC1C,1,d\n')
-    assert (
-        'Duplicates: 2 molecule(s) have the SMILES of an earlier one, the first: mine.csv row 3 '
-        "and mine.csv row 92: 'CN'; test molecules may be among those of the training\n"
-    ) in printed
-
-
-def test_batches_have_a_molecule_once(tmp_path):
-    printed = train_on(tmp_path, TABLE, '--batchsize', '100000')
-    assert 'Batches of all 62 training molecules\n' in printed
-    log = json.loads((tmp_path / 'result' / 'log').read_text())
-    assert [(entry['epoch'], entry['iteration']) for entry in log] == [(1, 1), (2, 2)]
-
-
-def test_folder_and_data_may_move_together(trained, tmp_path):
-    moved = copy_of(trained, tmp_path / 'before')
-    settings = json.loads((moved / 'result' / 'settings.json').read_text())
-    for name in ('data', 'folder'):
-        settings[name] = settings[name].replace(str(trained), '/nowhere/project')
-    (moved / 'result' / 'settings.json').write_text(json.dumps(settings))
-    printed = run('predict_own.py', '--in-dir', moved / 'result', cwd=tmp_path)
-    assert 'Data: %s: 90 molecules' % (moved / 'mine.csv') in printed
-    (moved / 'mine.csv').unlink()
-    error = run('predict_own.py', '--in-dir', moved / 'result', cwd=tmp_path, status=1)
-    assert error == 'error: data file not found: /nowhere/project/mine.csv\n'
-
-
-def test_a_longer_run_in_another_folder_than_the_snapshots(trained, tmp_path):
-    folder = copy_of(trained, tmp_path)
-    resume = ['--resume', trained / 'result' / 'snapshot.npz', '--data', trained / 'mine.csv']
-    error = train_on(folder, TABLE, *resume, '--epoch', '1', status=1)
-    assert 'has a run of 2 epochs, and this one would overwrite it with 1; use another' in error
-
-
-def test_what_a_killed_run_left_is_removed(trained, tmp_path):
-    folder = copy_of(trained, tmp_path) / 'result'
-    left = {
-        'tmpsnapshot.npzabcd_123': 'snapshot.npz',
-        'tmpsnapshot.npz.12.1abcd_123': 'snapshot.npz.12.1',
-        'tmpmodel.npzabcd_123': 'model.npz',
-        'logabcd_123': 'log.json',
+    entry = {
+        'epoch': 1,
+        'main/loss': 1.0,
+        'validation/main/loss': 2,
+        'validation/main/roc_auc': 0.6,
     }
-    mine = {'log20240101': 'mine', 'logs': 'log.json', 'tmpmodel.npzabcd_124': 'mine'}
-    for name, file in {**left, **mine}.items():
-        (folder / name).mkdir()
-        (folder / name / file).write_text('')
-    train_on(tmp_path, TABLE)
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(mine)
-
-
-@pytest.mark.parametrize('most', [0, 3000, 10000])
-def test_a_full_disk_is_one_line(trained, tmp_path, most):
-    """A limit of the size of files stands for the disk: of settings, snapshot, model."""
-    folder = copy_of(trained, tmp_path)
-    before = sorted(path.name for path in (folder / 'result').iterdir())
-    model = (folder / 'result' / 'model.npz').read_bytes()
-    words = ['--data', trained / 'mine.csv', '--labels', 'y', '--task', 'regression']
-    words += ['--out', folder / 'result', '--no-cache', *QUICK]
-    predict = ['--in-dir', folder / 'result', '--data', folder / 'mine.csv', '--no-cache']
-    scripts = [('train_own.py', words)]
-    if not most:
-        (folder / 'result' / 'predictions.csv').write_text('good')
-        before = sorted([*before, 'predictions.csv'])
-        scripts.append(('predict_own.py', predict))
-    for script, arguments in scripts:
-        done = subprocess.run(
-            command(OWN / script, arguments),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
-        )
-        assert done.returncode == 1
-        assert done.stderr == 'error: cannot write: File too large\n'
-        assert sorted(path.name for path in (folder / 'result').iterdir()) == before
-    assert (folder / 'result' / 'model.npz').read_bytes() == model
-    if not most:
-        assert (folder / 'result' / 'predictions.csv').read_text() == 'good'
-        error = run_by_python('predict_own.py', *predict, '--out', '/dev/full', status=1)
-        assert error == 'error: cannot write: No space left on device\n'
-
-
-@pytest.mark.parametrize(
-    'text', [TABLE.encode('utf-16'), gzip.compress(TABLE.encode()), b'smiles,y\nC\xe4,1\n']
-)
-def test_other_encodings_are_named(tmp_path, text):
-    (tmp_path / 'other.csv').write_bytes(text)
-    error = train_on(tmp_path, TABLE, '--data', 'other.csv', status=1)
-    assert error.startswith('error: other.csv cannot be read as CSV: it is not text in UTF-8; a')
-    assert error.count('\n') == 1
+    panels = ('loss', 'cross entropy'), ('roc_auc', 'ROC-AUC')
+    common.training.plot_learning_curve([entry], 'path', 'title', panels)
+    left, right = figures[0].axes
+    colors = [{line.get_label(): line.get_color() for line in ax.lines} for ax in (left, right)]
+    assert colors[0] == {'training': 'C0', 'validation': 'C1'} and colors[1] == {'validation': 'C1'}
+    assert all(tick == int(tick) for tick in left.get_xticks())
+    values = numpy.arange(12.0).reshape(6, 2)
+    common.training.plot_fit('path', values, values + 1, ['a', 'b (eV)'])
+    assert [ax.get_title() for ax in figures[1].axes] == ['a', 'b (eV)']

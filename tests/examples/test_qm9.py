@@ -3,16 +3,13 @@
 import gzip
 import hashlib
 import json
-import signal
 import re
-import subprocess
+import types
 
 import numpy
 import pytest
 
 from tests.examples.scripts import arrays
-from tests.examples.scripts import command
-from tests.examples.scripts import environment
 from tests.examples.scripts import EXAMPLES
 from tests.examples.scripts import imported
 from tests.examples.scripts import rows
@@ -20,28 +17,13 @@ from tests.examples.scripts import run as run_script
 from tests.examples.scripts import run_at_once
 
 QM9 = EXAMPLES / 'qm9'
-METHODS = [
-    'rsgcn',
-    'relgcn',
-    'ggnn',
-    'gin',
-    'nfp',
-    'relgat',
-    'gnnfilm',
-    'rsgcn_gwm',
-    'ggnn_gwm',
-    'gin_gwm',
-    'nfp_gwm',
-]
-QUICK = ['--epoch', '2', '--unit-num', '8', '--conv-layers', '2', '--num-data', '200']
+QUICK = '--epoch 2 --unit-num 8 --conv-layers 2 --num-data 200'.split()
+ALPHA = ['--label', 'alpha', *QUICK]
+METHODS = 'rsgcn relgcn ggnn gin nfp relgat gnnfilm rsgcn_gwm ggnn_gwm gin_gwm nfp_gwm'.split()
 
 
 def run(script, *arguments, **options):
     return run_at_once(QM9 / script, *arguments, **options)
-
-
-def run_by_python(script, *arguments, **options):
-    return run_script(QM9 / script, *arguments, **options)
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +42,7 @@ def data(qm9_data):
 def trained(tmp_path_factory):
     """The output folder of a short training, and what was printed."""
     out = tmp_path_factory.mktemp('trained')
-    return out, run_by_python('train_qm9.py', '--label', 'alpha', '--out', out, *QUICK)
+    return out, run_script(QM9 / 'train_qm9.py', '--out', out, *ALPHA)
 
 
 # The sample
@@ -76,40 +58,19 @@ def test_sample_is_the_one_that_make_sample_writes():
 
 @pytest.mark.parametrize('dense', [False, True])
 def test_sample_has_4000_usable_molecules_and_all_targets(qm9_data, data, dense):
-    task = qm9_data.task_of('all')
-    _, table = qm9_data.read_qm9('sample', task)
-    dataset, kept, failures = data.preprocess(table, 'rsgcn', task.labels(table), dense)
-    assert len(dataset) == len(kept) == 4000 and not failures
-    atoms, adj, labels = dataset[0]  # methane, with the numbers of QM9's first file
-    assert atoms.tolist() == [6] and (adj if dense else adj.to_dense()[0]).tolist() == [[1]]
-    numpy.testing.assert_array_equal(
-        labels,
-        numpy.float32(
-            [
-                157.7118,
-                157.70997,
-                157.70699,
-                0,
-                13.21,
-                -0.3877,
-                0.1171,
-                0.5048,
-                35.3641,
-                0.044749,
-                -40.47893,
-                -40.476062,
-                -40.475117,
-                -40.498597,
-                6.469,
-            ]
-        ),
-    )
-
-
-def test_targets_are_upstreams(qm9_data):
     from chainer_chemistry.datasets import get_qm9_label_names
 
     assert list(qm9_data.TARGETS) == get_qm9_label_names()
+    task = qm9_data.task_of('all')
+    _, table = qm9_data.read_qm9('sample', task)
+    labels = task.labels(table.labels)
+    dataset, kept, failures = data.preprocess(table, 'rsgcn', labels, dense)
+    assert len(dataset) == len(kept) == 4000 and failures.empty
+    atoms, adj, labels = dataset[0]  # methane, with the numbers of QM9's first file
+    assert atoms.tolist() == [6] and (adj if dense else adj.to_dense()[0]).tolist() == [[1]]
+    expected = '157.7118 157.70997 157.70699 0 13.21 -0.3877 0.1171 0.5048 35.3641 0.044749'
+    expected += ' -40.47893 -40.476062 -40.475117 -40.498597 6.469'
+    numpy.testing.assert_array_equal(labels, numpy.float32(expected.split()))
 
 
 @pytest.mark.parametrize('dense', [False, True])
@@ -118,8 +79,8 @@ def test_preprocessing_is_upstreams(qm9_data, data, dense):
     from chainer_chemistry.dataset.preprocessors import RSGCNPreprocessor
 
     task = qm9_data.task_of('gap')
-    table = qm9_data.read_qm9('sample', task)[1].iloc[1000:1100]
-    dataset, _, _ = data.preprocess(table, 'rsgcn', task.labels(table), dense)
+    table = qm9_data.read_qm9('sample', task)[1].take(range(1000, 1100))
+    dataset, _, _ = data.preprocess(table, 'rsgcn', task.labels(table.labels), dense)
     parser = CSVFileParser(
         RSGCNPreprocessor(),
         labels='gap',
@@ -134,12 +95,9 @@ def test_preprocessing_is_upstreams(qm9_data, data, dense):
             numpy.testing.assert_array_equal(a if hasattr(a, 'ndim') else a.to_dense()[0], b)
 
 
-def test_num_data_spreads_over_the_data(qm9_data, data):
-    _, table = qm9_data.read_qm9('sample', qm9_data.task_of('gap'))
-    assert data.thin_out(table, 4)['smiles'].tolist() == [
-        table['smiles'][i] for i in (0, 1000, 2000, 3000)
-    ]
-    assert len(data.thin_out(table, 5000)) == len(data.thin_out(table, -1)) == 4000
+def test_num_data_spreads_over_the_data(data):
+    assert data.spread(4000, 4).tolist() == [0, 1000, 2000, 3000]
+    assert len(data.spread(40, 50)) == len(data.spread(40, -1)) == 40
 
 
 def test_split_is_a_partition_decided_by_the_seed(data):
@@ -161,140 +119,78 @@ def test_training_prints_data_split_and_error_in_the_unit(trained):
     assert '\033' not in text
     assert len(json.loads((out / 'log').read_text())) == 2
     result = json.loads((out / 'result.json').read_text())
-    line = next(line for line in text.splitlines() if line.startswith('alpha '))
-    assert '%.5g' % result['test']['MAE']['alpha'] == line.split()[1]
+    test = result['test']
+    assert (
+        'MAE of alpha: %.6g bohr^3 (30 molecules; always the mean: %.6g)'
+        % (test['MAE']['alpha'], test['MAE of the mean alone']['alpha'])
+        in text
+    )
     assert 'Time a step: %.2f ms' % result['milliseconds a step']['median'] in text
     assert 'Peak memory: host %.0f MB' % (result['peak memory in bytes']['host'] / 1e6) in text
     assert (result['epochs'], result['steps'], result['milliseconds a step']['steps']) == (2, 9, 7)
-    assert result['updater'] == 'standard'
-    assert (out / 'learning_curve.png').read_bytes().startswith(b'\x89PNG')
-
-
-def test_equal_seeds_train_equal_models(trained, tmp_path):
-    out, _ = trained
-    run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, *QUICK)
-    ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'model.npz')
-    assert ours.keys() == other.keys()
-    for name in ours:
-        numpy.testing.assert_array_equal(ours[name], other[name])
+    assert result['updater'] == 'standard' and result['settings']['padded_to'] == 9
+    for name in ('learning_curve.png', 'fit.png'):
+        assert (out / name).read_bytes().startswith(b'\x89PNG')
 
 
 def test_resumed_training_equals_an_uninterrupted_one(trained, tmp_path):
-    out, _ = trained
-    first = ['--epoch', '1'] + QUICK[2:]
-    run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, *first)
-    snapshot = tmp_path / 'snapshot.npz'
-    text = run('train_qm9.py', '--label', 'alpha', '--out', tmp_path, '--resume', snapshot, *QUICK)
-    assert 'epoch 1' in text
-    ours, other = arrays(out / 'model.npz'), arrays(tmp_path / 'model.npz')
-    for name in ours:
-        numpy.testing.assert_array_equal(ours[name], other[name])
+    """Equal seeds train equal models, too."""
+    train = ['train_qm9.py', '--out', tmp_path, *ALPHA]
+    run(*train, '--epoch', '1')
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    message = run(*train, status=1)
+    assert message.startswith('error: --out: the folder %s is not empty; expected a new' % tmp_path)
+    for option, value, line in (
+        ('--label', 'gap', "label was 'alpha' in the run in %s, and is 'gap' now" % tmp_path),
+        ('--padded-to', 'batch', 'padded_to was 9 in the run in'),
+        ('--num-data', '100', 'num_data was 200 in the run in'),
+    ):
+        message = run(*train, '--resume', option, value, status=1)
+        assert message.startswith('error: --resume: ' + line) and message.count('\n') == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert 'Resumed %s: epoch 1, step 5\n' % tmp_path in run(*train, '--resume')
+    for name in ('model.npz', 'best_model.npz'):
+        ours, other = arrays(trained[0] / name), arrays(tmp_path / name)
+        assert ours.keys() == other.keys()
+        for key in ours:
+            numpy.testing.assert_array_equal(ours[key], other[key])
     log, other_log = [
         [
             {key: entry[key] for key in entry if key != 'elapsed_time'}
             for entry in json.loads((folder / 'log').read_text())
         ]
-        for folder in (out, tmp_path)
+        for folder in (trained[0], tmp_path)
     ]
     assert log == other_log
+    again = run(*train, '--resume')
+    assert 'nothing to train' in again and re.search('MAE.*', trained[1])[0] in again
+    run(*train, '--force', '--epoch', '1')
+    assert len(json.loads((tmp_path / 'log').read_text())) == 1
 
 
-@pytest.mark.slow
-def test_interrupted_training_goes_on_at_the_same_step(tmp_path):
-    options = [
-        '--label',
-        'gap',
-        '--unit-num',
-        '8',
-        '--conv-layers',
-        '2',
-        '--num-data',
-        '1000',
-        '--epoch',
-        '4',
-        '--batchsize',
-        '4',
-    ]
-    with subprocess.Popen(
-        command(QM9 / 'train_qm9.py', options + ['--out', tmp_path / 'a']),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        text = ''
-        for line in process.stdout:
-            text += line
-            if line.startswith('1 '):
-                process.send_signal(signal.SIGINT)
-    assert process.returncode == 130, text
-    assert '--resume %s' % (tmp_path / 'a' / 'snapshot.npz') in text
-    # The interrupt came in the middle of the training, not at its end.
-    assert not (tmp_path / 'a' / 'model.npz').exists()
-    run(
-        'train_qm9.py',
-        '--out',
-        tmp_path / 'a',
-        '--resume',
-        tmp_path / 'a' / 'snapshot.npz',
-        *options,
-    )
-    run('train_qm9.py', '--out', tmp_path / 'b', *options)
-    ours, other = arrays(tmp_path / 'a' / 'model.npz'), arrays(tmp_path / 'b' / 'model.npz')
-    for name in ours:
-        numpy.testing.assert_array_equal(ours[name], other[name])
+def test_the_model_with_the_best_validation_is_kept(tmp_path, data):
+    from common import training
 
+    class Writer:
+        def __call__(self, filename, outdir, target):
+            saved.append((filename, target['W'].item()))
 
-def test_snapshot_of_a_finished_training_only_tests_again(trained, tmp_path):
-    out, text = trained
-    again = run(
-        'train_qm9.py',
-        '--label',
-        'alpha',
-        '--out',
-        tmp_path,
-        '--resume',
-        out / 'snapshot.npz',
-        *QUICK,
-    )
-    assert 'nothing to train' in again
-    line = [line for line in text.splitlines() if line.startswith('alpha ')][0]
-    assert line in again
-    assert (tmp_path / 'learning_curve.png').exists()
+    import chainer
 
-
-def test_resume_refuses_other_settings(trained, tmp_path):
-    out, _ = trained
-    message = run(
-        'train_qm9.py',
-        '--label',
-        'gap',
-        '--out',
-        tmp_path,
-        '--resume',
-        out / 'snapshot.npz',
-        *QUICK,
-        status=1,
-    )
-    assert "label was 'alpha'" in message and "is 'gap' now" in message
-
-
-def test_other_settings_remove_a_stale_model(trained, data, tmp_path):
-    out, _ = trained
-    names = ['settings.json', 'model.npz', 'snapshot.npz', 'result.json']
-    for name in names:
-        (tmp_path / name).write_bytes((out / name).read_bytes())
-    from common import files
-
-    settings = json.loads((out / 'settings.json').read_text())
-    files.start_folder(tmp_path, settings)
-    assert all((tmp_path / name).exists() for name in names)
-    files.start_folder(tmp_path, dict(settings, unit_num=9))
-    assert not any((tmp_path / name).exists() for name in names[1:])
+    saved, values = [], [numpy.nan, 0.5, 0.7, numpy.nan, 0.5, 0.4]
+    model = chainer.Link(W=(1,))
+    best = training.BestModel(model, ('loss', min), Writer(), 1)
+    trainer = types.SimpleNamespace(out=tmp_path, observation={})
+    for epoch, value in enumerate(values):
+        model.W.array[...] = epoch
+        trainer.observation = {'loss': value}
+        best(trainer)
+    assert saved == [('best_model.npz', epoch) for epoch in (0, 1, 5)]
 
 
 def test_all_targets_dense(tmp_path):
     text = run('train_qm9.py', '--dense', '--out', tmp_path, *QUICK)
-    assert 'U0 ' in text and 'cal/(mol K)' in text
+    assert 'MAE of U0: ' in text and ' cal/(mol K) ' in text
     assert numpy.isfinite(arrays(tmp_path / 'model.npz')['predictor/mlp/l_out/W']).all()
 
 
@@ -302,22 +198,12 @@ def test_all_targets_dense(tmp_path):
 def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     logs = {}
     for name, option in (
-        ('dense', ['--dense']),
-        ('padded', ['--layout', 'padded']),
-        ('folded', []),
-        ('packed', ['--layout', 'packed']),
+        ('dense', '--dense'),
+        ('padded', '--layout padded'),
+        ('folded', '--padded-to batch'),
+        ('packed', '--layout packed'),
     ):
-        run(
-            'train_qm9.py',
-            '--label',
-            'alpha',
-            '--method',
-            'relgcn',
-            '--out',
-            tmp_path / name,
-            *option,
-            *QUICK,
-        )
+        run('train_qm9.py', '--method', 'relgcn', '--out', tmp_path / name, *option.split(), *ALPHA)
         log = json.loads((tmp_path / name / 'log').read_text())
         logs[name] = [entry['validation/main/loss'] for entry in log]
     for name in ('padded', 'folded'):
@@ -328,39 +214,29 @@ def test_layouts_with_phantom_atoms_train_as_the_dense_model_does(tmp_path):
     assert 'MAE of alpha: %.6g ' % result['test']['MAE']['alpha'] in again
 
 
-def test_predictions_are_in_the_layout_of_the_training(tmp_path):
+def test_predictions_are_in_the_layout_of_the_training(data, tmp_path, capsys):
     """A model trained dense has learned with padding: it is predicted with it, or warned of."""
-    options = ['--label', 'alpha', '--method', 'ggnn', *QUICK]
-    run('train_qm9.py', '--dense', '--out', tmp_path, *options)
-    assert json.loads((tmp_path / 'settings.json').read_text())['layout'] == 'dense'
+    from common import prediction
+
+    run('train_qm9.py', '--dense', '--method', 'ggnn', '--out', tmp_path, *ALPHA)
+    settings = json.loads((tmp_path / 'settings.json').read_text())
+    assert settings['layout'] == 'dense'
     mae = json.loads((tmp_path / 'result.json').read_text())['test']['MAE']['alpha']
-    predict = command(QM9 / 'predict_qm9.py', ['--in-dir', tmp_path])
-    for more, differs in (
-        ([], False),
-        (['--dense'], False),
-        (['--layout', 'padded'], False),
-        (['--layout', 'folded'], False),
-        (['--layout', 'packed'], True),
+    for dense, layout, differs in (
+        (False, None, False),
+        (True, None, False),
+        (False, 'folded', False),
+        (False, 'packed', True),
     ):
-        done = subprocess.run(
-            predict + more, env=environment(), capture_output=True, text=True, check=True
-        )
-        found = float(re.search('MAE of alpha: ([0-9.]+) ', done.stdout).group(1))
+        more = ['--dense'] * dense + (['--layout', layout] if layout else [])
+        text = run('predict_qm9.py', '--in-dir', tmp_path, '--force', *more)
+        found = float(re.search('MAE of alpha: ([0-9.]+) ', text).group(1))
         assert (abs(found / mae - 1) > 1e-3) == differs
+        prediction.converter_for(settings, layout, dense)
         warning = 'Warning: the model was trained on dense batches; predictions from packed ones'
-        assert done.stderr.count('\n') == done.stderr.count(warning) == differs
-
-
-def test_padded_to_the_largest_of_the_data_set(tmp_path):
-    run('train_qm9.py', '--layout', 'folded', '--padded-to', 'largest', '--out', tmp_path, *QUICK)
-    assert json.loads((tmp_path / 'settings.json').read_text())['padded_to'] == 9
-
-
-def test_methods_are_those_that_can_be_swapped(data):
-    from common import tasks
-
-    assert tasks.METHODS == tuple(METHODS)
-    assert tasks.supported_methods()[:5] == METHODS[:5]
+        assert (warning in capsys.readouterr().err) == differs
+    prediction.converter_for({'layout': 'folded', 'padded_to': 9}, dense=True)
+    assert 'trained on folded batches of 9 atoms a molecule' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -370,47 +246,19 @@ def test_methods_are_those_that_can_be_swapped(data):
 def test_every_method_trains_sparse_and_predicts_dense_the_same(data, tmp_path, method):
     from common import tasks
 
-    if method not in tasks.supported_methods():
-        pytest.skip('sparsify does not take %s' % method)
-    run(
-        'train_qm9.py',
-        '--method',
-        method,
-        '--label',
-        'mu',
-        '--out',
-        tmp_path,
-        '--num-data',
-        '60',
-        '--epoch',
-        '1',
-        '--unit-num',
-        '8',
-        '--conv-layers',
-        '2',
-    )
+    assert tasks.METHODS == tuple(METHODS)
+    options = '--label mu --num-data 60 --epoch 1 --unit-num 8 --conv-layers 2 --padded-to batch'
+    run('train_qm9.py', '--method', method, '--out', tmp_path, *options.split())
     predictions = []
     for dense in ([], ['--dense']):  # in the same batches
-        run('predict_qm9.py', '--in-dir', tmp_path, '--out', tmp_path / 'p.csv', *dense)
-        predictions.append([float(row['mu predicted [D]']) for row in rows(tmp_path / 'p.csv')])
+        run('predict_qm9.py', '--in-dir', tmp_path, '--force', *dense)
+        table = rows(tmp_path / 'predictions.csv')
+        predictions.append([float(row['mu predicted [D]']) for row in table])
     assert len(predictions[0]) == 9 and numpy.std(predictions[0]) > 0
     numpy.testing.assert_allclose(predictions[0], predictions[1], rtol=1e-4)
 
 
 # Data of the user's own
-
-
-def test_broken_molecules_are_counted_and_listed(tmp_path):
-    path = tmp_path / 'mine.csv'
-    smiles = ['CCO', 'C1CC', 'CC', '', 'CCC', 'CCN', '[Og]', 'CCF', 'CCCC', 'C=C']
-    path.write_text('smiles,gap\n' + ''.join('%s,0.%d\n' % (s, i) for i, s in enumerate(smiles)))
-    text = run('train_qm9.py', '--data', path, '--label', 'gap', '--epoch', '1', '--out', tmp_path)
-    assert '10 molecules, 7 of them used' in text
-    assert '3 molecule(s) could not be used' in text
-    assert "mine.csv row 3: 'C1CC': RDKit cannot parse it" in text
-    assert "mine.csv row 8: '[Og]': atomic number 118" in text
-    failed = rows(tmp_path / 'failed.csv')
-    assert [row['row'] for row in failed] == ['mine.csv row %d' % i for i in (3, 5, 8)]
 
 
 @pytest.mark.parametrize(
@@ -421,15 +269,20 @@ def test_broken_molecules_are_counted_and_listed(tmp_path):
             "mine.csv row 4: target gap is 'high', expected a finite",
         ),
         ('smiles,gap\nCC,nan\n', "mine.csv row 2: target gap is 'nan', expected a finite number"),
-        ('smiles,homo\nCC,1\n', 'has no column gap; expected the columns smiles, gap, found'),
-        ('SMILES,gap\nCC,1\n', 'has no column smiles'),
+        ('smiles,gap\nCC,1e39\n', "mine.csv row 2: target gap is '1e39', expected a finite"),
+        ('smiles,gap\nCC,%s\n' % (400 * 'x'), "target gap is '%s...', expected" % (57 * 'x')),
+        (
+            'smiles, gap\nCC,1\n',
+            "has no column 'gap'; expected the columns 'smiles', 'gap', found 'smiles', ' gap'",
+        ),
+        ('SMILES,gap\nCC,1\n', "has no column 'smiles'"),
         ('', 'cannot be read as CSV'),
         ('smiles,gap\n', 'the data have no molecules'),
         (
             'smiles,gap\nC1,1\n',
             "none of the 1 molecule(s) can be used, the first: mine.csv row 2: 'C1'",
         ),
-        ('smiles,gap\nCC,1\n', 'leaves a part of the split empty'),
+        ('smiles,gap\nCC,1\n', 'a random split of 1 with --train-data-ratio 0.7 has an empty part'),
     ],
 )
 def test_bad_files(qm9_data, data, tmp_path, text, message):
@@ -438,7 +291,7 @@ def test_bad_files(qm9_data, data, tmp_path, text, message):
     task = qm9_data.task_of('gap')
     with pytest.raises(data.DataError) as error:
         _, table = qm9_data.read_qm9(str(path), task)
-        dataset, _, _ = data.load('mine', table, task, 'rsgcn', -1, tmp_path / 'failed.csv', False)
+        dataset, *_ = data.load('mine', table, task, 'rsgcn', -1, False)
         data.split_indices(len(dataset), 0.7, 0)
     assert message in str(error.value)
 
@@ -452,14 +305,14 @@ def test_damaged_archives(qm9_data, data, tmp_path):
             qm9_data.read_qm9(str(path), qm9_data.task_of('gap'))
 
 
-def test_failures_are_the_same_from_the_cache(data):
-    table = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], ['gap'])
-    labels = table[['gap']].to_numpy('f')
-    (_, kept, failures), *others = [
-        data.preprocess(table, 'relgcn', labels, cache=cache) for cache in (False, True, True)
-    ]
-    assert kept == [0, 4] and len(failures) == 3
-    assert [other[1:] for other in others] == [(kept, failures)] * 2
+def test_failures_are_the_same_dense_and_from_the_cache(data):
+    table = data.typed_smiles(['CC', 'C1', '', '[Og]', 'CCO'], 1)
+    options = {'dense': True}, {}, {'cache': True}, {'cache': True}
+    results = [data.preprocess(table, 'relgcn', table.labels, **each) for each in options]
+    for _, kept, failures in results:
+        assert kept.tolist() == [0, 4]
+        assert failures['row'].tolist() == ['--smiles 2', '--smiles 3', '--smiles 4']
+        assert failures.equals(results[0][2])
 
 
 def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeypatch):
@@ -467,105 +320,54 @@ def test_an_error_that_is_not_about_molecules_is_not_taken_for_one(data, monkeyp
         raise ValueError('something else')
 
     monkeypatch.setattr(data, 'from_smiles', fail)
-    table = data.typed_smiles(['CC', 'C1'], ['gap'])
+    table = data.typed_smiles(['CC', 'C1'], 1)
     with pytest.raises(ValueError, match='something else'):
-        data.preprocess(table, 'rsgcn', table[['gap']].to_numpy('f'))
+        data.preprocess(table, 'rsgcn', table.labels)
     with pytest.raises(data.DataError, match=r'none of the 1 molecule\(s\) can be used'):
-        data.preprocess(table[1:], 'rsgcn', table[['gap']].to_numpy('f')[1:])
+        data.preprocess(table.take([1]), 'rsgcn', table.labels[1:])
 
 
 def test_errors_reach_the_user_without_a_traceback(tmp_path):
-    missing = tmp_path / 'missing.csv'
-    message = run(
-        'train_qm9.py', '--data', 'missing.csv', '--out', tmp_path, status=1, cwd=tmp_path
-    )
-    assert message == 'error: data file not found: %s\n' % missing
-    message = run('predict_qm9.py', '--in-dir', tmp_path, status=1)
-    assert message.startswith('error: ') and 'is not an output folder of train_qm9.py' in message
+    train = 'train_qm9.py', '--num-data', '60'
+    (tmp_path / 'file').touch()
+    for options, expected in (
+        ('--data missing.csv', 'data file not found: %s' % (tmp_path / 'missing.csv')),
+        ('--out file', '--out: expected a folder, got the file file'),
+        ('--out=', '--out: expected the name of a folder, got an empty one'),
+        ('--resume', '--resume: the folder result has no snapshot.npz'),
+        ('--device -2', '--device -2 cannot be used (ValueError: no GPU has this number); expec'),
+        ('--device cuda:0', '--device cuda:0 cannot be used (RuntimeError: '),
+        ('--layout packed --padded-to 9', '--padded-to: expected layout folded, got packed'),
+        ('--unit-num 100000000', 'not enough memory: Unable to allocate'),
+    ):
+        message = run(*train, *options.split(), status=1, cwd=tmp_path)
+        assert message.startswith('error: ' + expected) and message.count('\n') == 1
+    assert not (tmp_path / 'result' / 'model.npz').exists()
     message = run('train_qm9.py', '--train-data-ratio', '1.5', status=2)
     assert 'got 1.5, expected a number between 0 and 1' in message
-    (tmp_path / 'file').touch()
-    message = run('train_qm9.py', '--out', tmp_path / 'file', status=1)
-    assert message == 'error: --out: cannot make the folder %s: File exists\n' % (tmp_path / 'file')
 
 
 @pytest.mark.parametrize(
-    'name, write',
+    'name, write, message',
     [
-        ('model.npz', lambda old: old[:1000]),
-        ('settings.json', lambda old: old[:20]),
-        ('settings.json', lambda old: old.replace(b'train_qm9.py', b'train_own.py')),
+        ('model.npz', lambda old: old[:1000], 'model.npz cannot be loaded, it is damaged'),
+        ('model.npz', lambda old: None, 'model.npz not found'),
+        ('settings.json', lambda old: old[:20], 'settings.json cannot be read: '),
+        ('settings.json', lambda old: None, 'not found: expected the folder of a run of train_q'),
+        ('settings.json', lambda old: b'{}', "settings.json has no 'script': it is not of a trai"),
+        ('settings.json', lambda old: b'[]', "settings.json has no 'script': it is not of a trai"),
+        ('settings.json', lambda old: old.replace(b'rsgcn', b'foo'), "unknown method 'foo'; exp"),
+        ('settings.json', lambda old: old.replace(b'n_qm9', b'n_own'), 'is a folder of train_own.'),
     ],
 )
-def test_folders_that_do_not_fit_are_refused(trained, tmp_path, name, write):
+def test_folders_that_do_not_fit_are_refused(trained, tmp_path, name, write, message):
     for file in ('model.npz', 'settings.json'):
-        (tmp_path / file).write_bytes((trained[0] / file).read_bytes())
-    (tmp_path / name).write_bytes(write((tmp_path / name).read_bytes()))
-    message = run('predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C', status=1)
-    assert (
-        message.startswith('error: ')
-        and message.count('\n') == 1
-        and any(
-            part in message
-            for part in ('damaged', 'settings.json cannot be read', 'expected one of')
-        )
-    )
-
-
-def test_a_model_is_no_snapshot(trained, tmp_path):
-    message = run(
-        'train_qm9.py',
-        '--label',
-        'alpha',
-        '--out',
-        tmp_path,
-        '--resume',
-        trained[0] / 'model.npz',
-        *QUICK,
-        status=1,
-    )
-    assert message.startswith('error: ') and 'model.npz cannot be loaded' in message
-
-
-def test_settings_of_earlier_versions_are_read(trained, tmp_path):
-    settings = json.loads((trained[0] / 'settings.json').read_text())
-    for name in ('layout', 'padded_to', 'script'):
-        del settings[name]
-    (tmp_path / 'settings.json').write_text(json.dumps(settings))
-    for name in ('model.npz', 'snapshot.npz'):
-        (tmp_path / name).write_bytes((trained[0] / name).read_bytes())
-    run('predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C')
-    run(
-        'train_qm9.py',
-        '--label',
-        'alpha',
-        '--out',
-        tmp_path,
-        '--resume',
-        tmp_path / 'snapshot.npz',
-        '--layout',
-        'packed',
-        *QUICK,
-    )
-
-
-def test_a_prediction_keeps_other_files(trained, tmp_path):
-    (tmp_path / 'failed.csv').write_text('mine')
-    for out, status in ((tmp_path / 'p.csv', 0), (tmp_path, 1), (tmp_path / 'no' / 'p.csv', 1)):
-        text = run(
-            'predict_qm9.py',
-            '--in-dir',
-            trained[0],
-            '--smiles',
-            'C',
-            'C1',
-            '--out',
-            out,
-            status=status,
-        )
-        assert 'error: --out: ' in text if status else 'p_failed.csv' in text
-    assert (tmp_path / 'failed.csv').read_text() == 'mine'
-    assert [row['smiles'] for row in rows(tmp_path / 'p_failed.csv')] == ['C1']
+        content = (trained[0] / file).read_bytes()
+        content = write(content) if file == name else content
+        if content is not None:
+            (tmp_path / file).write_bytes(content)
+    error = run('predict_qm9.py', '--in-dir', tmp_path, '--smiles', 'C', status=1)
+    assert error.startswith('error: ') and error.count('\n') == 1 and message in error
 
 
 def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
@@ -581,8 +383,8 @@ def test_full_reads_qm9pack(qm9_data, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     description, table = qm9_data.read_qm9('full', qm9_data.task_of('all'))
     assert "qm9pack's files" in description
-    assert table['smiles'].tolist() == ['C', 'CC', 'CCC']
-    assert table[list(qm9_data.TARGETS)].iloc[2].tolist() == list(range(15))
+    assert table.smiles.tolist() == ['C', 'CC', 'CCC']
+    assert table.labels[2].tolist() == list(range(15))
 
 
 def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, capsys):
@@ -592,55 +394,61 @@ def test_full_falls_back_on_upstreams_download(qm9_data, tmp_path, monkeypatch, 
     monkeypatch.setattr('chainer_chemistry.datasets.get_qm9_filepath', lambda: str(path))
     description, table = qm9_data.read_qm9('full', qm9_data.task_of('gap'))
     assert 'qm9pack is not installed' in capsys.readouterr().out
-    assert str(path) in description and table['gap'].tolist() == [0.5]
+    assert str(path) in description and table.labels.tolist() == [[0.5]]
 
 
 # Prediction
 
 
-@pytest.mark.parametrize('dense', [[], ['--dense']])
-def test_prediction_repeats_the_test_error_of_the_training(trained, tmp_path, dense):
-    out, text = trained
-    line = [line for line in text.splitlines() if line.startswith('alpha ')][0]
-    printed = run('predict_qm9.py', '--in-dir', out, '--out', tmp_path / 'p.csv', *dense)
-    assert 'MAE of alpha: %s' % line.split()[1][:5] in printed
-    result = rows(tmp_path / 'p.csv')
+def test_prediction_repeats_the_test_error_of_the_training(trained):
+    out, _ = trained
+    mae = json.loads((out / 'result.json').read_text())['test']['MAE']['alpha']
+    predict = 'predict_qm9.py', '--in-dir', out
+    assert 'MAE of alpha: %.6g ' % mae in run(*predict)
+    result = rows(out / 'predictions.csv')
     errors = [
         abs(float(row['alpha predicted [bohr^3]']) - float(row['alpha true [bohr^3]']))
         for row in result
     ]
-    assert len(errors) == 30
-    assert numpy.mean(errors) == pytest.approx(float(line.split()[1]), rel=1e-4)
+    assert len(errors) == 30 and numpy.mean(errors) == pytest.approx(mae, rel=1e-4)
+    # What is there is not replaced, and --smiles writes no file.
+    before = (out / 'predictions.csv').read_bytes()
+    assert 'predictions.csv exists; expected a new file, or --force' in run(*predict, status=1)
+    text = run(*predict, '--smiles', 'OCC', 'C1')
+    assert 'Predictions: ' not in text and "--smiles 2: 'C1': RDKit cannot parse it" in text
+    assert (out / 'predictions.csv').read_bytes() == before
+    assert not (out / 'predictions_failed.csv').exists()
+    assert 'MAE of alpha: ' in run(*predict, '--model', 'best', '--force')
 
 
 def test_prediction_of_smiles_and_files(trained, tmp_path):
     out, _ = trained
     path = tmp_path / 'mine.csv'
-    path.write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\n')
-    text = run_by_python(
-        'predict_qm9.py', '--in-dir', out, '--data', path, '--out', tmp_path / 'a.csv'
-    )
+    path.write_text('smiles,alpha\nCCO,30\nC1CC,1\nOCC,\nCC,>5\n')
+    predict = QM9 / 'predict_qm9.py', '--in-dir', out
+    text = run_script(*predict, '--data', path, '--out', tmp_path / 'a.csv')
     assert '1 molecule(s) could not be used' in text and '(1 molecules)' in text
+    assert "Unknown labels: mine.csv row 5: target alpha is '>5', expected a finite" in text
     from_file = rows(tmp_path / 'a.csv')
-    assert [row['smiles'] for row in from_file] == ['CCO', 'C1CC', 'OCC']
-    assert from_file[1]['alpha predicted [bohr^3]'] == ''
-    run('predict_qm9.py', '--in-dir', out, '--out', tmp_path / 'b.csv', '--smiles', 'OCC', 'CC')
-    from_smiles = rows(tmp_path / 'b.csv')
-    assert list(from_smiles[0]) == ['smiles', 'alpha predicted [bohr^3]']
-    ethanol = {
-        float(row['alpha predicted [bohr^3]'])
-        for row in (from_file[0], from_file[2], from_smiles[0])
-    }
-    assert max(ethanol) == pytest.approx(min(ethanol), rel=1e-5)
+    assert [row['smiles'] for row in from_file] == ['CCO', 'C1CC', 'OCC', 'CC']
+    assert from_file[1]['alpha predicted [bohr^3]'] == from_file[3]['alpha true [bohr^3]'] == ''
+    assert [row['smiles'] for row in rows(tmp_path / 'a_failed.csv')] == ['C1CC']
+    run_at_once(*predict, '--out', tmp_path / 'b.csv.gz', '--smiles', 'OCC', 'CC')
+    table = gzip.decompress((tmp_path / 'b.csv.gz').read_bytes()).decode().splitlines()
+    assert table[0] == 'smiles,alpha predicted [bohr^3]'
+    values = [float(row['alpha predicted [bohr^3]']) for row in (from_file[0], from_file[2])]
+    assert values == pytest.approx(2 * [float(table[1].split(',')[1])], rel=1e-5)
+    for name in ('', 'no/p.csv'):
+        text = run_at_once(*predict, '--smiles', 'C', '--out', tmp_path / name, status=1)
+        assert text.startswith('error: --out: ')
 
 
 # The demo
 
 
 def test_demo(tmp_path):
-    text = run_by_python(
-        'demo.py', '--epoch', '2', '--num-data', '300', '--repeats', '2', cwd=tmp_path
-    )
+    words = '--epoch', '2', '--num-data', '300', '--repeats', '2'
+    text = run_script(QM9 / 'demo.py', *words, cwd=tmp_path)
     assert 'limit 1e-05: equal' in text
     table = re.findall(r'^  (\S.*?)' + 3 * r' +(-?\d+\.\d+)' + '$', text, re.MULTILINE)[:4]
     dense, folded, padded_to, packed = (list(map(float, values)) for _, *values in table)

@@ -63,6 +63,7 @@ def test_training(trained):
     assert text.count('Model: ') == 1
     assert '\033' not in text  # mpirun may give the first rank a terminal
     assert sorted(path.name for path in out.iterdir()) == [
+        'best_model.npz',
         'learning_curve.png',
         'log',
         'model.npz',
@@ -82,18 +83,19 @@ def test_resuming_ends_with_the_same_model(train, trained):
     out, _ = train('part', '--epoch', '1')
     # As if the run had been killed after the second rank wrote, before the first did.
     shutil.copy(trained[0] / 'snapshot.npz.6.1', out)
-    _, text = train('part', '--epoch', '2', '--resume', out / 'snapshot.npz')
-    assert text.count('Resumed from') == 1
-    whole, part = (arrays(folder / 'model.npz') for folder in (trained[0], out))
-    for name in whole:
-        numpy.testing.assert_array_equal(whole[name], part[name], name)
+    _, text = train('part', '--epoch', '2', '--resume')
+    assert text.count('Resumed ') == 1
+    for file in ('model.npz', 'best_model.npz'):
+        whole, part = (arrays(folder / file) for folder in (trained[0], out))
+        for name in whole:
+            numpy.testing.assert_array_equal(whole[name], part[name], name)
 
 
 def test_resuming_on_another_number_of_ranks_is_refused(trained, data_file):
     out = trained[0]
-    arguments = ['--data', data_file, *QUICK, '--out', out, '--resume', out / 'snapshot.npz']
+    arguments = ['--data', data_file, *QUICK, '--out', out, '--resume']
     error = run_at_once(TRAIN, *arguments, status=1)
-    assert '--resume: ranks was 2 in the run that made' in error
+    assert '--resume: ranks was 2 in the run in' in error
 
 
 def test_screening_is_that_of_one_process(trained, tmp_path):

@@ -1,0 +1,225 @@
+"""What do README's two lines buy? Epochs of upstream's `run_train`, and its `predict`.
+
+Upstream's dense data sets, as its parsers make them, go through Chainer Chemistry's ``run_train``
+with validation and default extensions: with its dense model, with the two lines, and, on a GPU,
+through a GraphUpdater and a DeviceDataset, which is the most that more lines would buy::
+
+    python -m benchmarks.training.bench_two_lines --tox21 tox21.csv.gz --device 0
+
+writes ``two_lines.json``; without ``--device`` it runs on one thread of the CPU (OMP_NUM_THREADS=1)
+in batches of 128. Contenders take turns; the first epoch of each turn is not counted.
+"""
+
+import contextlib
+import io
+import itertools
+import statistics
+import tempfile
+import time
+
+import chainer_bspmm
+import chainer
+from chainer import functions
+from chainer import training
+from chainer.backends import cuda
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+from chainer_chemistry.dataset.converters import concat_mols as upstream_concat_mols
+from chainer_chemistry.datasets import NumpyTupleDataset
+from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction import Regressor
+from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.utils import run_train
+import numpy
+
+from benchmarks import harness
+from benchmarks.training import subjects
+from chainer_bspmm.dataset import DeviceDataset
+from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.training import GraphUpdater
+
+UPSTREAM, TWO_LINES, MORE_LINES = 'upstream', 'two lines', 'GraphUpdater, DeviceDataset'
+ON_GPU, OVER_MORE_LINES = 20, 1.3  # bars: times upstream's, times the time of more lines
+ON_CPU = {'rsgcn': 5, 'ggnn': 5, 'gin': 5, 'relgcn': 8.5, 'nfp': 10}
+EPOCHS = {UPSTREAM: 2, TWO_LINES: 6, MORE_LINES: 6}  # of a turn, the first of them not counted
+PREDICT_BATCH = 128
+
+
+class Ends(training.Extension):
+    """Note when epochs end."""
+
+    trigger = 1, 'epoch'
+
+    def __init__(self, device):
+        self._device, self.times = device, []
+
+    def __call__(self, trainer):
+        synchronise(self._device)
+        self.times.append(time.perf_counter())
+
+
+def synchronise(device):
+    if device.xp is not numpy:
+        cuda.cupy.cuda.Device().synchronize()
+
+
+def as_parsed(dense):
+    """Return a dense data set with columns that are arrays, as upstream's parsers make them."""
+    columns = []
+    for values in dense.get_datasets():
+        if isinstance(values, list):
+            column = numpy.empty(len(values), object)
+            column[:] = values
+            values = column
+        columns.append(values)
+    return NumpyTupleDataset(*columns)
+
+
+def new_model(method, labels, device):
+    """Return upstream's model of a script, on a device."""
+    numpy.random.seed(0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        predictor = set_up_predictor(method, subjects.N_UNIT, subjects.N_LAYERS, labels.shape[1])
+    kind, loss, metric = Regressor, functions.mean_squared_error, functions.mean_absolute_error
+    if labels.dtype.kind == 'i':
+        kind, loss = Classifier, functions.sigmoid_cross_entropy
+        metric = functions.binary_accuracy
+    return kind(predictor, lossfun=loss, metrics_fun=metric, device=device)
+
+
+def epochs(name, model, train, valid, n_batch, device):
+    """Train; return the seconds of each epoch but the first."""
+    ends = Ends(device)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        if name == MORE_LINES:
+            data = [DeviceDataset(to_sparse(part), device) for part in (train, valid)]
+            optimizer = chainer.optimizers.Adam().setup(model)
+            updater = GraphUpdater(SerialIterator(data[0], n_batch), optimizer, device=device)
+            trainer = training.Trainer(updater, (EPOCHS[name], 'epoch'), out=folder)
+            iterator = SerialIterator(data[1], n_batch, repeat=False, shuffle=False)
+            converter = chainer_bspmm.concat_mols
+            trainer.extend(
+                extensions.Evaluator(iterator, model, device=device, converter=converter)
+            )
+            for extension in (extensions.LogReport(), extensions.PrintReport(['epoch']), ends):
+                trainer.extend(extension)
+            trainer.run()
+        else:
+            run_train(
+                model,
+                train,
+                valid=valid,
+                batch_size=n_batch,
+                epoch=EPOCHS[name],
+                out=folder,
+                converter=upstream_concat_mols if name == UPSTREAM else chainer_bspmm.concat_mols,
+                device=device,
+                extensions_list=[ends],
+            )
+    return [after - before for before, after in itertools.pairwise(ends.times)]
+
+
+def predictions(name, model, data, device):
+    """Predict; return the seconds and the values."""
+    converter = upstream_concat_mols if name == UPSTREAM else chainer_bspmm.concat_mols
+    synchronise(device)
+    start = time.perf_counter()
+    values = model.predict(data, batchsize=PREDICT_BATCH, converter=converter)
+    return time.perf_counter() - start, values
+
+
+def measured(method, dense, device, n_batch, n_rounds, n_predictions):
+    """Return what is measured of a method on a data set."""
+    labels = dense.get_datasets()[-1]
+    n_train = len(dense) * 9 // 10
+    train, valid = dense[:n_train], dense[n_train:]
+    names = [UPSTREAM, TWO_LINES] + [MORE_LINES] * (device.xp is not numpy)
+    models = {name: new_model(method, labels, device) for name in names}
+    models[UPSTREAM](*upstream_concat_mols(train[:8], device))
+    for name in names[1:]:
+        models[name](*upstream_concat_mols(train[:8], device))  # makes all parameters
+        models[name].copyparams(models[UPSTREAM])
+        chainer_bspmm.sparsify(models[name])
+    seconds, predicting = {name: [] for name in names}, {}
+    with chainer.using_config('bspmm_capture', True):
+        inputs = [example[:2] for example in train]
+        inputs = (inputs * (n_predictions // len(inputs) + 1))[:n_predictions]
+        few = inputs[: 32 * PREDICT_BATCH]
+        values = {}
+        for name in (UPSTREAM, TWO_LINES):
+            predictions(name, models[name], few, device)
+            predicting[name], values[name] = predictions(name, models[name], inputs, device)
+        error = harness.relative_error(values[TWO_LINES], values[UPSTREAM])
+        harness.gate({'predictions': error}, 1e-4)
+        for _ in range(n_rounds):
+            for name in names:
+                seconds[name] += epochs(name, models[name], train, valid, n_batch, device)
+    return {
+        'n_train': n_train,
+        'n_predictions': n_predictions,
+        'error of predictions': error,
+        'seconds an epoch': {name: harness.summary(times) for name, times in seconds.items()},
+        'over upstream': {
+            name: round(statistics.median(seconds[UPSTREAM]) / statistics.median(times), 2)
+            for name, times in seconds.items()
+        },
+        'seconds of predict': {name: round(value, 3) for name, value in predicting.items()},
+    }
+
+
+def bars(result, on_gpu):
+    """Return {bar: {'value', 'met'}}, of the worst cell."""
+    found = {}
+    for data, of_methods in result['data'].items():
+        for method, of_batches in of_methods.items():
+            for n_batch, cell in of_batches.items():
+                place = '%s, %s, batch %s' % (data, method, n_batch)
+                over = cell['over upstream'][TWO_LINES]
+                bar = ON_GPU if on_gpu else ON_CPU[method]
+                found['%s: at least %g times upstream' % (place, bar)] = {
+                    'value': over,
+                    'met': over >= bar,
+                }
+                if on_gpu:
+                    times = cell['seconds an epoch']
+                    ratio = times[TWO_LINES]['median'] / times[MORE_LINES]['median']
+                    found['%s: at most %g times more lines' % (place, OVER_MORE_LINES)] = {
+                        'value': round(ratio, 2),
+                        'met': ratio <= OVER_MORE_LINES,
+                    }
+    return found
+
+
+def main():
+    parser = subjects.argument_parser(__doc__, subjects.FIVE, '-1', 'such as 0; default: the CPU')
+    sets = ['tox21', 'nci', 'qm9']
+    parser.add_argument('--data', nargs='+', default=sets, choices=sets)
+    parser.add_argument('--batches', nargs='+', type=int)
+    parser.add_argument('--rounds', type=int, default=2)
+    parser.add_argument('--predictions', type=int, help='molecules; default: 100,000 on a GPU')
+    args = parser.parse_args()
+    device = harness.device_of(args.device)
+    on_gpu = device.xp is not numpy
+    result = {'conditions': harness.step_conditions(args.commit, device), 'data': {}}
+    for data in args.data:
+        *read, description = subjects.molecules(data, args)
+        of_methods, sets = result['data'].setdefault(description, {}), {}
+        for method in args.methods:
+            dense = as_parsed(subjects.of_kind(sets, read, method)[0])
+            of_methods[method] = {}
+            for n_batch in args.batches or ([32, 128] if on_gpu else [128]):
+                n_predictions = args.predictions or (100_000 if on_gpu else len(dense))
+                cell = measured(method, dense, device, n_batch, args.rounds, n_predictions)
+                of_methods[method][str(n_batch)] = cell
+                print(data, method, n_batch, cell['over upstream'], cell['seconds of predict'])
+                result['bars'] = bars(result, on_gpu)
+                harness.save('two_lines', result, args.out)
+    harness.print_bars(result['bars'])
+
+
+if __name__ == '__main__':
+    main()
