@@ -164,10 +164,10 @@ def _densified(model):
                 'calculators cannot pass' % kind.__name__
             )
     densify(model)
-    for link, kind in swapped:
-        if kind.upstream.__call__ is not chainer.Link.__call__:
-            link.__class__ = _hooked(kind.upstream)
     try:
+        for link, kind in swapped:
+            if kind.upstream.__call__ is not chainer.Link.__call__:
+                link.__class__ = _hooked(kind.upstream)
         yield
     finally:
         for link, kind in swapped:
