@@ -45,22 +45,11 @@ _Sources = collections.namedtuple('_Sources', 'matrix transpose nodes parts spre
 
 
 def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
-    """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``.
+    """Compute ``y = sum over r of A_r (x W_r^T + b_r) + x W_self^T + b_self``, (n_rows, n_out).
 
+    Row ``c * R + r`` of W and b is row c of W_r; `loop` adds the identity to A, of one relation.
     With many relations most nodes have entries in few of them: only pairs of relation and node that
     have any are mapped, which is a third of the arithmetic for molecules.
-
-    Args:
-        adj (BatchedCSR): n_rows x (n_nodes * R).
-        x (array): (n_nodes, n_in) floats, of the dtype of adj's values.
-        W (array): (n_out * R, n_in), row ``c * R + r`` is row c of W_r.
-        b (array or None): (n_out * R,), in the same order.
-        W_self (array or None): (n_out, n_in).
-        b_self (array or None): (n_out,).
-        loop (bool): of one relation: add the identity to A.
-
-    Returns:
-        array: (n_rows, n_out), of the dtype that is computed in.
     """
     sources = _sources(adj, host.compute_dtype(x))
     x, W, b, W_self, b_self = (
@@ -86,13 +75,7 @@ def graph_linear(adj, x, W, b=None, W_self=None, b_self=None, loop=False):
 
 
 def graph_linear_grad(adj, x, gy, W, W_self, wanted, loop=False):
-    """Return the gradients of :func:`graph_linear`: {name: array} of those that are wanted.
-
-    Args:
-        adj, x, W, W_self, loop: the same.
-        gy (array): (n_rows, n_out).
-        wanted (set): names of arguments.
-    """
+    """Return the gradients of :func:`graph_linear`: {name: array} of the arguments in `wanted`."""
     sources, gradients = _sources(adj, host.compute_dtype(x)), {}
     x, gy, W, W_self = (
         array if array is None else array.astype(sources.matrix.dtype, copy=False)

@@ -200,11 +200,7 @@ def _arrays_of(layer, name, first, shape, dtype):
 
 
 def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw, more=None):
-    """Launch kernels/graph_linear.cu on the arrays that a direction uses.
-
-    Returns:
-        cupy.ndarray or None: a gradient's partial sums, for `shapes`; None if nothing was launched.
-    """
+    """Launch kernels/graph_linear.cu; return a gradient's partial sums for `shapes`, or None."""
     if not len(rows):
         return None
     names = ('W', 'W_self') if shapes else ('W', 'W_self', 'b', 'b_self')

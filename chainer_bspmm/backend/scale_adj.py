@@ -14,15 +14,9 @@ from chainer_bspmm.sparse.relations import with_values
 def scale_adj(adj: BatchedCSR, dtype: DTypeLike) -> BatchedCSR:
     """Divide every entry by the degree of its source: ``A_r[i, j] / sum_{r, k} A_r[k, j]``.
 
-    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's degree over all
-    relations; the paper divides by the receiver's degree in each relation.
-
-    Args:
-        adj (BatchedCSR): the matrices.
-        dtype (numpy.dtype): of the result's values; that of adj's, if it has any.
-
-    Returns:
-        BatchedCSR: the scaled matrices, kept with ``adj``: a second call returns the same.
+    A degree of 0 counts as 1. As in Chainer Chemistry it is the column's degree over all relations;
+    the paper divides by the receiver's degree in each relation. The result, of `dtype` or that of
+    adj's values, is kept with ``adj``: a second call returns the same.
     """
 
     def make():

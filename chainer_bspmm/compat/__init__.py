@@ -11,12 +11,9 @@ from chainer_bspmm.compat import imports
 
 
 def apply():
-    """Import Chainer and Chainer Chemistry, repaired.
+    """Import Chainer and Chainer Chemistry, repaired; ImportError says what to do.
 
     Calling it again does nothing. Modules of theirs that are already imported are repaired in
     place; leftovers of a failed import are removed first.
-
-    Raises:
-        ImportError: one of the two is missing or cannot be imported; the message says what to do.
     """
     imports.import_upstream()

@@ -86,6 +86,24 @@ def colours_are_floats(module):
     module.MolVisualizer.visualize = visualize_in_double
 
 
+@repairs('chainer_chemistry.saliency.calculator.occlusion_calculator')
+def windows_have_several_elements(module):
+    """saliency/calculator/occlusion_calculator.py: it reshapes one score to the whole window.
+
+    That fails unless a window has one element along each axis that it slides on. A score for each
+    molecule is broadcast.
+    """
+    get_array_module = module.cuda.get_array_module
+
+    def reshape(scores, shape):
+        return scores.reshape([len(scores)] + [1] * (len(shape) - 1))
+
+    module.cuda = ModuleView(
+        module.cuda,
+        get_array_module=lambda *args: ModuleView(get_array_module(*args), reshape=reshape),
+    )
+
+
 # --- lists of arrays of different shapes, which NumPy 1.24 no longer turns into arrays ---
 
 
@@ -165,16 +183,8 @@ def roc_auc_of_one_class_raises(module):
 def _convert_to_scalar(self, value):
     """Convert a reported value to a scalar, but leave CuPy arrays on their device.
 
-    Args:
-        value (chainer.Variable, array or scalar): Holds one number.
-
-    Returns:
-        scalar or cupy.ndarray: A Python scalar for an array on the host. For a CuPy array a
-        zero-dimensional one, which the reporter accumulates on the device and LogReport reads
-        when it logs: no synchronization here.
-
-    Raises:
-        ValueError: If the array holds more than one number.
+    Those, of one element, become zero-dimensional: the reporter accumulates them on the device, and
+    LogReport reads them when it logs, so nothing is synchronised here.
     """
     from chainer import Variable
     from chainer.backends import cuda

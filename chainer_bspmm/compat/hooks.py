@@ -13,14 +13,7 @@ _absences = {}
 
 
 def repairs(module_name):
-    """Register the decorated function as a repair of one upstream module.
-
-    Args:
-        module_name (str): Full name of the upstream module. The function gets the module.
-
-    Returns:
-        callable: The decorator, which returns the function unchanged.
-    """
+    """Register the decorated function as a repair of one upstream module, which it is given."""
 
     def register(function):
         _repairs.setdefault(module_name, []).append(function)
@@ -30,14 +23,7 @@ def repairs(module_name):
 
 
 def surrounds(*module_names):
-    """Register the decorated context manager around the execution of upstream modules.
-
-    Args:
-        module_names (str): Full names of the upstream modules.
-
-    Returns:
-        callable: The decorator, which returns the context manager factory unchanged.
-    """
+    """Register the decorated context manager around the execution of upstream modules."""
 
     def register(factory):
         for module_name in module_names:
@@ -48,12 +34,7 @@ def surrounds(*module_names):
 
 
 def explain_absence(module_name, text):
-    """Let the import of an upstream module say more, where no finder has it.
-
-    Args:
-        module_name (str): Full name of the upstream module.
-        text (str): What to do.
-    """
+    """Let the import of an upstream module say more, where no finder has it."""
     _absences[module_name] = text
 
 

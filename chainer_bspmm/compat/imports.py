@@ -58,11 +58,7 @@ _is_done = False
 
 
 def import_upstream():
-    """Import chainer and chainer_chemistry, repaired.
-
-    Raises:
-        ImportError: If one of them is missing or cannot be imported.
-    """
+    """Import chainer and chainer_chemistry, repaired; raise ImportError if one cannot be."""
     global _is_done
     if _is_done:
         return

@@ -8,12 +8,7 @@ _NUMPY_MAJOR = int(numpy.__version__.split('.')[0])
 
 
 class ModuleView(types.ModuleType):
-    """A module with some names added or replaced; all others are read from the original.
-
-    Args:
-        module (module): The original.
-        names (dict): Names added or replaced.
-    """
+    """A module with some names added or replaced; all others are read from the original."""
 
     def __init__(self, module, **names):
         super().__init__(module.__name__)
@@ -50,24 +45,14 @@ def numpy_lost(name):
 
 
 def lost_numpy_names(*names):
-    """Return the names that NumPy has lost, with what they stood for.
-
-    Args:
-        names (str): Keys of the table above.
-
-    Returns:
-        dict: Name -> object.
-    """
+    """Return {name: what it stood for} of those names that NumPy has lost."""
     return {name: _LOST_NAMES[name] for name in names if numpy_lost(name)}
 
 
 def give_back_numpy_names(module, alias, *names):
-    """Give lost names of NumPy back to one upstream module only.
+    """Give lost names of NumPy back to one upstream module only, which calls it `alias`.
 
-    Args:
-        module (module): The upstream module. It must not compare NumPy by identity.
-        alias (str): What the module calls NumPy: ``'numpy'`` or ``'np'``.
-        names (str): The names it reads at run time.
+    The module must not compare NumPy by identity.
     """
     lost = lost_numpy_names(*names)
     if lost:

@@ -23,11 +23,7 @@ def annotate_takes_s(module):
 
 
 def strtobool(text):
-    """Act as ``distutils.util.strtobool``: return 1 for yes and 0 for no.
-
-    Raises:
-        ValueError: another text.
-    """
+    """Act as ``distutils.util.strtobool``: return 1 for yes, 0 for no, else raise ValueError."""
     word = text.lower()
     if word in ('y', 'yes', 't', 'true', 'on', '1'):
         return 1

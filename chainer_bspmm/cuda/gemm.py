@@ -56,12 +56,7 @@ STATUS = {
 class Library:
     """The few cuBLAS calls needed here, named and typed as in ``nvmath.bindings.cublas``.
 
-    Args:
-        name (str): name or path of the library.
-
-    Raises:
-        OSError: it cannot be loaded.
-        RuntimeError: from every call that fails, with the name of cuBLAS's status.
+    A library that cannot be loaded raises OSError; a call that fails RuntimeError, with its status.
     """
 
     _create: Callable
@@ -199,11 +194,7 @@ class Blas:
         self.use(cuda.cupy.cuda.get_current_stream())
 
     def use(self, stream):
-        """Launch on a stream from now on; called before a capture, so that products need not.
-
-        Args:
-            stream (cupy.cuda.Stream): of the device.
-        """
+        """Launch on a stream from now on; called before a capture, so that products need not."""
         if stream.ptr != self._stream:
             self._library.set_stream(self._handle, stream.ptr)
             # A new stream makes cuBLAS forget the workspace.
@@ -211,21 +202,11 @@ class Blas:
             self._stream = stream.ptr
 
     def dot(self, a, b):
-        """Multiply two matrices or vectors, as ``cupy.dot`` does.
+        """Multiply two matrices or vectors, as ``cupy.dot`` does; the result is C-contiguous.
 
-        Args:
-            a (cupy.ndarray): (m, k) or (k,) float16, float32 or float64. Row-major and column-major
-                arrays are read in place, all others are copied first.
-            b (cupy.ndarray): (k, n) or (k,).
-
-        Returns:
-            cupy.ndarray: (m, n), with the axis of a vector dropped; C-contiguous, of
-            ``numpy.result_type(a, b)``. Zeros where k is 0.
-
-        Raises:
-            TypeError: another dtype.
-            ValueError: shapes do not fit or are too large for cuBLAS, or an array is on another
-                device.
+        Row-major and column-major arrays are read in place, all others are copied first. Raises
+        TypeError for other dtypes than floats, ValueError where shapes do not fit or are too large
+        for cuBLAS, or an array is on another device.
         """
         if a.ndim == b.ndim == 2:
             return self._matrices(a, b)
@@ -236,18 +217,7 @@ class Blas:
         return _of_vectors(self._matrices, a, b)
 
     def matmul(self, a, b):
-        """Multiply stacks of matrices, as ``cupy.matmul`` does.
-
-        Args:
-            a (cupy.ndarray): (..., m, k) or (k,).
-            b (cupy.ndarray): (..., k, n) or (k,); leading dimensions are broadcast.
-
-        Returns:
-            cupy.ndarray: (..., m, n), with the axis of a vector dropped.
-
-        Raises:
-            TypeError, ValueError: as :meth:`dot`.
-        """
+        """Multiply stacks of matrices, as ``cupy.matmul`` does, with the errors of :meth:`dot`."""
         if a.ndim <= 2 and b.ndim <= 2:
             return self.dot(a, b)
         if a.ndim == 1 or b.ndim == 1:
@@ -370,13 +340,6 @@ def step_for(array):
 
 
 def dot(a: Any, b: Any) -> Any:
-    """Compute ``a.dot(b)`` of NumPy or CuPy arrays; in a step that may be captured, by its `Blas`.
-
-    Args:
-        a, b (array): of one or two dimensions, on one device.
-
-    Returns:
-        array: as from ``a.dot(b)``.
-    """
+    """Compute ``a.dot(b)`` of NumPy or CuPy arrays, in a captured step by its `Blas`."""
     current = step_for(a)
     return a.dot(b) if current is None else current.blas.dot(a, b)

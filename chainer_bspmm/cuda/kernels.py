@@ -84,14 +84,7 @@ _local = _Local()
 
 
 def load(device_id, name, dtype_char, defines):
-    """Return the compiled ``cupy.cuda.Function`` of one kernel on one device.
-
-    Args:
-        device_id (int): the current device.
-        name (str): of the kernel, its file and its entry point.
-        dtype_char (str): ``'e'``, ``'f'`` or ``'d'``.
-        defines (tuple of (str, object)): compile-time constants.
-    """
+    """Return the compiled ``cupy.cuda.Function`` of a kernel; `name`: its file and entry point."""
     if _local.together is None:
         return _compiled(device_id, name, dtype_char, defines)
     pool, asked = _local.together

@@ -55,11 +55,7 @@ class device_of:
 def run(device_id, name, dtype_char, launch, arguments, defines=()):
     """Launch a kernel as planned; the first call with these constants compiles it.
 
-    Args:
-        device_id, name, dtype_char: see :func:`kernels.load`.
-        launch (policy.Launch): the plan.
-        arguments (tuple): all that the kernel takes, including ``launch.arguments``.
-        defines (tuple of (str, object)): compile-time constants in addition to those of the plan.
+    `arguments` include ``launch.arguments``; `defines` are in addition to those of the plan.
     """
     kernel = kernels.load(device_id, name, dtype_char, launch.defines + defines)
     kernel(launch.grid, launch.block, arguments, launch.shared_bytes)

@@ -64,10 +64,9 @@ class PendingSums:
         return array
 
     def chain(self, array, other):
-        """Add a pending sum to another one, if both are pending and together not too many.
+        """Add a pending sum to another one, and return whether `array` will be both.
 
-        Returns:
-            bool: whether `array` will be the sum of both.
+        That is if both are pending and together not too many.
         """
         if id(array) not in self._sums or id(other) not in self._sums or array is other:
             return False

@@ -49,14 +49,9 @@ MAX_GRID_Y = 65535
 
 
 def vector_width(n_channels, itemsize, address_bits) -> int:
-    """Return how many elements one thread moves at a time.
+    """Return how many elements one thread moves at a time, `address_bits` being addresses or-ed.
 
     The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
-
-    Args:
-        n_channels (int): elements per row.
-        itemsize (int): bytes per element.
-        address_bits (int): the addresses of all arrays involved, or-ed together.
     """
     width = VECTOR_BYTES // itemsize
     while width > 1 and (n_channels % width or address_bits % (width * itemsize)):
@@ -85,17 +80,9 @@ def csr_launch(
 ) -> Launch:
     """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
 
-    Args:
-        n_rows, n_cols, n_channels (int): of the product, all positive.
-        width (int): elements per vector, from :func:`vector_width`.
-        lanes (int): at most this many threads side by side in a row; fewer if that splits the row
-            more evenly.
-        columns (int): vectors per thread.
-        rows_per_thread (int): if more than one, a row's entries are loaded while the previous row
-            is summed.
-        block (int): threads per block, approximately.
-        ahead (int): entries a thread loads at once.
-        stream (bool): write the result past the L2 cache.
+    At most `lanes` threads are side by side in a row, fewer if that splits it more evenly. Where a
+    thread has several rows, a row's entries are loaded while the previous row is summed. `ahead` is
+    how many entries a thread loads at once; `stream` writes the result past the L2 cache.
     """
     n_vectors = n_channels // width
     wanted = -(-n_vectors // columns)
@@ -137,13 +124,8 @@ def bspmm_launch(
 ) -> Launch:
     """Plan a product on a GPU: a small model of what was measured, not a table of it.
 
-    Args:
-        n_rows, n_cols, nnz (int): of the matrix; n_rows and n_cols positive.
-        n_channels (int): n_B, positive.
-        width, itemsize (int): elements per vector, bytes per element.
-        device (Device): the GPU.
-        algorithm (str): ``'vector'`` and ``'pipelined'`` force one row per thread, or several.
-        piece (int): from :func:`piece_length`; the plan is for :func:`with_pieces` unless it is 0.
+    ``'vector'`` and ``'pipelined'`` force one row per thread, or several. Unless `piece`, of
+    :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
     """
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
@@ -201,13 +183,7 @@ CSR_TILE = 2
 
 @kept
 def dot_launch(n_rows, n_channels, width, tile=CSR_TILE) -> Launch:
-    """Plan a sub-warp per row, whose lanes stride over the vectors: the grid of bsddmm_csr.
-
-    Args:
-        n_rows, n_channels (int): rows, and the width of the factors; both positive.
-        width (int): elements per vector.
-        tile (int): at most this many vectors per lane at once.
-    """
+    """Plan a sub-warp per row, at most `tile` vectors per lane at once: the grid of bsddmm_csr."""
     n_vectors = n_channels // width
     tile = min(n_vectors, tile)
     lanes = 1
@@ -233,14 +209,8 @@ def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
     """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
 
     Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
-    many that their sums take more than twice the memory of both features. The rest was measured on
-    an H200, for bspmm in float32: benchmarks/products/bench_large.py.
-
-    Args:
-        n_rows, n_cols, nnz (int): of the matrix.
-        longest (int): a bound of the entries of a row; may be more than there are.
-        n_vectors (int): vectors of a row of features.
-        device (Device): the GPU.
+    many that their sums take more than twice the memory of both features. `longest` is a bound. The
+    rest was measured on an H200, for bspmm in float32: benchmarks/products/bench_large.py.
     """
     longest = min(longest, nnz)
     if longest <= LONG_ROW:
@@ -253,12 +223,7 @@ def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
 
 
 def with_pieces(launch: Launch, nnz, piece) -> tuple[Launch, int]:
-    """Return a plan of bspmm_csr or bsddmm_csr with rows in pieces, and the number of pieces.
-
-    Args:
-        launch (Launch): a plan with whole rows.
-        nnz, piece (int): entries of the matrix, and of a piece.
-    """
+    """Return a plan of bspmm_csr or bsddmm_csr with rows in pieces, and the number of pieces."""
     n_pieces = 2 * -(-nnz // piece)
     rows = launch.block[1]
     launch = launch._replace(
@@ -297,14 +262,7 @@ def reduce_launches(
     """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
 
     The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
-    the second launch (COMBINE) adds up their results.
-
-    Args:
-        n_rows, n_segments, n_channels (int): rows of x, rows of y, and their width; the last is
-            positive.
-        width (int): elements per vector.
-        itemsize (int): bytes per element.
-        max_rows (int or None): the most rows that a segment can have; None: n_rows.
+    the second launch (COMBINE) adds up their results. Without `max_rows` a segment may have n_rows.
     """
     n_vectors, tiles, block, chunk, has_long = _segments(
         n_rows, n_segments, n_channels, width, max_rows
@@ -353,11 +311,8 @@ def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> La
 def _segments(n_rows, n_segments, n_channels, width, max_rows):
     """Plan a unit of (vectors x lanes) threads per segment, in blocks of several.
 
-    There are enough lanes to have all rows of a mean segment in flight at once.
-
-    Returns:
-        tuple: vectors per row, tiles of them in the grid, the block, rows per chunk, and whether a
-        segment can be longer than a chunk.
+    There are enough lanes to have all rows of a mean segment in flight at once. Returns vectors per
+    row, their tiles in the grid, the block, rows per chunk, and whether a segment can be longer.
     """
     n_vectors = n_channels // width
     tiles = -(-n_vectors // WARP)
@@ -373,13 +328,7 @@ def _segments(n_rows, n_segments, n_channels, width, max_rows):
 
 @kept
 def softmax_launch(n_rows, n_segments, n_channels, width) -> Launch:
-    """Plan a thread per (segment, vector): the grid of segment_softmax.
-
-    Args:
-        n_rows, n_segments, n_channels (int): rows of x, segments, and the width of both; the last
-            is positive.
-        width (int): elements per vector.
-    """
+    """Plan a thread per (segment, vector): the grid of segment_softmax."""
     n_vectors = n_channels // width
     # A block at least: there may be rows of no segment.
     n_units = max(n_segments, 1)
@@ -402,12 +351,7 @@ def _vector_threads(n_units, n_vectors, width, arguments) -> Launch:
 
 @kept
 def dropout_launch(size, width) -> Launch:
-    """Plan a thread for every four elements of dropout.
-
-    Args:
-        size (int): elements, from 1 to 2**34.
-        width (int): elements per vector, as from :func:`vector_width`.
-    """
+    """Plan a thread for every four elements of dropout, of which there are from 1 to 2**34."""
     last = (size - 1) // 4
     return Launch(
         (('VECTOR', min(width, 4)),),
@@ -420,13 +364,7 @@ def dropout_launch(size, width) -> Launch:
 
 @kept
 def film_launch(n_units, n_channels, width, n_relations) -> Launch:
-    """Plan a thread per (row of the result, vector) of edge_film.
-
-    Args:
-        n_units, n_channels (int): rows of the result, and channels; both positive.
-        width (int): elements per vector.
-        n_relations (int): R.
-    """
+    """Plan a thread per (row of the result, vector) of edge_film."""
     n_vectors = n_channels // width
     return _vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
 
@@ -438,11 +376,7 @@ TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block
 
 @kept
 def transpose_launch(n_graphs, max_cols, max_nnz) -> Launch:
-    """Plan a block per graph of transpose_csr, or return None where the largest does not fit.
-
-    Args:
-        n_graphs, max_cols, max_nnz (int): graphs, columns and entries of the largest.
-    """
+    """Plan a block per graph of transpose_csr, or return None where the largest does not fit."""
     warps = 1
     while warps < WARP and warps * TRANSPOSE_ENTRIES < max_nnz:
         warps *= 2
@@ -475,13 +409,8 @@ def gated_launch(
 ) -> Launch | None:
     """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
 
-    Args:
-        n_rows (int): positive.
-        widths (tuple of int): of x, of the message, which may be 0, and of the result.
-        has_state, is_same, is_gradient (bool): which variant; is_same: x is the state.
-        vector (int): elements per vector, at most 4.
-        itemsize (int): bytes of the dtype that is calculated in.
-        device (Device): the GPU.
+    `widths` are of x, of the message, which may be 0, and of the result; `is_same`: x is the state;
+    `vector` is at most 4 elements; `itemsize` is of the dtype that is calculated in.
     """
     n_maps = 2 + has_state
     x, message, out = (-(-width // QUAD) * QUAD for width in widths)
@@ -587,12 +516,7 @@ GATHER_BLOCKS_PER_SM = 2  # each adds up the sizes of the whole batch
 
 @kept
 def gather_launch(n_graphs, device) -> Launch:
-    """Plan a warp per graph of gather_batch, or per several graphs if that made too many blocks.
-
-    Args:
-        n_graphs (int): at least 1.
-        device (Device): where it runs.
-    """
+    """Plan a warp per graph of gather_batch, or per several graphs if that made too many blocks."""
     most = GATHER_BLOCKS_PER_SM * device.n_sms
     graphs_per_block = max(GATHER_WARPS, -(-n_graphs // most))
     warps = min(graphs_per_block, MAX_GATHER_WARPS)
@@ -636,17 +560,11 @@ SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 @kept
 def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> Launch | None:
-    """Plan a layer, or its gradient, as one launch.
+    """Plan a layer, or its gradient, as one launch; None where it does not fit.
 
-    Args:
-        layer (Layer): what it is.
-        n_rows, itemsize (int): rows, positive, and bytes per element.
-        quads (bool): whether rows of all arrays are aligned to four elements.
-        device (Device): the GPU.
-        is_backward (bool): whether it is the gradient.
+    That is where shared memory or registers are too small.
 
-    Returns:
-        Launch or None: None where it does not fit into shared memory and registers.
+    `quads`: whether rows of all arrays are aligned to four elements.
     """
     produced = layer.width_in if is_backward else layer.width_out
     for slices in LAYER_SLICES:
@@ -739,11 +657,7 @@ EMBED_SUMS = 2**21  # elements of all runs together, at most
 
 @kept
 def embed_launch(n_rows, n_types, n_channels) -> Launch:
-    """Plan a block per run of rows and 32 channels of embed_grad.
-
-    Args:
-        n_rows, n_types, n_channels (int): all positive.
-    """
+    """Plan a block per run of rows and 32 channels of embed_grad."""
     runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
     run = -(-n_rows // (runs * WARP)) * WARP
     return Launch(
@@ -762,11 +676,7 @@ MAX_BLOCK = 1024
 
 @kept
 def loss_launches(size) -> tuple[Launch, ...]:
-    """Plan mean_loss: one launch, or two where the elements are more than a block's.
-
-    Args:
-        size (int): elements, below 2**31.
-    """
+    """Plan mean_loss: one launch, or two where the elements are more than a block's."""
     n_blocks = max(-(-size // LOSS_CHUNK), 1)
     sizes = (size,) if n_blocks == 1 else (size, n_blocks)
     return tuple(

@@ -73,15 +73,7 @@ def read(path):
 
 
 def write(path, molecules, canonical, kept, failures):
-    """Write a file at once, so that no other process sees a part of it; warn if that fails.
-
-    Args:
-        path (pathlib.Path): of :func:`path_for`.
-        molecules (Molecules): at least one.
-        canonical (list of str): one line each.
-        kept (array): (n,) int64.
-        failures (list): of lists that JSON can hold.
-    """
+    """Write a file at once, so that no other process sees a part of it; warn if that fails."""
     texts = {'canonical': '\n'.join(canonical), 'failures': json.dumps(failures)}
     arrays = {name: numpy.frombuffer(text.encode(), numpy.uint8) for name, text in texts.items()}
     try:

@@ -128,6 +128,7 @@ class CSRConverter(chainer.dataset.Converter):
                 for example in batch
             ]
             atoms, adj, labels, n_node_columns = self._from_dense(examples)
+            adj.n_node_columns = n_node_columns
         else:
             molecules, index = found
             atoms, adj, labels = molecules.near(device).batch(

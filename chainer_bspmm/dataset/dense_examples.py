@@ -15,14 +15,9 @@ Examples = collections.namedtuple('Examples', 'atoms full_sizes matrices labels'
 
 
 def gather(examples, name='batch', first=0):
-    """Check examples ``(atoms, adj, label...)`` and collect them by column.
+    """Check examples ``(atoms, adj, label...)`` and collect them by column, with padding.
 
-    Args:
-        examples (list): see `CSRConverter`.
-        name (str), first (int): errors call the examples ``name[first]`` and so on.
-
-    Returns:
-        Examples: with padding.
+    Errors call the examples ``name[first]`` and so on.
     """
     columns = _columns(examples, name, first)
     atoms, matrices = _molecules(columns[0], columns[1], name, first)
@@ -91,11 +86,7 @@ def is_padding(atoms, full_sizes):
     """Return whether trailing atoms of id 0 without bonds can be nothing but padding.
 
     Padding makes all molecules of a data set equally large, which a single one does not show, and
-    its id is that of no atom.
-
-    Args:
-        atoms (array): ids of all molecules, those atoms left out; or features.
-        full_sizes (sequence of int): nodes of every molecule, those atoms included.
+    its id is that of no atom. `atoms` leaves those atoms out, `full_sizes` includes them.
     """
     are_equal = len(full_sizes) != 1 and len(set(full_sizes)) <= 1
     return are_equal and bool(atoms.ndim != 1 or atoms.all())
@@ -104,9 +95,7 @@ def is_padding(atoms, full_sizes):
 def refuse_loss(sizes, full_sizes, n_rows):
     """Raise ValueError if a molecule of a batch would lose what may be atoms.
 
-    Args:
-        sizes, full_sizes (sequence of int): nodes without and with those of :func:`is_padding`.
-        n_rows (int): nodes that a smaller molecule keeps or gets back as phantom atoms.
+    `n_rows` is the nodes that a smaller molecule keeps or gets back as phantom atoms.
     """
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():

@@ -72,16 +72,7 @@ class DeviceMolecules(Molecules):
         return self.host.item(i, column)
 
     def check(self, index):
-        """Check indices and return them as :meth:`gather` needs them, (n_graphs,) int32.
-
-        Args:
-            index (array): (n_graphs,) integers.
-
-        Raises:
-            TypeError: not integers.
-            ValueError: no index, or more than one dimension.
-            IndexError: an index is negative or too large.
-        """
+        """Check indices, and return them as :meth:`gather` needs them, (n_graphs,) int32."""
         index = numpy.asarray(index)
         if index.dtype.kind not in 'iu':
             raise TypeError('index: expected integers, got %s' % index.dtype)
@@ -98,23 +89,10 @@ class DeviceMolecules(Molecules):
         return index.astype(numpy.int32)
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
-        """Gather molecules into a batch on the GPU, with one copy to it and one launch.
+        """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it.
 
-        Args:
-            index (array): (n_graphs,) integers on the host.
-            layout (str), padded_to (int or None): as in `CSRConverter`; ``'padded'`` gathers on the
-                host and sends the batch.
-            keep_padding (bool): True gathers on the host as well.
-
-        Returns:
-            tuple: atoms, BatchedCSR, list of labels, as from `Molecules.batch`, on the GPU.
-
-        Raises:
-            TypeError, ValueError, IndexError: see :meth:`check`; more than 2**31 - 1 columns or
-            entries.
-
-        Note:
-            One more launch for every two labels after the first two. Does not synchronise.
+        One launch, and one more for every two labels after the first two; does not synchronise. A
+        padded batch, and one that keeps padding, is gathered on the host and sent.
         """
         index = self.check(index)
         if layout == 'padded' or keep_padding:

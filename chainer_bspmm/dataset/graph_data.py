@@ -10,22 +10,13 @@ from chainer_bspmm.sparse.build import to_host
 
 
 def example_of(data, name, n_edge_types=None):
-    """Return ``(x, adj)``, or ``(x, adj, y)`` where the data has a label.
+    """Return ``(x, adj)``, or ``(x, adj, y)`` where graph data has a label; anything else as it is.
 
-    Args:
-        data (SparseGraphData, PaddingGraphData or any): anything else is returned as it is. Of its
-            attributes only those of the example are used.
-        name (str): what errors call it.
-        n_edge_types (int or None): number of relations that ``edge_attr`` chooses from; None
-            ignores it.
-
-    Returns:
-        tuple: x as given; the adjacency as an array, SciPy matrix or list of such, one for each
-        relation: ``A[i, j]`` is the number of columns ``(j, i)`` of ``edge_index``; y.
-
-    Raises:
-        ValueError: edges of another shape or dtype, or outside of the graph or of the types; a
-            CooMatrix of several graphs.
+    Only the attributes of the example are used. The adjacency is an array, a SciPy matrix or a list
+    of such, one for each relation, of which ``edge_attr`` chooses one (None ignores it): ``A[i,
+    j]`` is the number of columns ``(j, i)`` of ``edge_index``. Raises ValueError for edges of
+    another shape or dtype, or outside of the graph or of the types, and for a CooMatrix of several
+    graphs.
     """
     if isinstance(data, SparseGraphData):
         adj = _of_edges(data, name, n_edge_types)

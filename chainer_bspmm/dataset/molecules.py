@@ -172,18 +172,10 @@ class Molecules:
         return int(self.full_sizes[index].max()) if padded_to is None else padded_to
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
-        """Gather molecules into a batch.
+        """Gather molecules into a batch: atoms, BatchedCSR, list of labels, as of `CSRConverter`.
 
-        Args:
-            index (array): (n_graphs,) int64, at least one, not negative.
-            layout (str), padded_to (int or None): as in `CSRConverter`.
-            keep_padding (bool): whether packed and folded molecules have rows for padding as well.
-
-        Returns:
-            tuple: atoms, BatchedCSR, list of labels, as `CSRConverter` returns them.
-
-        Raises:
-            ValueError: more than 2**31 - 1 columns or entries.
+        `index` is (n_graphs,) int64, at least one. `keep_padding`: packed and folded molecules have
+        rows for padding as well. Raises ValueError for more than 2**31 - 1 columns or entries.
         """
         sizes, nnz = self.sizes[index], self.nnz[index]
         nodes = _ranges(self.starts[index], sizes)
@@ -225,11 +217,7 @@ class Molecules:
 
     @classmethod
     def load(cls, path):
-        """Read a file written by :meth:`save`, and check every number.
-
-        Raises:
-            ValueError: the file is of another kind, or its arrays are inconsistent.
-        """
+        """Read a file written by :meth:`save`; raise ValueError if any number in it is wrong."""
         with numpy.load(path, allow_pickle=False) as file:
             try:
                 return cls.from_arrays(file)
@@ -242,11 +230,7 @@ class Molecules:
 
     @classmethod
     def from_arrays(cls, arrays):
-        """Make molecules of a mapping like that of :meth:`arrays`, and check every number.
-
-        Raises:
-            ValueError: they are of another kind, or inconsistent.
-        """
+        """Make molecules of what :meth:`arrays` gives; raise ValueError if any number is wrong."""
         names = set(arrays)
         n_labels = sum(name.startswith('label_') for name in names)
         expected = {'atoms', 'sizes', 'full_sizes', 'row_nnz', 'columns', 'n_relations'}
@@ -319,11 +303,7 @@ class Molecules:
 
     @classmethod
     def concatenate(cls, parts):
-        """Return the molecules of all parts, one after the other.
-
-        Raises:
-            ValueError: the parts differ in relations, kind of atoms, or labels.
-        """
+        """Return the molecules of all parts, which must be alike in relations, atoms and labels."""
         kinds = {
             (
                 part.n_relations,
@@ -454,9 +434,7 @@ def _ranges(starts, lengths):
 def spread(arrays, sizes, counts):
     """Return arrays with rows of zeros after those of every molecule, as phantom atoms have.
 
-    Args:
-        arrays (iterable of array): (sum of sizes, ...) each.
-        sizes, counts (array): (n_graphs,) integers, rows of every molecule before and after.
+    `sizes` and `counts` are the rows of every molecule before and after.
     """
     offsets = build.starts_of(counts)
     place = _ranges(offsets[:-1], sizes)

@@ -128,11 +128,7 @@ def _make_writeable(array):
 
 
 def columns_of(dataset):
-    """Return the arrays and lists in which a data set keeps its examples.
-
-    Raises:
-        CannotKeep: it keeps them in something else.
-    """
+    """Return the arrays and lists in which a data set keeps its examples, or raise CannotKeep."""
     kind = type(dataset)
     if kind is list:
         return [dataset]

@@ -15,17 +15,10 @@ from chainer_bspmm.cuda import step
 
 
 def apply_untracked(node, inputs):
-    """Apply a node; if no graph is being built, run its ``forward`` only.
+    """Apply a fresh node; if no graph is being built, run its ``forward`` only, without type check.
 
     An ordinary backward pass builds no graph of the gradients, so a node's checks, hooks and
     records (about 10 us each) would be wasted.
-
-    Args:
-        node (chainer.FunctionNode): fresh; its ``forward`` must not rely on the type check.
-        inputs (sequence of Variable): on the current device.
-
-    Returns:
-        sequence of Variable: as from ``node.apply(inputs)``.
     """
     if chainer.config.enable_backprop:
         return node.apply(inputs)

@@ -24,14 +24,8 @@ def linear_rows(linear, h):
 def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
     """Return ``dropout(activation(linear(h)))``, in one node if that has the activation.
 
-    A softmax without dropout is one node, too. Hooks of the layer run, which takes more nodes.
-
-    Args:
-        linear (chainer.links.Linear): the layer.
-        h (Variable or array): (n_rows, n_in).
-        activation (callable): of (n_rows, n_out).
-        dropout_ratio (float): 0 or less means none.
-        adj (BatchedCSR or None): the layer is given ``h + A h``, in the same node.
+    A softmax without dropout is one node, too. Hooks of the layer run, which takes more nodes. With
+    ``adj`` the layer is given ``h + A h``, in the same node.
     """
     ratio = max(dropout_ratio, 0.0)
     if hooked(linear) or activation not in (*ACTIVATIONS, functions.softmax):
@@ -53,19 +47,8 @@ def _with_neighbours(adj, h):
 def gated_step(gru, x, message):
     """Take a step of a GRU with input ``[x, message]``, as one node, and keep the state.
 
-    Hooks of the GRU are not called; those of its layers are refused.
-
-    Args:
-        gru (chainer.links.GRU): its state is replaced. Without a state, U, U_r, U_z and W_r take
-            no part.
-        x (Variable or array): (n_rows, C).
-        message (Variable or array): (n_rows, M); M may be 0.
-
-    Returns:
-        Variable: (n_rows, H), the new state.
-
-    Raises:
-        ValueError: a layer has hooks, or a shape does not fit.
+    Without a state, U, U_r, U_z and W_r take no part; a message may have no columns. Hooks of the
+    GRU are not called; those of its layers are refused with ValueError.
     """
     n_inputs = x.shape[1] + message.shape[1]
     # In the order of the link's own call, so that one seed gives the same parameters.
@@ -81,13 +64,8 @@ def gated_step(gru, x, message):
 def parameters_of(linear, n_inputs):
     """Return W and b of a layer that is part of another node, initialised if necessary.
 
-    Args:
-        linear (chainer.links.Linear): the layer.
-        n_inputs (int): its number of inputs.
-
-    Raises:
-        ValueError: the layer has hooks. They would not run, and what they do (spectral
-            normalisation) would be missing from the result without notice.
+    A layer with hooks raises ValueError. They would not run, and what they do (spectral
+    normalisation) would be missing from the result without notice.
     """
     if linear.local_link_hooks:
         raise ValueError(

@@ -12,16 +12,7 @@ def node_shape(adj):
 
 
 def node_rows(h, adj):
-    """Return features as (n_nodes, channels), and the shape of their nodes as given.
-
-    Args:
-        h (Variable or array): (n_nodes, channels); or (n_graphs, N, channels) if ``adj`` is
-            padded.
-        adj (BatchedCSR): the batch.
-
-    Raises:
-        TypeError: ``adj`` is no sparse batch. ValueError: ``h`` has another number of rows.
-    """
+    """Return features as (n_nodes, channels), and the shape of their nodes as given."""
     check.adjacency(adj)
     lead = h.shape[:-1]
     if lead == (adj.n_rows,):
@@ -37,11 +28,7 @@ def as_given(h, lead):
 
 
 def check_relations(adj, n_edge_types):
-    """Raise unless ``adj`` is a sparse batch with the number of relations the link is made for.
-
-    Raises:
-        TypeError, ValueError: it is not.
-    """
+    """Raise unless ``adj`` is a sparse batch with the number of relations the link is made for."""
     check.adjacency(adj)
     if adj.n_relations != n_edge_types:
         raise ValueError(
@@ -50,11 +37,7 @@ def check_relations(adj, n_edge_types):
 
 
 def check_one_relation(adj):
-    """Raise unless ``adj`` is a sparse batch of one relation.
-
-    Raises:
-        TypeError, ValueError: it is not.
-    """
+    """Raise unless ``adj`` is a sparse batch of one relation."""
     check.adjacency(adj)
     if adj.n_cols != adj.n_rows:
         raise ValueError(
@@ -63,17 +46,7 @@ def check_one_relation(adj):
 
 
 def real_nodes(is_real_node, adj, dtype):
-    """Return (n_rows, 1) factors: 1 for real nodes, 0 for virtual ones.
-
-    Args:
-        is_real_node (array): (n_rows,), or (n_graphs, N) if ``adj`` is padded; 1 or True for a
-            real node.
-        adj (BatchedCSR): the batch.
-        dtype: of the result.
-
-    Raises:
-        TypeError: ``is_real_node`` is no array. ValueError: its shape does not fit.
-    """
+    """Return (n_rows, 1) factors: 1 for real nodes, 0 for virtual ones."""
     if not isinstance(is_real_node, chainer.get_array_types()):
         raise TypeError('is_real_node: expected an array, got %s' % type(is_real_node).__name__)
     shapes = list(dict.fromkeys([(adj.n_rows,), node_shape(adj)]))

@@ -58,8 +58,7 @@ class Sparse:
     def swaps(cls, link: chainer.Link) -> list[tuple[chainer.Link, type]]:
         """Return the link and its parts, each with its sparse class, after a check of all.
 
-        Raises:
-            ValueError: one of them has no sparse form. The message begins with its path.
+        If one has no sparse form, ValueError names its path first.
         """
         cls.check(link)
         pairs = [(link, cls)]

@@ -14,13 +14,7 @@ PATIENCE = 20  # seconds that a rank waits for the one that fails to end it
 
 
 def raise_on(comm, rank, error):
-    """Raise an error that all ranks know of; the others wait until the first ends them.
-
-    Args:
-        comm (chainermn.CommunicatorBase): the ranks.
-        rank (int): which of them tells the user.
-        error (Exception): what is raised.
-    """
+    """Raise an error that all ranks know of on one; the others wait until the first ends them."""
     if comm.rank != rank:
         time.sleep(PATIENCE)
     raise error

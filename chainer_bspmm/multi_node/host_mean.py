@@ -4,17 +4,10 @@ import numpy
 
 
 def mean_on_host(comm, params, share):
-    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks.
+    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays.
 
-    ChainerMN's `naive` sends one message for each parameter, and waits for each.
-
-    Args:
-        comm (chainermn.CommunicatorBase): the ranks.
-        params (list of Parameter): with gradients on the host, the same on all ranks.
-        share (float): of this rank.
-
-    Note:
-        Gradients are new arrays. float16 is sent as float32, which MPI can add.
+    ChainerMN's `naive` sends one message for each parameter, and waits for each. All ranks have the
+    same ones, on the host. float16 is sent as float32, which MPI can add.
     """
     from mpi4py import MPI
 

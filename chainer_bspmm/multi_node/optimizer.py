@@ -87,8 +87,7 @@ class Weighted:
     def join(self):
         """Take part in an update of the other ranks, without a batch.
 
-        Raises:
-            RuntimeError: the model has batch normalisation over all ranks, which wants one.
+        With batch normalisation over all ranks, which wants one, RuntimeError.
         """
         for path, link in self.target.namedlinks():
             if _has_ranks(link):
@@ -179,13 +178,9 @@ class Weighted:
 
 
 def weighted(create, base):
-    """Wrap ``chainermn.create_multi_node_optimizer``: make a `Weighted` one.
+    """Wrap ``chainermn.create_multi_node_optimizer``: make a `Weighted` one, a subclass of `base`.
 
     With ``double_buffering`` it stays ChainerMN's own.
-
-    Args:
-        create (callable): the function.
-        base (type): the class of its results.
     """
     kind = type('MultiNodeOptimizer', (Weighted, base), {})
 

@@ -17,13 +17,7 @@ def agree(comm, optimizer):
 
     Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
     Nothing is sent if all have the same parameters and optimizer state, such as after resuming.
-
-    Args:
-        comm (chainermn.CommunicatorBase): the ranks.
-        optimizer (chainer.Optimizer): set up with the model.
-
-    Raises:
-        ValueError: models or optimizers of ranks differ, on all ranks.
+    Where models or optimizers differ, ValueError on all ranks.
     """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))

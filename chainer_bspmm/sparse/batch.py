@@ -40,6 +40,7 @@ class Batch:
     has_spare = False  # whether arrays may be larger than the batch: BatchedCSR.in_buffers
     row_weights = None
     padded_to = None  # N, where it is fixed; None: the largest molecule of the batch
+    n_node_columns = 0  # arrays after this one in a converter's batch that have a row for each node
 
     def _set_sizes(self, row_offsets, col_offsets, data, n_relations, layout, max_atom_id):
         """Take over the host arrays and the numbers that every container has."""

@@ -389,19 +389,10 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
     """Write a packed or folded batch into arrays that may be larger; the rest becomes spare.
 
     Spare rows get atoms 0, weight 0 and no entries; spare entries get index and value 0.
-    Everything is written, so that nothing remains of what the arrays held before.
-
-    Args:
-        buffers (Buffers): arrays to fill, for example views of page-locked memory; on the device
-            of the batch.
-        atoms (array): (n_rows,) int32 or (n_rows, channels).
-        adj (BatchedCSR): packed or folded; of ones on a host only where the buffers have values.
-        labels (sequence of array): (n_graphs, ...); or (n_rows, ...), where the buffer has as many
-            rows as that of the atoms.
-
-    Raises:
-        ValueError: the batch does not fit, or has another number of graphs, other shapes, or values
-            where the buffers have none. TypeError: a dtype differs.
+    Everything is written, so that nothing remains of what the arrays held before. Labels are
+    (n_graphs, ...), or (n_rows, ...) where the buffer has as many rows as that of the atoms. Raises
+    ValueError where the batch does not fit the buffers, which are on its device, TypeError for a
+    dtype. A batch of ones on a host may fill buffers that have values.
     """
     values = adj.data
     if values is None and buffers.data is not None:

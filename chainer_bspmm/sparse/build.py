@@ -114,17 +114,9 @@ def launch_transpose(adj, plan):
 
 
 def asymmetric(rows, columns, data, n_relations):
-    """Compare the matrix of every relation with its transpose.
+    """Return (nnz,) bool, all False for a graph where the matrix of every relation is symmetric.
 
-    Args:
-        rows, columns (array): (nnz,) of the entries ``(i, j * R + r)``, ``i`` and ``j`` numbered
-            alike, ``i`` ascending.
-        data (array or None): (nnz,) their values.
-        n_relations (int): R.
-
-    Returns:
-        array: (nnz,) bool, as many per graph as it has entries; all False for a graph whose
-        matrices are symmetric.
+    Of the entries ``(i, j * R + r)``, i and j are numbered alike, and i ascends.
     """
     rows = rows.astype(numpy.int64)
     columns, relations = numpy.divmod(columns.astype(numpy.int64), n_relations)
@@ -183,10 +175,8 @@ def launch_relation_rows(adj, reciprocals=None):
 def relation_rows(adj, reciprocals=None):
     """Return the `RelationRows` of a matrix, as ``sparse.relations.relation_rows`` has it.
 
-    Args:
-        adj (BatchedCSR): the matrix.
-        reciprocals (numpy.dtype or None): of an adj on a GPU that is symmetric and all ones, divide
-            every entry by the degree of its source over all relations; the dtype of the result.
+    With a dtype for `reciprocals`, every entry of an adj on a GPU that is symmetric and all ones is
+    divided by the degree of its source over all relations.
     """
     if adj.xp is not numpy:
         return launch_relation_rows(adj, reciprocals)
@@ -208,8 +198,7 @@ def relation_rows(adj, reciprocals=None):
 def launch_degree_rows(adj, n_types, dtype):
     """Launch kernels/degree_rows.cu on a symmetric matrix.
 
-    Returns:
-        tuple: indptr and data for a layer, and indptr, indices and data for its gradient.
+    Returns indptr and data for a layer, and indptr, indices and data for its gradient.
     """
     with launch.device_of(adj.indptr):
         indptr, t_indptr = (
@@ -342,13 +331,9 @@ def _fields(sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, da
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):
-    """Return a bound of the entries that a row or a column has (int).
+    """Return a bound of the entries that a row or a column has.
 
-    Args:
-        max_nnz (int): the most entries of a graph. Few are the bound: a batch of molecules is not
-            looked through.
-        indptr, indices (array): of all graphs, on the host.
-        is_symmetric (bool): whether the matrix of every relation is.
+    Few entries of a graph, `max_nnz`, are the bound: a batch of molecules is not looked through.
     """
     if max_nnz <= policy.LONG_ROW:
         return max_nnz
@@ -362,24 +347,16 @@ def times(longest, n):
 
 
 def rows_of(sizes, layout, n=None):
-    """Return how many rows graphs own, (n_graphs,).
-
-    Args:
-        sizes (array): (n_graphs,) their nodes.
-        layout (str): see `validate.LAYOUTS`.
-        n (int): N, to how many nodes padded graphs are padded.
-    """
+    """Return how many rows graphs own, (n_graphs,); padded ones own n."""
     if layout == 'padded':
         return numpy.full_like(sizes, n)
     return sizes + 1 if layout == 'folded' else sizes
 
 
 def row_weights(sizes, n):
-    """Return the weights of the rows of folded graphs, (sum of sizes + 1,) float32.
+    """Return the weights of the rows of folded graphs of `sizes` nodes, float32.
 
-    Args:
-        sizes (array): (n_graphs,) nodes of every graph, without the row for phantom nodes.
-        n (int): N, to how many nodes they are padded; larger graphs have no phantom nodes.
+    They are padded to n nodes; larger graphs have no phantom nodes.
     """
     last = numpy.cumsum(sizes + 1) - 1
     weights = numpy.ones(int(sizes.sum()) + sizes.size, numpy.float32)

@@ -9,10 +9,7 @@ ONES, DATA, ORDERED = 0, 1, 2
 def values_of(adj, data=None, trans=False):
     """Return WEIGHTS and the arrays of values and of their order, for the matrix or its transpose.
 
-    Args:
-        adj (Batch): the matrix.
-        data (array or None): values instead of its own, in the order of its entries.
-        trans (bool): whether the kernel goes through the transpose's entries.
+    `data` replaces the values of the matrix, in the order of its entries.
     """
     if data is not None:
         return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, NULL)

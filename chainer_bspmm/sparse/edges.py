@@ -25,11 +25,7 @@ def derived(adj, **fields):
 def equal_rows(adj, n_rows, width, n_true):
     """Return the indptr of rows of `width` entries each, (n_rows + 1,) int32; spare ones have none.
 
-    Args:
-        adj (BatchedCSR): says whether there are spare rows.
-        n_rows (int): how many there is room for.
-        width (int): entries of a row.
-        n_true (array): (1,) int32, the rows that are not spare; read if there are such.
+    `n_true`, (1,) int32, is the rows that are not spare; it is read if ``adj`` has such.
     """
     xp = adj.xp
     starts = xp.arange(0, n_rows * width + 1, width, dtype='i')
@@ -37,13 +33,9 @@ def equal_rows(adj, n_rows, width, n_true):
 
 
 def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_cols):
-    """Return the matrix whose every row is the sum of some rows of features.
+    """Return the matrix whose every row is the sum of some rows of features, those at `columns`.
 
-    Args:
-        entries (BatchedCSR): has the same graphs, on the same device.
-        columns (array): (n_rows, w) int32, the columns of the w ones of every row.
-        row_offsets, col_offsets (array): (n_graphs + 1,) int32.
-        max_rows, max_cols, n_cols (int): as in BatchedCSR.
+    It has the graphs of `entries`, on its device; `columns` is (n_rows, w) int32.
     """
     n_rows, width = columns.shape
     return derived(

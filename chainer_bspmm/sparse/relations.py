@@ -15,14 +15,8 @@ def relation_rows(adj):
     """Return the matrix with a row, instead of a column, for every pair of node and relation.
 
     Entry ``(i, j * R + r)`` of ``adj`` becomes entry ``(i * R + r, j)``, so that the product with
-    (n_nodes, C) features is every relation's own sum over the neighbours, not yet added up.
-
-    Args:
-        adj (BatchedCSR): n_rows x (n_nodes * R).
-
-    Returns:
-        BatchedCSR: (n_rows * R) x n_nodes, on the same device; kept with ``adj``, and ``adj``
-        itself where R = 1.
+    (n_nodes, C) features is every relation's own sum over the neighbours, not yet added up. Kept
+    with ``adj``, and ``adj`` itself where R = 1.
     """
     return adj if adj.n_relations == 1 else adj.cached('relation rows', lambda: _make_rows(adj))
 
@@ -64,12 +58,8 @@ def scaled_by_source(adj, data):
     """Return a matrix of ones, each divided by its source's degree over all relations, on a GPU.
 
     The matrices of all relations are symmetric: a source's degree is the length of its own row,
-    and so one launch makes :func:`relation_rows` and :func:`transposed_rows` of the result. Nothing
-    is transposed until :attr:`BatchedCSR.T` is read.
-
-    Args:
-        adj (BatchedCSR): on a GPU, symmetric, without values, of several relations.
-        data (array): (nnz,) the quotients.
+    and so one launch makes :func:`relation_rows` and :func:`transposed_rows` of the result, whose
+    values are `data`. Nothing is transposed until :attr:`BatchedCSR.T` is read.
     """
     new = adj.replace(data=data, is_symmetric=False)
     made = build.relation_rows(adj, data.dtype)
@@ -80,19 +70,11 @@ def scaled_by_source(adj, data):
 
 
 def degree_rows(adj, n_types, dtype):
-    """Return a symmetric matrix with the degree of nodes as relation, and its transpose.
+    """Return a symmetric matrix on a GPU with the degree of nodes as relation, and its transpose.
 
     Entry ``(i, j)`` becomes ``(i * n_types + d - 1, j)``; d is the degree, the sum of a row, of i,
     in the transpose of j. Entries of nodes of any other degree than 1, ..., n_types have the value
-    0.
-
-    Args:
-        adj (BatchedCSR): symmetric, on a GPU.
-        n_types (int): degrees from 1 to n_types have a relation.
-        dtype (numpy.dtype): of the values, which a matrix of ones has none of.
-
-    Returns:
-        tuple of Rows: rows ``i * n_types + r`` of both matrices; kept with ``adj``.
+    0. Both are kept with ``adj``; `dtype` is that of their values where it is a matrix of ones.
     """
 
     def make():
@@ -103,17 +85,7 @@ def degree_rows(adj, n_types, dtype):
 
 
 def with_values(adj, data):
-    """Return the matrix with other values at the same places.
-
-    The two share their pattern, and so do their transposes.
-
-    Args:
-        adj (BatchedCSR): the pattern.
-        data (array): (nnz,) floating values, in the order of its entries and on its device.
-
-    Returns:
-        BatchedCSR: the new matrix.
-    """
+    """Return the matrix with other values at the same places, whose pattern it shares."""
     order = adj.transpose_order
     new = adj.replace(data=data, is_symmetric=False)  # unknown for these values
     new.keep_transpose(adj.T.replace(data=data[order], is_symmetric=False), order)

@@ -217,6 +217,27 @@ def test_saliency_in_single_precision_is_drawn():
     assert saliency.dtype == numpy.float32
 
 
+def test_windows_of_occlusion_have_several_elements():
+    from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
+
+    weights = numpy.array([[1, 2, 4], [8, 16, 32]], 'f')
+    calculator = OcclusionCalculator(
+        chainer.Chain(),
+        eval_fun=lambda x: chainer.functions.sum(x * weights, axis=(1, 2)),
+        device=-1,
+        slide_axis=(1, 2),
+        size=2,
+    )
+    found = calculator.compute(
+        [numpy.ones((2, 3), 'f')] * 2,
+        converter=chainer.dataset.concat_examples,
+        show_progress=False,
+    )
+    # Two windows, whose sums are 27 and 54; the column in the middle is in both.
+    expected = numpy.array([[27, 81, 54]] * 2)
+    numpy.testing.assert_array_equal(found, [[expected, expected]])
+
+
 # --- lists of arrays of different shapes ---
 
 

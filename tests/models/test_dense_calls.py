@@ -109,7 +109,7 @@ def test_a_model_that_cannot_be_swapped(method):
 def test_a_subclass():
     """sparsify would refuse it: derived from our class, it does the same."""
     message = message_of(lambda: Mine(3)(ATOMS, ADJ))
-    assert 'Mine, a subclass of chainer_chemistry.models.rsgcn.RSGCN, has methods' in message
+    assert 'Mine is a subclass of chainer_chemistry.models.rsgcn.RSGCN, whose class and' in message
     assert 'derive it from chainer_bspmm.models.RSGCN, or run it unswapped' in message
 
     class Ours(models.RSGCN):

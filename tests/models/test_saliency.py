@@ -1,4 +1,4 @@
-"""Chainer Chemistry's saliency calculators on swapped models, against its dense models."""
+"""Chainer Chemistry's saliency calculators on swapped models: the bits of its dense models."""
 
 import copy
 
@@ -23,12 +23,14 @@ from chainer_chemistry.saliency.calculator.integrated_gradients_calculator impor
 )
 from chainer_chemistry.saliency.calculator.occlusion_calculator import OcclusionCalculator
 
+from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import layout_of
+from chainer_bspmm.sparse.validate import LAYOUTS
+from tests.support import parity
 from tests.support.molecules import molecules as molecules_of_sizes
 from tests.support.training import molecules
 
-METHODS = 'nfp', 'ggnn', 'rsgcn', 'relgcn', 'gin', 'relgat', 'gnnfilm'
-RELATIONS = {'ggnn': 4, 'relgcn': 4, 'relgat': 4, 'gnnfilm': 5}
+RELATIONS = {'ggnn': 4}
 CALCULATORS = [
     (GradientCalculator, {}),
     (GradientCalculator, {'multiply_target': True}),
@@ -36,7 +38,6 @@ CALCULATORS = [
     (OcclusionCalculator, {'slide_axis': 1}),
     (OcclusionCalculator, {'slide_axis': (1, 2)}),
 ]
-BOUND = {OcclusionCalculator: 1e-4}  # a difference of outputs
 
 
 def examples(method, n=7):
@@ -56,77 +57,122 @@ def embedding(model):
     return model.predictor.graph_conv.embed
 
 
+def first_embedding(model):
+    return next(link for name, link in sorted(model.namedlinks()) if name.endswith('/embed'))
+
+
+def score(model):
+    """Return a function of a batch to (n_graphs, 1), which is what occlusion takes."""
+    if hasattr(model, 'predictor'):
+        return model.predictor
+    return lambda *batch: chainer.functions.sum(model(*batch), axis=1, keepdims=True)
+
+
 def compute(kind, model, data, converter, batchsize=4, link=embedding, options=None, **more):
     hook = VariableMonitorLinkHook(link(model), timing='post')
-    calculator = kind(
-        model, target_extractor=hook, eval_fun=model.predictor, device=-1, **options or {}
-    )
+    calculator = kind(model, hook, eval_fun=score(model), device=-1, **options or {})
     more.setdefault('show_progress', False)
     return calculator, calculator.compute(data, converter=converter, batchsize=batchsize, **more)
 
 
-def errors(found, expected):
-    return abs(found - expected).max(initial=0) / max(abs(expected).max(initial=0), 1e-6)
+def alone(kind, model, data, **more):
+    """Return what a calculator finds for each molecule alone."""
+    return [compute(kind, model, [example], concat_mols, 1, **more)[1][0] for example in data]
 
 
-@pytest.mark.parametrize('kind, options', CALCULATORS)
-@pytest.mark.parametrize('method', METHODS)
-def test_each_molecule_as_alone(method, kind, options):
-    data = examples(method)
-    upstream, ours = pair(method, data)
-    converter = chainer_bspmm.CSRConverter('packed')
-    _, found = compute(kind, ours, data, converter, options=options)
-    largest = max(len(atoms) for atoms, _ in data)
-    assert found.shape[:3] == (1, len(data), largest)
-    for values, example in zip(found[0], data):
-        _, alone = compute(kind, upstream, [example], concat_mols, options=options)
-        n = len(example[0])
-        assert errors(values[:n], alone[0, 0]) < BOUND.get(kind, 1e-5)
-        assert not values[n:].any()
+def assert_as_alone(found, expected):
+    """Check (samples, molecules, atoms, ...) against a list of (1, atoms, ...), padded with 0."""
+    assert found.shape[:3] == (1, len(expected), max(values.shape[1] for values in expected))
+    for values, (right,) in zip(found[0], expected):
+        numpy.testing.assert_array_equal(values[: len(right)], right)
+        assert not values[len(right) :].any()
 
 
-@pytest.mark.parametrize('layout', ('folded', 'padded'))
-@pytest.mark.parametrize('kind, options', CALCULATORS)
-@pytest.mark.parametrize('method', METHODS)
-def test_batches_as_upstream_s(method, kind, options, layout):
-    """Phantom atoms included; but a window hides only atoms where they are folded."""
-    data = examples(method)
-    upstream, ours = pair(method, data)
-    converter = chainer_bspmm.CSRConverter(layout)
-    (_, found), (_, expected) = (
-        compute(kind, model, data, converter, len(data), options=options)
-        for model, converter in ((ours, converter), (upstream, concat_mols))
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('kind, options', CALCULATORS[1:4:2])  # each window is a forward pass
+@pytest.mark.parametrize('name', parity.DEFAULTS)
+def test_upstream_s_numbers(name, kind, options, layout):
+    case = parity.DEFAULTS[name]
+    data = parity.examples_of(case)
+    upstream = parity.initialised(case.make, data)
+    ours = chainer_bspmm.sparsify(copy.deepcopy(upstream))
+    kinds = [type(link) for link in ours.links()]
+    options = {'link': first_embedding, 'options': options}
+    _, found = compute(kind, ours, data, parity.converters_of(case)[layout], len(data), **options)
+    if layout == 'packed':
+        assert_as_alone(found, alone(kind, upstream, data, **options))
+    else:
+        _, expected = compute(kind, upstream, data, concat_mols, len(data), **options)
+        numpy.testing.assert_array_equal(found, expected)
+    assert [type(link) for link in ours.links()] == kinds
+
+
+LINKS = {
+    'linear': ('gin', lambda model: model.graph_conv.update_layers[0].graph_mlp.layers[0]),
+    'gru': ('ggnn', lambda model: model.graph_conv.update_layers[0].update_layer),
+    'of_molecules': ('ggnn', lambda model: model.mlp.layers[0]),
+}
+
+
+@pytest.mark.parametrize('method, link', LINKS.values(), ids=LINKS)
+def test_any_link_in_batches_of_other_sizes(method, link):
+    data = examples(method, 9)
+    found, expected = (
+        compute(GradientCalculator, model, data, converter, link=lambda m: link(m.predictor))[1]
+        for model, converter in zip(
+            pair(method, data), (concat_mols, chainer_bspmm.concat_mols), strict=True
+        )
     )
-    assert found.shape == expected.shape
-    if layout == 'folded' and kind is OcclusionCalculator:
-        for values, right, (atoms, _) in zip(found[0], expected[0], data):
-            assert not values[len(atoms) :].any()
-            right[len(atoms) :] = 0
-    assert errors(found, expected) < BOUND.get(kind, 1e-5)
+    numpy.testing.assert_array_equal(found, expected)
+
+
+def test_links_that_upstream_calls_without_hooks():
+    data = examples('ggnn')
+    upstream, ours = pair('ggnn', data)
+    graph_conv = ours.predictor.graph_conv
+    found = [
+        compute(
+            GradientCalculator,
+            ours,
+            data,
+            chainer_bspmm.concat_mols,
+            link=lambda _, link=link: link,
+        )[1]
+        for link in (graph_conv.update_layers[0], graph_conv.readout_layers[0])
+    ]
+    assert found[0].shape[1:3] == (7, max(len(atoms) for atoms, _ in data)) and found[0].any()
+    hook = VariableMonitorLinkHook(upstream.predictor.mlp.layers[0], timing='pre')
+    calculator = GradientCalculator(upstream, hook, eval_fun=upstream.predictor, device=-1)
+    expected = calculator.compute(data, batchsize=4, converter=concat_mols, show_progress=False)
+    numpy.testing.assert_array_equal(found[1], expected)
+
+
+def test_sizes_that_do_not_depend_on_the_batch():
+    """Of molecules larger than `padded_to`, too, beside which others are not padded further."""
+    data = examples('gin', 9)
+    upstream, ours = pair('gin', data)
+    n = int(numpy.median([len(atoms) for atoms, _ in data]))
+    _, found = compute(
+        GradientCalculator, ours, data, chainer_bspmm.CSRConverter(padded_to=n), len(data)
+    )
+    padded = [
+        (numpy.pad(atoms, (0, more)), numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, more)] * 2))
+        for atoms, adj in data
+        for more in [max(n - len(atoms), 0)]
+    ]
+    assert_as_alone(found, alone(GradientCalculator, upstream, padded))
+
+
+def test_a_sparse_data_set():
+    data = examples('rsgcn')
+    upstream, ours = pair('rsgcn', data)
+    _, found = compute(GradientCalculator, ours, to_sparse(data), chainer_bspmm.concat_mols)
+    _, expected = compute(GradientCalculator, upstream, data, concat_mols)
+    numpy.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize('layout', ('packed', 'folded'))
-def test_a_layer_inside_and_batches_of_other_sizes(layout):
-    data = examples('gin', 9)
-    upstream, ours = pair('gin', data)
-
-    def link(model):
-        return model.predictor.graph_conv.update_layers[0].graph_mlp.layers[0]
-
-    converter = chainer_bspmm.CSRConverter(
-        layout, **{'padded_to': 12} if layout == 'folded' else {}
-    )
-    _, found = compute(GradientCalculator, ours, data, converter, 4, link)
-    if layout == 'packed':
-        for values, example in zip(found[0], data):
-            # Upstream's GraphLinear has a row for each atom, too.
-            _, alone = compute(GradientCalculator, upstream, [example], concat_mols, 1, link)
-            assert errors(values[: len(example[0])], alone[0]) < 1e-5
-    else:
-        assert found.shape[:3] == (1, 9, 12)
-
-
-def test_noise_is_sampled_for_each_molecule():
+def test_noise_is_sampled_without_padding_only_where_there_is_none(layout):
     data = examples('rsgcn')
     _, ours = pair('rsgcn', data)
     seen = []
@@ -137,11 +183,15 @@ def test_noise_is_sampled_for_each_molecule():
             return super().sample(array)
 
     numpy.random.seed(0)
+    converter = chainer_bspmm.CSRConverter(layout)
     _, found = compute(
-        GradientCalculator, ours, data, chainer_bspmm.concat_mols, M=3, noise_sampler=Sampler()
+        GradientCalculator, ours, data, converter, len(data), M=3, noise_sampler=Sampler()
     )
     assert found.shape[0] == 3 and (found[0] != found[1]).any()
-    assert seen == 3 * [(1, len(atoms), 6) for atoms, _ in data]
+    sizes = [len(atoms) for atoms, _ in data]
+    assert seen == 3 * (
+        [(1, n, 6) for n in sizes] if layout == 'packed' else [(len(data), max(sizes), 6)]
+    )
 
 
 def test_functions_before_and_after():
@@ -191,26 +241,16 @@ ONE_ATOM = [
 
 @pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
 @pytest.mark.parametrize('layout', ('packed', 'folded', 'padded'))
-@pytest.mark.parametrize('kind, options', CALCULATORS[2:4])
+@pytest.mark.parametrize('kind, options', CALCULATORS)
 def test_batches_of_one_atom(kind, options, layout, data):
     """They have as many rows as molecules."""
     upstream, ours = pair('ggnn', data)
     converter = chainer_bspmm.CSRConverter(layout)
     for batchsize in 1, 2:
         _, found = compute(kind, ours, data, converter, batchsize, options=options)
-        _, expected = compute(
-            kind,
-            upstream,
-            data,
-            concat_mols,
-            1 if layout == 'packed' else batchsize,
-            options=options,
-        )
-        assert found.shape == expected.shape
-        if layout == 'folded':  # a window hides only atoms
-            for values, right, (atoms, _) in zip(found[0], expected[0], data):
-                values[len(atoms) :] = right[len(atoms) :] = 0
-        assert errors(found, expected) < BOUND.get(kind, 1e-5)
+        n = 1 if layout == 'packed' else batchsize
+        _, expected = compute(kind, upstream, data, concat_mols, n, options=options)
+        numpy.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
@@ -222,20 +262,16 @@ def test_a_layer_of_molecules(data):
     packed = chainer_bspmm.CSRConverter('packed')
     _, found = compute(GradientCalculator, ours, data, packed, 1, link)
     _, expected = compute(GradientCalculator, upstream, data, concat_mols, 1, link)
-    assert found.shape == expected.shape and errors(found, expected) < 1e-5
+    numpy.testing.assert_array_equal(found, expected)
 
 
 def test_windows_of_several_atoms_are_those_of_the_molecule():
-    """Upstream's fail along the atoms."""
     data = examples('ggnn')
-    _, ours = pair('ggnn', data)
-    packed = chainer_bspmm.CSRConverter('packed')
+    upstream, ours = pair('ggnn', data)
     options = {'slide_axis': 1, 'size': 2}
+    packed = chainer_bspmm.CSRConverter('packed')
     _, found = compute(OcclusionCalculator, ours, data, packed, len(data), options=options)
-    for values, example in zip(found[0], data):
-        _, alone = compute(OcclusionCalculator, ours, [example], packed, options=options)
-        assert errors(values[: len(example[0])], alone[0, 0]) < 1e-4
-        assert not values[len(example[0]) :].any()
+    assert_as_alone(found, alone(OcclusionCalculator, upstream, data, options=options))
 
 
 def test_dropout_is_no_training():
@@ -283,15 +319,36 @@ class ZeroForEach(chainer.Chain):
         return chainer.Variable(numpy.zeros((adj.n_graphs, 1), 'f'))
 
 
-def test_a_link_that_is_not_called():
+def test_errors_leave_the_model_and_no_hook():
     data = examples('ggnn')
     _, ours = pair('ggnn', data)
-    with pytest.raises(ValueError, match='target_extractor: GRU is part of a larger operation'):
+    kinds = [type(link) for link in ours.links()]
+    with pytest.raises(TypeError, match='nothing'):
         compute(
             GradientCalculator,
             ours,
             data,
             chainer_bspmm.concat_mols,
-            link=lambda model: model.predictor.graph_conv.update_layers[0].update_layer,
+            preprocess_fn=lambda atoms, adj: atoms.reshape(nothing=True),
         )
+    assert [type(link) for link in ours.links()] == kinds
     assert not chainer._get_link_hooks()
+
+
+def test_labels_may_be_left_out_by_the_converter():
+    data = examples('ggnn')
+    labelled = [(*example, numpy.int32(i)) for i, example in enumerate(data)]
+    upstream, ours = pair('ggnn', data)
+    packed = chainer_bspmm.CSRConverter('packed')
+    _, found = compute(
+        GradientCalculator, ours, labelled, lambda batch, device: packed(batch, device)[:-1]
+    )
+    assert_as_alone(found, alone(GradientCalculator, upstream, data))
+
+
+def test_models_of_edge_lists_have_no_dense_form():
+    model = chainer_bspmm.models.GINSparse(2)
+    calculator = GradientCalculator(model, device=-1)
+    packed = chainer_bspmm.CSRConverter('packed')
+    with pytest.raises(ValueError, match='model: got a GINSparse, whose dense form takes lists'):
+        calculator.compute(examples('gin'), converter=packed, show_progress=False)

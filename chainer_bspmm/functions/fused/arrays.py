@@ -12,14 +12,10 @@ SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
 
 
 def concat(arrays, axis=0):
-    """Return arrays of one dtype joined along an axis, as ``numpy.concatenate`` does.
+    """Return arrays of one dtype joined along axis 0, or 1 of two, as ``numpy.concatenate`` does.
 
     CuPy's ``concatenate`` launches a copy for every array, which for the weights of seven layers
     would take longer than their product; for more than eight it sends a table from the host.
-
-    Args:
-        arrays (sequence of array): on one device; of equal shapes but for `axis`.
-        axis (int): 0, or 1 of two-dimensional arrays.
     """
     if isinstance(arrays[0], numpy.ndarray):
         return numpy.concatenate(arrays, axis=axis)
@@ -112,12 +108,7 @@ def activation_gradient(activation, y, gy, dropout_ratio):
 
 
 def sigmoid(x, bias=None):
-    """Return ``sigmoid(x + bias)`` in x's memory, by the form that does not overflow.
-
-    Args:
-        x (array): floats.
-        bias (array or None): of a shape that can be broadcast to x's; None means 0.
-    """
+    """Return ``sigmoid(x + bias)`` in x's memory, by the form that does not overflow."""
     if isinstance(x, numpy.ndarray):
         half = x.dtype.type(0.5)
         if bias is not None:

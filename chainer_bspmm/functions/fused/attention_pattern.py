@@ -223,17 +223,10 @@ def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype)
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):
-    """Return the `AttentionPattern` of a batch, kept with it.
+    """Return the `AttentionPattern` of a batch, n_nodes x (n_nodes * R), kept with it.
 
-    Args:
-        adj (BatchedCSR): n_nodes x (n_nodes * R); its values are not used.
-        n_heads (int): K.
-        within (bool): normalise the edges of every relation separately.
-        side_by_side (bool): have a row for every head in the product, instead of their sum.
-        dtype (numpy.dtype): of the features.
-
-    Note:
-        Does not synchronise.
+    `within` normalises the edges of every relation separately; `side_by_side` has a row for every
+    head in the product, instead of their sum. Does not synchronise.
     """
     options = n_heads, within, side_by_side, dtype
     return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

@@ -195,7 +195,7 @@ def _weights_of(adj):
 
 
 def batch_norm(adj, link, h):
-    """Normalise node features over the rows of a batch, as ``link`` itself does.
+    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does.
 
     In training, mean and variance count every row as often as it stands for a node
     (``adj.row_weights``), spare rows (``adj.has_spare``) not at all, and so do the running
@@ -207,27 +207,11 @@ def batch_norm(adj, link, h):
     (ChainerMN's own forward pass counts every rank alike). Its gradients are for the mean over
     ranks that `multi_node.optimizer` takes.
 
-    Args:
-        adj (BatchedCSR): the batch, n_rows rows.
-        link (chainer.links.BatchNormalization): or of a subclass, whose ``__call__`` is bypassed;
-            or a chainermn.links.MultiNodeBatchNormalization.
-        h (Variable or array): (n_rows, n_channels) floats.
-
-    Returns:
-        Variable: (n_rows, n_channels), of h's dtype. Differentiable to any order.
-
-    Raises:
-        ValueError: with weights or spare rows: shapes do not fit, the link normalises over another
-            axis than that of the rows, has no decay, or overrides the forward pass.
-
-    Note:
-        With weights or spare rows: one node, deterministic, does not synchronise, and may be
-        captured in a CUDA graph; float16 is calculated in float32; link hooks are not called; a
-        batch without any row leaves mean and variance at 0.
-
-    Source:
-        Ioffe, Szegedy 2015 (arXiv:1502.03167); Chainer 7.8.1,
-        functions/normalization/batch_normalization.py.
+    With weights or spare rows: one node, deterministic, differentiable to any order, does not
+    synchronise, and may be captured in a CUDA graph; float16 is calculated in float32; link hooks
+    and an overridden ``__call__`` are not called; a batch without any row leaves mean and variance
+    at 0; ValueError where the link has another axis, no decay, or its own forward pass. As
+    Ioffe, Szegedy 2015 (arXiv:1502.03167) and Chainer 7.8.1.
     """
     dense = chainer.links.BatchNormalization
     # Of ChainerMN, which is not imported where it is not used.
@@ -252,19 +236,11 @@ def batch_norm(adj, link, h):
 
 
 def batch_norm_of_ranks(link, x, finetune=False):
-    """Normalise an array of any rows over the batches of all ranks, in training.
+    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training.
 
     What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
-    :func:`batch_norm`: those of ChainerMN's own count every rank alike.
-
-    Args:
-        link (chainermn.links.MultiNodeBatchNormalization): of channels of shape (c, ...).
-        x (Variable or array): (n, c, ...) floats; what follows the channels are further rows.
-        finetune (bool): whether running averages are means of all batches since
-            ``link.start_finetuning()``.
-
-    Returns:
-        Variable: of x's shape and dtype.
+    :func:`batch_norm`: those of ChainerMN's own count every rank alike. `finetune`: running
+    averages are means of all batches since ``link.start_finetuning()``.
     """
     n_axes = link.avg_mean.ndim
     if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:

@@ -36,23 +36,11 @@ class Degrees:
 
 
 def degrees_of(adj, n_types):
-    """Return the `Degrees` of a batch's nodes, kept with it.
+    """Return the `Degrees` of a batch's nodes from 1 to n_types, kept with it.
 
     A node's degree is the sum of its column of the matrix, as in Chainer Chemistry: in a matrix
-    that is not symmetric this differs from the sum of its row.
-
-    Args:
-        adj (BatchedCSR or BatchedCOO): (n_nodes, n_nodes), on any device.
-        n_types (int): degrees from 1 to n_types count.
-
-    Returns:
-        Degrees: on the device of ``adj``.
-
-    Raises:
-        ValueError: the matrix is not square, as with several relations.
-
-    Note:
-        One product with the transposed matrix at the first call; does not synchronise.
+    that is not symmetric this differs from the sum of its row. One product with the transposed
+    matrix at the first call; does not synchronise. ValueError if the matrix is not square.
     """
     _check_square(adj)
 
@@ -206,29 +194,14 @@ def _joined(x, weights, biases):
 
 
 def degree_linear_sigmoid(adj, x, weights, biases):
-    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``.
+    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``, (n_nodes, n_out).
 
     d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. That
     every bias is added to every node of any degree is what Chainer Chemistry does: it masks the
-    input of each of its linear layers, not the output. On a GPU one launch, and one for the
-    gradients, if the matrix is symmetric and the weights fit into shared memory
-    (kernels/graph_linear.cu). Differentiable to any order with respect to all but ``adj``.
-
-    Args:
-        adj (BatchedCSR or BatchedCOO): (n_nodes, n_nodes), of x's dtype; :func:`degrees_of` tells
-            what a degree is.
-        x (Variable or array): (n_nodes, n_in) floats.
-        weights (sequence of Variable or array): (n_out, n_in) each, for degree 1, 2, ...
-        biases (sequence of Variable or array): (n_out,) each, as many.
-
-    Returns:
-        Variable: (n_nodes, n_out), of x's dtype.
-
-    Raises:
-        TypeError, ValueError: an argument does not fit.
-
-    Note:
-        Does not synchronise. Deterministic.
+    input of each of its linear layers, not the output. `weights`, (n_out, n_in), and `biases` are
+    for degree 1, 2, ... On a GPU one launch, and one for the gradients, if the matrix is symmetric
+    and the weights fit into shared memory (kernels/graph_linear.cu). Differentiable to any order
+    with respect to all but ``adj``; deterministic; does not synchronise.
     """
     _check_square(adj)
     if x.ndim != 2 or len(x) != adj.n_rows:

@@ -20,21 +20,10 @@ def step_draw():
 
 
 def step_dropout(node, step, inputs):
-    """Do the forward pass of Chainer's ``Dropout`` node inside a training step.
+    """Do the forward pass of Chainer's ``Dropout`` node inside a training step, in one launch.
 
     Draws unless the node was given a mask. The mask stays with the node, for its gradients and for
-    ``return_mask``.
-
-    Args:
-        node (chainer.functions.noise.dropout.Dropout): about to be run.
-        step (cuda.step.Step): under way.
-        inputs (tuple of array): (x,), floats of any shape.
-
-    Returns:
-        tuple of array: (y,), of x's shape and dtype.
-
-    Note:
-        One launch; ``kernels/dropout.cu`` says which elements are dropped.
+    ``return_mask``; ``kernels/dropout.cu`` says which elements are dropped.
     """
     (x,) = inputs
     if node.mask is not None:

@@ -64,30 +64,12 @@ def _composed(adj, x, W, W_g, activation):
 def edge_film(adj, x, W, W_g, activation=functions.relu):
     """Compute ``y[i] = sum of A_r[i, j] act(gamma[i, r] * messages[j, r] + beta[i, r])``.
 
-    The sum is over the entries (i, j * R + r) of ``adj``, whose values are A;
-    ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of
-    the receiver come from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``. Differentiable to
-    any order by x, W and W_g.
-
-    Args:
-        adj (BatchedCSR): n_nodes x (n_nodes * R), its values of x's dtype.
-        x (Variable or array): (n_nodes, in_channels) floats.
-        W (Variable or array): (C * R, in_channels).
-        W_g (Variable or array): (2 * C * R, in_channels).
-        activation (callable): act. ``chainer.functions.relu`` makes it one node of the
-            computational graph, which on a GPU stores no array of (nnz, C); any other takes a few
-            nodes, which do.
-
-    Returns:
-        Variable: (n_nodes, C) of x's dtype, to which parameters of another are converted; 0 for a
-        node without edges.
-
-    Raises:
-        TypeError: ``adj`` is no BatchedCSR, or its values are of another dtype than ``x``.
-        ValueError: a shape does not fit.
-
-    Note:
-        Deterministic; does not synchronise.
+    The sum is over the entries (i, j * R + r) of ``adj``, whose values, of x's dtype, are A;
+    ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of the receiver come
+    from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``, (2 * C * R, in_channels).
+    Differentiable to any order by x, W and W_g; deterministic; does not synchronise. As one node
+    for ``chainer.functions.relu``, which on a GPU stores no array of (nnz, C); any other activation
+    takes a few nodes, which do. A node without edges gets 0.
 
     Source:
         Brockschmidt 2019 (arXiv:1906.12192), equation 6 without its norm; Chainer Chemistry

@@ -42,17 +42,9 @@ def _one_hot(ids, n_types, dtype):
 
 
 def embed_rows(ids, W):
-    """Take rows of a table: ``y[i] = W[ids[i]]``. Differentiable to any order.
+    """Take rows of a table, ``y[i] = W[ids[i]]``, by ids that are not checked.
 
-    Args:
-        ids (array): (n_rows,) integers in [0, n_types), which are not checked.
-        W (Variable or array): (n_types, n_channels) floats.
-
-    Returns:
-        Variable: (n_rows, n_channels), of W's dtype.
-
-    Note:
-        Deterministic, its gradient too, unlike that of ``chainer.functions.embed_id`` on a GPU.
-        Does not synchronise.
+    Differentiable to any order; deterministic, its gradient too, unlike that of
+    ``chainer.functions.embed_id`` on a GPU. Does not synchronise.
     """
     return EmbedRows(ids).apply((W,))[0]

@@ -153,22 +153,10 @@ def _gated_gradient(gy, gate, value, is_tanh):
 def gated_linear(parts, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
-    Both maps are one GEMM, on a GPU one kernel with all the rest if the weights fit. Differentiable
-    to any order.
-
-    Args:
-        parts (sequence of Variable or array): (n_rows, n) each, the column blocks of x.
-        gate, value (sequence): W, (n_out, n_in), and b, (n_out,), or None in both.
-        activation (callable): one of `ACTIVATIONS`, ``chainer.functions.identity`` or ``tanh``.
-
-    Returns:
-        Variable: (n_rows, n_out), of x's dtype.
-
-    Raises:
-        ValueError: another activation, one bias without the other, or shapes that do not fit.
-
-    Note:
-        Deterministic; does not synchronise.
+    `parts` are the column blocks of x, `gate` and `value` are W (n_out, n_in) and b, or None in
+    both; the activation is one of `ACTIVATIONS`. Both maps are one GEMM, on a GPU one kernel with
+    all the rest if the weights fit. Differentiable to any order; deterministic; does not
+    synchronise.
 
     Source:
         Li et al. 2015 (arXiv:1511.05493), equation 7, before the sum.

@@ -147,34 +147,15 @@ def graph_linear(
 ):
     """Compute ``act(sum_r sum_j A_r[i, j] (W_r x[j] + b_r) + W_self x[i] + b_self)``, then dropout.
 
+    ``adj``, x, W, b, W_self, b_self and the result have the shapes of `functions.relation_linear`.
+    Each of the parameters may be None, and ``adj`` without W; those of another dtype than x's are
+    converted. With ``chainer.config.train`` dropout sets elements to 0 and divides the others by
+    1 - dropout_ratio. ``loop`` adds the identity to A, of one relation.
+
     On a GPU one launch, and one for its gradients, if the matrices fit into shared memory and
     ``adj.longest`` is at most 128 (kernels/graph_linear.cu); else, and on a host, products.
-    Differentiable to any order with respect to all but ``adj``.
-
-    Args:
-        adj (BatchedCSR or None): n_nodes x (n_nodes * R), entry (i, j * R + r) is ``A_r[i, j]``,
-            of x's dtype; None without W.
-        x (Variable or array): (n_nodes, in_channels) floats; if ``adj`` is padded to N nodes per
-            graph, also (n_graphs, N, in_channels).
-        W (Variable or array or None): (out_channels * R, in_channels), the relation as the minor
-            index of its rows.
-        b (Variable or array or None): (out_channels * R,), rows as those of W.
-        W_self (Variable or array or None): (out_channels, in_channels).
-        b_self (Variable or array or None): (out_channels,).
-        activation (callable): ``chainer.functions.identity``, ``relu`` or ``tanh``.
-        dropout_ratio (float): in [0, 1); with ``chainer.config.train`` each element is set to 0
-            with this probability, the others are divided by 1 - dropout_ratio.
-        loop (bool): of one relation: add the identity to A.
-
-    Returns:
-        Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels); of x's dtype, to which
-        parameters of another dtype are converted.
-
-    Raises:
-        TypeError, ValueError: an argument does not fit.
-
-    Note:
-        Deterministic; does not synchronise.
+    Differentiable to any order with respect to all but ``adj``; deterministic; does not
+    synchronise.
     """
     if not 0 <= dropout_ratio < 1:
         raise ValueError('dropout_ratio: expected at least 0 and below 1, got %r' % dropout_ratio)

@@ -35,13 +35,5 @@ def layer_norm(x, gamma, beta, eps):
 
     Mean and variance are those of a row. As ``chainer.functions.layer_normalization``; one node of
     the computational graph, differentiable to any order.
-
-    Args:
-        x (Variable or array): (n_rows, n_channels) floats.
-        gamma, beta (Variable or array): (n_channels,).
-        eps (float): above 0.
-
-    Returns:
-        Variable: (n_rows, n_channels) of x's dtype, to which parameters of another are converted.
     """
     return LayerNorm(eps).apply((x, gamma, beta))[0]

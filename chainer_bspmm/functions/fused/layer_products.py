@@ -111,13 +111,7 @@ def _is_on_host(x):
 
 
 def forward(adj, x, given, loop):
-    """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use.
-
-    Args:
-        adj (BatchedCSR or None), x (array): as in `graph_linear`.
-        given (dict): W, b, W_self and b_self, those that there are, of x's dtype.
-        loop (bool): as in `graph_linear`.
-    """
+    """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
     kept = None
     if 'W' not in given:
         y = dot(x, given['W_self'].T)

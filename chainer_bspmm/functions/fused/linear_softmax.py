@@ -86,20 +86,8 @@ def _linear_gradients(layer, plan, gy, is_wanted):
 def linear_softmax(*layers):
     """Compute ``y[i] = sum over layers of softmax(W x[i] + b)``. Differentiable to any order.
 
-    On a GPU a launch for each layer and one for all softmaxes, forward and backward, where the
-    weights fit into shared memory (kernels/graph_linear.cu).
-
-    Args:
-        layers (tuple): each is (x, W, b) of Variables or arrays: x (n_rows, n_in) floats, W
-            (n_out, n_in), b (n_out,) or None. n_rows, n_out and the dtype of x are those of the
-            first; n_in may differ.
-
-    Returns:
-        Variable: (n_rows, n_out), of x's dtype, to which parameters of another dtype are
-        converted; every row sums to the number of layers. NaN propagates.
-
-    Raises:
-        ValueError: a shape does not fit.
+    Each layer is (x, W, b), b or None. On a GPU a launch for each layer and one for all softmaxes,
+    forward and backward, where the weights fit into shared memory (kernels/graph_linear.cu).
     """
     n_rows, n_out = len(layers[0][0]), len(layers[0][1])
     inputs, sizes = [], []

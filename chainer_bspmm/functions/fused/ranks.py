@@ -29,11 +29,7 @@ def weighted_by(n_molecules):
 
 
 class Ranks:
-    """The ranks whose batches a node looks at.
-
-    Args:
-        comm (chainermn.CommunicatorBase or None): all ranks; None means this one.
-    """
+    """The ranks whose batches a node looks at; without a communicator, this one."""
 
     def __init__(self, comm=None):
         self._comm = None if comm is None or comm.size == 1 else comm

@@ -47,16 +47,6 @@ def _on_device(x, mean, std, inverse):
 
 
 def standardize(x, mean, std, inverse=False):
-    """Compute ``(x - mean) / std`` of every column, or the inverse of that.
-
-    Args:
-        x (Variable): (n_rows, n_columns) floats.
-        mean, std (array): (n_columns,) floats, which are converted to the dtype of x; a `std` of 0
-            stands for 1.
-        inverse (bool): compute ``x * std + mean``.
-
-    Returns:
-        Variable: (n_rows, n_columns), of x's dtype.
-    """
+    """Compute ``(x - mean) / std`` of columns, or ``x * std + mean``; a `std` of 0 stands for 1."""
     mean, std = (array.astype(x.dtype, copy=False) for array in (mean, std))
     return Standardize(mean, std, inverse).apply((x,))[0]
