@@ -74,6 +74,7 @@ def start_run(out, settings, force):
     with writing(path):
         os.makedirs(out, exist_ok=True)
         if force and os.path.exists(path):
+            load_settings(out, settings['script'])  # refuses files that no run has written
             snapshots = glob.glob(os.path.join(glob.escape(out), SNAPSHOT_FILE + '*'))
             for name in (*(os.path.join(out, name) for name in RUN_FILES), *snapshots):
                 with contextlib.suppress(FileNotFoundError):
