@@ -28,13 +28,7 @@ def subwarp(n_channels):
 
 
 def st_algorithm(max_rows, n_channels, itemsize):
-    """Return the name of the ST kernel for a batch, by the rule of the paper's section 4.3.
-
-    Args:
-        max_rows (int): rows of the batch's largest output, which decides for all.
-        n_channels (int): n_B, columns of every output.
-        itemsize (int): bytes per element.
-    """
+    """Return the name of the ST kernel for a batch, by the rule of the paper's section 4.3."""
     if max_rows * n_channels * itemsize <= SHARED_BUDGET:
         return 'st_shared'
     return 'st_blocked' if max_rows * itemsize <= SHARED_BUDGET else 'st_global'
@@ -57,11 +51,6 @@ def st_shared_launch(n_graphs, max_rows, max_nnz, n_channels, n_columns, itemsiz
 
     The sub-warp follows from the width of a partition, each being a separate product; a block has
     as many threads as give every entry its sub-warp at once, up to `ST_BLOCK`.
-
-    Args:
-        n_graphs, n_channels, n_columns (int): all positive.
-        max_rows, max_nnz (int): rows of the largest output, entries of the largest matrix.
-        itemsize (int): bytes per element.
     """
     lanes = subwarp(n_columns)
     threads = min(max(-(-max_nnz * lanes // WARP), 1) * WARP, ST_BLOCK)
@@ -91,13 +80,7 @@ def st_global_launch(n_graphs, nnz, n_channels):
 
 
 def swa_shared_bytes(width, lanes, itemsize):
-    """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums.
-
-    Args:
-        width (int): columns of the result that a block owns.
-        lanes (int): subWarp.
-        itemsize (int): bytes per element of the matrices; float16 is summed in float32.
-    """
+    """Return the shared memory of a block: ``TB / subWarp`` rows of `width` sums."""
     return BLOCK // lanes * width * max(itemsize, 4)
 
 
@@ -155,24 +138,13 @@ SELL_COLUMNS = 8
 
 
 def sell_slots(max_slice_rows):
-    """Return how many threads every slice of a SELL matrix gets: its rows, or whole warps of them.
-
-    Args:
-        max_slice_rows (int): rows of the largest slice, positive: at most the slice size, and at
-            most the rows of the largest graph.
-    """
+    """Return the threads of every slice of a SELL matrix: its rows, or whole warps of them."""
     return max_slice_rows if max_slice_rows < WARP else -(-max_slice_rows // WARP) * WARP
 
 
 @functools.lru_cache(maxsize=4096)
 def sell_launch(n_slices, n_slots, n_channels, width):
     """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell.
-
-    Args:
-        n_slices (int): positive.
-        n_slots (int): threads per slice, from :func:`sell_slots`.
-        n_channels (int): columns of the feature matrix, positive.
-        width (int): elements per vector, from :func:`vector_width`.
 
     Raises:
         ValueError: more threads than the kernel counts in 32 bits.
@@ -203,9 +175,6 @@ def spmv_launch(n_rows, nnz):
     """Plan a thread or, where rows are long, a sub-warp per row: the grid of spmv_csr.
 
     A lane for every SPMV_AHEAD entries of the mean row, so that its loads are in flight together.
-
-    Args:
-        n_rows, nnz (int): rows (positive) and entries of the matrix.
     """
     lanes = 1
     while lanes < WARP and lanes * SPMV_AHEAD * n_rows < nnz:
@@ -226,12 +195,6 @@ COO_TILE = 4
 
 @functools.lru_cache(maxsize=4096)
 def coo_dot_launch(n_graphs, nnz, n_channels, width):
-    """Plan a sub-warp per entry: the grid of bsddmm_coo.
-
-    Args:
-        n_graphs (int): graphs of the batch, through whose offsets the kernel learns its entries.
-        nnz, n_channels (int): entries, and the width of the factors; both positive.
-        width (int): elements per vector.
-    """
+    """Plan a sub-warp per entry: the grid of bsddmm_coo."""
     launch = dot_launch(nnz, n_channels, width, COO_TILE)
     return launch._replace(arguments=(numpy.int32(n_graphs), launch.arguments[1]))

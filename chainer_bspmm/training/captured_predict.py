@@ -195,10 +195,8 @@ def captured_predict(
         for index, values, failures in captured_predict(model, smiles, method='rsgcn'):
             ...  # values[i] belongs to smiles[index[i]]
 
-    What cannot be captured is predicted eagerly, with one warning that names the cause: a model
-    that asks the device for values or copies host data, hooks, converters that make no sparse
-    batch. Replays 1, 2, 4, ..., 1,024 of a layout, every 2,000th, and the first 16 of the first
-    layout are compared with eager predictions.
+    What cannot be captured is predicted eagerly, with one warning that names the cause. Replays are
+    compared with eager predictions as `GraphUpdater` compares steps.
 
     Args:
         model (chainer.Link): on its device, such as a Regressor or Classifier of Chainer Chemistry.

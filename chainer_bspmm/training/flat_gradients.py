@@ -86,11 +86,7 @@ class FlatGradients:
             self.sums = PeerSums(self._comm, self.peers)
 
     def load_kernels(self, peers=None):
-        """Compile the kernels for losses of the parameters' dtypes, and float32.
-
-        Args:
-            peers (PeerMemory or None): what they write to, None: what is known.
-        """
+        """Compile the kernels for losses of the parameters' dtypes, and float32."""
         peers = peers or self.peers
         if peers is not None:
             self.sums.load_kernels(peers)
@@ -224,12 +220,7 @@ class FlatGradients:
 
 
 def raise_if_not_finite(optimizer, wait=False):
-    """Raise FloatingPointError, once, if a loss was found not to be finite.
-
-    Args:
-        optimizer (multi_node.optimizer.Weighted): of all ranks.
-        wait (bool): whether for all that was launched; otherwise the last steps may be missing.
-    """
+    """Raise FloatingPointError, once, if a loss was not finite; `wait` for all that was launched."""
     if wait:
         cuda.cupy.cuda.get_current_stream().synchronize()
     flags = _flags_of(optimizer)

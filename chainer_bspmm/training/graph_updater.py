@@ -26,34 +26,16 @@ N_EXAMPLES = 32  # of the first batch, among which the swap is checked
 class GraphUpdater(StandardUpdater):
     """Train on a GPU with forward, backward and update as one launch.
 
-    Replaces ``chainer.training.updaters.StandardUpdater``: same arguments; Trainer,
-    extensions, optimizers and snapshots work unchanged. The first batch of a layout (number
-    of molecules, and one of a few buffer sizes) trains eagerly, the second is captured in a CUDA
-    graph, all others replay it. Buffers are a little larger than the batch: the rows past the last
-    molecule belong to none and affect nothing.
+    Replaces ``chainer.training.updaters.StandardUpdater``: same arguments; Trainer, extensions,
+    optimizers and snapshots work unchanged. A StandardUpdater with a `CSRConverter` becomes one.
 
-    A step is captured again when something watched that it reads from Python changes (see
-    `guards.Guards`): attributes of links and of the loss, parameters, the optimizer,
-    configuration. Learning rates and other numbers of the optimizer may change at every step.
-    Nothing is looked at where nothing can have changed (see `between_steps.BetweenSteps`).
-
-    Replays 1, 2, 4, ..., 1,024 of a layout, those that are a multiple of `check_every`, and the
-    first 16 of the first layout are compared with the same step run eagerly, bit for bit. This
-    finds most of what changes and is not watched; a value that changes and changes back in between
-    is missed.
-
-    What cannot be captured trains eagerly, with one warning that names the cause: a model that
-    asks the device for values, copies host data or reports host values, hooks of functions or
-    links, converters that make no sparse batch, a CPU. Optimizers and optimizer hooks other than
-    those of `fused_update.FusedUpdate` update eagerly after the replay.
-
-    With the optimizer of ``chainermn.create_multi_node_optimizer`` over a communicator of NCCL, the
-    sum of gradients over all ranks is part of the launch on one host, and lies between two launches
-    elsewhere. They agree in the first step whether all train so; what cannot be captured later is
-    an error (docs/several_gpus.md).
-
-    Dropout draws from a generator of the step (see `cuda.step`): `seed` and the number of
-    the step decide the numbers, not CuPy's or Chainer's seeds.
+    The first batch of a layout (number of molecules, and one of a few buffer sizes) trains eagerly,
+    the second is captured in a CUDA graph, all others replay it. A step is captured again when
+    something watched that it reads from Python changes (`guards.Guards`), and replays are compared
+    with the same step run eagerly, bit for bit: 1, 2, 4, ..., 1,024 of a layout, multiples of
+    `check_every`, and the first 16 of the first layout. What cannot be captured trains eagerly,
+    with one warning that names the cause. docs/captured_training.md has the details, and
+    docs/several_gpus.md those of several ranks.
 
     Args:
         iterator (Iterator or dict): of the training set.

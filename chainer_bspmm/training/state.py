@@ -10,11 +10,7 @@ from chainer.backends import cuda
 
 
 def state_arrays(optimizer, owners=()):
-    """Return name -> array: parameters, optimizer states, and arrays that are attributes.
-
-    Args:
-        owners (sequence): links and objects whose attributes count, as the target's links' do.
-    """
+    """Return name -> array: parameters, optimizer states, and arrays that are attributes."""
     arrays, kinds = {}, chainer.get_array_types()
     for path, owner in _named(optimizer.target, owners).items():
         for name, value in vars(owner).items():
