@@ -220,7 +220,7 @@ class FlatGradients:
 
 
 def raise_if_not_finite(optimizer, wait=False):
-    """Raise FloatingPointError, once, if a loss was not finite; wait for what was launched or not."""
+    """Raise FloatingPointError, once, if a loss was not finite; `wait`: of all launched steps."""
     if wait:
         cuda.cupy.cuda.get_current_stream().synchronize()
     flags = _flags_of(optimizer)
