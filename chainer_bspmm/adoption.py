@@ -25,11 +25,16 @@ def _is_ours(converter):
 
 
 def _can_adopt(updater):
+    optimizer = (
+        updater.get_all_optimizers().get('main') if type(updater) is StandardUpdater else None
+    )
+    # Not several ranks: captured, they end where one of them cannot go on.
     return (
         type(updater) is StandardUpdater
         and _is_ours(updater.converter)
         and StandardUpdater.update_core is _LOOPS[StandardUpdater]
-        and hasattr(updater.get_all_optimizers().get('main'), 'target')
+        and hasattr(optimizer, 'target')
+        and getattr(optimizer, 'communicator', None) is None
     )
 
 
@@ -52,7 +57,10 @@ def _adopting_evaluators(call):
         if _is_ours(getattr(self, 'converter', None)) and Evaluator.evaluate is _LOOPS[Evaluator]:
             from chainer_bspmm.training.captured_evaluators import capture_evaluator
 
+            kind = type(self)
             capture_evaluator(self)
+            if type(self) is not kind:
+                return self(trainer)
         return call(self, trainer)
 
     return __call__
@@ -60,15 +68,16 @@ def _adopting_evaluators(call):
 
 def _replaying(forward):
     @functools.wraps(forward)
-    def _forward(self, data, fn, batchsize=16, converter=None, *args, **kwargs):
+    def _forward(self, data, fn, batchsize=16, *args, **kwargs):
+        converter, *rest = args or (kwargs.get('converter'),)
         if _is_ours(converter):
             from chainer_bspmm.training.forward import replayed
 
-            result = replayed(self, data, fn, batchsize, converter, *args, **kwargs)
+            options = {name: value for name, value in kwargs.items() if name != 'converter'}
+            result = replayed(self, data, fn, batchsize, converter, *rest, **options)
             if result is not None:
                 return result
-        given = {} if converter is None else {'converter': converter}
-        return forward(self, data, fn, batchsize, *args, **given, **kwargs)
+        return forward(self, data, fn, batchsize, *args, **kwargs)
 
     return _forward
 

@@ -92,12 +92,6 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
     into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. The last of the
     plan's arguments is the number of columns that a block owns.
 
-    Args:
-        n_graphs, max_rows, n_channels (int): batch, max(m_A) and n_B, all positive.
-        itemsize (int): bytes per element.
-        blocked (bool or None): force (d), with two partitions at least, or (c); None: (c) where
-            it fits, else (d).
-
     Raises:
         ValueError: (c) is forced and does not fit, or the grid is larger than CUDA allows.
 

@@ -153,7 +153,8 @@ class _CapturedOutputs(_Captured):
 
     def evaluate(self):
         results = [state.copies(values) for values in self._results(_Outputs)]
-        y, t = (_on_host([result[name] for result in results]) for name in 'yt')
+        with chainer.using_device(self.device):
+            y, t = (_on_host([result[name] for result in results]) for name in 'yt')
         metrics = {name: metric(y, t) for name, metric in self.metrics_fun.items()}
         observation = {}
         with reporter.report_scope(observation):
@@ -193,6 +194,7 @@ def capture_evaluator(evaluator: Evaluator) -> None:
         captured is not None
         and evaluator.device is not None
         and evaluator.device.xp is cuda.cupy
+        and evaluator.get_target('main').device == evaluator.device
         and type(evaluator.converter) is CSRConverter
         and hasattr(evaluator.get_iterator('main'), 'reset')
         and not evaluator._progress_bar

@@ -86,7 +86,7 @@ class Driver:
                 self.programs.add((*layout, *self.watched), program)
             elif not program.is_captured:
                 self._capture(program, batch, examples)
-        except (NoSparseBatch, CannotCapture) as error:
+        except (NoSparseBatch, CannotCapture, MemoryError) as error:  # CuPy's is one of these
             return self.give_up(str(error)), None, None
         if not program.is_captured or program.is_check_due():
             self.watched = None  # what runs eagerly may change it
@@ -108,7 +108,7 @@ class Driver:
     def _prepare(self, function):
         """Make what all programs share, discarding the old one; raise CannotCapture if it fails."""
         self.forget()
-        self.capturer = None
+        self.blas = self.capturer = None
         capturer = Capturer(self.device)
         self.blas = _blas_for(capturer, self.device)
         self.function = function
@@ -139,6 +139,13 @@ class Driver:
         """Drop the programs."""
         self.watched = None
         self.programs.clear()
+
+    def end(self):
+        """Let go what was made of dense examples: another training makes it again."""
+        if self.examples.has_form:
+            self.forget()
+            self.resident = None
+        self.examples.close()
 
     def give_up(self, reason):
         """Capture no more, and return the reason."""

@@ -25,10 +25,15 @@ class Examples:
     """
 
     def __init__(self):
-        self._parts = None, None, None  # the iterator, its data set, the converter
+        self._parts = None, None, None, None  # iterator, its data set, converter, may_keep
         self._form = None  # of a dense data set
         self._is_numbered = False
         self._n_forms = 0  # that were opened
+
+    @property
+    def has_form(self):
+        """Whether a dense data set is kept."""
+        return self._form is not None
 
     def __reduce__(self):
         return Examples, ()  # a copy opens its own
@@ -46,7 +51,12 @@ class Examples:
         """
         dataset = getattr(iterator, 'dataset', None)
         was = self._parts
-        if iterator is not was[0] or dataset is not was[1] or converter is not was[2]:
+        if (
+            iterator is not was[0]
+            or dataset is not was[1]
+            or converter is not was[2]
+            or may_keep is not was[3]
+        ):
             self._look(iterator, dataset, converter, may_keep)
         if not self._is_numbered or 'next' in vars(iterator):
             return iterator.next()
@@ -57,13 +67,13 @@ class Examples:
     def close(self):
         """Let arrays of dense examples be written again."""
         form, self._form = self._form, None
-        self._parts, self._is_numbered = (None, None, None), False
+        self._parts, self._is_numbered = (None, None, None, None), False
         if form is not None:
             form.close()
 
     def _look(self, iterator, dataset, converter, may_keep):
         last, self._form = self._form, None  # closed at the end: it may be the same again
-        self._parts, self._is_numbered = (iterator, dataset, converter), False
+        self._parts, self._is_numbered = (iterator, dataset, converter, may_keep), False
         if type(iterator) in (SerialIterator, PartIterator) and type(converter) is CSRConverter:
             base = sparse_form.base_of(dataset)
             self._is_numbered = type(base) in (SparseDataset, DeviceDataset)

@@ -102,11 +102,6 @@ class FlatGradients:
         """Write the gradients, times the number of molecules, where they are sent from.
 
         One that is not C-contiguous, or shares memory with another one, is replaced by a copy.
-
-        Args:
-            n_molecules (int): of this rank's batch.
-            loss (cupy.ndarray): () or one element, any floating dtype.
-            alone (bool): whether the other ranks do not take part, and get nothing.
         """
         if alone or not self.has_sum:
             self._launch(True, self.sent, loss, NULL, n_molecules)

@@ -49,9 +49,10 @@ def replayed(
     try:
         while True:
             try:
-                waiting = predictor.predict(predictor.examples.next(iterator, converter))
+                examples = predictor.examples.next(iterator, converter)
             except StopIteration:
                 break
+            waiting = predictor.predict(examples)
             if last is not None:
                 outputs.append(last.wait())
             last = waiting

@@ -125,10 +125,6 @@ class FusedUpdate:
 
         A captured graph is valid for as long as this is equal, and all parameters, gradients and
         states are the same arrays.
-
-        Args:
-            is_unchanged (bool): whether since the last call no rule was enabled or disabled, and
-                none was given another object of hyperparameters.
         """
         # Every step asks, and inherited options are slow to look up.
         if not is_unchanged:
@@ -154,9 +150,6 @@ class FusedUpdate:
 
     def advance(self, is_unchanged=False):
         """Count the step, as ``optimizer.update()`` does, and return its numbers.
-
-        Args:
-            is_unchanged (bool): whether no rule was changed since :meth:`variants` was called.
 
         Returns:
             numpy.ndarray: a new (n_numbers,) float64: two for every hook, then those of every
@@ -207,10 +200,6 @@ class FusedUpdate:
         Gradients end as Chainer's hooks leave them; those that are None become zeros first. One
         that is not C-contiguous is replaced by a copy that is. Does not synchronise, and copies
         nothing from or to the host.
-
-        Args:
-            numbers (cupy.ndarray): (n_numbers,) float64, what `advance` returned; read by the
-                device when the launches run.
 
         Raises:
             ValueError: `numbers` is of another shape or dtype.

@@ -10,11 +10,7 @@ ALIGNMENT = 16  # bytes, the widest load of a kernel
 
 
 class One:
-    """The gradient of a loss by itself, filled once.
-
-    Args:
-        device (chainer.backend.Device): of the loss.
-    """
+    """The gradient of a loss by itself, filled once."""
 
     def __init__(self, device):
         self._may_share = device.xp.may_share_memory

@@ -10,6 +10,7 @@ from chainer.iterators import SerialIterator
 from chainer.training.updaters import StandardUpdater
 
 from chainer_bspmm.dataset import concat_mols
+from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.training.between_steps import BetweenSteps
@@ -148,7 +149,11 @@ class GraphUpdater(StandardUpdater):
     def _check_swap(self, examples):
         """Warn if the swap changes the loss or the gradients of a few molecules."""
         driver = self._driver
-        if not chainer.config.bspmm_check_swap or hasattr(driver.optimizer, 'communicator'):
+        if (
+            not chainer.config.bspmm_check_swap
+            or type(self.converter) is not CSRConverter
+            or hasattr(driver.given, 'communicator')  # a rank by itself may not sum with others
+        ):
             return
         if isinstance(examples, Selection):
             source = examples.molecules
@@ -229,7 +234,7 @@ class GraphUpdater(StandardUpdater):
         try:
             self._driver.raise_if_not_finite()
         finally:
-            self._driver.examples.close()
+            self._driver.end()
             super().finalize()
 
     def serialize(self, serializer: Any) -> None:

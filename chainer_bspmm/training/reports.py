@@ -21,9 +21,6 @@ class Reports:
 
     A number is a view of the row of its replay, which nothing overwrites. Rows are allocated
     together, and freed when the last of their numbers is.
-
-    Args:
-        device (chainer.backend.GpuDevice): of the step.
     """
 
     def __init__(self, device):

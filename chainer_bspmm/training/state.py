@@ -47,11 +47,7 @@ def copies(arrays):
 
 
 class Copies(collections.abc.Mapping):
-    """Copies of arrays, by name: all of one dtype in one array, so that a GPU copies them at once.
-
-    Args:
-        arrays (dict): name -> array, on any device.
-    """
+    """Copies of arrays, by name; all of one dtype in one array, which a GPU copies at once."""
 
     def __init__(self, arrays):
         groups = {}
@@ -156,12 +152,8 @@ def _refuse(shape):
 def difference(arrays, values, tolerance):
     """Return the first array (str or None) that differs between two runs of a step.
 
-    NaN is equal to NaN unless the tolerance is 0.
-
-    Args:
-        arrays, values (dict or Copies): name -> array or number.
-        tolerance (float): 0 for equal bits; else the largest norm of the difference relative to
-            that of the value.
+    `tolerance` is 0 for equal bits, else the largest relative norm of a difference; NaN then equals
+    NaN.
 
     Note:
         Copies all to the host (synchronises), unless two `Copies` are the same.

@@ -189,7 +189,8 @@ class StepDriver(Driver):
 
     def forget(self):
         super().forget()
-        self.capturer = self.blas = self.guards = self.fused = self.ranks = None  # frees memory
+        # Frees memory: that of the capturer after what uses its stream.
+        self.blas = self.guards = self.fused = self.ranks = self.capturer = None
 
     def give_up(self, reason):
         if self.do_all_capture:

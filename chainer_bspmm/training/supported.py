@@ -69,9 +69,6 @@ def why_unsupported(optimizer):
 
     The sentence names what is not supported: a type of optimizer, rule or hook, an option, or a
     parameter.
-
-    Args:
-        optimizer (chainer.Optimizer): which was set up.
     """
     method = METHODS.get(type(optimizer))
     if method is None:

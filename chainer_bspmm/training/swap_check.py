@@ -31,6 +31,7 @@ FLOOR = {'float64': 1e-6, 'float32': 1e-2}  # losses and gradients below are com
 SMALL = 1e-3  # gradients below this share of all are compared with the share
 MAX_NODES, MAX_BYTES = 2000, 10_000_000  # of what the model and the loss refer to, to be copied
 PLAIN = (type(None), bool, int, float, complex, str, bytes, numpy.generic, numpy.dtype)
+HANDLES = 'cupy', 'cupy_backends', 'chainermn', 'mpi4py'  # whose copies would free what they hold
 SHARED = types.ModuleType, types.BuiltinFunctionType, numpy.ufunc, type
 PAGE = 'docs/migration.md, "A Chain of your own"'
 
@@ -305,13 +306,16 @@ def _weigh(values, model):
     seen, n_bytes = set(), 0
     while values:
         value = values.pop()
-        if id(value) in seen or isinstance(value, (*PLAIN, *SHARED, chainer.Variable)):
+        leaves = *PLAIN, *SHARED, chainer.Variable, chainer.backend.Device
+        if id(value) in seen or isinstance(value, leaves):
             continue
         seen.add(id(value))
-        if hasattr(value, 'nbytes'):
+        if isinstance(value, chainer.get_array_types()):
             n_bytes += value.nbytes
         elif isinstance(value, chainer.Link):
             pass  # weighed by itself, or of another model, as large as that
+        elif type(value).__module__.partition('.')[0] in HANDLES:
+            raise _CannotTell('the model or the loss holds a %s' % type(value).__name__)
         elif isinstance(value, dict):
             values += value.values()
         elif isinstance(value, (list, tuple, set)):

@@ -213,7 +213,7 @@ class HostReports(reports.Reports):
 def causes(caught):
     """Return the texts of recorded warnings that say why something is not captured."""
     texts = [str(w.message) for w in caught]
-    return [text for text in texts if re.search('(trains|predicts) eagerly', text)]
+    return [text for text in texts if re.search('(trains|predicts|runs|evaluates) eagerly', text)]
 
 
 class HostFused:

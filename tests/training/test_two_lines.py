@@ -40,21 +40,24 @@ def adopting(monkeypatch):
     monkeypatch.setattr(chainer.global_config, 'bspmm_capture', True)
 
 
-def script(device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, **kwargs):
+def script(
+    device, kind=StandardUpdater, examples=EXAMPLES, converter=None, model=None, optimizer=None
+):
     """Return the updater of a script, as it is made there."""
     model = model or make_model(seed=0)
-    optimizer = optimizers.Adam().setup(model)
+    optimizer = (optimizer or optimizers.Adam()).setup(model)
     numpy.random.seed(3)
     iterator = SerialIterator(examples, BATCH)
     converter = converter or chainer_bspmm.concat_mols
-    return kind(iterator, optimizer, converter=converter, device=device, **kwargs)
+    return kind(iterator, optimizer, converter=converter, device=device)
 
 
 def test_a_standard_updater_trains_captured(device, graphs, no_causes):
     """With the bits of a GraphUpdater, and those of the same steps run eagerly."""
     found = []
     for kind in (StandardUpdater, GraphUpdater):
-        updater = script(device, kind, model=without_dropout(make_model(seed=0)))
+        model = without_dropout(make_model(seed=0))
+        updater = script(device, kind, model=model, optimizer=optimizers.SGD(1e-3))
         assert type(updater) is GraphUpdater
         run(updater, 30)
         found.append(parameters(updater))
@@ -64,7 +67,8 @@ def test_a_standard_updater_trains_captured(device, graphs, no_causes):
         updater.finalize()
     assert_same_bits(*found)
     with chainer.using_config('bspmm_capture', False):
-        updater = script(device, model=without_dropout(make_model(seed=0)))
+        model = without_dropout(make_model(seed=0))
+        updater = script(device, model=model, optimizer=optimizers.SGD(1e-3))
     assert type(updater) is StandardUpdater
     run(updater, 30)
     for name, value in parameters(updater).items():
@@ -86,6 +90,33 @@ class Own(StandardUpdater):
 )
 def test_what_stays_as_it_is(kind, converter):
     assert type(script(HOST, kind, converter=converter)) is kind
+
+
+def test_several_ranks_stay():
+    optimizer = optimizers.Adam().setup(make_model())
+    optimizer.communicator = 'of ChainerMN'
+    iterator = SerialIterator(EXAMPLES, BATCH)
+    updater = StandardUpdater(iterator, optimizer, converter=chainer_bspmm.concat_mols)
+    assert type(updater) is StandardUpdater
+
+
+def test_dense_validation_sets_are_kept_from_the_first_evaluation(
+    device, graphs, no_causes, tmp_path
+):
+    updater = script(device)
+    target = updater.get_optimizer('main').target
+    iterator = SerialIterator(molecules(11, seed=2), 4, repeat=False, shuffle=False)
+    evaluator = extensions.Evaluator(
+        iterator, target, converter=chainer_bspmm.concat_mols, device=device
+    )
+    trainer = training.Trainer(updater, (4, 'iteration'), out=str(tmp_path))
+    trainer.extend(evaluator, trigger=(2, 'iteration'))
+    seen = []
+    trainer.extend(
+        lambda _: seen.append((evaluator._evaluation.examples.has_form)), trigger=(2, 'iteration')
+    )
+    trainer.run()
+    assert seen == [True, True]
 
 
 def test_several_optimizers_and_parallel_updaters_stay():
@@ -273,7 +304,8 @@ def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_cau
     data = [example[:2] for example in molecules(120, seed=4)]
     expected = predictions(model, 'predict')
     n_launches = prediction_graphs.n_launches
-    numpy.testing.assert_allclose(predictions(model, 'predict', 9), expected[:9], rtol=1e-4)
+    few = predictions(model, 'predict', 9)
+    numpy.testing.assert_allclose(few, expected[:9], rtol=1e-4, atol=1e-6)
     given = dict(batchsize=3, converter=chainer_bspmm.concat_mols)
     found = model.predict(data, preprocess_fn=lambda *inputs: inputs, **given)
     numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
@@ -281,6 +313,19 @@ def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_cau
     found = dense.predict(data, batchsize=3, converter=dense_concat_mols)
     numpy.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
     assert prediction_graphs.n_launches == n_launches
+
+
+def test_forward_with_positional_arguments(device, prediction_graphs):
+    model = make_model()
+    model.to_device(device)
+    data = [example[:2] for example in molecules(120, seed=4)]
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        with chainer.using_config('bspmm_capture', False):
+            expected = model._forward(data, model.predictor, 3, chainer_bspmm.concat_mols, False)
+        found = model._forward(data, model.predictor, 3, chainer_bspmm.concat_mols, False)
+        numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        found = model._forward(data, model.predictor, 3, converter=chainer_bspmm.concat_mols)
+    numpy.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_predictions_of_several_outputs(device, prediction_graphs):
@@ -294,7 +339,7 @@ def test_predictions_of_several_outputs(device, prediction_graphs):
 
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         first, second = model._forward(data, both, 3, chainer_bspmm.concat_mols)
-    numpy.testing.assert_allclose(numpy.exp(first), second, rtol=1e-4)
+    numpy.testing.assert_allclose(numpy.exp(first), second, rtol=1e-4, atol=1e-6)
 
 
 # A swap proves itself.
