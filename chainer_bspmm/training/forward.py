@@ -49,7 +49,7 @@ def replayed(
     try:
         while True:
             try:
-                examples = predictor.examples.next(iterator, converter)
+                examples = predictor.examples.next(iterator, converter, may_keep=False)
             except StopIteration:
                 break
             waiting = predictor.predict(examples)

@@ -64,10 +64,10 @@ class _Program(Program):
     def check_spare_rows(self, batch, examples):
         """Run a batch twice eagerly, then in the buffers; raise CannotCapture if they differ."""
         driver = self._driver
-        expected = driver.eager(examples)
+        expected = self.eager(examples)
         if isinstance(expected, dict):
             self._reports = Reports(driver.device)
-        differs = _difference(driver.eager(examples), expected, driver.target)
+        differs = _difference(self.eager(examples), expected, driver.target)
         if differs:
             raise CannotCapture(
                 'one batch gives another prediction when it is run twice: %s' % differs
@@ -101,7 +101,7 @@ class _Program(Program):
             values = dict(values, **self._reports.numbers())
         if self.is_check_due():
             driver = self._driver
-            differs = _difference(values, driver.eager(examples), driver.target)
+            differs = _difference(values, self.eager(examples), driver.target)
             if differs:
                 text = (
                     'a replay gave another prediction than the model run eagerly: the model reads '
@@ -118,12 +118,24 @@ class _Program(Program):
             self._reports.write(self._reports.among(values), self._inputs.row_address)
         return values
 
-    def run(self):
-        """Return what is made of the batch in the buffers."""
+    def run(self, arrays=None):
+        """Return what is made of a batch, None: of that in the buffers."""
         # What the model leaves in attributes, such as a loss, is memory of the graph.
         owners = self._driver.guards.owners
         with chainer_nodes.under_way(self._inputs.step), state.attributes_kept(owners):
-            return self._driver.values(self._inputs.arrays())
+            return self._driver.values(self._inputs.arrays() if arrays is None else arrays)
+
+    def eager(self, examples):
+        """Return what is made of a batch without buffers, by the kernels of the graph.
+
+        Those of Chainer that reduce a whole array take seconds to compile, anew for most sizes.
+        """
+        driver = self._driver
+        with driver.capturer.ordered(), chainer_nodes.under_way(self._inputs.step):
+            try:
+                return driver.eager(examples)
+            except Exception as error:  # raised again without the kernels of the graph
+                raise CannotCapture(blame(error, driver.target)) from error
 
 
 def _difference(found, expected, model):
@@ -188,7 +200,7 @@ class Replays(Driver):
         raise NotImplementedError
 
     def _replayed(self, examples):
-        """Return the values of a batch, which the next replay overwrites; None: run it eagerly.
+        """Return the values of a batch, which the next replay overwrites; None: not captured.
 
         Called in test mode.
         """
@@ -196,10 +208,10 @@ class Replays(Driver):
             examples, self._converter, self._dataset, self._function
         )
         if reason is None:
-            if not program.is_captured:
-                return None
             try:
-                return program.replay(batch, examples)
+                if program.is_captured:
+                    return program.replay(batch, examples)
+                return program.eager(examples)
             except self.raised as error:
                 reason = self.give_up(str(error))
         self.warn(reason)
@@ -208,7 +220,8 @@ class Replays(Driver):
     def _new(self, batch, capacity, counter):
         program = _Program(self, batch, capacity)
         if not self.programs:
-            program.compile_kernels(program.run)
+            arrays = batch.arrays_on(self.device)
+            program.compile_kernels(lambda: (program.run(), program.run(arrays)))
         return program
 
     def _capture(self, program, batch, examples):

@@ -78,10 +78,8 @@ class Copies(collections.abc.Mapping):
 
     def is_same(self, other):
         """Return whether all have the bits of other copies, of the same names. Synchronises."""
-        return self._places == other._places and not any(
-            # A comparison of floats would find no NaN equal to itself, and -0 equal to 0.
-            (joined.view(numpy.uint8) != other._joined[group].view(numpy.uint8)).any()
-            for group, joined in self._joined.items()
+        return self._places == other._places and all(
+            _has_same_bits(joined, other._joined[group]) for group, joined in self._joined.items()
         )
 
     def put_back(self, arrays):
@@ -139,6 +137,26 @@ def untouched(owners, params):
             for container, entries in containers:
                 container.clear()
                 getattr(container, 'extend' if type(container) is list else 'update')(entries)
+
+
+def _has_same_bits(found, expected):
+    """Compare two one-dimensional arrays of one dtype on one device."""
+    # A comparison of floats would find no NaN equal to itself, and -0 equal to 0.
+    bits = 'u%d' % min(found.itemsize, 8)
+    found, expected = found.view(bits), expected.view(bits)
+    if isinstance(found, numpy.ndarray):
+        return numpy.array_equal(found, expected)
+    with found.device:
+        differ = cuda.cupy.zeros(1, bool)
+        # A reduction of CuPy would take four seconds to compile.
+        kernel = cuda.elementwise(
+            'T found, T expected',
+            'raw bool differ',
+            'if (found != expected) differ[0] = true',
+            'bspmm_differ',
+        )
+        kernel(found, expected, differ)
+        return not differ.item()
 
 
 def _has(value):
