@@ -47,6 +47,8 @@ def script(
     model = model or make_model(seed=0)
     optimizer = (optimizer or optimizers.Adam()).setup(model)
     numpy.random.seed(3)
+    if device.xp is not numpy:
+        device.xp.random.seed(3)  # layers that learn their input size start on the device
     iterator = SerialIterator(examples, BATCH)
     converter = converter or chainer_bspmm.concat_mols
     return kind(iterator, optimizer, converter=converter, device=device)
