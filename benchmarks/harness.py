@@ -78,11 +78,8 @@ def gate(errors: dict, limit: float) -> None:
 def summary(values) -> dict:
     """Return the median and the 10th and 90th percentile."""
     low, high = numpy.percentile(values, [10, 90])
-    return {
-        'median': round(statistics.median(values), 3),
-        'low': round(float(low), 3),
-        'high': round(float(high), 3),
-    }
+    numbers = {'median': statistics.median(values), 'low': low, 'high': high}
+    return {name: float('%.4g' % value) for name, value in numbers.items()}
 
 
 def _commit(name: str) -> str:

@@ -357,28 +357,49 @@ def quality(result):
 
 
 def two_lines(result):
-    """Epochs with validation, and predictions, of upstream's scripts with the two lines."""
-    names, rows = (bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES), []
+    """Epochs with validation of upstream's scripts, with the two lines and with more lines."""
+    rows, has_more = [], False
+    names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES, bench_two_lines.MORE_LINES
     for data, of_methods in result['data'].items():
         for method, of_batches in of_methods.items():
             for n_batch, cell in of_batches.items():
-                epochs = {name: of['median'] for name, of in cell['seconds an epoch'].items()}
-                predicting = cell['seconds of predict']
-                times = [epochs[name] for name in names]
-                rows.append(
-                    [
-                        '%s, %s, batch %s' % (data, TITLES[method], n_batch),
-                        *map(number, times),
-                        '%.1f' % (times[0] / times[1]),
-                        '%.1f' % (predicting[names[0]] / predicting[names[1]]),
-                    ]
-                )
-    head = ['', 'upstream, s an epoch', 'two lines, s an epoch', 'faster', '`predict`, faster']
+                if n_batch == bench_two_lines.PREDICT:
+                    continue
+                epochs = cell['seconds an epoch']
+                times = [1e3 * epochs[name]['median'] for name in names if name in epochs]
+                has_more = len(times) == 3
+                where = '%s, %s, batch %s' % (data, TITLES[method], n_batch)
+                rows.append([where, *map(number, times), '%.1f' % (times[0] / times[1])])
+    head = ['ms an epoch', 'upstream', 'two lines']
+    more = ['GraphUpdater and DeviceDataset'] * has_more
+    return table([*head, *more, 'two lines faster than upstream'], rows)
+
+
+def two_lines_predict(result):
+    """`predict` of upstream's models, of dense examples and of a SparseDataset."""
+    rows = []
+    names = bench_two_lines.UPSTREAM, bench_two_lines.TWO_LINES, bench_two_lines.SPARSE
+    for data, of_methods in result['data'].items():
+        for method, cells in of_methods.items():
+            found = cells[bench_two_lines.PREDICT]
+            upstream, *times = [found['seconds'][name] for name in names]
+            rows.append(
+                [
+                    '%s, %s, %s molecules'
+                    % (data, TITLES[method], '{:,}'.format(found['molecules'])),
+                    number(upstream),
+                    *('%s (%.1f)' % (number(time), upstream / time) for time in times),
+                ]
+            )
+    head = ['s (times faster)', 'upstream', 'two lines, dense examples', 'two lines, SparseDataset']
     return table(head, rows)
 
 
 TABLES = {
+    'two_lines': (two_lines, 'nvidia-h200/two_lines.json'),
+    'two_lines_predict': (two_lines_predict, 'nvidia-h200/two_lines.json'),
     'two_lines_cpu': (two_lines, 'cpu/two_lines.json'),
+    'two_lines_predict_cpu': (two_lines_predict, 'cpu/two_lines.json'),
     'training_cpu': (training_cpu, 'cpu/training.json'),
     'captured': (captured, 'nvidia-h200/captured.json'),
     'jax': (jax, 'nvidia-h200/jax.json'),

@@ -2,7 +2,8 @@
 
 Upstream's dense data sets, as its parsers make them, go through Chainer Chemistry's ``run_train``
 with validation and default extensions: with its dense model, with the two lines, and, on a GPU,
-through a GraphUpdater and a DeviceDataset, which is the most that more lines would buy::
+through a GraphUpdater and a DeviceDataset, which is the most that more lines would buy. `predict`
+takes dense examples, with the two lines a SparseDataset as well::
 
     python -m benchmarks.training.bench_two_lines --tox21 tox21.csv.gz --device 0
 
@@ -39,10 +40,11 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import GraphUpdater
 
 UPSTREAM, TWO_LINES, MORE_LINES = 'upstream', 'two lines', 'GraphUpdater, DeviceDataset'
+SPARSE = 'two lines, SparseDataset'
 ON_GPU, OVER_MORE_LINES = 20, 1.3  # bars: times upstream's, times the time of more lines
 ON_CPU = {'rsgcn': 5, 'ggnn': 5, 'gin': 5, 'relgcn': 8.5, 'nfp': 10}
 EPOCHS = {UPSTREAM: 2, TWO_LINES: 6, MORE_LINES: 6}  # of a turn, the first of them not counted
-PREDICT_BATCH = 128
+PREDICT, PREDICT_BATCH = 'predict', 128
 
 
 class Ends(training.Extension):
@@ -132,8 +134,26 @@ def predictions(name, model, data, device):
     return time.perf_counter() - start, values
 
 
-def measured(method, dense, device, n_batch, n_rounds, n_predictions):
-    """Return what is measured of a method on a data set."""
+def predicting(models, train, device, n_predictions):
+    """Return what is measured of `predict`: molecules, error, name -> seconds."""
+    inputs = [example[:2] for example in train]
+    inputs = (inputs * (n_predictions // len(inputs) + 1))[:n_predictions]
+    seconds, values = {}, {}
+    for name, data in ((UPSTREAM, inputs), (TWO_LINES, inputs), (SPARSE, to_sparse(inputs))):
+        model = models[UPSTREAM if name == UPSTREAM else TWO_LINES]
+        predictions(name, model, data[: 32 * PREDICT_BATCH], device)
+        seconds[name], values[name] = predictions(name, model, data, device)
+    error = max(harness.relative_error(found, values[UPSTREAM]) for found in values.values())
+    harness.gate({'predictions': error}, 1e-4)
+    return {
+        'molecules': n_predictions,
+        'error': error,
+        'seconds': {name: round(value, 3) for name, value in seconds.items()},
+    }
+
+
+def measured(method, dense, device, batches, n_rounds, n_predictions):
+    """Return what is measured of a method on a data set: batch size -> epochs, and `predict`."""
     labels = dense.get_datasets()[-1]
     n_train = len(dense) * 9 // 10
     train, valid = dense[:n_train], dense[n_train:]
@@ -144,31 +164,25 @@ def measured(method, dense, device, n_batch, n_rounds, n_predictions):
         models[name](*upstream_concat_mols(train[:8], device))  # makes all parameters
         models[name].copyparams(models[UPSTREAM])
         chainer_bspmm.sparsify(models[name])
-    seconds, predicting = {name: [] for name in names}, {}
+    found = {}
     with chainer.using_config('bspmm_capture', True):
-        inputs = [example[:2] for example in train]
-        inputs = (inputs * (n_predictions // len(inputs) + 1))[:n_predictions]
-        few = inputs[: 32 * PREDICT_BATCH]
-        values = {}
-        for name in (UPSTREAM, TWO_LINES):
-            predictions(name, models[name], few, device)
-            predicting[name], values[name] = predictions(name, models[name], inputs, device)
-        error = harness.relative_error(values[TWO_LINES], values[UPSTREAM])
-        harness.gate({'predictions': error}, 1e-4)
-        for _ in range(n_rounds):
-            for name in names:
-                seconds[name] += epochs(name, models[name], train, valid, n_batch, device)
-    return {
-        'n_train': n_train,
-        'n_predictions': n_predictions,
-        'error of predictions': error,
-        'seconds an epoch': {name: harness.summary(times) for name, times in seconds.items()},
-        'over upstream': {
-            name: round(statistics.median(seconds[UPSTREAM]) / statistics.median(times), 2)
-            for name, times in seconds.items()
-        },
-        'seconds of predict': {name: round(value, 3) for name, value in predicting.items()},
-    }
+        found[PREDICT] = predicting(models, train, device, n_predictions)
+        for n_batch in batches:
+            seconds = {name: [] for name in names}
+            for _ in range(n_rounds):
+                for name in names:
+                    seconds[name] += epochs(name, models[name], train, valid, n_batch, device)
+            found[str(n_batch)] = {
+                'n_train': n_train,
+                'seconds an epoch': {
+                    name: harness.summary(times) for name, times in seconds.items()
+                },
+                'over upstream': {
+                    name: round(statistics.median(seconds[UPSTREAM]) / statistics.median(times), 2)
+                    for name, times in seconds.items()
+                },
+            }
+    return found
 
 
 def bars(result, on_gpu):
@@ -177,6 +191,8 @@ def bars(result, on_gpu):
     for data, of_methods in result['data'].items():
         for method, of_batches in of_methods.items():
             for n_batch, cell in of_batches.items():
+                if n_batch == PREDICT:
+                    continue
                 place = '%s, %s, batch %s' % (data, method, n_batch)
                 over = cell['over upstream'][TWO_LINES]
                 bar = ON_GPU if on_gpu else ON_CPU[method]
@@ -210,14 +226,14 @@ def main():
         of_methods, sets = result['data'].setdefault(description, {}), {}
         for method in args.methods:
             dense = as_parsed(subjects.of_kind(sets, read, method)[0])
-            of_methods[method] = {}
-            for n_batch in args.batches or ([32, 128] if on_gpu else [128]):
-                n_predictions = args.predictions or (100_000 if on_gpu else len(dense))
-                cell = measured(method, dense, device, n_batch, args.rounds, n_predictions)
-                of_methods[method][str(n_batch)] = cell
-                print(data, method, n_batch, cell['over upstream'], cell['seconds of predict'])
-                result['bars'] = bars(result, on_gpu)
-                harness.save('two_lines', result, args.out)
+            n_predictions = args.predictions or (100_000 if on_gpu else len(dense))
+            batches = args.batches or ([32, 128] if on_gpu else [128])
+            cells = measured(method, dense, device, batches, args.rounds, n_predictions)
+            of_methods[method] = cells
+            for n_batch, cell in cells.items():
+                print(data, method, n_batch, cell.get('over upstream', cell.get('seconds')))
+            result['bars'] = bars(result, on_gpu)
+            harness.save('two_lines', result, args.out)
     harness.print_bars(result['bars'])
 
 

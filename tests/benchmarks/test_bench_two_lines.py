@@ -11,8 +11,10 @@ def test_it_measures_epochs_and_predictions(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, 'argv', ['bench', *words, str(tmp_path)])
     bench.main()
     result = json.loads((tmp_path / 'two_lines.json').read_text())
-    ((cell,),) = [[of['16'] for of in data.values()] for data in result['data'].values()]
-    assert cell['error of predictions'] < 1e-4
+    ((cells,),) = [list(data.values()) for data in result['data'].values()]
+    cell, predict = cells['16'], cells[bench.PREDICT]
+    assert predict['error'] < 1e-4
+    assert set(predict['seconds']) == {bench.UPSTREAM, bench.TWO_LINES, bench.SPARSE}
     assert set(cell['seconds an epoch']) == {bench.UPSTREAM, bench.TWO_LINES}
     over = cell['over upstream'][bench.TWO_LINES]
     (bar,) = result['bars'].values()
