@@ -51,16 +51,13 @@ class SparseForm:
         try:
             for column in self._columns:
                 self._lock(column)
-            dtypes = _dtypes(dataset[0])
             for i in range(len(dataset)):
                 example = dataset[i]
-                if _dtypes(example) != dtypes:
-                    raise CannotKeep('dtypes differ')
-                for value in example:
-                    if isinstance(value, numpy.ndarray):
-                        self._lock(value)
-            self.molecules: Molecules = to_sparse(dataset).molecules
-            _refuse_node_columns(self.molecules)
+                if type(example) is tuple:  # else it is refused below
+                    for value in example:
+                        if isinstance(value, numpy.ndarray):
+                            self._lock(value)
+            self.molecules: Molecules = converted(dataset)
         except BaseException as error:
             self._unlock()
             if not isinstance(error, Exception):
@@ -146,16 +143,37 @@ def columns_of(dataset):
     return columns
 
 
-def _dtypes(example):
-    """Return the dtypes that a batch keeps, of a tuple of arrays on the host."""
-    if type(example) is not tuple or len(example) < 2:
+def converted(dataset: Any) -> Molecules:
+    """Return the molecules of a dense data set, of which converters make the same batches.
+
+    Raises:
+        CannotKeep, TypeError, ValueError: there are none of which they do.
+    """
+    kinds = set()
+    try:
+        for i in range(len(dataset)):
+            example = dataset[i]
+            kinds.add((type(example), *map(type, example), *[value.dtype for value in example]))
+    except (AttributeError, TypeError):
+        raise CannotKeep('an example is not of arrays') from None
+    if len({_dtypes(*kind) for kind in kinds}) != 1:
+        raise CannotKeep('dtypes differ')
+    molecules = to_sparse(dataset).molecules
+    _refuse_node_columns(molecules)
+    return molecules
+
+
+def _dtypes(kind, *of_values):
+    """Return the dtypes that a batch keeps, of an example's class, and those of its values."""
+    n = len(of_values) // 2
+    if kind is not tuple or n < 2:
         raise CannotKeep('an example is no tuple of atoms, adjacency and labels')
-    if not all(isinstance(value, numpy.ndarray) for value in example[:2]) or not all(
-        isinstance(value, (numpy.ndarray, numpy.generic)) for value in example[2:]
+    if any(not issubclass(of, numpy.ndarray) for of in of_values[:2]) or any(
+        not issubclass(of, (numpy.ndarray, numpy.generic)) for of in of_values[2:n]
     ):
         raise CannotKeep('an example is not of arrays')
-    atoms = example[0].dtype
-    return [atoms if atoms.kind == 'f' else None, *(value.dtype for value in example[1:])]
+    atoms, *others = of_values[n:]
+    return (atoms if atoms.kind == 'f' else None, *others)
 
 
 def _refuse_node_columns(molecules):

@@ -317,6 +317,27 @@ def test_predictions_that_upstreams_loop_makes(device, prediction_graphs, no_cau
     assert prediction_graphs.n_launches == n_launches
 
 
+def test_predictions_read_a_data_set_of_a_user_once(device, prediction_graphs, no_causes):
+    class Counted:
+        def __init__(self, examples):
+            self.examples, self.n_read = examples, [0] * len(examples)
+
+        def __len__(self):
+            return len(self.examples)
+
+        def __getitem__(self, i):
+            self.n_read[i] += 1
+            return self.examples[i]
+
+    model = make_model()
+    model.to_device(device)
+    data = Counted([example[:2] for example in molecules(120, seed=4)])
+    found = model.predict(data, batchsize=3, converter=chainer_bspmm.concat_mols)
+    assert set(data.n_read) == {1} and prediction_graphs.n_launches > 20
+    found_in_list = model.predict(data.examples, 3, converter=chainer_bspmm.concat_mols)
+    numpy.testing.assert_allclose(found, found_in_list, rtol=1e-4, atol=1e-6)
+
+
 def test_forward_with_positional_arguments(device, prediction_graphs):
     model = make_model()
     model.to_device(device)
