@@ -13,7 +13,6 @@ from chainer_bspmm.cuda.launch import address_bits
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import or_null
 from chainer_bspmm.cuda.launch import run
 
 
@@ -34,7 +33,7 @@ def gated_step(x, message, state, parameters, is_tanh):
         kept = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
         h, z, r, reset = (*kept, None, None)[:4]
         arrays = x, message, state, *matrices, *biases, y, h, z, r, reset
-        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)),))
+        run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
     return y, kept
 
 
@@ -52,7 +51,7 @@ def gated_step_grad(x, message, state, parameters, kept, gy, is_tanh, dtypes):
         gs = None if state is None or state is x else cuda.cupy.empty(state.shape, x.dtype)
         h, z, r, reset = (*kept, None, None)[:4]
         arrays = gy, state, h, z, r, *matrices, gx, gm, gs, g
-        _run('gated_step', x, plan, arrays, (('TANH', int(is_tanh)),))
+        run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
         of_parameters = [None] * len(dtypes)
         if any(dtypes):
             of_parameters = _weights(g, x, message, state, reset, widths, dtypes)
@@ -74,7 +73,7 @@ def _weights(g, x, message, state, reset, widths, dtypes):
     W, U = (n_out, widths[0] + widths[1]), (n_out, n_out)
     sizes = math.prod(W), has_state * math.prod(U), n_out
     partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), arithmetic(x.dtype))
-    _run('gated_weights', x, plan, (g, x, message, state, reset, partials))
+    run('gated_weights', x, plan, g, x, message, state, reset, partials, *plan.arguments)
     parts = []
     for kind in range(1 + has_state):  # W, U
         for start in range(0, partials.shape[1], sum(sizes)):
@@ -126,8 +125,3 @@ def _vector(widths, arrays):
     """Return how many elements the kernels can copy at once."""
     itemsize, bits = arrays[0].itemsize, address_bits(*arrays)
     return min(policy.vector_width(math.gcd(*widths), itemsize, bits), policy.QUAD)
-
-
-def _run(name, x, plan, arrays, defines=()):
-    arguments = *map(or_null, arrays), *plan.arguments
-    run(x.data.device_id, name, x.dtype.char, plan, arguments, defines)

@@ -22,9 +22,8 @@ from chainer_bspmm.cuda.launch import address_bits
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import NULL
-from chainer_bspmm.cuda.launch import or_null
 from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.launch import vector_width
 from chainer_bspmm.cuda.partial_sums import PendingSums
 from chainer_bspmm.papers.gpu import SWA_ALGORITHMS
 from chainer_bspmm.sparse import operands
@@ -47,18 +46,16 @@ def _csr(adj: BatchedCSR, x, data, residual, trans, algorithm='auto'):
     n_rows, n_channels = side.n_rows, x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
-        bits = address_bits(x, y, residual)
         weights, data, order = values_of(adj, data, trans)
-        device_id, itemsize = x.data.device_id, x.itemsize
-        device = kernels.device(device_id)
-        width = policy.vector_width(n_channels, itemsize, bits)
+        device = kernels.device(x.data.device_id)
+        width = vector_width(n_channels, x, y, residual)
         piece = 0
         if algorithm == 'auto':
             piece = policy.piece_length(
                 n_rows, side.n_cols, side.nnz, side.longest, n_channels // width, device
             )
         plan = policy.bspmm_launch(
-            n_rows, side.n_cols, side.nnz, n_channels, width, itemsize, device, algorithm, piece
+            n_rows, side.n_cols, side.nnz, n_channels, width, x.itemsize, device, algorithm, piece
         )
         sums = ()
         if piece:
@@ -67,28 +64,12 @@ def _csr(adj: BatchedCSR, x, data, residual, trans, algorithm='auto'):
                 cuda.cupy.empty((n_pieces, n_channels), arithmetic(x.dtype)),
                 cuda.cupy.empty(n_pieces // 2, numpy.int32),
             )
-        run(
-            device_id,
-            'bspmm_csr',
-            x.dtype.char,
-            plan,
-            (
-                side.indptr,
-                side.indices,
-                data,
-                order,
-                x,
-                or_null(residual),
-                y,
-                *sums,
-                *plan.arguments,
-            ),
-            (('WEIGHTS', weights), ('RESIDUAL', int(residual is not None))),
-        )
+        matrix, has_residual = (side.indptr, side.indices, data, order), residual is not None
+        arrays = *matrix, x, residual, y, *sums
+        run('bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual)
         if piece:
             plan = policy.sum_pieces_launch(n_pieces, n_channels, piece)
-            arguments = side.indptr, *sums, y, *plan.arguments
-            run(device_id, 'sum_pieces', x.dtype.char, plan, arguments)
+            run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
     return y
 
 
@@ -115,7 +96,7 @@ def bsddmm(adj: BatchedCSR, u, v):
         if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
             w.fill(0)
         if n_channels and w.size:
-            width = policy.vector_width(n_channels, u.itemsize, address_bits(u, v))
+            width = vector_width(n_channels, u, v)
             plan = policy.dot_launch(adj.n_rows, n_channels, width)
             device = kernels.device(u.data.device_id)
             piece = policy.piece_length(
@@ -123,8 +104,7 @@ def bsddmm(adj: BatchedCSR, u, v):
             )
             if piece:
                 plan, _ = policy.with_pieces(plan, adj.nnz, piece)
-            arguments = adj.indptr, adj.indices, u, v, w, *plan.arguments
-            run(u.data.device_id, 'bsddmm_csr', u.dtype.char, plan, arguments)
+            run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w, *plan.arguments)
     return w
 
 
@@ -206,46 +186,30 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
     names = ('W', 'W_self') if shapes else ('W', 'W_self', 'b', 'b_self')
     parameters = [contiguous(given.get(name)) for name in names] + [None] * (4 - len(names))
     is_backward = x is not None
-    weights, data, indptr, indices = 0, NULL, NULL, NULL
+    weights, data, indptr, indices = 0, None, None, None
     if layer.n_relations:
         weights, data, _ = values_of(matrix)
         indptr, indices = matrix.indptr, matrix.indices
     bits = address_bits(rows, y, x, *parameters[:2], more, result)
-    itemsize, device_id = rows.itemsize, rows.data.device_id
-    quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * itemsize))
-    plan = policy.layer_launch(
-        layer, len(rows), itemsize, quads, kernels.device(device_id), is_backward
-    )
+    quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * rows.itemsize))
+    device = kernels.device(rows.data.device_id)
+    plan = policy.layer_launch(layer, len(rows), rows.itemsize, quads, device, is_backward)
     partials = None
     if is_backward:
         n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
         partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
+    arrays = indptr, indices, data, rows, y, x, *parameters, more, result, partials, counter
     run(
-        device_id,
         'graph_linear',
-        rows.dtype.char,
+        rows,
         plan,
-        (
-            indptr,
-            indices,
-            data,
-            rows,
-            or_null(y),
-            or_null(x),
-            *map(or_null, parameters),
-            or_null(more),
-            or_null(result),
-            or_null(partials),
-            or_null(counter),
-            *plan.arguments,
-            *_drawn(seed, stream, dropout_ratio, rows.dtype),
-        ),
-        (
-            ('WEIGHTED', weights),
-            ('DROPOUT', int(dropout_ratio > 0)),
-            ('FEATURES', int(result is not None)),
-        ),
+        *arrays,
+        *plan.arguments,
+        *_drawn(seed, stream, dropout_ratio, rows.dtype),
+        WEIGHTED=weights,
+        DROPOUT=dropout_ratio > 0,
+        FEATURES=result is not None,
     )
     return partials
 
@@ -284,22 +248,11 @@ def _film(result, side, n_relations, n_units, messages, film, gy):
     width = film.shape[1] if result == 'BY_FILM' else n_channels
     y = cuda.cupy.empty((n_units, width), messages.dtype)
     if y.size:
-        bits = address_bits(messages, film, y, gy)
         weights, data, _ = values_of(side)
-        plan = policy.film_launch(
-            n_units,
-            n_channels,
-            policy.vector_width(n_channels, messages.itemsize, bits),
-            n_relations,
-        )
-        run(
-            messages.data.device_id,
-            'edge_film',
-            messages.dtype.char,
-            plan,
-            (side.indptr, side.indices, data, messages, film, or_null(gy), y, *plan.arguments),
-            (('RESULT', result), ('WEIGHTED', weights)),
-        )
+        width = vector_width(n_channels, messages, film, y, gy)
+        plan = policy.film_launch(n_units, n_channels, width, n_relations)
+        arrays = side.indptr, side.indices, data, messages, film, gy, y
+        run('edge_film', y, plan, *arrays, *plan.arguments, RESULT=result, WEIGHTED=weights)
     return y
 
 
@@ -327,28 +280,12 @@ def _norm(x, gamma, beta, gy, statistics, y, terms, eps):
     """Launch kernels/layer_norm.cu on the arrays that the variant uses."""
     if not x.size:
         return
-    bits = address_bits(x, gamma, beta, gy, y, terms)
     n_rows, n_channels = x.shape
-    width = policy.vector_width(n_channels, x.itemsize, bits)
+    width = vector_width(n_channels, x, gamma, beta, gy, y, terms)
     plan = policy.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
-    run(
-        x.data.device_id,
-        'layer_norm',
-        x.dtype.char,
-        plan,
-        (
-            x,
-            gamma,
-            or_null(beta),
-            or_null(gy),
-            statistics,
-            y,
-            or_null(terms),
-            *plan.arguments,
-            arithmetic(x.dtype)(eps),
-        ),
-        (('GRADIENT', int(gy is not None)),),
-    )
+    sizes = *plan.arguments, arithmetic(x.dtype)(eps)
+    arrays = x, gamma, beta, gy, statistics, y, terms
+    run('layer_norm', x, plan, *arrays, *sizes, GRADIENT=gy is not None)
 
 
 def sum_partials(partials, parts):
@@ -370,8 +307,7 @@ def embed_grad(ids, gy, n_types):
         plan = policy.embed_launch(n_rows, n_types, n_channels)
         partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), arithmetic(gy.dtype))
         ids = contiguous(ids.astype(numpy.int32, copy=False))
-        arguments = ids, contiguous(gy), partials, *plan.arguments
-        run(gy.data.device_id, 'embed_grad', gy.dtype.char, plan, arguments)
+        run('embed_grad', gy, plan, ids, contiguous(gy), partials, *plan.arguments)
     return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
 
 
@@ -380,7 +316,7 @@ def mean_loss(kind, x, t, divisor=None, ignore_nan=False):
         y = cuda.cupy.empty((), x.dtype)
         count = cuda.cupy.empty((), numpy.int64) if divisor is None else None
         plans = policy.loss_launches(x.size)
-        partial = NULL
+        partial = None
         if len(plans) > 1:
             partial = cuda.cupy.empty((plans[0].grid[0], 2), numpy.float64)
         for plan in plans:
@@ -400,7 +336,7 @@ def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True
         if with_gradient and x.size <= policy.LOSS_ALONG:
             gx = cuda.cupy.empty(x.shape, x.dtype)
         along = accuracy, gx
-        _mean_loss(kind, x, t, None, y, count, NULL, divisor, ignore_nan, plans[0], along)
+        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, plans[0], along)
     return y, count, accuracy, gx
 
 
@@ -410,7 +346,7 @@ def mean_loss_grad(kind, x, t, gy, divisor, ignore_nan=False):
         if gx.size:
             count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
             plan = policy.loss_grad_launch(x.size)
-            _mean_loss(kind, x, t, gy, gx, count, NULL, divisor, ignore_nan, plan)
+            _mean_loss(kind, x, t, gy, gx, count, None, divisor, ignore_nan, plan)
     return gx
 
 
@@ -418,29 +354,19 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, alo
     """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
+    arrays = contiguous(x), contiguous(t), gy, y, count, partial, *(along or (None, None))
     run(
-        x.data.device_id,
         'mean_loss',
-        x.dtype.char,
+        x,
         plan,
-        (
-            contiguous(x),
-            contiguous(t),
-            or_null(gy),
-            y,
-            or_null(count),
-            partial,
-            *map(or_null, along or (None, None)),
-            *plan.arguments,
-            numpy.float64(divisor or 0),
-        ),
-        (
-            ('KIND', kind),
-            ('IGNORE_NAN', int(ignore_nan)),
-            ('COUNTED', int(count is not None)),
-            ('GRADIENT', int(gy is not None)),
-            ('ALONG', int(bool(along))),
-        ),
+        *arrays,
+        *plan.arguments,
+        numpy.float64(divisor or 0),
+        KIND=kind,
+        IGNORE_NAN=ignore_nan,
+        COUNTED=count is not None,
+        GRADIENT=gy is not None,
+        ALONG=bool(along),
     )
 
 
@@ -463,18 +389,11 @@ def _row_softmax(a, g, y):
     """Launch kernels/row_softmax.cu; `g` None is the softmax itself, written to `a`."""
     if not a.size:
         return
-    bits = address_bits(a, g, y)
     n_terms, n_rows, n_channels = a.shape
-    width = policy.vector_width(n_channels, a.itemsize, bits)
+    width = vector_width(n_channels, a, g, y)
     plan = policy.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
-    run(
-        a.data.device_id,
-        'row_softmax',
-        a.dtype.char,
-        plan,
-        (a, or_null(g), or_null(y), numpy.int32(n_terms), *plan.arguments),
-        (('GRADIENT', int(g is not None)),),
-    )
+    sizes = numpy.int32(n_terms), *plan.arguments
+    run('row_softmax', a, plan, a, g, y, *sizes, GRADIENT=g is not None)
 
 
 def segment_sum(x, offsets, max_rows=None, weights=None):
@@ -497,29 +416,19 @@ def _reduce(x, offsets, max_rows, weights, operation):
         x = contiguous(x)
         y = cuda.cupy.empty((n_segments, n_channels), x.dtype)
         if y.size:
-            width = policy.vector_width(n_channels, x.itemsize, address_bits(x, y))
+            width = vector_width(n_channels, x, y)
             plans = policy.reduce_launches(
                 n_rows, n_segments, n_channels, width, x.itemsize, max_rows
             )
-            partial = NULL
+            partial = None
             if len(plans) > 1:
                 n_chunks = int(plans[0].arguments[-1])
                 partial = cuda.cupy.empty((2, n_chunks, n_channels), arithmetic(x.dtype))
             for plan in plans:
-                run(
-                    x.data.device_id,
-                    'segment_reduce',
-                    x.dtype.char,
-                    plan,
-                    (or_null(offsets), x, or_null(weights), y, partial, *plan.arguments),
-                    (('OPERATION', operation), _weighted(weights)),
-                )
+                defines = {'OPERATION': operation, 'WEIGHTED': weights is not None}
+                arguments = offsets, x, weights, y, partial, *plan.arguments
+                run('segment_reduce', x, plan, *arguments, **defines)
     return y
-
-
-def _weighted(weights):
-    """Return the constant by which the kernels of segments know whether rows have weights."""
-    return 'WEIGHTED', int(weights is not None)
 
 
 def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
@@ -528,16 +437,10 @@ def segment_broadcast(y, offsets, n_rows, max_rows=None, weights=None):
         y = contiguous(y)
         x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
         if x.size:
-            width = policy.vector_width(n_channels, y.itemsize, address_bits(x, y))
+            width = vector_width(n_channels, x, y)
             plan = policy.broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
-            run(
-                y.data.device_id,
-                'segment_broadcast',
-                y.dtype.char,
-                plan,
-                (offsets, y, or_null(weights), x, *plan.arguments),
-                (_weighted(weights),),
-            )
+            arguments = offsets, y, weights, x, *plan.arguments
+            run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
     return x
 
 
@@ -556,21 +459,10 @@ def _softmax(offsets, a, g, weights):
         a, g = contiguous(a), contiguous(g)
         y = cuda.cupy.empty(a.shape, a.dtype)
         if y.size:
-            bits = address_bits(a, y, g)
-            plan = policy.softmax_launch(
-                n_rows,
-                offsets.size - 1,
-                n_channels,
-                policy.vector_width(n_channels, a.itemsize, bits),
-            )
-            run(
-                a.data.device_id,
-                'segment_softmax',
-                a.dtype.char,
-                plan,
-                (offsets, a, or_null(g), or_null(weights), y, *plan.arguments),
-                (('GRADIENT', int(g is not None)), _weighted(weights)),
-            )
+            width = vector_width(n_channels, a, y, g)
+            plan = policy.softmax_launch(n_rows, offsets.size - 1, n_channels, width)
+            defines = {'GRADIENT': g is not None, 'WEIGHTED': weights is not None}
+            run('segment_softmax', a, plan, offsets, a, g, weights, y, *plan.arguments, **defines)
     return y
 
 
@@ -603,21 +495,9 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
     size, dtype = given.size, given.dtype
     if not size:
         return
-    bits = address_bits(x, mask, y)
-    plan = policy.dropout_launch(size, policy.vector_width(size, dtype.itemsize, bits))
-    run(
-        counter.data.device_id,
-        'dropout',
-        dtype.char,
-        plan,
-        (
-            *map(or_null, (x, mask, y)),
-            counter,
-            *plan.arguments,
-            *_drawn(seed, stream, ratio, dtype),
-        ),
-        (('KIND', kind),),
-    )
+    plan = policy.dropout_launch(size, vector_width(size, given, x, mask, y))
+    sizes = *plan.arguments, *_drawn(seed, stream, ratio, dtype)
+    run('dropout', given, plan, x, mask, y, counter, *sizes, KIND=kind)
 
 
 # The arrays of a data set's molecules on a device, as kernels/gather_batch.cu takes them; data may
@@ -631,8 +511,7 @@ def gather_batch(source, index, buffers, padded_to=None):
     """Launch kernels/gather_batch.cu, and again for every two labels after the first two."""
     pairs = [(label, out, _item_bytes(out)) for label, out in zip(source.labels, buffers.labels)]
     with device_of(index):
-        device_id = index.data.device_id
-        plan = policy.gather_launch(index.size, kernels.device(device_id))
+        plan = policy.gather_launch(index.size, kernels.device(index.data.device_id))
         sizes = (
             buffers.indptr.size - 1,
             buffers.indices.size,
@@ -641,34 +520,22 @@ def gather_batch(source, index, buffers, padded_to=None):
             0 if source.data is None else source.data.itemsize,
         )
         for first in range(0, max(len(pairs), 1), 2):
-            labels, outs, label_bytes = zip(*(pairs[first : first + 2] + 2 * [(NULL, NULL, 0)])[:2])
+            labels, outs, label_bytes = zip(*(pairs[first : first + 2] + 2 * [(None, None, 0)])[:2])
             run(
-                device_id,
                 'gather_batch',
-                'f',
+                index,
                 plan,
-                (
-                    index,
-                    source.starts,
-                    source.entry_starts,
-                    source.atoms,
-                    source.row_starts,
-                    source.columns,
-                    or_null(source.data),
-                    *labels,
-                    or_null(padded_to),
-                    buffers.atoms,
-                    buffers.indptr,
-                    buffers.indices,
-                    or_null(buffers.data),
-                    buffers.row_offsets,
-                    buffers.col_offsets,
-                    or_null(buffers.row_weights),
-                    *outs,
-                    *plan.arguments,
-                    *map(numpy.int32, (*sizes, *label_bytes)),
-                ),
-                (('LABELS_ONLY', int(first > 0)), ('FOLDED', int(padded_to is not None))),
+                index,
+                *source[:-2],
+                *labels,
+                padded_to,
+                *buffers[:-1],
+                *outs,
+                *plan.arguments,
+                *map(numpy.int32, (*sizes, *label_bytes)),
+                storage='f',
+                LABELS_ONLY=first > 0,
+                FOLDED=padded_to is not None,
             )
 
 

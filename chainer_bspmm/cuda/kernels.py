@@ -61,7 +61,8 @@ def _with_headers(name, text):
 def options(dtype_char, defines):
     """Return the compiler options (tuple of str) for a storage dtype and (name, value) pairs."""
     return ('-std=c++17', '-DSTORAGE=' + STORAGE[dtype_char]) + tuple(
-        '-D%s=%s' % define for define in defines
+        '-D%s=%s' % (name, int(value) if isinstance(value, bool) else value)
+        for name, value in defines
     )
 
 

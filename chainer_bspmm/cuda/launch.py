@@ -5,13 +5,9 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import policy
 
 NULL = numpy.uintp(0)
-
-
-def or_null(array):
-    """Return the array, or the null pointer for None, as kernels take it."""
-    return NULL if array is None else array
 
 
 def contiguous(array):
@@ -28,6 +24,11 @@ def address_bits(*arrays):
         if array is not None:
             bits |= array.data.ptr
     return bits
+
+
+def vector_width(n_channels, *arrays):
+    """Return how many elements of a row a thread moves at once; all but the first may be None."""
+    return policy.vector_width(n_channels, arrays[0].itemsize, address_bits(*arrays))
 
 
 def arithmetic(dtype):
@@ -52,10 +53,18 @@ class device_of:
             cuda.cupy.cuda.runtime.setDevice(self._previous)
 
 
-def run(device_id, name, dtype_char, launch, arguments, defines=()):
+def run(name, like, plan, *arguments, storage=None, **constants):
     """Launch a kernel as planned; the first call with these constants compiles it.
 
-    `arguments` include ``launch.arguments``; `defines` are in addition to those of the plan.
+    Args:
+        name (str): of its file.
+        like (cupy.ndarray): on the device, of the dtype that the kernel stores if `storage`, the
+            letter of another, is None.
+        plan (policy.Launch): grid, block, shared memory, and constants.
+        *arguments: all that the kernel takes, including ``plan.arguments``; None is a null pointer.
+        **constants: that are compiled in, besides those of the plan.
     """
-    kernel = kernels.load(device_id, name, dtype_char, launch.defines + defines)
-    kernel(launch.grid, launch.block, arguments, launch.shared_bytes)
+    defines = plan.defines + tuple(constants.items())
+    kernel = kernels.load(like.data.device_id, name, storage or like.dtype.char, defines)
+    pointers = tuple([NULL if x is None else x for x in arguments])
+    kernel(plan.grid, plan.block, pointers, plan.shared_bytes)

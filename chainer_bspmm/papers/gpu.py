@@ -9,13 +9,11 @@ import functools
 from chainer import utils
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda.launch import address_bits
 from chainer_bspmm.cuda.launch import arithmetic
 from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import or_null
 from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.policy import vector_width
+from chainer_bspmm.cuda.launch import vector_width
 from chainer_bspmm.papers import check
 from chainer_bspmm.papers import policy
 from chainer_bspmm.papers.batched_coo import BatchedCOO
@@ -39,24 +37,8 @@ def _swa(adj, x, data, residual, trans, blocked=None):
     if y.size:
         plan = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
         weights, data, order = values_of(adj, data, trans)
-        run(
-            x.data.device_id,
-            'bspmm_swa',
-            x.dtype.char,
-            plan,
-            (
-                side.row_offsets,
-                side.indptr,
-                side.indices,
-                data,
-                order,
-                x,
-                or_null(residual),
-                y,
-                *plan.arguments,
-            ),
-            (('WEIGHTS', weights),),
-        )
+        matrix = side.row_offsets, side.indptr, side.indices, data, order
+        run('bspmm_swa', x, plan, *matrix, x, residual, y, *plan.arguments, WEIGHTS=weights)
     return y
 
 
@@ -85,36 +67,15 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
     """
     if not y.size:
         return
-    bits = address_bits(x, y, residual)
     n_channels = y.size // adj.n_rows
-    plan = policy.sell_launch(
-        adj.n_slices,
-        policy.sell_slots(adj.max_slice_rows),
-        n_channels,
-        vector_width(n_channels, x.itemsize, bits),
-    )
+    width = vector_width(n_channels, x, y, residual)
+    slots = policy.sell_slots(adj.max_slice_rows)
+    plan = policy.sell_launch(adj.n_slices, slots, n_channels, width)
     weights, data, _ = values_of(adj)
-    real = arithmetic(x.dtype)
-    run(
-        x.data.device_id,
-        'bspmm_sell',
-        x.dtype.char,
-        plan,
-        (
-            adj.slice_starts,
-            adj.slice_rows,
-            adj.column,
-            data,
-            or_null(adj.row_order),
-            x,
-            or_null(residual),
-            y,
-            real(alpha),
-            real(beta),
-            *plan.arguments,
-        ),
-        (('WEIGHTS', weights),),
-    )
+    factors = map(arithmetic(x.dtype), (alpha, beta))
+    matrix = adj.slice_starts, adj.slice_rows, adj.column, data, adj.row_order
+    arguments = *matrix, x, residual, y, *factors, *plan.arguments
+    run('bspmm_sell', x, plan, *arguments, WEIGHTS=weights)
 
 
 def spmv(adj, x, alpha, beta, y):
@@ -127,15 +88,9 @@ def spmv(adj, x, alpha, beta, y):
         elif y.size:
             plan = policy.spmv_launch(adj.n_rows, adj.nnz)
             weights, data, _ = values_of(adj)
-            real = arithmetic(x.dtype)
-            run(
-                x.data.device_id,
-                'spmv_csr',
-                x.dtype.char,
-                plan,
-                (adj.indptr, adj.indices, data, x, y, real(alpha), real(beta), *plan.arguments),
-                (('WEIGHTS', weights),),
-            )
+            factors = map(arithmetic(x.dtype), (alpha, beta))
+            arguments = adj.indptr, adj.indices, data, x, y, *factors, *plan.arguments
+            run('spmv_csr', x, plan, *arguments, WEIGHTS=weights)
     return y
 
 
@@ -187,7 +142,7 @@ def _st_blocks(adj, x, data, residual, trans, n_columns):
         plan = policy.st_shared_launch(
             adj.n_graphs, max_rows, adj.max_nnz, n_channels, n_columns, x.itemsize
         )
-        arrays = adj.entry_offsets, offsets, x, or_null(residual), y
+        arrays = adj.entry_offsets, offsets, x, residual, y
         _run_st('bspmm_st_shared', plan, adj, x, data, trans, arrays)
     return y
 
@@ -210,14 +165,7 @@ def _st_global(adj, x, data, residual, trans):
 def _run_st(name, plan, adj, x, data, trans, arrays):
     utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
     weights, data, _ = values_of(adj, data)  # trans swaps the indices, not the values
-    run(
-        x.data.device_id,
-        name,
-        x.dtype.char,
-        plan,
-        (adj.ids, data, *arrays, *plan.arguments),
-        (('WEIGHTS', weights), ('TRANS', int(trans))),
-    )
+    run(name, x, plan, adj.ids, data, *arrays, *plan.arguments, WEIGHTS=weights, TRANS=trans)
 
 
 ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
@@ -245,8 +193,7 @@ def bsddmm(adj, u, v):
         if not n_channels:
             w.fill(0)
         elif w.size:
-            width = vector_width(n_channels, u.itemsize, address_bits(u, v))
+            width = vector_width(n_channels, u, v)
             plan = policy.coo_dot_launch(adj.n_graphs, adj.nnz, n_channels, width)
-            arguments = adj.ids, adj.entry_offsets, u, v, w, *plan.arguments
-            run(u.data.device_id, 'bsddmm_coo', u.dtype.char, plan, arguments)
+            run('bsddmm_coo', u, plan, adj.ids, adj.entry_offsets, u, v, w, *plan.arguments)
     return w

@@ -93,22 +93,10 @@ def launch_transpose(adj, plan):
         indptr, indices, order = (
             cuda.cupy.empty(size, numpy.int32) for size in (adj.n_cols + 1, adj.nnz, adj.nnz)
         )
+        tables = adj.row_offsets, adj.col_offsets, indptr, indices, order
+        sizes = map(numpy.int32, (adj.n_cols, adj.nnz))
         launch.run(
-            adj.indptr.data.device_id,
-            'transpose_csr',
-            'f',
-            plan,
-            (
-                adj.indptr,
-                adj.indices,
-                adj.row_offsets,
-                adj.col_offsets,
-                indptr,
-                indices,
-                order,
-                numpy.int32(adj.n_cols),
-                numpy.int32(adj.nnz),
-            ),
+            'transpose_csr', indptr, plan, adj.indptr, adj.indices, *tables, *sizes, storage='f'
         )
     return indptr, indices, order
 
@@ -149,25 +137,14 @@ def launch_relation_rows(adj, reciprocals=None):
         indptr, indices, *offsets = (cuda.cupy.empty(size, numpy.int32) for size in sizes)
         data = None if dtype is None else cuda.cupy.empty(adj.nnz, dtype)
         transposed = None if reciprocals is None else cuda.cupy.empty(adj.nnz, dtype)
+        given = adj.indptr, adj.indices, adj.data, adj.row_offsets, adj.col_offsets
+        made = indptr, indices, data, transposed, *offsets
+        counts = map(numpy.int32, (adj.n_rows, adj.nnz, adj.n_relations, n_offsets))
+        plan = policy.row_threads(max(adj.n_rows, 1))
+        storage = 'f' if dtype is None else dtype.char
+        values = 'NONE' if dtype is None else 'RECIPROCALS' if reciprocals else 'GIVEN'
         launch.run(
-            adj.indptr.data.device_id,
-            'relation_rows',
-            'f' if dtype is None else dtype.char,
-            policy.row_threads(max(adj.n_rows, 1)),
-            (
-                adj.indptr,
-                adj.indices,
-                launch.or_null(adj.data),
-                adj.row_offsets,
-                adj.col_offsets,
-                indptr,
-                indices,
-                launch.or_null(data),
-                launch.or_null(transposed),
-                *offsets,
-                *map(numpy.int32, (adj.n_rows, adj.nnz, adj.n_relations, n_offsets)),
-            ),
-            (('VALUES', 'NONE' if dtype is None else 'RECIPROCALS' if reciprocals else 'GIVEN'),),
+            'relation_rows', indptr, plan, *given, *made, *counts, storage=storage, VALUES=values
         )
     return RelationRows(indptr, indices, data, *offsets, transposed_data=transposed)
 
@@ -208,26 +185,13 @@ def launch_degree_rows(adj, n_types, dtype):
         data, t_data = (cuda.cupy.empty(adj.nnz, dtype) for _ in range(2))
         weights, values, _ = values_of(adj)
         plan = policy.row_threads(max(adj.n_rows, 1))
+        made = indptr, data, t_indptr, t_indices, t_data
+        sizes = map(numpy.int32, (adj.n_rows, adj.nnz))
+        given = adj.indptr, adj.indices, values
         launch.run(
-            adj.indptr.data.device_id,
-            'degree_rows',
-            numpy.dtype(dtype).char,
-            plan,
-            (
-                adj.indptr,
-                adj.indices,
-                values,
-                indptr,
-                data,
-                t_indptr,
-                t_indices,
-                t_data,
-                numpy.int32(adj.n_rows),
-                numpy.int32(adj.nnz),
-            ),
-            (('RELATIONS', n_types), ('WEIGHTED', weights)),
+            'degree_rows', data, plan, *given, *made, *sizes, RELATIONS=n_types, WEIGHTED=weights
         )
-    return indptr, data, t_indptr, t_indices, t_data
+    return made
 
 
 def from_matrices(matrices, layout, padded_to=None):
