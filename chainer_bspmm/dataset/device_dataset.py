@@ -5,7 +5,6 @@ from typing import Any
 import numpy
 
 import chainer
-from chainer import backend as chainer_backend
 from chainer.backends import cuda
 
 from chainer_bspmm import backend
@@ -178,19 +177,13 @@ class DeviceMolecules(Molecules):
                 read on the host: the caller makes sure that ``sizes[index].sum()`` rows and
                 ``nnz[index].sum()`` entries fit in the buffers, folded one more row per molecule.
             buffers (Buffers): C-contiguous arrays of this device, of the data set's dtypes; those
-                of a packed batch have no ``row_weights``, those of a folded one have.
+                of a packed batch have no ``row_weights``, those of a folded one have. Not checked.
             padded_to (cupy.ndarray or None): (1,) int32, to how many atoms folded molecules are
                 padded; None with a packed batch.
-
-        Raises:
-            TypeError: a dtype differs.
-            ValueError: a shape or device differs, an array is not C-contiguous, or ``padded_to``
-                does not go with the buffers.
 
         Note:
             Launches on the current stream; does not copy, synchronise or allocate.
         """
-        _check_buffers(self._source, index, buffers, padded_to, self.device)
         backend.gather_batch(self._source, index, buffers, padded_to)
 
 
@@ -220,58 +213,6 @@ def _send(array, device):
     if isinstance(array, list):
         return [_send(label, device) for label in array]
     return None if array is None else device.send(numpy.ascontiguousarray(array))
-
-
-def _check_buffers(source, index, buffers, padded_to, device):
-    n_graphs, n_rows, nnz = index.size, buffers.indptr.size - 1, buffers.indices.size
-    if (source.data is None) != (buffers.data is None):
-        raise ValueError(
-            'buffers.data: expected %s, as the data set, got %s'
-            % tuple('None' if data is None else 'an array' for data in (source.data, buffers.data))
-        )
-    if len(buffers.labels) != len(source.labels):
-        raise ValueError(
-            'buffers.labels: expected %d, as the data set, got %d'
-            % (len(source.labels), len(buffers.labels))
-        )
-    if (padded_to is None) != (buffers.row_weights is None):
-        raise ValueError(
-            'padded_to: expected %s buffers.row_weights, got %s'
-            % (
-                ('None without', 'an array')
-                if buffers.row_weights is None
-                else ('an array with', 'None')
-            )
-        )
-    tables = 'i', (n_graphs + 1,)
-    expected = [
-        ('index', index, 'i', (n_graphs,)),
-        ('buffers.atoms', buffers.atoms, source.atoms.dtype, (n_rows,) + source.atoms.shape[1:]),
-        ('buffers.indptr', buffers.indptr, 'i', (n_rows + 1,)),
-        ('buffers.indices', buffers.indices, 'i', (nnz,)),
-        ('buffers.row_offsets', buffers.row_offsets, *tables),
-        ('buffers.col_offsets', buffers.col_offsets, *tables),
-    ]
-    if source.data is not None:
-        expected.append(('buffers.data', buffers.data, source.data.dtype, (nnz,)))
-    if padded_to is not None:
-        expected.append(('padded_to', padded_to, 'i', (1,)))
-        expected.append(('buffers.row_weights', buffers.row_weights, 'f', (n_rows,)))
-    expected += [
-        ('buffers.labels[%d]' % i, buffer, label.dtype, (n_graphs,) + label.shape[1:])
-        for i, (buffer, label) in enumerate(zip(buffers.labels, source.labels))
-    ]
-    for name, array, dtype, shape in expected:
-        if array.dtype != dtype:
-            raise TypeError('%s: expected %s, got %s' % (name, numpy.dtype(dtype), array.dtype))
-        if array.shape != shape or not array.flags.c_contiguous:
-            raise ValueError(
-                '%s: expected a C-contiguous array of shape %s, got shape %s'
-                % (name, shape, array.shape)
-            )
-        here = chainer_backend.get_device_from_array(array)
-        if here != device:
-            raise ValueError('%s: expected on %s, got on %s' % (name, device.name, here.name))
 
 
 class DeviceDataset(SparseDataset):

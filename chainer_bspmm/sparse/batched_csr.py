@@ -390,58 +390,15 @@ def fill_buffers(buffers: Buffers, atoms: Any, adj: BatchedCSR, labels: Sequence
 
     Spare rows get atoms 0, weight 0 and no entries; spare entries get index and value 0.
     Everything is written, so that nothing remains of what the arrays held before. Labels are
-    (n_graphs, ...), or (n_rows, ...) where the buffer has as many rows as that of the atoms. Raises
-    ValueError where the batch does not fit the buffers, which are on its device, TypeError for a
-    dtype. A batch of ones on a host may fill buffers that have values.
+    (n_graphs, ...) or, of nodes, (n_rows, ...). A batch of ones on a host may fill buffers that
+    have values. The buffers are on its device, of its dtypes, and large enough: made for it.
     """
     values = adj.data
     if values is None and buffers.data is not None:
         values = numpy.ones(adj.nnz, buffers.data.dtype)
-    elif buffers.data is None and values is not None:
-        raise ValueError(
-            'adj: expected all values to be one, as the buffers have no place for '
-            'values, got %r' % adj
-        )
-    if len(labels) != len(buffers.labels):
-        raise ValueError(
-            'labels: expected %d, as the buffers, got %d' % (len(buffers.labels), len(labels))
-        )
-    if (adj.row_weights is None) != (buffers.row_weights is None):
-        raise ValueError(
-            'adj: expected %s weights of rows, as the buffers, got %r'
-            % ('no' if buffers.row_weights is None else 'some', adj)
-        )
-    # name, array, buffer, the value of the spare part (None: no part may be spare)
-    parts = [
-        ('atoms', atoms, buffers.atoms, 0),
-        ('indptr', adj.indptr, buffers.indptr, adj.nnz),
-        ('indices', adj.indices, buffers.indices, 0),
-        ('row_offsets', adj.row_offsets, buffers.row_offsets, None),
-        ('col_offsets', adj.col_offsets, buffers.col_offsets, None),
-    ]
-    if values is not None:
-        parts.append(('data', values, buffers.data, 0))
-    if adj.row_weights is not None:
-        parts.append(('row_weights', adj.row_weights, buffers.row_weights, 0))
-    parts += [
-        ('labels[%d]' % i, label, buffer, 0 if len(buffer) == len(buffers.atoms) else None)
-        for i, (label, buffer) in enumerate(zip(labels, buffers.labels))
-    ]
-    for name, array, buffer, spare in parts:  # all of them, before anything is written
-        if array.dtype != buffer.dtype:
-            raise TypeError(
-                '%s: expected %s, as the buffer, got %s' % (name, buffer.dtype, array.dtype)
-            )
-        if (
-            array.shape[1:] != buffer.shape[1:]
-            or len(array) > len(buffer)
-            or (spare is None and len(array) != len(buffer))
-        ):
-            raise ValueError(
-                '%s: expected %s %s, the shape of the buffer, got %s'
-                % (name, 'exactly' if spare is None else 'at most', buffer.shape, array.shape)
-            )
-    for _, array, buffer, spare in parts:
-        buffer[: len(array)] = array
-        if spare is not None:
-            buffer[len(array) :] = spare
+    tables = adj.indptr, adj.indices, values, adj.row_offsets, adj.col_offsets, adj.row_weights
+    for array, buffer in zip((atoms, *tables, *labels), (*buffers[:-1], *buffers.labels)):
+        if buffer is not None:
+            buffer[: len(array)] = array
+            buffer[len(array) :] = 0
+    buffers.indptr[len(adj.indptr) :] = adj.nnz

@@ -15,7 +15,6 @@ from chainer_chemistry.dataset.splitters import RandomSplitter
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
-from chainer_bspmm.dataset import device_dataset
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
@@ -117,56 +116,6 @@ def test_bad_index(resident, index, error, message):
 def test_good_index(resident):
     checked = resident.check(numpy.array(INDEX))
     assert checked.dtype == numpy.int32 and checked.tolist() == list(INDEX)
-
-
-def host_buffers(resident, n_graphs=2, n_rows=9, nnz=20):
-    source = resident._source
-    return Buffers(
-        numpy.zeros((n_rows,) + source.atoms.shape[1:], source.atoms.dtype),
-        numpy.zeros(n_rows + 1, 'i'),
-        numpy.zeros(nnz, 'i'),
-        numpy.zeros(nnz, 'f'),
-        numpy.zeros(n_graphs + 1, 'i'),
-        numpy.zeros(n_graphs + 1, 'i'),
-        None,
-        [numpy.zeros((n_graphs,) + label.shape[1:], label.dtype) for label in source.labels],
-    )
-
-
-@pytest.mark.parametrize(
-    'change, error, message',
-    [
-        ({'atoms': numpy.zeros(9)}, TypeError, 'buffers.atoms: expected int32, got float64'),
-        ({'atoms': numpy.zeros(8, 'i')}, ValueError, r'buffers.atoms: .* \(9,\), got shape \(8,\)'),
-        ({'indices': numpy.zeros(40, 'i')[::2]}, ValueError, 'buffers.indices: .* C-contiguous'),
-        ({'data': None}, ValueError, 'buffers.data: expected an array, as the data set, got None'),
-        ({'data': numpy.zeros(20)}, TypeError, 'buffers.data: expected float32, got float64'),
-        ({'row_offsets': numpy.zeros(2, 'i')}, ValueError, r'buffers.row_offsets: .* shape \(3,\)'),
-        ({'labels': []}, ValueError, 'buffers.labels: expected 5, as the data set, got 0'),
-        (
-            {'labels': [numpy.zeros(2, 'i')] * 5},
-            TypeError,
-            r'buffers.labels\[1\]: expected float32',
-        ),
-    ],
-)
-def test_buffers_that_do_not_fit(resident, change, error, message):
-    index, padded_to, weights = numpy.zeros(2, 'i'), numpy.zeros(1, 'i'), numpy.zeros(9, 'f')
-    for given in (None, weights), (padded_to, None):
-        buffers = host_buffers(resident)._replace(row_weights=given[1])
-        with pytest.raises(ValueError, match='padded_to: expected .* buffers.row_weights, got '):
-            resident.gather(index, buffers, given[0])
-    for given in (None, None), (padded_to, weights):
-        buffers = host_buffers(resident)._replace(row_weights=given[1])
-        device_dataset._check_buffers(resident._source, index, buffers, given[0], ON_HOST)
-        with pytest.raises(error, match=message):
-            resident.gather(index, buffers._replace(**change), given[0])
-        with pytest.raises(TypeError, match='index: expected int32, got int64'):
-            resident.gather(numpy.zeros(2, 'l'), buffers, given[0])
-    with pytest.raises(TypeError, match='padded_to: expected int32, got int64'):
-        resident.gather(index, buffers, numpy.zeros(1, 'l'))
-    with pytest.raises(ValueError, match=r'buffers.row_weights: .* \(9,\), got shape \(8,\)'):
-        resident.gather(index, buffers._replace(row_weights=weights[1:]), padded_to)
 
 
 def test_other_devices_are_served_from_the_host(resident):

@@ -184,22 +184,3 @@ def test_labels_of_nodes():
     fill_buffers(buffers, numpy.zeros(13, 'i'), adj, [of_nodes, of_graphs])
     numpy.testing.assert_array_equal(buffers.labels[0], numpy.pad(of_nodes, ((0, 2), (0, 0))))
     numpy.testing.assert_array_equal(buffers.labels[1], of_graphs)
-    with pytest.raises(
-        ValueError, match=r'labels\[1\]: expected exactly \(4, 2\), .* got \(3, 2\)'
-    ):
-        fill_buffers(buffers, numpy.zeros(13, 'i'), adj, [of_nodes, of_graphs[:3]])
-    buffers.labels[1] = numpy.zeros((5, 2))  # neither a row for each node nor for each graph
-    with pytest.raises(
-        ValueError, match=r'labels\[1\]: expected exactly \(5, 2\), .* got \(4, 2\)'
-    ):
-        fill_buffers(buffers, numpy.zeros(13, 'i'), adj, [of_nodes, of_graphs])
-
-
-@pytest.mark.parametrize('layout, expected', [('folded', 'no'), ('packed', 'some')])
-def test_buffers_of_another_layout(layout, expected):
-    adj, other = (BatchedCSR.from_matrices(matrices(), kind) for kind in ('folded', 'packed'))
-    if layout == 'packed':
-        adj, other = other, adj
-    buffers = buffers_for(other, 9, 9)
-    with pytest.raises(ValueError, match='adj: expected %s weights of rows, .* got ' % expected):
-        fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])

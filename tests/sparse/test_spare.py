@@ -376,39 +376,3 @@ def test_implicit_ones_among_values():
     buffers = buffers_for(adj, 1, 2)._replace(data=numpy.full(adj.nnz + 2, numpy.nan, 'f'))
     fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
     assert buffers.data.tolist() == [1.0] * adj.nnz + [0.0] * 2
-
-
-@pytest.mark.parametrize(
-    'change, error, message',
-    [
-        (
-            {'atoms': numpy.zeros(2, 'i')},
-            ValueError,
-            r'atoms: expected at most \(2,\), .* got \(5,\)',
-        ),
-        ({'atoms': numpy.zeros((9, 3), 'i')}, ValueError, r'atoms: expected at most \(9, 3\)'),
-        ({'atoms': numpy.zeros(9)}, TypeError, 'atoms: expected float64, as the buffer, got int32'),
-        (
-            {'indptr': numpy.zeros(5, 'i')},
-            ValueError,
-            r'indptr: expected at most \(5,\), .* \(6,\)',
-        ),
-        ({'indices': numpy.zeros(1, 'i')}, ValueError, r'indices: expected at most \(1,\)'),
-        ({'row_offsets': numpy.zeros(3, 'i')}, ValueError, r'row_offsets: expected exactly \(3,\)'),
-        ({'data': None}, ValueError, 'adj: expected all values to be one'),
-        ({'data': numpy.zeros(99, 'f')}, TypeError, 'data: expected float32, as .* got float64'),
-        ({'labels': [numpy.zeros(1)]}, ValueError, 'labels: expected 1, as the buffers, got 0'),
-    ],
-)
-def test_what_does_not_fit(change, error, message):
-    adj = BATCHES['one graph']
-    buffers = buffers_for(adj, 0, 0)._replace(**change)
-    before = buffers.col_offsets.copy()
-    with pytest.raises(error, match=message):
-        fill_buffers(buffers, numpy.zeros(adj.n_rows, 'i'), adj, [])
-    numpy.testing.assert_array_equal(buffers.col_offsets, before)  # nothing was written
-    message = r'labels\[0\]: expected exactly \(1, 2\), .* got \(1, 3\)'
-    with pytest.raises(ValueError, match=message):
-        fill_buffers(
-            buffers_for(adj, 0, 0, 1), numpy.zeros(adj.n_rows, 'i'), adj, [numpy.zeros((1, 3))]
-        )
