@@ -127,12 +127,10 @@ def versions():
 def cublas():
     """Return how captured training steps call cuBLAS, or why they cannot."""
     try:
-        library = gemm.cublas()
+        gemm.cublas()
     except Exception as error:  # any problem here belongs in the report
         return 'nothing: %s: %s' % (type(error).__name__, error)
-    if isinstance(library, gemm.Library):
-        return "ctypes; pip install 'chainer_bspmm[nvmath]' brings a maintained binding"
-    return 'nvmath-python %s' % version('nvmath-python')
+    return gemm.name_of_library()
 
 
 def gpus():

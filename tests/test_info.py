@@ -188,12 +188,10 @@ def test_devices_are_listed():
     assert 'through nothing' not in text
 
 
-@pytest.mark.parametrize('nvmath', (True, False))
-def test_what_captured_steps_call_cublas_through(monkeypatch, nvmath):
-    library = object() if nvmath else object.__new__(gemm.Library)
-    monkeypatch.setattr(gemm, 'cublas', lambda: library)
-    monkeypatch.setattr(info, 'version', {'nvmath-python': '1.0'}.get)
-    assert info.cublas().startswith('nvmath-python 1.0' if nvmath else 'ctypes; pip install ')
+def test_what_captured_steps_call_cublas_through(monkeypatch):
+    monkeypatch.setattr(gemm, 'cublas', lambda: None)
+    monkeypatch.setattr(gemm, 'name_of_library', lambda: 'libcublas.so.13')
+    assert info.cublas() == 'libcublas.so.13'
 
 
 def test_a_cublas_that_is_not_found_is_named(monkeypatch):

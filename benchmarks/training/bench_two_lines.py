@@ -30,6 +30,7 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
+from chainer_chemistry.training.extensions import AutoPrintReport
 from chainer_chemistry.utils import run_train
 import numpy
 
@@ -107,8 +108,10 @@ def epochs(name, model, train, valid, n_batch, device):
             trainer.extend(
                 extensions.Evaluator(iterator, model, device=device, converter=converter)
             )
-            for extension in (extensions.LogReport(), extensions.PrintReport(['epoch']), ends):
-                trainer.extend(extension)
+            trainer.extend(extensions.LogReport())
+            trainer.extend(AutoPrintReport())
+            trainer.extend(extensions.ProgressBar(update_interval=10))
+            trainer.extend(ends)
             trainer.run()
         else:
             run_train(

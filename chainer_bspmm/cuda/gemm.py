@@ -1,8 +1,7 @@
 """Dense products that a CUDA graph may capture, by a separate cuBLAS handle.
 
 CuPy refuses its cuBLAS calls during capture, because its handle may allocate. This one has its
-workspace from the start. The calls go through ``nvmath.bindings.cublas`` (nvmath-python) if that
-can be imported, else by ctypes to the library that CuPy has loaded.
+workspace from the start. The calls go by ctypes to the library that CuPy has loaded.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ STATUS = {
 
 
 class Library:
-    """The few cuBLAS calls needed here, named and typed as in ``nvmath.bindings.cublas``.
+    """The few cuBLAS calls needed here.
 
     A library that cannot be loaded raises OSError; a call that fails RuntimeError, with its status.
     """
@@ -144,15 +143,9 @@ def _checked(symbol, function, *arguments):
 
 @functools.lru_cache(maxsize=None)
 def cublas():
-    """Return ``nvmath.bindings.cublas``, or a `Library` if that is not available."""
-    try:
-        from nvmath.bindings import cublas as found
-
-        found.get_cudart_version()  # loads the library, or raises
-        return found
-    except Exception:  # not installed, or without the packages or the libraries that it needs
-        cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))  # makes CuPy load cuBLAS
-        return Library(name_of_library())
+    """Return the `Library`."""
+    cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))  # makes CuPy load cuBLAS
+    return Library(name_of_library())
 
 
 def name_of_library():

@@ -170,8 +170,7 @@ def _blas_for(capturer, device):
             blas.use(capturer.stream)
     except Exception as error:
         raise CannotCapture(
-            'no cuBLAS handle could be made with nvmath-python or the library that CuPy has '
-            'loaded: %r' % error
+            'no cuBLAS handle could be made with the library that CuPy has loaded: %r' % error
         ) from error
     return blas
 

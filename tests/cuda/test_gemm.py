@@ -31,31 +31,14 @@ class OnHost:
 
 
 class OnDevice:
-    def __init__(self, monkeypatch, library):
+    def __init__(self, monkeypatch):
         poisoned(monkeypatch, cuda.cupy)
         self.put, self.empty = cuda.cupy.asarray, cuda.cupy.empty
-        monkeypatch.setattr(gemm, 'cublas', lambda: library)
 
 
-def by_ctypes():
-    cuda.cupy.ones((2, 2), 'f').dot(cuda.cupy.ones((2, 2), 'f'))
-    return gemm.Library(gemm.name_of_library())
-
-
-def by_nvmath():
-    return pytest.importorskip('nvmath.bindings.cublas')
-
-
-DEVICES = [
-    pytest.param(by_ctypes, marks=pytest.mark.gpu, id='ctypes'),
-    pytest.param(by_nvmath, marks=pytest.mark.gpu, id='nvmath'),
-]
-
-
-@pytest.fixture(params=[pytest.param(None, id='stand-in'), *DEVICES])
+@pytest.fixture(params=[OnHost, pytest.param(OnDevice, marks=pytest.mark.gpu)])
 def place(request, monkeypatch):
-    library = request.param
-    return OnHost(monkeypatch) if library is None else OnDevice(monkeypatch, library())
+    return request.param(monkeypatch)
 
 
 @pytest.fixture
@@ -63,9 +46,9 @@ def host(monkeypatch):
     return OnHost(monkeypatch)
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=[pytest.param(OnDevice, marks=pytest.mark.gpu)])
 def on_device(request, monkeypatch):
-    return OnDevice(monkeypatch, request.param())
+    return request.param(monkeypatch)
 
 
 # How (..., rows, columns) can lie in memory.
@@ -461,12 +444,5 @@ def test_name_of_the_library_that_cupy_loads(monkeypatch, version, platform, nam
 
 @pytest.mark.gpu
 def test_name_is_that_of_a_library_that_is_loaded():
-    by_ctypes()
+    gemm.cublas()
     assert '/%s' % gemm.name_of_library() in pathlib.Path('/proc/self/maps').read_text()
-
-
-@pytest.mark.gpu
-def test_library_is_one_of_the_two():
-    library = gemm.cublas()
-    assert isinstance(library, gemm.Library) or library.__name__ == 'nvmath.bindings.cublas'
-    assert library is gemm.cublas()

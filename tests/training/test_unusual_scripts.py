@@ -296,8 +296,6 @@ def test_made_of_a_standard_updater(device, graphs, no_causes):
 
 
 def test_no_cublas(device, graphs, monkeypatch):
-    """Such as on Windows, without nvmath-python."""
-
     def fails():
         raise FileNotFoundError('/proc/self/maps')
 
