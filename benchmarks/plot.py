@@ -18,6 +18,7 @@ from matplotlib import ticker  # NOQA: E402
 import numpy  # NOQA: E402
 
 from benchmarks.harness import number, RESULTS, ROOT, TITLES  # NOQA: E402
+from benchmarks.training import bench_two_lines  # NOQA: E402
 from benchmarks.products.figures import FIGURES, LOOP, TABLES, title  # NOQA: E402
 
 FOLDER = ROOT / 'docs'
@@ -418,6 +419,40 @@ def command(result):
     save(figure, [result], 'command', method)
 
 
+TWO_LINES_COLORS = {
+    bench_two_lines.UPSTREAM: ORANGE,
+    bench_two_lines.TWO_LINES: BLUE,
+    bench_two_lines.MORE_LINES: BLACK,
+}
+
+
+def two_lines(result):
+    """Draw two_lines.png from a result of bench_two_lines: milliseconds an epoch."""
+    rows = [(data, methods) for data, methods in result['data'].items() if len(methods) > 2]
+    batches = ('32', '128')
+    figure, axes = panels(len(rows), len(batches), (11, 2.6 * len(rows) + 0.6), sharey='row')
+    for (data, methods), row in zip(rows, axes):
+        for n_batch, panel in zip(batches, row):
+            groups = {
+                TITLES[method]: {
+                    name: {key: 1e3 * value for key, value in of.items()}
+                    for name, of in cells[n_batch]['seconds an epoch'].items()
+                }
+                for method, cells in methods.items()
+            }
+            bars(
+                panel, groups, TWO_LINES_COLORS, bench_two_lines.TWO_LINES, bench_two_lines.UPSTREAM
+            )
+            panel.set_title('%s, batch %s' % (data, n_batch), fontsize=9)
+        row[0].set_ylabel('ms an epoch', fontsize=9)
+    legend(figure, axes.flat, TWO_LINES_COLORS)
+    method = (
+        "Epochs of Chainer Chemistry's run_train with validation, the second and later; 4 layers "
+        'of 64 units, Adam; medians of interleaved runs, with the 10th and 90th percentile'
+    )
+    save(figure, [result], 'two_lines', method)
+
+
 def scaling(result):
     """Draw scaling.png from a result of bench_scaling: efficiency, measured and modelled."""
     summary = result['summary']
@@ -477,6 +512,7 @@ DRAWN = {
         (captured, ['nvidia-h200']),
         (jax, ['nvidia-h200']),
         (command, ['nvidia-h200']),
+        (two_lines, ['nvidia-h200']),
         (scaling, ['nvidia-h200']),
     )
 }

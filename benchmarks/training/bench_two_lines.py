@@ -30,7 +30,7 @@ from chainer_chemistry.datasets import NumpyTupleDataset
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import Regressor
 from chainer_chemistry.models.prediction import set_up_predictor
-from chainer_chemistry.training.extensions import AutoPrintReport
+from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 from chainer_chemistry.utils import run_train
 import numpy
 
