@@ -43,8 +43,8 @@ ROT = [
     ),
     (
         'chainer_bspmm/backend/gpu.py',
-        'arguments = side.indptr, *sums, y, *plan.arguments',
-        'arguments = side.indptr, *sums, y, *plan.sizes',
+        "run('edge_film', y, plan, *arrays, *plan.arguments,",
+        "run('edge_film', y, plan, *arrays, *plan.sizes,",
         'attr-defined',
     ),
     (
@@ -87,6 +87,11 @@ def test_nothing_is_silenced():
     assert set(re.findall('"(.+?)"', disabled)) <= DISABLED
 
 
+def test_rot_can_be_planted():
+    for name, before, _, _ in ROT:
+        assert (ROOT / name).read_text(encoding='utf-8').count(before) == 1, (name, before)
+
+
 @pytest.mark.slow
 def test_rot_is_found(tmp_path):
     pytest.importorskip('mypy')
@@ -97,7 +102,6 @@ def test_rot_is_found(tmp_path):
     expected = set()
     for name, before, after, code in ROT:
         text = (tmp_path / name).read_text(encoding='utf-8')
-        assert text.count(before) == 1, (name, before)
         (tmp_path / name).write_text(text.replace(before, after), encoding='utf-8')
         expected.add((name, code))
     command = [sys.executable, '-m', 'mypy', '--cache-dir', str(tmp_path / 'cache')]

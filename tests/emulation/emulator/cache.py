@@ -33,7 +33,7 @@ def cached(make, suffix, *parts):
     suffix: how the file's name ends.
     parts: everything that the content of the file depends on.
     """
-    text = repr((str(FOLDER), *parts))
+    text = repr(parts)
     path = _folder() / (hashlib.sha256(text.encode()).hexdigest()[:32] + suffix)
     try:
         os.utime(path)
@@ -50,10 +50,20 @@ def cached_text(make, *parts):
     return cached(lambda path: path.write_text(make()), '.txt', *parts).read_text()
 
 
-def compile_cpp(path, text, *options):
-    """Make g++ read a text and write a file; fail with what it says."""
+def compile_cpp(path, text, *options, after=()):
+    """Make g++ read a text, and what is linked `after` it, and write a file; fail with its words."""
     done = subprocess.run(
-        ['g++', '-std=c++17', *map(str, options), '-x', 'c++', '-', '-o', str(path)],
+        [
+            'g++',
+            '-std=c++17',
+            *map(str, options),
+            '-x',
+            'c++',
+            '-',
+            *map(str, after),
+            '-o',
+            str(path),
+        ],
         input=text,
         capture_output=True,
         text=True,

@@ -69,16 +69,22 @@ def knows(text='int main() {}', sanitizer=None):
     return cache.cached_text(probe, 'probe', cache.version('g++'), text, options) == 'yes'
 
 
-def _compile(suffix, text, *options):
+def _compile(suffix, text, *options, engine=None):
     """Compile a text that may include this folder's headers; return the path of the result."""
     headers = [path.read_text() for path in sorted(FOLDER.glob('*.h'))]
+    linked = []
+    if engine is not None and engine.suffix == '.so':  # found beside what is linked with it
+        linked = ['-L%s' % engine.parent, '-l:' + engine.name, '-Wl,-rpath,$ORIGIN']
+    elif engine is not None:
+        linked = ['-x', 'none', engine]
     return cache.cached(
-        lambda path: cache.compile_cpp(path, text, '-O1', '-I%s' % FOLDER, *options),
+        lambda path: cache.compile_cpp(path, text, '-O1', '-I%s' % FOLDER, *options, after=linked),
         suffix,
         cache.version('g++'),
         headers,
         text,
         options,
+        engine and engine.name,
     )
 
 
@@ -110,17 +116,13 @@ def build(text, entry, options=(), sanitizer=None):
     text, engine = ENTRY % (text, entry), _engine(sanitizer)
     if sanitizer is None:
         options = *options, *CHECKS, '-fvisibility=hidden', '-shared', '-fPIC'
-        function = ctypes.CDLL(str(_compile('.so', text, *options, *_linked(engine)))).run_kernel
+        function = ctypes.CDLL(str(_compile('.so', text, *options, engine=engine))).run_kernel
         function.restype = ctypes.c_char_p
         return function
     options = *options, '-g1', '-pthread', '-fsanitize=' + sanitizer, '-fno-sanitize-recover=all'
     if sanitizer == RACES:
         options = *options, '-DOS_THREADS'
-    return _compile('', text, *options, *_linked(engine))
-
-
-def _linked(engine):
-    return '-x', 'none', str(engine)
+    return _compile('', text, *options, engine=engine)
 
 
 def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
