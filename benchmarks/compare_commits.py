@@ -141,7 +141,6 @@ def products(device):
     import numpy
 
     from chainer_bspmm import BatchedCSR
-    from chainer_bspmm import backend
     from chainer_bspmm import functions
 
     rng = numpy.random.RandomState(0)
@@ -157,7 +156,6 @@ def products(device):
         y.backward()
 
     return {
-        'backend.bspmm': clock(device, lambda: backend.bspmm(adj, x), CALLS),
         'functions.bspmm': clock(device, lambda: functions.bspmm(adj, x), CALLS),
         'functions.bspmm with backward': clock(device, forward_and_backward, CALLS),
     }

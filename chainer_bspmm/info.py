@@ -1,7 +1,7 @@
 """``python -m chainer_bspmm info``: what is installed and what works, for bug reports."""
 
-import collections
 import importlib.metadata
+import itertools
 import os
 import pathlib
 import platform
@@ -176,7 +176,7 @@ def gpus():
 
 
 def summary(outcomes):
-    """Return one line for the outcomes of one kernel in its dtypes, and whether all are good."""
+    """Return one line for the outcomes of one method in its dtypes."""
     parts = []
     for outcome in outcomes:
         dtype = {'e': 'float16', 'f': 'float32', 'd': 'float64'}[outcome.dtype]
@@ -185,20 +185,16 @@ def summary(outcomes):
         else:
             # Compiler messages are long; the first lines are enough.
             parts.append('%s FAILED: %s' % (dtype, ' '.join(outcome.reason.split())[:300]))
-    return '  %-20s %s' % (outcomes[0].kernel, '; '.join(parts))
+    return '  %-20s %s' % (outcomes[0].method, '; '.join(parts))
 
 
 def test(device):
-    """Print the outcome of the self-test on a device, one line per kernel; return the failures."""
-    kernels = collections.defaultdict(list)
+    """Print the outcome of the self-test on a device, one line a method; return the failures."""
     failures = []
-    for outcome in self_test.run(device):
-        if outcome.reason is not None:
-            failures.append(outcome)
-        found = kernels[outcome.kernel]
-        found.append(outcome)
-        if outcome.dtype == 'd':  # a kernel's last dtype
-            print(summary(found), flush=True)
+    for _, of_method in itertools.groupby(self_test.run(device), lambda outcome: outcome.method):
+        outcomes = list(of_method)
+        print(summary(outcomes), flush=True)
+        failures += [outcome for outcome in outcomes if outcome.reason is not None]
     return failures
 
 
@@ -219,7 +215,7 @@ def info():
     for name in ['@numpy'] + ['@cupy:%d' % i for i in range(count_gpus()[0])]:
         device = chainer.get_device(name)
         print(
-            'Self-test on %s, largest relative error against the float64 reference:%s'
+            'Self-test on %s, largest relative error against the dense models:%s'
             % (name, '' if name == '@numpy' else ' (kernels are compiled first)'),
             flush=True,
         )

@@ -24,7 +24,7 @@
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
-// Launch: block (THREADS), grid (ceil(n_rows / ROWS)), shared memory as cuda/policy.py, gated_launch, has
+// Launch: block (THREADS), grid (ceil(n_rows / ROWS)), shared memory as gated_launch has
 // it, of which the constants here are the layout.
 #include "common.cuh"
 #include "copies.cuh"

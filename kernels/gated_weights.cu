@@ -14,7 +14,7 @@
 //
 // -DVECTOR=1, 2 or 4: divides all widths; addresses are aligned to a vector.
 //
-// Launch: block (256), grid (tiles, parts), shared memory as cuda/policy.py, gated_weights_launch, has it.
+// Launch: block (256), grid (tiles, parts), shared memory as gated_weights_launch has it.
 #include "common.cuh"
 #include "copies.cuh"
 

@@ -8,16 +8,14 @@ import sys
 import numpy
 import pytest
 
+import chainer_bspmm
 import chainer
 from chainer.backends import cuda
 
-import chainer_bspmm
-from chainer_bspmm import backend
 from chainer_bspmm import info
-from chainer_bspmm import reference
 from chainer_bspmm import self_test
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.cuda import kernels
+from chainer_bspmm.ops.graph_linear import products
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,40 +46,18 @@ def test_command_prints_versions_and_the_self_test(tmp_path):
     assert 'FAILED' not in done.stdout and 'missing' not in done.stdout.split('GPU:')[0]
 
 
-def test_every_kernel_has_a_check():
-    assert set(self_test.GPU_CHECKS) == set(kernels.paths())
-
-
 def test_all_parts_pass(device):
     outcomes = list(self_test.run(device))
-    n = (
-        len(self_test.CPU_CHECKS) * 3
-        if device.xp is numpy
-        else (len(self_test.GPU_CHECKS) * 3 - len(self_test.WITHOUT_HALVES))
-    )
-    assert len(outcomes) == n and {outcome.reason for outcome in outcomes} == {None}
-    assert all(outcome.error <= self_test.TOLERANCES[outcome.dtype] for outcome in outcomes)
+    assert len(outcomes) == len(self_test.METHODS) * 4
+    assert {outcome.reason for outcome in outcomes} == {None}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize('name', self_test.GPU_CHECKS)
-def test_a_check_compiles_the_kernel_of_its_name(monkeypatch, name):
-    loaded = []
-    original = kernels.load
+def wrong(monkeypatch, change):
+    """Let something be wrong with every layer of neighbours on a host."""
+    original = products.graph_linear_on_host
     monkeypatch.setattr(
-        kernels,
-        'load',
-        lambda device, kernel, *more: (loaded.append(kernel), original(device, kernel, *more))[1],
+        products, 'graph_linear_on_host', lambda *args, **kwargs: change(original(*args, **kwargs))
     )
-    outcome = self_test._outcome(
-        name, 'f', chainer.get_device('@cupy:0'), *self_test.GPU_CHECKS[name]
-    )
-    assert outcome.reason is None and name in loaded
-
-
-def wrong(change):
-    original = backend.bspmm
-    return lambda *args, **kwargs: change(original(*args, **kwargs))
 
 
 def nan_at_the_end(y):
@@ -96,36 +72,39 @@ def raises(y):
 @pytest.mark.parametrize(
     'change, reason',
     [
-        (lambda y: y * 1.01, 'relative error'),
+        (lambda y: y * 1.1, 'relative error'),
         (nan_at_the_end, 'relative error nan'),
-        (lambda y: y[:-1], 'shape (62, 33), expected (63, 33)'),
+        (lambda y: y[:-1], 'ValueError'),
         (raises, 'RuntimeError: cannot open source file "cuda_fp16.h"'),
     ],
 )
-def test_a_wrong_product_fails_and_is_named(monkeypatch, capsys, change, reason):
-    monkeypatch.setattr(backend, 'bspmm', wrong(change))
+def test_a_wrong_layer_fails_and_is_named(monkeypatch, capsys, change, reason):
+    wrong(monkeypatch, change)
     assert info.info() == 1
     text = capsys.readouterr().out
-    assert '  bspmm                float16 FAILED: ' in text and reason in text
-    assert 'FAILED: 12 part(s) of the self-test' in text
+    assert '  rsgcn                float16 FAILED: ' in text and reason in text
+    assert 'part(s) of the self-test' in text
     assert ('pip install nvidia-cuda-runtime' in text) == (change is raises)
 
 
-@pytest.mark.parametrize(
-    'module, name', [(reference, 'random_words'), (backend.cpu, '_random_words')]
-)
-def test_dropout_is_compared_with_other_code(monkeypatch, module, name):
-    original = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *draw: original(*draw)[::-1])
-    outcomes = list(self_test.run(chainer.get_device('@numpy')))
-    assert [outcome.kernel for outcome in outcomes if outcome.reason] == ['dropout'] * 3
+def test_a_wrong_gradient_fails(monkeypatch):
+    original = products.graph_linear_grad_on_host
+
+    def doubled(*args):
+        return {name: 2 * array for name, array in original(*args).items()}
+
+    monkeypatch.setattr(products, 'graph_linear_grad_on_host', doubled)
+    bad = {
+        outcome.method for outcome in self_test.run(chainer.get_device('@numpy')) if outcome.reason
+    }
+    assert {'rsgcn', 'rsgcn, trained', 'relgcn', 'ggnn', 'gin'} <= bad
 
 
 def test_the_command_exits_with_the_outcome(monkeypatch):
     from chainer_bspmm import __main__
 
     monkeypatch.setattr(sys, 'argv', ['chainer_bspmm', 'info'])
-    monkeypatch.setattr(backend, 'bspmm', wrong(lambda y: -y))
+    wrong(monkeypatch, lambda y: -y)
     assert __main__.main() == 1
 
 

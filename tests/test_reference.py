@@ -3,7 +3,8 @@
 import numpy
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm import reference
+from tests.support import reference
+
 
 # [[2, 0], [3, 5]] and [[7]]
 ADJ = BatchedCSR.from_matrices([numpy.array([[2.0, 0.0], [3.0, 5.0]]), numpy.array([[7.0]])])

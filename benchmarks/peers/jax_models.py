@@ -6,9 +6,11 @@ one `lax.scan`. Molecules, order, head, loss, reported metric, dropout and Adam 
 steps. What is less than ours: no batch is gathered in a step.
 """
 
-import concurrent.futures
 import itertools
 import os
+
+import concurrent.futures
+
 
 # It shares the GPU with CuPy in one process.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
@@ -18,7 +20,7 @@ from jax import numpy as jnp  # NOQA: E402
 import numpy  # NOQA: E402
 import optax  # NOQA: E402
 
-from chainer_bspmm.backend.scale_adj import scale_adj  # NOQA: E402
+from chainer_bspmm.ops.scale_adj import scale_adj  # NOQA: E402
 from chainer_bspmm.dataset import CSRConverter  # NOQA: E402
 from chainer_bspmm.training import buffers  # NOQA: E402
 

@@ -6,23 +6,25 @@
 
 import time
 
-import chainer_bspmm
-import chainer
 import cupy
 import numpy
 import scipy.sparse
 
+import chainer_bspmm
+import chainer
+
 from benchmarks import harness
 from benchmarks.peers import cublas
 from benchmarks.peers import cusparse
+from benchmarks.peers import tensorflow_spmm
+from benchmarks.peers.tables import Tables
 from benchmarks.products import figures
 from benchmarks.products import measure
-from benchmarks.peers import tensorflow_spmm
 from benchmarks.products.figures import LOOP
 from benchmarks.products.figures import TABLES
-from benchmarks.peers.tables import Tables
-from chainer_bspmm import backend
-from chainer_bspmm import reference
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from tests.support import reference
+
 
 try:
     from benchmarks.peers import torch_peers
@@ -133,7 +135,7 @@ def makers(batch, n_b):
 
     def packed(algorithm, matrix, n_pointers=0, n_sizes=0):
         def product():
-            return backend.bspmm(matrix, x, algorithm=algorithm)
+            return bspmm_forward(matrix, x, algorithm=algorithm)
 
         # Our kernels read offsets that lie on the device. The paper's read tables like these; what
         # they hold makes no difference to moving them.

@@ -15,9 +15,11 @@ from benchmarks import harness
 from benchmarks.peers import cusparse
 from benchmarks.products import matrices
 from benchmarks.products import measure
-from chainer_bspmm import backend
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import policy
+
+from chainer_bspmm.cuda.plans import widest_vector
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.bspmm import piece_length
 
 try:
     from benchmarks.peers import torch_peers
@@ -46,10 +48,10 @@ def contenders(adj, x):
     """Return name -> function that returns A x; each of cuSPARSE has an array of its own for it."""
 
     def whole():
-        with mock.patch.object(policy, 'piece_length', lambda *_: 0):
-            return backend.bspmm(adj, x)
+        with mock.patch('chainer_bspmm.ops.bspmm.piece_length', lambda *_: 0):
+            return bspmm_forward(adj, x)
 
-    calls = {AUTO: lambda: backend.bspmm(adj, x), WHOLE: whole}
+    calls = {AUTO: lambda: bspmm_forward(adj, x), WHOLE: whole}
     matrix = cusparse.csr(adj.indptr, adj.indices, adj.data, adj.n_cols)
     for name in CUSPARSE:
         y = cupy.full((adj.n_rows, x.shape[1]), numpy.nan, 'f')
@@ -77,10 +79,10 @@ def run_point(adj, n_b):
         for name, call in calls.items()
     }
     times = measure.replay_times(graphs, ROUNDS)
-    width = policy.vector_width(n_b, 4, 0)
+    width = widest_vector(n_b, 4, 0)
     return {
         'n_B': n_b,
-        'piece': policy.piece_length(
+        'piece': piece_length(
             adj.n_rows,
             adj.n_cols,
             adj.nnz,

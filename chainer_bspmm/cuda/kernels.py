@@ -9,7 +9,7 @@ import threading
 
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import plans
 
 # What a storage dtype is called in the kernels, by NumPy's one-letter code.
 STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
@@ -68,9 +68,9 @@ def options(dtype_char, defines):
 
 @functools.lru_cache(maxsize=None)
 def device(device_id):
-    """Return the :class:`policy.Device` that describes a GPU."""
+    """Return the :class:`plans.Device` that describes a GPU."""
     properties = cuda.cupy.cuda.runtime.getDeviceProperties(device_id)
-    return policy.Device(
+    return plans.Device(
         properties['multiProcessorCount'],
         properties['l2CacheSize'],
         properties['sharedMemPerBlockOptin'],

@@ -5,9 +5,14 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import plans
 
 NULL = numpy.uintp(0)
+
+
+def on_gpu(x):
+    """Return whether an array is on a GPU."""
+    return isinstance(x, cuda.ndarray)
 
 
 def contiguous(array):
@@ -28,7 +33,7 @@ def address_bits(*arrays):
 
 def vector_width(n_channels, *arrays):
     """Return how many elements of a row a thread moves at once; all but the first may be None."""
-    return policy.vector_width(n_channels, arrays[0].itemsize, address_bits(*arrays))
+    return plans.widest_vector(n_channels, arrays[0].itemsize, address_bits(*arrays))
 
 
 def arithmetic(dtype):
@@ -60,7 +65,7 @@ def run(name, like, plan, *arguments, storage=None, **constants):
         name (str): of its file.
         like (cupy.ndarray): on the device, of the dtype that the kernel stores if `storage`, the
             letter of another, is None.
-        plan (policy.Launch): grid, block, shared memory, and constants.
+        plan (plans.Launch): grid, block, shared memory, and constants.
         *arguments: all that the kernel takes, including ``plan.arguments``; None is a null pointer.
         **constants: that are compiled in, besides those of the plan.
     """

@@ -8,7 +8,9 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import step
 from chainer_bspmm.cuda.launch import device_of
+
 
 COLUMNS, LANES = 32, 8  # threads of a block, as in the kernel
 # Kernel arguments are 4 KB at most. There is one target more than are used: it marks the end.
@@ -126,3 +128,23 @@ def _launch_some(sums):
     with device_of(array):
         kernel = kernels.load(array.data.device_id, 'sum_partials', array.dtype.char, DEFINES)
         kernel((n_chunks, 1, 1), (COLUMNS, LANES, 1), (table,))
+
+
+def sum_partials(partials, parts):
+    """Return the sums over the rows of columns of an array on a GPU.
+
+    They are ``partials[:, first : first + prod(shape)].sum(axis=0)``, of that shape and dtype, for
+    each (first, shape, dtype) of `parts`. `partials`, C-contiguous, is of the dtype that kernels
+    calculate in: float64 for float64 results, else float32. One launch, deterministic, without
+    synchronising. Inside a captured step the sums may be deferred: the returned arrays hold nothing
+    until the backward pass ends, so they must be gradients of parameters, which only the update
+    reads.
+    """
+    current = step.current()
+    deferred = None if current is None else current.sums
+    pending = PendingSums() if deferred is None else deferred
+    with device_of(partials):
+        arrays = [pending.add(partials, *part) for part in parts]
+    if deferred is None:
+        pending.launch()
+    return arrays

@@ -7,7 +7,8 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import backend
+from chainer_bspmm.dataset.gather_batch import gather_batch
+from chainer_bspmm.dataset.gather_batch import Source
 from chainer_bspmm.dataset.molecules import largest
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
@@ -17,6 +18,7 @@ from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.batched_csr import Buffers
+
 
 SHARE = 8  # default limit: 1/8 of the device's memory
 
@@ -58,7 +60,7 @@ class DeviceMolecules(Molecules):
                 % (max_bytes, device.name, self.device_nbytes)
             )
         with chainer.using_device(device):
-            self._source = backend.Source(
+            self._source = Source(
                 *(_send(array, device) for array in arrays), n_relations=host.n_relations
             )
 
@@ -109,7 +111,7 @@ class DeviceMolecules(Molecules):
         with chainer.using_device(self.device):
             buffers = self._buffers(index.size, n_rows, n_entries, folded)
             sent = self.device.send(numpy.append(index, numpy.int32(n)))
-            backend.gather_batch(self._source, sent[:-1], buffers, sent[-1:] if folded else None)
+            gather_batch(self._source, sent[:-1], buffers, sent[-1:] if folded else None)
         max_atom_id = None if self._max_ids is None else int(self._max_ids[index].max())
         adj = BatchedCSR.in_buffers(
             buffers.indptr,
@@ -184,7 +186,7 @@ class DeviceMolecules(Molecules):
         Note:
             Launches on the current stream; does not copy, synchronise or allocate.
         """
-        backend.gather_batch(self._source, index, buffers, padded_to)
+        gather_batch(self._source, index, buffers, padded_to)
 
 
 def _max_ids(host):
@@ -195,7 +197,7 @@ def _max_ids(host):
 
 
 def _source_arrays(host):
-    """Return the arrays for the device, in the order of `backend.Source`."""
+    """Return the arrays for the device, in the order of `gather_batch.Source`."""
     row_ends = numpy.cumsum(host.row_nnz, dtype=numpy.int64)
     row_starts = row_ends - host.row_nnz - numpy.repeat(host.entry_starts, host.sizes)
     return (

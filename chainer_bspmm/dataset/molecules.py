@@ -2,7 +2,7 @@
 
 import numpy
 
-from chainer_bspmm.cuda.policy import LONG_ROW
+from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build

@@ -5,9 +5,9 @@ from chainer.backends import cuda
 from chainer_chemistry.links import EmbedAtomID
 
 from chainer_bspmm.links.hooked import hooked
-from chainer_bspmm.backend.check import adjacency
-from chainer_bspmm.functions.fused.embed_rows import embed_rows
 from chainer_bspmm.links.rows import node_shape
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.embed_rows import embed_rows
 
 
 def embed_atoms(embed, atom_array, adj, any_width=False):
@@ -18,7 +18,7 @@ def embed_atoms(embed, atom_array, adj, any_width=False):
     Ids are checked on the host: against the batch's stored maximum, or if that is unknown in the
     array itself, which synchronises if it is on a device.
     """
-    adjacency(adj)
+    check.adjacency(adj)
     if not isinstance(atom_array, chainer.get_array_types() + (chainer.Variable,)):
         raise TypeError('atom_array: expected an array, got %s' % type(atom_array).__name__)
     lead = node_shape(adj)

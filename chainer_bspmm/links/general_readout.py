@@ -5,11 +5,12 @@ from typing import Any
 import chainer
 from chainer_chemistry.links.readout import general_readout
 
-from chainer_bspmm.backend import check
 from chainer_bspmm.functions import segment_max
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.validate import one_of
+
 
 MODES = ('sum', 'max', 'summax')
 
@@ -22,7 +23,7 @@ class GeneralReadout(Sparse, general_readout.GeneralReadout):
 
     @staticmethod
     def check(link):
-        check.one_of('mode', link.mode, MODES)
+        one_of('mode', link.mode, MODES)
 
     def forward(self, h: Any, adj: BatchedCSR, **kwargs: Any) -> chainer.Variable:
         """Reduce (n_rows, channels) to (n_graphs, channels); ``'summax'`` is twice as wide.

@@ -5,8 +5,8 @@ from typing import Any
 import chainer
 from chainer_chemistry.links.update import gnn_film_update
 
-from chainer_bspmm.functions.fused.edge_film import edge_film
-from chainer_bspmm.functions.fused.layer_norm import layer_norm
+from chainer_bspmm.ops.edge_film import edge_film
+from chainer_bspmm.ops.layer_norm import layer_norm
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import check_relations

@@ -5,7 +5,7 @@ from typing import Any
 import chainer
 from chainer import initializers
 
-from chainer_bspmm.backend import check
+from chainer_bspmm.ops import check
 from chainer_bspmm.functions import relation_linear
 from chainer_bspmm.links.linear import initialized
 from chainer_bspmm.sparse import BatchedCSR
@@ -75,7 +75,7 @@ class GraphConvolution(chainer.Link):
             TypeError, ValueError: as :func:`chainer_bspmm.functions.relation_linear`, or ``adj``
             has another number of relations.
         """
-        check.compressed(adj)
+        check.adjacency(adj)
         if adj.n_relations != self.n_relations:
             raise ValueError(
                 'adj: expected %d relations, the n_relations of the link, got %r'

@@ -6,11 +6,10 @@ from chainer import functions
 from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import bspmm
 from chainer_bspmm.functions import gru_step
-from chainer_bspmm.functions.fused.arrays import ACTIVATIONS
-from chainer_bspmm.functions.fused.dropout_draws import dropout
-from chainer_bspmm.functions.fused.graph_linear import graph_linear
-from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
-from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.ops.elementwise import ACTIVATIONS
+from chainer_bspmm.ops.dropout import dropout
+from chainer_bspmm.ops.graph_linear import graph_linear
+from chainer_bspmm.ops.linear_softmax import linear_softmax
 
 
 def linear_rows(linear, h):
@@ -35,9 +34,9 @@ def activated(linear, h, activation, dropout_ratio=0.0, adj=None):
     if activation is functions.softmax:
         y = linear_softmax((_with_neighbours(adj, h), W, b))
         return dropout(y, ratio) if ratio else y
-    if isinstance(adj, BatchedCSR):
+    if adj is not None:
         return graph_linear(adj, h, W, None, None, b, activation, ratio, loop=True)
-    return graph_linear(None, _with_neighbours(adj, h), None, None, W, b, activation, ratio)
+    return graph_linear(None, h, None, None, W, b, activation, ratio)
 
 
 def _with_neighbours(adj, h):

@@ -5,7 +5,7 @@ from typing import Any
 from chainer import Variable
 from chainer_chemistry.links.update import nfp_update
 
-from chainer_bspmm.functions.fused.degree_linear import degree_linear_sigmoid
+from chainer_bspmm.ops.degree_linear import degree_linear_sigmoid
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import node_rows

@@ -5,15 +5,16 @@ from typing import Any
 from chainer import Variable
 from chainer_chemistry.links.update import relgat_update
 
-from chainer_bspmm.backend import check
-from chainer_bspmm.functions.fused.relation_attention import relation_attention
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import check_relations
 from chainer_bspmm.links.rows import node_rows
 from chainer_bspmm.links.sparse import Sparse
+from chainer_bspmm.ops.relation_attention import relation_attention
 from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.validate import one_of
+
 
 MODES = ('across', 'within')
 
@@ -40,7 +41,7 @@ class RelGATUpdate(Sparse, relgat_update.RelGATUpdate):
 
     @staticmethod
     def check(link):
-        check.one_of('softmax_mode', link.softmax_mode, MODES)
+        one_of('softmax_mode', link.softmax_mode, MODES)
 
     def forward(self, h: Any, adj: BatchedCSR, **kwargs: Any) -> Variable:
         """Update the nodes.

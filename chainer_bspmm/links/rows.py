@@ -3,7 +3,7 @@
 import chainer
 from chainer import functions
 
-from chainer_bspmm.backend import check
+from chainer_bspmm.ops import check
 
 
 def node_shape(adj):

@@ -8,8 +8,8 @@ from chainer_chemistry.links.update import rsgcn_update
 
 from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import bspmm
-from chainer_bspmm.functions.fused.dropout_draws import dropout
-from chainer_bspmm.functions.fused.graph_linear import graph_linear
+from chainer_bspmm.ops.dropout import dropout
+from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import check_one_relation
@@ -49,7 +49,7 @@ class RSGCNUpdate(Sparse, rsgcn_update.RSGCNUpdate):
         check_one_relation(adj)
         linear = self.graph_linear
         is_fused = activation in (None, functions.relu) and not hooked(linear)
-        if is_fused and isinstance(adj, BatchedCSR):
+        if is_fused:
             W, b = parameters_of(linear, h.shape[-1])
             return graph_linear(
                 adj, h, W, None, None, b, activation or functions.identity, max(dropout_ratio, 0.0)

@@ -8,9 +8,9 @@ from chainer import ChainList
 from chainer import functions
 from chainer import Link
 
-from chainer_bspmm.backend.scale_adj import scale_adj
-from chainer_bspmm.functions.fused.batch_norm import batch_norm
-from chainer_bspmm.functions.fused.dropout_draws import dropout
+from chainer_bspmm.ops.scale_adj import scale_adj
+from chainer_bspmm.ops.batch_norm import batch_norm
+from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.links.embed import embed_atoms
 from chainer_bspmm.links.swaps import READOUTS
 from chainer_bspmm.links.swaps import UPDATES

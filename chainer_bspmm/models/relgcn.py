@@ -8,8 +8,8 @@ from chainer import Link
 from chainer import Variable
 from chainer_chemistry.models import relgcn
 
-from chainer_bspmm.backend import check
-from chainer_bspmm.backend.scale_adj import scale_adj
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.links import GGNNReadout
 from chainer_bspmm.links import RelGCNSparseUpdate
 from chainer_bspmm.links import RelGCNUpdate
@@ -83,7 +83,7 @@ class RelGCN(RelationalModel, relgcn.RelGCN):
     """Predict a vector per molecule with the relational graph convolution.
 
     Arguments and parameters are upstream's; with ``scale_adj`` the adjacency matrices are divided
-    by the source's degree (:func:`~chainer_bspmm.backend.scale_adj.scale_adj`).
+    by the source's degree (:func:`~chainer_bspmm.ops.scale_adj.scale_adj`).
 
     Source:
         Schlichtkrull et al. 2017 (arXiv:1703.06103); Chainer Chemistry 0.7.1, models/relgcn.py.

@@ -6,8 +6,8 @@ from chainer import functions
 from chainer import Variable
 from chainer_chemistry.models import rsgcn
 
-from chainer_bspmm.functions.fused.batch_norm import batch_norm
-from chainer_bspmm.functions.fused.dropout_draws import dropout
+from chainer_bspmm.ops.batch_norm import batch_norm
+from chainer_bspmm.ops.dropout import dropout
 from chainer_bspmm.links import GeneralReadout
 from chainer_bspmm.links import RSGCNUpdate
 from chainer_bspmm.links.embed import embed_atoms

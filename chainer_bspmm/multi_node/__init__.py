@@ -35,7 +35,7 @@ def count_rows(module):
     """Weight gradients of statistics as `weight_ranks` does; let a CUDA graph contain them."""
     import chainer
 
-    from chainer_bspmm.functions.fused.batch_norm import batch_norm_of_ranks
+    from chainer_bspmm.ops.batch_norm import batch_norm_of_ranks
 
     kind = module.MultiNodeBatchNormalization
     call = kind.__call__

@@ -10,7 +10,7 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.fused.ranks import weighted_by
+from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.multi_node import faults
 from chainer_bspmm.multi_node.host_mean import mean_on_host

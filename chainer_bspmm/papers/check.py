@@ -1,40 +1,34 @@
 """Checks of the arguments of the papers' algorithms, before anything is launched."""
 
 import numbers
-
 import numpy
 
 from chainer import backend
 
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.bspmm import check_bsddmm
+from chainer_bspmm.ops.bspmm import check_bspmm
 from chainer_bspmm.papers.batched_coo import BatchedCOO
 from chainer_bspmm.papers.batched_sell import BatchedSELL
 from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import operands
 
 
-def bspmm(adj, x, data, residual, trans):
-    operands.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
-    _no_csr(adj)
+def bspmm(adj, arrays):
+    check.of_kind(adj, (BatchedCSR, BatchedCOO, BatchedSELL))
+    if type(adj) is BatchedCSR and adj.has_spare:
+        raise ValueError('adj: expected no spare rows, which these kernels would not write')
+    data = arrays[1]
     if data is not None and type(adj) is BatchedSELL:
         raise ValueError(
             'data: expected None, because a BatchedSELL has its own values, got %s; '
             'edge values go with a BatchedCSR' % type(data).__name__
         )
-    operands.bspmm(adj, x, data, residual, trans)
+    check_bspmm(adj, arrays)
 
 
 def bsddmm(adj, u, v):
-    operands.of_kind(adj, (BatchedCSR, BatchedCOO))
-    _no_csr(adj)
-    operands.bsddmm(adj, u, v)
-
-
-def _no_csr(adj):
-    if type(adj) is BatchedCSR:
-        raise TypeError(
-            'adj: expected a BatchedCOO or BatchedSELL, got BatchedCSR; '
-            'chainer_bspmm.functions takes all three'
-        )
+    check.of_kind(adj, (BatchedCOO,))
+    check_bsddmm(adj, u, v)
 
 
 def spmv(adj, x, alpha, beta, y):
@@ -43,14 +37,14 @@ def spmv(adj, x, alpha, beta, y):
     for name, factor in (('alpha', alpha), ('beta', beta)):
         if not isinstance(factor, numbers.Real):
             raise TypeError('%s: expected a real number, got %r' % (name, factor))
-    operands.shaped('x', x, adj, (adj.n_cols,))
-    operands.values_dtype(adj, x)
+    check.shaped('x', x, adj, (adj.n_cols,))
+    check.values_dtype(adj, x)
     if y is None:
         if beta != 0:
             raise ValueError('y: expected an array to go with beta = %r, got None' % beta)
         return
-    operands.shaped('y', y, adj, (adj.n_rows,))
-    operands.same_dtype('y', y.dtype, x.dtype)
+    check.shaped('y', y, adj, (adj.n_rows,))
+    check.same_dtype('y', y.dtype, x.dtype)
     if not y.flags.c_contiguous:
         raise ValueError(
             'y: expected a C-contiguous array, because it is written in place, got '

@@ -3,19 +3,23 @@
 import numpy
 import scipy.sparse
 
+from chainer_bspmm.ops.bspmm import matrix_on_host
+from chainer_bspmm.ops.bspmm import multiply_on_host
+from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.papers.batched_coo import BatchedCOO
+from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
-from chainer_bspmm.sparse import host
-from chainer_bspmm.sparse.host import bsddmm  # NOQA: F401
 
 
-def bspmm(adj, x, data, residual, trans):
-    dtype = host.compute_dtype(x)
-    if type(adj) is BatchedCOO:
+def bspmm(adj, x, data, residual, trans, algorithm='auto'):
+    dtype = compute_dtype(x)
+    if type(adj) is BatchedCSR:
+        matrix = matrix_on_host(adj, data, dtype, trans)
+    elif type(adj) is BatchedCOO:
         matrix = _coo_matrix(adj, data, dtype, trans)
     else:
         matrix = _scipy_matrix(adj.T if trans else adj, dtype)
-    return host.bspmm(matrix, adj, x, residual)
+    return multiply_on_host(matrix, adj, x, residual)
 
 
 def _scipy_matrix(adj, dtype):
@@ -53,7 +57,7 @@ def _sorted_entries(adj, trans):
 
 
 def spmv(adj, x, alpha, beta, y):
-    compute = host.compute_dtype(x).type
+    compute = compute_dtype(x).type
     product = _scipy_matrix(adj, numpy.dtype(compute)) @ x.astype(compute, copy=False)
     alpha, beta = compute(alpha), compute(beta)
     with numpy.errstate(invalid='ignore'):  # no warnings about infinities, as in SciPy's product

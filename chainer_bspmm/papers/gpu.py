@@ -1,4 +1,4 @@
-"""The papers' algorithms on CuPy arrays: one kernel launch each, as in `chainer_bspmm.backend.gpu`.
+"""The papers' algorithms on CuPy arrays: one kernel launch each, as everywhere.
 
 An algorithm is a function(adj, x, data, residual, trans) of C-contiguous arrays on the current
 device; it returns (n_rows, n_B).
@@ -14,19 +14,20 @@ from chainer_bspmm.cuda.launch import contiguous
 from chainer_bspmm.cuda.launch import device_of
 from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.ops.bspmm import result_shape
 from chainer_bspmm.papers import check
 from chainer_bspmm.papers import policy
 from chainer_bspmm.papers.batched_coo import BatchedCOO
 from chainer_bspmm.papers.batched_sell import BatchedSELL
-from chainer_bspmm.sparse import operands
-from chainer_bspmm.sparse.device import values_of
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.build import values_of
 
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
     product = DEFAULT[type(adj)] if algorithm == 'auto' else algorithms(adj)[algorithm]
     with device_of(x):
         y = product(adj, contiguous(x), contiguous(data), contiguous(residual), trans)
-    return y.reshape(operands.result_shape(adj, len(y), x))
+    return y.reshape(result_shape(adj, len(y), x))
 
 
 def _swa(adj, x, data, residual, trans, blocked=None):
@@ -177,11 +178,13 @@ ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
 
 
 # What 'auto' means for a container.
-DEFAULT = {BatchedCOO: _st, BatchedSELL: _sell}
+DEFAULT = {BatchedCSR: _swa, BatchedCOO: _st, BatchedSELL: _sell}
 
 
 def algorithms(adj):
     """Return the algorithms (dict) for the container of a batch."""
+    if type(adj) is BatchedCSR:
+        return {} if adj.has_spare else SWA_ALGORITHMS
     return ST_ALGORITHMS if type(adj) is BatchedCOO else SELL_ALGORITHMS
 
 

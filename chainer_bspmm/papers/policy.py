@@ -1,14 +1,14 @@
-"""Launch policy of the papers' kernels; see `chainer_bspmm.cuda.policy`."""
+"""Launch plans of the papers' kernels; see `chainer_bspmm.cuda.plans`."""
 
 import functools
 
 import numpy
 
-from chainer_bspmm.cuda.policy import BLOCK
-from chainer_bspmm.cuda.policy import dot_launch
-from chainer_bspmm.cuda.policy import Launch
-from chainer_bspmm.cuda.policy import MAX_GRID_Y
-from chainer_bspmm.cuda.policy import WARP
+from chainer_bspmm.cuda.plans import BLOCK
+from chainer_bspmm.cuda.plans import dot_launch
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import MAX_GRID_Y
+from chainer_bspmm.cuda.plans import WARP
 
 SHARED_BUDGET = 32 * 1024  # bytes per block
 ST_BLOCK = 1024  # threads at most; the paper does not say how many it has

@@ -8,12 +8,30 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.sparse import validate
-from chainer_bspmm.sparse.device import values_of
+
+from chainer_bspmm.cuda.plans import kept
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import WARP
 
 
 MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
+
+
+# How a kernel finds the value of an entry (WEIGHTS); see kernels/bspmm_csr.cu.
+ONES, DATA, ORDERED = 0, 1, 2
+
+
+def values_of(adj, data=None, trans=False):
+    """Return WEIGHTS, the array of values and that of their order, each None where there is none.
+
+    They are the transpose's with `trans`. `data` replaces the values, in the order of the entries.
+    """
+    if data is not None:
+        return (ORDERED, data, adj.transpose_order) if trans else (DATA, data, None)
+    data = (adj.T if trans else adj).data
+    return (ONES, None, None) if data is None else (DATA, data, None)
 
 
 def to_host(array):
@@ -74,6 +92,29 @@ def transpose(xp, indptr, indices, n_cols, has_spare=False):
     return starts, entry_rows(xp, indptr, nnz, has_spare)[order], order
 
 
+# The default limit of a block on every GPU, 48 KB, minus the kernel's static shared memory.
+TRANSPOSE_SHARED_BYTES = 47 * 1024
+TRANSPOSE_ENTRIES = 128  # entries of the largest graph for each warp of a block
+
+
+@kept
+def transpose_launch(n_graphs, max_cols, max_nnz) -> Launch:
+    """Plan a block per graph of transpose_csr, or return None where the largest does not fit."""
+    warps = 1
+    while warps < WARP and warps * TRANSPOSE_ENTRIES < max_nnz:
+        warps *= 2
+    while warps > 1 and _transpose_bytes(max_cols, max_nnz, warps) > TRANSPOSE_SHARED_BYTES:
+        warps //= 2
+    shared_bytes = _transpose_bytes(max_cols, max_nnz, warps)
+    if not n_graphs or shared_bytes > TRANSPOSE_SHARED_BYTES:
+        return None
+    return Launch((('VECTOR', 1),), (n_graphs, 1, 1), (warps * WARP, 1, 1), shared_bytes, ())
+
+
+def _transpose_bytes(max_cols, max_nnz, warps):
+    return (max_nnz + warps * max_cols) * 4
+
+
 def transpose_batch(adj):
     """Return what :func:`transpose` does, for a `BatchedCSR`.
 
@@ -81,7 +122,7 @@ def transpose_batch(adj):
     memory. It does not synchronise.
     """
     if adj.xp is not numpy:
-        plan = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+        plan = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
         if plan is not None:
             return launch_transpose(adj, plan)
     return transpose(adj.xp, adj.indptr, adj.indices, adj.n_cols, adj.has_spare)
@@ -140,7 +181,7 @@ def launch_relation_rows(adj, reciprocals=None):
         given = adj.indptr, adj.indices, adj.data, adj.row_offsets, adj.col_offsets
         made = indptr, indices, data, transposed, *offsets
         counts = map(numpy.int32, (adj.n_rows, adj.nnz, adj.n_relations, n_offsets))
-        plan = policy.row_threads(max(adj.n_rows, 1))
+        plan = plans.row_threads(max(adj.n_rows, 1))
         storage = 'f' if dtype is None else dtype.char
         values = 'NONE' if dtype is None else 'RECIPROCALS' if reciprocals else 'GIVEN'
         launch.run(
@@ -184,7 +225,7 @@ def launch_degree_rows(adj, n_types, dtype):
         t_indices = cuda.cupy.empty(adj.nnz, numpy.int32)
         data, t_data = (cuda.cupy.empty(adj.nnz, dtype) for _ in range(2))
         weights, values, _ = values_of(adj)
-        plan = policy.row_threads(max(adj.n_rows, 1))
+        plan = plans.row_threads(max(adj.n_rows, 1))
         made = indptr, data, t_indptr, t_indices, t_data
         sizes = map(numpy.int32, (adj.n_rows, adj.nnz))
         given = adj.indptr, adj.indices, values
@@ -299,7 +340,7 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
     Few entries of a graph, `max_nnz`, are the bound: a batch of molecules is not looked through.
     """
-    if max_nnz <= policy.LONG_ROW:
+    if max_nnz <= plans.LONG_ROW:
         return max_nnz
     of_row = int(numpy.diff(indptr).max(initial=0))
     return of_row if is_symmetric else max(of_row, int(numpy.bincount(indices).max(initial=0)))
@@ -307,7 +348,7 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
 def times(longest, n):
     """Return n times a bound of what a row has, unless it is that of graphs without long rows."""
-    return longest * n if longest > policy.LONG_ROW else longest
+    return longest * n if longest > plans.LONG_ROW else longest
 
 
 def rows_of(sizes, layout, n=None):

@@ -9,7 +9,7 @@ import numpy
 
 from chainer.dataset import convert
 
-from chainer_bspmm.cuda.policy import LONG_ROW
+from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.sparse_example import Selection

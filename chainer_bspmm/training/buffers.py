@@ -19,7 +19,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.cuda import step
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.batched_csr import Buffers
@@ -146,7 +146,7 @@ class Form(
 
 def rounded(longest):
     """Return a bound of the entries that rows have which most batches share."""
-    return max(policy.LONG_ROW, 1 << (longest - 1).bit_length())
+    return max(plans.LONG_ROW, 1 << (longest - 1).bit_length())
 
 
 def _row(array):
@@ -250,7 +250,7 @@ class Staging:
 
     def _copying_kernel(self):
         n_quads = self._n_bytes // ALIGNMENT
-        plan = policy.one_block(n_quads)
+        plan = plans.one_block(n_quads)
         kernel = kernels.load(cuda.cupy.cuda.runtime.getDevice(), 'staged_copy', 'f', plan.defines)
         sizes = numpy.int32(n_quads), numpy.int32(2 * N_SLOTS)
         arguments = numpy.uintp(self._memory.ptr), self._buffer, *sizes, self._position

@@ -42,6 +42,8 @@ from chainer.functions.loss.mean_absolute_error import MeanAbsoluteError
 from chainer.functions.loss.mean_squared_error import MeanSquaredError
 from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropy
 from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropyGrad
+
+
 from chainer.functions.loss.softmax_cross_entropy import (
     _SoftmaxCrossEntropyGrad_NoDoubleBackprop as SoftmaxCrossEntropyGrad,
 )
@@ -60,12 +62,19 @@ from chainer_chemistry.links.array.shape_transformer_to_2d import ShapeTransform
 from chainer_chemistry.links.scaler.standard_scaler import format_x
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
-from chainer_bspmm import backend
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step as steps
-from chainer_bspmm.functions.fused import arrays
-from chainer_bspmm.functions.fused.dropout_draws import step_dropout
-from chainer_bspmm.functions.fused.standardize import standardize
+from chainer_bspmm.ops import elementwise
+from chainer_bspmm.ops.dropout import step_dropout
+from chainer_bspmm.ops.standardize import standardize
+
+from chainer_bspmm.ops.graph_linear.launches import layer_backward
+from chainer_bspmm.ops.graph_linear.launches import layer_forward
+from chainer_bspmm.ops.graph_linear.launches import layer_of
+from chainer_bspmm.ops.mean_loss import mean_loss_backward
+from chainer_bspmm.ops.mean_loss import mean_loss_forward
+from chainer_bspmm.ops.mean_loss import training_loss
+from chainer_bspmm.ops.segments import row_sum
 
 
 def _linear(node, step: steps.Step, inputs):
@@ -74,7 +83,7 @@ def _linear(node, step: steps.Step, inputs):
     given = dict(zip(('W_self', 'b_self'), (W, *b)))
     layer = _layer_of(x, given)
     if layer is not None:
-        y = backend.layer(layer, None, x, given)
+        y = layer_forward(layer, None, x, given)
     else:
         y = step.blas.dot(x, W.T).astype(x.dtype, copy=False)
         if b:
@@ -95,7 +104,7 @@ def _linear_backward(node, step: steps.Step, indexes, grad_outputs):
     layer = _layer_of(x, given)
     if layer is None:
         return None
-    found = backend.layer_grad(layer, None, x, None, gy, given, 0.0, 0 in indexes)
+    found = layer_backward(layer, None, x, None, gy, given, 0.0, 0 in indexes)
     names = ('x', 'W_self', 'b_self')
     return tuple(chainer.Variable(found[names[i]], requires_grad=False) for i in indexes)
 
@@ -104,7 +113,7 @@ def _layer_of(x, given):
     """Describe a linear layer that is one launch; None: it is a product of matrices."""
     if any(array.dtype != x.dtype for array in given.values()):
         return None
-    return backend.layer_of(x, given, 0, False, 'identity')
+    return layer_of(x, given, 0, False, 'identity')
 
 
 def _linear_grad_data(node, step: steps.Step, inputs):
@@ -138,7 +147,7 @@ def _matmul(node, step: steps.Step, inputs):
 def _sum(node, step: steps.Step, inputs):
     (x,) = inputs
     if x.ndim == 2 and node.axis == (0,) and not node.keepdims and x.dtype.kind == 'f':
-        return (backend.row_sum(x),)  # the gradient of a bias
+        return (row_sum(x),)  # the gradient of a bias
     return (utils.force_array(x.sum(axis=node.axis, keepdims=node.keepdims)),)
 
 
@@ -159,7 +168,7 @@ def _joined(inputs, axis):
     lead, length, tail = shape[:axis], sum(x.shape[axis] for x in inputs), shape[axis + 1 :]
     n_rows = math.prod(lead)
     rows = [x.reshape((n_rows, math.prod(x.shape[axis:]))) for x in inputs]
-    return arrays.concat(rows, axis=1).reshape(lead + (length,) + tail)
+    return elementwise.concat(rows, axis=1).reshape(lead + (length,) + tail)
 
 
 # A loss of a step: its kind, arrays, divisor, and whether NaN is ignored; what came along with it.
@@ -171,7 +180,7 @@ def _loss(step: steps.Step, kind, x, t, divisor, ignore_nan=False):
 
     That is for the same array objects: nobody may write to them in between, as for any node.
     """
-    loss, count, *along = backend.training_loss(
+    loss, count, *along = training_loss(
         kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
     )
     divisor = count if divisor is None else divisor
@@ -187,7 +196,7 @@ def _loss_grad(step: steps.Step, kind, x, t, gy, divisor, ignore_nan=False):
                 if (loss.kind, loss.ignore_nan, type(loss.divisor)) == wanted:
                     del step.losses[place]  # whoever gets the array may write to it
                     return loss.gx
-    return backend.mean_loss_grad(kind, x, t, gy, divisor, ignore_nan)
+    return mean_loss_backward(kind, x, t, gy, divisor, ignore_nan)
 
 
 def _mean_error(kind, node, step: steps.Step, inputs):
@@ -237,7 +246,7 @@ def _binary_accuracy(node, step: steps.Step, inputs):
         if loss.x is x and loss.t is t and loss.accuracy is not None:
             step.losses[place] = loss._replace(accuracy=None)
             return (loss.accuracy,)
-    accuracy, _ = backend.mean_loss('BINARY_ACCURACY', x, t)
+    accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
     return (accuracy,)
 
 

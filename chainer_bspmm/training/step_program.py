@@ -12,7 +12,7 @@ import numpy
 import chainer
 
 from chainer_bspmm.cuda.partial_sums import PendingSums
-from chainer_bspmm.functions.fused.ranks import weighted_by
+from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import gradients
 from chainer_bspmm.training import state

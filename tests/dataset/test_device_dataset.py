@@ -167,7 +167,7 @@ def gather_on_host(source, index, buffers, padded_to=None):
 def test_sizes_of_a_gathered_batch(resident, monkeypatch, layout, padded_to):
     """All but the kernel: what it is given, and what the host says about its result."""
     monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
-    monkeypatch.setattr('chainer_bspmm.backend.gather_batch', gather_on_host)
+    monkeypatch.setattr('chainer_bspmm.dataset.device_dataset.gather_batch', gather_on_host)
     index = numpy.array(INDEX)
     expected = resident.host.batch(index, layout, padded_to)
     atoms, adj, _ = resident.batch(index, layout, padded_to)
@@ -183,7 +183,9 @@ def test_sizes_of_a_gathered_batch(resident, monkeypatch, layout, padded_to):
 def test_the_only_molecule_is_not_gathered(device, monkeypatch, n_relations):
     if device.xp is numpy:
         monkeypatch.setattr(cuda, 'cupy', numpy, raising=False)
-    monkeypatch.setattr('chainer_bspmm.backend.gather_batch', lambda *_: pytest.fail('gathered'))
+    monkeypatch.setattr(
+        'chainer_bspmm.dataset.device_dataset.gather_batch', lambda *_: pytest.fail('gathered')
+    )
     host = molecule_set(n_relations=n_relations)
     host = host.take(numpy.array([host.nnz.argmax()]))
     only, index = DeviceMolecules(host, device), numpy.zeros(1, 'l')

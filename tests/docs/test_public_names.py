@@ -99,7 +99,7 @@ def test_examples(module):
 
 
 def test_examples_are_found():
-    assert 'chainer_bspmm.functions.bspmm' in EXAMPLES
+    assert 'chainer_bspmm.ops.bspmm' in EXAMPLES
 
 
 @pytest.mark.slow

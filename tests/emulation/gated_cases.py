@@ -4,8 +4,8 @@ import numpy
 
 from chainer import functions
 
-from chainer_bspmm.functions.fused.gated_linear import GatedLinear
-from chainer_bspmm.functions.fused.gru_step import GRUStep
+from chainer_bspmm.ops.gates.gated_linear import GatedLinear
+from chainer_bspmm.ops.gates.gru_step import GRUStep
 
 
 def arrays(n_rows, widths, has_state, has_bias=True, seed=0):

@@ -12,12 +12,12 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.dataset.gather_batch import gather_batch
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import Buffers
+from chainer_bspmm.sparse.build import transpose_launch
 from chainer_bspmm.training.peer_memory import words_of
+from tests.support import reference
 
 DTYPES = 'efd'
 CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
@@ -25,7 +25,7 @@ CHANNELS = (1, 2, 3, 31, 33, 64, 1024)
 # between 2**24 and 2**53), and where values alone are.
 FACTOR = {'e': 31, 'f': 255, 'd': 2**20}
 TERM = {'e': 2000, 'f': 2**19, 'd': 2**40}
-# dtype, n_B, options of `policy.csr_launch`: variants that the policy gives to larger batches.
+# dtype, n_B, options of `csr_launch`: variants that the policy gives to larger batches.
 CSR_VARIANTS = [
     ('f', 36, {'lanes': 8, 'columns': 2}),
     ('f', 33, {'lanes': 9, 'columns': 4, 'rows_per_thread': 2}),
@@ -143,7 +143,7 @@ def assert_exact(array, expected, dtype):
 
 def transpose_on(device, adj):
     """Return what the kernel makes of a host BatchedCSR: indptr, indices, order."""
-    launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+    launch = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
     placed = types.SimpleNamespace(
         n_cols=adj.n_cols,
         nnz=adj.nnz,
@@ -186,7 +186,7 @@ def gather_folded(device, molecules, index, padded_to, spare=(0, 0)):
     )
     buffers = molecules._buffers(index.size, n_rows, nnz)
     buffers = buffers._replace(row_weights=cuda.cupy.empty(n_rows, 'f'))
-    gpu.gather_batch(
+    gather_batch(
         molecules._source,
         device.put(molecules.check(index)),
         buffers,

@@ -19,27 +19,58 @@ from chainer.backends import cuda
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
-from chainer_bspmm import reference
 from chainer_bspmm import papers
-from chainer_bspmm.backend import cpu
-from chainer_bspmm.backend import gated
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.partial_sums import PendingSums
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.cuda.plans import one_block
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.gather_batch import gather_launch
+from chainer_bspmm.ops import segments
+from chainer_bspmm.ops.bspmm import bsddmm_forward
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.bspmm import csr_launch
+from chainer_bspmm.ops.dropout import dropout_forward
+from chainer_bspmm.ops.edge_film import edge_film_backward
+from chainer_bspmm.ops.edge_film import edge_film_forward
+from chainer_bspmm.ops.embed_rows import EMBED_CHUNK
+from chainer_bspmm.ops.embed_rows import embed_launch
+from chainer_bspmm.ops.embed_rows import embed_rows_backward
+from chainer_bspmm.ops.gates.launches import _weights
+from chainer_bspmm.ops.gates.launches import gated_step_backward
+from chainer_bspmm.ops.gates.launches import gated_step_forward
+from chainer_bspmm.ops.graph_linear.launches import Layer
+from chainer_bspmm.ops.graph_linear.launches import layer_backward
+from chainer_bspmm.ops.graph_linear.launches import layer_forward
+from chainer_bspmm.ops.graph_linear.launches import layer_launch
+from chainer_bspmm.ops.graph_linear.launches import LAYER_THREADS
+from chainer_bspmm.ops.layer_norm import layer_norm_backward
+from chainer_bspmm.ops.layer_norm import layer_norm_forward
+from chainer_bspmm.ops.linear_softmax import row_softmax_backward
+from chainer_bspmm.ops.linear_softmax import row_softmax_forward
+from chainer_bspmm.ops.mean_loss import loss_launches
+from chainer_bspmm.ops.mean_loss import mean_loss_backward
+from chainer_bspmm.ops.mean_loss import mean_loss_forward
+from chainer_bspmm.ops.mean_loss import training_loss
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
+from chainer_bspmm.ops.segments import segment_broadcast_forward
+from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.sparse import build
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
+from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.peer_memory import PeerMemory
 from chainer_bspmm.training.peer_sums import PeerSums
-from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.reports import Reports
-from tests.support.data_sets import molecule_set
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded
 from tests.emulation.kernel_cases import integers, Peers, transpose_on, weighted, words
+from tests.support import reference
 from tests.support import shuffled
+from tests.support.data_sets import molecule_set
 from tests.support.launches import DeviceArray
 
 
@@ -50,18 +81,16 @@ def flat(arrays):
 def product(device):
     adj = batch('mixed', 'f')
     x = device.put(integers((adj.n_cols, 8), 'f', seed=2))
-    return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
+    return bspmm_forward(adj, x, None, None, False), reference.bspmm(adj, x)
 
 
 def pipelined(device):
     """Two vectors per thread, which goes through up to four rows."""
     adj = batch('mixed', 'f')
     x = device.put(integers((adj.n_cols, 24), 'f', seed=2))
-    plan = policy.csr_launch(
-        adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=4, block=9
-    )
-    with mock.patch.object(policy, 'bspmm_launch', lambda *_: plan):
-        return gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x)
+    plan = csr_launch(adj.n_rows, adj.n_cols, 24, 4, lanes=3, columns=2, rows_per_thread=4, block=9)
+    with mock.patch('chainer_bspmm.ops.bspmm.bspmm_launch', lambda *_: plan):
+        return bspmm_forward(adj, x, None, None, False), reference.bspmm(adj, x)
 
 
 def _long_rows():
@@ -82,22 +111,22 @@ def in_pieces(device):
     x, residual = (
         device.put(integers((adj.n_rows, 36), 'f', {'f': 63}, seed=seed)) for seed in (2, 3)
     )
-    with mock.patch.object(policy, 'piece_length', lambda *_: 4):
-        y = gpu.bspmm(adj, x, None, residual, False)
+    with mock.patch('chainer_bspmm.ops.bspmm.piece_length', lambda *_: 4):
+        y = bspmm_forward(adj, x, None, residual, False)
     return y, reference.bspmm(adj, x, residual=residual)
 
 
 def sampled_in_pieces(device):
     adj = _long_rows()
     u, v = (device.put(integers((adj.n_rows, 36), 'f', {'f': 63}, seed=seed)) for seed in (2, 3))
-    with mock.patch.object(policy, 'piece_length', lambda *_: 4):
-        return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+    with mock.patch('chainer_bspmm.ops.bspmm.piece_length', lambda *_: 4):
+        return bsddmm_forward(adj, u, v), reference.bsddmm(adj, u, v)
 
 
 def sampled(device):
     adj = batch('mixed', 'f')
     u, v = (device.put(integers((adj.n_rows, 36), 'f', seed=seed)) for seed in (2, 3))
-    return gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v)
+    return bsddmm_forward(adj, u, v), reference.bsddmm(adj, u, v)
 
 
 def sampled_coo(device):
@@ -110,20 +139,20 @@ def modulated(device):
     adj = batch('relations', 'f')
     arrays = film_arrays(adj, 12, 'f')
     messages, film, _ = map(device.put, arrays)
-    return gpu.edge_film(adj, messages, film), film_truth(adj, *arrays)[0]
+    return edge_film_forward(adj, messages, film), film_truth(adj, *arrays)[0]
 
 
 def modulated_gradients(device):
     adj = batch('relations', 'f')
     arrays = film_arrays(adj, 12, 'f')
-    found = gpu.edge_film_grad(adj, *map(device.put, arrays))
+    found = edge_film_backward(adj, *map(device.put, arrays))
     return flat(found), flat(film_truth(adj, *arrays)[1:])
 
 
 def normalised(device):
     """Rows of -1 and 1 in equal numbers, so that every mean is exact."""
     x, gamma, beta = _norm_arrays()
-    y, statistics = gpu.layer_norm(*map(device.put, (x, gamma, beta)), eps=0.25)
+    y, statistics = layer_norm_forward(*map(device.put, (x, gamma, beta)), eps=0.25)
     inv_std = 1 / numpy.sqrt(1.25)
     return _rounded([y, statistics]), _rounded(
         [gamma * (x * inv_std) + beta, numpy.tile([0, inv_std], (len(x), 1))]
@@ -135,8 +164,10 @@ def normalised_gradients(device):
     x, gamma, _ = _norm_arrays()
     gy = integers(x.shape, 'f', seed=4)
     statistics = numpy.tile(numpy.array([0, 1], 'f'), (len(x), 1))
-    with mock.patch.object(gpu, 'row_sum', lambda terms: terms.sum(axis=0)):  # another kernel's
-        gx, ggamma, gbeta = gpu.layer_norm_grad(*map(device.put, (x, gamma, gy, statistics)))
+    with mock.patch(
+        'chainer_bspmm.ops.layer_norm.row_sum', lambda terms: terms.sum(axis=0)
+    ):  # another kernel's
+        gx, ggamma, gbeta = layer_norm_backward(*map(device.put, (x, gamma, gy, statistics)))
     g = (gy * gamma).astype('d')
     expected = g - g.mean(axis=1, keepdims=True) - x * (g * x).mean(axis=1, keepdims=True)
     return flat([gx, ggamma, gbeta]), flat([expected, (gy * x).sum(axis=0), gy.sum(axis=0)])
@@ -150,13 +181,13 @@ def summed_softmax(device):
     expected = numpy.exp(a.astype('d') - a.max(axis=2, keepdims=True))
     expected /= expected.sum(axis=2, keepdims=True)
     a = device.put(a)
-    y = gpu.row_softmax(a)
+    y = row_softmax_forward(a)
     return flat([a, y]), flat([expected.astype('f'), expected.astype('f').sum(axis=0)])
 
 
 def row_softmax_gradient(device):
     a, g = integers((2, 41, 36), 'f', {'f': 31}), integers((41, 36), 'f', {'f': 31}, seed=2)
-    return gpu.row_softmax_grad(device.put(a), device.put(g)), cpu.row_softmax_grad(a, g)
+    return row_softmax_backward(device.put(a), device.put(g)), row_softmax_backward(a, g)
 
 
 def rows_of_degrees(device):
@@ -260,10 +291,10 @@ def _gated(device, widths, has_state, is_same=False):
         for item in given
     ]
     state = x if is_same else state
-    y, kept = gated.gated_step(x, message, state, pairs, has_state)
+    y, kept = gated_step_forward(x, message, state, pairs, has_state)
     # Sums over the rows: the gradients of parameters are another kernel's.
-    with mock.patch.object(gated, '_weights', lambda g, *_: list(g.sum(axis=1))):
-        *rows, biases = gated.gated_step_grad(
+    with mock.patch('chainer_bspmm.ops.gates.launches._weights', lambda g, *_: list(g.sum(axis=1))):
+        *rows, biases = gated_step_backward(
             x, message, state, pairs, kept, gy, has_state, ['f'] * 2 * len(pairs)
         )
     reference = expected(*given, is_tanh=has_state)
@@ -292,8 +323,8 @@ def _weights_of_gates(device, widths, is_same):
     if is_same:
         state = x
     given = g, x, message, state, reset
-    with mock.patch.object(gated.gpu, 'sum_partials', summed):
-        found = gated._weights(*given, widths, ['d'] * 12)
+    with mock.patch('chainer_bspmm.ops.gates.launches.sum_partials', summed):
+        found = _weights(*given, widths, ['d'] * 12)
     both = numpy.concatenate([x, message], axis=1)
     of_W = [array for of_map in g for array in (of_map.T @ both, of_map.sum(axis=0))]
     of_U = [
@@ -309,14 +340,14 @@ def maximum(device):
     offsets = numpy.array([0, 19, 20], numpy.int32)
     x = device.put(-1 - abs(integers((20, 8), 'f')))
     x[3] = numpy.nan
-    return gpu.segment_max(x, offsets), reference.segment_max(x, offsets)
+    return segment_max_forward(x, offsets), reference.segment_max(x, offsets)
 
 
 def long_segments(device):
     """One that begins within a chunk of 256 rows and ends with one, and the other way about."""
     offsets = numpy.array([0, 9, 512, 800, 900], numpy.int32)
     x = device.put(integers((900, 3), 'f'))
-    return gpu.segment_sum(x, offsets), reference.segment_sum(x, offsets)
+    return segment_sum_forward(x, offsets), reference.segment_sum(x, offsets)
 
 
 def weighted_sum(device):
@@ -333,7 +364,7 @@ def _long_weighted(device, name):
     x, weights = weighted(offsets, 3, 'f')
     weights[9:12] = 0
     x[:9, 0] = -numpy.inf
-    y = getattr(gpu, name)(device.put(x), offsets, None, device.put(weights))
+    y = getattr(segments, name + '_forward')(device.put(x), offsets, None, device.put(weights))
     return y, getattr(reference, name)(x, offsets, weights)
 
 
@@ -341,7 +372,7 @@ def broadcast(device):
     offsets = numpy.array([0, 0, 9, 12], numpy.int32)
     y = device.put(integers((3, 8), 'f'))
     expected = numpy.pad(reference.segment_broadcast(y, offsets), ((0, 2), (0, 0)))
-    return gpu.segment_broadcast(y, offsets, 14), expected
+    return segment_broadcast_forward(y, offsets, 14), expected
 
 
 def weighted_broadcast(device):
@@ -349,7 +380,7 @@ def weighted_broadcast(device):
     _, weights = weighted(offsets, 8, 'f', spare=2)
     y = integers((3, 8), 'f')
     y[2] = numpy.nan
-    x = gpu.segment_broadcast(device.put(y), offsets, 702, None, device.put(weights))
+    x = segment_broadcast_forward(device.put(y), offsets, 702, None, device.put(weights))
     expected = reference.segment_broadcast(y, offsets, weights)
     return x, numpy.pad(expected, ((0, 2), (0, 0)))
 
@@ -358,20 +389,20 @@ def long_broadcast(device):
     """Segments that reach over the border of two chunks, which one block owns."""
     offsets = numpy.array([0, 9, 330, 700], numpy.int32)
     y = device.put(integers((3, 3), 'f'))
-    return gpu.segment_broadcast(y, offsets, 700), reference.segment_broadcast(y, offsets)
+    return segment_broadcast_forward(y, offsets, 700), reference.segment_broadcast(y, offsets)
 
 
 def softmax(device):
     """Equal rows, so that every element is a power of two; the last are of no segment."""
     offsets = numpy.array([0, 4, 4, 5, 13], numpy.int32)
     x = device.put(numpy.repeat(integers((5, 12), 'f'), [4, 0, 1, 8, 300], axis=0))
-    return gpu.segment_softmax(x, offsets), reference.segment_softmax(x, offsets)
+    return segment_softmax_forward(x, offsets), reference.segment_softmax(x, offsets)
 
 
 def softmax_gradient(device):
     offsets = numpy.array([0, 4, 4, 5, 13], numpy.int32)
     a, g = (device.put(integers((20, 12), 'f', seed=seed)) for seed in (2, 3))
-    return gpu.segment_softmax_grad(a, g, offsets), reference.segment_softmax_grad(a, g, offsets)
+    return segment_softmax_backward(a, g, offsets), reference.segment_softmax_grad(a, g, offsets)
 
 
 def weighted_softmax(device):
@@ -381,7 +412,7 @@ def weighted_softmax(device):
     weights = numpy.array([3, 0, 1, 4, 0, 0, 0, 0, 8, 1, 1, 1], 'f')
     x[weights == 0] = 1e6
     return (
-        gpu.segment_softmax(device.put(x), offsets, device.put(weights)),
+        segment_softmax_forward(device.put(x), offsets, device.put(weights)),
         reference.segment_softmax(x, offsets, weights),
     )
 
@@ -391,7 +422,7 @@ def weighted_softmax_gradient(device):
     a, weights = weighted(offsets, 12, 'f', spare=7)
     g = integers((20, 12), 'f', seed=3)
     return (
-        gpu.segment_softmax_grad(device.put(a), device.put(g), offsets, device.put(weights)),
+        segment_softmax_backward(device.put(a), device.put(g), offsets, device.put(weights)),
         reference.segment_softmax_grad(a, g, offsets, weights),
     )
 
@@ -448,7 +479,7 @@ def swa(device, algorithm='swa'):
     x = device.put(integers((adj.n_cols, 9), 'f', seed=2))
     residual = device.put(integers((adj.n_rows, 9), 'f', seed=3))
     return (
-        gpu.bspmm(adj, x, None, residual, False, algorithm),
+        papers.gpu.bspmm(adj, x, None, residual, False, algorithm),
         reference.bspmm(adj, x, residual=residual),
     )
 
@@ -458,7 +489,7 @@ def swa_blocked(device):
     x = device.put(integers((adj.n_cols, 80), 'f', seed=2))
     residual = device.put(integers((adj.n_rows, 80), 'f', seed=3))
     return (
-        gpu.bspmm(adj, x, None, residual, False, 'swa_blocked'),
+        papers.gpu.bspmm(adj, x, None, residual, False, 'swa_blocked'),
         reference.bspmm(adj, x, residual=residual),
     )
 
@@ -467,7 +498,7 @@ def swa_full(device):
     """Of the 16 sub-warps of two blocks two have no row in the last graph, two have no graph."""
     adj = BatchedCSR.from_matrices([1 + abs(integers((n, n), 'f')) for n in (7, 5)])
     x = device.put(integers((adj.n_cols, 16), 'f', seed=2))
-    return gpu.bspmm(adj, x, None, None, False, 'swa'), reference.bspmm(adj, x)
+    return papers.gpu.bspmm(adj, x, None, None, False, 'swa'), reference.bspmm(adj, x)
 
 
 def _st(device, algorithm, name='relations', n_channels=5):
@@ -504,7 +535,7 @@ def st_global_wide(device):
 def dropped(device):
     x = device.put(integers((37, 9), 'f'))
     counter = device.put(numpy.array([5], numpy.uint64))
-    mask, y = gpu.dropout(x, 0.5, 1, 2, counter)
+    mask, y = dropout_forward(x, 0.5, 1, 2, counter)
     kept = reference.kept(x.size, 0.5, 1, 2, 5).reshape(x.shape)
     return flat([mask, y]), flat([2 * kept, 2 * kept * x])
 
@@ -516,12 +547,12 @@ def _gathered(device, gather):
     """Several graphs per warp."""
     emulated = CpuDevice()
     emulated.send = device.put
-    plan = policy.gather_launch
+    plan = gather_launch
 
     def two_warps(*sizes):
         return plan(*sizes)._replace(block=(64, 1, 1))
 
-    with mock.patch.object(policy, 'gather_launch', two_warps):
+    with mock.patch('chainer_bspmm.dataset.gather_batch.gather_launch', two_warps):
         return gather(DeviceMolecules(molecule_set(n_relations=2), emulated))
 
 
@@ -642,21 +673,24 @@ def exchanged(device):
 def summed_by_type(device):
     """Two runs, one of two chunks, and two blocks of channels; some rows are of no type."""
     rng = numpy.random.RandomState(0)
-    n_rows = policy.EMBED_CHUNK + 90
+    n_rows = EMBED_CHUNK + 90
     ids, gy = rng.randint(-3, 23, n_rows).astype('i'), integers((n_rows, 35), 'd')
     ids[20:60] = 3
     ids[-1] = 19  # the last row of the last run
     expected = numpy.zeros((20, 35))
     is_type = (ids >= 0) & (ids < 20)
     numpy.add.at(expected, ids[is_type], gy[is_type])
-    plan = policy.embed_launch(n_rows, 20, 35)
-    sizes = *plan.arguments[:3], numpy.int32(policy.EMBED_CHUNK + 32)
+    plan = embed_launch(n_rows, 20, 35)
+    sizes = *plan.arguments[:3], numpy.int32(EMBED_CHUNK + 32)
     plan = plan._replace(grid=(2, *plan.grid[1:]), arguments=sizes)
     with (
-        mock.patch.object(policy, 'embed_launch', lambda *sizes: plan),
-        mock.patch.object(gpu, 'sum_partials', lambda partials, parts: [partials.sum(axis=0)]),
+        mock.patch('chainer_bspmm.ops.embed_rows.embed_launch', lambda *sizes: plan),
+        mock.patch(
+            'chainer_bspmm.ops.embed_rows.sum_partials',
+            lambda partials, parts: [partials.sum(axis=0)],
+        ),
     ):
-        result = gpu.embed_grad(device.put(ids), device.put(gy), 20)
+        result = embed_rows_backward(device.put(ids), device.put(gy), 20)
     return result.reshape(expected.shape), expected
 
 
@@ -668,11 +702,11 @@ def _loss(device, gradient):
     n = (t != -1).sum()
     if gradient:
         gy, count = device.put(numpy.full((), n, 'd')), device.put(numpy.asarray(n))
-        loss = gpu.mean_loss_grad('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t), gy, count)
+        loss = mean_loss_backward('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t), gy, count)
         return loss, (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t)
-    launches = policy.loss_launches.__wrapped__
-    with mock.patch.multiple(policy, LOSS_CHUNK=64, loss_launches=launches):
-        loss, count = gpu.mean_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
+    launches = loss_launches.__wrapped__
+    with mock.patch.multiple('chainer_bspmm.ops.mean_loss', LOSS_CHUNK=64, loss_launches=launches):
+        loss, count = mean_loss_forward('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
     terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
     return flat([loss, count]), flat([terms.sum() / n, n])
 
@@ -689,8 +723,8 @@ def cross_entropy_along(device):
     """With accuracy and gradient, by a block of two warps."""
     x, t = integers((3, 43), 'd'), numpy.random.RandomState(0).randint(-1, 2, (3, 43)).astype('i')
     x = x * 100  # the exponential is 0, or 1
-    with mock.patch.object(policy, 'MAX_BLOCK', 64):
-        found = gpu.training_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
+    with mock.patch('chainer_bspmm.ops.mean_loss.MAX_BLOCK', 64):
+        found = training_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
     n = (t != -1).sum()
     terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
     gx = (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t) / n
@@ -706,7 +740,7 @@ def absolute_error(device):
     t[2] = numpy.nan
     d[2] = 0
     return (
-        gpu.mean_loss('ABSOLUTE_ERROR', device.put(x), device.put(t), 4, ignore_nan=True)[0],
+        mean_loss_forward('ABSOLUTE_ERROR', device.put(x), device.put(t), 4, ignore_nan=True)[0],
         numpy.asarray(abs(d).sum() / 4),
     )
 
@@ -715,7 +749,7 @@ def squared_error_gradient(device):
     x, t = (integers((7, 20), 'd', seed=seed) for seed in (0, 1))
     gy = device.put(numpy.full((), 2.0))
     arguments = device.put(x), device.put(t), gy, 4
-    return gpu.mean_loss_grad('SQUARED_ERROR', *arguments), x - t
+    return mean_loss_backward('SQUARED_ERROR', *arguments), x - t
 
 
 def staged(device):
@@ -724,7 +758,7 @@ def staged(device):
     slots = device.put(numpy.arange(4 * 4 * n_quads, dtype='u4').reshape(4, 4 * n_quads))
     to = device.put(numpy.zeros_like(slots[:2]))
     position = device.put(numpy.array([2**32 - 2], 'u4'))
-    plan = policy.one_block(n_quads)
+    plan = one_block(n_quads)
     kernel = buffers.kernels.load(0, 'staged_copy', 'f', plan.defines)
     for row in to:
         sizes = numpy.int32(n_quads), numpy.int32(4)
@@ -748,25 +782,25 @@ def reported(device):
 
 def layer(device):
     """Two relations, rectified, by two blocks with two tiles each; sums in two parts."""
-    spec = policy.Layer(8, 5, 2, True, False, True, 1, False, 'relu')
+    spec = Layer(8, 5, 2, True, False, True, 1, False, 'relu')
     return _layer(device, spec)
 
 
 def dropped_layer(device):
     """One relation that the rows themselves belong to, with dropout of results that may be 0."""
-    spec = policy.Layer(6, 6, 1, False, True, True, 1, False, 'identity')
+    spec = Layer(6, 6, 1, False, True, True, 1, False, 'identity')
     return _layer(device, spec, dropout_ratio=0.5)
 
 
 def dropped_slices(device):
     """Rectified, by blocks that share the columns of a result."""
-    spec = policy.Layer(8, 16, 1, False, False, False, 0, False, 'relu')
+    spec = Layer(8, 16, 1, False, False, False, 0, False, 'relu')
     return _layer(device, spec, dropout_ratio=0.5, slices=2)
 
 
 def layer_of_degrees(device):
     """Three matrices one after the other, as many biases, shared columns; sums in uneven parts."""
-    spec = policy.Layer(24, 24, 3, False, False, False, 3, True, 'identity')
+    spec = Layer(24, 24, 3, False, False, False, 3, True, 'identity')
     return _layer(device, spec, slices=2)
 
 
@@ -797,17 +831,24 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
             data=device.put(flat.data.astype('f')),
         )
 
-    small = policy.Device(1, 60 << 20)
+    small = Device(1, 60 << 20)
     with (
-        mock.patch.object(gpu.kernels, 'device', lambda device_id: small),
-        mock.patch.object(gpu, 'sum_partials', summed),  # another kernel's
-        mock.patch.multiple(policy, LAYER_ROWS=(16,), LAYER_SLICES=(slices,)),
-        mock.patch.object(policy, 'LAYER_THREADS', 32 if slices > 1 else policy.LAYER_THREADS),
+        mock.patch.object(kernels, 'device', lambda device_id: small),
+        mock.patch(
+            'chainer_bspmm.ops.graph_linear.launches.sum_partials', summed
+        ),  # another kernel's
+        mock.patch.multiple(
+            'chainer_bspmm.ops.graph_linear.launches', LAYER_ROWS=(16,), LAYER_SLICES=(slices,)
+        ),
+        mock.patch(
+            'chainer_bspmm.ops.graph_linear.launches.LAYER_THREADS',
+            32 if slices > 1 else LAYER_THREADS,
+        ),
     ):
-        policy.layer_launch.cache_clear()
+        layer_launch.cache_clear()
         features = device.put(x.astype('f'))
-        y = gpu.layer(spec, rows(A), features, given, dropout_ratio, draw)
-        found = gpu.layer_grad(
+        y = layer_forward(spec, rows(A), features, given, dropout_ratio, draw)
+        found = layer_backward(
             spec,
             rows(A.transpose(0, 2, 1)),
             features,
@@ -817,7 +858,7 @@ def _layer(device, spec, dropout_ratio=0.0, slices=1):
             dropout_ratio,
             more=features,
         )
-        policy.layer_launch.cache_clear()
+        layer_launch.cache_clear()
     A[0] += spec.loop * numpy.eye(n_rows, dtype=int)
     if spec.by_relation:
         by_relation = W.reshape(n_relations, n_out, n_in)

@@ -7,7 +7,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.fused import batch_norm
+from chainer_bspmm.ops import batch_norm
 
 from tests.emulation.emulator.elementwise_on_cpu import elementwise
 

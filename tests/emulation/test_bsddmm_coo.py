@@ -1,12 +1,11 @@
 import pytest
 
 from chainer_bspmm import BatchedCOO
-from chainer_bspmm import reference
 from chainer_bspmm.papers import gpu
-from tests.support import shuffled
-
-from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
 from tests.emulation.kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
+from tests.support import reference
+from tests.support import shuffled
 
 
 def check(device, name, dtype, n_channels, shift=0):

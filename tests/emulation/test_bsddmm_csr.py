@@ -2,17 +2,16 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-
-from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
+from chainer_bspmm.ops.bspmm import bsddmm_forward
 from tests.emulation.kernel_cases import assert_exact, batch, integers, with_room
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
+from tests.support import reference
 
 
 def check(device, adj, dtype, n_channels, shifts=(0, 0)):
     u = device.put(integers((adj.n_rows, n_channels), dtype, seed=2), shifts[0])
     v = device.put(integers((adj.n_cols, n_channels), dtype, seed=3), shifts[1])
-    assert_exact(gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v), dtype)
+    assert_exact(bsddmm_forward(adj, u, v), reference.bsddmm(adj, u, v), dtype)
     return device.launched[-1] if device.launched else None
 
 
@@ -69,7 +68,7 @@ def test_three_dimensional_input_that_is_not_contiguous(device):
     adj = batch('padded', 'f')
     u = device.put(integers((adj.n_graphs, adj.max_rows, 8), 'f'))[:, :, ::2]
     v = device.put(integers((4, adj.max_rows, adj.n_graphs), 'f', seed=1)).T
-    assert_exact(gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v), 'f')
+    assert_exact(bsddmm_forward(adj, u, v), reference.bsddmm(adj, u, v), 'f')
 
 
 def test_capacity_beyond_the_batch(device):
@@ -78,7 +77,7 @@ def test_capacity_beyond_the_batch(device):
     larger = with_room(adj, spare)
     u = device.put(integers((larger.n_rows, 40), 'f', seed=2))
     v = device.put(integers((adj.n_cols, 40), 'f', seed=3))
-    w = gpu.bsddmm(larger, u, v)
+    w = bsddmm_forward(larger, u, v)
     expected = reference.bsddmm(adj, u[: adj.n_rows], v)
     assert_exact(w, numpy.pad(expected, (0, spare)), 'f')  # entries that no row owns: 0, not NaN
 
@@ -89,7 +88,7 @@ def test_nan_reaches_its_entries_only(device, dtype):
     u = device.put(integers((adj.n_rows, 33), dtype, seed=2))
     v = device.put(integers((adj.n_cols, 33), dtype, seed=3))
     u[10, 32] = v[12, 0] = numpy.nan
-    w = gpu.bsddmm(adj, u, v)
+    w = bsddmm_forward(adj, u, v)
     assert 0 < numpy.isnan(w).sum() < w.size // 2
     assert_exact(w, reference.bsddmm(adj, u, v), dtype)
 
@@ -97,5 +96,5 @@ def test_nan_reaches_its_entries_only(device, dtype):
 def test_no_channels_launch_nothing(device):
     adj = batch('small', 'f')
     empty = device.put(numpy.zeros((adj.n_rows, 0), 'f'))
-    assert_exact(gpu.bsddmm(adj, empty, empty), numpy.zeros(adj.nnz), 'f')
+    assert_exact(bsddmm_forward(adj, empty, empty), numpy.zeros(adj.nnz), 'f')
     assert not device.launched

@@ -2,12 +2,12 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
-
-from tests.emulation.kernel_cases import BATCHES, CHANNELS, CSR_VARIANTS, DTYPES
+from chainer_bspmm.cuda.plans import widest_vector
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.bspmm import csr_launch
 from tests.emulation.kernel_cases import assert_exact, batch, integers, with_room
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, CSR_VARIANTS, DTYPES
+from tests.support import reference
 
 
 def check(device, adj, dtype, n_channels, values='own', with_residual=False, trans=False, shift=0):
@@ -21,7 +21,7 @@ def check(device, adj, dtype, n_channels, values='own', with_residual=False, tra
     elif values == 'ones':
         adj = adj.replace()
         adj.data = None
-    y = gpu.bspmm(adj, x, data, residual, trans)
+    y = bspmm_forward(adj, x, data, residual, trans)
     assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
     return device.launched[-1]
 
@@ -81,7 +81,9 @@ def test_unaligned_residual(device):
     x = device.put(integers((adj.n_cols, 4), 'f'))
     residual = device.put(integers((adj.n_rows, 4), 'f', seed=1), shift=4)
     assert_exact(
-        gpu.bspmm(adj, x, None, residual, False), reference.bspmm(adj, x, residual=residual), 'f'
+        bspmm_forward(adj, x, None, residual, False),
+        reference.bspmm(adj, x, residual=residual),
+        'f',
     )
     assert device.launched[-1]['VECTOR'] == 1
 
@@ -89,7 +91,7 @@ def test_unaligned_residual(device):
 def test_three_dimensional_input(device):
     adj = batch('padded', 'f')
     x = device.put(integers((adj.n_graphs, adj.max_rows, 4), 'f'))
-    assert_exact(gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x), 'f')
+    assert_exact(bspmm_forward(adj, x, None, None, False), reference.bspmm(adj, x), 'f')
 
 
 def test_input_that_is_not_contiguous(device):
@@ -98,7 +100,7 @@ def test_input_that_is_not_contiguous(device):
     data = device.put(integers(2 * adj.nnz, 'f', seed=1))[::2]
     residual = device.put(integers((adj.n_rows, 12), 'f', seed=2))[:, ::2]
     assert_exact(
-        gpu.bspmm(adj, x, data, residual, False), reference.bspmm(adj, x, data, residual), 'f'
+        bspmm_forward(adj, x, data, residual, False), reference.bspmm(adj, x, data, residual), 'f'
     )
 
 
@@ -108,9 +110,9 @@ def test_input_that_is_not_contiguous(device):
 def test_variants(device, monkeypatch, name, values, trans, dtype, n_channels, options):
     adj = batch(name, dtype)
     n_rows, n_cols = (adj.n_cols, adj.n_rows) if trans else (adj.n_rows, adj.n_cols)
-    width = policy.vector_width(n_channels, numpy.dtype(dtype).itemsize, 0)
-    plan = policy.csr_launch(n_rows, n_cols, n_channels, width, block=32, **options)
-    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan)
+    width = widest_vector(n_channels, numpy.dtype(dtype).itemsize, 0)
+    plan = csr_launch(n_rows, n_cols, n_channels, width, block=32, **options)
+    monkeypatch.setattr('chainer_bspmm.ops.bspmm.bspmm_launch', lambda *_: plan)
     defines = check(device, adj, dtype, n_channels, values, True, trans)
     assert defines['COLUMNS'] == options.get('columns', 1)
     assert defines['PIPELINED'] == ('rows_per_thread' in options)
@@ -118,22 +120,24 @@ def test_variants(device, monkeypatch, name, values, trans, dtype, n_channels, o
 
 @pytest.mark.parametrize('grid', [(2, 3), (3, 2)])
 def test_tiles_in_two_dimensions_of_the_grid(device, monkeypatch, grid):
-    plan = policy.csr_launch
+    plan = csr_launch
     adj = batch('small', 'f')
 
     def planned(*_):
         launch = plan(adj.n_rows, adj.n_cols, 8 * 5 * 4, 4, 8)
         return launch._replace(grid=(launch.grid[0], *grid))
 
-    monkeypatch.setattr(policy, 'bspmm_launch', planned)
+    monkeypatch.setattr('chainer_bspmm.ops.bspmm.bspmm_launch', planned)
     check(device, adj, 'f', 8 * 5 * 4, with_residual=True)
 
 
 def test_offsets_of_64_bits(device, monkeypatch):
     adj = batch('small', 'f')
-    plan = policy.csr_launch(adj.n_rows, adj.n_cols, 8, 4, 2)
+    plan = csr_launch(adj.n_rows, adj.n_cols, 8, 4, 2)
     defines = tuple((name, 'size_t' if name == 'OFFSET' else value) for name, value in plan.defines)
-    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan._replace(defines=defines))
+    monkeypatch.setattr(
+        'chainer_bspmm.ops.bspmm.bspmm_launch', lambda *_: plan._replace(defines=defines)
+    )
     assert check(device, adj, 'f', 8)['OFFSET'] == 'size_t'
 
 
@@ -142,7 +146,7 @@ def test_capacity_beyond_the_batch(device, algorithm):
     adj = batch('small', 'f')
     larger = with_room(adj, 5)
     x = device.put(integers((larger.n_cols, 4), 'f'))
-    y = gpu.bspmm(larger, x, None, None, False, algorithm)
+    y = bspmm_forward(larger, x, None, None, False, algorithm)
     assert_exact(y, reference.bspmm(larger, x), 'f')
     assert not y[adj.n_rows :].any()
 
@@ -157,7 +161,7 @@ def test_nan_reaches_its_rows_only(device, dtype, algorithm):
     x[10, 1] = numpy.nan
     data = adj.data.copy()
     data[2] = numpy.nan
-    y = gpu.bspmm(adj, x, data, None, False, algorithm)
+    y = bspmm_forward(adj, x, data, None, False, algorithm)
     assert 3 < numpy.isnan(y).sum() < y.size // 2
     assert_exact(y, reference.bspmm(adj, x, data), dtype)
 
@@ -166,5 +170,5 @@ def test_nan_reaches_its_rows_only(device, dtype, algorithm):
 def test_empty_result_launches_nothing(device, n_rows, n_channels):
     adj = BatchedCSR.from_matrices([numpy.ones((n_rows, n_rows), 'f')])
     x = device.put(numpy.zeros((n_rows, n_channels), 'f'))
-    assert gpu.bspmm(adj, x, None, None, False).shape == (n_rows, n_channels)
+    assert bspmm_forward(adj, x, None, None, False).shape == (n_rows, n_channels)
     assert not device.launched

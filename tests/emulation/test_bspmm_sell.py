@@ -3,13 +3,12 @@ import pytest
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
-from chainer_bspmm import functions
-from chainer_bspmm import reference
+from chainer_bspmm import papers
 from chainer_bspmm.papers import gpu
 from chainer_bspmm.papers import policy
-
-from tests.emulation.kernel_cases import BATCHES, DTYPES
 from tests.emulation.kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, DTYPES
+from tests.support import reference
 
 
 def tall(dtype):
@@ -132,10 +131,10 @@ def test_nan_reaches_its_rows_only(device, dtype, size):
 def test_by_name(device):
     adj = BatchedSELL(batch('small', 'f'))
     x = device.put(integers((adj.n_cols, 2), 'f'))
-    y = functions.bspmm(adj, x, algorithm='sell').array
+    y = papers.bspmm(adj, x, algorithm='sell').array
     assert_exact(y, reference.bspmm(adj.to_csr(), x), 'f')
     with pytest.raises(ValueError, match="algorithm: expected one of 'auto', 'sell', got 'vector'"):
-        functions.bspmm(adj, x, algorithm='vector')
+        papers.bspmm(adj, x, algorithm='vector')
     assert len(device.launched) == 1
 
 

@@ -9,13 +9,12 @@ import chainer
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm import functions
-from chainer_bspmm import reference
+from chainer_bspmm import papers
 from chainer_bspmm.papers import gpu
 from chainer_bspmm.papers import policy
-
-from tests.emulation.kernel_cases import BATCHES, CHANNELS
 from tests.emulation.kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, CHANNELS
+from tests.support import reference
 from tests.support import shuffled
 
 CASES = ('st_shared', 'st_blocked', 'st_global')
@@ -202,10 +201,10 @@ def test_forced_kernel_that_does_not_fit(device, algorithm, n_rows, n_channels, 
 def test_algorithm_of_another_container(device):
     adj = batch('small', 'f')
     x = device.put(numpy.zeros((adj.n_cols, 2), 'f'))
-    with pytest.raises(ValueError, match="algorithm: expected one of 'auto', 'vector'.* got 'st'"):
-        functions.bspmm(adj, x, algorithm='st')
+    with pytest.raises(ValueError, match="algorithm: expected one of 'auto', 'swa'.* got 'st'"):
+        papers.bspmm(adj, x, algorithm='st')
     with pytest.raises(ValueError, match="algorithm: .* 'auto', 'st', .* got 'vector'"):
-        functions.bspmm(coo('small', 'f'), x, algorithm='vector')
+        papers.bspmm(coo('small', 'f'), x, algorithm='vector')
 
 
 # --- the sampled product, gradients ---
@@ -237,7 +236,7 @@ def test_gradients(device, algorithm):
         for seed, shape in enumerate([(adj.n_cols, 3), adj.nnz, (adj.n_rows, 3)])
     )
     gy = device.put(integers((adj.n_rows, 3), 'd', seed=5))
-    y = functions.bspmm(adj, x, data, residual, algorithm)
+    y = papers.bspmm(adj, x, data, residual, algorithm)
     y.grad = gy
     y.backward()
     assert_exact(y.array, reference.bspmm(adj, x.array, data.array, residual.array), 'd')
@@ -257,7 +256,7 @@ def test_second_derivatives(device, algorithm):
 
     def derivatives(arrays, algorithm):
         inputs = [chainer.Variable(array) for array in arrays]
-        y = functions.bspmm(adj, *inputs, algorithm=algorithm)
+        y = papers.bspmm(adj, *inputs, algorithm=algorithm)
         first = chainer.grad([chainer.functions.sum(y**2)], inputs, enable_double_backprop=True)
         total = sum(chainer.functions.sum(g**2) for g in first)
         return [g.array for g in first + chainer.grad([total], inputs)]
@@ -274,12 +273,12 @@ def test_atomics_are_declared(device):
     x = device.put(integers((adj.n_cols, 3), 'f'))
     with chainer.using_config('warn_nondeterministic', True):
         with pytest.warns(UserWarning, match='non-deterministic .*atomicAdd in bspmm'):
-            functions.bspmm(adj, x)
+            papers.bspmm(adj, x)
         with warnings.catch_warnings():
             warnings.simplefilter('error')
-            functions.bsddmm(adj, x, x)
-            functions.bspmm(adj, numpy.array(x))  # SciPy
-            functions.bspmm(batch('small', 'f'), x)
+            papers.bsddmm(adj, x, x)
+            papers.bspmm(adj, numpy.array(x))  # SciPy
+            papers.bspmm(batch('small', 'f'), x)
 
 
 def test_blocks_without_a_column_leave(device, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.fused import degree_linear
+from chainer_bspmm.ops import degree_linear
 
 from tests.emulation.emulator.elementwise_on_cpu import elementwise
 

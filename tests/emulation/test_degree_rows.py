@@ -3,13 +3,10 @@
 import numpy
 import pytest
 
-from chainer_bspmm import backend
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.functions.fused import degree_linear
-from chainer_bspmm.functions.fused.degree_linear import DegreeLinearSigmoid
+from chainer_bspmm.ops import degree_linear
+from chainer_bspmm.ops.degree_linear import DegreeLinearSigmoid
 from chainer_bspmm.sparse import build
-
 from tests.emulation.gated_cases import summed
 from tests.emulation.kernel_cases import DTYPES
 from tests.support.molecules import adjacency
@@ -116,8 +113,7 @@ def test_node(device, monkeypatch):
     join = degree_linear.concat
     monkeypatch.setattr(degree_linear, 'concat', lambda arrays: device.put(join(arrays)))
     monkeypatch.setattr(DegreeLinearSigmoid, '_has_relations', lambda *_: True)
-    monkeypatch.setattr(backend, 'layer_of', gpu.layer_of)
-    monkeypatch.setattr(gpu, 'sum_partials', summed)
+    monkeypatch.setattr('chainer_bspmm.ops.graph_linear.launches.sum_partials', summed)
     found = outcome(on(device, adj), [device.put(array) for array in given])
     assert device.names == {'degree_rows', 'graph_linear'} and len(found) == len(wanted)
     for actual, of in zip(found, wanted):

@@ -2,18 +2,18 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
-
-from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
+from chainer_bspmm.ops.edge_film import edge_film_backward
+from chainer_bspmm.ops.edge_film import edge_film_forward
+from chainer_bspmm.ops.edge_film import film_launch
 from tests.emulation.kernel_cases import assert_exact, batch, film_arrays, film_truth
+from tests.emulation.kernel_cases import BATCHES, CHANNELS, DTYPES
 from tests.support.spare import with_spare
 
 
 def check(device, adj, dtype, n_channels, shift=0):
     arrays = film_arrays(adj, n_channels, dtype)
     messages, film, gy = (device.put(array, shift) for array in arrays)
-    results = gpu.edge_film(adj, messages, film), *gpu.edge_film_grad(adj, messages, film, gy)
+    results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
     for result, expected in zip(results, film_truth(adj, *arrays)):
         assert_exact(result, expected, dtype)
 
@@ -49,12 +49,12 @@ def test_unaligned_input(device, dtype, shift, width):
 
 
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):
-    plan = policy.film_launch
+    plan = film_launch
 
     def few(*sizes):
         return plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1))
 
-    monkeypatch.setattr(policy, 'film_launch', few)
+    monkeypatch.setattr('chainer_bspmm.ops.edge_film.film_launch', few)
     check(device, batch('relations', 'f'), 'f', 33 * 4 * 3)
 
 
@@ -71,7 +71,7 @@ def test_capacity_beyond_the_batch(device):
         larger[: len(array)] = array
         given.append(device.put(larger.astype('f')))
     messages, film, gy = given
-    results = gpu.edge_film(spare, messages, film), *gpu.edge_film_grad(spare, *given)
+    results = edge_film_forward(spare, messages, film), *edge_film_backward(spare, *given)
     for result, expected in zip(results, film_truth(adj, *arrays)):
         assert_exact(result[: len(expected)], expected, 'f')
         assert not result[len(expected) :].any()
@@ -81,7 +81,7 @@ def test_nan_reaches_its_rows_only(device):
     adj = batch('relations', 'f')
     messages, film, gy = (device.put(array) for array in film_arrays(adj, 9, 'f'))
     messages[2, 3] = film[5, 8] = numpy.nan
-    y = gpu.edge_film(adj, messages, film)
+    y = edge_film_forward(adj, messages, film)
     assert 0 < numpy.isnan(y).sum() < y.size // 2
     assert_exact(y, film_truth(adj, messages, film, gy)[0], 'f')
 
@@ -90,7 +90,7 @@ def test_nan_reaches_its_rows_only(device):
 def test_empty_result_launches_nothing(device, n_rows, n_channels):
     adj = BatchedCSR.from_matrices([numpy.zeros((2, n_rows, n_rows))])
     messages, film, gy = (device.put(array) for array in film_arrays(adj, n_channels, 'f'))
-    assert gpu.edge_film(adj, messages, film).shape == (n_rows, n_channels)
-    gmessages, gfilm = gpu.edge_film_grad(adj, messages, film, gy)
+    assert edge_film_forward(adj, messages, film).shape == (n_rows, n_channels)
+    gmessages, gfilm = edge_film_backward(adj, messages, film, gy)
     assert (gmessages.shape, gfilm.shape) == (messages.shape, film.shape)
     assert not device.launched

@@ -1,9 +1,8 @@
 import numpy
 import pytest
 
-from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import partial_sums
-
+from chainer_bspmm.ops.embed_rows import embed_rows_backward
 from tests.emulation.kernel_cases import CHANNELS, DTYPES, integers
 
 
@@ -33,7 +32,7 @@ def check(device, dtype, ids, n_types, n_channels, gy=None):
     is_type = (ids >= 0) & (ids < n_types)
     numpy.add.at(expected, ids[is_type], gy[is_type].astype('d'))
     given = ids if isinstance(ids, type(device.put(ids))) else device.put(ids)
-    result = gpu.embed_grad(given, device.put(gy), n_types)
+    result = embed_rows_backward(given, device.put(gy), n_types)
     assert result.dtype == dtype and result.shape == expected.shape
     numpy.testing.assert_array_equal(result, expected.astype(dtype))
 
@@ -74,12 +73,12 @@ def test_ids_and_rows_that_lie_apart(device, made):
     for i, row in zip(ids[::2], gy[:, ::2]):
         if 0 <= i < 9:
             expected[i] += row
-    result = gpu.embed_grad(apart, device.put(gy)[:, ::2], 9)
+    result = embed_rows_backward(apart, device.put(gy)[:, ::2], 9)
     numpy.testing.assert_array_equal(result, expected.astype('f'))
 
 
 @pytest.mark.parametrize('n_rows, n_types, n_channels', [(0, 4, 3), (5, 4, 0), (5, 0, 3)])
 def test_empty_result_launches_nothing(device, n_rows, n_types, n_channels):
     ids, gy = numpy.zeros(n_rows, 'i'), numpy.zeros((n_rows, n_channels), 'f')
-    result = gpu.embed_grad(device.put(ids), device.put(gy), n_types)
+    result = embed_rows_backward(device.put(ids), device.put(gy), n_types)
     assert result.shape == (n_types, n_channels) and not result.any() and not device.launched

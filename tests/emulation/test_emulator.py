@@ -3,10 +3,9 @@
 import numpy
 import pytest
 
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
-from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
+from chainer_bspmm.ops.bspmm import bspmm_forward
 from tests.emulation.emulator.cuda_on_cpu import build, knows, run
+from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES, KernelError
 from tests.emulation.kernel_cases import batch
 
 pytestmark = pytest.mark.usefixtures('gxx')
@@ -148,9 +147,9 @@ def test_an_array_is_as_it_was_after_a_failed_run():
 
 @pytest.mark.parametrize('sanitizer', [None, MEMORY])
 def test_vector_that_is_not_aligned_is_noticed(make_device, monkeypatch, sanitizer):
-    monkeypatch.setattr(policy, 'vector_width', lambda *_: 4)
+    monkeypatch.setattr('chainer_bspmm.cuda.plans.widest_vector', lambda *_: 4)
     device = make_device(sanitizer)
     adj = batch('small', 'f')
     x = device.put(numpy.zeros((adj.n_cols, 8), 'f'), shift=4)
     with pytest.raises(KernelError, match='misaligned address' if sanitizer else 'not aligned'):
-        gpu.bspmm(adj, x, None, None, False)
+        bspmm_forward(adj, x, None, None, False)

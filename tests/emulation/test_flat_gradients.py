@@ -10,7 +10,7 @@ import chainer
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
@@ -119,7 +119,7 @@ def chunks_of(shapes):
 def test_ranks_that_write_to_the_memory_of_each_other(
     device, made, monkeypatch, dtypes, bad, n_sms
 ):
-    monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(n_sms, 60 << 20))
+    monkeypatch.setattr(kernels, 'device', lambda device_id: Device(n_sms, 60 << 20))
     optimizer, gradients = ranks(device, dtypes)
     flat = made(optimizer, [])
     others = {rank: sent_by(rank, gradients, bad) for rank in (0, 2)}
@@ -200,7 +200,7 @@ def test_gradient_that_is_a_view(device, made):
 @pytest.mark.parametrize('n_params', (3, flat_gradients._N_PARAMETERS + 1))
 def test_parameters_with_one_gradient(device, made, monkeypatch, n_params):
     """As those of a sum have it; the last one has a part of it."""
-    monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
+    monkeypatch.setattr(kernels, 'device', lambda device_id: Device(132, 60 << 20))
     optimizer, gradients = ranks(device, 'f', ((1, 5),) * (n_params - 1) + ((1, 3),))
     params = [getattr(optimizer.target, 'p%03d' % i) for i in (0, n_params - 2, n_params - 1)]
     params[1].grad = params[0].grad

@@ -1,5 +1,3 @@
-import types
-
 import numpy
 import pytest
 
@@ -7,7 +5,6 @@ import chainer
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 
-from chainer_bspmm import self_test
 from chainer_bspmm.training import fused_update
 from chainer_bspmm.training.fused_update import FusedUpdate
 
@@ -240,21 +237,3 @@ def test_norms_that_are_no_numbers(device, value):
         1,
         gradient=lambda rng, shape: numpy.full(shape, value),
     )
-
-
-@pytest.mark.parametrize('dtype', 'fd')
-def test_check_of_the_self_test(device, monkeypatch, dtype):
-    class Update(FusedUpdate):
-        def prepare(self):
-            super().prepare()
-            device.reachable = [
-                array for param in self._params for array in (param.array, param.grad)
-            ]
-
-    monkeypatch.setattr(self_test, 'FusedUpdate', Update)
-    x = numpy.random.RandomState(0).normal(size=(5, 3)).astype(dtype)
-    adj = types.SimpleNamespace(xp=types.SimpleNamespace(asarray=device.put))
-    case = self_test.Case(adj, device.put(x), None)
-    found, expected = self_test._updated(case), self_test._expected_update(case)
-    assert found.dtype == dtype and len(device.launched) == 1
-    assert numpy.abs(found - expected).max() <= BOUND[dtype] * numpy.abs(expected).max()

@@ -3,11 +3,12 @@
 import numpy
 import pytest
 
-from chainer_bspmm.backend import gated
-from chainer_bspmm.cuda import policy
-
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.gates.launches import gated_step_backward
+from chainer_bspmm.ops.gates.launches import gated_step_forward
 from tests.emulation.gated_cases import arrays, expected, plain, summed
 from tests.emulation.kernel_cases import DTYPES
+
 
 # Roundings to the dtype, of the result and of what is kept for the gradients, and those of sums.
 BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
@@ -15,7 +16,7 @@ BOUND = {'e': 2**-8, 'f': 2**-18, 'd': 2**-46}
 
 def check(device, monkeypatch, dtype, n_rows, widths, state=None, is_tanh=True, shift=0, bias=True):
     """state: as GRUStep takes it."""
-    monkeypatch.setattr(gated.gpu, 'sum_partials', summed)
+    monkeypatch.setattr('chainer_bspmm.ops.gates.launches.sum_partials', summed)
     gy, x, message, s, pairs = arrays(n_rows, widths, state is not None, bias)
     gy, x, message, s = (
         None if array is None else device.put(array.astype(dtype), shift)
@@ -26,9 +27,9 @@ def check(device, monkeypatch, dtype, n_rows, widths, state=None, is_tanh=True, 
         tuple(None if a is None else device.put(a.astype(dtype), shift) for a in pair)
         for pair in pairs
     ]
-    y, kept = gated.gated_step(x, message, s, given, is_tanh)
+    y, kept = gated_step_forward(x, message, s, given, is_tanh)
     dtypes = [None if array is None else array.dtype for pair in given for array in pair]
-    by_x, by_message, by_state, by_parameters = gated.gated_step_grad(
+    by_x, by_message, by_state, by_parameters = gated_step_backward(
         x, message, s, given, kept, gy, is_tanh, dtypes
     )
     actual = [y, by_x, by_message, by_state, *by_parameters]
@@ -84,7 +85,7 @@ def test_unaligned_input(device, monkeypatch, dtype, shift, vector):
 # Each of the numbers of rows that a block may have; gradients are summed in several parts.
 @pytest.mark.parametrize('n_rows', [9, 23, 37, 50, 300])
 def test_blocks_of_more_rows(device, monkeypatch, n_rows):
-    small = policy.Device(2, 60 << 20)
+    small = Device(2, 60 << 20)
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
     check(device, monkeypatch, 'f', n_rows, (12, 8, 20), 'given')
     assert {d['ROWS'] for d in device.launched if 'ROWS' in d} == {
@@ -94,7 +95,7 @@ def test_blocks_of_more_rows(device, monkeypatch, n_rows):
 
 @pytest.mark.parametrize('kilobytes, stages', [(20, {(16, 2), (32, 2)}), (48, {(32, 3)})])
 def test_little_shared_memory(device, monkeypatch, kilobytes, stages):
-    small = policy.Device(132, 60 << 20, kilobytes << 10)
+    small = Device(132, 60 << 20, kilobytes << 10)
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: small)
     check(device, monkeypatch, 'f', 5, (20, 20, 20), 'given')
     found = {(d['CHUNK'], d['STAGES']) for d in device.launched if 'CHUNK' in d}
@@ -106,7 +107,7 @@ def test_nan_stays_in_its_row(device):
     x[4, 2] = numpy.nan
     given = [tuple(device.put(array) for array in pair) for pair in pairs]
     x, message, state = map(device.put, (x, message, state))
-    y, _ = gated.gated_step(x, message, state, given, True)
+    y, _ = gated_step_forward(x, message, state, given, True)
     assert (numpy.isnan(y).any(axis=1) == (numpy.arange(9) == 4)).all()
 
 
@@ -115,25 +116,26 @@ def test_what_no_kernel_does(device):
         _, x, message, state, pairs = arrays(n_rows, (width,) * 3, True)
         given = [tuple(device.put(array) for array in pair) for pair in pairs]
         x, message, state = map(device.put, (x, message, state))
-        assert gated.gated_step(x, message, state, given, True) is None
+        assert gated_step_forward(x, message, state, given, True) is None
     assert not device.launched
 
 
 def test_only_what_is_wanted(device, monkeypatch):
     parts = []
     monkeypatch.setattr(
-        gated.gpu, 'sum_partials', lambda partials, given: parts.append(given) or given
+        'chainer_bspmm.ops.gates.launches.sum_partials',
+        lambda partials, given: parts.append(given) or given,
     )
     gy, x, message, _, pairs = arrays(9, (4, 4, 4), False)
     gy, x, message = map(device.put, (gy, x, message))
     given = [tuple(device.put(array) for array in pair) for pair in pairs]
-    _, kept = gated.gated_step(x, message, None, given, True)
+    _, kept = gated_step_forward(x, message, None, given, True)
     for dtypes, launched in (
         ([None] * 4, {'gated_step'}),
         ([None, 'f', 'd', None], {'gated_weights'}),
     ):
         device.names.clear()
-        *_, found = gated.gated_step_grad(x, message, None, given, kept, gy, True, dtypes)
+        *_, found = gated_step_backward(x, message, None, given, kept, gy, True, dtypes)
         assert [gradient is None for gradient in found] == [dtype is None for dtype in dtypes]
         assert device.names == {'gated_step'} | launched
     assert [[shape for _, shape, _ in part] for part in parts] == [[(4,), (4, 8)]]

@@ -1,17 +1,17 @@
-import mmap
 import types
 
+import mmap
 import numpy
 import pytest
 
 from chainer.backend import CpuDevice
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
+from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.sparse.batched_csr import Buffers
 from chainer_bspmm.sparse.batched_csr import fill_buffers
-
 from tests.emulation.emulator.cuda_on_cpu import build, run
 from tests.emulation.kernel_cases import gather_folded
 from tests.support.data_sets import assert_same_batch
@@ -154,9 +154,7 @@ def test_folded_empty_molecules(device, on_device):
 
 
 def test_many_folded_graphs(device, on_device, monkeypatch):
-    monkeypatch.setattr(
-        'chainer_bspmm.cuda.kernels.device', lambda device_id: policy.Device(4, 60 << 20)
-    )
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: Device(4, 60 << 20))
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))
     check_folded(device, on_device, molecules, rng.randint(0, 300, 300), 5)
@@ -168,7 +166,7 @@ def test_many_folded_graphs(device, on_device, monkeypatch):
 )
 def test_many_graphs(device, on_device, monkeypatch, n_graphs, n_sms):
     monkeypatch.setattr(
-        'chainer_bspmm.cuda.kernels.device', lambda device_id: policy.Device(n_sms, 60 << 20)
+        'chainer_bspmm.cuda.kernels.device', lambda device_id: Device(n_sms, 60 << 20)
     )
     rng = numpy.random.RandomState(0)
     molecules = molecule_set(rng.randint(0, 6, 300))
@@ -217,7 +215,7 @@ def test_offsets_beyond_32_bits(gxx):
 def test_policy():
     device = types.SimpleNamespace(n_sms=132)
     for n_graphs in (1, 7, 8, 9, 128, 1500, 2112, 2113, 10**4, 10**6):
-        launch = policy.gather_launch.__wrapped__(n_graphs, device)
+        launch = gather_launch.__wrapped__(n_graphs, device)
         blocks, threads = launch.grid[0], launch.block[0]
         assert launch.arguments[0] == n_graphs
         assert (blocks - 1) * launch.arguments[1] < n_graphs <= blocks * launch.arguments[1]

@@ -3,11 +3,15 @@ import types
 import numpy
 import pytest
 
-from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
+from chainer.backends import cuda
 
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.graph_linear.launches import Layer
+from chainer_bspmm.ops.graph_linear.launches import layer_backward
+from chainer_bspmm.ops.graph_linear.launches import layer_forward
 from tests.emulation.kernel_cases import DTYPES
+from tests.support import reference
+
 
 # Roundings of the results to the dtype, and of the sums to what they are calculated in.
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
@@ -23,9 +27,7 @@ def layer(width_in, width_out, n_relations=0, activation='identity', **options):
     fields = dict(
         has_self=not n_relations, loop=False, has_relation_bias=False, n_biases=0, by_relation=False
     )
-    return policy.Layer(
-        width_in, width_out, n_relations, activation=activation, **{**fields, **options}
-    )
+    return Layer(width_in, width_out, n_relations, activation=activation, **{**fields, **options})
 
 
 def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
@@ -129,12 +131,12 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
         kept = kept * float(numpy.dtype(dtype).type(1 / (1 - ratio)))
     names = 'W', 'W_self', 'b', 'b_self'
     given = {name: put(array) for name, array in zip(names, parameters) if array is not None}
-    y = gpu.layer(spec, forward, put(x), given, ratio, draw)
+    y = layer_forward(spec, forward, put(x), given, ratio, draw)
     arguments = spec, backward, put(x), y, put(gy), given, ratio
-    gradients = gpu.layer_grad(*arguments)
-    again = gpu.layer_grad(*arguments, has_features=False)
+    gradients = layer_backward(*arguments)
+    again = layer_backward(*arguments, has_features=False)
     assert again.pop('x') is None
-    more = gpu.layer_grad(*arguments, more=put(x)).pop('x')
+    more = layer_backward(*arguments, more=put(x)).pop('x')
     bound = BOUND[dtype] * max(1, abs(gradients['x']).max())
     numpy.testing.assert_allclose(more, gradients['x'] + x, 0, bound, err_msg='more')
     wide = [None if array is None else array.astype('d') for array in parameters]
@@ -164,7 +166,7 @@ def made(device, monkeypatch):
         device.reachable.append(array)
         return array
 
-    monkeypatch.setattr(gpu.cuda.cupy, 'empty', reachable)
+    monkeypatch.setattr(cuda.cupy, 'empty', reachable)
 
 
 SPECS = {
@@ -201,8 +203,8 @@ def test_relations_that_no_row_has_are_not_multiplied(device):
     W[:, 1] = numpy.nan
     x = device.put(numpy.ones((n_rows, 8), 'f'))
     given = {'W': device.put(W.reshape(24, 8))}
-    y = gpu.layer(spec, side(device, A, True), x, given)
-    gradients = gpu.layer_grad(spec, side(device, A.transpose(0, 2, 1), True), x, y, x, given)
+    y = layer_forward(spec, side(device, A, True), x, given)
+    gradients = layer_backward(spec, side(device, A.transpose(0, 2, 1), True), x, y, x, given)
     assert y.any() and numpy.isfinite(y).all() and numpy.isfinite(gradients['x']).all()
 
 
@@ -214,9 +216,7 @@ def test_rows(device, n_rows, is_weighted):
 
 @pytest.mark.parametrize('n_sms', [1, 2])
 def test_blocks_take_several_tiles(device, monkeypatch, n_sms):
-    monkeypatch.setattr(
-        'chainer_bspmm.cuda.kernels.device', lambda _: policy.Device(n_sms, 60 << 20)
-    )
+    monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda _: Device(n_sms, 60 << 20))
     check(device, 'f', layer(8, 8, **SPECS['relations']), 150)
     assert {constants.get('ROWS') for constants in device.launched} <= {32, 24, None}
 
@@ -234,25 +234,25 @@ def test_zeros_that_dropout_keeps_have_gradients(device, dtype, value):
     spec, x = layer(4, 4), numpy.full((9, 4), value, dtype)
     given = {'W_self': device.put(-numpy.eye(4, dtype=dtype) * numpy.dtype(dtype).type(2**-6))}
     draw = 3, 1, device.put(numpy.array([5], 'u8'))
-    y = gpu.layer(spec, None, device.put(x), given, 0.5, draw)
+    y = layer_forward(spec, None, device.put(x), given, 0.5, draw)
     kept = reference.kept(36, 0.5, 3, 1, 5).reshape(9, 4)
     assert 0 < kept.sum() < 36 and not y.any()
     ones = device.put(numpy.ones((9, 4), dtype))
-    gradients = gpu.layer_grad(spec, None, device.put(x), y, ones, given, 0.5)
+    gradients = layer_backward(spec, None, device.put(x), y, ones, given, 0.5)
     numpy.testing.assert_array_equal(gradients['x'], -(2.0**-5) * kept)
 
 
 @pytest.mark.parametrize('widths', [(32, 48), (48, 32), (40, 48)])
 @pytest.mark.parametrize('name', ['relations', 'degrees'])
 def test_blocks_share_the_columns_of_a_wide_result(device, monkeypatch, name, widths):
-    narrow = policy.Device(132, 60 << 20, 40 << 10)
+    narrow = Device(132, 60 << 20, 40 << 10)
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
     check(device, 'f', layer(*widths, **SPECS[name]), 21)
     assert max(constants.get('SLICES', 0) for constants in device.launched) > 1
 
 
 def test_shares_of_columns_drop_the_same_elements(device, monkeypatch):
-    narrow = policy.Device(132, 60 << 20, 6 << 10)
+    narrow = Device(132, 60 << 20, 6 << 10)
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
     check(device, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
     assert device.launched[0]['SLICES'] > 1
@@ -268,8 +268,8 @@ def test_no_rows(device):
     x, W = device.put(numpy.ones((0, 3), 'f')), device.put(numpy.ones((2, 3), 'f'))
     b, none = device.put(numpy.ones(2, 'f')), device.put(numpy.ones((0, 2), 'f'))
     given = {'W_self': W, 'b_self': b}
-    assert gpu.layer(spec, None, x, given).shape == (0, 2)
-    gradients = gpu.layer_grad(spec, None, x, none, none, given)
+    assert layer_forward(spec, None, x, given).shape == (0, 2)
+    gradients = layer_backward(spec, None, x, none, none, given)
     assert gradients['x'].shape == (0, 3) and not device.launched
     assert not gradients['W_self'].any() and gradients['W_self'].shape == (2, 3)
     assert gradients['b_self'].tolist() == [0, 0]

@@ -1,10 +1,10 @@
 import numpy
 import pytest
 
-from chainer_bspmm.backend import cpu
-from chainer_bspmm.backend import gpu
-
+from chainer_bspmm.ops.layer_norm import layer_norm_backward
+from chainer_bspmm.ops.layer_norm import layer_norm_forward
 from tests.emulation.kernel_cases import CHANNELS, DTYPES
+
 
 # Roundings to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-9, 'f': 2**-19, 'd': 2**-47}
@@ -16,14 +16,14 @@ def check(device, dtype, shape, shift=0):
     x[:, ::2] += 3  # or a deviation of almost nothing would magnify roundings
     gamma, beta = (rng.uniform(0.5, 2, shape[1]).astype(dtype) for _ in range(2))
     given = [device.put(array, shift) for array in (x, gamma, beta)]
-    y, statistics = gpu.layer_norm(*given, eps=1e-3)
-    gradients = gpu.layer_norm_grad(given[0], given[1], device.put(gy, shift), statistics)
+    y, statistics = layer_norm_forward(*given, eps=1e-3)
+    gradients = layer_norm_backward(given[0], given[1], device.put(gy, shift), statistics)
     x, gamma, beta, gy = (array.astype('d') for array in (x, gamma, beta, gy))
-    expected_y, expected = cpu.layer_norm(x, gamma, beta, 1e-3)
+    expected_y, expected = layer_norm_forward(x, gamma, beta, 1e-3)
     assert statistics.dtype == ('d' if dtype == 'd' else 'f')
     for actual, wanted in zip(
         [statistics, y, *gradients],
-        [expected, expected_y, *cpu.layer_norm_grad(x, gamma, gy, expected)],
+        [expected, expected_y, *layer_norm_backward(x, gamma, gy, expected)],
     ):
         assert actual.dtype in (dtype, statistics.dtype) and actual.shape == wanted.shape
         scale = max(1, abs(wanted).max(initial=0))
@@ -51,12 +51,12 @@ def test_nan_stays_in_its_row(device):
     x = numpy.random.RandomState(0).uniform(-1, 1, (7, 9)).astype('f')
     x[3, 2] = numpy.nan
     ones = device.put(numpy.ones(9, 'f'))
-    y, _ = gpu.layer_norm(device.put(x), ones, ones, 1e-3)
+    y, _ = layer_norm_forward(device.put(x), ones, ones, 1e-3)
     assert (numpy.isnan(y).any(axis=1) == (numpy.arange(7) == 3)).all()
 
 
 @pytest.mark.parametrize('shape', [(0, 4), (3, 0)])
 def test_empty_result_launches_nothing(device, shape):
     x, ones = device.put(numpy.zeros(shape, 'f')), device.put(numpy.ones(shape[1], 'f'))
-    y, statistics = gpu.layer_norm(x, ones, ones, 1e-3)
+    y, statistics = layer_norm_forward(x, ones, ones, 1e-3)
     assert y.shape == shape and not device.launched

@@ -4,15 +4,18 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
-
-from tests.emulation.kernel_cases import DTYPES
+from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.ops.bspmm import AHEAD_LONG
+from chainer_bspmm.ops.bspmm import bsddmm_forward
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.bspmm import csr_launch
+from chainer_bspmm.ops.bspmm import piece_length
 from tests.emulation.kernel_cases import assert_exact, batch, integers, with_room
+from tests.emulation.kernel_cases import DTYPES
+from tests.support import reference
 
 PIECE = 4
-PIECE_LENGTH = policy.piece_length
+PIECE_LENGTH = piece_length
 # Lengths of rows. A long row begins with a chunk, ends with one, is followed by another or by empty
 # ones, comes first or last, and has one entry more than a piece or many.
 ROWS = {
@@ -43,7 +46,9 @@ def rows_of(lengths, dtype, n_cols=None):
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(policy, 'piece_length', lambda n_rows, n_cols, nnz, *_: PIECE if nnz else 0)
+    monkeypatch.setattr(
+        'chainer_bspmm.ops.bspmm.piece_length', lambda n_rows, n_cols, nnz, *_: PIECE if nnz else 0
+    )
 
 
 def check(device, adj, dtype, n_channels, data=None, with_residual=False, trans=False):
@@ -53,7 +58,7 @@ def check(device, adj, dtype, n_channels, data=None, with_residual=False, trans=
     residual = None
     if with_residual:
         residual = device.put(integers((n_out, n_channels), dtype, seed=3))
-    y = gpu.bspmm(adj, x, data, residual, trans)
+    y = bspmm_forward(adj, x, data, residual, trans)
     assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
     defines = [launched for launched in device.launched if 'WEIGHTS' in launched]
     assert defines[-1].get('PIECES', 0) == (adj.nnz > 0)
@@ -88,10 +93,10 @@ def test_variants(device, monkeypatch, options):
     adj, constants = rows_of(ROWS['many pieces'], 'f'), {}
     if 'OFFSET' in options:
         options, constants = {}, options
-    options = {'lanes': policy.WARP, 'ahead': policy.AHEAD_LONG, **options}
-    plan = policy.csr_launch(adj.n_rows, adj.n_cols, 32, 4, **options)
+    options = {'lanes': WARP, 'ahead': AHEAD_LONG, **options}
+    plan = csr_launch(adj.n_rows, adj.n_cols, 32, 4, **options)
     plan = plan._replace(defines=tuple(dict(plan.defines, **constants).items()))
-    monkeypatch.setattr(policy, 'bspmm_launch', lambda *_: plan)
+    monkeypatch.setattr('chainer_bspmm.ops.bspmm.bspmm_launch', lambda *_: plan)
     check(device, adj, 'f', 32, with_residual=True)
 
 
@@ -110,7 +115,7 @@ def test_nan_reaches_its_rows_only(device):
     adj = rows_of(ROWS['side by side'], 'f')
     x = device.put(integers((adj.n_cols, 3), 'f'))
     x[adj.indices[3], 1] = numpy.nan
-    y = gpu.bspmm(adj, x, None, None, False)
+    y = bspmm_forward(adj, x, None, None, False)
     assert numpy.isnan(y).any() and not numpy.isnan(y[:, [0, 2]]).any()
     assert_exact(y, reference.bspmm(adj, x), 'f')
 
@@ -122,7 +127,7 @@ def test_sampled_products(device, name, n_channels):
     u, v = (
         device.put(integers((adj.n_rows, n_channels), 'f', {'f': 63}, seed=seed)) for seed in (2, 3)
     )
-    assert_exact(gpu.bsddmm(adj, u, v), reference.bsddmm(adj, u, v), 'f')
+    assert_exact(bsddmm_forward(adj, u, v), reference.bsddmm(adj, u, v), 'f')
     if adj.nnz:
         assert device.launched[-1]['PIECES'] == 1
 
@@ -130,7 +135,7 @@ def test_sampled_products(device, name, n_channels):
 def test_sampled_products_beyond_the_batch(device):
     adj = rows_of(ROWS['side by side'], 'f')
     u = device.put(integers((adj.n_rows + 9, 40), 'f', {'f': 63}, seed=2))
-    w = gpu.bsddmm(with_room(adj, 9), u, u)
+    w = bsddmm_forward(with_room(adj, 9), u, u)
     expected = reference.bsddmm(adj, u[: adj.n_rows], u[: adj.n_rows])
     assert_exact(w, numpy.pad(expected, (0, 9)), 'f')
 
@@ -138,14 +143,14 @@ def test_sampled_products_beyond_the_batch(device):
 @pytest.mark.parametrize('n_entries, n_launched', [(129, 2), (128, 1), (0, 1)])
 def test_what_the_policy_launches(device, monkeypatch, n_entries, n_launched):
     """Of a batch whose bound says that there may be long rows."""
-    monkeypatch.setattr(policy, 'piece_length', PIECE_LENGTH)
+    monkeypatch.setattr('chainer_bspmm.ops.bspmm.piece_length', PIECE_LENGTH)
     adj = rows_of([0, n_entries], 'f').replace(longest=1000)
     x = device.put(integers((adj.n_cols, 4), 'f', {'f': 63}, seed=2))
-    assert_exact(gpu.bspmm(adj, x, None, None, False), reference.bspmm(adj, x), 'f')
+    assert_exact(bspmm_forward(adj, x, None, None, False), reference.bspmm(adj, x), 'f')
     assert len(device.launched) == n_launched
 
 
 def test_pieces_longer_than_what_is_left_of_the_numbers(device, monkeypatch):
     """The end of a chunk may lie past 2^31."""
-    monkeypatch.setattr(policy, 'piece_length', lambda *_: 2**31 - 1)
+    monkeypatch.setattr('chainer_bspmm.ops.bspmm.piece_length', lambda *_: 2**31 - 1)
     check(device, rows_of(ROWS['one'], 'f'), 'f', 4)

@@ -8,13 +8,17 @@ import pytest
 import chainer
 from chainer import functions
 
-from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import gemm
-from chainer_bspmm.cuda import policy
 from chainer_bspmm.cuda import step
+from chainer_bspmm.ops.mean_loss import LOSS_ALONG
+from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
+from chainer_bspmm.ops.mean_loss import loss_launches
+from chainer_bspmm.ops.mean_loss import mean_loss_backward
+from chainer_bspmm.ops.mean_loss import mean_loss_forward
+from chainer_bspmm.ops.mean_loss import training_loss
 from chainer_bspmm.training import chainer_nodes
-
 from tests.emulation.kernel_cases import DTYPES
+
 
 # Roundings of the result, and of the terms.
 BOUND = {'e': 2**-10, 'f': 2**-21, 'd': 2**-49}
@@ -50,7 +54,7 @@ def check(device, kind, dtype, x, t, divisor=None, **options):
     variable = chainer.Variable(x.astype('d'))
     expected = CHAINER[kind](variable, t.astype('d') if t.dtype.kind == 'f' else t, **options)
     x, t = device.put(x), device.put(t)
-    loss, count = gpu.mean_loss(kind, x, t, divisor)
+    loss, count = mean_loss_forward(kind, x, t, divisor)
     assert_close(loss, expected.array, dtype)
     assert (count is None) == (divisor is not None)
     if count is not None:
@@ -60,7 +64,7 @@ def check(device, kind, dtype, x, t, divisor=None, **options):
     expected.grad = numpy.full((), 3.0)
     expected.backward()
     gy = device.put(numpy.full((), 3, dtype))
-    gx = gpu.mean_loss_grad(kind, x, t, gy, count if divisor is None else divisor)
+    gx = mean_loss_backward(kind, x, t, gy, count if divisor is None else divisor)
     assert_close(gx, variable.grad, dtype)
 
 
@@ -75,15 +79,17 @@ def test_shapes(device, kind, dtype, shape):
 
 @pytest.mark.parametrize('kind', CHAINER)
 def test_more_elements_than_a_block_s(device, kind):
-    x, t = arrays_of(kind, 'f', (2 * policy.LOSS_CHUNK + 1,))
+    x, t = arrays_of(kind, 'f', (2 * LOSS_CHUNK + 1,))
     check(device, kind, 'f', x, t, None if kind in HAS_LABELS else x.size)
     assert [d['COMBINE'] for d in device.launched] == [0, 1, 0][: len(device.launched)]
 
 
 def test_more_blocks_than_threads_add_up(device, monkeypatch):
-    monkeypatch.setattr(policy, 'LOSS_CHUNK', 4)
-    monkeypatch.setattr(policy, 'MAX_BLOCK', 64)  # instead of 1,024: the emulator runs each thread
-    monkeypatch.setattr(policy, 'loss_launches', policy.loss_launches.__wrapped__)
+    monkeypatch.setattr('chainer_bspmm.ops.mean_loss.LOSS_CHUNK', 4)
+    monkeypatch.setattr(
+        'chainer_bspmm.ops.mean_loss.MAX_BLOCK', 64
+    )  # instead of 1,024: the emulator runs each thread
+    monkeypatch.setattr('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
     check(device, 'SIGMOID_CROSS_ENTROPY', 'f', *arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (1027,)))
 
 
@@ -121,25 +127,27 @@ def test_values_that_are_nan(device, kind, ignore_nan):
     d = numpy.nan_to_num(x - t) if ignore_nan else x - t
     is_square = kind == 'SQUARED_ERROR'
     gy, x, t = (device.put(array) for array in (numpy.ones((), 'f'), x, t))
-    loss, _ = gpu.mean_loss(kind, x, t, x.size, ignore_nan)
-    gx = gpu.mean_loss_grad(kind, x, t, gy, x.size, ignore_nan)
+    loss, _ = mean_loss_forward(kind, x, t, x.size, ignore_nan)
+    gx = mean_loss_backward(kind, x, t, gy, x.size, ignore_nan)
     assert_close(loss, (d**2 if is_square else abs(d)).mean(dtype='d'), 'f')
     assert_close(gx, (2 * d if is_square else numpy.sign(d)) / d.size, 'f')
 
 
 def test_no_elements(device):
     x, t = device.put(numpy.empty((0, 3), 'f')), device.put(numpy.empty((0, 3), 'i'))
-    loss, count = gpu.mean_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    loss, count = mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t)
     assert loss == 0 and count == 1 and len(device.launched) == 1
-    gx = gpu.mean_loss_grad('SIGMOID_CROSS_ENTROPY', x, t, loss, count)
+    gx = mean_loss_backward('SIGMOID_CROSS_ENTROPY', x, t, loss, count)
     assert gx.shape == (0, 3) and len(device.launched) == 1
-    loss, _ = gpu.mean_loss('SQUARED_ERROR', x, x, 0)
+    loss, _ = mean_loss_forward('SQUARED_ERROR', x, x, 0)
     assert numpy.isnan(loss)
 
 
 def test_rows_that_lie_apart(device):
     x, t = arrays_of('SQUARED_ERROR', 'f', (8, 6))
-    loss, _ = gpu.mean_loss('SQUARED_ERROR', device.put(x)[::2], device.put(t)[:, ::-1][::2], 24)
+    loss, _ = mean_loss_forward(
+        'SQUARED_ERROR', device.put(x)[::2], device.put(t)[:, ::-1][::2], 24
+    )
     d = x[::2].astype('d') - t[:, ::-1][::2]
     assert_close(loss, (d**2).mean(), 'f')
 
@@ -151,28 +159,31 @@ def test_what_comes_along(device, kind, dtype, shape):
     """The bits of launches for loss, accuracy and gradient each."""
     x, t = map(device.put, arrays_of(kind, dtype, shape))
     for divisor in (None, 3) if kind in HAS_LABELS else (x.size,):
-        loss, count = gpu.mean_loss(kind, x, t, divisor)
-        gx = gpu.mean_loss_grad(kind, x, t, device.put(numpy.ones((), dtype)), divisor or count)
+        loss, count = mean_loss_forward(kind, x, t, divisor)
+        gx = mean_loss_backward(kind, x, t, device.put(numpy.ones((), dtype)), divisor or count)
         del device.launched[:]
-        found = gpu.training_loss(kind, x, t, divisor)
+        found = training_loss(kind, x, t, divisor)
         assert len(device.launched) == 1
         assert found[0] == loss and found[1] == count
         assert found[3].dtype == dtype and found[3].tobytes() == gx.tobytes()
         if divisor is None:
-            accuracy, _ = gpu.mean_loss('BINARY_ACCURACY', x, t)
+            accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
             assert found[2] == accuracy and found[2].dtype == dtype
         else:
             assert found[1] is None and found[2] is None
-        assert gpu.training_loss(kind, x, t, divisor, with_gradient=False)[::3] == (loss, None)
+        assert training_loss(kind, x, t, divisor, with_gradient=False)[::3] == (loss, None)
 
 
 def test_too_many_for_anything_along(device):
-    x, t = map(device.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (policy.LOSS_ALONG + 1,)))
-    _, _, accuracy, gx = gpu.training_loss('SIGMOID_CROSS_ENTROPY', x, t)
-    assert gx is None and accuracy == gpu.mean_loss('BINARY_ACCURACY', x, t)[0]
-    x, t = map(device.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (policy.LOSS_CHUNK + 1,)))
-    found = gpu.training_loss('SIGMOID_CROSS_ENTROPY', x, t)
-    assert found[:2] == gpu.mean_loss('SIGMOID_CROSS_ENTROPY', x, t) and found[2:] == (None, None)
+    x, t = map(device.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (LOSS_ALONG + 1,)))
+    _, _, accuracy, gx = training_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    assert gx is None and accuracy == mean_loss_forward('BINARY_ACCURACY', x, t)[0]
+    x, t = map(device.put, arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (LOSS_CHUNK + 1,)))
+    found = training_loss('SIGMOID_CROSS_ENTROPY', x, t)
+    assert found[:2] == mean_loss_forward('SIGMOID_CROSS_ENTROPY', x, t) and found[2:] == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize('n_rows, kinds', [(128, 'S'), (400, 'Sg'), (1400, 'SSBBg')])
@@ -220,4 +231,4 @@ def test_what_came_along_is_for_the_same_loss(device):
             del device.launched[:]
             found = chainer_nodes._loss_grad(a_step, *case)
             assert len(device.launched) == n_launches
-            assert found.tobytes() == gpu.mean_loss_grad(*case).tobytes()
+            assert found.tobytes() == mean_loss_backward(*case).tobytes()

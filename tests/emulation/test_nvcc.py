@@ -11,12 +11,21 @@ import pytest
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import partial_sums
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.bspmm import AHEAD_LONG
+from chainer_bspmm.ops.bspmm import sum_pieces_launch
+from chainer_bspmm.ops.embed_rows import embed_launch
+from chainer_bspmm.ops.gates.launches import gated_launch
+from chainer_bspmm.ops.gates.launches import gated_weights_launch
+from chainer_bspmm.ops.graph_linear.launches import Layer
+from chainer_bspmm.ops.graph_linear.launches import layer_launch
+from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
 from chainer_bspmm.training import flat_gradients
-from chainer_bspmm.training import peer_sums
 from chainer_bspmm.training import fused_update
+from chainer_bspmm.training import peer_sums
 from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
+
 
 # From Turing on: the generations that CuPy supports and this project names.
 ARCHITECTURES = ('sm_75', 'sm_80', 'sm_90', 'sm_100', 'sm_120')
@@ -35,17 +44,17 @@ DOTS = [
     (('LANES', lanes), ('TILE', tile))
     for lanes, tile in ((1, 1), (2, 4), (4, 4), (8, 2), (16, 2), (32, 4))
 ]
-H200 = policy.Device(132, 60 << 20)
+H200 = Device(132, 60 << 20)
 
 
 def gated_step(n_rows, widths, has_state, is_gradient, itemsize, is_same=False):
     """Return the constants of what the policy launches, without the vector's width."""
-    plan = policy.gated_launch(n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, H200)
+    plan = gated_launch(n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, H200)
     return (*plan.defines[1:], ('TANH', int(has_state)))
 
 
 def gated_weights(widths, has_state, itemsize, is_same=False):
-    plan = policy.gated_weights_launch(2300, widths, has_state, is_same, 1, itemsize, H200)
+    plan = gated_weights_launch(2300, widths, has_state, is_same, 1, itemsize, H200)
     return plan.defines[1:]
 
 
@@ -72,8 +81,8 @@ GATED_WEIGHTS = [
 
 
 def graph_linear(n_rows, is_backward, itemsize, has_quads, *layer):
-    layer = policy.Layer(*layer)
-    plan = policy.layer_launch(layer, n_rows, itemsize, has_quads, H200, is_backward)
+    layer = Layer(*layer)
+    plan = layer_launch(layer, n_rows, itemsize, has_quads, H200, is_backward)
     has_dropout = int(layer.activation == 'relu')
     return (*plan.defines[1:], ('WEIGHTED', 1), ('DROPOUT', has_dropout), ('FEATURES', 1))
 
@@ -126,7 +135,7 @@ CONSTANTS = {
         )
     ],
     'graph_linear': LAYERS,
-    'embed_grad': [policy.embed_launch(2300, 118, 64).defines[1:]],
+    'embed_grad': [embed_launch(2300, 118, 64).defines[1:]],
     'mean_loss': [
         (
             ('KIND', kind),
@@ -135,7 +144,7 @@ CONSTANTS = {
             ('GRADIENT', gradient),
             ('COMBINE', combine),
             ('ALONG', along),
-            ('CHUNK', policy.LOSS_CHUNK),
+            ('CHUNK', LOSS_CHUNK),
         )
         for kind, ignore_nan, counted, gradient, combine, along in (
             ('SIGMOID_CROSS_ENTROPY', 0, 1, 0, 0, 1),
@@ -146,7 +155,7 @@ CONSTANTS = {
             ('BINARY_ACCURACY', 0, 1, 0, 1, 0),
         )
     ],
-    'sum_pieces': [policy.sum_pieces_launch(2, 64, 64).defines[1:]],
+    'sum_pieces': [sum_pieces_launch(2, 64, 64).defines[1:]],
     'sum_partials': [partial_sums.DEFINES[1:]] * len(STORAGE),
     'gated_step': GATED,
     'gated_weights': GATED_WEIGHTS,
@@ -322,7 +331,7 @@ def test_kernel_compiles_without_a_warning_or_a_spill(nvcc_usage, name, dtype, w
 def test_rows_in_pieces_compile(nvcc_usage, name, dtype, width, architecture):
     defines = dict(defines_of(name, dtype, width), PIECES=1)
     if name == 'bspmm_csr':
-        defines.update(AHEAD=policy.AHEAD_LONG, COLUMNS=1, PIPELINED=0)
+        defines.update(AHEAD=AHEAD_LONG, COLUMNS=1, PIPELINED=0)
     check_compiled(nvcc_usage, name, dtype, tuple(defines.items()), architecture)
 
 

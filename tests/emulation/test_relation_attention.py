@@ -9,8 +9,8 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.functions.fused import attention_pattern
-from chainer_bspmm.functions.fused import relation_attention
+from chainer_bspmm.ops import attention_pattern
+from chainer_bspmm.ops import relation_attention
 from tests.emulation.emulator.elementwise_on_cpu import elementwise
 from tests.support import random_matrix
 from tests.support.relations import UNSORTED

@@ -1,12 +1,10 @@
 import numpy
 import pytest
 
-from chainer_bspmm.backend.scale_adj import scale_adj
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.ops.scale_adj import scale_adj
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import relations
-
-from chainer_bspmm import BatchedCSR
-
 from tests.emulation.kernel_cases import batch
 
 

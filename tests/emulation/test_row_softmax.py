@@ -3,15 +3,13 @@ import types
 import numpy
 import pytest
 
-from chainer_bspmm import backend
-from chainer_bspmm.backend import cpu
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.functions.fused import linear_softmax
-from chainer_bspmm.functions.fused.linear_softmax import LinearSoftmax
-
+from chainer_bspmm.ops import linear_softmax
+from chainer_bspmm.ops.linear_softmax import LinearSoftmax
+from chainer_bspmm.ops.linear_softmax import row_softmax_backward
+from chainer_bspmm.ops.linear_softmax import row_softmax_forward
 from tests.emulation.gated_cases import summed
-
 from tests.emulation.kernel_cases import CHANNELS, DTYPES
+
 
 # Roundings to the dtype, three where terms are added, and a few of what is calculated in.
 BOUND = {'e': 2**-9, 'f': 2**-20, 'd': 2**-48}
@@ -21,11 +19,11 @@ def check(device, dtype, shape, shift=0):
     rng = numpy.random.RandomState(0)
     x, g = (rng.uniform(-3, 3, of).astype(dtype) for of in (shape, shape[1:]))
     a = device.put(x, shift)
-    y = gpu.row_softmax(a)
-    gradients = gpu.row_softmax_grad(a, device.put(g, shift))
+    y = row_softmax_forward(a)
+    gradients = row_softmax_backward(a, device.put(g, shift))
     wide = x.astype('d')
-    expected = cpu.row_softmax(wide)
-    wanted = cpu.row_softmax_grad(a.astype('d'), g.astype('d'))
+    expected = row_softmax_forward(wide)
+    wanted = row_softmax_backward(a.view(numpy.ndarray).astype('d'), g.astype('d'))
     for actual, of in ((a, wide), (y, expected), (gradients, wanted)):
         assert actual.dtype == dtype and actual.shape == of.shape
         numpy.testing.assert_allclose(actual, of, BOUND[dtype], 3 * BOUND[dtype])
@@ -53,7 +51,7 @@ def test_unaligned_input(device, dtype, shift, width):
 def test_largest_values_and_nan(device):
     largest, inf, nan = numpy.finfo('f').max, numpy.inf, numpy.nan
     rows = [[largest, -largest], [-largest, -largest], [-inf, 3], [inf, 3], [nan, 3], [5, 5]]
-    y = gpu.row_softmax(device.put(numpy.array([rows], 'f')))
+    y = row_softmax_forward(device.put(numpy.array([rows], 'f')))
     nans = [nan, nan]
     expected = [[1, 0], [0.5, 0.5], [0, 1], nans, nans, [0.5, 0.5]]
     numpy.testing.assert_array_equal(y[[0, 1, 2, 4, 5]], numpy.take(expected, [0, 1, 2, 4, 5], 0))
@@ -74,8 +72,7 @@ def test_node(device, monkeypatch):
     memory = types.SimpleNamespace(empty=device._empty)
     room = types.SimpleNamespace(get_array_module=lambda array: memory)
     monkeypatch.setattr(linear_softmax, 'chainer_backend', room)
-    monkeypatch.setattr(backend, 'layer_of', gpu.layer_of)
-    monkeypatch.setattr(gpu, 'sum_partials', summed)
+    monkeypatch.setattr('chainer_bspmm.ops.graph_linear.launches.sum_partials', summed)
     found = outcome([device.put(array) for array in given])
     assert device.names == {'row_softmax', 'graph_linear'} and len(device.launched) == 6
     for actual, of in zip(found, wanted):
@@ -86,5 +83,5 @@ def test_node(device, monkeypatch):
 @pytest.mark.parametrize('shape', [(2, 0, 4), (2, 3, 0), (1, 0, 4)])
 def test_empty_result_launches_nothing(device, shape):
     a = device.put(numpy.zeros(shape, 'f'))
-    assert gpu.row_softmax(a).shape == shape[1:] and not device.launched
-    assert gpu.row_softmax_grad(a, device.put(numpy.zeros(shape[1:], 'f'))).shape == shape
+    assert row_softmax_forward(a).shape == shape[1:] and not device.launched
+    assert row_softmax_backward(a, device.put(numpy.zeros(shape[1:], 'f'))).shape == shape

@@ -1,12 +1,15 @@
 import numpy
 import pytest
 
-from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
-
-from tests.emulation.kernel_cases import CHANNELS, DTYPES, TERM
+from chainer_bspmm.ops import segments
+from chainer_bspmm.ops.segments import reduce_launches
+from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.segments import segment_sum_forward
 from tests.emulation.kernel_cases import assert_exact, integers, weighted
+from tests.emulation.kernel_cases import CHANNELS, DTYPES, TERM
+from tests.support import reference
+
 
 # Empty segments first, in between and last; one row; one huge among tiny ones; one row more, as
 # many as, and one row fewer than the kernel loads ahead.
@@ -30,8 +33,8 @@ LONG = (
 
 @pytest.fixture
 def chunks_of_four(monkeypatch):
-    monkeypatch.setattr(policy, 'MIN_CHUNK', 4)
-    monkeypatch.setattr(policy, 'reduce_launches', policy.reduce_launches.__wrapped__)
+    monkeypatch.setattr('chainer_bspmm.ops.segments.MIN_CHUNK', 4)
+    monkeypatch.setattr('chainer_bspmm.ops.segments.reduce_launches', reduce_launches.__wrapped__)
 
 
 def offsets_of(sizes):
@@ -39,7 +42,7 @@ def offsets_of(sizes):
 
 
 def check(device, operation, x, offsets, weights=None):
-    y = getattr(gpu, 'segment_' + operation)(x, offsets, None, weights)
+    y = getattr(segments, 'segment_%s_forward' % operation)(x, offsets, None, weights)
     expected = getattr(reference, 'segment_' + operation)(x, offsets, weights)
     assert_exact(y, expected, x.dtype.char)
     return y
@@ -167,22 +170,22 @@ def test_parts_of_a_long_segment_are_not_rounded_to_float16(device, chunks_of_fo
 def test_one_launch_where_no_segment_is_long(device, chunks_of_four):
     offsets = offsets_of((3, 4, 0, 4, 1))
     x = device.put(integers((offsets[-1], 3), 'f', TERM))
-    y = gpu.segment_sum(x, offsets, 4)
+    y = segment_sum_forward(x, offsets, 4)
     assert_exact(y, reference.segment_sum(x, offsets), 'f')
     assert len(device.launched) == 1
     # It is a hint: a wrong one only costs time.
     offsets = offsets_of((12,))
-    assert_exact(gpu.segment_max(x, offsets, 1), reference.segment_max(x, offsets), 'f')
+    assert_exact(segment_max_forward(x, offsets, 1), reference.segment_max(x, offsets), 'f')
 
 
 @pytest.mark.parametrize('sizes', [(2, 0, 3), (5, 7)], ids=str)
 def test_blocks_that_stride_over_the_channels(device, chunks_of_four, monkeypatch, sizes):
-    plan = policy.reduce_launches
+    plan = reduce_launches
 
     def narrow(*sizes):
         return [launch._replace(grid=(launch.grid[0], 2, 1)) for launch in plan(*sizes)]
 
-    monkeypatch.setattr(policy, 'reduce_launches', narrow)
+    monkeypatch.setattr('chainer_bspmm.ops.segments.reduce_launches', narrow)
     offsets = offsets_of(sizes)
     check(device, 'sum', device.put(integers((offsets[-1], 33 * 4 * 3), 'f', TERM)), offsets)
 
@@ -190,7 +193,7 @@ def test_blocks_that_stride_over_the_channels(device, chunks_of_four, monkeypatc
 @pytest.mark.parametrize('sizes, n_channels', [((), 3), ((2, 1), 0)], ids=str)
 def test_empty_result_launches_nothing(device, sizes, n_channels):
     x = device.put(numpy.zeros((sum(sizes), n_channels), 'f'))
-    for operation in (gpu.segment_sum, gpu.segment_max):
+    for operation in (segment_sum_forward, segment_max_forward):
         assert operation(x, offsets_of(sizes)).shape == (len(sizes), n_channels)
     assert not device.launched
 
@@ -200,5 +203,5 @@ def test_empty_result_launches_nothing(device, sizes, n_channels):
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_sum_of_all_rows(device, chunks_of_four, dtype, n_channels, n_rows):
     x = device.put(integers((n_rows, n_channels), dtype, TERM))
-    assert_exact(gpu.row_sum(x), x.astype('d').sum(axis=0), dtype)
+    assert_exact(row_sum(x), x.astype('d').sum(axis=0), dtype)
     assert len(device.launched) == (n_channels and 1 + (n_rows > 4))

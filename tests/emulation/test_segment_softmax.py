@@ -1,19 +1,20 @@
 import numpy
 import pytest
 
-from chainer_bspmm import reference
-from chainer_bspmm.backend import gpu
-from chainer_bspmm.cuda import policy
-
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
+from chainer_bspmm.ops.segment_softmax import softmax_launch
 from tests.emulation.kernel_cases import CHANNELS, DTYPES
 from tests.emulation.kernel_cases import integers, weighted
+from tests.support import reference
+
 
 # Relative error of an element: its rounding to the dtype, and a few of what it is calculated in.
 BOUND = {'e': 2**-10, 'f': 2**-20, 'd': 2**-48}
 
 
 def check_gradient(device, y, gy, offsets, weights=None, shift=0):
-    gx = gpu.segment_softmax_grad(device.put(y, shift), device.put(gy, shift), offsets, weights)
+    gx = segment_softmax_backward(device.put(y, shift), device.put(gy, shift), offsets, weights)
     assert gx.dtype == y.dtype
     expected = reference.segment_softmax_grad(y, gy, offsets, weights)
     bound = BOUND[y.dtype.char]
@@ -27,7 +28,7 @@ def check(device, dtype, n_channels, sizes, spare=0, shift=0):
     offsets = numpy.cumsum((0,) + sizes).astype(numpy.int32)
     n_rows = int(offsets[-1])
     x, gy = (rng.uniform(-3, 3, (n_rows + spare, n_channels)).astype(dtype) for _ in range(2))
-    y = gpu.segment_softmax(device.put(x, shift), offsets)
+    y = segment_softmax_forward(device.put(x, shift), offsets)
     assert y.dtype == dtype and y.shape == x.shape
     expected = reference.segment_softmax(x[:n_rows], offsets)
     numpy.testing.assert_allclose(y[:n_rows], expected, rtol=BOUND[dtype])
@@ -68,10 +69,9 @@ def test_unaligned_input(device, dtype, shift, width):
 
 
 def test_blocks_that_stride_over_the_channels(device, monkeypatch):
-    plan = policy.softmax_launch
+    plan = softmax_launch
     monkeypatch.setattr(
-        policy,
-        'softmax_launch',
+        'chainer_bspmm.ops.segment_softmax.softmax_launch',
         lambda *sizes: plan(*sizes)._replace(grid=(plan(*sizes).grid[0], 2, 1)),
     )
     check(device, 'f', 33 * 4 * 3, (2, 0, 3))
@@ -89,7 +89,7 @@ def test_weights(device, dtype, n_channels, sizes):
     x, gy = (rng.uniform(-3, 3, poison.shape).astype(dtype) for _ in range(2))
     x[uncounted], gy[uncounted] = poison[uncounted], poison[uncounted]
     weights = device.put(weights)
-    y = gpu.segment_softmax(device.put(x), offsets, weights)
+    y = segment_softmax_forward(device.put(x), offsets, weights)
     assert y.dtype == dtype and not y[uncounted].any()
     expected = reference.segment_softmax(x, offsets, weights)
     last_place = float(numpy.finfo(dtype).smallest_subnormal)  # a large weight makes y that small
@@ -101,12 +101,12 @@ def test_weights_of_copies(device):
     """A row of weight 3 is three rows, and its gradient the sum of theirs."""
     x, gy = numpy.array([[1], [2], [2], [2]], 'd'), numpy.array([[3], [5], [7], [11]], 'd')
     weights = device.put(numpy.array([1, 3], 'f'))
-    y = gpu.segment_softmax(device.put(x), numpy.array([0, 4], 'i'))
-    folded = gpu.segment_softmax(device.put(x[:2]), numpy.array([0, 2], 'i'), weights)
+    y = segment_softmax_forward(device.put(x), numpy.array([0, 4], 'i'))
+    folded = segment_softmax_forward(device.put(x[:2]), numpy.array([0, 2], 'i'), weights)
     numpy.testing.assert_allclose(folded, y[:2], rtol=BOUND['d'])
-    gx = gpu.segment_softmax_grad(y, device.put(gy), numpy.array([0, 4], 'i'))
+    gx = segment_softmax_backward(y, device.put(gy), numpy.array([0, 4], 'i'))
     sums = device.put(numpy.stack([gy[0], gy[1:].sum(axis=0)]))
-    folded = gpu.segment_softmax_grad(folded, sums, numpy.array([0, 2], 'i'), weights)
+    folded = segment_softmax_backward(folded, sums, numpy.array([0, 2], 'i'), weights)
     expected = numpy.stack([gx[0], gx[1:].sum(axis=0)])
     numpy.testing.assert_allclose(folded, expected, rtol=4 * BOUND['d'])
 
@@ -114,7 +114,7 @@ def test_weights_of_copies(device):
 def test_largest_values_and_nan(device):
     largest, nan = numpy.finfo('f').max, numpy.nan
     x = [[largest, nan], [-largest, 1], [5, -largest], [5, 0], [1, 2], [nan, 2]]
-    y = gpu.segment_softmax(device.put(numpy.array(x, 'f')), numpy.array([0, 2, 4, 6], 'i'))
+    y = segment_softmax_forward(device.put(numpy.array(x, 'f')), numpy.array([0, 2, 4, 6], 'i'))
     expected = [[1, nan], [0, nan], [0.5, 0], [0.5, 1], [nan, 0.5], [nan, 0.5]]
     numpy.testing.assert_array_equal(y, expected)
 
@@ -124,7 +124,7 @@ def test_gradient_that_is_not_aligned(device):
     a, g = (integers((6, 4), 'f', seed=seed) for seed in (2, 3))
     offsets = numpy.array([0, 2, 6], 'i')
     inner = reference.segment_sum(a.astype('d') * g, offsets)
-    gx = gpu.segment_softmax_grad(device.put(a), device.put(g, 4), offsets)
+    gx = segment_softmax_backward(device.put(a), device.put(g, 4), offsets)
     numpy.testing.assert_array_equal(gx, (a * (g - inner.repeat([2, 4], axis=0))).astype('f'))
     assert device.launched[-1]['VECTOR'] == 1
 
@@ -137,9 +137,9 @@ def test_arithmetic_is_double(device, dtype):
     a = (rng.uniform(0.5, 1.5, (300, 4)) / 300).astype(dtype)
     g = (1000 + rng.uniform(-1, 1, (300, 4))).astype(dtype)
     inner = (a.astype('d') * g).sum(axis=0)
-    gx = gpu.segment_softmax_grad(device.put(a), device.put(g), offsets)
+    gx = segment_softmax_backward(device.put(a), device.put(g), offsets)
     numpy.testing.assert_array_equal(gx, (a * (g - inner)).astype(dtype))
-    y = gpu.segment_softmax(device.put(g), offsets)
+    y = segment_softmax_forward(device.put(g), offsets)
     numpy.testing.assert_array_equal(y, reference.segment_softmax(g, offsets).astype(dtype))
 
 
@@ -147,5 +147,5 @@ def test_arithmetic_is_double(device, dtype):
 def test_empty_result_launches_nothing(device, n_rows, n_channels, n_segments):
     x = device.put(numpy.zeros((n_rows, n_channels), 'f'))
     offsets = numpy.linspace(0, n_rows, n_segments + 1).astype(numpy.int32)
-    assert gpu.segment_softmax(x, offsets).shape == (n_rows, n_channels)
+    assert segment_softmax_forward(x, offsets).shape == (n_rows, n_channels)
     assert not device.launched

@@ -5,12 +5,12 @@ import pytest
 
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
-from chainer_bspmm import reference
 from chainer_bspmm.papers import gpu
 from chainer_bspmm.papers import policy
-
-from tests.emulation.kernel_cases import BATCHES, DTYPES
 from tests.emulation.kernel_cases import assert_exact, batch, integers
+from tests.emulation.kernel_cases import BATCHES, DTYPES
+from tests.support import reference
+
 
 # Exact in every dtype: powers of two and small integers.
 FACTORS = [(1, 0), (1, 1), (2, 0), (-0.5, 2), (0, 1), (0, 0), (1, -1)]

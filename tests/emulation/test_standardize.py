@@ -7,7 +7,7 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm.functions.fused import standardize
+from chainer_bspmm.ops import standardize
 
 from tests.emulation.emulator.elementwise_on_cpu import elementwise
 

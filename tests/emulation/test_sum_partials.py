@@ -5,11 +5,10 @@ import pytest
 
 import chainer
 
-from chainer_bspmm.backend import gpu
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import step
-from chainer_bspmm.functions import node
-
+from chainer_bspmm.cuda.partial_sums import sum_partials
+from chainer_bspmm.ops import node
 from tests.emulation.kernel_cases import DTYPES, integers
 
 
@@ -46,20 +45,20 @@ def made(device, monkeypatch):
 def test_rows(device, made, dtype, n_rows):
     source = partials(device, dtype, n_rows, 77)
     parts = [(0, (3, 11), dtype), (40, (1,), dtype), (41, (36,), dtype)]
-    check(gpu.sum_partials(source, parts), source, parts)
+    check(sum_partials(source, parts), source, parts)
     assert device.names == {'sum_partials'} and len(device.launched) == 1
 
 
 def test_more_results_than_a_launch_has_places_for(device, made):
     source = partials(device, 'f', 5, 200)
     parts = [(i, (1,), 'f') for i in range(200)]
-    check(gpu.sum_partials(source, parts), source, parts)
+    check(sum_partials(source, parts), source, parts)
     assert len(device.launched) == 3
 
 
 def test_nothing_to_sum(device, made):
     source = partials(device, 'f', 5, 3)
-    (found,) = gpu.sum_partials(source, [(3, (0, 4), 'f')])
+    (found,) = sum_partials(source, [(3, (0, 4), 'f')])
     assert found.shape == (0, 4) and not device.launched
 
 
@@ -74,7 +73,7 @@ def pending(monkeypatch):
 def test_sums_of_a_step_are_one_launch_at_its_end(device, made, pending):
     sources = [partials(device, 'f', n, 70, seed=n) for n in (3, 20, 9)]
     parts = [(2, (33,), 'f'), (40, (4, 5), 'f')]
-    found = [gpu.sum_partials(source, parts) for source in sources]
+    found = [sum_partials(source, parts) for source in sources]
     assert not device.launched and numpy.isnan(found[0][0]).all()
     assert not pending.others_than([array for arrays in found for array in arrays])
     assert pending.others_than(found[0])
@@ -86,12 +85,12 @@ def test_sums_of_a_step_are_one_launch_at_its_end(device, made, pending):
 
 def test_tied_parameters_are_summed_together(device, made, pending):
     sources = [partials(device, 'f', n, 70, seed=n) for n in (3, 20, 9)]
-    total, *others = [gpu.sum_partials(source, [(1, (50,), 'f')])[0] for source in sources]
+    total, *others = [sum_partials(source, [(1, (50,), 'f')])[0] for source in sources]
     for other in others:
         assert pending.chain(total, other)
     assert not pending.chain(total, others[0]), 'it is pending no more'
     assert not pending.chain(total, total)
-    (half,) = gpu.sum_partials(sources[0], [(1, (50,), 'e')])
+    (half,) = sum_partials(sources[0], [(1, (50,), 'e')])
     assert not pending.chain(total, half)
     pending.launch()
     check([total], numpy.concatenate(sources), [(1, (50,), 'f')])
@@ -99,7 +98,7 @@ def test_tied_parameters_are_summed_together(device, made, pending):
 
 def test_a_sum_that_is_needed_at_once(device, made, pending):
     source = partials(device, 'f', 9, 70)
-    first, second = gpu.sum_partials(source, [(0, (33,), 'f'), (40, (20,), 'f')])
+    first, second = sum_partials(source, [(0, (33,), 'f'), (40, (20,), 'f')])
     pending.settle(first)
     check([first], source, [(0, (33,), 'f')])
     assert numpy.isnan(second).all() and not pending.chain(first, second)
@@ -111,7 +110,7 @@ def test_a_sum_that_is_needed_at_once(device, made, pending):
 
 def test_a_chain_ends_where_a_launch_has_no_more_places(device, made, pending):
     source = partials(device, 'f', 2, 4)
-    total, *others = [gpu.sum_partials(source, [(0, (4,), 'f')])[0] for _ in range(81)]
+    total, *others = [sum_partials(source, [(0, (4,), 'f')])[0] for _ in range(81)]
     assert [pending.chain(total, other) for other in others] == [True] * 79 + [False]
 
 
@@ -119,7 +118,7 @@ def test_gradients_of_one_variable(device, made, pending):
     """Added up later where all are pending, else at once."""
     source = partials(device, 'f', 9, 70)
     first, second, third = (
-        chainer.Variable(array) for array in gpu.sum_partials(source, [(0, (33,), 'f')] * 3)
+        chainer.Variable(array) for array in sum_partials(source, [(0, (33,), 'f')] * 3)
     )
     total = node._accumulated(first, second)
     assert total is first and not device.launched

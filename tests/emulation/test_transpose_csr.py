@@ -2,11 +2,10 @@ import numpy
 import pytest
 
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.cuda import policy
 from chainer_bspmm.sparse import build
-
-from tests.emulation.kernel_cases import BATCHES
+from chainer_bspmm.sparse.build import transpose_launch
 from tests.emulation.kernel_cases import batch, transpose_on
+from tests.emulation.kernel_cases import BATCHES
 
 
 def check(device, adj):
@@ -85,7 +84,7 @@ def test_warps(device, n_entries, warps):
     indices = numpy.random.RandomState(0).randint(0, 20, n_entries)
     indptr = numpy.linspace(0, n_entries, 21).astype(int)
     adj = BatchedCSR(indptr, indices, numpy.array([0, 20]))
-    launch = policy.transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
+    launch = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
     assert launch.block == (warps * 32, 1, 1)
     check(device, adj)
 

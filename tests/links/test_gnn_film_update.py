@@ -80,5 +80,5 @@ def test_bad_input():
     adj = BatchedCSR.from_matrices([numpy.ones((3, 2, 2), 'f')])
     with pytest.raises(ValueError, match='adj: expected 5 relations, .* got .* 3 relations'):
         link(numpy.ones((2, 5), 'f'), adj)
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR .*got ndarray .*concat_mols'):
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray .*concat_mols'):
         link(numpy.ones((1, 2, 5), 'f'), numpy.ones((1, 5, 2, 2), 'f'))

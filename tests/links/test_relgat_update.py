@@ -136,5 +136,5 @@ def test_bad_input():
         link(numpy.ones((3, 5), 'f'), adj)
     with pytest.raises(ValueError, match=r'h: expected a row .*got shape \(1, 2, 5\)'):
         link(numpy.ones((1, 2, 5), 'f'), adj)
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR .*got ndarray .*concat_mols'):
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, got ndarray .*concat_mols'):
         link(numpy.ones((1, 2, 5), 'f'), numpy.ones((1, 4, 2, 2), 'f'))

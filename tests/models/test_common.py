@@ -302,7 +302,7 @@ def test_reset_state_of_gnn_film():
 
 @pytest.mark.parametrize('name', BASE + ('GGNN_GWM', 'GGNN_CWLE', 'GGNN_GWLE'))
 def test_dense_adjacency_is_refused_with_advice(name):
-    message = 'adj: expected a BatchedCSR or BatchedCOO, got ndarray of shape .*concat_mols'
+    message = 'adj: expected a BatchedCSR, got ndarray of shape .*concat_mols'
     with pytest.raises(TypeError, match=message):
         ours(name)(*dense_concat_mols(examples_of(name)))
 

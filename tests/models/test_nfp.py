@@ -8,11 +8,11 @@ from chainer.link_hooks import TimerHook
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
 from chainer_chemistry.models import NFP as DenseNFP
 
-from chainer_bspmm import backend
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
 from chainer_bspmm.models import NFP
+from chainer_bspmm.ops.bspmm import bspmm_forward
 from tests.support import parity
 from tests.support import relative_error
 from tests.support.molecules import molecules
@@ -75,13 +75,13 @@ def test_concatenated_layers(device, n_update_layers):
 
 def test_degrees_are_found_once_a_batch(monkeypatch):
     products = []
-    bspmm = backend.bspmm
+    bspmm = bspmm_forward
 
     def counted(adj, x, *args, **kwargs):
         products.append(x.shape[-1])
         return bspmm(adj, x, *args, **kwargs)
 
-    monkeypatch.setattr(backend, 'bspmm', counted)
+    monkeypatch.setattr('chainer_bspmm.ops.degree_linear.bspmm_forward', counted)
     NFP(3, n_update_layers=5)(*concat_mols(EXAMPLES))
     assert products.count(1) == 1 and products.count(16) == 5
 

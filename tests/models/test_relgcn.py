@@ -14,10 +14,10 @@ from chainer_bspmm import BatchedCSR
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
 from chainer_bspmm import sparsify
-from chainer_bspmm.backend.scale_adj import scale_adj
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import RelGCN
 from chainer_bspmm.models import RelGCNSparse
+from chainer_bspmm.ops.scale_adj import scale_adj
 from tests.support import graph_data
 from tests.support import parity
 from tests.support import relative_error
@@ -116,7 +116,7 @@ def test_input_of_another_type():
 
 def test_features_with_a_dense_adjacency():
     _, adj, _ = molecules([3])[0]
-    with pytest.raises(TypeError, match='adj: expected a BatchedCSR .*concat_mols'):
+    with pytest.raises(TypeError, match='adj: expected a BatchedCSR, .*concat_mols'):
         RelGCN(input_type='float')(numpy.ones((1, 3, 2), 'f'), adj[None])
 
 

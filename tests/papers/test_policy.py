@@ -5,8 +5,9 @@ from hypothesis import strategies
 import pytest
 
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda.policy import BLOCK
+from chainer_bspmm.cuda.plans import BLOCK
 from chainer_bspmm.papers import policy
+
 
 # --- SWA ---
 

@@ -8,17 +8,18 @@ import pytest
 import chainer
 from chainer.backends import cuda
 
-from chainer_bspmm import backend
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
 from chainer_bspmm import BatchedSELL
 from chainer_bspmm import functions
 from chainer_bspmm.cuda.step import Step
 from chainer_bspmm.cuda.step import under_way
-from chainer_bspmm.functions.fused.attention_pattern import attention_pattern
-from chainer_bspmm.functions.fused.degree_linear import degrees_of
-from chainer_bspmm.functions.fused.edge_film import edge_film
-from chainer_bspmm.functions.fused.relation_attention import relation_attention
+from chainer_bspmm.ops.attention_pattern import attention_pattern
+from chainer_bspmm.ops.bspmm import bsddmm_forward
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.degree_linear import degrees_of
+from chainer_bspmm.ops.edge_film import edge_film
+from chainer_bspmm.ops.relation_attention import relation_attention
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse.batched_csr import fill_buffers
 from chainer_bspmm.sparse.edges import edges_of
@@ -182,7 +183,7 @@ def test_sampled_product(pair):
     rng = numpy.random.RandomState(0)
     u, v = (rng.uniform(-1, 1, (n, 5)) for n in (adj.n_rows, adj.n_cols))
     actual, expected = (
-        backend.bsddmm(
+        bsddmm_forward(
             m,
             *(
                 m.xp.asarray(padded_rows(array, n, 3.0))
@@ -247,10 +248,10 @@ def test_forced_algorithms(algorithm, fits):
     spare = with_spare(BATCHES['many'], 3, 3, cuda.cupy)
     x = cuda.cupy.ones((spare.n_cols, 4))
     if fits:
-        assert not backend.bspmm(spare, x, algorithm=algorithm)[-3:].any()
+        assert not bspmm_forward(spare, x, algorithm=algorithm)[-3:].any()
     else:
         with pytest.raises(ValueError, match="expected one of 'auto', 'vector', 'pipelined'"):
-            backend.bspmm(spare, x, algorithm=algorithm)
+            bspmm_forward(spare, x, algorithm=algorithm)
 
 
 def check_function(pair, function, rows, n_channels, *parameters, fill=7.0):

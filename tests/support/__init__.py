@@ -6,7 +6,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm import BatchedCOO
 from chainer_bspmm import BatchedCSR
-from chainer_bspmm.functions.fused import dropout_draws
+from chainer_bspmm.ops import dropout
 
 DTYPES = ('float16', 'float32', 'float64')
 
@@ -26,7 +26,7 @@ def widths_on(xp):
 def draw_as_chainer(monkeypatch):
     """Let dropout on a host keep the elements that ``chainer.functions.dropout`` keeps."""
     monkeypatch.setattr(
-        dropout_draws, 'draw_kept', lambda shape, ratio: numpy.random.rand(*shape) >= ratio
+        dropout, 'draw_kept', lambda shape, ratio: numpy.random.rand(*shape) >= ratio
     )
 
 

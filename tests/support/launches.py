@@ -1,4 +1,4 @@
-"""What the GPU backend launches, without a GPU: kernels are recorded instead of run."""
+"""What is launched on a GPU, without one: kernels are recorded instead of run."""
 
 import collections
 import types
@@ -7,10 +7,10 @@ import numpy
 
 from chainer.backends import cuda
 
-from chainer_bspmm import backend
-from chainer_bspmm import papers
 from chainer_bspmm.cuda import kernels
-from chainer_bspmm.cuda import policy
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda.plans import Device
+
 
 # defines: all compile-time constants (dict).
 Launched = collections.namedtuple('Launched', 'name defines grid block shared_bytes arguments')
@@ -48,9 +48,8 @@ class Launches(list):
         super().__init__()
         self.shifts = []
         monkeypatch.setattr(kernels, 'load', self._load)
-        monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
-        for room in (backend, papers):
-            monkeypatch.setattr(room, '_module', lambda x, room=room: room.gpu)
+        monkeypatch.setattr(kernels, 'device', lambda device_id: Device(132, 60 << 20))
+        monkeypatch.setattr(launch, 'on_gpu', lambda x: True)
         runtime = types.SimpleNamespace(getDevice=lambda: 0)
         cupy = types.SimpleNamespace(empty=self._empty, cuda=types.SimpleNamespace(runtime=runtime))
         monkeypatch.setattr(cuda, 'cupy', cupy)

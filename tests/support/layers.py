@@ -2,7 +2,7 @@
 
 from chainer import functions
 
-from chainer_bspmm.functions.fused.graph_linear import graph_linear
+from chainer_bspmm.ops.graph_linear import graph_linear
 
 
 def linear_relu(x, W, b=None, dropout_ratio=0.0):

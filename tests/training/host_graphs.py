@@ -20,7 +20,7 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
-from chainer_bspmm.functions.fused import arrays as fused_arrays
+from chainer_bspmm.ops import elementwise
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.training import buffers
 from chainer_bspmm.training import captured_evaluators
@@ -259,7 +259,7 @@ def _as_cupy_joins(join):
     """Refuse more than eight arrays in a step: CuPy would send a table of them from the host."""
 
     def joined(arrays, *args, **kwargs):
-        is_ours = sys._getframe(1).f_globals['__name__'] == fused_arrays.__name__
+        is_ours = sys._getframe(1).f_globals['__name__'] == elementwise.__name__
         if step.current() is not None and not is_ours and len(arrays) > 8:
             raise HostCopyError('a table of %d arrays' % len(arrays))
         return join(arrays, *args, **kwargs)

@@ -14,7 +14,6 @@ from chainer.datasets import split_dataset_random
 from chainer.datasets import SubDataset
 from chainer.iterators import SerialIterator
 
-from chainer_bspmm import backend
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import device_dataset
 from chainer_bspmm.dataset import SparseDataset
@@ -266,7 +265,7 @@ def test_the_only_molecule_is_copied_once(device, graphs, request, monkeypatch):
         request.getfixturevalue('gpu')
         device = Gpu()
     n_calls, fill = [], DeviceBatch.fill
-    monkeypatch.setattr(backend, 'gather_batch', lambda *_: pytest.fail('by one warp'))
+    monkeypatch.setattr(device_dataset, 'gather_batch', lambda *_: pytest.fail('by one warp'))
     monkeypatch.setattr(
         DeviceBatch, 'fill', lambda self, *args: n_calls.append(1) or fill(self, *args)
     )

@@ -17,16 +17,15 @@ from chainer_chemistry.functions import mean_squared_error as masked_mean_square
 from chainer_chemistry.functions import r2_score as masked_r2_score
 from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
-from chainer_bspmm import backend
-from chainer_bspmm import reference
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
-from tests.support.layers import linear_relu
-from chainer_bspmm.functions.fused.linear_softmax import linear_softmax
+from chainer_bspmm.ops.linear_softmax import linear_softmax
 from chainer_bspmm.training import chainer_nodes
 from chainer_bspmm.training import gradients
 from chainer_bspmm.training.cuda_graphs import Capturer
+from tests.support import reference
 from tests.support import relative_error
+from tests.support.layers import linear_relu
 
 
 class HostBlas:
@@ -177,11 +176,13 @@ def test_mixed_dtypes(xp, a_step, dtypes):
 
 @pytest.fixture
 def n_losses(monkeypatch):
-    """The number of calls of the backend for losses, metrics and gradients, in a list."""
+    """The number of calls for losses, metrics and gradients, in a list."""
     counts = []
-    for name in ('mean_loss', 'training_loss', 'mean_loss_grad'):
-        call = getattr(backend, name)
-        monkeypatch.setattr(backend, name, lambda *args, call=call: counts.append(1) or call(*args))
+    for name in ('mean_loss_forward', 'training_loss', 'mean_loss_backward'):
+        call = getattr(chainer_nodes, name)
+        monkeypatch.setattr(
+            chainer_nodes, name, lambda *args, call=call: counts.append(1) or call(*args)
+        )
     return counts
 
 

@@ -13,8 +13,8 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.cuda import partial_sums
 from chainer_bspmm.cuda import step
 from chainer_bspmm.functions import segment_sum
-from chainer_bspmm.functions.node import AccumulateInPlace
-from chainer_bspmm.functions.node import FusedNode
+from chainer_bspmm.ops.node import AccumulateInPlace
+from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.training import step_program
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error

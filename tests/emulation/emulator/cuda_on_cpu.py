@@ -1,4 +1,4 @@
-"""Run the kernels without a GPU: g++ builds them, and a stand-in for CuPy lets the GPU backend
+"""Run the kernels without a GPU: g++ builds them, and a stand-in for CuPy lets the package
 itself choose, launch and call them. README.md says what a run can and cannot show."""
 
 import ctypes
@@ -17,8 +17,9 @@ import pytest
 
 from chainer.backends import cuda
 
-from chainer_bspmm import backend, papers
-from chainer_bspmm.cuda import kernels, policy
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda import plans
 from tests.emulation.emulator import cache
 from tests.support.launches import DeviceArray
 from tests.support.launches import placed
@@ -196,7 +197,7 @@ def run(kernel, grid, block, arguments, shared_bytes=0, reachable=()):
 
 
 class Device:
-    """The GPU backend with its kernels on the CPU, for the duration of a test.
+    """The GPU's part of the package with its kernels on the CPU, for the duration of a test.
 
     New arrays are full of NaN, those of integers full of 127.
 
@@ -219,13 +220,8 @@ class Device:
         self._sanitizer, self._replace = sanitizer, replace
         self.launched, self.names, self.reachable, self.n_replaced = [], set(), [], 0
         monkeypatch.setattr(kernels, 'load', self._load)
-        monkeypatch.setattr(kernels, 'device', lambda device_id: policy.Device(132, 60 << 20))
-        for rooms in (backend, papers):
-            monkeypatch.setattr(
-                rooms,
-                '_module',
-                lambda x, rooms=rooms: rooms.gpu if isinstance(x, DeviceArray) else rooms.cpu,
-            )
+        monkeypatch.setattr(kernels, 'device', lambda device_id: plans.Device(132, 60 << 20))
+        monkeypatch.setattr(launch, 'on_gpu', lambda x: isinstance(x, DeviceArray))
         monkeypatch.setattr(
             cuda,
             'cupy',

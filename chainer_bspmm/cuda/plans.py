@@ -1,0 +1,115 @@
+"""Launch plans: what the plans of all operations share. Pure functions of a few integers.
+
+Nothing here needs a GPU. Kernels take their tile sizes from the constants decided here and in the
+operations' own plans, so that grid and tile cannot disagree.
+"""
+
+import collections
+from collections.abc import Callable
+import functools
+from typing import NamedTuple
+from typing import ParamSpec
+from typing import Protocol
+from typing import TypeVar
+
+import numpy
+
+
+Parameters = ParamSpec('Parameters')
+Plan = TypeVar('Plan', covariant=True)
+
+
+class Launch(NamedTuple):
+    """How a kernel is compiled and launched."""
+
+    defines: tuple  # compile-time constants, pairs of name and value
+    grid: tuple[int, int, int]  # in CUDA's order (x, y, z), as block
+    block: tuple[int, int, int]
+    shared_bytes: int  # dynamic shared memory of a block
+    arguments: tuple  # the sizes among the kernel's arguments, which follow its arrays
+
+
+class Kept(Protocol[Parameters, Plan]):
+    """What :func:`functools.lru_cache` returns; its own annotation takes any arguments."""
+
+    __wrapped__: Callable[Parameters, Plan]
+
+    def cache_clear(self) -> None: ...
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Plan: ...
+
+
+def kept(function: Callable[Parameters, Plan]) -> Kept[Parameters, Plan]:
+    """Keep up to 4,096 plans."""
+    return functools.lru_cache(maxsize=4096)(function)
+
+
+BLOCK = 128  # threads; large enough for full occupancy, small enough for batches of few rows
+WARP = 32
+VECTOR_BYTES = 16  # the widest load of one thread
+MAX_GRID_Y = 65535
+MAX_BLOCK = 1024
+QUAD = 4  # elements that the kernel loads from shared memory at once, and what it pads with
+LONG_ROW = 128  # entries that a row of a molecule never has: no policy of theirs depends on these
+
+
+def widest_vector(n_channels, itemsize, address_bits) -> int:
+    """Return how many elements one thread moves at a time, `address_bits` being addresses or-ed.
+
+    The widest of 16, 8, 4, ... bytes that divides a row and that all addresses are aligned to.
+    """
+    width = VECTOR_BYTES // itemsize
+    while width > 1 and (n_channels % width or address_bits % (width * itemsize)):
+        width //= 2
+    return width
+
+
+# A GPU: its multiprocessors, the bytes of its L2 cache, and of shared memory that a block may have.
+Device = collections.namedtuple('Device', 'n_sms l2_bytes shared_bytes', defaults=(227 << 10,))
+
+
+# Vectors of a row that a lane of bsddmm_csr has in flight, of each entry that it takes together.
+ROW_TILE = 2
+
+
+@kept
+def dot_launch(n_rows, n_channels, width, tile=ROW_TILE) -> Launch:
+    """Plan a sub-warp per row, at most `tile` vectors per lane at once: the grid of bsddmm_csr."""
+    n_vectors = n_channels // width
+    tile = min(n_vectors, tile)
+    lanes = 1
+    while lanes * tile < n_vectors and lanes < WARP:  # a power of two: lanes reduce by halving
+        lanes *= 2
+    rows = BLOCK // lanes
+    return Launch(
+        (('VECTOR', width), ('LANES', lanes), ('TILE', tile)),
+        (-(-n_rows // rows), 1, 1),
+        (lanes, rows, 1),
+        0,
+        (numpy.int32(n_rows), numpy.int32(n_vectors)),
+    )
+
+
+def one_block(n) -> Launch:
+    """Plan one block, with a thread for each of n elements if there are at most 1,024."""
+    n_threads = min(-(-n // WARP) * WARP, 1024)
+    return Launch((('VECTOR', 1),), (1, 1, 1), (n_threads, 1, 1), 0, ())
+
+
+def row_threads(n_rows) -> Launch:
+    """Plan a thread for each row."""
+    return Launch((('VECTOR', 1),), (-(-n_rows // BLOCK), 1, 1), (BLOCK, 1, 1), 0, ())
+
+
+def vector_threads(n_units, n_vectors, width, arguments) -> Launch:
+    """Plan a thread per (unit, vector), in blocks of as many columns as leave few threads idle."""
+    tiles = -(-n_vectors // WARP)
+    columns = -(-n_vectors // tiles)
+    units = BLOCK // columns
+    return Launch(
+        (('VECTOR', width),),
+        (-(-n_units // units), min(tiles, MAX_GRID_Y), 1),
+        (columns, units, 1),
+        0,
+        tuple(map(numpy.int32, arguments)),
+    )

@@ -1,1 +1,0 @@
-"""Private nodes for links, each a `functions.node.FusedNode` that combines several operations."""

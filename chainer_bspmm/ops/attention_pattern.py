@@ -1,0 +1,232 @@
+"""The matrices that the heads of graph attention multiply by, made of a `BatchedCSR`."""
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.ops.segments import segment_sum_forward
+from chainer_bspmm.sparse import build
+from chainer_bspmm.sparse.edges import derived
+from chainer_bspmm.sparse.edges import equal_rows
+from chainer_bspmm.sparse.edges import gathering
+from chainer_bspmm.sparse.validate import fits_int32
+
+
+class AttentionPattern:
+    """The edges of every head, once a batch: see :func:`attention_pattern`.
+
+    With node i, relation r and head k, features are rows ``(i * R + r) * K + k``. Every edge has an
+    entry for each head; entries are sorted by receiver, head, relation, so that what is summed or
+    normalised together is adjacent. Spare entries come last and name row 0.
+
+    Attributes:
+        product (BatchedCSR): what weights and features are multiplied by: a row for every node, in
+            which all its heads add up, or with `side_by_side` for every (node, head).
+        sources, receivers (array): (nnz * K,) int32, the two rows of features of every entry.
+        segments (array): int32, where each group of entries that is normalised together starts.
+        by_receiver (array): (n_nodes * K * R + 1,) int32, where the entries of every (node, head,
+            relation) start.
+        isolated (BatchedCSR or None): rows as `product`, columns ``(g * R + r) * K + k``: the
+            weight of the sum over graph g's nodes in a row that has no edges to weigh; None if the
+            host knows that there is no such row.
+    """
+
+    def __init__(self, adj, n_heads, within, side_by_side, dtype):
+        xp, n_nodes, n_relations = adj.xp, adj.n_rows, adj.n_relations
+        width, nnz = n_relations * n_heads, adj.nnz * n_heads
+        fits_int32('nodes times relations times heads, twice', 2 * n_nodes * width)
+        fits_int32('non-zeros times heads, twice', 2 * nnz)
+        on_host = xp is numpy
+        fill = _fill_on_host if on_host else _fill_on_device
+        self.sources, self.receivers = xp.zeros((2, nnz), 'i')
+        self.by_receiver = xp.empty(n_nodes * width + 1, 'i')
+        fill(adj, n_heads, self.sources, self.receivers, self.by_receiver)
+        by_head = xp.ascontiguousarray(self.by_receiver[::n_relations])
+        self.segments = self.by_receiver if within else by_head
+        rows_per_node = n_heads if side_by_side else 1
+        self.product = derived(
+            adj,
+            data=None,
+            indices=self.sources,
+            nnz=nnz,
+            indptr=by_head if side_by_side else xp.ascontiguousarray(by_head[::n_heads]),
+            row_offsets=adj.row_offsets * rows_per_node,
+            n_rows=n_nodes * rows_per_node,
+            max_rows=adj.max_rows * rows_per_node,
+            col_offsets=adj.col_offsets * n_heads,
+            n_cols=n_nodes * width,
+            max_cols=adj.max_cols * n_heads,
+            max_nnz=adj.max_nnz * n_heads,
+            longest=build.times(adj.longest, 1 if side_by_side else n_heads),
+        )
+        isolated = _isolated_on_host if on_host else _isolated_on_device
+        entries = isolated(
+            adj, n_heads, within, rows_per_node, self.by_receiver, numpy.dtype(dtype)
+        )
+        self.isolated = None
+        if entries is not None:
+            data, indices, indptr = entries
+            self.isolated = derived(
+                self.product,
+                data=data,
+                indices=indices,
+                nnz=indices.size,
+                indptr=indptr,
+                col_offsets=xp.arange(adj.n_graphs + 1, dtype='i') * width,
+                n_cols=adj.n_graphs * width,
+                max_cols=width,
+                max_nnz=adj.max_rows * width,
+                longest=max(width, adj.max_rows * rows_per_node),
+            )
+
+    def gathers(self, adj, n_heads):
+        """Return the (nnz * K) x (2 * n_nodes * R * K) matrix that adds two scores for every entry.
+
+        They are column 0 of the source's row and column 1 of the receiver's. ``adj`` is passed in
+        rather than stored: the pattern is kept with it, and a reference back would make a cycle.
+        """
+        return gathering(
+            adj,
+            adj.xp.stack((2 * self.sources, 2 * self.receivers + 1), axis=1),
+            adj.indptr[adj.row_offsets] * n_heads,
+            adj.col_offsets * (2 * n_heads),
+            adj.max_nnz * n_heads,
+            adj.max_cols * 2 * n_heads,
+            2 * adj.n_cols * n_heads,
+        )
+
+
+# The arrays of a pattern, by NumPy or in one launch. On a device it is made in every captured step.
+
+
+def _fill_on_host(adj, n_heads, sources, receivers, by_receiver):
+    n_relations, nnz = adj.n_relations, adj._n_true_entries()
+    columns, heads = adj.indices[:nnz, None], numpy.arange(n_heads)
+    node, relation = adj.entry_rows()[:nnz, None], columns % n_relations
+    group = ((node * n_heads + heads) * n_relations + relation).ravel()
+    by_receiver[:], order = build.group(numpy, group, by_receiver.size - 1)
+    size = order.size
+    sources[:size] = (columns * n_heads + heads).ravel()[order]
+    receivers[:size] = ((node * n_relations + relation) * n_heads + heads).ravel()[order]
+
+
+def _fill_on_device(adj, n_heads, sources, receivers, by_receiver):
+    cuda.elementwise(
+        'raw I indptr, raw I columns, int32 n_relations, int32 n_heads, int32 n_nodes',
+        'raw I sources, raw I receivers, I by_receiver',
+        """
+        // This is for a (node, head, relation), and at the end for what comes after all.
+        const int relation = i % n_relations, head = i / n_relations % n_heads;
+        const int node = i / n_relations / n_heads;
+        const int begin = indptr[node], end = node < n_nodes ? indptr[node + 1] : begin;
+        int place = n_heads * begin + head * (end - begin);
+        for (int k = begin; k < end; ++k) place += columns[k] % n_relations < relation;
+        by_receiver = place;
+        for (int k = begin; k < end; ++k)
+            if (columns[k] % n_relations == relation) {
+                sources[place] = columns[k] * n_heads + head;
+                receivers[place] = (node * n_relations + relation) * n_heads + head;
+                ++place;
+            }""",
+        'bspmm_attention_entries',
+    )(
+        adj.indptr,
+        adj.indices,
+        adj.n_relations,
+        n_heads,
+        adj.n_rows,
+        sources,
+        receivers,
+        by_receiver,
+    )
+
+
+def _slots(adj):
+    """Return how many nodes every graph counts, (n_graphs,)."""
+    if adj.row_weights is None:
+        return adj.xp.diff(adj.row_offsets)
+    return segment_sum_forward(adj.row_weights[:, None], adj.row_offsets, adj.max_rows)[:, 0]
+
+
+def _isolated_on_host(adj, n_heads, within, rows_per_node, by_receiver, dtype):
+    """Return data, indices, indptr of `AttentionPattern.isolated`, or None if it has no entry."""
+    n_nodes, n_relations = int(adj.row_offsets[-1]), adj.n_relations
+    shape = n_nodes, n_heads, n_relations
+    empty = (numpy.diff(by_receiver) == 0)[: n_nodes * n_heads * n_relations].reshape(shape)
+    if not within:
+        empty = numpy.broadcast_to(empty.all(axis=2, keepdims=True), shape)
+    place = numpy.flatnonzero(empty)
+    if not place.size:
+        return None
+    node, head, relation = numpy.unravel_index(place, shape)
+    graph = build.entry_rows(numpy, adj.row_offsets, n_nodes)[node]
+    n_slots = numpy.maximum(_slots(adj), 1) * (1 if within else n_relations)
+    width = n_heads * n_relations
+    bounds = numpy.arange(0, adj.n_rows * width + 1, width // rows_per_node)
+    return (
+        (1 / n_slots.astype('d'))[graph].astype(dtype),
+        ((graph * n_relations + relation) * n_heads + head).astype('i'),
+        numpy.searchsorted(place, bounds).astype('i'),
+    )
+
+
+def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype):
+    """Do the same with an entry for every (node, head, relation), most of them 0.
+
+    To find out how many are not would synchronise.
+    """
+    xp, size = cuda.cupy, by_receiver.size - 1
+    data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
+    cuda.elementwise(
+        'raw I by_receiver, raw I row_offsets, raw W slots, int32 n_graphs, int32 n_relations, '
+        'int32 n_heads, int32 within',
+        'T data, I column',
+        """
+        const int relation = i % n_relations, head = i / n_relations % n_heads;
+        const int node = i / n_relations / n_heads;
+        int graph = 0, above = n_graphs;
+        while (graph < above) {
+            const int middle = graph + (above - graph) / 2;
+            if (row_offsets[middle + 1] <= node) graph = middle + 1; else above = middle;
+        }
+        const int first = within ? i : i - relation, last = first + (within ? 1 : n_relations);
+        data = (T)0;
+        column = 0;
+        if (graph < n_graphs) {  // else it is spare
+            const double n_slots = max((double)slots[graph], 1.0) * (within ? 1 : n_relations);
+            if (by_receiver[first] == by_receiver[last]) data = (T)(1 / n_slots);
+            column = (graph * n_relations + relation) * n_heads + head;
+        }""",
+        'bspmm_attention_isolated',
+    )(
+        by_receiver,
+        adj.row_offsets,
+        _slots(adj),
+        adj.n_graphs,
+        adj.n_relations,
+        n_heads,
+        int(within),
+        data,
+        indices,
+    )
+    width = n_heads * adj.n_relations
+    return (
+        data,
+        indices,
+        equal_rows(
+            adj,
+            adj.n_rows * rows_per_node,
+            width // rows_per_node,
+            adj.row_offsets[-1:] * rows_per_node,
+        ),
+    )
+
+
+def attention_pattern(adj, n_heads, within, side_by_side, dtype):
+    """Return the `AttentionPattern` of a batch, n_nodes x (n_nodes * R), kept with it.
+
+    `within` normalises the edges of every relation separately; `side_by_side` has a row for every
+    head in the product, instead of their sum. Does not synchronise.
+    """
+    options = n_heads, within, side_by_side, dtype
+    return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

@@ -1,0 +1,292 @@
+"""Batch normalisation whose statistics count the rows of a batch by their weights."""
+
+import numpy
+
+import chainer
+from chainer import backend as chainer_backend
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.ranks import ONE_RANK
+from chainer_bspmm.ops.ranks import Ranks
+from chainer_bspmm.ops.segments import row_sum
+
+
+class WeightedBatchNorm(FusedNode):
+    """Inputs x, gamma, beta; row i counts ``weights[i]`` times, an (n_rows,) array.
+
+    `running`: the arrays of mean and variance that are updated, or None. `ranks`: those whose rows
+    count as well.
+    """
+
+    def __init__(self, weights, eps, decay, running, ranks=ONE_RANK):
+        self._weights = weights
+        self._eps = eps
+        self._decay = decay
+        self._running = running
+        self._ranks = ranks
+
+    def _output(self, inputs):
+        forward = _host_forward if isinstance(inputs[0], numpy.ndarray) else _device_forward
+        x, gamma, beta = _cast(inputs)
+        weights = self._weights.astype(x.dtype, copy=False)[:, None]
+        self._count = self._ranks.sum(row_sum(weights))
+        y, self._statistics = forward(
+            x, gamma, beta, weights, self._count, self._eps, self._decay, self._running, self._ranks
+        )
+        return y.astype(inputs[0].dtype, copy=False)
+
+    def _gradients(self, inputs, gy, wanted):
+        x, gamma, _ = _cast(inputs)
+        gradients = _host_gradients if isinstance(x, numpy.ndarray) else _device_gradients
+        weights = self._weights.astype(x.dtype, copy=False)[:, None]
+        gy = gy.astype(x.dtype, copy=False)
+        return gradients(x, gy, gamma, weights, self._count, *self._statistics, ranks=self._ranks)
+
+    def _composed(self, x, gamma, beta):
+        self._ranks.refuse_derivatives()
+        dtype = _dtype(x, gamma)
+        xp = chainer_backend.get_array_module(x)
+        weights = self._weights.astype(dtype)[:, None]
+        share = weights / xp.maximum(self._count, 1)  # of a row in a mean
+        zero = xp.zeros((), dtype)
+
+        def mean(values):
+            return functions.sum(values * share, axis=0, keepdims=True)
+
+        original = x.dtype
+        x, gamma, beta = (functions.cast(variable, dtype) for variable in (x, gamma, beta))
+        x = functions.where(weights > 0, x, zero)
+        x = x - mean(x)
+        y = gamma * (x / functions.sqrt(mean(x * x) + self._eps)) + beta
+        return functions.cast(functions.where(weights > 0, y, zero), original)
+
+
+def _dtype(x, gamma):
+    """Return what to calculate in: sums of many rows overflow float16."""
+    return numpy.promote_types(numpy.promote_types(x.dtype, gamma.dtype), numpy.float32)
+
+
+def _cast(arrays):
+    dtype = _dtype(*arrays[:2])
+    return [array.astype(dtype, copy=False) for array in arrays]
+
+
+# A row of weight 0 may hold NaN: it is left out, not multiplied by 0. `count`, (1,), is the sum of
+# the weights. On a device it stays there: it may change with each replay of a captured graph.
+
+
+def _host_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
+    counted = numpy.flatnonzero(weights)
+    n_rows, n = len(x), max(count, 1)
+    x, weights = x.take(counted, axis=0), weights[counted]  # a copy, to be overwritten
+    mean = ranks.sum(row_sum(x * weights)) / n
+    x -= mean
+    squares = x * x
+    squares *= weights
+    variance = ranks.sum(row_sum(squares)) / n
+    inv_std = 1 / numpy.sqrt(variance + x.dtype.type(eps))
+    if running is not None:
+        for average, value in zip(running, (mean, variance * (n / max(n - 1, 1)))):
+            average *= decay
+            average += (1 - decay) * value
+    x *= inv_std * gamma
+    x += beta
+    return _spread(x, counted, n_rows), (mean, inv_std)
+
+
+def _host_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
+    counted = numpy.flatnonzero(weights)
+    x_hat, gy = x.take(counted, axis=0), gy.take(counted, axis=0)  # copies, to be overwritten
+    x_hat -= mean
+    x_hat *= inv_std
+    ggamma, gbeta = row_sum(gy * x_hat), row_sum(gy)
+    ggammas, gbetas = ranks.sum_of_gradients(numpy.stack([ggamma, gbeta]))
+    x_hat *= ggammas
+    x_hat += gbetas
+    x_hat *= weights[counted] / max(count, 1)
+    gy -= x_hat
+    gy *= gamma * inv_std
+    return _spread(gy, counted, len(x)), ggamma, gbeta
+
+
+def _spread(rows, counted, n_rows):
+    x = numpy.zeros((n_rows, rows.shape[1]), rows.dtype)
+    x[counted] = rows
+    return x
+
+
+def _device_forward(x, gamma, beta, weights, count, eps, decay, running, ranks=ONE_RANK):
+    total = cuda.elementwise(
+        'T x, T weight', 'T term', 'term = weight > (T)0 ? weight * x : (T)0', 'bspmm_norm_terms'
+    )(x, weights)
+    total = ranks.sum(row_sum(total))
+    squares = cuda.elementwise(
+        'T x, T weight, T total, T count',
+        'T term',
+        """
+        const T centred = x - total / max(count, (T)1);
+        term = weight > (T)0 ? weight * centred * centred : (T)0;""",
+        'bspmm_norm_squares',
+    )(x, weights, total, count)
+    squares = ranks.sum(row_sum(squares))
+    mean, inv_std = (cuda.cupy.empty(total.shape, total.dtype) for _ in range(2))
+    if running is None:
+        running = [cuda.cupy.zeros(mean.shape, mean.dtype) for _ in range(2)]
+    cuda.elementwise(
+        'T total, T squares, T count, T eps, T decay',
+        'T mean, T inv_std, U running_mean, U running_var',
+        """
+        const T n = max(count, (T)1);
+        const T unbiased = n / max(n - (T)1, (T)1);
+        const T variance = squares / n;
+        mean = total / n;
+        inv_std = rsqrt(variance + eps);
+        running_mean = (U)((T)running_mean * decay + mean * ((T)1 - decay));
+        running_var = (U)((T)running_var * decay + variance * unbiased * ((T)1 - decay));
+        """,
+        'bspmm_norm_statistics',
+    )(total, squares, count, eps, decay, mean, inv_std, *running)
+    y = cuda.elementwise(
+        'T x, T weight, T mean, T inv_std, T gamma, T beta',
+        'T y',
+        'y = weight > (T)0 ? gamma * (x - mean) * inv_std + beta : (T)0',
+        'bspmm_norm',
+    )(x, weights, mean, inv_std, gamma, beta)
+    return y, (mean, inv_std)
+
+
+def _device_gradients(x, gy, gamma, weights, count, mean, inv_std, ranks=ONE_RANK):
+    n_rows, n_channels = x.shape
+    terms = cuda.cupy.empty((n_rows, 2 * n_channels), x.dtype)  # one array: one sum does both
+    cuda.elementwise(
+        'T x, T gy, T weight, T mean, T inv_std',
+        'T of_gamma, T of_beta',
+        """
+        of_beta = weight > (T)0 ? gy : (T)0;
+        of_gamma = weight > (T)0 ? gy * (x - mean) * inv_std : (T)0;""",
+        'bspmm_norm_gradient_terms',
+    )(x, gy, weights, mean, inv_std, terms[:, :n_channels], terms[:, n_channels:])
+    sums = row_sum(terms)
+    ggamma, gbeta = sums.reshape(2, n_channels)
+    ggammas, gbetas = ranks.sum_of_gradients(sums).reshape(2, n_channels)
+    gx = cuda.elementwise(
+        'T x, T gy, T gamma, T weight, T count, T mean, T inv_std, T ggamma, T gbeta',
+        'T gx',
+        """
+        const T x_hat = (x - mean) * inv_std;
+        gx = weight > (T)0 ? gamma * inv_std * (
+            gy - weight * (x_hat * ggamma + gbeta) / max(count, (T)1)) : (T)0;""",
+        'bspmm_norm_gradient',
+    )(x, gy, gamma, weights, count, mean, inv_std, ggammas, gbetas)
+    return gx, ggamma, gbeta
+
+
+def _weights_of(adj):
+    """Return how often each row counts, (n_rows,) float32; 0 for spare rows."""
+    if adj.row_weights is not None:
+        return adj.row_weights
+    xp = adj.xp
+    return adj.cached(
+        'ones of rows',
+        lambda: (xp.arange(adj.n_rows, dtype='i') < adj.row_offsets[-1:]).astype(numpy.float32),
+    )
+
+
+def batch_norm(adj, link, h):
+    """Normalise node features, (n_rows, n_channels), over the rows of a batch, as ``link`` does.
+
+    In training, mean and variance count every row as often as it stands for a node
+    (``adj.row_weights``), spare rows (``adj.has_spare``) not at all, and so do the running
+    averages; ``y[i, c] = gamma[c] (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]``. Rows
+    that do not count get 0 and no gradient, even if they hold NaN. Everything else is left to the
+    link.
+
+    A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way
+    (ChainerMN's own forward pass counts every rank alike). Its gradients are for the mean over
+    ranks that `multi_node.optimizer` takes.
+
+    With weights or spare rows: one node, deterministic, differentiable to any order, does not
+    synchronise, and may be captured in a CUDA graph; float16 is calculated in float32; link hooks
+    and an overridden ``__call__`` are not called; a batch without any row leaves mean and variance
+    at 0; ValueError where the link has another axis, no decay, or its own forward pass. As
+    Ioffe, Szegedy 2015 (arXiv:1502.03167) and Chainer 7.8.1.
+    """
+    dense = chainer.links.BatchNormalization
+    # Of ChainerMN, which is not imported where it is not used.
+    comm = None if isinstance(link, dense) else getattr(link, 'comm', None)
+    if not chainer.config.train and comm is not None:
+        return link(h)
+    if not chainer.config.train or (comm is None and adj.row_weights is None and not adj.has_spare):
+        # Past GraphBatchNormalization's own __call__, which insists on three dimensions.
+        return dense.__call__(link, h)
+    if comm is None:
+        _check_link(link)
+    if link.decay is None:
+        raise ValueError('link.decay: expected a number, got None')
+    if link.avg_mean is None:
+        link._initialize_params(h.shape[1:])
+    if h.shape != (adj.n_rows,) + link.avg_mean.shape:
+        raise ValueError(
+            'h: expected shape %s to go with %r and the link, got %s'
+            % ((adj.n_rows,) + link.avg_mean.shape, adj, h.shape)
+        )
+    return _normalise(link, h, _weights_of(adj), link.decay, comm)
+
+
+def batch_norm_of_ranks(link, x, finetune=False):
+    """Normalise an array (n, c, ...) of any rows over the batches of all ranks, in training.
+
+    What a MultiNodeBatchNormalization of ChainerMN does outside of graphs, with the gradients of
+    :func:`batch_norm`: those of ChainerMN's own count every rank alike. `finetune`: running
+    averages are means of all batches since ``link.start_finetuning()``.
+    """
+    n_axes = link.avg_mean.ndim
+    if x.shape[1 : 1 + n_axes] != link.avg_mean.shape:
+        raise ValueError(
+            'x: expected shape (n, %s, ...), got %s'
+            % (', '.join(map(str, link.avg_mean.shape)), x.shape)
+        )
+    decay = link.decay
+    if finetune:
+        link.N += 1
+        decay = 1 - 1 / link.N
+    order = (0, *range(1 + n_axes, x.ndim), *range(1, 1 + n_axes))
+    rows = functions.transpose(x, order)
+    h = functions.reshape(rows, (-1, link.avg_mean.size))
+    with chainer.using_device(link.device):
+        weights = link.xp.ones(len(h), numpy.float32)
+    y = functions.reshape(_normalise(link, h, weights, decay, link.comm), rows.shape)
+    return functions.transpose(y, numpy.argsort(order).tolist())
+
+
+def _normalise(link, h, weights, decay, comm):
+    """Return h (n, c) normalised as a link in training does it, with weights of rows."""
+    gamma, beta = (
+        _constant(link, value) if getattr(link, name, None) is None else getattr(link, name)
+        for name, value in (('gamma', 1), ('beta', 0))
+    )
+    parts = gamma, beta, link.avg_mean, link.avg_var
+    gamma, beta, *running = (part.reshape(h.shape[1]) for part in parts)
+    if chainer.config.in_recomputing:
+        running = None
+    node = WeightedBatchNorm(weights, link.eps, decay, running, Ranks(comm))
+    return node.apply((h, gamma, beta))[0]
+
+
+def _check_link(link):
+    dense = chainer.links.BatchNormalization
+    if type(link).forward is not dense.forward:
+        raise ValueError(
+            'link: expected the forward pass of chainer.links.BatchNormalization, '
+            'which does not know weights of rows and is replaced, got %r' % (link,)
+        )
+    if link.axis not in (None, (0,)):
+        raise ValueError('link.axis: expected None or (0,), got %r' % (link.axis,))
+
+
+def _constant(link, value):
+    """Return what stands for a parameter that the link does not have."""
+    with chainer.using_device(link.device):
+        return link.xp.full(link.avg_mean.shape, value, link._highprec_dtype)

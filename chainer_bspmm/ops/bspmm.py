@@ -1,0 +1,536 @@
+"""Batched sparse times dense product (Batched SpMM), and the gradient by its edge values."""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import numpy
+import scipy.sparse
+
+import chainer
+from chainer import Variable
+from chainer.backends import cuda
+from chainer.function_node import FunctionNode
+from chainer.types import NdArray
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda.launch import arithmetic
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.cuda.plans import BLOCK
+from chainer_bspmm.cuda.plans import dot_launch
+from chainer_bspmm.cuda.plans import kept
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import LONG_ROW
+from chainer_bspmm.cuda.plans import MAX_GRID_Y
+from chainer_bspmm.cuda.plans import VECTOR_BYTES
+from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.elementwise import compute_dtype
+from chainer_bspmm.ops.node import apply_untracked
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.build import values_of
+from chainer_bspmm.sparse.validate import FLOATS
+
+
+AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
+AHEAD_LONG = 5  # the same for longer rows, where that leaves enough threads
+
+
+def csr_launch(
+    n_rows,
+    n_cols,
+    n_channels,
+    width,
+    lanes,
+    columns=1,
+    rows_per_thread=1,
+    block=BLOCK,
+    ahead=AHEAD,
+    stream=False,
+) -> Launch:
+    """Plan a thread per (row, `columns` vectors) of the product: the grid of bspmm_csr.
+
+    At most `lanes` threads are side by side in a row, fewer if that splits it more evenly. Where a
+    thread has several rows, a row's entries are loaded while the previous row is summed. `ahead` is
+    how many entries a thread loads at once; `stream` writes the result past the L2 cache.
+    """
+    n_vectors = n_channels // width
+    wanted = -(-n_vectors // columns)
+    tiles = -(-wanted // lanes)
+    lanes = -(-wanted // tiles)
+    rows = max(block // lanes, 1)
+    y = min(tiles, MAX_GRID_Y)
+    few = max(n_rows, n_cols) * n_vectors < 2**32
+    return Launch(
+        (
+            ('VECTOR', width),
+            ('AHEAD', ahead),
+            ('COLUMNS', columns),
+            ('PIPELINED', int(rows_per_thread > 1)),
+            ('STREAM', int(stream)),
+            ('OFFSET', 'unsigned' if few else 'size_t'),
+        ),
+        (-(-n_rows // (rows * rows_per_thread)), y, -(-tiles // y)),
+        (lanes, rows, 1),
+        0,
+        (numpy.uint32(n_rows), numpy.uint32(n_vectors), numpy.uint32(rows_per_thread)),
+    )
+
+
+# The model of bspmm_launch, fitted to 177 random shapes on an H200; policy_2.json of it tells how
+# far it is from the best on others. `work`: vectors of the result per multiprocessor, that is
+# threads if each had one vector of one row; `length`: mean entries per row.
+SMALL = 1800  # work, up to about what is resident at once
+PIPELINED = 3400  # work from which a thread is given several rows
+LARGE = 6800  # work from which it is also given two vectors of 16 bytes
+HUGE = 10000  # work from which it is given eight rows of narrower vectors
+SHORT, MEDIUM, LONG, VERY_LONG = 1.5, 3, 4, 10  # length
+NARROW = 8  # vectors per row; below, two vectors per thread would leave warps half empty
+
+
+@kept
+def bspmm_launch(
+    n_rows, n_cols, nnz, n_channels, width, itemsize, device, algorithm='auto', piece=0
+) -> Launch:
+    """Plan a product on a GPU: a small model of what was measured, not a table of it.
+
+    ``'vector'`` and ``'pipelined'`` force one row per thread, or several. Unless `piece`, of
+    :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
+    """
+    n_vectors = n_channels // width
+    work = n_rows * n_vectors / device.n_sms
+    length = nnz / n_rows
+    plan = functools.partial(
+        csr_launch,
+        n_rows,
+        n_cols,
+        n_channels,
+        width,
+        # A result that does not fit in L2 together with x would push x out of it.
+        stream=(n_rows + n_cols) * n_channels * itemsize > device.l2_bytes // 2,
+    )
+    if piece:  # a warp with rows of different lengths waits for the longest
+        return plan(WARP, ahead=AHEAD_LONG)
+    lanes, columns, rows, options = _csr_settings(
+        work, length, n_vectors, width * itemsize, itemsize
+    )
+    if algorithm == 'vector':
+        rows = 1
+    elif algorithm == 'pipelined':
+        rows = max(rows, 2)
+    return plan(lanes, columns, rows, **options)
+
+
+def _csr_settings(work, length, n_vectors, vector_bytes, itemsize):
+    """Return lanes, columns and rows_per_thread of :func:`csr_launch`, and its further options."""
+    half = itemsize == 2
+    long = length > (SHORT if work < SMALL else LONG)
+    options = {'ahead': AHEAD_LONG if long and work < LARGE else AHEAD}
+    if work < PIPELINED:
+        return WARP, 1, 1, options
+    if n_vectors < NARROW:
+        # Halves are widened to be added: several rows per thread would need too many registers.
+        return WARP, 1, 1 if half or length > VERY_LONG else 4, options
+    two_warps = n_vectors > 2 * WARP
+    if half and vector_bytes < VECTOR_BYTES or vector_bytes == 4 and (two_warps or long):
+        # A thread that reads a few bytes at a time has too little in flight with two vectors.
+        return WARP if two_warps else 16, 4, 1 if half or length > MEDIUM else 4, {}
+    if length > VERY_LONG:
+        return 16, 1, 1, {'block': 2 * BLOCK}
+    wide = vector_bytes == VECTOR_BYTES
+    if wide and work < LARGE:
+        return 16, 1, 1 if long else 4, options
+    if long:
+        return WARP, 1, 4, {}
+    # A row in one tile where a warp can hold it; else tiles of 512 bytes.
+    lanes = 16 if two_warps and wide else WARP
+    return lanes, 2, 8 if not wide and work > HUGE and length < MEDIUM else 4, {}
+
+
+PIECE = 128  # entries of a piece, at least; half of it where each thread has few
+FEW_ENTRIES = 22  # for each thread of a full GPU, counted for every vector of a row
+RESIDENT = 1024  # threads of a multiprocessor
+
+
+def piece_length(n_rows, n_cols, nnz, longest, n_vectors, device) -> int:
+    """Return the most entries of a row that a thread walks, or 0 where it walks rows of any length.
+
+    Pieces are no shorter than a row has of them: a thread walks their sums, too. Nor are there so
+    many that their sums take more than twice the memory of both features. `longest` is a bound. The
+    rest was measured on an H200, for bspmm in float32: benchmarks/products/bench_large.py.
+    """
+    longest = min(longest, nnz)
+    if longest <= LONG_ROW:
+        return 0
+    few = nnz * n_vectors < FEW_ENTRIES * RESIDENT * device.n_sms
+    piece = PIECE // 2 if few else PIECE
+    while piece * piece < longest or piece * (n_rows + n_cols) < nnz:
+        piece *= 2
+    return piece if 2 * piece < longest else 0
+
+
+def with_pieces(launch: Launch, nnz, piece) -> tuple[Launch, int]:
+    """Return a plan of bspmm_csr or bsddmm_csr with rows in pieces, and the number of pieces."""
+    n_pieces = 2 * -(-nnz // piece)
+    rows = launch.block[1]
+    launch = launch._replace(
+        defines=launch.defines + (('PIECES', 1),),
+        grid=(launch.grid[0] + -(-n_pieces // rows), *launch.grid[1:]),
+        arguments=(*launch.arguments, numpy.int32(piece), numpy.uint32(n_pieces)),
+    )
+    return launch, n_pieces
+
+
+def sum_pieces_launch(n_pieces, n_channels, piece) -> Launch:
+    """Plan a thread per chunk and channel of sum_pieces."""
+    n_chunks, n_at_once, tiles = n_pieces // 2, 8, -(-n_channels // WARP)
+    y = min(tiles, MAX_GRID_Y)
+    return Launch(
+        (('VECTOR', 1), ('AHEAD', 8)),
+        (-(-n_chunks // n_at_once), y, -(-tiles // y)),
+        (WARP, n_at_once, 1),
+        0,
+        tuple(map(numpy.int32, (n_channels, piece, n_chunks))),
+    )
+
+
+ALGORITHMS = 'auto', 'vector', 'pipelined'  # the last two: one row of a thread, or several
+
+
+def _bspmm_on_gpu(adj: BatchedCSR, x, data, residual, trans, algorithm):
+    """A thread per vector of a row, of several rows, or of a piece, kernels/bspmm_csr.cu."""
+    side = adj.T if trans else adj
+    with device_of(x):
+        y = cuda.cupy.empty(result_shape(adj, side.n_rows, x), x.dtype)
+        if y.size:
+            x, data, residual = contiguous(x), contiguous(data), contiguous(residual)
+            _launch_product(adj, x, data, residual, trans, algorithm, y)
+    return y
+
+
+def _launch_product(adj: BatchedCSR, x, data, residual, trans, algorithm, y):
+    side, n_channels, has_residual = adj.T if trans else adj, x.shape[-1], residual is not None
+    weights, data, order = values_of(adj, data, trans)
+    device = kernels.device(x.data.device_id)
+    width = vector_width(n_channels, x, y, residual)
+    sizes = side.n_rows, side.n_cols, side.nnz
+    piece = 0
+    if algorithm == 'auto':
+        piece = piece_length(*sizes, side.longest, n_channels // width, device)
+    plan = bspmm_launch(*sizes, n_channels, width, x.itemsize, device, algorithm, piece)
+    sums = ()
+    if piece:
+        plan, n_pieces = with_pieces(plan, side.nnz, piece)
+        sums = (
+            cuda.cupy.empty((n_pieces, n_channels), arithmetic(x.dtype)),
+            cuda.cupy.empty(n_pieces // 2, numpy.int32),
+        )
+    arrays = side.indptr, side.indices, data, order, x, residual, y, *sums
+    run('bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual)
+    if piece:
+        plan = sum_pieces_launch(n_pieces, n_channels, piece)
+        run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
+
+
+def _bsddmm_on_gpu(adj: BatchedCSR, u, v):
+    n_channels = u.shape[-1]
+    with device_of(u):
+        u, v = contiguous(u), contiguous(v)
+        w = cuda.cupy.empty(adj.nnz, u.dtype)
+        if not n_channels or adj.has_spare:  # the kernel writes the entries of rows only
+            w.fill(0)
+        if n_channels and w.size:
+            width = vector_width(n_channels, u, v)
+            plan = dot_launch(adj.n_rows, n_channels, width)
+            device = kernels.device(u.data.device_id)
+            piece = piece_length(
+                adj.n_rows, adj.n_cols, adj.nnz, adj.longest, n_channels // width, device
+            )
+            if piece:
+                plan, _ = with_pieces(plan, adj.nnz, piece)
+            run('bsddmm_csr', u, plan, adj.indptr, adj.indices, u, v, w, *plan.arguments)
+    return w
+
+
+def _bspmm_on_host(adj, x, data, residual, trans):
+    return multiply_on_host(matrix_on_host(adj, data, compute_dtype(x), trans), adj, x, residual)
+
+
+def multiply_on_host(matrix, adj, x, residual):
+    """Multiply by a SciPy matrix of x's `compute_dtype`, made from `adj` or its transpose."""
+    y = matrix @ x.reshape(matrix.shape[1], x.shape[-1]).astype(matrix.dtype, copy=False)
+    if residual is not None:
+        y += residual.reshape(y.shape)
+    return y.astype(x.dtype, copy=False).reshape(result_shape(adj, len(y), x))
+
+
+def matrix_on_host(adj, data, dtype, trans):
+    """Return the SciPy matrix of a batch or its transpose; kept with it without `data`."""
+    side = adj.T if trans else adj
+    if data is not None:
+        values = data.astype(dtype, copy=False)
+        return _scipy_matrix(side, values[adj.transpose_order] if trans else values)
+
+    def make():
+        values = numpy.ones(side.nnz, dtype) if side.data is None else side.data.astype(dtype)
+        return _scipy_matrix(side, values)
+
+    return side.cached(('scipy', dtype), make)  # SciPy checks a new one, which takes time
+
+
+def _scipy_matrix(adj, values):
+    return scipy.sparse.csr_matrix((values, adj.indices, adj.indptr), shape=adj.shape)
+
+
+def bsddmm_on_host(adj, u, v):
+    """Compute :func:`bsddmm_forward` for any container."""
+    u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
+    n_entries = adj._n_true_entries()
+    # In row-major order, as indexing returns it, einsum adds up halves in float32 by itself.
+    w = numpy.einsum(
+        'kc,kc->k', u[adj.entry_rows()[:n_entries]], v[adj.entry_columns()[:n_entries]]
+    )
+    return numpy.pad(w, (0, adj.nnz - n_entries)) if adj.has_spare else w
+
+
+def check_bspmm(adj, arrays):
+    """Check x, data and residual of a product by any container."""
+    x, data, residual = arrays
+    _check_matrix('x', x, adj, adj.n_cols)
+    dtype = x.dtype
+    if data is not None:
+        check.on_device('data', data, adj)
+        if data.shape != (adj.nnz,):
+            raise ValueError(
+                'data: expected shape (%d,), one value for each entry, got %s'
+                % (adj.nnz, data.shape)
+            )
+        check.same_dtype('data', data.dtype, dtype)
+    else:
+        check.values_dtype(adj, x)
+    if residual is not None:
+        check.on_device('residual', residual, adj)
+        shape = result_shape(adj, adj.n_rows, x)
+        if residual.shape != shape:
+            raise ValueError(
+                'residual: expected shape %s, that of the product, got %s' % (shape, residual.shape)
+            )
+        check.same_dtype('residual', residual.dtype, dtype)
+
+
+def result_shape(adj, n_rows, x):
+    """Return the shape of a product with `n_rows` rows in all, of two or three axes as `x`."""
+    if x.ndim == 2:
+        return n_rows, x.shape[1]
+    return adj.n_graphs, n_rows // adj.n_graphs, x.shape[2]
+
+
+def check_bsddmm(adj, u, v):
+    """Check the arrays of a sampled product with any container."""
+    _check_matrix('u', u, adj, adj.n_rows)
+    _check_matrix('v', v, adj, adj.n_cols)
+    if u.shape[-1] != v.shape[-1]:
+        raise ValueError('v: expected %d channels as u, got shape %s' % (u.shape[-1], v.shape))
+    check.same_dtype('v', v.dtype, u.dtype)
+
+
+def _check_matrix(name, x, adj, n_rows):
+    check.on_device(name, x, adj)
+    shape = x.shape
+    if x.dtype not in FLOATS:
+        check.floating(name, x)
+    if len(shape) == 2:
+        if shape[0] == n_rows:
+            return
+    elif len(shape) == 3 and adj.layout == 'padded' and adj.n_graphs:
+        if shape[:2] == (adj.n_graphs, n_rows // adj.n_graphs):
+            return
+    expected = '(%d, n_B)' % n_rows
+    if adj.layout == 'padded' and adj.n_graphs:
+        expected += ' or (%d, %d, n_B)' % (adj.n_graphs, n_rows // adj.n_graphs)
+    raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, shape))
+
+
+def bspmm_forward(
+    adj: BatchedCSR,
+    x: Any,
+    data: Any = None,
+    residual: Any = None,
+    trans: bool = False,
+    algorithm: str = 'auto',
+) -> Any:
+    """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
+
+    x and the result are (rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded. ``data``, in
+    the order of ``adj``'s entries even with ``trans``, replaces its values; ``algorithm``, on a GPU
+    only, is one of ALGORITHMS.
+    """
+    if launch.on_gpu(x):
+        return _bspmm_on_gpu(adj, x, data, residual, trans, algorithm)
+    return _bspmm_on_host(adj, x, data, residual, trans)
+
+
+def bsddmm_forward(adj: BatchedCSR, u: Any, v: Any) -> Any:
+    """Compute ``w[k] = sum_c u[row[k], c] v[column[k], c]``, (nnz,), for every entry k."""
+    calculate = _bsddmm_on_gpu if launch.on_gpu(u) else bsddmm_on_host
+    return calculate(adj, u, v)
+
+
+class BatchedSpMM(FunctionNode):
+    """C = op(A) X (+ residual); inputs x, then edge values and residual, if any.
+
+    `trans` makes op(A) the transpose, with edge values still in the order of A.
+    """
+
+    product = staticmethod(bspmm_forward)  # other containers have others: papers/nodes.py
+    by_values: Callable  # the node that is the gradient with respect to edge values
+
+    def __init__(self, adj, has_data, has_residual, trans=False, algorithm='auto'):
+        self._adj = adj
+        self._has_data = has_data
+        self._has_residual = has_residual
+        self._trans = trans
+        self._algorithm = algorithm
+
+    def forward(self, inputs):
+        x = inputs[0]
+        data = inputs[1] if self._has_data else None
+        residual = inputs[-1] if self._has_residual else None
+        # The product is linear in x: only the gradients that involve edge values need the inputs.
+        self.retain_inputs((0, 1) if self._has_data else ())
+        return (self.product(self._adj, x, data, residual, self._trans, self._algorithm),)
+
+    def backward(self, indexes, grad_outputs):
+        (gy,) = grad_outputs
+        x, data = self.get_retained_inputs() if self._has_data else (None, None)
+        gradients = []
+        for index in indexes:
+            if index == 0:
+                node = type(self)(
+                    self._adj, self._has_data, False, not self._trans, self._algorithm
+                )
+                gradients += apply_untracked(node, (gy, data) if self._has_data else (gy,))
+            elif index == 1 and self._has_data:
+                pair = (x, gy) if self._trans else (gy, x)
+                gradients += apply_untracked(self.by_values(self._adj, self._algorithm), pair)
+            else:
+                gradients.append(gy)
+        return tuple(gradients)
+
+
+class BatchedSDDMM(FunctionNode):
+    product = staticmethod(bsddmm_forward)
+    by_factors = BatchedSpMM
+
+    def __init__(self, adj, algorithm='auto'):
+        self._adj = adj
+        self._algorithm = algorithm  # of the products that its gradients are
+
+    def forward(self, inputs):
+        self.retain_inputs((0, 1))
+        u, v = inputs
+        return (self.product(self._adj, u, v),)
+
+    def backward(self, indexes, grad_outputs):
+        u, v = self.get_retained_inputs()
+        (gw,) = grad_outputs
+        gradients = []
+        for index in indexes:
+            # w is bilinear: the gradient of each factor is the sparse product of gw and the other.
+            node = self.by_factors(self._adj, True, False, index == 1, self._algorithm)
+            gradients += apply_untracked(node, (u if index == 1 else v, gw))
+        return tuple(gradients)
+
+
+BatchedSpMM.by_values = BatchedSDDMM
+
+
+def bspmm(
+    adj: BatchedCSR,
+    x: Variable | NdArray,
+    data: Variable | NdArray | None = None,
+    residual: Variable | NdArray | None = None,
+    algorithm: str = 'auto',
+) -> Variable:
+    """Multiply every graph's sparse matrix by its block of dense rows, in one launch.
+
+    ``y[i, c] = sum_k value[k] * x[column[k], c] (+ residual[i, c])`` over the entries k of row i.
+    Differentiable to any order with respect to ``x``, ``data`` and ``residual``.
+
+    Args:
+        adj (BatchedCSR): the batch of matrices, n_rows x n_cols, on the device of ``x``. Its own
+            values are constants. :func:`chainer_bspmm.papers.bspmm` takes other containers.
+        x (Variable or array): (n_cols, n_B) float16, float32 or float64. If ``adj`` is padded to N
+            columns per graph, also (n_graphs, N, n_B).
+        data (Variable or array or None): (nnz,) edge values of x's dtype, used instead of
+            ``adj.data``, in the order of its entries. NaN propagates as in a dense product.
+        residual (Variable or array or None): added to the product; of its shape and dtype.
+        algorithm (str): ``'auto'``; for tests and benchmarks on a GPU also ``'vector'`` or
+            ``'pipelined'``, a thread for one row or several, forward and in every derivative.
+
+    Returns:
+        Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
+        float16 is summed in float32.
+
+    Raises:
+        TypeError: ``adj`` is no BatchedCSR, or a dtype does not fit.
+        ValueError: a shape, a device or the algorithm does not fit.
+        Both are raised before anything is launched.
+
+    Note:
+        Deterministic. Does not synchronise. Arrays that are not C-contiguous are copied. On a GPU
+        float32 denormals are flushed to zero. There rows of a graph that has one of more than 128
+        entries may be summed in pieces, by several threads, and a second launch adds these up.
+
+    Source:
+        Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
+        Graph Convolutional Networks (CCGrid 2019), CSR variant; ``kernels/bspmm_csr.cu``.
+
+    Example:
+        >>> import numpy
+        >>> import chainer_bspmm
+        >>> adj = chainer_bspmm.BatchedCSR.from_matrices([numpy.ones((2, 2)), numpy.eye(1)])
+        >>> chainer_bspmm.functions.bspmm(adj, numpy.array([[1.], [2.], [3.]])).array
+        array([[3.],
+               [3.],
+               [3.]])
+    """
+    check.adjacency(adj)
+    arrays = list(map(chainer.as_array, (x, data, residual)))
+    check_bspmm(adj, arrays)
+    check.algorithm(algorithm, launch.on_gpu(arrays[0]), ALGORITHMS)
+    inputs = [array for array in (x, data, residual) if array is not None]
+    node = BatchedSpMM(adj, data is not None, residual is not None, algorithm=algorithm)
+    return node.apply(inputs)[0]
+
+
+def bsddmm(adj: BatchedCSR, u: Variable | NdArray, v: Variable | NdArray) -> Variable:
+    """Multiply two dense matrices at the entries of a sparse pattern only, in one launch.
+
+    ``w[k] = sum_c u[row[k], c] * v[column[k], c]`` for every entry k of ``adj``. Differentiable to
+    any order with respect to ``u`` and ``v``.
+
+    Args:
+        adj (BatchedCSR): the pattern, n_rows x n_cols; its values are not used.
+        u (Variable or array): (n_rows, n_B) float16, float32 or float64; or (n_graphs, N, n_B) if
+            ``adj`` is padded to N rows per graph.
+        v (Variable or array): (n_cols, n_B), or three-dimensional as u; of u's dtype.
+
+    Returns:
+        Variable: (nnz,) in the order of adj's entries, of u's dtype; float16 is summed in
+        float32.
+
+    Raises:
+        TypeError, ValueError: as :func:`chainer_bspmm.functions.bspmm`.
+
+    Note:
+        Deterministic; does not synchronise. Its gradients are products by
+        :func:`chainer_bspmm.functions.bspmm`, as deterministic as those.
+    """
+    check.adjacency(adj)
+    check_bsddmm(adj, chainer.as_array(u), chainer.as_array(v))
+    return BatchedSDDMM(adj).apply((u, v))[0]

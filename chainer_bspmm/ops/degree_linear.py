@@ -1,0 +1,232 @@
+"""A graph convolution whose weight depends on the degree of the node, as one node."""
+
+import numpy
+
+import chainer
+from chainer import backend as chainer_backend
+from chainer import functions
+from chainer.backends import cuda
+from chainer.functions.activation.sigmoid import SigmoidGrad
+
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.bspmm import bspmm
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.elementwise import concat
+from chainer_bspmm.ops.elementwise import sigmoid
+from chainer_bspmm.ops.graph_linear.launches import layer_backward
+from chainer_bspmm.ops.graph_linear.launches import layer_forward
+from chainer_bspmm.ops.graph_linear.launches import layer_of
+from chainer_bspmm.ops.node import AccumulateInLaunch
+from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse.relations import degree_rows
+
+
+class Degrees:
+    """Which nodes have degree 1, 2, ..., n_types; made once a batch by :func:`degrees_of`.
+
+    Attributes:
+        is_type (array): (n_nodes, n_types) bool; all False in a row of any other degree.
+        rows (list of array): on the host, the rows of each type; None on a GPU, where their number
+            is not known without synchronising.
+    """
+
+    def __init__(self, is_type):
+        self.is_type = is_type
+        self.rows = None
+        if isinstance(is_type, numpy.ndarray):
+            self.rows = [numpy.flatnonzero(column) for column in is_type.T]
+
+
+def degrees_of(adj, n_types):
+    """Return the `Degrees` of a batch's nodes from 1 to n_types, kept with it.
+
+    A node's degree is the sum of its column of the matrix, as in Chainer Chemistry: in a matrix
+    that is not symmetric this differs from the sum of its row. One product with the transposed
+    matrix at the first call; does not synchronise. ValueError if the matrix is not square.
+    """
+    _check_square(adj)
+
+    def find():
+        ones = adj.xp.ones((adj.n_rows, 1), numpy.float32 if adj.dtype is None else adj.dtype)
+        degree = bspmm_forward(adj, ones, trans=True)
+        return Degrees(degree == adj.xp.arange(1, n_types + 1, dtype=ones.dtype))
+
+    return adj.cached(('degrees', n_types), find)
+
+
+def _check_square(adj):
+    if adj.n_rows != adj.n_cols:
+        raise ValueError('adj: expected a column for each node to take degrees from, got %r' % adj)
+
+
+# Where the whole node is one launch of a GPU, degrees are relations (kernels/degree_rows.cu).
+# Elsewhere neighbours are summed first. Then, on the host, the rows of one degree are gathered and
+# multiplied by their own weight: the fewest operations. On a GPU the number of those rows is not
+# known on the host, so every row is expanded to one block per degree, zero except for its own, and
+# multiplied by the stacked weights: n_types times the operations, but one product of a fixed shape.
+
+
+def _expand(x, is_type):
+    """Return (n_nodes, n_types * n_in): x[i] in the block of its degree, zeros elsewhere."""
+    n_types, n_in = is_type.shape[1], x.shape[1]
+    blocks = cuda.cupy.empty((len(x), n_types * n_in), x.dtype)
+    cuda.elementwise(
+        'T x, raw bool is_type, int32 n_types, int32 n_in',
+        'raw T blocks',
+        """
+        const ptrdiff_t row = i / n_in, first = row * n_types * n_in + i % n_in;
+        for (int type = 0; type < n_types; ++type)
+            blocks[first + type * n_in] = is_type[row * n_types + type] ? x : (T)0;""",
+        'bspmm_expand',
+    )(x, is_type, n_types, n_in, blocks)
+    return blocks
+
+
+def _product(degrees, x, weights, trans):
+    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``) where d is the degree; 0 if there is none.
+
+    weights: n_types arrays (n_out, n_in).
+    """
+    if degrees.rows is None:
+        stacked = concat(weights, axis=0 if trans else 1)
+        y = dot(_expand(x, degrees.is_type), stacked if trans else stacked.T)
+        return y.astype(x.dtype, copy=False)
+    y = numpy.zeros((len(x), weights[0].shape[1 if trans else 0]), x.dtype)
+    for rows, weight in zip(degrees.rows, weights):
+        if rows.size:
+            y[rows] = x[rows].dot(weight if trans else weight.T)
+    return y
+
+
+def _weight_gradients(degrees, x, gy, dtype):
+    """Compute ``gW_d = sum of gy[i]^T x[i]`` over the nodes i of degree d, n_types arrays."""
+    if degrees.rows is None:
+        stacked = dot(_expand(gy, degrees.is_type).T, x).astype(dtype, copy=False)
+        return tuple(stacked.reshape(degrees.is_type.shape[1], gy.shape[1], x.shape[1]))
+    return tuple(gy[rows].T.dot(x[rows]).astype(dtype, copy=False) for rows in degrees.rows)
+
+
+class DegreeLinearSigmoid(AccumulateInLaunch, FusedNode):
+    """Inputs x, the weights, then as many biases."""
+
+    def __init__(self, adj):
+        self._adj = adj
+
+    def _output(self, inputs):
+        x, weights, biases = _split(inputs)
+        n_types = len(weights)
+        self._layer = None
+        if self._has_relations(x):
+            self._given = _joined(x, weights, biases)
+            self._layer = layer_of(
+                x, self._given, n_types, False, 'sigmoid', True, self._adj.longest
+            )
+        if self._layer is not None:
+            rows, _ = degree_rows(self._adj, n_types, x.dtype)
+            self._y = layer_forward(self._layer, rows, x, self._given)
+            return self._y
+        self._sums = bspmm_forward(self._adj, x)
+        y = _product(degrees_of(self._adj, n_types), self._sums, weights, False)
+        bias = concat(biases).reshape(n_types, y.shape[1]).sum(axis=0).astype(x.dtype, copy=False)
+        self._y = sigmoid(y, bias)
+        return self._y
+
+    def _has_relations(self, x):
+        """Tell whether degrees can be relations: degrees of rows are those of columns."""
+        return self._adj.is_symmetric and not isinstance(x, numpy.ndarray)
+
+    def _gradients(self, inputs, gy, wanted):
+        x, weights, biases = _split(inputs)
+        n_types, gradients = len(weights), {}
+        if self._layer is not None:
+            _, rows = degree_rows(self._adj, n_types, x.dtype)
+            found = layer_backward(
+                self._layer,
+                rows,
+                x,
+                self._y,
+                gy,
+                self._given,
+                has_features=0 in wanted,
+                more=self._more,
+            )
+            return (found['x'], *found['W'], *found['b_self'])
+        degrees = degrees_of(self._adj, n_types)
+        (gy,) = SigmoidGrad((None,)).forward((self._y, gy))
+        if 0 in wanted:
+            by_sums = _product(degrees, gy, weights, True)
+            gradients[0] = bspmm_forward(self._adj, by_sums, trans=True)
+        if set(range(1, n_types + 1)) & set(wanted):
+            by_weights = _weight_gradients(degrees, self._sums, gy, weights[0].dtype)
+            gradients.update(enumerate(by_weights, 1))
+        if wanted[-1] > n_types:
+            # Equal, but in an array for each bias: optimizer hooks write to them.
+            rows = chainer_backend.get_array_module(gy).empty(
+                (n_types, gy.shape[1]), biases[0].dtype
+            )
+            rows[...] = row_sum(gy)
+            gradients.update(enumerate(rows, n_types + 1))
+        return gradients
+
+    def _composed(self, *inputs):
+        """As in Chainer Chemistry: a linear layer a degree, its input masked."""
+        x, weights, biases = _split(inputs)
+        sums, zero = bspmm(self._adj, x), x.xp.zeros((), x.dtype)
+        total = 0
+        for is_type, W, b in zip(degrees_of(self._adj, len(weights)).is_type.T, weights, biases):
+            total += functions.linear(
+                functions.where(is_type[:, None], sums, zero), W, functions.cast(b, x.dtype)
+            )
+        return functions.sigmoid(total)
+
+
+def _split(inputs):
+    n_types = len(inputs) // 2
+    return inputs[0], inputs[1 : n_types + 1], inputs[n_types + 1 :]
+
+
+def _joined(x, weights, biases):
+    """Return all weights (n_types * n_out, n_in) and biases (n_types * n_out,), by one launch."""
+    arrays = [array.astype(x.dtype, copy=False).ravel() for array in (*weights, *biases)]
+    n_out, n_in = weights[0].shape
+    joined, n_all = concat(arrays), len(weights) * n_out
+    return {'W': joined[: n_all * n_in].reshape(n_all, n_in), 'b_self': joined[n_all * n_in :]}
+
+
+def degree_linear_sigmoid(adj, x, weights, biases):
+    """Compute ``y[i] = sigmoid(W_d sum_j A[i, j] x[j] + sum over all e of b_e)``, (n_nodes, n_out).
+
+    d is the degree of node i; where it has no weight, ``y[i] = sigmoid(sum of all biases)``. That
+    every bias is added to every node of any degree is what Chainer Chemistry does: it masks the
+    input of each of its linear layers, not the output. `weights`, (n_out, n_in), and `biases` are
+    for degree 1, 2, ... On a GPU one launch, and one for the gradients, if the matrix is symmetric
+    and the weights fit into shared memory (kernels/graph_linear.cu). Differentiable to any order
+    with respect to all but ``adj``; deterministic; does not synchronise.
+    """
+    check.adjacency(adj)
+    _check_square(adj)
+    check.features(adj, chainer.as_array(x))
+    if x.ndim != 2 or len(x) != adj.n_rows:
+        raise ValueError(
+            'x: expected shape (%d, n_in), a row for each node, got %s' % (adj.n_rows, x.shape)
+        )
+    if not weights:
+        raise ValueError('weights: expected at least one, got none')
+    if len(biases) != len(weights):
+        raise ValueError(
+            'biases: expected one for each of %d weights, got %d' % (len(weights), len(biases))
+        )
+    n_in = x.shape[1]
+    if weights[0].ndim != 2 or weights[0].shape[1] != n_in:
+        raise ValueError(
+            'weights[0]: expected shape (n_out, %d), got %s' % (n_in, weights[0].shape)
+        )
+    n_out = len(weights[0])
+    for name, given, shape in (('weights', weights, (n_out, n_in)), ('biases', biases, (n_out,))):
+        check.shapes(
+            'x of shape %s' % (x.shape,),
+            {'%s[%d]' % (name, i): (array, shape) for i, array in enumerate(given)},
+        )
+    return DegreeLinearSigmoid(adj).apply((x, *weights, *biases))[0]

@@ -1,0 +1,234 @@
+"""Dropout that draws from the generator of the training step under way, else from Chainer's."""
+
+import math
+from typing import Any
+
+import numpy
+from numpy.typing import DTypeLike
+
+import chainer
+from chainer import backend as chainer_backend
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda.launch import arithmetic
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.cuda.plans import BLOCK
+from chainer_bspmm.cuda.plans import kept
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.step import current
+
+
+@kept
+def dropout_launch(size, width) -> Launch:
+    """Plan a thread for every four elements of dropout, of which there are from 1 to 2**34."""
+    last = (size - 1) // 4
+    return Launch(
+        (('VECTOR', min(width, 4)),),
+        (last // BLOCK + 1, 1, 1),
+        (BLOCK, 1, 1),
+        0,
+        (numpy.uint32(last), numpy.int32(size - 4 * last)),
+    )
+
+
+def _dropout_on_gpu(x, ratio, *draw):
+    with device_of(x):
+        x = contiguous(x)
+        mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
+        _drop('DROPOUT', x, mask, y, ratio, *draw)
+    return mask, y
+
+
+def _relu_dropout_on_gpu(x, ratio, *draw):
+    with device_of(x):
+        y = contiguous(x)
+        _drop('RELU', y, None, y, ratio, *draw)
+        if y is not x:
+            x[...] = y
+
+
+def _dropout_mask_on_gpu(size, dtype, ratio, seed, stream, counter):
+    with device_of(counter):
+        mask = cuda.cupy.empty(size, dtype)
+        _drop('MASK', None, mask, None, ratio, seed, stream, counter)
+    return mask
+
+
+def _drop(kind, x, mask, y, ratio, seed, stream, counter):
+    """Launch kernels/dropout.cu on the arrays that `kind` uses."""
+    given = mask if x is None else x
+    size, dtype = given.size, given.dtype
+    if not size:
+        return
+    plan = dropout_launch(size, vector_width(size, given, x, mask, y))
+    sizes = *plan.arguments, *draw_arguments(seed, stream, ratio, dtype)
+    run('dropout', given, plan, x, mask, y, counter, *sizes, KIND=kind)
+
+
+def draw_arguments(seed, stream, ratio, dtype):
+    """Return the arguments by which a kernel draws for dropout."""
+    return (
+        numpy.uint32(seed % 2**32),
+        numpy.uint32(seed >> 32),
+        numpy.uint32(stream),
+        numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
+        # Rounded to the array's dtype, because that is what Chainer multiplies by.
+        arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
+    )
+
+
+def _dropout_on_host(x, ratio, *draw):
+    mask = _dropout_mask_on_host(x.size, x.dtype, ratio, *draw).reshape(x.shape)
+    return mask, x * mask
+
+
+def _relu_dropout_on_host(x, ratio, *draw):
+    numpy.maximum(x, 0, out=x)
+    x *= _dropout_mask_on_host(x.size, x.dtype, ratio, *draw).reshape(x.shape)
+
+
+def _dropout_mask_on_host(size, dtype, ratio, seed, stream, counter):
+    least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # random word with which an element is kept
+    kept = _random_words(size, seed, stream, int(counter[0])) >= least
+    return kept * dtype.type(1 / (1 - ratio))
+
+
+# Of Philox4x32-10 (Salmon et al. 2011): what words 0 and 2 of a counter are multiplied by in each
+# round, and what is added to the two words of the key after it.
+_MULTIPLIERS = numpy.array([[0xD2511F53], [0xCD9E8D57]], numpy.uint64)
+_KEY_STEPS = numpy.array([[0x9E3779B9], [0xBB67AE85]], numpy.uint64)
+_LOW, _HALF = numpy.uint64(2**32 - 1), numpy.uint64(32)
+
+
+def _random_words(size, seed, stream, step):
+    """Return the random word of every element, (size,), as kernels/dropout.cu draws them."""
+    quads = numpy.arange(-(-size // 4), dtype=numpy.uint64)
+    even = numpy.stack([quads, numpy.full_like(quads, step % 2**32)])  # words 0 and 2
+    odd = numpy.empty_like(even)  # words 1 and 3
+    odd[0], odd[1] = stream, step >> 32
+    key = numpy.array([[seed % 2**32], [seed >> 32]], numpy.uint64)
+    for _ in range(10):
+        products = (even * _MULTIPLIERS)[::-1]
+        even, odd = (products >> _HALF) ^ odd ^ key, products & _LOW
+        key = (key + _KEY_STEPS) & _LOW
+    return numpy.stack([even[0], odd[0], even[1], odd[1]], axis=1).ravel()[:size]
+
+
+def _check_size(size):
+    if size > 2**34:
+        raise ValueError(
+            'size: expected at most 2**34 elements, the random numbers that a layer has, got %d'
+            % size
+        )
+
+
+def dropout_forward(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> tuple[Any, Any]:
+    """Return a mask, 0 with probability ratio, else 1 / (1 - ratio), and ``y = x * mask``.
+
+    The same seed (64 bits), number `stream` of the layer (32 bits) and step, the (1,) uint64
+    `counter` on x's device, give the same random numbers on every device; ``kernels/dropout.cu``
+    defines them. x has at most 2**34 elements.
+    """
+    _check_size(x.size)
+    calculate = _dropout_on_gpu if launch.on_gpu(x) else _dropout_on_host
+    return calculate(x, ratio, seed, stream, counter)
+
+
+def relu_dropout_forward(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> None:
+    """Compute ``max(0, x) * mask`` in place, as :func:`dropout_forward`. NaN stays NaN."""
+    calculate = _relu_dropout_on_gpu if launch.on_gpu(x) else _relu_dropout_on_host
+    calculate(x, ratio, seed, stream, counter)
+
+
+def dropout_mask_forward(
+    size: int, dtype: DTypeLike, ratio: float, seed: int, stream: int, counter: Any
+) -> Any:
+    """Return the mask alone, (size,) on the device of ``counter``; see :func:`dropout_forward`."""
+    _check_size(size)
+    calculate = _dropout_mask_on_gpu if launch.on_gpu(counter) else _dropout_mask_on_host
+    return calculate(size, dtype, ratio, seed, stream, counter)
+
+
+def step_draw():
+    """Return the draw arguments of ``backend.dropout``: those of the step's next layer."""
+    step = current()
+    return step.seed, step.next_stream(), step.counter
+
+
+def step_dropout(node, step, inputs):
+    """Do the forward pass of Chainer's ``Dropout`` node inside a training step, in one launch.
+
+    Draws unless the node was given a mask. The mask stays with the node, for its gradients and for
+    ``return_mask``; ``kernels/dropout.cu`` says which elements are dropped.
+    """
+    (x,) = inputs
+    if node.mask is not None:
+        return (x * node.mask,)
+    node.mask, y = dropout_forward(x, node.dropout_ratio, *step_draw())
+    return (y,)
+
+
+def dropout(x, ratio):
+    """Apply ``chainer.functions.dropout``; on a host with elements that :func:`draw_kept` keeps."""
+    if not chainer.config.train or current() is not None or x.xp is not numpy:
+        return functions.dropout(x, ratio=ratio)
+    scale = x.dtype.type(1 / (1 - ratio))
+    return functions.dropout(x, ratio=ratio, mask=draw_kept(x.shape, ratio) * scale)
+
+
+def dropout_relu(y, ratio):
+    """Rectify an array in place and drop elements of it, each with probability ratio."""
+    step = current()
+    if step is not None:
+        relu_dropout_forward(y, ratio, *step_draw())
+        return
+    scale = y.dtype.type(1 / (1 - ratio))
+    if isinstance(y, numpy.ndarray):
+        numpy.maximum(y, 0, out=y)
+        y *= draw_kept(y.shape, ratio) * scale
+    else:
+        drawn = cuda.cupy.random.rand(*y.shape, dtype=numpy.float32)
+        cuda.elementwise(
+            'T x, R drawn, T scale, T ratio',
+            'T y',
+            """
+            T factor = drawn >= (R)ratio ? scale : (T)0;
+            T positive = x;
+            if (positive <= (T)0) positive = (T)0;  // NaN stays
+            y = positive * factor;""",
+            'bspmm_relu_dropout',
+        )(y, drawn, scale, ratio, y)
+
+
+def draw_kept(shape, ratio):
+    """Return an array of bool: whether each element stays, with probability 1 - ratio.
+
+    ``numpy.random.seed`` decides the result. NumPy's old generator draws only the seed of a quicker
+    one: drawing every element from it, as Chainer does, takes longer than the rest of a layer.
+    """
+    size = math.prod(shape)
+    # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.
+    word = numpy.dtype(numpy.uint8 if (ratio * 2**8).is_integer() else numpy.uint32)
+    drawn = numpy.random.SFC64(numpy.random.randint(2**32, dtype=numpy.uint32)).random_raw(
+        -(-size * word.itemsize // 8)
+    )
+    least = min(math.ceil(ratio * 2 ** (8 * word.itemsize)), numpy.iinfo(word).max)
+    return drawn.view(word)[:size].reshape(shape) >= word.type(least)
+
+
+def dropout_mask(like, size, ratio):
+    """Return (size,) elements, 0 with probability ratio, else 1 / (1 - ratio).
+
+    Of the dtype of the array (or Variable) `like`, on its device.
+    """
+    step = current()
+    if step is not None:
+        return dropout_mask_forward(size, like.dtype, ratio, *step_draw())
+    xp = chainer_backend.get_array_module(like)
+    kept = draw_kept((size,), ratio) if xp is numpy else xp.random.rand(size) >= ratio
+    return kept * like.dtype.type(1 / (1 - ratio))

@@ -1,0 +1,242 @@
+"""Feature-wise linear modulation of messages, with its linear maps and sum, as one node."""
+
+import collections
+from typing import Any
+
+import numpy
+import scipy.sparse
+
+import chainer
+from chainer import as_variable
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.cuda.plans import kept
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import vector_threads
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.bspmm import bspmm
+from chainer_bspmm.ops.elementwise import by_channel
+from chainer_bspmm.ops.elementwise import by_relation
+from chainer_bspmm.ops.elementwise import compute_dtype
+from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.sparse import BatchedCSR
+from chainer_bspmm.sparse.build import values_of
+from chainer_bspmm.sparse.edges import edges_of
+
+
+@kept
+def film_launch(n_units, n_channels, width, n_relations) -> Launch:
+    """Plan a thread per (row of the result, vector) of edge_film."""
+    n_vectors = n_channels // width
+    return vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
+
+
+def _edge_film_on_gpu(adj: BatchedCSR, messages, film):
+    with device_of(messages):
+        return _film(
+            'OUTPUT', adj, adj.n_relations, adj.n_rows, contiguous(messages), contiguous(film), None
+        )
+
+
+def _edge_film_grad_on_gpu(adj: BatchedCSR, messages, film, gy):
+    with device_of(messages):
+        messages, film, gy = (contiguous(array) for array in (messages, film, gy))
+        return (
+            _film('BY_MESSAGES', adj.T, adj.n_relations, adj.n_cols, messages, film, gy),
+            _film('BY_FILM', adj, adj.n_relations, adj.n_cols, messages, film, gy),
+        )
+
+
+def _film(result, side, n_relations, n_units, messages, film, gy):
+    """Launch kernels/edge_film.cu for one of its results; `side`: the matrix or its transpose."""
+    n_channels = messages.shape[1]
+    width = film.shape[1] if result == 'BY_FILM' else n_channels
+    y = cuda.cupy.empty((n_units, width), messages.dtype)
+    if y.size:
+        weights, data, _ = values_of(side)
+        width = vector_width(n_channels, messages, film, y, gy)
+        plan = film_launch(n_units, n_channels, width, n_relations)
+        arrays = side.indptr, side.indices, data, messages, film, gy, y
+        run('edge_film', y, plan, *arrays, *plan.arguments, RESULT=result, WEIGHTED=weights)
+    return y
+
+
+FILM_BLOCK = 2**18  # elements of edges and channels, which stay in the cache
+
+
+# The edges of some graphs: slices of these graphs' rows, columns, and pairs of row and relation;
+# each edge's row, column and pair, counted from the start of the slices, and value, (n, 1) or 1;
+# (n, C): its message, its gamma, and what it carries before the rectifier.
+_FilmBlock = collections.namedtuple(
+    '_FilmBlock', 'rows columns pairs row column pair value message gamma z'
+)
+
+
+def _edge_film_on_host(adj, messages, film):
+    y = numpy.zeros((adj.n_rows, messages.shape[1]), messages.dtype)
+    for block in _film_blocks(adj, messages, film):
+        z = numpy.maximum(block.z, 0, out=block.z)
+        z *= block.value
+        y[block.rows] = _sum_at(block.row, z, block.rows)
+    return y
+
+
+def _edge_film_grad_on_host(adj, messages, film, gy):
+    gmessages, gfilm = numpy.zeros_like(messages), numpy.zeros_like(film)
+    for block in _film_blocks(adj, messages, film):
+        g = gy[block.rows].astype(block.z.dtype, copy=False)[block.row]
+        g *= block.z > 0
+        g *= block.value
+        both = numpy.concatenate([g * block.message, g], axis=1)
+        gfilm[block.pairs] = _sum_at(block.pair, both, block.pairs)
+        g *= block.gamma
+        gmessages[block.columns] = _sum_at(block.column, g, block.columns)
+    return gmessages, gfilm
+
+
+def _film_blocks(adj, messages, film):
+    """Yield the `_FilmBlock` of some graphs at a time."""
+    n_channels, n_relations = messages.shape[1], adj.n_relations
+    starts, rows = adj.indptr[adj.row_offsets], adj.entry_rows()
+    most = FILM_BLOCK // max(n_channels, 1)
+    graph = 0
+    while graph < adj.n_graphs:
+        last = int(numpy.searchsorted(starts, starts[graph] + most, 'right')) - 1
+        last = max(last, graph + 1)
+        of_rows, of_columns, entries = (
+            slice(int(offsets[graph]), int(offsets[last]))
+            for offsets in (adj.row_offsets, adj.col_offsets, starts)
+        )
+        of_pairs = slice(of_rows.start * n_relations, of_rows.stop * n_relations)
+        row, column = rows[entries], adj.indices[entries]
+        pair = row * n_relations + column % n_relations
+        message, both = (
+            array.astype(compute_dtype(messages), copy=False)
+            for array in (messages[column], film[pair])
+        )
+        gamma = both[:, :n_channels]
+        yield _FilmBlock(
+            of_rows,
+            of_columns,
+            of_pairs,
+            row - of_rows.start,
+            column - of_columns.start,
+            pair - of_pairs.start,
+            1 if adj.data is None else adj.data[entries, None],
+            message,
+            gamma,
+            gamma * message + both[:, n_channels:],
+        )
+        graph = last
+
+
+def _sum_at(index, values, part):
+    """Add up the rows of `values` that have the same index, which counts rows of a slice."""
+    ones, order = numpy.ones(len(index), values.dtype), numpy.arange(len(index) + 1)
+    shape = part.stop - part.start, len(index)
+    return scipy.sparse.csc_matrix((ones, index, order), shape=shape) @ values  # by columns
+
+
+def edge_film_forward(adj: BatchedCSR, messages: Any, film: Any) -> Any:
+    """Compute ``y[i] = sum of value max(0, gamma[i, r] messages[j, r] + beta[i, r])``.
+
+    The sum is over the entries (i, j * R + r) of row i. `messages` is (n_nodes * R, C), with row
+    ``j * R + r`` for node j and relation r; `film` is (n_nodes * R, 2 * C), gamma and beta. All are
+    of adj's dtype. No array of (nnz, C) is made on a GPU.
+    """
+    calculate = _edge_film_on_gpu if launch.on_gpu(messages) else _edge_film_on_host
+    return calculate(adj, messages, film)
+
+
+def edge_film_backward(adj: BatchedCSR, messages: Any, film: Any, gy: Any) -> tuple[Any, Any]:
+    """Return the gradients of :func:`edge_film_forward` by ``messages`` and ``film``."""
+    calculate = _edge_film_grad_on_gpu if launch.on_gpu(messages) else _edge_film_grad_on_host
+    return calculate(adj, messages, film, gy)
+
+
+class EdgeFiLM(FusedNode):
+    """Inputs x, W, W_g of :func:`edge_film` with a rectifier."""
+
+    def __init__(self, adj):
+        self._adj = adj
+
+    def _output(self, inputs):
+        x, W, W_g = (array.astype(inputs[0].dtype, copy=False) for array in inputs)
+        n_relations = self._adj.n_relations
+        # Row i * R + r: the message of node i in relation r, and the gamma and beta that it
+        # receives with.
+        messages, film = (
+            dot(x, by_relation(weight, n_relations).T).reshape(
+                self._adj.n_cols, len(weight) // n_relations
+            )
+            for weight in (W, W_g)
+        )
+        self._kept = x, messages, film
+        return edge_film_forward(self._adj, messages, film)
+
+    def _gradients(self, inputs, gy, wanted):
+        x, messages, film = self._kept
+        gx, weights, n_relations = None, [], self._adj.n_relations
+        for g, weight in zip(edge_film_backward(self._adj, messages, film, gy), inputs[1:]):
+            g = g.reshape(len(x), len(weight))
+            if 0 in wanted:
+                by_x = dot(g, by_relation(weight.astype(x.dtype, copy=False), n_relations))
+                gx = by_x if gx is None else gx + by_x
+            weights.append(by_channel(dot(g.T, x), n_relations))
+        return gx, *weights
+
+    def _composed(self, x, W, W_g):
+        return _composed(self._adj, x, W, W_g, functions.relu)
+
+
+def _composed(adj, x, W, W_g, activation):
+    edges, n_relations = edges_of(adj), adj.n_relations
+    gathered = []
+    for weight, matrix in ((W, edges.from_source), (W_g, edges.from_receiver)):
+        rows = functions.linear(x, by_relation(functions.cast(weight, x.dtype), n_relations))
+        rows = functions.reshape(rows, (adj.n_cols, len(weight) // n_relations))
+        gathered.append(bspmm(matrix, rows))
+    messages, film = gathered
+    n_channels = messages.shape[1]
+    z = film[:, :n_channels] * messages + film[:, n_channels:]
+    return bspmm(edges.to_node, activation(z))
+
+
+def edge_film(adj, x, W, W_g, activation=functions.relu):
+    """Compute ``y[i] = sum of A_r[i, j] act(gamma[i, r] * messages[j, r] + beta[i, r])``.
+
+    The sum is over the entries (i, j * R + r) of ``adj``, whose values, of x's dtype, are A;
+    ``messages[j, r, c] = sum_k W[c * R + r, k] x[j, k]``, and gamma and beta of the receiver come
+    from rows ``c * R + r`` and ``(C + c) * R + r`` of ``W_g``, (2 * C * R, in_channels).
+    Differentiable to any order by x, W and W_g; deterministic; does not synchronise. As one node
+    for ``chainer.functions.relu``, which on a GPU stores no array of (nnz, C); any other activation
+    takes a few nodes, which do. A node without edges gets 0.
+
+    Source:
+        Brockschmidt 2019 (arXiv:1906.12192), equation 6 without its norm; Chainer Chemistry
+        0.7.1, links/update/gnn_film_update.py.
+    """
+    check.relations(adj)
+    check.features(adj, chainer.as_array(x))
+    if x.ndim != 2 or len(x) != adj.n_rows:
+        raise ValueError(
+            'x: expected shape (%d, in_channels), a row for each node of %r, got %s'
+            % (adj.n_rows, adj, x.shape)
+        )
+    if len(W) % adj.n_relations:
+        raise ValueError(
+            'W: expected a multiple of %d relations as its number of rows, got shape %s'
+            % (adj.n_relations, W.shape)
+        )
+    expected = {'W': (W, (len(W), x.shape[1])), 'W_g': (W_g, (2 * len(W), x.shape[1]))}
+    check.shapes('x of shape %s' % (x.shape,), expected)
+    if activation is not functions.relu:
+        return _composed(adj, as_variable(x), W, W_g, activation)
+    return EdgeFiLM(adj).apply((x, W, W_g))[0]

@@ -1,0 +1,150 @@
+"""Operations of fused nodes on bare arrays: NumPy on a host, one launch on a GPU."""
+
+import numpy
+
+from chainer import functions
+from chainer.backends import cuda
+
+
+def compute_dtype(x):
+    """Return the dtype that a host calculates in for an array: of halves float32."""
+    return numpy.dtype('f') if x.dtype == numpy.float16 else x.dtype
+
+
+MAX_JOINED = 64  # arrays by one kernel, whose arguments have room for about 75
+
+# For kernels. (T)0.5: a plain literal would promote the expression to double precision.
+SIGMOID = '#define SIGMOID(x) (tanh((x) * (T)0.5) * (T)0.5 + (T)0.5)\n'
+
+
+def concat(arrays, axis=0):
+    """Return arrays of one dtype joined along axis 0, or 1 of two, as ``numpy.concatenate`` does.
+
+    CuPy's ``concatenate`` launches a copy for every array, which for the weights of seven layers
+    would take longer than their product; for more than eight it sends a table from the host.
+    """
+    if isinstance(arrays[0], numpy.ndarray):
+        return numpy.concatenate(arrays, axis=axis)
+    if len(arrays) > MAX_JOINED:
+        starts = range(0, len(arrays), MAX_JOINED)
+        arrays = [concat(arrays[start : start + MAX_JOINED], axis) for start in starts]
+    lengths = [array.shape[axis] for array in arrays]
+    shape = list(arrays[0].shape)
+    shape[axis] = sum(lengths)
+    y = cuda.cupy.empty(shape, arrays[0].dtype)
+    # Along axis 0 the result is a single row of everything, one array after the other.
+    widths = lengths if axis else [array.size for array in arrays]
+    operands = [operand for pair in zip(arrays, widths) for operand in pair]
+    return _joining_kernel(len(arrays))(*operands, sum(widths), y)
+
+
+@cuda.memoize()
+def _joining_kernel(n):
+    cases = [
+        'if (at < w%d) y = a%d[row * w%d + at]; else { at -= w%d; ' % (k, k, k, k)
+        for k in range(n - 1)
+    ]
+    last = 'y = a%d[row * w%d + at];' % (n - 1, n - 1)
+    return cuda.cupy.ElementwiseKernel(
+        ', '.join('raw T a%d, int32 w%d' % (k, k) for k in range(n)) + ', int64 width',
+        'T y',
+        'ptrdiff_t row = i / width, at = i %% width; %s%s%s'
+        % (''.join(cases), last, '}' * (n - 1)),
+        'bspmm_concat',
+    )
+
+
+def split(array, width):
+    """Return the first `width` columns and the others, each contiguous on a GPU.
+
+    The next operation is a product, which would copy a block of columns that is not contiguous.
+    """
+    left, right = array[:, :width], array[:, width:]
+    if isinstance(array, numpy.ndarray):
+        return left, right
+    left, right = (cuda.cupy.empty(part.shape, part.dtype) for part in (left, right))
+    cuda.elementwise(
+        'T x, int32 width, int32 rest',
+        'raw T left, raw T right',
+        """
+        ptrdiff_t row = i / (width + rest), at = i % (width + rest);
+        if (at < width) left[row * width + at] = x;
+        else right[row * rest + at - width] = x;""",
+        'bspmm_split',
+    )(array, width, array.shape[1] - width, left, right)
+    return left, right
+
+
+ACTIVATIONS = {functions.identity: 'identity', functions.relu: 'relu', functions.tanh: 'tanh'}
+
+
+def activate(xp, activation, y):
+    """Apply an activation, one of the names in ACTIVATIONS, in an array's memory."""
+    if activation == 'relu':
+        xp.maximum(y, 0, out=y)
+    elif activation == 'tanh':
+        xp.tanh(y, out=y)
+
+
+def activation_gradient(activation, y, gy, dropout_ratio):
+    """Return the gradient by an activation's input, given its result and the gradient by that.
+
+    Elements that dropout set to 0 are recognised by that.
+    """
+    if activation == 'identity':
+        return gy
+    scale = y.dtype.type(1 / (1 - dropout_ratio))
+    if isinstance(gy, numpy.ndarray):
+        if activation == 'tanh':
+            factor = y * y
+            numpy.subtract(1, factor, out=factor)
+            factor *= gy
+            return factor
+        gx = (y > 0) * scale
+        gx *= gy
+        return gx
+    return cuda.elementwise(
+        'T y, T gy, T scale',
+        'T gx',
+        'gx = gy * ((T)1 - y * y)'
+        if activation == 'tanh'
+        else 'gx = gy * scale; if (!(y > (T)0)) gx = (T)0',
+        'bspmm_%s_grad' % activation,
+    )(y, gy, scale)
+
+
+def sigmoid(x, bias=None):
+    """Return ``sigmoid(x + bias)`` in x's memory, by the form that does not overflow."""
+    if isinstance(x, numpy.ndarray):
+        half = x.dtype.type(0.5)
+        if bias is not None:
+            x += bias
+        x *= half
+        numpy.tanh(x, out=x)
+        x *= half
+        x += half
+        return x
+    kernel = cuda.elementwise(
+        'T x, T bias', 'T y', 'y = SIGMOID(x + bias)', 'bspmm_biased_sigmoid', preamble=SIGMOID
+    )
+    return kernel(x, x.dtype.type(0) if bias is None else bias, x)
+
+
+# Chainer Chemistry's linear layers emit a row for every output channel and relation in the order
+# c * R + r, the relation as the minor index. The rows of products with a matrix for each relation
+# are r * n_out + c, the relation as the major one. Both functions take Variables, too.
+
+
+def by_relation(parameter, n_relations):
+    """Return rows c * R + r of W or b in the order r * n_out + c."""
+    return _swapped(parameter, len(parameter) // n_relations, n_relations)
+
+
+def by_channel(parameter, n_relations):
+    """Return rows r * n_out + c in the order c * R + r."""
+    return _swapped(parameter, n_relations, len(parameter) // n_relations)
+
+
+def _swapped(parameter, major, minor):
+    blocks = parameter.reshape((major, minor) + parameter.shape[1:])
+    return blocks.transpose((1, 0, 2)[: blocks.ndim]).reshape(parameter.shape)

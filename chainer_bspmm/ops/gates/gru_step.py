@@ -1,0 +1,317 @@
+"""A step of a gated recurrent unit as one node."""
+
+from collections.abc import Sequence
+
+import numpy
+
+from chainer import functions
+from chainer import Variable
+from chainer.backends import cuda
+from chainer.types import NdArray
+
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.elementwise import concat
+from chainer_bspmm.ops.elementwise import SIGMOID
+from chainer_bspmm.ops.elementwise import sigmoid
+from chainer_bspmm.ops.elementwise import split
+from chainer_bspmm.ops.gates.launches import gated_step_backward
+from chainer_bspmm.ops.gates.launches import gated_step_forward
+from chainer_bspmm.ops.node import AccumulateInPlace
+from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segments import row_sum
+
+
+class GRUStep(AccumulateInPlace, FusedNode):
+    """Inputs x, message, the state, then W and b of every linear layer.
+
+    On a GPU a kernel does all of it, where the weights fit; otherwise a few GEMMs do.
+
+    Args:
+        state (str or None): ``'x'``: it is x, and no input; ``'given'``; or None: there is none.
+    """
+
+    def __init__(self, state):
+        self._state = state
+
+    def _output(self, inputs):
+        x, message, state, pairs = self._split(
+            [array.astype(inputs[0].dtype, copy=False) for array in inputs]
+        )
+        done = gated_step_forward(x, message, state, pairs, True)
+        self._is_whole = done is not None
+        if self._is_whole:
+            y, self._kept = done
+            return y
+        # One GEMM for the layers of the input, one for those of the state. Columns of the sums are
+        # those of the candidate h, the update gate z and the reset gate r.
+        W = concat([W for W, _ in pairs[:3]])
+        both = concat((x, message), axis=1)
+        sums = dot(both, W.T)
+        if state is None:
+            h, z, y = _first_step(sums, pairs[0][1], pairs[1][1])
+            self._kept = both, W, h, z
+            return y
+        U = concat([U for U, _ in pairs[4:]])
+        biases = [b for _, b in pairs]
+        z, r, reset_state = _gates(
+            sums, dot(state, U.T), biases[1], biases[2], biases[4], biases[5], state
+        )
+        h, y = _candidate(sums, dot(reset_state, pairs[3][0].T), biases[0], biases[3], z, state)
+        self._kept = both, W, h, z, r, U, reset_state, pairs[3][0]
+        return y
+
+    def _split(self, inputs):
+        """Return x, message, state or None, and the (W, b) pairs."""
+        x, message, *rest = inputs
+        state = rest.pop(0) if self._state == 'given' else x if self._state == 'x' else None
+        return x, message, state, list(zip(rest[::2], rest[1::2]))
+
+    def _gradients(self, inputs, gy, wanted):
+        if self._is_whole:
+            return self._gradients_of_whole(inputs, gy, wanted)
+        both, W, h, z = self._kept[:4]
+        n = gy.shape[1]
+        if self._state is None:
+            g = _first_step_gradient(gy, h, z)
+            by_state, gU = None, []
+        else:
+            r, U, reset_state, U_h = self._kept[4:]
+            state = inputs[2 if self._state == 'given' else 0].astype(gy.dtype, copy=False)
+            # g: of all sums; g_h, g_zr: its parts, each contiguous.
+            g, g_h = _candidate_gradient(gy, h, z, state)
+            g_zr, by_state = _gates_gradient(dot(g_h, U_h), gy, z, r, state, g)
+            by_state += dot(g_zr, U)
+            g_zr = dot(g_zr.T, state)
+            gU = [dot(g_h.T, reset_state), g_zr[:n], g_zr[n:]]
+        gW, gb = dot(g.T, both), row_sum(g)
+        # Biases of W and U have equal gradients in two arrays: optimizer hooks write to them.
+        gc = gb.copy() if gU else gb
+        gradients = [_parts(array, n) for array in (gW, gb, gc)]
+        parameters = [
+            array for pair in zip(gradients[0] + gU, gradients[1] + gradients[2]) for array in pair
+        ]
+        by_x, by_message = split(dot(g, W), inputs[0].shape[1])
+        if self._state == 'x':
+            by_x += by_state
+        return [by_x, by_message, *([by_state] if self._state == 'given' else []), *parameters]
+
+    def _gradients_of_whole(self, inputs, gy, wanted):
+        first = 2 + (self._state == 'given')
+        x, message, state, pairs = self._split(
+            [array.astype(gy.dtype, copy=False) for array in inputs]
+        )
+        dtypes = [
+            array.dtype if i in wanted else None for i, array in enumerate(inputs[first:], first)
+        ]
+        by_x, by_message, by_state, parameters = gated_step_backward(
+            x, message, state, pairs, self._kept, gy, True, dtypes
+        )
+        return [by_x, by_message, *([by_state] if first == 3 else []), *parameters]
+
+    def _composed(self, *inputs):
+        x, message, state, pairs = self._split(inputs)
+        both = functions.concat((x, message), axis=1)
+        pairs = [[functions.cast(parameter, x.dtype) for parameter in pair] for pair in pairs]
+        if state is None:
+            h, z = (functions.linear(both, *pair) for pair in pairs)
+            return functions.sigmoid(z) * functions.tanh(h)
+        h, z, r = (functions.linear(both, *pair) for pair in pairs[:3])
+        r = functions.sigmoid(r + functions.linear(state, *pairs[5]))
+        z = functions.sigmoid(z + functions.linear(state, *pairs[4]))
+        h = functions.tanh(h + functions.linear(r * state, *pairs[3]))
+        return state + z * (h - state)
+
+
+def _parts(array, n):
+    return [array[i : i + n] for i in range(0, len(array), n)]
+
+
+# The steps between the GEMMs, each one launch on a GPU instead of about ten. `sums` are those
+# of the layers of x and message without biases, (n_nodes, 2 or 3 times H).
+
+
+def _kernel(name, inputs, outputs, operation):
+    return cuda.elementwise(inputs, outputs, operation, 'bspmm_' + name, preamble=SIGMOID)
+
+
+def _first_step(sums, b_h, b_z):
+    """Return h, z and the result ``z * h`` of a step without a state."""
+    n = b_h.size
+    if isinstance(sums, numpy.ndarray):
+        h = numpy.tanh(sums[:, :n] + b_h)
+        z = sigmoid(sums[:, n:], b_z)
+        return h, z, z * h
+    h, z, y = (cuda.cupy.empty((len(sums), n), sums.dtype) for _ in range(3))
+    return _kernel(
+        'gru_first_step',
+        'raw T sums, raw T b_h, raw T b_z, int32 n',
+        'T h, T z, T y',
+        """
+        ptrdiff_t row = i / n, at = i % n, start = row * 2 * n + at;
+        h = tanh(sums[start] + b_h[at]);
+        z = SIGMOID(sums[start + n] + b_z[at]);
+        y = z * h""",
+    )(sums, b_h, b_z, n, h, z, y)
+
+
+def _gates(sums, by_state, b_z, b_r, c_z, c_r, state):
+    """Return z, r and ``r * state``; by_state: the sums of the layers of the state for z and r."""
+    n = state.shape[1]
+    if isinstance(sums, numpy.ndarray):
+        by_state += sums[:, n:]
+        z, r = sigmoid(by_state[:, :n], b_z + c_z), sigmoid(by_state[:, n:], b_r + c_r)
+        return z, r, r * state
+    return _kernel(
+        'gru_gates',
+        'T state, raw T sums, raw T by_state, raw T b_z, raw T b_r, raw T c_z, raw T c_r, int32 n',
+        'T z, T r, T reset_state',
+        """
+        ptrdiff_t row = i / n, at = i % n, start = row * 3 * n + at, second = row * 2 * n + at;
+        z = SIGMOID(sums[start + n] + b_z[at] + by_state[second] + c_z[at]);
+        r = SIGMOID(sums[start + 2 * n] + b_r[at] + by_state[second + n] + c_r[at]);
+        reset_state = r * state""",
+    )(state, sums, by_state, b_z, b_r, c_z, c_r, n)
+
+
+def _candidate(sums, by_reset_state, b_h, c_h, z, state):
+    """Return h and the result ``state + z * (h - state)``."""
+    n = state.shape[1]
+    if isinstance(sums, numpy.ndarray):
+        h = by_reset_state
+        h += sums[:, :n]
+        h += b_h + c_h
+        numpy.tanh(h, out=h)
+        return h, state + z * (h - state)
+    return _kernel(
+        'gru_candidate',
+        'T by_reset_state, T z, T state, raw T sums, raw T b_h, raw T c_h, int32 n',
+        'T h, T y',
+        """
+        ptrdiff_t row = i / n, at = i % n;
+        h = tanh(sums[row * 3 * n + at] + b_h[at] + by_reset_state + c_h[at]);
+        y = state + z * (h - state)""",
+    )(by_reset_state, z, state, sums, b_h, c_h, n)
+
+
+def _first_step_gradient(gy, h, z):
+    """Return the gradient by `sums` of :func:`_first_step`."""
+    n_rows, n = gy.shape
+    if isinstance(gy, numpy.ndarray):
+        g = numpy.empty((n_rows, 2 * n), gy.dtype)
+        g[:, :n] = gy * z * (1 - h * h)
+        g[:, n:] = gy * h * z * (1 - z)
+        return g
+    g = cuda.cupy.empty((n_rows, 2 * n), gy.dtype)
+    _kernel(
+        'gru_first_step_gradient',
+        'T gy, T h, T z, int32 n',
+        'raw T g',
+        """
+        ptrdiff_t start = i / n * 2 * n + i % n;
+        g[start] = gy * z * ((T)1 - h * h);
+        g[start + n] = gy * h * z * ((T)1 - z)""",
+    )(gy, h, z, n, g)
+    return g
+
+
+def _candidate_gradient(gy, h, z, state):
+    """Return the gradient by `sums`, without its part of r yet, and a copy of its part of h."""
+    n_rows, n = gy.shape
+    if isinstance(gy, numpy.ndarray):
+        g = numpy.empty((n_rows, 3 * n), gy.dtype)
+        g_h = gy * z * (1 - h * h)
+        g[:, :n] = g_h
+        g[:, n : 2 * n] = gy * (h - state) * z * (1 - z)
+        return g, g_h
+    g = cuda.cupy.empty((n_rows, 3 * n), gy.dtype)
+    g_h = cuda.cupy.empty((n_rows, n), gy.dtype)
+    _kernel(
+        'gru_candidate_gradient',
+        'T gy, T h, T z, T state, int32 n',
+        'T g_h, raw T g',
+        """
+        ptrdiff_t start = i / n * 3 * n + i % n;
+        g_h = gy * z * ((T)1 - h * h);
+        g[start] = g_h;
+        g[start + n] = gy * (h - state) * z * ((T)1 - z)""",
+    )(gy, h, z, state, n, g_h, g)
+    return g, g_h
+
+
+def _gates_gradient(g_reset_state, gy, z, r, state, g):
+    """Complete g; return its parts of z and r, and the state's gradient without its layers'."""
+    n_rows, n = gy.shape
+    if isinstance(gy, numpy.ndarray):
+        g[:, 2 * n :] = g_reset_state * state * r * (1 - r)
+        return g[:, n:], gy - gy * z + g_reset_state * r
+    g_zr = cuda.cupy.empty((n_rows, 2 * n), gy.dtype)
+    g_state = cuda.cupy.empty((n_rows, n), gy.dtype)
+    _kernel(
+        'gru_gates_gradient',
+        'T g_reset_state, T gy, T z, T r, T state, int32 n',
+        'T g_state, raw T g_zr, raw T g',
+        """
+        ptrdiff_t row = i / n, at = i % n, start = row * 3 * n + at, second = row * 2 * n + at;
+        T g_r = g_reset_state * state * r * ((T)1 - r);
+        g[start + 2 * n] = g_r;
+        g_zr[second] = g[start + n];
+        g_zr[second + n] = g_r;
+        g_state = gy - gy * z + g_reset_state * r""",
+    )(g_reset_state, gy, z, r, state, n, g_state, g_zr, g)
+    return g_zr, g_state
+
+
+def gru_step(
+    x: Variable | NdArray,
+    message: Variable | NdArray,
+    state: Variable | NdArray | None,
+    parameters: Sequence,
+) -> Variable:
+    """Take a step of a gated recurrent unit whose input is the rows of ``x`` and ``message``.
+
+    ``z = sigmoid(W_z [x; m] + b_z + U_z s + c_z)``, ``r = sigmoid(W_r [x; m] + b_r + U_r s +
+    c_r)``, ``h = tanh(W [x; m] + b + U (r * s) + c)``; the result is ``(1 - z) * s + z * h``, or
+    ``z * h`` without a state, where U and r are not used. One node of the computational graph,
+    differentiable to any order.
+
+    Args:
+        x (Variable or array): (n_nodes, C) float16, float32 or float64.
+        message (Variable or array): (n_nodes, M) of x's dtype.
+        state (Variable, array or None): (n_nodes, H) s, of x's dtype.
+        parameters (sequence): (weight, bias) of W, W_z, and with a state of W_r, U, U_z, U_r.
+            Weights are (H, C + M), those of U (H, H), biases (H,); converted to x's dtype.
+
+    Returns:
+        Variable: (n_nodes, H), of x's dtype.
+
+    Raises:
+        ValueError: a shape does not fit.
+
+    Source:
+        Cho et al. 2014 (arXiv:1409.1259), in the form of ``chainer.links.StatefulGRU``.
+    """
+    n_out, n_in = parameters[0][0].shape[0], x.shape[-1] + message.shape[-1]
+    if x.ndim != 2 or message.shape[:-1] != x.shape[:1]:
+        raise ValueError(
+            'message: expected a row for each row of x, got shapes %s and %s'
+            % (message.shape, x.shape)
+        )
+    if state is not None and state.shape != (len(x), n_out):
+        raise ValueError(
+            'state: expected shape %s, got %s; reset_state() clears the state of '
+            'another batch' % ((len(x), n_out), state.shape)
+        )
+    for i, (W, b) in enumerate(parameters):
+        name, shape = 'parameters[%d]' % i, (n_out, n_in if i < 3 else n_out)
+        expected = {name + '[0]': (W, shape), name + '[1]': (b, shape[:1])}
+        check.shapes('x, message and parameters[0][0]', expected)
+    inputs, kind = [x, message], None
+    if state is x:
+        kind = 'x'  # one input, with one gradient
+    elif state is not None:
+        kind = 'given'
+        inputs.append(state)
+    for pair in parameters:
+        inputs += pair
+    return GRUStep(kind).apply(inputs)[0]

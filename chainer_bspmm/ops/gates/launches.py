@@ -1,0 +1,263 @@
+"""Gates and steps of gated recurrent units on CuPy arrays: gated_step.cu and gated_weights.cu."""
+
+import math
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda.launch import arithmetic
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.cuda.partial_sums import sum_partials
+from chainer_bspmm.cuda.plans import kept
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import QUAD
+
+
+# Rows of a block of gated_step, and threads that share the elements of a sum so that the block has
+# about 256. A block copies all weights, which takes about as long as what it does for 8 rows.
+GATED_ROWS = ((8, 8), (12, 4), (16, 4), (20, 4), (24, 2), (28, 2), (32, 2))
+GATED_COPIES = 8
+# Elements of a sum whose weights are in shared memory, and how many such chunks there are. Where a
+# block has a multiprocessor to itself, only copies ahead of their use hide how long they take.
+GATED_CHUNKS = ((32, 3), (32, 2), (16, 2))
+MAX_GATED_BLOCK = 512  # threads have about a hundred registers
+
+
+@kept
+def gated_launch(
+    n_rows, widths, has_state, is_same, is_gradient, vector, itemsize, device
+) -> Launch | None:
+    """Plan gated_step: a block for every few rows. Return None where its weights do not fit.
+
+    `widths` are of x, of the message, which may be 0, and of the result; `is_same`: x is the state;
+    `vector` is at most 4 elements; `itemsize` is of the dtype that is calculated in.
+    """
+    n_maps = 2 + has_state
+    x, message, out = (-(-width // QUAD) * QUAD for width in widths)
+    is_apart = has_state and not is_same  # the state has columns of its own
+    n_inputs = x + message + is_apart * out
+    n_parts = 2 + is_apart  # of the gradient, of a thread
+    per_thread = 4 if itemsize == 4 else 2  # rows; of doubles more would not fit in registers
+    if is_gradient:
+        columns = -(-n_inputs // (QUAD * n_parts))
+    else:
+        columns = out // QUAD
+
+    def longest(pair):
+        """Return what the multiprocessor with most blocks has to do."""
+        return -(-n_rows // (pair[0] * device.n_sms)) * (pair[0] + GATED_COPIES)
+
+    first = GATED_ROWS.index(min(GATED_ROWS, key=longest))
+    for rows, split in GATED_ROWS[first::-1]:  # fewer where memory is short
+        is_alone = n_rows <= rows * device.n_sms
+        threads = columns * rows // per_thread
+        while split > 1 and threads * split > MAX_GATED_BLOCK:
+            split //= 2
+        for chunk, stages in GATED_CHUNKS if is_alone else GATED_CHUNKS[1:]:
+            if is_gradient:
+                wide = columns * QUAD * n_parts
+                row = (n_maps + has_state) * out + QUAD
+                weights, sums = stages * chunk * wide, split * rows * wide
+                if has_state:
+                    sums = max(sums, (stages - 1) * chunk * wide + split * rows * out)
+            else:
+                row = x + message
+                if has_state:
+                    row = max(row, 3 * out) if is_same else max(row, 2 * out) + out
+                row += QUAD
+                weights = stages * n_maps * out * (chunk + QUAD)
+                sums = split * rows * n_maps * out
+            n_shared = rows * row + has_state * out * (out + QUAD) + max(weights, sums)
+            # A row of the gradient's weights has a thread for every quad.
+            enough = n_inputs // QUAD if is_gradient else 1
+            if (
+                n_shared * itemsize <= device.shared_bytes
+                and enough <= threads * split <= MAX_GATED_BLOCK
+            ):
+                return Launch(
+                    (
+                        ('VECTOR', vector),
+                        *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
+                        ('STATE', int(has_state)),
+                        ('SAME', int(is_same)),
+                        ('GRADIENT', int(is_gradient)),
+                        ('ROWS', rows),
+                        ('PER', per_thread),
+                        ('SPLIT', split),
+                        ('CHUNK', chunk),
+                        ('STAGES', stages),
+                        ('THREADS', threads * split),
+                    ),
+                    (-(-n_rows // rows), 1, 1),
+                    (threads * split, 1, 1),
+                    n_shared * itemsize,
+                    (numpy.int32(n_rows),),
+                )
+    return None
+
+
+WEIGHT_BLOCK, WEIGHT_CHUNK = 256, 32  # threads, and rows in shared memory, of gated_weights
+WEIGHT_BLOCKS_PER_SM = 2
+MIN_WEIGHT_ROWS = 64  # that a block adds up
+
+
+@kept
+def gated_weights_launch(n_rows, widths, has_state, is_same, vector, itemsize, device) -> Launch:
+    """Plan gated_weights: blocks for every tile of the gradients, each with a part of the rows.
+
+    Arguments as :func:`gated_launch`. ``grid[1]`` is the number of parts.
+    """
+    per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # elements, along each side
+    tile = 8 * per_thread
+    x, message, out = (-(-width // tile) for width in widths)
+    tiles = (2 + has_state) * out * (x + message)
+    if has_state:
+        tiles += (1 if is_same else 3) * out * out
+    parts = max(WEIGHT_BLOCKS_PER_SM * device.n_sms // tiles, 1)
+    each = max(-(-n_rows // parts), MIN_WEIGHT_ROWS)
+    return Launch(
+        (
+            ('VECTOR', vector),
+            *zip(('WIDTH_X', 'WIDTH_M', 'WIDTH_H'), widths),
+            ('STATE', int(has_state)),
+            ('SAME', int(is_same)),
+            ('PER', per_thread),
+        ),
+        (tiles, -(-n_rows // each), 1),
+        (WEIGHT_BLOCK, 1, 1),
+        4 * WEIGHT_CHUNK * tile * itemsize,
+        (numpy.int32(n_rows), numpy.int32(each)),
+    )
+
+
+def gated_step_forward(x, message, state, parameters, is_tanh):
+    """Compute gated rows, or a step of a gated recurrent unit, in one launch.
+
+    With ``v = [x; message]``: without a state ``y = sigmoid(W_z v + b_z) * h`` and ``h = W_h v +
+    b_h``, or its tanh; with one, which may be x, as :func:`chainer_bspmm.functions.gru_step`.
+    `parameters` are (W, b) of h and z, and with a state of r, then (U, c) of h, z and r; biases may
+    be None. Returns y (n_rows, H) and what :func:`gated_step_backward` needs; None where no kernel
+    does this: on a CPU, without rows, for widths whose weights do not fit in a GPU's shared memory
+    (about 128 and more).
+    """
+    if not launch.on_gpu(x):
+        return None
+    given = [x, message, state, *(array for pair in parameters for array in pair)]
+    given = [array for array in given if array is not None]
+    if x.dtype.char not in kernels.STORAGE or any(array.dtype != x.dtype for array in given):
+        return None
+    with device_of(x):
+        x, message, state, parameters = _contiguous(x, message, state, parameters)
+        widths = _widths(x, message, parameters)
+        matrices, biases = _by_map(parameters)
+        plan = _plan(x, message, state, (*matrices, *biases), widths, False)
+        if plan is None or _plan(x, message, state, matrices, widths, True) is None:
+            return None
+        y = cuda.cupy.empty((len(x), widths[2]), x.dtype)
+        # Of the candidate, the update gate, the reset gate, and that times the state.
+        kept = cuda.cupy.empty((2 if state is None else 4, *y.shape), x.dtype)
+        h, z, r, reset = (*kept, None, None)[:4]
+        arrays = x, message, state, *matrices, *biases, y, h, z, r, reset
+        run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
+    return y, kept
+
+
+def gated_step_backward(x, message, state, parameters, kept, gy, is_tanh, dtypes):
+    """Return the gradients of :func:`gated_step_forward`, by two launches and a sum of partials.
+
+    They are those of x, message and state (None without one, or if the state is x, whose gradient
+    is the sum of both), and a list of the parameters', None where `dtypes`, W, b, W, b, ..., is
+    None. `kept` is the other result of the step.
+    """
+    with device_of(x):
+        x, message, state, parameters = _contiguous(x, message, state, parameters)
+        gy = contiguous(gy)
+        widths = _widths(x, message, parameters)
+        matrices, _ = _by_map(parameters)
+        plan = _plan(x, message, state, (*matrices, gy), widths, True)
+        n_maps = 2 + (state is not None)
+        g = cuda.cupy.empty((n_maps, len(x), widths[2]), x.dtype)
+        gx = cuda.cupy.empty(x.shape, x.dtype)
+        gm = None if message is None else cuda.cupy.empty(message.shape, x.dtype)
+        gs = None if state is None or state is x else cuda.cupy.empty(state.shape, x.dtype)
+        h, z, r, reset = (*kept, None, None)[:4]
+        arrays = gy, state, h, z, r, *matrices, gx, gm, gs, g
+        run('gated_step', x, plan, *arrays, *plan.arguments, TANH=is_tanh)
+        of_parameters = [None] * len(dtypes)
+        if any(dtypes):
+            of_parameters = _weights(g, x, message, state, reset, widths, dtypes)
+    return gx, gm, gs, of_parameters
+
+
+def _weights(g, x, message, state, reset, widths, dtypes):
+    """Return the gradients of the parameters that have a dtype, in the order W, b, W, b, ..."""
+    n_maps, has_state, n_out = len(g), state is not None, widths[2]
+    plan = gated_weights_launch(
+        len(x),
+        widths,
+        has_state,
+        x is state,
+        _vector(widths, (g, x, message, state, reset)),
+        numpy.dtype(arithmetic(x.dtype)).itemsize,
+        kernels.device(x.data.device_id),
+    )
+    W, U = (n_out, widths[0] + widths[1]), (n_out, n_out)
+    sizes = math.prod(W), has_state * math.prod(U), n_out
+    partials = cuda.cupy.empty((plan.grid[1], n_maps * sum(sizes)), arithmetic(x.dtype))
+    run('gated_weights', x, plan, g, x, message, state, reset, partials, *plan.arguments)
+    parts = []
+    for kind in range(1 + has_state):  # W, U
+        for start in range(0, partials.shape[1], sum(sizes)):
+            parts.append((start + kind * sizes[0], (W, U)[kind]))
+            parts.append((start + sizes[0] + sizes[1], (n_out,)))
+    wanted = [i for i, dtype in enumerate(dtypes) if dtype is not None]
+    sums = sum_partials(partials, [(*parts[i], dtypes[i]) for i in wanted])
+    gradients = [None] * len(dtypes)
+    for i, gradient in zip(wanted, sums):
+        gradients[i] = gradient
+    return gradients
+
+
+def _contiguous(x, message, state, parameters):
+    """Return C-contiguous arrays; a state that is x stays the same array as it."""
+    rows = contiguous(x)
+    state = rows if state is x else contiguous(state)
+    return rows, contiguous(message), state, [tuple(map(contiguous, pair)) for pair in parameters]
+
+
+def _widths(x, message, parameters):
+    return x.shape[1], 0 if message is None else message.shape[1], len(parameters[0][0])
+
+
+def _by_map(parameters):
+    """Return W and U of h, z and r, then their biases; None for what is not there."""
+    n_maps = 2 if len(parameters) == 2 else 3
+    missing = [(None, None)] * (3 - n_maps)
+    pairs = [*parameters[:n_maps], *missing, *parameters[n_maps:], *[(None, None)] * 3][:6]
+    return [W for W, _ in pairs], [b for _, b in pairs]
+
+
+def _plan(x, message, state, others, widths, is_gradient):
+    if not (len(x) and widths[0] and widths[2]):
+        return None
+    return gated_launch(
+        len(x),
+        widths,
+        state is not None,
+        x is state,
+        is_gradient,
+        _vector(widths, (x, message, state, *others)),
+        numpy.dtype(arithmetic(x.dtype)).itemsize,
+        kernels.device(x.data.device_id),
+    )
+
+
+def _vector(widths, arrays):
+    """Return how many elements the kernels can copy at once."""
+    return min(vector_width(math.gcd(*widths), *arrays), QUAD)

@@ -1,0 +1,270 @@
+"""A layer as one launch of a GPU, kernels/graph_linear.cu, and its gradient as another."""
+
+import collections
+import math
+from typing import Any
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda import kernels
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda.launch import address_bits
+from chainer_bspmm.cuda.launch import arithmetic
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.partial_sums import sum_partials
+from chainer_bspmm.cuda.plans import kept
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import LONG_ROW
+from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.ops.dropout import draw_arguments
+from chainer_bspmm.sparse.build import values_of
+
+
+# A layer as kernels/graph_linear.cu does it. n_relations 0: none; n_biases: rows of b_self;
+# activation: the name of one; loop, by_relation: as in the kernel's header.
+Layer = collections.namedtuple(
+    'Layer',
+    'width_in width_out n_relations has_self loop has_relation_bias n_biases by_relation '
+    'activation',
+)
+
+
+LAYER_THREADS = 256
+LAYER_ROWS = 16, 20, 24, 32  # of a tile: the fewest that give every multiprocessor at most one
+LAYER_SLICES = 1, 2, 4  # of the columns of a result, where it is too wide for one block
+# Blocks of 4 x 4 of the gradients of weights that a thread holds in registers, by their bytes; half
+# as many where there are twice the threads.
+LAYER_BLOCKS = {4: 6, 8: 2}
+
+
+LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
+SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
+
+
+@kept
+def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> Launch | None:
+    """Plan a layer, or its gradient, as one launch; None where it does not fit.
+
+    That is where shared memory or registers are too small.
+
+    `quads`: whether rows of all arrays are aligned to four elements.
+    """
+    produced = layer.width_in if is_backward else layer.width_out
+    for slices in LAYER_SLICES:
+        if slices == 1 or produced % (4 * slices) == 0:
+            plan = _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices)
+            if plan is not None:
+                return plan
+    return None
+
+
+def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -> Launch | None:
+    real = max(itemsize, 4)
+    n_in, n_out = -(-layer.width_in // 4), -(-layer.width_out // 4)  # in quads
+    if is_backward:
+        n_in = -(-n_in // slices)
+    else:
+        n_out = -(-n_out // slices)
+    gathered, produced = (n_out, n_in) if is_backward else (n_in, n_out)
+    mapped = layer.n_relations + layer.has_self
+    terms = mapped + (is_backward and layer.n_biases > 0 and not layer.has_self)
+    if is_backward and mapped * n_in * n_out > LAYER_THREADS * LAYER_BLOCKS[real]:
+        return None
+    # Twice the threads hide more of the latency of several matrices, if they are not of doubles,
+    # which need too many registers, and of a multiprocessor's only tile. The gradient has no use
+    # for them there: each thread would have fewer weights to add up the tile's rows for.
+    has_one_tile = n_rows <= max(LAYER_ROWS) * device.n_sms
+    has_several_matrices = mapped > 2 and real == 4
+    if is_backward:
+        is_double = has_several_matrices and not has_one_tile
+    else:
+        is_double = has_several_matrices or has_one_tile
+    threads = LAYER_THREADS << is_double
+
+    def shared_bytes(rows, splits):
+        of_row = splits * produced * 4 + terms * gathered * 4 + 4
+        if is_backward:
+            of_row += produced * 4 + 4
+        elif layer.has_relation_bias:
+            of_row += layer.n_relations
+        return real * (mapped * n_out * 4 * (n_in * 4 + 4) + rows * of_row)
+
+    fitting = {}  # rows -> splits
+    for rows in LAYER_ROWS:
+        # Beside what is dynamic rows have patterns, and an order for each of the most warps.
+        limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // WARP)
+        splits = max(1, min(threads // (produced * rows // 4), gathered))
+        while splits > 1 and shared_bytes(rows, splits) > limit:
+            splits //= 2
+        if shared_bytes(rows, splits) <= limit:
+            fitting[rows] = splits
+    if not fitting:
+        return None
+    # Of many tiles, small ones leave room for two blocks with the gradients of one matrix.
+    most = min(fitting) if is_backward and mapped == 1 else max(fitting)
+    rows = next((rows for rows in fitting if n_rows * slices <= rows * device.n_sms), most)
+    n_bytes = shared_bytes(rows, fitting[rows])
+    resident = max(1, min(LAYER_RESIDENT, SM_SHARED_BYTES // (n_bytes + 2048)))
+    return Launch(
+        (
+            ('VECTOR', 1),
+            ('QUADS', int(quads)),
+            ('ROWS', rows),
+            ('THREADS', threads),
+            ('SPLITS', fitting[rows]),
+            ('SLICES', slices),
+            ('WIDTH_IN', layer.width_in),
+            ('WIDTH_OUT', layer.width_out),
+            ('RELATIONS', layer.n_relations),
+            ('SELF', int(layer.has_self)),
+            ('LOOP', int(layer.loop)),
+            ('RELATION_BIAS', int(layer.has_relation_bias)),
+            ('BIASES', layer.n_biases),
+            ('BY_RELATION', int(layer.by_relation)),
+            ('ACTIVATION', layer.activation.upper()),
+            ('BACKWARD', int(is_backward)),
+        ),
+        (min(-(-n_rows // rows), max(1, resident * device.n_sms // slices)), slices, 1),
+        (threads, 1, 1),
+        n_bytes,
+        (numpy.int32(n_rows),),
+    )
+
+
+def layer_of(
+    x: Any,
+    given: dict,
+    n_relations: int,
+    loop: bool,
+    activation: str,
+    by_relation: bool = False,
+    longest: int = 0,
+) -> Layer | None:
+    """Return a layer of a graph convolution as a `Layer`, None if it is not one launch.
+
+    That is on a host, where the matrices do not fit into a GPU's shared memory, and where rows are
+    long, for which all rows of a tile would wait. `given` holds W (out_channels * R, in_channels),
+    W_self, b (out_channels * R,) and b_self (out_channels,), those that there are; several b_self,
+    one after the other, are all added. `by_relation`: W is one matrix after the other, not with the
+    relation as the minor index of its rows. `loop`: the first matrix has ones on its diagonal
+    added.
+    """
+    if longest > LONG_ROW or not launch.on_gpu(x):
+        return None
+    n_all, width_in = given['W' if n_relations else 'W_self'].shape
+    width_out = n_all // max(n_relations, 1)
+    layer = Layer(
+        width_in=width_in,
+        width_out=width_out,
+        n_relations=n_relations,
+        has_self='W_self' in given,
+        loop=loop,
+        has_relation_bias='b' in given,
+        n_biases=given['b_self'].size // width_out if 'b_self' in given else 0,
+        by_relation=by_relation,
+        activation=activation,
+    )
+    device = kernels.device(x.data.device_id)
+    for is_backward in (False, True):
+        if layer_launch(layer, 1, x.itemsize, False, device, is_backward) is None:
+            return None
+    return layer
+
+
+def layer_forward(layer, rows, x, given, dropout_ratio=0.0, draw=None, out=None):
+    """Compute the layer that :func:`layer_of` describes, (n_rows, out_channels) of x's dtype.
+
+    `rows`, (n_rows * R) x n_rows, are of `sparse.relations.relation_rows`; `draw` is the (seed,
+    stream, counter) of a step for dropout; the result is written to `out`, C-contiguous, if given.
+    """
+    with device_of(x):
+        x = contiguous(x)
+        y = cuda.cupy.empty((len(x), layer.width_out), x.dtype) if out is None else out
+        _layer(layer, rows, x, None, None, given, y, None, dropout_ratio, draw)
+    return y
+
+
+def layer_backward(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features=True, more=None):
+    """Return {name: gradient} of x and all parameters, given the layer's result y and gy.
+
+    `rows` are of `sparse.relations.transposed_rows`; the gradient with respect to x, wanted if
+    `has_features`, is added to `more`, (n_rows, in_channels). Those of parameters are of
+    :func:`~chainer_bspmm.cuda.partial_sums.sum_partials`; where the layer is ``by_relation``, W and
+    b_self are lists, an array for each relation and each bias.
+    """
+    shapes = {}
+    if layer.n_relations:
+        shapes['W'] = layer.n_relations * layer.width_out, layer.width_in
+    if layer.has_self:
+        shapes['W_self'] = layer.width_out, layer.width_in
+    if layer.has_relation_bias:
+        shapes['b'] = (layer.n_relations * layer.width_out,)
+    if layer.n_biases:
+        shapes['b_self'] = (layer.width_out,)
+    with device_of(x):
+        x, gy = contiguous(x), contiguous(gy)
+        gx = cuda.cupy.empty(x.shape, x.dtype) if has_features else None
+        more = contiguous(more)
+        partials = _layer(layer, rows, gy, y, x, given, gx, shapes, dropout_ratio, None, more)
+        parts, first = [], 0
+        for name, shape in shapes.items():
+            parts += _arrays_of(layer, name, first, shape, x.dtype)
+            first += math.prod(shape)
+        if partials is None:
+            found = [cuda.cupy.zeros(*part[1:]) for part in parts]
+        else:
+            found = sum_partials(partials, parts)
+    if layer.by_relation:
+        n = layer.n_relations
+        return {'W': found[:n], 'b_self': found[n:], 'x': gx}
+    return dict(zip(shapes, found), x=gx)
+
+
+def _arrays_of(layer, name, first, shape, dtype):
+    """Return the parts, for `sum_partials`, that are the gradients by a parameter of a layer."""
+    if not layer.by_relation:
+        return [(first, shape, dtype)]
+    if name == 'b_self':  # every bias is added to all rows: equal, but in an array for each
+        return [(first, shape, dtype)] * layer.n_biases
+    shape = layer.width_out, layer.width_in
+    size = math.prod(shape)
+    return [(first + r * size, shape, dtype) for r in range(layer.n_relations)]
+
+
+def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw, more=None):
+    """Launch kernels/graph_linear.cu; return a gradient's partial sums for `shapes`, or None."""
+    if not len(rows):
+        return None
+    names = ('W', 'W_self') if shapes else ('W', 'W_self', 'b', 'b_self')
+    parameters = [contiguous(given.get(name)) for name in names] + [None] * (4 - len(names))
+    is_backward = x is not None
+    weights, data, indptr, indices = 0, None, None, None
+    if layer.n_relations:
+        weights, data, _ = values_of(matrix)
+        indptr, indices = matrix.indptr, matrix.indices
+    bits = address_bits(rows, y, x, *parameters[:2], more, result)
+    quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * rows.itemsize))
+    device = kernels.device(rows.data.device_id)
+    plan = layer_launch(layer, len(rows), rows.itemsize, quads, device, is_backward)
+    partials = None
+    if is_backward:
+        n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
+        partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
+    seed, stream, counter = draw or (0, 0, None)
+    arrays = indptr, indices, data, rows, y, x, *parameters, more, result, partials, counter
+    run(
+        'graph_linear',
+        rows,
+        plan,
+        *arrays,
+        *plan.arguments,
+        *draw_arguments(seed, stream, dropout_ratio, rows.dtype),
+        WEIGHTED=weights,
+        DROPOUT=dropout_ratio > 0,
+        FEATURES=result is not None,
+    )
+    return partials

@@ -1,0 +1,153 @@
+"""A layer on bare arrays, as products: what has no launch of a GPU.
+
+Its parts are what :func:`~chainer_bspmm.ops.graph_linear.node.graph_linear` sums.
+"""
+
+import numpy
+
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.elementwise import by_channel
+from chainer_bspmm.ops.elementwise import by_relation
+from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host
+from chainer_bspmm.ops.graph_linear.host import graph_linear_on_host
+from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.sparse.relations import relation_rows
+
+
+def aggregates_first(in_channels, out_channels):
+    """Tell whether it is cheaper to sum neighbours first than to map features first.
+
+    Both orders do the same multiplications in their GEMMs. They differ in the array between GEMM
+    and product, written by the one and read by the other, forward and backward: (n_nodes, R, width)
+    with the width of the input if neighbours are summed first, else of the output. If the widths
+    are equal, summing first wins: it needs no permutation of W, which is a matrix of shape
+    (out_channels, R * in_channels) as it lies in memory.
+    """
+    return out_channels >= in_channels
+
+
+class TransformFirst:
+    """sum_r A_r (x W_r^T + b_r): one GEMM makes (n_nodes * R, out) rows, one product adds them."""
+
+    def __init__(self, adj):
+        self._adj = adj
+
+    def forward(self, x, W, b, own):
+        n_relations = self._adj.n_relations
+        mapped = dot(x, by_relation(W, n_relations).T)
+        if b is not None:
+            mapped += by_relation(b, n_relations)
+        mapped = mapped.reshape(len(x) * n_relations, len(W) // n_relations)
+        return bspmm_forward(self._adj, mapped, residual=own), None
+
+    def backward(self, x, W, gy, own, wanted, _):
+        grads = {}
+        n_relations = self._adj.n_relations
+        mapped = bspmm_forward(self._adj, gy, trans=True).reshape(len(x), len(W))
+        if 'W' in wanted:
+            grads['W'] = by_channel(dot(mapped.T, x), n_relations)
+        if 'b' in wanted:
+            grads['b'] = by_channel(row_sum(mapped), n_relations)
+        if 'x' in wanted:
+            grads['x'] = plus(own, dot(mapped, by_relation(W, n_relations)))
+        return grads
+
+
+class AggregateFirst:
+    """[A_1 x | .. | A_R x] [W_1 | .. | W_R]^T + sum_r degree_r b_r: a product, then one GEMM.
+
+    loop: whether A_1 has a 1 more on its diagonal.
+    """
+
+    def __init__(self, adj, loop=False):
+        self._adj = adj
+        self._rows = relation_rows(adj)
+        self._loop = loop
+
+    def forward(self, x, W, b, own):
+        sums = self._sum(x)
+        y = plus(own, dot(sums, self._matrix(W).T))
+        if b is not None:
+            y += dot(self._degrees(x), self._matrix(b).T)
+        return y, sums
+
+    def backward(self, x, W, gy, own, wanted, sums):
+        grads = {}
+        if 'W' in wanted:
+            grads['W'] = dot(gy.T, self._sum(x) if sums is None else sums).reshape(W.shape)
+        if 'b' in wanted:
+            grads['b'] = dot(gy.T, self._degrees(x)).ravel()
+        if 'x' in wanted:
+            mapped = dot(gy, self._matrix(W)).reshape(self._rows.n_rows, x.shape[1])
+            own = plus(own, mapped) if self._loop else own
+            grads['x'] = bspmm_forward(self._rows, mapped, residual=own, trans=True)
+        return grads
+
+    def _sum(self, x):
+        """Return (n_nodes, R * in_channels): the sum over each relation's neighbours."""
+        return bspmm_forward(self._rows, x, residual=x if self._loop else None).reshape(
+            self._adj.n_rows, self._adj.n_relations * x.shape[1]
+        )
+
+    def _matrix(self, parameter):
+        """Return W as (out, R * in), or b as (out, R): views."""
+        return parameter.reshape(len(parameter) // self._adj.n_relations, -1)
+
+    def _degrees(self, x):
+        """Return (n_nodes, R): what a constant feature becomes, row sums of every relation."""
+        return self._adj.cached(
+            ('relation degrees', x.dtype, self._loop),
+            lambda: self._sum(self._adj.xp.ones((len(x), 1), x.dtype)),
+        )
+
+
+def _layer(adj, x, W, loop):
+    if loop or aggregates_first(x.shape[1], len(W) // adj.n_relations):
+        return AggregateFirst(adj, loop)
+    return TransformFirst(adj)
+
+
+def _is_on_host(x):
+    """Return whether the host's own products do a layer with a matrix, all parts at once."""
+    return isinstance(x, numpy.ndarray)
+
+
+def forward(adj, x, given, loop):
+    """Return the sum of all parts, (n_nodes, out_channels), and what `backward` may use."""
+    kept = None
+    if 'W' not in given:
+        y = dot(x, given['W_self'].T)
+    elif _is_on_host(x):
+        return graph_linear_on_host(adj, x, **given, loop=loop), None
+    else:
+        own = dot(x, given['W_self'].T) if 'W_self' in given else None
+        layer = _layer(adj, x, given['W'], loop)
+        y, kept = layer.forward(x, given['W'], given.get('b'), own)
+    if 'b_self' in given:
+        y += given['b_self']
+    return y, kept
+
+
+def backward(adj, x, given, loop, gy, wanted, kept):
+    """Return name -> gradient of what is wanted, given that of the sum."""
+    if 'W' in given and _is_on_host(x):
+        W_self = given.get('W_self')
+        return graph_linear_grad_on_host(adj, x, gy, given['W'], W_self, wanted, loop)
+    gradients = {}
+    if 'W_self' in wanted:
+        gradients['W_self'] = dot(gy.T, x)
+    if 'b_self' in wanted:
+        gradients['b_self'] = row_sum(gy)
+    own = dot(gy, given['W_self']) if 'x' in wanted and 'W_self' in given else None
+    if 'W' not in given:
+        gradients['x'] = own
+    elif wanted & {'x', 'W', 'b'}:
+        layer = _layer(adj, x, given['W'], loop)
+        gradients.update(layer.backward(x, given['W'], gy, own, wanted, kept))
+    return gradients
+
+
+def plus(a, b):
+    """Return the sum of two arrays, of which the first may be None."""
+    return b if a is None else a + b

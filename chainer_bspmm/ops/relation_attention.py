@@ -1,0 +1,260 @@
+"""The attention of a relational graph convolution, scores to weighted sum, as one node."""
+
+import numpy
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.cuda.gemm import dot
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.attention_pattern import attention_pattern
+from chainer_bspmm.ops.bspmm import bsddmm_forward
+from chainer_bspmm.ops.bspmm import bspmm
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.dropout import dropout_mask
+from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
+from chainer_bspmm.ops.segment_softmax import SegmentSoftmax
+from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.ops.segments import segment_broadcast_forward
+from chainer_bspmm.ops.segments import segment_sum
+from chainer_bspmm.ops.segments import segment_sum_forward
+from chainer_bspmm.ops.segments import Segments
+
+
+class RelationAttention(FusedNode):
+    """Inputs m, W, b of :func:`relation_attention`.
+
+    `edge_mask` (nnz * K,) is what dropout multiplies the weights of entries by, `slot_mask`
+    (n_nodes * R * K,) those of the rows of features that rows without edges see; or None.
+    """
+
+    def __init__(self, adj, pattern, n_heads, concat_heads, slope, edge_mask, slot_mask):
+        self._adj = adj
+        self._pattern = pattern
+        self._n_heads = n_heads
+        self._concat_heads = concat_heads
+        self._slope = slope
+        self._edge_mask = edge_mask
+        self._slot_mask = slot_mask
+
+    def _output(self, inputs):
+        m, W, b = _cast(inputs)
+        pattern, adj = self._pattern, self._adj
+        n_channels = W.shape[1] // 2
+        x = m.reshape(adj.n_cols * self._n_heads, n_channels)
+        scores = dot(x, W.reshape(2, n_channels).T)
+        calculate = _logits_on_host if adj.xp is numpy else _logits_on_device
+        slope = scores.dtype.type(self._slope)
+        logits, self._slopes = calculate(scores, pattern.sources, pattern.receivers, b, slope)
+        self._alpha = segment_softmax_forward(logits[:, None], pattern.segments)
+        residual = None
+        if pattern.isolated is not None:
+            slots = self._dropped(x).reshape(m.shape)
+            sums = segment_sum_forward(slots, adj.row_offsets, adj.max_rows, adj.row_weights)
+            residual = bspmm_forward(pattern.isolated, sums.reshape(-1, n_channels))
+        y = bspmm_forward(pattern.product, x, self._weights(self._alpha[:, 0]), residual)
+        if self._concat_heads:
+            return y.reshape(adj.n_rows, self._n_heads * n_channels)
+        y *= y.dtype.type(1 / self._n_heads)
+        return y
+
+    def _weights(self, alpha):
+        """Return alpha of the entries, (nnz * K,), after dropout."""
+        return alpha if self._edge_mask is None else alpha * self._edge_mask
+
+    def _dropped(self, x):
+        """Return features, (n_nodes * R * K, C), as rows without edges see them after dropout."""
+        return x if self._slot_mask is None else x * self._slot_mask[:, None]
+
+    def _gradients(self, inputs, gy, wanted):
+        m, W, _ = _cast(inputs)
+        pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
+        n_channels, product = W.shape[1] // 2, self._pattern.product
+        x = m.reshape(adj.n_cols * n_heads, n_channels)
+        gy = gy.reshape(product.n_rows, n_channels)
+        if not self._concat_heads:
+            gy = gy * gy.dtype.type(1 / n_heads)
+        residual = None
+        if pattern.isolated is not None:
+            gsums = bspmm_forward(pattern.isolated, gy, trans=True)
+            gslots = segment_broadcast_forward(
+                gsums.reshape(adj.n_graphs, m.shape[1]),
+                adj.row_offsets,
+                adj.n_rows,
+                adj.max_rows,
+                adj.row_weights,
+            )
+            residual = self._dropped(gslots.reshape(x.shape))
+        gx = bspmm_forward(product, gy, self._weights(self._alpha[:, 0]), residual, trans=True)
+        galpha = self._weights(bsddmm_forward(product, gy, x))
+        glogits = segment_softmax_backward(self._alpha, galpha[:, None], pattern.segments)
+        gscores = adj.xp.empty((len(x), 2), x.dtype)
+        add_up = _score_gradients_on_host if adj.xp is numpy else _score_gradients_on_device
+        add_up(glogits[:, 0], self._slopes, pattern, adj.n_relations, n_heads, gscores)
+        gx += dot(gscores, W.reshape(2, n_channels))
+        # Both columns have the same sum; that of the receivers has cancelled row by row before.
+        gW, gb = dot(gscores.T, x), row_sum(gscores)[1:]
+        return gx.reshape(m.shape), gW.reshape(W.shape), gb
+
+    def _composed(self, m, W, b):
+        pattern, adj, n_heads = self._pattern, self._adj, self._n_heads
+        n_channels = W.shape[1] // 2
+        W, b = (functions.cast(parameter, m.dtype) for parameter in (W, b))
+        x = functions.reshape(m, (adj.n_cols * n_heads, n_channels))
+        scores = functions.linear(x, functions.reshape(W, (2, n_channels)))
+        scores = functions.reshape(scores, (scores.size, 1))
+        logits = bspmm(pattern.gathers(adj, n_heads), scores)[:, 0]
+        logits += functions.broadcast_to(b, logits.shape)
+        logits = functions.leaky_relu(logits, self._slope)
+        (alpha,) = SegmentSoftmax(Segments(pattern.segments, len(logits))).apply((logits,))
+        alpha = self._weights(alpha)
+        residual = None
+        if pattern.isolated is not None:
+            sums = segment_sum(adj, functions.reshape(self._dropped(x), m.shape))
+            residual = bspmm(
+                pattern.isolated, functions.reshape(sums, (pattern.isolated.n_cols, n_channels))
+            )
+        y = bspmm(pattern.product, x, alpha, residual)
+        if self._concat_heads:
+            return functions.reshape(y, (adj.n_rows, n_heads * n_channels))
+        return y * (1 / n_heads)
+
+
+def _cast(arrays):
+    """Return arrays in the first one's dtype: parameters may have another (mixed precision)."""
+    return [array.astype(arrays[0].dtype, copy=False) for array in arrays]
+
+
+# Return ``leaky(scores[source, 0] + scores[receiver, 1] + b)`` of every edge, and its slope.
+
+
+def _logits_on_host(scores, sources, receivers, b, slope):
+    z = scores[:, 0].take(sources)
+    z += scores[:, 1].take(receivers)
+    z += b
+    slopes = numpy.where(z > 0, scores.dtype.type(1), slope)
+    z *= slopes
+    return z, slopes
+
+
+def _logits_on_device(scores, sources, receivers, b, slope):
+    return cuda.elementwise(
+        'raw T scores, int32 source, int32 receiver, T b, T slope',
+        'T z, T slopes',
+        """z = scores[2 * source] + scores[2 * receiver + 1] + b;
+           slopes = z > (T)0 ? (T)1 : slope;
+           z = z * slopes;""",
+        'bspmm_attention_logits',
+    )(scores, sources, receivers, b, slope)
+
+
+# Add up the gradients by the two scores of every row of features, into gscores, (rows, 2).
+
+
+def _score_gradients_on_host(glogits, slopes, pattern, n_relations, n_heads, gscores):
+    by_entry, n_rows = glogits * slopes, len(gscores)
+    gscores[:, 0] = numpy.bincount(pattern.sources, by_entry, n_rows)
+    gscores[:, 1] = numpy.bincount(pattern.receivers, by_entry, n_rows)
+
+
+def _score_gradients_on_device(glogits, slopes, pattern, n_relations, n_heads, gscores):
+    cuda.elementwise(
+        'raw T glogits, raw T slopes, raw I starts, raw I order, raw I by_receiver, '
+        'int32 n_relations, int32 n_heads',
+        'T of_source, T of_receiver',
+        """
+        double sum = 0;
+        for (int k = starts[i]; k < starts[i + 1]; ++k)
+            sum += (double)glogits[order[k]] * (double)slopes[order[k]];
+        of_source = (T)sum;
+        const int head = i % n_heads, relation = i / n_heads % n_relations;
+        const int node = i / n_heads / n_relations;
+        const int at = (node * n_heads + head) * n_relations + relation;
+        sum = 0;
+        for (int k = by_receiver[at]; k < by_receiver[at + 1]; ++k)
+            sum += (double)glogits[k] * (double)slopes[k];
+        of_receiver = (T)sum;""",
+        'bspmm_attention_score_gradients',
+    )(
+        glogits,
+        slopes,
+        pattern.product.T.indptr,
+        pattern.product.transpose_order,
+        pattern.by_receiver,
+        n_relations,
+        n_heads,
+        gscores[:, 0],
+        gscores[:, 1],
+    )
+
+
+def relation_attention(
+    adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2, dropout_ratio=0.0
+):
+    """Sum every node's neighbours with weights that it derives from them and itself.
+
+    With node i, relation r, head k, and ``m[i, r, k]`` a vector of C channels: every edge, entry
+    (i, j * R + r) of ``adj``, has for every head the logit ``leaky(W[0, :C] . m[j, r, k] +
+    W[0, C:] . m[i, r, k] + b)``. Its softmax over the edges of node i, or with ``within`` over
+    those of node i in relation r, is alpha; ``y[i, k] = sum over r, j of alpha m[j, r, k]``; the
+    result is the mean over k. One node of the computational graph, differentiable to any order.
+
+    If there is no edge to normalise over, the weights are uniform over all slots of the graph: its
+    rows, each as often as it counts (``adj.row_weights``), times the R relations unless ``within``.
+    In Chainer Chemistry this is what a softmax over a matrix of masked logits amounts to; here it
+    is a mean.
+
+    Dropout in training drops weights one by one, as Chainer Chemistry does, with one difference:
+    all rows without edges of a graph share a draw for each slot and head, and a row that stands for
+    several nodes is dropped for all of them or for none. A row without edges
+    is distributed as there; those of a graph are not independent of each other.
+
+    Args:
+        adj (BatchedCSR): n_nodes x (n_nodes * R). An entry is an edge, even if its value is 0; one
+            that is stored twice counts twice.
+        m (Variable or array): (n_nodes, R * n_heads * C) floats.
+        W (Variable or array): (1, 2 * C).
+        b (Variable or array): (1,).
+        n_heads (int): K.
+        within (bool): normalise every relation separately.
+        concat_heads (bool): return the heads side by side instead of their mean.
+        negative_slope (float): of the leaky rectifier.
+        dropout_ratio (float): of the weights, in training; 0 or less means none.
+
+    Returns:
+        Variable: (n_nodes, C), or (n_nodes, K * C) with ``concat_heads``; of m's dtype.
+
+    Raises:
+        TypeError: ``adj`` is no BatchedCSR. ValueError: a shape does not fit.
+
+    Note:
+        Deterministic except for dropout; does not synchronise. Heads are folded into the matrix,
+        which has an entry for each head of an edge: one product does them all, forward and
+        backward, with neither a loop nor an array of (edges, heads, C).
+
+    Source:
+        Busbridge et al. 2019 (arXiv:1904.05811), equations 6 and 7 there with additive logits;
+        Chainer Chemistry 0.7.1, links/update/relgat_update.py.
+    """
+    check.relations(adj)
+    n_channels = W.shape[-1] // 2
+    expected = {
+        'W': (W, (1, 2 * n_channels)),
+        'b': (b, (1,)),
+        'm': (m, (adj.n_rows, adj.n_relations * n_heads * n_channels)),
+    }
+    check.shapes('W of shape %s, %d heads and %r' % (W.shape, n_heads, adj), expected)
+    pattern = attention_pattern(adj, n_heads, within, concat_heads, m.dtype)
+    edge_mask = slot_mask = None
+    if chainer.config.train and dropout_ratio > 0:
+        # One for each: what a step draws must not depend on the number of spare entries.
+        edge_mask = dropout_mask(m, pattern.product.nnz, dropout_ratio)
+        if pattern.isolated is not None:
+            slot_mask = dropout_mask(m, adj.n_cols * n_heads, dropout_ratio)
+    node = RelationAttention(
+        adj, pattern, n_heads, concat_heads, negative_slope, edge_mask, slot_mask
+    )
+    return node.apply((m, W, b))[0]

@@ -1,0 +1,245 @@
+"""Softmax over the entries of every row of a sparse matrix, or over the nodes of every graph."""
+
+from typing import Any
+
+import numpy
+
+import chainer
+from chainer import backend as chainer_backend
+from chainer import functions
+from chainer import Variable
+from chainer.backends import cuda
+from chainer.types import NdArray
+
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.cuda.launch import contiguous
+from chainer_bspmm.cuda.launch import device_of
+from chainer_bspmm.cuda.launch import run
+from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.cuda.plans import kept
+from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import vector_threads
+from chainer_bspmm.ops import check
+from chainer_bspmm.ops.node import FusedNode
+from chainer_bspmm.ops.segments import segment_broadcast_forward
+from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.segments import segment_sum_forward
+from chainer_bspmm.ops.segments import check_rows
+from chainer_bspmm.ops.segments import reduce_rows
+from chainer_bspmm.ops.segments import SegmentBroadcast
+from chainer_bspmm.ops.segments import Segments
+from chainer_bspmm.ops.segments import segments_of
+from chainer_bspmm.ops.segments import SegmentSum
+from chainer_bspmm.sparse import BatchedCSR
+
+
+@kept
+def softmax_launch(n_rows, n_segments, n_channels, width) -> Launch:
+    """Plan a thread per (segment, vector): the grid of segment_softmax."""
+    n_vectors = n_channels // width
+    # A block at least: there may be rows of no segment.
+    n_units = max(n_segments, 1)
+    return vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
+
+
+def _segment_softmax_on_gpu(x, offsets, weights=None):
+    return _softmax(offsets, x, None, weights)
+
+
+def _segment_softmax_grad_on_gpu(y, gy, offsets, weights=None):
+    return _softmax(offsets, y, gy, weights)
+
+
+def _softmax(offsets, a, g, weights):
+    """Launch kernels/segment_softmax.cu; `g` None is the softmax itself."""
+    n_rows, n_channels = a.shape
+    with device_of(a):
+        a, g = contiguous(a), contiguous(g)
+        y = cuda.cupy.empty(a.shape, a.dtype)
+        if y.size:
+            width = vector_width(n_channels, a, y, g)
+            plan = softmax_launch(n_rows, offsets.size - 1, n_channels, width)
+            defines = {'GRADIENT': g is not None, 'WEIGHTED': weights is not None}
+            run('segment_softmax', a, plan, offsets, a, g, weights, y, *plan.arguments, **defines)
+    return y
+
+
+def _segment_softmax_on_host(x, offsets, weights=None):
+    # In double, as kernels/segment_softmax.cu explains.
+    n_rows = len(x)
+    largest = segment_broadcast_forward(
+        segment_max_forward(x, offsets, weights=weights), offsets, n_rows
+    )
+    # A difference may be infinite, and infinities become NaN, without a warning, as on a GPU.
+    with numpy.errstate(over='ignore', divide='ignore', invalid='ignore'):
+        y = x - largest.astype('d')
+        numpy.exp(y, out=y)
+        y /= segment_broadcast_forward(
+            segment_sum_forward(y, offsets, weights=weights), offsets, n_rows
+        )
+    y[offsets[-1] :] = 0
+    if weights is not None:
+        y[weights == 0] = 0
+    return y.astype(x.dtype, copy=False)
+
+
+def _segment_softmax_grad_on_host(y, gy, offsets, weights=None):
+    dtype, n_true = y.dtype, offsets[-1]
+    y, gy = y.astype('d', copy=False), gy.astype('d', copy=False)
+    if weights is not None or n_true < len(y):
+        is_counted = numpy.arange(len(y)) < n_true
+        if weights is not None:
+            is_counted &= weights != 0
+        y, gy = (numpy.where(is_counted[:, None], array, 0) for array in (y, gy))
+    # Weights are part of gy already: the gradient by a row is the sum over its copies.
+    inner = segment_sum_forward(y * gy, offsets)
+    gx = y * (gy - segment_broadcast_forward(inner, offsets, len(y), weights=weights))
+    return gx.astype(dtype, copy=False)
+
+
+def segment_softmax_forward(x: Any, offsets: Any, weights: Any = None) -> Any:
+    """Compute ``y[i, c] = exp(x[i, c]) / sum of weights[k] exp(x[k, c])``, in float64.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0. The
+    maximum is subtracted first: nothing overflows. On a GPU one thread does a segment's column,
+    which suits short segments such as the entries of a row.
+    """
+    calculate = _segment_softmax_on_gpu if launch.on_gpu(x) else _segment_softmax_on_host
+    return calculate(x, offsets, weights)
+
+
+def segment_softmax_backward(y: Any, gy: Any, offsets: Any, weights: Any = None) -> Any:
+    """Compute ``gx[i, c] = y[i, c] (gy[i, c] - weights[i] sum of y[k, c] gy[k, c])``.
+
+    The sum is over the rows k of i's segment. Rows of weight 0, and those of no segment, get 0 and
+    contribute nothing, even if ``gy`` is NaN there.
+    """
+    calculate = _segment_softmax_grad_on_gpu if launch.on_gpu(y) else _segment_softmax_grad_on_host
+    return calculate(y, gy, offsets, weights)
+
+
+class SegmentSoftmax(FusedNode):
+    """y of :func:`segment_softmax` over `Segments`."""
+
+    def __init__(self, segments):
+        self._segments = segments
+
+    def _output(self, inputs):
+        (x,) = inputs
+        offsets, _, _, weights = self._segments
+        self._y = segment_softmax_forward(_columns(x), offsets, weights)
+        return self._y.reshape(x.shape)
+
+    def _gradients(self, inputs, gy, wanted):
+        offsets, _, _, weights = self._segments
+        gx = segment_softmax_backward(self._y, _columns(gy), offsets, weights)
+        return (gx.reshape(gy.shape),)
+
+    def _composed(self, x):
+        columns, segments = functions.reshape(x, _columns(x).shape), self._segments
+        unweighted = segments._replace(weights=None)
+        largest = reduce_rows(segment_max_forward, columns.array, segments)
+        shifted = columns - segment_broadcast_forward(largest, *unweighted)
+        # Rows that do not count may be above the maximum, NaN, or without anything to divide by.
+        is_counted, zero = _counted_rows(segments), columns.xp.zeros((), x.dtype)
+        e = functions.exp(functions.where(is_counted, shifted, zero))
+        (total,) = SegmentBroadcast(unweighted).apply(SegmentSum(segments).apply((e,)))
+        total = functions.where(is_counted, total, columns.xp.ones((), x.dtype))
+        return functions.reshape(functions.where(is_counted, e / total, zero), x.shape)
+
+
+def _columns(x):
+    return x if x.ndim == 2 else x[:, None]
+
+
+def _counted_rows(segments):
+    """Return which rows count, (n_rows, 1) bool: those of a segment whose weight is not 0."""
+    offsets, n_rows, _, weights = segments
+    if weights is not None:
+        return weights[:, None] != 0
+    xp = chainer_backend.get_array_module(offsets)
+    return xp.arange(n_rows, dtype=offsets.dtype)[:, None] < offsets[-1:]
+
+
+class NodeSoftmax(SegmentSoftmax):
+    def _gradients(self, inputs, gy, wanted):
+        # Subtract the mean over each graph first: it cancels exactly, but its rounding error would
+        # not, and attention over many similar nodes, such as phantom atoms, has little else.
+        xp, segments = chainer_backend.get_array_module(gy), self._segments
+        dtype = numpy.promote_types(gy.dtype, numpy.float32)  # sums are too large for float16
+        y, gy = self._y.astype(dtype, copy=False), gy.astype(dtype, copy=False)
+        # gy is a sum over copies already; only rows that do not count are left out.
+        whether = None if segments.weights is None else xp.sign(segments.weights)
+        mean = reduce_rows(segment_sum_forward, gy, segments._replace(weights=whether))
+        ones = xp.ones((segments.n_rows, 1), dtype)
+        mean /= xp.maximum(reduce_rows(segment_sum_forward, ones, segments), 1)
+        gy = gy - segment_broadcast_forward(mean, *segments)
+        return (segment_softmax_backward(y, gy, segments.offsets, segments.weights),)
+
+
+def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
+    """Normalise values of the entries over every row: ``y[k] = exp(x[k]) / sum_l exp(x[l])``.
+
+    l runs over the entries of the row of k. Differentiable to any order.
+
+    Args:
+        adj (BatchedCSR): the pattern; its values are not used.
+        x (Variable or array): (nnz,) or (nnz, n_B) float16, float32 or float64, in the order of
+            adj's entries; columns are normalised independently.
+
+    Returns:
+        Variable: of x's shape and dtype. The values of a row sum to 1 up to their own rounding,
+        however large x is: the row's maximum is subtracted first. Computed in float64.
+        A NaN or +inf, or a row that is all -inf, makes only its row and column NaN.
+
+    Raises:
+        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not fit.
+
+    Note:
+        Deterministic; does not synchronise. One launch forward and one backward.
+
+    Source:
+        Velickovic et al. 2017 (arXiv:1710.10903), equation 2; ``kernels/segment_softmax.cu``.
+
+    Example:
+        >>> import numpy
+        >>> import chainer_bspmm
+        >>> adj = chainer_bspmm.BatchedCSR.from_matrices([numpy.array([[1., 1.], [0., 1.]])])
+        >>> chainer_bspmm.functions.segment_softmax(adj, numpy.array([5., 5., -7.])).array
+        array([0.5, 0.5, 1. ])
+    """
+    check.adjacency(adj)
+    if x.ndim not in (1, 2) or len(x) != adj.nnz:
+        raise ValueError(
+            'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
+            'got %s' % (adj.nnz, adj.nnz, x.shape)
+        )
+    check.floating('x', x)
+    check.on_device('x', chainer.as_array(x), adj)
+    return SegmentSoftmax(Segments(adj.indptr, adj.nnz)).apply((x,))[0]
+
+
+def node_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
+    """Compute ``y[i, c] = exp(x[i, c]) / sum_j w[j] exp(x[j, c])`` over the nodes j of i's graph.
+
+    Differentiable to any order.
+
+    Args:
+        adj (BatchedCSR): its ``row_offsets`` delimit the graphs; w is its
+            ``row_weights``, 1 without them.
+        x (Variable or array): (n_rows, n_B) float16, float32 or float64.
+
+    Returns:
+        Variable: (n_rows, n_B), of x's dtype; over every graph that has nodes, the sum of
+        ``w[i] y[i]`` is 1. 0 for rows of weight 0 and of no graph.
+
+    Raises:
+        TypeError, ValueError: ``adj`` is no BatchedCSR; shape, dtype or device of ``x`` do not
+        fit.
+
+    Note:
+        Deterministic; does not synchronise.
+    """
+    segments = segments_of(adj)
+    check_rows('x', x, adj, adj.n_rows)
+    return NodeSoftmax(segments).apply((x,))[0]

@@ -1,0 +1,52 @@
+"""Chainer Chemistry's StandardScaler as one node, one launch in each direction."""
+
+import numpy
+
+from chainer.backends import cuda
+
+from chainer_bspmm.ops.node import FusedNode
+
+
+class Standardize(FusedNode):
+    """Input x; the others are constants."""
+
+    def __init__(self, mean, std, inverse):
+        self._mean, self._std, self._inverse = mean, std, inverse
+
+    def _output(self, inputs):
+        return _scaled(inputs[0], self._mean, self._std, self._inverse)
+
+    def _gradients(self, inputs, gy, wanted):
+        return (_scaled(gy, gy.dtype.type(0), self._std, self._inverse),)
+
+    def _composed(self, x):
+        std = self._std
+        std = x.xp.where(std == 0, std.dtype.type(1), std)
+        return x * std + self._mean if self._inverse else (x - self._mean) / std
+
+
+def _scaled(x, *constants):
+    return (_on_host if isinstance(x, numpy.ndarray) else _on_device)(x, *constants)
+
+
+def _on_host(x, mean, std, inverse):
+    std = numpy.where(std == 0, std.dtype.type(1), std)
+    return x * std + mean if inverse else (x - mean) / std
+
+
+def _on_device(x, mean, std, inverse):
+    # Every result is rounded before the next operation, as where they are two kernels.
+    formula = 'const T p = x * s; y = p + mean;' if inverse else 'const T d = x - mean; y = d / s;'
+    return cuda.elementwise(
+        'T x, T mean, T std',
+        'T y',
+        'const T s = std == 0 ? (T)1 : std; ' + formula,
+        'bspmm_unstandardize' if inverse else 'bspmm_standardize',
+        options=('--fmad=false',),
+    )(x, mean, std)
+
+
+def standardize(x, mean, std, inverse=False):
+    """Compute ``(x - mean) / std`` of columns, or ``x * std + mean``; a `std` of 0 stands for 1."""
+    mean, std = (array.astype(x.dtype, copy=False) for array in (mean, std))
+    return Standardize(mean, std, inverse).apply((x,))[0]

@@ -1,0 +1,150 @@
+"""Products with the papers' containers, and with a BatchedCSR by their SWA kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+from chainer import Variable
+from chainer.types import NdArray
+
+from chainer_bspmm.cuda import launch
+from chainer_bspmm.ops.bspmm import BatchedSDDMM
+from chainer_bspmm.ops.bspmm import BatchedSpMM
+from chainer_bspmm.ops.bspmm import bsddmm_forward as bsddmm_of_csr
+from chainer_bspmm.ops.check import algorithm as check_algorithm
+from chainer_bspmm.papers import check
+from chainer_bspmm.papers import cpu
+from chainer_bspmm.papers import gpu
+from chainer_bspmm.papers.batched_coo import BatchedCOO
+from chainer_bspmm.papers.batched_sell import BatchedSELL
+from chainer_bspmm.sparse import BatchedCSR
+
+
+def bspmm_forward(
+    adj: BatchedCSR | BatchedCOO | BatchedSELL,
+    x: Any,
+    data: Any = None,
+    residual: Any = None,
+    trans: bool = False,
+    algorithm: str = 'auto',
+) -> Any:
+    """Compute ``ops.bspmm.bspmm_forward`` on checked arrays."""
+    calculate = gpu.bspmm if launch.on_gpu(x) else cpu.bspmm
+    return calculate(adj, x, data, residual, trans, algorithm)
+
+
+def bsddmm_forward(adj: BatchedCSR | BatchedCOO, u: Any, v: Any) -> Any:
+    """Compute ``ops.bspmm.bsddmm_forward`` on checked arrays."""
+    if type(adj) is BatchedCSR or not launch.on_gpu(u):
+        return bsddmm_of_csr(adj, u, v)
+    return gpu.bsddmm(adj, u, v)
+
+
+class PaperSpMM(BatchedSpMM):
+    product = staticmethod(bspmm_forward)
+
+
+class PaperSDDMM(BatchedSDDMM):
+    product = staticmethod(bsddmm_forward)
+    by_factors = PaperSpMM
+
+
+PaperSpMM.by_values = PaperSDDMM
+
+
+def algorithms(adj: BatchedCSR | BatchedCOO | BatchedSELL) -> list[str]:
+    """Return the names of the algorithms that :func:`bspmm` has for a matrix on a GPU."""
+    return list(gpu.algorithms(adj))
+
+
+def bspmm(
+    adj: BatchedCSR | BatchedCOO | BatchedSELL,
+    x: Variable | NdArray,
+    data: Variable | NdArray | None = None,
+    residual: Variable | NdArray | None = None,
+    algorithm: str = 'auto',
+) -> Variable:
+    """Compute :func:`chainer_bspmm.functions.bspmm` by an algorithm of the papers.
+
+    Args:
+        adj (BatchedCSR, BatchedCOO or BatchedSELL): the batch of matrices, n_rows x n_cols. A
+            BatchedSELL suits an ``x`` of at most about eight columns; wider ones take eight columns
+            at a time and read the matrix each time. Its backward pass multiplies by the SELL of the
+            transpose, which is built once and kept.
+        x, data, residual (Variable or array): as there; no ``data`` with a BatchedSELL.
+        algorithm (str): ``'auto'``, or on a GPU the name of one of :func:`algorithms`, which runs
+            forward and in every derivative, each of which may refuse it. ``'auto'`` means
+            ``'swa'`` for a BatchedCSR, ``'sell'`` for a BatchedSELL, and for a BatchedCOO ``'st'``,
+            which follows the paper's rule: ``'st_shared'`` if the output of the largest matrix fits
+            in 32 KB, ``'st_blocked'`` if one column of it does (8,192 rows of float32, 4,096 of
+            float64), else ``'st_global'``.
+
+    Returns:
+        Variable: (n_rows, n_B), or (n_graphs, N, n_B) for a three-dimensional ``x``; of x's dtype.
+
+    Raises:
+        TypeError: ``adj`` is no such container, or a dtype does not fit (float16 with a BatchedCOO
+            on a GPU: its atomics would round every partial sum).
+        ValueError: a shape, a device or the algorithm does not fit.
+
+    Note:
+        Deterministic, except with a BatchedCOO on a GPU: atomics add in any order, of which
+        ``chainer.config.warn_nondeterministic`` warns. Does not synchronise.
+
+    Source:
+        Nagasaka, Nukada, Kojima, Matsuoka: Batched Sparse Matrix Multiplication for Accelerating
+        Graph Convolutional Networks (CCGrid 2019). ``'swa'``: their CSR kernel as written;
+        ``'swa_rows'`` and ``'swa_blocked'``: its forms (c) and (d) of figure 5 at any width;
+        ``kernels/papers/bspmm_swa.cu`` names deviations. The SparseTensor variant (figures 3, 5-(a)
+        and 5-(b), section 4.3): ``bspmm_st_shared.cu`` and ``bspmm_st_global.cu``; the paper leaves
+        the block size open, and offsets replace its tables of pointers. SELL: IPSJ report
+        2018-HPC-164 No. 3, for one column there; ``kernels/papers/bspmm_sell.cu``.
+    """
+    arrays = list(map(chainer.as_array, (x, data, residual)))
+    check.bspmm(adj, arrays)
+    check_algorithm(algorithm, launch.on_gpu(arrays[0]), ('auto', *algorithms(adj)))
+    inputs = [array for array in (x, data, residual) if array is not None]
+    node = PaperSpMM(adj, data is not None, residual is not None, algorithm=algorithm)
+    return node.apply(inputs)[0]
+
+
+def bsddmm(adj: BatchedCOO, u: Variable | NdArray, v: Variable | NdArray) -> Variable:
+    """Compute :func:`chainer_bspmm.functions.bsddmm` at the entries of a BatchedCOO."""
+    check.bsddmm(adj, chainer.as_array(u), chainer.as_array(v))
+    return PaperSDDMM(adj).apply((u, v))[0]
+
+
+def spmv(
+    adj: BatchedCSR | BatchedSELL, x: Any, alpha: float = 1, beta: float = 0, y: Any = None
+) -> Any:
+    """Compute ``y[i] = alpha sum_k value[k] x[column[k]] + beta y[i]``, in ``y`` where it is given.
+
+    As in BLAS, beta scales y once, and ``beta=0`` never reads y, not even a NaN. alpha and beta
+    are rounded to x's dtype (float16: to float32). Unlike in BLAS, ``alpha=0`` still multiplies:
+    a NaN in x stays one.
+
+    Args:
+        adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
+        x (array): (n_cols,) float16, float32 or float64.
+        alpha, beta (float): factors.
+        y (array or None): (n_rows,) of x's dtype, C-contiguous, not overlapping x. None means a new
+            array, and requires ``beta=0``.
+
+    Returns:
+        array: ``y``, or a new array (n_rows,) of x's dtype.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; before anything is launched.
+
+    Note:
+        Deterministic; does not synchronise.
+
+    Source:
+        IPSJ report 2018-HPC-164 No. 3, figures 2, 4 and 5; ``papers/bspmm_sell.cu``,
+        ``papers/spmv_csr.cu`` of the kernels. The report's listing has beta inside the loop, which
+        would scale y more than once.
+    """
+    check.spmv(adj, x, alpha, beta, y)
+    calculate = gpu.spmv if launch.on_gpu(x) else cpu.spmv
+    return calculate(adj, x, alpha, beta, y)

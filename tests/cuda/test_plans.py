@@ -1,0 +1,622 @@
+"""The launch policy, without a GPU: every row and vector has exactly one owner."""
+
+import hypothesis
+from hypothesis import strategies
+import pytest
+
+from chainer_bspmm.cuda.plans import widest_vector
+from chainer_bspmm.cuda.plans import BLOCK
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.cuda.plans import dot_launch
+from chainer_bspmm.cuda.plans import LONG_ROW
+from chainer_bspmm.cuda.plans import MAX_GRID_Y
+from chainer_bspmm.cuda.plans import ROW_TILE
+from chainer_bspmm.ops.bspmm import bspmm_launch
+from chainer_bspmm.ops.bspmm import csr_launch
+from chainer_bspmm.ops.bspmm import piece_length
+from chainer_bspmm.ops.bspmm import sum_pieces_launch
+from chainer_bspmm.ops.bspmm import with_pieces
+from chainer_bspmm.ops.dropout import dropout_launch
+from chainer_bspmm.ops.edge_film import film_launch
+from chainer_bspmm.ops.embed_rows import embed_launch
+from chainer_bspmm.ops.embed_rows import EMBED_RUNS
+from chainer_bspmm.ops.embed_rows import EMBED_SUMS
+from chainer_bspmm.ops.gates.launches import gated_launch
+from chainer_bspmm.ops.gates.launches import gated_weights_launch
+from chainer_bspmm.ops.gates.launches import MAX_GATED_BLOCK
+from chainer_bspmm.ops.graph_linear.launches import Layer
+from chainer_bspmm.ops.graph_linear.launches import layer_launch
+from chainer_bspmm.ops.mean_loss import loss_grad_launch
+from chainer_bspmm.ops.mean_loss import loss_launches
+from chainer_bspmm.ops.segment_softmax import softmax_launch
+from chainer_bspmm.ops.segments import broadcast_launch
+from chainer_bspmm.ops.segments import MAX_BLOCK_Z
+from chainer_bspmm.ops.segments import MAX_CHUNKS
+from chainer_bspmm.ops.segments import MAX_SEGMENT_BLOCK
+from chainer_bspmm.ops.segments import MIN_CHUNK
+from chainer_bspmm.ops.segments import reduce_launches
+from chainer_bspmm.sparse.build import transpose_launch
+
+
+@pytest.mark.parametrize(
+    'n_channels, itemsize, address, expected',
+    [
+        (64, 4, 0, 4),
+        (64, 2, 0, 8),
+        (64, 8, 0, 2),
+        (6, 4, 0, 2),
+        (33, 4, 0, 1),
+        (1, 2, 0, 1),
+        (64, 4, 8, 2),
+        (64, 4, 4, 1),
+        (64, 2, 2, 1),
+        (12, 2, 0, 4),
+    ],
+)
+def test_vector_width(n_channels, itemsize, address, expected):
+    assert widest_vector(n_channels, itemsize, 0x7F0000000000 | address) == expected
+
+
+# --- the product ---
+
+H200 = Device(132, 60 << 20)
+
+
+def rows_of(launch, n_rows):
+    """Return the rows that the threads of the first column of bspmm_csr own, in a list."""
+    _, rows, _ = launch.block
+    per_thread = int(launch.arguments[2])
+    return [
+        (block * per_thread + i) * rows + y
+        for block in range(launch.grid[0])
+        for y in range(rows)
+        for i in range(per_thread)
+        if (block * per_thread + i) * rows + y < n_rows
+    ]
+
+
+def vectors_of(launch, n_vectors):
+    columns = dict(launch.defines)['COLUMNS']
+    lanes = launch.block[0]
+    return [
+        (tile * columns + j) * lanes + x
+        for tile in range(launch.grid[1] * launch.grid[2])
+        for x in range(lanes)
+        for j in range(columns)
+        if (tile * columns + j) * lanes + x < n_vectors
+    ]
+
+
+def assert_covers_everything_once(launch, n_rows, n_vectors):
+    lanes, rows, depth = launch.block
+    assert depth == 1 and 0 < lanes * rows <= 1024
+    assert [int(number) for number in launch.arguments[:2]] == [n_rows, n_vectors]
+    assert sorted(rows_of(launch, n_rows)) == list(range(n_rows))
+    assert sorted(vectors_of(launch, n_vectors)) == list(range(n_vectors))
+    assert dict(launch.defines)['PIPELINED'] == (launch.arguments[2] > 1)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 3000),
+    strategies.integers(1, 3000),
+    strategies.sampled_from([1, 2, 8]),
+    strategies.sampled_from([1, 3, 8, 32]),
+    strategies.sampled_from([1, 2, 4]),
+    strategies.sampled_from([1, 2, 7]),
+    strategies.sampled_from([32, 128, 256]),
+)
+def test_csr_launch_covers_everything_once(
+    n_rows, n_vectors, width, lanes, columns, rows_per_thread, block
+):
+    launch = csr_launch(
+        n_rows, n_rows, n_vectors * width, width, lanes, columns, rows_per_thread, block
+    )
+    assert_covers_everything_once(launch, n_rows, n_vectors)
+    assert launch.block[0] <= lanes and dict(launch.defines)['VECTOR'] == width
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 20000),
+    strategies.floats(0, 40),
+    strategies.integers(1, 1100),
+    strategies.sampled_from([2, 4, 8]),
+    strategies.sampled_from([1, 20, 132]),
+    strategies.sampled_from(['auto', 'vector', 'pipelined']),
+)
+def test_bspmm_launch_covers_everything_once(
+    n_rows, length, n_channels, itemsize, n_sms, algorithm
+):
+    width = widest_vector(n_channels, itemsize, 0)
+    launch = bspmm_launch(
+        n_rows,
+        n_rows,
+        int(length * n_rows),
+        n_channels,
+        width,
+        itemsize,
+        Device(n_sms, 4 << 20),
+        algorithm,
+    )
+    assert_covers_everything_once(launch, n_rows, n_channels // width)
+    if algorithm != 'auto':
+        assert dict(launch.defines)['PIPELINED'] == (algorithm == 'pipelined')
+
+
+def test_csr_launch_evens_out_the_lanes():
+    for n_vectors in range(1, 300):
+        launch = csr_launch(10**6, 10**6, n_vectors, 1, 32)
+        lanes, rows, _ = launch.block
+        assert launch.grid[1] * lanes < n_vectors + launch.grid[1]
+        assert lanes * rows > BLOCK // 2
+
+
+def test_csr_launch_stays_within_the_grid():
+    launch = csr_launch(2**31 - 1, 1, 2**31 - 1, 1, 32)
+    assert launch.grid[0] <= 2**31 - 1 and max(launch.grid[1:]) <= 65535
+    assert launch.grid[1] * launch.grid[2] * launch.block[0] >= 2**31 - 1
+
+
+def test_offsets_are_as_wide_as_they_need_to_be():
+    for n_rows, n_cols, offset in (
+        (2**26, 1, 'unsigned'),
+        (2**27, 1, 'size_t'),
+        (1, 2**27, 'size_t'),
+    ):
+        launch = csr_launch(n_rows, n_cols, 128, 4, 32)
+        assert dict(launch.defines)['OFFSET'] == offset
+
+
+@pytest.mark.parametrize(
+    'n_rows, n_cols, stream',
+    [(1000, 1000, 0), (10**6, 1, 1), (1, 10**6, 1), (61440, 61440, 0), (61440, 61441, 1)],
+)
+def test_result_is_streamed_where_it_does_not_fit_in_l2_beside_x(n_rows, n_cols, stream):
+    launch = bspmm_launch(n_rows, n_cols, 3 * n_rows, 64, 4, 4, H200)  # 60 MB of L2
+    assert dict(launch.defines)['STREAM'] == stream
+
+
+@pytest.mark.parametrize(
+    'itemsize, n_rows, n_channels, length, expected',
+    [
+        (
+            4,
+            5000,
+            64,
+            1,
+            {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 3},
+        ),  # the launch's floor
+        (4, 5000, 64, 3, {'PIPELINED': 0, 'COLUMNS': 1, 'STREAM': 0, 'AHEAD': 5}),
+        (4, 5000, 512, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),  # fits in L2 twice
+        (4, 5000, 512, 5, {'PIPELINED': 0, 'COLUMNS': 1, 'AHEAD': 5}),  # enough in flight
+        (4, 50000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 0}),
+        (4, 90000, 64, 3, {'PIPELINED': 1, 'COLUMNS': 2, 'STREAM': 1, 'AHEAD': 3}),
+        (4, 90000, 64, 8, {'PIPELINED': 1, 'COLUMNS': 1, 'STREAM': 1, 'AHEAD': 3}),
+        (4, 10**6, 2, 3, {'PIPELINED': 1, 'COLUMNS': 1}),  # rows of one vector
+        (2, 10**6, 2, 3, {'PIPELINED': 0, 'COLUMNS': 1}),
+        (4, 90000, 33, 3, {'PIPELINED': 1, 'COLUMNS': 2}),  # narrow vectors
+        (4, 90000, 133, 3, {'PIPELINED': 1, 'COLUMNS': 4}),
+        (4, 90000, 133, 5, {'PIPELINED': 0, 'COLUMNS': 4}),
+        (4, 200000, 33, 20, {'PIPELINED': 0, 'COLUMNS': 4, 'AHEAD': 3}),
+        (2, 90000, 132, 3, {'PIPELINED': 0, 'COLUMNS': 4}),
+    ],
+)
+def test_bspmm_launch_chooses(itemsize, n_rows, n_channels, length, expected):
+    width = widest_vector(n_channels, itemsize, 0)
+    launch = bspmm_launch(n_rows, n_rows, length * n_rows, n_channels, width, itemsize, H200)
+    defines = dict(launch.defines)
+    assert {name: defines[name] for name in expected} == expected
+
+
+# --- the sampled product ---
+
+
+@pytest.mark.parametrize('n_vectors', [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
+@pytest.mark.parametrize('most', [ROW_TILE, 4])
+def test_dot_launch(n_vectors, most):
+    launch = dot_launch(100, n_vectors * 4, 4, most)
+    lanes, rows, _ = launch.block
+    tile = dict(launch.defines)['TILE']
+    assert tile == min(most, n_vectors) and launch.arguments == (100, n_vectors)
+    assert lanes & (lanes - 1) == 0 and lanes <= 32 and ('LANES', lanes) in launch.defines
+    assert lanes * tile >= min(n_vectors, 32 * tile)  # one round, or as few as a warp can
+    assert lanes == 1 or lanes // 2 * tile < n_vectors  # no lane is idle in all rows
+    assert lanes * rows % 32 == 0  # the lanes of a row lie in one warp
+    assert (launch.grid[0] - 1) * rows < 100 <= launch.grid[0] * rows
+
+
+# --- segments ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(0, 10**7),
+    strategies.integers(0, 10**5),
+    strategies.integers(1, 3000),
+    strategies.sampled_from([1, 2, 4, 8]),
+)
+def test_segment_launches_cover_everything_once(n_rows, n_segments, n_vectors, width):
+    first, *second = reduce_launches(n_rows, n_segments, n_vectors * width, width, 4)
+    columns, lanes, units = first.block
+    assert dict(first.defines)['VECTOR'] == width and dict(first.defines)['COMBINE'] == 0
+    assert lanes & (lanes - 1) == 0  # lanes reduce by halving
+    assert columns * lanes * units <= MAX_SEGMENT_BLOCK and units <= MAX_BLOCK_Z
+    assert first.shared_bytes == columns * lanes * units * width * 4 <= 48 * 1024
+    tiles = first.grid[1]
+    assert (tiles - 1) * columns < n_vectors <= tiles * columns
+    *sizes, chunk, n_chunks = first.arguments
+    assert sizes == [n_segments, n_rows, n_vectors]
+    assert n_chunks <= MAX_CHUNKS and chunk >= MIN_CHUNK
+    chunk_blocks = -(-n_chunks // units)
+    own = first.grid[0] - chunk_blocks
+    assert own * units >= n_segments > (own - 1) * units
+    if n_rows <= chunk:
+        assert n_chunks == 0 and not second
+        return
+    assert (n_chunks - 1) * chunk < n_rows <= n_chunks * chunk
+    (combining,) = second
+    assert combining.grid == (chunk_blocks, tiles, 1) and dict(combining.defines)['COMBINE'] == 1
+    for field in ('block', 'shared_bytes', 'arguments'):
+        assert getattr(combining, field) == getattr(first, field)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(0, 10**7),
+    strategies.integers(0, 10**5),
+    strategies.integers(1, 3000),
+    strategies.sampled_from([1, 2, 4, 8]),
+    strategies.sampled_from([None, 9]),
+)
+def test_broadcast_launch_covers_everything_once(n_rows, n_segments, n_vectors, width, max_rows):
+    launch = broadcast_launch(n_rows, n_segments, n_vectors * width, width, max_rows)
+    reduction = reduce_launches(n_rows, n_segments, n_vectors * width, width, 4, max_rows)
+    assert launch.block == reduction[0].block and launch.grid[1:] == reduction[0].grid[1:]
+    units = launch.block[2]
+    *sizes, chunk, n_chunks, has_long = launch.arguments
+    assert sizes == [n_segments, n_rows, n_vectors] and has_long == (len(reduction) > 1)
+    assert n_chunks == -(-n_rows // chunk)
+    assert launch.grid[0] == -(-n_chunks // units) + -(-n_segments // units)
+    assert launch.shared_bytes == 0 and dict(launch.defines) == {'VECTOR': width}
+
+
+def test_two_steps_only_where_a_segment_may_be_long():
+    most = MIN_CHUNK
+    for n_rows, max_rows, has_long in (
+        (most, None, False),
+        (most + 1, None, True),
+        (10 * most, most, False),
+        (10 * most, most + 1, True),
+    ):
+        assert len(reduce_launches(n_rows, 9, 64, 4, 4, max_rows)) == 1 + has_long
+        assert broadcast_launch(n_rows, 9, 64, 4, max_rows).arguments[-1] == has_long
+
+
+@pytest.mark.parametrize(
+    'n_rows, n_segments, n_vectors, lanes, units',
+    [
+        (128 * 18, 128, 16, 4, 1),
+        (100 * 50, 100, 32, 8, 1),
+        (10**6, 1, 16, 16, 1),
+        (10**6, 1, 1, 256, 1),
+        (100, 100, 1, 1, 64),
+        (100, 100, 3, 1, 21),
+        (10**6, 1, 33, 8, 1),
+    ],
+)
+def test_segment_lanes(n_rows, n_segments, n_vectors, lanes, units):
+    launch = broadcast_launch(n_rows, n_segments, n_vectors * 4, 4)
+    assert launch.block[1:] == (lanes, units)
+
+
+def test_segment_launch_stays_within_the_grid():
+    sizes = 2**31 - 1, 2**31 - 1 - 2**16, 2**31 - 1, 1
+    for launch in (*reduce_launches(*sizes, 4), broadcast_launch(*sizes)):
+        assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+        # The kernel's chunks are numbered and multiplied in 32 bits.
+        *_, chunk, n_chunks = map(int, launch.arguments[:5])
+        assert (n_chunks - 1) * chunk < 2**31
+
+
+def test_fewer_loads_in_flight_in_large_blocks():
+    for n_rows, n_segments, n_channels, ahead in (
+        (128 * 18, 128, 64, 8),
+        (4096 * 20, 4096, 64, 8),
+        (100 * 50, 100, 512, 4),
+        (10**6, 1, 64, 4),
+    ):
+        for launch in reduce_launches(n_rows, n_segments, n_channels, 4, 4):
+            assert dict(launch.defines)['AHEAD'] == ahead
+
+
+# --- the transpose ---
+
+
+@pytest.mark.parametrize(
+    'n_graphs, max_cols, max_nnz, warps',
+    [
+        (128, 30, 70, 1),
+        (1, 0, 0, 1),
+        (3, 50, 150, 2),
+        (1, 1000, 3000, 8),
+        (1, 4000, 8000, 1),
+        (1, 4001, 8032, None),
+        (1, 0, 12033, None),
+        (0, 0, 0, None),
+        (1, 100, 6000, 32),
+    ],
+)
+def test_transpose_launch(n_graphs, max_cols, max_nnz, warps):
+    launch = transpose_launch(n_graphs, max_cols, max_nnz)
+    if warps is None:
+        assert launch is None
+        return
+    assert launch.grid == (n_graphs, 1, 1) and launch.block == (warps * 32, 1, 1)
+    assert launch.shared_bytes == 4 * (max_nnz + warps * max_cols) <= 47 * 1024
+
+
+# --- softmax ---
+
+
+@pytest.mark.parametrize(
+    'n_segments, n_vectors, width',
+    [(0, 3, 4), (1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
+)
+def test_softmax_launch_covers_everything_once(n_segments, n_vectors, width):
+    launch = softmax_launch(9, n_segments, n_vectors * width, width)
+    columns, units, _ = launch.block
+    assert launch.arguments == (n_segments, 9, n_vectors)
+    assert dict(launch.defines) == {'VECTOR': width}
+    assert BLOCK // 2 < columns * units <= BLOCK
+    # A block at least: there may be rows of no segment.
+    assert launch.grid[0] * units >= max(n_segments, 1) > (launch.grid[0] - 1) * units
+    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+
+
+def test_softmax_launch_stays_within_the_grid():
+    launch = softmax_launch(2**31 - 1, 2**31 - 1, 2**31 - 1, 1)
+    assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+
+
+# --- modulated messages ---
+
+
+@pytest.mark.parametrize(
+    'n_units, n_vectors, width',
+    [(1, 1, 1), (1000, 1, 1), (77, 3, 4), (10, 32, 4), (10, 33, 4), (5, 1000, 2)],
+)
+def test_film_launch_covers_everything_once(n_units, n_vectors, width):
+    launch = film_launch(n_units, n_vectors * width, width, 5)
+    columns, units, _ = launch.block
+    assert launch.arguments == (n_units, n_vectors, 5)
+    assert dict(launch.defines) == {'VECTOR': width}
+    assert BLOCK // 2 < columns * units <= BLOCK
+    assert launch.grid[0] * units >= n_units > (launch.grid[0] - 1) * units
+    assert launch.grid[1] * columns >= n_vectors > (launch.grid[1] - 1) * columns
+
+
+def test_film_launch_stays_within_the_grid():
+    launch = film_launch(2**31 - 1, 2**31 - 1, 1, 2)
+    assert launch.grid[0] < 2**31 and launch.grid[1] <= 65535
+
+
+# --- dropout ---
+
+
+@pytest.mark.parametrize('width', [1, 2, 4, 8])
+@pytest.mark.parametrize('size', [1, 3, 4, 5, 511, 512, 513, 2**34])
+def test_dropout_launch_covers_everything_once(size, width):
+    launch = dropout_launch(size, width)
+    last, n_last = (int(number) for number in launch.arguments)
+    assert 4 * last + n_last == size and 1 <= n_last <= 4
+    assert launch.grid[0] * launch.block[0] > last >= (launch.grid[0] - 1) * launch.block[0]
+    assert launch.grid[0] < 2**31 and launch.grid[1:] == launch.block[1:] == (1, 1)
+    assert launch.defines == (('VECTOR', min(width, 4)),)
+
+
+# --- gated steps ---
+
+STATES = [(False, False), (True, False), (True, True)]  # whether there is one, and it is x
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**6),
+    strategies.tuples(
+        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
+    ),
+    strategies.sampled_from(STATES),
+    strategies.booleans(),
+    strategies.sampled_from([4, 8]),
+    strategies.sampled_from([64, 99, 163, 227]),
+)
+def test_gated_launch(n_rows, widths, state, is_gradient, itemsize, kilobytes):
+    device = Device(132, 60 << 20, kilobytes << 10)
+    has_state, is_same = state
+    if is_same:
+        widths = widths[2], *widths[1:]
+    launch = gated_launch(n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, device)
+    if launch is None:
+        return
+    d = dict(launch.defines)
+    assert (launch.grid[0] - 1) * d['ROWS'] < n_rows <= launch.grid[0] * d['ROWS']
+    assert launch.shared_bytes <= device.shared_bytes and launch.block == (d['THREADS'], 1, 1)
+    x, message, out = (-(-width // 4) for width in widths)  # in quads
+    n_inputs = x + message + (has_state and not is_same) * out
+    columns = -(-n_inputs // (3 if has_state and not is_same else 2)) if is_gradient else out
+    # What the kernel asserts: it compiles.
+    assert d['ROWS'] % d['PER'] == 0
+    assert d['THREADS'] == columns * d['ROWS'] // d['PER'] * d['SPLIT'] <= MAX_GATED_BLOCK
+    assert d['THREADS'] >= (n_inputs if is_gradient else d['CHUNK'] // 4)
+
+
+@pytest.mark.parametrize(
+    'n_rows, width, expected',
+    [
+        (600, 64, {'ROWS': 8, 'SPLIT': 8, 'STAGES': 3}),
+        (2300, 64, {'ROWS': 20, 'SPLIT': 4, 'STAGES': 3}),
+        (18400, 64, {'ROWS': 28, 'SPLIT': 2, 'STAGES': 2}),  # five blocks for each
+        (18400, 128, {'ROWS': 28, 'CHUNK': 32}),  # the widest that is still fast
+        (2300, 200, None),
+    ],
+)
+@pytest.mark.parametrize('is_gradient', [False, True])
+@pytest.mark.parametrize('is_same', [False, True])
+def test_gated_launch_chooses(n_rows, width, expected, is_same, is_gradient):
+    launch = gated_launch(n_rows, (width,) * 3, True, is_same, is_gradient, 4, 4, H200)
+    if expected is None:
+        assert launch is None
+        return
+    defines = dict(launch.defines)
+    assert {name: defines[name] for name in expected} == expected
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**6),
+    strategies.tuples(
+        strategies.integers(1, 300), strategies.integers(0, 300), strategies.integers(1, 150)
+    ),
+    strategies.sampled_from(STATES),
+    strategies.sampled_from([4, 8]),
+)
+def test_gated_weights_launch_covers_every_row_and_tile_once(n_rows, widths, state, itemsize):
+    has_state, is_same = state
+    if is_same:
+        widths = widths[2], *widths[1:]
+    launch = gated_weights_launch(n_rows, widths, has_state, is_same, 1, itemsize, H200)
+    tile = 8 * dict(launch.defines)['PER']
+    x, message, out = (-(-width // tile) for width in widths)
+    of_W, of_U = (2 + has_state) * out * (x + message), has_state * (1 if is_same else 3) * out**2
+    assert launch.grid[0] == of_W + of_U
+    _, each = launch.arguments
+    assert (launch.grid[1] - 1) * each < n_rows <= launch.grid[1] * each
+    # The sums of two groups, or the tile's and those of the biases, take the place of the rows.
+    assert launch.shared_bytes >= (tile * tile + max(tile * tile, launch.block[0])) * itemsize
+
+
+# --- layers ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 10**5),
+    strategies.tuples(strategies.integers(1, 300), strategies.integers(1, 300)),
+    strategies.integers(0, 12),
+    strategies.booleans(),
+    strategies.integers(0, 2),
+    strategies.sampled_from([2, 4, 8]),
+    strategies.sampled_from([48, 99, 227]),
+)
+def test_a_layer_that_fits_does_so_at_any_number_of_rows(
+    n_rows, widths, n_relations, has_self, n_biases, itemsize, kilobytes
+):
+    layer = Layer._make(
+        [*widths, n_relations, has_self or not n_relations, False, False, n_biases, False, 'relu']
+    )
+    device = Device(132, 60 << 20, kilobytes << 10)
+    for is_backward in (False, True):
+        one, plan = (
+            layer_launch(layer, n, itemsize, False, device, is_backward) for n in (1, n_rows)
+        )
+        assert (one is None) == (plan is None)
+        if plan is not None:
+            defines = dict(plan.defines)
+            assert plan.block[0] == defines['THREADS'] and plan.grid[1] == defines['SLICES']
+            assert plan.grid[0] * defines['ROWS'] < n_rows + 2 * defines['ROWS'] * device.n_sms
+            n_static = defines['ROWS'] * (4 + defines['THREADS'] // 32)
+            assert plan.shared_bytes + n_static <= device.shared_bytes
+
+
+# --- the gradient of embeddings, and losses ---
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    strategies.integers(1, 2**31 - 64),  # a run of rows, whole warps, is an int32
+    strategies.integers(1, 10**5),
+    strategies.integers(1, 3000),
+)
+def test_embed_launch_covers_everything_once(n_rows, n_types, n_channels):
+    launch = embed_launch(n_rows, n_types, n_channels)
+    n_runs, n_blocks, _ = launch.grid
+    *sizes, run = map(int, launch.arguments)
+    assert sizes == [n_rows, n_channels, n_types]
+    assert (n_runs - 1) * run < n_rows <= n_runs * run < 2**32
+    assert (n_blocks - 1) * 32 < n_channels <= n_blocks * 32
+    assert run % 32 == 0 and n_runs <= EMBED_RUNS
+    assert n_runs == 1 or n_runs * n_types * n_channels <= EMBED_SUMS
+    defines = dict(launch.defines)
+    assert launch.block == (32, defines['WARPS'], 1)
+    assert defines['ROWS'] * (32 * 8 + 4) <= 48 * 1024  # static shared memory of float64
+
+
+def test_runs_of_a_batch_of_molecules():
+    for n_rows, n_runs in ((60, 1), (2300, 36), (18400, 115)):
+        launch = embed_launch(n_rows, 118, 64)
+        assert launch.grid == (n_runs, 2, 1)
+        assert launch.arguments[-1] <= dict(launch.defines)['ROWS']  # loaded at once
+
+
+@pytest.mark.parametrize(
+    'size, n_blocks', [(0, 1), (1, 1), (2**14, 1), (2**14 + 1, 2), (2**31 - 1, 2**17)]
+)
+def test_loss_launches(size, n_blocks):
+    first, *second = loss_launches(size)
+    assert first.grid == (n_blocks, 1, 1) and first.arguments == (size,)
+    assert dict(first.defines) == {'VECTOR': 1, 'CHUNK': 2**14, 'COMBINE': 0}
+    assert len(second) == (n_blocks > 1)
+    for launch in second:
+        assert launch.grid == (1, 1, 1) and launch.arguments == (n_blocks,)
+        assert dict(launch.defines)['COMBINE'] == 1
+    for launch in (first, *second):
+        assert launch.block[0] % 32 == 0 and 32 <= launch.block[0] <= 1024
+
+
+def test_loss_grad_launch():
+    for size in (1, 127, 128, 129, 2**31 - 1):
+        launch = loss_grad_launch(size)
+        (threads, *_), (blocks, *_) = launch.block, launch.grid
+        assert (blocks - 1) * threads < size <= blocks * threads < 2**32
+
+
+# --- long rows ---
+
+
+@pytest.mark.parametrize(
+    'n_nodes, nnz, longest, n_vectors, piece',
+    [
+        (50_000, 100_000, LONG_ROW, 16, 0),
+        (50_000, 100_000, LONG_ROW + 1, 16, 64),
+        (50_000, 92_927, 3000, 32, 64),
+        (50_000, 92_928, 3000, 32, 128),  # a thread of a full GPU gathers 22 vectors
+        (50_000, 200_000, 200, 32, 0),  # not much longer than a piece
+        (1_000, 2_000, 2_000, 16, 64),
+        (1_000, 0, 2_000, 16, 0),  # of a batch without the long row
+        (1_000, 1_000, 2_000, 16, 64),
+        (1_000, 4_000, 1_000_000, 1, 64),
+        (10**6, 10**6, 10**6, 1, 1024),  # as many sums as entries of a piece
+        (232_965, 114_615_892, 37_454, 8, 256),  # Reddit
+        (100_000, 79_000_000, 7_750, 64, 512),  # sums of at most twice the rows of both features
+    ],
+)
+def test_piece_length(n_nodes, nnz, longest, n_vectors, piece):
+    assert piece_length(n_nodes, n_nodes, nnz, longest, n_vectors, H200) == piece
+
+
+def test_sums_of_wide_features_have_a_grid():
+    sums = sum_pieces_launch(2, 32 * MAX_GRID_Y + 1, 64)
+    assert sums.grid == (1, MAX_GRID_Y, 2)
+
+
+@pytest.mark.parametrize('nnz', [1, 64, 65, 1000])
+def test_every_piece_has_threads(nnz):
+    for plan in (csr_launch(100, 100, 64, 4, 32), dot_launch(100, 64, 4)):
+        launch, n_pieces = with_pieces(plan, nnz, 64)
+        assert n_pieces == 2 * -(-nnz // 64) and launch.block == plan.block
+        more = (launch.grid[0] - plan.grid[0]) * plan.block[1]
+        assert n_pieces <= more < n_pieces + plan.block[1]
+        assert launch.arguments == (*plan.arguments, 64, n_pieces)
+        sums = sum_pieces_launch(n_pieces, 65, 64)
+        assert sums.grid == (-(-n_pieces // 16), 3, 1) and sums.arguments == (65, 64, n_pieces // 2)

@@ -1,0 +1,203 @@
+"""Linear layers with an activation against Chainer's two functions; gradients to second order."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.ops.linear_softmax import linear_softmax
+from tests.support import draw_as_chainer
+from tests.support import DTYPES
+from tests.support import features
+from tests.support import relative_error
+from tests.support.gradients import check_gradients
+from tests.support.layers import linear_relu
+
+
+def softmax_of_one(x, W, b=None):
+    return linear_softmax((x, W, b))
+
+
+PAIRS = [(linear_relu, functions.relu), (softmax_of_one, functions.softmax)]
+
+
+def inputs(xp, n, n_in, n_out, dtype):
+    rng = numpy.random.RandomState(0)
+    x, W = features(rng, xp, n, n_in, dtype), features(rng, xp, n_out, n_in, dtype)
+    return x, W, features(rng, xp, 1, n_out, dtype)[0]
+
+
+def outcome(function, given, wanted, weights):
+    variables = [chainer.Variable(a.copy(), requires_grad=i in wanted) for i, a in enumerate(given)]
+    y = function(*variables)
+    # Not y * y, whose gradient is 0 where a rectifier's output is, masked or not.
+    functions.sum((y + 1) * (y + 1) * weights).backward()
+    return [y.array] + [variable.grad for variable in variables]
+
+
+SHAPES = [(50, 7, 3), (1, 1, 1), (0, 4, 2)]
+CASES = [(dtype, shape, (0, 1, 2)) for dtype in DTYPES for shape in SHAPES] + [
+    ('float32', SHAPES[0], wanted) for wanted in ((0, 1), (1,), (0, 2))
+]
+
+
+@pytest.mark.parametrize('dtype, shape, wanted', CASES, ids=str)
+@pytest.mark.parametrize('fused, activation', PAIRS)
+def test_same_as_two_functions(xp, fused, activation, shape, dtype, wanted):
+    given = inputs(xp, *shape, dtype=dtype)[: 3 if 2 in wanted else 2]
+    weights = xp.arange(1, shape[2] + 1, dtype=dtype)
+    ours = outcome(fused, given, wanted, weights)
+    theirs = outcome(lambda *a: activation(functions.linear(*a)), given, wanted, weights)
+    for actual, expected in zip(ours, theirs):
+        if expected is None:
+            assert actual is None
+        else:
+            # Chainer sums a float16 bias gradient in float16, on the host: 50 roundings of 5e-4.
+            assert actual.dtype == dtype and actual.shape == expected.shape
+            assert relative_error(actual, expected) < (5e-3 if dtype == 'float16' else 1e-5)
+
+
+@pytest.mark.parametrize('fused, activation', PAIRS)
+def test_gradients(xp, fused, activation):
+    given = inputs(xp, 20, 5, 4, 'float64')
+    if fused is linear_relu:
+        assert 20 < (linear_relu(*given).array > 0).sum() < 60  # both sides of the bend
+    check_gradients(lambda *a: (fused(*a) + 1) ** 2, *given)
+
+
+@pytest.mark.parametrize('fused, activation', PAIRS)
+def test_nan_propagates_and_large_values_do_not_overflow(xp, fused, activation):
+    x, W, b = inputs(xp, 3, 2, 4, 'float32')
+    x[1, 0] = numpy.nan
+    x[2] *= 1e4
+    y = cuda.to_cpu(fused(x, W, b).array)
+    assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
+
+
+# --- several layers whose softmaxes are added ---
+
+
+def several(xp, dtype, n_rows=20):
+    """Return the inputs of three layers, the second without a bias."""
+    (x, W, b), (x2, W2, _), third = (inputs(xp, n_rows, n_in, 6, dtype) for n_in in (5, 2, 5))
+    return [x, W, b, x2 * 2, W2 * 3, *(array / 2 for array in third)]
+
+
+def summed(x, W, b, x2, W2, x3, W3, b3):
+    return linear_softmax((x, W, b), (x2, W2, None), (x3, W3, b3))
+
+
+@pytest.mark.parametrize('n_rows', [20, 1, 0])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_sum_of_layers(xp, dtype, n_rows):
+    given = several(xp, dtype, n_rows)
+    weights = xp.arange(1, 7, dtype=dtype)
+
+    def separately(x, W, b, x2, W2, x3, W3, b3):
+        return sum(
+            functions.softmax(functions.linear(*layer))
+            for layer in ((x, W, b), (x2, W2), (x3, W3, b3))
+        )
+
+    for wanted in (range(8), (1, 3, 7)):
+        ours = outcome(summed, given, wanted, weights)
+        # In float64: Chainer rounds every layer's result to float16.
+        wide = [array.astype('d') for array in given]
+        theirs = outcome(separately, wide, wanted, weights.astype('d'))
+        for actual, expected in zip(ours, theirs):
+            if expected is None:
+                assert actual is None
+            else:
+                assert actual.dtype == dtype and actual.shape == expected.shape
+                assert relative_error(actual, expected) < (5e-3 if dtype == 'float16' else 1e-5)
+
+
+def test_gradients_of_the_sum(xp):
+    check_gradients(lambda *a: (summed(*a) + 1) ** 2, *several(xp, 'float64'))
+
+
+def test_layers_that_share_everything(xp):
+    """The parameters' gradients are those of all uses."""
+    given = inputs(xp, 9, 3, 4, 'float64')
+    weights = xp.arange(1, 5, dtype='d')
+    twice = outcome(lambda *a: linear_softmax(a, a), given, (0, 1, 2), weights)
+    once = outcome(lambda *a: 2 * softmax_of_one(*a), given, (0, 1, 2), weights)
+    for actual, expected in zip(twice, once):
+        assert relative_error(actual, expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    'layers, message',
+    [
+        ([((2, 3, 1), (4, 1), (4,))], r'x: expected shape \(n_rows, n_in\), got \(2, 3, 1\)'),
+        ([((2, 3), (4, 2), (4,))], r'W of layer 0: expected shape \(4, 3\) .* got \(4, 2\)'),
+        ([((2, 3), (4, 3), (3,))], r'b of layer 0: expected shape \(4,\) .* got \(3,\)'),
+        (
+            [((2, 3), (4, 3), (4,)), ((3, 3), (4, 3), (4,))],
+            r'x of layer 1: expected shape \(2, 3\) .* got \(3, 3\)',
+        ),
+        (
+            [((2, 3), (4, 3), (4,)), ((2, 3), (5, 3), (4,))],
+            r'W of layer 1: expected shape \(4, 3\) .* got \(5, 3\)',
+        ),
+    ],
+)
+def test_layers_that_do_not_fit(layers, message):
+    with pytest.raises(ValueError, match=message):
+        linear_softmax(*([numpy.ones(shape, 'f') for shape in layer] for layer in layers))
+
+
+# --- with dropout ---
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('ratio', [0.5, 0.1])
+def test_dropout_is_chainers(xp, monkeypatch, dtype, ratio):
+    """The same elements give the same result, and each order of rectifier and dropout does."""
+    draw_as_chainer(monkeypatch)
+    given = inputs(xp, 50, 7, 6, dtype)
+    weights = xp.arange(1, 7, dtype=dtype)
+    results = []
+    for function in (
+        lambda *a: linear_relu(*a, dropout_ratio=ratio),
+        lambda *a: functions.dropout(functions.relu(functions.linear(*a)), ratio),
+        lambda *a: functions.relu(functions.dropout(functions.linear(*a), ratio)),
+    ):
+        xp.random.seed(0)
+        results.append(outcome(function, given, (0, 1, 2), weights))
+    y = cuda.to_cpu(results[0][0])
+    assert 0.5 * (1 - ratio) * 0.7 < (y > 0).mean() < 0.5 * (1 - ratio) * 1.3
+    for other in results[1:]:
+        for actual, expected in zip(results[0], other):
+            assert actual.dtype == dtype
+            assert relative_error(actual, expected) < (5e-3 if dtype == 'float16' else 1e-5)
+
+
+def test_no_dropout_outside_of_training(xp):
+    given = inputs(xp, 20, 5, 4, 'float32')
+    with chainer.using_config('train', False):
+        y = linear_relu(*given, dropout_ratio=0.5).array
+    numpy.testing.assert_array_equal(cuda.to_cpu(y), cuda.to_cpu(linear_relu(*given).array))
+
+
+def test_gradients_with_dropout(xp):
+    def function(*given):
+        xp.random.seed(1)
+        return (linear_relu(*given, dropout_ratio=0.3) + 1) ** 2
+
+    check_gradients(function, *inputs(xp, 20, 5, 4, 'float64'))
+
+
+def test_nan_propagates_through_dropout(xp):
+    x, W, b = inputs(xp, 3, 2, 4, 'float32')
+    x[1, 0] = numpy.nan
+    y = cuda.to_cpu(linear_relu(x, W, b, 0.5).array)
+    assert numpy.isnan(y[1]).all() and numpy.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize('ratio', [1.0, -0.1])
+def test_dropout_ratio_out_of_range(ratio):
+    with pytest.raises(ValueError, match='dropout_ratio: expected at least 0 and below 1, got'):
+        linear_relu(*inputs(numpy, 3, 2, 4, 'float32'), dropout_ratio=ratio)

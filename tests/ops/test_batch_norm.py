@@ -1,0 +1,313 @@
+"""batch_norm of batches with weights or spare rows against Chainer's link on the rows they mean."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+from chainer_chemistry.links import GraphBatchNormalization
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.models import RSGCN
+from chainer_bspmm.ops.batch_norm import batch_norm
+from tests.support import BATCHES
+from tests.support import relative_error
+from tests.support.gradients import check_gradients
+from tests.support.spare import with_spare
+from tests.support.weights import assert_counts_copies
+from tests.support.weights import copies_of
+from tests.support.weights import poison
+from tests.support.weights import SPARE_ROWS
+from tests.support.weights import sum_of_copies
+from tests.support.weights import WEIGHTED
+from tests.support.weights import weighted_on
+
+
+# Chainer's own float16 sums have errors of that size.
+BOUNDS = {'float16': 2e-2, 'float32': 2e-5, 'float64': 1e-12}
+NAMES = ['many', 'huge among tiny', 'empty graphs first, between, last', 'one graph']
+
+
+def batch(xp, name, n_spare=7):
+    adj = BATCHES[name]
+    return adj if xp is numpy else adj.to_device('@cupy:0'), with_spare(adj, n_spare, 0, xp)
+
+
+def new_link(xp, n_channels, dtype, **options):
+    """A link with parameters and averages that are not those it begins with."""
+    rng = numpy.random.RandomState(1)
+    with chainer.using_config('dtype', numpy.dtype(dtype)):
+        link = GraphBatchNormalization(n_channels, **options)
+    for parameter in link.params():
+        parameter.array[...] = rng.uniform(0.5, 2, n_channels)
+    link.avg_mean[...] = rng.uniform(-1, 1, n_channels)
+    link.avg_var[...] = rng.uniform(0.5, 2, n_channels)
+    if xp is not numpy:
+        link.to_device('@cupy:0')
+    return link
+
+
+def features_of(xp, adj, n_channels, dtype, offset=0.0):
+    rng = numpy.random.RandomState(0)
+    return xp.asarray((rng.uniform(-1, 2, (adj.n_rows, n_channels)) + offset).astype(dtype))
+
+
+def outcome(function, link, x, weights):
+    """Return output, gradients and averages after one training step."""
+    x = chainer.Variable(x.copy())
+    link.cleargrads()
+    y = function(x)
+    functions.sum(y * y * weights).backward()
+    return {
+        'y': y.array,
+        'x': x.grad,
+        'mean': link.avg_mean,
+        'variance': link.avg_var,
+        **{name: parameter.grad for name, parameter in link.namedparams()},
+    }
+
+
+CASES = [(name, dtype, {}) for name in NAMES for dtype in BOUNDS] + [
+    (name, 'float32', options)
+    for name in NAMES[1:3]
+    for options in ({'use_gamma': False}, {'use_beta': False}, {'decay': 0.3, 'eps': 1e-2})
+]
+
+
+@pytest.mark.parametrize('name, dtype, options', CASES, ids=str)
+def test_real_rows_are_as_without_the_spare_ones(xp, name, dtype, options):
+    ordinary, adj = batch(xp, name)
+    n, n_channels = ordinary.n_rows, 6
+    x = features_of(xp, adj, n_channels, dtype)
+    x[n:] = numpy.nan  # must not be read
+    weights = xp.arange(1, x.size + 1).reshape(x.shape).astype(dtype) / x.dtype.type(x.size)
+    link, oracle = (new_link(xp, n_channels, kind, **options) for kind in (dtype, 'float64'))
+    for parameter, given in zip(oracle.params(), link.params()):
+        parameter.array[...] = given.array
+    oracle.avg_mean[...], oracle.avg_var[...] = link.avg_mean, link.avg_var
+    actual = outcome(lambda x: batch_norm(adj, link, x), link, x, weights)
+    dense = chainer.links.BatchNormalization
+    expected = outcome(
+        lambda x: dense.__call__(oracle, x), oracle, x[:n].astype('d'), weights[:n].astype('d')
+    )
+    assert actual.keys() == expected.keys()
+    for key in ('y', 'x'):
+        assert (actual[key][n:] == 0).all(), key
+        actual[key] = actual[key][:n]
+    for key in expected:
+        assert actual[key].dtype == dtype, key
+        assert relative_error(actual[key], expected[key]) < BOUNDS[dtype], key
+
+
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+@pytest.mark.parametrize(
+    'name, dtype, options', [(name, *rest) for name, *rest in CASES if name in WEIGHTED], ids=str
+)
+def test_a_row_counts_as_often_as_its_weight(xp, name, dtype, options, n_spare):
+    adj = weighted_on(name, xp, dtype, n_spare)
+    n_rows, n_channels = adj.n_rows, 6
+    rows, _ = copies_of(adj.row_weights, adj.row_offsets)
+    x = poison(features_of(xp, adj, n_channels, dtype), adj.row_weights)
+    weights = xp.arange(1, x.size + 1).reshape(x.shape).astype(dtype) / x.dtype.type(x.size)
+    link, oracle = (new_link(xp, n_channels, kind, **options) for kind in (dtype, 'float64'))
+    for parameter, given in zip(oracle.params(), link.params()):
+        parameter.array[...] = given.array
+    oracle.avg_mean[...], oracle.avg_var[...] = link.avg_mean, link.avg_var
+
+    def copies(y):
+        return y[xp.asarray(rows)]
+
+    actual = outcome(lambda x: copies(batch_norm(adj, link, x)), link, x, copies(weights))
+    dense = chainer.links.BatchNormalization
+    wide = copies(x).astype('d')
+    expected = outcome(lambda x: dense.__call__(oracle, x), oracle, wide, copies(weights))
+    expected['x'] = sum_of_copies(cuda.to_cpu(expected['x']), rows, n_rows)
+    assert actual.keys() == expected.keys()
+    assert not actual['x'][adj.row_weights == 0].any()
+    assert not batch_norm(adj, new_link(xp, n_channels, dtype), x).array[adj.row_weights == 0].any()
+    for key in expected:
+        assert actual[key].dtype == dtype, key
+        assert relative_error(actual[key], expected[key]) < BOUNDS[dtype], key
+
+
+@pytest.mark.parametrize('n_spare', SPARE_ROWS)
+def test_higher_derivatives_count_copies(xp, n_spare):
+    adj = weighted_on('many', xp, 'float64', n_spare)
+    assert_counts_copies(
+        lambda adj, x: batch_norm(adj, new_link(xp, 3, 'float64'), x) ** 2,
+        adj,
+        features_of(xp, adj, 3, 'float64'),
+    )
+
+
+@pytest.mark.parametrize('name, n_spare', [('many', 0), ('many', 300), ('isolated nodes', 2)])
+def test_how_many_rows_are_spare(xp, name, n_spare):
+    ordinary, adj = batch(xp, name, n_spare)
+    n = ordinary.n_rows
+    x = features_of(xp, adj, 3, 'float64')
+    y = batch_norm(adj, new_link(xp, 3, 'float64'), x).array
+    link = new_link(xp, 3, 'float64')
+    expected = chainer.links.BatchNormalization.__call__(link, x[:n]).array
+    assert y.shape == (n + n_spare, 3)
+    assert relative_error(y[:n], expected) < 1e-13
+
+
+@pytest.mark.parametrize('n_spare', [0, 4])
+def test_gradients(xp, n_spare):
+    adj = BatchedCSR.from_matrices([numpy.eye(n) for n in (3, 0, 2)])
+    adj = with_spare(adj, n_spare, 0, xp)
+    rng = numpy.random.RandomState(0)
+    given = [xp.asarray(rng.uniform(-1, 2, shape)) for shape in ((5 + n_spare, 2), 2, 2)]
+
+    def function(x, gamma, beta):
+        link = GraphBatchNormalization(2, eps=1e-1, dtype=numpy.float64)
+        if xp is not numpy:
+            link.to_device('@cupy:0')
+        del link.gamma, link.beta  # parameters, for variables to take their place
+        link.gamma, link.beta = gamma, beta
+        return batch_norm(adj, link, x) ** 2
+
+    check_gradients(function, *given)
+
+
+def test_higher_derivatives_do_not_look_at_spare_rows(xp):
+    ordinary, adj = batch(xp, 'many')
+    x = features_of(xp, adj, 3, 'float64')
+    x[ordinary.n_rows :] = numpy.nan
+    x = chainer.Variable(x)
+    y = batch_norm(adj, new_link(xp, 3, 'float64'), x)
+    (gx,) = chainer.grad([functions.sum(y**3)], [x], enable_double_backprop=True)
+    (ggx,) = chainer.grad([functions.sum(gx**2)], [x])
+    assert xp.isfinite(gx.array).all() and xp.isfinite(ggx.array).all()
+
+
+def test_large_mean(xp):
+    """The variance is not a difference of large numbers."""
+    ordinary, adj = batch(xp, 'many')
+    x = features_of(xp, adj, 4, 'float32', offset=1000.0)
+    y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
+    expected = chainer.links.BatchNormalization.__call__(
+        new_link(xp, 4, 'float64'), x[: ordinary.n_rows].astype('d')
+    ).array
+    assert relative_error(y[: ordinary.n_rows], expected) < 1e-3  # of 1000 / 1.5 * 6e-8
+
+
+def test_half_precision_does_not_overflow(xp):
+    ordinary, adj = batch(xp, 'many')
+    x = features_of(xp, adj, 4, 'float16', offset=500.0)
+    y = batch_norm(adj, new_link(xp, 4, 'float32'), x).array
+    assert y.dtype == numpy.float16 and xp.isfinite(y).all()
+
+
+@pytest.mark.parametrize('layout', ['packed', 'folded'])
+@pytest.mark.parametrize('sizes', [[0, 0], [0, 1]])
+def test_no_row_and_one_row_are_finite(xp, sizes, layout):
+    adj = BatchedCSR.from_matrices([numpy.zeros((n, n)) for n in sizes], layout)
+    adj = with_spare(adj, 3, 0, xp)
+    link = new_link(xp, 2, 'float32')
+    link.cleargrads()
+    x = chainer.Variable(features_of(xp, adj, 2, 'float32'))
+    y = batch_norm(adj, link, x)
+    functions.sum(y).backward()
+    for array in (y.array, x.grad, link.gamma.grad, link.avg_mean, link.avg_var):
+        assert xp.isfinite(array).all()
+
+
+def test_averages_are_updated_in_place_unless_recomputing(xp):
+    _, adj = batch(xp, 'many')
+    link, x = new_link(xp, 3, 'float32'), features_of(xp, adj, 3, 'float32')
+    mean, variance = link.avg_mean, link.avg_var
+    before = mean.copy(), variance.copy()
+    with chainer.using_config('in_recomputing', True):
+        y = batch_norm(adj, link, x).array
+    assert (mean == before[0]).all() and (variance == before[1]).all()
+    assert (batch_norm(adj, link, x).array == y).all()
+    assert link.avg_mean is mean and link.avg_var is variance
+    assert (mean != before[0]).all() and (variance != before[1]).all() and link.N == 0
+
+
+def test_link_without_a_size_yet(xp):
+    _, adj = batch(xp, 'many')
+    link = chainer.links.BatchNormalization(axis=0)
+    if xp is not numpy:
+        link.to_device('@cupy:0')
+    x = features_of(xp, adj, 3, 'float32')
+    assert batch_norm(adj, link, x).shape == x.shape and link.avg_mean.shape == (3,)
+
+
+@pytest.mark.parametrize('train, spare', [(False, True), (True, False), (False, False)])
+def test_everything_else_is_the_links(xp, train, spare):
+    """To the last bit, on all rows."""
+    adj = batch(xp, 'many')[spare]
+    x = features_of(xp, adj, 3, 'float32')
+    results = []
+    for function in (
+        lambda link: batch_norm(adj, link, x),
+        lambda link: chainer.links.BatchNormalization.__call__(link, x),
+    ):
+        link = new_link(xp, 3, 'float32')
+        with chainer.using_config('train', train):
+            results.append([function(link).array, link.avg_mean, link.avg_var])
+    for actual, expected in zip(*results):
+        numpy.testing.assert_array_equal(cuda.to_cpu(actual), cuda.to_cpu(expected))
+
+
+def test_model(xp):
+    """RSGCN gives the same answers, gradients and averages, spare rows or not."""
+    ordinary, adj = batch(xp, 'many')
+    ids = numpy.random.RandomState(0).randint(0, 9, adj.n_rows).astype('i')
+    ids[ordinary.n_rows :] = 0
+    results = []
+    for each in (ordinary, adj):
+        numpy.random.seed(0)
+        with chainer.using_config('dtype', numpy.float64):
+            model = RSGCN(
+                4,
+                5,
+                2,
+                n_atom_types=10,
+                use_batch_norm=True,
+                dropout_ratio=0.0,
+                readout=lambda h, adj: h[: ordinary.n_rows],
+            )
+        if xp is not numpy:
+            model.to_device('@cupy:0')
+        model.cleargrads()
+        y = model(xp.asarray(ids[: each.n_rows]), each)
+        functions.sum(y * y * xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)).backward()
+        results.append(
+            [y.array]
+            + [p.grad for _, p in sorted(model.namedparams())]
+            + [array for bnorm in model.bnorms for array in (bnorm.avg_mean, bnorm.avg_var)]
+        )
+    for actual, expected in zip(*results):
+        assert relative_error(actual, expected) < 1e-10
+
+
+# --- what is refused ---
+
+
+class OwnForward(chainer.links.BatchNormalization):
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    'link, shape, message',
+    [
+        (GraphBatchNormalization(3), (12, 4), r'h: expected shape \(12, 3\) .* got \(12, 4\)'),
+        (GraphBatchNormalization(3), (10, 3), r'h: expected shape \(12, 3\) .* got \(10, 3\)'),
+        (
+            GraphBatchNormalization(3, decay=None),
+            (12, 3),
+            'link.decay: expected a number, got None',
+        ),
+        (chainer.links.BatchNormalization(12, axis=1), (12, 3), r'link.axis: .* got \(1,\)'),
+        (OwnForward(3), (12, 3), 'link: expected the forward pass of .* got <.*OwnForward'),
+    ],
+)
+def test_what_does_not_fit(link, shape, message):
+    adj = with_spare(BATCHES['one graph'], 7, 0)
+    with pytest.raises(ValueError, match=message):
+        batch_norm(adj, link, numpy.zeros(shape, 'f'))

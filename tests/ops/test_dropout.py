@@ -1,0 +1,336 @@
+"""Dropout: generators and their statistics; the nodes that draw from that of a training step."""
+
+import types
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+from chainer.functions.noise.dropout import Dropout
+
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.cuda.step import current
+from chainer_bspmm.cuda.step import Step
+from chainer_bspmm.cuda.step import under_way
+from chainer_bspmm.ops.dropout import draw_kept
+from chainer_bspmm.ops.dropout import dropout_forward
+from chainer_bspmm.ops.dropout import dropout_mask_forward
+from chainer_bspmm.ops.dropout import relu_dropout_forward
+from chainer_bspmm.ops.dropout import step_dropout
+from chainer_bspmm.ops.relation_attention import relation_attention
+from tests.support import DTYPES
+from tests.support import features
+from tests.support import random_matrix
+from tests.support import reference
+from tests.support.gradients import check_gradients
+from tests.support.layers import linear_relu
+
+SEED, STEP = 2**63 + 12345, 2**33 + 6
+
+
+class StepDropout(Dropout):
+    """Chainer's node with its forward pass replaced, as a step replaces it."""
+
+    def forward(self, inputs):
+        return step_dropout(self, current(), inputs)
+
+
+def step_on(xp, seed=SEED, number=STEP):
+    """A step with the products of the array module."""
+    blas = types.SimpleNamespace(dot=lambda a, b: a.dot(b), matmul=xp.matmul)
+    return Step(blas, seed, xp.full(1, number, numpy.uint64))
+
+
+def factors(shape, ratio, stream, dtype, seed=SEED, number=STEP):
+    kept = reference.kept(int(numpy.prod(shape)), ratio, seed, stream, number)
+    return (kept * numpy.dtype(dtype).type(1 / (1 - ratio))).reshape(shape)
+
+
+# --- the generator ---
+
+
+@pytest.mark.parametrize(
+    'counter, key, words',
+    [
+        (
+            '00000000 00000000 00000000 00000000',
+            '00000000 00000000',
+            '6627e8d5 e169c58d bc57ac4c 9b00dbd8',
+        ),
+        (
+            'ffffffff ffffffff ffffffff ffffffff',
+            'ffffffff ffffffff',
+            '408f276d 41c83b0e a20bc7c6 6d5451fd',
+        ),
+        (
+            '243f6a88 85a308d3 13198a2e 03707344',
+            'a4093822 299f31d0',
+            'd16cfe09 94fdcceb 5001e420 24126ea1',
+        ),
+    ],
+)
+def test_published_vectors(counter, key, words):
+    """The test vectors of the authors' implementation, Random123."""
+    counter, key, words = (
+        [int(word, 16) for word in text.split()] for text in (counter, key, words)
+    )
+    assert [int(word) for word in reference.philox(counter, key)] == words
+
+
+def test_layout_of_key_and_counter():
+    words = reference.random_words(11, (7 << 32) + 3, 9, (2 << 32) + 8)
+    for i in range(11):
+        assert words[i] == reference.philox((i // 4, 9, 8, 2), (3, 7))[i % 4]
+
+
+N = 1 << 20
+# Five standard deviations: a right generator fails one such comparison in two million.
+SIGMAS = 5
+
+
+def assert_independent(a, b, share):
+    """Pairs are kept together as often as two independent draws would be."""
+    pairs, expected = (a & b).mean(), share**2
+    assert abs(pairs - expected) < SIGMAS * (expected * (1 - expected) / a.size) ** 0.5
+
+
+def of_step(ratio):
+    return reference.kept(N, ratio, SEED, 0, 0)
+
+
+def outside_of_a_step(ratio, seed=0):
+    numpy.random.seed(seed)
+    return draw_kept((N // 4, 4), ratio).ravel()
+
+
+@pytest.mark.parametrize('draw', [of_step, outside_of_a_step])
+@pytest.mark.parametrize('ratio', [0.001, 0.1, 0.25, 0.5, 0.9])
+def test_share_that_is_kept(draw, ratio):
+    kept = draw(ratio)
+    assert abs(kept.mean() - (1 - ratio)) < SIGMAS * (ratio * (1 - ratio) / N) ** 0.5
+    for phase in range(64):  # a column of a feature matrix, and so a word of the generator, too
+        column = kept[phase::64]
+        assert abs(column.mean() - (1 - ratio)) < (
+            SIGMAS * (ratio * (1 - ratio) / column.size) ** 0.5
+        )
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'stream': 1},
+        {'stream': 2**31},
+        {'step': 1},
+        {'step': 2**32},
+        {'seed': SEED + 1},
+        {'seed': SEED ^ 2**32},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize('ratio', [0.5, 0.1])
+def test_layers_steps_and_seeds_are_independent(ratio, change):
+    draw = {'seed': SEED, 'stream': 0, 'step': 0}
+    first, again = (reference.kept(N, ratio, **draw) for _ in range(2))
+    assert (first == again).all()
+    assert_independent(first, reference.kept(N, ratio, **dict(draw, **change)), 1 - ratio)
+
+
+@pytest.mark.parametrize('ratio', [0.5, 0.1])
+def test_numpys_seed_decides_outside_of_a_step(ratio):
+    first, again, other = (outside_of_a_step(ratio, seed) for seed in (0, 0, 1))
+    assert (first == again).all()
+    assert_independent(first, other, 1 - ratio)
+    assert_independent(first, draw_kept((N,), ratio), 1 - ratio)  # the next draw
+    assert draw_kept((0, 3), ratio).shape == (0, 3)
+
+
+@pytest.mark.parametrize('draw', [of_step, outside_of_a_step])
+@pytest.mark.parametrize('distance', [1, 2, 3, 4, 5, 64, 256])
+def test_elements_are_independent(draw, distance):
+    kept = draw(0.5)
+    assert_independent(kept[:-distance], kept[distance:], 0.5)
+
+
+def test_words_are_uniform():
+    """256 classes of each byte, by the chi-square statistic: 255 +- 22.6."""
+    words = reference.random_words(N, SEED, 3, 4)
+    for shift in (0, 8, 16, 24):
+        counts = numpy.bincount(words >> shift & 255, minlength=256)
+        assert abs(((counts - N / 256) ** 2).sum() / (N / 256) - 255) < SIGMAS * 510**0.5
+
+
+# --- Chainer's node ---
+
+
+@pytest.mark.parametrize('shape', [(50, 6), (7, 5), (3, 2, 4), (9,), (0, 4)], ids=str)
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_step_dropout(xp, dtype, shape):
+    x = xp.asarray(numpy.random.RandomState(0).uniform(-1, 1, shape).astype(dtype))
+    with under_way(step_on(xp)):
+        for stream in range(3):
+            node = StepDropout(0.3)
+            variable = chainer.Variable(x)
+            (y,) = node.apply((variable,))
+            expected = factors(shape, 0.3, stream, dtype)
+            assert y.dtype == node.mask.dtype == dtype
+            numpy.testing.assert_array_equal(cuda.to_cpu(node.mask), expected)
+            numpy.testing.assert_array_equal(cuda.to_cpu(y.array), cuda.to_cpu(x) * expected)
+            y.grad = xp.ones_like(x)
+            y.backward()
+            numpy.testing.assert_array_equal(cuda.to_cpu(variable.grad), expected)
+
+
+def test_step_dropout_of_strided_columns(xp):
+    x = features(numpy.random.RandomState(0), xp, 9, 8, 'float32')[:, ::2]
+    with under_way(step_on(xp)):
+        (y,) = StepDropout(0.5).apply((x,))
+    numpy.testing.assert_array_equal(
+        cuda.to_cpu(y.array), cuda.to_cpu(x) * factors(x.shape, 0.5, 0, 'f')
+    )
+
+
+def test_gradients_of_step_dropout(xp):
+    step = step_on(xp)
+
+    def function(x):
+        with under_way(step):  # its layers count from 0: one mask for all calls
+            return (StepDropout(0.4).apply((x,))[0] + 1) ** 2
+
+    check_gradients(function, features(numpy.random.RandomState(0), xp, 5, 3, 'float64'))
+
+
+def test_given_mask_is_used_and_draws_nothing(xp):
+    x, mask = (features(numpy.random.RandomState(i), xp, 4, 3, 'float32') for i in range(2))
+    with under_way(step_on(xp)) as step:
+        node = StepDropout(0.5, mask, True)
+        (y,) = node.apply((x,))
+        assert step.next_stream() == 0
+    assert node.mask is mask
+    numpy.testing.assert_array_equal(cuda.to_cpu(y.array), cuda.to_cpu(x * mask))
+
+
+# --- a linear layer with its rectifier ---
+
+
+def linear_inputs(xp, n, dtype, n_out=6):
+    rng = numpy.random.RandomState(0)
+    W, b = features(rng, xp, n_out, 5, dtype), features(rng, xp, 1, n_out, dtype)[0]
+    return features(rng, xp, n, 5, dtype), W, b
+
+
+@pytest.mark.parametrize('n_out', [4, 7])
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_linear_relu(xp, dtype, n_out):
+    given = linear_inputs(xp, 30, dtype, n_out)
+    plain = cuda.to_cpu(linear_relu(*given).array)
+    with under_way(step_on(xp)):
+        for stream in range(2):
+            y = linear_relu(*given, dropout_ratio=0.25)
+            assert y.dtype == dtype
+            numpy.testing.assert_array_equal(
+                cuda.to_cpu(y.array), plain * factors(plain.shape, 0.25, stream, dtype)
+            )
+
+
+def test_draws_of_a_row_do_not_depend_on_how_many_there_are(xp):
+    """Nor on the dtype."""
+    x = xp.ones((1000, 5), 'float32')
+    W = xp.ones((3, 5), 'float32')
+    results = []
+    for n, dtype in ((1000, 'f'), (17, 'f'), (1, 'f'), (1000, 'd'), (333, 'e')):
+        with under_way(step_on(xp)):
+            y = linear_relu(x[:n].astype(dtype), W.astype(dtype), dropout_ratio=0.5).array
+        results.append(cuda.to_cpu(y) > 0)
+    for other in results[1:]:
+        numpy.testing.assert_array_equal(other, results[0][: len(other)])
+
+
+def test_gradients_of_linear_relu(xp):
+    step = step_on(xp)
+
+    def function(*given):
+        with under_way(step):
+            return (linear_relu(*given, dropout_ratio=0.3) + 1) ** 2
+
+    check_gradients(function, *linear_inputs(xp, 12, 'float64'))
+
+
+def test_without_dropout_no_stream_is_taken(xp):
+    given = linear_inputs(xp, 3, 'float32')
+    with under_way(step_on(xp)) as step:
+        linear_relu(*given)
+        with chainer.using_config('train', False):
+            linear_relu(*given, dropout_ratio=0.5)
+        assert step.next_stream() == 0
+
+
+# --- attention ---
+
+
+def test_attention(xp):
+    rng = numpy.random.RandomState(0)
+    matrices = [random_matrix(rng, n, 2, density=0.6) for n in (4, 1, 3)]
+    matrices[0][:, 2] = 0  # a row without edges
+    adj = BatchedCSR.from_matrices(matrices)
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    shapes = (adj.n_rows, 2 * 2 * 3), (1, 6), (1,)
+    given = [xp.asarray(rng.uniform(-2, 2, shape)) for shape in shapes]
+    step = step_on(xp)
+
+    def function(*given):
+        with under_way(step):
+            return relation_attention(adj, *given, n_heads=2, dropout_ratio=0.4)
+
+    node = function(*given).creator_node
+    for stream, mask in enumerate((node._edge_mask, node._slot_mask)):
+        mask = cuda.to_cpu(mask)
+        numpy.testing.assert_array_equal(mask, factors(mask.shape, 0.4, stream, 'd'))
+        assert 0 < (mask > 0).sum() < mask.size
+    check_gradients(function, *given)
+
+
+# --- what is refused, and what a CUDA graph holds ---
+
+
+def test_what_does_not_fit():
+    counter = numpy.zeros(1, numpy.uint64)
+    too_many = numpy.broadcast_to(numpy.zeros(1, 'e'), (2**34 + 1,))
+    with pytest.raises(ValueError, match=r'size: expected at most 2\*\*34 elements, .* got 1717'):
+        dropout_forward(too_many, 0.5, 1, 2, counter)
+    with pytest.raises(ValueError, match='size: expected at most'):
+        dropout_mask_forward(2**34 + 1, numpy.dtype('f'), 0.5, 1, 2, counter)
+
+
+@pytest.mark.gpu
+def test_replayed_graph_draws_by_the_step():
+    cupy = cuda.cupy
+    step = step_on(cupy)
+    x = features(numpy.random.RandomState(0), cupy, 200, 6, 'float32')
+    y, stream = cupy.empty_like(x), cupy.cuda.Stream(non_blocking=True)
+
+    def run():
+        with under_way(step):
+            (dropped,) = StepDropout(0.5).apply((x,))
+            y[...] = x
+            relu_dropout_forward(y, 0.5, step.seed, step.next_stream(), step.counter)
+        return dropped.array
+
+    cupy.cuda.Stream.null.synchronize()
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc), stream:
+        run()  # everything is compiled
+        stream.begin_capture()
+        dropped = run()
+        graph = stream.end_capture()
+        for number in (0, 1, 2**40):
+            step.counter.fill(number)
+            graph.launch()
+            for actual, expected, layer in (
+                (dropped, cuda.to_cpu(x), 0),
+                (y, numpy.maximum(cuda.to_cpu(x), 0), 1),
+            ):
+                numpy.testing.assert_array_equal(
+                    cuda.to_cpu(actual),  # waits for the stream, which is the current one
+                    expected * factors(x.shape, 0.5, layer, 'f', number=number),
+                )

@@ -1,0 +1,146 @@
+"""gated_linear against Chainer's nodes, its gradients to second order, what it refuses."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer import functions
+from chainer.backends import cuda
+
+from chainer_bspmm.ops.gates.gated_linear import gated_linear
+from tests.support import DTYPES
+from tests.support import relative_error
+from tests.support.gradients import check_gradients
+
+N, OUT = 9, 4
+ACTIVATIONS = [functions.identity, functions.tanh]
+WIDTHS = [(5,), (3, 2)]
+
+
+def arrays(widths, with_bias, dtype='float64', n_rows=N):
+    rng = numpy.random.RandomState(0)
+    shapes = (
+        [(n_rows, width) for width in widths] + [(OUT, sum(widths))] * 2 + [(OUT,)] * 2 * with_bias
+    )
+    return [rng.uniform(-1, 1, shape).astype(dtype) for shape in shapes]
+
+
+def apply(n_parts, activation, *inputs):
+    parts, (W_gate, W_value, *biases) = inputs[:n_parts], inputs[n_parts:]
+    b_gate, b_value = biases or (None, None)
+    return gated_linear(parts, (W_gate, b_gate), (W_value, b_value), activation)
+
+
+def in_chainers_nodes(n_parts, activation, *inputs):
+    x = functions.concat(inputs[:n_parts], axis=1)
+    W_gate, W_value, *biases = inputs[n_parts:]
+    b_gate, b_value = biases or (None, None)
+    return functions.sigmoid(functions.linear(x, W_gate, b_gate)) * activation(
+        functions.linear(x, W_value, b_value)
+    )
+
+
+def outcome(function, widths, activation, inputs, wanted=None):
+    variables = [
+        chainer.Variable(array.copy(), requires_grad=wanted is None or i in wanted)
+        for i, array in enumerate(inputs)
+    ]
+    y = function(len(widths), activation, *variables)
+    functions.sum(y * y).backward()
+    return [y.array] + [variable.grad for variable in variables]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('activation', ACTIVATIONS)
+@pytest.mark.parametrize('with_bias', [False, True])
+@pytest.mark.parametrize('widths', WIDTHS, ids=str)
+def test_same_as_chainers_nodes(xp, dtype, activation, with_bias, widths):
+    inputs = [xp.asarray(array) for array in arrays(widths, with_bias, dtype)]
+    expected = outcome(
+        in_chainers_nodes, widths, activation, [array.astype('d') for array in inputs]
+    )
+    for actual, reference in zip(outcome(apply, widths, activation, inputs), expected):
+        assert actual.dtype == dtype and actual.shape == reference.shape
+        # float16: some twenty roundings of 2**-11 in each element.
+        assert (
+            relative_error(actual, reference)
+            < {'float16': 5e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        )
+
+
+@pytest.mark.parametrize('widths', [(128,), (64, 64), (64, 32, 32)], ids=str)
+def test_as_wide_as_models_are(xp, widths):
+    """A GPU moves 16 bytes at a time, where there are one or two parts."""
+    inputs = [array / 4 for array in arrays(widths, True, n_rows=2300)]
+    actual = outcome(
+        apply, widths, functions.tanh, [xp.asarray(array.astype('f')) for array in inputs]
+    )
+    for ours, theirs in zip(actual, outcome(in_chainers_nodes, widths, functions.tanh, inputs)):
+        assert ours.dtype == 'f' and relative_error(ours, theirs) < 2e-6
+
+
+@pytest.mark.parametrize('activation', ACTIVATIONS)
+@pytest.mark.parametrize('with_bias', [False, True])
+@pytest.mark.parametrize('widths', WIDTHS, ids=str)
+def test_gradients(xp, activation, with_bias, widths):
+    inputs = map(xp.asarray, arrays(widths, with_bias))
+    check_gradients(lambda *inputs: apply(len(widths), activation, *inputs), *inputs)
+
+
+@pytest.mark.parametrize('only', range(6))
+def test_gradient_of_one_input_alone(only):
+    inputs = arrays((3, 2), True)
+    expected = outcome(apply, (3, 2), functions.tanh, inputs)[1 + only]
+    actual = outcome(apply, (3, 2), functions.tanh, inputs, [only])[1:]
+    assert relative_error(actual[only], expected) < 1e-14
+    assert [i for i, g in enumerate(actual) if g is not None] == [only]
+
+
+def test_gradients_share_no_memory():
+    """Hooks such as WeightDecay write to a parameter's gradient."""
+    gradients = outcome(apply, (3, 2), functions.identity, arrays((3, 2), True))[1:]
+    for i, a in enumerate(gradients):
+        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
+
+
+def test_one_variable_as_both_parts():
+    x, _, *parameters = arrays((3, 3), True)
+    separate = outcome(apply, (3, 3), functions.tanh, [x, x, *parameters])
+    same = chainer.Variable(x)
+    y = apply(2, functions.tanh, same, same, *parameters)
+    functions.sum(y * y).backward()
+    assert relative_error(same.grad, separate[1] + separate[2]) < 1e-14
+    same.cleargrad()
+    functions.sum(apply(2, functions.tanh, same, same, *parameters) ** 2).backward(
+        enable_double_backprop=True
+    )
+    assert relative_error(same.grad, separate[1] + separate[2]) < 1e-14
+
+
+def test_no_rows_and_large_numbers(xp):
+    x, *parameters = [xp.asarray(array) for array in arrays((5,), True, 'float32')]
+    assert apply(1, functions.identity, x[:0], *parameters).shape == (0, OUT)
+    with numpy.errstate(all='raise', under='ignore'):
+        y = cuda.to_cpu(apply(1, functions.tanh, 1e4 * x, *parameters).array)
+    assert numpy.isfinite(y).all()
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'activation': functions.relu}, 'activation: expected .*identity or tanh, got'),
+        (
+            {'gate': (numpy.ones((4, 6)), numpy.ones(4))},
+            r'gate\[0\]: expected shape \(4, 5\) to go with parts of 5 columns .* got \(4, 6\)',
+        ),
+        (
+            {'value': (numpy.ones((4, 5)), numpy.ones(3))},
+            r'value\[1\]: expected shape \(4,\) to go with parts of 5 columns .* got \(3,\)',
+        ),
+        ({'value': (numpy.ones((4, 5)), None)}, 'gate, value: expected a bias in both or in none'),
+    ],
+)
+def test_what_does_not_fit(change, message):
+    pair = numpy.ones((4, 5)), numpy.ones(4)
+    with pytest.raises(ValueError, match=message):
+        gated_linear(**{'parts': [numpy.ones((9, 5))], 'gate': pair, 'value': pair, **change})

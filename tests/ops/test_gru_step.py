@@ -1,0 +1,175 @@
+"""gru_step against Chainer's StatefulGRU, its gradients to second order, what it refuses."""
+
+import numpy
+import pytest
+
+import chainer
+
+from chainer_bspmm.ops.gates.gru_step import gru_step
+from tests.support import relative_error
+from tests.support.gradients import check_gradients
+
+N, C, M, H = 7, 3, 2, 5
+
+
+def arrays(dtype='float64', with_state=True, seed=0):
+    """Return x, message, state where there is one, then every W and b, on the host."""
+    rng = numpy.random.RandomState(seed)
+    shapes = [(N, C), (N, M)] + [(N, H)] * with_state
+    shapes += [(H, C + M), (H,)] * (3 if with_state else 2) + [(H, H), (H,)] * (3 * with_state)
+    return [rng.uniform(-1, 1, shape).astype(dtype) for shape in shapes]
+
+
+def step(*inputs):
+    with_state = len(inputs) > 6
+    parameters = inputs[2 + with_state :]
+    return gru_step(
+        inputs[0],
+        inputs[1],
+        inputs[2] if with_state else None,
+        list(zip(parameters[::2], parameters[1::2])),
+    )
+
+
+def chainers_own(inputs):
+    """Return the result and the gradients of all inputs by chainer.links.StatefulGRU."""
+    with_state = len(inputs) > 6
+    with chainer.using_config('dtype', inputs[0].dtype):
+        link = chainer.links.StatefulGRU(C + M, H)
+    names = ('W', 'W_z', 'W_r', 'U', 'U_z', 'U_r') if with_state else ('W', 'W_z')
+    parameters = []
+    for name, W, b in zip(names, inputs[2 + with_state :: 2], inputs[3 + with_state :: 2]):
+        getattr(link, name).W.array[...], getattr(link, name).b.array[...] = W, b
+        parameters += [getattr(link, name).W, getattr(link, name).b]
+    variables = [chainer.Variable(array) for array in inputs[: 2 + with_state]]
+    if with_state:
+        link.set_state(variables[2])
+    y = link(chainer.functions.concat(variables[:2]))
+    return backward(y, variables + parameters)
+
+
+def backward(y, variables):
+    for variable in variables:
+        variable.cleargrad()
+    chainer.functions.sum(y**2).backward()
+    return [y.array] + [variable.grad for variable in variables]
+
+
+@pytest.mark.parametrize('with_state', [False, True])
+@pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('float64', 1e-14)])
+def test_is_chainers_own(xp, with_state, dtype, tolerance):
+    inputs = arrays(dtype, with_state)
+    variables = [chainer.Variable(xp.asarray(array)) for array in inputs]
+    actual = backward(step(*variables), variables)
+    for ours, theirs in zip(actual, chainers_own(inputs)):
+        assert ours.dtype == dtype
+        assert relative_error(ours, theirs) < tolerance
+
+
+@pytest.mark.parametrize('with_state', [False, True])
+def test_large_numbers_do_not_overflow(with_state):
+    inputs = [100 * array for array in arrays('float32', with_state)]
+    with numpy.errstate(all='raise', under='ignore'):
+        assert relative_error(step(*inputs).array, chainers_own(inputs)[0]) < 1e-5
+
+
+@pytest.mark.parametrize('with_state', [False, True])
+def test_gradients(xp, with_state):
+    check_gradients(step, *map(xp.asarray, arrays(with_state=with_state)))
+
+
+@pytest.mark.parametrize('only', range(15))
+def test_gradient_of_one_input_alone(only):
+    inputs = arrays()
+    every = [chainer.Variable(array) for array in inputs]
+    expected = backward(step(*every), every)[1 + only]
+    alone = [chainer.Variable(array, requires_grad=i == only) for i, array in enumerate(inputs)]
+    actual = backward(step(*alone), alone)[1:]
+    assert relative_error(actual[only], expected) < 1e-14
+    assert [i for i, g in enumerate(actual) if g is not None] == [only]
+
+
+def test_same_variable_as_features_and_state():
+    """As in every step of a GGNN with tied weights after the first."""
+    rng = numpy.random.RandomState(0)
+    shapes = [(N, H), (N, M)] + [(H, H + M), (H,)] * 3 + [(H, H), (H,)] * 3
+    x, message, *parameters = [rng.uniform(-1, 1, shape) for shape in shapes]
+    separate = [chainer.Variable(x), chainer.Variable(x.copy())]
+    backward(step(separate[0], message, separate[1], *parameters), separate)
+    same = chainer.Variable(x)
+    backward(step(same, message, same, *parameters), [same])
+    expected = separate[0].grad + separate[1].grad
+    assert relative_error(same.grad, expected) < 1e-14
+    y = step(same, message, same, *parameters)
+    (grad,) = chainer.grad([chainer.functions.sum(y**2)], [same], enable_double_backprop=True)
+    assert relative_error(grad.array, expected) < 1e-14
+
+
+@pytest.mark.parametrize('n_rows', [600, 2300, 5000])
+@pytest.mark.parametrize('state', ['none', 'given', 'x'])
+def test_as_wide_as_models_are(xp, state, n_rows):
+    """A GPU has another kernel for each of these numbers of rows, and moves 16 bytes at a time."""
+    rng = numpy.random.RandomState(0)
+    with_state, n = state != 'none', 64
+    shapes = [(n_rows, n)] * (3 if state == 'given' else 2)
+    shapes += [(n, 2 * n), (n,)] * (2 + with_state) + [(n, n), (n,)] * (3 * with_state)
+    arrays = [rng.uniform(-1, 1, shape) / (shape[-1] / 8) ** 0.5 for shape in shapes]
+
+    def outcome(inputs):
+        variables = [chainer.Variable(array) for array in inputs]
+        x, message, *rest = variables
+        if state == 'x':
+            rest.insert(0, x)
+        return backward(step(x, message, *rest), variables)
+
+    actual = outcome([xp.asarray(array.astype('f')) for array in arrays])
+    for ours, theirs in zip(actual, outcome(arrays)):
+        assert ours.dtype == 'f' and relative_error(ours, theirs) < 2e-6
+
+
+@pytest.mark.parametrize('with_state', [False, True])
+def test_gradients_share_no_memory(with_state):
+    """Hooks such as WeightDecay write to a parameter's gradient."""
+    variables = [chainer.Variable(array) for array in arrays(with_state=with_state)]
+    gradients = backward(step(*variables), variables)[1:]
+    for i, a in enumerate(gradients):
+        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
+
+
+def test_parameters_of_another_dtype_are_converted(xp):
+    inputs = [
+        chainer.Variable(xp.asarray(array.astype('e' if i < 3 else 'f')))
+        for i, array in enumerate(arrays())
+    ]
+    y = step(*inputs)
+    assert y.dtype == numpy.float16
+    expected = step(*[variable.array.astype('d') for variable in inputs]).array
+    assert relative_error(y.array, expected) < 3e-3  # a few roundings of 2**-11
+    chainer.functions.sum(y).backward()
+    assert all(variable.grad.dtype == variable.dtype for variable in inputs)
+
+
+def test_one_node():
+    variables = [chainer.Variable(array) for array in arrays()]
+    y = step(*variables)
+    assert all(a is b.node for a, b in zip(y.creator_node.inputs, variables))
+
+
+@pytest.mark.parametrize(
+    'index, shape, message',
+    [
+        (
+            1,
+            (N + 1, M),
+            r'message: expected a row for each row of x, got shapes \(8, 2\) and \(7, 3\)',
+        ),
+        (2, (N + 1, H), r'state: expected shape \(7, 5\), got \(8, 5\); reset_state'),
+        (3, (H, C), r'parameters\[0\]\[0\]: expected shape \(5, 5\) to go with x, .* got \(5, 3\)'),
+        (10, (H + 1,), r'parameters\[3\]\[1\]: expected shape \(5,\) .* got \(6,\)'),
+    ],
+)
+def test_what_does_not_fit(index, shape, message):
+    inputs = arrays()
+    inputs[index] = numpy.ones(shape)
+    with pytest.raises(ValueError, match=message):
+        step(*inputs)

@@ -1,0 +1,107 @@
+"""What the GPU backend launches; the kernels themselves are tested in tests/emulation."""
+
+import numpy
+import pytest
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedSELL
+from chainer_bspmm import papers
+from chainer_bspmm.ops.bspmm import ALGORITHMS
+from chainer_bspmm.ops.bspmm import bsddmm_forward
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.ops.dropout import dropout_forward
+from chainer_bspmm.ops.dropout import relu_dropout_forward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
+from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.ops.segments import segment_broadcast_forward
+from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.segments import segment_sum_forward
+from tests.support import BATCHES
+from tests.support.launches import DeviceArray
+from tests.support.launches import Launches
+from tests.support.spare import with_spare
+
+ADJ = BATCHES['many'].astype('f')
+COUNTER = numpy.array([3], numpy.uint64).view(DeviceArray)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    return Launches(monkeypatch)
+
+
+# operation -> (call on its float32 arrays of four channels, how many it takes, how many it makes)
+OPERATIONS = {
+    'bspmm': (lambda x, residual: bspmm_forward(ADJ, x, residual=residual), 2, 1),
+    'bspmm, SELL': (
+        lambda x, residual: papers.products.bspmm_forward(BatchedSELL(ADJ), x, residual=residual),
+        2,
+        1,
+    ),
+    'bsddmm': (lambda u, v: bsddmm_forward(ADJ, u, v), 2, 0),
+    'bsddmm, COO': (
+        lambda u, v: papers.products.bsddmm_forward(BatchedCOO.from_csr(ADJ), u, v),
+        2,
+        0,
+    ),
+    'segment_sum': (lambda x: segment_sum_forward(x, ADJ.row_offsets), 1, 1),
+    'segment_max': (lambda x: segment_max_forward(x, ADJ.row_offsets), 1, 1),
+    'row_sum': (row_sum, 1, 1),
+    'segment_broadcast': (
+        lambda y: segment_broadcast_forward(y[: ADJ.n_graphs], ADJ.row_offsets, ADJ.n_rows),
+        1,
+        1,
+    ),
+    'segment_softmax': (lambda x: segment_softmax_forward(x, ADJ.row_offsets), 1, 1),
+    'segment_softmax_grad': (lambda y, gy: segment_softmax_backward(y, gy, ADJ.row_offsets), 2, 1),
+    'dropout': (lambda x: dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 2),
+    'relu_dropout': (lambda x: relu_dropout_forward(x, 0.5, 1, 2, COUNTER), 1, 0),
+}
+
+
+@pytest.mark.parametrize(
+    'name, place',
+    [
+        (name, place)
+        for name, (_, n_given, n_made) in OPERATIONS.items()
+        for place in (None, *range(n_given + n_made))
+    ],
+)
+def test_vectors_are_as_wide_as_every_array_allows(launches, name, place):
+    call, n_given, n_made = OPERATIONS[name]
+    shifts = [4 if i == place else 0 for i in range(n_given + n_made)]
+    launches.shifts = shifts[n_given:]
+    call(*(launches.put(numpy.zeros((ADJ.n_rows, 4), 'f'), shift) for shift in shifts[:n_given]))
+    widths = {launched.defines['VECTOR'] for launched in launches}
+    assert widths == {4 if place is None else 1}
+
+
+@pytest.mark.parametrize('is_weighted', [False, True])
+def test_segments_read_weights_only_where_there_are_some(launches, is_weighted):
+    rows, top = (launches.put(numpy.zeros((n, 4), 'f')) for n in (ADJ.n_rows, ADJ.n_graphs))
+    weights = launches.put(numpy.ones(ADJ.n_rows, 'f')) if is_weighted else None
+    segment_sum_forward(rows, ADJ.row_offsets, None, weights)
+    segment_max_forward(rows, ADJ.row_offsets, None, weights)
+    segment_broadcast_forward(top, ADJ.row_offsets, ADJ.n_rows, None, weights)
+    segment_softmax_forward(rows, ADJ.row_offsets, weights)
+    segment_softmax_backward(rows, rows, ADJ.row_offsets, weights)
+    assert len(launches) == 7  # two for a sum or maximum of which the sizes are not known
+    for launched in launches:
+        assert launched.defines['WEIGHTED'] == is_weighted
+        assert any(each is weights for each in launched.arguments) == is_weighted
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_spare_entries(launches, algorithm):
+    spare = with_spare(ADJ, 3, 3)
+    x = launches.put(numpy.zeros((spare.n_cols, 4), 'f'))
+    bspmm_forward(spare, x, algorithm=algorithm)
+    assert [launched.name for launched in launches] == ['bspmm_csr']
+
+
+def test_algorithms_of_papers():
+    assert papers.algorithms(ADJ) == ['swa', 'swa_rows', 'swa_blocked']
+    assert papers.algorithms(with_spare(ADJ, 0, 1)) == []  # they write rows of graphs only
+    assert papers.algorithms(BatchedCOO.from_csr(ADJ)) == list(papers.gpu.ST_ALGORITHMS)
+    assert papers.algorithms(BatchedSELL(ADJ)) == ['sell']

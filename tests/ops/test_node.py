@@ -1,0 +1,178 @@
+"""Backward passes: a node if a graph of the gradients is wanted, else arithmetic only."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer.functions.math.basic_math import Mul
+
+from chainer_bspmm.ops.node import AccumulateInLaunch
+from chainer_bspmm.ops.node import AccumulateInPlace
+from chainer_bspmm.ops.node import apply_untracked
+from chainer_bspmm.ops.node import FusedNode
+
+
+class Calls(chainer.FunctionHook):
+    name = 'Calls'
+
+    def __init__(self):
+        self.labels = []
+
+    def forward_preprocess(self, function, in_data):
+        self.labels.append(function.label)
+
+
+@pytest.mark.parametrize('graph', [True, False])
+def test_apply_untracked(graph):
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    with chainer.using_config('enable_backprop', graph), Calls() as calls:
+        (z,) = apply_untracked(Mul(), (x, y))
+    assert z.array.tolist() == [6, 6]
+    assert z.requires_grad == graph and (z.creator is not None) == graph
+    assert len(calls.labels) == graph
+    if graph:
+        z.grad = numpy.ones(2, 'f')
+        z.backward()
+        assert x.grad.tolist() == [3, 3]
+
+
+class InPlaceMul(AccumulateInPlace, Mul):
+    pass
+
+
+@pytest.mark.parametrize('graph', [True, False])
+def test_accumulate_in_place(graph):
+    """x is used four times, once as both inputs, and has a gradient already."""
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    z = x
+    for other in (y, x, x):
+        (z,) = InPlaceMul().apply((z, other))  # x^3 y in the end
+    z.grad = numpy.ones(2, 'f')
+    x.grad = numpy.full(2, 5, 'f')
+    with Calls() as calls:
+        z.backward(enable_double_backprop=graph)
+    assert x.grad.tolist() == [5 + 36, 5 + 36]
+    assert y.grad.tolist() == [8, 8]
+    assert ('_ + _' in calls.labels) == graph
+    if graph:
+        (gx,) = chainer.grad([x.grad_var], [x])
+        assert gx.array.tolist() == [36, 36]
+
+
+def test_gradient_that_was_there_is_left_alone():
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    (z,) = InPlaceMul().apply((x, y))
+    z.grad = numpy.ones(2, 'f')
+    x.grad = given = numpy.full(2, 5, 'f')
+    z.backward()
+    assert given.tolist() == [5, 5] and x.grad.tolist() == [8, 8]
+
+
+class Product(FusedNode):
+    wanted = None
+
+    def _output(self, inputs):
+        return inputs[0] * inputs[1]
+
+    def _gradients(self, inputs, gy, wanted):
+        self.wanted = wanted
+        return gy.astype('d') * inputs[1], gy * inputs[0]
+
+    def _composed(self, a, b):
+        return a * b
+
+
+@pytest.mark.parametrize('graph', [True, False])
+def test_fused_node_given_one_variable_twice(graph):
+    x = chainer.Variable(numpy.full(2, 3, 'f'))
+    (y,) = Product().apply((x, x))
+    y.grad = numpy.ones(2, 'f')
+    with Calls() as calls:
+        y.backward(enable_double_backprop=graph)
+    assert x.grad.tolist() == [6, 6]
+    assert ('_ * _' in calls.labels) == graph
+    if graph:
+        (gx,) = chainer.grad([x.grad_var], [x])
+        assert gx.array.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize('wanted', [(0,), (1,), (0, 1)], ids=str)
+def test_fused_node_is_told_which_gradients_are_wanted(wanted):
+    variables = [
+        chainer.Variable(numpy.full(2, 3 + i, 'f'), requires_grad=i in wanted) for i in range(2)
+    ]
+    node = Product()
+    (y,) = node.apply(variables)
+    y.grad = numpy.ones(2, 'f')
+    y.backward()
+    assert node.wanted == wanted
+    for i, variable in enumerate(variables):
+        if i in wanted:
+            assert variable.grad.dtype == 'f' and variable.grad.tolist() == [4 - i, 4 - i]
+        else:
+            assert variable.grad is None
+
+
+class Launched(AccumulateInLaunch, Product):
+    """What stands for its launch adds to the gradient that there is."""
+
+    fails = False
+
+    def __init__(self, layer):
+        self._layer = layer
+        self.added = []
+
+    def _gradients(self, inputs, gy, wanted):
+        if self.fails:
+            raise MemoryError
+        of_first, of_second = super()._gradients(inputs, gy, wanted)
+        if self._more is not None:
+            self.added.append(self._more)
+            of_first = of_first + self._more
+        return of_first, of_second
+
+
+@pytest.mark.parametrize('layer, graph', [('launch', False), ('launch', True), (None, False)])
+def test_accumulate_in_launch(layer, graph):
+    """x has a gradient already, and is used as both inputs; y has one from another node."""
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    nodes = [Launched(layer) for _ in range(3)]
+    (z,) = nodes[0].apply((x, y))
+    (z,) = nodes[1].apply((z, x))
+    (z,) = nodes[2].apply((x, z))  # x^3 y
+    z.grad, x.grad = numpy.ones(2, 'f'), numpy.full(2, 5, 'f')
+    before = x.grad
+    z.backward(enable_double_backprop=graph)
+    assert x.grad.tolist() == [5 + 36] * 2 and y.grad.tolist() == [8, 8]
+    assert before.tolist() == [5, 5]
+    # The second one has another first input.
+    is_added = layer is not None and not graph
+    assert [len(node.added) for node in nodes] == [int(is_added), 0, int(is_added)]
+
+
+def test_a_gradient_is_forgotten_after_an_error():
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    node = Launched('launch')
+    (z,) = node.apply((x, y))
+    z.grad, x.grad = numpy.ones(2, 'f'), numpy.full(2, 100, 'f')
+    node.fails = True
+    with pytest.raises(MemoryError):
+        z.backward()
+    node.fails = False
+    for variable in (x, y):
+        variable.cleargrad()
+    z.grad = numpy.ones(2, 'f')
+    z.backward()
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_a_launch_adds_nothing_of_another_dtype():
+    x, y = (chainer.Variable(numpy.full(2, value, 'f')) for value in (2, 3))
+    node = Launched('launch')
+    (z,) = node.apply((x, y))
+    with chainer.using_config('enable_backprop', False):
+        old = chainer.Variable(numpy.full(2, 5, 'd'))
+        gx, _ = node.backward_accumulate(
+            (0, 1), (chainer.Variable(numpy.ones(2, 'f')),), (old, None)
+        )
+    assert gx.array.tolist() == [8, 8] and not node.added

@@ -1,0 +1,330 @@
+"""relation_attention against plain loops: values, gradients, dropout, what it refuses."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.ops.attention_pattern import attention_pattern
+from chainer_bspmm.ops.relation_attention import relation_attention
+from tests.support import random_matrix
+from tests.support import reference
+from tests.support import relative_error
+from tests.support.gradients import check_gradients
+from tests.support.relations import NAMES
+from tests.support.relations import relation_batch_on
+from tests.support.relations import small_relation_batch_on
+
+OPTIONS = {
+    'mean': {},
+    'side by side': {'concat_heads': True},
+    'within': {'within': True},
+    'within, side by side': {'within': True, 'concat_heads': True},
+    'other slope': {'negative_slope': 0.7},
+}
+
+
+def arguments(adj, xp, dtype, n_heads, n_channels=3, seed=0):
+    rng = numpy.random.RandomState(seed)
+    shapes = (adj.n_rows, adj.n_relations * n_heads * n_channels), (1, 2 * n_channels), (1,)
+    return [xp.asarray(rng.uniform(-2, 2, shape).astype(dtype)) for shape in shapes]
+
+
+def truth(adj, m, W, b, n_heads, within=False, concat_heads=False, negative_slope=0.2):
+    """The docstring's formula, row by row, in float64."""
+    m, W, b = (cuda.to_cpu(array).astype('d') for array in (m, W, b))
+    n_relations, n_channels = adj.n_relations, W.shape[1] // 2
+    m = m.reshape(adj.n_rows, n_relations, n_heads, n_channels)
+    edges = [[] for _ in range(adj.n_rows)]
+    for _, row, column in reference.entries(adj):
+        edges[row].append(divmod(column, n_relations))
+    offsets = cuda.to_cpu(adj.row_offsets)
+    weights = numpy.ones(adj.n_rows) if adj.row_weights is None else cuda.to_cpu(adj.row_weights)
+    y = numpy.zeros((adj.n_rows, n_heads, n_channels))
+    for i in range(adj.n_rows):
+        graph = numpy.searchsorted(offsets, i, side='right') - 1
+        slots = [
+            (j, r) for j in range(offsets[graph], offsets[graph + 1]) for r in range(n_relations)
+        ]
+        for group in [[r] for r in range(n_relations)] if within else [range(n_relations)]:
+            chosen = [(j, r) for j, r in edges[i] if r in group]
+            everything = [(j, r) for j, r in slots if r in group]
+            for k in range(n_heads):
+                if not chosen:
+                    total = sum(weights[j] * m[j, r, k] for j, r in everything)
+                    y[i, k] += total / sum(weights[j] for j, _ in everything)
+                    continue
+                z = numpy.array(
+                    [
+                        W[0, :n_channels] @ m[j, r, k] + W[0, n_channels:] @ m[i, r, k] + b[0]
+                        for j, r in chosen
+                    ]
+                )
+                z = numpy.where(z > 0, z, negative_slope * z)
+                alpha = numpy.exp(z - z.max())
+                for weight, (j, r) in zip(alpha / alpha.sum(), chosen):
+                    y[i, k] += weight * m[j, r, k]
+    return y.reshape(adj.n_rows, n_heads * n_channels) if concat_heads else y.mean(axis=1)
+
+
+BOUNDS = {'float16': 4e-3, 'float32': 1e-6, 'float64': 1e-13}
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('name', NAMES)
+def test_values(xp, name, options):
+    check_values(xp, name, options, 3, 'float64')
+
+
+@pytest.mark.parametrize('n_heads', [1, 3])
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+@pytest.mark.parametrize('name', ['four relations', 'unsorted values', 'isolated nodes'])
+def test_values_of_other_dtypes(xp, name, dtype, n_heads):
+    for options in ('mean', 'within, side by side'):
+        check_values(xp, name, options, n_heads, dtype)
+
+
+def check_values(xp, name, options, n_heads, dtype):
+    adj = relation_batch_on(name, xp, dtype)
+    given = arguments(adj, xp, dtype, n_heads)
+    y = relation_attention(adj, *given, n_heads=n_heads, **OPTIONS[options]).array
+    expected = truth(adj, *given, n_heads=n_heads, **OPTIONS[options])
+    assert y.dtype == dtype and y.shape == expected.shape
+    assert relative_error(y, expected) < BOUNDS[dtype]
+
+
+SMALL = ['four relations', 'unsorted relations', 'no entries', 'duplicates, unsorted']
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('name', SMALL)
+def test_gradients(xp, name, options):
+    adj = small_relation_batch_on(name, xp)
+    check_gradients(
+        lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]),
+        *arguments(adj, xp, 'float64', 2),
+    )
+
+
+def folded_batch(xp, padded_to):
+    """Sizes below, at and above N, and a graph of phantom nodes alone."""
+    rng = numpy.random.RandomState(0)
+    matrices = [random_matrix(rng, n, 2, density=0.4) for n in (4, 0, 1, 3)]
+    adj = BatchedCSR.from_matrices(matrices, 'folded', padded_to=padded_to)
+    return adj if xp is numpy else adj.to_device('@cupy:0')
+
+
+@pytest.mark.parametrize('padded_to', [None, 3, 9])
+@pytest.mark.parametrize('options', OPTIONS)
+def test_folded(xp, options, padded_to):
+    adj = folded_batch(xp, padded_to)
+    given = arguments(adj, xp, 'float64', 2)
+    y = relation_attention(adj, *given, n_heads=2, **OPTIONS[options]).array
+    assert relative_error(y, truth(adj, *given, n_heads=2, **OPTIONS[options])) < BOUNDS['float64']
+    check_gradients(lambda m, W, b: relation_attention(adj, m, W, b, 2, **OPTIONS[options]), *given)
+
+
+def test_no_weight_at_all(xp):
+    """Padded to nothing: a phantom row has nothing to look at."""
+    adj = BatchedCSR.from_matrices([numpy.zeros((2, 0, 0))] * 2, 'folded')
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    y = relation_attention(adj, *arguments(adj, xp, 'float32', 2), n_heads=2).array
+    assert y.shape == (2, 3) and not y.any()
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+def test_gradients_under_dropout(xp, options):
+    adj = folded_batch(xp, 5)
+
+    def function(m, W, b):
+        xp.random.seed(7)  # one mask for all calls
+        return relation_attention(adj, m, W, b, 2, dropout_ratio=0.4, **OPTIONS[options])
+
+    check_gradients(function, *arguments(adj, xp, 'float64', 2))
+
+
+def test_dropout(xp):
+    """Nothing outside of training; in training weights are kept or not, and right on average."""
+    adj = relation_batch_on('four relations', xp, 'float64')
+    given = adj, *arguments(adj, xp, 'float64', 2), 2
+    expected = relation_attention(*given).array
+    with chainer.using_config('train', False):
+        assert (relation_attention(*given, dropout_ratio=0.5).array == expected).all()
+    assert (relation_attention(*given, dropout_ratio=0.0).array == expected).all()
+    xp.random.seed(0)
+    draws = xp.stack([relation_attention(*given, dropout_ratio=0.5).array for _ in range(400)])
+    deviation = draws.std(axis=0) / 20
+    assert (abs(draws.mean(axis=0) - expected) <= 5 * deviation + 1e-12).all()
+    assert (deviation > 0).all()
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('name', SMALL)
+def test_dropout_that_drops_nothing(xp, name, options):
+    """Slots that became entries keep the weights that they had in the mean."""
+    adj = relation_batch_on(name, xp, 'float64')
+    given = arguments(adj, xp, 'float64', 2)
+    results = []
+    for ratio in (0, 1e-12):
+        variables = [chainer.Variable(array) for array in given]
+        y = relation_attention(adj, *variables, n_heads=2, dropout_ratio=ratio, **OPTIONS[options])
+        y.grad = xp.cos(xp.arange(y.size, dtype='d')).reshape(y.shape)
+        y.backward()
+        results.append([y.array] + [v.grad for v in variables])
+    for actual, expected in zip(*results):
+        numpy.testing.assert_allclose(cuda.to_cpu(actual), cuda.to_cpu(expected), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize('layout', ['packed', 'folded'])
+@pytest.mark.parametrize('within', [False, True])
+def test_dropout_of_uniform_weights_one_by_one(xp, within, layout):
+    """Nodes without neighbours: their features are such that the result shows the weights."""
+    n, n_graphs, n_relations, ratio = 4, 400, 2, 0.25
+    matrices = [numpy.zeros((n_relations, n, n))] * n_graphs
+    adj = BatchedCSR.from_matrices(
+        matrices, layout, padded_to=n + 6 if layout == 'folded' else None
+    )
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    n_rows = adj.max_rows  # of a graph
+    slots = numpy.eye(n_rows * n_relations).reshape(n_rows, -1)
+    xp.random.seed(0)
+    y = relation_attention(
+        adj,
+        xp.asarray(numpy.tile(slots, (n_graphs, 1))),
+        xp.zeros((1, 2 * n_rows * n_relations)),
+        xp.zeros(1),
+        1,
+        within=within,
+        dropout_ratio=ratio,
+    ).array
+    weights = cuda.to_cpu(y).reshape(n_graphs, n_rows, n_rows, n_relations)
+    kept = weights > 0
+    counts = numpy.ones((n_rows, 1))
+    if layout == 'folded':
+        counts[-1] = 6  # dropped together
+    uniform = counts / counts.sum() / (1 if within else n_relations)
+    expected = numpy.broadcast_to(uniform / (1 - ratio), weights.shape)
+    numpy.testing.assert_allclose(weights[kept], expected[kept], rtol=1e-12)
+    assert abs(kept.mean() - (1 - ratio)) < 0.03
+    assert (kept == kept[:, :1]).all()  # the rows of a graph share them
+    slots = kept[:, 0].reshape(n_graphs, -1)
+    for one, other in ((slots[:-1], slots[1:]), (slots[:, :-1], slots[:, 1:])):  # all others not
+        assert abs((one & other).mean() - (1 - ratio) ** 2) < 0.03
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+def test_gradients_are_those_of_float64(xp, dtype):
+    """Each gradient of a large batch, from the node's own formula."""
+    adj = relation_batch_on('four relations', xp, 'float64')
+    given = arguments(adj, xp, dtype, 3, 8)
+    results = []
+    for kind in (dtype, 'float64'):
+        variables = [chainer.Variable(array.astype(kind)) for array in given]
+        y = relation_attention(adj, *variables, n_heads=3)
+        y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape)).astype(kind)
+        y.backward()
+        assert all(v.grad.dtype == kind for v in variables)
+        results.append([v.grad for v in variables])
+    for actual, expected in zip(*results):
+        assert relative_error(actual, expected) < {'float16': 1e-2, 'float32': 1e-5}[dtype]
+
+
+def test_parameters_of_another_dtype_are_converted(xp):
+    adj = relation_batch_on('four relations', xp, 'float16')
+    m, W, b = arguments(adj, xp, 'float32', 2)
+    variables = [chainer.Variable(array) for array in (m.astype('e'), W, b)]
+    y = relation_attention(adj, *variables, n_heads=2)
+    assert y.dtype == numpy.float16
+    chainer.functions.sum(y).backward()
+    assert [v.grad.dtype.char for v in variables] == ['e', 'f', 'f']
+
+
+def test_one_node_and_no_search_for_the_pattern_the_second_time(xp):
+    adj = relation_batch_on('four relations', xp, 'float32')
+    given = [chainer.Variable(array) for array in arguments(adj, xp, 'float32', 2)]
+    y = relation_attention(adj, *given, n_heads=2)
+    assert [
+        v is node for v, node in zip((variable.node for variable in given), y.creator_node.inputs)
+    ] == [True] * 3
+    pattern = attention_pattern(adj, 2, False, False, numpy.dtype('f'))
+    assert pattern is y.creator_node._pattern
+    assert pattern is not attention_pattern(adj, 2, True, False, numpy.dtype('f'))
+
+
+@pytest.mark.parametrize('side_by_side', [False, True])
+def test_matrices_pass_the_checks_of_the_constructor(side_by_side):
+    adj = relation_batch_on('four relations', numpy, 'float64')
+    pattern = attention_pattern(adj, 3, True, side_by_side, numpy.dtype('d'))
+    for matrix in (pattern.product, pattern.isolated, pattern.gathers(adj, 3)):
+        checked = BatchedCSR(
+            matrix.indptr, matrix.indices, matrix.row_offsets, matrix.data, matrix.col_offsets
+        )
+        for name in ('n_graphs', 'n_rows', 'n_cols', 'nnz'):
+            assert getattr(matrix, name) == getattr(checked, name), name
+        for name in ('max_rows', 'max_cols', 'max_nnz'):
+            assert getattr(matrix, name) >= getattr(checked, name), name
+        assert all(getattr(matrix, name).dtype == numpy.int32 for name in matrix._integers)
+
+
+def test_no_mean_where_every_node_has_neighbours():
+    adj = BatchedCSR.from_matrices([numpy.ones((2, 3, 3))])
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is None
+    adj = BatchedCSR.from_matrices([numpy.stack([numpy.eye(3), numpy.zeros((3, 3))])])
+    assert attention_pattern(adj, 2, False, False, numpy.dtype('f')).isolated is None
+    assert attention_pattern(adj, 2, True, False, numpy.dtype('f')).isolated is not None
+
+
+# --- what is refused ---
+
+ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
+
+
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (
+            {'m': numpy.ones((4, 12), 'f')},
+            ValueError,
+            r'm: expected shape \(3, 12\) .* got \(4, 12\)',
+        ),
+        (
+            {'m': numpy.ones((3, 6), 'f')},
+            ValueError,
+            r'm: expected shape \(3, 12\) .* got \(3, 6\)',
+        ),
+        ({'W': numpy.ones((1, 7), 'f')}, ValueError, r'W: expected shape \(1, 6\) .* got \(1, 7\)'),
+        ({'b': numpy.ones(2, 'f')}, ValueError, r'b: expected shape \(1,\) .* got \(2,\)'),
+        ({'adj': numpy.ones((2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': BatchedCOO.from_csr(ADJ)},
+            TypeError,
+            'adj: expected a BatchedCSR, got BatchedCOO',
+        ),
+        (
+            {
+                'adj': BatchedCSR(
+                    numpy.array([0, 1]),
+                    numpy.array([0]),
+                    numpy.array([0, 1]),
+                    col_offsets=numpy.array([0, 4]),
+                )
+            },
+            ValueError,
+            'adj: expected a column for each of its 1 rows and 1 relations',
+        ),
+    ],
+)
+def test_what_does_not_fit(change, error, message):
+    good = {
+        'adj': ADJ,
+        'm': numpy.ones((3, 12), 'f'),
+        'W': numpy.ones((1, 6), 'f'),
+        'b': numpy.ones(1, 'f'),
+        'n_heads': 2,
+    }
+    relation_attention(**good)
+    with pytest.raises(error, match=message):
+        relation_attention(**dict(good, **change))

@@ -1,0 +1,473 @@
+"""relation_linear in both orders: values, gradients to second order, sharing, what it refuses."""
+
+import importlib
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm import BatchedCOO
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm.functions import relation_linear
+from chainer_bspmm.ops.bspmm import bspmm_forward
+from chainer_bspmm.sparse.relations import relation_rows
+from chainer_bspmm.sparse.relations import with_values
+from tests.support import assert_close
+from tests.support import batch_on
+from tests.support import random_matrix
+from tests.support import reference
+from tests.support import relative_error
+from tests.support.gradients import check_gradients
+from tests.support.relations import NAMES
+from tests.support.relations import relation_batch_on
+from tests.support.relations import small_relation_batch_on
+
+module = importlib.import_module('chainer_bspmm.ops.graph_linear.products')
+
+PARTS = [('b', 'W_self', 'b_self'), ('b',), ('W_self',), ('b_self',), ()]
+
+# (in_channels, out_channels) of each order; equal widths are summed first.
+WIDTHS = {
+    'transform': (5, 3),
+    'aggregate': (3, 5),
+    'equal': (4, 4),
+    'narrow': (1, 1),
+    'to one': (33, 1),
+    'from one': (1, 33),
+}
+
+
+@pytest.fixture(params=[True, False, None], ids=['aggregate', 'transform', 'own'])
+def order(request, monkeypatch):
+    """Force each order for all widths; None: what the device does by itself."""
+    if request.param is not None:
+        monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
+        monkeypatch.setattr(module, 'aggregates_first', lambda *_: request.param)
+
+
+def parameters(adj, xp, dtype, widths, parts, seed=0):
+    rng = numpy.random.RandomState(seed)
+    in_channels, out_channels = widths
+    shapes = {
+        'x': (adj.n_rows, in_channels),
+        'W': (out_channels * adj.n_relations, in_channels),
+        'b': (out_channels * adj.n_relations,),
+        'W_self': (out_channels, in_channels),
+        'b_self': (out_channels,),
+    }
+    return {
+        name: xp.asarray(rng.uniform(-1, 1, shape).astype(dtype))
+        for name, shape in shapes.items()
+        if name in ('x', 'W', *parts)
+    }
+
+
+def test_one_matrix_for_several_dtypes(order, xp):
+    """What is kept with a matrix of implicit ones depends on the dtype of the features."""
+    adj = relation_batch_on('unsorted relations', xp, 'f')
+    shared = adj.replace()
+    for dtype in ('d', 'e', 'f'):
+        given = parameters(adj, xp, dtype, (3, 5), ('b',))
+        alone = relation_linear(adj.replace(), **given).array
+        found = relation_linear(shared, **given).array
+        numpy.testing.assert_array_equal(cuda.to_cpu(found), cuda.to_cpu(alone))
+
+
+def truth(adj, x, W, b=None, W_self=None, b_self=None):
+    """The formula of the docstring for all entries, in float64."""
+    x, W, b, W_self, b_self = (
+        None if array is None else cuda.to_cpu(array).astype('d')
+        for array in (x, W, b, W_self, b_self)
+    )
+    n_relations = adj.n_relations
+    W = W.reshape(-1, n_relations, x.shape[1])
+    y = numpy.zeros((adj.n_rows, len(W)))
+    values = numpy.ones(adj.nnz) if adj.data is None else cuda.to_cpu(adj.data).astype('d')
+    entries = numpy.array(list(reference.entries(adj)), int).reshape(-1, 3)
+    entry, row, (node, relation) = *entries.T[:2], divmod(entries[:, 2], n_relations)
+    mapped = numpy.einsum('cek,ek->ec', W[:, relation], x[node])
+    if b is not None:
+        mapped += b.reshape(-1, n_relations)[:, relation].T
+    numpy.add.at(y, row, values[entry, None] * mapped)
+    if W_self is not None:
+        y += x @ W_self.T
+    return y if b_self is None else y + b_self
+
+
+# --- values ---
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+@pytest.mark.parametrize('name', NAMES)
+def test_values(xp, order, name, dtype):
+    adj = relation_batch_on(name, xp, dtype)
+    combinations = [(widths, PARTS[0]) for widths in WIDTHS.values()]
+    for widths, parts in combinations + [(WIDTHS['transform'], parts) for parts in PARTS[1:]]:
+        given = parameters(adj, xp, dtype, widths, parts)
+        y = relation_linear(adj, **given)
+        assert_close(y.array, truth(adj, **given), dtype)
+
+
+def test_half_precision(xp, order):
+    adj = batch_on('four relations', xp, 'float16')
+    given = parameters(adj, xp, 'float16', (5, 4), PARTS[0])
+    y = relation_linear(adj, **given).array
+    assert y.dtype == numpy.float16
+    # The array between GEMM and product is rounded too, and so is what is added last.
+    assert relative_error(y, truth(adj, **given)) < 4 * 5e-4
+
+
+def test_parameters_of_another_dtype_are_converted(xp, order):
+    adj = batch_on('four relations', xp, 'float16')
+    given = parameters(adj, xp, 'float32', (5, 4), PARTS[0])
+    given = {
+        name: chainer.Variable(array.astype('e') if name == 'x' else array)
+        for name, array in given.items()
+    }
+    y = relation_linear(adj, **given)
+    assert y.dtype == numpy.float16
+    chainer.functions.sum(y).backward()
+    assert all(v.grad.dtype == v.dtype for v in given.values())
+
+
+def test_padded_features_of_three_dimensions(xp, order):
+    adj = batch_on('padded', xp, 'float64')
+    given = parameters(adj, xp, 'float64', (5, 4), PARTS[0])
+    expected = truth(adj, **given).reshape(adj.n_graphs, adj.max_rows, 4)
+    x = chainer.Variable(given['x'].reshape(adj.n_graphs, adj.max_rows, 5))
+    y = relation_linear(adj, **dict(given, x=x))
+    assert_close(y.array, expected, 'float64')
+    flat = chainer.Variable(given['x'])
+    chainer.functions.sum(y**2).backward()
+    chainer.functions.sum(relation_linear(adj, **dict(given, x=flat)) ** 2).backward()
+    assert x.grad.shape == x.shape
+    numpy.testing.assert_allclose(
+        cuda.to_cpu(x.grad).ravel(), cuda.to_cpu(flat.grad).ravel(), rtol=1e-12
+    )
+
+
+def test_arrays_that_are_not_contiguous(xp, order):
+    adj = batch_on('four relations', xp, 'float64')
+    given = parameters(adj, xp, 'float64', (5, 4), PARTS[0])
+    strided = {
+        name: xp.asfortranarray(xp.stack([a, a])).swapaxes(0, -1)[..., 0].T
+        if a.ndim == 2
+        else xp.stack([a, a], axis=1)[:, 0]
+        for name, a in given.items()
+    }
+    for name, array in given.items():
+        assert (cuda.to_cpu(strided[name]) == cuda.to_cpu(array)).all()
+    assert_close(relation_linear(adj, **strided).array, truth(adj, **given), 'float64')
+
+
+# --- gradients ---
+
+
+@pytest.mark.parametrize('parts', PARTS)
+@pytest.mark.parametrize('name', ['four relations', 'unsorted values', 'symmetric ones'])
+def test_gradients(xp, order, name, parts):
+    adj = small_relation_batch_on(name, xp)
+    given = parameters(adj, xp, 'float64', WIDTHS['aggregate'], parts)
+    check_gradients(
+        lambda *arrays: relation_linear(adj, **dict(zip(given, arrays))) ** 2, *given.values()
+    )
+
+
+def test_third_derivative(xp, order):
+    """d/dt of the second derivative's result, by central differences."""
+    adj = relation_batch_on('unsorted values', xp, 'float64')
+    given = parameters(adj, xp, 'float64', WIDTHS['transform'], PARTS[0])
+
+    def second(step):
+        variables = {name: chainer.Variable(array + step) for name, array in given.items()}
+        y = relation_linear(adj, **variables)
+        first = chainer.grad(
+            [chainer.functions.sum(y**3)], list(variables.values()), enable_double_backprop=True
+        )
+        total = sum(chainer.functions.sum(g**2) for g in first)
+        return variables, chainer.grad(
+            [total], list(variables.values()), enable_double_backprop=True
+        )
+
+    variables, grads = second(0.0)
+    total = sum(chainer.functions.sum(g) for g in grads)
+    third = chainer.grad([total], list(variables.values()))
+    slope = sum(float(g.array.sum()) for g in third)
+    high, low = (sum(float(g.array.sum()) for g in second(step)[1]) for step in (1e-5, -1e-5))
+    assert abs(slope - (high - low) / 2e-5) < 1e-5 * abs(slope)
+
+
+@pytest.mark.parametrize('only', ['x', 'W', 'b', 'W_self', 'b_self'])
+def test_gradient_of_one_argument_alone(xp, order, only):
+    adj = batch_on('four relations', xp, 'float64')
+    given = parameters(adj, xp, 'float64', (3, 4), PARTS[0])
+    every = {name: chainer.Variable(array) for name, array in given.items()}
+    chainer.functions.sum(relation_linear(adj, **every) ** 2).backward()
+    alone = {
+        name: chainer.Variable(array, requires_grad=name == only) for name, array in given.items()
+    }
+    chainer.functions.sum(relation_linear(adj, **alone) ** 2).backward()
+    assert relative_error(alone[only].grad, every[only].grad) < 1e-14
+    assert all(alone[name].grad is None for name in alone if name != only)
+
+
+@pytest.mark.parametrize('only', ['W', 'b', 'W_self', 'b_self'])
+def test_second_derivative_by_one_parameter_alone(order, only):
+    """As with a penalty on one gradient: the others have none to pass on."""
+    adj = relation_batch_on('unsorted values', numpy, 'float64')
+    given = parameters(adj, numpy, 'float64', (3, 4), PARTS[0])
+
+    def penalty(arrays):
+        variables = {name: chainer.Variable(array) for name, array in arrays.items()}
+        y = relation_linear(adj, **variables)
+        (g,) = chainer.grad(
+            [chainer.functions.sum(y**3)], [variables[only]], enable_double_backprop=True
+        )
+        return variables, chainer.functions.sum(g**2)
+
+    variables, total = penalty(given)
+    total.backward()
+    for name in given:
+        slope = float(variables[name].grad.sum())
+        high, low = (
+            float(penalty(dict(given, **{name: given[name] + step}))[1].array)
+            for step in (1e-5, -1e-5)
+        )
+        assert abs(slope - (high - low) / 2e-5) < 1e-6 * abs(slope), name
+
+
+def test_gradients_share_no_memory(order):
+    adj = batch_on('four relations', numpy, 'float64')
+    given = {
+        name: chainer.Variable(array)
+        for name, array in parameters(adj, numpy, 'float64', (4, 4), PARTS[0]).items()
+    }
+    y = relation_linear(adj, **given)
+    chainer.functions.sum(y**2).backward()
+    gradients = [v.grad for v in given.values()]
+    for i, a in enumerate(gradients):
+        assert not any(numpy.shares_memory(a, b) for b in gradients[:i])
+
+
+def test_both_orders_agree(xp, monkeypatch):
+    adj = batch_on('four relations', xp, 'float32')
+    results = []
+    for first in (True, False):
+        monkeypatch.setattr(module, 'aggregates_first', lambda *_, first=first: first)
+        given = {
+            name: chainer.Variable(array)
+            for name, array in parameters(adj, xp, 'float32', (16, 16), PARTS[0]).items()
+        }
+        y = relation_linear(adj, **given)
+        chainer.functions.sum(y**2).backward()
+        results.append([y.array] + [v.grad for v in given.values()])
+    for a, b in zip(*results):
+        assert relative_error(a, b) < 2e-6
+
+
+# --- cost ---
+
+
+def test_order_is_chosen_by_the_narrower_side():
+    assert not module.aggregates_first(64, 63)
+    assert module.aggregates_first(64, 64) and module.aggregates_first(16, 128)
+
+
+@pytest.mark.parametrize('widths, between', [((8, 2), 2), ((2, 8), 2)])
+def test_products_are_of_the_narrower_width(monkeypatch, widths, between):
+    """One product forward and one backward, and one of a single column for the degrees."""
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([random_matrix(rng, n, 4).astype('f') for n in (5, 3)])
+    monkeypatch.setattr(module, '_is_on_host', lambda *_: False)
+    seen = []
+    bspmm = bspmm_forward
+    monkeypatch.setattr(
+        module,
+        'bspmm_forward',
+        lambda adj, x, *args, **options: (
+            seen.append(x.shape[-1]),
+            bspmm(adj, x, *args, **options),
+        )[1],
+    )
+    given = {
+        name: chainer.Variable(array)
+        for name, array in parameters(adj, numpy, 'float32', widths, PARTS[0]).items()
+    }
+    y = relation_linear(adj, **given)
+    chainer.functions.sum(y).backward()
+    degrees = [1] if module.aggregates_first(*widths) else []
+    assert seen == [between] + degrees + [between]
+    # The degrees are kept with the matrix.
+    relation_linear(adj, **given)
+    assert seen == [between] + degrees + [between] * 2
+
+
+def test_one_node(xp):
+    adj = batch_on('four relations', xp, 'float32')
+    given = parameters(adj, xp, 'float32', (3, 4), PARTS[0])
+    given = {name: chainer.Variable(array) for name, array in given.items()}
+    y = relation_linear(adj, **given)
+    assert [
+        v is node
+        for v, node in zip((variable.node for variable in given.values()), y.creator_node.inputs)
+    ] == [True] * 5
+
+
+# --- the matrices made of one ---
+
+
+@pytest.mark.parametrize('name', ['four relations', 'unsorted values'])
+def test_relation_rows(xp, name):
+    adj = relation_batch_on(name, xp, 'float64')
+    rows = relation_rows(adj)
+    n_relations = adj.n_relations
+    expected = adj.to_scipy().toarray().reshape(adj.n_rows, -1, n_relations).swapaxes(1, 2)
+    numpy.testing.assert_array_equal(
+        rows.to_scipy().toarray(), expected.reshape(adj.n_rows * n_relations, -1)
+    )
+    numpy.testing.assert_array_equal(rows.T.to_scipy().toarray(), rows.to_scipy().toarray().T)
+    assert rows.shape == (adj.n_rows * n_relations, adj.n_cols // n_relations)
+    assert rows.indptr.dtype == rows.indices.dtype == rows.row_offsets.dtype == numpy.int32
+    assert (rows.max_rows, rows.max_cols) == (
+        adj.max_rows * n_relations,
+        adj.max_cols // n_relations,
+    )
+    assert relation_rows(adj) is rows
+    # The checks for arrays of unknown origin accept these.
+    BatchedCSR(rows.indptr, rows.indices, rows.row_offsets, rows.data, rows.col_offsets)
+
+
+def test_relation_rows_of_one_relation_are_its_own(xp):
+    adj = batch_on('many', xp, 'float64')
+    assert relation_rows(adj) is adj
+
+
+@pytest.mark.parametrize('name', ['four relations', 'symmetric', 'symmetric ones', 'many'])
+def test_with_values(xp, name):
+    adj = batch_on(name, xp, 'float64')
+    before = adj.to_scipy().toarray()
+    new = with_values(adj, xp.arange(1.0, adj.nnz + 1))
+    expected = adj.to_scipy()
+    expected.data = numpy.arange(1.0, adj.nnz + 1)
+    numpy.testing.assert_array_equal(new.to_scipy().toarray(), expected.toarray())
+    numpy.testing.assert_array_equal(new.T.to_scipy().toarray(), expected.toarray().T)
+    numpy.testing.assert_array_equal(adj.to_scipy().toarray(), before)
+
+
+# --- with an activation ---
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_tanh(xp, order, dtype):
+    adj = batch_on('four relations', xp, dtype)
+    for widths in WIDTHS['transform'], WIDTHS['from one']:
+        results = []
+        for inner, outer in (('tanh', 'identity'), ('identity', 'tanh')):
+            given = {
+                name: chainer.Variable(array)
+                for name, array in parameters(adj, xp, dtype, widths, PARTS[0]).items()
+            }
+            y = getattr(chainer.functions, outer)(
+                relation_linear(adj, **given, activation=getattr(chainer.functions, inner))
+            )
+            y.grad = xp.asarray(numpy.random.RandomState(1).uniform(-1, 1, y.shape).astype(dtype))
+            y.backward()
+            results.append([y.array] + [variable.grad for variable in given.values()])
+        for ours, theirs in zip(*results):
+            assert ours.dtype == dtype
+            assert relative_error(ours, theirs) < {'float16': 2e-3}.get(dtype, 1e-6)
+
+
+def test_gradients_of_tanh(xp, order):
+    adj = relation_batch_on('unsorted values', xp, 'float64')
+    given = parameters(adj, xp, 'float64', WIDTHS['aggregate'], PARTS[0])
+
+    def function(*arrays):
+        return relation_linear(adj, **dict(zip(given, arrays)), activation=chainer.functions.tanh)
+
+    check_gradients(function, *(0.3 * array for array in given.values()))
+
+
+# --- what is refused ---
+
+ADJ = BatchedCSR.from_matrices([numpy.ones((2, 3, 3), 'f')])
+GOOD = {
+    'x': numpy.ones((3, 4), 'f'),
+    'W': numpy.ones((10, 4), 'f'),
+    'b': numpy.ones(10, 'f'),
+    'W_self': numpy.ones((5, 4), 'f'),
+    'b_self': numpy.ones(5, 'f'),
+}
+
+
+@pytest.mark.parametrize(
+    'change, error, message',
+    [
+        (
+            {'x': numpy.ones((4, 4), 'f')},
+            ValueError,
+            r'x: expected shape \(3, in_channels\) to go with .*, got \(4, 4\)',
+        ),
+        ({'x': numpy.ones((1, 3, 4), 'f')}, ValueError, r'x: expected .* got .*\(1, 3, 4\)'),
+        ({'x': numpy.ones((3, 4), 'i')}, TypeError, 'x: expected float16, .*, got int32'),
+        (
+            {'W': numpy.ones((9, 4), 'f')},
+            ValueError,
+            r'W: expected shape \(out_channels \* 2, 4\), .*, got \(9, 4\)',
+        ),
+        ({'W': numpy.ones((10, 3), 'f')}, ValueError, r'W: expected .*, got \(10, 3\)'),
+        ({'b': numpy.ones(5, 'f')}, ValueError, r'b: expected shape \(10,\) .* got \(5,\)'),
+        (
+            {'W_self': numpy.ones((4, 5), 'f')},
+            ValueError,
+            r'W_self: expected shape \(5, 4\) .* got',
+        ),
+        ({'b_self': numpy.ones(10, 'f')}, ValueError, r'b_self: expected shape \(5,\) .* \(10,\)'),
+        (
+            {'activation': chainer.functions.elu},
+            ValueError,
+            'activation: expected one of chainer.functions.identity, relu, tanh, got .*elu',
+        ),
+        ({'adj': numpy.ones((1, 2, 3, 3))}, TypeError, 'adj: expected a BatchedCSR, got ndarray'),
+        (
+            {'adj': BatchedCOO.from_csr(ADJ)},
+            TypeError,
+            'adj: expected a BatchedCSR, got BatchedCOO',
+        ),
+        (
+            {'adj': BatchedCSR.from_matrices([2 * numpy.ones((2, 3, 3))])},
+            TypeError,
+            r'x: expected float64 as the values of adj, got float32; adj.astype',
+        ),
+        (
+            {
+                'adj': BatchedCSR(
+                    numpy.array([0, 1]),
+                    numpy.array([0]),
+                    numpy.array([0, 1]),
+                    col_offsets=numpy.array([0, 4]),
+                )
+            },
+            ValueError,
+            'adj: expected a column for each of its 1 rows and 1 relations',
+        ),
+    ],
+)
+def test_what_does_not_fit(change, error, message):
+    given = dict(GOOD, adj=ADJ)
+    relation_linear(**given)
+    with pytest.raises(error, match=message):
+        relation_linear(**dict(given, **change))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('name', GOOD)
+def test_arrays_on_two_devices(name):
+    elsewhere = dict(GOOD, **{name: cuda.to_gpu(GOOD[name])})
+    with pytest.raises(TypeError, match='incompatible array types'):
+        relation_linear(ADJ, **elsewhere)
+    on_device = {name: cuda.to_gpu(array) for name, array in GOOD.items()}
+    with pytest.raises(ValueError, match='x: expected on .* with adj, got on'):
+        relation_linear(ADJ, **on_device)

@@ -1,0 +1,43 @@
+"""Scaling by mean and deviation as one node: the formula, gradients to second order."""
+
+import numpy
+import pytest
+
+import chainer
+from chainer.backends import cuda
+
+from chainer_bspmm.ops.standardize import standardize
+from tests.support.gradients import check_gradients
+
+
+def arrays(xp, dtype, mean_dtype='float32'):
+    rng = numpy.random.RandomState(0)
+    x, mean = rng.uniform(-1, 1, (6, 3)).astype(dtype), rng.uniform(-1, 1, 3).astype(mean_dtype)
+    return xp.asarray(x), xp.asarray(mean), xp.asarray(numpy.array([0.5, 0, 3], 'f'))
+
+
+@pytest.mark.parametrize('inverse', [False, True])
+@pytest.mark.parametrize('dtype, mean_dtype', [('f', 'f'), ('f', 'd'), ('d', 'd'), ('e', 'f')])
+def test_as_chainer_s_nodes(xp, inverse, dtype, mean_dtype):
+    x, mean, std = arrays(xp, dtype, mean_dtype)
+    one_for_zero = xp.where(std == 0, numpy.float32(1), std)
+
+    def composed(x):
+        return x * one_for_zero + mean if inverse else (x - mean) / one_for_zero
+
+    results = []
+    for function in (composed, lambda x: standardize(x, mean, std, inverse)):
+        variable = chainer.Variable(x)
+        y = function(variable)
+        y.grad = x
+        y.backward()
+        results.append((y.array, variable.grad))
+    for one, other in zip(*results):
+        assert one.dtype == other.dtype == dtype
+        numpy.testing.assert_array_equal(cuda.to_cpu(one), cuda.to_cpu(other))
+
+
+@pytest.mark.parametrize('inverse', [False, True])
+def test_gradients(xp, inverse):
+    x, mean, std = arrays(xp, 'd', 'd')
+    check_gradients(lambda x: standardize(x, mean, std.astype('d'), inverse) ** 2, x)

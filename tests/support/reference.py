@@ -1,0 +1,181 @@
+"""The float64 NumPy reference that every fast path is compared with; slow, plain loops.
+
+All functions take host or device arrays and return float64 NumPy arrays. The formulas are those
+in the docstrings of ``chainer_bspmm.functions``.
+"""
+
+import numpy
+
+from chainer.backends import cuda
+
+
+def _host(array):
+    return cuda.to_cpu(array).astype(numpy.float64)
+
+
+def entries(adj):
+    """Yield (entry, row, column) for every entry of a BatchedCSR or BatchedCOO."""
+    if hasattr(adj, 'ids'):
+        for entry, (row, column) in enumerate(cuda.to_cpu(adj.ids)):
+            yield entry, row, column
+        return
+    indptr, indices = cuda.to_cpu(adj.indptr), cuda.to_cpu(adj.indices)
+    for row in range(adj.n_rows):
+        for entry in range(indptr[row], indptr[row + 1]):
+            yield entry, row, indices[entry]
+
+
+def bspmm(adj, x, data=None, residual=None, trans=False):
+    """y[row] = sum over the row's entries of value * x[column] (+ residual[row])."""
+    x = _host(x)
+    flat = x.reshape(adj.n_rows if trans else adj.n_cols, x.shape[-1])
+    values = data if data is not None else adj.data
+    values = numpy.ones(adj.nnz) if values is None else _host(values)
+    y = numpy.zeros((adj.n_cols if trans else adj.n_rows, x.shape[-1]))
+    for entry, row, column in entries(adj):
+        if trans:
+            row, column = column, row
+        y[row] += values[entry] * flat[column]
+    if x.ndim == 3:
+        y = y.reshape(adj.n_graphs, len(y) // adj.n_graphs, x.shape[-1])
+    return y if residual is None else y + _host(residual)
+
+
+def spmv(adj, x, alpha=1.0, beta=0.0, y=None):
+    """alpha * (sum over the row's entries of value * x[column]) + beta * y[row]; A in CSR."""
+    product = alpha * bspmm(adj, x[:, None])[:, 0]
+    return product if beta == 0 else product + beta * _host(y)
+
+
+def bsddmm(adj, u, v):
+    """w[entry] = dot(u[row], v[column])."""
+    u, v = _host(u), _host(v)
+    u, v = u.reshape(adj.n_rows, u.shape[-1]), v.reshape(adj.n_cols, v.shape[-1])
+    w = numpy.zeros(adj.nnz)
+    for entry, row, column in entries(adj):
+        w[entry] = (u[row] * v[column]).sum()
+    return w
+
+
+def edge_film(adj, messages, film):
+    """y[i] = sum over (i, j * R + r) of value * max(0, gamma[i, r] * m[j, r] + beta[i, r])."""
+    messages, film = _host(messages), _host(film)
+    values = numpy.ones(adj.nnz) if adj.data is None else _host(adj.data)
+    n_channels, n_relations = messages.shape[1], adj.n_relations
+    y = numpy.zeros((adj.n_rows, n_channels))
+    for entry, row, column in entries(adj):
+        gamma, beta = numpy.split(film[row * n_relations + column % n_relations], 2)
+        y[row] += values[entry] * numpy.maximum(gamma * messages[column] + beta, 0)
+    return y
+
+
+def layer_norm(x, gamma, beta, eps):
+    """gamma * (x - mean) / sqrt(variance + eps) + beta, with mean and variance of every row."""
+    x = _host(x)
+    centred = x - x.mean(axis=1, keepdims=True)
+    deviation = numpy.sqrt((centred**2).mean(axis=1, keepdims=True) + eps)
+    return _host(gamma) * centred / deviation + _host(beta)
+
+
+def _segments(n_rows, offsets, weights):
+    """Yield the rows of every segment whose weight is not 0, and these weights (rows, 1)."""
+    weights = numpy.ones(n_rows) if weights is None else _host(weights)
+    offsets = cuda.to_cpu(offsets)
+    for a, b in zip(offsets[:-1], offsets[1:]):
+        rows = a + numpy.flatnonzero(weights[a:b])
+        yield rows, weights[rows, None]
+
+
+def segment_sum(x, offsets, weights=None):
+    """y[g] = sum of weights[i] * x[i] over the rows i of segment g."""
+    x = _host(x)
+    y = numpy.zeros((len(offsets) - 1, x.shape[1]))
+    for g, (rows, w) in enumerate(_segments(len(x), offsets, weights)):
+        y[g] = (w * x[rows]).sum(axis=0)
+    return y
+
+
+def segment_max(x, offsets, weights=None):
+    """y[g] = maximum of the rows of segment g whose weight is not 0; 0 if there is none."""
+    x = _host(x)
+    y = numpy.zeros((len(offsets) - 1, x.shape[1]))
+    for g, (rows, _) in enumerate(_segments(len(x), offsets, weights)):
+        if rows.size:
+            y[g] = x[rows].max(axis=0)
+    return y
+
+
+def segment_broadcast(y, offsets, weights=None):
+    """x[i] = weights[i] * y[g] for the rows i of segment g; 0 where the weight is 0."""
+    y, n_rows = _host(y), int(offsets[-1])
+    x = numpy.zeros((n_rows, y.shape[1]))
+    for g, (rows, w) in enumerate(_segments(n_rows, offsets, weights)):
+        x[rows] = w * y[g]
+    return x
+
+
+def segment_softmax(x, offsets, weights=None):
+    """y[i] = exp(x[i]) / sum of weights[k] * exp(x[k]) over the rows k of i's segment.
+
+    Rows of weight 0, and those of no segment, get 0.
+    """
+    x = _host(x)
+    y = numpy.zeros(x.shape)
+    for rows, w in _segments(len(x), offsets, weights):
+        if rows.size:
+            powers = numpy.exp(x[rows] - x[rows].max(axis=0))
+            y[rows] = powers / (w * powers).sum(axis=0)
+    return y
+
+
+def segment_softmax_grad(y, gy, offsets, weights=None):
+    """gx[i] = y[i] (gy[i] - weights[i] * sum of y[k] gy[k] over the rows k of i's segment).
+
+    Rows of weight 0, and those of no segment, get 0.
+    """
+    y, gy = _host(y), _host(gy)
+    gx = numpy.zeros(y.shape)
+    for rows, w in _segments(len(y), offsets, weights):
+        gx[rows] = y[rows] * (gy[rows] - w * (y[rows] * gy[rows]).sum(axis=0))
+    return gx
+
+
+def philox(counter, key):
+    """Philox4x32-10 of Salmon et al. 2011 (SC11).
+
+    counter: four integers below 2**32, or arrays of them; key: two integers. Returns four uint32
+    arrays.
+    """
+    c0, c1, c2, c3 = (numpy.asarray(word, numpy.uint64) for word in counter)
+    key0, key1 = key
+    low, half = numpy.uint64(2**32 - 1), numpy.uint64(32)
+    for _ in range(10):
+        first, second = numpy.uint64(0xD2511F53) * c0, numpy.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (
+            (second >> half) ^ c1 ^ numpy.uint64(key0),
+            second & low,
+            (first >> half) ^ c3 ^ numpy.uint64(key1),
+            first & low,
+        )
+        key0, key1 = (key0 + 0x9E3779B9) % 2**32, (key1 + 0xBB67AE85) % 2**32
+    return [word.astype(numpy.uint32) for word in (c0, c1, c2, c3)]
+
+
+def random_words(n, seed, stream, step):
+    """The uint32 words of n elements, see kernels/dropout.cu: word i % 4 of counter i / 4."""
+    quads = numpy.arange(-(-n // 4), dtype=numpy.uint64)
+    words = philox(
+        (
+            quads,
+            numpy.full_like(quads, stream),
+            numpy.full_like(quads, step % 2**32),
+            numpy.full_like(quads, step >> 32),
+        ),
+        (seed % 2**32, seed >> 32),
+    )
+    return numpy.stack(words, axis=1).ravel()[:n]
+
+
+def kept(n, ratio, seed, stream, step):
+    """(n,) bool: which elements dropout keeps."""
+    return random_words(n, seed, stream, step) >= min(ratio * 2.0**32, 2.0**32 - 1)
