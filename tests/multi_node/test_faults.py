@@ -84,7 +84,7 @@ def fail(how, folder):
         ('raise', 'rank 1 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
         ('exit', 'rank 1 of 2 on .* has failed, all ranks end: exit status 1'),
         ('nan', 'has failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st'),
-        ('killed', 'rank 1 .*[Kk]illed'),
+        pytest.param('killed', 'rank 1 .*[Kk]illed', marks=pytest.mark.slow),  # by mpirun itself
         ('all raise', 'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
     ],
 )
