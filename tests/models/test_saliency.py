@@ -88,9 +88,22 @@ def assert_as_alone(found, expected):
         assert not values[len(right) :].any()
 
 
-@pytest.mark.parametrize('layout', LAYOUTS)
-@pytest.mark.parametrize('kind, options', CALCULATORS[1:4:2])  # each window is a forward pass
-@pytest.mark.parametrize('name', parity.DEFAULTS)
+# The gradient in one layout, of one model in all, is quick; each window is a forward pass.
+@pytest.mark.parametrize(
+    'name, kind, options, layout',
+    [
+        pytest.param(
+            *(name, kind, options, layout),
+            id='%s, %s, %s' % (name, kind.__name__, layout),
+            marks=()
+            if name == 'GGNN' or (kind is GradientCalculator and layout == 'folded')
+            else pytest.mark.slow,
+        )
+        for name in parity.DEFAULTS
+        for kind, options in CALCULATORS[1:4:2]
+        for layout in LAYOUTS
+    ],
+)
 def test_upstream_s_numbers(name, kind, options, layout):
     case = parity.DEFAULTS[name]
     data = parity.examples_of(case)
