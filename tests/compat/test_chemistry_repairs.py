@@ -572,3 +572,7 @@ def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
     while node is not None:
         node, found = node.inputs[0].creator_node, found + 1
     assert found == n_nodes
+    if axis:  # what is no matrix is scaled back, also after a matrix
+        more = numpy.stack([scaled.array] * 3, -1)
+        expected = numpy.stack([x] * 3, -1)
+        numpy.testing.assert_allclose(scaler.inverse_transform(more, 1), expected, rtol=1e-5)

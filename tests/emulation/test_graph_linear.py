@@ -221,6 +221,20 @@ def test_blocks_take_several_tiles(device, monkeypatch, n_sms):
     assert {constants.get('ROWS') for constants in device.launched} <= {32, 24, None}
 
 
+def test_nan_stays_where_it_comes_from(device):
+    """In the rows that have an entry for it, also behind a rectifier."""
+    spec, n_rows = layer(8, 8, **SPECS['convolution']), 20
+    A = matrices(n_rows, 1, 'f')
+    x = numpy.ones((n_rows, 8), 'f')
+    x[5] = numpy.nan
+    y = gpu.layer(
+        spec, side(device, A, True), device.put(x), {'W': device.put(numpy.ones((8, 8), 'f'))}
+    )
+    has_nan = A[0, :, 5] != 0
+    assert 0 < has_nan.sum() < n_rows
+    numpy.testing.assert_array_equal(numpy.isnan(y), numpy.repeat(has_nan[:, None], 8, axis=1))
+
+
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('activation', ['relu', 'identity'])
 @pytest.mark.parametrize('widths', [(8, 8), (8, 7)])

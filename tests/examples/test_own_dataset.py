@@ -214,6 +214,15 @@ def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
     assert (tmp_path / 'log').exists()
 
 
+def test_starting_again_removes_what_ranks_have_left(common, tmp_path):
+    settings = {'script': 'train', 'data': 'data.csv'}
+    common.files.start_run(str(tmp_path), settings, force=False)
+    for name in ('snapshot.npz', 'snapshot.npz.6.1'):
+        (tmp_path / name).touch()
+    common.files.start_run(str(tmp_path), settings, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ['settings.json']
+
+
 def test_a_run_that_was_stopped_twice_continues(folder):
     """It ends with the bits of a run that was not stopped."""
     options = [*WORDS, '--batchsize', '2', '--epoch', '40', '--out', 'stopped']

@@ -235,8 +235,9 @@ def test_predictions_are_in_the_layout_of_the_training(data, tmp_path, capsys):
         prediction.converter_for(settings, layout, dense)
         warning = 'Warning: the model was trained on dense batches; predictions from packed ones'
         assert (warning in capsys.readouterr().err) == differs
-    prediction.converter_for({'layout': 'folded', 'padded_to': 9}, dense=True)
-    assert 'trained on folded batches of 9 atoms a molecule' in capsys.readouterr().err
+    for given in ({'dense': True}, {'layout': 'packed'}):
+        prediction.converter_for({'layout': 'folded', 'padded_to': 9}, **given)
+        assert 'trained on folded batches of 9 atoms a molecule' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,13 @@ def test_features_instead_of_ids(name):
             numpy.testing.assert_array_equal(model(features, *rest).array, expected)
 
 
+def test_negative_ids():
+    atoms, adj, *_ = packed('RSGCN', examples_of('RSGCN'))
+    atoms[3] = -1
+    with pytest.raises(ValueError, match='^atom_array: expected ids in .*, got -1$'):
+        sparsify(dense_model('RSGCN'))(atoms, adj.replace(max_atom_id=None))
+
+
 @pytest.mark.parametrize('name', MASKED)
 def test_is_real_node(device, name):
     """A mask of any kind; the padded batch that it leaves out is the packed one."""

@@ -287,6 +287,9 @@ def begin_with(comm, case):
         object.__setattr__(optimizer, 'zero_fill', False)
         loss = model if comm.rank else lambda atoms, adj, t: functions.sum(model.predictor.embed.W)
         optimizer.update(loss, *batch)
+    if case == 'no batch':  # nor gradients, on one rank
+        object.__setattr__(optimizer, 'zero_fill', False)
+        optimizer.join() if comm.rank else optimizer.update(model, *batch)
     if case == 'grown':
         with model.init_scope():
             model.more = chainer.links.Linear(3, 2)
@@ -301,7 +304,7 @@ def begin_with(comm, case):
 
 @needs_mpi
 def test_ranks_begin_alike():
-    on_ranks(2, begin, 'lazy', 'made on one', 'grown', 'another model', 'of a rank')
+    on_ranks(2, begin, 'lazy', 'made on one', 'grown', 'another model', 'no batch', 'of a rank')
 
 
 DISAGREEMENTS = {

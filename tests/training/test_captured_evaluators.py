@@ -168,6 +168,11 @@ def test_an_updater_on_the_cpu_leaves_evaluators_alone(tmp_path):
     assert type(evaluator) is extensions.Evaluator
 
 
+def half(batch, device):
+    atoms, adj, labels = chainer_bspmm.concat_mols(batch, device)
+    return atoms, adj, labels / 2
+
+
 def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_causes):
     model = on(device, small_model(factor=1.0))
 
@@ -187,6 +192,8 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
     assert_close(evaluated(own), evaluated(theirs))
     assert_close(evaluated(own), evaluated(theirs))
     assert prediction_graphs.n_captures > n_captures
+    own.converter = theirs.converter = half
+    assert_close(evaluated(own), evaluated(theirs))
     own.eval_func = theirs.eval_func = lambda *arrays: chainer.report({'twice': 2 * model(*arrays)})
     assert set(evaluated(own)) == {'validation/main/loss', 'twice'}
     assert_close(evaluated(own), evaluated(theirs))
