@@ -111,7 +111,7 @@ def test_a_sum_keeps_its_precision(fetches):
     summary = chainer.reporter.Summary()
     summary.add(numpy.float64(1e8))
     summary.add(numpy.array(1, 'f').view(_OnDevice))
-    assert summary.compute_mean() == (1e8 + 1) / 2
+    assert float(summary.compute_mean()) == (1e8 + 1) / 2
 
 
 def test_snapshots(fetches, tmp_path):
