@@ -280,7 +280,10 @@ def test_zeros_that_dropout_keeps_have_gradients(device, dtype, value):
     numpy.testing.assert_array_equal(gradients['x'], -(2.0**-5) * kept)
 
 
-@pytest.mark.parametrize('widths', [(32, 48), (48, 32), (40, 48)])
+@pytest.mark.parametrize(
+    'widths',
+    [(40, 48), *(pytest.param(widths, marks=pytest.mark.slow) for widths in ((32, 48), (48, 32)))],
+)
 @pytest.mark.parametrize('name', ['relations', 'degrees'])
 def test_blocks_share_the_columns_of_a_wide_result(device, monkeypatch, name, widths):
     narrow = policy.Device(132, 60 << 20, 40 << 10)

@@ -447,6 +447,7 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
 # The demo
 
 
+@pytest.mark.slow
 def test_demo(tmp_path):
     words = '--epoch', '2', '--num-data', '300', '--repeats', '2'
     text = run_script(QM9 / 'demo.py', *words, cwd=tmp_path)
