@@ -74,11 +74,9 @@ BONDS = tuple(
 CANCELLING = 'RelGAT, within', 'RelGAT, within, bonds'
 
 
-# Of what wraps other models, GGNN's options are quick, and the defaults of the others.
+# Of models that wrap others, the defaults.
 QUICK = tuple(
-    case
-    for case in parity.ALL_CASES
-    if '_' not in case.model or case.model.startswith('GGNN_') or case.options == 'defaults'
+    case for case in parity.ALL_CASES if '_' not in case.model or case in parity.DEFAULTS.values()
 )
 
 
