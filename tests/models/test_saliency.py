@@ -253,7 +253,9 @@ ONE_ATOM = [
 
 
 @pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
-@pytest.mark.parametrize('layout', ('packed', 'folded', 'padded'))
+@pytest.mark.parametrize(
+    'layout', ('packed', 'folded', pytest.param('padded', marks=pytest.mark.slow))
+)
 @pytest.mark.parametrize('kind, options', CALCULATORS)
 def test_batches_of_one_atom(kind, options, layout, data):
     """They have as many rows as molecules."""

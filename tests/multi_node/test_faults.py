@@ -86,7 +86,11 @@ def fail(how, folder):
         ('exit', 'rank 1 of 2 on .* has failed, all ranks end: exit status 1'),
         ('nan', 'has failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st'),
         pytest.param('killed', 'rank 1 .*[Kk]illed', marks=pytest.mark.slow),  # by mpirun itself
-        ('all raise', 'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
+        pytest.param(
+            'all raise',
+            'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: ',
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_all(tmp_path, how, message):

@@ -184,7 +184,7 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-@cases(parity.CASES, quick=('folded',))
+@cases(parity.CASES, quick=('folded',), without='_')
 def test_dropout(device, graphs, no_causes, case, layout):
     """Wherever a model has it; the draws do not depend on spare rows and entries."""
     predictor = make(case, dropout_ratio=0.3)
@@ -252,7 +252,7 @@ OBJECTIVES = {
 @pytest.mark.parametrize('objective', OBJECTIVES)
 @pytest.mark.parametrize(
     'layout',
-    [pytest.param(name, marks=pytest.mark.slow if name == 'padded' else ()) for name in LAYOUTS],
+    [pytest.param(name, marks=() if name == 'folded' else pytest.mark.slow) for name in LAYOUTS],
 )
 def test_objectives(device, monkeypatch, no_causes, layout, objective):
     label, wrap = OBJECTIVES[objective]
