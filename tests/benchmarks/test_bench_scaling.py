@@ -74,6 +74,7 @@ def test_other_links_for_an_earlier_result(tmp_path):
 
 
 @ranks.needs_mpi
+@pytest.mark.slow
 def test_two_ranks_of_a_cpu(tmp_path, monkeypatch):
     for name, value in ranks.SETTINGS.items():
         monkeypatch.setenv(name, value)

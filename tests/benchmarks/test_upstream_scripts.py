@@ -72,6 +72,7 @@ def checkout(tmp_path):
     return tmp_path / 'checkout'
 
 
+@pytest.mark.slow  # what is edited in the scripts is compared below
 def test_scripts_in_upstreams_style(checkout, tmp_path, capsys):
     arguments = ['--checkout', str(checkout), '--examples', 'qm9']
     upstream_scripts.main([*arguments, '--commit', 'abc', '--out', str(tmp_path)])

@@ -24,6 +24,9 @@ from chainer_chemistry.dataset.preprocessors import preprocess_method_dict, wle 
 from chainer_chemistry.dataset.splitters import split_method_dict  # noqa: E402
 from chainer_chemistry.datasets import NumpyTupleDataset  # noqa: E402
 from chainer_chemistry.links import StandardScaler  # noqa: E402
+from chainer_chemistry.links.array.shape_transformer_to_2d import (  # noqa: E402
+    ShapeTransformerTo2D,
+)
 from chainer_chemistry.models import GIN, RelGAT  # noqa: E402
 from chainer_chemistry.models.gin import GINSparse  # noqa: E402
 from chainer_chemistry.models.prediction import Classifier, Regressor  # noqa: E402
@@ -572,3 +575,10 @@ def test_scaler_leaves_matrices_as_they_are(shape, axis, n_nodes):
     while node is not None:
         node, found = node.inputs[0].creator_node, found + 1
     assert found == n_nodes
+
+
+def test_what_is_no_matrix_is_refused_also_after_a_matrix():
+    transformer = ShapeTransformerTo2D(axis=1)
+    transformer.transform(numpy.zeros((3, 2), 'f'))
+    with pytest.raises(ValueError, match='2-dim array is expected'):
+        transformer.inverse_transform(numpy.zeros((3, 2, 4), 'f'))

@@ -342,3 +342,13 @@ def test_applying_again_changes_nothing():
     before = GIN.__call__, roc_auc_evaluator.metrics, len(sys.meta_path)
     compat.apply()
     assert before == (GIN.__call__, roc_auc_evaluator.metrics, len(sys.meta_path))
+
+
+def test_finders_without_specs_are_passed_over(monkeypatch):
+    from chainer_bspmm.compat import hooks
+    import chainer_chemistry.models
+
+    (finder,) = (found for found in sys.meta_path if isinstance(found, hooks._RepairingFinder))
+    monkeypatch.setattr(sys, 'meta_path', [finder, object(), *sys.meta_path])
+    spec = finder.find_spec('chainer_chemistry.models.gin', chainer_chemistry.models.__path__)
+    assert spec.origin.endswith('gin.py')

@@ -107,6 +107,13 @@ def test_a_mixture(fetches):
     assert summary.compute_mean() == {'a': 2.5, 'b': 2.5, 'n': 2}
 
 
+def test_a_sum_keeps_its_precision(fetches):
+    summary = chainer.reporter.Summary()
+    summary.add(numpy.float64(1e8))
+    summary.add(numpy.array(1, 'f').view(_OnDevice))
+    assert float(summary.compute_mean()) == (1e8 + 1) / 2
+
+
 def test_snapshots(fetches, tmp_path):
     def add(summary, values):
         for value in values:

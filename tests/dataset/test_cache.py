@@ -1,5 +1,6 @@
 """Parsed SMILES on disk: found again only where they are the same, whole and readable."""
 
+import errno
 import multiprocessing
 import os
 import pathlib
@@ -154,6 +155,16 @@ def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match='cache: cannot write to .*CHAINER_BSPMM_CACHE_DIR names'):
         found = from_smiles(SMILES, 'gin', cache=True)
     assert_equal(found, from_smiles(SMILES, 'gin'))
+
+
+def test_a_file_that_cannot_be_put_in_its_place_is_removed(folder, monkeypatch):
+    def replace(old, new):
+        raise OSError(errno.EIO, 'Input/output error')
+
+    monkeypatch.setattr(os, 'replace', replace)
+    with pytest.warns(UserWarning, match='cache: cannot write to .*: Input/output error; '):
+        from_smiles(SMILES, 'gin', cache=True)
+    assert not list(folder.iterdir())
 
 
 def test_what_was_not_used_for_the_longest_time_is_removed(folder, monkeypatch):

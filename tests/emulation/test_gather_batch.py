@@ -117,6 +117,24 @@ def test_only_empty_molecules_in_larger_arrays(device, on_device):
     check_spare(device, on_device, molecule_set(), (2, 6, 2), 5, 7)
 
 
+@pytest.mark.parametrize('n_entries', [64, 65, 97, 130])
+def test_molecules_of_many_entries(device, on_device, n_entries):
+    molecules = molecule_set((20, 3))
+    row_nnz = numpy.zeros(23, 'i')
+    row_nnz[:20] = numpy.diff(numpy.arange(21) * n_entries // 20)
+    columns = numpy.random.RandomState(0).randint(0, 20, n_entries).astype('i')
+    fields = dict(molecules.fields(), row_nnz=row_nnz, columns=columns)
+    fields['data'] = numpy.arange(n_entries, dtype='f')
+    check_exact(device, on_device, type(molecules)(**fields), (1, 0, 0))
+
+
+@pytest.mark.parametrize('sizes, index', [((1, 4), (1,)), ((4, 1, 4), (0, 2)), ((2, 4), (1,))])
+def test_small_atoms_that_are_not_aligned_in_the_data_set(device, on_device, sizes, index):
+    molecules = molecule_set(sizes)
+    fields = dict(molecules.fields(), atoms=molecules.atoms.astype('b'))
+    check_exact(device, on_device, type(molecules)(**fields), index)
+
+
 def test_data_set_without_entries(device, on_device):
     molecules = molecule_set(sizes=(3, 4, 3))
     assert not molecules.columns.size

@@ -471,7 +471,14 @@ def calculated(make_device, sanitizer, name, old, new):
         assert device.n_replaced, 'expected in a kernel: ' + old
 
 
-@pytest.mark.parametrize('name, old, new', PLAIN_FAULTS)
+@pytest.mark.parametrize(
+    'name, old, new',
+    [
+        # Of every representative one: the others ask the same of the tests.
+        pytest.param(*fault, marks=pytest.mark.slow if fault[0] == before[0] else ())
+        for before, fault in zip([('',), *PLAIN_FAULTS], PLAIN_FAULTS)
+    ],
+)
 def test_noticed_without_a_sanitizer(make_device, name, old, new):
     try:
         result, expected = calculated(make_device, None, name, old, new)

@@ -186,7 +186,11 @@ def check_gradients(flat, device, turn, loss, pace):
 @needs_mpi
 @pytest.mark.parametrize(
     'n_ranks, seconds, replaced',
-    [(2, SECONDS, ()), (3, SECONDS, ()), (2, SOON, SLOW)],  # the last as below, without a fault
+    [
+        pytest.param(2, SECONDS, (), marks=pytest.mark.slow),
+        pytest.param(3, SECONDS, (), marks=pytest.mark.slow),
+        (2, SOON, SLOW),  # as below, without a fault
+    ],
 )
 def test_every_turn(gxx, tmp_path, n_ranks, seconds, replaced):
     on_ranks(n_ranks, exchange, tmp_path, seconds, *replaced)

@@ -181,6 +181,7 @@ def test_a_folder_belongs_to_one_run(folder):
     assert json.loads(after['settings.json'])['unit_num'] == 4
 
 
+@pytest.mark.slow
 def test_of_runs_that_start_together_one_has_the_folder(folder):
     """They find no folder, all of them, and then take their time to read the data."""
     processes = [
@@ -214,6 +215,16 @@ def test_a_folder_that_another_run_has_claimed_meanwhile(common, tmp_path):
     assert (tmp_path / 'log').exists()
 
 
+def test_starting_again_removes_what_ranks_have_left(common, tmp_path):
+    settings = {'script': 'train', 'data': 'data.csv'}
+    common.files.start_run(str(tmp_path), settings, force=False)
+    for name in ('snapshot.npz', 'snapshot.npz.6.1'):
+        (tmp_path / name).touch()
+    common.files.start_run(str(tmp_path), settings, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ['settings.json']
+
+
+@pytest.mark.slow
 def test_a_run_that_was_stopped_twice_continues(folder):
     """It ends with the bits of a run that was not stopped."""
     options = [*WORDS, '--batchsize', '2', '--epoch', '40', '--out', 'stopped']
@@ -318,7 +329,9 @@ def test_a_damaged_snapshot_is_one_line(folder, change):
     assert content(folder / 'result') == before
 
 
-@pytest.mark.parametrize('most', [0, 3000, 10000])
+@pytest.mark.parametrize(
+    'most', [0, *(pytest.param(most, marks=pytest.mark.slow) for most in (3000, 10000))]
+)
 def test_a_full_disk_is_one_line(trained, tmp_path, most):
     """A limit of the size of files stands for the disk: of settings, snapshot, model."""
     words = ['--data', trained / 'mine.csv', '--out', tmp_path / 'out', '--no-cache']

@@ -235,8 +235,9 @@ def test_predictions_are_in_the_layout_of_the_training(data, tmp_path, capsys):
         prediction.converter_for(settings, layout, dense)
         warning = 'Warning: the model was trained on dense batches; predictions from packed ones'
         assert (warning in capsys.readouterr().err) == differs
-    prediction.converter_for({'layout': 'folded', 'padded_to': 9}, dense=True)
-    assert 'trained on folded batches of 9 atoms a molecule' in capsys.readouterr().err
+    for given in ({'dense': True}, {'layout': 'packed'}):
+        prediction.converter_for({'layout': 'folded', 'padded_to': 9}, **given)
+        assert 'trained on folded batches of 9 atoms a molecule' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -446,6 +447,7 @@ def test_prediction_of_smiles_and_files(trained, tmp_path):
 # The demo
 
 
+@pytest.mark.slow
 def test_demo(tmp_path):
     words = '--epoch', '2', '--num-data', '300', '--repeats', '2'
     text = run_script(QM9 / 'demo.py', *words, cwd=tmp_path)

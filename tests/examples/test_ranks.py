@@ -116,12 +116,16 @@ def test_screening_is_that_of_one_process(trained, tmp_path):
             assert x == y == '' or abs(float(x) - float(y)) < 1e-5
 
 
-def test_what_is_refused(trained, tmp_path):
-    error = mpirun(2, SCREEN, '--in-dir', trained[0], *TWO, status=None).stderr
-    assert error.count('--communicator: expected a file of SMILES, which every process') == 1
+def test_missing_data(tmp_path):
     done = mpirun(2, TRAIN, *TWO, '--data', 'missing.csv', '--out', tmp_path, status=None)
     assert done.stderr.count('error: data file not found') == 1
     assert done.stderr.count('has failed, all ranks end') == 1
+
+
+@pytest.mark.slow
+def test_what_is_refused(trained):
+    error = mpirun(2, SCREEN, '--in-dir', trained[0], *TWO, status=None).stderr
+    assert error.count('--communicator: expected a file of SMILES, which every process') == 1
     error = mpirun(2, SCREEN, 'x.smi', '--in-dir', trained[0], status=None).stderr
     assert 'error: expected --communicator in each of 2 processes (OMPI_COMM_WORLD_SIZE)' in error
 

@@ -28,3 +28,9 @@ def test_update_link(device, in_channels):
         assert relative_error(y.reshape(2, 5, 4), expected) < 1e-5
     fresh = RSGCNUpdate(in_channels, 4)
     assert fresh(h.reshape(10, 6), BatchedCSR.from_matrices(list(adj))).shape == (10, 4)
+
+
+def test_several_relations_are_refused():
+    adj = BatchedCSR.from_matrices([numpy.ones((4, 5, 5), 'f')])
+    with pytest.raises(ValueError, match='^adj: expected a matrix of one relation'):
+        RSGCNUpdate(6, 4)(numpy.ones((5, 6), 'f'), adj)

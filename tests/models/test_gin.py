@@ -65,12 +65,14 @@ def test_dropout_is_upstreams(monkeypatch, ratio):
         assert (model(*batch).array == model(*batch).array).all()
 
 
-def test_first_mlp_gets_zeros_in_the_first_call(device):
+@pytest.mark.parametrize('is_cleared', [False, True])
+def test_first_mlp_gets_zeros_in_the_first_call(device, is_cleared):
     """Weights that stay None break optimizers; random numbers would shift all later ones."""
     model = GIN(3)
     assert model.first_mlp.layers[0].W.array is None
     model.to_device(device)
-    model.cleargrads()
+    if is_cleared:
+        model.cleargrads()
     chainer.functions.sum(model(*concat_mols(molecules((3, 2), 'counted'), device)[:2])).backward()
     W = model.first_mlp.layers[0].W
     assert W.shape == (16, 16) and not cuda.to_cpu(W.array).any() and W.grad is None

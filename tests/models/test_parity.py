@@ -74,7 +74,19 @@ BONDS = tuple(
 CANCELLING = 'RelGAT, within', 'RelGAT, within, bonds'
 
 
-@pytest.mark.parametrize('case', parity.ALL_CASES + MORE + BONDS, ids=name_of)
+# Of models that wrap others, the defaults.
+QUICK = tuple(
+    case for case in parity.ALL_CASES if '_' not in case.model or case in parity.DEFAULTS.values()
+)
+
+
+@pytest.mark.parametrize(
+    'case',
+    [
+        pytest.param(case, id=name_of(case), marks=() if case in QUICK else pytest.mark.slow)
+        for case in parity.ALL_CASES + MORE + BONDS
+    ],
+)
 def test_parity(device, case):
     beyond = parity.check(case, device)
     if name_of(case) in CANCELLING and numpy.lib.NumpyVersion(numpy.__version__) < '1.24.0':
@@ -109,9 +121,16 @@ def test_batch_norm(device, layout, sizes, readout, train):
             assert relative_error(*pair) < 1e-5
 
 
-@pytest.mark.parametrize('n', [1, 12, 40])
 @pytest.mark.parametrize(
-    'name', ['RSGCN', 'NFP', 'GGNN', 'MPNN', 'RelGCN', 'GGNN_GWM', 'GIN_CWLE', 'NFP_GWLE', 'RelGAT']
+    'name, n',
+    [
+        pytest.param(name, n, marks=pytest.mark.slow if n != 12 and name != 'GGNN' else ())
+        for name in (
+            *('RSGCN', 'NFP', 'GGNN', 'MPNN', 'RelGCN', 'GGNN_GWM'),
+            *('GIN_CWLE', 'NFP_GWLE', 'RelGAT'),
+        )
+        for n in (1, 12, 40)
+    ],
 )
 def test_padded_to(device, name, n):
     """Every molecule as upstream has it when padded to n atoms, or as it is if it has more."""

@@ -88,9 +88,22 @@ def assert_as_alone(found, expected):
         assert not values[len(right) :].any()
 
 
-@pytest.mark.parametrize('layout', LAYOUTS)
-@pytest.mark.parametrize('kind, options', CALCULATORS[1:4:2])  # each window is a forward pass
-@pytest.mark.parametrize('name', parity.DEFAULTS)
+# The gradient in one layout, of one model in all, is quick; each window is a forward pass.
+@pytest.mark.parametrize(
+    'name, kind, options, layout',
+    [
+        pytest.param(
+            *(name, kind, options, layout),
+            id='%s, %s, %s' % (name, kind.__name__, layout),
+            marks=()
+            if name == 'GGNN' or (kind is GradientCalculator and layout == 'folded')
+            else pytest.mark.slow,
+        )
+        for name in parity.DEFAULTS
+        for kind, options in CALCULATORS[1:4:2]
+        for layout in LAYOUTS
+    ],
+)
 def test_upstream_s_numbers(name, kind, options, layout):
     case = parity.DEFAULTS[name]
     data = parity.examples_of(case)
@@ -240,7 +253,9 @@ ONE_ATOM = [
 
 
 @pytest.mark.parametrize('data', ONE_ATOM, ids=('alone', 'last', 'first'))
-@pytest.mark.parametrize('layout', ('packed', 'folded', 'padded'))
+@pytest.mark.parametrize(
+    'layout', ('packed', 'folded', pytest.param('padded', marks=pytest.mark.slow))
+)
 @pytest.mark.parametrize('kind, options', CALCULATORS)
 def test_batches_of_one_atom(kind, options, layout, data):
     """They have as many rows as molecules."""

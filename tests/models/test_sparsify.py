@@ -410,3 +410,10 @@ def test_densify_refuses_a_readout_of_your_own():
     with pytest.raises(ValueError, match=r'model\.readout: expected a GeneralReadout to go back'):
         densify(model)
     assert type(model) is models.RSGCN and type(model.gconvs[0]) is links.RSGCNUpdate
+
+
+def test_a_part_that_cannot_be_swapped_is_named_by_its_place():
+    model = dense.GIN(4, n_update_layers=2)
+    model.update_layers[1].__class__ = type('Mine', (type(model.update_layers[1]),), {})
+    with pytest.raises(ValueError, match=r'^model\.update_layers\.1: '):
+        sparsify(model)

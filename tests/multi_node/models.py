@@ -14,7 +14,7 @@ from tests.support.training import MODELS
 from tests.support.training import molecules
 from tests.support.training import RELATIONS
 
-N_STEPS = 50
+N_STEPS = 20
 N_ALL = 12  # molecules of a step, on all ranks
 CONVERTERS = {
     'packed': CSRConverter('packed'),

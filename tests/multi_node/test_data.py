@@ -16,6 +16,7 @@ from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.multi_node import PartIterator
 from chainer_bspmm.multi_node.epochs import _check_epochs
 from chainer_bspmm.multi_node.evaluators import create_multi_node_evaluator
+from chainer_bspmm.multi_node.scatter import _fingerprint
 from chainer_bspmm.multi_node.scatter import selection
 from chainer_bspmm.training.examples import Examples
 from tests.support.ranks import needs_mpi
@@ -101,6 +102,13 @@ def test_another_data_set_on_another_rank():
     error = on_ranks(2, scatter_two, status=None).stderr
     assert error.count('has failed, all ranks end') == 1
     assert 'dataset: expected that of rank 0, or None, got another one on rank 1 (8 mol' in error
+
+
+def test_other_labels_are_another_data_set():
+    one, other = data_set(5), data_set(5)
+    assert _fingerprint(one) == _fingerprint(other)
+    other.molecules.labels[0][3] += 1
+    assert _fingerprint(one) != _fingerprint(other)
 
 
 def test_selection_follows_sub_data_sets():

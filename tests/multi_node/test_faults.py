@@ -16,6 +16,7 @@ from chainer.training import StandardUpdater
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.dataset import to_sparse
+from chainer_bspmm.multi_node import faults
 from tests.multi_node.models import At
 from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_ranks
@@ -84,8 +85,12 @@ def fail(how, folder):
         ('raise', 'rank 1 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
         ('exit', 'rank 1 of 2 on .* has failed, all ranks end: exit status 1'),
         ('nan', 'has failed, all ranks end: FloatingPointError: the loss of rank 1 is nan in st'),
-        ('killed', 'rank 1 .*[Kk]illed'),
-        ('all raise', 'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: '),
+        pytest.param('killed', 'rank 1 .*[Kk]illed', marks=pytest.mark.slow),  # by mpirun itself
+        pytest.param(
+            'all raise',
+            'rank 0 of 2 on .* has failed, all ranks end: ZeroDivisionError: ',
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_all(tmp_path, how, message):
@@ -103,6 +108,22 @@ def test_a_rank_that_fails_ends_all(tmp_path, how, message):
     for name in saved:
         with numpy.load(tmp_path / 'out' / name) as file:
             assert len([file[key] for key in file]) > 20
+
+
+def test_an_exit_that_was_caught_is_none(monkeypatch):
+    aborted, at_exit = [], []
+    monkeypatch.setattr(faults, '_process', None)
+    monkeypatch.setattr(faults, '_abort', aborted.append)
+    monkeypatch.setattr(faults, '_wait_for_lower_ranks', lambda: None)
+    monkeypatch.setattr(faults.atexit, 'register', at_exit.append)
+    for name in ('exit', 'excepthook'):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    faults.end_all_on_error()
+    for status in (1, 0):
+        with pytest.raises(SystemExit):
+            sys.exit(status)
+        at_exit[0]()
+        assert aborted == ['exit status 1']
 
 
 # --- resuming ---

@@ -1,5 +1,8 @@
 """Ranks train as one process of Chainer does with batches of all their molecules."""
 
+import itertools
+import json
+import os
 import types
 
 import chainer_bspmm  # noqa: F401  first
@@ -10,6 +13,7 @@ from chainer import functions
 from chainer.backends import cuda
 from chainer.training import StandardUpdater
 
+from chainer_bspmm.multi_node import faults
 from chainer_bspmm.multi_node import optimizer
 from chainer_bspmm.multi_node.optimizer import n_molecules
 from chainer_bspmm.training import GraphUpdater
@@ -29,8 +33,8 @@ from tests.support.ranks import on_ranks
 from tests.support.training import molecules
 from tests.training import host_graphs
 
-N_RANKS = (1, 2, 3)
 N_CAPTURED, CAPTURED_SIZES = 30, (7, 5)  # steps, and molecules of the ranks in each
+CAPTURED = 'RSGCN', 'RSGCN, batch norm', 'norm of head'
 
 
 # --- equality ---
@@ -43,27 +47,18 @@ def train_every_model(path):
         numpy.savez(path, **found)
 
 
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-    """Number of ranks -> parameters; None: of Chainer alone."""
-    folder, found = tmp_path_factory.mktemp('trained'), {None: parameters_of_every_model(None)}
-    for n in N_RANKS:
-        on_ranks(n, train_every_model, folder / ('%d.npz' % n))
-        with numpy.load(folder / ('%d.npz' % n)) as file:
-            found[n] = dict(file)
-    return found
-
-
 @needs_mpi
-@pytest.mark.parametrize('n_ranks', N_RANKS)
-@pytest.mark.parametrize('name, layout', CASES)
-@pytest.mark.parametrize('step', (0, N_STEPS - 1))
-def test_ranks_are_one_large_batch(trained, n_ranks, name, layout, step):
-    prefix = '%s, %s, %d ' % (name, layout, step)
-    alone = {key: value for key, value in trained[None].items() if key.startswith(prefix)}
-    assert len(alone) > 3
-    for key, value in alone.items():
-        assert relative_error(trained[n_ranks][key], value) < 1e-5, key
+@pytest.mark.parametrize('n_ranks', [pytest.param(n, marks=pytest.mark.slow) for n in (1, 3)] + [2])
+def test_ranks_are_one_large_batch(tmp_path, n_ranks):
+    on_ranks(n_ranks, train_every_model, tmp_path / 'of ranks.npz')
+    alone = parameters_of_every_model(None)
+    for name, layout in CASES:
+        for step in (0, N_STEPS - 1):
+            prefix = '%s, %s, %d ' % (name, layout, step)
+            assert sum(key.startswith(prefix) for key in alone) > 3
+    with numpy.load(tmp_path / 'of ranks.npz') as found:
+        for key, value in alone.items():
+            assert relative_error(found[key], value) < 1e-5, key
 
 
 # --- captured steps, with stand-ins for the GPU and for NCCL ---
@@ -82,7 +77,15 @@ def trained_with(kind, name, comm=None, sizes=None):
     return updater
 
 
-def train_captured(name, are_of_one_host, path):
+def train_captured(folder):
+    for name in CAPTURED:
+        for are_of_one_host in (False, True):
+            model = train_with_graphs(name, are_of_one_host)
+            file = '%s, %s, %d.npz' % (name, are_of_one_host, communicator().rank)
+            numpy.savez(os.path.join(folder, file), **arrays_of(model))
+
+
+def train_with_graphs(name, are_of_one_host):
     comm, sent = communicator(), []
 
     def all_reduce(mine, received):
@@ -100,19 +103,18 @@ def train_captured(name, are_of_one_host, path):
         assert not sent and not graphs[0].n_launches
     else:
         assert len(sent) == N_CAPTURED and graphs[0].n_launches > N_CAPTURED / 2
-    numpy.savez(path % comm.rank, **arrays_of(updater.get_optimizer('main').target))
+    return updater.get_optimizer('main').target
 
 
 @needs_mpi
-@pytest.mark.parametrize('are_of_one_host', (False, True))
-@pytest.mark.parametrize('name', ('RSGCN', 'RSGCN, batch norm', 'norm of head'))
-def test_captured_ranks_are_one_large_batch(tmp_path, name, are_of_one_host):
-    on_ranks(2, train_captured, name, are_of_one_host, str(tmp_path / '%d.npz'))
-    expected = arrays_of(trained_with(StandardUpdater, name).get_optimizer('main').target)
-    for rank in range(2):
-        with numpy.load(tmp_path / ('%d.npz' % rank)) as found:
-            for name, array in expected.items():
-                assert relative_error(found[name], array) < 1e-5, name
+def test_captured_ranks_are_one_large_batch(tmp_path):
+    on_ranks(2, train_captured, tmp_path)
+    for name in CAPTURED:
+        expected = arrays_of(trained_with(StandardUpdater, name).get_optimizer('main').target)
+        for rest in itertools.product((False, True), range(2)):
+            with numpy.load(tmp_path / ('%s, %s, %d.npz' % (name, *rest))) as found:
+                for key, array in expected.items():
+                    assert relative_error(found[key], array) < 1e-5, key
 
 
 # --- batches of different sizes, ranks without a batch ---
@@ -285,6 +287,9 @@ def begin_with(comm, case):
         object.__setattr__(optimizer, 'zero_fill', False)
         loss = model if comm.rank else lambda atoms, adj, t: functions.sum(model.predictor.embed.W)
         optimizer.update(loss, *batch)
+    if case == 'no batch':  # nor gradients, on one rank
+        object.__setattr__(optimizer, 'zero_fill', False)
+        optimizer.join() if comm.rank else optimizer.update(model, *batch)
     if case == 'grown':
         with model.init_scope():
             model.more = chainer.links.Linear(3, 2)
@@ -299,40 +304,55 @@ def begin_with(comm, case):
 
 @needs_mpi
 def test_ranks_begin_alike():
-    on_ranks(2, begin, 'lazy', 'made on one', 'grown', 'another model', 'of a rank')
+    on_ranks(2, begin, 'lazy', 'made on one', 'grown', 'another model', 'no batch', 'of a rank')
+
+
+DISAGREEMENTS = {
+    'models': "model: expected the same on all ranks, parameter '/predictor/gconvs/0/",
+    'optimizers': 'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
+    'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
+    'rates': 'optimizer: expected one alpha on all ranks, got 0.001 on rank 0 and 0.5 on rank 1',
+    'own rates': "one alpha of parameter '/predictor/embed/W' on all ranks, got None on rank 0",
+    'frozen': "one enabled of parameter '/predictor/embed/W' on all ranks, got True on rank 0",
+    'hooks': "one list of hooks on all ranks, got ['GradientClipping', 'WeightDecay'] on rank 0",
+    'order of hooks': "one list of hooks on all ranks, got ['GradientClipping', 'WeightDecay'] on ",
+    'decays': 'one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 and 0.001 on rank 1',
+    'updates': 'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
+    'load a snapshot on every rank',
+    'nan': 'the loss of rank 1 is nan in step 1',
+    'no zeros': 'zero_fill: expected True where ranks have gradients of different parameters',
+}
+
+
+def disagree(path):
+    """Each case on all ranks, which would otherwise end with the first."""
+    comm, told = communicator(), {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(faults, 'raise_on', raise_now)
+        for case in DISAGREEMENTS:
+            with pytest.raises(Disagreement) as caught:
+                begin_with(comm, case)
+            told[case] = caught.value.args
+    with open(path % comm.rank, 'w') as file:
+        json.dump(told, file)
+
+
+class Disagreement(Exception):
+    pass
+
+
+def raise_now(comm, rank, error):
+    raise Disagreement(rank, str(error))
 
 
 @needs_mpi
-@pytest.mark.parametrize(
-    'case, message',
-    [
-        ('models', "model: expected the same on all ranks, parameter '/predictor/gconvs/0/"),
-        (
-            'optimizers',
-            'optimizer: expected one class on all ranks, got chainer.optimizers.adam.Adam on '
-            'rank 0 and chainer.optimizers.sgd.SGD on rank 1',
-        ),
-        ('rates', 'optimizer: expected one alpha on all ranks, got 0.001 on rank 0 and 0.5 on ra'),
-        ('own rates', "one alpha of parameter '/predictor/embed/W' on all ranks, got None on ran"),
-        ('frozen', "one enabled of parameter '/predictor/embed/W' on all ranks, got True on rank"),
-        ('hooks', "one list of hooks on all ranks, got ['GradientClipping', 'WeightDecay'] on ra"),
-        ('order of hooks', "one list of hooks on all ranks, got ['GradientClipping', 'WeightDec"),
-        ('decays', 'one rate of hook WeightDecay on all ranks, got 0.0001 on rank 0 and 0.001 on'),
-        (
-            'updates',
-            'optimizer: expected as many updates on all ranks, got 0 on rank 0 and 3 on rank 1; '
-            'load a snapshot on every rank',
-        ),
-        ('nan', 'the loss of rank 1 is nan in step 1'),
-        ('no zeros', 'zero_fill: expected True where ranks have gradients of different par'),
-    ],
-)
-def test_what_ranks_disagree_about(case, message):
-    error = on_ranks(2, begin, case, status=None).stderr
-    assert error.count('has failed, all ranks end') == 1
-    line = next(line for line in error.splitlines() if 'has failed, all ranks end' in line)
-    assert message in line
-    assert 'rank %d of 2' % (case == 'nan') in line
+def test_what_ranks_disagree_about(tmp_path):
+    on_ranks(2, disagree, str(tmp_path / '%d.json'))
+    of_0, of_1 = (json.loads((tmp_path / ('%d.json' % rank)).read_text()) for rank in range(2))
+    assert of_0 == of_1
+    for case, message in DISAGREEMENTS.items():
+        rank, text = of_0[case]
+        assert message in text and rank == (case == 'nan')
 
 
 # --- batch normalisation of ChainerMN ---

@@ -115,3 +115,10 @@ def test_a_loop_is_of_one_relation():
     x, W = numpy.ones((3, 2), 'f'), numpy.ones((8, 2), 'f')
     with pytest.raises(ValueError, match='adj: expected one relation to go with loop=True, got'):
         graph_linear(adj, x, W, loop=True)
+
+
+def test_zeros_that_dropout_keeps():
+    """What a kernel has dropped is -0."""
+    node = module.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
+    node._y = numpy.array([0.0, -0.0, 3.0], 'f')
+    numpy.testing.assert_array_equal(node._factors(), [2, 0, 2])

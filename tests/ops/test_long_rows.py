@@ -215,3 +215,9 @@ def test_rows_of_molecules_stay_whole():
     batch = HostBatch(*molecules.batch(numpy.arange(3), 'packed'))
     assert batch.form.longest == LONG_ROW
     assert not piece_length(10**6, 10**6, 10**9, LONG_ROW, 32, H200)
+
+
+def test_a_long_column_of_short_rows():
+    matrix = numpy.zeros((2 * LONG_ROW,) * 2, 'f')
+    matrix[:, 3] = 1
+    assert BatchedCSR.from_matrices([matrix]).longest == len(matrix)

@@ -26,8 +26,18 @@ def form_of(adj, form):
     return adj if form is None else BatchedSELL(adj, *form)
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('form', FORMS, ids=str)
+@pytest.mark.parametrize(
+    'form, dtype',
+    [
+        pytest.param(
+            *(form, dtype),
+            id='%s-%s' % (form, dtype),
+            marks=() if dtype == 'float32' or form in (None, (7, True)) else pytest.mark.slow,
+        )
+        for form in FORMS
+        for dtype in DTYPES
+    ],
+)
 @pytest.mark.parametrize('name', BATCHES)
 def test_values(xp, name, form, dtype):
     rng = numpy.random.RandomState(0)

@@ -29,6 +29,7 @@ SETTINGS = {
     'OMPI_MCA_rmaps_base_oversubscribe': '1',
     'OMPI_MCA_hwloc_base_binding_policy': 'none',
     'OMP_NUM_THREADS': '1',
+    'OMPI_MCA_mpi_yield_when_idle': '1',  # a rank that waits leaves its core to others
 }
 
 

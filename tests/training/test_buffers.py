@@ -77,6 +77,16 @@ def test_larger_batches_add_sizes(sizes, known):
     assert capacities.of(first) is added
 
 
+def test_a_size_that_is_full_has_no_spare_row(sizes):
+    capacities = Capacities(64, sizes, 2 * sizes, needs(sizes, 2 * sizes, 30))
+    batch = sizes[:64]
+    need = needs(batch, 2 * batch, 30)
+    small = capacities.of(need)
+    for name in ('rows', 'entries'):
+        full = need._replace(**{name: getattr(small, name)})
+        assert getattr(capacities.of(full), name) > getattr(small, name)
+
+
 def test_an_empty_data_set():
     empty = numpy.zeros(0, int)
     assert (
@@ -306,6 +316,20 @@ def test_what_a_batch_of_a_device_dataset_sends(layout, padded_to):
         assert (adj.row_weights[ends] == n - molecules.sizes[index]).all()
     batch.gather(views, 'buffers')
     assert gathered == [(views['index'], 'buffers', views.get('padded_to'))]
+
+
+def test_symmetric_batches_have_a_form_of_their_own():
+    molecules = to_sparse([*examples(2), *without_symmetry(examples(2))]).molecules
+    vars(molecules).update(tables=None)
+    made = [
+        batches.DeviceBatch(molecules, numpy.array(index), 'packed', None)
+        for index in ((0, 1), (2, 3), (0, 1))
+    ]
+    assert [batch.form.is_symmetric for batch in made] == [True, False, True]
+
+
+def without_symmetry(data):
+    return [(atoms, numpy.triu(adj), *rest) for atoms, adj, *rest in data]
 
 
 def test_padded_batches_share_buffers():

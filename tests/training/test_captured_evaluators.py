@@ -1,5 +1,6 @@
 """Evaluators of a GraphUpdater's trainer: captured, with the results of eager ones."""
 
+import types
 import warnings
 
 import numpy
@@ -168,6 +169,11 @@ def test_an_updater_on_the_cpu_leaves_evaluators_alone(tmp_path):
     assert type(evaluator) is extensions.Evaluator
 
 
+def half(batch, device):
+    atoms, adj, labels = chainer_bspmm.concat_mols(batch, device)
+    return atoms, adj, labels / 2
+
+
 def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_causes):
     model = on(device, small_model(factor=1.0))
 
@@ -187,9 +193,30 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
     assert_close(evaluated(own), evaluated(theirs))
     assert_close(evaluated(own), evaluated(theirs))
     assert prediction_graphs.n_captures > n_captures
+    own.converter = theirs.converter = half
+    assert_close(evaluated(own), evaluated(theirs))
     own.eval_func = theirs.eval_func = lambda *arrays: chainer.report({'twice': 2 * model(*arrays)})
     assert set(evaluated(own)) == {'validation/main/loss', 'twice'}
     assert_close(evaluated(own), evaluated(theirs))
+
+
+def test_what_a_checked_replay_changes_is_seen_by_the_next_batch(device, prediction_graphs):
+    """The model itself runs, too, for the check."""
+    model, late = on(device, small_model(factor=1.0)), types.SimpleNamespace(factor=1.0)
+
+    def forward(link, atoms, adj):
+        y = link.inner(atoms, adj)[:, :3] * link.factor
+        link.factor = late.factor
+        return y
+
+    model.predictor.function = forward
+    evaluator = make(device, model)
+    capture_evaluator(evaluator)
+    for _ in range(2):
+        evaluated(evaluator)
+    n_captures, late.factor = prediction_graphs.n_captures, 2.0  # no guard watches it
+    evaluated(evaluator)
+    assert prediction_graphs.n_captures > n_captures
 
 
 def warned(evaluator, n_times=3):

@@ -404,6 +404,21 @@ def test_states_of_an_optimizer_are_compared_and_put_back():
     assert state.difference(arrays, before, 0) is None
 
 
+def test_nan_in_one_of_two_arrays_is_a_difference():
+    nan, one = ({'a': numpy.array([value, 2.0])} for value in (numpy.nan, 1.0))
+    for arrays in ((nan, one), (one, nan)):
+        assert state.difference(*map(state.Copies, arrays), 0.1).startswith('a ')
+    more = {'a': numpy.array([numpy.nan, 2.0 + 1e-9])}
+    assert state.difference(state.Copies(nan), state.Copies(more), 1e-6) is None
+
+
+def test_arrays_that_cannot_be_written_are_no_state():
+    link = chainer.Link()
+    link.table, link.counts = numpy.arange(3), numpy.arange(3)
+    link.table.flags.writeable = False
+    assert list(state.state_arrays(optimizers.SGD().setup(link))) == ['/counts']
+
+
 def test_copies_of_arrays_of_several_kinds():
     arrays = {
         'a': numpy.array([[0.0, numpy.nan]], 'f'),

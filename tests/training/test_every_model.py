@@ -55,8 +55,11 @@ NINE = tuple(
 )
 
 
-def cases(chosen, quick=LAYOUTS):
-    """Parametrize a test over cases and layouts; defaults in the layouts `quick` are not slow."""
+def cases(chosen, quick=LAYOUTS, without='-'):
+    """Parametrize a test over cases and layouts; defaults in the layouts `quick` are not slow.
+
+    without: what has this in its name is slow.
+    """
     defaults = tuple(parity.DEFAULTS.values())
     return pytest.mark.parametrize(
         'case, layout',
@@ -65,7 +68,9 @@ def cases(chosen, quick=LAYOUTS):
                 case,
                 layout,
                 id='%s, %s, %s' % (case.model, case.options, layout),
-                marks=() if case in defaults and layout in quick else pytest.mark.slow,
+                marks=()
+                if case in defaults and layout in quick and without not in case.model
+                else pytest.mark.slow,
             )
             for case, layout in itertools.product(chosen, LAYOUTS)
         ],
@@ -128,7 +133,7 @@ def check_training(device, monkeypatch, case, layout, examples, bound=1e-5, wrap
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-@cases(parity.CASES + NINE)
+@cases(parity.CASES + NINE, quick=('folded',))
 def test_training(device, monkeypatch, no_causes, case, layout):
     check_training(device, monkeypatch, case, layout, examples_of(case))
 
@@ -144,7 +149,7 @@ def test_lists_of_edges(device, monkeypatch, no_causes, kind, n_edge_types):
     check_training(device, monkeypatch, case, 'packed', to_sparse(data, n_edge_types))
 
 
-@cases(parity.CASES + NINE)
+@cases(parity.CASES + NINE, quick=('packed', 'folded'))
 def test_prediction(device, prediction_graphs, no_causes, case, layout):
     model, examples = make(case), examples_of(case)[:8]
     examples = 2 * (examples + examples[::-1])  # batches of one layout
@@ -165,7 +170,7 @@ def test_prediction(device, prediction_graphs, no_causes, case, layout):
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('dtype', ['float64', 'mixed16'])
-@cases(parity.DEFAULTS.values(), quick=('folded',))
+@cases(parity.DEFAULTS.values(), quick=('folded',), without='_')  # those wrap the others
 def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
     dtype = {'float64': numpy.dtype('d'), 'mixed16': chainer.mixed16}[dtype]
     with chainer.using_config('dtype', dtype):
@@ -179,7 +184,7 @@ def test_dtypes(device, monkeypatch, no_causes, case, layout, dtype):
 
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
-@cases(parity.CASES, quick=('folded',))
+@cases(parity.CASES, quick=('folded',), without='_')
 def test_dropout(device, graphs, no_causes, case, layout):
     """Wherever a model has it; the draws do not depend on spare rows and entries."""
     predictor = make(case, dropout_ratio=0.3)
@@ -245,7 +250,10 @@ OBJECTIVES = {
 
 @pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
 @pytest.mark.parametrize('objective', OBJECTIVES)
-@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize(
+    'layout',
+    [pytest.param(name, marks=() if name == 'folded' else pytest.mark.slow) for name in LAYOUTS],
+)
 def test_objectives(device, monkeypatch, no_causes, layout, objective):
     label, wrap = OBJECTIVES[objective]
     case = parity.DEFAULTS['GGNN_GWM']

@@ -341,7 +341,9 @@ def copies(model):
         (StepProgram, '_gradients_now'),
     ],
 )
-@pytest.mark.parametrize('n_steps', (0, 1, 2, 3, 15, 20))  # before; the 16th replay is checked
+@pytest.mark.parametrize(  # before; the 16th replay is checked
+    'n_steps', (0, 2, 15, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 20)))
+)
 def test_an_interrupted_step_counts_if_it_was_done(monkeypatch, n_steps, owner, name):
     """Parameters and the number of updates go together."""
     graphs = host_graphs.stand_in(monkeypatch)

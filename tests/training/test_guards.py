@@ -231,6 +231,15 @@ def test_links_around_a_function():
         assert guards.key() != before
 
 
+def test_numbers_of_another_type():
+    model, _, guards = guarded()
+    kind = type('Number', (int,), {})
+    model.number = 1
+    before = guards.key()
+    model.number = kind(1)
+    assert guards.key() != before
+
+
 def test_hooks_that_have_to_see_every_call():
     model, _, guards = guarded()
 
@@ -241,8 +250,9 @@ def test_hooks_that_have_to_see_every_call():
     assert not named()
     with chainer.using_config('debug', True):
         assert 'debug mode' in named()
-    with chainer.function_hooks.TimerHook(), link_hooks.TimerHook():
-        assert 'TimerHook' in named()
+    for hook in (chainer.function_hooks.TimerHook(), link_hooks.TimerHook()):
+        with hook:
+            assert 'TimerHook' in named()
     embed = model.predictor.inner.embed
     for _ in range(2):
         embed.add_hook(link_hooks.TimerHook(), 'mine')

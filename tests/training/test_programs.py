@@ -29,6 +29,14 @@ def test_the_least_recently_used_is_dropped():
     assert programs.find((MAX_PROGRAMS,)) is made[-1] and len(programs) == MAX_PROGRAMS
 
 
+def test_nothing_is_found_after_clear():
+    programs = Programs('step')
+    programs.add((1, 2), types.SimpleNamespace())
+    assert programs.find((1, 2)) is not None
+    programs.clear()
+    assert programs.find((1, 2)) is None
+
+
 def test_which_program_is_the_first_of_its_step():
     programs, first = Programs('step'), []
     for layout in ('ABCxk', 'DBCxk', 'ABExk', 'ABCyk', 'ABCxl', 'DBCxl'):

@@ -63,7 +63,15 @@ def squares(y, t):
 
 
 @pytest.mark.parametrize(
-    'case', parity.CASES, ids=lambda case: '%s %s' % (case.model, case.options)
+    'case',
+    [
+        pytest.param(
+            case,
+            id='%s %s' % (case.model, case.options),
+            marks=() if case in parity.DEFAULTS.values() else pytest.mark.slow,
+        )
+        for case in parity.CASES
+    ],
 )
 def test_every_model_is_equal(case):
     found = parity.examples_of(case)

@@ -51,7 +51,7 @@ def cached_text(make, *parts):
 
 
 def compile_cpp(path, text, *options, after=()):
-    """Make g++ read a text, with options `after` it, and write a file; fail with what it says."""
+    """Make g++ read a text and what is linked `after` it, and write a file; fail with its words."""
     done = subprocess.run(
         [
             'g++',

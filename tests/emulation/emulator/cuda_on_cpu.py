@@ -73,18 +73,21 @@ def knows(text='int main() {}', sanitizer=None):
 def _compile(suffix, text, *options, engine=None):
     """Compile a text that may include this folder's headers; return the path of the result."""
     headers = [path.read_text() for path in sorted(FOLDER.glob('*.h'))]
+    level = '-O0' if engine else '-O1'  # a kernel takes longer to compile than to run
     linked = []
     if engine is not None and engine.suffix == '.so':  # found beside what is linked with it
-        linked = ['-L%s' % engine.parent, '-l:' + engine.name, '-Wl,-rpath,$ORIGIN']
+        # It brings the libraries; to look for them again would take as long as to compile.
+        linked = ['-nostdlib', '-L%s' % engine.parent, '-l:' + engine.name, '-Wl,-rpath,$ORIGIN']
     elif engine is not None:
         linked = ['-x', 'none', engine]
     return cache.cached(
-        lambda path: cache.compile_cpp(path, text, '-O1', '-I%s' % FOLDER, *options, after=linked),
+        lambda path: cache.compile_cpp(path, text, level, '-I%s' % FOLDER, *options, after=linked),
         suffix,
         cache.version('g++'),
         headers,
         text,
         options,
+        level,
         engine and engine.name,
     )
 
