@@ -242,7 +242,7 @@ def test_nan_stays_where_it_comes_from(device):
     A = matrices(n_rows, 1, 'f')
     x = numpy.ones((n_rows, 8), 'f')
     x[5] = numpy.nan
-    y = gpu.layer(
+    y = layer_forward(
         spec, side(device, A, True), device.put(x), {'W': device.put(numpy.ones((8, 8), 'f'))}
     )
     has_nan = A[0, :, 5] != 0

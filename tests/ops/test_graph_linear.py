@@ -119,6 +119,6 @@ def test_a_loop_is_of_one_relation():
 
 def test_zeros_that_dropout_keeps():
     """What a kernel has dropped is -0."""
-    node = module.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
-    node._y = numpy.array([0.0, -0.0, 3.0], 'f')
-    numpy.testing.assert_array_equal(node._factors(), [2, 0, 2])
+    layer = node.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
+    layer._y = numpy.array([0.0, -0.0, 3.0], 'f')
+    numpy.testing.assert_array_equal(layer._factors(), [2, 0, 2])

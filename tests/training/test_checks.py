@@ -407,7 +407,8 @@ def test_states_of_an_optimizer_are_compared_and_put_back():
 def test_nan_in_one_of_two_arrays_is_a_difference():
     nan, one = ({'a': numpy.array([value, 2.0])} for value in (numpy.nan, 1.0))
     for arrays in ((nan, one), (one, nan)):
-        assert state.difference(*map(state.Copies, arrays), 0.1).startswith('a ')
+        found, expected = map(state.Copies, arrays)
+        assert state.difference(found, expected, 0.1).startswith('a ')
     more = {'a': numpy.array([numpy.nan, 2.0 + 1e-9])}
     assert state.difference(state.Copies(nan), state.Copies(more), 1e-6) is None
 
