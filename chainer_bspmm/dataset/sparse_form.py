@@ -59,19 +59,20 @@ class SparseForm:
                 raise
             raise CannotKeep(str(error)) from error
 
-    def is_current(self, index: numpy.ndarray) -> bool:
-        """Return whether the data set still has these examples, (n,) integers."""
+    def is_current(self, index: numpy.ndarray | None) -> bool:
+        """Return whether the data set still has these examples, (n,) integers; None: all."""
         columns = columns_of(self._dataset)
         if len(columns) != len(self._columns) or not all(map(operator.is_, columns, self._columns)):
             return False
-        numbers = index.tolist() if self._items else ()
-        return all(
-            len(column) == len(items)
-            and all(
-                map(operator.is_, map(column.__getitem__, numbers), map(items.__getitem__, numbers))
-            )
-            for column, items in self._items
-        )
+        for column, items in self._items:
+            if len(column) != len(items):
+                return False
+            if index is not None:
+                some = operator.itemgetter(*index.tolist(), -1)  # a tuple, also of one
+                column, items = some(column), some(items)
+            if not all(map(operator.is_, column, items)):
+                return False
+        return True
 
     def close(self) -> None:
         """Let the arrays be written again, once all who opened the form have closed it."""

@@ -133,11 +133,14 @@ class GraphUpdater(StandardUpdater):
         iterator = self._iterators['main']
         if self._optimizers['main'] is not self._driver.given:  # replaced
             self._driver = StepDriver(*self._driver.options(self._optimizers['main']))
+        driver = self._driver
+        if not is_known:
+            driver.watched = None
         # Without a Trainer nobody may say when the training ends.
-        may_keep = self._between_steps is not None
-        examples = self._driver.examples.next(iterator, self.converter, may_keep)
-        if not is_known or type(examples) is not Selection:  # a list may come from a user's code
-            self._driver.watched = None
+        may_keep, is_known = self._between_steps is not None, driver.watched is not None
+        examples = driver.examples.next(iterator, self.converter, may_keep, is_known)
+        if type(examples) is not Selection:  # a list may come from a user's code
+            driver.watched = None
         if not self._is_checked:
             self._is_checked = True
             self._check_swap(examples)
