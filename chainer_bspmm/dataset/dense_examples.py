@@ -73,16 +73,6 @@ def count_node_columns(found, last_too=False):
 _of_molecules: set[tuple] = set()
 
 
-def is_padding(atoms, full_sizes):
-    """Return whether trailing atoms of id 0 without bonds can be nothing but padding.
-
-    Padding makes all molecules of a data set equally large, which a single one does not show, and
-    its id is that of no atom. `atoms` leaves those atoms out, `full_sizes` includes them.
-    """
-    are_equal = len(full_sizes) != 1 and len(set(full_sizes)) <= 1
-    return are_equal and bool(atoms.ndim != 1 or atoms.all())
-
-
 def refuse_loss(sizes, full_sizes, n_rows):
     """Raise ValueError if a molecule of a batch would lose what may be atoms.
 

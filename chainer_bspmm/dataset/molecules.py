@@ -162,9 +162,13 @@ class Molecules:
 
     @property
     def is_padding(self):
-        """Whether padding can be nothing else; see `dense_examples.is_padding`."""
+        """Whether padding can be nothing else: it makes all of several molecules equally large, and
+        its id is that of no atom.
+        """
         if self._is_padding is None:
-            self._is_padding = dense_examples.is_padding(self.atoms, self.full_sizes.tolist())
+            sizes = self.full_sizes
+            are_equal = len(self) != 1 and bool((sizes == sizes[:1]).all())
+            self._is_padding = are_equal and bool(self.atoms.ndim != 1 or self.atoms.all())
         return self._is_padding
 
     def padded_size(self, index, padded_to):

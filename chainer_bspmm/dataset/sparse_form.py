@@ -35,7 +35,7 @@ class SparseForm:
     """The molecules of a list, a NumpyTupleDataset, or several joined, each converted once.
 
     Until :meth:`close` the arrays of the examples are read-only: a change in place is an error
-    rather than missed. Whether the items of a list were replaced is looked at by :meth:`is_current`.
+    rather than missed. :meth:`is_current` tells whether the items of a list were replaced.
 
     Args:
         dataset (object): exactly of one of these classes; others may run a user's code.

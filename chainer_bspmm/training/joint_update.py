@@ -15,10 +15,8 @@ def update(optimizer, lossfun, *args, **kwargs):
         optimizer.update(lossfun, *args, **kwargs)
         return
     loss, target = lossfun(*args, **kwargs), optimizer.target
-    if getattr(optimizer, '_use_cleargrads', True):
-        target.cleargrads()
-    else:
-        target.zerograds()
+    uses_cleargrads = getattr(optimizer, '_use_cleargrads', True)
+    (target.cleargrads if uses_cleargrads else target.zerograds)()
     loss.backward(loss_scale=optimizer._loss_scale)
     del loss
     optimizer.reallocate_cleared_grads()
