@@ -9,11 +9,10 @@ from chainer import backend
 
 from chainer_bspmm.dataset import dense_examples
 from chainer_bspmm.dataset import sparse_example
+from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.molecules import spread
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
-from chainer_bspmm.sparse import BatchedCSR
-from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.build import to_host
@@ -123,10 +122,9 @@ class CSRConverter(chainer.dataset.Converter):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator
         found, n_node_columns = self.locate(batch), 0
         if found is None:
-            examples = [
-                tuple(example) if isinstance(example, SparseExample) else example
-                for example in batch
-            ]
+            examples = list(batch)
+            if any(issubclass(kind, SparseExample) for kind in set(map(type, examples))):
+                examples = [tuple(e) if isinstance(e, SparseExample) else e for e in examples]
             atoms, adj, labels, n_node_columns = self._from_dense(examples)
             adj.n_node_columns = n_node_columns
         else:
@@ -179,33 +177,24 @@ class CSRConverter(chainer.dataset.Converter):
 
     def _from_dense(self, examples):
         found = dense_examples.gather(examples)
-        n_node_columns = self.n_node_columns
+        n_node_columns, strip, most = self.n_node_columns, self.strip_padding, 0
+        # Folded, the values of a node column would be lost. The last column may be one.
+        may_lose = strip is None and self.layout == 'folded'
+        if n_node_columns is None or (may_lose and not n_node_columns):
+            most = dense_examples.count_node_columns(found, last_too=True)
         if n_node_columns is None:
-            n_node_columns = dense_examples.count_node_columns(found)
-        strip = self.strip_padding
+            n_node_columns = most and dense_examples.count_node_columns(found)
         if strip is None:
-            # Folded, the values of a node column would be lost. The last column may be one.
-            strip = not (
-                self.layout == 'folded'
-                and (n_node_columns or dense_examples.count_node_columns(found, last_too=True))
-            )
-        if strip and self.layout != 'padded':
-            found = dense_examples.strip(found)
-        sizes = numpy.array(list(map(len, found.atoms)))
-        atoms, max_atom_id = dense_examples.join_atoms(found.atoms), None
-        if atoms.ndim == 1:
-            max_atom_id = int(atoms.max(initial=0))
-        if (
-            self.strip_padding is None
-            and self._loses
-            and not dense_examples.is_padding(atoms, found.full_sizes)
-        ):
-            dense_examples.refuse_loss(sizes, found.full_sizes, self.padded_to or 0)
-        adj = BatchedCSR.from_matrices(found.matrices, self.layout, max_atom_id, self.padded_to)
-        if self.layout == 'folded' and self.padded_to is None:
-            adj.row_weights = build.row_weights(sizes, max(found.full_sizes))  # with padding
-        rows = [atoms] + [
-            self._node_column(column, found, 2 + i)
+            strip = not (may_lose and (n_node_columns or most))
+        strip = strip and self.layout != 'padded'
+        molecules = Molecules.from_examples(found, strip=strip)
+        sizes, full_sizes = molecules.sizes, molecules.full_sizes
+        if self.strip_padding is None and self._loses and not molecules.is_padding:
+            dense_examples.refuse_loss(sizes, full_sizes, self.padded_to or 0)
+        index = numpy.arange(sizes.size)
+        atoms, adj, _ = molecules.batch(index, self.layout, self.padded_to)
+        rows = [
+            self._node_column(column, sizes, full_sizes, 2 + i)
             for i, column in enumerate(found.labels[:n_node_columns])
         ]
         if self.layout != 'packed':
@@ -216,18 +205,18 @@ class CSRConverter(chainer.dataset.Converter):
             dense_examples.stack(column, 'batch', 2 + n_node_columns + i, found.full_sizes)
             for i, column in enumerate(found.labels[n_node_columns:])
         ]
-        return rows[0], adj, rows[1:] + labels, len(rows) - 1
+        return atoms, adj, rows + labels, len(rows)
 
-    def _node_column(self, column, found, position):
+    def _node_column(self, column, sizes, full_sizes, position):
         """Return one row for each node that is not padding."""
         rows = []
-        for i, (values, ids, full) in enumerate(zip(column, found.atoms, found.full_sizes)):
+        for i, (values, n, full) in enumerate(zip(column, sizes, full_sizes)):
             if numpy.shape(values)[:1] != (full,):
                 raise ValueError(
                     'batch[%d][%d]: expected a row for each of %d atoms, got shape %s'
                     % (i, position, full, numpy.shape(values))
                 )
-            rows.append(to_host(values)[: len(ids)])
+            rows.append(to_host(values)[:n])
         return numpy.concatenate(rows)
 
 

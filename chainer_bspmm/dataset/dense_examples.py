@@ -1,13 +1,17 @@
 """Dense examples of Chainer Chemistry: check them, find node columns and padding, stack labels."""
 
 import collections
+import itertools
+import operator
 
 from chainer_chemistry.dataset.graph_dataset.base_graph_data import BaseGraphData
 import numpy
 
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import validate
-from chainer_bspmm.sparse.build import to_host
+from chainer_bspmm.sparse.build import all_to_host
+
+_shape = operator.attrgetter('shape')
 
 # atoms: for every molecule (n,) integer ids or (n, channels) features, on the host; full_sizes: its
 # nodes with padding; matrices: its adjacency; labels: one tuple per column.
@@ -22,19 +26,6 @@ def gather(examples, name='batch', first=0):
     columns = _columns(examples, name, first)
     atoms, matrices = _molecules(columns[0], columns[1], name, first)
     return Examples(atoms, list(map(len, atoms)), matrices, columns[2:])
-
-
-def strip(found):
-    """Return `Examples` without trailing atoms of id 0 that have no entry in row or column."""
-    atoms, matrices = list(found.atoms), list(found.matrices)
-    if atoms[0].ndim == 1:
-        for i, ids in enumerate(atoms):
-            if ids.size and not ids[-1]:
-                matrices[i] = to_host(matrices[i])
-                n = _used(ids, matrices[i])
-                if n < len(ids):
-                    atoms[i], matrices[i] = ids[:n], matrices[i][..., :n, :n]
-    return found._replace(atoms=atoms, matrices=matrices)
 
 
 def join_atoms(atoms, name='batch', first=0):
@@ -63,7 +54,7 @@ def count_node_columns(found, last_too=False):
     """
     one_size = len(set(found.full_sizes)) == 1
     for i, column in enumerate(found.labels):
-        shapes = [getattr(values, 'shape', ()) for values in column]
+        shapes = list(map(getattr, column, itertools.repeat('shape'), itertools.repeat(())))
         kind = i, shapes[0], getattr(column[0], 'dtype', None)
         if any(shape[:1] != (n,) for shape, n in zip(shapes, found.full_sizes)):
             if not one_size and set(shapes) == {shapes[0]}:
@@ -80,16 +71,6 @@ def count_node_columns(found, last_too=False):
 
 # Column, shape and dtype of labels that belonged to molecules.
 _of_molecules: set[tuple] = set()
-
-
-def is_padding(atoms, full_sizes):
-    """Return whether trailing atoms of id 0 without bonds can be nothing but padding.
-
-    Padding makes all molecules of a data set equally large, which a single one does not show, and
-    its id is that of no atom. `atoms` leaves those atoms out, `full_sizes` includes them.
-    """
-    are_equal = len(full_sizes) != 1 and len(set(full_sizes)) <= 1
-    return are_equal and bool(atoms.ndim != 1 or atoms.all())
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
@@ -114,15 +95,16 @@ def stack(column, name, position, sizes=None):
     `sizes` are the molecules' numbers of atoms: an error suggests `n_node_columns` where the
     labels have as many rows.
     """
+    column = all_to_host(column)
     try:
-        stacked = numpy.array([to_host(label) for label in column])
+        stacked = _joined(column)
     except ValueError:
         stacked = None
     if stacked is None or stacked.dtype.kind not in 'biuf':
         kinds = sorted(
             {
                 '%s %s' % (getattr(label, 'dtype', type(label).__name__), numpy.shape(label))
-                for label in map(to_host, column)
+                for label in column
             }
         )
         hint = ''
@@ -139,15 +121,25 @@ def stack(column, name, position, sizes=None):
     return stacked
 
 
+def _joined(column):
+    """Return the array of all labels; NumPy needs several times as long where it has to look."""
+    if set(map(type, column)) == {numpy.ndarray}:
+        kinds = set(map(operator.attrgetter('dtype', 'shape'), column))
+        if len(kinds) == 1 and column[0].ndim:
+            return numpy.concatenate(column).reshape(len(column), *column[0].shape)
+    return numpy.array(column)
+
+
 def _columns(examples, name, first):
     if not examples:
         raise ValueError('%s: expected at least one example, got none' % name)
-    for i, example in enumerate(examples):
-        if not isinstance(example, tuple):
-            hint = '; dataset.to_sparse takes these' * isinstance(example, BaseGraphData)
+    kinds = list(map(type, examples))
+    for kind in dict.fromkeys(kinds):  # in order: the first wrong one is named
+        if not issubclass(kind, tuple):
+            hint = '; dataset.to_sparse takes these' * issubclass(kind, BaseGraphData)
             raise TypeError(
                 '%s[%d]: expected a tuple (atoms, adj, label...), got %s%s'
-                % (name, first + i, type(example).__name__, hint)
+                % (name, first + kinds.index(kind), kind.__name__, hint)
             )
     n_columns = max(len(examples[0]), 2)
     if set(map(len, examples)) != {n_columns}:
@@ -161,10 +153,29 @@ def _columns(examples, name, first):
 
 def _molecules(atoms, matrices, name, first):
     """Check that atoms and adjacency agree, return both, atoms on the host."""
-    # Examples of a sparse data set that were modified: rare, so they are converted one at a time.
-    matrices = [
-        matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix for matrix in matrices
-    ]
+    kinds = {*map(type, atoms), *map(type, matrices)}
+    if BatchedCSR in kinds:
+        # Examples of a sparse data set that were modified: rare, so they are converted one by one.
+        matrices = [
+            matrix.to_dense()[0] if isinstance(matrix, BatchedCSR) else matrix
+            for matrix in matrices
+        ]
+    pairs = set(zip(map(_shape, atoms), map(_shape, matrices))) if kinds == {numpy.ndarray} else ()
+    if not pairs or any(shape[-2:] != ids[:1] * 2 for ids, shape in pairs):
+        _check_each(atoms, matrices, name, first)
+    dtypes = set(map(operator.attrgetter('dtype'), atoms))
+    kinds = {'id' if dtype.kind in 'iu' else dtype.kind for dtype in dtypes}
+    if (kinds, set(map(operator.attrgetter('ndim'), atoms))) not in (({'id'}, {1}), ({'f'}, {2})):
+        raise ValueError(
+            '%s: expected (n,) integer atom ids, or (n, channels) floating '
+            'features, throughout, got %s'
+            % (name, ', '.join(sorted({'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms})))
+        )
+    return all_to_host(atoms), all_to_host(matrices)
+
+
+def _check_each(atoms, matrices, name, first):
+    """Raise for the first example whose atoms and adjacency do not agree."""
     for i, (ids, matrix) in enumerate(zip(atoms, matrices)):
         for part in matrix if isinstance(matrix, list) else [matrix]:
             if not hasattr(ids, 'dtype') or not hasattr(part, 'shape'):
@@ -178,24 +189,3 @@ def _molecules(atoms, matrices, name, first):
                     'atom, got atoms of shape %s and adjacency of shape %s'
                     % (name, first + i, ids.shape, part.shape)
                 )
-    kinds = {('id' if ids.dtype.kind in 'iu' else ids.dtype.kind, ids.ndim) for ids in atoms}
-    if kinds != {('id', 1)} and kinds != {('f', 2)}:
-        raise ValueError(
-            '%s: expected (n,) integer atom ids, or (n, channels) floating '
-            'features, throughout, got %s'
-            % (name, ', '.join(sorted({'%s of %d dimensions' % (a.dtype, a.ndim) for a in atoms})))
-        )
-    return [to_host(ids) for ids in atoms], matrices
-
-
-def _used(ids, matrix):
-    """Return the number of nodes without trailing padding: id 0, no entry in row or column.
-
-    Id 0 alone does not mean padding: it is also RDKit's atomic number of a dummy atom. Sparse
-    matrices have none: upstream pads arrays.
-    """
-    if not isinstance(matrix, numpy.ndarray):
-        return len(ids)
-    bonds = (matrix != 0).reshape(-1, len(ids), len(ids)).any(axis=0)
-    used = numpy.flatnonzero((ids != 0) | bonds.any(axis=0) | bonds.any(axis=1))
-    return int(used[-1]) + 1 if used.size else 0

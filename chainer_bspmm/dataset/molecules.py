@@ -162,9 +162,13 @@ class Molecules:
 
     @property
     def is_padding(self):
-        """Whether padding can be nothing else; see `dense_examples.is_padding`."""
+        """Whether padding can be nothing else: it makes all of several molecules equally large, and
+        its id is that of no atom.
+        """
         if self._is_padding is None:
-            self._is_padding = dense_examples.is_padding(self.atoms, self.full_sizes.tolist())
+            sizes = self.full_sizes
+            are_equal = len(self) != 1 and bool((sizes == sizes[:1]).all())
+            self._is_padding = are_equal and bool(self.atoms.ndim != 1 or self.atoms.all())
         return self._is_padding
 
     def padded_size(self, index, padded_to):
@@ -279,27 +283,34 @@ class Molecules:
         )
 
     @classmethod
-    def from_examples(cls, examples, name, first):
-        """Make molecules of dense examples, see `dense_examples.gather`.
+    def from_examples(cls, found, name='batch', first=0, strip=True):
+        """Make molecules, without labels, of what `dense_examples.gather` found.
 
-        Returns Molecules without labels, and the labels: a tuple for each column.
+        `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices of
+        SciPy have none: upstream pads arrays.
         """
-        found = dense_examples.strip(dense_examples.gather(examples, name, first))
-        csr = BatchedCSR.from_matrices(found.matrices)
-        shift = numpy.repeat(csr.col_offsets[:-1], numpy.diff(csr.indptr[csr.row_offsets]))
-        molecules = cls(
-            dense_examples.join_atoms(found.atoms, name, first),
-            numpy.array(list(map(len, found.atoms))),
-            numpy.array(found.full_sizes),
-            numpy.diff(csr.indptr),
-            csr.indices - shift,
-            csr.data,
-            csr.n_relations,
-            [],
+        entries = build.entries_of(found.matrices)
+        atoms = dense_examples.join_atoms(found.atoms, name, first)
+        row_nnz, columns = (
+            array.astype(numpy.int32) for array in (entries.row_nnz, entries.columns)
         )
-        if csr.is_symmetric or len(molecules) == 1:
-            molecules._symmetric = numpy.full(len(molecules), csr.is_symmetric)
-        return molecules, found.labels
+        sizes = full_sizes = entries.sizes
+        if strip and atoms.ndim == 1 and isinstance(found.matrices[0], numpy.ndarray):
+            starts = build.starts_of(sizes)
+            if not atoms[starts[1:][sizes > 0] - 1].all():
+                # Id 0 alone is no padding: it is also RDKit's atomic number of a dummy atom.
+                is_used = (atoms != 0) | (row_nnz != 0)
+                nodes = columns // entries.n_relations
+                is_used[nodes + numpy.repeat(starts[:-1], entries.nnz)] = True
+                position = numpy.arange(1, atoms.size + 1) - numpy.repeat(starts[:-1], sizes)
+                sizes = largest(position * is_used, starts[:-1], sizes)
+                is_kept = position <= numpy.repeat(sizes, full_sizes)
+                atoms, row_nnz = atoms[is_kept], row_nnz[is_kept]
+        molecules = cls(
+            atoms, sizes, full_sizes, row_nnz, columns, entries.data, entries.n_relations, []
+        )
+        molecules._symmetric = entries.symmetric
+        return molecules
 
     @classmethod
     def concatenate(cls, parts):

@@ -170,6 +170,18 @@ class SparseDataset(Selection, NumpyTupleDataset):
         )
 
 
+def chunks(dataset):
+    """Yield the examples of a data set as lists, each with the number of its first."""
+    for first in range(0, max(len(dataset), 1), CHUNK):
+        part = slice(first, first + CHUNK)
+        if type(dataset) is list:
+            yield first, dataset[part]
+        elif type(dataset) is NumpyTupleDataset:
+            yield first, list(zip(*[column[part] for column in dataset._datasets]))
+        else:
+            yield first, [dataset[i] for i in range(*part.indices(len(dataset)))]
+
+
 def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
     """Convert a dense data set to a sparse one, which stores every molecule once, as CSR.
 
@@ -198,14 +210,15 @@ def to_sparse(dataset: Any, n_edge_types: int | None = None) -> SparseDataset:
         validate.count('n_edge_types', n_edge_types, 1)
     parts, columns = [], []
     with tqdm(total=len(dataset), desc='to_sparse', leave=False, disable=None) as bar:
-        for first in range(0, max(len(dataset), 1), CHUNK):
-            examples = [
-                example_of(dataset[i], 'dataset[%d]' % i, n_edge_types)
-                for i in range(first, min(first + CHUNK, len(dataset)))
-            ]
-            part, labels = Molecules.from_examples(examples, 'dataset', first)
-            parts.append(part)
-            columns.append(labels)
+        for first, examples in chunks(dataset):
+            if set(map(type, examples)) != {tuple}:
+                examples = [
+                    example_of(example, 'dataset[%d]' % i, n_edge_types)
+                    for i, example in enumerate(examples, first)
+                ]
+            found = dense_examples.gather(examples, 'dataset', first)
+            parts.append(Molecules.from_examples(found, 'dataset', first))
+            columns.append(found.labels)
             bar.update(len(examples))
     if len(set(map(len, columns))) > 1:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import operator
 from typing import Any
 import weakref
@@ -14,6 +15,7 @@ import numpy
 
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.molecules import Molecules
+from chainer_bspmm.dataset.sparse_dataset import chunks
 from chainer_bspmm.dataset.sparse_dataset import NumpyTupleDataset
 from chainer_bspmm.dataset.sparse_dataset import to_sparse
 
@@ -33,7 +35,7 @@ class SparseForm:
     """The molecules of a list, a NumpyTupleDataset, or several joined, each converted once.
 
     Until :meth:`close` the arrays of the examples are read-only: a change in place is an error
-    rather than missed. Whether the items of a list were replaced is looked at for each batch.
+    rather than missed. :meth:`is_current` tells whether the items of a list were replaced.
 
     Args:
         dataset (object): exactly of one of these classes; others may run a user's code.
@@ -49,14 +51,7 @@ class SparseForm:
         self._columns = columns_of(dataset)
         self._items = [(column, list(column)) for column in self._columns if type(column) is list]
         try:
-            for column in self._columns:
-                self._lock(column)
-            for i in range(len(dataset)):
-                example = dataset[i]
-                if type(example) is tuple:  # else it is refused below
-                    for value in example:
-                        if isinstance(value, numpy.ndarray):
-                            self._lock(value)
+            self._lock(_arrays_in(self._columns))
             self.molecules: Molecules = converted(dataset)
         except BaseException as error:
             self._unlock()
@@ -64,19 +59,20 @@ class SparseForm:
                 raise
             raise CannotKeep(str(error)) from error
 
-    def is_current(self, index: numpy.ndarray) -> bool:
-        """Return whether the data set still has these examples, (n,) integers."""
+    def is_current(self, index: numpy.ndarray | None) -> bool:
+        """Return whether the data set still has these examples, (n,) integers; None: all."""
         columns = columns_of(self._dataset)
         if len(columns) != len(self._columns) or not all(map(operator.is_, columns, self._columns)):
             return False
-        numbers = index.tolist() if self._items else ()
-        return all(
-            len(column) == len(items)
-            and all(
-                map(operator.is_, map(column.__getitem__, numbers), map(items.__getitem__, numbers))
-            )
-            for column, items in self._items
-        )
+        for column, items in self._items:
+            if len(column) != len(items):
+                return False
+            if index is not None:
+                some = operator.itemgetter(*index.tolist(), -1)  # a tuple, also of one
+                column, items = some(column), some(items)
+            if not all(map(operator.is_, column, items)):
+                return False
+        return True
 
     def close(self) -> None:
         """Let the arrays be written again, once all who opened the form have closed it."""
@@ -85,26 +81,33 @@ class SparseForm:
             _forms.pop(id(self._dataset), None)
             self._unlock()
 
-    def _lock(self, array):
-        chain = []
-        while isinstance(array, numpy.ndarray):
-            chain.append(array)
-            array = array.base
-        if array is not None and type(array) not in (bytes, list):  # unpickled arrays are of bytes
-            raise CannotKeep('an array is in memory of something else: %s' % type(array).__name__)
-        for array in reversed(chain):
-            is_known = id(array) in self._locked
-            if not is_known and (array.flags.writeable or id(array) in _locks):
-                _locks[id(array)] += 1
-                array.flags.writeable = False
-                self._locked[id(array)] = array
+    def _lock(self, arrays):
+        levels = []  # arrays, what they are views of, and so on
+        while arrays:
+            levels.append(dict(zip(map(id, arrays), arrays)))
+            bases = list(map(operator.attrgetter('base'), levels[-1].values()))
+            for kind in set(map(type, bases)) - {type(None), bytes, list}:  # bytes: unpickled
+                if not issubclass(kind, numpy.ndarray):
+                    raise CannotKeep('an array is in memory of something else: ' + kind.__name__)
+            arrays = [base for base in bases if isinstance(base, numpy.ndarray)]
+        found = {key: array for level in reversed(levels) for key, array in level.items()}
+        is_writeable = map(operator.attrgetter('flags.writeable'), found.values())
+        self._locked = {
+            key: array
+            for (key, array), is_open in zip(found.items(), is_writeable)
+            if is_open or key in _locks
+        }
+        _locks.update(self._locked.keys())
+        for array in self._locked.values():
+            array.setflags(write=False)
 
     def _unlock(self):
         locked, self._locked = self._locked, {}
         for key, array in locked.items():  # a view after what it is of
-            _locks[key] -= 1
-            if not _locks[key]:
-                del _locks[key]
+            n_others = _locks.pop(key, 1) - 1
+            if n_others:
+                _locks[key] = n_others
+            else:
                 _make_writeable(array)
 
     def __del__(self):
@@ -114,7 +117,7 @@ class SparseForm:
 
 def _make_writeable(array):
     try:
-        array.flags.writeable = True
+        array.setflags(write=True)
     except ValueError:
         # A view of what another form still locks; or unpickled: NumPy does not let it be written.
         if id(array.base) in _locks:
@@ -143,37 +146,39 @@ def columns_of(dataset):
     return columns
 
 
+def _arrays_in(columns):
+    """Return the arrays of all examples; what is made of a column later is as writeable as it."""
+    arrays = [column for column in columns if isinstance(column, numpy.ndarray)]
+    for column in columns:
+        if type(column) is list or column.dtype == object:
+            values = column if type(column) is list else column.ravel().tolist()
+            examples = [value if type(value) is tuple else (value,) for value in values]
+            values = itertools.chain.from_iterable(examples)
+            arrays += [value for value in values if isinstance(value, numpy.ndarray)]
+    return arrays
+
+
 def converted(dataset: Any) -> Molecules:
     """Return the molecules of a dense data set, of which converters make the same batches.
 
     Raises:
         CannotKeep, TypeError, ValueError: there are none of which they do.
     """
-    kinds = set()
-    try:
-        for i in range(len(dataset)):
-            example = dataset[i]
-            kinds.add((type(example), *map(type, example), *[value.dtype for value in example]))
-    except (AttributeError, TypeError):
-        raise CannotKeep('an example is not of arrays') from None
-    if len({_dtypes(*kind) for kind in kinds}) != 1:
-        raise CannotKeep('dtypes differ')
+    dtypes = collections.defaultdict(set)  # that a batch keeps: column -> those of its values
+    for _, examples in chunks(dataset):
+        if set(map(type, examples)) != {tuple} or len(set(map(len, examples))) != 1:
+            raise CannotKeep('an example is no tuple of as many values as others')
+        for i, column in enumerate(zip(*examples)):
+            allowed = numpy.ndarray if i < 2 else (numpy.ndarray, numpy.generic)
+            if not all(issubclass(kind, allowed) for kind in set(map(type, column))):
+                raise CannotKeep('an example is not of arrays')
+            for dtype in set(map(operator.attrgetter('dtype'), column)):
+                dtypes[i].add(None if i == 0 and dtype.kind != 'f' else dtype)
+    if len(dtypes) < 2 or any(len(of_column) != 1 for of_column in dtypes.values()):
+        raise CannotKeep('an example has no adjacency, or dtypes differ')
     molecules = to_sparse(dataset).molecules
     _refuse_node_columns(molecules)
     return molecules
-
-
-def _dtypes(kind, *of_values):
-    """Return the dtypes that a batch keeps, of an example's class, and those of its values."""
-    n = len(of_values) // 2
-    if kind is not tuple or n < 2:
-        raise CannotKeep('an example is no tuple of atoms, adjacency and labels')
-    if any(not issubclass(of, numpy.ndarray) for of in of_values[:2]) or any(
-        not issubclass(of, (numpy.ndarray, numpy.generic)) for of in of_values[2:n]
-    ):
-        raise CannotKeep('an example is not of arrays')
-    atoms, *others = of_values[n:]
-    return (atoms if atoms.kind == 'f' else None, *others)
 
 
 def _refuse_node_columns(molecules):

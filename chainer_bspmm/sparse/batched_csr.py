@@ -263,9 +263,7 @@ class BatchedCSR(Batch):
         validate.layout(layout, padded_to)
         matrices = list(matrices)
         device = validate.same_device('matrices', matrices)
-        fields = build.from_matrices(
-            [build.to_host(matrix) for matrix in matrices], layout, padded_to
-        )
+        fields = build.from_matrices(build.all_to_host(matrices), layout, padded_to)
         self = cls._trusted(layout=layout, max_atom_id=max_atom_id, **fields)
         return self if device is None else self.to_device(device)
 

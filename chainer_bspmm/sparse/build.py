@@ -39,6 +39,13 @@ def to_host(array):
     return array.get() if isinstance(array, cuda.ndarray) else array
 
 
+def all_to_host(arrays):
+    """Return :func:`to_host` of every array, quickly where none has to be copied."""
+    if any(issubclass(kind, cuda.ndarray) for kind in set(map(type, arrays))):
+        return list(map(to_host, arrays))
+    return arrays
+
+
 def entry_rows(xp, indptr, nnz, has_spare=False):
     """Return the row of every entry, (nnz,) int32; 0 for spare ones, those past ``indptr[-1]``."""
     if xp is numpy:
@@ -235,44 +242,81 @@ def launch_degree_rows(adj, n_types, dtype):
     return made
 
 
+# The entries of matrices, one per graph. sizes, nnz: (n_graphs,) int64, nodes and entries of every
+# graph; row_nnz: (n_nodes,), entries of every row; columns: (nnz,), j * R + r of every entry, j
+# counted in its graph; data: (nnz,), or None for ones; symmetric: (n_graphs,) bool, None where
+# nobody looked.
+Entries = collections.namedtuple('Entries', 'sizes nnz row_nnz columns data n_relations symmetric')
+
+
 def from_matrices(matrices, layout, padded_to=None):
     """Gather host matrices, one per graph, into the fields of a `BatchedCSR`."""
+    found = entries_of(matrices)
+    sizes, n_relations, row_nnz = found.sizes, found.n_relations, found.row_nnz
+    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
+    validate.fits_int32('nodes times relations', int(offsets[-1]) * n_relations)
+    validate.fits_int32('non-zeros', found.columns.size)
+    if layout != 'packed':
+        n_before = offsets[:-1] - starts_of(sizes)[:-1]  # rows of phantom nodes
+        row_nnz = numpy.zeros(int(offsets[-1]), row_nnz.dtype)
+        row_nnz[numpy.arange(found.row_nnz.size) + numpy.repeat(n_before, sizes)] = found.row_nnz
+    weights = None
+    if layout == 'folded':
+        weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
+    indices = found.columns + numpy.repeat(offsets[:-1] * n_relations, found.nnz)
+    return {
+        'indptr': starts_of(row_nnz).astype(numpy.int32),
+        'indices': indices.astype(numpy.int32),
+        'data': found.data,
+        'row_offsets': offsets.astype(numpy.int32),
+        'col_offsets': (offsets * n_relations).astype(numpy.int32),
+        'n_relations': n_relations,
+        'is_symmetric': None if found.symmetric is None else bool(found.symmetric.all()),
+        'row_weights': weights,
+        'padded_to': padded_to,
+    }
+
+
+def entries_of(matrices):
+    """Return the `Entries` of host matrices, those of a row sorted by (relation, column)."""
     if not matrices:
         raise ValueError('matrices: expected at least one matrix, got an empty sequence')
-    if all(isinstance(matrix, numpy.ndarray) for matrix in matrices):
-        return _from_arrays(matrices, layout, padded_to)
-    return _from_scipy(matrices, layout, padded_to)
+    if all(issubclass(kind, numpy.ndarray) for kind in set(map(type, matrices))):
+        return _of_arrays(matrices)
+    return _of_scipy(matrices)
 
 
-def _from_arrays(matrices, layout, padded_to):
+def _of_arrays(matrices):
     n_relations, sizes, dtype = validate.dense_matrices(matrices)
-    if n_relations > 1:
-        # (relation, row, column) -> (row, relation, column), the order of the entries in a row.
-        matrices = [matrix.transpose(1, 0, 2) for matrix in matrices]
     flat = numpy.concatenate([matrix.ravel() for matrix in matrices])
-    starts = starts_of(sizes * sizes * n_relations)
     place = numpy.flatnonzero(flat != 0)  # NaN != 0: it is a value
-    graph_nnz = numpy.diff(numpy.searchsorted(place, starts))
-    graph = numpy.repeat(numpy.arange(sizes.size), graph_nnz)
-    size = sizes[graph]
-    local = place - starts[graph]
-    row, rest = numpy.divmod(local, size * n_relations)
-    relation, column = (0, rest) if n_relations == 1 else numpy.divmod(rest, size)
-    data = flat[place].astype(dtype, copy=False)
-    mirrored = flat[starts[graph] + (column * n_relations + relation) * size + row]
-    symmetric = numpy.array_equal(mirrored, data)
-    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
-    first = offsets[graph]
-    row_nnz = numpy.bincount(first + row, minlength=int(offsets[-1]))
-    indices = (first + column) * n_relations + relation
-    if (data == 1).all():
-        data = None
-    return _fields(
-        sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, data, symmetric
+    starts = starts_of(sizes * sizes * n_relations)
+    entry_starts = numpy.searchsorted(place, starts)
+    nnz = numpy.diff(entry_starts)
+    size, data = numpy.repeat(sizes, nnz), flat[place]
+    rest, column = numpy.divmod(place - numpy.repeat(starts[:-1], nnz), size)
+    relation, row = (0, rest) if n_relations == 1 else numpy.divmod(rest, size)
+    differs = starts_of(flat[place + (column - row) * (size - 1)] != data)
+    row += numpy.repeat(starts_of(sizes)[:-1], nnz)
+    n_rows = int(sizes.sum())
+    columns = column * n_relations + relation
+    data = data.astype(dtype, copy=False)
+    if n_relations > 1:  # entries are sorted by (graph, relation, row, column)
+        # NumPy sorts integers of 16 bits in linear time.
+        order = numpy.argsort(row.astype(numpy.min_scalar_type(n_rows)), kind='stable')
+        columns, data = columns[order], data[order]
+    return Entries(
+        sizes,
+        nnz,
+        numpy.bincount(row, minlength=n_rows),
+        columns,
+        None if (data == 1).all() else data,
+        n_relations,
+        differs[entry_starts[1:]] == differs[entry_starts[:-1]],
     )
 
 
-def _from_scipy(matrices, layout, padded_to):
+def _of_scipy(matrices):
     n_relations, sizes, stacks, dtype = validate.sparse_matrices(matrices)
     starts = starts_of(sizes)
     n_rows = int(starts[-1])
@@ -288,20 +332,13 @@ def _from_scipy(matrices, layout, padded_to):
     del parts
     if (data == 1).all():
         data = None
-    indptr, indices, data = _sorted_entries(rows, columns, data, (n_rows, n_rows * n_relations))
-    row_nnz = numpy.diff(indptr)
-    graph_nnz = numpy.diff(indptr[starts])
+    indptr, columns, data = _sorted_entries(rows, columns, data, (n_rows, n_rows * n_relations))
+    nnz = numpy.diff(indptr[starts])
+    columns = columns - numpy.repeat(starts[:-1] * n_relations, nnz)
     if n_relations > 1:
-        graph = numpy.repeat(numpy.arange(sizes.size), graph_nnz)
-        relation, column = numpy.divmod(indices - (starts * n_relations)[graph], sizes[graph])
-        indices = (starts[graph] + column) * n_relations + relation
-    offsets = starts_of(rows_of(sizes, layout, sizes.max()))
-    if layout != 'packed':
-        n_before = (offsets - starts)[:-1]  # rows of phantom nodes
-        indices = indices + numpy.repeat(n_before * n_relations, graph_nnz)
-        of_real, row_nnz = row_nnz, numpy.zeros(int(offsets[-1]), row_nnz.dtype)
-        row_nnz[numpy.arange(of_real.size) + numpy.repeat(n_before, sizes)] = of_real
-    return _fields(sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, data, None)
+        relation, column = numpy.divmod(columns, numpy.repeat(sizes, nnz))
+        columns = column * n_relations + relation
+    return Entries(sizes, nnz, numpy.diff(indptr), columns, data, n_relations, None)
 
 
 def _sorted_entries(rows, columns, data, shape):
@@ -314,25 +351,6 @@ def _sorted_entries(rows, columns, data, shape):
     matrix.has_canonical_format = True  # else it would add up what is at one place
     matrix = matrix.tocsc().tocsr()
     return matrix.indptr, matrix.indices, None if data is None else matrix.data.view(data.dtype)
-
-
-def _fields(sizes, layout, padded_to, n_relations, offsets, row_nnz, indices, data, is_symmetric):
-    weights = None
-    if layout == 'folded':
-        weights = row_weights(sizes, sizes.max() if padded_to is None else padded_to)
-    validate.fits_int32('nodes times relations', int(offsets[-1]) * n_relations)
-    validate.fits_int32('non-zeros', indices.size)
-    return {
-        'indptr': starts_of(row_nnz).astype(numpy.int32),
-        'indices': indices.astype(numpy.int32, copy=False),
-        'data': data,
-        'row_offsets': offsets.astype(numpy.int32),
-        'col_offsets': (offsets * n_relations).astype(numpy.int32),
-        'n_relations': n_relations,
-        'is_symmetric': is_symmetric,
-        'row_weights': weights,
-        'padded_to': padded_to,
-    }
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):

@@ -1,5 +1,7 @@
 """Checks of a container's arguments; every error names the argument, what it got and expected."""
 
+import operator
+
 import numpy
 import scipy.sparse
 
@@ -220,14 +222,14 @@ def dense_matrices(matrices):
             'matrices[0]: expected at least one relation, got shape %s' % (first.shape,)
         )
     lead = first.shape[:-2]
-    shapes = [matrix.shape for matrix in matrices]
-    for i, shape in enumerate(shapes):
+    shapes = list(map(operator.attrgetter('shape'), matrices))
+    for shape in dict.fromkeys(shapes):  # in order: the first wrong one is named
         if shape != lead + (shape[-1:] * 2):
             raise ValueError(
                 'matrices[%d]: expected shape %s as in matrices[0], got %s'
-                % (i, '(n, n)' if not lead else '(%d, n, n)' % n_relations, shape)
+                % (shapes.index(shape), '(n, n)' if not lead else '(%d, n, n)' % n_relations, shape)
             )
-    dtype = numpy.result_type(*{matrix.dtype for matrix in matrices})
+    dtype = numpy.result_type(*set(map(operator.attrgetter('dtype'), matrices)))
     return n_relations, numpy.array([shape[-1] for shape in shapes]), _value_dtype(dtype)
 
 

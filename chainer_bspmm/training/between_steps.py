@@ -7,10 +7,12 @@ from chainer import training
 from chainer.training import extensions
 from chainer.training import util
 from chainer.training.triggers import IntervalTrigger
+from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
 # These change numbers of the optimizer at most, which are sent with every batch. Methods of
 # subclasses are a user's.
 _HARMLESS = (
+    AutoPrintReport,
     extensions.ExponentialShift,
     extensions.InverseShift,
     extensions.LinearShift,

@@ -101,15 +101,17 @@ class _Captured:
             chainer.using_config('train', False),
             chainer.no_backprop_mode(),
         ):
-            self._evaluation.watched = None  # other code has run since
+            evaluation = self._evaluation
+            evaluation.watched = None  # other code has run since
             while True:
+                is_known = evaluation.watched is not None
                 try:
-                    examples = self._evaluation.examples.next(
-                        iterator, self.converter, self._has_trainer
+                    examples = evaluation.examples.next(
+                        iterator, self.converter, self._has_trainer, is_known
                     )
                 except StopIteration:
                     return
-                yield self._evaluation.evaluate(examples)
+                yield evaluation.evaluate(examples)
 
     def __call__(self, trainer=None):
         self._has_trainer = trainer is not None  # which says when the training ends

@@ -27,6 +27,7 @@ class Examples:
     def __init__(self):
         self._parts = None, None, None, None  # iterator, its data set, converter, may_keep
         self._form = None  # of a dense data set
+        self._was_left = True  # whether other code may have changed the examples that it has
         self._is_numbered = False
         self._n_forms = 0  # that were opened
 
@@ -38,13 +39,14 @@ class Examples:
     def __reduce__(self):
         return Examples, ()  # a copy opens its own
 
-    def next(self, iterator, converter, may_keep=True):
+    def next(self, iterator, converter, may_keep=True, is_known=False):
         """Return the next list of examples or `Selection`.
 
         Args:
             iterator (Iterator), converter (callable): of an updater or evaluator.
             may_keep (bool): whether dense data sets may be kept: their arrays are read-only until
                 :meth:`close`, which the caller must be sure to reach.
+            is_known (bool): whether no code of others has run since the last call.
 
         Raises:
             StopIteration: the iterator has ended.
@@ -61,7 +63,8 @@ class Examples:
         if not self._is_numbered or 'next' in vars(iterator):
             return iterator.next()
         index = _next_index(iterator)
-        selection = self._selected(dataset, index)
+        # A sampler of an iterator may be a user's.
+        selection = self._selected(dataset, index, is_known and not iterator.is_new_epoch)
         return [dataset[i] for i in index] if selection is None else selection
 
     def close(self):
@@ -81,13 +84,13 @@ class Examples:
                 form = sparse_form.open_form(base)
                 self._n_forms += form is not None
                 if form is not None and sparse_form.suits(converter, form.molecules):
-                    self._form, self._is_numbered = form, True
+                    self._form, self._is_numbered, self._was_left = form, True, True
                 elif form is not None:
                     form.close()
         if last is not None:
             last.close()
 
-    def _selected(self, dataset, index):
+    def _selected(self, dataset, index, is_known):
         """Return the `Selection` of examples; None if there are none, or a number is wrong."""
         if not index.size or index.dtype.kind not in 'iu':
             return None
@@ -97,7 +100,9 @@ class Examples:
         if self._form is None:
             base = sparse_form.base_of(dataset)
             return Selection(base.molecules, base.order.take(index))
-        if not self._form.is_current(index):
+        # Once other code runs no more, all are looked at instead of those of every batch.
+        must_look, self._was_left = self._was_left or not is_known, not is_known
+        if must_look and not self._form.is_current(None if is_known else index):
             self._form.close()
             self._form, self._is_numbered = None, False
             return None

@@ -13,6 +13,7 @@ from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
+from chainer_bspmm.training import joint_update
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.programs import CannotCapture
@@ -133,11 +134,14 @@ class GraphUpdater(StandardUpdater):
         iterator = self._iterators['main']
         if self._optimizers['main'] is not self._driver.given:  # replaced
             self._driver = StepDriver(*self._driver.options(self._optimizers['main']))
+        driver = self._driver
+        if not is_known:
+            driver.watched = None
         # Without a Trainer nobody may say when the training ends.
-        may_keep = self._between_steps is not None
-        examples = self._driver.examples.next(iterator, self.converter, may_keep)
-        if not is_known or type(examples) is not Selection:  # a list may come from a user's code
-            self._driver.watched = None
+        may_keep, is_known = self._between_steps is not None, driver.watched is not None
+        examples = driver.examples.next(iterator, self.converter, may_keep, is_known)
+        if type(examples) is not Selection:  # a list may come from a user's code
+            driver.watched = None
         if not self._is_checked:
             self._is_checked = True
             self._check_swap(examples)
@@ -228,7 +232,7 @@ class GraphUpdater(StandardUpdater):
             self._driver.capturer.join()
         args, kwargs = self._arguments(examples)
         optimizer = self._optimizers['main']
-        optimizer.update(self.loss_func or optimizer.target, *args, **kwargs)
+        joint_update.update(optimizer, self.loss_func or optimizer.target, *args, **kwargs)
 
     def finalize(self) -> None:
         try:

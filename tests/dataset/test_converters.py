@@ -1,5 +1,6 @@
 """The converters: every kind of data set and device argument, padding, and what they refuse."""
 
+import collections
 import pickle
 
 import numpy
@@ -20,6 +21,7 @@ from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.models import sparsify
 from tests.support import parity
 from tests.support import relative_error
+from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import molecules
 
 packed = CSRConverter('packed')
@@ -265,11 +267,31 @@ ATOMS, ADJ = numpy.array([6, 8], 'i'), numpy.eye(2, dtype='f')
             r'batch\[...\]\[2\]: expected labels of one shape, got list \(1,\), list \(2,\)',
         ),
         ([(ATOMS, ADJ), (ATOMS, numpy.ones((4, 2, 2)))], ValueError, r'got \(4, 2, 2\)'),
+        # the first of several that are wrong is named, with the shape that it was given with
+        ([(ATOMS, ADJ), 'CO', [ATOMS, ADJ], 'N'], TypeError, r'batch\[1\]: .* got str'),
+        (
+            [(ATOMS, ADJ), (ATOMS, numpy.eye(3)), (ATOMS[:1], ADJ), (ATOMS, numpy.eye(3))],
+            ValueError,
+            r'batch\[1\]: .* atoms of shape \(2,\) and adjacency of shape \(3, 3\)',
+        ),
+        (
+            [(ATOMS, ADJ)] + 2 * [(numpy.array([6, 0]), numpy.diag([1.0, 0])[None])],
+            ValueError,
+            r'matrices\[1\]: expected shape \(n, n\) .* got \(1, 2, 2\)',
+        ),
     ],
 )
 def test_bad_batch(batch, error, message):
     with pytest.raises(error, match=message):
         concat_mols(batch)
+
+
+@pytest.mark.parametrize('convert', [concat_mols, to_sparse])
+def test_tuples_of_a_class_of_their_own_are_examples(convert):
+    example = collections.namedtuple('example', 'atoms adj label')
+    found = convert([example(ATOMS, ADJ, 1.0)])
+    found = concat_mols(found) if convert is to_sparse else found
+    assert_same_batch(found, concat_mols([(ATOMS, ADJ, 1.0)]))
 
 
 @pytest.mark.parametrize(

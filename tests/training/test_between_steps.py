@@ -13,6 +13,7 @@ from chainer import training
 from chainer.training import extensions
 from chainer.training.triggers import ManualScheduleTrigger
 from chainer.training.updaters import StandardUpdater
+from chainer_chemistry.training.extensions.auto_print_report import AutoPrintReport
 
 from chainer_bspmm.training import step_driver
 from chainer_bspmm.training.between_steps import BetweenSteps
@@ -84,6 +85,7 @@ def test_extensions_that_only_report(tmp_path):
             ManualScheduleTrigger([2], 'iteration'),
         ),
         (extensions.PrintReport(['loss']), (1, 'epoch')),
+        (AutoPrintReport(), None),
         (extensions.ProgressBar(), None),
     ]
     assert run_with(tmp_path, *harmless) == list(range(2, 10))
@@ -126,6 +128,7 @@ class MyLog(extensions.LogReport):
         lambda: MyLog(),
         lambda: extensions.LogReport(postprocess=a_users),
         lambda: extensions.PrintReport(['loss'], extensions.LogReport(postprocess=a_users)),
+        lambda: AutoPrintReport(extensions.LogReport(postprocess=a_users)),
     ],
 )
 def test_functions_of_users(tmp_path, extension):

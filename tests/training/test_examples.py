@@ -268,6 +268,28 @@ def test_a_column_whose_items_are_replaced():
     assert type(taken.next(iterator, CONVERTER)) is list
 
 
+def test_an_item_that_is_replaced_long_before_it_is_read():
+    found = examples()
+    taken, iterator = Examples(), SerialIterator(found, 2, shuffle=False)
+    assert type(taken.next(iterator, CONVERTER)) is Selection
+    found[8] = found[9]
+    for is_known, kind in ((False, Selection), (True, list), (True, list)):
+        assert type(taken.next(iterator, CONVERTER, True, is_known)) is kind
+
+
+def test_items_that_a_sampler_replaces():
+    found = examples()
+
+    def sampled(order, position):
+        found[5] = (*found[5],)
+        return numpy.arange(len(order))
+
+    taken = Examples()
+    iterator = SerialIterator(found, 4, shuffle=None, order_sampler=sampled)
+    kinds = [type(taken.next(iterator, CONVERTER, True, True)) for _ in range(5)]
+    assert kinds == [Selection] * 3 + [list] * 2
+
+
 def test_a_list_that_grows():
     found = examples()
     taken, iterator = Examples(), SerialIterator(found, 3)
