@@ -13,7 +13,6 @@ from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
-from chainer_bspmm.training import joint_update
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.programs import CannotCapture
@@ -232,7 +231,7 @@ class GraphUpdater(StandardUpdater):
             self._driver.capturer.join()
         args, kwargs = self._arguments(examples)
         optimizer = self._optimizers['main']
-        joint_update.update(optimizer, self.loss_func or optimizer.target, *args, **kwargs)
+        optimizer.update(self.loss_func or optimizer.target, *args, **kwargs)
 
     def finalize(self) -> None:
         try:
