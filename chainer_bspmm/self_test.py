@@ -32,7 +32,7 @@ METHODS = 'rsgcn', 'relgcn', 'ggnn', 'gin', 'nfp', 'relgat', 'gnnfilm'
 N_STEPS = 5  # one eager, one captured, then replays, which are checked
 # Largest relative error, in the maximum norm, of predictions and of all gradients: rounding,
 # that of float16, and otherwise that of the dense model, which runs in float32.
-TOLERANCES = {'e': 2e-2, 'f': 1e-4, 'd': 1e-4}
+TOLERANCES = {'e': 5e-2, 'f': 1e-4, 'd': 1e-4}
 
 # method: the model's, and what was done with it; dtype: one letter; error (float or None):
 # relative, None where it failed; reason (str or None): why it failed, or what is wrong.
@@ -149,7 +149,7 @@ def trains(method, dtype, device):
 def _outcome(method, dtype, device, test):
     name = method + ', trained' if test is trains else method
     try:
-        with chainer.using_config('train', False):
+        with chainer.using_device(device), chainer.using_config('train', False):
             error = relative_error(*test(method, dtype, device))
     except Exception as problem:  # any error belongs in the report
         return Outcome(name, dtype, None, '%s: %s' % (type(problem).__name__, problem))
