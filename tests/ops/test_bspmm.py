@@ -596,7 +596,8 @@ def test_unknown_algorithm(kind):
     with pytest.raises(
         ValueError, match="^algorithm: expected .*%r.*, got 'vektor'" % (list(ALGORITHMS[kind])[-1])
     ):
-        bspmm(adj, cuda.cupy.ones((adj.n_cols, 2), 'f'), algorithm='vektor')
+        room = functions if kind == 'csr' else papers
+        room.bspmm(adj, cuda.cupy.ones((adj.n_cols, 2), 'f'), algorithm='vektor')
 
 
 def test_bad_shape_for_relations():
@@ -621,6 +622,6 @@ def test_argument_on_another_device(argument):
     arguments = {name: cuda.to_gpu(array) for name, array in good.items()}
     arguments[argument] = good[argument]
     with pytest.raises(ValueError, match='%s: expected on .*cupy:0.* got on .*numpy' % argument):
-        bspmm_forward(adj, **arguments)
+        functions.bspmm(adj, **arguments)
     with pytest.raises(ValueError, match='x: expected on .*numpy.* got on .*cupy:0'):
         bspmm(small(), cuda.to_gpu(ones(3, 2)))
