@@ -2,7 +2,7 @@
 //
 //     partial[p, t, c] = sum of gy[i, c] over the rows i of run p with ids[i] == t
 //
-// ids (n_rows) int32: rows whose id is not in [0, n_types) take no part. gy (n_rows, n_channels);
+// ids (n_rows) int32: rows whose id is not in [0, n_types) are ignored. gy (n_rows, n_channels);
 // partial (n_runs, n_types, n_channels) of the arithmetic dtype, to be summed over the runs by
 // sum_partials. Run p is rows [p * run, (p + 1) * run). Every element of partial is written. Rows are
 // added in a fixed order: deterministic, no atomics.

@@ -7,7 +7,7 @@
 //               h = tanh(W_h [x; m] + b_h + U_h (r s) + c_h), y = s + z (h - s)
 //
 //     GRADIENT=0:  y, and what the gradient needs: h, z, and with a state r and reset = r s
-//     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients by the arguments of
+//     GRADIENT=1:  from gy: gx, gm, gs; and g (2 or 3, n_rows, WIDTH_H), the gradients with respect to the arguments of
 //                  h, z and r, from which gated_weights.cu makes those of the parameters
 //     SAME=1:      x is s. W and U of z and r meet the same row: their sum is multiplied by it, once. gx is
 //                  the sum of both gradients, gs is not touched
@@ -396,7 +396,7 @@ constexpr int PARTS = APART ? 3 : 2;                    // quads of the result o
 constexpr int COLUMNS = (ALL / 4 + PARTS - 1) / PARTS;  // it owns quads c, c + COLUMNS, ...
 constexpr int WIDE = COLUMNS * PARTS * 4;
 static_assert(THREADS == COLUMNS * GROUPS * SPLIT, "every thread has its outputs");
-// A row in shared memory: the gradients by the arguments of h, z, r, and gs without that by U.
+// A row in shared memory: the gradients for the arguments of h, z, r, and gs without U's part.
 constexpr int G = MAPS * OUT;
 constexpr int ROW = G + (STATE ? OUT : 0) + PAD;
 

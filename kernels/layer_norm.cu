@@ -3,7 +3,7 @@
 //
 //     GRADIENT=0:  y[i, c] = gamma[c] x'[c] + beta[c];  statistics[i] = (m, s)
 //     GRADIENT=1:  with g[c] = gy[i, c] gamma[c], means over c:
-//                  y[i, c] = s (g[c] - mean(g) - x'[c] mean(g x')), the gradient by x
+//                  y[i, c] = s (g[c] - mean(g) - x'[c] mean(g x')), the gradient with respect to x
 //                  terms[i, c] = gy[i, c] x'[c] and terms[i, n_B + c] = gy[i, c]: their sums over i are
 //                  the gradients by gamma and beta
 //

@@ -1,5 +1,5 @@
 // The mean of a loss or a metric over the elements of predictions x and of what is true, t, and its
-// gradient by x:
+// gradient with respect to x:
 //
 //     GRADIENT=0   y = sum of term(x[i], t[i]) / divisor
 //     GRADIENT=1   y[i] = gy * slope(x[i], t[i]) / divisor

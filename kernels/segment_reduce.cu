@@ -9,7 +9,7 @@
 // segment in turn and are added in a fixed tree.
 //
 // weights (n_rows) float32: row i stands for weights[i] rows, so a sum adds weights[i] * x[i, :]. A row
-// of weight 0 does not count, whatever it holds; a segment of such rows is empty.
+// of weight 0 is ignored, whatever it holds; a segment of such rows is empty.
 //
 // A segment of more than `chunk` rows is left to blocks that own fixed chunks of `chunk` rows of x,
 // for any segments, and to a second launch. At most two such segments meet a chunk: the one

@@ -25,7 +25,7 @@ class Step:
         one (training.gradients.One or None): which gives the gradient of the loss.
         losses (list): of what losses were calculated, and what came along with them (see
             `training.chainer_nodes`); empty after the step.
-        sums (cuda.partial_sums.PendingSums or None): sums that are put off to the end of the
+        sums (cuda.partial_sums.PendingSums or None): sums that are deferred to the end of the
             backward pass; None: they are done at once.
         peer_sums (training.peer_sums.PeerSums or None): sums of vectors over several ranks.
     """

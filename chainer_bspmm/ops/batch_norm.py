@@ -200,7 +200,7 @@ def batch_norm(adj, link, h):
     In training, mean and variance count every row as often as it stands for a node
     (``adj.row_weights``), spare rows (``adj.has_spare``) not at all, and so do the running
     averages; ``y[i, c] = gamma[c] (h[i, c] - mean[c]) / sqrt(variance[c] + eps) + beta[c]``. Rows
-    that do not count get 0 and no gradient, even if they hold NaN. Everything else is left to the
+    that are ignored get 0 and no gradient, even if they hold NaN. Everything else is left to the
     link.
 
     A MultiNodeBatchNormalization of ChainerMN counts the rows of all ranks' batches in the same way

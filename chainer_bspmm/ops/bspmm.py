@@ -1,4 +1,4 @@
-"""Batched sparse times dense product (Batched SpMM), and the gradient by its edge values."""
+"""Batched sparse times dense product (Batched SpMM), and its gradient for edge values."""
 
 from collections.abc import Callable
 import functools

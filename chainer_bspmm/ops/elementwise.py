@@ -87,7 +87,7 @@ def activate(xp, activation, y):
 
 
 def activation_gradient(activation, y, gy, dropout_ratio):
-    """Return the gradient by an activation's input, given its result and the gradient by that.
+    """Return the gradient with respect to an activation's input, given its result y and gy.
 
     Elements that dropout set to 0 are recognised by that.
     """

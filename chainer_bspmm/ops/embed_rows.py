@@ -69,7 +69,7 @@ def _embed_rows_grad_on_host(ids, gy, n_types):
 def embed_rows_backward(ids: Any, gy: Any, n_types: int) -> Any:
     """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
 
-    Rows with other ids than 0, ..., n_types - 1 take no part. On a GPU it is from
+    Rows with other ids than 0, ..., n_types - 1 are ignored. On a GPU it is from
     :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
     """
     calculate = _embed_rows_grad_on_gpu if launch.on_gpu(gy) else _embed_rows_grad_on_host

@@ -138,7 +138,7 @@ def _linear(layer, y):
 
 
 def _linear_gradients(layer, plan, gy, is_wanted):
-    """Return the gradients of a layer by x, W and, if any, b; None where there is none."""
+    """Return a layer's gradients with respect to x, W and, if any, b; None: not needed."""
     x, given = layer[0], _given(*layer)
     if plan is not None:
         # An identity has a gradient that needs no result.

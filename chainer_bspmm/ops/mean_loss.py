@@ -158,7 +158,7 @@ def mean_loss_forward(
     """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
 
     `kernels/mean_loss.cu` has the terms of each kind: ``'SIGMOID_CROSS_ENTROPY'`` and
-    ``'BINARY_ACCURACY'`` of integer labels, of which -1 takes no part, ``'SQUARED_ERROR'`` and
+    ``'BINARY_ACCURACY'`` of integer labels, of which -1 is ignored, ``'SQUARED_ERROR'`` and
     ``'ABSOLUTE_ERROR'`` of values of x's dtype, where with `ignore_nan` a difference that is NaN is
     0. x has fewer than 2**31 elements. Returns the loss, a scalar of x's dtype summed in float64,
     and the divisor if it was counted (None was given): the labels other than -1, at least 1, an

@@ -84,7 +84,7 @@ def _settled(array):
 
 
 def _accumulated(old, new):
-    """Return the sum of two gradients of one variable; in a step they may be put off."""
+    """Return the sum of two gradients of one variable; in a step they may be deferred."""
     current = step.current()
     if current is not None and current.sums is not None:
         if current.sums.chain(old.array, new.array):

@@ -151,7 +151,7 @@ def _logits_on_device(scores, sources, receivers, b, slope):
     )(scores, sources, receivers, b, slope)
 
 
-# Add up the gradients by the two scores of every row of features, into gscores, (rows, 2).
+# Add up the gradients with respect to the two scores of every row of features: gscores, (rows, 2).
 
 
 def _score_gradients_on_host(glogits, slopes, pattern, n_relations, n_heads, gscores):

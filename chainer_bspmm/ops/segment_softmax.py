@@ -91,7 +91,7 @@ def _segment_softmax_grad_on_host(y, gy, offsets, weights=None):
         if weights is not None:
             is_counted &= weights != 0
         y, gy = (numpy.where(is_counted[:, None], array, 0) for array in (y, gy))
-    # Weights are part of gy already: the gradient by a row is the sum over its copies.
+    # Weights are part of gy already: that of a row is the sum over its copies.
     inner = segment_sum_forward(y * gy, offsets)
     gx = y * (gy - segment_broadcast_forward(inner, offsets, len(y), weights=weights))
     return gx.astype(dtype, copy=False)
@@ -140,7 +140,7 @@ class SegmentSoftmax(FusedNode):
         unweighted = segments._replace(weights=None)
         largest = reduce_rows(segment_max_forward, columns.array, segments)
         shifted = columns - segment_broadcast_forward(largest, *unweighted)
-        # Rows that do not count may be above the maximum, NaN, or without anything to divide by.
+        # Ignored rows may be above the maximum, NaN, or without anything to divide by.
         is_counted, zero = _counted_rows(segments), columns.xp.zeros((), x.dtype)
         e = functions.exp(functions.where(is_counted, shifted, zero))
         (total,) = SegmentBroadcast(unweighted).apply(SegmentSum(segments).apply((e,)))
@@ -168,7 +168,7 @@ class NodeSoftmax(SegmentSoftmax):
         xp, segments = chainer_backend.get_array_module(gy), self._segments
         dtype = numpy.promote_types(gy.dtype, numpy.float32)  # sums are too large for float16
         y, gy = self._y.astype(dtype, copy=False), gy.astype(dtype, copy=False)
-        # gy is a sum over copies already; only rows that do not count are left out.
+        # gy is a sum over copies already; only ignored rows are left out.
         whether = None if segments.weights is None else xp.sign(segments.weights)
         mean = reduce_rows(segment_sum_forward, gy, segments._replace(weights=whether))
         ones = xp.ones((segments.n_rows, 1), dtype)

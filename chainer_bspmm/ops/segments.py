@@ -229,7 +229,7 @@ def segment_max_forward(
 ) -> Any:
     """Compute the maximum of every segment; arguments as :func:`segment_sum_forward`.
 
-    Rows of weight 0 take no part. A segment without other rows gives 0; NaN propagates.
+    Rows of weight 0 are ignored. A segment without other rows gives 0; NaN propagates.
     """
     calculate = _segment_max_on_gpu if launch.on_gpu(x) else _segment_max_on_host
     return calculate(x, offsets, max_rows, weights)
@@ -368,7 +368,7 @@ def segment_max(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
 
     Note:
         Nodes that share the maximum each get the whole gradient, as in ``chainer.functions.max``.
-        A row that stands for several nodes gets it as many times; one with weight 0 takes no part.
+        A row that stands for several nodes gets it as many times; one with weight 0 is ignored.
     """
     segments = segments_of(adj)
     check_rows('x', x, adj, adj.n_rows)

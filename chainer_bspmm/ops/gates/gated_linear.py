@@ -129,7 +129,7 @@ def _gated(both, is_tanh):
 
 
 def _gated_gradient(gy, gate, value, is_tanh):
-    """Return the gradient by the sums of the two maps, in one array."""
+    """Return the gradient with respect to the sums of the two maps, in one array."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g_value, g_gate = gy * gate, 1 - gate

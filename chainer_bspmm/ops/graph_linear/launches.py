@@ -225,7 +225,7 @@ def layer_backward(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features
 
 
 def _arrays_of(layer, name, first, shape, dtype):
-    """Return the parts, for `sum_partials`, that are the gradients by a parameter of a layer."""
+    """Return the parts, for `sum_partials`, that are the gradients of a layer's parameter."""
     if not layer.by_relation:
         return [(first, shape, dtype)]
     if name == 'b_self':  # every bias is added to all rows: equal, but in an array for each
