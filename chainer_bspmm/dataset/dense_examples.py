@@ -49,8 +49,8 @@ def count_node_columns(found, last_too=False):
 
     Where all molecules have one size, a label of a molecule may have as many rows by chance: only a
     column of one-dimensional integer arrays counts, unless it had the same shape in a batch of
-    molecules that differed in size; the last column, or one of molecules of one atom, counts only
-    with `last_too`.
+    molecules that differed in size, the last one that could tell; the last column, or one of
+    molecules of one atom, counts only with `last_too`.
     """
     one_size = len(set(found.full_sizes)) == 1
     for i, column in enumerate(found.labels):
@@ -66,6 +66,10 @@ def count_node_columns(found, last_too=False):
             or kind in _of_molecules
         ):
             return i
+        if not one_size:  # of another data set than those that are remembered
+            _of_molecules.difference_update(
+                [other for other in _of_molecules if (i, kind[2]) == (other[0], other[2])]
+            )
     return len(found.labels)
 
 

@@ -369,6 +369,16 @@ def test_an_earlier_batch_tells_of_molecules_of_one_size(nothing_told):
         assert concat_mols.convert(of_atoms)[3] == 1
 
 
+def test_a_batch_of_another_data_set_tells_of_atoms(nothing_told):
+    tasks = [(*e[:2], numpy.arange(4, dtype='i'), e[2]) for e in molecules((3, 1, 7))]
+    of_atoms, of_one_size = (
+        [(*e[:2], numpy.arange(len(e[0]), dtype='i'), e[2]) for e in molecules(sizes)]
+        for sizes in ((3, 1, 7), (4, 4))
+    )
+    for batch, n_columns in ((tasks, 0), (of_one_size, 0), (of_atoms, 1), (of_one_size, 1)):
+        assert concat_mols.convert(batch)[3] == n_columns
+
+
 def test_padding_of_upstreams_converter():
     examples = molecules()
     for found, expected in zip(concat_mols(examples, padding=0), concat_mols(examples)):
