@@ -17,7 +17,7 @@ from chainer_bspmm.training.captured_predict import composed
 from chainer_bspmm.training.predictor import Predictor
 from chainer_bspmm.training.programs import StepDiffers
 
-MIN_BATCHES = 32  # the first 16 replays are checked, which takes as long as without
+MIN_BATCHES = 32  # fewer are not worth a capture and its checks
 
 
 def replayed(

@@ -53,6 +53,8 @@ class Program:
     `batch` is the first of this layout; `n_numbers` float64 are sent along with every batch.
     """
 
+    n_first_checks = 0  # replays of a first layout that are all checked; of any one the powers of 2
+
     def __init__(
         self, driver: Driver, batch: DeviceBatch | HostBatch, capacity: Capacity, n_numbers=None
     ):
@@ -117,7 +119,9 @@ class Program:
         """Return whether the next replay is compared with the eager step."""
         number = self._n_replays + 1
         is_power = number & (number - 1) == 0
-        is_early = (number <= 1024 and is_power) or (number <= 16 and self.is_first)
+        is_early = (number <= 1024 and is_power) or (
+            number <= self.n_first_checks and self.is_first
+        )
         return is_early or not number % self._check_every
 
 

@@ -37,6 +37,8 @@ REPEATS = 8
 class StepProgram(Program):
     """The training step of one layout of a batch."""
 
+    n_first_checks = 16  # what goes wrong in a training is trained further
+
     _driver: StepDriver
     _reports: Reports
 

@@ -21,6 +21,7 @@ from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.training import GraphUpdater
 from chainer_bspmm.training.captured_evaluators import capture_evaluator
 from chainer_bspmm.training.guards import Guards
+from chainer_bspmm.training.programs import Program
 from tests.support.training import BATCH
 from tests.support.training import make_model
 from tests.support.training import make_updater
@@ -200,8 +201,11 @@ def test_what_is_watched_leads_to_a_new_capture(device, prediction_graphs, no_ca
     assert_close(evaluated(own), evaluated(theirs))
 
 
-def test_what_a_checked_replay_changes_is_seen_by_the_next_batch(device, prediction_graphs):
+def test_what_a_checked_replay_changes_is_seen_by_the_next_batch(
+    device, prediction_graphs, monkeypatch
+):
     """The model itself runs, too, for the check."""
+    monkeypatch.setattr(Program, 'n_first_checks', 16)
     model, late = on(device, small_model(factor=1.0)), types.SimpleNamespace(factor=1.0)
 
     def forward(link, atoms, adj):

@@ -77,15 +77,16 @@ def test_which_replays_are_checked(monkeypatch, every, expected):
     monkeypatch.setattr(training_programs, 'Inputs', lambda *args: None)
     driver = Driver(None)
     driver.check_every = every
-    for is_first in (True, False):
+    for is_first, n_first in ((True, 16), (True, 0), (False, 16)):
         program, checked = training_programs.Program(driver, None, None), []
-        program.is_first = is_first
+        program.is_first, program.n_first_checks = is_first, n_first
         for number in range(1, 5001):
             if program.is_check_due():
                 checked.append(number)
             program._n_replays += 1
         powers = {2**i for i in range(11)}
-        assert checked == [n for n in expected if is_first or n in powers or not n % every]
+        are_all = is_first and n_first
+        assert checked == [n for n in expected if are_all or n in powers or not n % every]
 
 
 class Owner(chainer.Link):
