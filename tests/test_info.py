@@ -100,6 +100,17 @@ def test_a_wrong_gradient_fails(monkeypatch):
     assert {'rsgcn', 'rsgcn, trained', 'relgcn', 'ggnn', 'gin'} <= bad
 
 
+@pytest.mark.parametrize('place', ['a', 'b', 'c'])
+def test_errors_of_any_array_count(place):
+    expected = {'a': numpy.ones(3), 'b': numpy.full(3, 100.0), 'c': numpy.ones(1)}
+    for wrong in (numpy.nan, 3.0):
+        found = {name: array.copy() for name, array in expected.items()}
+        found[place][-1] *= wrong
+        assert not self_test.relative_error(found, expected) < 1
+    with pytest.raises(ValueError, match='gradients of'):
+        self_test.relative_error({'a': expected['a']}, expected)
+
+
 def test_the_command_exits_with_the_outcome(monkeypatch):
     from chainer_bspmm import __main__
 

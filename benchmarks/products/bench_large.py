@@ -16,7 +16,6 @@ from benchmarks.peers import cusparse
 from benchmarks.products import matrices
 from benchmarks.products import measure
 from chainer_bspmm.cuda import kernels
-
 from chainer_bspmm.cuda.plans import widest_vector
 from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.bspmm import piece_length

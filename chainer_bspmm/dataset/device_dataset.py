@@ -19,7 +19,6 @@ from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import send
 from chainer_bspmm.sparse.batched_csr import Buffers
 
-
 SHARE = 8  # default limit: 1/8 of the device's memory
 
 

@@ -402,10 +402,13 @@ class BatchedSpMM(FunctionNode):
         residual = inputs[-1] if self._has_residual else None
         # The product is linear in x: only the gradients that involve edge values need the inputs.
         self.retain_inputs((0, 1) if self._has_data else ())
-        return (self.product(self._adj, x, data, residual, self._trans, self._algorithm),)
+        y = self.product(self._adj, x, data, residual, self._trans, self._algorithm)
+        self._result = check.result(y)
+        return (y,)
 
     def backward(self, indexes, grad_outputs):
         (gy,) = grad_outputs
+        check.gradient(gy.array, self._result)
         x, data = self.get_retained_inputs() if self._has_data else (None, None)
         gradients = []
         for index in indexes:
@@ -433,11 +436,14 @@ class BatchedSDDMM(FunctionNode):
     def forward(self, inputs):
         self.retain_inputs((0, 1))
         u, v = inputs
-        return (self.product(self._adj, u, v),)
+        w = self.product(self._adj, u, v)
+        self._result = check.result(w)
+        return (w,)
 
     def backward(self, indexes, grad_outputs):
         u, v = self.get_retained_inputs()
         (gw,) = grad_outputs
+        check.gradient(gw.array, self._result)
         gradients = []
         for index in indexes:
             # w is bilinear: the gradient of each factor is the sparse product of gw and the other.

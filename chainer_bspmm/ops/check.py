@@ -3,26 +3,41 @@
 Public functions make them, once; what is below trusts its arguments.
 """
 
+import collections
+
 import numpy
 
 from chainer import backend
 from chainer.backends import cuda
 
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import FLOATS
 from chainer_bspmm.sparse.validate import one_of
+
+
+# What a node remembers of its result, to check the gradient with.
+Result = collections.namedtuple('Result', 'dtype shape is_on_gpu')
+
+
+def result(y):
+    """Return the `Result` of an array."""
+    return Result(y.dtype, y.shape, launch.on_gpu(y))
 
 
 def of_kind(adj, kinds):
     """Check that a matrix is of one of some classes of containers."""
     if type(adj) not in kinds:
         raise TypeError(
-            'adj: expected a %s, got %s%s; data sets become sparse batches with '
-            'converter=chainer_bspmm.concat_mols, arrays with BatchedCSR.from_dense'
+            'adj: expected a %s, got %s%s; %s'
             % (
                 ' or '.join(kind.__name__ for kind in kinds),
                 type(adj).__name__,
                 ' of shape %s' % (adj.shape,) if hasattr(adj, 'shape') else '',
+                'adj.to_csr() makes one, chainer_bspmm.papers.bspmm takes it'
+                if hasattr(adj, 'to_csr')
+                else 'data sets become sparse batches with converter=chainer_bspmm.concat_mols, '
+                'arrays with BatchedCSR.from_dense',
             )
         )
 
@@ -104,6 +119,17 @@ def same_place(name, x, other_name, other):
     here, there = backend.get_device_from_array(x), backend.get_device_from_array(other)
     if here != there:
         raise ValueError('%s: expected on %s with %s, got on %s' % (name, there, other_name, here))
+
+
+def gradient(gy, y):
+    """Check the gradient that comes in for a result; ``chainer.grad`` passes on any."""
+    if gy.dtype != y.dtype:
+        raise TypeError('gy: expected %s, as the result, got %s' % (y.dtype, gy.dtype))
+    if gy.shape != y.shape:
+        raise ValueError('gy: expected shape %s, as the result, got %s' % (y.shape, gy.shape))
+    if launch.on_gpu(gy) != y.is_on_gpu:
+        where = 'a GPU' if y.is_on_gpu else 'the host'
+        raise ValueError('gy: expected on %s, as the result, got %s' % (where, type(gy).__name__))
 
 
 def algorithm(name, is_on_gpu, names):

@@ -141,6 +141,7 @@ def dropout_forward(x: Any, ratio: float, seed: int, stream: int, counter: Any) 
 
 def relu_dropout_forward(x: Any, ratio: float, seed: int, stream: int, counter: Any) -> None:
     """Compute ``max(0, x) * mask`` in place, as :func:`dropout_forward`. NaN stays NaN."""
+    _check_size(x.size)
     calculate = _relu_dropout_on_gpu if launch.on_gpu(x) else _relu_dropout_on_host
     calculate(x, ratio, seed, stream, counter)
 
@@ -155,7 +156,7 @@ def dropout_mask_forward(
 
 
 def step_draw():
-    """Return the draw arguments of ``backend.dropout``: those of the step's next layer."""
+    """Return the draw arguments of :func:`dropout_forward`: those of the step's next layer."""
     step = current()
     return step.seed, step.next_stream(), step.counter
 

@@ -119,7 +119,7 @@ class LinearSoftmax(AccumulateInPlace, FusedNode):
 
 
 def _given(x, W, *b):
-    """Return the parameters of a linear layer as `backend.layer` takes them, of x's dtype."""
+    """Return the parameters of a linear layer as `layer_forward` takes them, of x's dtype."""
     given = dict(zip(('W_self', 'b_self'), (W, *b)))
     return {name: array.astype(x.dtype, copy=False) for name, array in given.items()}
 

@@ -152,6 +152,15 @@ def _terms(kind, x, t, ignore_nan):
     return (d * d, 2 * d) if kind == 'SQUARED_ERROR' else (abs(d), numpy.sign(d))
 
 
+def _check(x, t):
+    """Chainer's nodes have compared x and t, unless its check of types is turned off."""
+    if t.shape != x.shape or x.size >= 2**31 or not (t.dtype.kind == 'i' or t.dtype == x.dtype):
+        raise ValueError(
+            't: expected integers or values of the shape of x, %s, of fewer than 2**31 elements, '
+            'got %s of shape %s' % (x.shape, t.dtype, t.shape)
+        )
+
+
 def mean_loss_forward(
     kind: str, x: Any, t: Any, divisor: int | None = None, ignore_nan: bool = False
 ) -> tuple[Any, Any]:
@@ -164,6 +173,7 @@ def mean_loss_forward(
     and the divisor if it was counted (None was given): the labels other than -1, at least 1, an
     int64.
     """
+    _check(x, t)
     calculate = _mean_loss_on_gpu if launch.on_gpu(x) else _mean_loss_on_host
     return calculate(kind, x, t, divisor, ignore_nan)
 
@@ -182,6 +192,7 @@ def training_loss(
     counted, else None; and if `with_gradient` what :func:`mean_loss_backward` gives where gy is 1,
     else None. On a GPU the last two are None where there are too many elements.
     """
+    _check(x, t)
     calculate = _training_loss_on_gpu if launch.on_gpu(x) else _training_loss_on_host
     return calculate(kind, x, t, divisor, ignore_nan, with_gradient)
 
@@ -190,5 +201,6 @@ def mean_loss_backward(
     kind: str, x: Any, t: Any, gy: Any, divisor: Any, ignore_nan: bool = False
 ) -> Any:
     """Return the gradient of :func:`mean_loss_forward` by x, of any kind but the accuracy."""
+    _check(x, t)
     calculate = _mean_loss_grad_on_gpu if launch.on_gpu(x) else _mean_loss_grad_on_host
     return calculate(kind, x, t, gy, divisor, ignore_nan)

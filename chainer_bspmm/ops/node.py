@@ -12,6 +12,7 @@ from chainer import function_node
 from chainer import functions
 
 from chainer_bspmm.cuda import step
+from chainer_bspmm.ops import check
 
 
 def apply_untracked(node, inputs):
@@ -111,9 +112,12 @@ class FusedNode(function_node.FunctionNode):
 
     def forward(self, inputs):
         self.retain_inputs(tuple(range(len(inputs))))
-        return (self._output(inputs),)
+        y = self._output(inputs)
+        self._result = check.result(y)
+        return (y,)
 
     def backward(self, indexes, grad_outputs):
+        check.gradient(grad_outputs[0].array, self._result)
         inputs = self.get_retained_inputs()
         if chainer.config.enable_backprop:
             # A variable may be given twice; each use has a gradient.

@@ -240,6 +240,8 @@ def relation_attention(
         Chainer Chemistry 0.7.1, links/update/relgat_update.py.
     """
     check.relations(adj)
+    check.floating('m', m)
+    check.on_device('m', chainer.as_array(m), adj)
     n_channels = W.shape[-1] // 2
     expected = {
         'W': (W, (1, 2 * n_channels)),

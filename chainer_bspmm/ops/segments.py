@@ -258,7 +258,7 @@ def segment_broadcast_forward(
 
 
 # The segments of n_rows rows: segment g is rows ``offsets[g]`` to ``offsets[g + 1]``, row i counts
-# ``weights[i]`` times; for the others see backend.segment_sum.
+# ``weights[i]`` times; for the others see segment_sum_forward.
 Segments = collections.namedtuple(
     'Segments', 'offsets n_rows max_rows weights', defaults=(None, None)
 )
@@ -268,14 +268,19 @@ class _Segmented(function_node.FunctionNode):
     def __init__(self, segments):
         self._segments = segments
 
+    def _kept(self, y):
+        self._result = check.result(y)
+        return (y,)
+
     def _apply_other(self, kind, inputs):
+        check.gradient(inputs[0].array, self._result)
         return apply_untracked(kind(self._segments), inputs)
 
 
 class SegmentSum(_Segmented):
     def forward(self, inputs):
         self.retain_inputs(())
-        return (reduce_rows(segment_sum_forward, inputs[0], self._segments),)
+        return self._kept(reduce_rows(segment_sum_forward, inputs[0], self._segments))
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentBroadcast, grad_outputs))
@@ -284,7 +289,7 @@ class SegmentSum(_Segmented):
 class SegmentBroadcast(_Segmented):
     def forward(self, inputs):
         self.retain_inputs(())
-        return (segment_broadcast_forward(inputs[0], *self._segments),)
+        return self._kept(segment_broadcast_forward(inputs[0], *self._segments))
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentSum, grad_outputs))
@@ -294,7 +299,7 @@ class SegmentMax(_Segmented):
     def forward(self, inputs):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        return (reduce_rows(segment_max_forward, inputs[0], self._segments),)
+        return self._kept(reduce_rows(segment_max_forward, inputs[0], self._segments))
 
     def backward(self, indexes, grad_outputs):
         (x,) = self.get_retained_inputs()
@@ -307,7 +312,7 @@ class SegmentMax(_Segmented):
 
 
 def reduce_rows(reduction, x, segments):
-    """Return ``backend.segment_sum`` or ``segment_max`` of an array."""
+    """Return ``segment_sum_forward`` or ``segment_max`` of an array."""
     return reduction(x, segments.offsets, segments.max_rows, segments.weights)
 
 

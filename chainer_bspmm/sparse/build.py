@@ -8,12 +8,12 @@ import scipy.sparse
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda import plans
-from chainer_bspmm.sparse import validate
-
 from chainer_bspmm.cuda.plans import kept
 from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda.plans import LONG_ROW
+from chainer_bspmm.cuda.plans import row_threads
 from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.sparse import validate
 
 
 MANY_KEYS = 1000  # that a counting sort, which SciPy takes long to begin, sorts quicker
@@ -188,7 +188,7 @@ def launch_relation_rows(adj, reciprocals=None):
         given = adj.indptr, adj.indices, adj.data, adj.row_offsets, adj.col_offsets
         made = indptr, indices, data, transposed, *offsets
         counts = map(numpy.int32, (adj.n_rows, adj.nnz, adj.n_relations, n_offsets))
-        plan = plans.row_threads(max(adj.n_rows, 1))
+        plan = row_threads(max(adj.n_rows, 1))
         storage = 'f' if dtype is None else dtype.char
         values = 'NONE' if dtype is None else 'RECIPROCALS' if reciprocals else 'GIVEN'
         launch.run(
@@ -232,7 +232,7 @@ def launch_degree_rows(adj, n_types, dtype):
         t_indices = cuda.cupy.empty(adj.nnz, numpy.int32)
         data, t_data = (cuda.cupy.empty(adj.nnz, dtype) for _ in range(2))
         weights, values, _ = values_of(adj)
-        plan = plans.row_threads(max(adj.n_rows, 1))
+        plan = row_threads(max(adj.n_rows, 1))
         made = indptr, data, t_indptr, t_indices, t_data
         sizes = map(numpy.int32, (adj.n_rows, adj.nnz))
         given = adj.indptr, adj.indices, values
@@ -358,7 +358,7 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
     Few entries of a graph, `max_nnz`, are the bound: a batch of molecules is not looked through.
     """
-    if max_nnz <= plans.LONG_ROW:
+    if max_nnz <= LONG_ROW:
         return max_nnz
     of_row = int(numpy.diff(indptr).max(initial=0))
     return of_row if is_symmetric else max(of_row, int(numpy.bincount(indices).max(initial=0)))
@@ -366,7 +366,7 @@ def longest(max_nnz, indptr, indices, is_symmetric):
 
 def times(longest, n):
     """Return n times a bound of what a row has, unless it is that of graphs without long rows."""
-    return longest * n if longest > plans.LONG_ROW else longest
+    return longest * n if longest > LONG_ROW else longest
 
 
 def rows_of(sizes, layout, n=None):

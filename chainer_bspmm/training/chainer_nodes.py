@@ -42,8 +42,6 @@ from chainer.functions.loss.mean_absolute_error import MeanAbsoluteError
 from chainer.functions.loss.mean_squared_error import MeanSquaredError
 from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropy
 from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropyGrad
-
-
 from chainer.functions.loss.softmax_cross_entropy import (
     _SoftmaxCrossEntropyGrad_NoDoubleBackprop as SoftmaxCrossEntropyGrad,
 )
@@ -66,8 +64,6 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step as steps
 from chainer_bspmm.ops import elementwise
 from chainer_bspmm.ops.dropout import step_dropout
-from chainer_bspmm.ops.standardize import standardize
-
 from chainer_bspmm.ops.graph_linear.launches import layer_backward
 from chainer_bspmm.ops.graph_linear.launches import layer_forward
 from chainer_bspmm.ops.graph_linear.launches import layer_of
@@ -75,6 +71,7 @@ from chainer_bspmm.ops.mean_loss import mean_loss_backward
 from chainer_bspmm.ops.mean_loss import mean_loss_forward
 from chainer_bspmm.ops.mean_loss import training_loss
 from chainer_bspmm.ops.segments import row_sum
+from chainer_bspmm.ops.standardize import standardize
 
 
 def _linear(node, step: steps.Step, inputs):

@@ -364,7 +364,7 @@ def _difference(found, expected, dtype):
             worst, where = error, path
     if worst <= tolerance:
         return ''
-    return 'its gradient by %s is off by %.2g of it' % (where, worst)
+    return 'its gradient with respect to %s is off by %.2g of it' % (where, worst)
 
 
 def _cause(run, converter, sparse, dense):

@@ -56,7 +56,7 @@ def plain(array):
 
 
 def summed(partials, parts):
-    """What backend.sum_partials returns, which is tested alone."""
+    """What sum_partials returns, which is tested alone."""
     return [
         partials[:, first : first + numpy.prod(shape)].sum(axis=0).reshape(shape).astype(dtype)
         for first, shape, dtype in parts

@@ -37,7 +37,7 @@ from tests.support.gradients import check_gradients
 from tests.support.gradients import GRADIENT_BATCHES
 
 
-# --- every container, with every algorithm that the backend has for it ---
+# --- every container, with every algorithm that there is for it ---
 
 # All tests below include a new algorithm automatically. Other forms of SELL: test_bspmm_sell.
 ALGORITHMS = {

@@ -6,6 +6,8 @@ import pytest
 import chainer
 from chainer.functions.math.basic_math import Mul
 
+from chainer_bspmm import BatchedCSR
+from chainer_bspmm import functions as public
 from chainer_bspmm.ops.node import AccumulateInLaunch
 from chainer_bspmm.ops.node import AccumulateInPlace
 from chainer_bspmm.ops.node import apply_untracked
@@ -176,3 +178,34 @@ def test_a_launch_adds_nothing_of_another_dtype():
             (0, 1), (chainer.Variable(numpy.ones(2, 'f')),), (old, None)
         )
     assert gx.array.tolist() == [8, 8] and not node.added
+
+
+ADJ = BatchedCSR.from_matrices([numpy.array([[0.0, 2, 1], [3, 0, 0], [0, 1, 0]], 'f')])
+X, VALUES = numpy.ones((3, 2), 'f'), numpy.ones(4, 'f')
+OPERATIONS = {
+    'bspmm': (lambda x: public.bspmm(ADJ, x), X),
+    'bspmm of values': (lambda data: public.bspmm(ADJ, X, data), VALUES),
+    'bsddmm': (lambda u: public.bsddmm(ADJ, u, X), X),
+    'segment_sum': (lambda x: public.segment_sum(ADJ, x), X),
+    'segment_max': (lambda x: public.segment_max(ADJ, x), X),
+    'segment_broadcast': (lambda y: public.segment_broadcast(ADJ, y), X[:1]),
+    'segment_softmax': (lambda x: public.segment_softmax(ADJ, x), VALUES),
+    'node_softmax': (lambda x: public.node_softmax(ADJ, x), X),
+    'relation_linear': (lambda x: public.relation_linear(ADJ, x, numpy.ones((2, 2), 'f')), X),
+}
+
+
+@pytest.mark.parametrize('double', [False, True])
+@pytest.mark.parametrize('name', OPERATIONS)
+def test_gradients_that_do_not_fit_the_result(name, double):
+    """chainer.grad passes on what it is given; kernels read it as an array like the result."""
+    function, array = OPERATIONS[name]
+    x = chainer.Variable(array)
+    y = function(x)
+    for seed, error, message in (
+        (numpy.ones(y.shape), TypeError, 'gy: expected float32, as the result, got float64'),
+        (numpy.ones(y.shape, 'i'), TypeError, 'gy: expected float32, as the result, got int32'),
+        (numpy.ones((len(y) + 1, *y.shape[1:]), 'f'), ValueError, 'gy: expected shape .* got'),
+    ):
+        with pytest.raises(error, match=message):
+            chainer.grad([y], [x], [chainer.Variable(seed)], enable_double_backprop=double)

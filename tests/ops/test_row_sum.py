@@ -1,4 +1,4 @@
-"""backend.row_sum, the gradient of a bias: values, rounding over many rows."""
+"""row_sum, the gradient of a bias: values, rounding over many rows."""
 
 import numpy
 import pytest

@@ -47,7 +47,7 @@ class GatedLinear(FusedNode):
         return y
 
     def _operands(self, inputs):
-        """Return what backend.gated_step takes: parts, no state, and the layers of the gates."""
+        """Return what `gated_step_forward` takes: parts, no state, and the layers of the gates."""
         parts, parameters = inputs[: self._n_parts], inputs[self._n_parts :]
         W_gate, W_value, *biases = (
             array.astype(parts[0].dtype, copy=False) for array in parameters

@@ -195,7 +195,7 @@ def _candidate(sums, by_reset_state, b_h, c_h, z, state):
 
 
 def _first_step_gradient(gy, h, z):
-    """Return the gradient by `sums` of :func:`_first_step`."""
+    """Return the gradient with respect to `sums` of :func:`_first_step`."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g = numpy.empty((n_rows, 2 * n), gy.dtype)
@@ -216,7 +216,7 @@ def _first_step_gradient(gy, h, z):
 
 
 def _candidate_gradient(gy, h, z, state):
-    """Return the gradient by `sums`, without its part of r yet, and a copy of its part of h."""
+    """Return the gradient of `sums`, without its part of r yet, and a copy of its part of h."""
     n_rows, n = gy.shape
     if isinstance(gy, numpy.ndarray):
         g = numpy.empty((n_rows, 3 * n), gy.dtype)
