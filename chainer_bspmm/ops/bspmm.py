@@ -508,7 +508,8 @@ def bspmm(
     check.adjacency(adj)
     arrays = list(map(chainer.as_array, (x, data, residual)))
     check_bspmm(adj, arrays)
-    check.algorithm(algorithm, launch.on_gpu(arrays[0]), ALGORITHMS)
+    if algorithm != 'auto':
+        check.algorithm(algorithm, launch.on_gpu(arrays[0]), ALGORITHMS)
     inputs = [array for array in (x, data, residual) if array is not None]
     node = BatchedSpMM(adj, data is not None, residual is not None, algorithm=algorithm)
     return node.apply(inputs)[0]

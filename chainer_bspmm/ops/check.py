@@ -3,8 +3,6 @@
 Public functions make them, once; what is below trusts its arguments.
 """
 
-import collections
-
 import numpy
 
 from chainer import backend
@@ -16,13 +14,9 @@ from chainer_bspmm.sparse.validate import FLOATS
 from chainer_bspmm.sparse.validate import one_of
 
 
-# What a node remembers of its result, to check the gradient with.
-Result = collections.namedtuple('Result', 'dtype shape is_on_gpu')
-
-
 def result(y):
-    """Return the `Result` of an array."""
-    return Result(y.dtype, y.shape, launch.on_gpu(y))
+    """Return what a node remembers of its result, for :func:`gradient`."""
+    return y.dtype, y.shape, launch.on_gpu(y)
 
 
 def of_kind(adj, kinds):
@@ -121,14 +115,15 @@ def same_place(name, x, other_name, other):
         raise ValueError('%s: expected on %s with %s, got on %s' % (name, there, other_name, here))
 
 
-def gradient(gy, y):
+def gradient(gy, remembered):
     """Check the gradient that comes in for a result; ``chainer.grad`` passes on any."""
-    if gy.dtype != y.dtype:
-        raise TypeError('gy: expected %s, as the result, got %s' % (y.dtype, gy.dtype))
-    if gy.shape != y.shape:
-        raise ValueError('gy: expected shape %s, as the result, got %s' % (y.shape, gy.shape))
-    if launch.on_gpu(gy) != y.is_on_gpu:
-        where = 'a GPU' if y.is_on_gpu else 'the host'
+    dtype, shape, is_on_gpu = remembered
+    if gy.dtype != dtype:
+        raise TypeError('gy: expected %s, as the result, got %s' % (dtype, gy.dtype))
+    if gy.shape != shape:
+        raise ValueError('gy: expected shape %s, as the result, got %s' % (shape, gy.shape))
+    if launch.on_gpu(gy) != is_on_gpu:
+        where = 'a GPU' if is_on_gpu else 'the host'
         raise ValueError('gy: expected on %s, as the result, got %s' % (where, type(gy).__name__))
 
 
