@@ -11,6 +11,7 @@ from benchmarks.training import bench_screening as bench  # NOQA: E402
 from benchmarks import data_sets  # NOQA: E402
 
 
+@pytest.mark.slow
 def test_what_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, 'WARM_UP', 4)
     options = '--methods rsgcn relgcn --limit 24 --batch 8 --totals 16 64 48 --rounds 1'
