@@ -206,34 +206,31 @@ def _bspmm_on_gpu(adj: BatchedCSR, x, data, residual, trans, algorithm):
     side = adj.T if trans else adj
     with device_of(x):
         y = cuda.cupy.empty(result_shape(adj, side.n_rows, x), x.dtype)
-        if y.size:
-            x, data, residual = contiguous(x), contiguous(data), contiguous(residual)
-            _launch_product(adj, x, data, residual, trans, algorithm, y)
+        if not y.size:
+            return y
+        x, data, residual = contiguous(x), contiguous(data), contiguous(residual)
+        n_channels, has_residual = x.shape[-1], residual is not None
+        weights, data, order = values_of(adj, data, trans)
+        device = kernels.device(x.data.device_id)
+        width = vector_width(n_channels, x, y, residual)
+        sizes = side.n_rows, side.n_cols, side.nnz
+        piece = 0
+        if algorithm == 'auto':
+            piece = piece_length(*sizes, side.longest, n_channels // width, device)
+        plan = bspmm_launch(*sizes, n_channels, width, x.itemsize, device, algorithm, piece)
+        sums = ()
+        if piece:
+            plan, n_pieces = with_pieces(plan, side.nnz, piece)
+            sums = (
+                cuda.cupy.empty((n_pieces, n_channels), arithmetic(x.dtype)),
+                cuda.cupy.empty(n_pieces // 2, numpy.int32),
+            )
+        arrays = side.indptr, side.indices, data, order, x, residual, y, *sums
+        run('bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual)
+        if piece:
+            plan = sum_pieces_launch(n_pieces, n_channels, piece)
+            run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
     return y
-
-
-def _launch_product(adj: BatchedCSR, x, data, residual, trans, algorithm, y):
-    side, n_channels, has_residual = adj.T if trans else adj, x.shape[-1], residual is not None
-    weights, data, order = values_of(adj, data, trans)
-    device = kernels.device(x.data.device_id)
-    width = vector_width(n_channels, x, y, residual)
-    sizes = side.n_rows, side.n_cols, side.nnz
-    piece = 0
-    if algorithm == 'auto':
-        piece = piece_length(*sizes, side.longest, n_channels // width, device)
-    plan = bspmm_launch(*sizes, n_channels, width, x.itemsize, device, algorithm, piece)
-    sums = ()
-    if piece:
-        plan, n_pieces = with_pieces(plan, side.nnz, piece)
-        sums = (
-            cuda.cupy.empty((n_pieces, n_channels), arithmetic(x.dtype)),
-            cuda.cupy.empty(n_pieces // 2, numpy.int32),
-        )
-    arrays = side.indptr, side.indices, data, order, x, residual, y, *sums
-    run('bspmm_csr', x, plan, *arrays, *plan.arguments, WEIGHTS=weights, RESIDUAL=has_residual)
-    if piece:
-        plan = sum_pieces_launch(n_pieces, n_channels, piece)
-        run('sum_pieces', x, plan, side.indptr, *sums, y, *plan.arguments)
 
 
 def _bsddmm_on_gpu(adj: BatchedCSR, u, v):
@@ -386,7 +383,7 @@ class BatchedSpMM(FunctionNode):
     `trans` makes op(A) the transpose, with edge values still in the order of A.
     """
 
-    product = staticmethod(bspmm_forward)  # other containers have others: papers/nodes.py
+    product = staticmethod(bspmm_forward)  # other containers have others: papers/products.py
     by_values: Callable  # the node that is the gradient with respect to edge values
 
     def __init__(self, adj, has_data, has_residual, trans=False, algorithm='auto'):

@@ -45,7 +45,7 @@ def features(adj, x):
     """Check the rows that a matrix with a column for every row and relation is multiplied by."""
     floating('x', x)
     values_dtype(adj, x)
-    same_place('x', x, 'adj', adj.indptr)
+    on_device('x', x, adj)
 
 
 def relations(adj):
@@ -101,18 +101,11 @@ def on_device(name, x, adj):
         type(x) is numpy.ndarray or x.data.device_id == offsets.data.device_id
     ):
         return
-    same_place(name, x, 'adj', offsets)
-
-
-def same_place(name, x, other_name, other):
-    for label, array in ((name, x), (other_name, other)):
-        if not isinstance(array, (numpy.ndarray, cuda.ndarray)):
-            raise TypeError(
-                '%s: expected a NumPy or CuPy array, got %s' % (label, type(array).__name__)
-            )
-    here, there = backend.get_device_from_array(x), backend.get_device_from_array(other)
+    if not isinstance(x, (numpy.ndarray, cuda.ndarray)):
+        raise TypeError('%s: expected a NumPy or CuPy array, got %s' % (name, type(x).__name__))
+    here, there = backend.get_device_from_array(x), backend.get_device_from_array(offsets)
     if here != there:
-        raise ValueError('%s: expected on %s with %s, got on %s' % (name, there, other_name, here))
+        raise ValueError('%s: expected on %s with adj, got on %s' % (name, there, here))
 
 
 def gradient(gy, remembered):

@@ -312,7 +312,7 @@ class SegmentMax(_Segmented):
 
 
 def reduce_rows(reduction, x, segments):
-    """Return ``segment_sum_forward`` or ``segment_max`` of an array."""
+    """Return ``segment_sum_forward`` or ``segment_max_forward`` of an array."""
     return reduction(x, segments.offsets, segments.max_rows, segments.weights)
 
 

@@ -244,8 +244,8 @@ def launch_degree_rows(adj, n_types, dtype):
 
 # The entries of matrices, one per graph. sizes, nnz: (n_graphs,) int64, nodes and entries of every
 # graph; row_nnz: (n_nodes,), entries of every row; columns: (nnz,), j * R + r of every entry, j
-# counted in its graph; data: (nnz,), or None for ones; symmetric: (n_graphs,) bool, None where
-# nobody looked.
+# counted in its graph; data: (nnz,), or None for ones; symmetric: (n_graphs,) bool, None where it
+# is not known.
 Entries = collections.namedtuple('Entries', 'sizes nnz row_nnz columns data n_relations symmetric')
 
 
