@@ -77,27 +77,6 @@ def test_what_runs_out_of_time_is_said_without_folders(runs, monkeypatch):
     assert not_run == {bench.UPSTREAM: 'the time of all runs was up'}
 
 
-def test_bars():
-    def met(upstream, captured, an_epoch=1.0):
-        times = {bench.UPSTREAM: upstream, bench.CAPTURED: captured}
-        of = {name: {'warm': {'seconds': value}} for name, value in times.items() if value}
-        if captured:
-            of[bench.CAPTURED]['warm']['runs'] = [
-                {
-                    'epochs': [10.0, 10 + an_epoch, 10 + 2 * an_epoch],
-                    'steps': 300,
-                    'milliseconds a step': {'median': 8.0},
-                }
-            ]
-        found = bench.bars({'qm9': {'methods': {'gin': of}}})
-        return [(bar['value'], bar['met']) for bar in found.values()]
-
-    assert met(150.0, 10.0) == [(10.0, True), (1.25, True), (15.0, True)]
-    assert met(149.0, 13.0, 1.2) == [(13.0, False), (1.5, False), (11.5, False)]
-    assert met(None, 12.0) == [(12.0, True), (1.25, True)]
-    assert met(150.0, None) == []
-
-
 def test_how_many_times_its_steps_an_epoch_takes():
     cost = {'epochs': [9.0, 10.0], 'steps': 200, 'milliseconds a step': {'median': 8.0}}
     assert bench.over_steps([cost]) == 1.25

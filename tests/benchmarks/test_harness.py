@@ -1,8 +1,6 @@
-"""The harness of the benchmarks: gate, errors, conditions, files; and which need no GPU."""
+"""The harness of the benchmarks: gate, errors, conditions, files."""
 
 import json
-import subprocess
-import sys
 
 import numpy
 import pytest
@@ -44,14 +42,3 @@ def test_files_and_arguments(tmp_path, monkeypatch):
     path = harness.save('name', {'conditions': {'gpu': 'NVIDIA H200'}})
     assert path == tmp_path / 'nvidia-h200' / 'name.json'
     assert harness.save('name', {}, str(tmp_path / 'out')) == tmp_path / 'out' / 'name.json'
-
-
-@pytest.mark.slow
-def test_training_needs_no_cupy():
-    code = (
-        "import sys; sys.modules['cupy'] = None; "
-        'from benchmarks import __main__, parity, plot; '
-        'from benchmarks.training import bench_captured, bench_converter, bench_examples; '
-        'from benchmarks.training import bench_quality, bench_screening, bench_training'
-    )
-    subprocess.run([sys.executable, '-c', code], check=True)
