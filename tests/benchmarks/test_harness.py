@@ -33,9 +33,8 @@ def test_files_and_arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(harness, 'RESULTS', tmp_path)
     args = harness.argument_parser('One line.\n\nMore.').parse_args(['--commit', 'abc'])
     assert (args.commit, args.out) == ('abc', None)
-    conditions = harness.conditions('abc', '/data/tox21.csv.gz', 7)
-    assert conditions['commit'] == 'abc' and conditions['data'] == 'tox21.csv.gz'
-    assert conditions['n_molecules'] == 7 and conditions['n_cpus'] > 0
+    conditions = harness.conditions('abc', harness.device_of('-1'))
+    assert conditions['commit'] == 'abc' and conditions['n_cpus'] > 0
     path = harness.save('name', {'conditions': conditions})
     assert path == tmp_path / 'cpu' / 'name.json'
     assert json.loads(path.read_text())['conditions'] == conditions
