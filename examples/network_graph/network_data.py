@@ -9,7 +9,6 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
-import common  # noqa: F401  first: Ctrl-C is one line from here on
 import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
 import numpy
