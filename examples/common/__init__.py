@@ -5,3 +5,5 @@ classification, and their models. `training`, `prediction`: the body of train_*.
 `files`: the folder of a run. `ranks`: several processes under mpirun. `measure`: seconds per step,
 memory. `pictures`: the learning curve, predicted against true values.
 """
+
+import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy

@@ -2,7 +2,6 @@
 
 import argparse
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
 from common.data import DataError
 from common.ranks import COMMUNICATORS
@@ -37,10 +36,7 @@ def make_parser(description):
 def add_device_argument(parser):
     """Add the option for the device."""
     parser.add_argument(
-        '--device',
-        '-d',
-        default='-1',
-        help='-1: CPU; 0, 1, ...: that GPU; or a Chainer device specifier',
+        '--device', '-d', default='-1', help='-1: CPU; 0, 1, ...: that GPU; or as Chainer names it'
     )
 
 
@@ -57,8 +53,7 @@ def add_communicator_argument(parser, what):
     parser.add_argument(
         '--communicator',
         choices=COMMUNICATORS,
-        help='under mpirun: %s the processes that it starts. naive: on CPUs; pure_nccl: each '
-        'on the GPU of its number, whatever --device says' % what,
+        help='under mpirun: %s its processes, on CPUs (naive) or each on a GPU (pure_nccl)' % what,
     )
 
 
@@ -76,7 +71,7 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
         '-s',
         type=number(int, 0, 2**32 - 1),
         default=777,
-        help='decides everything random: the split, the start, the order of the batches',
+        help='decides the split, the start, the order of the batches',
     )
     parser.add_argument(
         '--train-data-ratio',
@@ -85,14 +80,8 @@ def add_model_arguments(parser, methods, conv_layers, unit_num, epoch, train_dat
         default=train_data_ratio,
         help='share of the training data; validation and test halve the rest',
     )
-    parser.add_argument(
-        '--out', '-o', default='result', help='folder of the run, which must be empty or new'
-    )
-    parser.add_argument(
-        '--force',
-        action='store_true',
-        help='start again in the folder of --out; its run is removed',
-    )
+    parser.add_argument('--out', '-o', default='result', help='new or empty folder of the run')
+    parser.add_argument('--force', action='store_true', help='remove the run in --out, start again')
 
 
 def add_training_arguments(parser):
@@ -104,45 +93,35 @@ def add_training_arguments(parser):
         '--num-data',
         type=number(int, -1),
         default=-1,
-        help='number of molecules to use, spread evenly over the data; -1: all',
+        help='molecules to use, evenly spread; -1: all',
     )
     parser.add_argument(
-        '--skip-missing',
-        action='store_true',
-        help='leave out, and count, molecules without a label: in a regression without one of '
-        'them, in a classification without any',
+        '--skip-missing', action='store_true', help='leave out, and count, molecules without labels'
     )
     parser.add_argument(
         '--layout',
         choices=LAYOUTS,
         default='folded',
-        help='folded, the default: each molecule is filled up with phantom atoms, as upstream '
-        'does, but in one row; padded: the same, with a row for each of them; packed: none, each '
-        'molecule as it is',
+        help='how a molecule is filled up with phantom atoms, as upstream does. folded, the '
+        'default: in one row; padded: in a row for each of them; packed: not at all',
     )
     parser.add_argument(
         '--padded-to',
         type=number_of_atoms,
         metavar='N',
-        help='atoms to which folded batches fill up their molecules. largest, the default: those '
-        "of the data set's largest molecule, so that no result depends on the rest of the batch; "
-        "batch: those of each batch's largest, which gives upstream's numbers",
+        help='atoms to which folded batches fill up their molecules; largest, the default: as the '
+        'largest of the data set has; batch: as the largest of each batch, as upstream',
     )
     parser.add_argument(
         '--updater',
         choices=('auto', 'graph', 'standard'),
         default='auto',
-        help='graph: on a GPU, the data set lies there and each training step is one launch of a '
-        "CUDA graph; standard: Chainer's updater; auto, the default: graph on a GPU, standard on "
-        'a CPU and with --dense',
+        help='graph: each training step is one launch of a CUDA graph; standard: by Python; auto, '
+        'the default: graph on a GPU, standard on a CPU and with --dense',
     )
-    add_communicator_argument(
-        parser, 'share the molecules out to (batches of --batchsize on each of)'
-    )
+    add_communicator_argument(parser, 'share the molecules out to')
     parser.add_argument(
-        '--resume',
-        action='store_true',
-        help='continue the run in the folder of --out from its last snapshot',
+        '--resume', action='store_true', help='continue the run in --out from its last snapshot'
     )
     parser.add_argument(
         '--dense', action='store_true', help="train upstream's dense model instead, for comparison"
@@ -156,8 +135,7 @@ def add_trained_arguments(parser, script, batchsize=32):
         '--model',
         choices=('last', 'best'),
         default='last',
-        help='last, the default: of the last epoch, whose test errors the training has printed; '
-        'best: of the epoch with the best validation',
+        help='last, the default: of the last epoch; best: of that with the best validation',
     )
     add_running_arguments(parser, batchsize)
 

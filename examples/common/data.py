@@ -5,7 +5,6 @@ import os
 import typing
 import zlib
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import numpy
 import pandas
 from chainer_bspmm.dataset import from_smiles
@@ -141,13 +140,12 @@ def spread(n, num_data):
 
 def report_duplicates(rows):
     """Print how many molecules have the SMILES of an earlier one."""
-    again = pandas.Series(rows.smiles).duplicated()
-    if again.any():
-        smiles = rows.smiles[again][0]
+    again = numpy.flatnonzero(pandas.Series(rows.smiles).duplicated())
+    if again.size:
         print(
             'Duplicates: %d molecule(s) have the SMILES of an earlier one, the first: %s: %r; '
             'test molecules may be among those of the training'
-            % (again.sum(), ' and '.join(rows.where[rows.smiles == smiles][:2]), smiles)
+            % (again.size, rows.where[again[0]], rows.smiles[again[0]])
         )
 
 

@@ -9,7 +9,6 @@ import sys
 import zipfile
 import zlib
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import numpy
 from chainer import serializers
 from common.data import DataError
@@ -17,15 +16,11 @@ from common.data import DataError
 MODEL_FILE = 'model.npz'
 BEST_FILE = 'best_model.npz'
 SETTINGS_FILE = 'settings.json'
-RESULT_FILE = 'result.json'
 FAILED_FILE = 'failed.csv'
-LOG_FILE = 'log'  # LogReport's name
-PLOT_FILE = 'learning_curve.png'
-FIT_FILE = 'fit.png'
 SNAPSHOT_FILE = 'snapshot_%s.%d'  # step, rank
 RUN_FILES = (
-    *(SETTINGS_FILE, MODEL_FILE, BEST_FILE, RESULT_FILE, FAILED_FILE, LOG_FILE),
-    *(PLOT_FILE, FIT_FILE, 'snapshot_*.*'),
+    *(SETTINGS_FILE, MODEL_FILE, BEST_FILE, FAILED_FILE, 'log', 'result.json'),
+    *('learning_curve.png', 'fit.png', 'snapshot_*.*'),
 )
 
 
@@ -153,7 +148,7 @@ def report_failures(failures, path=None, shown=10):
 def write_result(out, result):
     """Write a dict to OUT/result.json; numbers that are not finite become null, as JSON asks."""
     finite = json.loads(json.dumps(result), parse_constant=lambda name: None)
-    with open(os.path.join(out, RESULT_FILE), 'w') as file:
+    with open(os.path.join(out, 'result.json'), 'w') as file:
         json.dump(finite, file, indent=1)
 
 

@@ -4,7 +4,7 @@ import os
 import platform
 import time
 
-import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
+import chainer_bspmm
 import chainer
 import chainer_chemistry
 import numpy
@@ -81,11 +81,10 @@ def peak_memory(device, updater):
 
 def conditions(device):
     """Return where a run took place: machine, threads, versions."""
-    names = 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'
     found = {
         'cpu': platform.processor() or platform.machine(),
         'n_cpus': os.cpu_count(),
-        'threads': {name: os.environ[name] for name in names if name in os.environ},
+        'threads': {name: os.environ[name] for name in os.environ if name.endswith('_NUM_THREADS')},
         'device': str(device),
         'python': platform.python_version(),
     }

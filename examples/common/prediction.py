@@ -3,7 +3,6 @@
 import os
 import sys
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import numpy
 import pandas
 from common import arguments

@@ -4,7 +4,6 @@ import os
 import sys
 import typing
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
 from chainer_bspmm.multi_node import PartIterator

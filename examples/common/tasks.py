@@ -3,7 +3,7 @@
 import contextlib
 import io
 
-import chainer_bspmm  # first: lets Chainer import on today's Python and NumPy
+import chainer_bspmm
 import chainer.functions as F
 import numpy
 from chainer.training import extensions

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 import chainer
 import numpy
 from chainer import optimizers
@@ -34,12 +33,10 @@ SETTINGS = (
 
 
 class RandomState(training.Extension):
-    """Keep NumPy's random state in the snapshot, which decides the order of later epochs.
+    """Keep NumPy's random state in the snapshot: it decides the order of later epochs.
 
-    It also decides dropout on a CPU. On a GPU with ``--updater standard`` dropout draws from CuPy,
-    whose state cannot be read: a resumed run continues with other random numbers. With captured
-    steps the random numbers follow from the seed and the number of the step, which are in the
-    snapshot.
+    On a CPU it also decides dropout. Captured steps draw by the seed and their number; CuPy's own
+    state (``--updater standard`` on a GPU) cannot be read.
     """
 
     name = 'random_state'
@@ -84,10 +81,7 @@ class BestModel(training.Extension):
 
 
 class NotTwiceASecond:
-    """Tell whether to take a snapshot: an epoch on a GPU takes as long as some. But after the last.
-
-    `epochs` is the number of the last, of the Trainer with `updater`.
-    """
+    """Tell whether to take a snapshot: on a GPU an epoch may take less. One after the last, too."""
 
     def __init__(self, updater, epochs, ranks):
         self._updater, self._epochs, self._ranks = updater, epochs, ranks
@@ -234,7 +228,7 @@ def train(source, args, script, title, own_settings=(), report_every=1):
     if ranks.is_first:
         # mpirun gives the first rank a terminal, whatever its own output is.
         is_terminal = sys.stdout.isatty() and not ranks.are_several
-        trainer.extend(extensions.LogReport(filename=files.LOG_FILE, trigger=trigger))
+        trainer.extend(extensions.LogReport(trigger=trigger))
         columns = ['epoch', *task.log_keys, 'elapsed_time']
         out = sys.stdout if is_terminal else PlainText()
         trainer.extend(extensions.PrintReport(columns, out=out), trigger=trigger)
@@ -314,11 +308,11 @@ def train(source, args, script, title, own_settings=(), report_every=1):
     print('Model: %s; of the best validation: %s' % (path, files.BEST_FILE))
     from common import pictures  # here: Matplotlib takes a second, and the model is saved
 
-    path = os.path.join(args.out, files.PLOT_FILE)
+    path = os.path.join(args.out, 'learning_curve.png')
     pictures.learning_curve(log, path, title, task.panels())
     print('Learning curve: %s' % path)
     if task.kind == 'regression':
-        path = os.path.join(args.out, files.FIT_FILE)
+        path = os.path.join(args.out, 'fit.png')
         pictures.fit(path, test_labels, predictions, task.titles())
         print('Predicted against true: %s' % path)
     return 0

@@ -112,7 +112,7 @@ def run(argv=None):
         device=device,
         use_default_extensions=False,
         extensions_list=[
-            extensions.LogReport(filename=files.LOG_FILE, trigger=every),
+            extensions.LogReport(trigger=every),
             extensions.PrintReport(['epoch', *names, 'elapsed_time'], out=training.PlainText()),
         ],
     )

@@ -7,7 +7,6 @@ import tarfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for common
 
-import chainer_bspmm  # noqa: F401  first: lets Chainer import on today's Python and NumPy
 from common.data import DataError
 from common.data import join
 from common.data import read_csv
