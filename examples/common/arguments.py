@@ -142,8 +142,11 @@ def add_trained_arguments(parser, script, batchsize=32):
 
 def get_device(specifier):
     """Return the Chainer device of `--device`: -1 is the CPU, another number a GPU."""
+    is_number = specifier.lstrip('-').isdigit()
     try:
-        return chainer.get_device(int(specifier) if specifier.lstrip('-').isdigit() else specifier)
+        if is_number and int(specifier) < -1:
+            raise ValueError('no GPU has this number')
+        return chainer.get_device(int(specifier) if is_number else specifier)
     except Exception as error:  # Chainer's and CuPy's are of many types
         raise DataError(
             '--device %s cannot be used (%s: %s); expected -1 (CPU), 0, 1, ... (that GPU; needs '

@@ -16,7 +16,6 @@ from rdkit import Chem
 from rdkit import rdBase
 from tqdm import tqdm
 
-NAMED = ('sample', 'full', 'download')  # values of --data that are not files
 MISSING = ('', 'na', 'n/a', 'nan', 'none', 'null')  # cells without a label, in any case
 
 

@@ -122,10 +122,19 @@ def check_new_file(path, force):
         raise DataError('--out: %s exists; expected a new file, or --force to replace it' % path)
 
 
+def is_special(path):
+    """Return whether a path is there, but no file, such as /dev/stdout."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
 def write_table(path, table):
-    """Write a CSV file, compressed if it ends in .gz."""
+    """Write a CSV file, compressed if it ends in .gz, as a whole or not at all."""
+    folder, name = os.path.split(path)
+    part = path if is_special(path) else os.path.join(folder, 'part_' + name)
     with writing(path):
-        table.to_csv(path, index=False, float_format='%.7g')
+        table.to_csv(part, index=False, float_format='%.7g')
+        if part != path:
+            os.replace(part, path)
 
 
 def report_failures(failures, path=None, shown=10):

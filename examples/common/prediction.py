@@ -87,8 +87,8 @@ def predict(script, source):
     out = own_file if args.out is None and not args.smiles else args.out
     failed_file = None
     if out is not None:
-        is_special = os.path.exists(out) and not os.path.isfile(out)  # such as /dev/stdout
-        failed_file = os.path.splitext(own_file if is_special else out)[0] + '_failed.csv'
+        beside = own_file if files.is_special(out) else out
+        failed_file = os.path.splitext(beside)[0] + '_failed.csv'
         for path in (out, failed_file):
             files.check_new_file(path, args.force)
 

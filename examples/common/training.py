@@ -151,7 +151,7 @@ def prepare(source, args, script, own_settings, n_ranks):
         ranks=n_ranks,
         **layout_of(args, dataset),
     )
-    if args.data not in data.NAMED:  # predictions may run in another folder, or the folder moves
+    if description == args.data:  # a file: predictions may run in another folder, or it may move
         settings['data'] = os.path.abspath(args.data)
         settings['data from here'] = os.path.relpath(args.data, args.out)
     parts = [dataset[part] for part in data.split(rows_kept.smiles, settings)]

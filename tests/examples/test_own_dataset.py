@@ -341,14 +341,19 @@ def test_a_damaged_snapshot_is_one_line(folder, error, change):
 @pytest.mark.parametrize('most', [0, 3000, 10000])
 def test_a_full_disk_is_one_line(trained, tmp_path, error, capsys, most):
     """A limit of the size of files stands for the disk: of settings, snapshot, model."""
+    (tmp_path / 'p.csv').write_text('of before')
+    predict = '--in-dir', trained / 'result', '--out', 'p.csv', '--force'
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         message = error('train_own.py', *WORDS, '--data', trained / 'mine.csv', '--out', 'out')
+        prediction = None if most else error('predict_own.py', *predict)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert message == 'error: cannot write into the folder of --out: File too large'
     assert not (tmp_path / 'out' / 'model.npz').exists()
+    assert prediction in (None, 'error: cannot write p.csv: File too large')
+    assert (tmp_path / 'p.csv').read_text() == 'of before'
 
 
 def test_a_loss_that_is_not_finite_is_an_error(common, folder, error, monkeypatch):

@@ -281,6 +281,7 @@ def test_failures_are_the_same_dense_and_from_the_cache(data):
         ('--data missing.csv', 'data file not found: '),
         ('--out file', '--out: expected a folder, got the file file'),
         ('--resume', '--resume: the folder result has no snapshot'),
+        ('--device -2', '--device -2 cannot be used (ValueError: no GPU has this number)'),
         ('--device cuda:0', '--device cuda:0 cannot be used (RuntimeError: '),
         ('--device x', '--device x cannot be used (RuntimeError: Tried to parse ChainerX'),
         ('--layout packed --padded-to 9', '--padded-to: expected layout folded, got packed'),
