@@ -13,7 +13,7 @@ from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.multi_node import faults
 from tests.support.processes import environment
 from tests.support.ranks import needs_mpi
-from tests.support.ranks import on_ranks
+from tests.support.ranks import on_kept_ranks
 
 
 def python(code):
@@ -150,4 +150,4 @@ def refuse():
 def test_refused_by_all():
     if cuda.available:
         pytest.skip('there is a GPU')
-    on_ranks(2, refuse)
+    on_kept_ranks(2, refuse)
