@@ -10,6 +10,7 @@ from chainer import functions
 from chainer import optimizers
 from chainer.backends import cuda
 from chainer.iterators import SerialIterator
+from chainer.training.updaters import StandardUpdater
 from chainer_chemistry.models.mlp import MLP
 from chainer_chemistry.models.prediction import Classifier
 from chainer_chemistry.models.prediction import GraphConvPredictor
@@ -17,8 +18,10 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import models
 from chainer_bspmm.training import GraphUpdater
+from tests.support import relative_error
 
 BATCH = 8
+HOST = chainer.get_device('@numpy')
 MODELS = {
     'RSGCN': lambda: models.RSGCN(5, 8, 3),
     'RSGCN, batch norm': lambda: models.RSGCN(5, 8, 3, use_batch_norm=True),
@@ -135,6 +138,37 @@ def parameters(updater):
         name: cuda.to_cpu(param.array).copy()
         for name, param in updater.get_optimizer('main').target.namedparams(include_uninit=False)
     }
+
+
+def assert_same_training(make, n_steps=6, between=lambda updater: None, bound=1e-5):
+    """Train with an updater of each kind and compare the parameters; return the GraphUpdater.
+
+    Args:
+        make (callable): returns an updater of a kind, StandardUpdater or GraphUpdater.
+        n_steps (int): to train for.
+        between (callable): called with the updater after each step.
+        bound (float): of relative errors of parameters.
+    """
+    found = []
+    for kind in (StandardUpdater, GraphUpdater):
+        updater = make(kind)
+        for _ in range(n_steps):
+            run(updater, 1)
+            between(updater)
+        found.append(parameters(updater))
+    assert_close_parameters(found[1], found[0], bound)
+    return updater
+
+
+def assert_close_parameters(found, expected, bound=1e-5):
+    """Compare two dicts of arrays on the host, by name."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert relative_error(found[name], array) < bound, name
+
+
+def is_captured(updater):
+    return any(program.is_captured for program in updater._driver.programs.values())
 
 
 def of_variables(batch, device=None):

@@ -9,6 +9,7 @@ import contextlib
 import re
 import sys
 import types
+import warnings
 import weakref
 
 import numpy
@@ -214,6 +215,16 @@ def causes(caught):
     """Return the texts of recorded warnings that say why something is not captured."""
     texts = [str(w.message) for w in caught]
     return [text for text in texts if re.search('(trains|predicts|runs|evaluates) eagerly', text)]
+
+
+@contextlib.contextmanager
+def eager_causes():
+    """Yield a list, which gets the texts of :func:`causes` at the end."""
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        yield found
+    found += causes(caught)
 
 
 class HostFused:

@@ -20,6 +20,7 @@ from chainer_bspmm.dataset import smiles as parsing
 from chainer_bspmm.dataset import to_sparse
 from chainer_bspmm.training import captured_predict
 from chainer_bspmm.training import predictor
+from chainer_bspmm.training import StepDiffers
 from tests.support import relative_error
 from tests.support.training import make_model
 from tests.support.training import MODELS
@@ -721,3 +722,26 @@ def test_on_streams_in_turn():
             assert cupy.cuda.get_current_stream().ptr == stream.ptr
     assert next(predictions, None) is None
     assert relative_error(collected(parts)[1], expected) < 1e-5
+
+
+@pytest.mark.parametrize('changes_at', (1, 5))
+def test_a_prediction_that_changes(device, graphs, changes_at):
+    """Found before anything wrong was given out, it continues eagerly; later it stops."""
+    model, data, given = model_of(device), molecules(4) * 24, []  # equal batches of 8
+    factor = host_graphs.read_at_capture(lambda: 2.0 if len(given) >= changes_at else 1.0)
+
+    def predict(atoms, adj):
+        return model.predictor(atoms, adj) * factor()
+
+    def collect():
+        for part in captured_predict(model, data, batch_size=8, predict=predict):
+            given.append(part.values)
+
+    # One batch is launched ahead. The first is eager; replays 1, 2, 4 and 8 are checked.
+    if changes_at == 1:
+        with pytest.warns(UserWarning, match='predicts eagerly: a replay gave another'):
+            collect()
+        assert len(given) == 12 and relative_error(given[-1], 2 * given[0]) < 1e-5
+    else:
+        with pytest.raises(StepDiffers, match='changed since it was captured'):
+            collect()
