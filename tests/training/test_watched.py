@@ -110,9 +110,11 @@ def rule_of(model):
 # Of (model, optimizer); the order is that of one training.
 CHANGES: dict[str, Callable] = {
     'a number': lambda model, _: setattr(model.predictor, 'counter', 1),
-    'a flag for a number': lambda model, _: setattr(model.predictor, 'counter', True),
+    'a flag for a number': lambda model, _: setattr(
+        model.predictor, 'counter', bool(model.predictor.counter)
+    ),
     'a number of another type': lambda model, _: setattr(
-        model.predictor, 'counter', type('Number', (int,), {})(1)
+        model.predictor, 'counter', type('Number', (int,), {})(model.predictor.counter)
     ),
     'a string': lambda model, _: setattr(model, 'mode', 'fast'),
     'a tuple': lambda model, _: setattr(model, 'sizes', (1, (2, 3))),
@@ -410,12 +412,14 @@ def test_a_program_keeps_what_its_key_names_by_id(device, graphs):
     updater = make_updater(GraphUpdater, device, model, same_molecules())
     row = model.predictor
     references = [
-        weakref.ref(thing) for thing in (row.inner.embed.W.array, row.factor, model.lossfun)
+        weakref.ref(thing) for thing in (row, row.inner.embed.W.array, row.factor, model.lossfun)
     ]
     run(updater, 3)
+    model.predictor = Row(three_columns, row.inner)
     row.inner.embed.W.array = row.inner.embed.W.array.copy()
     row.factor = row.factor.copy()
     model.lossfun = functions.mean_squared_error
+    del row
     run(updater, 3)
     assert len(updater._driver.programs) == 2
     assert all(reference() is not None for reference in references)
