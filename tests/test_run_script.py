@@ -8,7 +8,7 @@ import time
 import pytest
 
 from chainer_bspmm.compat import script_repairs
-from tests.support.processes import Forks, environment
+from tests.support.processes import Forks, environment, python
 
 # As the interpreter does for -m.
 OURS = 'import runpy; runpy._run_module_as_main("chainer_bspmm")'
@@ -28,15 +28,7 @@ def command(forks, tmp_path):
 
 
 def run(*words, cwd):
-    """Run Python in a separate process."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(),
-    )
+    return python(*words, cwd=cwd, status=None)
 
 
 @pytest.fixture

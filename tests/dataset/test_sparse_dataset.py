@@ -2,8 +2,6 @@
 
 import io
 import pickle
-import subprocess
-import sys
 import zipfile
 
 import numpy
@@ -30,6 +28,7 @@ from chainer_bspmm.dataset import to_sparse
 from tests.support import random_matrix
 from tests.support.data_sets import assert_same_batch
 from tests.support.data_sets import molecules
+from tests.support.processes import python
 
 SIZES = (3, 1, 5, 0, 2, 5, 4)
 LAYOUTS = ('packed', 'folded', 'padded')
@@ -441,12 +440,7 @@ def test_without_rdkit(tmp_path):
         except ImportError as error:
             print(error)
     """
-    printed = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', code, path],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    printed = python('-W', 'ignore', '-c', code, path).stdout
     assert printed.startswith('12 (3, 2)\npreprocessor: SMILES need RDKit: pip install rdkit')
 
 

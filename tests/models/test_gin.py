@@ -25,6 +25,7 @@ from tests.support.graph_data import outcome
 from tests.support.graph_data import padding_data
 from tests.support.graph_data import SIZES
 from tests.support.molecules import molecules
+from tests.support import assert_close_arrays
 
 
 PACKED = CSRConverter('packed')
@@ -56,9 +57,7 @@ def test_dropout_is_upstreams(monkeypatch, ratio):
     for one, batch in ((dense, dense_concat_mols(examples)), (model, PACKED(examples))):
         numpy.random.seed(0)
         results.append(parity.outcome(chainer.Sequential(one), [batch]))
-    assert results[0].keys() == results[1].keys()
-    for name in results[0]:
-        assert relative_error(results[1][name], results[0][name]) < 2e-5, name
+    assert_close_arrays(results[1], results[0], 2e-5)
     batch = concat_mols(examples)
     assert (model(*batch).array != model(*batch).array).any()
     with chainer.using_config('train', False):
@@ -125,9 +124,7 @@ def sparse_pair(data, device, ratio=0.0, **options):
 def test_list_of_edges(device, sizes):
     dense, model, batch, ours = sparse_pair(edge_lists(sizes), device)
     expected, found = outcome(dense, dense(batch)), outcome(model, model(*ours))
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert relative_error(found[name], expected[name]) < 1e-5, name
+    assert_close_arrays(found, expected)
 
 
 def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
@@ -139,8 +136,7 @@ def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
     expected = outcome(dense, dense(batch))
     numpy.random.seed(0)
     found = outcome(model, model(*ours))
-    for name in expected:
-        assert relative_error(found[name], expected[name]) < 1e-5, name
+    assert_close_arrays(found, expected)
 
 
 def test_gin_sparse_remembers_its_training_on_lists_of_edges():
@@ -189,6 +185,4 @@ def test_padding_data_set(device, as_coo):
     data = [padding_data(graph, as_coo) for graph in edge_lists([5, 9, 1])]
     expected = outcome(dense, dense(batch.x, batch.adj))
     found = outcome(model, model(*concat_mols(to_sparse(data), device)))
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert relative_error(found[name], expected[name]) < 1e-5, name
+    assert_close_arrays(found, expected)

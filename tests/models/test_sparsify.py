@@ -33,6 +33,7 @@ from chainer_bspmm import sparsify
 from tests.support import parity
 from tests.support import relative_error
 from tests.support.molecules import molecules
+from tests.support import assert_close_arrays
 
 METHODS = ('rsgcn', 'nfp', 'gin', 'ggnn', 'relgcn', 'relgat', 'gnnfilm')
 KINDS = {kind.__name__.lower(): kind for kind in vars(models).values() if isinstance(kind, type)}
@@ -130,8 +131,7 @@ def test_optimizer_that_was_set_up_before_goes_on(device, method):
                 )
         assert optimizer.target is model and optimizer.t == 6
         results.append({name: param.array for name, param in model.namedparams()})
-    for name, array in results[0].items():
-        assert relative_error(results[1][name], array) < 1e-9, name
+    assert_close_arrays(results[1], results[0], 1e-9)
 
 
 def test_what_a_user_set_stays():

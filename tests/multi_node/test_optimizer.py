@@ -34,6 +34,7 @@ from tests.support.ranks import needs_mpi
 from tests.support.ranks import on_kept_ranks
 from tests.support.training import molecules
 from tests.training import host_graphs
+from tests.support import assert_close_arrays
 
 N_CAPTURED, CAPTURED_SIZES = 16, (7, 5)  # steps, and molecules of the ranks in each
 CAPTURED = 'RSGCN', 'RSGCN, batch norm', 'norm of head'
@@ -59,8 +60,7 @@ def test_ranks_are_one_large_batch(tmp_path, n_ranks):
             prefix = '%s, %s, %d ' % (name, layout, step)
             assert sum(key.startswith(prefix) for key in alone) > 3
     with numpy.load(tmp_path / 'of ranks.npz') as found:
-        for key, value in alone.items():
-            assert relative_error(found[key], value) < 1e-5, key
+        assert_close_arrays(found, alone)
 
 
 # --- captured steps, with stand-ins for the GPU and for NCCL ---
@@ -115,8 +115,7 @@ def test_captured_ranks_are_one_large_batch(tmp_path):
         expected = arrays_of(trained_with(StandardUpdater, name).get_optimizer('main').target)
         for rest in itertools.product((False, True), range(2)):
             with numpy.load(tmp_path / ('%s, %s, %d.npz' % (name, *rest))) as found:
-                for key, array in expected.items():
-                    assert relative_error(found[key], array) < 1e-5, key
+                assert_close_arrays(found, expected)
 
 
 # --- batches of different sizes, ranks without a batch ---
@@ -158,9 +157,8 @@ def test_every_molecule_counts_alike(tmp_path):
     on_kept_ranks(3, unequal_batches, tmp_path / 'of ranks.npz')
     alone = parameters_of_unequal_batches(None)
     assert len(alone) > 20
-    with numpy.load(tmp_path / 'of ranks.npz') as file:
-        for key in alone:
-            assert relative_error(file[key], alone[key]) < 1e-5, key
+    with numpy.load(tmp_path / 'of ranks.npz') as found:
+        assert_close_arrays(found, alone)
 
 
 def join_with_statistics():

@@ -48,6 +48,13 @@ def relative_error(actual, expected):
     return numpy.linalg.norm(actual - expected) / (scale if scale else 1.0)
 
 
+def assert_close_arrays(found, expected, bound=1e-5):
+    """Compare two mappings name -> array by the relative error of each."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert relative_error(found[name], array) < bound, name
+
+
 def random_matrix(rng, n, n_relations=1, symmetric=False, density=None, ones=False):
     """Return an (n, n) or (R, n, n) float64 matrix with about three entries per row."""
     density = min(1.0, 3.0 / max(n * n_relations, 1)) if density is None else density

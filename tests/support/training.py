@@ -18,7 +18,7 @@ from chainer_chemistry.models.prediction import Regressor
 
 from chainer_bspmm import models
 from chainer_bspmm.training import GraphUpdater
-from tests.support import relative_error
+from tests.support import assert_close_arrays
 
 BATCH = 8
 HOST = chainer.get_device('@numpy')
@@ -101,8 +101,11 @@ def without_dropout(model):
 
 
 def make_updater(
-    kind, device, model, examples, optimizer=None, hooks=(), batch_size=BATCH, **kwargs
+    kind, device, model=None, examples=None, optimizer=None, hooks=(), batch_size=BATCH, **kwargs
 ):
+    """Return an updater; by default of :func:`small_model` and :func:`same_molecules`."""
+    model = small_model() if model is None else model
+    examples = same_molecules() if examples is None else examples
     optimizer = (optimizer or optimizers.Adam()).setup(model)
     for hook in hooks:
         optimizer.add_hook(hook)
@@ -156,15 +159,8 @@ def assert_same_training(make, n_steps=6, between=lambda updater: None, bound=1e
             run(updater, 1)
             between(updater)
         found.append(parameters(updater))
-    assert_close_parameters(found[1], found[0], bound)
+    assert_close_arrays(found[1], found[0], bound)
     return updater
-
-
-def assert_close_parameters(found, expected, bound=1e-5):
-    """Compare two dicts of arrays on the host, by name."""
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert relative_error(found[name], array) < bound, name
 
 
 def is_captured(updater):

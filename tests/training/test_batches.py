@@ -226,17 +226,6 @@ def test_arrays_that_change(gpu, dataset):
     assert Resident(dataset, gpu).of(host) is not host
 
 
-def test_rows_for_padding_stay_on_the_host(gpu, dataset):
-    copy_there = Resident(dataset, gpu)
-    for converter, source in (
-        (CSRConverter(), DeviceMolecules),
-        (CSRConverter('padded'), None),
-        (CSRConverter('packed', strip_padding=False), None),
-    ):
-        batch = batches.batch_of(dataset[[1, 2]], converter, gpu, copy_there)
-        assert type(batch.source) is (source or type(None)), converter.layout
-
-
 @pytest.mark.parametrize('n_molecules', [40, 1])
 @pytest.mark.parametrize('layout', ['folded', 'packed'])
 def test_training_is_the_same_to_the_bit(device, graphs, request, layout, n_molecules):

@@ -32,7 +32,7 @@ from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.step_driver import StepDriver
 from chainer_bspmm.training.step_program import StepProgram
-from tests.support.training import assert_close_parameters
+from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits
 from tests.support.training import assert_same_training
 from tests.support.training import BATCH
@@ -66,7 +66,7 @@ def test_same_as_standard_updater(device, graphs, name):
         reported = run(updater, 12)
         results.append((parameters(updater), reported))
     (expected, reports), (found, own) = results
-    assert_close_parameters(found, expected, 1e-4)
+    assert_close_arrays(found, expected, 1e-4)
     assert [set(report) for report in own] == [set(report) for report in reports]
     for one, other in zip(own, reports):
         numpy.testing.assert_allclose([one[k] for k in one], [other[k] for k in one], rtol=1e-3)
@@ -329,7 +329,7 @@ def test_a_seed_is_not_drawn():
 
 
 def test_first_without_a_reporter(device, graphs):
-    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    updater = make_updater(GraphUpdater, device)
     for _ in range(3):
         updater.update()
     assert all('main/loss' in report for report in run(updater, 3))
@@ -378,7 +378,7 @@ def test_counters_after_a_step_that_failed(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
     host_graphs.fuse(monkeypatch)
-    updater = make_updater(GraphUpdater, HOST, small_model(), same_molecules(), optimizers.SGD())
+    updater = make_updater(GraphUpdater, HOST, optimizer=optimizers.SGD())
     optimizer = updater.get_optimizer('main')
     run(updater, 4)
     assert optimizer.t == updater.iteration == 4

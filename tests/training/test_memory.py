@@ -33,8 +33,6 @@ from tests.support.training import parameters
 from tests.support.training import RELATIONS
 from tests.support.training import Row
 from tests.support.training import run
-from tests.support.training import same_molecules
-from tests.support.training import small_model
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -253,7 +251,7 @@ def test_an_interrupt_during_capture(device, monkeypatch):
 
 
 def test_memory_goes_when_steps_turn_eager(device, graphs):
-    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    updater = make_updater(GraphUpdater, device)
     run(updater, 3)
     capturer = weakref.ref(updater._driver.capturer)
     if graphs:
@@ -269,7 +267,7 @@ def test_memory_goes_with_the_updater(monkeypatch):
     """Not with the next garbage collection: a driver and its programs are no cycle."""
     host_graphs.stand_in(monkeypatch)
     device = HOST
-    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    updater = make_updater(GraphUpdater, device)
     run(updater, 3)
     assert is_captured(updater)
     driver = weakref.ref(updater._driver)

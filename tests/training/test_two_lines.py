@@ -21,7 +21,7 @@ from chainer_chemistry.utils import run_train
 
 from chainer_bspmm import CSRConverter
 from chainer_bspmm.training import GraphUpdater
-from tests.support.training import assert_close_parameters
+from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits
 from tests.support.training import BATCH
 from tests.support.training import HOST
@@ -73,7 +73,7 @@ def test_a_standard_updater_trains_captured(device, graphs, no_causes):
         updater = script(device, model=model, optimizer=optimizers.SGD(1e-3))
     assert type(updater) is StandardUpdater
     run(updater, 30)
-    assert_close_parameters(found[0], parameters(updater), 1e-3)
+    assert_close_arrays(found[0], parameters(updater), 1e-3)
 
 
 class Own(StandardUpdater):

@@ -32,7 +32,7 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.training import StepDiffers
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
-from tests.support.training import assert_close_parameters
+from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits
 from tests.support.training import assert_same_training
 from tests.support.training import BATCH
@@ -519,7 +519,7 @@ def test_a_weight_that_changes_with_every_step(device, graphs, monkeypatch, name
     assert len(texts) == 1 and 'a replay of the captured step gave another' in texts[0]
     assert updater._driver.capturer is None and updater.graph_nbytes == 0
     assert updater.iteration == updater.get_optimizer('main').t == 8
-    assert_close_parameters(results[1], results[0])
+    assert_close_arrays(results[1], results[0])
 
 
 @pytest.mark.parametrize('period, phase', [(3, 0), (10, 9)])
@@ -908,7 +908,7 @@ def test_unusual_scripts(device, graphs, script):
             for _ in range(script.n_steps):
                 run(theirs, 1)
                 script.change(theirs)
-        assert_close_parameters(parameters(updater), parameters(theirs))
+        assert_close_arrays(parameters(updater), parameters(theirs))
 
 
 @pytest.mark.parametrize('value', ('a word', None, (1.0, 2)))
@@ -946,9 +946,7 @@ def fails(*args):
 )
 def test_an_error_of_the_user_s(device, graphs, loss_func, words, error, message):
     """It comes as from StandardUpdater, after the warning."""
-    updater = make_updater(
-        GraphUpdater, device, small_model(), same_molecules(), loss_func=loss_func
-    )
+    updater = make_updater(GraphUpdater, device, loss_func=loss_func)
     with pytest.warns(UserWarning, match=words), pytest.raises(error, match=message):
         run(updater, 1)
     assert updater.iteration == updater.get_optimizer('main').t == 0
@@ -959,7 +957,7 @@ def test_no_cublas(device, graphs, monkeypatch):
         raise FileNotFoundError('/proc/self/maps')
 
     monkeypatch.setattr(gemm, 'Blas', fails)
-    updater = make_updater(GraphUpdater, device, small_model(), same_molecules())
+    updater = make_updater(GraphUpdater, device)
     with pytest.warns(UserWarning, match='trains eagerly: no cuBLAS handle .*proc/self/maps'):
         run(updater, 2)
     assert updater._driver.capturer is None
@@ -967,7 +965,7 @@ def test_no_cublas(device, graphs, monkeypatch):
 
 def test_parameters_elsewhere(monkeypatch):
     host_graphs.stand_in(monkeypatch)
-    updater = make_updater(GraphUpdater, HOST, small_model(), same_molecules())
+    updater = make_updater(GraphUpdater, HOST)
     updater._driver.device = types.SimpleNamespace(xp=numpy, name='@cupy:1')
     assert updater._driver._why_not() == (
         "parameter '/predictor/inner/embed/W' is on @numpy, the device is @cupy:1"
