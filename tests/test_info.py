@@ -41,7 +41,8 @@ def test_all_parts_pass(device):
 
 
 def wrong(monkeypatch, change):
-    """Let something be wrong with every layer of neighbours on a host."""
+    """Let something be wrong with every layer of neighbours on a host, and test one method."""
+    monkeypatch.setattr(self_test, 'METHODS', ('rsgcn',))
     original = products.graph_linear_on_host
     monkeypatch.setattr(
         products, 'graph_linear_on_host', lambda *args, **kwargs: change(original(*args, **kwargs))

@@ -166,7 +166,7 @@ def test_child_processes_are_repaired(tmp_path, method):
     assert (done.returncode, done.stdout) == (0, '(1, 2) True\n'), done.stderr
 
 
-def test_upstreams_own_script_style_runs_unchanged(tmp_path):
+def test_upstreams_own_script_style_runs_unchanged(command, tmp_path):
     (tmp_path / 'script.py').write_text(
         'import chainer\nimport numpy\n'
         'from chainer_chemistry.models.prediction import Regressor, set_up_predictor\n'
@@ -176,7 +176,7 @@ def test_upstreams_own_script_style_runs_unchanged(tmp_path):
         'loss = model(numpy.array([[6, 8]], "i"), numpy.ones((1, 2, 2), "f"),\n'
         '             numpy.ones((1, 1), "f"))\nprint(loss.shape)\n'
     )
-    done = run('-m', 'chainer_bspmm', 'run', 'script.py', cwd=tmp_path)
+    done = command('run', 'script.py')
     assert done.stdout.endswith('()\n') and done.returncode == 0, done.stderr
 
 

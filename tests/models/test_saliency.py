@@ -256,7 +256,7 @@ ONE_ATOM = [
 @pytest.mark.parametrize(
     'layout', ('packed', 'folded', pytest.param('padded', marks=pytest.mark.slow))
 )
-@pytest.mark.parametrize('kind, options', CALCULATORS)
+@pytest.mark.parametrize('kind, options', CALCULATORS[::2])
 def test_batches_of_one_atom(kind, options, layout, data):
     """They have as many rows as molecules."""
     upstream, ours = pair('ggnn', data)

@@ -33,6 +33,7 @@ from tests.support.training import parameters
 from tests.support.training import RELATIONS
 from tests.support.training import Row
 from tests.support.training import run
+from tests.support.training import same_molecules
 from tests.training import host_graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:GraphUpdater updates eagerly')
@@ -167,8 +168,7 @@ def test_a_deleted_updater_leaves_the_others_alone():
 
 @pytest.mark.gpu
 @pytest.mark.multi_gpu
-@pytest.mark.parametrize('on_device', (False, True))
-@pytest.mark.parametrize('made_current', (False, True))
+@pytest.mark.parametrize('on_device, made_current', [(False, False), (True, True)])
 def test_two_gpus_take_turns(on_device, made_current):
     devices = [chainer.get_device('@cupy:%d' % i) for i in range(2)]
     alone, updaters = [], []
@@ -185,16 +185,6 @@ def test_two_gpus_take_turns(on_device, made_current):
             assert_same_bits(checked_parameters(updater), expected)
         for parameter in updater.get_optimizer('main').target.params():
             assert parameter.device == device
-
-
-def ring_molecules(n):
-    """Return examples of one size, so that all batches have one layout."""
-    rng = numpy.random.RandomState(0)
-    adj = numpy.eye(6, dtype='f')[[1, 2, 3, 4, 5, 0]]
-    adj += adj.T
-    return [
-        (rng.randint(1, 9, 6).astype('i'), adj, rng.normal(size=3).astype('f')) for _ in range(n)
-    ]
 
 
 class InterruptedOnce:
@@ -226,9 +216,9 @@ def test_an_interrupt_during_capture(device, monkeypatch):
         numpy.random.seed(0)
         model = Regressor(Row(function), lossfun=functions.mean_squared_error)
         with chainer.no_backprop_mode():  # or layers that learn their size would start on a GPU
-            model.predictor.inner(*chainer_bspmm.concat_mols(ring_molecules(2))[:2])
+            model.predictor.inner(*chainer_bspmm.concat_mols(same_molecules(2))[:2])
         optimizer = optimizers.Adam().setup(model)
-        iterator = SerialIterator(ring_molecules(40), BATCH, shuffle=False)
+        iterator = SerialIterator(same_molecules(32), BATCH, shuffle=False)
         return GraphUpdater(iterator, optimizer, device=device, seed=7), function
 
     # Three calls compare the first batch with itself with spare rows, one trains with it.
