@@ -99,53 +99,50 @@ class Calling(chainer.Chain):
         return x * FACTOR
 
 
-def embedding(model):
-    return model.predictor.inner.embed.W
-
-
 def rule_of(model):
-    return embedding(model).update_rule
+    return model.predictor.inner.embed.W.update_rule
 
 
-# Of (model, optimizer); the order is that of one training.
+def put(path, value):
+    """A change of a model: an attribute gets what `value` makes of the one before."""
+
+    def change(model, optimizer):
+        *parts, name = path.split('.')
+        owner = functools.reduce(getattr, parts, model)
+        setattr(owner, name, value(getattr(owner, name, None)))
+
+    return change
+
+
+def of_embedding(change):
+    return lambda model, optimizer: change(model.predictor.inner.embed.W)
+
+
+DECAY = optimizer_hooks.WeightDecay(0.1)
+W, NUMBER = 'predictor.inner.embed.W.', type('Number', (int,), {})
+# Functions of (model, optimizer); the order is that of one training.
 CHANGES: dict[str, Callable] = {
-    'a number': lambda model, _: setattr(model.predictor, 'counter', 1),
-    'a flag for a number': lambda model, _: setattr(
-        model.predictor, 'counter', bool(model.predictor.counter)
-    ),
-    'a number of another type': lambda model, _: setattr(
-        model.predictor, 'counter', type('Number', (int,), {})(model.predictor.counter)
-    ),
-    'a string': lambda model, _: setattr(model, 'mode', 'fast'),
-    'a tuple': lambda model, _: setattr(model, 'sizes', (1, (2, 3))),
-    'an array': lambda model, _: setattr(model, 'weights', numpy.ones(3)),
-    'a function': lambda model, _: setattr(
-        model, 'lossfun', lambda x, t: functions.mean_squared_error(x, t)
-    ),
+    'a number': put('predictor.counter', lambda before: 1),
+    'a flag for a number': put('predictor.counter', bool),
+    'a number of another type': put('predictor.counter', NUMBER),
+    'a string': put('mode', lambda before: 'fast'),
+    'a tuple': put('sizes', lambda before: (1, (2, 3))),
+    'an array': put('weights', lambda before: numpy.ones(3)),
+    'a function': put('lossfun', lambda before: lambda x, t: before(x, t)),
     'an attribute that is removed': lambda model, _: delattr(model.predictor, 'removed'),
-    "a parameter's array": lambda model, _: setattr(
-        embedding(model), 'array', embedding(model).array * 0.5
-    ),
-    'requires_grad': lambda model, _: setattr(embedding(model), '_requires_grad', False),
+    "a parameter's array": put(W + 'array', lambda before: before * 0.5),
+    'requires_grad': put(W + '_requires_grad', lambda before: False),
     'an update rule that is disabled': lambda model, _: model.predictor.inner.disable_update(),
     'an update rule that is enabled': lambda model, _: model.predictor.inner.enable_update(),
-    'a state': lambda model, _: rule_of(model).state.update(
-        v=model.xp.zeros_like(embedding(model).array)
-    ),
-    'a hook': lambda _, optimizer: optimizer.add_hook(optimizer_hooks.WeightDecay(0.1)),
-    'a hook after the update': lambda _, optimizer: optimizer.add_hook(
-        optimizer_hooks.WeightDecay(0.1), 'post', timing='post'
-    ),
-    'a hook of an update rule': lambda model, _: rule_of(model).add_hook(
-        optimizer_hooks.WeightDecay(0.1)
-    ),
+    'a state': of_embedding(lambda W: W.update_rule.state.update(v=W.xp.zeros_like(W.array))),
+    'a hook': lambda _, optimizer: optimizer.add_hook(DECAY),
+    'a hook after the update': lambda _, optimizer: optimizer.add_hook(DECAY, 'post', 'post'),
+    'a hook of an update rule': of_embedding(lambda W: W.update_rule.add_hook(DECAY)),
     'configuration': lambda *_: setattr(chainer.global_config, 'guarded', 0.5),
-    'another update rule': lambda model, _: setattr(
-        embedding(model), 'update_rule', optimizers.SGD(0.01).create_update_rule()
+    'another update rule': put(
+        W + 'update_rule', lambda before: optimizers.SGD(0.01).create_update_rule()
     ),
-    'a link': lambda model, _: setattr(
-        model, 'predictor', Row(three_columns, model.predictor.inner)
-    ),
+    'a link': put('predictor', lambda before: Row(three_columns, before.inner)),
 }
 
 
