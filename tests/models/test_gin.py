@@ -6,7 +6,6 @@ import pytest
 import chainer
 from chainer.backends import cuda
 from chainer_chemistry.dataset.converters import concat_mols as dense_concat_mols
-from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import PaddingGraphDataset
 from chainer_chemistry.dataset.graph_dataset.base_graph_dataset import SparseGraphDataset
 from chainer_chemistry.models import GIN as DenseGIN
 from chainer_chemistry.models.gin import GINSparse as DenseGINSparse
@@ -22,8 +21,6 @@ from tests.support import parity
 from tests.support import relative_error
 from tests.support.graph_data import edge_lists
 from tests.support.graph_data import outcome
-from tests.support.graph_data import padding_data
-from tests.support.graph_data import SIZES
 from tests.support.molecules import molecules
 from tests.support import assert_close_arrays
 
@@ -120,13 +117,6 @@ def sparse_pair(data, device, ratio=0.0, **options):
     return dense, parity.swapped(dense, device), batch, PACKED(to_sparse(data), device)
 
 
-@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
-def test_list_of_edges(device, sizes):
-    dense, model, batch, ours = sparse_pair(edge_lists(sizes), device)
-    expected, found = outcome(dense, dense(batch)), outcome(model, model(*ours))
-    assert_close_arrays(found, expected)
-
-
 def test_dropout_of_a_list_of_edges_is_upstreams(monkeypatch):
     draw_as_chainer(monkeypatch)
     dense, model, batch, ours = sparse_pair(
@@ -171,18 +161,3 @@ def test_gin_sparse_remembers_its_training_on_lists_of_edges():
 def test_what_gin_sparse_refuses(make, error, message):
     with pytest.raises(error, match=message):
         make(sparsify(DenseGINSparse(3)))
-
-
-@pytest.mark.parametrize('as_coo', [False, True])
-def test_padding_data_set(device, as_coo):
-    """Folded, GIN gives what upstream's gives for the padded batch of dense matrices."""
-    data = [padding_data(graph) for graph in edge_lists([5, 9, 1])]
-    batch = PaddingGraphDataset(data).converter(data, -1)
-    dense = DenseGIN(3, dropout_ratio=0.0)
-    dense(batch.x, batch.adj)
-    parity.randomised(dense)
-    model = parity.swapped(dense, device)
-    data = [padding_data(graph, as_coo) for graph in edge_lists([5, 9, 1])]
-    expected = outcome(dense, dense(batch.x, batch.adj))
-    found = outcome(model, model(*concat_mols(to_sparse(data), device)))
-    assert_close_arrays(found, expected)

@@ -79,15 +79,14 @@ def _capture_and_drop(graphs, function):
     graphs.n_compiled += 1
 
 
-class HostCapturer:
-    nbytes = 1
+class _Counting:
+    """What all capturers on the host have: no streams, and counts."""
 
-    def __init__(self, of):
+    compile_kernels = _capture_and_drop
+
+    def __init__(self):
         self.stream = contextlib.nullcontext()
-        self._driver = of
-        self.n_captures = 0
-        self.n_launches = 0
-        self.n_compiled = 0
+        self.n_captures = self.n_launches = self.n_compiled = 0
 
     def ordered(self):
         return contextlib.nullcontext()
@@ -95,7 +94,13 @@ class HostCapturer:
     def join(self):
         pass
 
-    compile_kernels = _capture_and_drop
+
+class HostCapturer(_Counting):
+    nbytes = 1
+
+    def __init__(self, of):
+        super().__init__()
+        self._driver = of
 
     def capture(self, function):
         optimizer = self._driver.optimizer
@@ -329,28 +334,19 @@ def _arrays(result):
     return result.values() if isinstance(result, dict) else [result]
 
 
-class PredictionGraphs:
+class PredictionGraphs(_Counting):
     """Stand-ins for the graphs of a prediction: a launch runs again, into the captured arrays."""
 
     def __init__(self):
-        self.stream = contextlib.nullcontext()
-        self.n_captures = self.n_launches = self.n_waiting = self.most_waiting = 0
+        super().__init__()
+        self.n_waiting = self.most_waiting = self.n_freed = 0
         self.fail = None
-        self.n_freed = self.n_compiled = 0
 
     def capturer(self, device):
         return self
 
-    def ordered(self):
-        return contextlib.nullcontext()
-
-    def join(self):
-        pass
-
     def free_unused(self):
         self.n_freed += 1
-
-    compile_kernels = _capture_and_drop
 
     def capture(self, function):
         if self.fail:

@@ -131,11 +131,7 @@ def test_as_each_molecule_alone(device, graphs, name, no_warnings):
     assert graphs.n_captures >= 1 and graphs.n_launches >= 5
 
 
-KINDS = {
-    'list': list,
-    'sparse': to_sparse,
-    'reversed': lambda examples: to_sparse(examples)[::-1],
-}
+KINDS = {'list': list, 'sparse': to_sparse, 'reversed': lambda examples: to_sparse(examples)[::-1]}
 
 
 @pytest.mark.parametrize('batch_size', (1, 8))

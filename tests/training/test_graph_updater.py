@@ -30,7 +30,6 @@ from chainer_bspmm.training.buffers import Inputs
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from chainer_bspmm.training.guards import Guards
 from chainer_bspmm.training.programs import Program
-from chainer_bspmm.training.step_driver import StepDriver
 from chainer_bspmm.training.step_program import StepProgram
 from tests.support import assert_close_arrays
 from tests.support.training import assert_same_bits
@@ -414,20 +413,6 @@ def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
         with pytest.warns(UserWarning, match='updates eagerly.*float16'):
             run(updater, 1)
         run(updater, 3)
-
-
-def test_made_of_a_standard_updater(device, graphs, no_causes):
-    """All that it has besides is one object, which can be made late."""
-    results = []
-    for kind in (GraphUpdater, StandardUpdater):
-        updater = make_updater(kind, device, without_dropout(small_model()), same_molecules())
-        if kind is StandardUpdater:
-            updater.__class__ = GraphUpdater
-            updater._driver = StepDriver(updater.get_optimizer('main'), updater.input_device)
-        run(updater, 6)
-        assert is_captured(updater)
-        results.append(parameters(updater))
-    assert_same_bits(*results)
 
 
 def test_arguments_by_position():
