@@ -126,10 +126,13 @@ def test_batch_norm(device, layout, sizes, readout, train):
             assert relative_error(*pair) < 1e-5
 
 
+QUICK_SIZES = ('GGNN', 1), ('GGNN', 12), ('GGNN', 40), ('RSGCN', 12), ('GIN_CWLE', 12)
+
+
 @pytest.mark.parametrize(
     'name, n',
     [
-        pytest.param(name, n, marks=pytest.mark.slow if n != 12 and name != 'GGNN' else ())
+        pytest.param(name, n, marks=() if (name, n) in QUICK_SIZES else pytest.mark.slow)
         for name in (
             *('RSGCN', 'NFP', 'GGNN', 'MPNN', 'RelGCN', 'GGNN_GWM'),
             *('GIN_CWLE', 'NFP_GWLE', 'RelGAT'),
