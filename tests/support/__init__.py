@@ -42,6 +42,13 @@ def assert_close(actual, expected, dtype):
     assert error <= TOLERANCE[numpy.dtype(dtype).name] * scale, error / max(scale, 1e-300)
 
 
+def assert_exact(array, expected, dtype):
+    """Fail unless an array equals the float64 `expected`, rounded once to its dtype."""
+    assert array.dtype == numpy.dtype(dtype)
+    assert array.shape == expected.shape
+    numpy.testing.assert_array_equal(cuda.to_cpu(array), expected.astype(dtype))
+
+
 def relative_error(actual, expected):
     actual, expected = (cuda.to_cpu(a).astype(numpy.float64) for a in (actual, expected))
     scale = numpy.linalg.norm(expected)
