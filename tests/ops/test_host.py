@@ -9,57 +9,7 @@ from chainer_bspmm.ops.dropout import _random_words
 from chainer_bspmm.ops.dropout import dropout_mask_forward
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host
 from chainer_bspmm.ops.graph_linear.host import graph_linear_on_host
-from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
-from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
-from chainer_bspmm.ops.segments import segment_broadcast_forward
-from chainer_bspmm.ops.segments import segment_sum_forward
 from tests.support import reference
-
-
-def relative_error(actual, expected):
-    return (numpy.abs(actual - expected) / numpy.abs(expected)).max()
-
-
-def test_softmax_is_computed_in_double():
-    rng = numpy.random.RandomState(0)
-    x, gy = (rng.uniform(-9, 9, (20000, 2)).astype('f') for _ in range(2))
-    offsets = numpy.array([0, 19000, 20000], 'i')
-    half_ulp = 2.0**-24
-    y = segment_softmax_forward(x, offsets)
-    assert y.dtype == numpy.float32
-    assert relative_error(y, reference.segment_softmax(x, offsets)) <= half_ulp * 1.001
-    wide, gx = y.astype('d'), segment_softmax_backward(y, gy, offsets)
-    inner = numpy.repeat(reference.segment_sum(wide * gy, offsets), [19000, 1000], axis=0)
-    assert gx.dtype == numpy.float32
-    assert relative_error(gx, wide * (gy - inner)) <= half_ulp * 1.001
-
-
-def test_softmax_with_weights_is_computed_in_double():
-    rng = numpy.random.RandomState(0)
-    x, gy = (rng.uniform(-9, 9, (20000, 2)).astype('f') for _ in range(2))
-    offsets = numpy.array([0, 19000, 20000], 'i')
-    weights = rng.randint(1, 9, 20000).astype('f')
-    copies = numpy.repeat(numpy.arange(20000), weights.astype(int))
-    starts = numpy.searchsorted(copies, offsets)
-    half_ulp = 2.0**-24
-    y = segment_softmax_forward(x, offsets, weights)
-    assert (
-        relative_error(y[copies], reference.segment_softmax(x[copies], starts)) <= half_ulp * 1.001
-    )
-    wide, gx = y.astype('d'), segment_softmax_backward(y, gy, offsets, weights)
-    inner = numpy.repeat(reference.segment_sum(wide * gy, offsets), [19000, 1000], axis=0)
-    assert gx.dtype == numpy.float32
-    assert relative_error(gx, wide * (gy - weights[:, None] * inner)) <= half_ulp * 1.001
-
-
-def test_halves_with_weights_are_rounded_once():
-    """Not the weights as well: 2049 is 2048 in float16."""
-    offsets, weights = numpy.array([0, 3], 'i'), numpy.array([2049, 2051, 1], 'f')
-    x = numpy.array([[3], [-3], [1]], 'e')
-    assert segment_sum_forward(x, offsets, weights=weights).tolist() == [[-5]]
-    broadcast = segment_broadcast_forward(x[:1], offsets, 3, weights=weights)
-    assert broadcast.dtype == x.dtype
-    assert broadcast.ravel().tolist() == [6148, 6152, 3]  # of 6147, 6153, 3
 
 
 def test_sampled_product_of_halves_is_summed_in_float32():

@@ -4,6 +4,8 @@ Every place has `put`, which makes an array of its kind. GPUs also have `launche
 constants of every launch, and `names`, the kernels that were launched.
 """
 
+import functools
+
 import numpy
 import pytest
 
@@ -12,6 +14,7 @@ from chainer.backends import cuda
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.sparse.batch import Batch
 from tests.emulation.emulator import cuda_on_cpu
+from tests.emulation.emulator.elementwise_on_cpu import elementwise
 from tests.support import poisoned
 
 GPUS = [
@@ -31,7 +34,18 @@ class Host:
 
 
 class Emulated(cuda_on_cpu.Device):
-    """The kernels by g++, see tests/emulation/README.md; a batch stays as it is."""
+    """Kernels by g++, elementwise ones too: tests/emulation/README.md. Batches stay as they are.
+
+    A kernel may read and write through a table of addresses: those of all new arrays are known.
+    """
+
+    def __init__(self, monkeypatch, sanitizer):
+        super().__init__(monkeypatch, sanitizer)
+        monkeypatch.setattr(cuda, 'elementwise', functools.partial(elementwise, self.put))
+
+    def _empty(self, shape, dtype):
+        self.reachable.append(super()._empty(shape, dtype))
+        return self.reachable[-1]
 
     def put(self, array, shift=0):
         return array if isinstance(array, Batch) else super().put(array, shift)
