@@ -27,7 +27,7 @@ GPUS = [
 class Host:
     """NumPy: nothing is launched."""
 
-    launched = ()
+    is_host, launched = True, ()
 
     def put(self, array, shift=0):
         return array if isinstance(array, Batch) else numpy.array(array)
@@ -38,6 +38,8 @@ class Emulated(cuda_on_cpu.Device):
 
     A kernel may read and write through a table of addresses: those of all new arrays are known.
     """
+
+    is_host = False
 
     def __init__(self, monkeypatch, sanitizer):
         super().__init__(monkeypatch, sanitizer)
@@ -53,6 +55,8 @@ class Emulated(cuda_on_cpu.Device):
 
 class Real:
     """CuPy's current device; new arrays are full of NaN."""
+
+    is_host = False
 
     def __init__(self, monkeypatch):
         self.launched, self.names = [], set()
