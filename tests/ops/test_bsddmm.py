@@ -100,6 +100,16 @@ def test_input_of_three_dimensions_that_is_not_contiguous(place):
     assert_exact(bsddmm_forward(place.put(adj), u, v), expected, 'f')
 
 
+def test_sampled_product_of_halves_is_summed_in_float32():
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([numpy.ones((5, 5))])
+    # Exact in float32; partial sums are not in float16.
+    u, v = (rng.randint(-9, 10, (5, 3000)).astype('e') for _ in range(2))
+    for layout in (numpy.ascontiguousarray, numpy.asfortranarray):
+        w = bsddmm_forward(adj, layout(u), layout(v))
+        numpy.testing.assert_array_equal(w, reference.bsddmm(adj, u, v).astype('e'))
+
+
 def test_capacity_beyond_the_batch(gpu):
     adj, spare = batch('small', 'f'), 5
     larger = with_room(adj, spare)

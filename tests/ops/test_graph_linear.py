@@ -13,6 +13,8 @@ from chainer_bspmm.ops.bspmm import bspmm_forward
 from chainer_bspmm.ops.graph_linear import graph_linear
 from chainer_bspmm.ops.graph_linear import node
 from chainer_bspmm.ops.graph_linear import products
+from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host
+from chainer_bspmm.ops.graph_linear.host import graph_linear_on_host
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import reference
@@ -122,3 +124,66 @@ def test_zeros_that_dropout_keeps():
     layer = node.GraphLinear(None, ('x', 'W_self'), functions.identity, 0.5, False)
     layer._y = numpy.array([0.0, -0.0, 3.0], 'f')
     numpy.testing.assert_array_equal(layer._factors(), [2, 0, 2])
+
+
+# --- on a host: as dense matrices, one for each relation ---
+
+PARAMETERS = 'W', 'b', 'W_self', 'b_self'
+
+
+def dense_layer(A, x, loop, W, b=None, W_self=None, b_self=None):
+    """A: (R, n, n)."""
+    n_relations = len(A)
+    A = A + loop * numpy.eye(len(x))
+    y = 0
+    for r in range(n_relations):
+        mapped = x @ W[r::n_relations].T
+        y = y + A[r] @ (mapped if b is None else mapped + b[r::n_relations])
+    if W_self is not None:
+        y = y + x @ W_self.T
+    return y if b_self is None else y + b_self
+
+
+@pytest.mark.parametrize('n_left_out', range(8))
+@pytest.mark.parametrize(
+    'n_relations, loop, widths',
+    [(1, False, (5, 3)), (1, True, (3, 5)), (4, False, (3, 5)), (4, False, (5, 3))],
+)
+def test_host_and_its_gradients(n_relations, loop, widths, n_left_out):
+    """A third relation without entries, nodes without any, entries that name one place twice."""
+    rng = numpy.random.RandomState(0)
+    n, (n_in, n_out) = 9, widths
+    A = rng.rand(n_relations, n, n) * (rng.rand(n_relations, n, n) < 0.3)
+    A[2:3] = 0
+    A[:, 4] = A[:, :, 5] = 0
+    i, j, r = A.transpose(1, 2, 0).nonzero()
+    order = numpy.lexsort((rng.rand(i.size), i))  # columns in any order
+    i, j, r = (numpy.concatenate([part[order][:1], part[order]]) for part in (i, j, r))
+    A[r[0], i[0], j[0]] *= 2
+    values = A[r, i, j]
+    values[:2] /= 2
+    indptr = numpy.searchsorted(i, numpy.arange(n + 1))
+    adj = BatchedCSR(
+        indptr, j * n_relations + r, numpy.array([0, n]), values, n_relations=n_relations
+    )
+    given = {
+        'W': rng.rand(n_out * n_relations, n_in),
+        'b': rng.rand(n_out * n_relations),
+        'W_self': rng.rand(n_out, n_in),
+        'b_self': rng.rand(n_out),
+    }
+    for bit, name in enumerate(PARAMETERS[1:]):
+        if n_left_out >> bit & 1:
+            del given[name]
+    x, gy = rng.rand(n, n_in), rng.rand(n, n_out)
+    y = graph_linear_on_host(adj, x, **given, loop=loop)
+    numpy.testing.assert_allclose(y, dense_layer(A, x, loop, **given), rtol=1e-13)
+    wanted = {'x', *given}
+    gradients = graph_linear_grad_on_host(adj, x, gy, given['W'], given.get('W_self'), wanted, loop)
+    for name in wanted:
+        # The layer is linear in each argument: differences are exact up to rounding.
+        varied = dict(given, x=x)
+        change = rng.rand(*varied[name].shape)
+        varied[name] = varied[name] + change
+        rise = (gy * (dense_layer(A, loop=loop, **varied) - y)).sum()
+        assert (gradients[name] * change).sum() == pytest.approx(rise, rel=1e-11), name

@@ -79,7 +79,7 @@ class Real:
         """Return a copy of an array that lies `shift` bytes past a multiple of 16."""
         if isinstance(array, Batch):
             return array.to_device('@cupy:0')
-        array = numpy.asarray(array)
+        array = numpy.asarray(cuda.to_cpu(array))
         memory = cuda.cupy.zeros(array.nbytes + 32, numpy.uint8)
         start = -memory.data.ptr % 16 + shift
         copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
