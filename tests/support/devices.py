@@ -66,10 +66,10 @@ class Real:
         def noted(device_id, name, dtype_char, defines):
             kernel = load(device_id, name, dtype_char, defines)
 
-            def launch(*arguments):
+            def launch(*arguments, **options):
                 self.launched.append(dict(defines))
                 self.names.add(name)
-                kernel(*arguments)
+                kernel(*arguments, **options)
 
             return launch
 
