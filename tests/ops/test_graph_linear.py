@@ -1,4 +1,4 @@
-"""What only some layers use: rows as their own neighbours, dropout without a rectifier."""
+"""Layers of one relation: with a rectifier, dropout, rows as their own neighbours; on a host."""
 
 import numpy
 import pytest
@@ -15,11 +15,14 @@ from chainer_bspmm.ops.graph_linear import node
 from chainer_bspmm.ops.graph_linear import products
 from chainer_bspmm.ops.graph_linear.host import graph_linear_grad_on_host
 from chainer_bspmm.ops.graph_linear.host import graph_linear_on_host
+from tests.support import DTYPES
 from tests.support import features
 from tests.support import random_matrix
 from tests.support import reference
 from tests.support import relative_error
 from tests.support.gradients import check_gradients
+from tests.support.layers import convolved_relu
+from tests.support.layers import linear_relu
 
 
 @pytest.fixture(params=[True, False], ids=['own', 'products'])
@@ -88,6 +91,39 @@ def test_features_with_another_use(xp, other_first):
         y.backward()
         found.append(h.grad)
     assert relative_error(*found) < 1e-12
+
+
+@pytest.mark.parametrize('sizes', [(5, 1, 0, 7), (1,), (0,)], ids=str)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('ratio', [0.0, 0.5])
+def test_rectifier_and_dropout_as_of_two_functions(xp, sizes, dtype, ratio):
+    rng = numpy.random.RandomState(0)
+    adj = BatchedCSR.from_matrices([random_matrix(rng, n).astype(dtype) for n in sizes])
+    adj = adj if xp is numpy else adj.to_device('@cupy:0')
+    arrays = features(rng, xp, sum(sizes), 6, dtype), features(rng, xp, 4, 6, dtype)
+    found = []
+    for function in (
+        lambda x, W: convolved_relu(adj, x, W, ratio),
+        lambda x, W: linear_relu(bspmm(adj, x), W, None, ratio),
+    ):
+        numpy.random.seed(0)
+        xp.random.seed(0)
+        variables = [chainer.Variable(array.copy()) for array in arrays]
+        y = function(*variables)
+        # Not y * y, whose gradient is 0 where a rectifier's output is, masked or not.
+        functions.sum((y + 1) * (y + 1)).backward()
+        found.append([y.array] + [variable.grad for variable in variables])
+    for actual, expected in zip(*found):
+        assert actual.dtype == dtype and actual.shape == expected.shape
+        # The convolution maps before it sums: W is wider than it is high.
+        bound = {'float16': 2e-3, 'float32': 1e-6, 'float64': 1e-14}[dtype]
+        assert relative_error(actual, expected) < bound
+
+
+def test_gradients_of_a_rectifier(xp):
+    adj, x, W, *_ = given(xp)
+    assert 10 < (convolved_relu(adj, x, W).array > 0).sum() < 42  # both sides of the bend
+    check_gradients(lambda *a: (convolved_relu(adj, *a) + 1) ** 2, x, W)
 
 
 @pytest.mark.parametrize('activation', [functions.identity, functions.tanh])
