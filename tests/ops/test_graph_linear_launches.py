@@ -1,3 +1,5 @@
+"""Layers by kernels/graph_linear.cu, forward and backward, against float64."""
+
 import types
 
 import numpy
@@ -9,8 +11,8 @@ from chainer_bspmm.cuda.plans import Device
 from chainer_bspmm.ops.graph_linear.launches import Layer
 from chainer_bspmm.ops.graph_linear.launches import layer_backward
 from chainer_bspmm.ops.graph_linear.launches import layer_forward
-from tests.emulation.kernel_cases import DTYPES
 from tests.support import reference
+from tests.support.devices import GPUS
 
 
 # Roundings of the results to the dtype, and of the sums to what they are calculated in.
@@ -42,15 +44,15 @@ def matrices(n_rows, n_relations, dtype, is_weighted=True, seed=0):
     return (found if is_weighted else found != 0).astype(dtype)
 
 
-def side(device, stacked, is_weighted):
+def side(gpu, stacked, is_weighted):
     """Return rows i * R + r of (R, n, n) matrices as the arrays of a CSR matrix."""
     flat = stacked.transpose(1, 0, 2).reshape(-1, stacked.shape[2])
     rows, columns = numpy.nonzero(flat)
     counts = numpy.bincount(rows, minlength=len(flat))
     return types.SimpleNamespace(
-        indptr=device.put(numpy.concatenate([[0], counts.cumsum()]).astype('i4')),
-        indices=device.put(columns.astype('i4')),
-        data=device.put(flat[rows, columns]) if is_weighted else None,
+        indptr=gpu.put(numpy.concatenate([[0], counts.cumsum()]).astype('i4')),
+        indices=gpu.put(columns.astype('i4')),
+        data=gpu.put(flat[rows, columns]) if is_weighted else None,
     )
 
 
@@ -102,7 +104,12 @@ def expected(spec, A, x, parameters, gy, kept=1.0):
     return dict(gradients, y=y, x=gx), abs(value).max()
 
 
-def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
+def on_host(gradients):
+    """Return the same names with arrays, or lists of them, on the host."""
+    return {name: cuda.to_cpu(found) for name, found in gradients.items()}
+
+
+def check(gpu, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     rng = numpy.random.RandomState(1)
 
     def drawn(*shape):
@@ -118,25 +125,25 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
     A = matrices(n_rows, max(spec.n_relations, 1), dtype, is_weighted)
     forward = backward = None
     if spec.n_relations:
-        forward = side(device, A, is_weighted)
-        backward = side(device, A.transpose(0, 2, 1), is_weighted)
+        forward = side(gpu, A, is_weighted)
+        backward = side(gpu, A.transpose(0, 2, 1), is_weighted)
 
     def put(array):
-        return None if array is None else device.put(array, shift)
+        return None if array is None else gpu.put(array, shift)
 
     kept, draw = 1.0, None
     if ratio:
-        draw = 2**40 + 3, 5, device.put(numpy.array([2**33 + 1], 'u8'))
+        draw = 2**40 + 3, 5, gpu.put(numpy.array([2**33 + 1], 'u8'))
         kept = reference.kept(gy.size, ratio, 2**40 + 3, 5, 2**33 + 1).reshape(gy.shape)
         kept = kept * float(numpy.dtype(dtype).type(1 / (1 - ratio)))
     names = 'W', 'W_self', 'b', 'b_self'
     given = {name: put(array) for name, array in zip(names, parameters) if array is not None}
     y = layer_forward(spec, forward, put(x), given, ratio, draw)
     arguments = spec, backward, put(x), y, put(gy), given, ratio
-    gradients = layer_backward(*arguments)
-    again = layer_backward(*arguments, has_features=False)
+    gradients = on_host(layer_backward(*arguments))
+    again = on_host(layer_backward(*arguments, has_features=False))
     assert again.pop('x') is None
-    more = layer_backward(*arguments, more=put(x)).pop('x')
+    more = on_host(layer_backward(*arguments, more=put(x))).pop('x')
     bound = BOUND[dtype] * max(1, abs(gradients['x']).max())
     numpy.testing.assert_allclose(more, gradients['x'] + x, 0, bound, err_msg='more')
     wide = [None if array is None else array.astype('d') for array in parameters]
@@ -146,7 +153,7 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
         wanted['b_self'] = numpy.tile(wanted['b_self'], (spec.n_biases, 1))
         for found in (gradients, again):
             found.update({name: numpy.stack(found[name]) for name in ('W', 'b_self')})
-    for name, array in dict(gradients, y=y).items():
+    for name, array in dict(gradients, y=cuda.to_cpu(y)).items():
         of = wanted.pop(name)
         assert array.dtype == dtype and array.shape == of.shape, name
         scale = max(1, largest, abs(of).max())
@@ -156,18 +163,8 @@ def check(device, dtype, spec, n_rows, is_weighted=True, ratio=0.0, shift=0):
         numpy.testing.assert_array_equal(array, gradients[name])
 
 
-@pytest.fixture(autouse=True)
-def made(device, monkeypatch):
-    """Let kernels reach partial sums and results, which a table holds the addresses of."""
-    empty = device._empty
-
-    def reachable(shape, dtype):
-        array = empty(shape, dtype)
-        device.reachable.append(array)
-        return array
-
-    monkeypatch.setattr(cuda.cupy, 'empty', reachable)
-
+# On a GPU a kernel keeps the limit of shared memory that it was compiled for.
+on_an_emulated_device = pytest.mark.parametrize('gpu', GPUS[:-1], indirect=True)
 
 SPECS = {
     'convolution': dict(n_relations=1, activation='relu'),
@@ -190,12 +187,12 @@ SPECS = {
             marks=() if dtype == 'f' or name in ('relations', 'degrees') else pytest.mark.slow,
         )
         for name in SPECS
-        for dtype in DTYPES
+        for dtype in 'efd'
     ],
 )
-def test_layers(device, name, dtype):
-    check(device, dtype, layer(12, 8, **SPECS[name]), 37)
-    assert device.names == {'graph_linear', 'sum_partials'}
+def test_layers(gpu, name, dtype):
+    check(gpu, dtype, layer(12, 8, **SPECS[name]), 37)
+    assert gpu.names == {'graph_linear', 'sum_partials'}
 
 
 @pytest.mark.parametrize(
@@ -206,47 +203,47 @@ def test_layers(device, name, dtype):
         for widths in ((1, 1), (1, 5), (7, 1), (3, 33), (65, 4), (64, 64), (4, 300))
     ],
 )
-def test_widths(device, name, widths):
-    check(device, 'f', layer(*widths, **SPECS[name]), 21)
+def test_widths(gpu, name, widths):
+    check(gpu, 'f', layer(*widths, **SPECS[name]), 21)
 
 
-def test_relations_that_no_row_has_are_not_multiplied(device):
+def test_relations_that_no_row_has_are_not_multiplied(gpu):
     spec, n_rows = layer(8, 8, n_relations=3, activation='relu'), 20
     A = matrices(n_rows, 3, 'f')
     A[1] = 0
     W = numpy.ones((8, 3, 8), 'f')
     W[:, 1] = numpy.nan
-    x = device.put(numpy.ones((n_rows, 8), 'f'))
-    given = {'W': device.put(W.reshape(24, 8))}
-    y = layer_forward(spec, side(device, A, True), x, given)
-    gradients = layer_backward(spec, side(device, A.transpose(0, 2, 1), True), x, y, x, given)
+    x = gpu.put(numpy.ones((n_rows, 8), 'f'))
+    given = {'W': gpu.put(W.reshape(24, 8))}
+    y = layer_forward(spec, side(gpu, A, True), x, given)
+    gradients = layer_backward(spec, side(gpu, A.transpose(0, 2, 1), True), x, y, x, given)
     assert y.any() and numpy.isfinite(y).all() and numpy.isfinite(gradients['x']).all()
 
 
 @pytest.mark.parametrize('n_rows', [1, 15, 16, 17, 33])
 @pytest.mark.parametrize('is_weighted', [False, True])
-def test_rows(device, n_rows, is_weighted):
-    check(device, 'f', layer(8, 12, **SPECS['relations']), n_rows, is_weighted)
+def test_rows(gpu, n_rows, is_weighted):
+    check(gpu, 'f', layer(8, 12, **SPECS['relations']), n_rows, is_weighted)
 
 
+@on_an_emulated_device
 @pytest.mark.parametrize('n_sms', [1, 2])
-def test_blocks_take_several_tiles(device, monkeypatch, n_sms):
+def test_blocks_take_several_tiles(gpu, monkeypatch, n_sms):
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda _: Device(n_sms, 60 << 20))
-    check(device, 'f', layer(8, 8, **SPECS['relations']), 150)
-    assert {constants.get('ROWS') for constants in device.launched} <= {32, 24, None}
+    check(gpu, 'f', layer(8, 8, **SPECS['relations']), 150)
+    assert {constants.get('ROWS') for constants in gpu.launched} <= {32, 24, None}
 
 
-def test_nan_stays_where_it_comes_from(device):
+def test_nan_stays_where_it_comes_from(gpu):
     """In the rows that have an entry for it, also behind a rectifier."""
     spec, n_rows = layer(8, 8, **SPECS['convolution']), 20
     A = matrices(n_rows, 1, 'f')
     x = numpy.ones((n_rows, 8), 'f')
     x[5] = numpy.nan
-    y = layer_forward(
-        spec, side(device, A, True), device.put(x), {'W': device.put(numpy.ones((8, 8), 'f'))}
-    )
+    y = layer_forward(spec, side(gpu, A, True), gpu.put(x), {'W': gpu.put(numpy.ones((8, 8), 'f'))})
     has_nan = A[0, :, 5] != 0
     assert 0 < has_nan.sum() < n_rows
+    y = cuda.to_cpu(y)
     numpy.testing.assert_array_equal(numpy.isnan(y), numpy.repeat(has_nan[:, None], 8, axis=1))
 
 
@@ -259,58 +256,60 @@ def test_nan_stays_where_it_comes_from(device):
         )
         for widths in ((8, 8), (8, 7))
         for activation in ('relu', 'identity')
-        for dtype in DTYPES
+        for dtype in 'efd'
     ],
 )
-def test_dropout(device, widths, activation, dtype):
+def test_dropout(gpu, widths, activation, dtype):
     spec = layer(*widths, n_relations=1, activation=activation)
-    check(device, dtype, spec, 19, ratio=0.3)
+    check(gpu, dtype, spec, 19, ratio=0.3)
 
 
 @pytest.mark.parametrize('dtype, value', [('f', 0), ('e', 2**-20)])  # -(2**-26) becomes -0
-def test_zeros_that_dropout_keeps_have_gradients(device, dtype, value):
+def test_zeros_that_dropout_keeps_have_gradients(gpu, dtype, value):
     spec, x = layer(4, 4), numpy.full((9, 4), value, dtype)
-    given = {'W_self': device.put(-numpy.eye(4, dtype=dtype) * numpy.dtype(dtype).type(2**-6))}
-    draw = 3, 1, device.put(numpy.array([5], 'u8'))
-    y = layer_forward(spec, None, device.put(x), given, 0.5, draw)
+    given = {'W_self': gpu.put(-numpy.eye(4, dtype=dtype) * numpy.dtype(dtype).type(2**-6))}
+    draw = 3, 1, gpu.put(numpy.array([5], 'u8'))
+    y = layer_forward(spec, None, gpu.put(x), given, 0.5, draw)
     kept = reference.kept(36, 0.5, 3, 1, 5).reshape(9, 4)
     assert 0 < kept.sum() < 36 and not y.any()
-    ones = device.put(numpy.ones((9, 4), dtype))
-    gradients = layer_backward(spec, None, device.put(x), y, ones, given, 0.5)
-    numpy.testing.assert_array_equal(gradients['x'], -(2.0**-5) * kept)
+    ones = gpu.put(numpy.ones((9, 4), dtype))
+    gradients = layer_backward(spec, None, gpu.put(x), y, ones, given, 0.5)
+    numpy.testing.assert_array_equal(cuda.to_cpu(gradients['x']), -(2.0**-5) * kept)
 
 
+@on_an_emulated_device
 @pytest.mark.parametrize(
     'widths',
     [(40, 48), *(pytest.param(widths, marks=pytest.mark.slow) for widths in ((32, 48), (48, 32)))],
 )
 @pytest.mark.parametrize('name', ['relations', 'degrees'])
-def test_blocks_share_the_columns_of_a_wide_result(device, monkeypatch, name, widths):
+def test_blocks_share_the_columns_of_a_wide_result(gpu, monkeypatch, name, widths):
     narrow = Device(132, 60 << 20, 40 << 10)
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
-    check(device, 'f', layer(*widths, **SPECS[name]), 21)
-    assert max(constants.get('SLICES', 0) for constants in device.launched) > 1
+    check(gpu, 'f', layer(*widths, **SPECS[name]), 21)
+    assert max(constants.get('SLICES', 0) for constants in gpu.launched) > 1
 
 
-def test_shares_of_columns_drop_the_same_elements(device, monkeypatch):
+@on_an_emulated_device
+def test_shares_of_columns_drop_the_same_elements(gpu, monkeypatch):
     narrow = Device(132, 60 << 20, 6 << 10)
     monkeypatch.setattr('chainer_bspmm.cuda.kernels.device', lambda device_id: narrow)
-    check(device, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
-    assert device.launched[0]['SLICES'] > 1
+    check(gpu, 'f', layer(8, 48, **SPECS['convolution']), 19, ratio=0.3)
+    assert gpu.launched[0]['SLICES'] > 1
 
 
-def test_unaligned_input(device):
-    check(device, 'f', layer(8, 8, **SPECS['relations']), 19, shift=4)
-    assert {constants.get('QUADS') for constants in device.launched} == {0, None}
+def test_unaligned_input(gpu):
+    check(gpu, 'f', layer(8, 8, **SPECS['relations']), 19, shift=4)
+    assert {constants.get('QUADS') for constants in gpu.launched} == {0, None}
 
 
-def test_no_rows(device):
+def test_no_rows(gpu):
     spec = layer(3, 2, n_biases=1)
-    x, W = device.put(numpy.ones((0, 3), 'f')), device.put(numpy.ones((2, 3), 'f'))
-    b, none = device.put(numpy.ones(2, 'f')), device.put(numpy.ones((0, 2), 'f'))
+    x, W = gpu.put(numpy.ones((0, 3), 'f')), gpu.put(numpy.ones((2, 3), 'f'))
+    b, none = gpu.put(numpy.ones(2, 'f')), gpu.put(numpy.ones((0, 2), 'f'))
     given = {'W_self': W, 'b_self': b}
     assert layer_forward(spec, None, x, given).shape == (0, 2)
     gradients = layer_backward(spec, None, x, none, none, given)
-    assert gradients['x'].shape == (0, 3) and not device.launched
+    assert gradients['x'].shape == (0, 3) and not gpu.launched
     assert not gradients['W_self'].any() and gradients['W_self'].shape == (2, 3)
     assert gradients['b_self'].tolist() == [0, 0]
