@@ -52,7 +52,7 @@ def check(place, adj, dtype, n_channels, values='own', with_residual=False, tran
         adj = adj.replace(data=None)
     expected = reference.bspmm(adj, x, data, residual, trans)
     given = [place.put(x, shift), *(None if a is None else place.put(a) for a in (data, residual))]
-    assert_exact(bspmm_forward(place.put(adj), *given, trans), expected, dtype)
+    assert_exact(bspmm_forward(place.put(adj), *given, trans=trans), expected, dtype)
     for array, before in zip(given, (x, data, residual)):
         assert before is None or (cuda.to_cpu(array) == before).all()
 

@@ -88,7 +88,7 @@ def check(gpu, adj, dtype, n_channels, data=None, with_residual=False, trans=Fal
     x = integers((n_in, n_channels), dtype, FACTOR, seed=2)
     residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
     given = [None if array is None else gpu.put(array) for array in (x, data, residual)]
-    y = bspmm_forward(gpu.put(adj), *given, trans)
+    y = bspmm_forward(gpu.put(adj), *given, trans=trans)
     assert_exact(y, reference.bspmm(adj, x, data, residual, trans), dtype)
     defines = [launched for launched in gpu.launched if 'WEIGHTS' in launched]
     assert defines[-1].get('PIECES', 0) == (adj.nnz > 0)

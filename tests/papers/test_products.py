@@ -66,7 +66,7 @@ def check(place, algorithm, adj, dtype, n_channels, values='own', with_residual=
     residual = integers((n_out, n_channels), dtype, seed=3) if with_residual else None
     data = integers(adj.nnz, dtype, seed=4) if values == 'given' else None
     arrays = given(place, x, data, residual)
-    y = bspmm_forward(place.put(adj), *arrays, trans, algorithm)
+    y = bspmm_forward(place.put(adj), *arrays, trans=trans, algorithm=algorithm)
     assert_exact(y, truth(adj, x, data, residual, trans), dtype)
     for array, before in zip(arrays, (x, data, residual)):
         assert before is None or (cuda.to_cpu(array) == before).all()
@@ -169,7 +169,9 @@ def test_duplicates_are_multiplied_before_they_are_added(place, algorithm):
     adj, x = CONTAINERS[algorithm](adj), numpy.array([[1e-3, 1e-8, 0]], 'f')
     for trans in (False, True):
         for data in (None,) if algorithm == 'sell' else (None, values):
-            y = bspmm_forward(place.put(adj), *given(place, x, data), None, trans, algorithm)
+            y = bspmm_forward(
+                place.put(adj), *given(place, x, data), trans=trans, algorithm=algorithm
+            )
             assert_close(y, truth(adj, x, data, None, trans), 'float32')
 
 
@@ -200,7 +202,7 @@ def test_gradients(place, algorithm):
     data = None if algorithm == 'sell' else data
     arrays = given(place, x, data, residual)
     inputs = [None if array is None else chainer.Variable(array) for array in arrays]
-    y = papers.bspmm(place.put(adj), *inputs, 'auto' if place.is_host else algorithm)
+    y = papers.bspmm(place.put(adj), *inputs, algorithm='auto' if place.is_host else algorithm)
     y.grad = place.put(gy)
     y.backward()
     assert_exact(y.array, truth(adj, x, data, residual), 'd')

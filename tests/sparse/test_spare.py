@@ -47,8 +47,8 @@ PAIRS = [(name, SPARE[-1]) for name in NAMES] + [
 @pytest.fixture(params=PAIRS, ids=str)
 def pair(request, xp):
     """The ordinary batch and the one with spare rows and entries, float64."""
-    name, spare = request.param
-    return batch_on(name, xp, 'd'), with_spare(BATCHES[name], *spare, xp)
+    name, (spare_rows, spare_nnz) = request.param
+    return batch_on(name, xp, 'd'), with_spare(BATCHES[name], spare_rows, spare_nnz, xp)
 
 
 def assert_padded(actual, expected, exact=True):
