@@ -105,6 +105,17 @@ def test_capacity_beyond_the_batch(gpu):
         assert not result[len(expected) :].any()
 
 
+def test_input_that_is_not_contiguous(place):
+    adj = batch('relations', 'f')
+    arrays = film_arrays(adj, 14, 'f')
+    expected = film_truth(adj, *(array[:, ::2] for array in arrays))
+    messages, film, gy = (place.put(array)[:, ::2] for array in arrays)
+    adj = place.put(adj)
+    results = edge_film_forward(adj, messages, film), *edge_film_backward(adj, messages, film, gy)
+    for result, of in zip(results, expected):
+        assert_exact(result, of, 'f')
+
+
 def test_nan_reaches_its_rows_only(place):
     adj = batch('relations', 'f')
     arrays = film_arrays(adj, 9, 'f')
