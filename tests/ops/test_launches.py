@@ -1,4 +1,4 @@
-"""What the GPU backend launches; the kernels themselves are tested in tests/emulation."""
+"""Vectors and weights of launches; what the kernels calculate is tested with each operation."""
 
 import numpy
 import pytest
