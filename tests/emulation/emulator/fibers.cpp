@@ -2,6 +2,7 @@
 // one does, in the order of their numbers or the reverse, so that a run is repeatable.
 #include "engine.h"
 
+#include <csetjmp>
 #include <csignal>
 #include <map>
 #include <sys/mman.h>
@@ -16,8 +17,19 @@ struct Group {
     unsigned long long bits[2][32];
 };
 
-struct Fiber {
-    ucontext_t context;
+// Where a coroutine, or the loop that runs them all, has stopped. Once begun they change by jumps:
+// swapcontext would ask the kernel twice each time.
+struct Place {
+    jmp_buf jump;
+
+    void leave_for(Place &other)
+    {
+        if (!_setjmp(jump)) _longjmp(other.jump, 1);
+    }
+};
+
+struct Fiber : Place {
+    bool has_begun = false;
     const unsigned *turn = nullptr;  // of the group that it waits for
     unsigned seen = 0;
     bool is_over = false;
@@ -28,10 +40,11 @@ struct Fiber {
 const std::size_t STACK = 128 << 10;
 unsigned char *stacks;  // kept for the next grid
 std::size_t n_stacks;
-std::vector<Fiber> fibers;
+std::vector<Fiber> fibers;  // as many as stacks
+unsigned n_threads;
 std::vector<std::map<unsigned, Group>> warps;  // by mask
 Group everyone;
-ucontext_t scheduler;
+Place scheduler;
 void (*the_thread)(void *);
 void *the_context;
 bool has_failed;
@@ -45,19 +58,40 @@ void meet(Group &group)
         group.arrived = 0;
         ++group.turn;
     }
-    swapcontext(&fiber.context, &scheduler);
+    fiber.leave_for(scheduler);
 }
 
+// A coroutine is one thread of a block after the other.
 void enter()
 {
-    the_thread(the_context);
-    fibers[this_thread()].is_over = true;
-    // A thread that has returned is not expected at a barrier.
-    if (--everyone.expected && everyone.arrived == everyone.expected) {
-        everyone.arrived = 0;
-        ++everyone.turn;
+    for (;;) {
+        the_thread(the_context);
+        Fiber &fiber = fibers[this_thread()];
+        fiber.is_over = true;
+        // A thread that has returned is not expected at a barrier.
+        if (--everyone.expected && everyone.arrived == everyone.expected) {
+            everyone.arrived = 0;
+            ++everyone.turn;
+        }
+        fiber.leave_for(scheduler);
     }
-    setcontext(&scheduler);
+}
+
+// Run thread t until it stops.
+void go_on(unsigned t)
+{
+    Fiber &fiber = fibers[t];
+    if (fiber.has_begun) {
+        scheduler.leave_for(fiber);
+    } else if (!_setjmp(scheduler.jump)) {
+        fiber.has_begun = true;
+        ucontext_t context;
+        getcontext(&context);
+        context.uc_stack.ss_sp = stacks + t * STACK;
+        context.uc_stack.ss_size = STACK;
+        makecontext(&context, enter, 0);
+        setcontext(&context);
+    }
 }
 
 #ifndef __SANITIZE_ADDRESS__
@@ -78,11 +112,11 @@ void on_signal(int number)
 
 void begin_grid()
 {
-    const unsigned n_threads = blockDim.x * blockDim.y * blockDim.z;
-    fibers.resize(n_threads);
+    n_threads = blockDim.x * blockDim.y * blockDim.z;
     if (n_threads > n_stacks) {
         if (stacks) munmap(stacks, n_stacks * STACK);
         n_stacks = n_threads;
+        fibers.assign(n_stacks, {});
         stacks = static_cast<unsigned char *>(
             mmap(nullptr, n_stacks * STACK, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
@@ -95,7 +129,7 @@ void begin_grid()
     sigaltstack(&stack, &previous_stack);
     struct sigaction action{};
     action.sa_handler = on_signal;
-    action.sa_flags = SA_ONSTACK;
+    action.sa_flags = SA_ONSTACK | SA_NODEFER;  // which the handler does not return from
     for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &action, &previous[i]);
 #endif
 }
@@ -106,7 +140,6 @@ void end_grid()
     for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &previous[i], nullptr);
     sigaltstack(&previous_stack, nullptr);
 #endif
-    fibers.clear();
 }
 
 bool run_block(unsigned block, bool reversed, void (*thread)(void *), void *context)
@@ -114,18 +147,12 @@ bool run_block(unsigned block, bool reversed, void (*thread)(void *), void *cont
     the_thread = thread;
     the_context = context;
     place_block(block);
-    const unsigned n_threads = fibers.size();
     warps.assign((n_threads + 31) / 32, {});
     everyone = {};
     everyone.expected = n_threads;
     for (unsigned t = 0; t < n_threads; ++t) {
-        Fiber &fiber = fibers[t];
-        fiber.turn = nullptr;
-        fiber.is_over = false;
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = stacks + t * STACK;
-        fiber.context.uc_stack.ss_size = STACK;
-        makecontext(&fiber.context, enter, 0);
+        fibers[t].turn = nullptr;
+        fibers[t].is_over = false;
     }
     for (unsigned n_over = 0; n_over < n_threads;) {
         bool has_run = false;
@@ -134,11 +161,15 @@ bool run_block(unsigned block, bool reversed, void (*thread)(void *), void *cont
             if (!fibers[t].can_run()) continue;
             has_run = true;
             place_thread(t);
-            swapcontext(&scheduler, &fibers[t].context);
-            if (has_failed) return false;
+            go_on(t);
+            if (has_failed) {
+                fibers.assign(n_stacks, {});  // of which some have stopped midway
+                return false;
+            }
             n_over += fibers[t].is_over;
         }
         if (!has_run) {
+            fibers.assign(n_stacks, {});
             record("block " + std::to_string(block) +
                    ": deadlock: every thread that has not returned waits at a barrier or a shuffle "
                    "for one that does not come");
@@ -153,8 +184,7 @@ void fail(const std::string &message)
     record("block " + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) +
            ", thread " + std::to_string(this_thread()) + ": " + message);
     has_failed = true;
-    setcontext(&scheduler);
-    __builtin_unreachable();
+    _longjmp(scheduler.jump, 1);
 }
 
 void __syncthreads() { meet(everyone); }
