@@ -5,15 +5,11 @@ import pytest
 
 from chainer_bspmm.cuda import kernels
 from tests.emulation.emulator.cuda_on_cpu import MEMORY, RACES
-from tests.emulation.representatives import KERNELS
+from tests.emulation.registry import KERNELS
 
 
-def test_every_kernel_has_a_representative():
+def test_every_kernel_is_registered():
     assert set(kernels.paths()) == set(KERNELS)
-
-
-# Of these, AddressSanitizer alone has noticed faults that were planted.
-READ_BESIDE = 'bspmm_csr', 'sum_pieces', 'bsddmm_csr', 'graph_linear'
 
 
 @pytest.mark.parametrize(
@@ -22,15 +18,15 @@ READ_BESIDE = 'bspmm_csr', 'sum_pieces', 'bsddmm_csr', 'graph_linear'
         pytest.param(
             *(name, function, sanitizer),
             id='%s-%s' % (function.__name__, check),
-            marks=[] if i == 0 and name in quick else [pytest.mark.slow],
+            marks=[] if i == 0 and is_quick else [pytest.mark.slow],
         )
-        for check, sanitizer, quick in (
-            ('plain', None, KERNELS),
-            ('memory', MEMORY, READ_BESIDE),
-            ('races', RACES, ()),
+        for name, kernel in KERNELS.items()
+        for check, sanitizer, is_quick in (
+            ('plain', None, True),
+            ('memory', MEMORY, kernel.reads_ahead),
+            ('races', RACES, False),
         )
-        for name, functions in KERNELS.items()
-        for i, function in enumerate(functions)
+        for i, function in enumerate(kernel.uses)
     ],
 )
 def test_representative(make_device, name, calculate, sanitizer):

@@ -1,0 +1,257 @@
+"""All that a kernel is registered with for the tests of this folder."""
+
+import itertools
+import typing
+
+import numpy
+
+from chainer_bspmm.cuda import partial_sums
+from chainer_bspmm.cuda.plans import Device
+from chainer_bspmm.ops.bspmm import AHEAD_LONG, sum_pieces_launch
+from chainer_bspmm.ops.embed_rows import embed_launch
+from chainer_bspmm.ops.gates.launches import gated_launch, gated_weights_launch
+from chainer_bspmm.ops.graph_linear.launches import Layer, layer_launch
+from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
+from chainer_bspmm.training import flat_gradients
+from chainer_bspmm.training import fused_update
+from chainer_bspmm.training import peer_sums
+from chainer_bspmm.training import reports
+from tests.emulation import representatives as use
+
+# The widest and the narrowest vector of every storage dtype.
+STORAGE = [('e', 8), ('e', 1), ('f', 4), ('f', 1), ('d', 2), ('d', 1)]
+H200 = Device(132, 60 << 20)
+
+
+class Kernel(typing.NamedTuple):
+    """A kernel's uses, and the compile-time constants with which nvcc must make no spill."""
+
+    uses: tuple  # representatives; the first of them goes through most of its code
+    # (name, value) pairs without VECTOR: those that need most registers, or have widths that are
+    # not whole quads. They and `storage` take turns.
+    constants: list = [()]
+    storage: list = STORAGE
+    widest: int = 8  # elements of a vector, at most
+    is_close_to_a_spill: bool = False  # `make test` compiles it; g++ has compiled the others
+    reads_ahead: bool = False  # only AddressSanitizer sees that it reads too far
+
+    def compiled(self):
+        """Return what nvcc compiles: [(dtype, constants), ...]."""
+        n = max(len(self.storage), len(self.constants))
+        turns = zip(itertools.cycle(self.storage), itertools.cycle(self.constants))
+        return [
+            (dtype, (('VECTOR', min(width, self.widest)), *constants))
+            for (dtype, width), constants in itertools.islice(turns, n)
+        ]
+
+
+def table(names, *rows, **others):
+    """Return constants from a row of text for each of them, and those that all have."""
+    return [(*zip(names.split(), row.split()), *others.items()) for row in rows]
+
+
+def gated_step(n_rows, widths, has_state, is_gradient, itemsize, is_same=False):
+    plan = gated_launch(n_rows, widths, has_state, is_same, is_gradient, 1, itemsize, H200)
+    return (*plan.defines[1:], ('TANH', int(has_state)))
+
+
+def gated_weights(widths, has_state, itemsize, is_same=False):
+    return gated_weights_launch(2300, widths, has_state, is_same, 1, itemsize, H200).defines[1:]
+
+
+def graph_linear(n_rows, is_backward, itemsize, has_quads, *layer):
+    layer = Layer(*layer)
+    plan = layer_launch(layer, n_rows, itemsize, has_quads, H200, is_backward)
+    has_dropout = int(layer.activation == 'relu')
+    return (*plan.defines[1:], ('WEIGHTED', 1), ('DROPOUT', has_dropout), ('FEATURES', 1))
+
+
+def flat_gradient(is_pack, flat, loss, n_peers):
+    return flat_gradients.defines(is_pack, numpy.dtype(flat), numpy.dtype(loss), n_peers)[1:]
+
+
+DOTS = 'LANES TILE', '1 1', '2 4', '4 4', '8 2', '16 2', '32 4'
+ST = table('SUBWARP WEIGHTS TRANS', '4 1 0', '32 0 1', '1 0 0', '32 1 1')
+# The most that the policy gives to each.
+CSR = (
+    'WEIGHTS RESIDUAL AHEAD COLUMNS PIPELINED STREAM OFFSET',
+    *('1 1 3 2 1 1 unsigned', '0 0 5 1 0 0 unsigned', '2 1 3 2 1 1 size_t'),
+    *('1 0 3 4 0 1 unsigned', '1 1 3 2 1 0 size_t', '2 0 5 1 1 0 unsigned'),
+)
+CSR_PIECES = table(
+    'WEIGHTS RESIDUAL STREAM OFFSET',
+    *('1 1 1 unsigned', '0 0 0 unsigned', '2 1 1 size_t'),
+    *('1 0 1 unsigned', '1 1 0 size_t', '2 0 0 unsigned'),
+    **dict(AHEAD=AHEAD_LONG, COLUMNS=1, PIPELINED=0, PIECES=1),
+)
+KERNELS = {
+    'bspmm_csr': Kernel(
+        (use.pipelined, use.product, use.in_pieces),
+        table(*CSR) + CSR_PIECES,
+        is_close_to_a_spill=True,
+        reads_ahead=True,
+    ),
+    'sum_pieces': Kernel(
+        (use.in_pieces,), [sum_pieces_launch(2, 64, 64).defines[1:]], reads_ahead=True
+    ),
+    'bsddmm_csr': Kernel(
+        (use.sampled, use.sampled_in_pieces),
+        table(*DOTS) + table(*DOTS, PIECES=1),
+        is_close_to_a_spill=True,
+        reads_ahead=True,
+    ),
+    'bsddmm_coo': Kernel((use.sampled_coo,), table(*DOTS)),
+    'edge_film': Kernel(
+        (use.modulated, use.modulated_gradients),
+        table(
+            'RESULT WEIGHTED',
+            *('BY_FILM 1', 'OUTPUT 0', 'BY_MESSAGES 1', 'BY_FILM 0', 'OUTPUT 1', 'BY_MESSAGES 0'),
+        ),
+        is_close_to_a_spill=True,
+    ),
+    'gated_step': Kernel(
+        (use.recurrent, use.recurrent_rows, use.gated_rows),
+        [
+            gated_step(2300, (64, 64, 64), True, False, 4),
+            gated_step(2300, (33, 5, 7), False, True, 4),
+            gated_step(18400, (128, 128, 128), True, True, 4, is_same=True),
+            gated_step(600, (65, 1, 65), True, False, 4, is_same=True),
+            gated_step(18400, (64, 64, 64), True, True, 8),
+            gated_step(2300, (64, 0, 33), False, False, 8),
+        ],
+        widest=4,
+        is_close_to_a_spill=True,
+    ),
+    'gated_weights': Kernel(
+        (use.weights_of_gates, use.weights_of_recurrent_rows),
+        [
+            gated_weights((64, 64, 64), True, 4),
+            gated_weights((33, 5, 7), False, 4),
+            gated_weights((64, 64, 64), True, 4, is_same=True),
+            gated_weights((16, 0, 33), False, 4),
+            gated_weights((64, 64, 64), True, 8),
+            gated_weights((3, 5, 7), True, 8),
+        ],
+        widest=4,
+        is_close_to_a_spill=True,
+    ),
+    'layer_norm': Kernel(
+        (use.normalised_gradients, use.normalised),
+        table('LANES GRADIENT', '32 1', '1 0', '8 1', '4 0', '16 0', '32 1'),
+    ),
+    'row_softmax': Kernel(
+        (use.summed_softmax, use.row_softmax_gradient),
+        table('LANES GRADIENT', '32 0', '1 1', '16 0', '4 1', '16 1', '32 0'),
+    ),
+    'degree_rows': Kernel(
+        (use.rows_of_degrees,),
+        table('RELATIONS WEIGHTED', '7 1', '1 0', '7 0', '7 1', '16 1', '3 0'),
+    ),
+    'segment_reduce': Kernel(
+        (use.long_segments, use.maximum, use.weighted_sum, use.weighted_maximum),
+        table(
+            'AHEAD OPERATION COMBINE WEIGHTED',
+            *('8 SUM 1 0', '4 MAX 0 1', '8 MAX 0 1', '4 SUM 1 1', '8 MAX 1 1', '8 SUM 0 0'),
+        ),
+        is_close_to_a_spill=True,
+    ),
+    'segment_broadcast': Kernel(
+        (use.long_broadcast, use.broadcast, use.weighted_broadcast),
+        table('WEIGHTED', '1', '0', '1', '0', '0', '1'),
+    ),
+    'segment_softmax': Kernel(
+        (
+            *(use.softmax, use.softmax_gradient),
+            *(use.weighted_softmax, use.weighted_softmax_gradient),
+        ),
+        table('GRADIENT WEIGHTED', '1 1', '0 0', '0 1', '1 0', '0 0', '1 1'),
+        is_close_to_a_spill=True,
+    ),
+    'transpose_csr': Kernel((use.transposed,)),
+    'bspmm_sell': Kernel(
+        (use.sliced, use.sliced_by_two_blocks, use.sliced_vector),
+        # As many columns of x a thread as the policy gives it.
+        table('TILE WEIGHTS WHOLE_WARPS', '1 1 1', '8 1 0', '2 0 1', '8 1 1', '4 1 0', '8 0 0'),
+    ),
+    'spmv_csr': Kernel(
+        (use.vector,), table('LANES WEIGHTS', '1 1', '2 0', '4 1', '8 1', '16 0', '32 1')
+    ),
+    'bspmm_swa': Kernel(
+        (use.swa_full, use.swa),
+        # From dtype to dtype, so that every one meets three of them.
+        table('SUBWARP WEIGHTS', '1 0', '2 1', '4 2', '8 0', '16 1', '32 2'),
+    ),
+    # They add one element at a time, and have no atomics on half.
+    'bspmm_st_shared': Kernel((use.st_blocked, use.st_shared), ST, STORAGE[2:], widest=1),
+    'bspmm_st_global': Kernel((use.st_global,), ST, STORAGE[2:], widest=1),
+    'dropout': Kernel(
+        (use.dropped,),
+        table('KIND', 'DROPOUT', 'RELU', 'RELU', 'DROPOUT', 'MASK', 'DROPOUT'),
+        widest=4,
+    ),
+    'graph_linear': Kernel(
+        (use.layer, use.dropped_layer, use.dropped_slices, use.layer_of_degrees),
+        # As many matrices as a thread may hold gradients of, with half and with all of the threads.
+        [
+            graph_linear(2300, True, 2, True, 64, 64, 6, False, False, False, 6, True, 'sigmoid'),
+            graph_linear(18400, True, 2, False, 63, 61, 6, False, False, True, 0, False, 'relu'),
+            graph_linear(18400, True, 4, True, 64, 64, 4, True, False, True, 1, False, 'tanh'),
+            graph_linear(18400, True, 4, False, 64, 62, 7, False, False, False, 7, True, 'sigmoid'),
+            graph_linear(18400, False, 8, True, 64, 64, 4, True, False, True, 1, False, 'tanh'),
+            graph_linear(18400, True, 8, True, 64, 96, 1, False, True, True, 1, False, 'relu'),
+        ],
+        is_close_to_a_spill=True,
+        reads_ahead=True,
+    ),
+    'sum_partials': Kernel((use.partial_sums,), [partial_sums.DEFINES[1:]]),
+    'relation_rows': Kernel(
+        (use.rows_of_relations, use.rows_of_scaled_relations),
+        table('VALUES', 'RECIPROCALS', 'NONE', 'GIVEN'),
+    ),
+    'gather_batch': Kernel(
+        (use.gathered, use.gathered_folded), table('LABELS_ONLY FOLDED', '0 0', '1 0', '0 1')
+    ),
+    'fused_update': Kernel(
+        (use.updated,),
+        [
+            fused_update.defines(numpy.dtype(dtype), rule)[1:]
+            for rule in (
+                *('NONE', 'ADAM', 'SGD', 'MOMENTUM_SGD'),
+                *('RMSPROP', 'RMSPROP_EPS_INSIDE', 'AMSGRAD'),
+            )
+            for dtype in 'fd'
+        ],
+        [('f', 1), ('d', 1)],
+        is_close_to_a_spill=True,
+    ),
+    'flat_gradients': Kernel(
+        (use.packed, use.averaged, use.zeroed, use.exchanged),
+        [
+            *(flat_gradient(True, 'f', 'f', 0), flat_gradient(False, 'f', 'f', 0)),
+            *(flat_gradient(True, 'e', 'd', 0), flat_gradient(False, 'd', 'f', 0)),
+            *(flat_gradient(True, 'd', 'e', 8), flat_gradient(True, 'e', 'd', 2)),
+            flat_gradient(True, 'f', 'f', 8),
+        ],
+        widest=1,
+    ),
+    'peer_sum': Kernel((use.summed_over_peers,), [peer_sums.defines(n)[1:] for n in (2, 8)]),
+    'embed_grad': Kernel(
+        (use.summed_by_type,), [embed_launch(2300, 118, 64).defines[1:]], widest=1
+    ),
+    'mean_loss': Kernel(
+        (
+            *(use.cross_entropy, use.cross_entropy_gradient, use.cross_entropy_along),
+            *(use.absolute_error, use.squared_error_gradient),
+        ),
+        table(
+            'KIND IGNORE_NAN COUNTED GRADIENT COMBINE ALONG',
+            *('SIGMOID_CROSS_ENTROPY 0 1 0 0 1', 'SQUARED_ERROR 0 0 0 0 1'),
+            *('SIGMOID_CROSS_ENTROPY 0 1 0 0 1', 'ABSOLUTE_ERROR 1 0 1 0 0'),
+            *('SIGMOID_CROSS_ENTROPY 0 1 1 0 0', 'BINARY_ACCURACY 0 1 0 1 0'),
+            CHUNK=LOSS_CHUNK,
+        ),
+        widest=1,
+    ),
+    'report': Kernel((use.reported,), [reports.DEFINES[1:]]),
+    'staged_copy': Kernel((use.staged,)),
+}
