@@ -30,7 +30,7 @@ def gxx():
 
 @pytest.fixture
 def make_device(gxx, monkeypatch):
-    """`cuda_on_cpu.Device` with its arguments `sanitizer` and `replace`."""
+    """`cuda_on_cpu.Device` with its argument `sanitizer`."""
     return functools.partial(cuda_on_cpu.Device, monkeypatch)
 
 

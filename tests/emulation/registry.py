@@ -177,13 +177,18 @@ KERNELS = {
         (use.vector,), table('LANES WEIGHTS', '1 1', '2 0', '4 1', '8 1', '16 0', '32 1')
     ),
     'bspmm_swa': Kernel(
-        (use.swa_full, use.swa),
+        (use.swa_full, use.swa, use.swa_blocked),
         # From dtype to dtype, so that every one meets three of them.
         table('SUBWARP WEIGHTS', '1 0', '2 1', '4 2', '8 0', '16 1', '32 2'),
     ),
     # They add one element at a time, and have no atomics on half.
-    'bspmm_st_shared': Kernel((use.st_blocked, use.st_shared), ST, STORAGE[2:], widest=1),
-    'bspmm_st_global': Kernel((use.st_global,), ST, STORAGE[2:], widest=1),
+    'bspmm_st_shared': Kernel(
+        (use.st_blocked, use.st_shared, use.st_shared_wide, use.st_blocked_wide),
+        ST,
+        STORAGE[2:],
+        widest=1,
+    ),
+    'bspmm_st_global': Kernel((use.st_global, use.st_global_wide), ST, STORAGE[2:], widest=1),
     'dropout': Kernel(
         (use.dropped,),
         table('KIND', 'DROPOUT', 'RELU', 'RELU', 'DROPOUT', 'MASK', 'DROPOUT'),
@@ -212,7 +217,7 @@ KERNELS = {
         (use.gathered, use.gathered_folded), table('LABELS_ONLY FOLDED', '0 0', '1 0', '0 1')
     ),
     'fused_update': Kernel(
-        (use.updated,),
+        (use.updated, use.updated_by_other_rules),
         [
             fused_update.defines(numpy.dtype(dtype), rule)[1:]
             for rule in (

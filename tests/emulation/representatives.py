@@ -22,44 +22,26 @@ from chainer_bspmm import BatchedSELL
 from chainer_bspmm import papers
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda.partial_sums import PendingSums
-from chainer_bspmm.cuda.plans import Device
-from chainer_bspmm.cuda.plans import one_block
+from chainer_bspmm.cuda.plans import Device, one_block
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.gather_batch import gather_launch
 from chainer_bspmm.ops import segments
-from chainer_bspmm.ops.bspmm import bsddmm_forward
-from chainer_bspmm.ops.bspmm import bspmm_forward
-from chainer_bspmm.ops.bspmm import csr_launch
+from chainer_bspmm.ops.bspmm import bsddmm_forward, bspmm_forward, csr_launch
 from chainer_bspmm.ops.dropout import dropout_forward
-from chainer_bspmm.ops.edge_film import edge_film_backward
-from chainer_bspmm.ops.edge_film import edge_film_forward
-from chainer_bspmm.ops.embed_rows import EMBED_CHUNK
-from chainer_bspmm.ops.embed_rows import embed_launch
-from chainer_bspmm.ops.embed_rows import embed_rows_backward
-from chainer_bspmm.ops.gates.launches import _weights
-from chainer_bspmm.ops.gates.launches import gated_step_backward
-from chainer_bspmm.ops.gates.launches import gated_step_forward
-from chainer_bspmm.ops.graph_linear.launches import Layer
-from chainer_bspmm.ops.graph_linear.launches import layer_backward
-from chainer_bspmm.ops.graph_linear.launches import layer_forward
-from chainer_bspmm.ops.graph_linear.launches import layer_launch
-from chainer_bspmm.ops.graph_linear.launches import LAYER_THREADS
-from chainer_bspmm.ops.layer_norm import layer_norm_backward
-from chainer_bspmm.ops.layer_norm import layer_norm_forward
-from chainer_bspmm.ops.linear_softmax import row_softmax_backward
-from chainer_bspmm.ops.linear_softmax import row_softmax_forward
-from chainer_bspmm.ops.mean_loss import loss_launches
-from chainer_bspmm.ops.mean_loss import mean_loss_backward
-from chainer_bspmm.ops.mean_loss import mean_loss_forward
+from chainer_bspmm.ops.edge_film import edge_film_backward, edge_film_forward
+from chainer_bspmm.ops.embed_rows import EMBED_CHUNK, embed_launch, embed_rows_backward
+from chainer_bspmm.ops.gates.launches import _weights, gated_step_backward, gated_step_forward
+from chainer_bspmm.ops.graph_linear.launches import Layer, layer_backward, layer_forward
+from chainer_bspmm.ops.graph_linear.launches import layer_launch, LAYER_THREADS
+from chainer_bspmm.ops.layer_norm import layer_norm_backward, layer_norm_forward
+from chainer_bspmm.ops.linear_softmax import row_softmax_backward, row_softmax_forward
+from chainer_bspmm.ops.mean_loss import loss_launches, mean_loss_backward, mean_loss_forward
 from chainer_bspmm.ops.mean_loss import training_loss
-from chainer_bspmm.ops.segment_softmax import segment_softmax_backward
-from chainer_bspmm.ops.segment_softmax import segment_softmax_forward
-from chainer_bspmm.ops.segments import segment_broadcast_forward
-from chainer_bspmm.ops.segments import segment_max_forward
+from chainer_bspmm.ops.segment_softmax import segment_softmax_backward, segment_softmax_forward
+from chainer_bspmm.ops.segments import segment_broadcast_forward, segment_max_forward
 from chainer_bspmm.ops.segments import segment_sum_forward
 from chainer_bspmm.sparse import build
-from chainer_bspmm.training import buffers
-from chainer_bspmm.training import reports
+from chainer_bspmm.training import buffers, reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.peer_memory import PeerMemory
@@ -195,11 +177,11 @@ def rows_of_degrees(device):
     rng = numpy.random.RandomState(0)
     matrix = rng.randint(0, 2, (9, 9))
     matrix = numpy.maximum(matrix, matrix.T)
-    matrix[4, 4] += 1
+    matrix[4, 4] += 2
     found, wanted = [], []
     for values in (matrix, matrix != 0):
         adj = BatchedCSR.from_matrices([values.astype('f')])
-        degrees, n = values.sum(axis=0), 5
+        degrees, n = values.sum(axis=0), 7
         types = numpy.where((degrees >= 1) & (degrees <= n), degrees - 1, n - 1)
         dense = values * 1.0
         own = numpy.where((degrees >= 1) & (degrees <= n), 1.0, 0.0)
@@ -299,9 +281,10 @@ def _gated(device, widths, has_state, is_same=False):
         )
     reference = expected(*given, is_tanh=has_state)
     of_biases = reference[5::2][: len(biases)]
-    found = flat([array for array in (y, *rows, *biases) if array is not None])
-    wanted = flat([array for array in (*reference[:4], *of_biases) if array is not None])
-    return 1.0 * (abs(found - wanted) < 1e-5), numpy.ones(wanted.size)
+    return _about(
+        flat([array for array in (y, *rows, *biases) if array is not None]),
+        flat([array for array in (*reference[:4], *of_biases) if array is not None]),
+    )
 
 
 def weights_of_gates(device):
@@ -458,19 +441,21 @@ def sliced_by_two_blocks(device):
         return papers.gpu.bspmm(BatchedSELL(adj, 2), x, None, None, False), reference.bspmm(adj, x)
 
 
-def _in_place(device, matrix):
-    adj = batch('mixed', 'f')
+def _in_place(device, adj, matrix):
     x, y = (device.put(integers(adj.n_cols, 'f', seed=seed)) for seed in (2, 3))
     expected = reference.spmv(adj, x, 2, 3, y)
-    return papers.gpu.spmv(matrix(adj), x, 2, 3, y), expected
+    return papers.gpu.spmv(matrix, x, 2, 3, y), expected
 
 
 def sliced_vector(device):
-    return _in_place(device, lambda adj: BatchedSELL(adj, 7))
+    adj = batch('mixed', 'f')
+    return _in_place(device, adj, BatchedSELL(adj, 7))
 
 
 def vector(device):
-    return _in_place(device, lambda adj: adj)
+    """Several lanes a row, and rounds of them."""
+    adj = BatchedCSR.from_matrices([integers((n, n), 'f') for n in (35, 3)])
+    return _in_place(device, adj, adj)
 
 
 def swa(device, algorithm='swa'):
@@ -501,10 +486,11 @@ def swa_full(device):
     return papers.gpu.bspmm(adj, x, None, None, False, 'swa'), reference.bspmm(adj, x)
 
 
-def _st(device, algorithm, name='relations', n_channels=5):
+def _st(device, algorithm, name='relations', n_channels=5, trans=False):
     adj = shuffled(BatchedCOO.from_csr(batch(name, 'f')))
-    x = device.put(integers((adj.n_cols, n_channels), 'f', seed=2))
-    return papers.gpu.bspmm(adj, x, None, None, False, algorithm), reference.bspmm(adj, x)
+    x = device.put(integers((adj.n_rows if trans else adj.n_cols, n_channels), 'f', seed=2))
+    y = papers.gpu.bspmm(adj, x, None, None, trans, algorithm)
+    return y, reference.bspmm(adj, x, trans=trans)
 
 
 def st_shared(device):
@@ -520,8 +506,8 @@ def st_global(device):
 
 
 def st_shared_wide(device):
-    """Entries go round a block more than once, columns round a sub-warp."""
-    return _st(device, 'st_shared', 'mixed', 33)
+    """Entries go round a block more than once, columns round a sub-warp; the transpose."""
+    return _st(device, 'st_shared', 'mixed', 33, trans=True)
 
 
 def st_blocked_wide(device):
@@ -529,11 +515,12 @@ def st_blocked_wide(device):
 
 
 def st_global_wide(device):
-    return _st(device, 'st_global', 'mixed', 33)
+    return _st(device, 'st_global', 'mixed', 33, trans=True)
 
 
 def dropped(device):
-    x = device.put(integers((37, 9), 'f'))
+    """By two blocks."""
+    x = device.put(integers((137, 9), 'f'))
     counter = device.put(numpy.array([5], numpy.uint64))
     mask, y = dropout_forward(x, 0.5, 1, 2, counter)
     kept = reference.kept(x.size, 0.5, 1, 2, 5).reshape(x.shape)
@@ -587,13 +574,46 @@ def updated(device):
     optimizer.add_hook(optimizer_hooks.GradientClipping(1e9))
     optimizer.add_hook(optimizer_hooks.GradientClipping(1e8), 'second')
     link.w.grad, link.v.grad = device.put(grad), device.put(grad[:3])
-    update = FusedUpdate(optimizer)
-    update.prepare()
-    device.reachable = [link.w.array, link.w.grad, link.v.array, link.v.grad]
-    update.launch(device.put(update.advance()))
+    _update(device, optimizer)
     hooked = grad + 2 * data
     expected = data - hooked / 2
-    return flat(device.reachable), flat([expected, hooked, expected[:3], hooked[:3]])
+    found = flat([link.w.array, link.w.grad, link.v.array, link.v.grad])
+    return found, flat([expected, hooked, expected[:3], hooked[:3]])
+
+
+def updated_by_other_rules(device):
+    """Which elements are about what Chainer makes of them on a host, with other hooks."""
+    data, grad = (integers((37,), 'd', {'d': 5}, seed=seed) for seed in (2, 3))
+    found, wanted = [], []
+    for make in (optimizers.MomentumSGD, optimizers.RMSprop, optimizers.AMSGrad):
+        for put, to in (device.put, found), (numpy.array, wanted):
+            link = chainer.Link()
+            with link.init_scope():
+                link.w = chainer.Parameter(put(data))
+            optimizer = make(0.5).setup(link)
+            optimizer.add_hook(optimizer_hooks.Lasso(0.5))
+            optimizer.add_hook(optimizer_hooks.GradientHardClipping(-3, 4))
+            link.w.grad = put(grad)
+            if to is found:
+                _update(device, optimizer)
+            else:
+                optimizer.update()
+            to += [link.w.array, link.w.grad]
+    return _about(flat(found), flat(wanted))
+
+
+def _update(device, optimizer):
+    update = FusedUpdate(optimizer)
+    update.prepare()
+    params = list(optimizer.target.params())
+    device.reachable = [array for param in params for array in (param.array, param.grad)]
+    device.reachable += [state for param in params for state in param.update_rule.state.values()]
+    update.launch(device.put(update.advance()))
+
+
+def _about(found, wanted):
+    """Return which elements are about right, and ones."""
+    return 1.0 * (abs(found - wanted) < 1e-5), numpy.ones(wanted.size)
 
 
 def _flat(device, values):

@@ -207,21 +207,18 @@ class Device:
     Args:
         monkeypatch: pytest's.
         sanitizer (str or None): `MEMORY` or `RACES`.
-        replace ((str, str) or None): a text that occurs at most once in a kernel, and its
-            replacement: a kernel broken on purpose.
 
     Attributes:
         launched (list): the compile-time constants (dict) of every launch.
         names (set): the kernels that were launched.
-        n_replaced (int): how many loads found the text that is replaced.
         reachable (list): arrays to which structs passed by value hold pointers.
     """
 
-    def __init__(self, monkeypatch, sanitizer=None, replace=None):
+    def __init__(self, monkeypatch, sanitizer=None):
         if sanitizer and not knows(sanitizer=sanitizer):
             pytest.skip('g++ -fsanitize=%s does not work here' % sanitizer)
-        self._sanitizer, self._replace = sanitizer, replace
-        self.launched, self.names, self.reachable, self.n_replaced = [], set(), [], 0
+        self._sanitizer = sanitizer
+        self.launched, self.names, self.reachable = [], set(), []
         monkeypatch.setattr(kernels, 'load', self._load)
         monkeypatch.setattr(kernels, 'device', lambda device_id: plans.Device(132, 60 << 20))
         monkeypatch.setattr(launch, 'on_gpu', lambda x: isinstance(x, DeviceArray))
@@ -251,14 +248,8 @@ class Device:
     def _load(self, device_id, name, dtype_char, defines):
         if dtype_char == 'e' and not knows('_Float16 x = 1; int main() { return x != 1; }'):
             pytest.skip('float16 needs a compiler with _Float16, such as g++ 12 on x86-64')
-        text = kernels.source(name)
-        if self._replace and self._replace[0] in text:
-            assert text.count(self._replace[0]) == 1, (
-                'expected once in the kernel: %s' % (self._replace[0])
-            )
-            text = text.replace(*self._replace)
-            self.n_replaced += 1
-        program = build(text, name, kernels.options(dtype_char, defines), self._sanitizer)
+        options = kernels.options(dtype_char, defines)
+        program = build(kernels.source(name), name, options, self._sanitizer)
 
         def kernel(grid, block, arguments, shared_mem=0):
             if min(*grid, *block) < 1:
