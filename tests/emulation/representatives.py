@@ -57,7 +57,9 @@ from tests.support.launches import DeviceArray
 
 
 def flat(arrays):
-    return numpy.concatenate([numpy.ravel(array).astype('d') for array in arrays])
+    """Return all elements of arrays, of which some may be None."""
+    present = [array for array in arrays if array is not None]
+    return numpy.concatenate([numpy.ravel(array).astype('d') for array in present])
 
 
 def product(device):
@@ -281,10 +283,7 @@ def _gated(device, widths, has_state, is_same=False):
         )
     reference = expected(*given, is_tanh=has_state)
     of_biases = reference[5::2][: len(biases)]
-    return _about(
-        flat([array for array in (y, *rows, *biases) if array is not None]),
-        flat([array for array in (*reference[:4], *of_biases) if array is not None]),
-    )
+    return _about(flat([y, *rows, *biases]), flat([*reference[:4], *of_biases]))
 
 
 def weights_of_gates(device):
@@ -458,25 +457,17 @@ def vector(device):
     return _in_place(device, adj, adj)
 
 
-def swa(device, algorithm='swa'):
+def swa(device, algorithm='swa', n_channels=9):
     """With nine columns 16 lanes share a row: 8 rows per block, of which the last uses 5."""
     adj = batch('mixed', 'f')
-    x = device.put(integers((adj.n_cols, 9), 'f', seed=2))
-    residual = device.put(integers((adj.n_rows, 9), 'f', seed=3))
-    return (
-        papers.gpu.bspmm(adj, x, None, residual, False, algorithm),
-        reference.bspmm(adj, x, residual=residual),
-    )
+    x = device.put(integers((adj.n_cols, n_channels), 'f', seed=2))
+    residual = device.put(integers((adj.n_rows, n_channels), 'f', seed=3))
+    y = papers.gpu.bspmm(adj, x, None, residual, False, algorithm)
+    return y, reference.bspmm(adj, x, residual=residual)
 
 
 def swa_blocked(device):
-    adj = batch('mixed', 'f')
-    x = device.put(integers((adj.n_cols, 80), 'f', seed=2))
-    residual = device.put(integers((adj.n_rows, 80), 'f', seed=3))
-    return (
-        papers.gpu.bspmm(adj, x, None, residual, False, 'swa_blocked'),
-        reference.bspmm(adj, x, residual=residual),
-    )
+    return swa(device, 'swa_blocked', 80)
 
 
 def swa_full(device):
@@ -697,9 +688,6 @@ def summed_by_type(device):
     ids, gy = rng.randint(-3, 23, n_rows).astype('i'), integers((n_rows, 35), 'd')
     ids[20:60] = 3
     ids[-1] = 19  # the last row of the last run
-    expected = numpy.zeros((20, 35))
-    is_type = (ids >= 0) & (ids < 20)
-    numpy.add.at(expected, ids[is_type], gy[is_type])
     plan = embed_launch(n_rows, 20, 35)
     sizes = *plan.arguments[:3], numpy.int32(EMBED_CHUNK + 32)
     plan = plan._replace(grid=(2, *plan.grid[1:]), arguments=sizes)
@@ -711,65 +699,54 @@ def summed_by_type(device):
         ),
     ):
         result = embed_rows_backward(device.put(ids), device.put(gy), 20)
-    return result.reshape(expected.shape), expected
+    return result.reshape(20, 35), embed_rows_backward(ids, gy, 20)
 
 
-def _loss(device, gradient):
-    """Of blocks of 64 elements, the last with one."""
-    rng = numpy.random.RandomState(0)
-    x, t = integers((3, 43), 'f'), rng.randint(-1, 2, (3, 43)).astype('i')
-    x = x.astype('d') * 100  # the exponential is 0, or 1
-    n = (t != -1).sum()
-    if gradient:
-        gy, count = device.put(numpy.full((), n, 'd')), device.put(numpy.asarray(n))
-        loss = mean_loss_backward('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t), gy, count)
-        return loss, (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t)
-    launches = loss_launches.__wrapped__
-    with mock.patch.multiple('chainer_bspmm.ops.mean_loss', LOSS_CHUNK=64, loss_launches=launches):
-        loss, count = mean_loss_forward('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
-    terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
-    return flat([loss, count]), flat([terms.sum() / n, n])
+def _labelled():
+    """Return x, of which the exponential is 0 or 1, and labels, of which some are ignored."""
+    labels = numpy.random.RandomState(0).randint(-1, 2, (3, 43)).astype('i')
+    return integers((3, 43), 'd') * 100, labels
+
+
+def _on_both(device, function, kind, *arrays, **options):
+    """Return what a function makes of arrays by the kernel, and on the host."""
+    both = function(kind, *map(device.put, arrays), **options), function(kind, *arrays, **options)
+    return tuple(flat(each if isinstance(each, tuple) else [each]) for each in both)
 
 
 def cross_entropy(device):
-    return _loss(device, gradient=False)
+    """Of blocks of 64 elements, the last with one."""
+    launches = loss_launches.__wrapped__
+    with mock.patch.multiple('chainer_bspmm.ops.mean_loss', LOSS_CHUNK=64, loss_launches=launches):
+        return _on_both(device, mean_loss_forward, 'SIGMOID_CROSS_ENTROPY', *_labelled())
 
 
 def cross_entropy_gradient(device):
-    return _loss(device, gradient=True)
+    x, t = _labelled()
+    count = numpy.asarray((t != -1).sum())
+    gy = numpy.asarray(1.0 * count)
+    return _on_both(device, mean_loss_backward, 'SIGMOID_CROSS_ENTROPY', x, t, gy, count)
 
 
 def cross_entropy_along(device):
     """With accuracy and gradient, by a block of two warps."""
-    x, t = integers((3, 43), 'd'), numpy.random.RandomState(0).randint(-1, 2, (3, 43)).astype('i')
-    x = x * 100  # the exponential is 0, or 1
     with mock.patch('chainer_bspmm.ops.mean_loss.MAX_BLOCK', 64):
-        found = training_loss('SIGMOID_CROSS_ENTROPY', device.put(x), device.put(t))
-    n = (t != -1).sum()
-    terms = (t != -1) * (numpy.log1p(numpy.exp(-abs(x))) - x * (t - (x >= 0)))
-    gx = (t != -1) * (numpy.where(x == 0, 0.5, x > 0) - t) / n
-    accuracy = ((x >= 0) == t).sum() / n
-    return flat(list(found)), flat([terms.sum() / n, n, accuracy, gx])
+        return _on_both(device, training_loss, 'SIGMOID_CROSS_ENTROPY', *_labelled())
 
 
 def absolute_error(device):
     """With NaN, and 0."""
-    d = integers((7, 9), 'd', {'d': 3})
     t = integers((7, 9), 'd', seed=1)
-    x = d + t
-    t[2] = numpy.nan
-    d[2] = 0
-    return (
-        mean_loss_forward('ABSOLUTE_ERROR', device.put(x), device.put(t), 4, ignore_nan=True)[0],
-        numpy.asarray(abs(d).sum() / 4),
-    )
+    x = integers((7, 9), 'd', {'d': 3}) + t
+    x[2], t[3] = numpy.nan, x[3]
+    options = dict(divisor=4, ignore_nan=True)
+    return _on_both(device, mean_loss_forward, 'ABSOLUTE_ERROR', x, t, **options)
 
 
 def squared_error_gradient(device):
     x, t = (integers((7, 20), 'd', seed=seed) for seed in (0, 1))
-    gy = device.put(numpy.full((), 2.0))
-    arguments = device.put(x), device.put(t), gy, 4
-    return mean_loss_backward('SQUARED_ERROR', *arguments), x - t
+    gy = numpy.asarray(2.0)
+    return _on_both(device, mean_loss_backward, 'SQUARED_ERROR', x, t, gy, divisor=4)
 
 
 def staged(device):

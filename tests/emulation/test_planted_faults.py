@@ -14,7 +14,7 @@ from tests.emulation.mutants import mutants, paths
 from tests.emulation.registry import KERNELS
 
 NOTICED, UNKNOWN = 3, 4  # exit status
-SECONDS = 3  # of processor time, after which a kernel hangs; they need a tenth
+SECONDS = 1  # of processor time, after which a kernel hangs; they need a twentieth
 # Faults that change nothing, or nothing that a representative has: (file, a part of the line, why).
 UNNOTICED = [
     ('bspmm_csr.cu', 'if (row + step < stop) {', 'bounds of one row more are read, which exist'),
