@@ -192,7 +192,7 @@ class GraphUpdater(StandardUpdater):
         n_before, program.is_done = optimizer.t, False
         try:
             if fused is not None:
-                step_numbers = fused.advance(is_unchanged=True)
+                step_numbers = fused.advance()
             program.stage(batch, self.iteration, step_numbers)
             reported = program.replay() if program.is_captured else program.run()
         except StepDiffers as error:  # after the eager step was done, and counted

@@ -16,10 +16,10 @@ from chainer_bspmm.training.driver import Driver
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.flat_gradients import raise_if_not_finite
 from chainer_bspmm.training.fused_update import FusedUpdate
+from chainer_bspmm.training.fused_update import why_unsupported
 from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.step_program import StepProgram
-from chainer_bspmm.training.supported import why_unsupported
 
 if TYPE_CHECKING:
     from chainer_bspmm.multi_node.optimizer import Weighted
@@ -69,7 +69,6 @@ class StepDriver(Driver):
         self.target = self.optimizer.target  # the updater looks at every step
         self.do_all_capture = None
         self.peers = None  # then, the memory that they share, if they do
-        self._variants_key = None  # the guards' key when the update was asked for its variants
 
     def options(self, optimizer):
         """Return the arguments of a driver like this one, for an optimizer."""
@@ -115,7 +114,6 @@ class StepDriver(Driver):
             if self.together is not None:
                 raise CannotCapture('the update of several ranks is captured, but ' + reason)
             self.warn_once('GraphUpdater updates eagerly after each replay: ' + reason)
-        self._variants_key = None
         self.fused = FusedUpdate(self.optimizer) if reason is None else None
         self.ranks = None if self.together is None else FlatGradients(self.together, self.peers)
 
@@ -129,11 +127,7 @@ class StepDriver(Driver):
         name = None  # without a reporter reports are dropped, and the target needs no name
         if reporters:
             name = reporters[-1]._observer_names.get(id(self.optimizer.target), '')
-        variants = None
-        if self.fused is not None:
-            variants = self.fused.variants(is_unchanged=key is self._variants_key)
-            self._variants_key = key
-        return variants, name, key
+        return None if self.fused is None else self.fused.variants(), name, key
 
     def _new(self, batch, capacity, counter):
         program = StepProgram(self, batch, capacity)

@@ -230,10 +230,10 @@ class HostFused:
 
     load_kernels = prepare
 
-    def variants(self, is_unchanged=False):
+    def variants(self):
         return ()
 
-    def advance(self, is_unchanged=False):
+    def advance(self):
         self.count(1)
         return numpy.array([self.optimizer.lr])
 

@@ -18,7 +18,7 @@ from chainer_bspmm.training import batches as training_batches
 from chainer_bspmm.training import step_driver
 from chainer_bspmm.training import state
 from chainer_bspmm.training import step_program
-from chainer_bspmm.training import supported
+from chainer_bspmm.training import fused_update
 from chainer_bspmm.training.graph_updater import GraphUpdater
 from tests.support import relative_error
 from tests.support.training import BATCH
@@ -351,7 +351,7 @@ def test_counters_after_a_step_that_failed(graphs, monkeypatch):
 def test_a_parameter_made_late_that_a_fused_update_refuses(graphs, monkeypatch):
     if graphs is None:
         pytest.skip('needs the stand-ins')
-    monkeypatch.setattr(step_driver, 'why_unsupported', supported.why_unsupported)
+    monkeypatch.setattr(step_driver, 'why_unsupported', fused_update.why_unsupported)
     with chainer.using_config('dtype', numpy.dtype('e')):
         model = small_model()
         with model.init_scope():
