@@ -4,6 +4,8 @@ import numpy
 
 from chainer_bspmm.cuda.plans import LONG_ROW
 from chainer_bspmm.dataset import dense_examples
+from chainer_bspmm.dataset.batch_form import Form
+from chainer_bspmm.dataset.batch_form import kinds_of
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
@@ -174,6 +176,11 @@ class Molecules:
     def padded_size(self, index, padded_to):
         """Return to how many nodes (int) a batch is padded: as many as the largest has, or N."""
         return int(self.full_sizes[index].max()) if padded_to is None else padded_to
+
+    def form(self, n_graphs, is_symmetric, longest, layout, padded_to):
+        """Return the `Form` of a batch."""
+        kinds = kinds_of(self.atoms, self.data, self.labels)
+        return Form(n_graphs, self.n_relations, is_symmetric, *kinds, longest, layout, padded_to)
 
     def batch(self, index, layout, padded_to=None, keep_padding=False):
         """Gather molecules into a batch: atoms, BatchedCSR, list of labels, as of `CSRConverter`.

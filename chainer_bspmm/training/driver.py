@@ -11,6 +11,7 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.training.batches import batch_of
 from chainer_bspmm.training.batches import NoSparseBatch
+from chainer_bspmm.training.batches import Resident
 from chainer_bspmm.training.cuda_graphs import Capturer
 from chainer_bspmm.training.examples import Examples
 from chainer_bspmm.training.guards import Guards
@@ -18,7 +19,6 @@ from chainer_bspmm.training.programs import CannotCapture
 from chainer_bspmm.training.programs import CHECK_EVERY
 from chainer_bspmm.training.programs import Program
 from chainer_bspmm.training.programs import Programs
-from chainer_bspmm.training.resident import Resident
 from chainer_bspmm.user_code import warn
 
 

@@ -208,7 +208,7 @@ class _Followed:
                 for link in thing.links():
                     if id(link) not in self.links:
                         self.links[id(link)] = link
-                        calls = (getattr(type(link), name, None) for name in ('__call__', 'forward'))
+                        calls = type(link).__call__, getattr(type(link), 'forward', None)
                         self._follow(*calls, *vars(link).values())
             elif isinstance(thing, functools.partial):
                 self._follow(thing.func, *thing.args, *thing.keywords.values())

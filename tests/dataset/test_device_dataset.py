@@ -15,6 +15,8 @@ from chainer_chemistry.dataset.splitters import RandomSplitter
 
 from chainer_bspmm import concat_mols
 from chainer_bspmm import CSRConverter
+from chainer_bspmm.dataset.batch_form import Capacity
+from chainer_bspmm.dataset.batch_form import new_buffers
 from chainer_bspmm.dataset import DeviceDataset
 from chainer_bspmm.dataset import SparseDataset
 from chainer_bspmm.dataset import to_sparse
@@ -262,7 +264,8 @@ def test_larger_buffers_in_a_captured_graph(folded, data, spare_rows, spare_nnz)
     indices = [numpy.array(index) for index in (INDEX, INDEX[::-1], (1, 4, 2) * 3)]
     n_rows = max(int(host.sizes[index].sum()) for index in indices) + 9 * folded + spare_rows
     nnz = max(int(host.nnz[index].sum()) for index in indices) + spare_nnz
-    buffers = resident._buffers(9, n_rows, nnz, folded)
+    form = resident.form(9, True, 1, 'folded' if folded else 'packed', None)
+    buffers = new_buffers(cupy.empty, form, Capacity(n_rows, nnz, 0, 0, -1))
     index_on_device = cupy.asarray(resident.check(indices[0]))  # what fits in the buffers
     padded_to = cupy.full(1, 99, 'i') if folded else None
     stream = cupy.cuda.Stream(non_blocking=True)

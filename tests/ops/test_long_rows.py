@@ -25,7 +25,7 @@ from chainer_bspmm.sparse.relations import relation_rows
 from chainer_bspmm.sparse.relations import transposed_rows
 from chainer_bspmm.training.batches import DeviceBatch
 from chainer_bspmm.training.batches import HostBatch
-from chainer_bspmm.training.buffers import batch_over, buffers_of, batch_arrays
+from chainer_bspmm.dataset.batch_form import batch_over, buffers_of, batch_arrays
 from tests.support import assert_close
 from tests.support import DTYPES
 from tests.support import features

@@ -220,12 +220,7 @@ def test_hyperparameters_of_one_rule_are_seen_though_nothing_else_changed():
     own = optimizer.target.p002.update_rule.hyperparam
     own.eps = 0.5
     assert update.variants() == before
-    assert update.advance().reshape(4, -1)[:, 3].tolist() == [
-        1e-8,
-        1e-8,
-        0.5,
-        1e-8,
-    ]
+    assert update.advance().reshape(4, -1)[:, 3].tolist() == [1e-8, 1e-8, 0.5, 1e-8]
     own.amsgrad = True
     assert update.variants() != before
     del own.eps, own.amsgrad
