@@ -71,7 +71,7 @@ def _replaying(forward):
     def _forward(self, data, fn, batchsize=16, *args, **kwargs):
         converter, *rest = args or (kwargs.get('converter'),)
         if _is_ours(converter):
-            from chainer_bspmm.training.forward import replayed
+            from chainer_bspmm.training.captured_predict import replayed
 
             options = {name: value for name, value in kwargs.items() if name != 'converter'}
             result = replayed(self, data, fn, batchsize, converter, *rest, **options)

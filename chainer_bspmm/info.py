@@ -199,11 +199,7 @@ def test(device):
 
 
 def info():
-    """Print versions, devices and the self-test on all of them.
-
-    Returns:
-        int: the exit status, 1 if a part of the self-test failed.
-    """
+    """Print versions, devices and the self-test on all of them; return the exit status."""
     for line in versions():
         print(line)
     print('Parsed SMILES are kept in %s' % cache.directory())

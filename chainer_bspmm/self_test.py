@@ -117,12 +117,8 @@ def cast(model, dtype):
 def run(device: chainer.backend.Device) -> Iterator[Outcome]:
     """Test a device; on a GPU the kernels of a method are compiled at its first dtype.
 
-    Args:
-        device (chainer.backend.Device): of NumPy or CuPy.
-
-    Yields:
-        Outcome: for each method and dtype, and for its training in float32, as soon as it is known.
-        Nothing is raised.
+    Yields an `Outcome` for each method and dtype, and for its training in float32, as soon as it is
+    known. Nothing is raised.
     """
     for method in METHODS:
         for dtype in TOLERANCES:

@@ -22,12 +22,12 @@ class Step:
             it before every run or replay.
 
     Attributes:
-        one (training.gradients.One or None): which gives the gradient of the loss.
+        one (training.step_program.SeedGradient or None): which gives the gradient of the loss.
         losses (list): of what losses were calculated, and what came along with them (see
             `training.chainer_nodes`); empty after the step.
         sums (cuda.partial_sums.PendingSums or None): sums that are deferred to the end of the
             backward pass; None: they are done at once.
-        peer_sums (training.peer_sums.PeerSums or None): sums of vectors over several ranks.
+        peer_sums (training.peer_memory.PeerSums or None): sums of vectors over several ranks.
     """
 
     one: Any

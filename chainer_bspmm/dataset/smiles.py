@@ -102,15 +102,10 @@ def _atomic_numbers(canonical, mol):
 
 
 def _bonds(mol, n_relations, is_plain):
-    """Return the entries of the adjacency matrix, both directions of each bond, as two arrays.
+    """Return the entries of the adjacency of n atoms, both directions of each bond, as two arrays.
 
-    Args:
-        mol (rdkit.Chem.Mol): of n atoms.
-        n_relations (int): 1 if all bonds are alike.
-        is_plain (bool): whether the order of a bond tells its type.
-
-    Returns:
-        tuple: places ``row * n + column``; orders, one of ORDERS each if they matter.
+    Places ``row * n + column``; orders, one of ORDERS each if they matter (n_relations > 1).
+    `is_plain`: the order of a bond tells its type.
     """
     from rdkit.Chem import rdmolops
 
@@ -205,9 +200,8 @@ def _super_nodes(molecules, relation, kind):
     """Return the features of each molecule's super node, (M, F) float32.
 
     Sizes, sum of the adjacency; for each relation the largest value and its share of the sum; for
-    each atomic number from 1 on, whether it occurs and its share of the atoms.
-
-    Source: ``construct_supernode_feature`` of Chainer Chemistry, sums taken in float64.
+    each atomic number from 1 on, whether it occurs and its share of the atoms. Those of Chainer
+    Chemistry's ``construct_supernode_feature``, sums taken in float64.
     """
     n, n_atoms, n_relations = len(molecules), molecules.sizes, kind.n_relations
     place = numpy.repeat(numpy.arange(n), molecules.nnz) * n_relations + relation
@@ -277,14 +271,9 @@ def _chunks(smiles):
 
 
 def preprocessor_of(argument, method):
-    """Return the preprocessor of a method, checked.
+    """Return the preprocessor of a method, checked as in :func:`from_smiles`.
 
-    Args:
-        argument (str): its name in error messages.
-        method (MolPreprocessor or str): as in :func:`from_smiles`.
-
-    Raises:
-        ImportError, TypeError, ValueError: as :func:`from_smiles`.
+    Errors call it `argument`.
     """
     try:
         from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
@@ -312,24 +301,12 @@ def preprocessor_of(argument, method):
 
 
 def parse(smiles, preprocessor, n_processes=None, for_models=False):
-    """Parse SMILES and yield the results chunk by chunk, in order, at most a few chunks ahead.
+    """Parse SMILES, which may be infinite; yield the results chunk by chunk, a few ahead at most.
 
-    Args:
-        smiles (iterable of str): may be infinite.
-        preprocessor (MolPreprocessor): of :func:`preprocessor_of`.
-        n_processes (int or None): as in :func:`from_smiles`.
-        for_models (bool): also reject molecules that upstream's parsers keep but no model accepts:
-            those without atoms, or with elements that have no embedding.
-
-    Returns:
-        generator of tuple: Molecules; their canonical SMILES, joined by newlines (str); their
-        positions in the input, (n,) int64; list of Failure.
-
-    Raises:
-        RuntimeError: a process died, for example for lack of memory.
-
-    Note:
-        Closing the generator ends the processes.
+    `for_models`: also reject molecules that upstream's parsers keep but no model accepts, those
+    without atoms, or with elements that have no embedding. Yields Molecules; their canonical
+    SMILES, joined by newlines; their positions in the input, (n,) int64; a list of Failure.
+    RuntimeError: a process died. Closing the generator ends the processes.
     """
     n_chunks = -(-operator.length_hint(smiles, sys.maxsize) // CHUNK)  # as far as that is known
     smiles = iter(smiles)

@@ -34,14 +34,9 @@ class CannotKeep(Exception):
 class SparseForm:
     """The molecules of a list, a NumpyTupleDataset, or several joined, each converted once.
 
-    Until :meth:`close` the arrays of the examples are read-only: a change in place is an error
-    rather than missed. :meth:`is_current` tells whether the items of a list were replaced.
-
-    Args:
-        dataset (object): exactly of one of these classes; others may run a user's code.
-
-    Raises:
-        CannotKeep: it is not, or its examples have no form that stays.
+    Exactly of one of these classes: others may run a user's code. Until :meth:`close` the arrays of
+    the examples are read-only: a change in place is an error rather than missed. :meth:`is_current`
+    tells whether the items of a list were replaced. CannotKeep: there is no form that stays.
     """
 
     def __init__(self, dataset: Any):
@@ -161,8 +156,7 @@ def _arrays_in(columns):
 def converted(dataset: Any) -> Molecules:
     """Return the molecules of a dense data set, of which converters make the same batches.
 
-    Raises:
-        CannotKeep, TypeError, ValueError: there are none of which they do.
+    Without any, CannotKeep, or TypeError and ValueError of the conversion.
     """
     dtypes = collections.defaultdict(set)  # that a batch keeps: column -> those of its values
     for _, examples in chunks(dataset):

@@ -13,7 +13,6 @@ from chainer.backends import cuda
 from chainer_bspmm.ops.ranks import weighted_by
 from chainer_bspmm.multi_node import communicators
 from chainer_bspmm.multi_node import faults
-from chainer_bspmm.multi_node.host_mean import mean_on_host
 from chainer_bspmm.multi_node.start import agree
 from chainer_bspmm.sparse import BatchedCSR
 
@@ -29,17 +28,11 @@ class Weighted:
     rank i has w_i molecules, and its loss is a mean over them. The update uses
     ``sum_i(w_i g_i) / sum_i(w_i)``, the gradient of one batch of all molecules; ChainerMN's own
     counts every rank once, whatever its batch. A rank without a batch (:meth:`join`) counts 0
-    times.
+    times. If a loss is not finite, FloatingPointError on all ranks.
 
     Before the first update, and whenever parameters have been made or removed, all ranks get the
     state of one (`start.agree`). Parameters that are made by the first batch are made by a trial in
     test mode, so that this update is not lost, as it is in ChainerMN's own.
-
-    Raises (by `update`, on all ranks):
-        FloatingPointError: a loss is not finite, unless the optimizer scales it dynamically.
-        RuntimeError: parameters are on a GPU, and the communicator cannot send them.
-        ValueError: models or optimizers differ; with ``zero_fill=False``, ranks have gradients of
-            different parameters.
     """
 
     # Of ChainerMN's class, beside which it is a base.
@@ -129,24 +122,13 @@ class Weighted:
         comm.mpi_comm.Allgather(numpy.array(mine, table.dtype), table)
         weights, losses, is_new, missing = table.T
         for rank in numpy.flatnonzero(~numpy.isfinite(losses)).tolist():
-            faults.raise_on(
-                comm,
-                rank,
-                FloatingPointError(
-                    'the loss of rank %d is %s in step %d' % (rank, losses[rank], optimizer.t + 1)
-                ),
-            )
+            text = 'the loss of rank %d is %s in step %d' % (rank, losses[rank], optimizer.t + 1)
+            faults.raise_on(comm, rank, FloatingPointError(text))
         if is_new.any():
             self._agree()
         elif weights.all() and len(set(missing)) > 1:
-            faults.raise_on(
-                comm,
-                0,
-                ValueError(
-                    'zero_fill: expected True where ranks have gradients of different parameters, '
-                    'got False'
-                ),
-            )
+            text = 'expected True where ranks have gradients of different parameters, got False'
+            faults.raise_on(comm, 0, ValueError('zero_fill: ' + text))
         elif weights.any():
             # Where a rank has no gradients it cannot tell which ones the others lack.
             self._mean(weight / weights.sum(), self.zero_fill or not weights.all())
@@ -168,13 +150,33 @@ class Weighted:
                 param.grad = param.xp.zeros_like(param.array)
         params = [param for param in params if param.grad is not None]
         if _is_naive(comm) and all(param.device.xp is numpy for param in params):
-            mean_on_host(comm, params, share)
+            _mean_on_host(comm, params, share)
             return
         if share * comm.size != 1:
             for param in params:
                 # Not in place: gradients of several parameters may be one array.
                 param.grad = param.grad * param.dtype.type(share * comm.size)
         comm.multi_node_mean_grad(self.target, zero_fill)
+
+
+def _mean_on_host(comm, params, share):
+    """Replace gradients by ``sum_i(share_i * g_i)`` over all ranks, as new arrays.
+
+    ChainerMN's `naive` sends one message for each parameter, and waits for each. All ranks have the
+    same ones, on the host. float16 is sent as float32, which MPI can add.
+    """
+    from mpi4py import MPI
+
+    of_dtype = {}
+    for param in params:
+        of_dtype.setdefault(numpy.promote_types(param.dtype, numpy.float32), []).append(param)
+    for dtype, alike in sorted(of_dtype.items(), key=str):
+        total = numpy.concatenate([param.grad.ravel() for param in alike], dtype=dtype)
+        total *= share
+        comm.mpi_comm.Allreduce(MPI.IN_PLACE, total)
+        ends = numpy.cumsum([param.size for param in alike]).tolist()
+        for param, first, last in zip(alike, [0, *ends], ends):
+            param.grad = total[first:last].reshape(param.shape).astype(param.dtype, copy=False)
 
 
 def weighted(create, base):

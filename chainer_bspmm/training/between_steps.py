@@ -30,12 +30,9 @@ _HARMLESS = (
 class BetweenSteps:
     """Tell whether a Trainer ran nothing since the last step that needs another look at the model.
 
-    That is known of Chainer's loop with extensions of Chainer's own that only report, as long as
-    no other extension was due. Triggers decide, and change nothing.
-
-    Args:
-        trainer (chainer.training.Trainer): which the updater is connected to.
-        kind (type): of updaters whose steps are known, not those of subclasses.
+    That is known of Chainer's loop with extensions of Chainer's own that only report, as long as no
+    other extension was due, and of updaters of one `kind`, not of subclasses. Triggers decide, and
+    change nothing.
     """
 
     def __init__(self, trainer, kind):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 from typing import TYPE_CHECKING
 import weakref
 
@@ -26,9 +27,7 @@ from chainer_bspmm.dataset.batch_form import Capacity
 from chainer_bspmm.dataset.batch_form import new_buffers
 
 if TYPE_CHECKING:
-    from chainer_bspmm.cuda.gemm import Blas
-    from chainer_bspmm.training.batches import DeviceBatch, HostBatch
-    from chainer_bspmm.training.cuda_graphs import Capturer
+    from chainer_bspmm.training.driver import Driver
 
 STEP = 64  # rows and entries are multiples of it
 SPARE = 1.1  # factor on a size that is derived from a batch rather than from a data set
@@ -76,43 +75,35 @@ class Capacities:
     def of(self, need):
         """Return the smallest known capacity that holds a batch, or add one.
 
-        There is always a spare row and entry, so that the check with and without them detects a
-        model that they affect.
+        There is always a spare row and entry: the check with and without them detects their effect.
         """
+        rows, entries, *bounds = need
+        needed = rows + 1, entries + 1, *bounds
         for level in self._levels:
-            if (
-                level.rows > need.rows
-                and level.entries > need.entries
-                and level.max_rows >= need.max_rows
-                and level.max_entries >= need.max_entries
-                and level.max_atom_id >= need.max_atom_id
-            ):
+            if all(map(operator.ge, level, needed)):
                 return level
-        need = need._replace(rows=need.rows + 1, entries=need.entries + 1)
         largest = self._levels[-1] if self._levels else Capacity(0, 0, 0, 0, -1)
-        asked = Capacity(
-            round_up(need.rows * SPARE),
-            round_up(need.entries * SPARE),
-            math.ceil(need.max_rows * SPARE),
-            math.ceil(need.max_entries * SPARE),
-            need.max_atom_id,
+        max_rows, max_entries, max_atom_id = bounds
+        with_spare = Capacity(
+            round_up((rows + 1) * SPARE),
+            round_up((entries + 1) * SPARE),
+            math.ceil(max_rows * SPARE),
+            math.ceil(max_entries * SPARE),
+            max_atom_id,
         )
-        self._levels.append(Capacity(*map(max, largest, asked)))
+        self._levels.append(Capacity(*map(max, largest, with_spare)))
         return self._levels[-1]
 
 
 class Staging:
-    """Send named arrays of fixed shapes to fixed places on a device, in one copy.
+    """Send named arrays, name -> (shape, dtype), to fixed places on a device, in one copy.
 
     The host writes into pinned memory. There are several slots of it, taken in turn, so that the
     next batches can be written before the last one was copied. They are in two groups: one is
     written again when all of it was copied, which takes one event instead of one for each batch.
 
     Few bytes are copied by a kernel, which keeps count of the slots: captured in a CUDA graph, it
-    copies the next one at every launch.
-
-    `arrays` is name -> (shape, dtype), the attribute `device` name -> CuPy array. `device` is the
-    current one when batches are sent.
+    copies the next one at every launch. `device`, name -> CuPy array, is where they arrive.
     """
 
     def __init__(self, arrays, device):
@@ -208,19 +199,13 @@ def _views(buffer, places):
 
 
 class Inputs:
-    """What a captured step reads: a batch of one layout, the number of the step, other numbers."""
+    """What a captured step reads: a batch of one layout, the number of the step, other numbers.
 
-    def __init__(
-        self,
-        capturer: Capturer,
-        blas: Blas,
-        seed: int,
-        device: chainer.backend.GpuDevice,
-        batch: DeviceBatch | HostBatch,
-        capacity: Capacity,
-        n_numbers: int | None = None,
-    ):
-        self._capturer = capturer
+    `batch` is the first of this layout; `n_numbers` float64 are sent along with every batch.
+    """
+
+    def __init__(self, driver: Driver, batch, capacity, n_numbers=None):
+        self._capturer, device = driver.capturer, driver.device
         self._form, self._capacity = batch.form, capacity
         self._gather = batch.gather
         arrays = {'counter': ((1,), 'u8'), 'row_address': ((1,), 'u8')}
@@ -239,7 +224,8 @@ class Inputs:
                 with self._capturer.ordered():
                     batch.fill(self._buffers)
                 self._gather = None
-        self.step = step.Step(blas, seed, sent['counter'])  # to be current when it is run
+        # To be current when it is run.
+        self.step = step.Step(driver.blas, driver.seed, sent['counter'])
         self.row_address = sent['row_address']  # (1,) uint64, where the step reports: `reports`
         self.numbers = sent.get('numbers')  # (n_numbers,) float64 or None
 

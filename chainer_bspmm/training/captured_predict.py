@@ -1,4 +1,7 @@
-"""`captured_predict`: predictions for many molecules, each batch one launch of a CUDA graph."""
+"""Predictions for many molecules, each batch one launch of a CUDA graph.
+
+`captured_predict` is public; `replayed` is the loop of ``predict`` of Chainer Chemistry's models.
+"""
 
 import collections
 import contextlib
@@ -11,18 +14,25 @@ from tqdm import tqdm
 
 import chainer
 from chainer_chemistry.models.prediction import Classifier
+from chainer_chemistry.models.prediction.base import BaseForwardModel
 
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset import CSRConverter
+from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.molecules import Molecules
 from chainer_bspmm.dataset.smiles import parse
 from chainer_bspmm.dataset.smiles import preprocessor_of
 from chainer_bspmm.dataset.sparse_dataset import SparseDataset
+from chainer_bspmm.links.sparse import Sparse
 from chainer_bspmm.models import layout_of
+from chainer_bspmm.multi_node.scatter import selection
 from chainer_bspmm.sparse import validate
+from chainer_bspmm.training.predictor import is_on_gpu
 from chainer_bspmm.training.predictor import Predictor
+from chainer_bspmm.training.programs import StepDiffers
 
 BATCH_SIZE = 1024
+MIN_BATCHES = 32  # of `predict`: fewer are not worth a capture and its checks
 
 
 class Predictions(NamedTuple):
@@ -43,13 +53,13 @@ _Batch = collections.namedtuple('_Batch', 'index examples failures')
 
 def _of_data_set(data, batch_size):
     """Yield batches of a data set: slices of a sparse one, lists of examples of any other."""
+    sparse = selection(data)
     for first in range(0, len(data), batch_size):
         last = min(first + batch_size, len(data))
-        examples = (
-            data[first:last]
-            if isinstance(data, SparseDataset)
-            else [data[i] for i in range(first, last)]
-        )
+        if sparse is None:
+            examples = [data[i] for i in range(first, last)]
+        else:
+            examples = sparse[first:last]
         yield _Batch(numpy.arange(first, last, dtype=numpy.int64), examples, [])
 
 
@@ -114,7 +124,7 @@ def _converter_for(model):
     return CSRConverter(layout, padded_to=padded_to)
 
 
-def composed(model, predict, postprocess_fn):
+def _composed(model, predict, postprocess_fn):
     """Return what (callable) predicts: a row for each molecule of (atoms, adj, ...)."""
     if predict is None:
         predict = getattr(model, 'predictor', model)
@@ -278,6 +288,55 @@ def captured_predict(
     if converter is None:
         converter = _converter_for(model)
     predictor = Predictor(
-        model, composed(model, predict, postprocess_fn), converter, n_inputs, data
+        model, _composed(model, predict, postprocess_fn), converter, n_inputs, data
     )
     return _stream(predictor, batches, total)
+
+
+def replayed(
+    model: BaseForwardModel,
+    data: Any,
+    fn: Callable,
+    batchsize: int,
+    converter: CSRConverter,
+    retain_inputs: bool = False,
+    preprocess_fn: Callable | None = None,
+    postprocess_fn: Callable | None = None,
+) -> numpy.ndarray | None:
+    """Return what ``BaseForwardModel._forward`` does; None: upstream's loop has to.
+
+    That is where there is no GPU, there are few batches, the model is not swapped, functions or
+    inputs are asked for on the way, or there is no row for each molecule.
+    """
+    if (
+        not is_on_gpu(model.device)
+        or chainer.config.train
+        or retain_inputs
+        or preprocess_fn is not None
+        or len(data) < MIN_BATCHES * batchsize
+        or not any(isinstance(link, Sparse) for link in model.links())
+    ):
+        return None
+    data = _converted(data, converter)
+    predictor = Predictor(model, _composed(model, fn, postprocess_fn), converter, None, data)
+    predictor.who = 'predict runs'
+    batches = _of_data_set(data, batchsize)
+    try:
+        return numpy.concatenate([values.wait() for _, values in _launched(predictor, batches)])
+    except (StepDiffers, TypeError, ValueError):  # upstream's loop raises what is a user's error
+        return None
+    finally:
+        predictor.close()
+
+
+def _converted(data, converter):
+    """Return a dense data set as a sparse one, which takes less time than batch after batch.
+
+    It is returned as it is where a user's code makes the examples, or batches would be others.
+    """
+    try:
+        sparse_form.columns_of(sparse_form.base_of(data))
+        molecules = sparse_form.converted(data)
+    except (sparse_form.CannotKeep, TypeError, ValueError):
+        return data
+    return SparseDataset(molecules) if sparse_form.suits(converter, molecules) else data

@@ -185,7 +185,7 @@ def _loss(step: Step, kind, x, t, divisor, ignore_nan=False):
 
 
 def _loss_grad(step: Step, kind, x, t, gy, divisor, ignore_nan=False):
-    if step.one is not None and step.one.gave(gy):
+    if step.one is not None and step.one.is_seed(gy):
         key = kind, ignore_nan, type(divisor)  # counted or not
         for place, loss in enumerate(step.losses):
             if loss.x is x and loss.t is t and loss.gx is not None:

@@ -25,8 +25,7 @@ from chainer_bspmm.user_code import warn
 class Driver:
     """Find the program for batch after batch: new, or captured where its layout was seen before.
 
-    The loop around it runs the program, or the batch eagerly where there is none. Subclasses say
-    what a program is, and what it needs besides.
+    The loop around it runs the program, or the batch eagerly where there is none.
     """
 
     what, who = 'step', 'GraphUpdater trains'  # for messages
@@ -54,8 +53,7 @@ class Driver:
     def program(self, examples, converter, dataset, function, counter=0):
         """Return why a batch is to be run eagerly (str or None), its program, and the batch.
 
-        The program is captured if the layout was seen before. `dataset` is what the examples are
-        from, `counter` the number of the step.
+        `dataset` is what the examples are from, `counter` the number of the step.
         """
         program = batch = None
         reason = self.reason

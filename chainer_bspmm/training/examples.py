@@ -19,9 +19,8 @@ class Examples:
     """What an iterator gives for a converter, as a `Selection` where it can be.
 
     It can where Chainer's SerialIterator, or a `PartIterator`, reads for a `CSRConverter` a
-    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one: there the
-    list would only be taken apart again. The iterator's state, order and random numbers are the
-    same.
+    `SparseDataset`, a dense data set that has a `SparseForm`, or a SubDataset of one. The
+    iterator's state, order and random numbers are the same.
     """
 
     def __init__(self):
@@ -40,16 +39,11 @@ class Examples:
         return Examples, ()  # a copy opens its own
 
     def next(self, iterator, converter, may_keep=True, is_known=False):
-        """Return the next list of examples or `Selection`.
+        """Return the next list of examples or `Selection`, or raise StopIteration.
 
-        Args:
-            iterator (Iterator), converter (callable): of an updater or evaluator.
-            may_keep (bool): whether dense data sets may be kept: their arrays are read-only until
-                :meth:`close`, which the caller must be sure to reach.
-            is_known (bool): whether no code of others has run since the last call.
-
-        Raises:
-            StopIteration: the iterator has ended.
+        `may_keep`: dense data sets may be kept; their arrays are read-only until :meth:`close`,
+        which the caller must be sure to reach. `is_known`: no code of others has run since the last
+        call.
         """
         dataset = getattr(iterator, 'dataset', None)
         was = self._parts

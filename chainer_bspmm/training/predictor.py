@@ -20,6 +20,10 @@ from chainer_bspmm.training.programs import StepDiffers
 from chainer_bspmm.training.reports import Reports
 
 
+def is_on_gpu(device):
+    return device is not None and device.xp is cuda.cupy
+
+
 class _Host:
     """Values that are on the host already, copied because a model may overwrite them."""
 
@@ -244,7 +248,7 @@ class Predictor(Replays):
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
         with chainer.using_device(self.device):  # its current stream is used throughout
-            if self.device.xp is not cuda.cupy:
+            if not is_on_gpu(self.device):
                 self._outgoing = _Host(self.eager(examples))
             else:
                 with chainer.using_config('train', False), chainer.no_backprop_mode():

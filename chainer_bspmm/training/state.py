@@ -96,10 +96,7 @@ class Copies(collections.abc.Mapping):
 
 @contextlib.contextmanager
 def attributes_kept(owners):
-    """Put back attributes of links and objects that are replaced inside.
-
-    Running statistics that a trial step creates are reset.
-    """
+    """Put back attributes that are replaced inside, such as running statistics."""
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     try:
         yield
@@ -112,12 +109,8 @@ def attributes_kept(owners):
 def untouched(owners, params):
     """Undo what is done inside to attributes of links and objects, and make no parameters.
 
-    For a capture that is dropped: what it assigns is memory that nothing has written to.
-
-    Args:
-        owners (sequence): as in :func:`attributes_kept`. New attributes go, and sets, lists and
-            dicts that are attributes get back their entries.
-        params (iterable of chainer.Parameter): initializing one of them raises RuntimeError.
+    For a capture that is dropped: what it assigns is memory that nothing has written to. New
+    attributes go, and sets, lists and dicts get back their entries.
     """
     before = [
         (vars(owner), dict(vars(owner)), [(x, x.copy()) for x in vars(owner).values() if _has(x)])
@@ -171,10 +164,7 @@ def difference(arrays, values, tolerance):
     """Return the first array (str or None) that differs between two runs of a step.
 
     `tolerance` is 0 for equal bits, else the largest relative norm of a difference; NaN then equals
-    NaN.
-
-    Note:
-        Copies all to the host (synchronises), unless two `Copies` are the same.
+    NaN. Copies all to the host (synchronises), unless two `Copies` are the same.
     """
     if isinstance(arrays, Copies) and isinstance(values, Copies) and arrays.is_same(values):
         return None

@@ -28,17 +28,10 @@ if TYPE_CHECKING:
 class StepDriver(Driver):
     """All that a GraphUpdater has besides what a StandardUpdater has.
 
-    Args:
-        optimizer (chainer.Optimizer): set up with the model; one of ChainerMN if there are ranks.
-        device (chainer.backend.Device or None): of the updater's batches.
-        seed, check_every, on_difference: as in `GraphUpdater`.
-
-    Attributes:
-        optimizer (chainer.Optimizer): that updates.
-        together (Weighted or None): ChainerMN's around it, if its sums can be captured.
-        do_all_capture (bool or None): whether all ranks do; None until they have agreed.
-        fused (FusedUpdate or None): the update, if it is launched with the step.
-        ranks (FlatGradients or None): the sums, with several ranks.
+    `given` is the updater's optimizer: `together`, ChainerMN's whose sums can be captured, around
+    the `optimizer` that updates, or that itself. `do_all_capture`: whether all ranks capture, None
+    until they have agreed. `fused` is the update if it is launched with the step, `ranks` are the
+    sums.
     """
 
     optimizer: chainer.Optimizer

@@ -63,7 +63,7 @@ from chainer_bspmm.training import reports
 from chainer_bspmm.training.flat_gradients import FlatGradients
 from chainer_bspmm.training.fused_update import FusedUpdate
 from chainer_bspmm.training.peer_memory import PeerMemory
-from chainer_bspmm.training.peer_sums import PeerSums
+from chainer_bspmm.training.peer_memory import PeerSums
 from chainer_bspmm.training.reports import Reports
 from tests.emulation.gated_cases import arrays, expected, summed
 from tests.emulation.kernel_cases import batch, film_arrays, film_truth, gather_folded

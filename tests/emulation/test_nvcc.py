@@ -22,7 +22,7 @@ from chainer_bspmm.ops.graph_linear.launches import layer_launch
 from chainer_bspmm.ops.mean_loss import LOSS_CHUNK
 from chainer_bspmm.training import flat_gradients
 from chainer_bspmm.training import fused_update
-from chainer_bspmm.training import peer_sums
+from chainer_bspmm.training import peer_memory
 from chainer_bspmm.training import reports
 from tests.emulation.emulator import cache
 
@@ -209,7 +209,7 @@ CONSTANTS = {
             (True, 'f', 'f', 8),
         )
     ],
-    'peer_sum': [peer_sums.defines(n)[1:] for n in (2, 8)],
+    'peer_sum': [peer_memory.defines(n)[1:] for n in (2, 8)],
     'staged_copy': [()],
     'bspmm_st_shared': ST_CONSTANTS,
     'bspmm_st_global': ST_CONSTANTS,
@@ -404,7 +404,7 @@ def test_what_peers_write_meanwhile_is_read(tmp_path, name, n_peers):
     if shutil.which('nvcc') is None:
         pytest.skip('nvcc is not on the PATH')
     f, out = numpy.dtype('f'), tmp_path / 'kernel.ptx'
-    defines = peer_sums.defines(n_peers)
+    defines = peer_memory.defines(n_peers)
     if name == 'flat_gradients':
         defines = flat_gradients.defines(True, f, f, n_peers)
     options = kernels.options('f', defines)

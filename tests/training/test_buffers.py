@@ -267,7 +267,8 @@ def make_inputs(calls, is_few):
     )
     capturer = types.SimpleNamespace(join=lambda: calls.append('join'))
     with mock.patch.object(buffers, 'Staging', Recording):
-        return buffers.Inputs(capturer, None, 0, None, batch, Capacity(64, 64, 3, 4, 9), 2), batch
+        driver = types.SimpleNamespace(capturer=capturer, blas=None, seed=0, device=None)
+        return buffers.Inputs(driver, batch, Capacity(64, 64, 3, 4, 9), 2), batch
 
 
 def test_a_batch_is_sent_after_the_last_step():

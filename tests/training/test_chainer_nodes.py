@@ -21,7 +21,7 @@ from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda import step
 from chainer_bspmm.ops.linear_softmax import linear_softmax
 from chainer_bspmm.training import chainer_nodes
-from chainer_bspmm.training import gradients
+from chainer_bspmm.training import step_program
 from chainer_bspmm.training.cuda_graphs import Capturer
 from tests.support import reference
 from tests.support import relative_error
@@ -303,11 +303,11 @@ def test_one_launch_for_all_of_a_loss(xp, a_step, n_losses, lossfun, dtype):
         found = [loss.array]
         if t.dtype.kind == 'i':
             found.append(functions.binary_accuracy(scores, t).array)
-        a_step.one.give(loss)
+        a_step.one.set(loss)
         loss.backward()
         return [*found, scores.grad]
 
-    a_step.one = gradients.One(chainer.backend.get_device_from_array(x))
+    a_step.one = step_program.SeedGradient(chainer.backend.get_device_from_array(x))
     expected = results()
     with chainer_nodes.under_way(a_step):
         actual = results()
@@ -321,12 +321,12 @@ def test_two_errors_of_the_same_arrays(xp, a_step):
     """The gradient that came along with one of them is not the other's."""
     x, t = inputs_of(xp, [(5, 7)] * 2, 'float32')
     t[1, 2] = numpy.nan
-    a_step.one = gradients.One(chainer.backend.get_device_from_array(x))
+    a_step.one = step_program.SeedGradient(chainer.backend.get_device_from_array(x))
     scores = chainer.Variable(x)
     with chainer_nodes.under_way(a_step):
         losses = [masked_mean_squared_error(scores, t, ignore_nan=i) for i in (True, False)]
         for loss, is_nan in zip(losses[::-1], (True, False)):
-            a_step.one.give(loss)
+            a_step.one.set(loss)
             scores.cleargrad()
             loss.backward()
             assert bool(xp.isnan(scores.grad).any()) == is_nan
