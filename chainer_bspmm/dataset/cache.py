@@ -89,11 +89,9 @@ def write(path, molecules, canonical, kept, failures):
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        warnings.warn(
-            'cache: cannot write to %s: %s; %s names another folder'
-            % (path.parent, error.strerror, VARIABLE),
-            stacklevel=3,
-        )
+        words = path.parent, error.strerror, VARIABLE
+        text = 'cache: cannot write to %s: %s; %s names another folder' % words
+        warnings.warn(text, stacklevel=3)
     else:
         _remove_oldest(path.parent)
 

@@ -147,14 +147,11 @@ def _graph(smiles, preprocessor, kind, for_models):
         raise ValueError('no atoms')
     atoms = _atomic_numbers(canonical, mol)
     largest = max(atoms, default=0)
+    numbers = largest, MAX_ATOMIC_NUM
     if for_models and largest >= MAX_ATOMIC_NUM:
-        raise ValueError(
-            'atomic number %d, the models support those below %d' % (largest, MAX_ATOMIC_NUM)
-        )
+        raise ValueError('atomic number %d, the models support those below %d' % numbers)
     if kind.super_node and largest > MAX_ATOMIC_NUM:
-        raise ValueError(
-            'atomic number %d, a super node counts those up to %d' % (largest, MAX_ATOMIC_NUM)
-        )
+        raise ValueError('atomic number %d, a super node counts those up to %d' % numbers)
     # An explicit dative bond is an arrow; kekulized bonds are still called aromatic.
     is_plain = (
         '>' not in canonical and not preprocessor.kekulize and not atoms.translate(None, NON_METALS)
@@ -242,12 +239,8 @@ def _chunk(preprocessor, for_models, first_and_smiles):
             except Exception as error:  # upstream's parsers skip a molecule for any error, too
                 failures.append(Failure(i, text, _reason(error)))
     canonical = '\n'.join([graph[0] for graph in graphs])
-    return (
-        _molecules(graphs, preprocessor, kind),
-        canonical,
-        numpy.array(kept, numpy.int64),
-        failures,
-    )
+    positions = numpy.array(kept, numpy.int64)
+    return _molecules(graphs, preprocessor, kind), canonical, positions, failures
 
 
 def _reason(error):

@@ -63,20 +63,13 @@ def _of_data_set(data, batch_size):
         yield _Batch(numpy.arange(first, last, dtype=numpy.int64), examples, [])
 
 
-class _UntilError:
-    """The items of an iterable until it ends or raises; `error` is what it raised."""
-
-    error = None
-
-    def __init__(self, items):
-        self._items = items
-
-    def __iter__(self):
-        try:
-            for item in self._items:
-                yield item
-        except Exception as error:
-            self.error = error
+def _until_error(items, errors):
+    """Yield the items of an iterable until it ends or raises, what is added to a list."""
+    try:
+        for item in items:  # not `yield from`, which would close a generator of the caller's
+            yield item
+    except Exception as error:
+        errors.append(error)
 
 
 def _of_smiles(smiles, preprocessor, batch_size, n_processes):
@@ -85,7 +78,8 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     As many failures as fill a batch are yielded alone. An error that `smiles` raises comes after
     the last batch of the molecules before it.
     """
-    smiles = _UntilError(smiles)
+    errors: list[Exception] = []
+    smiles = _until_error(smiles, errors)
     parts, kept, failures = [], numpy.zeros(0, numpy.int64), []
     with contextlib.closing(parse(smiles, preprocessor, n_processes, for_models=True)) as chunks:
         for part, _, new, failed in chunks:
@@ -96,12 +90,8 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
             if n_full:
                 molecules = Molecules.concatenate(parts)
                 for first in range(0, n_full, batch_size):
-                    last = first + batch_size
-                    yield _Batch(
-                        kept[first:last],
-                        SparseDataset(molecules, numpy.arange(first, last)),
-                        failures,
-                    )
+                    order = numpy.arange(first, first + batch_size)
+                    yield _Batch(kept[order], SparseDataset(molecules, order), failures)
                     failures = []
                 parts = [molecules.take(numpy.arange(n_full, kept.size))]
                 kept = kept[n_full:]
@@ -111,8 +101,8 @@ def _of_smiles(smiles, preprocessor, batch_size, n_processes):
     if kept.size or failures:
         examples = SparseDataset(Molecules.concatenate(parts)) if kept.size else None
         yield _Batch(kept, examples, failures)
-    if smiles.error is not None:
-        raise smiles.error
+    if errors:
+        raise errors[0]
 
 
 def _converter_for(model):
@@ -132,7 +122,7 @@ def _composed(model, predict, postprocess_fn):
             postprocess_fn = chainer.functions.softmax
     if postprocess_fn is None:
         return predict
-    return functools.partial(_postprocessed, postprocess_fn, predict)
+    return functools.partial(_postprocessed, postprocess_fn, predict)  # of which guards know
 
 
 def _postprocessed(postprocess_fn, predict, *inputs):
@@ -261,10 +251,10 @@ def captured_predict(
     if not isinstance(model, chainer.Link):
         raise TypeError('model: expected a chainer.Link, got %s' % type(model).__name__)
     if device is not None and chainer.get_device(device) != model.device:
+        names = model.device.name, chainer.get_device(device).name
         raise ValueError(
-            'device: expected that of the model, %s, got %s; '
-            'model.to_device(device) moves it'
-            % (model.device.name, chainer.get_device(device).name)
+            'device: expected that of the model, %s, got %s; model.to_device(device) moves it'
+            % names
         )
     if n_inputs is not None:
         n_inputs = validate.count('n_inputs', n_inputs, 1)

@@ -73,6 +73,10 @@ def _adam_variant(hp):
     return 'AMSGRAD' if hp.amsgrad else 'ADAM'
 
 
+def _momentum_numbers(hp, t):
+    return hp.lr, hp.momentum
+
+
 def _rmsprop_variant(hp):
     return 'RMSPROP_EPS_INSIDE' if hp.eps_inside_sqrt else 'RMSPROP'
 
@@ -88,11 +92,7 @@ METHODS = {
     optimizers.AMSGrad: _ADAM,
     optimizers.SGD: Method(sgd.SGDRule, lambda hp: 'SGD', (), 1, lambda hp, t: (hp.lr,)),
     optimizers.MomentumSGD: Method(
-        momentum_sgd.MomentumSGDRule,
-        lambda hp: 'MOMENTUM_SGD',
-        ('v',),
-        2,
-        lambda hp, t: (hp.lr, hp.momentum),
+        momentum_sgd.MomentumSGDRule, lambda hp: 'MOMENTUM_SGD', ('v',), 2, _momentum_numbers
     ),
     optimizers.RMSprop: Method(rmsprop.RMSpropRule, _rmsprop_variant, ('ms',), 3, _rmsprop_numbers),
 }
@@ -108,95 +108,78 @@ _MAX_HOOKS = 16  # two bits for each in a 32-bit word
 
 
 def why_unsupported(optimizer):
-    """Return why (str or None) an optimizer cannot be used with :class:`FusedUpdate`.
+    """Return in a sentence why (str or None) an optimizer cannot be used with `FusedUpdate`."""
+    return next(_reasons(optimizer), None)
 
-    The sentence names what is not supported: a type of optimizer, rule or hook, an option, or a
-    parameter.
-    """
+
+def _reasons(optimizer):
     method = METHODS.get(type(optimizer))
     if method is None:
-        return 'the optimizer is %s, expected one of %s' % (
-            _name(optimizer),
-            ', '.join(sorted(kind.__name__ for kind in METHODS)),
-        )
+        kinds = ', '.join(sorted(kind.__name__ for kind in METHODS))
+        yield 'the optimizer is %s, expected one of %s' % (_name(optimizer), kinds)
     if optimizer.target is None:
-        return 'the optimizer was not set up: call its method setup'
+        yield 'the optimizer was not set up: call its method setup'
     if optimizer._loss_scale is not None or optimizer._loss_scaling_is_dynamic:
-        return 'the optimizer scales the loss'
-    return _why_not_hooks(optimizer) or _why_not_parameters(optimizer, method)
-
-
-def _why_not_hooks(optimizer):
+        yield 'the optimizer scales the loss'
     for name in optimizer._hookable._post_update_hooks:
-        return "hook '%s' of the optimizer runs after the update" % name
+        yield "hook '%s' of the optimizer runs after the update" % name
     hooks = optimizer._hookable._pre_update_hooks
     for name, hook in hooks.items():
+        this = "hook '%s' of the optimizer " % name
         if type(hook) not in HOOKS:
-            return "hook '%s' of the optimizer is %s, expected one of %s" % (
-                name,
-                _name(hook),
-                ', '.join(sorted(kind.__name__ for kind in HOOKS)),
-            )
+            kinds = ', '.join(sorted(kind.__name__ for kind in HOOKS))
+            yield this + 'is %s, expected one of %s' % (_name(hook), kinds)
         for number in HOOKS[type(hook)][1](hook):
             if not isinstance(number, Real):
-                return "hook '%s' of the optimizer has %r where a number is expected" % (
-                    name,
-                    number,
-                )
+                yield this + 'has %r where a number is expected' % (number,)
     if len(hooks) > _MAX_HOOKS:
-        return 'the optimizer has %d hooks, expected at most %d' % (len(hooks), _MAX_HOOKS)
-    return None
-
-
-def _why_not_parameters(optimizer, method):
-    seen, devices = {}, set()
+        yield 'the optimizer has %d hooks, expected at most %d' % (len(hooks), _MAX_HOOKS)
+    paths, devices = {}, set()
     for path, param in optimizer.target.namedparams():
-        culprit = "parameter '%s' " % path
-        if id(param) in seen:
-            return culprit + "is also '%s': it would be updated twice in a step" % seen[id(param)]
-        seen[id(param)] = path
-        if param.device.xp is chainer.backend.chainerx:
-            return culprit + 'is an array of ChainerX'
-        if param.layout is not None:
-            return culprit + 'has a layout, which is not supported'
-        try:
-            dtype = param.dtype
-        except RuntimeError:  # neither initialised nor given
-            dtype = None
-        if dtype is not None and dtype not in (numpy.float32, numpy.float64):
-            return culprit + 'is %s, expected float32 or float64' % dtype
-        if param._loss_scale is not None:
-            return culprit + 'has a scaled gradient'
+        this = "parameter '%s' " % path
+        if id(param) in paths:
+            yield this + "is also '%s': it would be updated twice in a step" % paths[id(param)]
+        paths[id(param)] = path
+        for reason in _reasons_of(param, method):
+            yield this + reason
         if param.array is not None:
             devices.add(param.device)
-            if not param.array.flags.c_contiguous:
-                return culprit + 'is not C-contiguous'
-        rule = param.update_rule
-        if rule is not None:
-            reason = _why_not_rule(rule, method, dtype)
-            if reason:
-                return culprit + reason
     if len(devices) > 1:
-        return 'the parameters are on several devices: %s' % ', '.join(sorted(map(str, devices)))
-    return None
+        yield 'the parameters are on several devices: %s' % ', '.join(sorted(map(str, devices)))
 
 
-def _why_not_rule(rule, method, dtype):
+def _reasons_of(param, method):
+    if param.device.xp is chainer.backend.chainerx:
+        yield 'is an array of ChainerX'
+    if param.layout is not None:
+        yield 'has a layout, which is not supported'
+    try:
+        dtype = param.dtype
+    except RuntimeError:  # neither initialised nor given
+        dtype = None
+    if dtype is not None and dtype not in (numpy.float32, numpy.float64):
+        yield 'is %s, expected float32 or float64' % dtype
+    if param._loss_scale is not None:
+        yield 'has a scaled gradient'
+    if param.array is not None and not param.array.flags.c_contiguous:
+        yield 'is not C-contiguous'
+    rule = param.update_rule
+    if rule is None:
+        return
     if type(rule) is not method.rule_type:
-        return 'is updated by %s, expected %s' % (_name(rule), method.rule_type.__name__)
+        yield 'is updated by %s, expected %s' % (_name(rule), method.rule_type.__name__)
     for hooks in (rule._hookable._pre_update_hooks, rule._hookable._post_update_hooks):
         for name in hooks:
-            return "has hook '%s' on its update rule" % name
+            yield "has hook '%s' on its update rule" % name
     if rule._use_fp32_update:
-        return 'is updated in float32 (use_fp32_update)'
+        yield 'is updated in float32 (use_fp32_update)'
     hp = rule.hyperparam
     if method is _ADAM and hp.adabound:
-        return 'is updated by Adam with adabound=True'
+        yield 'is updated by Adam with adabound=True'
     if dtype is not None and method is _ADAM and hp.eps and not dtype.type(hp.eps):
-        return 'is %s, for which eps=%s of Adam is too small' % (dtype, hp.eps)
+        yield 'is %s, for which eps=%s of Adam is too small' % (dtype, hp.eps)
     if dtype is not None and method.rule_type is rmsprop.RMSpropRule and not dtype.type(hp.eps):
-        return 'is %s, for which eps=%s of RMSprop is too small' % (dtype, hp.eps)
-    return None
+        yield 'is %s, for which eps=%s of RMSprop is too small' % (dtype, hp.eps)
 
 
 def _name(thing):

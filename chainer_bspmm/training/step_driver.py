@@ -10,6 +10,7 @@ import numpy
 import chainer
 from chainer.backends import cuda
 
+from chainer_bspmm.multi_node.start import make_states
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.driver import Driver
@@ -79,20 +80,16 @@ class StepDriver(Driver):
         """Return what (str or None) rules out captured steps permanently."""
         optimizer, device = self.optimizer, self.device
         if not self.is_on_gpu:
-            return 'CUDA graphs need a GPU, the device is %s' % (
-                'not given' if device is None else device.name
-            )
+            name = 'not given' if device is None else device.name
+            return 'CUDA graphs need a GPU, the device is %s' % name
         if not isinstance(optimizer, chainer.GradientMethod):
             return 'the optimizer, %s, is no GradientMethod' % type(optimizer).__name__
         if type(optimizer).update is not chainer.GradientMethod.update:
             return 'the optimizer, %s, overrides the method update' % type(optimizer).__name__
         for path, param in optimizer.target.namedparams(include_uninit=False):
             if param.device != device:
-                return "parameter '%s' is on %s, the device is %s" % (
-                    path,
-                    param.device.name,
-                    device.name,
-                )
+                names = path, param.device.name, device.name
+                return "parameter '%s' is on %s, the device is %s" % names
         return None
 
     def _prepare(self, function):
@@ -127,10 +124,7 @@ class StepDriver(Driver):
         fused = self.fused
         program.stage(batch, counter, None if fused is None else numpy.zeros(fused.n_numbers))
         program.check_spare_rows(lambda: batch.arrays_on(self.device), not self.programs)
-        # Lazy links have made their parameters now.
-        for param in self.target.params(include_uninit=False):
-            if param.update_rule is not None and param.update_rule.enabled:
-                param.update_rule._init_states(param)
+        make_states(self.target)  # lazy links have made their parameters now
         if fused is None:
             return program
         if why_unsupported(self.optimizer) is not None:  # because of a parameter just made
