@@ -72,14 +72,13 @@ class DeviceMolecules(Molecules):
         if index.dtype.kind not in 'iu':
             raise TypeError('index: expected integers, got %s' % index.dtype)
         if index.ndim != 1 or not index.size:
-            raise ValueError(
-                'index: expected shape (n_graphs,), at least one, got %s' % (index.shape,)
-            )
+            text = 'index: expected shape (n_graphs,), at least one, got %s'
+            raise ValueError(text % (index.shape,))
         least, most = index.min(), index.max()
         if least < 0 or most >= len(self):
             raise IndexError(
-                'index: expected at least 0 and less than %d, the number of '
-                'molecules, got %d' % (len(self), least if least < 0 else most)
+                'index: expected at least 0 and less than %d, the number of molecules, got %d'
+                % (len(self), least if least < 0 else most)
             )
         return index.astype(numpy.int32)
 

@@ -26,8 +26,8 @@ _process = None  # the one that end_all_on_error was installed in
 def end_all_on_error():
     """Let an uncaught exception, and an exit with an error, end all ranks of this MPI run.
 
-    Installed once. The traceback comes first, then a line with rank, host and error. A script that
-    raises SystemExit by itself, without ``sys.exit``, is not noticed.
+    The traceback comes first, then a line with rank, host and error. A script that raises
+    SystemExit by itself, without ``sys.exit``, is not noticed.
     """
     global _process
     if _process == os.getpid():

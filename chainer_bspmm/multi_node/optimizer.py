@@ -73,7 +73,9 @@ class Weighted:
             else:
                 self.target.zerograds()
             loss.backward(loss_scale=self.actual_optimizer._loss_scale)
-        value = 0 if self.actual_optimizer._loss_scaling_is_dynamic else _value(loss)
+        value = 0  # of several losses one that is finite if all are
+        if not self.actual_optimizer._loss_scaling_is_dynamic:
+            value = float(cuda.to_cpu(loss.array).sum())
         del loss
         self._mean_and_update(weight, value)
 
@@ -95,7 +97,9 @@ class Weighted:
         if self.known is not None:
             return
         if not all(param.is_initialized for param in self.target.params()):
-            with chainer.using_config('train', False), chainer.no_backprop_mode(), _unreported():
+            reporters = chainer.reporter._get_reporters()
+            unreported = reporters[-1].scope({}) if reporters else contextlib.nullcontext()
+            with chainer.using_config('train', False), chainer.no_backprop_mode(), unreported:
                 lossfun(*args, **kwds)
         self._agree()
 
@@ -204,25 +208,12 @@ def of_nccl(optimizer):
 
 
 def n_molecules(arguments):
-    """Return the number of molecules in the arguments of a loss function.
-
-    Of a dense batch, in which all arrays have a row for each; 1 for anything else.
-    """
+    """Return how many molecules the arguments of a loss function have; 1 if that is not known."""
     for value in arguments:
         if isinstance(value, BatchedCSR):
             return value.n_graphs
     lengths = {len(value) for value in arguments if getattr(value, 'ndim', 0)}
     return lengths.pop() if len(lengths) == 1 else 1
-
-
-def _unreported():
-    reporters = chainer.reporter._get_reporters()
-    return reporters[-1].scope({}) if reporters else contextlib.nullcontext()
-
-
-def _value(loss):
-    """Return the loss as a float, of several losses one that is finite if all are."""
-    return float(cuda.to_cpu(loss.array).sum())
 
 
 def _made(target):

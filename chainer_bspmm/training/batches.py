@@ -14,13 +14,8 @@ from chainer.dataset import convert
 from chainer.datasets import SubDataset
 
 from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.dataset.batch_form import batch_arrays
-from chainer_bspmm.dataset.batch_form import buffers_of
-from chainer_bspmm.dataset.batch_form import Capacity
-from chainer_bspmm.dataset.batch_form import Form
-from chainer_bspmm.dataset.batch_form import kinds_of
-from chainer_bspmm.dataset.batch_form import needs
-from chainer_bspmm.dataset.batch_form import rounded
+from chainer_bspmm.dataset import batch_form
+from chainer_bspmm.dataset import sparse_form
 from chainer_bspmm.dataset.converters import CSRConverter
 from chainer_bspmm.dataset.device_dataset import DeviceMolecules
 from chainer_bspmm.dataset.device_dataset import SHARE
@@ -28,9 +23,6 @@ from chainer_bspmm.dataset.sparse_dataset import SparseDataset
 from chainer_bspmm.dataset.sparse_example import locate
 from chainer_bspmm.dataset.sparse_example import Selection
 from chainer_bspmm.dataset.sparse_example import SparseExample
-from chainer_bspmm.dataset.sparse_form import base_of
-from chainer_bspmm.dataset.sparse_form import form_of
-from chainer_bspmm.dataset.sparse_form import position_in_base
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse import build
@@ -53,17 +45,17 @@ class HostBatch:
             atoms, *nodes = map(_as_rows, (atoms, *labels[:n_node_columns]))
             labels = [*nodes, *labels[n_node_columns:]]
         self._rows = atoms, adj, labels
-        self.form = Form(
+        self.form = batch_form.Form(
             adj.n_graphs,
             adj.n_relations,
             adj.is_symmetric,
-            *kinds_of(atoms, adj.data, labels),
-            rounded(adj.longest),
+            *batch_form.kinds_of(atoms, adj.data, labels),
+            batch_form.rounded(adj.longest),
             adj.layout,
             adj.padded_to,
             n_node_columns,
         )
-        self.need = needs(
+        self.need = batch_form.needs(
             numpy.diff(adj.row_offsets), numpy.diff(adj.indptr[adj.row_offsets]), adj.max_atom_id
         )
 
@@ -74,11 +66,11 @@ class HostBatch:
 
     def staged(self, capacity):
         """Return name -> (shape, dtype) of what is sent."""
-        return batch_arrays(self.form, capacity)
+        return batch_form.batch_arrays(self.form, capacity)
 
     def write(self, views):
         """Fill host arrays of :meth:`staged`, spare rows and entries included."""
-        fill_buffers(buffers_of(views), *self._rows)
+        fill_buffers(batch_form.buffers_of(views), *self._rows)
 
     source = gather = fill = None
     is_fixed = False
@@ -102,11 +94,12 @@ class DeviceBatch:
         max_rows = tables.max_rows
         if layout == 'folded':
             rows, max_rows = rows + index.size, max_rows + 1
-        self.need = Capacity(rows, entries, max_rows, tables.max_entries, tables.max_atom_id)
+        bounds = max_rows, tables.max_entries, tables.max_atom_id
+        self.need = batch_form.Capacity(rows, entries, *bounds)
         is_symmetric = tables.are_symmetric or molecules.is_symmetric(index)
         longest = LONG_ROW
         if tables.longest > LONG_ROW:
-            longest = rounded(int(molecules.longest[index].max()))
+            longest = batch_form.rounded(int(molecules.longest[index].max()))
         key = index.size, is_symmetric, longest, layout, padded_to
         self.form = tables.forms.get(key)
         if self.form is None:
@@ -167,8 +160,8 @@ def molecules_of(dataset):
         return locate(dataset)
     if isinstance(dataset, SubDataset) and len(dataset) and isinstance(dataset[0], SparseExample):
         return locate(dataset[:])  # as made by Chainer's functions that split data sets
-    form = form_of(base_of(dataset))
-    order = form and position_in_base(dataset, numpy.arange(len(dataset)))
+    form = sparse_form.form_of(sparse_form.base_of(dataset))
+    order = form and sparse_form.position_in_base(dataset, numpy.arange(len(dataset)))
     return None if form is None or order is None else (form.molecules, order)
 
 
@@ -258,10 +251,8 @@ def batch_of(
     atoms, adj, *labels = arrays
     for array in (atoms, *labels):
         if not isinstance(array, numpy.ndarray):
-            raise NoSparseBatch(
-                'converter: expected arrays on the host where device is None, got '
-                '%s' % type(array).__name__
-            )
+            text = 'converter: expected arrays on the host where device is None, got '
+            raise NoSparseBatch(text + type(array).__name__)
     nodes = node_shape(adj)
     for i, array in enumerate((atoms, *labels)):
         lead, what = ((adj.n_graphs,), 'molecules') if i > n_node_columns else (nodes, 'atoms')
@@ -282,6 +273,7 @@ def _described(arrays):
 
 def capacities(dataset, n_graphs, layout):
     """Return `Capacities` for batches of a data set (any object), from its sizes if known.
+
     Those of padded batches come from batches: the largest molecule decides how many rows there are.
     """
     selected = None if layout == 'padded' else molecules_of(dataset)
@@ -290,5 +282,5 @@ def capacities(dataset, n_graphs, layout):
     molecules, order = selected
     sizes, entries = build.rows_of(molecules.sizes, layout), molecules.nnz
     # A DeviceBatch needs room for the largest of all molecules, not of those in the order.
-    largest = needs(sizes, entries, molecules.max_atom_id)
+    largest = batch_form.needs(sizes, entries, molecules.max_atom_id)
     return Capacities(n_graphs, sizes[order], entries[order], largest)

@@ -61,11 +61,12 @@ class BetweenSteps:
             self._look(trainer, updater)
             return False
         self._last = run, iteration + 1
-        if not self._is_known or n_steps != iteration:
-            return False
-        if self._at_epochs and updater.is_new_epoch:
-            return False
-        return all(iteration % period for period in self._periods)
+        return (
+            self._is_known
+            and n_steps == iteration
+            and not (self._at_epochs and updater.is_new_epoch)
+            and all(iteration % period for period in self._periods)
+        )
 
     def _look(self, trainer, updater):
         self._periods, self._at_epochs = [], False

@@ -119,10 +119,9 @@ class Capturer:
         CuPy's arrays hold only a weak reference to their pool: their memory would be freed with it.
         """
         memory = self._pool.malloc(n_bytes)
-        kept = cuda.cupy.cuda.UnownedMemory(
-            memory.ptr, n_bytes, _Block(memory, self), self._device.id
-        )
-        return cuda.cupy.cuda.MemoryPointer(kept, 0)
+        owner, device_id = _Block(memory, self), self._device.id
+        unowned = cuda.cupy.cuda.UnownedMemory(memory.ptr, n_bytes, owner, device_id)
+        return cuda.cupy.cuda.MemoryPointer(unowned, 0)
 
     def _abandon(self):
         """End a capture after an error, which CUDA may report again."""

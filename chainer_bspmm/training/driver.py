@@ -47,7 +47,7 @@ class Driver:
         # What the layout of the next batch has of the last; None where other code has run since.
         self.watched: tuple | None = None
         self.reason: str | None = None  # why nothing can be captured any more
-        self._seen: tuple = ()  # key, function and target that what is shared was made for
+        self._made_for: list = []  # rules, hooks, function and target, what is shared
         self._warned: set[str] = set()
 
     def program(self, examples, converter, dataset, function, counter=0):
@@ -91,17 +91,13 @@ class Driver:
         return reason, program, batch
 
     def _look(self, function):
-        """Return the guards' key; start anew where that, function or target are others."""
+        """Return the guards' key; start anew where function, target, rules or hooks are others."""
         if self.capturer is not None:
-            key, target = self.guards.key(), self.target
-            last, *made_for = self._seen
-            if key is last and function is made_for[0] and target is made_for[1]:
-                return key
-            if [*key.update, function, target] == [*last.update, *made_for]:
-                self._seen = key, function, target
+            key = self.guards.key()
+            if [*key.update, function, self.target] == self._made_for:
                 return key
         self._prepare(function)
-        return self._seen[0]
+        return self.guards.key()
 
     def _prepare(self, function):
         """Make what all programs share, discarding the old one; raise CannotCapture if it fails."""
@@ -112,7 +108,7 @@ class Driver:
         self.function = function
         self._make()
         self.guards = Guards(self.target, function, self.optimizer)
-        self._seen = self.guards.key(), function, self.target
+        self._made_for = [*self.guards.key().update, function, self.target]
         self.capturer = capturer  # last: there may be an interrupt before
 
     def _make(self):

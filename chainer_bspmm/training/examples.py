@@ -1,5 +1,7 @@
 """`Examples`: what an iterator gives, as numbers where a list of examples is not needed."""
 
+import operator
+
 from chainer.iterators import _statemachine
 from chainer.iterators import SerialIterator
 import numpy
@@ -46,13 +48,7 @@ class Examples:
         call.
         """
         dataset = getattr(iterator, 'dataset', None)
-        was = self._parts
-        if (
-            iterator is not was[0]
-            or dataset is not was[1]
-            or converter is not was[2]
-            or may_keep is not was[3]
-        ):
+        if not all(map(operator.is_, self._parts, (iterator, dataset, converter, may_keep))):
             self._look(iterator, dataset, converter, may_keep)
         if not self._is_numbered or 'next' in vars(iterator):
             return iterator.next()
@@ -74,12 +70,14 @@ class Examples:
         if type(iterator) in (SerialIterator, PartIterator) and type(converter) is CSRConverter:
             base = sparse_form.base_of(dataset)
             self._is_numbered = type(base) in (SparseDataset, DeviceDataset)
+            form = None
             if not self._is_numbered and may_keep and self._n_forms < MOST_FORMS:
                 form = sparse_form.open_form(base)
-                self._n_forms += form is not None
-                if form is not None and sparse_form.suits(converter, form.molecules):
+            if form is not None:
+                self._n_forms += 1
+                if sparse_form.suits(converter, form.molecules):
                     self._form, self._is_numbered, self._was_left = form, True, True
-                elif form is not None:
+                else:
                     form.close()
         if last is not None:
             last.close()

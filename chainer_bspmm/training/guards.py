@@ -25,18 +25,8 @@ KNOWN = 'builtins', 'chainer', 'chainer_chemistry', 'chainermn', 'chainer_bspmm'
 class Guards:
     """Watch the values that a step reads from Python and that a captured graph would repeat.
 
-    Watched are:
-
-    * attributes of links, and of the object that the loss is or belongs to: numbers, strings,
-      tuples of these, arrays and functions;
-    * parameters: their arrays, and whether they require a gradient;
-    * the optimizer: its hooks, its update rules and their states, and which are enabled; their
-      hyperparameters, by which a key is another object, but equal;
-    * ``chainer.config``;
-    * of the loss function, and of functions that it or a link refers to: the variables of its
-      closure and the globals that it names, of the same kinds.
-
-    A change of anything else is found when a replay is compared with the eager step.
+    docs/architecture.md, "Captured steps", lists them. Hyperparameters are watched, too, by which a
+    key is another object, but equal.
 
     `target` is the link that is trained or predicts, `function` what runs: a link, an object, a
     method or a function. `links` are the target's, and others that the function refers to, `params`

@@ -196,9 +196,8 @@ class Replays(Driver):
         )
         if reason is None:
             try:
-                if program.is_captured:
-                    return program.replay(batch, examples)
-                return program.eager(examples)
+                is_captured = program.is_captured
+                return program.replay(batch, examples) if is_captured else program.eager(examples)
             except self.raised as error:
                 reason = self.give_up(str(error))
         self.warn(reason)

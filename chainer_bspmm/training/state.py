@@ -2,6 +2,7 @@
 
 import collections.abc
 import contextlib
+import itertools
 
 import numpy
 
@@ -33,11 +34,10 @@ def _named(target, owners):
     """Return path -> link or object; those that are not links of the target are numbered."""
     named = dict(target.namedlinks())
     known = set(map(id, named.values()))
-    named.update(
-        ('object %d (%s)' % (i, getattr(owner, 'name', None) or type(owner).__name__), owner)
-        for i, owner in enumerate(owners)
-        if id(owner) not in known
-    )
+    for i, owner in enumerate(owners):
+        if id(owner) not in known:
+            name = getattr(owner, 'name', None) or type(owner).__name__
+            named['object %d (%s)' % (i, name)] = owner
     return named
 
 
@@ -56,15 +56,14 @@ class Copies(collections.abc.Mapping):
             groups.setdefault((device_id, array.dtype), {})[name] = array
         self._places = {}  # name -> (group, first element, last element and one, shape)
         self._joined = {}
-        for group, some in groups.items():
-            stop = 0
-            for name, array in some.items():
+        for group, members in groups.items():
+            stop, flat = 0, list(members.values())
+            for name, array in members.items():
                 start, stop = stop, stop + array.size
                 self._places[name] = group, start, stop, array.shape
-            device = chainer.backend.get_device_from_array(array)
+            device = chainer.backend.get_device_from_array(flat[0])
             with chainer.using_device(device):
-                flat = [array.ravel() for array in some.values()]
-                self._joined[group] = device.xp.concatenate(flat)
+                self._joined[group] = device.xp.concatenate([array.ravel() for array in flat])
 
     def __getitem__(self, name):
         group, start, stop, shape = self._places[name]
@@ -112,10 +111,10 @@ def untouched(owners, params):
     For a capture that is dropped: what it assigns is memory that nothing has written to. New
     attributes go, and sets, lists and dicts get back their entries.
     """
-    before = [
-        (vars(owner), dict(vars(owner)), [(x, x.copy()) for x in vars(owner).values() if _has(x)])
-        for owner in owners
-    ]
+    kinds = set, list, dict
+    before = [(vars(owner), dict(vars(owner))) for owner in owners]
+    values = itertools.chain.from_iterable(attributes.values() for _, attributes in before)
+    containers = [(value, value.copy()) for value in values if type(value) in kinds]
     lazy = [param for param in params if not param.is_initialized]
     for param in lazy:
         param.initialize = _refuse
@@ -124,12 +123,12 @@ def untouched(owners, params):
     finally:
         for param in lazy:
             del param.initialize
-        for now, values, containers in before:
+        for now, attributes in before:
             now.clear()
-            now.update(values)
-            for container, entries in containers:
-                container.clear()
-                getattr(container, 'extend' if type(container) is list else 'update')(entries)
+            now.update(attributes)
+        for container, entries in containers:
+            container.clear()
+            getattr(container, 'extend' if type(container) is list else 'update')(entries)
 
 
 def _has_same_bits(found, expected):
@@ -150,10 +149,6 @@ def _has_same_bits(found, expected):
         )
         kernel(found, expected, differ)
         return not differ.item()
-
-
-def _has(value):
-    return type(value) in (set, list, dict)
 
 
 def _refuse(shape):
