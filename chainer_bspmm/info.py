@@ -69,12 +69,12 @@ def version(package):
 
 def cupy_packages():
     """Return name -> version of every installed package that contains CuPy."""
-    found = {}
+    packages = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata['Name'] or '').lower()
         if name == 'cupy' or name.startswith(('cupy-cuda', 'cupy-rocm')):
-            found[name] = distribution.version
-    return found
+            packages[name] = distribution.version
+    return packages
 
 
 def has_nvidia_driver():

@@ -1,6 +1,7 @@
 """What determines the arrays of a batch: their sizes, `Capacity`, and all else, `Form`."""
 
 import collections
+from typing import Any
 
 from chainer_bspmm.cuda import plans
 from chainer_bspmm.sparse import BatchedCSR
@@ -30,7 +31,7 @@ def needs(sizes, entries, max_atom_id):
     )
 
 
-def kinds_of(atoms, data, labels):
+def kinds_of(atoms, data, labels) -> tuple[tuple, Any, tuple]:
     """Return what a `Form` has of these arrays."""
     (atoms, *labels) = [(array.dtype, array.shape[1:]) for array in (atoms, *labels)]
     return atoms, None if data is None else data.dtype, tuple(labels)

@@ -75,8 +75,8 @@ class CSRConverter(chainer.dataset.Converter):
         self.strip_padding = None if strip_padding is None else bool(strip_padding)  # of NumPy, too
 
     def __repr__(self):
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return 'CSRConverter(%s)' % ', '.join('%s=%r' % pair for pair in given.items())
+        options = {name: value for name, value in vars(self).items() if value is not None}
+        return 'CSRConverter(%s)' % ', '.join('%s=%r' % pair for pair in options.items())
 
     def __call__(self, batch: Any, device: Any = None, padding: int | None = None) -> tuple:
         """Convert a batch.

@@ -52,10 +52,12 @@ class DeviceMolecules(Molecules):
                 % (max_bytes, device.name, self.device_nbytes)
             )
         with chainer.using_device(device):
-            self._source = Source(
-                *(None if array is None else device.send(array) for array in source[:-2]),
-                [device.send(label) for label in source.labels],
-                host.n_relations,
+            self._source = source._replace(
+                labels=list(map(device.send, source.labels)),
+                **{
+                    name: None if array is None else device.send(array)
+                    for name, array in zip(Source._fields, source[:-2])
+                },
             )
 
     def near(self, device):
@@ -115,14 +117,16 @@ class DeviceMolecules(Molecules):
         """Return `Buffers` of the only molecule, from arrays that lie there: a warp gathers one."""
         source, n_columns = self._source, need.rows * self.n_relations
         offsets = numpy.array([[0, need.rows], [0, n_columns]], numpy.int32)
+        row_offsets, col_offsets = self.device.send(offsets)
         return Buffers(
-            source.atoms.copy(),  # unlike the matrix these may be changed
-            cuda.cupy.append(source.row_starts, numpy.int32(need.entries)),
-            source.columns,
-            source.data,
-            *self.device.send(offsets),
-            None,
-            [label.copy() for label in source.labels],
+            atoms=source.atoms.copy(),  # unlike the matrix these may be changed
+            indptr=cuda.cupy.append(source.row_starts, numpy.int32(need.entries)),
+            indices=source.columns,
+            data=source.data,
+            row_offsets=row_offsets,
+            col_offsets=col_offsets,
+            row_weights=None,
+            labels=[label.copy() for label in source.labels],
         )
 
     def gather(self, index, buffers, padded_to=None):

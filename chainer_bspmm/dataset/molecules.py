@@ -169,9 +169,9 @@ class Molecules:
         atoms, row_nnz = self.atoms.take(nodes, axis=0), self.row_nnz.take(nodes)
         max_atom_id = int(atoms.max(initial=0)) if atoms.ndim == 1 else None
         n = self.padded_size(index, padded_to)
-        kept = self.full_sizes[index] if keep_padding else sizes
-        weights = build.row_weights(kept, n) if layout == 'folded' else None
-        rows = build.rows_of(kept, layout, n)
+        full = self.full_sizes[index] if keep_padding else sizes
+        weights = build.row_weights(full, n) if layout == 'folded' else None
+        rows = build.rows_of(full, layout, n)
         row_offsets = build.starts_of(rows)
         if rows is not sizes:
             atoms, row_nnz = spread((atoms, row_nnz), sizes, rows)
@@ -258,19 +258,19 @@ class Molecules:
         )
 
     @classmethod
-    def from_examples(cls, found, name='batch', first=0, strip=True):
-        """Make molecules, without labels, of what `dense_examples.gather` found.
+    def from_examples(cls, examples, name='batch', first=0, strip=True):
+        """Make molecules, without labels, of what `dense_examples.gather` returns.
 
         `strip`: trailing atoms of id 0 that have no entry in row or column are padding. Matrices of
         SciPy have none: upstream pads arrays.
         """
-        entries = build.entries_of(found.matrices)
-        atoms = dense_examples.join_atoms(found.atoms, name, first)
+        entries = build.entries_of(examples.matrices)
+        atoms = dense_examples.join_atoms(examples.atoms, name, first)
         row_nnz, columns = (
             array.astype(numpy.int32) for array in (entries.row_nnz, entries.columns)
         )
         sizes = full_sizes = entries.sizes
-        if strip and atoms.ndim == 1 and isinstance(found.matrices[0], numpy.ndarray):
+        if strip and atoms.ndim == 1 and isinstance(examples.matrices[0], numpy.ndarray):
             starts = build.starts_of(sizes)
             if not atoms[starts[1:][sizes > 0] - 1].all():
                 # Id 0 alone is no padding: it is also RDKit's atomic number of a dummy atom.

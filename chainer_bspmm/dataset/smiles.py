@@ -337,10 +337,10 @@ def _parse_all(smiles, preprocessor, n_processes):
     """Return Molecules, canonical SMILES, positions and failures of a list of SMILES."""
     parts, canonical, kept, failures = [], [], [], []
     with (
-        contextlib.closing(parse(smiles, preprocessor, n_processes)) as found,
+        contextlib.closing(parse(smiles, preprocessor, n_processes)) as chunks,
         tqdm(total=len(smiles), desc='from_smiles', leave=False, disable=None) as bar,
     ):
-        for part, texts, positions, new_failures in found:
+        for part, texts, positions, new_failures in chunks:
             parts.append(part)
             canonical += texts.split('\n') if positions.size else []
             kept.append(positions)
@@ -415,12 +415,12 @@ def from_smiles(
     if n_processes is not None:
         n_processes = validate.count('n_processes', n_processes, 1)
     file = cache_files.path_for(smiles, preprocessor) if cache else None
-    found = None if file is None else cache_files.read(file)
-    if found is None:
-        found = _parse_all(smiles, preprocessor, n_processes)
+    parsed = None if file is None else cache_files.read(file)
+    if parsed is None:
+        parsed = _parse_all(smiles, preprocessor, n_processes)
         if file is not None:
-            cache_files.write(file, *found)
-    molecules, canonical, kept, failures = found
+            cache_files.write(file, *parsed)
+    molecules, canonical, kept, failures = parsed
     if labels is not None:
         molecules.labels.append(_rows(labels, kept))
     return FromSmiles(

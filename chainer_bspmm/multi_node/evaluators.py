@@ -37,8 +37,8 @@ def _n_molecules(evaluator):
 def _mean_of_ranks(evaluator, comm):
     weight, values = _n_molecules(evaluator), {}
     if weight:
-        found = type(evaluator).evaluate(evaluator)
-        values = {name: float(cuda.to_cpu(value)) for name, value in found.items()}
+        result = type(evaluator).evaluate(evaluator)
+        values = {name: float(cuda.to_cpu(value)) for name, value in result.items()}
     results = comm.mpi_comm.allgather((weight, values))
     means = {}
     for name in dict.fromkeys(name for _, values in results for name in values):
@@ -49,14 +49,14 @@ def _mean_of_ranks(evaluator, comm):
 
 
 def _evaluate_together(evaluator, comm):
-    found = None
+    result = None
     if _n_molecules(evaluator):
-        found = type(evaluator).evaluate(evaluator)
+        result = type(evaluator).evaluate(evaluator)
     else:
         for metric in evaluator.metrics_fun.values():
             metric(None, None)  # the other ranks wait for this one
-    results = comm.mpi_comm.allgather(found)
-    return next(found for found in results if found is not None)
+    results = comm.mpi_comm.allgather(result)
+    return next(result for result in results if result is not None)
 
 
 def _of_all(comm, metric, y, t):

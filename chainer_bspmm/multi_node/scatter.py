@@ -82,12 +82,12 @@ def _fingerprint(dataset):
 
 def _check(comm, root, selected, known):
     """Raise if the ranks do not mean the same."""
-    for rank, found in enumerate(known):
-        if found is not None and found != known[root]:
+    for rank, fingerprint in enumerate(known):
+        if fingerprint is not None and fingerprint != known[root]:
             text = (
                 'dataset: expected that of rank %d, or None, got another one on rank %d (%s and '
                 '%s): read it on one rank only'
-                % (root, rank, _in_words(known[root]), _in_words(found))
+                % (root, rank, _in_words(known[root]), _in_words(fingerprint))
             )
             faults.raise_on(comm, root, ValueError(text))
     if comm.rank == root and selected is not None and type(selected.molecules) is DeviceMolecules:

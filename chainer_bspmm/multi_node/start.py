@@ -21,8 +21,8 @@ def agree(comm, optimizer):
     """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))
-    for rank, found in enumerate(tables):
-        message = _difference(tables[0], found, rank)
+    for rank, other in enumerate(tables):
+        message = _difference(tables[0], other, rank)
         if message:
             faults.raise_on(comm, 0, ValueError(message))
     counts = [sum(map(bool, table.values())) for table, _, _ in tables]
@@ -51,25 +51,25 @@ def make_states(target):
 
 def _settings(optimizer):
     """Return what a user chooses of an optimizer, name -> value."""
-    found = {'class': _kind_of(optimizer)}
+    settings = {'class': _kind_of(optimizer)}
     if isinstance(optimizer, chainer.GradientMethod):
-        found.update(_plain_of(optimizer.hyperparam))
+        settings.update(_plain_of(optimizer.hyperparam))
     hookable = optimizer._hookable
     hooks = [*hookable._pre_update_hooks.items(), *hookable._post_update_hooks.items()]
-    found['list of hooks'] = [name for name, _ in hooks]
+    settings['list of hooks'] = [name for name, _ in hooks]
     for name, hook in hooks:
-        found['hook ' + name] = _kind_of(hook)
+        settings['hook ' + name] = _kind_of(hook)
         if is_user_code(type(hook).__module__):  # its attributes may be those of a rank
             continue
         for attribute, value in _plain_of(hook).items():
-            found['%s of hook %s' % (attribute, name)] = value
+            settings['%s of hook %s' % (attribute, name)] = value
     for path, param in optimizer.target.namedparams():
         rule = param.update_rule
         if rule is not None:
-            found["enabled of parameter '%s'" % path] = rule.enabled
+            settings["enabled of parameter '%s'" % path] = rule.enabled
             for name, value in _plain_of(rule.hyperparam).items():
-                found["%s of parameter '%s'" % (name, path)] = value
-    return found
+                settings["%s of parameter '%s'" % (name, path)] = value
+    return settings
 
 
 def _kind_of(thing):

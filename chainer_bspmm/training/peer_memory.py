@@ -92,34 +92,34 @@ def connected(comm, size, dtype, chunks, vectors, prepare):
     choices = comm.mpi_comm.allgather((fitting, [(n, of.char) for n, of in vectors]))
     if choices.count(choices[0]) < comm.size:
         return None
-    found = handle = None
+    memory = handle = None
     # Where GPUs cannot reach each other, or processes may not share memory.
     with contextlib.suppress(refused):
-        found = _kept[fitting[0]][1] if fitting else PeerMemory(comm.size, *sizes, vectors)
-        handle = found.handle()
+        memory = _kept[fitting[0]][1] if fitting else PeerMemory(comm.size, *sizes, vectors)
+        handle = memory.handle()
     handles = comm.mpi_comm.allgather(handle)
     is_done = False
     # Ranks that wait for each other on one GPU might wait forever.
     if all(handles) and len({gpu for _, gpu in handles}) == comm.size:
         with contextlib.suppress(refused):
             if not fitting:
-                found.map(handles, comm.rank)
-            prepare(found)
+                memory.map(handles, comm.rank)
+            prepare(memory)
             is_done = True
     if not all(comm.mpi_comm.allgather(is_done)):
-        if found is not None and not fitting:
-            found.unmap()
+        if memory is not None and not fitting:
+            memory.unmap()
         comm.mpi_comm.Barrier()  # nobody has mapped what is freed now
         return None
     if not fitting:
-        _kept.append((comm, found))
-    return found
+        _kept.append((comm, memory))
+    return memory
 
 
 def addresses_by_value(*arrays):
     """Return arrays of addresses as a kernel takes them by value, one after the other."""
-    found = numpy.concatenate(arrays)
-    return found.view(numpy.dtype([('of', numpy.uint64, found.size)]))
+    joined = numpy.concatenate(arrays)
+    return joined.view(numpy.dtype([('of', numpy.uint64, joined.size)]))
 
 
 def words_of(dtype):

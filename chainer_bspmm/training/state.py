@@ -131,23 +131,23 @@ def untouched(owners, params):
             getattr(container, 'extend' if type(container) is list else 'update')(entries)
 
 
-def _has_same_bits(found, expected):
+def _has_same_bits(actual, expected):
     """Compare two one-dimensional arrays of one dtype on one device."""
     # A comparison of floats would find no NaN equal to itself, and -0 equal to 0.
-    bits = 'u%d' % min(found.itemsize, 8)
-    found, expected = found.view(bits), expected.view(bits)
-    if isinstance(found, numpy.ndarray):
-        return numpy.array_equal(found, expected)
-    with found.device:
+    bits = 'u%d' % min(actual.itemsize, 8)
+    actual, expected = actual.view(bits), expected.view(bits)
+    if isinstance(actual, numpy.ndarray):
+        return numpy.array_equal(actual, expected)
+    with actual.device:
         differ = cuda.cupy.zeros(1, bool)
         # A reduction of CuPy would take four seconds to compile.
         kernel = cuda.elementwise(
-            'T found, T expected',
+            'T actual, T expected',
             'raw bool differ',
-            'if (found != expected) differ[0] = true',
+            'if (actual != expected) differ[0] = true',
             'bspmm_differ',
         )
-        kernel(found, expected, differ)
+        kernel(actual, expected, differ)
         return not differ.item()
 
 
@@ -166,15 +166,15 @@ def difference(arrays, values, tolerance):
     for name in {**arrays, **values}:
         if name not in arrays or name not in values:
             return '%s (only one of them has it)' % name
-        found, expected = (
+        actual, expected = (
             numpy.asarray(cuda.to_cpu(array)) for array in (arrays[name], values[name])
         )
-        if found.tobytes() == expected.tobytes():
+        if actual.tobytes() == expected.tobytes():
             continue
-        found, expected = (numpy.asarray(array, 'd') for array in (found, expected))
-        is_same = (found == expected) | (numpy.isnan(found) & numpy.isnan(expected))
+        actual, expected = (numpy.asarray(array, 'd') for array in (actual, expected))
+        is_same = (actual == expected) | (numpy.isnan(actual) & numpy.isnan(expected))
         with numpy.errstate(invalid='ignore'):
-            error = numpy.linalg.norm(numpy.where(is_same, 0, found - expected))
+            error = numpy.linalg.norm(numpy.where(is_same, 0, actual - expected))
         scale = numpy.linalg.norm(expected[numpy.isfinite(expected)])
         if not tolerance or not error <= tolerance * scale:
             return '%s (relative difference %.1e)' % (name, error / scale if scale else error)

@@ -169,9 +169,9 @@ def _chosen(examples):
 def _padded(example, n):
     """Return an example with phantom atoms up to n."""
     atoms, adj, *labels = example
-    more = max(n - len(atoms), 0)
-    atoms = numpy.pad(atoms, [(0, more)] + [(0, 0)] * (atoms.ndim - 1))
-    return (atoms, numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, more)] * 2), *labels)
+    n_phantom = max(n - len(atoms), 0)
+    atoms = numpy.pad(atoms, [(0, n_phantom)] + [(0, 0)] * (atoms.ndim - 1))
+    return (atoms, numpy.pad(adj, [(0, 0)] * (adj.ndim - 2) + [(0, n_phantom)] * 2), *labels)
 
 
 class _Run:
@@ -330,21 +330,21 @@ def _random_numbers_kept():
         random.setstate(pythons)
 
 
-def _difference(found, expected, dtype):
+def _difference(actual, expected, dtype):
     """Return how (str) two outcomes differ, '' if they do not beyond rounding."""
     tolerance = TOLERANCE[dtype]
     norms = {path: numpy.linalg.norm(gradient) for path, gradient in expected.gradients.items()}
     # What the loss is made of may cancel: it is compared with a change of it, too.
     largest = max(norms.values(), default=0)
-    scale = max(abs(found.loss), abs(expected.loss), 1e-2 * largest, FLOOR[dtype])
-    is_finite = numpy.isfinite(found.loss) or numpy.isfinite(expected.loss)
-    error = abs(found.loss - expected.loss)
+    scale = max(abs(actual.loss), abs(expected.loss), 1e-2 * largest, FLOOR[dtype])
+    is_finite = numpy.isfinite(actual.loss) or numpy.isfinite(expected.loss)
+    error = abs(actual.loss - expected.loss)
     if is_finite and not error <= tolerance * scale:
         return 'off by %.2g of it' % (error / max(abs(expected.loss), 1e-30))
     least = max(SMALL * largest, FLOOR[dtype])
     worst, where = 0.0, None
-    for path in {**found.gradients, **expected.gradients}:
-        after, before = found.gradients.get(path), expected.gradients.get(path)
+    for path in {**actual.gradients, **expected.gradients}:
+        after, before = actual.gradients.get(path), expected.gradients.get(path)
         if after is None or before is None:
             side = 'before' if after is None else 'after'
             return 'the gradient of %s is there only %s the swap' % (path, side)
