@@ -21,6 +21,7 @@ Outside of one, in threads without one, and for arrays on the host Chainer's run
 
 import collections
 import functools
+import importlib
 import math
 
 import numpy
@@ -28,35 +29,8 @@ import numpy
 import chainer
 from chainer import FunctionNode
 from chainer import utils
-from chainer.functions.array.concat import Concat
-from chainer.functions.array.stack import Stack
-from chainer.functions.connection.linear import LinearFunction
-from chainer.functions.connection.linear import LinearGradData
-from chainer.functions.connection.linear import LinearGradWeight
-from chainer.functions.evaluation.accuracy import Accuracy
-from chainer.functions.evaluation.binary_accuracy import BinaryAccuracy
-from chainer.functions.evaluation.r2_score import R2_score
-from chainer.functions.loss.mean_absolute_error import MeanAbsoluteError
-from chainer.functions.loss.mean_squared_error import MeanSquaredError
-from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropy
-from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropyGrad
-from chainer.functions.loss.softmax_cross_entropy import (
-    _SoftmaxCrossEntropyGrad_NoDoubleBackprop as SoftmaxCrossEntropyGrad,
-)
-from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
-from chainer.functions.math.matmul import MatMul
-from chainer.functions.math.sum import Sum
-from chainer.functions.noise.dropout import Dropout
-from chainer_chemistry.functions.evaluation.r2_score import R2Score as MaskedR2Score
-from chainer_chemistry.functions.loss.mean_absolute_error import (
-    MeanAbsoluteError as MaskedMeanAbsoluteError,
-)
-from chainer_chemistry.functions.loss.mean_squared_error import (
-    MeanSquaredError as MaskedMeanSquaredError,
-)
 from chainer_chemistry.links.array.shape_transformer_to_2d import ShapeTransformerTo2D
 from chainer_chemistry.links.scaler.standard_scaler import format_x
-from chainer_chemistry.links.scaler.standard_scaler import StandardScaler
 
 from chainer_bspmm.cuda import gemm
 from chainer_bspmm.cuda.step import Step
@@ -321,39 +295,48 @@ def _mean_and_deviation(scaler, n_features):
     return means, deviations
 
 
-# (class, method) -> what takes its place: a function of the same arguments, with the step after the
-# object. It returns None where Chainer's own does without what cannot be captured, and is to run.
+# Method -> what takes its place: a function of the same arguments, with the step after the object.
+# It returns None where Chainer's own does without what cannot be captured, and is to run.
 IN_STEP = {
-    (LinearFunction, 'forward'): _linear,
-    (LinearFunction, 'backward'): _linear_backward,
-    (LinearGradData, 'forward'): _linear_grad_data,
-    (LinearGradWeight, 'forward'): _linear_grad_weight,
-    (MatMul, 'forward'): _matmul,
-    (SigmoidCrossEntropy, 'forward'): _sigmoid_cross_entropy,
-    (SigmoidCrossEntropyGrad, 'forward'): _sigmoid_cross_entropy_grad,
-    (BinaryAccuracy, 'forward'): _binary_accuracy,
-    (StandardScaler, 'transform'): functools.partial(_standardize, False),
-    (StandardScaler, 'inverse_transform'): functools.partial(_standardize, True),
-    (Dropout, 'forward'): step_dropout,
-    (Concat, 'forward'): _concat,
-    (Stack, 'forward'): _stack,
-    (Accuracy, 'forward'): _accuracy,
-    (R2_score, 'forward'): _r2_score,
-    (MaskedR2Score, 'forward'): _r2_score,
-    (SoftmaxCrossEntropy, 'forward'): _softmax_cross_entropy,
-    (SoftmaxCrossEntropyGrad, 'forward'): _softmax_cross_entropy_grad,
-    (Sum, 'forward'): _sum,
+    'chainer.functions.connection.linear.LinearFunction.forward': _linear,
+    'chainer.functions.connection.linear.LinearFunction.backward': _linear_backward,
+    'chainer.functions.connection.linear.LinearGradData.forward': _linear_grad_data,
+    'chainer.functions.connection.linear.LinearGradWeight.forward': _linear_grad_weight,
+    'chainer.functions.math.matmul.MatMul.forward': _matmul,
+    'chainer.functions.math.sum.Sum.forward': _sum,
+    'chainer.functions.array.concat.Concat.forward': _concat,
+    'chainer.functions.array.stack.Stack.forward': _stack,
+    'chainer.functions.noise.dropout.Dropout.forward': step_dropout,
+    'chainer.functions.loss.sigmoid_cross_entropy.SigmoidCrossEntropy.forward': (
+        _sigmoid_cross_entropy
+    ),
+    'chainer.functions.loss.sigmoid_cross_entropy.SigmoidCrossEntropyGrad.forward': (
+        _sigmoid_cross_entropy_grad
+    ),
+    'chainer.functions.loss.softmax_cross_entropy.SoftmaxCrossEntropy.forward': (
+        _softmax_cross_entropy
+    ),
+    'chainer.functions.loss.softmax_cross_entropy'
+    '._SoftmaxCrossEntropyGrad_NoDoubleBackprop.forward': _softmax_cross_entropy_grad,
+    'chainer.functions.evaluation.binary_accuracy.BinaryAccuracy.forward': _binary_accuracy,
+    'chainer.functions.evaluation.accuracy.Accuracy.forward': _accuracy,
+    'chainer.functions.evaluation.r2_score.R2_score.forward': _r2_score,
+    'chainer_chemistry.functions.evaluation.r2_score.R2Score.forward': _r2_score,
+    'chainer_chemistry.links.scaler.standard_scaler.StandardScaler.transform': (
+        functools.partial(_standardize, False)
+    ),
+    'chainer_chemistry.links.scaler.standard_scaler.StandardScaler.inverse_transform': (
+        functools.partial(_standardize, True)
+    ),
 }
-IN_STEP |= {
-    (kind, name): functools.partial(in_step, error)
-    for kind, error in (
-        (MeanSquaredError, 'SQUARED_ERROR'),
-        (MaskedMeanSquaredError, 'SQUARED_ERROR'),
-        (MeanAbsoluteError, 'ABSOLUTE_ERROR'),
-        (MaskedMeanAbsoluteError, 'ABSOLUTE_ERROR'),
-    )
-    for name, in_step in (('forward', _mean_error), ('backward', _mean_error_backward))
-}
+for _class, _error in {
+    'chainer.functions.loss.mean_squared_error.MeanSquaredError': 'SQUARED_ERROR',
+    'chainer.functions.loss.mean_absolute_error.MeanAbsoluteError': 'ABSOLUTE_ERROR',
+    'chainer_chemistry.functions.loss.mean_squared_error.MeanSquaredError': 'SQUARED_ERROR',
+    'chainer_chemistry.functions.loss.mean_absolute_error.MeanAbsoluteError': 'ABSOLUTE_ERROR',
+}.items():
+    IN_STEP[_class + '.forward'] = functools.partial(_mean_error, _error)
+    IN_STEP[_class + '.backward'] = functools.partial(_mean_error_backward, _error)
 
 # By method, the array that shows whether a call is part of the step.
 _ARRAY = {
@@ -374,5 +357,7 @@ def _asking_for_a_step(original, array_of, in_step):
     return method
 
 
-for (_kind, _name), _in_step in IN_STEP.items():
+for _path, _in_step in IN_STEP.items():
+    _module, _class, _name = _path.rsplit('.', 2)
+    _kind = getattr(importlib.import_module(_module), _class)
     setattr(_kind, _name, _asking_for_a_step(getattr(_kind, _name), _ARRAY[_name], _in_step))

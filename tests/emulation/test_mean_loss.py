@@ -198,7 +198,7 @@ def test_launches_of_a_classifier_s_step(device, monkeypatch, n_rows, kinds):
         loss = functions.sigmoid_cross_entropy(variable, t)
         accuracy = functions.binary_accuracy(variable, t)
         loss.grad = given = one.view(type(loss.array))
-        a_step.one = types.SimpleNamespace(gave=lambda gradient: gradient is given)
+        a_step.one = types.SimpleNamespace(is_seed=lambda gradient: gradient is given)
         loss.backward()
         return loss.array, accuracy.array, variable.grad
 
@@ -216,7 +216,7 @@ def test_what_came_along_is_for_the_same_loss(device):
     x, t = map(device.put, arrays_of('SQUARED_ERROR', 'f', (128, 12)))
     one, two = (device.put(numpy.full((), value, 'f')) for value in (1, 2))
     a_step = step.Step(None, 0, None)
-    a_step.one = types.SimpleNamespace(gave=lambda gradient: gradient is one)
+    a_step.one = types.SimpleNamespace(is_seed=lambda gradient: gradient is one)
     with chainer_nodes.under_way(a_step):
         _, divisor = chainer_nodes._loss(a_step, 'SQUARED_ERROR', x, t, x.size)
         chainer_nodes._loss(a_step, 'ABSOLUTE_ERROR', x, t, x.size)  # a metric
