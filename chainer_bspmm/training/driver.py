@@ -136,10 +136,9 @@ class Driver:
 
     def end(self):
         """Let go what was made of dense examples: another training makes it again."""
-        if self.examples.has_form:
+        if self.examples.close():
             self.forget()
             self.resident = None
-        self.examples.close()
 
     def give_up(self, reason):
         """Capture no more, and return the reason."""

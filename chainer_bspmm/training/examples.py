@@ -32,11 +32,6 @@ class Examples:
         self._is_numbered = False
         self._n_forms = 0  # that were opened
 
-    @property
-    def has_form(self):
-        """Whether a dense data set is kept."""
-        return self._form is not None
-
     def __reduce__(self):
         return Examples, ()  # a copy opens its own
 
@@ -58,11 +53,12 @@ class Examples:
         return [dataset[i] for i in index] if selection is None else selection
 
     def close(self):
-        """Let arrays of dense examples be written again."""
+        """Let arrays of dense examples be written again; return whether there were any."""
         form, self._form = self._form, None
         self._parts, self._is_numbered = (None, None, None, None), False
         if form is not None:
             form.close()
+        return form is not None
 
     def _look(self, iterator, dataset, converter, may_keep):
         last, self._form = self._form, None  # closed at the end: it may be the same again

@@ -245,23 +245,13 @@ class FusedUpdate:
         A captured graph is valid for as long as this is equal, and all parameters, gradients and
         states are the same arrays. :meth:`advance` relies on what was found last.
         """
-        common = self.optimizer.hyperparam
-        of_common, inherits = self._method.variant(common), {'_parent': common}
-        # Whose hyperparameters a rule has: inherited ones are slow to look up.
-        self._hyperparams = [
-            _is_updated(rule)
-            and (common if vars(rule.hyperparam) == inherits else rule.hyperparam)
-            or None
-            for rule in self._rules
-        ]
+        common, variant_of = self.optimizer.hyperparam, self._method.variant
+        of_common = variant_of(common)
+        self._hyperparams = [_hyperparam_of(rule, common) for rule in self._rules]
         self._counted = [rule for rule in self._rules if _is_updated(rule)]
         self._are_plain = self._hyperparams.count(common) == len(self._hyperparams)
-        return tuple(
-            [
-                of_common if hp is common else hp and self._method.variant(hp)
-                for hp in self._hyperparams
-            ]
-        )
+        hyperparams = self._hyperparams
+        return tuple([of_common if hp is common else hp and variant_of(hp) for hp in hyperparams])
 
     def advance(self):
         """Count the step, as ``optimizer.update()`` does, and return its numbers.
@@ -383,6 +373,13 @@ class FusedUpdate:
 
 def _is_updated(rule):
     return rule is not None and rule.enabled
+
+
+def _hyperparam_of(rule, common):
+    """Return whose hyperparameters a rule has, None for no update; inherited are slow to read."""
+    if not _is_updated(rule):
+        return None
+    return common if vars(rule.hyperparam) == {'_parent': common} else rule.hyperparam
 
 
 def _char(group):

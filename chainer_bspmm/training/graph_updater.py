@@ -12,7 +12,6 @@ from chainer.training.updaters import StandardUpdater
 from chainer_bspmm.dataset import concat_mols
 from chainer_bspmm.dataset import CSRConverter
 from chainer_bspmm.dataset.sparse_example import Selection
-from chainer_bspmm.dataset.sparse_example import SparseExample
 from chainer_bspmm.training.between_steps import BetweenSteps
 from chainer_bspmm.training.cuda_graphs import using
 from chainer_bspmm.training.programs import CannotCapture
@@ -157,11 +156,8 @@ class GraphUpdater(StandardUpdater):
             or hasattr(driver.given, 'communicator')  # a rank by itself may not sum with others
         ):
             return
-        if isinstance(examples, Selection):
-            source = examples.molecules
-            examples = [SparseExample(source, i) for i in examples.order[:N_EXAMPLES].tolist()]
-        target, examples = driver.optimizer.target, examples[:N_EXAMPLES]
-        check = check_swap(target, examples, self.converter, self.loss_func)
+        few = [examples[i] for i in range(min(N_EXAMPLES, len(examples)))]
+        check = check_swap(driver.optimizer.target, few, self.converter, self.loss_func)
         if check.equal is False:
             driver.warn_once(check.text)
 
