@@ -76,10 +76,7 @@ def buffers_of(arrays):
 
 
 def batch_over(buffers, form, capacity, has_spare=True):
-    """Return (atoms, BatchedCSR, label...) over buffers; nothing derived from them is cached.
-
-    A padded batch is in rows there, so that others may follow the last graph's.
-    """
+    """Return (atoms, BatchedCSR, label...) over buffers, padded ones in rows; nothing is cached."""
     tables = buffers._asdict()
     atoms, labels = tables.pop('atoms'), tables.pop('labels')
     adj = BatchedCSR.in_buffers(

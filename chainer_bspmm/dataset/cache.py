@@ -55,10 +55,7 @@ def path_for(smiles, preprocessor):
 
 
 def read(path):
-    """Return what :func:`write` was given, or None if there is no file or it is damaged.
-
-    NumPy compares the checksums in the file, and Molecules the arrays with each other.
-    """
+    """Return what :func:`write` was given, or None if there is no file or it is damaged."""
     try:
         with numpy.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -108,10 +108,7 @@ class CSRConverter(chainer.dataset.Converter):
         return (atoms, adj, *labels)
 
     def convert(self, batch: Any, device: Any = None) -> tuple:
-        """Convert a batch as a call does: atoms, BatchedCSR, list of labels.
-
-        And how many of the first labels (int) have a row for each atom.
-        """
+        """Return atoms, BatchedCSR, list of labels, and how many of the first are node columns."""
         device = None if device is None else chainer.get_device(device)
         if not isinstance(batch, (list, Selection)):
             batch = [batch[i] for i in range(len(batch))]  # a SubDataset has no iterator

@@ -19,10 +19,7 @@ Examples = collections.namedtuple('Examples', 'atoms full_sizes matrices labels'
 
 
 def gather(examples, name='batch', first=0):
-    """Check examples ``(atoms, adj, label...)`` and collect them by column, with padding.
-
-    Errors call the examples ``name[first]`` and so on.
-    """
+    """Check examples, called ``name[first]`` and so on in errors, and collect them by column."""
     columns = _columns(examples, name, first)
     atoms, matrices = _molecules(columns[0], columns[1], name, first)
     return Examples(atoms, list(map(len, atoms)), matrices, columns[2:])
@@ -78,10 +75,7 @@ _of_molecules: set[tuple] = set()
 
 
 def refuse_loss(sizes, full_sizes, n_rows):
-    """Raise ValueError if a molecule of a batch would lose what may be atoms.
-
-    `n_rows` is the nodes that a smaller molecule keeps or gets back as phantom atoms.
-    """
+    """Raise ValueError if a molecule would lose what may be atoms; it keeps at least `n_rows`."""
     lost = numpy.asarray(full_sizes) - numpy.maximum(sizes, n_rows)
     if (lost > 0).any():
         i = int((lost > 0).argmax())
@@ -94,11 +88,7 @@ def refuse_loss(sizes, full_sizes, n_rows):
 
 
 def stack(column, name, position, sizes=None):
-    """Return the labels of all examples as one array, (n_examples, ...).
-
-    `sizes` are the molecules' numbers of atoms: an error suggests `n_node_columns` where the
-    labels have as many rows.
-    """
+    """Return a column of labels as one array; `sizes` are those of the molecules, for a hint."""
     column = all_to_host(column)
     try:
         stacked = _joined(column)

@@ -87,8 +87,7 @@ class DeviceMolecules(Molecules):
     def batch(self, index, layout, padded_to=None, keep_padding=False):
         """Gather molecules into a batch on the GPU, as `Molecules.batch`, with one copy to it.
 
-        One launch, and one more for every two labels after the first two; does not synchronise. A
-        padded batch, and one that keeps padding, is gathered on the host and sent.
+        A padded batch, and one that keeps padding, is gathered on the host and sent.
         """
         index = self.check(index)
         if layout == 'padded' or keep_padding:

@@ -121,10 +121,7 @@ class Molecules:
         return self
 
     def item(self, i, column):
-        """Return one element of example i, as in the dense data set except for the adjacency.
-
-        Column 0: atoms with their padding; 1: a `BatchedCSR` of this graph; then the labels.
-        """
+        """Return atoms with padding (0), the `BatchedCSR` (1) or a label of example i."""
         if column > 1:
             return self.labels[column - 2][i]
         atoms, adj, _ = self.batch(numpy.array([i]), 'packed', keep_padding=True)
@@ -399,10 +396,7 @@ def _ranges(starts, lengths):
 
 
 def spread(arrays, sizes, counts):
-    """Return arrays with rows of zeros after those of every molecule, as phantom atoms have.
-
-    `sizes` and `counts` are the rows of every molecule before and after.
-    """
+    """Return arrays with rows of zeros after the `sizes` of every molecule, up to `counts`."""
     offsets = build.starts_of(counts)
     place = _ranges(offsets[:-1], sizes)
     results = []

@@ -89,10 +89,7 @@ def _mol(smiles):
 
 
 def _atomic_numbers(canonical, mol):
-    """Return the atomic numbers of a molecule, read from its canonical SMILES, as bytes.
-
-    A call of RDKit for each atom takes longer than the text, which has them in the same order.
-    """
+    """Return a molecule's atomic numbers (bytes) from its SMILES: calls of RDKit take longer."""
     if '[' not in canonical:
         text = canonical.encode().replace(b'Cl', b'\x11').replace(b'Br', b'\x23')
         numbers = text.translate(SYMBOLS, NO_SYMBOLS)
@@ -264,10 +261,7 @@ def _chunks(smiles):
 
 
 def preprocessor_of(argument, method):
-    """Return the preprocessor of a method, checked as in :func:`from_smiles`.
-
-    Errors call it `argument`.
-    """
+    """Return the preprocessor of a method, checked as in :func:`from_smiles`."""
     try:
         from chainer_chemistry.dataset.preprocessors import preprocess_method_dict
     except ImportError as error:

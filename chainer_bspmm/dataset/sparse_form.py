@@ -153,10 +153,7 @@ def _arrays_in(columns):
 
 
 def converted(dataset: Any) -> Molecules:
-    """Return the molecules of a dense data set, of which converters make the same batches.
-
-    Without any, CannotKeep, or TypeError and ValueError of the conversion.
-    """
+    """Return the molecules of a dense data set, of which converters make the same batches."""
     dtypes = collections.defaultdict(set)  # that a batch keeps: column -> those of its values
     for _, examples in chunks(dataset):
         if set(map(type, examples)) != {tuple} or len(set(map(len, examples))) != 1:

@@ -62,10 +62,7 @@ def weight_evaluations(module):
 
 @repairs('chainermn.extensions.checkpoint')
 def keep_checkpoints(module):
-    """chainermn/extensions/checkpoint.py: a Trainer that fails deletes its snapshots.
-
-    It finalizes its extensions then, too.
-    """
+    """chainermn/extensions/checkpoint.py: a Trainer that fails deletes its snapshots."""
 
     def on_error(self, trainer, error, traceback):
         self.files = []

@@ -80,10 +80,7 @@ class Weighted:
         self._mean_and_update(weight, value)
 
     def join(self):
-        """Take part in an update of the other ranks, without a batch.
-
-        With batch normalisation over all ranks, which wants one, RuntimeError.
-        """
+        """Take part in an update without a batch; not where batch normalisation wants one."""
         for path, link in self.target.namedlinks():
             if _has_ranks(link):
                 raise RuntimeError(
@@ -184,10 +181,7 @@ def _mean_on_host(comm, params, share):
 
 
 def weighted(create, base):
-    """Wrap ``chainermn.create_multi_node_optimizer``: make a `Weighted` one, a subclass of `base`.
-
-    With ``double_buffering`` it stays ChainerMN's own.
-    """
+    """Wrap ``create_multi_node_optimizer``: make a `Weighted` one, unless with double buffering."""
     kind = type('MultiNodeOptimizer', (Weighted, base), {})
 
     @functools.wraps(create)

@@ -16,8 +16,7 @@ def agree(comm, optimizer):
     """Give all ranks the parameters, persistent values and optimizer state of one of them.
 
     Of rank 0; if it lacks parameters, because no batch has made them, of the first that has most.
-    Nothing is sent if all have the same parameters and optimizer state, such as after resuming.
-    Where models or optimizers differ, ValueError on all ranks.
+    Nothing is sent if all have the same, such as after resuming. ValueError: they do not fit.
     """
     table = {path: _shape(param) for path, param in optimizer.target.namedparams()}
     tables = comm.mpi_comm.allgather((table, _settings(optimizer), int(optimizer.t)))

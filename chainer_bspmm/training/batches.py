@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 
 class HostBatch:
-    """Atoms, matrix and labels that a converter made, which are sent to the device.
-
-    The first n_node_columns labels have a row for each node.
-    """
+    """Atoms, matrix and labels that a converter made, the first n_node_columns those of nodes."""
 
     def __init__(self, atoms, adj: BatchedCSR, labels, n_node_columns=0):
         self._arrays = atoms, adj, labels

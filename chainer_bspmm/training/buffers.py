@@ -199,10 +199,7 @@ def _views(buffer, places):
 
 
 class Inputs:
-    """What a captured step reads: a batch of one layout, the number of the step, other numbers.
-
-    `batch` is the first of this layout; `n_numbers` float64 are sent along with every batch.
-    """
+    """What a captured step reads: a batch of one layout, the first, and `n_numbers` others."""
 
     def __init__(self, driver: Driver, batch, capacity, n_numbers=None):
         self._capturer, device = driver.capturer, driver.device
@@ -251,10 +248,7 @@ class Inputs:
             self._staging.copied(stream)
 
     def arrays(self):
-        """Return what was sent, (atoms, BatchedCSR, label...).
-
-        Launches the kernels that gather the batch where it is gathered on the device.
-        """
+        """Return the batch (atoms, BatchedCSR, label...); gather it where only indices were sent."""
         if self._gather is not None:
             self._gather(self._staging.device, self._buffers)
         return batch_over(self._buffers, self._form, self._capacity)

@@ -27,10 +27,7 @@ BATCH_EVALUATORS = {
 
 
 class _Evaluation(Replays):
-    """Evaluate batch after batch: the first of a layout eagerly, the others by replays.
-
-    ``called(function, arrays)`` returns name -> value.
-    """
+    """Evaluate batch after batch: ``called(function, arrays)`` returns name -> value."""
 
     what, who = 'evaluation', 'GraphUpdater: an evaluator evaluates'
     raised = *Replays.raised, StepDiffers
@@ -161,10 +158,7 @@ def _on_host(arrays):
 
 @functools.lru_cache(maxsize=None)
 def _captured_form(kind):
-    """Return the captured form of a class of evaluators; None: it has none.
-
-    Subclasses have none: they may override what is replaced here.
-    """
+    """Return the captured form of a class; None: it has none, as a subclass may override a lot."""
     loop = None
     if kind is Evaluator:
         loop = _CapturedReports

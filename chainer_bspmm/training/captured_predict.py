@@ -130,10 +130,7 @@ def _postprocessed(postprocess_fn, predict, *inputs):
 
 
 def _launched(predictor, batches):
-    """Yield (batch, object that waits for its values), each after the next one was launched.
-
-    An error of reading, parsing or predicting comes after the batches before it.
-    """
+    """Yield (batch, what waits for its values) after the next one was launched, or has failed."""
     last = []
     try:
         for batch in batches:
@@ -320,10 +317,7 @@ def replayed(
 
 
 def _converted(data, converter):
-    """Return a dense data set as a sparse one, which takes less time than batch after batch.
-
-    It is returned as it is where a user's code makes the examples, or batches would be others.
-    """
+    """Return a dense data set as a sparse one, or as it is where batches would be others."""
     try:
         sparse_form.columns_of(sparse_form.base_of(data))
         molecules = sparse_form.converted(data)

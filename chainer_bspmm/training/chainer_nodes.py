@@ -146,10 +146,7 @@ _Loss = collections.namedtuple('_Loss', 'kind x t divisor ignore_nan accuracy gx
 
 
 def _loss(step: Step, kind, x, t, divisor, ignore_nan=False):
-    """Return a loss and its divisor, and keep for later what came along with it.
-
-    That is for the same array objects: nobody may write to them in between, as for any node.
-    """
+    """Return a loss and its divisor; keep what came along with it, for the same array objects."""
     loss, count, *along = training_loss(
         kind, x, t, divisor, ignore_nan, chainer.config.enable_backprop
     )

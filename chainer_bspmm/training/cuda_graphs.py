@@ -114,10 +114,7 @@ class Capturer:
             self.capture(function)
 
     def _allocate(self, n_bytes):
-        """Allocate from the pool, and let the array keep the pool alive.
-
-        CuPy's arrays hold only a weak reference to their pool: their memory would be freed with it.
-        """
+        """Allocate from the pool; the array keeps it alive, as CuPy's own hold a weak reference."""
         memory = self._pool.malloc(n_bytes)
         owner, device_id = _Block(memory, self), self._device.id
         unowned = cuda.cupy.cuda.UnownedMemory(memory.ptr, n_bytes, owner, device_id)

@@ -23,10 +23,7 @@ from chainer_bspmm.user_code import warn
 
 
 class Driver:
-    """Find the program for batch after batch: new, or captured where its layout was seen before.
-
-    The loop around it runs the program, or the batch eagerly where there is none.
-    """
+    """Find the program for batch after batch: new, or captured where its layout was seen before."""
 
     what, who = 'step', 'GraphUpdater trains'  # for messages
     seed, check_every = 0, CHECK_EVERY

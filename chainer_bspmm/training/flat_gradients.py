@@ -94,10 +94,7 @@ class FlatGradients:
                 self._load(dtype, False, numpy.dtype('f'))
 
     def pack(self, n_molecules, loss, alone=False):
-        """Write the gradients, times the number of molecules, where they are sent from.
-
-        One that is not C-contiguous, or shares memory with another one, is replaced by a copy.
-        """
+        """Write the gradients, times the number of molecules, where they are sent from."""
         if alone or not self.has_sum:
             self._launch(True, self.sent, loss, NULL, n_molecules)
         else:
@@ -218,11 +215,7 @@ def raise_if_not_finite(optimizer, wait=False):
 
 
 def _flags_of(optimizer):
-    """Return (n_ranks,) int32 of the host, which kernels write to.
-
-    The optimizer keeps them: kernels may run when the object is gone that has launched them, and
-    what they have found is not forgotten.
-    """
+    """Return (n_ranks,) int32 of the host, kept with the optimizer: kernels may still write there."""
     if not hasattr(optimizer, '_is_bad'):
         n_ranks = optimizer.communicator.size
         pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * n_ranks)
@@ -233,10 +226,7 @@ def _flags_of(optimizer):
 
 
 def _own_gradients(params):
-    """Let each parameter have a C-contiguous gradient of its own: the mean is written to it.
-
-    The parameters of a sum, such as ``V + W``, have one array for a gradient.
-    """
+    """Let each parameter have a contiguous gradient of its own: those of ``V + W`` share one."""
     end = 0
     for param in sorted(params, key=lambda param: param.grad.data.ptr):
         is_shared = param.grad.data.ptr < end

@@ -211,10 +211,7 @@ class FusedUpdate:
         self.variants()
 
     def prepare(self):
-        """Make missing states, scratch memory and kernels: after a first forward, before a capture.
-
-        Rules are enabled or not, and parameters initialised, as they stay.
-        """
+        """Make missing states, scratch memory and kernels: after a first forward."""
         self.variants()
         groups = self._groups()
         if not groups:
@@ -287,9 +284,8 @@ class FusedUpdate:
     def launch(self, numbers):
         """Run hooks and updates on the current stream; a CUDA graph may capture that.
 
-        Gradients end as Chainer's hooks leave them; those that are None become zeros first. One
-        that is not C-contiguous is replaced by a copy that is. Does not synchronise, and copies
-        nothing from or to the host.
+        Gradients end as Chainer's hooks leave them; those that are None become zeros first, one
+        that is not C-contiguous is replaced by a copy.
         """
         self.optimizer.reallocate_cleared_grads()
         groups = self._groups()

@@ -40,10 +40,7 @@ class Guards:
         self._look()
 
     def key(self):
-        """Return a `Key` that equals an earlier one if nothing has changed since then.
-
-        It is the same object as the last one for as long as nothing was replaced.
-        """
+        """Return a `Key`, equal if nothing has changed, the last one if nothing was replaced."""
         values = self._values()
         # Not item by item: comparing hundreds of objects takes a third of a step.
         if _addresses(values) != _addresses(self._last):
@@ -56,10 +53,7 @@ class Guards:
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) must see every call and so rules out a replay.
-
-        To be called after :meth:`key`.
-        """
+        """Return what (str or None) must see every call, as of the last key: it rules out replays."""
         if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]

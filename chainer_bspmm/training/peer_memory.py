@@ -76,10 +76,9 @@ class PeerMemory:
 
 
 def connected(comm, size, dtype, chunks, vectors, prepare):
-    """Return the `PeerMemory` of all ranks; None if it cannot be. All of them call it.
+    """Return the `PeerMemory` of all ranks, the same for the same sizes; None if it cannot be.
 
-    For the same sizes the same is returned. ``prepare(memory)`` compiles and loads what must be
-    there before any rank waits for this one.
+    ``prepare(memory)`` compiles and loads what must be there before any rank waits for this one.
     """
     if not 1 < comm.size <= MOST or comm.intra_size != comm.size:
         return None

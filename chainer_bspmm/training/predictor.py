@@ -239,10 +239,7 @@ class Predictor(Replays):
         return self._outgoing
 
     def close(self):
-        """Give back the graphs and their memory, once the GPU is done with the last batch.
-
-        Its values are copied to pinned memory, which would be reused.
-        """
+        """Give back the graphs and their memory, once the last batch has left its pinned memory."""
         if self._outgoing is not None:
             self._outgoing.wait()
         super().close()

@@ -31,7 +31,8 @@ class CannotCapture(Exception):
 class StepDiffers(RuntimeError):
     """A replayed step and the same step run eagerly gave different results.
 
-    ``reported`` (dict) is what the eager step reported.
+    Attributes:
+        reported (dict): what the eager step reported.
     """
 
     def __init__(self, message: str, reported: dict | None = None):
@@ -67,10 +68,7 @@ class Program:
         return self._graph is not None
 
     def stage(self, batch, counter=0, numbers=None):
-        """Send a batch, the number of the step and the optimizer's numbers to the device.
-
-        Once captured, each batch is followed by one launch, which may fetch it.
-        """
+        """Send a batch, the number of the step and the optimizer's numbers, for one launch."""
         row_address = 0 if self._reports is None else self._reports.next_row()
         self._inputs.send(batch, counter, numbers, row_address, by_graph=self.is_captured)
 
@@ -87,10 +85,7 @@ class Program:
             self._driver.capturer.compile_kernels(function)
 
     def _capture(self, function, model):
-        """Capture a function of the batch; return what launches it, and what it returned.
-
-        What it raises leads to CannotCapture, with the place and the link of `model`.
-        """
+        """Capture a function of the batch; return what launches it, and what it returned."""
 
         def whole():
             self._inputs.fetch()

@@ -19,8 +19,7 @@ DEFINES = (('VECTOR', 1), ('N_VALUES', _N_VALUES), ('TABLE_BYTES', _TABLE.itemsi
 class Reports:
     """Keep what replays of one captured step report, without a launch from Python for each number.
 
-    A number is a view of the row of its replay, which nothing overwrites. Rows are allocated
-    together, and freed when the last of their numbers is.
+    A number is a view of the row of its replay, which nothing overwrites.
     """
 
     def __init__(self, device):
@@ -41,10 +40,7 @@ class Reports:
         }
 
     def write(self, numbers, row_address):
-        """Launch the kernel that writes numbers of shape () to the row of a replay; for a capture.
-
-        `row_address`, (1,) uint64 on the device, has what :meth:`next_row` returned.
-        """
+        """Launch the kernel that writes numbers of shape () to the row at an address."""
         self._kinds = [(name, array.dtype) for name, array in numbers.items()]
         arrays = list(numbers.values())
         for first in range(0, len(arrays), _N_VALUES):

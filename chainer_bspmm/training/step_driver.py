@@ -30,9 +30,8 @@ class StepDriver(Driver):
     """All that a GraphUpdater has besides what a StandardUpdater has.
 
     `given` is the updater's optimizer: `together`, ChainerMN's whose sums can be captured, around
-    the `optimizer` that updates, or that itself. `do_all_capture`: whether all ranks capture, None
-    until they have agreed. `fused` is the update if it is launched with the step, `ranks` are the
-    sums.
+    the `optimizer` that updates, or that itself. `do_all_capture` is None until all ranks have
+    agreed.
     """
 
     optimizer: chainer.Optimizer

@@ -56,10 +56,7 @@ class StepProgram(Program):
         self._attributes = []  # of a link, and those that the step sets, such as a loss
 
     def run(self, alone=False):
-        """Run the step that was staged eagerly; return what it reported, name -> value.
-
-        Alone it ends where it needs other ranks, before the update.
-        """
+        """Run the staged step eagerly; alone: up to what needs other ranks; return its reports."""
         with self._driver.capturer.ordered(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter('always')
             with chainer.using_config('warn_nondeterministic', True):
@@ -146,10 +143,7 @@ class StepProgram(Program):
             self._driver.target.cleargrads()  # of a capture that is dropped
 
     def _can_defer_sums(self, loss):
-        """Return whether all gradients that are sums are those of parameters, read by nothing else.
-
-        A parameter that another kind of node uses, and a loss of gradients, read them.
-        """
+        """Return whether all gradients that are sums are those of parameters, read by none else."""
         with _gradients_kept(self._driver.guards.other_params):
             target = self._driver.target
             target.cleargrads()
@@ -279,10 +273,7 @@ class StepProgram(Program):
         return reported
 
     def _run_again(self, changing, before):
-        """Run the staged step eagerly, from the state `before`; return reports and result.
-
-        With several ranks only up to what it sends: the others do not run it again.
-        """
+        """Run the staged step, alone and eagerly, from a state; return reports and result."""
         before.put_back(changing)
         self.is_done = False
         reported = self.run(alone=True)
