@@ -248,7 +248,7 @@ class Inputs:
             self._staging.copied(stream)
 
     def arrays(self):
-        """Return the batch (atoms, BatchedCSR, label...); gather it where only indices were sent."""
+        """Return the batch (atoms, BatchedCSR, label...); gather it if only indices were sent."""
         if self._gather is not None:
             self._gather(self._staging.device, self._buffers)
         return batch_over(self._buffers, self._form, self._capacity)

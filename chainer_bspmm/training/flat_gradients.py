@@ -215,7 +215,7 @@ def raise_if_not_finite(optimizer, wait=False):
 
 
 def _flags_of(optimizer):
-    """Return (n_ranks,) int32 of the host, kept with the optimizer: kernels may still write there."""
+    """Return (n_ranks,) int32 of the host, the optimizer's: kernels may still write there."""
     if not hasattr(optimizer, '_is_bad'):
         n_ranks = optimizer.communicator.size
         pinned = cuda.cupy.cuda.alloc_pinned_memory(4 * n_ranks)

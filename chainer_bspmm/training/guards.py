@@ -53,7 +53,7 @@ class Guards:
         return self._key
 
     def blocking_hook(self):
-        """Return what (str or None) must see every call, as of the last key: it rules out replays."""
+        """Return what (str or None) must see every call, as of the last key, so no replay."""
         if self._is_debug:
             return 'Chainer is in debug mode'
         names = [*chainer.get_function_hooks(), *chainer._get_link_hooks()]

@@ -24,22 +24,15 @@ def is_on_gpu(device):
     return device is not None and device.xp is cuda.cupy
 
 
-class _Host:
-    """Values that are on the host already, copied because a model may overwrite them."""
-
-    def __init__(self, array):
-        self._array = array.copy()
-
-    def wait(self):
-        return self._array
-
-
 class _Outgoing:
     """Values on their way to the host: copied on the current stream into pinned memory."""
 
     def __init__(self, array):
-        cupy = cuda.cupy
+        cupy, self._memory = cuda.cupy, None
         self._array = array  # until it was copied
+        if isinstance(array, numpy.ndarray):
+            self._array = array.copy()  # a model may overwrite its own
+            return
         self._memory = cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1))
         stream = cupy.cuda.get_current_stream()
         if array.nbytes:
@@ -230,12 +223,11 @@ class Predictor(Replays):
         if not isinstance(self._converter, CSRConverter):
             examples = [examples[i] for i in range(len(examples))]
         with chainer.using_device(self.device):  # its current stream is used throughout
-            if not is_on_gpu(self.device):
-                self._outgoing = _Host(self.eager(examples))
-            else:
+            values = None
+            if is_on_gpu(self.device):
                 with chainer.using_config('train', False), chainer.no_backprop_mode():
                     values = self._replayed(examples)
-                self._outgoing = _Outgoing(self.eager(examples) if values is None else values)
+            self._outgoing = _Outgoing(self.eager(examples) if values is None else values)
         return self._outgoing
 
     def close(self):
