@@ -95,11 +95,12 @@ class _Program(Program):
             driver = self._driver
             differs = _difference(values, self.eager(examples), driver.target)
             if differs:
-                raise (StepDiffers if self._n_replays > 1 else CannotCapture)(
+                text = (
                     'a replay gave another prediction than the model run eagerly: the model reads '
                     'something from Python that has changed since it was captured, and that is '
                     'not watched (docs/captured_training.md): %s' % differs
                 )
+                raise (StepDiffers if self._n_replays > 1 else CannotCapture)(text)
         self._n_replays += 1
         return values
 
