@@ -12,48 +12,41 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.cuda.step import current
 
 
-@kept
-def dropout_launch(size, width) -> Launch:
+@plans.kept
+def dropout_launch(size, width) -> plans.Launch:
     """Plan a thread for every four elements of dropout, of which there are from 1 to 2**34."""
     last = (size - 1) // 4
-    return Launch(
+    return plans.Launch(
         (('VECTOR', min(width, 4)),),
-        (last // BLOCK + 1, 1, 1),
-        (BLOCK, 1, 1),
+        (last // plans.BLOCK + 1, 1, 1),
+        (plans.BLOCK, 1, 1),
         0,
         (numpy.uint32(last), numpy.int32(size - 4 * last)),
     )
 
 
 def _dropout_on_gpu(x, ratio, *draw):
-    with device_of(x):
-        x = contiguous(x)
+    with launch.device_of(x):
+        x = launch.contiguous(x)
         mask, y = cuda.cupy.empty(x.shape, x.dtype), cuda.cupy.empty(x.shape, x.dtype)
         _drop('DROPOUT', x, mask, y, ratio, *draw)
     return mask, y
 
 
 def _relu_dropout_on_gpu(x, ratio, *draw):
-    with device_of(x):
-        y = contiguous(x)
+    with launch.device_of(x):
+        y = launch.contiguous(x)
         _drop('RELU', y, None, y, ratio, *draw)
         if y is not x:
             x[...] = y
 
 
 def _dropout_mask_on_gpu(size, dtype, ratio, seed, stream, counter):
-    with device_of(counter):
+    with launch.device_of(counter):
         mask = cuda.cupy.empty(size, dtype)
         _drop('MASK', None, mask, None, ratio, seed, stream, counter)
     return mask
@@ -65,9 +58,9 @@ def _drop(kind, x, mask, y, ratio, seed, stream, counter):
     size, dtype = given.size, given.dtype
     if not size:
         return
-    plan = dropout_launch(size, vector_width(size, given, x, mask, y))
+    plan = dropout_launch(size, launch.vector_width(size, given, x, mask, y))
     sizes = *plan.arguments, *draw_arguments(seed, stream, ratio, dtype)
-    run('dropout', given, plan, x, mask, y, counter, *sizes, KIND=kind)
+    launch.run('dropout', given, plan, x, mask, y, counter, *sizes, KIND=kind)
 
 
 def draw_arguments(seed, stream, ratio, dtype):
@@ -78,7 +71,7 @@ def draw_arguments(seed, stream, ratio, dtype):
         numpy.uint32(stream),
         numpy.uint32(min(math.ceil(ratio * 2**32), 2**32 - 1)),
         # Rounded to the array's dtype, because that is what Chainer multiplies by.
-        arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
+        launch.arithmetic(dtype)(dtype.type(1 / (1 - ratio))),
     )
 
 
@@ -94,8 +87,8 @@ def _relu_dropout_on_host(x, ratio, *draw):
 
 def _dropout_mask_on_host(size, dtype, ratio, seed, stream, counter):
     least = min(math.ceil(ratio * 2**32), 2**32 - 1)  # random word with which an element is kept
-    kept = _random_words(size, seed, stream, int(counter[0])) >= least
-    return kept * dtype.type(1 / (1 - ratio))
+    is_kept = _random_words(size, seed, stream, int(counter[0])) >= least
+    return is_kept * dtype.type(1 / (1 - ratio))
 
 
 # Of Philox4x32-10 (Salmon et al. 2011): what words 0 and 2 of a counter are multiplied by in each
@@ -231,5 +224,5 @@ def dropout_mask(like, size, ratio):
     if step is not None:
         return dropout_mask_forward(size, like.dtype, ratio, *step_draw())
     xp = chainer_backend.get_array_module(like)
-    kept = draw_kept((size,), ratio) if xp is numpy else xp.random.rand(size) >= ratio
-    return kept * like.dtype.type(1 / (1 - ratio))
+    is_kept = draw_kept((size,), ratio) if xp is numpy else xp.random.rand(size) >= ratio
+    return is_kept * like.dtype.type(1 / (1 - ratio))

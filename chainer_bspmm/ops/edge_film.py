@@ -13,13 +13,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import vector_threads
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.bspmm import bspmm
 from chainer_bspmm.ops.elementwise import by_channel
@@ -31,23 +25,29 @@ from chainer_bspmm.sparse.build import values_of
 from chainer_bspmm.sparse.edges import edges_of
 
 
-@kept
-def film_launch(n_units, n_channels, width, n_relations) -> Launch:
+@plans.kept
+def film_launch(n_units, n_channels, width, n_relations) -> plans.Launch:
     """Plan a thread per (row of the result, vector) of edge_film."""
     n_vectors = n_channels // width
-    return vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
+    return plans.vector_threads(n_units, n_vectors, width, (n_units, n_vectors, n_relations))
 
 
 def _edge_film_on_gpu(adj: BatchedCSR, messages, film):
-    with device_of(messages):
+    with launch.device_of(messages):
         return _film(
-            'OUTPUT', adj, adj.n_relations, adj.n_rows, contiguous(messages), contiguous(film), None
+            'OUTPUT',
+            adj,
+            adj.n_relations,
+            adj.n_rows,
+            launch.contiguous(messages),
+            launch.contiguous(film),
+            None,
         )
 
 
 def _edge_film_grad_on_gpu(adj: BatchedCSR, messages, film, gy):
-    with device_of(messages):
-        messages, film, gy = (contiguous(array) for array in (messages, film, gy))
+    with launch.device_of(messages):
+        messages, film, gy = (launch.contiguous(array) for array in (messages, film, gy))
         return (
             _film('BY_MESSAGES', adj.T, adj.n_relations, adj.n_cols, messages, film, gy),
             _film('BY_FILM', adj, adj.n_relations, adj.n_cols, messages, film, gy),
@@ -61,10 +61,10 @@ def _film(result, side, n_relations, n_units, messages, film, gy):
     y = cuda.cupy.empty((n_units, width), messages.dtype)
     if y.size:
         weights, data, _ = values_of(side)
-        width = vector_width(n_channels, messages, film, y, gy)
+        width = launch.vector_width(n_channels, messages, film, y, gy)
         plan = film_launch(n_units, n_channels, width, n_relations)
         arrays = side.indptr, side.indices, data, messages, film, gy, y
-        run('edge_film', y, plan, *arrays, *plan.arguments, RESULT=result, WEIGHTED=weights)
+        launch.run('edge_film', y, plan, *arrays, *plan.arguments, RESULT=result, WEIGHTED=weights)
     return y
 
 

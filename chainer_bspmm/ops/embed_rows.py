@@ -9,14 +9,8 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.cuda.partial_sums import sum_partials
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import AccumulateInPlace
 from chainer_bspmm.ops.node import FusedNode
@@ -29,29 +23,31 @@ EMBED_RUNS = 128  # at most, about one for each multiprocessor
 EMBED_SUMS = 2**21  # elements of all runs together, at most
 
 
-@kept
-def embed_launch(n_rows, n_types, n_channels) -> Launch:
+@plans.kept
+def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
     """Plan a block per run of rows and 32 channels of embed_grad."""
     runs = min(-(-n_rows // EMBED_ROWS), EMBED_RUNS, max(EMBED_SUMS // (n_types * n_channels), 1))
-    run = -(-n_rows // (runs * WARP)) * WARP
-    return Launch(
+    length = -(-n_rows // (runs * plans.WARP)) * plans.WARP
+    return plans.Launch(
         (('VECTOR', 1), ('WARPS', EMBED_WARPS), ('ROWS', EMBED_CHUNK)),
-        (-(-n_rows // run), -(-n_channels // WARP), 1),
-        (WARP, EMBED_WARPS, 1),
+        (-(-n_rows // length), -(-n_channels // plans.WARP), 1),
+        (plans.WARP, EMBED_WARPS, 1),
         0,
-        tuple(map(numpy.int32, (n_rows, n_channels, n_types, run))),
+        tuple(map(numpy.int32, (n_rows, n_channels, n_types, length))),
     )
 
 
 def _embed_rows_grad_on_gpu(ids, gy, n_types):
     n_rows, n_channels = gy.shape
-    with device_of(gy):
+    with launch.device_of(gy):
         if not gy.size or not n_types:
             return cuda.cupy.zeros((n_types, n_channels), gy.dtype)
         plan = embed_launch(n_rows, n_types, n_channels)
-        partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), arithmetic(gy.dtype))
-        ids = contiguous(ids.astype(numpy.int32, copy=False))
-        run('embed_grad', gy, plan, ids, contiguous(gy), partials, *plan.arguments)
+        partials = cuda.cupy.empty(
+            (plan.grid[0], n_types * n_channels), launch.arithmetic(gy.dtype)
+        )
+        ids = launch.contiguous(ids.astype(numpy.int32, copy=False))
+        launch.run('embed_grad', gy, plan, ids, launch.contiguous(gy), partials, *plan.arguments)
     return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
 
 

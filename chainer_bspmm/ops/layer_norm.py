@@ -8,12 +8,7 @@ from chainer import functions
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import dot_launch
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import FusedNode
@@ -21,9 +16,9 @@ from chainer_bspmm.ops.segments import row_sum
 
 
 def _layer_norm_on_gpu(x, gamma, beta, eps):
-    with device_of(x):
-        x, gamma, beta = (contiguous(array) for array in (x, gamma, beta))
-        statistics = cuda.cupy.empty((len(x), 2), arithmetic(x.dtype))
+    with launch.device_of(x):
+        x, gamma, beta = (launch.contiguous(array) for array in (x, gamma, beta))
+        statistics = cuda.cupy.empty((len(x), 2), launch.arithmetic(x.dtype))
         y = cuda.cupy.empty(x.shape, x.dtype)
         _norm(x, gamma, beta, None, statistics, y, None, eps)
     return y, statistics
@@ -31,8 +26,8 @@ def _layer_norm_on_gpu(x, gamma, beta, eps):
 
 def _layer_norm_grad_on_gpu(x, gamma, gy, statistics):
     n_channels = x.shape[1]
-    with device_of(x):
-        x, gamma, gy = (contiguous(array) for array in (x, gamma, gy))
+    with launch.device_of(x):
+        x, gamma, gy = (launch.contiguous(array) for array in (x, gamma, gy))
         gx = cuda.cupy.empty(x.shape, x.dtype)
         terms = cuda.cupy.empty((len(x), 2 * n_channels), x.dtype)
         _norm(x, gamma, None, gy, statistics, gx, terms, 0)
@@ -45,11 +40,11 @@ def _norm(x, gamma, beta, gy, statistics, y, terms, eps):
     if not x.size:
         return
     n_rows, n_channels = x.shape
-    width = vector_width(n_channels, x, gamma, beta, gy, y, terms)
-    plan = dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
-    sizes = *plan.arguments, arithmetic(x.dtype)(eps)
+    width = launch.vector_width(n_channels, x, gamma, beta, gy, y, terms)
+    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
+    sizes = *plan.arguments, launch.arithmetic(x.dtype)(eps)
     arrays = x, gamma, beta, gy, statistics, y, terms
-    run('layer_norm', x, plan, *arrays, *sizes, GRADIENT=gy is not None)
+    launch.run('layer_norm', x, plan, *arrays, *sizes, GRADIENT=gy is not None)
 
 
 def _layer_norm_on_host(x, gamma, beta, eps):

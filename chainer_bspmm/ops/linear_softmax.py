@@ -10,11 +10,7 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.cuda.gemm import dot
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import dot_launch
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.graph_linear.launches import layer_backward
 from chainer_bspmm.ops.graph_linear.launches import layer_forward
@@ -26,16 +22,16 @@ from chainer_bspmm.ops.segments import row_sum
 
 def _row_softmax_on_gpu(a):
     n_terms, n_rows, n_channels = a.shape
-    with device_of(a):
+    with launch.device_of(a):
         y = a[0] if n_terms == 1 else cuda.cupy.empty((n_rows, n_channels), a.dtype)
         _row_softmax(a, None, None if n_terms == 1 else y)
     return y
 
 
 def _row_softmax_grad_on_gpu(a, g):
-    with device_of(a):
+    with launch.device_of(a):
         y = cuda.cupy.empty(a.shape, a.dtype)
-        _row_softmax(a, contiguous(g), y)
+        _row_softmax(a, launch.contiguous(g), y)
     return y
 
 
@@ -44,10 +40,10 @@ def _row_softmax(a, g, y):
     if not a.size:
         return
     n_terms, n_rows, n_channels = a.shape
-    width = vector_width(n_channels, a, g, y)
-    plan = dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
+    width = launch.vector_width(n_channels, a, g, y)
+    plan = plans.dot_launch(n_rows, n_channels, width, tile=1)  # a sub-warp per row, as well
     sizes = numpy.int32(n_terms), *plan.arguments
-    run('row_softmax', a, plan, a, g, y, *sizes, GRADIENT=g is not None)
+    launch.run('row_softmax', a, plan, a, g, y, *sizes, GRADIENT=g is not None)
 
 
 def _row_softmax_on_host(a):

@@ -7,30 +7,23 @@ import numpy
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import MAX_BLOCK
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 
 
 LOSS_CHUNK = 2**14  # elements of a block: losses of a batch of molecules have one block
 LOSS_ALONG = 2**12  # elements up to which that block's second pass takes less than another launch
 
 
-@kept
-def loss_launches(size) -> tuple[Launch, ...]:
+@plans.kept
+def loss_launches(size) -> tuple[plans.Launch, ...]:
     """Plan mean_loss: one launch, or two where the elements are more than a block's."""
     n_blocks = max(-(-size // LOSS_CHUNK), 1)
     sizes = (size,) if n_blocks == 1 else (size, n_blocks)
     return tuple(
-        Launch(
+        plans.Launch(
             (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', combine)),
             (1 if combine else n_blocks, 1, 1),
-            (min(-(-max(n, 1) // WARP) * WARP, MAX_BLOCK), 1, 1),
+            (min(-(-max(n, 1) // plans.WARP) * plans.WARP, plans.MAX_BLOCK), 1, 1),
             0,
             (numpy.uint32(n),),
         )
@@ -38,36 +31,36 @@ def loss_launches(size) -> tuple[Launch, ...]:
     )
 
 
-@kept
-def loss_grad_launch(size) -> Launch:
+@plans.kept
+def loss_grad_launch(size) -> plans.Launch:
     """Plan a thread for every element of the gradient of mean_loss; size as there, positive."""
-    return Launch(
+    return plans.Launch(
         (('VECTOR', 1), ('CHUNK', LOSS_CHUNK), ('COMBINE', 0)),
-        (-(-size // BLOCK), 1, 1),
-        (BLOCK, 1, 1),
+        (-(-size // plans.BLOCK), 1, 1),
+        (plans.BLOCK, 1, 1),
         0,
         (numpy.uint32(size),),
     )
 
 
 def _mean_loss_on_gpu(kind, x, t, divisor=None, ignore_nan=False):
-    with device_of(x):
+    with launch.device_of(x):
         y = cuda.cupy.empty((), x.dtype)
         count = cuda.cupy.empty((), numpy.int64) if divisor is None else None
-        plans = loss_launches(x.size)
+        launches = loss_launches(x.size)
         partial = None
-        if len(plans) > 1:
-            partial = cuda.cupy.empty((plans[0].grid[0], 2), numpy.float64)
-        for plan in plans:
+        if len(launches) > 1:
+            partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
+        for plan in launches:
             _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan)
     return y, count
 
 
 def _training_loss_on_gpu(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    plans = loss_launches(x.size)
-    if len(plans) > 1:
+    launches = loss_launches(x.size)
+    if len(launches) > 1:
         return (*_mean_loss_on_gpu(kind, x, t, divisor, ignore_nan), None, None)
-    with device_of(x):
+    with launch.device_of(x):
         y, count, accuracy = cuda.cupy.empty((), x.dtype), None, None
         if divisor is None:
             count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
@@ -75,12 +68,12 @@ def _training_loss_on_gpu(kind, x, t, divisor=None, ignore_nan=False, with_gradi
         if with_gradient and x.size <= LOSS_ALONG:
             gx = cuda.cupy.empty(x.shape, x.dtype)
         along = accuracy, gx
-        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, plans[0], along)
+        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, launches[0], along)
     return y, count, accuracy, gx
 
 
 def _mean_loss_grad_on_gpu(kind, x, t, gy, divisor, ignore_nan=False):
-    with device_of(x):
+    with launch.device_of(x):
         gx = cuda.cupy.empty(x.shape, x.dtype)
         if gx.size:
             count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
@@ -93,8 +86,16 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, alo
     """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
-    arrays = contiguous(x), contiguous(t), gy, y, count, partial, *(along or (None, None))
-    run(
+    arrays = (
+        launch.contiguous(x),
+        launch.contiguous(t),
+        gy,
+        y,
+        count,
+        partial,
+        *(along or (None, None)),
+    )
+    launch.run(
         'mean_loss',
         x,
         plan,

@@ -12,13 +12,7 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import vector_threads
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.node import FusedNode
 from chainer_bspmm.ops.segments import segment_broadcast_forward
@@ -33,13 +27,13 @@ from chainer_bspmm.ops.segments import SegmentSum
 from chainer_bspmm.sparse import BatchedCSR
 
 
-@kept
-def softmax_launch(n_rows, n_segments, n_channels, width) -> Launch:
+@plans.kept
+def softmax_launch(n_rows, n_segments, n_channels, width) -> plans.Launch:
     """Plan a thread per (segment, vector): the grid of segment_softmax."""
     n_vectors = n_channels // width
     # A block at least: there may be rows of no segment.
     n_units = max(n_segments, 1)
-    return vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
+    return plans.vector_threads(n_units, n_vectors, width, (n_segments, n_rows, n_vectors))
 
 
 def _segment_softmax_on_gpu(x, offsets, weights=None):
@@ -53,14 +47,16 @@ def _segment_softmax_grad_on_gpu(y, gy, offsets, weights=None):
 def _softmax(offsets, a, g, weights):
     """Launch kernels/segment_softmax.cu; `g` None is the softmax itself."""
     n_rows, n_channels = a.shape
-    with device_of(a):
-        a, g = contiguous(a), contiguous(g)
+    with launch.device_of(a):
+        a, g = launch.contiguous(a), launch.contiguous(g)
         y = cuda.cupy.empty(a.shape, a.dtype)
         if y.size:
-            width = vector_width(n_channels, a, y, g)
+            width = launch.vector_width(n_channels, a, y, g)
             plan = softmax_launch(n_rows, offsets.size - 1, n_channels, width)
             defines = {'GRADIENT': g is not None, 'WEIGHTED': weights is not None}
-            run('segment_softmax', a, plan, offsets, a, g, weights, y, *plan.arguments, **defines)
+            launch.run(
+                'segment_softmax', a, plan, offsets, a, g, weights, y, *plan.arguments, **defines
+            )
     return y
 
 

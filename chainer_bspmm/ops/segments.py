@@ -14,16 +14,7 @@ from chainer.backends import cuda
 from chainer.types import NdArray
 
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
-from chainer_bspmm.cuda.plans import BLOCK
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import MAX_GRID_Y
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops import check
 from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR
@@ -37,10 +28,10 @@ MAX_CHUNKS = 512  # about four blocks for each multiprocessor of a large GPU, on
 MAX_BLOCK_Z = 64
 
 
-@kept
+@plans.kept
 def reduce_launches(
     n_rows, n_segments, n_channels, width, itemsize, max_rows=None
-) -> tuple[Launch, ...]:
+) -> tuple[plans.Launch, ...]:
     """Plan segment_reduce: one launch, or two where a segment can have more rows than a chunk.
 
     The last of their arguments is the number of chunks. Chunks of long segments are reduced first;
@@ -55,11 +46,11 @@ def reduce_launches(
     # lanes have half as many loads in flight, in fewer registers. Measured on an H200: 3.4 us
     # instead of 4.0 for 100 segments of 50 rows of 512 float32, 66 instead of 73 for one of a
     # million rows of 64.
-    ahead = SEGMENT_ROWS if threads <= BLOCK else SEGMENT_ROWS // 2
+    ahead = SEGMENT_ROWS if threads <= plans.BLOCK else SEGMENT_ROWS // 2
     n_chunks = -(-n_rows // chunk) if has_long else 0
     chunk_blocks = -(-n_chunks // units)
     return tuple(
-        Launch(
+        plans.Launch(
             (('VECTOR', width), ('AHEAD', ahead), ('COMBINE', combine)),
             (chunk_blocks + (0 if combine else -(-n_segments // units)), tiles, 1),
             block,
@@ -70,8 +61,8 @@ def reduce_launches(
     )
 
 
-@kept
-def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> Launch:
+@plans.kept
+def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> plans.Launch:
     """Plan segment_broadcast; arguments as :func:`reduce_launches`.
 
     Every chunk of rows has a unit of threads even if no segment is long: rows past the last segment
@@ -81,7 +72,7 @@ def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> La
         n_rows, n_segments, n_channels, width, max_rows
     )
     n_chunks = -(-n_rows // chunk)
-    return Launch(
+    return plans.Launch(
         (('VECTOR', width),),
         (-(-n_chunks // block[2]) + -(-n_segments // block[2]), tiles, 1),
         block,
@@ -97,7 +88,7 @@ def _segments(n_rows, n_segments, n_channels, width, max_rows):
     row, their tiles in the grid, the block, rows per chunk, and whether a segment can be longer.
     """
     n_vectors = n_channels // width
-    tiles = -(-n_vectors // WARP)
+    tiles = -(-n_vectors // plans.WARP)
     columns = -(-n_vectors // tiles)
     lanes = 1
     while lanes * SEGMENT_ROWS * n_segments < n_rows and 2 * lanes * columns <= MAX_SEGMENT_BLOCK:
@@ -105,7 +96,7 @@ def _segments(n_rows, n_segments, n_channels, width, max_rows):
     units = min(max(SEGMENT_BLOCK // (columns * lanes), 1), MAX_BLOCK_Z)
     chunk = max(-(-n_rows // MAX_CHUNKS), MIN_CHUNK)
     has_long = (n_rows if max_rows is None else max_rows) > chunk
-    return n_vectors, min(tiles, MAX_GRID_Y), (columns, lanes, units), chunk, has_long
+    return n_vectors, min(tiles, plans.MAX_GRID_Y), (columns, lanes, units), chunk, has_long
 
 
 def _segment_sum_on_gpu(x, offsets, max_rows=None, weights=None):
@@ -124,33 +115,33 @@ def _reduce(x, offsets, max_rows, weights, operation):
     """Launch kernels/segment_reduce.cu, twice if a segment can have more rows than a chunk."""
     n_segments = 1 if offsets is None else offsets.size - 1
     n_rows, n_channels = x.shape
-    with device_of(x):
-        x = contiguous(x)
+    with launch.device_of(x):
+        x = launch.contiguous(x)
         y = cuda.cupy.empty((n_segments, n_channels), x.dtype)
         if y.size:
-            width = vector_width(n_channels, x, y)
-            plans = reduce_launches(n_rows, n_segments, n_channels, width, x.itemsize, max_rows)
+            width = launch.vector_width(n_channels, x, y)
+            launches = reduce_launches(n_rows, n_segments, n_channels, width, x.itemsize, max_rows)
             partial = None
-            if len(plans) > 1:
-                n_chunks = int(plans[0].arguments[-1])
-                partial = cuda.cupy.empty((2, n_chunks, n_channels), arithmetic(x.dtype))
-            for plan in plans:
+            if len(launches) > 1:
+                n_chunks = int(launches[0].arguments[-1])
+                partial = cuda.cupy.empty((2, n_chunks, n_channels), launch.arithmetic(x.dtype))
+            for plan in launches:
                 defines = {'OPERATION': operation, 'WEIGHTED': weights is not None}
                 arguments = offsets, x, weights, y, partial, *plan.arguments
-                run('segment_reduce', x, plan, *arguments, **defines)
+                launch.run('segment_reduce', x, plan, *arguments, **defines)
     return y
 
 
 def _segment_broadcast_on_gpu(y, offsets, n_rows, max_rows=None, weights=None):
     n_segments, n_channels = y.shape
-    with device_of(y):
-        y = contiguous(y)
+    with launch.device_of(y):
+        y = launch.contiguous(y)
         x = cuda.cupy.empty((n_rows, n_channels), y.dtype)
         if x.size:
-            width = vector_width(n_channels, x, y)
+            width = launch.vector_width(n_channels, x, y)
             plan = broadcast_launch(n_rows, n_segments, n_channels, width, max_rows)
             arguments = offsets, y, weights, x, *plan.arguments
-            run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
+            launch.run('segment_broadcast', y, plan, *arguments, WEIGHTED=weights is not None)
     return x
 
 

@@ -9,11 +9,7 @@ import functools
 from chainer import utils
 from chainer.backends import cuda
 
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
-from chainer_bspmm.cuda.launch import vector_width
+from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.bspmm import result_shape
 from chainer_bspmm.papers import check
 from chainer_bspmm.papers import policy
@@ -25,8 +21,10 @@ from chainer_bspmm.sparse.build import values_of
 
 def bspmm(adj, x, data, residual, trans, algorithm='auto'):
     product = DEFAULT[type(adj)] if algorithm == 'auto' else algorithms(adj)[algorithm]
-    with device_of(x):
-        y = product(adj, contiguous(x), contiguous(data), contiguous(residual), trans)
+    with launch.device_of(x):
+        y = product(
+            adj, launch.contiguous(x), launch.contiguous(data), launch.contiguous(residual), trans
+        )
     return y.reshape(result_shape(adj, len(y), x))
 
 
@@ -39,7 +37,7 @@ def _swa(adj, x, data, residual, trans, blocked=None):
         plan = policy.swa_launch(side.n_graphs, side.max_rows, n_channels, x.itemsize, blocked)
         weights, data, order = values_of(adj, data, trans)
         matrix = side.row_offsets, side.indptr, side.indices, data, order
-        run('bspmm_swa', x, plan, *matrix, x, residual, y, *plan.arguments, WEIGHTS=weights)
+        launch.run('bspmm_swa', x, plan, *matrix, x, residual, y, *plan.arguments, WEIGHTS=weights)
     return y
 
 
@@ -69,29 +67,29 @@ def _launch_sell(adj, x, alpha, beta, residual, y):
     if not y.size:
         return
     n_channels = y.size // adj.n_rows
-    width = vector_width(n_channels, x, y, residual)
+    width = launch.vector_width(n_channels, x, y, residual)
     slots = policy.sell_slots(adj.max_slice_rows)
     plan = policy.sell_launch(adj.n_slices, slots, n_channels, width)
     weights, data, _ = values_of(adj)
-    factors = map(arithmetic(x.dtype), (alpha, beta))
+    factors = map(launch.arithmetic(x.dtype), (alpha, beta))
     matrix = adj.slice_starts, adj.slice_rows, adj.column, data, adj.row_order
     arguments = *matrix, x, residual, y, *factors, *plan.arguments
-    run('bspmm_sell', x, plan, *arguments, WEIGHTS=weights)
+    launch.run('bspmm_sell', x, plan, *arguments, WEIGHTS=weights)
 
 
 def spmv(adj, x, alpha, beta, y):
-    with device_of(x):
+    with launch.device_of(x):
         if y is None:
             y = cuda.cupy.empty(adj.n_rows, x.dtype)
-        x = contiguous(x)
+        x = launch.contiguous(x)
         if type(adj) is BatchedSELL:
             _launch_sell(adj, x, alpha, beta, y, y)
         elif y.size:
             plan = policy.spmv_launch(adj.n_rows, adj.nnz)
             weights, data, _ = values_of(adj)
-            factors = map(arithmetic(x.dtype), (alpha, beta))
+            factors = map(launch.arithmetic(x.dtype), (alpha, beta))
             arguments = adj.indptr, adj.indices, data, x, y, *factors, *plan.arguments
-            run('spmv_csr', x, plan, *arguments, WEIGHTS=weights)
+            launch.run('spmv_csr', x, plan, *arguments, WEIGHTS=weights)
     return y
 
 
@@ -166,7 +164,7 @@ def _st_global(adj, x, data, residual, trans):
 def _run_st(name, plan, adj, x, data, trans, arrays):
     utils.nondeterministic('atomicAdd in bspmm with a BatchedCOO')
     weights, data, _ = values_of(adj, data)  # trans swaps the indices, not the values
-    run(name, x, plan, adj.ids, data, *arrays, *plan.arguments, WEIGHTS=weights, TRANS=trans)
+    launch.run(name, x, plan, adj.ids, data, *arrays, *plan.arguments, WEIGHTS=weights, TRANS=trans)
 
 
 ST_ALGORITHMS = {  # of a BatchedCOO; all of them add with atomics
@@ -190,13 +188,13 @@ def algorithms(adj):
 
 def bsddmm(adj, u, v):
     n_channels = u.shape[-1]
-    with device_of(u):
-        u, v = contiguous(u), contiguous(v)
+    with launch.device_of(u):
+        u, v = launch.contiguous(u), launch.contiguous(v)
         w = cuda.cupy.empty(adj.nnz, u.dtype)
         if not n_channels:
             w.fill(0)
         elif w.size:
-            width = vector_width(n_channels, u, v)
+            width = launch.vector_width(n_channels, u, v)
             plan = policy.coo_dot_launch(adj.n_graphs, adj.nnz, n_channels, width)
-            run('bsddmm_coo', u, plan, adj.ids, adj.entry_offsets, u, v, w, *plan.arguments)
+            launch.run('bsddmm_coo', u, plan, adj.ids, adj.entry_offsets, u, v, w, *plan.arguments)
     return w

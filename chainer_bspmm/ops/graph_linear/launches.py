@@ -10,16 +10,8 @@ from chainer.backends import cuda
 
 from chainer_bspmm.cuda import kernels
 from chainer_bspmm.cuda import launch
-from chainer_bspmm.cuda.launch import address_bits
-from chainer_bspmm.cuda.launch import arithmetic
-from chainer_bspmm.cuda.launch import contiguous
-from chainer_bspmm.cuda.launch import device_of
-from chainer_bspmm.cuda.launch import run
 from chainer_bspmm.cuda.partial_sums import sum_partials
-from chainer_bspmm.cuda.plans import kept
-from chainer_bspmm.cuda.plans import Launch
-from chainer_bspmm.cuda.plans import LONG_ROW
-from chainer_bspmm.cuda.plans import WARP
+from chainer_bspmm.cuda import plans
 from chainer_bspmm.ops.dropout import draw_arguments
 from chainer_bspmm.sparse.build import values_of
 
@@ -45,8 +37,8 @@ LAYER_RESIDENT = 2  # blocks of threads on a multiprocessor
 SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 
-@kept
-def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> Launch | None:
+@plans.kept
+def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> plans.Launch | None:
     """Plan a layer, or its gradient, as one launch; None where it does not fit.
 
     That is where shared memory or registers are too small.
@@ -62,7 +54,9 @@ def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> Launch 
     return None
 
 
-def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -> Launch | None:
+def _layer_launch(
+    layer, n_rows, itemsize, quads, device, is_backward, slices
+) -> plans.Launch | None:
     real = max(itemsize, 4)
     n_in, n_out = -(-layer.width_in // 4), -(-layer.width_out // 4)  # in quads
     if is_backward:
@@ -96,7 +90,7 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -
     fitting = {}  # rows -> splits
     for rows in LAYER_ROWS:
         # Beside what is dynamic rows have patterns, and an order for each of the most warps.
-        limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // WARP)
+        limit = device.shared_bytes - rows * (4 + 2 * LAYER_THREADS // plans.WARP)
         splits = max(1, min(threads // (produced * rows // 4), gathered))
         while splits > 1 and shared_bytes(rows, splits) > limit:
             splits //= 2
@@ -109,7 +103,7 @@ def _layer_launch(layer, n_rows, itemsize, quads, device, is_backward, slices) -
     rows = next((rows for rows in fitting if n_rows * slices <= rows * device.n_sms), most)
     n_bytes = shared_bytes(rows, fitting[rows])
     resident = max(1, min(LAYER_RESIDENT, SM_SHARED_BYTES // (n_bytes + 2048)))
-    return Launch(
+    return plans.Launch(
         (
             ('VECTOR', 1),
             ('QUADS', int(quads)),
@@ -153,7 +147,7 @@ def layer_of(
     relation as the minor index of its rows. `loop`: the first matrix has ones on its diagonal
     added.
     """
-    if longest > LONG_ROW or not launch.on_gpu(x):
+    if longest > plans.LONG_ROW or not launch.on_gpu(x):
         return None
     n_all, width_in = given['W' if n_relations else 'W_self'].shape
     width_out = n_all // max(n_relations, 1)
@@ -181,8 +175,8 @@ def layer_forward(layer, rows, x, given, dropout_ratio=0.0, draw=None, out=None)
     `rows`, (n_rows * R) x n_rows, are of `sparse.relations.relation_rows`; `draw` is the (seed,
     stream, counter) of a step for dropout; the result is written to `out`, C-contiguous, if given.
     """
-    with device_of(x):
-        x = contiguous(x)
+    with launch.device_of(x):
+        x = launch.contiguous(x)
         y = cuda.cupy.empty((len(x), layer.width_out), x.dtype) if out is None else out
         _layer(layer, rows, x, None, None, given, y, None, dropout_ratio, draw)
     return y
@@ -205,10 +199,10 @@ def layer_backward(layer, rows, x, y, gy, given, dropout_ratio=0.0, has_features
         shapes['b'] = (layer.n_relations * layer.width_out,)
     if layer.n_biases:
         shapes['b_self'] = (layer.width_out,)
-    with device_of(x):
-        x, gy = contiguous(x), contiguous(gy)
+    with launch.device_of(x):
+        x, gy = launch.contiguous(x), launch.contiguous(gy)
         gx = cuda.cupy.empty(x.shape, x.dtype) if has_features else None
-        more = contiguous(more)
+        more = launch.contiguous(more)
         partials = _layer(layer, rows, gy, y, x, given, gx, shapes, dropout_ratio, None, more)
         parts, first = [], 0
         for name, shape in shapes.items():
@@ -240,23 +234,23 @@ def _layer(layer, matrix, rows, y, x, given, result, shapes, dropout_ratio, draw
     if not len(rows):
         return None
     names = ('W', 'W_self') if shapes else ('W', 'W_self', 'b', 'b_self')
-    parameters = [contiguous(given.get(name)) for name in names] + [None] * (4 - len(names))
+    parameters = [launch.contiguous(given.get(name)) for name in names] + [None] * (4 - len(names))
     is_backward = x is not None
     weights, data, indptr, indices = 0, None, None, None
     if layer.n_relations:
         weights, data, _ = values_of(matrix)
         indptr, indices = matrix.indptr, matrix.indices
-    bits = address_bits(rows, y, x, *parameters[:2], more, result)
+    bits = launch.address_bits(rows, y, x, *parameters[:2], more, result)
     quads = not (layer.width_in % 4 or layer.width_out % 4 or bits % (4 * rows.itemsize))
     device = kernels.device(rows.data.device_id)
     plan = layer_launch(layer, len(rows), rows.itemsize, quads, device, is_backward)
     partials = None
     if is_backward:
         n_columns = -(-sum(map(math.prod, shapes.values())) // 4) * 4
-        partials = cuda.cupy.empty((plan.grid[0], n_columns), arithmetic(rows.dtype))
+        partials = cuda.cupy.empty((plan.grid[0], n_columns), launch.arithmetic(rows.dtype))
     seed, stream, counter = draw or (0, 0, None)
     arrays = indptr, indices, data, rows, y, x, *parameters, more, result, partials, counter
-    run(
+    launch.run(
         'graph_linear',
         rows,
         plan,
