@@ -241,7 +241,7 @@ def relation_attention(
     """
     check.relations(adj)
     check.floating('m', m)
-    check.on_device('m', chainer.as_array(m), adj)
+    check.on_device('m', m, adj)
     n_channels = W.shape[-1] // 2
     expected = {
         'W': (W, (1, 2 * n_channels)),

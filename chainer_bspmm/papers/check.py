@@ -37,13 +37,13 @@ def spmv(adj, x, alpha, beta, y):
     for name, factor in (('alpha', alpha), ('beta', beta)):
         if not isinstance(factor, numbers.Real):
             raise TypeError('%s: expected a real number, got %r' % (name, factor))
-    check.shaped('x', x, adj, (adj.n_cols,))
+    _shaped('x', x, adj, (adj.n_cols,))
     check.values_dtype(adj, x)
     if y is None:
         if beta != 0:
             raise ValueError('y: expected an array to go with beta = %r, got None' % beta)
         return
-    check.shaped('y', y, adj, (adj.n_rows,))
+    _shaped('y', y, adj, (adj.n_rows,))
     check.same_dtype('y', y.dtype, x.dtype)
     if not y.flags.c_contiguous:
         raise ValueError(
@@ -54,6 +54,15 @@ def spmv(adj, x, alpha, beta, y):
         raise ValueError('y: expected a writable array, got a read-only one')
     if backend.get_array_module(x).may_share_memory(x, y):
         raise ValueError('y: expected memory apart from that of x, got an overlap')
+
+
+def _shaped(name, x, adj, shape):
+    check.on_device(name, x, adj)
+    check.floating(name, x)
+    if x.shape != shape:
+        raise ValueError(
+            '%s: expected shape %s to go with %r, got %s' % (name, shape, adj, x.shape)
+        )
 
 
 def st_dtype(x):

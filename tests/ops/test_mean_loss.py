@@ -87,7 +87,7 @@ def test_more_elements_than_a_block_s(gpu, kind):
 def test_more_blocks_than_threads_add_up(gpu, monkeypatch):
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.LOSS_CHUNK', 4)
     monkeypatch.setattr(
-        'chainer_bspmm.ops.mean_loss.MAX_BLOCK', 64
+        'chainer_bspmm.cuda.plans.MAX_BLOCK', 64
     )  # instead of 1,024: the emulator runs each thread
     monkeypatch.setattr('chainer_bspmm.ops.mean_loss.loss_launches', loss_launches.__wrapped__)
     check(gpu, 'SIGMOID_CROSS_ENTROPY', 'f', *arrays_of('SIGMOID_CROSS_ENTROPY', 'f', (1027,)))
