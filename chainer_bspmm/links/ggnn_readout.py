@@ -9,10 +9,10 @@ from chainer import Variable
 from chainer_chemistry.links.readout import ggnn_readout
 from chainer_chemistry.links.readout import scatter_ggnn_readout
 
-from chainer_bspmm.links.hooked import hooked
 from chainer_bspmm.functions import segment_sum
 from chainer_bspmm.ops.gates.gated_linear import ACTIVATIONS
 from chainer_bspmm.ops.gates.gated_linear import gated_linear
+from chainer_bspmm.links.linear import hooked
 from chainer_bspmm.links.linear import linear_rows
 from chainer_bspmm.links.linear import parameters_of
 from chainer_bspmm.links.rows import real_nodes

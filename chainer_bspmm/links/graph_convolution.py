@@ -7,7 +7,6 @@ from chainer import initializers
 
 from chainer_bspmm.ops import check
 from chainer_bspmm.functions import relation_linear
-from chainer_bspmm.links.linear import initialized
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.validate import count
 
@@ -58,7 +57,11 @@ class GraphConvolution(chainer.Link):
             self.W = chainer.Parameter(initializers.LeCunNormal())
             self.b = chainer.Parameter(0, self.out_size)
         if in_channels is not None:
-            initialized(self, in_channels)
+            self._initialize(in_channels)
+
+    def _initialize(self, in_channels):
+        if self.W.array is None:
+            self.W.initialize((self.out_size, in_channels))
 
     def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
         """Convolve.
@@ -81,4 +84,5 @@ class GraphConvolution(chainer.Link):
                 'adj: expected %d relations, the n_relations of the link, got %r'
                 % (self.n_relations, adj)
             )
-        return relation_linear(adj, x, *initialized(self, x.shape[-1]))
+        self._initialize(x.shape[-1])
+        return relation_linear(adj, x, self.W, self.b)

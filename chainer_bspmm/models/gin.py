@@ -12,7 +12,6 @@ from chainer_bspmm.links.gin_update import GINSparseUpdate
 from chainer_bspmm.links.gin_update import GINUpdate
 from chainer_bspmm.links.linear import zero_unused
 from chainer_bspmm.links.mlp import MLP
-from chainer_bspmm.links.rows import as_given
 from chainer_bspmm.links.rows import node_shape
 from chainer_bspmm.models.message_passing import MessagePassing
 from chainer_bspmm.models.sparse_model import EdgeListModel
@@ -70,7 +69,7 @@ class GIN(MessagePassing, gin.GIN):
         adj = adj.astype(h.dtype)
         for step in range(self.n_update_layers):
             h = self.update_layers[0 if self.weight_tying else step](h, adj)
-        return as_given(h, node_shape(adj))
+        return functions.reshape(h, node_shape(adj) + h.shape[1:]) if adj.layout == 'padded' else h
 
 
 class GINSparse(EdgeListModel, gin.GINSparse):
