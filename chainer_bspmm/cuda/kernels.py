@@ -49,12 +49,13 @@ def source(name):
 def _with_headers(name, text):
     parts = []
     for number, line in enumerate(text.splitlines(keepends=True), 1):
-        found = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
-        if found is None:
+        include = re.fullmatch(r'#include "(\w+\.cuh)"\n', line)
+        if include is None:
             parts.append(line)
         else:
-            header = (directory() / found[1]).read_text()
-            parts += ['#line 1 "%s"\n' % found[1], header, '#line %d "%s"\n' % (number + 1, name)]
+            header = (directory() / include[1]).read_text()
+            parts += ['#line 1 "%s"\n' % include[1], header]
+            parts.append('#line %d "%s"\n' % (number + 1, name))
     return ''.join(parts)
 
 

@@ -64,19 +64,9 @@ class GraphConvolution(chainer.Link):
             self.W.initialize((self.out_size, in_channels))
 
     def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
-        """Convolve.
+        """Convolve by ``adj``, a BatchedCSR of ``n_relations`` relations.
 
-        Args:
-            x (Variable or array): (n_nodes, in_channels); or (n_graphs, N, in_channels) if ``adj``
-                is padded.
-            adj (BatchedCSR): adjacency matrices of ``n_relations`` relations, of x's dtype.
-
-        Returns:
-            Variable: (n_nodes, out_channels), or (n_graphs, N, out_channels).
-
-        Raises:
-            TypeError, ValueError: as :func:`chainer_bspmm.functions.relation_linear`, or ``adj``
-            has another number of relations.
+        Arguments, result and errors are those of :func:`chainer_bspmm.functions.relation_linear`.
         """
         check.adjacency(adj)
         if adj.n_relations != self.n_relations:

@@ -104,18 +104,8 @@ class GINSparse(EdgeListModel, gin.GINSparse):
     def forward(self, x: Any, adj: BatchedCSR) -> chainer.Variable:
         """Predict; with ``node_embedding`` return (n_nodes, out_channels) features of the nodes.
 
-        Args:
-            x (array): (n_nodes,) int32 ids, or (n_nodes, channels) features of any width.
-            adj (BatchedCSR): packed, of one relation; ``A[i, j]`` is the number of edges from j to
-                i. Values of another dtype than the features' are converted.
-
-        Returns:
-            Variable: (n_graphs, out_dim), or (n_nodes, out_channels).
-
-        Raises:
-            TypeError: ``adj`` is no BatchedCSR.
-            ValueError: ``adj`` is not packed, shapes do not fit, or an id is outside of the
-                embedding.
+        As :meth:`MessagePassing.forward`; ``adj`` is packed, ``A[i, j]`` is the number of edges
+        from j to i, and features may have any width.
         """
         h = embed_atoms(self.embed, x, adj, any_width=True)
         if x.dtype.kind in 'iu':

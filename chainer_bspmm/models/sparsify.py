@@ -153,8 +153,8 @@ def _collect(link, path, swaps):
         for base in kind.__mro__
     ):
         raise ValueError('%s: %s. %s' % (path, why_not(kind), LISTED))
-    found = [_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()]
-    return any(found)
+    # All children, not up to the first that is sparse.
+    return any([_collect(child, '%s.%s' % (path, child.name), swaps) for child in link.children()])
 
 
 def why_not(kind: type) -> str:

@@ -19,16 +19,13 @@ class AttentionPattern:
     entry for each head; entries are sorted by receiver, head, relation, so that what is summed or
     normalised together is adjacent. Spare entries come last and name row 0.
 
-    Attributes:
-        product (BatchedCSR): what weights and features are multiplied by: a row for every node, in
-            which all its heads add up, or with `side_by_side` for every (node, head).
-        sources, receivers (array): (nnz * K,) int32, the two rows of features of every entry.
-        segments (array): int32, where each group of entries that is normalised together starts.
-        by_receiver (array): (n_nodes * K * R + 1,) int32, where the entries of every (node, head,
-            relation) start.
-        isolated (BatchedCSR or None): rows as `product`, columns ``(g * R + r) * K + k``: the
-            weight of the sum over graph g's nodes in a row that has no edges to weigh; None if the
-            host knows that there is no such row.
+    - `product`: what weights and features are multiplied by: a row for every node, in which all its
+      heads add up, or with `side_by_side` for every (node, head).
+    - `sources`, `receivers`: (nnz * K,) int32, the two rows of features of every entry.
+    - `segments`: int32, where each group of entries that is normalised together starts;
+      `by_receiver`, (n_nodes * K * R + 1,): where those of every (node, head, relation) start.
+    - `isolated`: rows as `product`, columns ``(g * R + r) * K + k``: the weight of the sum over
+      graph g's nodes in a row that has no edges to weigh; None if the host knows that none is so.
     """
 
     def __init__(self, adj, n_heads, within, side_by_side, dtype):

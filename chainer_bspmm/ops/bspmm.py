@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any
 
 import numpy
 import scipy.sparse
@@ -21,7 +20,6 @@ from chainer_bspmm.ops.elementwise import compute_dtype
 from chainer_bspmm.ops.node import apply_untracked
 from chainer_bspmm.sparse import BatchedCSR
 from chainer_bspmm.sparse.build import values_of
-from chainer_bspmm.sparse.validate import FLOATS
 
 
 AHEAD = 3  # entries of a row whose loads are issued together; molecules have two to four
@@ -247,10 +245,6 @@ def _bsddmm_on_gpu(adj: BatchedCSR, u, v):
     return w
 
 
-def _bspmm_on_host(adj, x, data, residual, trans):
-    return multiply_on_host(matrix_on_host(adj, data, compute_dtype(x), trans), adj, x, residual)
-
-
 def multiply_on_host(matrix, adj, x, residual):
     """Multiply by a SciPy matrix of x's `compute_dtype`, made from `adj` or its transpose."""
     y = matrix @ x.reshape(matrix.shape[1], x.shape[-1]).astype(matrix.dtype, copy=False)
@@ -292,17 +286,16 @@ def check_bspmm(adj, arrays):
     """Check x, data and residual of a product by any container."""
     x, data, residual = arrays
     _check_matrix('x', x, adj, adj.n_cols)
-    dtype = x.dtype
-    if data is not None:
+    if data is None:
+        check.values_dtype(adj, x)
+    else:
         check.on_device('data', data, adj)
         if data.shape != (adj.nnz,):
             raise ValueError(
                 'data: expected shape (%d,), one value for each entry, got %s'
                 % (adj.nnz, data.shape)
             )
-        check.same_dtype('data', data.dtype, dtype)
-    else:
-        check.values_dtype(adj, x)
+        check.same_dtype('data', data.dtype, x.dtype)
     if residual is not None:
         check.on_device('residual', residual, adj)
         shape = result_shape(adj, adj.n_rows, x)
@@ -310,7 +303,7 @@ def check_bspmm(adj, arrays):
             raise ValueError(
                 'residual: expected shape %s, that of the product, got %s' % (shape, residual.shape)
             )
-        check.same_dtype('residual', residual.dtype, dtype)
+        check.same_dtype('residual', residual.dtype, x.dtype)
 
 
 def result_shape(adj, n_rows, x):
@@ -330,30 +323,19 @@ def check_bsddmm(adj, u, v):
 
 
 def _check_matrix(name, x, adj, n_rows):
-    check.on_device(name, x, adj)
-    shape = x.shape
-    if x.dtype not in FLOATS:
-        check.floating(name, x)
-    if len(shape) == 2:
-        if shape[0] == n_rows:
-            return
-    elif len(shape) == 3 and adj.layout == 'padded' and adj.n_graphs:
-        if shape[:2] == (adj.n_graphs, n_rows // adj.n_graphs):
-            return
+    check.floats(name, x, adj)
+    if x.ndim == 2 and len(x) == n_rows:
+        return
     expected = '(%d, n_B)' % n_rows
     if adj.layout == 'padded' and adj.n_graphs:
-        expected += ' or (%d, %d, n_B)' % (adj.n_graphs, n_rows // adj.n_graphs)
-    raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, shape))
+        lead = adj.n_graphs, n_rows // adj.n_graphs
+        if x.ndim == 3 and x.shape[:2] == lead:
+            return
+        expected += ' or (%d, %d, n_B)' % lead
+    raise ValueError('%s: expected shape %s to go with %r, got %s' % (name, expected, adj, x.shape))
 
 
-def bspmm_forward(
-    adj: BatchedCSR,
-    x: Any,
-    data: Any = None,
-    residual: Any = None,
-    trans: bool = False,
-    algorithm: str = 'auto',
-) -> Any:
+def bspmm_forward(adj: BatchedCSR, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``y[i] = sum_k value[k] x[column[k]] (+ residual[i])`` over the entries of row i.
 
     x and the result are (rows, n_B), or (n_graphs, N, n_B) where ``adj`` is padded. ``data``, in
@@ -362,13 +344,12 @@ def bspmm_forward(
     """
     if launch.on_gpu(x):
         return _bspmm_on_gpu(adj, x, data, residual, trans, algorithm)
-    return _bspmm_on_host(adj, x, data, residual, trans)
+    return multiply_on_host(matrix_on_host(adj, data, compute_dtype(x), trans), adj, x, residual)
 
 
-def bsddmm_forward(adj: BatchedCSR, u: Any, v: Any) -> Any:
+def bsddmm_forward(adj: BatchedCSR, u, v):
     """Compute ``w[k] = sum_c u[row[k], c] v[column[k], c]``, (nnz,), for every entry k."""
-    calculate = _bsddmm_on_gpu if launch.on_gpu(u) else bsddmm_on_host
-    return calculate(adj, u, v)
+    return (_bsddmm_on_gpu if launch.on_gpu(u) else bsddmm_on_host)(adj, u, v)
 
 
 class BatchedSpMM(FunctionNode):

@@ -39,8 +39,8 @@ def adjacency(adj):
 
 def relations(adj):
     """Check for a BatchedCSR with a column for every row and relation."""
-    adjacency(adj)
-    if adj.n_cols != adj.n_rows * adj.n_relations:
+    if type(adj) is not BatchedCSR or adj.n_cols != adj.n_rows * adj.n_relations:
+        adjacency(adj)
         raise ValueError(
             'adj: expected a column for each of its %d rows and %d relations, got %r'
             % (adj.n_rows, adj.n_relations, adj)
@@ -54,12 +54,11 @@ def rows(name, x, adj, n_rows, width='n_B', each='node'):
             '%s: expected shape (%d, %s), a row for each %s of %r, got %s'
             % (name, n_rows, width, each, adj, x.shape)
         )
-    floating(name, x)
-    on_device(name, x, adj)
+    floats(name, x, adj)
 
 
 def features(x, adj, width):
-    """Check for :func:`rows` of a node that a matrix with values of their dtype multiplies."""
+    """Check for :func:`rows` that a matrix multiplies, whose values have their dtype."""
     rows('x', x, adj, adj.n_rows, width)
     values_dtype(adj, x)
 
@@ -71,6 +70,13 @@ def shapes(context, expected):
             raise ValueError(
                 '%s: expected shape %s to go with %s, got %s' % (name, shape, context, array.shape)
             )
+
+
+def floats(name, x, adj):
+    """Check for an array of floats, or a Variable, where a matrix is."""
+    on_device(name, x, adj)
+    if x.dtype not in FLOATS:
+        floating(name, x)
 
 
 def floating(name, x):

@@ -1,7 +1,5 @@
 """Rows of a table by their number, with a gradient that is deterministic, and fast on a host."""
 
-from typing import Any
-
 import numpy
 import scipy.sparse
 
@@ -37,21 +35,27 @@ def embed_launch(n_rows, n_types, n_channels) -> plans.Launch:
     )
 
 
-def _embed_rows_grad_on_gpu(ids, gy, n_types):
+def embed_rows_backward(ids, gy, n_types):
+    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
+
+    Rows with other ids than 0, ..., n_types - 1 are ignored. On a GPU it is from
+    :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
+    """
+    if not launch.on_gpu(gy):
+        return _backward_on_host(ids, gy, n_types)
     n_rows, n_channels = gy.shape
     with launch.device_of(gy):
         if not gy.size or not n_types:
             return cuda.cupy.zeros((n_types, n_channels), gy.dtype)
         plan = embed_launch(n_rows, n_types, n_channels)
-        partials = cuda.cupy.empty(
-            (plan.grid[0], n_types * n_channels), launch.arithmetic(gy.dtype)
-        )
-        ids = launch.contiguous(ids.astype(numpy.int32, copy=False))
-        launch.run('embed_grad', gy, plan, ids, launch.contiguous(gy), partials, *plan.arguments)
+        dtype = launch.arithmetic(gy.dtype)
+        partials = cuda.cupy.empty((plan.grid[0], n_types * n_channels), dtype)
+        ids, gy = launch.contiguous(ids.astype(numpy.int32, copy=False)), launch.contiguous(gy)
+        launch.run('embed_grad', gy, plan, ids, gy, partials, *plan.arguments)
     return sum_partials(partials, [(0, (n_types, n_channels), gy.dtype)])[0]
 
 
-def _embed_rows_grad_on_host(ids, gy, n_types):
+def _backward_on_host(ids, gy, n_types):
     dtype = compute_dtype(gy)
     is_type = (ids >= 0) & (ids < n_types)
     if not is_type.all():  # SciPy would write past its arrays
@@ -60,16 +64,6 @@ def _embed_rows_grad_on_host(ids, gy, n_types):
         (numpy.ones(len(ids), dtype), ids, numpy.arange(len(ids) + 1)), shape=(len(ids), n_types)
     )
     return (one_hot.T @ gy.astype(dtype, copy=False)).astype(gy.dtype, copy=False)
-
-
-def embed_rows_backward(ids: Any, gy: Any, n_types: int) -> Any:
-    """Compute ``y[t] = sum of gy[i] where ids[i] == t``, (n_types, n_B): an embedding's gradient.
-
-    Rows with other ids than 0, ..., n_types - 1 are ignored. On a GPU it is from
-    :func:`sum_partials`, so in a step it may have to be the gradient of a parameter.
-    """
-    calculate = _embed_rows_grad_on_gpu if launch.on_gpu(gy) else _embed_rows_grad_on_host
-    return calculate(ids, gy, n_types)
 
 
 class EmbedRows(AccumulateInPlace, FusedNode):
@@ -89,24 +83,13 @@ class EmbedRows(AccumulateInPlace, FusedNode):
         return (embed_rows_backward(self._ids, gy, len(inputs[0])),)
 
     def _composed(self, W):
-        return functions.matmul(_one_hot(self._ids, len(W), W.dtype), W)
-
-
-def _one_hot(ids, n_types, dtype):
-    if isinstance(ids, numpy.ndarray):
-        return (ids[:, None] == numpy.arange(n_types)).astype(dtype)
-    return cuda.elementwise(
-        'raw S ids, int32 n_types',
-        'T y',
-        'y = ids[i / n_types] == i % n_types ? (T)1 : (T)0',
-        'bspmm_one_hot',
-    )(ids, n_types, cuda.cupy.empty((len(ids), n_types), dtype))
+        one_hot = self._ids[:, None] == W.xp.arange(len(W))
+        return functions.matmul(one_hot.astype(W.dtype), W)
 
 
 def embed_rows(ids, W):
     """Take rows of a table, ``y[i] = W[ids[i]]``, by ids that are not checked.
 
-    Differentiable to any order; deterministic, its gradient too, unlike that of
-    ``chainer.functions.embed_id`` on a GPU. Does not synchronise.
+    Differentiable to any order; deterministic, unlike ``chainer.functions.embed_id`` on a GPU.
     """
     return EmbedRows(ids).apply((W,))[0]

@@ -1,7 +1,5 @@
 """Losses and metrics of all elements of a batch, each one launch on a GPU."""
 
-from typing import Any
-
 import numpy
 
 from chainer.backends import cuda
@@ -43,45 +41,6 @@ def loss_grad_launch(size) -> plans.Launch:
     )
 
 
-def _mean_loss_on_gpu(kind, x, t, divisor=None, ignore_nan=False):
-    with launch.device_of(x):
-        y = cuda.cupy.empty((), x.dtype)
-        count = cuda.cupy.empty((), numpy.int64) if divisor is None else None
-        launches = loss_launches(x.size)
-        partial = None
-        if len(launches) > 1:
-            partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
-        for plan in launches:
-            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan)
-    return y, count
-
-
-def _training_loss_on_gpu(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    launches = loss_launches(x.size)
-    if len(launches) > 1:
-        return (*_mean_loss_on_gpu(kind, x, t, divisor, ignore_nan), None, None)
-    with launch.device_of(x):
-        y, count, accuracy = cuda.cupy.empty((), x.dtype), None, None
-        if divisor is None:
-            count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
-        gx = None
-        if with_gradient and x.size <= LOSS_ALONG:
-            gx = cuda.cupy.empty(x.shape, x.dtype)
-        along = accuracy, gx
-        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, launches[0], along)
-    return y, count, accuracy, gx
-
-
-def _mean_loss_grad_on_gpu(kind, x, t, gy, divisor, ignore_nan=False):
-    with launch.device_of(x):
-        gx = cuda.cupy.empty(x.shape, x.dtype)
-        if gx.size:
-            count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
-            plan = loss_grad_launch(x.size)
-            _mean_loss(kind, x, t, gy, gx, count, None, divisor, ignore_nan, plan)
-    return gx
-
-
 def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, along=()):
     """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
     if t.dtype.kind == 'i':
@@ -110,33 +69,8 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, alo
     )
 
 
-def _mean_loss_on_host(kind, x, t, divisor=None, ignore_nan=False):
-    count = None
-    if divisor is None:
-        divisor = count = numpy.asarray(max((t != -1).sum(), 1))
-    terms, _ = _terms(kind, x, t, ignore_nan)
-    return numpy.asarray(terms.sum() / divisor, x.dtype), count
-
-
-def _training_loss_on_host(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
-    loss, count = _mean_loss_on_host(kind, x, t, divisor, ignore_nan)
-    accuracy = gx = None
-    if count is not None:
-        accuracy, _ = _mean_loss_on_host('BINARY_ACCURACY', x, t)
-    if with_gradient:
-        gx = _mean_loss_grad_on_host(
-            kind, x, t, 1, count if divisor is None else divisor, ignore_nan
-        )
-    return loss, count, accuracy, gx
-
-
-def _mean_loss_grad_on_host(kind, x, t, gy, divisor, ignore_nan=False):
-    _, slopes = _terms(kind, x, t, ignore_nan)
-    return numpy.asarray(gy * slopes / divisor, x.dtype)
-
-
 def _terms(kind, x, t, ignore_nan):
-    """Return every element's term of a `mean_loss`, and its slope by x, in float64."""
+    """Return every element's term of a `mean_loss`, and its slope, in float64."""
     x = x.astype(numpy.float64)
     is_positive, is_known = x >= 0, t != -1
     if kind == 'BINARY_ACCURACY':
@@ -162,9 +96,7 @@ def _check(x, t):
         )
 
 
-def mean_loss_forward(
-    kind: str, x: Any, t: Any, divisor: int | None = None, ignore_nan: bool = False
-) -> tuple[Any, Any]:
+def mean_loss_forward(kind, x, t, divisor=None, ignore_nan=False):
     """Compute a loss or metric ``y = sum of term(x[i], t[i]) / divisor`` over all elements i.
 
     `kernels/mean_loss.cu` has the terms of each kind: ``'SIGMOID_CROSS_ENTROPY'`` and
@@ -175,33 +107,65 @@ def mean_loss_forward(
     int64.
     """
     _check(x, t)
-    calculate = _mean_loss_on_gpu if launch.on_gpu(x) else _mean_loss_on_host
-    return calculate(kind, x, t, divisor, ignore_nan)
+    count = None
+    if not launch.on_gpu(x):
+        if divisor is None:
+            divisor = count = numpy.asarray(max((t != -1).sum(), 1))
+        terms, _ = _terms(kind, x, t, ignore_nan)
+        return numpy.asarray(terms.sum() / divisor, x.dtype), count
+    with launch.device_of(x):
+        y, partial = cuda.cupy.empty((), x.dtype), None
+        if divisor is None:
+            count = cuda.cupy.empty((), numpy.int64)
+        launches = loss_launches(x.size)
+        if len(launches) > 1:
+            partial = cuda.cupy.empty((launches[0].grid[0], 2), numpy.float64)
+        for plan in launches:
+            _mean_loss(kind, x, t, None, y, count, partial, divisor, ignore_nan, plan)
+    return y, count
 
 
-def training_loss(
-    kind: str,
-    x: Any,
-    t: Any,
-    divisor: int | None = None,
-    ignore_nan: bool = False,
-    with_gradient: bool = True,
-) -> tuple[Any, Any, Any, Any]:
+def training_loss(kind, x, t, divisor=None, ignore_nan=False, with_gradient=True):
     """Compute :func:`mean_loss_forward` and, by the same launch, what a step needs with it.
 
     Returns the loss and its divisor; the binary accuracy of a cross entropy whose labels are
     counted, else None; and if `with_gradient` what :func:`mean_loss_backward` gives where gy is 1,
     else None. On a GPU the last two are None where there are too many elements.
     """
+    accuracy = gx = None
+    if not launch.on_gpu(x):
+        y, count = mean_loss_forward(kind, x, t, divisor, ignore_nan)
+        if count is not None:
+            accuracy, _ = mean_loss_forward('BINARY_ACCURACY', x, t)
+        if with_gradient:
+            divisor = count if divisor is None else divisor
+            gx = mean_loss_backward(kind, x, t, 1, divisor, ignore_nan)
+        return y, count, accuracy, gx
     _check(x, t)
-    calculate = _training_loss_on_gpu if launch.on_gpu(x) else _training_loss_on_host
-    return calculate(kind, x, t, divisor, ignore_nan, with_gradient)
+    launches = loss_launches(x.size)
+    if len(launches) > 1:
+        return (*mean_loss_forward(kind, x, t, divisor, ignore_nan), None, None)
+    with launch.device_of(x):
+        y, count = cuda.cupy.empty((), x.dtype), None
+        if divisor is None:
+            count, accuracy = cuda.cupy.empty((), numpy.int64), cuda.cupy.empty((), x.dtype)
+        if with_gradient and x.size <= LOSS_ALONG:
+            gx = cuda.cupy.empty(x.shape, x.dtype)
+        along = accuracy, gx
+        _mean_loss(kind, x, t, None, y, count, None, divisor, ignore_nan, launches[0], along)
+    return y, count, accuracy, gx
 
 
-def mean_loss_backward(
-    kind: str, x: Any, t: Any, gy: Any, divisor: Any, ignore_nan: bool = False
-) -> Any:
-    """Return the gradient of :func:`mean_loss_forward` by x, of any kind but the accuracy."""
+def mean_loss_backward(kind, x, t, gy, divisor, ignore_nan=False):
+    """Return the gradient of :func:`mean_loss_forward`, of any kind but the accuracy."""
     _check(x, t)
-    calculate = _mean_loss_grad_on_gpu if launch.on_gpu(x) else _mean_loss_grad_on_host
-    return calculate(kind, x, t, gy, divisor, ignore_nan)
+    if not launch.on_gpu(x):
+        _, slopes = _terms(kind, x, t, ignore_nan)
+        return numpy.asarray(gy * slopes / divisor, x.dtype)
+    with launch.device_of(x):
+        gx = cuda.cupy.empty(x.shape, x.dtype)
+        if gx.size:
+            count, divisor = (None, divisor) if isinstance(divisor, int) else (divisor, None)
+            plan = loss_grad_launch(x.size)
+            _mean_loss(kind, x, t, gy, gx, count, None, divisor, ignore_nan, plan)
+    return gx

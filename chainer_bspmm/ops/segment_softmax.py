@@ -200,8 +200,7 @@ def segment_softmax(adj: BatchedCSR, x: Variable | NdArray) -> Variable:
             'x: expected shape (%d,) or (%d, n_B), a row for each entry of adj, '
             'got %s' % (adj.nnz, adj.nnz, x.shape)
         )
-    check.floating('x', x)
-    check.on_device('x', x, adj)
+    check.floats('x', x, adj)
     return SegmentSoftmax(Segments(adj.indptr, adj.nnz)).apply((x,))[0]
 
 

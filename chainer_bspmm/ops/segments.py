@@ -243,7 +243,8 @@ class _Segmented(function_node.FunctionNode):
 
 class SegmentSum(_Segmented):
     def _calculate(self, x):
-        return reduce_rows(segment_sum_forward, x, self._segments)
+        offsets, _, max_rows, weights = self._segments
+        return segment_sum_forward(x, offsets, max_rows, weights)
 
     def backward(self, indexes, grad_outputs):
         return tuple(self._apply_other(SegmentBroadcast, grad_outputs))
@@ -279,7 +280,7 @@ def reduce_rows(reduction, x, segments):
 
 
 def segments_of(adj):
-    """Return the `Segments` that are the graphs of a batch, after checking it."""
+    """Return the `Segments` that are the graphs of a batch, after a check."""
     check.adjacency(adj)
     weights = adj.row_weights
     if weights is not None and (weights.shape != (adj.n_rows,) or weights.dtype != numpy.float32):

@@ -9,6 +9,7 @@ import scipy.sparse
 
 from chainer import backend
 
+from chainer_bspmm.sparse import build
 from chainer_bspmm.sparse import validate
 from chainer_bspmm.sparse.batch import Batch
 from chainer_bspmm.sparse.batched_csr import BatchedCSR
@@ -107,8 +108,7 @@ class BatchedSELL(Batch):
             counts = counts[self.row_order]
         heights = numpy.diff(self.slice_rows).astype(numpy.int64)
         widths = numpy.maximum.reduceat(counts, self.slice_rows[:-1]) if self.n_slices else heights
-        starts = numpy.zeros(self.n_slices + 1, numpy.int64)
-        numpy.cumsum(heights * widths, out=starts[1:])
+        starts = build.starts_of(heights * widths)
         validate.fits_int32('non-zeros with padding', int(starts[-1]))
         self.slice_starts = starts.astype(numpy.int32)
         stored, entry = _places(self, counts, adj.indptr)
@@ -139,8 +139,7 @@ class BatchedSELL(Batch):
     def to_csr(self) -> BatchedCSR:
         """Return the ``BatchedCSR`` this was made of, entries of a row in their old order.
 
-        Returns:
-            BatchedCSR: on the same device. Passes through the host (synchronises).
+        It is on the same device. Passes through the host (synchronises).
         """
         host = self.to_device('@numpy')
         heights = numpy.diff(host.slice_rows)
@@ -152,8 +151,7 @@ class BatchedSELL(Batch):
         if host.row_order is not None:
             row_counts = numpy.empty_like(counts)
             row_counts[host.row_order] = counts
-        indptr = numpy.zeros(self.n_rows + 1, numpy.int32)
-        numpy.cumsum(row_counts, out=indptr[1:])
+        indptr = build.starts_of(row_counts).astype(numpy.int32)
         stored, entry = _places(host, counts, indptr)
         indices = numpy.empty(self.nnz, numpy.int32)
         indices[entry] = host.column[stored]

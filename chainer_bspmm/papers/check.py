@@ -57,8 +57,7 @@ def spmv(adj, x, alpha, beta, y):
 
 
 def _shaped(name, x, adj, shape):
-    check.on_device(name, x, adj)
-    check.floating(name, x)
+    check.floats(name, x, adj)
     if x.shape != shape:
         raise ValueError(
             '%s: expected shape %s to go with %r, got %s' % (name, shape, adj, x.shape)

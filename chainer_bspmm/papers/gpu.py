@@ -95,46 +95,39 @@ def spmv(adj, x, alpha, beta, y):
 
 def _st(adj, x, data, residual, trans):
     """One of the three below, by the paper's rule."""
-    max_rows = adj.max_cols if trans else adj.max_rows
-    algorithm = policy.st_algorithm(max_rows, x.shape[-1], x.itemsize)
+    algorithm = policy.st_algorithm(_st_side(adj, trans)[1], x.shape[-1], x.itemsize)
     return ST_ALGORITHMS[algorithm](adj, x, data, residual, trans)
+
+
+def _st_side(adj, trans):
+    """Return rows, those of the largest matrix, and where each one's begin, of the product."""
+    if trans:
+        return adj.n_cols, adj.max_cols, adj.col_offsets
+    return adj.n_rows, adj.max_rows, adj.row_offsets
 
 
 def _st_shared(adj, x, data, residual, trans):
     """A block per matrix, figure 5-(a)."""
     n_channels = x.shape[-1]
-    max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes(
-        'st_shared',
-        max_rows * n_channels * x.itemsize,
-        'the output of the largest matrix',
-        policy.SHARED_BUDGET,
-    )
+    n_bytes = _st_side(adj, trans)[1] * n_channels * x.itemsize
+    what = 'the output of the largest matrix'
+    check.st_bytes('st_shared', n_bytes, what, policy.SHARED_BUDGET)
     return _st_blocks(adj, x, data, residual, trans, n_channels)
 
 
 def _st_blocked(adj, x, data, residual, trans):
     """A block per matrix and partition of columns, figure 5-(b)."""
-    n_channels = x.shape[-1]
-    max_rows = adj.max_cols if trans else adj.max_rows
-    check.st_bytes(
-        'st_blocked',
-        max_rows * x.itemsize,
-        'one column of the output of the largest matrix',
-        policy.SHARED_BUDGET,
-    )
-    n_columns = policy.st_partition(max_rows, n_channels, x.itemsize)
+    max_rows = _st_side(adj, trans)[1]
+    what = 'one column of the output of the largest matrix'
+    check.st_bytes('st_blocked', max_rows * x.itemsize, what, policy.SHARED_BUDGET)
+    n_columns = policy.st_partition(max_rows, x.shape[-1], x.itemsize)
     return _st_blocks(adj, x, data, residual, trans, n_columns)
 
 
 def _st_blocks(adj, x, data, residual, trans, n_columns):
     """Launch kernels/papers/bspmm_st_shared.cu."""
     check.st_dtype(x)
-    n_rows, max_rows, offsets = (
-        (adj.n_cols, adj.max_cols, adj.col_offsets)
-        if trans
-        else (adj.n_rows, adj.max_rows, adj.row_offsets)
-    )
+    n_rows, max_rows, offsets = _st_side(adj, trans)
     n_channels = x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
     if y.size:
@@ -149,7 +142,7 @@ def _st_blocks(adj, x, data, residual, trans, n_columns):
 def _st_global(adj, x, data, residual, trans):
     """A sub-warp per entry, case 3 of section 4.3, kernels/papers/bspmm_st_global.cu."""
     check.st_dtype(x)
-    shape = adj.n_cols if trans else adj.n_rows, x.shape[-1]
+    shape = _st_side(adj, trans)[0], x.shape[-1]
     # One more launch, because the kernel only adds, by atomics.
     if residual is None:
         y = cuda.cupy.zeros(shape, x.dtype)

@@ -14,11 +14,7 @@ ST_GLOBAL_BLOCK = 256
 def subwarp(n_channels):
     """Return how many threads share a row or an entry: 32, or the least power of two >= n_B <= 16.
 
-    Args:
-        n_channels (int): n_B, positive.
-
-    Source:
-        Nagasaka et al., section 4.1: powers of two, so that dividing by them is a shift.
+    Nagasaka et al., section 4.1: powers of two, so that dividing by them is a shift.
     """
     return plans.WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
 
@@ -86,13 +82,8 @@ def swa_launch(n_graphs, max_rows, n_channels, itemsize, blocked=None):
 
     Without blocking (c) a block owns all columns of its rows. With it (d) the columns are split
     into the fewest partitions, a power of two, whose sums fit in `SHARED_BUDGET`. The last of the
-    plan's arguments is the number of columns that a block owns.
-
-    Raises:
-        ValueError: (c) is forced and does not fit, or the grid is larger than CUDA allows.
-
-    Source:
-        Nagasaka et al., sections 4.1 to 4.3; TB, which they do not state, is `BLOCK`.
+    plan's arguments is the number of columns that a block owns. Nagasaka et al., sections 4.1 to
+    4.3; TB, which they do not state, is `BLOCK`.
     """
     lanes = subwarp(n_channels)
     partitions, width = 1, n_channels
@@ -138,11 +129,7 @@ def sell_slots(max_slice_rows):
 
 @functools.lru_cache(maxsize=4096)
 def sell_launch(n_slices, n_slots, n_channels, width):
-    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell.
-
-    Raises:
-        ValueError: more threads than the kernel counts in 32 bits.
-    """
+    """Plan a thread per (row of a slice, tile of vectors): the grid of bspmm_sell."""
     n_vectors = n_channels // width
     tile = min(n_vectors, SELL_COLUMNS // width)
     blocks = -(-n_slices * n_slots // plans.BLOCK)

@@ -21,20 +21,13 @@ from chainer_bspmm.papers.batched_sell import BatchedSELL
 from chainer_bspmm.sparse import BatchedCSR
 
 
-def bspmm_forward(
-    adj: BatchedCSR | BatchedCOO | BatchedSELL,
-    x: Any,
-    data: Any = None,
-    residual: Any = None,
-    trans: bool = False,
-    algorithm: str = 'auto',
-) -> Any:
+def bspmm_forward(adj, x, data=None, residual=None, trans=False, algorithm='auto'):
     """Compute ``ops.bspmm.bspmm_forward`` on checked arrays."""
     calculate = gpu.bspmm if launch.on_gpu(x) else cpu.bspmm
     return calculate(adj, x, data, residual, trans, algorithm)
 
 
-def bsddmm_forward(adj: BatchedCSR | BatchedCOO, u: Any, v: Any) -> Any:
+def bsddmm_forward(adj, u, v):
     """Compute ``ops.bspmm.bsddmm_forward`` on checked arrays."""
     if type(adj) is BatchedCSR or not launch.on_gpu(u):
         return bsddmm_of_csr(adj, u, v)
@@ -122,7 +115,7 @@ def spmv(
 
     As in BLAS, beta scales y once, and ``beta=0`` never reads y, not even a NaN. alpha and beta
     are rounded to x's dtype (float16: to float32). Unlike in BLAS, ``alpha=0`` still multiplies:
-    a NaN in x stays one.
+    a NaN in x stays one. Deterministic; does not synchronise.
 
     Args:
         adj (BatchedCSR or BatchedSELL): n_rows x n_cols.
@@ -131,14 +124,8 @@ def spmv(
         y (array or None): (n_rows,) of x's dtype, C-contiguous, not overlapping x. None means a new
             array, and requires ``beta=0``.
 
-    Returns:
-        array: ``y``, or a new array (n_rows,) of x's dtype.
-
     Raises:
         TypeError, ValueError: an argument does not fit; before anything is launched.
-
-    Note:
-        Deterministic; does not synchronise.
 
     Source:
         IPSJ report 2018-HPC-164 No. 3, figures 2, 4 and 5; ``papers/bspmm_sell.cu``,

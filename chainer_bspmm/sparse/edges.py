@@ -58,11 +58,9 @@ def gathering(entries, columns, row_offsets, col_offsets, max_rows, max_cols, n_
 class Edges:
     """Matrices that gather features along the edges of a batch, and add them up at its nodes.
 
-    Attributes:
-        from_source, from_receiver (BatchedCSR): nnz x (n_nodes * R); their products are, for
-            entry (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of features.
-        to_node (BatchedCSR): n_nodes x nnz; its product adds up the edges of every node, times the
-            values of ``adj``.
+    The products of `from_source` and `from_receiver`, nnz x (n_nodes * R), are, for entry
+    (i, j * R + r) of ``adj``, row ``j * R + r`` and row ``i * R + r`` of features. That of
+    `to_node`, n_nodes x nnz, adds up the edges of every node, times the values of ``adj``.
     """
 
     def __init__(self, adj):

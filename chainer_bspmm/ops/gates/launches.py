@@ -143,9 +143,9 @@ def gated_step_forward(x, message, state, parameters, is_tanh):
     """
     if not launch.on_gpu(x):
         return None
-    given = [x, message, state, *(array for pair in parameters for array in pair)]
-    given = [array for array in given if array is not None]
-    if x.dtype.char not in kernels.STORAGE or any(array.dtype != x.dtype for array in given):
+    arrays = x, message, state, *(array for pair in parameters for array in pair)
+    dtypes = {array.dtype for array in arrays if array is not None}
+    if x.dtype.char not in kernels.STORAGE or len(dtypes) > 1:
         return None
     with launch.device_of(x):
         x, message, state, parameters = _contiguous(x, message, state, parameters)

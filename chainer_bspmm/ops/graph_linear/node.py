@@ -180,12 +180,13 @@ def _check_parameters(adj, n_in, parameters):
         raise ValueError(
             '%s: expected shape (%s, %d)%s, got %s' % (name, n_rows, n_in, advice, matrix.shape)
         )
-    n_out = len(matrix) // n_relations
-    expected = {'b': (n_out * n_relations,), 'W_self': (n_out, n_in), 'b_self': (n_out,)}
-    check.shapes(
-        '%s of shape %s' % (name, matrix.shape),
-        {name: (parameters.get(name), shape) for name, shape in expected.items()},
-    )
+    n_out, get = len(matrix) // n_relations, parameters.get
+    expected = {
+        'b': (get('b'), (n_out * n_relations,)),
+        'W_self': (get('W_self'), (n_out, n_in)),
+        'b_self': (get('b_self'), (n_out,)),
+    }
+    check.shapes('%s of shape %s' % (name, matrix.shape), expected)
 
 
 def relation_linear(
