@@ -58,12 +58,10 @@ class GatedLinear(FusedNode):
         if self._is_whole:
             dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
             W_gate, W_value, b_gate, b_value = (*dtypes, None, None)[:4]
+            x, other, state, pairs = self._operands(inputs)
+            dtypes = [W_value, b_value, W_gate, b_gate]
             gx, g_other, _, (gW_value, gb_value, gW_gate, gb_gate) = gated_step_backward(
-                *self._operands(inputs),
-                self._saved,
-                gy,
-                self._is_tanh,
-                [W_value, b_value, W_gate, b_gate],
+                x, other, state, pairs, self._saved, gy, self._is_tanh, dtypes
             )
             return [*[gx, g_other][:first], gW_gate, gW_value, gb_gate, gb_value]
         x, W, gate, value = self._saved

@@ -93,10 +93,10 @@ class GraphLinear(AccumulateInLaunch, FusedNode):
             )
         return {i: gradients[names[i]] for i in wanted}
 
-    def _composed(self, x, *parameters):
+    def _composed(self, x, *arrays):
         adj = self._adj
-        parameters = [functions.cast(array, x.dtype) for array in parameters]
-        parameters = dict(zip(self._names, parameters))
+        arrays = [functions.cast(array, x.dtype) for array in arrays]
+        parameters = dict(zip(self._names, arrays))
         y = None
         if 'W_self' in parameters:
             y = functions.linear(x, parameters['W_self'], parameters.get('b_self'))
