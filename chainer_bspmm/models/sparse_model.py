@@ -15,19 +15,17 @@ _warned = weakref.WeakSet()  # models, which keep no note of it: captured steps 
 class SparseModel(Sparse):
     """Base of the models: links that take whole batches and predict for each molecule.
 
-    Attributes:
-        trained_with (tuple or None): (layout, padded_to) of the batches that it was trained with
-            last; those of padded batches are written as those of folded ones, which give the same
-            numbers. None: it was not trained, or its parameters are from an ``.npz`` file, which
-            does not say. A prediction from batches of another layout warns, once for each model.
-        upstreams_layout (tuple): what that is after a training of upstream's model.
+    ``trained_with`` is (layout, padded_to) of the batches that it was trained with last; padded
+    batches count as folded ones, which give the same numbers. None: it was not trained, or its
+    parameters are from an ``.npz`` file, which does not say. A prediction from batches of another
+    layout warns, once for each model.
     """
 
     links: Callable
     namedlinks: Callable
     params: Callable
     trained_with = None
-    upstreams_layout = 'folded', None
+    upstreams_layout = 'folded', None  # what it is after a training of upstream's model
 
     def __call__(self, *args, **kwargs):
         y = super().__call__(*args, **kwargs)
@@ -102,8 +100,7 @@ def _size(padded_to, has_to_tell):
 def remember_dense_training(model: SparseModel) -> None:
     """Note that a model was trained as upstream's, on its batches, before it was swapped.
 
-    Known from the optimizer's counts, which a pickle keeps, if they are others than when
-    :func:`leave_note` was called.
+    Known from the optimizer's counts, which a pickle keeps, since :func:`leave_note`.
     """
     trained_with, n_updates = model.__dict__.pop('_when_densified', (None, 0))
     if _n_updates(model) != n_updates:

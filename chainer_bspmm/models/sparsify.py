@@ -102,17 +102,16 @@ def densify(model: Link) -> Link:
     swaps = []
     for path, link in model.namedlinks():
         if isinstance(link, Sparse):
-            kind = type(link)
+            kind, path = type(link), 'model' + path.rstrip('/').replace('/', '.')
             if 'upstream' not in vars(kind):
                 raise ValueError(
-                    'model%s: got %s, a subclass of a sparse link, which has no dense form'
-                    % (path.rstrip('/').replace('/', '.'), _full_name(kind))
+                    '%s: got %s, a subclass of a sparse link, which has no dense form'
+                    % (path, _full_name(kind))
                 )
             if kind is RSGCN and not isinstance(link.readout, GeneralReadout.upstream):
                 raise ValueError(
-                    'model%s.readout: expected a GeneralReadout to go back, got %r, which is '
-                    'called with a sparse batch'
-                    % (path.rstrip('/').replace('/', '.'), link.readout)
+                    '%s.readout: expected a GeneralReadout to go back, got %r, which is called '
+                    'with a sparse batch' % (path, link.readout)
                 )
             swaps.append((link, kind.upstream))
     for link, kind in swaps:

@@ -153,19 +153,8 @@ class RelGCN_GWLE(GWLEGraphConvModel, gwle_net.RelGCN_GWLE):
     """:class:`GWLEGraphConvModel` with the update of RelGCN and the readout of GGNN."""
 
 
-MODELS = (
-    CWLEGraphConvModel,
-    GGNN_CWLE,
-    GIN_CWLE,
-    NFP_CWLE,
-    RSGCN_CWLE,
-    RelGAT_CWLE,
-    RelGCN_CWLE,
-    GWLEGraphConvModel,
-    GGNN_GWLE,
-    GIN_GWLE,
-    NFP_GWLE,
-    RSGCN_GWLE,
-    RelGAT_GWLE,
-    RelGCN_GWLE,
+MODELS = tuple(
+    kind
+    for base in (CWLEGraphConvModel, GWLEGraphConvModel)
+    for kind in (base, *base.__subclasses__())
 )

@@ -35,10 +35,9 @@ class Ranks:
         self._comm = None if comm is None or comm.size == 1 else comm
 
     def sum(self, array):
-        """Return the sum of the ranks' arrays, of one shape and dtype.
+        """Return the sum of the ranks' arrays, which all call it in the same order.
 
-        All ranks call it in the same order. Synchronises with a GPU, but in a step that may be
-        captured.
+        Synchronises with a GPU, but not in a step that may be captured.
         """
         if self._comm is None:
             return array

@@ -96,12 +96,9 @@ class GRUStep(AccumulateInPlace, FusedNode):
 
     def _gradients_of_whole(self, inputs, gy, wanted):
         first = 2 + (self._state == 'given')
-        x, message, state, pairs = self._split(
-            [array.astype(gy.dtype, copy=False) for array in inputs]
-        )
-        dtypes = [
-            array.dtype if i in wanted else None for i, array in enumerate(inputs[first:], first)
-        ]
+        arrays = [array.astype(gy.dtype, copy=False) for array in inputs]
+        x, message, state, pairs = self._split(arrays)
+        dtypes = [inputs[i].dtype if i in wanted else None for i in range(first, len(inputs))]
         gx, g_message, g_state, parameters = gated_step_backward(
             x, message, state, pairs, self._saved, gy, True, dtypes
         )

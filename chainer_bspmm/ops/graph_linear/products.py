@@ -18,11 +18,9 @@ from chainer_bspmm.sparse.relations import relation_rows
 def aggregates_first(in_channels, out_channels):
     """Tell whether it is cheaper to sum neighbours first than to map features first.
 
-    Both orders do the same multiplications in their GEMMs. They differ in the array between GEMM
-    and product, written by the one and read by the other, forward and backward: (n_nodes, R, width)
-    with the width of the input if neighbours are summed first, else of the output. If the widths
-    are equal, summing first wins: it needs no permutation of W, which is a matrix of shape
-    (out_channels, R * in_channels) as it lies in memory.
+    The orders differ in the array between GEMM and product, (n_nodes, R, width), with the width of
+    the input if neighbours are summed first, else of the output. If these are equal, summing first
+    wins: it needs no permutation of W, (out_channels, R * in_channels) as it lies in memory.
     """
     return out_channels >= in_channels
 
