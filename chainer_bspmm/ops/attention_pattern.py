@@ -108,7 +108,7 @@ def _fill_on_host(adj, n_heads, sources, receivers, by_receiver):
 
 
 def _fill_on_device(adj, n_heads, sources, receivers, by_receiver):
-    cuda.elementwise(
+    kernel = cuda.elementwise(
         'raw I indptr, raw I columns, int32 n_relations, int32 n_heads, int32 n_nodes',
         'raw I sources, raw I receivers, I by_receiver',
         """
@@ -126,16 +126,9 @@ def _fill_on_device(adj, n_heads, sources, receivers, by_receiver):
                 ++place;
             }""",
         'bspmm_attention_entries',
-    )(
-        adj.indptr,
-        adj.indices,
-        adj.n_relations,
-        n_heads,
-        adj.n_rows,
-        sources,
-        receivers,
-        by_receiver,
     )
+    sizes = adj.n_relations, n_heads, adj.n_rows
+    kernel(adj.indptr, adj.indices, *sizes, sources, receivers, by_receiver)
 
 
 def _slots(adj):
@@ -174,7 +167,7 @@ def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype)
     """
     xp, size = cuda.cupy, by_receiver.size - 1
     data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
-    cuda.elementwise(
+    kernel = cuda.elementwise(
         'raw I by_receiver, raw I row_offsets, raw W slots, int32 n_graphs, int32 n_relations, '
         'int32 n_heads, int32 within',
         'T data, I column',
@@ -195,28 +188,11 @@ def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype)
             column = (graph * n_relations + relation) * n_heads + head;
         }""",
         'bspmm_attention_isolated',
-    )(
-        by_receiver,
-        adj.row_offsets,
-        _slots(adj),
-        adj.n_graphs,
-        adj.n_relations,
-        n_heads,
-        int(within),
-        data,
-        indices,
     )
-    width = n_heads * adj.n_relations
-    return (
-        data,
-        indices,
-        equal_rows(
-            adj,
-            adj.n_rows * rows_per_node,
-            width // rows_per_node,
-            adj.row_offsets[-1:] * rows_per_node,
-        ),
-    )
+    sizes = adj.n_graphs, adj.n_relations, n_heads, int(within)
+    kernel(by_receiver, adj.row_offsets, _slots(adj), *sizes, data, indices)
+    n_rows, width = adj.n_rows * rows_per_node, n_heads * adj.n_relations // rows_per_node
+    return data, indices, equal_rows(adj, n_rows, width, adj.row_offsets[-1:] * rows_per_node)
 
 
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):

@@ -194,11 +194,7 @@ def _bspmm_on_gpu(adj: BatchedCSR, x, data, residual, trans, algorithm):
         y = cuda.cupy.empty(result_shape(adj, side.n_rows, x), x.dtype)
         if not y.size:
             return y
-        x, data, residual = (
-            launch.contiguous(x),
-            launch.contiguous(data),
-            launch.contiguous(residual),
-        )
+        x, data, residual = map(launch.contiguous, (x, data, residual))
         n_channels, has_residual = x.shape[-1], residual is not None
         weights, data, order = values_of(adj, data, trans)
         device = kernels.device(x.data.device_id)

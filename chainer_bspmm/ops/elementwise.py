@@ -130,8 +130,8 @@ def sigmoid(x, bias=None):
 
 
 # Chainer Chemistry's linear layers emit a row for every output channel and relation in the order
-# c * R + r, the relation as the minor index. The rows of products with a matrix for each relation
-# are r * n_out + c, the relation as the major one. Both functions take Variables, too.
+# c * R + r, products with a matrix for each relation in the order r * n_out + c. Both take
+# Variables, too.
 
 
 def by_relation(parameter, n_relations):

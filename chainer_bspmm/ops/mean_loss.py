@@ -45,28 +45,17 @@ def _mean_loss(kind, x, t, gy, y, count, partial, divisor, ignore_nan, plan, alo
     """Launch kernels/mean_loss.cu; along: accuracy and gradient, if they are to be written too."""
     if t.dtype.kind == 'i':
         t = t.astype(numpy.int32, copy=False)
-    arrays = (
-        launch.contiguous(x),
-        launch.contiguous(t),
-        gy,
-        y,
-        count,
-        partial,
-        *(along or (None, None)),
-    )
-    launch.run(
-        'mean_loss',
-        x,
-        plan,
-        *arrays,
-        *plan.arguments,
-        numpy.float64(divisor or 0),
-        KIND=kind,
-        IGNORE_NAN=ignore_nan,
-        COUNTED=count is not None,
-        GRADIENT=gy is not None,
-        ALONG=bool(along),
-    )
+    x, t = launch.contiguous(x), launch.contiguous(t)
+    arrays = x, t, gy, y, count, partial, *(along or (None, None))
+    defines = {
+        'KIND': kind,
+        'IGNORE_NAN': ignore_nan,
+        'COUNTED': count is not None,
+        'GRADIENT': gy is not None,
+        'ALONG': bool(along),
+    }
+    divisor = numpy.float64(divisor or 0)
+    launch.run('mean_loss', x, plan, *arrays, *plan.arguments, divisor, **defines)
 
 
 def _terms(kind, x, t, ignore_nan):

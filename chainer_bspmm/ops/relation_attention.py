@@ -80,13 +80,9 @@ class RelationAttention(FusedNode):
         residual = None
         if pattern.isolated is not None:
             gsums = bspmm_forward(pattern.isolated, gy, trans=True)
-            gslots = segment_broadcast_forward(
-                gsums.reshape(adj.n_graphs, m.shape[1]),
-                adj.row_offsets,
-                adj.n_rows,
-                adj.max_rows,
-                adj.row_weights,
-            )
+            gsums = gsums.reshape(adj.n_graphs, m.shape[1])
+            offsets, n_rows, max_rows = adj.row_offsets, adj.n_rows, adj.max_rows
+            gslots = segment_broadcast_forward(gsums, offsets, n_rows, max_rows, adj.row_weights)
             residual = self._dropped(gslots.reshape(x.shape))
         gx = bspmm_forward(product, gy, self._weights(self._alpha[:, 0]), residual, trans=True)
         galpha = self._weights(bsddmm_forward(product, gy, x))
@@ -161,7 +157,7 @@ def _score_gradients_on_host(glogits, slopes, pattern, n_relations, n_heads, gsc
 
 
 def _score_gradients_on_device(glogits, slopes, pattern, n_relations, n_heads, gscores):
-    cuda.elementwise(
+    kernel = cuda.elementwise(
         'raw T glogits, raw T slopes, raw I starts, raw I order, raw I by_receiver, '
         'int32 n_relations, int32 n_heads',
         'T of_source, T of_receiver',
@@ -178,17 +174,10 @@ def _score_gradients_on_device(glogits, slopes, pattern, n_relations, n_heads, g
             sum += (double)glogits[k] * (double)slopes[k];
         of_receiver = (T)sum;""",
         'bspmm_attention_score_gradients',
-    )(
-        glogits,
-        slopes,
-        pattern.product.T.indptr,
-        pattern.product.transpose_order,
-        pattern.by_receiver,
-        n_relations,
-        n_heads,
-        gscores[:, 0],
-        gscores[:, 1],
     )
+    product, by_receiver = pattern.product, pattern.by_receiver
+    tables = product.T.indptr, product.transpose_order, by_receiver, n_relations, n_heads
+    kernel(glogits, slopes, *tables, gscores[:, 0], gscores[:, 1])
 
 
 def relation_attention(

@@ -120,11 +120,9 @@ SELL_COLUMNS = 8
 
 def sell_slots(max_slice_rows):
     """Return the threads of every slice of a SELL matrix: its rows, or whole warps of them."""
-    return (
-        max_slice_rows
-        if max_slice_rows < plans.WARP
-        else -(-max_slice_rows // plans.WARP) * plans.WARP
-    )
+    if max_slice_rows < plans.WARP:
+        return max_slice_rows
+    return -(-max_slice_rows // plans.WARP) * plans.WARP
 
 
 @functools.lru_cache(maxsize=4096)
