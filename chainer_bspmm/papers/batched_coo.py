@@ -45,6 +45,8 @@ class BatchedCOO(Batch):
         interleaved, unsorted. One numbering through the batch replaces their tables of pointers.
     """
 
+    ids: Any
+    entry_offsets: Any
     _integers = ('ids', 'row_offsets', 'col_offsets', 'entry_offsets')
 
     def __init__(
@@ -71,19 +73,10 @@ class BatchedCOO(Batch):
         if layout == 'padded':
             validate.equal_blocks(host)
         host = {name: numpy.ascontiguousarray(array, numpy.int32) for name, array in host.items()}
-        self._set_sizes(
-            host['row_offsets'],
-            host['col_offsets'],
-            None if data is None else numpy.array(cuda.to_cpu(data)),
-            n_relations,
-            layout,
-            max_atom_id,
-        )  # a copy of data, as of the integers
-        self.ids = host['ids']
-        self.entry_offsets = host['entry_offsets']
+        host['data'] = None if data is None else numpy.array(cuda.to_cpu(data))  # a copy of our own
+        self._set_fields(n_relations=n_relations, layout=layout, max_atom_id=max_atom_id, **host)
         self.nnz = len(self.ids)
         self.max_nnz = int(numpy.diff(self.entry_offsets).max(initial=0))
-        self._cache = {}
         if device.xp is not numpy:
             self._move(device)
 
@@ -114,18 +107,8 @@ class BatchedCOO(Batch):
         """
         host = self.to_device(-1)
         indptr, order = build.group(numpy, host.entry_rows(), self.n_rows)
-        adj = BatchedCSR._trusted(
-            indptr=indptr,
-            indices=host.entry_columns()[order],
-            data=None if host.data is None else host.data[order],
-            row_offsets=host.row_offsets,
-            col_offsets=host.col_offsets,
-            n_relations=self.n_relations,
-            layout=self.layout,
-            max_atom_id=self.max_atom_id,
-            row_weights=host.row_weights,
-            padded_to=self.padded_to,
-        )
+        data = None if host.data is None else host.data[order]
+        adj = csr_of(host, indptr, host.entry_columns()[order], data)
         return adj.to_device(backend.get_device_from_array(self.ids))
 
     def entry_rows(self) -> Any:
@@ -143,3 +126,12 @@ class BatchedCOO(Batch):
         """
         rows, columns = cuda.to_cpu(self.ids).T
         return scipy.sparse.coo_matrix((self._host_values(), (rows, columns)), shape=self.shape)
+
+
+def csr_of(batch, indptr, indices, data, is_symmetric=None):
+    """Return the `BatchedCSR` with these host arrays and all else that a container has."""
+    others = 'row_offsets', 'col_offsets', 'n_relations', 'layout', 'max_atom_id', 'row_weights'
+    fields = {name: getattr(batch, name) for name in (*others, 'padded_to')}
+    return BatchedCSR._trusted(
+        indptr=indptr, indices=indices, data=data, is_symmetric=is_symmetric, **fields
+    )

@@ -32,6 +32,12 @@ class Batch:
     ``BatchedCSR.in_buffers``, which may be filled again.
     """
 
+    row_offsets: Any
+    col_offsets: Any
+    data: Any
+    n_relations: int
+    layout: str
+    max_atom_id: int | None
     nnz: int
     entry_rows: Callable[[], Any]
     entry_columns: Callable[[], Any]
@@ -42,19 +48,15 @@ class Batch:
     padded_to = None  # N, where it is fixed; None: the largest molecule of the batch
     n_node_columns = 0  # arrays after this one in a converter's batch that have a row for each node
 
-    def _set_sizes(self, row_offsets, col_offsets, data, n_relations, layout, max_atom_id):
-        """Take over the host arrays and the numbers that every container has."""
-        self.row_offsets = row_offsets
-        self.col_offsets = col_offsets
-        self.data = data
-        self.n_relations = n_relations
-        self.layout = layout
-        self.max_atom_id = max_atom_id
-        self.n_graphs = row_offsets.size - 1
-        self.n_rows = int(row_offsets[-1])
-        self.n_cols = int(col_offsets[-1])
-        self.max_rows = int(numpy.diff(row_offsets).max(initial=0))
-        self.max_cols = int(numpy.diff(col_offsets).max(initial=0))
+    def _set_fields(self, **fields):
+        """Take over host arrays and numbers, and find the sizes that every container has."""
+        self.__dict__.update(fields)
+        self.n_graphs = self.row_offsets.size - 1
+        self.n_rows = int(self.row_offsets[-1])
+        self.n_cols = int(self.col_offsets[-1])
+        self.max_rows = int(numpy.diff(self.row_offsets).max(initial=0))
+        self.max_cols = int(numpy.diff(self.col_offsets).max(initial=0))
+        self._cache = {}
 
     def _arrays(self):
         """Return name -> array of those that this batch has."""

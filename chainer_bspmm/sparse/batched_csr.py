@@ -72,6 +72,8 @@ class BatchedCSR(Batch):
         CuPy arrays are copied to the host to be checked (synchronises, once, at construction).
     """
 
+    indptr: Any
+    indices: Any
     _integers = ('indptr', 'indices', 'row_offsets', 'col_offsets')
 
     def __init__(
@@ -104,32 +106,13 @@ class BatchedCSR(Batch):
         if device.xp is not numpy:
             self._move(device)
 
-    def _set(
-        self,
-        indptr,
-        indices,
-        data,
-        row_offsets,
-        col_offsets,
-        n_relations,
-        layout,
-        max_atom_id,
-        is_symmetric=None,
-        row_weights=None,
-        padded_to=None,
-    ):
-        """Take over checked host arrays; `is_symmetric` None means find out."""
-        self._set_sizes(row_offsets, col_offsets, data, n_relations, layout, max_atom_id)
-        self.row_weights, self.padded_to = row_weights, padded_to
-        self.indptr = indptr
-        self.indices = indices
-        self.nnz = indices.size
-        self.max_nnz = int(numpy.diff(indptr[row_offsets]).max(initial=0))
-        self._cache = {}
-        if is_symmetric is None:
-            is_symmetric = self._find_symmetry()
-        self.is_symmetric = is_symmetric
-        self.longest = build.longest(self.max_nnz, indptr, indices, is_symmetric)
+    def _set(self, is_symmetric=None, **fields):
+        """Take over checked host arrays and numbers; `is_symmetric` None means find out."""
+        self._set_fields(**fields)
+        self.nnz = self.indices.size
+        self.max_nnz = int(numpy.diff(self.indptr[self.row_offsets]).max(initial=0))
+        self.is_symmetric = self._find_symmetry() if is_symmetric is None else is_symmetric
+        self.longest = build.longest(self.max_nnz, self.indptr, self.indices, self.is_symmetric)
 
     def _find_symmetry(self):
         n_relations = self.n_relations

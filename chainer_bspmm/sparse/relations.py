@@ -24,13 +24,10 @@ def relation_rows(adj):
 
 
 def _with_rows(adj, made):
-    n_relations = adj.n_relations
+    n_relations, fields = adj.n_relations, made._asdict()
+    del fields['transposed_data']
     return adj.replace(
-        indptr=made.indptr,
-        indices=made.indices,
-        data=made.data,
-        row_offsets=made.row_offsets,
-        col_offsets=made.col_offsets,
+        **fields,
         n_rows=adj.n_rows * n_relations,
         n_cols=adj.n_cols // n_relations,
         max_rows=adj.max_rows * n_relations,
