@@ -6,12 +6,13 @@ device; it returns (n_rows, n_B).
 
 import functools
 
+import numpy
+
 from chainer import utils
 from chainer.backends import cuda
 
 from chainer_bspmm.cuda import launch
 from chainer_bspmm.ops.bspmm import result_shape
-from chainer_bspmm.papers import check
 from chainer_bspmm.papers import policy
 from chainer_bspmm.papers.batched_coo import BatchedCOO
 from chainer_bspmm.papers.batched_sell import BatchedSELL
@@ -93,6 +94,24 @@ def spmv(adj, x, alpha, beta, y):
     return y
 
 
+def _check_dtype(x):
+    """Refuse float16: an atomicAdd on halves would round every partial sum."""
+    if x.dtype == numpy.float16:
+        raise TypeError(
+            'x: expected float32 or float64 with a BatchedCOO on a GPU, got float16; '
+            'its kernels add with atomics; adj.to_csr() takes float16'
+        )
+
+
+def _check_bytes(algorithm, n_bytes, what, largest):
+    """Refuse a forced ST kernel whose share of the output exceeds a block's shared memory."""
+    if n_bytes > largest:
+        raise ValueError(
+            'algorithm: %r expects %s in at most %d bytes of shared memory, got %d '
+            "bytes; 'st' chooses a kernel that fits" % (algorithm, what, largest, n_bytes)
+        )
+
+
 def _st(adj, x, data, residual, trans):
     """One of the three below, by the paper's rule."""
     algorithm = policy.st_algorithm(_st_side(adj, trans)[1], x.shape[-1], x.itemsize)
@@ -111,7 +130,7 @@ def _st_shared(adj, x, data, residual, trans):
     n_channels = x.shape[-1]
     n_bytes = _st_side(adj, trans)[1] * n_channels * x.itemsize
     what = 'the output of the largest matrix'
-    check.st_bytes('st_shared', n_bytes, what, policy.SHARED_BUDGET)
+    _check_bytes('st_shared', n_bytes, what, policy.SHARED_BUDGET)
     return _st_blocks(adj, x, data, residual, trans, n_channels)
 
 
@@ -119,14 +138,14 @@ def _st_blocked(adj, x, data, residual, trans):
     """A block per matrix and partition of columns, figure 5-(b)."""
     max_rows = _st_side(adj, trans)[1]
     what = 'one column of the output of the largest matrix'
-    check.st_bytes('st_blocked', max_rows * x.itemsize, what, policy.SHARED_BUDGET)
+    _check_bytes('st_blocked', max_rows * x.itemsize, what, policy.SHARED_BUDGET)
     n_columns = policy.st_partition(max_rows, x.shape[-1], x.itemsize)
     return _st_blocks(adj, x, data, residual, trans, n_columns)
 
 
 def _st_blocks(adj, x, data, residual, trans, n_columns):
     """Launch kernels/papers/bspmm_st_shared.cu."""
-    check.st_dtype(x)
+    _check_dtype(x)
     n_rows, max_rows, offsets = _st_side(adj, trans)
     n_channels = x.shape[-1]
     y = cuda.cupy.empty((n_rows, n_channels), x.dtype)
@@ -141,7 +160,7 @@ def _st_blocks(adj, x, data, residual, trans, n_columns):
 
 def _st_global(adj, x, data, residual, trans):
     """A sub-warp per entry, case 3 of section 4.3, kernels/papers/bspmm_st_global.cu."""
-    check.st_dtype(x)
+    _check_dtype(x)
     shape = _st_side(adj, trans)[0], x.shape[-1]
     # One more launch, because the kernel only adds, by atomics.
     if residual is None:
