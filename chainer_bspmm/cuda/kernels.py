@@ -17,10 +17,7 @@ STORAGE = {'e': '__half', 'f': 'float', 'd': 'double'}
 
 @functools.lru_cache(maxsize=None)
 def directory():
-    """Return the folder (pathlib.Path) of the CUDA sources.
-
-    It is inside the package if that was installed from a wheel, next to it in a checkout.
-    """
+    """Return the folder of the CUDA sources: in the package, or next to it in a checkout."""
     package = pathlib.Path(__file__).resolve().parent.parent
     candidates = [package / 'kernels', package.parent / 'kernels']
     for folder in candidates:

@@ -66,10 +66,7 @@ class PendingSums:
         return array
 
     def chain(self, array, other):
-        """Add a pending sum to another one, and return whether `array` will be both.
-
-        That is if both are pending and together not too many.
-        """
+        """Return whether `array` will be both sums: if both are pending and not too many."""
         if id(array) not in self._sums or id(other) not in self._sums or array is other:
             return False
         sources, others = self._sums[id(array)][1], self._sums[id(other)][1]

@@ -14,8 +14,7 @@ from chainer_bspmm.ops.linear_softmax import linear_softmax
 def hooked(*links: chainer.Link) -> bool:
     """Return whether a link hook is active for all links, or for one of these.
 
-    Where it is (VariableMonitorLinkHook of Chainer Chemistry), links are called one by one, as
-    upstream calls them, instead of as parts of larger nodes: the results differ by rounding.
+    Then links are called one by one, as upstream calls them; results differ by rounding.
     """
     if chainer._get_link_hooks():
         return True
@@ -26,10 +25,7 @@ def hooked(*links: chainer.Link) -> bool:
 
 
 def linear_rows(linear, h):
-    """Return ``linear(h)``, (..., n_out), of rows (..., n_in).
-
-    GraphLinear's own ``__call__`` insists on three dimensions and reshapes twice.
-    """
+    """Return ``linear(h)`` of rows (..., n_in); GraphLinear's own call insists on three axes."""
     return chainer.links.Linear.__call__(linear, h, n_batch_axes=h.ndim - 1)
 
 
@@ -88,10 +84,7 @@ def parameters_of(linear, n_inputs):
 
 
 def zero_unused(linear, n_inputs):
-    """Give a layer that is never called weights of 0, without drawing random numbers.
-
-    Weights that stay None break optimizers and put a pickled object into snapshots.
-    """
+    """Give a layer that is never called weights of 0: those that stay None break optimizers."""
     if linear.W.array is None:
         linear.W.initializer = chainer.initializers.Zero()
         linear.W.initialize((linear.out_size, n_inputs))

@@ -32,11 +32,7 @@ class RelationalModel(SparseModel):
     scale_adj: bool
 
     def forward(self, x: Any, adj: BatchedCSR) -> Variable:
-        """Predict, (n_graphs, out_dim).
-
-        Arguments and errors are those of :meth:`MessagePassing.forward`; ``adj`` has
-        ``n_edge_types`` relations, and x is of the ``input_type``.
-        """
+        """Predict, as :meth:`MessagePassing.forward`; x is of the ``input_type``."""
         h = self._embed(x, adj)
         adj = adj.astype(h.dtype)
         if self.scale_adj:

@@ -161,10 +161,7 @@ def _isolated_on_host(adj, n_heads, within, rows_per_node, by_receiver, dtype):
 
 
 def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype):
-    """Do the same with an entry for every (node, head, relation), most of them 0.
-
-    To find out how many are not would synchronise.
-    """
+    """Do the same with an entry for every (node, head, relation): a count would synchronise."""
     xp, size = cuda.cupy, by_receiver.size - 1
     data, indices = xp.empty(size, dtype), xp.empty(size, 'i')
     kernel = cuda.elementwise(
@@ -198,8 +195,7 @@ def _isolated_on_device(adj, n_heads, within, rows_per_node, by_receiver, dtype)
 def attention_pattern(adj, n_heads, within, side_by_side, dtype):
     """Return the `AttentionPattern` of a batch, n_nodes x (n_nodes * R), kept with it.
 
-    `within` normalises the edges of every relation separately; `side_by_side` has a row for every
-    head in the product, instead of their sum. Does not synchronise.
+    `within`: edges of every relation are normalised separately; `side_by_side`: see `product`.
     """
     options = n_heads, within, side_by_side, dtype
     return adj.cached(('attention', *options), lambda: AttentionPattern(adj, *options))

@@ -14,11 +14,7 @@ from chainer_bspmm.ops.segments import row_sum
 
 
 class WeightedBatchNorm(FusedNode):
-    """Inputs x, gamma, beta; row i counts ``weights[i]`` times, an (n_rows,) array.
-
-    `running`: the arrays of mean and variance that are updated, or None. `ranks`: those whose rows
-    count as well.
-    """
+    """Inputs x, gamma, beta; row i counts ``weights[i]`` times; `running`: averages, or None."""
 
     def __init__(self, weights, eps, decay, running, ranks=ONE_RANK):
         self._weights = weights

@@ -84,8 +84,7 @@ def bspmm_launch(
 ) -> plans.Launch:
     """Plan a product on a GPU: a small model of what was measured, not a table of it.
 
-    ``'vector'`` and ``'pipelined'`` force one row per thread, or several. Unless `piece`, of
-    :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
+    Unless `piece`, of :func:`piece_length`, is 0, the plan is for :func:`with_pieces`.
     """
     n_vectors = n_channels // width
     work = n_rows * n_vectors / device.n_sms
@@ -349,10 +348,7 @@ def bsddmm_forward(adj: BatchedCSR, u, v):
 
 
 class BatchedSpMM(FunctionNode):
-    """C = op(A) X (+ residual); inputs x, then edge values and residual, if any.
-
-    `trans` makes op(A) the transpose, with edge values still in the order of A.
-    """
+    """C = op(A) X (+ residual), op the transpose with `trans`; inputs x, edge values, residual."""
 
     product = staticmethod(bspmm_forward)  # other containers have others: papers/products.py
     by_values: Callable  # the node that is the gradient with respect to edge values

@@ -112,10 +112,7 @@ def on_device(name, x, adj):
 
 
 def gradient(gy, result):
-    """Check the gradient that comes in for a result, of which a node remembers dtype, shape, type.
-
-    ``chainer.grad`` passes on any.
-    """
+    """Check the gradient of a remembered result; ``chainer.grad`` passes on any."""
     if (gy.dtype, gy.shape, type(gy)) == result:
         return
     dtype, shape, kind = result

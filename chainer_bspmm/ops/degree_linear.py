@@ -23,10 +23,7 @@ from chainer_bspmm.sparse.relations import degree_rows
 
 
 class Degrees:
-    """Which nodes have degree 1, 2, ..., n_types: (n_nodes, n_types) bool, and rows of each.
-
-    The rows are None on a GPU, where their number is not known without synchronising.
-    """
+    """(n_nodes, n_types) bool, which nodes have degree 1, 2, ...; rows of each, None on a GPU."""
 
     def __init__(self, is_type):
         self.is_type = is_type
@@ -36,11 +33,10 @@ class Degrees:
 
 
 def degrees_of(adj, n_types):
-    """Return the `Degrees` of a batch's nodes, kept with it.
+    """Return the `Degrees` of a batch's nodes, kept with it; does not synchronise.
 
     A node's degree is the sum of its column of the matrix, as in Chainer Chemistry: in a matrix
-    that is not symmetric this differs from the sum of its row. One product with the transposed
-    matrix at the first call; does not synchronise.
+    that is not symmetric this differs from the sum of its row.
     """
     _check_square(adj)
 
@@ -81,10 +77,7 @@ def _expand(x, is_type):
 
 
 def _product(degrees, x, weights, trans):
-    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``) where d is the degree; 0 if there is none.
-
-    weights: n_types arrays (n_out, n_in).
-    """
+    """Compute ``y[i] = W_d x[i]`` (trans: ``x[i] W_d``), d the degree; 0 where it has no weight."""
     if degrees.rows is None:
         stacked = concat(weights, axis=0 if trans else 1)
         y = dot(_expand(x, degrees.is_type), stacked if trans else stacked.T)

@@ -134,10 +134,7 @@ def step_draw():
 
 
 def step_dropout(node, step, inputs):
-    """Do the forward pass of Chainer's ``Dropout`` node inside a training step, in one launch.
-
-    Draws unless the node was given a mask, which stays with it, for its gradients.
-    """
+    """Do the forward pass of Chainer's ``Dropout`` node, which keeps its mask, in one launch."""
     (x,) = inputs
     if node.mask is not None:
         return (x * node.mask,)
@@ -178,10 +175,10 @@ def dropout_relu(y, ratio):
 
 
 def draw_kept(shape, ratio):
-    """Return an array of bool: whether each element stays, with probability 1 - ratio.
+    """Return whether each element stays, with probability 1 - ratio; ``numpy.random.seed`` decides.
 
-    ``numpy.random.seed`` decides the result. NumPy's old generator draws only the seed of a quicker
-    one: drawing every element from it, as Chainer does, takes longer than the rest of a layer.
+    NumPy's old generator draws only the seed of a quicker one: drawing every element from it, as
+    Chainer does, takes longer than the rest of a layer.
     """
     size = math.prod(shape)
     # Of the usual ratios, 0.5 or 0.25, a byte decides exactly.

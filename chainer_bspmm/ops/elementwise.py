@@ -54,10 +54,7 @@ def _joining_kernel(n):
 
 
 def split(array, width):
-    """Return the first `width` columns and the others, each contiguous on a GPU.
-
-    The next operation is a product, which would copy a block of columns that is not contiguous.
-    """
+    """Return the first columns and the others; a product would copy what is not contiguous."""
     left, right = array[:, :width], array[:, width:]
     if isinstance(array, numpy.ndarray):
         return left, right
@@ -86,10 +83,7 @@ def activate(xp, activation, y):
 
 
 def activation_gradient(activation, y, gy, dropout_ratio):
-    """Return the gradient with respect to an activation's input, given its result y and gy.
-
-    Elements that dropout set to 0 are recognised by that.
-    """
+    """Return an activation's gradient, given its result, where dropout's zeros are recognised."""
     if activation == 'identity':
         return gy
     scale = y.dtype.type(1 / (1 - dropout_ratio))

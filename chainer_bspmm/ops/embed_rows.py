@@ -67,11 +67,7 @@ def _backward_on_host(ids, gy, n_types):
 
 
 class EmbedRows(AccumulateInPlace, FusedNode):
-    """Input W; the ids are constants.
-
-    Chainer's gradient loops over the rows on the host, which takes a fifth of a small model's
-    training step, and adds with atomics on a GPU.
-    """
+    """Input W. Chainer's gradient loops over rows on a host, and adds with atomics on a GPU."""
 
     def __init__(self, ids):
         self._ids = ids
@@ -88,8 +84,5 @@ class EmbedRows(AccumulateInPlace, FusedNode):
 
 
 def embed_rows(ids, W):
-    """Take rows of a table, ``y[i] = W[ids[i]]``, by ids that are not checked.
-
-    Differentiable to any order; deterministic, unlike ``chainer.functions.embed_id`` on a GPU.
-    """
+    """Take rows of a table, ``y[i] = W[ids[i]]``, by ids that are not checked; deterministic."""
     return EmbedRows(ids).apply((W,))[0]

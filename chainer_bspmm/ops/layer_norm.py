@@ -47,10 +47,7 @@ def _backward_on_host(x, gamma, gy, statistics):
 
 
 def layer_norm_forward(x, gamma, beta, eps):
-    """Compute :func:`layer_norm`; return y and (n_rows, 2) statistics of the rows of x.
-
-    They are means and ``1 / sqrt(variance + eps)``, in float64 for float64, else in float32.
-    """
+    """Return :func:`layer_norm` of x, and of its rows means and ``1 / sqrt(variance + eps)``."""
     if not launch.on_gpu(x):
         return _forward_on_host(x, gamma, beta, eps)
     with launch.device_of(x):
@@ -96,11 +93,7 @@ class LayerNorm(FusedNode):
 
 
 def layer_norm(x, gamma, beta, eps):
-    """Compute ``y[i, c] = gamma[c] (x[i, c] - mean_i) / sqrt(variance_i + eps) + beta[c]``.
-
-    Mean and variance are those of a row, as in ``chainer.functions.layer_normalization``. One node,
-    differentiable to any order.
-    """
+    """Compute ``y[i, c] = gamma[c] (x[i, c] - mean_i) / sqrt(variance_i + eps) + beta[c]``."""
     if x.ndim != 2:
         raise ValueError('x: expected shape (n_rows, n_B), got %s' % (x.shape,))
     check.floating('x', x)

@@ -60,10 +60,7 @@ def row_softmax_backward(a, g):
 
 
 class LinearSoftmax(AccumulateInPlace, FusedNode):
-    """Inputs x, W and, if any, b of the first layer, then those of the others.
-
-    sizes: of each layer, how many inputs it has.
-    """
+    """Inputs x, W and, if any, b of every layer in turn; `sizes`: how many each has."""
 
     def __init__(self, sizes):
         self._sizes = sizes
@@ -133,10 +130,9 @@ def _linear_gradients(layer, plan, gy, is_needed):
 
 
 def linear_softmax(*layers):
-    """Compute ``y[i] = sum over layers of softmax(W x[i] + b)``. Differentiable to any order.
+    """Compute ``y[i] = sum of softmax(W x[i] + b)`` over layers (x, W, b), b or None.
 
-    Each layer is (x, W, b), b or None. On a GPU a launch for each layer and one for all softmaxes,
-    forward and backward, where the weights fit into shared memory (kernels/graph_linear.cu).
+    On a GPU a launch for each and one for all softmaxes, if the weights fit into shared memory.
     """
     n_rows, n_out = len(layers[0][0]), len(layers[0][1])
     inputs, sizes = [], []

@@ -27,10 +27,7 @@ def apply_untracked(node, inputs):
 
 
 class AccumulateInPlace:
-    """Mixin of nodes with shared inputs, such as parameters of tied layers.
-
-    If no graph of the gradients is built, these are added without a node for every sum.
-    """
+    """Mixin for shared inputs, such as tied parameters: no node for each sum of gradients."""
 
     backward: Callable
 

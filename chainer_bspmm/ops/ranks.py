@@ -17,10 +17,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def weighted_by(n_molecules):
-    """Let the loss of this thread's step count as often as its batch has molecules.
-
-    Elsewhere the losses of all ranks count alike.
-    """
+    """Let losses of this thread count by molecules; elsewhere those of all ranks count alike."""
     previous, _local.weight = _local.weight, max(n_molecules, 1)
     try:
         yield

@@ -84,8 +84,7 @@ def broadcast_launch(n_rows, n_segments, n_channels, width, max_rows=None) -> pl
 def _segments(n_rows, n_segments, n_channels, width, max_rows):
     """Plan a unit of (vectors x lanes) threads per segment, in blocks of several.
 
-    There are enough lanes to have all rows of a mean segment in flight at once. Returns vectors per
-    row, their tiles in the grid, the block, rows per chunk, and whether a segment can be longer.
+    Returns vectors per row, their tiles, the block, rows per chunk, and whether some are longer.
     """
     n_vectors = n_channels // width
     tiles = -(-n_vectors // plans.WARP)
@@ -160,10 +159,7 @@ def _counted(offsets, weights):
 
 
 def segment_max_forward(x, offsets, max_rows=None, weights=None):
-    """Compute the maximum of every segment; arguments as :func:`segment_sum_forward`.
-
-    Rows of weight 0 are ignored. A segment without other rows gives 0; NaN propagates.
-    """
+    """Compute the maximum of every segment's rows of weight above 0, or 0; NaN propagates."""
     if launch.on_gpu(x):
         return _reduce_on_gpu('MAX', x, offsets, max_rows, weights)
     if weights is None:

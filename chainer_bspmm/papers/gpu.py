@@ -61,10 +61,7 @@ SELL_ALGORITHMS = {'sell': _sell}
 
 
 def _launch_sell(adj, x, alpha, beta, residual, y):
-    """Compute y = alpha A x + beta residual, kernels/papers/bspmm_sell.cu.
-
-    `residual` may be y or None.
-    """
+    """Compute y = alpha A x + beta residual, which is y or None, kernels/papers/bspmm_sell.cu."""
     if not y.size:
         return
     n_channels = y.size // adj.n_rows

@@ -12,10 +12,7 @@ ST_GLOBAL_BLOCK = 256
 
 
 def subwarp(n_channels):
-    """Return how many threads share a row or an entry: 32, or the least power of two >= n_B <= 16.
-
-    Nagasaka et al., section 4.1: powers of two, so that dividing by them is a shift.
-    """
+    """Return the threads of a row or entry: 32, or the least power of two >= n_B (section 4.1)."""
     return plans.WARP if n_channels > 16 else 1 << (n_channels - 1).bit_length()
 
 
@@ -27,10 +24,7 @@ def st_algorithm(max_rows, n_channels, itemsize):
 
 
 def st_partition(max_rows, n_channels, itemsize):
-    """Return how many columns a partition has; one column must fit.
-
-    The number of partitions is the smallest power of two, from 2 on, whose largest partition fits.
-    """
+    """Return the columns of the fewest partitions, a power of two from 2 on, that fit."""
     n_partitions = 2
     while max_rows * -(-n_channels // n_partitions) * itemsize > SHARED_BUDGET:
         n_partitions *= 2
@@ -151,10 +145,7 @@ SPMV_AHEAD = 4
 
 @functools.lru_cache(maxsize=4096)
 def spmv_launch(n_rows, nnz):
-    """Plan a thread or, where rows are long, a sub-warp per row: the grid of spmv_csr.
-
-    A lane for every SPMV_AHEAD entries of the mean row, so that its loads are in flight together.
-    """
+    """Plan a lane for every SPMV_AHEAD entries of the mean row: the grid of spmv_csr."""
     lanes = 1
     while lanes < plans.WARP and lanes * SPMV_AHEAD * n_rows < nnz:
         lanes *= 2

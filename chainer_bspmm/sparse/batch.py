@@ -109,12 +109,7 @@ class Batch:
         return sum(array.nbytes for array in self._arrays().values())
 
     def to_device(self: Container, device: Any) -> Container:
-        """Return the batch on another device, in one transfer; this object if it is there already.
-
-        Args:
-            device: anything that ``chainer.get_device`` takes, such as ``-1``, ``0``,
-                ``'@cupy:0'`` or a ``chainer.backend.Device``.
-        """
+        """Return the batch on anything that ``chainer.get_device`` takes, in one transfer."""
         device = chainer.get_device(device)
         if device == backend.get_device_from_array(self.row_offsets):
             return self

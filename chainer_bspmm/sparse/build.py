@@ -121,11 +121,7 @@ def _transpose_bytes(max_cols, max_nnz, warps):
 
 
 def transpose_batch(adj):
-    """Return what :func:`transpose` does, for a `BatchedCSR`.
-
-    On a GPU this is one launch, a block per graph, if the largest graph fits in a block's shared
-    memory. It does not synchronise.
-    """
+    """Return :func:`transpose` of a `BatchedCSR`, on a GPU by one launch where graphs are small."""
     if adj.xp is not numpy:
         plan = transpose_launch(adj.n_graphs, adj.max_cols, adj.max_nnz)
         if plan is not None:
@@ -219,10 +215,7 @@ def relation_rows(adj, reciprocals=None):
 
 
 def launch_degree_rows(adj, n_types, dtype):
-    """Launch kernels/degree_rows.cu on a symmetric matrix.
-
-    Returns indptr and data for a layer, and indptr, indices and data for its gradient.
-    """
+    """Launch kernels/degree_rows.cu on a symmetric matrix; return the tables that it makes."""
     with launch.device_of(adj.indptr):
         indptr, t_indptr = (
             cuda.cupy.empty(adj.n_rows * n_types + 1, numpy.int32) for _ in range(2)
@@ -352,10 +345,7 @@ def _sorted_entries(rows, columns, data, shape):
 
 
 def longest(max_nnz, indptr, indices, is_symmetric):
-    """Return a bound of the entries that a row or a column has.
-
-    Few entries of a graph, `max_nnz`, are the bound: a batch of molecules is not looked through.
-    """
+    """Return a bound of the entries of a row or column, without a look at batches of molecules."""
     if max_nnz <= plans.LONG_ROW:
         return max_nnz
     of_row = int(numpy.diff(indptr).max(initial=0))
@@ -375,10 +365,7 @@ def rows_of(sizes, layout, n=None):
 
 
 def row_weights(sizes, n):
-    """Return the weights of the rows of folded graphs of `sizes` nodes, float32.
-
-    They are padded to n nodes; larger graphs have no phantom nodes.
-    """
+    """Return the weights of the rows of folded graphs of `sizes` nodes, padded to n, float32."""
     last = numpy.cumsum(sizes + 1) - 1
     weights = numpy.ones(int(sizes.sum()) + sizes.size, numpy.float32)
     weights[last] = numpy.maximum(n - sizes, 0)

@@ -40,10 +40,7 @@ def _with_rows(adj, made):
 
 
 def transposed_rows(adj):
-    """Return the transpose of every relation's matrix, with rows ``j * R + r`` as well.
-
-    Where each of them is symmetric this is :func:`relation_rows`.
-    """
+    """Return the transpose of every relation's matrix, with rows ``j * R + r`` as well."""
     if adj.is_symmetric:
         return relation_rows(adj)
     return adj.cached('transposed rows', lambda: adj.T)

@@ -143,8 +143,7 @@ def gated_linear(parts, gate, value, activation=functions.identity):
     """Compute ``y[i] = sigmoid(W_g x[i] + b_g) * activation(W_v x[i] + b_v)`` in one node.
 
     `parts` are the column blocks of x, `gate` and `value` are W (n_out, n_in) and b, or None in
-    both; the activation is one of `ACTIVATIONS`. Both maps are one GEMM, on a GPU one kernel with
-    all the rest if the weights fit. Differentiable to any order.
+    both. Both maps are one GEMM, on a GPU one kernel with all the rest if the weights fit.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(

@@ -104,10 +104,7 @@ MIN_WEIGHT_ROWS = 64  # that a block adds up
 def gated_weights_launch(
     n_rows, widths, has_state, is_same, vector, itemsize, device
 ) -> plans.Launch:
-    """Plan gated_weights: blocks for every tile of the gradients, each with a part of the rows.
-
-    Arguments as :func:`gated_launch`. ``grid[1]`` is the number of parts.
-    """
+    """Plan gated_weights: blocks for every tile of the gradients, ``grid[1]`` of each."""
     per_thread = 8 if itemsize == 4 and max(widths) > 32 else 4  # elements, along each side
     tile = 8 * per_thread
     x, message, out = (-(-width // tile) for width in widths)

@@ -38,7 +38,7 @@ SM_SHARED_BYTES = 228 << 10  # of a multiprocessor; a block takes another 1 KB
 
 @plans.kept
 def layer_launch(layer, n_rows, itemsize, quads, device, is_backward) -> plans.Launch | None:
-    """Plan a layer, or its gradient, as one launch; None where shared memory or registers are few.
+    """Plan a layer, or its gradient, as one launch; None where it does not fit.
 
     `quads`: whether rows of all arrays are aligned to four elements.
     """
