@@ -84,7 +84,10 @@ def parameters_of(linear, n_inputs):
 
 
 def zero_unused(linear, n_inputs):
-    """Give a layer that is never called weights of 0: those that stay None break optimizers."""
+    """Give a layer that is never called weights of 0, without drawing random numbers.
+
+    Weights that stay None break optimizers and put a pickled object into snapshots.
+    """
     if linear.W.array is None:
         linear.W.initializer = chainer.initializers.Zero()
         linear.W.initialize((linear.out_size, n_inputs))

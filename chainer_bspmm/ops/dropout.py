@@ -134,7 +134,7 @@ def step_draw():
 
 
 def step_dropout(node, step, inputs):
-    """Do the forward pass of Chainer's ``Dropout`` node, which keeps its mask, in one launch."""
+    """Do the forward pass of Chainer's ``Dropout`` node in one launch; it keeps its mask."""
     (x,) = inputs
     if node.mask is not None:
         return (x * node.mask,)

@@ -54,7 +54,7 @@ def _joining_kernel(n):
 
 
 def split(array, width):
-    """Return the first columns and the others; a product would copy what is not contiguous."""
+    """Return the first columns and the others, each contiguous on a GPU for the next product."""
     left, right = array[:, :width], array[:, width:]
     if isinstance(array, numpy.ndarray):
         return left, right

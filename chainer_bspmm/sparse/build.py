@@ -215,7 +215,10 @@ def relation_rows(adj, reciprocals=None):
 
 
 def launch_degree_rows(adj, n_types, dtype):
-    """Launch kernels/degree_rows.cu on a symmetric matrix; return the tables that it makes."""
+    """Launch kernels/degree_rows.cu on a symmetric matrix.
+
+    Returns indptr and data for a layer, and indptr, indices and data for its gradient.
+    """
     with launch.device_of(adj.indptr):
         indptr, t_indptr = (
             cuda.cupy.empty(adj.n_rows * n_types + 1, numpy.int32) for _ in range(2)

@@ -23,7 +23,7 @@ def derived(adj, **fields):
 
 
 def equal_rows(adj, n_rows, width, n_true):
-    """Return the indptr of rows of `width` entries each, of which `n_true` (1,) are not spare."""
+    """Return the indptr of rows of `width` entries each; those past `n_true`, (1,), have none."""
     xp = adj.xp
     starts = xp.arange(0, n_rows * width + 1, width, dtype='i')
     return xp.minimum(starts, n_true * width) if adj.has_spare else starts
